@@ -64,9 +64,9 @@ class CkptconvError(Exception):
 
 
 def _remade(kind: type[CkptconvError], arguments: tuple[Any, ...]) -> CkptconvError:
-    made = kind.__new__(kind, *arguments)
-    made.args = arguments
-    return made
+    error = kind.__new__(kind, *arguments)
+    error.args = arguments
+    return error
 
 
 @contextlib.contextmanager

@@ -187,9 +187,9 @@ class Proposed(str):
     hint: str
 
     def __new__(cls, path: str, hint: str) -> Self:
-        made = super().__new__(cls, path)
-        made.hint = hint
-        return made
+        proposed = super().__new__(cls, path)
+        proposed.hint = hint
+        return proposed
 
     def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]
         return str(self), self.hint

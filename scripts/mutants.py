@@ -464,7 +464,7 @@ MUTANTS = [
     ),
     Mutant(
         "storage/marks",
-        "        return what if (int(size), int(time)) == (found.st_size, found.st_mtime_ns) else CHANGED",
+        "        return what if (int(size), int(time)) == (status.st_size, status.st_mtime_ns) else CHANGED",
         "        return what",
         "tests/publish/test_replacing.py -k changed_since",
     ),

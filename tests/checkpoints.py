@@ -64,7 +64,7 @@ def ckptconv_forked(*arguments: object, **options: Any) -> Run:
 
 def _checked(code: int, out: str, err: str) -> Run:
     assert "Traceback" not in err, err
-    assert "mistake in ckptconv" not in err, err
+    assert "bug in ckptconv" not in err, err
     return Run(code, out, err)
 
 

@@ -277,7 +277,7 @@ def test_a_manifest_with_a_value_that_no_option_has_is_refused(tmp_path: Path) -
 def test_what_no_manifest_is_believed_is_verified_with_the_options_themselves(options: Any, tmp_path: Path) -> None:
     torch.save({"w": torch.ones(3), "b": torch.ones(3)}, tmp_path / "m.pt")
     ckptconv.convert(tmp_path / "m.pt", tmp_path / "out", **options, fsync=False)
-    with pytest.raises(UsageError, match=r"Give the options of the conversion yourself\."):
+    with pytest.raises(UsageError, match=r"Give the options of the conversion on the command line\."):
         ckptconv.verify(tmp_path / "m.pt", tmp_path / "out")
     assert ckptconv.verify(tmp_path / "m.pt", tmp_path / "out", **options).bytes_compared
 
@@ -410,7 +410,7 @@ def test_a_wrong_name_is_met_with_the_one_that_was_meant(call: str, name: str, m
 
 def test_a_name_like_no_other_is_told_where_the_names_are() -> None:
     for name in ("zzz", "finish" * 100):
-        with pytest.raises(UsageError, match="They are those of the command line"):
+        with pytest.raises(UsageError, match="Options have the names of the command line"):
             ckptconv.convert("none.pt", **{name: 1})
 
 

@@ -156,21 +156,21 @@ def _run_here(
 @contextlib.contextmanager
 def _directories(wanted: Iterable[str]) -> Iterator[None]:
     """Make directories for outputs; afterwards remove those of them in which nothing is."""
-    made: list[str] = []
+    created: list[str] = []
     try:
         for path in wanted:
-            _make(path if is_remote(path) else resolved(path), made)
+            _make(path if is_remote(path) else resolved(path), created)
         yield
     finally:
-        for path in reversed(made):
+        for path in reversed(created):
             with contextlib.suppress(OSError):
                 os.rmdir(path)
 
 
-def _make(path: str, made: list[str]) -> None:
+def _make(path: str, created: list[str]) -> None:
     if is_remote(path) or os.path.isdir(path):
         return
-    _make(os.path.dirname(path), made)
+    _make(os.path.dirname(path), created)
     with writing(path):
         try:
             os.mkdir(path)
@@ -178,7 +178,7 @@ def _make(path: str, made: list[str]) -> None:
             if os.path.isdir(path):  # another process made it meanwhile
                 return
             raise UsageError(f"{path} is not a directory: outputs cannot be written there.") from error
-    made.append(path)
+    created.append(path)
 
 
 class _Workers:
@@ -318,8 +318,8 @@ def report(
         if output.json:
             output.print_json("error" not in whole, whole)
         else:
-            told = recorded([each.report for each in results if each.report])
-            output.tell([*table(results, width()), *told, last_line(results, whole, dry_run)])
+            lines = recorded([each.report for each in results if each.report])
+            output.tell([*table(results, width()), *lines, last_line(results, whole, dry_run)])
     except FailedError as error:
         output.warn(str(error))
     if "error" in whole:
@@ -423,12 +423,12 @@ def first_sentence(message: str) -> str:
 def last_line(results: Sequence[Outcome], whole: Mapping[str, Any], dry_run: bool) -> str:
     """Return the line below the table: how much was converted."""
     verb = "would be converted" if dry_run else "converted"
-    told = f"{whole['converted']} of {count_of(len(results), 'input')} {verb}"
+    line = f"{whole['converted']} of {count_of(len(results), 'input')} {verb}"
     if whole["failed"]:
-        told += f", {whole['failed']} failed"
+        line += f", {whole['failed']} failed"
     if dry_run:
-        return told
+        return line
     return (
-        f"{told}: wrote {format_size(whole['bytes_written'])} in {max(whole['seconds'], 0.01):.2f} s, peak memory "
+        f"{line}: wrote {format_size(whole['bytes_written'])} in {max(whole['seconds'], 0.01):.2f} s, peak memory "
         f"{format_memory(whole['peak_rss_bytes'])}{' of a process' if whole['inputs'] > 1 else ''}"
     )

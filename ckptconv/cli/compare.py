@@ -74,31 +74,31 @@ def diff(
         reuse_memory()  # the libraries of stores need what there is
     # What nobody sees is not measured.
     measure = bool(html or options.get("json") or not options.get("quiet"))
-    output, found = run("diff", options, compare, a, b, html=html, measure=measure)
+    output, difference = run("diff", options, compare, a, b, html=html, measure=measure)
     if html:
         output.note(f"wrote {html} ({format_size(os.stat(normalize(html)).st_size)})")
-    if found.delta:
-        size = format_size(found.delta.bytes)
-        output.note(f"wrote {found.delta.path} ({count_of(found.delta.tensors, 'changed tensor')}, {size})")
+    if difference.delta:
+        size = format_size(difference.delta.bytes)
+        output.note(f"wrote {difference.delta.path} ({count_of(difference.delta.tensors, 'changed tensor')}, {size})")
     if output.json:
-        fields, is_done = found.to_dict(top), found.equal or found.delta is not None
-        output.print_json(is_done, fields if is_done else {**fields, "error": described(_error(found))})
+        fields, is_done = difference.to_dict(top), difference.equal or difference.delta is not None
+        output.print_json(is_done, fields if is_done else {**fields, "error": described(_error(difference))})
     else:
-        for warning in found.warnings:
+        for warning in difference.warnings:
             output.warn(warning)
-        output.show(differences.overview(found, width=width(), top=top, verbose=output.verbose))
-    if not found.equal and not found.delta:
+        output.show(differences.overview(difference, width=width(), top=top, verbose=output.verbose))
+    if not difference.equal and not difference.delta:
         raise typer.Exit(1)
 
 
-def _error(found: Difference) -> DifferenceError:
+def _error(difference: Difference) -> DifferenceError:
     """Return what stands for all differences where a program looks for an error."""
     from ckptconv.text import count_of
 
-    differing = [tensor for tensor in found.tensors if tensor.status != "equal"]
+    differing = [tensor for tensor in difference.tensors if tensor.status != "equal"]
     return DifferenceError(
-        f"{found.input} and {found.other} differ in {len(differing):,} of {count_of(len(found.tensors), 'tensor')}: "
-        f"{some([tensor.name for tensor in differing])}.",
+        f"{difference.input} and {difference.other} differ in {len(differing):,} of "
+        f"{count_of(len(difference.tensors), 'tensor')}: {some([tensor.name for tensor in differing])}.",
         what="tensors",
         tensor=differing[0].name,
     )

@@ -26,14 +26,14 @@ def completed(words: list[str], begun: str) -> Iterator[tuple[str, str]]:
     name, equals, rest = begun.partition("=")
     if equals and (begun.startswith("-") or not name):
         words, begun = [*words, name], rest
-    told, given, last = _context(read(), words)
+    command_help, given, last = _context(read(), words)
     if last is not None:
         yield from ((value, "") for value in last.values if value.startswith(begun))
     elif begun.startswith("-") and "--" not in words:
-        shown = [flag for flag in told.flags if flag.repeats or flag not in given]
+        shown = [flag for flag in command_help.flags if flag.repeats or flag not in given]
         yield from ((name, flag.about) for flag in shown for name in flag.names if name.startswith(begun))
     else:
-        yield from ((name, about) for name, about in told.commands.items() if name.startswith(begun))
+        yield from ((name, about) for name, about in command_help.commands.items() if name.startswith(begun))
 
 
 def _context(every: Mapping[str, Help], words: list[str]) -> tuple[Help, list[Flag], Flag | None]:
@@ -86,8 +86,8 @@ def _lines(texts: Iterable[str]) -> str:
 
 
 def _bash(environment: Mapping[str, str]) -> tuple[str, int]:
-    words, told = _split(environment.get("COMP_WORDS", "")), environment.get("COMP_CWORD", "")
-    number = int(told) if told.isdecimal() else len(words)
+    words, place = _split(environment.get("COMP_WORDS", "")), environment.get("COMP_CWORD", "")
+    number = int(place) if place.isdecimal() else len(words)
     begun = words[number] if number < len(words) else ""
     return _lines(name for name, _ in completed(words[1:number], begun)), 0
 
@@ -97,8 +97,8 @@ def _zsh(environment: Mapping[str, str]) -> tuple[str, int]:
     lines = [
         ":".join(f'"{text.translate(marks)}"' for text in (name, about) if text) for name, about in _typed(environment)
     ]
-    found = "\n".join(lines)
-    return _lines([f"_arguments '*: :(({found}))'" if lines else "_files"]), 0
+    values = "\n".join(lines)
+    return _lines([f"_arguments '*: :(({values}))'" if lines else "_files"]), 0
 
 
 def _fish(environment: Mapping[str, str]) -> tuple[str, int]:

@@ -53,10 +53,10 @@ class Flag:
     @property
     def text(self) -> str:
         """Its help, with the default and the variable."""
-        told = [self.about]
-        told += [f"[default: {self.default}]"] if self.default else []
-        told += [f"[env:{_HELD}{self.env}]"] if self.env else []
-        return " ".join(told)
+        parts = [self.about]
+        parts += [f"[default: {self.default}]"] if self.default else []
+        parts += [f"[env:{_HELD}{self.env}]"] if self.env else []
+        return " ".join(parts)
 
 
 class Help:
@@ -93,9 +93,9 @@ def as_json(every: Iterable[Help]) -> str:
 
     flags: dict[str, int] = {}
     commands = {}
-    for told in every:
-        numbers = [flags.setdefault(json.dumps(vars(each), ensure_ascii=False), len(flags)) for each in told.flags]
-        commands[told.path] = json.dumps({**vars(told), "flags": numbers}, ensure_ascii=False)
+    for page in every:
+        numbers = [flags.setdefault(json.dumps(vars(each), ensure_ascii=False), len(flags)) for each in page.flags]
+        commands[page.path] = json.dumps({**vars(page), "flags": numbers}, ensure_ascii=False)
     listed = ",\n".join(flags)
     named = ",\n".join(f"{json.dumps(path)}: {text}" for path, text in commands.items())
     return f'{{"flags": [\n{listed}\n],\n"commands": {{\n{named}\n}}}}\n'
@@ -106,29 +106,29 @@ def read() -> dict[str, Help]:
     import json
 
     with open(REFERENCE, encoding="utf-8") as file:
-        found: Any = json.load(file)
-    flags = [Flag(**each) for each in found["flags"]]
+        stored: Any = json.load(file)
+    flags = [Flag(**each) for each in stored["flags"]]
     return {
-        path: Help(**{**told, "flags": [flags[number] for number in told["flags"]]})
-        for path, told in found["commands"].items()
+        path: Help(**{**page, "flags": [flags[number] for number in page["flags"]]})
+        for path, page in stored["commands"].items()
     }
 
 
 def asked_for(arguments: Sequence[str]) -> str | None:
     """Return the help that these words of a command line ask for, if they ask for nothing else."""
     *path, last = arguments or [BRIEF]
-    told = read().get(" ".join(["ckptconv", *path])) if last in (BRIEF, LONG) else None
-    return shown(told, brief=last == BRIEF) + "\n" if told else None
+    page = read().get(" ".join(["ckptconv", *path])) if last in (BRIEF, LONG) else None
+    return shown(page, brief=last == BRIEF) + "\n" if page else None
 
 
 # ---------------------------------------------------------------------------------------------------------------- text
 
 
-def shown(told: Help, brief: bool = False) -> str:
+def shown(page: Help, brief: bool = False) -> str:
     """Return the help as it is printed: in colours where stdout has them. `brief`: the most used options only."""
     from ckptconv.cli.terminal import coloured, columns, has_colours
 
-    text = "\n".join(_lines(told, brief, max(min(columns(), WIDTH), NARROWEST)))
+    text = "\n".join(_lines(page, brief, max(min(columns(), WIDTH), NARROWEST)))
     if not has_colours(sys.stdout):
         return text
     from rich.text import Text
@@ -142,32 +142,32 @@ def shown(told: Help, brief: bool = False) -> str:
     return capture.get()
 
 
-def _lines(told: Help, brief: bool, width: int) -> Iterator[str]:
+def _lines(page: Help, brief: bool, width: int) -> Iterator[str]:
     import textwrap
 
-    yield from textwrap.wrap(f"Usage: {told.usage}", width, subsequent_indent="  ")
+    yield from textwrap.wrap(f"Usage: {page.usage}", width, subsequent_indent="  ")
     yield ""
-    for paragraph in (told.summary, *([] if brief else told.paragraphs)):
+    for paragraph in (page.summary, *([] if brief else page.paragraphs)):
         yield from _wrapped(paragraph, "  ", width)
         yield ""
-    if brief and not told.commands:
-        flags = [flag for flag in told.flags if flag.common]
+    if brief and not page.commands:
+        flags = [flag for flag in page.flags if flag.common]
         yield from _listed({flag.words: flag.text for flag in flags}, width)
         yield ""
     else:
-        sections = {"Commands": told.commands, "Arguments": told.arguments}
+        sections = {"Commands": page.commands, "Arguments": page.arguments}
         for heading, entries in sections.items():
             if entries:
                 yield from (f"{heading}:", *_listed(entries, width), "")
-        for heading, group in told.groups() if not brief else ():
+        for heading, group in page.groups() if not brief else ():
             yield from (f"{heading}:", *_listed({flag.words: flag.text for flag in group}, width), "")
     # Some are of several commands in a row.
-    own = [each for each in told.examples if each.startswith(told.path)] or told.examples
-    examples = own[:1] if brief else told.examples
+    own = [each for each in page.examples if each.startswith(page.path)] or page.examples
+    examples = own[:1] if brief else page.examples
     yield f"Example{'' if len(examples) == 1 else 's'}:"
     yield from (f"  {each}" for each in examples)
     if brief:
-        yield from ("", "--help for all." if told.commands else f"--help for all {len(told.flags)} options.")
+        yield from ("", "--help for all." if page.commands else f"--help for all {len(page.flags)} options.")
 
 
 def _listed(entries: Mapping[str, str], width: int) -> Iterator[str]:

@@ -16,10 +16,10 @@ MOST, NAME = 40, 100
 
 def summary(like: LikeReport, verbose: bool) -> list[str]:
     """Return what an output has of its reference: a sentence, and the table of its tensors if there is one."""
-    told = [f"{count_of(like.matched, 'tensor')} of the input"]
+    parts = [f"{count_of(like.matched, 'tensor')} of the input"]
     if like.filled:
-        told.append(f"{len(like.filled):,} taken from there ({some(like.filled, len(like.filled) if verbose else 3)})")
-    told += [f"{count:,} cast from {cast}" for cast, count in like.casts.items()]
+        parts.append(f"{len(like.filled):,} taken from there ({some(like.filled, len(like.filled) if verbose else 3)})")
+    parts += [f"{count:,} cast from {cast}" for cast, count in like.casts.items()]
     rows = [
         (
             row.tensor,
@@ -30,7 +30,7 @@ def summary(like: LikeReport, verbose: bool) -> list[str]:
         for row in like.tensors
     ]
     table = _table(("tensor", "from", "dtype", "file"), rows, len(rows) if verbose else MOST) if rows else []
-    return [f"like {like.reference}: {', '.join(told)}", *table]
+    return [f"like {like.reference}: {', '.join(parts)}", *table]
 
 
 def differences(difference: Mapping[str, Any]) -> list[str]:
@@ -40,8 +40,8 @@ def differences(difference: Mapping[str, Any]) -> list[str]:
     return _table(("", "tensor", "reference", "input"), rows, MOST, total)
 
 
-def _kind(told: Mapping[str, Any] | None) -> str:
-    return f"{told['dtype']} {told['shape']}" if told else "-"
+def _kind(kind: Mapping[str, Any] | None) -> str:
+    return f"{kind['dtype']} {kind['shape']}" if kind else "-"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]], most: int, total: int | None = None) -> list[str]:

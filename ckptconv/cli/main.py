@@ -78,11 +78,11 @@ def _report(error: CkptconvError, arguments: list[str], call: Call) -> None:
     output_of(call.command or "", {"json": "--json" in arguments}).failed(error, call.input)
 
 
-def _run(arguments: list[str], call: Call, told: tuple[str, int] | None) -> int:
-    """Print what is `told`, or run a command, and return the exit code. Every error becomes one paragraph."""
+def _run(arguments: list[str], call: Call, asked: tuple[str, int] | None) -> int:
+    """Print what is `asked`, or run a command, and return the exit code. Every error becomes one paragraph."""
     try:
-        if told is not None:
-            text, code = told
+        if asked is not None:
+            text, code = asked
             print(text, end="")
         else:
             code = _called(arguments, call)

@@ -64,8 +64,8 @@ def maps_show(map_: MapName, **options: Any) -> None:
     from ckptconv.inspection.mapping import summarized
 
     shown = output_of("maps show", options)
-    found = read_map(map_, options.pop("storage_options", {}))
-    _list(shown, [summarized(found)], found.text)
+    shown_map = read_map(map_, options.pop("storage_options", {}))
+    _list(shown, [summarized(shown_map)], shown_map.text)
 
 
 @maps.command("check", cls=Command)
@@ -94,16 +94,16 @@ def maps_check(
     _tell(shown, check_map(map_, source, **options))
 
 
-def _list(output: Printer, found: Sequence[MapSummary], text: str = "") -> None:
+def _list(output: Printer, maps: Sequence[MapSummary], text: str = "") -> None:
     """List maps; with `text`, print the one that this is of."""
     if output.json:
-        fields: Maps = {"maps": found}
+        fields: Maps = {"maps": maps}
         if text:
             fields["text"] = text
         output.print_json(True, fields)
         return
-    width = max((len(each.name) for each in found), default=0)
-    table = [f"{each.name:{width}}  {' ⇄ '.join(each.sides)}  {each.about}".rstrip() for each in found]
+    width = max((len(each.name) for each in maps), default=0)
+    table = [f"{each.name:{width}}  {' ⇄ '.join(each.sides)}  {each.about}".rstrip() for each in maps]
     output.tell(text.splitlines() if text else table)
 
 
@@ -124,13 +124,13 @@ def _tell(output: Printer, check: MapCheck) -> None:
         return
     from ckptconv.text import count_of
 
-    told = check.map
-    sizes = f"; sizes: {', '.join(told.sizes)}" if told.sizes else ""
-    lines = [f"{told.name}: {count_of(told.rules, 'rule')}, {' ⇄ '.join(told.sides)}{sizes}"]
+    summary = check.map
+    sizes = f"; sizes: {', '.join(summary.sizes)}" if summary.sizes else ""
+    lines = [f"{summary.name}: {count_of(summary.rules, 'rule')}, {' ⇄ '.join(summary.sides)}{sizes}"]
     lines.extend(f"{first} goes before {second}" for first, second in check.precedence)
     if check.direction:
-        made = count_of(len(check.made_of), "tensor")
-        lines.append(f"{check.source}: {' → '.join(check.direction)} makes {made}")
+        tensors = count_of(len(check.made_of), "tensor")
+        lines.append(f"{check.source}: {' → '.join(check.direction)} makes {tensors}")
         if output.verbose:
             lines.extend(f"{name} ← {', '.join(of)}" for name, of in check.made_of.items())
     output.tell(lines)

@@ -67,13 +67,15 @@ class _Taking:
             if each not in (None, ()) and (each or option.kind is not FLAG)
         }
         others = {name: option for name, option in self.options.items() if name not in values}
-        found = {name: value for name, each in others.items() if (value := each.of_environment()) is not None}
+        from_environment = {
+            name: value for name, each in others.items() if (value := each.of_environment()) is not None
+        }
         try:
-            self._function(**given, **values, **found)
+            self._function(**given, **values, **from_environment)
         except UsageError as error:
-            if not found:
+            if not from_environment:
                 raise
-            raise _about_variables(error, [others[name] for name in found]) from error
+            raise _about_variables(error, [others[name] for name in from_environment]) from error
 
     @functools.cached_property
     def _own(self) -> list[inspect.Parameter]:
@@ -160,9 +162,9 @@ def run(
     after it. Return how to print what it did, and what it returned."""
     output = output_of(command, options)
     with output.progress() as progress:
-        found = call(*given, progress=progress, on_total=progress.begin, **more, **options)
+        result = call(*given, progress=progress, on_total=progress.begin, **more, **options)
     signals.ignore()
-    return output, found
+    return output, result
 
 
 def output_of(command: str, options: dict[str, Any]) -> Printer:

@@ -89,8 +89,8 @@ def of_verification(done: Verification, verbose: bool) -> list[str]:
         contents = _contents(sum(file.bytes for file in done.outputs), sum(file.tensors for file in done.outputs))
         lines.append(f"{verb} {len(done.outputs)} files ({contents})")
     if done.manifest:
-        told = ", ".join(f"{name}={value}" for name, value in done.options.items())
-        lines.append(f"converted with {told}, says {done.manifest}")
+        chosen = ", ".join(f"{name}={value}" for name, value in done.options.items())
+        lines.append(f"converted with {chosen}, says {done.manifest}")
     tied = f", {count_of(len(done.aliases), 'tied name')} among them" if done.aliases else ""
     averaged = f" averaged with {count_of(len(done.averaged), 'other')}" if done.averaged else ""
     merged = f" with {count_of(len(done.adapters), 'adapter')} merged" if done.adapters else ""
@@ -123,15 +123,15 @@ def _unlisted(names: list[str]) -> tuple[list[str], list[str]]:
 
 def recorded(reports: Sequence[Report]) -> Iterator[str]:
     """Yield under which keys values were recorded, once for all outputs that have them under the same."""
-    found: dict[tuple[tuple[str, ...], str], list[str]] = {}
+    inputs_of: dict[tuple[tuple[str, ...], str], list[str]] = {}
     for report in reports:
         if report.recorded:
-            found.setdefault((tuple(report.recorded), report.weights_key), []).append(report.input)
-    for (under, key), inputs in found.items():
+            inputs_of.setdefault((tuple(report.recorded), report.weights_key), []).append(report.input)
+    for (under, key), inputs in inputs_of.items():
         keys = some(under, KEYS, lambda each: cut(each, KEY))
         alone = f"--key {key} converts only the weights, " if key else ""
         whose = f" of {some(inputs, FEW, str)}" if len(reports) > 1 else ""
-        yield f"the structure record holds other values{whose}, under {keys}; {alone}--no-structure leaves them out"
+        yield f"the structure record{whose} also holds values under {keys}; {alone}--no-structure leaves them out"
 
 
 def _contents(size: int, tensors: int) -> str:

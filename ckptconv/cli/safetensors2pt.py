@@ -29,7 +29,7 @@ def safetensors2pt(
 ) -> None:
     """Convert safetensors to a .pt file for torch.load.
 
-    With the structure record that pt2safetensors writes, torch.load returns the original state: containers, order,
+    With the structure record of the first conversion, torch.load returns the original state: containers, order,
     parameters, shared tensors. INPUT is a file, an index or a directory; OUTPUT ends in .pt, .pth, .bin or .ckpt.
     Loading a .pt file runs the code that its objects name: objects of classes that are not known to be plain data are
     written only with --opaque keep, and only if scan calls them safe.

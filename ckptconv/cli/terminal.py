@@ -28,9 +28,9 @@ def can_rewrite(stream: TextIO) -> bool:
 
 def columns() -> int:
     """Return how many cells are in a line: as COLUMNS says, or the terminal of stdout, or the usual number."""
-    found = os.environ.get("COLUMNS", "")
-    if found.strip().isdecimal() and int(found):
-        return int(found)
+    width = os.environ.get("COLUMNS", "")
+    if width.strip().isdecimal() and int(width):
+        return int(width)
     with contextlib.suppress(AttributeError, OSError, ValueError):
         return os.get_terminal_size(sys.__stdout__.fileno()).columns or _USUAL  # type: ignore[union-attr]
     return _USUAL

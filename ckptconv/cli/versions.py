@@ -14,17 +14,17 @@ PARTS = ("torch", "safetensors", "numpy", "fsspec", "s3fs", "gcsfs", "adlfs", "h
 
 def versions() -> list[str]:
     """Return the versions of this program, of Python, and of the packages it uses."""
-    found: dict[str, str] = {}
+    versions_of: dict[str, str] = {}
     # Read the versions from directory names: importlib.metadata takes as long to import as everything else.
     for directory in sys.path:
         with contextlib.suppress(OSError):
             for entry in os.listdir(directory or "."):
                 name, _, rest = entry.partition("-")
                 if rest.endswith(".dist-info"):
-                    found.setdefault(name.lower(), rest.removesuffix(".dist-info"))
+                    versions_of.setdefault(name.lower(), rest.removesuffix(".dist-info"))
     python = ".".join(map(str, sys.version_info[:3]))
     return [
         f"ckptconv {__version__}",
         f"Python {python}",
-        *(f"{name} {found[name]}" for name in PARTS if name in found),
+        *(f"{name} {versions_of[name]}" for name in PARTS if name in versions_of),
     ]

@@ -77,8 +77,8 @@ def main(descriptor: int) -> None:
         signals.raise_stopped()
         while True:
             source, output, options = connection.recv()
-            told = _Told(connection)
-            ended = attempt(source, output, options, told, told.on_total)
+            connected = _Told(connection)
+            ended = attempt(source, output, options, connected, connected.on_total)
             connection.send(("ended", ended))
             if isinstance(ended, StoppedError):
                 return

@@ -84,7 +84,7 @@ class Checksums:
         self.records = records
         # By path, one byte for each record: whether the storage was read in one piece and is right. There may be a
         # million.
-        self._right = {path: bytearray(len(found)) for path, found in records.items()}
+        self._right = {path: bytearray(len(spans)) for path, spans in records.items()}
         # The other storages that were read, by path and index of the record.
         self._used: dict[tuple[str, int], _Used] = {}
         self._elsewhere = 0

@@ -171,14 +171,14 @@ def _finish(file: FilePlan, writer: Writer, ended: Sequence[Done], total: Tally,
     """Put the CRC-32 of the tensors into `digests`, and write the trailers, which depend on them."""
     pieces: dict[str, list[tuple[int, int, int]]] = {}
     for each in ended:
-        for name, made in (each.digests or {}).items():
-            if isinstance(made, int):
-                digests[name] = made
+        for name, crcs in (each.digests or {}).items():
+            if isinstance(crcs, int):
+                digests[name] = crcs
             else:
-                pieces.setdefault(name, []).extend(made)
+                pieces.setdefault(name, []).extend(crcs)
         if each.digests:
             each.digests.clear()
-    digests.update((name, combine(made)) for name, made in pieces.items())
+    digests.update((name, combine(crcs)) for name, crcs in pieces.items())
     for part in file.parts:
         # Tensors moved as tiles were never in memory in order: read them back while they are in the page cache.
         if isinstance(part, Data) and part.name not in digests and part.nbytes:

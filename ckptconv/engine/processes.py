@@ -111,7 +111,7 @@ def _start(
 
     with contextlib.ExitStack() as stack:
         try:
-            told, telling = map(stack.enter_context, Pipe(duplex=False))
+            receiving, telling = map(stack.enter_context, Pipe(duplex=False))
             with warnings.catch_warnings():
                 # Python knows of threads of libraries, which hold nothing that is wanted here.
                 warnings.simplefilter("ignore", DeprecationWarning)
@@ -121,12 +121,12 @@ def _start(
         stack.pop_all()
     if pid:
         telling.close()
-        started[told] = pid
+        started[receiving] = pid
         return True
     try:
         # Signals stay blocked: it ends when the process that started it says so, or ends.
         os.close(giving)
-        for connection in (told, *started):
+        for connection in (receiving, *started):
             connection.close()
         reuse_memory()
         with settled():
@@ -177,17 +177,17 @@ def _followed(started: dict[Connection, int], giving: int, progress: Progress | 
         os.write(giving, b"".join(next(given).to_bytes(_NUMBER, "little") for _ in range(count)))
 
     give(_AHEAD * len(started))
-    found: dict[Connection, _Ended] = {}
-    while len(found) < len(started):
-        for connection in cast("list[Connection]", wait([each for each in started if each not in found])):
+    ended: dict[Connection, _Ended] = {}
+    while len(ended) < len(started):
+        for connection in cast("list[Connection]", wait([each for each in started if each not in ended])):
             said = _heard(connection)
             if isinstance(said, _Ended):
-                found[connection] = said
+                ended[connection] = said
                 continue
             give(1)
             if progress:
                 progress(said)
-    return list(found.values())
+    return list(ended.values())
 
 
 def _heard(connection: Connection) -> int | _Ended:

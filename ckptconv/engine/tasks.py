@@ -191,14 +191,16 @@ _Shared: TypeAlias = "tuple[Data | Checked, StridedRows]"
 
 def _sharing_rows(file: FilePlan, unit: int) -> list[list[_Shared]]:
     """Return groups of parts of `file` that are beside each other in the same rows and take most of each row."""
-    strided = [(part, found) for part in _not_dense(file) if (found := strided_rows(part.tensor)) is not None]
+    strided = [
+        (part, strided_part) for part in _not_dense(file) if (strided_part := strided_rows(part.tensor)) is not None
+    ]
     groups: dict[object, list[list[_Shared]]] = {}
-    for part, found in sorted(strided, key=lambda each: each[1].offsets):
-        known = groups.setdefault(found.rows, [])
-        if known and found.beside(known[-1][0][1]):
-            known[-1].append((part, found))
+    for part, strided_part in sorted(strided, key=lambda each: each[1].offsets):
+        known = groups.setdefault(strided_part.rows, [])
+        if known and strided_part.beside(known[-1][0][1]):
+            known[-1].append((part, strided_part))
         else:
-            known.append([(part, found)])
+            known.append([(part, strided_part)])
     return [group for known in groups.values() for group in known if _worth_sharing(group, unit)]
 
 
@@ -322,7 +324,7 @@ def strided_rows(tensor: LazyTensor) -> StridedRows | None:
     if isinstance(tensor, (View, Convert)):
         return strided_rows(tensor.tensor) if tensor.shape[:1] == tensor.tensor.shape[:1] else None
     if isinstance(tensor, Concat):
-        parts = [found for part in tensor.parts if (found := strided_rows(part)) is not None]
+        parts = [rows_of_part for part in tensor.parts if (rows_of_part := strided_rows(part)) is not None]
         if not parts or len(parts) < len(tensor.parts):
             return None
         if tensor.dim:

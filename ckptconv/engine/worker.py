@@ -201,13 +201,13 @@ class Worker:
         if not start and len(data) == part.nbytes:
             self.digests[part.name] = crc32(data)
             return
-        made = self.digests.setdefault(part.name, [])
-        assert isinstance(made, list)
-        if made and made[-1][0] + made[-1][1] == start:
-            first, size, crc = made.pop()
-            made.append((first, size + len(data), crc32(data, crc)))
+        pieces = self.digests.setdefault(part.name, [])
+        assert isinstance(pieces, list)
+        if pieces and pieces[-1][0] + pieces[-1][1] == start:
+            first, size, crc = pieces.pop()
+            pieces.append((first, size + len(data), crc32(data, crc)))
         else:
-            made.append((start, len(data), crc32(data)))
+            pieces.append((start, len(data), crc32(data)))
 
     def bytes_of(self, part: Data, start: int, stop: int) -> memoryview:
         """Return bytes `start` to `stop` of a tensor, valid until the next call."""
@@ -328,11 +328,11 @@ class Worker:
             for piece in block.pieces
             if not isinstance(piece.part, (Literal, Trailer))
         ]
-        found = iter(self._read_together([(move.file, move.source) for _, moves in pieces for move in moves]))
+        spans = iter(self._read_together([(move.file, move.source) for _, moves in pieces for move in moves]))
         written = 0
         for (part, start, stop), moves in pieces:
             out = self.window[: stop - start]
-            for move, data in zip(moves, found, strict=False):
+            for move, data in zip(moves, spans, strict=False):
                 target = move.target.shifted(-start)
                 to = None if target.grid else out[target.offset : target.stop]
                 result = self._result(move, to) if data is None else self._of_read(move, data, to)
@@ -414,20 +414,20 @@ class Worker:
             self.assemblies.append(memoryview(b""))
         if len(self.assemblies[self.depth]) < source.nbytes:
             self.assemblies[self.depth] = memoryview(bytearray(source.nbytes))
-        made = self.assemblies[self.depth][: source.nbytes]
+        assembly = self.assemblies[self.depth][: source.nbytes]
         self.depth += 1
         try:
             for move in source.moves:
                 target, file, inner, steps = move
                 if file is not None and isinstance(inner, Runs) and not (steps or target.grid or inner.grid):
-                    self.read(file, [(inner.offset, made[target.offset : target.stop])])
+                    self.read(file, [(inner.offset, assembly[target.offset : target.stop])])
                 else:
-                    _scatter(made, target, self._result(move))
+                    _scatter(assembly, target, self._result(move))
         finally:
             self.depth -= 1
         if not self.depth:
             self.held = source
-        return made.toreadonly()
+        return assembly.toreadonly()
 
     def _packed(self, file: File | None, source: Runs) -> memoryview:
         """Return the runs of `source`, packed one after the other."""
@@ -510,8 +510,8 @@ class Digests(Mapping[str, int]):
         self._pieces = pieces
 
     def __getitem__(self, name: str) -> int:
-        made = self._pieces[name]
-        return made if isinstance(made, int) else combine(made)
+        pieces = self._pieces[name]
+        return pieces if isinstance(pieces, int) else combine(pieces)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._pieces)

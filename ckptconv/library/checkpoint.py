@@ -194,9 +194,9 @@ class Tensors(Mapping[str, Tensor], Generic[ArrayT]):
                 del array
 
     def _arrays(self, chosen: Sequence[Tensor]) -> list[Any]:
-        made = framework_named(self._framework)
-        arrays = self._memory.arrays([each.wanted() for each in chosen], made)
-        return [made.placed(array, self._device) for array in arrays]
+        framework = framework_named(self._framework)
+        arrays = self._memory.arrays([each.wanted() for each in chosen], framework)
+        return [framework.placed(array, self._device) for array in arrays]
 
 
 class Checkpoint(Tensors[ArrayT]):

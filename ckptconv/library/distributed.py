@@ -61,9 +61,9 @@ class DistributedReader(StorageReader):
         if chosen.optimizer:
             source = with_states(source, path, chosen.optimizer, **chosen.opening())
         warn_of(source)
-        found = dcp.contents(source, chosen)
-        self._leaves = {**found.tensors, **found.values}
-        self._tensors = {key: leaf.value for key, leaf in found.tensors.items()}
+        saved = dcp.contents(source, chosen)
+        self._leaves = {**saved.tensors, **saved.values}
+        self._tensors = {key: leaf.value for key, leaf in saved.tensors.items()}
         self._memory = Memory(source.path, dict(chosen.storage_options), mapped=False, spool_dir=chosen.spool_dir)
 
     def close(self) -> None:
@@ -80,14 +80,14 @@ class DistributedReader(StorageReader):
         import torch
         from torch.distributed.checkpoint import metadata as described
 
-        made = framework("pt")
+        arrays = framework("pt")
         entries: dict[str, Any] = {}
         for key in self._leaves:
             tensor = self._tensors.get(key)
             if tensor is None:
                 entries[key] = described.BytesStorageMetadata()
                 continue
-            made.check(key, tensor.dtype)
+            arrays.check(key, tensor.dtype)
             size = torch.Size(tensor.shape)
             chunk = described.ChunkStorageMetadata(torch.Size([0] * len(size)), size)
             properties = described.TensorProperties(dtype=getattr(torch, tensor.dtype.name))

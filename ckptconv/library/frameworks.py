@@ -139,8 +139,8 @@ def dtype_of_numpy(name: str) -> Any:
         ml_dtypes = importlib.import_module("ml_dtypes")
     except ImportError:
         return None
-    found = getattr(ml_dtypes, name, None)
-    return found and numpy.dtype(found)
+    scalar = getattr(ml_dtypes, name, None)
+    return scalar and numpy.dtype(scalar)
 
 
 def _imported(name: str) -> Any:

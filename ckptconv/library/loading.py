@@ -82,7 +82,8 @@ def load_state_dict(
             placed = {id(array): torch.placed(array, device) for array in arrays}
             arrays = [placed[id(array)] for array in arrays]
         flat = dict(zip(described.tensors, arrays, strict=True))
-        return keymap.unflatten(flat, described.structure, live_values=True, lay_out=False)
+        state: dict[str, Any] = keymap.unflatten(flat, described.structure, live_values=True, lay_out=False)
+        return state
 
 
 def _wanted(source: Source, described: keymap.Flattened, dtype: str | None) -> list[WantedArray]:

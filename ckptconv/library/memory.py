@@ -113,7 +113,7 @@ class Memory:
         Raise CorruptError for a file that has changed since it was opened, FailedError for one that cannot be read, and
         UnsupportedError for a dtype that the framework lacks. Warn of values that a cast made infinite.
         """
-        made: list[Any] = []
+        results: list[Any] = []
         known: dict[Hashable, Any] = {}
         used: dict[File, mmap.mmap | None] = {}
         dtypes: set[DType] = set()
@@ -125,25 +125,25 @@ class Memory:
                 array = None if each.key is None else self._arrays.get(_key(each, framework))
                 if array is not None:
                     check_unchanged({file.stored for file in each.tensor.inputs() if not is_far(file.path)})
-                made.append(self._over(each, framework, used) if array is None else array)
+                results.append(self._over(each, framework, used) if array is None else array)
             check_unchanged(file for file, memory in used.items() if memory is not None)
-            copied = [each for each, array in zip(wanted, made, strict=True) if array is None]
+            copied = [each for each, array in zip(wanted, results, strict=True) if array is None]
             _check_growth(copied)
             tensors: list[LazyTensor] = []
             buffers: list[memoryview] = []
             for index, each in enumerate(wanted):
                 key = _key(each, framework)
-                if made[index] is None:
-                    made[index] = known.get(key)
-                if made[index] is None:
-                    made[index], buffer = _blank(each, framework)
+                if results[index] is None:
+                    results[index] = known.get(key)
+                if results[index] is None:
+                    results[index], buffer = _blank(each, framework)
                     tensors.append(each.tensor)
                     buffers.append(buffer)
                 if key is not None:
-                    known.setdefault(key, made[index])
+                    known.setdefault(key, results[index])
             self._fill(tensors, buffers, readers)
             self._arrays.update(known)
-        return made
+        return results
 
     def fill(self, tensor: LazyTensor, buffer: memoryview) -> None:
         """Read `tensor` into `buffer`, in C order. Raise and warn as `arrays` does."""
@@ -194,8 +194,8 @@ class Memory:
         tally = carry_out(plan, _Buffers(buffers, starts), readers, jobs=None if shared else 1, memory=memory)
         # Each request for a remote file asks for the version that was opened.
         check_unchanged(file for file in files if not is_far(file.path))
-        if told := tally.overflowed("the requested dtype"):
-            warnings.warn(told, stacklevel=4)
+        if warning := tally.overflowed("the requested dtype"):
+            warnings.warn(warning, stacklevel=4)
 
 
 def warn_of(source: Source) -> None:

@@ -120,14 +120,14 @@ class _Memory:
         storages = Buffers()
         starts: dict[Hashable, int] = {}
         facts: dict[str, TensorFacts] = {}
-        found: dict[str, Any] = {}
+        arrays: dict[str, Any] = {}
         for name, value in values.items():
-            found[name] = value
+            arrays[name] = value
             if isinstance(value, LazyTensor):
                 self._others.update(file for file in value.inputs() if file.path not in self.held)
                 continue
-            found[name], facts[name] = data, told = leaves.bare(value.cpu())
-            key = told.storage, told.storage_nbytes
+            arrays[name], facts[name] = data, kind = leaves.bare(value.cpu())
+            key = kind.storage, kind.storage_nbytes
             if key not in starts:
                 torch = sys.modules["torch"]
                 whole = torch.empty(0, dtype=torch.uint8).set_(data.untyped_storage())
@@ -136,31 +136,31 @@ class _Memory:
         if storages.buffers:
             self.held[self._token] = storages
         file = File(self._token, storages.size)
-        for name, told in facts.items():
-            data, dtype = found[name], DTYPES[leaves.dtype_name(found[name])]
-            start = starts[told.storage, told.storage_nbytes] + told.storage_offset * dtype.itemsize
-            found[name] = Stored(file, start, dtype, tuple(data.shape), told.strides)
-        return found
+        for name, kind in facts.items():
+            data, dtype = arrays[name], DTYPES[leaves.dtype_name(arrays[name])]
+            start = starts[kind.storage, kind.storage_nbytes] + kind.storage_offset * dtype.itemsize
+            arrays[name] = Stored(file, start, dtype, tuple(data.shape), kind.strides)
+        return arrays
 
     def without_arrays(self, state: Any) -> Any:
         """Return `state` with lazy tensors for the numpy arrays that dicts lead to; itself if there are none."""
         if not isinstance(state, Mapping):
             return state
-        made = {id(state): dict(state)}
+        copies = {id(state): dict(state)}
         changed = False
-        stack = [made[id(state)]]
+        stack = [copies[id(state)]]
         while stack:
             items = stack.pop()
             for key, value in items.items():
                 if type(value) is dict:
-                    if id(value) not in made:
-                        made[id(value)] = dict(value)
-                        stack.append(made[id(value)])
-                    items[key] = made[id(value)]
+                    if id(value) not in copies:
+                        copies[id(value)] = dict(value)
+                        stack.append(copies[id(value)])
+                    items[key] = copies[id(value)]
                 elif leaves.is_array(value):
                     items[key] = self._of_array(value)
                     changed = True
-        return made[id(state)] if changed else state
+        return copies[id(state)] if changed else state
 
     def _of_array(self, array: Any) -> LazyTensor:
         """Return a lazy tensor of the elements of a numpy array."""

@@ -153,8 +153,8 @@ class Tensor(Handle):
         except (TypeError, ValueError, RuntimeError) as error:
             raise UsageError(f"{self.name!r} cannot be read into {type(buffer).__name__}: {error}.") from error
         if view.readonly or view.nbytes != self.nbytes:
-            found = "is read-only" if view.readonly else f"has {view.nbytes} bytes"
-            raise UsageError(f"{self.name!r} has {self.nbytes} bytes, but the buffer {found}.")
+            fault = "is read-only" if view.readonly else f"has {view.nbytes} bytes"
+            raise UsageError(f"{self.name!r} has {self.nbytes} bytes, but the buffer {fault}.")
         self._memory.fill(self._tensor, view)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
@@ -198,9 +198,9 @@ class Tensor(Handle):
         return WantedArray(self.name, self._tensor, key=self._key)
 
     def _array(self, name: str, *, raw: bool = False, device: Any = None) -> Any:
-        made = framework(name, FLAG.parse(raw, "raw"))
-        (array,) = self._memory.arrays([self.wanted()], made)
-        return made.placed(array, device)
+        maker = framework(name, FLAG.parse(raw, "raw"))
+        (array,) = self._memory.arrays([self.wanted()], maker)
+        return maker.placed(array, device)
 
     # ---- slices
 
@@ -210,16 +210,16 @@ class Tensor(Handle):
         Raise UsageError for anything else, and for an index out of range, which is an IndexError too.
         """
         index = parsed(self.name, key, self.shape)
-        made = framework(self._framework)
+        maker = framework(self._framework)
         part = sliced(self._tensor, index.spans)
         # A part of a tensor is that tensor's only if it is all of it.
         whole = part is self._tensor
-        (array,) = self._memory.arrays([WantedArray(self.name, part, key=self._key if whole else None)], made)
+        (array,) = self._memory.arrays([WantedArray(self.name, part, key=self._key if whole else None)], maker)
         if index.flipped:
-            array = made.flipped(array, index.flipped)
+            array = maker.flipped(array, index.flipped)
         if index.shape != part.shape:
             array = array.reshape(index.shape)
-        return made.placed(array, self._device)
+        return maker.placed(array, self._device)
 
 
 class Size(int):
@@ -228,9 +228,9 @@ class Size(int):
     _shape: tuple[int, ...]
 
     def __new__(cls, tensor: LazyTensor) -> Size:
-        made = super().__new__(cls, tensor.numel)
-        made._shape = tensor.shape
-        return made
+        size = super().__new__(cls, tensor.numel)
+        size._shape = tensor.shape
+        return size
 
     def __call__(self, dim: int | None = None) -> Any:
         """Return the shape, or the extent of the dimension `dim`."""

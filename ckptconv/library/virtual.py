@@ -127,8 +127,8 @@ class VirtualFiles(Mapping[str, VirtualFile]):
 
     def _file(self, file: FilePlan, options: dict[str, Any]) -> VirtualFile:
         copied = [each.stamp for each in file.inputs()] if not isinstance(file.parts[0], Literal) else []
-        made = FileBytes(file, self._readers, options, partial(self.overflows.met, file.name))
-        return VirtualFile(made, _hash(self.version, file.name, *copied))
+        content = FileBytes(file, self._readers, options, partial(self.overflows.met, file.name))
+        return VirtualFile(content, _hash(self.version, file.name, *copied))
 
     def read(
         self, name: str, start: int = 0, stop: int | None = None, *, unit: int = UNIT
@@ -196,8 +196,8 @@ def _change(files: Sequence[FilePlan]) -> Change:
     """Return what was done to the weights in `files` that a configuration is to say."""
     tensors = [part.tensor for file in files for part in file.parts if isinstance(part, Data)]
     plain = [tensor for tensor in tensors if was_quantized(tensor)]
-    made = {each.dtype.name for each in (*plain, *(each for each in tensors if isinstance(untagged(each), Convert)))}
-    return Change(made.pop() if len(made) == 1 else "", bool(plain))
+    dtypes = {each.dtype.name for each in (*plain, *(each for each in tensors if isinstance(untagged(each), Convert)))}
+    return Change(dtypes.pop() if len(dtypes) == 1 else "", bool(plain))
 
 
 def _copy(name: str, content: LazyTensor) -> FilePlan:

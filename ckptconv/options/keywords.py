@@ -51,6 +51,6 @@ def __getattr__(name: str) -> Any:
     if name not in (*TABLES, *FEATURES):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     options, docstring = tables()[name]
-    made = TypedDict(name, dict.fromkeys(options, Any), total=False)  # type: ignore[operator]
-    made.__doc__, made.__module__ = docstring, __name__
-    return globals().setdefault(name, made)
+    keywords = TypedDict(name, dict.fromkeys(options, Any), total=False)  # type: ignore[operator]
+    keywords.__doc__, keywords.__module__ = docstring, __name__
+    return globals().setdefault(name, keywords)

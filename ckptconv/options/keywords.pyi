@@ -45,15 +45,15 @@ class _Sharding(TypedDict, total=False):
     """Convert, Inspect, Average, Merge, Patch, Rows."""
 
     max_shard_size: int | str | None
-    """Split the output into files of at most SIZE, such as 5GB or 2GiB. Default: 5GB for what many processes wrote,
-    else files as the input has them."""
+    """Split the output into files of at most SIZE, such as 5GB or 2GiB. Default: 5GB for distributed checkpoints, else
+    files as the input has them."""
 
 
 class _Casting(TypedDict, total=False):
     """Convert, Load, Distributed, Average, Merge, Patch, Rows."""
 
     dtype: DTypeName | TorchDType | None
-    """Cast floating tensors to float32, bfloat16 or float16 (or fp32, bf16, fp16); keep leaves them as they are.
+    """Cast floating-point tensors to float32, bfloat16 or float16 (or fp32, bf16, fp16); keep leaves them as they are.
     Default: float32 for a DeepSpeed checkpoint, else keep."""
 
 
@@ -61,23 +61,23 @@ class _Dequantizing(TypedDict, total=False):
     """Convert, Inspect, Diff, Open, Load, Average, Merge, Rows."""
 
     dequantize: bool
-    """Make weights of quantized ones: of their codes, scales and zero points, as bfloat16 or --dtype."""
+    """Convert quantized weights (codes, scales, zero points) to plain ones, in bfloat16 or --dtype."""
 
 
 class _Making(TypedDict, total=False):
     """Convert, Average, Merge, Rows."""
 
     quantize: Literal["fp8-block", "fp8-block-ue8m0", "mxfp8", "int4-g32"] | None
-    """Quantize the matrices of layers: to FP8 with a scale for 128 by 128 (fp8-block; of powers of two: fp8-block-
-    ue8m0) or for 32 (mxfp8), or to 4 bits with a scale for 32 (int4-g32). Embeddings, heads, norms and routers stay
-    as they are."""
+    """Quantize the weight matrices of layers: to FP8 with one scale for each block of 128 by 128 (fp8-block; with
+    powers of two as scales: fp8-block-ue8m0) or for 32 elements (mxfp8), or to 4 bits with one scale for 32
+    elements (int4-g32). Embeddings, heads, norms and routers stay as they are."""
 
     requantize: Literal["fp8-block", "fp8-block-ue8m0", "mxfp8", "nvfp4"] | None
-    """Give quantized weights another format that gives the same numbers, bit for bit; where it does not, that is an
-    error."""
+    """Change the format of quantized weights without changing any number; if the format cannot hold the same numbers,
+    that is an error."""
 
     keep: str | list[str] | tuple[str, ...] | None
-    """Quantize no names that match, such as '*.down_proj.*'; repeatable."""
+    """Do not quantize tensors whose names match, such as '*.down_proj.*'; repeatable."""
 
     tied: Literal["alias", "duplicate"] | None
     """Store tied tensors once (alias), or under each of their names (duplicate). Default: alias."""
@@ -85,30 +85,30 @@ class _Making(TypedDict, total=False):
     to: Literal["dcp", "dcp-hf", "accelerate", "torch-checkpointing"] | None
     """Write a checkpoint of torch.distributed.checkpoint: .distcp files (dcp), or the safetensors shards of its
     HuggingFaceStorageWriter (dcp-hf); the two that accelerate and the Trainer of transformers load with FSDP2
-    (accelerate); or a step of torch_checkpointing (torch-checkpointing). Default: what OUTPUT is called."""
+    (accelerate); or a torch_checkpointing step (torch-checkpointing). Default: from the name of OUTPUT."""
 
     chunks: int | str | None
-    """Cut every tensor into N along its first dimension, as N ranks save it, each into files of its own."""
+    """Cut every tensor into N parts along its first dimension, as N ranks save it, each rank into its own files."""
 
     verify: bool
-    """Compare the output with the input before it gets its name."""
+    """Compare the output with the input before publishing it."""
 
     part: tuple[int, int] | list[int] | str | None
-    """Do part I, from 0, of N, and leave it staged for `finish`; auto: as the job's environment says (Slurm, torchrun,
-    Kubernetes)."""
+    """Convert part I (from 0) of N, and leave it staged for `finish`; auto takes I and N from the environment of
+    Slurm, torchrun or Kubernetes."""
 
     digest: Literal["sha256", "blake3"] | None
-    """Compute a digest of every file and tensor, kept in the manifest."""
+    """Compute a digest of every file and tensor, for the manifest."""
 
     depfile: str | os.PathLike[str] | None
-    """Write a rule for make there: which files the output is made of."""
+    """Write a rule for make to FILE, with the files that the output depends on."""
 
     for_hub: bool
-    """Write a model to publish: its weights alone, found without --key, with config.json, tokenizer and the like,
-    without structure record and manifest."""
+    """Write a model to publish: only the weights, which are found without --key, with config.json, tokenizer and
+    similar files, without structure record and manifest."""
 
     opaque: Literal["keep", "drop"] | None
-    """Objects of classes that are not known to be data: write them, or leave them out. Default: refuse."""
+    """Write (keep) or leave out (drop) objects of classes that are not known to be plain data. Default: refuse."""
 
     drop_opaque: bool
     """The same as --opaque drop."""
@@ -118,30 +118,30 @@ class _Choosing(TypedDict, total=False):
     """Convert, Inspect, Diff, Open, Load, Distributed, Average, Merge, Patch, Rows."""
 
     key: str | None
-    """Only this subtree, such as state_dict or optimizer.state; . is all."""
+    """Convert only this subtree, such as state_dict or optimizer.state; . is everything."""
 
     tag: str | None
-    """The tag of a DeepSpeed run. Default: what `latest` says."""
+    """The tag (step) of a DeepSpeed run. Default: the one in `latest`."""
 
 
 class _Selecting(TypedDict, total=False):
     """Convert, Inspect, Diff, Distributed, Average, Merge, Rows."""
 
     include: str | list[str] | tuple[str, ...] | None
-    """Only names that match, such as 'model.*'; repeatable."""
+    """Convert only tensors whose names match, such as 'model.*'; repeatable."""
 
     exclude: str | list[str] | tuple[str, ...] | None
-    """No names that match, such as '*.bias'; repeatable."""
+    """Leave out tensors whose names match, such as '*.bias'; repeatable."""
 
 
 class _Renaming(TypedDict, total=False):
     """Convert, Diff, Distributed, Average, Merge, Patch, Rows."""
 
     strip_prefix: str | None
-    """Take PREFIX, such as model., off the beginning of names."""
+    """Remove PREFIX, such as model., from the beginning of names."""
 
     rename: str | list[str] | tuple[str, ...] | None
-    """Rename, as re.sub does: '^module=model'; repeatable."""
+    """Rename tensors as re.sub does, such as '^module=model'; repeatable."""
 
     exclude_frozen_parameters: bool
     """Leave frozen parameters out."""
@@ -151,75 +151,74 @@ class _Mapping(TypedDict, total=False):
     """Convert, Inspect, Open, Distributed, Average, Merge, Rows."""
 
     map: str | os.PathLike[str] | None
-    """Give tensors the names and layouts of another program, by a map that comes with ckptconv (`ckptconv maps`) or a
-    file of rules."""
+    """Give tensors the names and layouts of another program, with a built-in map (`ckptconv maps`) or a file of rules."""
 
 
 class _Measuring(TypedDict, total=False):
     """Convert, Inspect, Diff, Open, Distributed, Average, Merge, Rows."""
 
     size: Mapping[str, int] | str | list[str] | tuple[str, ...] | None
-    """The size of an axis of the map that shapes and config.json do not tell, such as n=32; repeatable."""
+    """The size of an axis of the map, such as n=32, if shapes and config.json do not give it; repeatable."""
 
 
 class _Imitating(TypedDict, total=False):
     """Convert, Open, Average, Merge, Rows."""
 
     like: str | os.PathLike[str] | None
-    """Give the output the names, files and dtypes of REF, a checkpoint, and its config.json and tokenizer. What is
-    missing, too much, or of another shape is an error before anything is written."""
+    """Give the output the names, files and dtypes of REF, a checkpoint, and its config.json and tokenizer. Missing
+    tensors, extra tensors and other shapes are errors before anything is written."""
 
     partial: bool
-    """Leave out tensors of REF that the input does not have, and say which."""
+    """Leave out the tensors of REF that the input lacks, and list them."""
 
     fill: bool
-    """Take from REF the tensors that the input does not have."""
+    """Take the tensors that the input lacks from REF."""
 
     structure: bool
-    """False: Write tensors alone: no structure record, so none of the values that a checkpoint has beside them."""
+    """False: Write only tensors: no structure record, and so no other values of the checkpoint."""
 
 
 class _FindingTheModel(TypedDict, total=False):
     """Convert, Distributed, Average, Merge, Rows."""
 
     model_key: str | None
-    """Put the weights under KEY, such as model; . is the top of the state dict; none leaves them out, beside
-    --optimizer."""
+    """Store the weights under KEY, such as model; . is the top of the state dict; none leaves out the weights, for use
+    with --optimizer."""
 
 
 class _FindingStates(TypedDict, total=False):
     """Convert, Distributed, Rows."""
 
     optimizer_key: str | None
-    """Put the optimizer states under KEY."""
+    """Store the optimizer states under KEY."""
 
     flat_optimizer: bool
-    """One key for each state and setting of a parameter, as flatten_optimizer_state_dict and torchtitan have it."""
+    """Store each state and setting of a parameter under a key of its own, as torchtitan and
+    flatten_optimizer_state_dict do."""
 
     fill_states: bool
-    """Give parameters that have no optimizer states yet those of the beginning, zeros: torch's strict load asks for
-    them."""
+    """Write zeros as the optimizer states of parameters that have none yet: torch's strict load requires states for
+    every parameter."""
 
 
 class _Ordering(TypedDict, total=False):
     """Convert, Diff, Open, Distributed, Rows."""
 
     order: str | os.PathLike[str] | None
-    """The order in which the optimizer numbers its parameters: a file of their names, one a line, or a JSON list of
-    them, or of a list for each of its groups; a checkpoint that keeps their order, such as a state dict of
-    torch.save; or a directory with the config.json of a model of transformers. Default: what the checkpoint itself
-    tells, or its config.json."""
+    """The order in which the optimizer numbers its parameters. FILE is a list of their names, one per line or in JSON
+    (also one list per parameter group); a checkpoint that keeps their order, such as a state dict saved with
+    torch.save; or a directory with the config.json of a transformers model. Default: from the checkpoint itself, or
+    from its config.json."""
 
 
 class _Working(TypedDict, total=False):
     """Convert, Diff, Average, Merge, Patch, Rows."""
 
     jobs: int | str | None
-    """Work in N threads; an output that is mostly computed, in N processes. Default: what suits the machine."""
+    """Use N threads, or N processes for an output that is mostly computed. Default: chosen for the machine."""
 
     memory: int | str | None
-    """Most memory for all buffers together. Default: 8MiB; 16MiB where tensors are transposed, 24MiB where something
-    is remote."""
+    """The limit for all buffers together. Default: 8MiB; 16MiB if tensors are transposed, 24MiB if a file is remote."""
 
 
 class _Publishing(TypedDict, total=False):
@@ -229,7 +228,7 @@ class _Publishing(TypedDict, total=False):
     """False: Do not wait for the disk: a power cut may lose the output."""
 
     manifest: str | os.PathLike[str] | None
-    """Write there what was made of what, with checksums."""
+    """Write a manifest of inputs and outputs, with checksums, to FILE."""
 
 
 class _Planning(TypedDict, total=False):
@@ -239,38 +238,39 @@ class _Planning(TypedDict, total=False):
     """False: Refuse to replace an output."""
 
     dry_run: bool
-    """Show the plan, write nothing."""
+    """Show the plan without writing anything."""
 
     copy_config: bool | None
-    """Copy config.json, the tokenizer and the like to OUTPUT, a directory, for from_pretrained; --no-extras is the
-    same as --no-copy-config. Default: from the hub, of a pipeline of diffusers, and from REF of --like."""
+    """Copy config.json, the tokenizer and similar files to OUTPUT, a directory, for from_pretrained; --no-extras is
+    the same as --no-copy-config. Default: on for hub repositories, for diffusers pipelines, and for REF of --like."""
 
 
 class _Overwriting(TypedDict, total=False):
     """Convert, Inspect, Diff, Finish, Average, Merge, Patch, Rows."""
 
     overwrite: bool
-    """Replace files of other programs too, where they have the names of what is written."""
+    """Also replace files of other programs that have the names of output files."""
 
 
 class _Attesting(TypedDict, total=False):
     """Convert, Finish, Average, Merge, Rows."""
 
     checksum: bool
-    """Check the checksums of all that is read, as far as the input has any."""
+    """Check the checksums that the input records, for all data that is read."""
 
     attest: str | os.PathLike[str] | None
-    """Write there, to be signed, the digests as OpenSSF Model Signing has them, and the provenance; needs --digest."""
+    """Write digests and provenance to FILE as an unsigned statement of OpenSSF Model Signing; needs --digest."""
 
 
 class _Spooling(TypedDict, total=False):
     """Convert, Inspect, Diff, Open, Distributed, Average, Merge, Patch, Rows."""
 
     spool_dir: str | os.PathLike[str] | None
-    """For temporary files: of pipes, compressed tensors, remote files. Default: beside OUTPUT, or TMPDIR."""
+    """Store temporary files in DIR: for pipes, compressed tensors and remote files. Default: next to OUTPUT, or
+    TMPDIR."""
 
     inert: bool
-    """Take even files that carry an attack; nothing in them runs."""
+    """Convert the tensors of malicious files too; no code in them runs."""
 
 
 class _Connecting(TypedDict, total=False):
@@ -284,61 +284,62 @@ class _Undecoded(TypedDict, total=False):
     """Convert, Inspect, Diff, Open, Load, Average, Merge, Patch, Rows."""
 
     raw: bool
-    """Take whole modules as the objects they are, not as their state dicts."""
+    """Convert whole modules as objects, not as their state dicts."""
 
 
 class _SingleFile(TypedDict, total=False):
     """Convert, Diff, Open, Load, Patch, Rows."""
 
     alone: bool
-    """Take INPUT by itself even if it is one file of many, such as a rank's or a shard."""
+    """Convert INPUT alone, even if it is one file of a set, such as a rank's file or a shard."""
 
 
 class _Detecting(TypedDict, total=False):
     """Convert, Inspect, Open, Rows."""
 
     family: str | None
-    """The family that the input must be of: torch, deepspeed, dcp, safetensors, or a plug-in's."""
+    """The required family of the input: torch, deepspeed, dcp, safetensors, or that of a plug-in."""
 
 
 class _Precision(TypedDict, total=False):
     """Convert, Diff, Open, Load, Distributed, Average, Merge, Patch, Rows."""
 
     master: bool
-    """The optimizer's fp32 masters in the place of the weights, of a Megatron-core checkpoint."""
+    """For Megatron-core: write the optimizer's fp32 master weights instead of the weights."""
 
     unstack: bool
-    """A tensor for each layer, as in decoder.layers.0.…, where Megatron-core stores all layers in one."""
+    """For Megatron-core: write one tensor per layer, such as decoder.layers.0.…, where one tensor stores all layers."""
 
 
 class _WritingStates(TypedDict, total=False):
     """Convert, Distributed."""
 
     optimizer: str | os.PathLike[str] | None
-    """Write the optimizer states there, by parameter."""
+    """Write the optimizer states to PATH, by parameter."""
 
 
 class _DeepSpeed(TypedDict, total=False):
     """Convert, Rows."""
 
     universal: str | os.PathLike[str] | None
-    """Write a universal checkpoint there, to resume from."""
+    """Write a DeepSpeed universal checkpoint to DIR, to resume training from."""
 
     zero_stage: int | str | None
-    """The ZeRO stage that the universal checkpoint is for. Default: any; of a ZeRO checkpoint, its own."""
+    """The ZeRO stage of the training that will load the universal checkpoint. Default: any; for a ZeRO checkpoint, its
+    own stage."""
 
     fresh_optimizer: bool
-    """Begin the universal checkpoint with zero moments and step 0, whatever INPUT holds."""
+    """Start the universal checkpoint with zero moments at step 0, whatever INPUT holds."""
 
     per_rank: bool
-    """Tensor parallel: OUTPUT/mp_rank_NN/ for each rank."""
+    """Write one output per tensor-parallel rank: OUTPUT/mp_rank_NN/."""
 
 
 class _Showing(TypedDict, total=False):
     """Inspect, Diff."""
 
     html: str | os.PathLike[str] | None
-    """Write a page that shows it: one file, without links."""
+    """Write a self-contained HTML page to FILE."""
 
 
 class ConvertOptions(
@@ -391,10 +392,11 @@ class InspectOptions(
     """Options of `inspect`."""
 
     stats: bool
-    """Read all data, and show min, max, mean, std, zeros, NaN and infinities of each tensor."""
+    """Read all data, and show the minimum, maximum, mean, standard deviation, zeros, NaN and infinities of each
+    tensor."""
 
     as_: DTypeName | TorchDType | None
-    """What a conversion to DTYPE (fp32, bf16, fp16, keep) would give."""
+    """Also show the result of a conversion to DTYPE (fp32, bf16, fp16, keep)."""
 
 
 class DiffOptions(
@@ -420,36 +422,36 @@ class DiffOptions(
     """Compare the optimizer states too, by parameter."""
 
     map: str | os.PathLike[str] | None
-    """Give the tensors of A the names and layouts that B has, by a map that comes with ckptconv (`ckptconv maps`) or a
-    file of rules."""
+    """Give the tensors of A the names and layouts of B, with a built-in map (`ckptconv maps`) or a file of rules."""
 
     dtype: DTypeName | TorchDType | None
-    """Cast the floating tensors of both to DTYPE before they are compared. Default: float32 for a DeepSpeed
+    """Cast the floating-point tensors of both sides to DTYPE before the comparison. Default: float32 for a DeepSpeed
     checkpoint, else keep."""
 
     rtol: float | str | None
-    """Compare values, not bits; equal is what differs by at most R times the larger of both. Default: bits are
-    compared; 0 with --atol."""
+    """Compare values, not bits; two values are equal if they differ by at most R times the larger one. Default: bits
+    are compared; 0 with --atol."""
 
     atol: float | str | None
-    """Compare values, not bits; equal is what differs by at most A. Default: bits are compared; 0 with --rtol."""
+    """Compare values, not bits; two values are equal if they differ by at most A. Default: bits are compared; 0 with
+    --rtol."""
 
     tolerance: Literal["symmetric", "numpy"] | None
-    """How far apart equal values may be: as math.isclose has it, the larger of A and R times the larger of both; or as
-    numpy's isclose, A and R times that of B, together. Default: symmetric."""
+    """The tolerance for equal values. symmetric (as math.isclose): the larger of A and R times the larger value; numpy
+    (as numpy.isclose): A plus R times the value of B. Default: symmetric."""
 
     delta: str | os.PathLike[str] | None
-    """Write what changes A into B to the directory DIR, as `ckptconv patch`, slime and sglang read it."""
+    """Write the changes from A to B as a delta to the directory DIR, which `ckptconv patch`, slime and sglang read."""
 
     delta_encoding: Literal["auto", "xor", "overwrite"] | None
-    """Store the exclusive or of old and new bytes, or the new bytes and where they go; auto: what is smaller. Default:
-    auto."""
+    """Store the XOR of old and new bytes (xor), or the new bytes with their positions (overwrite); auto takes the
+    smaller. Default: auto."""
 
     delta_checksum: Literal["adler32", "xxh3-128", "blake3"] | None
-    """Store these checksums of the new tensors; all but adler32 need a package. Default: adler32."""
+    """The checksum to store for each new tensor; all but adler32 need a package. Default: adler32."""
 
     delta_version: int | str | None
-    """B is version N of the model, and A the one before. Default: 1."""
+    """The version number of B; A is version N - 1. Default: 1."""
 
 
 class FinishOptions(_Publishing, _Overwriting, _Attesting, _Connecting, total=False):
@@ -477,10 +479,10 @@ class OpenOptions(
     """Leave frozen parameters out."""
 
     model_rank: int | str | None
-    """Only this tensor-parallel rank of DeepSpeed's, from 0."""
+    """Only this tensor-parallel rank of DeepSpeed, from 0."""
 
     states: bool
-    """Read what describes the optimizer's states now, not when they are asked for."""
+    """Read the description of the optimizer states now, not at its first use."""
 
 
 class LoadOptions(_Casting, _Dequantizing, _Choosing, _Connecting, _Undecoded, _SingleFile, _Precision, total=False):
@@ -532,15 +534,14 @@ class AverageOptions(
     """Options of `average`."""
 
     weights: str | list[float] | tuple[float, ...] | None
-    """How much each STEP counts, in order, such as 1,1,2; they may be negative, and the sum is divided by theirs.
-    Default: 1 for each."""
+    """The weights of the STEPs, in order, such as 1,1,2. They may be negative, but must not sum to zero. Default:
+    equal weights."""
 
     ema: float | str | None
-    """Exponential moving average: each STEP counts by 1 - DECAY, and what was before it by DECAY."""
+    """Exponential moving average: DECAY times the previous average, plus 1 - DECAY times each STEP."""
 
     minus: str | os.PathLike[str] | None
-    """Do not divide: the first STEP, and by their weights what the others have more than BASE; of one STEP, what it
-    has more itself."""
+    """Task arithmetic: first STEP + Σ weight × (STEP − BASE) over the other STEPs. With one STEP: STEP − BASE."""
 
 
 class MergeOptions(
@@ -569,8 +570,8 @@ class MergeOptions(
     """Options of `merge`."""
 
     adapter: str | None
-    """Of an ADAPTER that holds several, as TRL's checkpoints hold a reference, merge the one of this name. Default:
-    the only one."""
+    """If ADAPTER holds several adapters, such as the reference in TRL's checkpoints, merge the one called NAME.
+    Default: the only one."""
 
 
 class PatchOptions(
@@ -626,7 +627,7 @@ class RowsOptions(
     """exact_row_wise_adagrad, partial_row_wise_adam, adam, row_wise_rmsprop_ar, or none."""
 
     embedding_dim: int | str | None
-    """Items of weight in a row."""
+    """The number of weight items in a row."""
 
     weight_dtype: str | TorchDType | None
     """float32 or float16. Default: the table's."""
@@ -638,7 +639,7 @@ class RowsOptions(
     """As --momentum1-dtype. Default: float32."""
 
     max_dim: int | str | None
-    """D of the widest table of the same operator. Default: this table's."""
+    """The embedding dimension D of the widest table of the same operator. Default: this table's."""
 
 
 class ScanOptions(_Connecting, total=False):

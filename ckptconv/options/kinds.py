@@ -174,15 +174,15 @@ def _named(text: str, called: str) -> tuple[str, str]:
 def _sizes(value: Any, called: str) -> dict[str, int]:
     """Return {axis: size} from a mapping, or from words such as n=32."""
     pairs = value.items() if isinstance(value, Mapping) else (text.split("=", 1) for text in _texts(value, called))
-    found: dict[str, int] = {}
+    sizes_of: dict[str, int] = {}
     for axis, *sizes in pairs:
         shown = f"{called} {brief('='.join(map(str, (axis, *sizes))))}"
         if not axis or not isinstance(axis, str) or len(sizes) != 1:
             raise UsageError(f"{shown} does not give the size of an axis.", "Write it as n=32.")
         size = parse_count(sizes[0], shown, 0, _MOST_SIZE)
-        if found.setdefault(axis, size) != size:
-            raise UsageError(f"{called} gives two sizes for {axis}: {found[axis]} and {size}.")
-    return found
+        if sizes_of.setdefault(axis, size) != size:
+            raise UsageError(f"{called} gives two sizes for {axis}: {sizes_of[axis]} and {size}.")
+    return sizes_of
 
 
 def choice(*choices: str, words: Any = str, unset: Any = None) -> ValueKind:

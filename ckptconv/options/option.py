@@ -76,8 +76,8 @@ class Option:
 
     def default_of(self, command: str) -> str:
         """Return what `command` does without it, in words; "" if that goes without saying."""
-        told = self.fallback or (str(self.written) if self.kind is not FLAG and self.written is not None else "")
-        return told if isinstance(told, str) else told.get(command, told.get("", ""))
+        default = self.fallback or (str(self.written) if self.kind is not FLAG and self.written is not None else "")
+        return default if isinstance(default, str) else default.get(command, default.get("", ""))
 
     @property
     def accepts(self) -> str:

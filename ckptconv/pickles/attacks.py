@@ -365,10 +365,10 @@ def code_called(function: Any, args: tuple[Any, ...]) -> Global | None:
     The function is `function` itself, or one of the first two `args` if `function` is in `_CALLERS`.
     """
     if type(function) is Global:
-        made = [arg for arg in args[:2] if type(arg) is Opaque] if str(function) in _CALLERS else []
+        functions = [arg for arg in args[:2] if type(arg) is Opaque] if str(function) in _CALLERS else []
     else:
-        made = [function] if type(function) is Opaque else []
-    return next((maker for each in made if (maker := _made_by(each)) is not None), None)
+        functions = [function] if type(function) is Opaque else []
+    return next((maker for each in functions if (maker := _made_by(each)) is not None), None)
 
 
 def makes_functions(named: Global) -> bool:

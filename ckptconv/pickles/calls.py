@@ -223,14 +223,14 @@ class Calls:
         coded = attacks.code_called(function, args)
         if coded is not None:
             self.suspects[coded] = None
-        made = Opaque(function, args, kwargs, how)
+        result = Opaque(function, args, kwargs, how)
         if type(function) is Global and function in self.unfinished:
-            self._note_place(made)
-        return made
+            self._note_place(result)
+        return result
 
-    def _note_place(self, made: Opaque) -> None:
-        """Remember the memo index that `made` will get: picklers store what they make at once."""
-        self.places[id(made)] = len(self.memo) + len(self.spill)
+    def _note_place(self, result: Opaque) -> None:
+        """Remember the memo index that `result` will get: picklers store what they make at once."""
+        self.places[id(result)] = len(self.memo) + len(self.spill)
 
     def build(self, state: Any) -> None:
         """Give the object on top of the stack its state, as BUILD does."""
@@ -327,14 +327,14 @@ def _as_newobj(name: str, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...], 
     """Return class, arguments and keywords of an object made through a helper of `copyreg` (protocols 0 and 1), or
     None."""
     if name == "_reconstructor" and len(args) == 3 and args[1] in _OBJECTS and args[2] is None:
-        made, given, kwargs = args[0], (), None
+        cls, given, kwargs = args[0], (), None
     elif name == "__newobj__" and args:
-        made, given, kwargs = args[0], args[1:], None
+        cls, given, kwargs = args[0], args[1:], None
     elif name == "__newobj_ex__" and len(args) == 3 and type(args[1]) is tuple and is_kwargs(args[2]):
-        made, given, kwargs = args
+        cls, given, kwargs = args
     else:
         return None
-    return (made, given, kwargs) if type(made) is Global and made.module not in ("copyreg", "copy_reg") else None
+    return (cls, given, kwargs) if type(cls) is Global and cls.module not in ("copyreg", "copy_reg") else None
 
 
 def is_kwargs(value: Any) -> bool:

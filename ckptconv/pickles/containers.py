@@ -471,9 +471,9 @@ class Made:
             raise _odd("deque")
         items = self._items(args[:1] if len(args) == 2 else args, _SEQUENCES, "deque")
         self.charge(_DEQUE_COST)
-        made: deque[Any] = deque(maxlen=maxlen)
-        self.deques.extend(made, items)
-        return made
+        result: deque[Any] = deque(maxlen=maxlen)
+        self.deques.extend(result, items)
+        return result
 
     def defaultdict(self, args: tuple[Any, ...]) -> Any:
         """defaultdict(), defaultdict(factory), defaultdict(factory, pairs); the factory is in `_FACTORIES` or None.

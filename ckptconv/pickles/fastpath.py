@@ -206,12 +206,12 @@ class TensorPhrases:
             expected += step
             pos = at + size
             ends.append(pos)
-        made = make(keys) if keys else []
-        count = len(made)
+        tensors = make(keys) if keys else []
+        count = len(tensors)
         del names[count:], keys[count:]
-        stack += itertools.chain.from_iterable(zip(names, made, strict=True))
+        stack += itertools.chain.from_iterable(zip(names, tensors, strict=True))
         between = map(itertools.repeat, entry.between)
-        memo += [*itertools.chain.from_iterable(zip(names, keys, *between, made, strict=False))]
+        memo += [*itertools.chain.from_iterable(zip(names, keys, *between, tensors, strict=False))]
         return count, ends[count]
 
     def _phrase(

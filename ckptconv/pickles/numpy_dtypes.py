@@ -66,14 +66,14 @@ class NumpyDtype(NamedTuple):
 
 def parsed(text: str) -> NumpyDtype | None:
     """Return the dtype of plain elements that `text` names; None if numpy has none of that name."""
-    found = _NOTATION.fullmatch(text)
-    if not found:
+    match = _NOTATION.fullmatch(text)
+    if not match:
         return None
-    order, kind, size, count, unit = found.groups()
-    made = NumpyDtype(order, kind, int(size), int(count or 1), unit or "")
-    if made.size not in _SIZES.get(kind, (made.size,)) or made.multiple > MOST_COUNT:
+    order, kind, size, count, unit = match.groups()
+    dtype = NumpyDtype(order, kind, int(size), int(count or 1), unit or "")
+    if dtype.size not in _SIZES.get(kind, (dtype.size,)) or dtype.multiple > MOST_COUNT:
         return None
-    return made if unit is None or (kind in "mM" and unit in UNITS) else None
+    return dtype if unit is None or (kind in "mM" and unit in UNITS) else None
 
 
 def is_lacking(text: str) -> bool:
@@ -104,30 +104,30 @@ def element(dtype: Any, depth: int = 0) -> Element:
             raise ValueError("a dtype that numpy does not have")
         kind, digits = named.groups()
         size = int(digits or _ALONE.get(kind, 0)) * (4 if kind == "U" else 1)
-        made = Element(size, kind == "O")
+        item = Element(size, kind == "O")
     else:
         kind = "V"
-        made = element(code, depth + 1) if type(code) is Opaque else Element(0, False)
+        item = element(code, depth + 1) if type(code) is Opaque else Element(0, False)
     state = dtype.state[0]
     if type(state) is not tuple or len(state) < 8:
         raise ValueError("a dtype without a state")
     parts = list(state[4].values()) if type(state[4]) is dict else []
     if kind in "SaUV" and type(state[5]) is int and state[5] >= 0:
         # Of other kinds, numpy has the size by the name.
-        made = Element(state[5], made.has_objects)
+        item = Element(state[5], item.has_objects)
     inner = [(element(part[0], depth + 1), part[1]) for part in parts if type(part) is tuple and len(part) > 1]
     if len(inner) != len(parts) or any(
-        type(at) is not int or at < 0 or at + each.size > made.size for each, at in inner
+        type(at) is not int or at < 0 or at + each.size > item.size for each, at in inner
     ):
         raise ValueError("a dtype whose fields extend beyond it")
     if state[2] is not None:
         part, shape = state[2] if type(state[2]) is tuple and len(state[2]) == 2 else (None, None)
         repeated = element(part, depth + 1)
-        if type(shape) is not tuple or math.prod(shape) * repeated.size != made.size:
+        if type(shape) is not tuple or math.prod(shape) * repeated.size != item.size:
             raise ValueError("a dtype of another size than its parts")
         inner.append((repeated, 0))
     # numpy takes flags from here: with wrong ones, it takes bytes of the pickle for pointers.
-    has_objects = made.has_objects or any(each.has_objects for each, _ in inner)
+    has_objects = item.has_objects or any(each.has_objects for each, _ in inner)
     if type(state[7]) is not int or state[7] & _OF_OBJECTS != has_objects * _OF_OBJECTS:
         raise ValueError("a dtype with other flags")
-    return Element(made.size, has_objects)
+    return Element(item.size, has_objects)

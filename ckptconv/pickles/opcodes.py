@@ -113,11 +113,11 @@ class State(Calls):
     def skip_embedded(self, target: Opaque) -> None:
         """Read on behind the bytes that `target` stands for, if there are some. They follow the frame that it is in."""
         assert self.vocabulary.embedded
-        found = self.vocabulary.embedded(target, self.base + (self.size if self.around else self.pos))
-        if found is not None:
+        skipped = self.vocabulary.embedded(target, self.base + (self.size if self.around else self.pos))
+        if skipped is not None:
             if self.around and self.pos < self.size:
                 self.odd("has bytes that follow a frame, and goes on in the frame")
-            position, data = found
+            position, data = skipped
             self._read(data, 0, position)
 
     def take(self, length: int) -> bytes:
@@ -199,9 +199,9 @@ def _global(machine: State) -> Any:
     return machine.find(str(module, "utf-8"), str(machine.line(), "utf-8"))
 
 
-def _instantiate(machine: State, made: Any, args: list[Any]) -> Any:
-    """Return what INST and OBJ make: a call, or without arguments a new object of the class `made`."""
-    return machine.call(made, tuple(args), "reduce" if args else "newobj")
+def _instantiate(machine: State, cls: Any, args: list[Any]) -> Any:
+    """Return what INST and OBJ make: a call, or without arguments a new object of the class `cls`."""
+    return machine.call(cls, tuple(args), "reduce" if args else "newobj")
 
 
 def _stack_global(machine: State) -> None:
@@ -210,14 +210,14 @@ def _stack_global(machine: State) -> None:
 
 
 def _inst(machine: State) -> None:
-    made = _global(machine)
+    cls = _global(machine)
     args = machine.above_mark()
-    machine.stack.append(_instantiate(machine, made, args))
+    machine.stack.append(_instantiate(machine, cls, args))
 
 
 def _obj(machine: State) -> None:
-    made, *args = machine.above_mark() or [None]
-    machine.stack.append(_instantiate(machine, made, args))
+    cls, *args = machine.above_mark() or [None]
+    machine.stack.append(_instantiate(machine, cls, args))
 
 
 def _newobj_ex(machine: State) -> None:
@@ -245,9 +245,9 @@ def _stored(machine: State) -> list[Any]:
 
 def _dict(machine: State) -> None:
     items = machine.above_mark()
-    made: dict[Any, Any] = {}
-    machine.set_items(made, items)
-    machine.stack.append(made)
+    mapping: dict[Any, Any] = {}
+    machine.set_items(mapping, items)
+    machine.stack.append(mapping)
 
 
 def _empty_set(machine: State) -> None:
@@ -325,7 +325,7 @@ def _string(machine: State) -> Any:
     line = machine.line()
     if len(line) < 2 or line[:1] != line[-1:] or line[:1] not in (b"'", b'"'):
         raise MalformedError("has a string without quotes")
-    if any(found[1] for found in _ESCAPES.finditer(line[1:-1])):
+    if any(escape[1] for escape in _ESCAPES.finditer(line[1:-1])):
         # Python only warns, and reads something else.
         machine.odd("has a string with an invalid escape")
         return ""

@@ -174,12 +174,12 @@ class _Pickler:
             self.call(value, self.reduced(value))
 
     def reduced(self, value: Any) -> Call:
-        made = _reduce(value)
-        if made is None:
-            made = self.reducer(value)
-        if made is None:
+        call = _reduce(value)
+        if call is None:
+            call = self.reducer(value)
+        if call is None:
             raise UsageError(f"A value of type {type(value).__name__} cannot be written into a pickle.")
-        return made if type(made) is Call else Call(None, (made,))
+        return call if type(call) is Call else Call(None, (call,))
 
     def call(self, value: Any, made: Call) -> None:
         """Write `made`, which makes `value`; None for a value that cannot come again and stays out of the memo."""
@@ -421,15 +421,15 @@ def _constant(value: TorchConstant) -> Any:
 
 
 def _numpy_dtype(dtype: str) -> Call:
-    found = numpy_dtypes.parsed(dtype)
-    if not found or not found.order or (found.kind in "mM" and found.order not in "<>"):
+    notation = numpy_dtypes.parsed(dtype)
+    if not notation or not notation.order or (notation.kind in "mM" and notation.order not in "<>"):
         raise UnsupportedError(f"A numpy value of dtype {dtype[:40]!r} cannot be written into a pickle.")
-    order, kind, size, count, unit = found
+    order, kind, size, count, unit = notation
     named = Global("numpy", "dtype"), (f"{kind}{size}", False, True)
     if kind in "mM":
         counted = (None, ((unit or "generic").encode(), count, 1, 1))
         return Call(*named, states=((4, order, None, None, None, -1, -1, 0, counted),))
-    element = found.itemsize if kind in "SUV" else -1
+    element = notation.itemsize if kind in "SUV" else -1
     alignment = 4 if kind == "U" else 1 if element > 0 else -1
     return Call(*named, states=((3, order, None, None, None, element, alignment, 0),))
 
@@ -471,5 +471,5 @@ _REDUCTIONS: dict[type, Callable[[Any], Any]] = {
 
 def _reduce(value: Any) -> Any:
     """Return what makes a value whose type has no opcode; None for unknown types."""
-    made = _REDUCTIONS.get(type(value))
-    return None if made is None else made(value)
+    reduction = _REDUCTIONS.get(type(value))
+    return None if reduction is None else reduction(value)

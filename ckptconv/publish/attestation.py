@@ -35,11 +35,11 @@ def statements(outputs: Sequence[tuple[str, bool, bytes]], inputs: Sequence[Mapp
     and its manifest; `inputs` are those of each by name. Raises UsageError for a manifest without digests."""
     lines = []
     for (path, is_file, manifest), named in zip(outputs, inputs, strict=True):
-        told = parse_json(manifest)
-        if "digest" not in told:
+        record = parse_json(manifest)
+        if "digest" not in record:
             raise without_digests(path)
-        digests = _digests(path, is_file, told, manifest)
-        lines += [_model_signing(path, is_file, told["digest"], digests), _provenance(told, digests, named)]
+        digests = _digests(path, is_file, record, manifest)
+        lines += [_model_signing(path, is_file, record["digest"], digests), _provenance(record, digests, named)]
     return b"".join(json.dumps(line, separators=(",", ":")).encode() + b"\n" for line in lines)
 
 
@@ -51,16 +51,16 @@ def without_digests(path: str) -> UsageError:
     )
 
 
-def _digests(path: str, is_file: bool, told: Mapping[str, Any], manifest: bytes) -> dict[str, str]:
+def _digests(path: str, is_file: bool, record: Mapping[str, Any], manifest: bytes) -> dict[str, str]:
     """Return the digests of the files of an output by name: in its directory, the manifest is one of them."""
-    found = {name: entry["digests"]["file"] for name, entry in told["files"].items()}
+    digests = {name: entry["digests"]["file"] for name, entry in record["files"].items()}
     if is_file:
-        return {basename(path): digest for digest in found.values()}
-    if told["kind"] == "universal":
-        found.pop(LATEST_UNIVERSAL, None)  # which is beside the directory
-    hashing = hasher(told["digest"])
+        return {basename(path): digest for digest in digests.values()}
+    if record["kind"] == "universal":
+        digests.pop(LATEST_UNIVERSAL, None)  # which is beside the directory
+    hashing = hasher(record["digest"])
     hashing.update(manifest)
-    return {**found, MANIFEST: hashing.hexdigest()}
+    return {**digests, MANIFEST: hashing.hexdigest()}
 
 
 def _model_signing(path: str, is_file: bool, algorithm: str, digests: Mapping[str, str]) -> dict[str, Any]:
@@ -88,37 +88,39 @@ def _model_signing(path: str, is_file: bool, algorithm: str, digests: Mapping[st
     }
 
 
-def _provenance(told: Mapping[str, Any], digests: Mapping[str, str], inputs: Mapping[str, Digested]) -> dict[str, Any]:
+def _provenance(
+    record: Mapping[str, Any], digests: Mapping[str, str], inputs: Mapping[str, Digested]
+) -> dict[str, Any]:
     """Return the statement that ties the files of an output to its inputs, options, map, and version."""
-    source = dict(told["source"])
+    source = dict(record["source"])
     known = source.pop("inputs")
     # Files that were read and have no entry in the manifest have a size and a digest.
     named = {**known, **{name: {"size": each.size} for name, each in sorted(inputs.items()) if name not in known}}
     chosen = {
-        name: told[name]
+        name: record[name]
         for name in ("kind", "options", "like", "map", "dequantized", "quantized", "average", "adapters", "adapter")
-        if name in told
+        if name in record
     }
     return {
         "_type": _STATEMENT,
-        "subject": [{"name": name, "digest": {told["digest"]: digest}} for name, digest in digests.items()],
+        "subject": [{"name": name, "digest": {record["digest"]: digest}} for name, digest in digests.items()],
         "predicateType": _PROVENANCE,
         "predicate": {
             "buildDefinition": {
                 "buildType": _BUILD_TYPE,
                 "externalParameters": {"source": source, **chosen},
-                "internalParameters": {"plan": told["plan"]},
+                "internalParameters": {"plan": record["plan"]},
                 "resolvedDependencies": [
                     {
                         "name": name,
                         # A name may hold half a surrogate pair.
                         "uri": quote(name, errors="surrogatepass"),
-                        **({"digest": {told["digest"]: inputs[name].digest}} if name in inputs else {}),
-                        "annotations": found,
+                        **({"digest": {record["digest"]: inputs[name].digest}} if name in inputs else {}),
+                        "annotations": digested,
                     }
-                    for name, found in named.items()
+                    for name, digested in named.items()
                 ],
             },
-            "runDetails": {"builder": {"id": _HOME, "version": {"ckptconv": told["ckptconv"]}}},
+            "runDetails": {"builder": {"id": _HOME, "version": {"ckptconv": record["ckptconv"]}}},
         },
     }

@@ -58,8 +58,8 @@ def _left(source: Source, target: Target, options: Options, parts: Collection[st
         # beside what points to the step. A store is not asked for them.
         if is_remote(path):
             return path, []
-        found = companions.beside(source, stores)
-        path, own = found.directory, found.files
+        near = companions.beside(source, stores)
+        path, own = near.directory, near.files
     place = Location(path, stores)
     here, output = resolved_name(path), resolved_name(target.path)
     if place.kind != "directory" or here in (output, dirname(output) if target.is_file else output):
@@ -82,8 +82,8 @@ def _accompanied(source: Source, target: Target, options: Options) -> tuple[Sour
     earlier = earlier_companions(directory) if is_known else {}
     goal = target._replace(replaces=frozenset(earlier))
     if not asked and options.copy_config is None and source.quantized and source.quantized.says:
-        told = f"{source.quantized.path} was not copied: --copy-config writes it without its quantization settings."
-        return source._replace(notes=[*source.notes, told]), goal
+        warning = f"{source.quantized.path} was not copied: --copy-config writes it without its quantization settings."
+        return source._replace(notes=[*source.notes, warning]), goal
     return (_with_companions(source, asked, directory, options, earlier) if asked else source), goal
 
 
@@ -151,17 +151,17 @@ def _with_companions(
     return source._replace(notes=[*source.notes, *notes], warnings=[*source.warnings, *stays])
 
 
-def _copied(files: Collection[str], source: Source, found: Sequence[companions.Companions]) -> str:
+def _copied(files: Collection[str], source: Source, directories: Sequence[companions.Companions]) -> str:
     """Return the note that says which files are copied, and from where if there is a reference."""
     if source.reference is None:
         named = [join(source.folder, name) if source.folder else name for name in files]
         return f"copied for from_pretrained: {some(named, len(named), str)}"
-    left, told = list(files), []
-    for one in found:
+    left, parts = list(files), []
+    for one in directories:
         here = [name for name in left if name in one.files]
         left = [name for name in left if name not in here]
-        told += [f"{some(here, len(here), str)} of {one.directory}"] if here else []
-    return f"copied for from_pretrained: {'; '.join(told)}"
+        parts += [f"{some(here, len(here), str)} of {one.directory}"] if here else []
+    return f"copied for from_pretrained: {'; '.join(parts)}"
 
 
 def earlier_companions(directory: Location) -> Mapping[str, File]:

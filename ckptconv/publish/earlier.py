@@ -60,8 +60,8 @@ class Directory:
         if not is_remote(path):
             if os.path.islink(path):
                 return ""
-            if found := marked(path):
-                return "" if found == CHANGED else found
+            if mark := marked(path):
+                return "" if mark == CHANGED else mark
         return self._of_manifest(name, entry) or self._of_records(name, entry)
 
     def _entry(self, name: str) -> Entry:
@@ -70,16 +70,16 @@ class Directory:
         return place.names[last]
 
     def _of_manifest(self, name: str, entry: Entry) -> str:
-        told = self.manifest
-        listed = told["files"].get(name) if told else None
-        if told is None or listed is None or listed["size"] != entry.file.size:
+        stated = self.manifest
+        listed = stated["files"].get(name) if stated else None
+        if stated is None or listed is None or listed["size"] != entry.file.size:
             return ""
         if is_remote(entry.file.path):
-            return made_as(told)  # stores do not tell times in a common form
+            return made_as(stated)  # stores do not tell times in a common form
         manifest = self.names[MANIFEST].file
         # Where the manifest has its mark, so had all files that were written with it.
         is_as_written = not marked(manifest.path) and int(entry.file.stamp, 16) <= int(manifest.stamp, 16)
-        return made_as(told) if is_as_written else ""
+        return made_as(stated) if is_as_written else ""
 
     @functools.cached_property
     def manifest(self) -> Mapping[str, Any] | None:
@@ -92,9 +92,9 @@ class Directory:
         """Return UNFINISHED for a file to which a run of ours that has not ended has given its final name."""
         for staging in self._stagings():
             is_far = is_remote(staging.path)
-            found = _json(staging.join(record_of(name)), object_record if is_far else file_record)
-            stamp = found and (found["version"] if is_far else f"{found['mtime']:x}")
-            if found and (found["name"], found["size"], stamp) == (name, entry.file.size, entry.file.stamp):
+            record = _json(staging.join(record_of(name)), object_record if is_far else file_record)
+            stamp = record and (record["version"] if is_far else f"{record['mtime']:x}")
+            if record and (record["name"], record["size"], stamp) == (name, entry.file.size, entry.file.stamp):
                 return UNFINISHED
         return ""
 
@@ -113,23 +113,23 @@ class Directory:
 def _json(place: Location, parse: Callable[[bytes], Any]) -> dict[str, Any] | None:
     """Return what `parse` makes of a small file; None if it is not there, or not what it should be."""
     try:
-        found: dict[str, Any] = parse(place.read_text(MOST_RECORD).encode(errors="surrogatepass"))
+        parsed: dict[str, Any] = parse(place.read_text(MOST_RECORD).encode(errors="surrogatepass"))
     except (CkptconvError, ValueError):
         return None
-    return found
+    return parsed
 
 
 def _manifest(data: bytes) -> dict[str, Any]:
-    told: dict[str, Any] = parse_json(data)
-    check_manifest(told)
-    return told
+    manifest: dict[str, Any] = parse_json(data)
+    check_manifest(manifest)
+    return manifest
 
 
 def file_made_as(place: Location, kind: str) -> str:
     """Return what the file at `place` is as this program made it; "" if that is not known, CHANGED if somebody changed
     it since. Of those without a mark, the form tells whether it is of the given `kind`."""
-    if not is_remote(place.path) and (found := marked(place.path)):
-        return found
+    if not is_remote(place.path) and (mark := marked(place.path)):
+        return mark
     base = kind.partition("/")[0]
     form = import_module(_OF_FEATURES[base]).is_ours if base in _OF_FEATURES else _FORMS.get(base)
     if form is None or place.kind != "file":
@@ -153,10 +153,10 @@ def _has_record(reader: Reader) -> bool:
     if not looks_like_safetensors(head, reader.file.size):
         return False
     try:
-        told = parse_json(reader.read_at(8, int.from_bytes(head[:8], "little")))
+        header = parse_json(reader.read_at(8, int.from_bytes(head[:8], "little")))
     except ValueError:
         return False
-    metadata = told.get(METADATA) if isinstance(told, dict) else None
+    metadata = header.get(METADATA) if isinstance(header, dict) else None
     return isinstance(metadata, dict) and any(key.startswith(_RECORDS) for key in metadata)
 
 

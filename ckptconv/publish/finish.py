@@ -142,11 +142,11 @@ def _staged(planned: _Planned, options: Options, progress: Progress | None, stac
             f"{planned.path} is one file without a manifest, so its digests have no place.",
             "Add --manifest FILE.",
         )
-    made = _collected(planned, staging)
+    records = _collected(planned, staging)
     if options.checksum:
         _check(planned, staging, progress)
-    manifest = partial(document, plan.heading, made)
-    return Staged(planned.path, planned.is_file, staging, list(made), manifest, not planned.is_file)
+    manifest = partial(document, plan.heading, records)
+    return Staged(planned.path, planned.is_file, staging, list(records), manifest, not planned.is_file)
 
 
 def _report(planned: Sequence[_Planned], options: Options, started: float) -> Report:
@@ -204,54 +204,54 @@ def _directories(path: str) -> list[str]:
 
 def _planned(output: Location) -> list[_Planned]:
     """Return `output`, or the outputs of the tensor-parallel ranks in it."""
-    path, found = output.path, _described(output)
-    if not found:
+    path, descriptions = output.path, _described(output)
+    if not descriptions:
         listed = remote_parts.directories(output) if is_remote(path) else _directories(path)
         ranks = [output.join(name) for name in listed if _RANK.fullmatch(name)]
         if any(map(_described, ranks)):
             return [each for rank in ranks for each in _planned(rank)]
-    if not found:
+    if not descriptions:
         raise UsageError(
             f"No parts of {path} are staged, so finish has nothing to publish.",
             "Give the OUTPUT of the conversions with --part, and run these first.",
         )
-    if len(found) > 1:
-        places = " and ".join(each.place for each in found)
+    if len(descriptions) > 1:
+        places = " and ".join(each.place for each in descriptions)
         raise UsageError(
-            f"Parts of {len(found)} different conversions are staged for {path}: {places}. The input changed in "
+            f"Parts of {len(descriptions)} different conversions are staged for {path}: {places}. The input changed in "
             "between, or the parts were made with different options or releases of ckptconv.",
             "Remove the unwanted one, and run the missing parts of the other.",
         )
-    (each,) = found
+    (each,) = descriptions
     try:
-        told = description(each.data, each.plan_id, each.kinds, DIRECTORIES)
+        plan = description(each.data, each.plan_id, each.kinds, DIRECTORIES)
     except ValueError as error:
         raise CorruptError(
             f"The description of the parts in {each.place} is damaged: {error}.",
             "Run one of the parts again to write it again.",
         ) from None
-    return [_Planned(real_place(path) if told.kind == "tree" else path, told, each.published)]
+    return [_Planned(real_place(path) if plan.kind == "tree" else path, plan, each.published)]
 
 
 def _collected(planned: _Planned, staging: Staging) -> dict[str, Made]:
     """Return the `Made` of every file, by name. Raises FailedError if some are missing."""
     digest = planned.plan.heading.get("digest", "")
     every = ((name, staging.finished(name, size, digest)) for name, size, _ in planned.plan.files)
-    made = {name: found for name, found in every if found is not None}
+    records = {name: record for name, record in every if record is not None}
     for name, _, count in planned.plan.files:
-        if name in made and len(made[name].crcs) != count:
+        if name in records and len(records[name].crcs) != count:
             raise CorruptError(
-                f"The record of {name!r} in {planned.path} is damaged: it describes {len(made[name].crcs)} tensors, "
+                f"The record of {name!r} in {planned.path} is damaged: it describes {len(records[name].crcs)} tensors, "
                 f"but the plan has {count}.",
                 f"Run {_by_part(planned, [name])} again, then finish.",
             )
-    missing = [name for name, _, _ in planned.plan.files if name not in made]
+    missing = [name for name, _, _ in planned.plan.files if name not in records]
     if missing:
         raise FailedError(
             f"{planned.path} is not complete: {_by_part(planned, missing)}. The staged files are kept.",
             f"Run {'that part' if len(_parts_of(planned, missing)) == 1 else 'those parts'} again, then finish.",
         )
-    return made
+    return records
 
 
 def _check(planned: _Planned, staging: Staging, progress: Progress | None) -> None:
@@ -269,11 +269,11 @@ def _check(planned: _Planned, staging: Staging, progress: Progress | None) -> No
 
 def _parts_of(planned: _Planned, names: Sequence[str]) -> dict[int, list[str]]:
     parts = assign([size for _, size, _ in planned.plan.files], planned.plan.parts, planned.plan.shift)
-    found: dict[int, list[str]] = {}
+    names_of: dict[int, list[str]] = {}
     for (name, _, _), part in zip(planned.plan.files, parts, strict=True):
         if name in names:
-            found.setdefault(part, []).append(name)
-    return dict(sorted(found.items()))
+            names_of.setdefault(part, []).append(name)
+    return dict(sorted(names_of.items()))
 
 
 def _by_part(planned: _Planned, names: Sequence[str]) -> str:

@@ -37,16 +37,16 @@ def inputs_of(output: Output, source: str) -> dict[str, File]:
     The latter are called by their path within the directory of `source`, or else by their own name: the data behind a
     virtual checkpoint, and the files of formats of other packages.
     """
-    found = {name: each.file for name, each in output.inputs.items() if isinstance(each, Input)}
-    known = {file.path for file in found.values()}
+    files = {name: each.file for name, each in output.inputs.items() if isinstance(each, Input)}
+    known = {file.path for file in files.values()}
     directory = f"{source.rstrip('/')}/"
     for file in dict.fromkeys(file.stored for file in output.plan.inputs()):
         if file.path not in known:
             inside = file.path.startswith(directory)
             known.add(file.path)
             name = file.path[len(directory) :] if inside else basename(file.path)
-            found[name if name not in found else file.path] = file
-    return found
+            files[name if name not in files else file.path] = file
+    return files
 
 
 class Digested(NamedTuple):
@@ -64,23 +64,23 @@ def digested(
     `progress` gets the bytes read. Raises CorruptError if a file has changed since it was opened.
     """
     files = files_in(inputs)
-    found: dict[File, str] = {}
+    digests: dict[File, str] = {}
     on_file(progress, _DIGESTING)
     with SpoolingReaders(dict(options.storage_options), options.spool_dir) as readers:
         # The largest first, so that no thread is left alone with it.
         near = sorted((file for file in files if not is_far(file.path)), key=lambda file: -file.size)
         jobs = max(min(options.jobs or min(os.cpu_count() or 1, _MOST_JOBS), len(near)), 1)
-        in_threads(iter(near), [_Digester(readers, algorithm, found, progress) for _ in range(jobs)], None)
+        in_threads(iter(near), [_Digester(readers, algorithm, digests, progress) for _ in range(jobs)], None)
         far = [file for file in files if is_far(file.path)]
         memory = options.buffers(far=True) // 2
         from ckptconv.storage.prefetch import Prefetch
 
         with Prefetch[Range](readers, readers.spool, _needed, memory=memory) as prefetch:
-            digester = _Digester(prefetch, algorithm, found, progress)
+            digester = _Digester(prefetch, algorithm, digests, progress)
             for each in prefetch.over(_ranges(far)):
                 digester.add(each)
     check_unchanged(files, dict(options.storage_options))
-    return [{name: Digested(file.size, found[file]) for name, file in each.items()} for each in inputs]
+    return [{name: Digested(file.size, digests[file]) for name, file in each.items()} for each in inputs]
 
 
 def files_in(inputs: Iterable[Mapping[str, File]]) -> list[File]:
@@ -149,15 +149,15 @@ def described(inputs: Mapping[str, File]) -> dict[str, list[Any]]:
 
 
 def found_again(
-    path: str, told: Mapping[str, Sequence[Any]], named: Iterable[str], options: Options
+    path: str, recorded: Mapping[str, Sequence[Any]], named: Iterable[str], options: Options
 ) -> dict[str, File]:
     """Return the inputs of parts of the output `path` by name, as `described` told. `named` are those of its manifest.
 
     Raises FailedError for one that is not there any more, as on a machine that does not see it.
     """
-    found = {name: File(*each) for name, each in told.items()}
-    gone = [file.path for file in found.values() if look(file.path, dict(options.storage_options)).kind != "file"]
-    gone += [name for name in named if name not in found]
+    files = {name: File(*each) for name, each in recorded.items()}
+    gone = [file.path for file in files.values() if look(file.path, dict(options.storage_options)).kind != "file"]
+    gone += [name for name in named if name not in files]
     if gone:
         counted = Counter(gone)
         others = f", and {len(counted) - 1} more" if len(counted) > 1 else ""
@@ -165,4 +165,4 @@ def found_again(
             f"The statement about {path} needs the digests of its inputs, and {gone[0]}{others} cannot be read here.",
             "Run finish on the machine that made the parts, or without --attest.",
         )
-    return found
+    return files

@@ -99,7 +99,7 @@ def make(
             digesting.give_up()
         raise
     digests = digesting.digests if digesting else None
-    made = Made(file.size, {part.name: None if crcs is None else crcs.get(part.name, 0) for part in parts}, digests)
+    finished = Made(file.size, {part.name: None if crcs is None else crcs.get(part.name, 0) for part in parts}, digests)
 
     def seal() -> None:
         if digesting:
@@ -108,7 +108,7 @@ def make(
         if task.recorded:
             staging.record(file, crcs, digests)
 
-    return Result(made, tally), seal
+    return Result(finished, tally), seal
 
 
 def make_elsewhere(task: Task, known: Elsewhere) -> Result | CkptconvError:

@@ -47,20 +47,20 @@ def document(head: Mapping[str, Any], files: Mapping[str, Made]) -> bytes:
     for key, value in head.items():
         out.write(f" {json.dumps(key)}: {json.dumps(value, sort_keys=True)},\n".encode())
     out.write(b' "files": {')
-    for number, (name, made) in enumerate(files.items()):
+    for number, (name, finished) in enumerate(files.items()):
         start = "," if number else ""
-        out.write(f'{start}\n  {json.dumps(name)}: {{"size": {made.size}, '.encode())
-        if made.digests:
-            out.write(f'"digests": {{"file": "{made.digests.file}", "tensors": {{'.encode())
-            for index, tensor in enumerate(made.crcs):
-                digest = made.digests.tensors[tensor]
+        out.write(f'{start}\n  {json.dumps(name)}: {{"size": {finished.size}, '.encode())
+        if finished.digests:
+            out.write(f'"digests": {{"file": "{finished.digests.file}", "tensors": {{'.encode())
+            for index, tensor in enumerate(finished.crcs):
+                digest = finished.digests.tensors[tensor]
                 out.write(f'{"," if index else ""}\n   {json.dumps(tensor)}: "{digest}"'.encode())
             out.write(b"}}, ")
         out.write(b'"tensors": {')
-        for index, (tensor, crc) in enumerate(made.crcs.items()):
+        for index, (tensor, crc) in enumerate(finished.crcs.items()):
             value = "null" if crc is None else f'"{crc:08x}"'
             out.write(f"{',' if index else ''}\n   {json.dumps(tensor)}: {value}".encode())
-        out.write(b"\n  }}" if made.crcs else b"}}")
+        out.write(b"\n  }}" if finished.crcs else b"}}")
     out.write(b"\n }\n}\n")
     return out.getvalue()
 
@@ -89,8 +89,8 @@ def spans(file: FilePlan, crcs: Mapping[str, int] | None) -> Iterator[tuple[int,
 def record(file: FilePlan, crcs: Mapping[str, int] | None, digests: Digests | None, facts: Mapping[str, Any]) -> bytes:
     """Return the record that `file` is finished. `facts` identify the file later."""
     out = io.BytesIO()
-    told = {"digests": vars(digests)} if digests else {}
-    out.write(json.dumps({"name": file.name, "size": file.size, **told, **facts})[:-1].encode())
+    extra = {"digests": vars(digests)} if digests else {}
+    out.write(json.dumps({"name": file.name, "size": file.size, **extra, **facts})[:-1].encode())
     out.write(b', "spans": [')
     for number, (at, size, crc, name) in enumerate(spans(file, crcs)):
         out.write(f"{',' if number else ''}[{at},{size},{json.dumps(crc)},{json.dumps(name)}]".encode())
@@ -98,11 +98,11 @@ def record(file: FilePlan, crcs: Mapping[str, int] | None, digests: Digests | No
     return out.getvalue()
 
 
-def made(found: Mapping[str, Any]) -> Made:
+def made(entry: Mapping[str, Any]) -> Made:
     """Return the `Made` that a record describes."""
-    crcs = {name: crc for _, _, crc, name in found["spans"] if name is not None}
-    if "digests" not in found:
-        return Made(found["size"], crcs, None)
+    crcs = {name: crc for _, _, crc, name in entry["spans"] if name is not None}
+    if "digests" not in entry:
+        return Made(entry["size"], crcs, None)
     from ckptconv.storage.digests import Digests
 
-    return Made(found["size"], crcs, Digests(**found["digests"]))
+    return Made(entry["size"], crcs, Digests(**entry["digests"]))

@@ -55,12 +55,12 @@ def files_of(outputs: Sequence[Output], part: tuple[int, int] | None) -> list[li
         return [list(output.plan.files) for output in outputs]
     number, count = part
     # Assign each output separately, so that `finish` can tell which part a file belongs to.
-    found = []
+    chosen = []
     for index, output in enumerate(outputs):
         files = output.plan.files
         parts = assign([file.size for file in files], count, index)
-        found.append([file for file, of in zip(files, parts, strict=True) if of == number])
-    return found
+        chosen.append([file for file, of in zip(files, parts, strict=True) if of == number])
+    return chosen
 
 
 def assign(sizes: Sequence[int], count: int, shift: int = 0) -> list[int]:
@@ -70,9 +70,9 @@ def assign(sizes: Sequence[int], count: int, shift: int = 0) -> list[int]:
     """
     # No more parts than files get a file.
     filled = [(0, part) for part in range(min(count, len(sizes)))]
-    found = [0] * len(sizes)
+    part_of = [0] * len(sizes)
     for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):
         size, part = filled[0]
-        found[index] = (part + shift) % count
+        part_of[index] = (part + shift) % count
         heapq.heapreplace(filled, (size + sizes[index], part))
-    return found
+    return part_of

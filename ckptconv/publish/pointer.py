@@ -36,8 +36,8 @@ def check_pointer(path: str, made_as: str, overwrite: bool, stores: Mapping[str,
     named = pointer.read_text(_LONGEST).strip() if pointer.kind == "file" else ""
     if named in ("", basename(path)) or file_made_as(pointer, made_as) == made_as:
         return
-    told = Directory(pointer.parent.child(named)).manifest if named == basename(named) else None
-    if told is None:
+    earlier = Directory(pointer.parent.child(named)).manifest if named == basename(named) else None
+    if earlier is None:
         raise UsageError(
             f"{pointer} names {named}, which ckptconv did not write, and would be replaced.",
             "Write the universal checkpoint to another directory, or give --overwrite.",

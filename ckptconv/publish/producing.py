@@ -54,14 +54,14 @@ def produce(
     The other functions are those that `convert` takes.
     """
     _check_digests(outputs, chosen)
-    made = _Production(sources, outputs, chosen)
-    made.check()
+    production = _Production(sources, outputs, chosen)
+    production.check()
     done = Done()
     if not chosen.dry_run:
-        with _depfile(made.every, outputs, made.inputs, chosen):
+        with _depfile(production.every, outputs, production.inputs, chosen):
             hooks = Hooks(on_total, progress, before_commit, verify)
-            done = publish(outputs, made.described(), chosen, hooks, executor)
-    return made.report(done, started)
+            done = publish(outputs, production.described(), chosen, hooks, executor)
+    return production.report(done, started)
 
 
 class _Production:
@@ -224,8 +224,8 @@ def _met(outputs: Sequence[Output], chosen: Options, checksums: Checksums | None
             f"The tensor-parallel ranks differ in {len(done.differing)} states of unsplit parameters; the states of "
             f"the first rank were taken: {few}."
         )
-    if told := done.tally.overflowed(chosen.dtype or "their dtype"):
-        yield told
+    if warning := done.tally.overflowed(chosen.dtype or "their dtype"):
+        yield warning
     for each in outputs:
         if is_remote(each.target.path):
             from ckptconv.publish.staging.remote import notes

@@ -185,10 +185,10 @@ class _Work:
         for file in self.files:
             # Files without tensors are quickly made again.
             known = file.tensors or in_parts
-            found = self.staging.finished(file.name, file.size, "" if in_parts else digest) if known else None
-            if found and (found.digested or not self.digested):
+            resumed = self.staging.finished(file.name, file.size, "" if in_parts else digest) if known else None
+            if resumed and (resumed.digested or not self.digested):
                 # The manifest must not depend on whether the run was resumed.
-                self.made[file.name] = found if self.digested else found._replace(crcs=dict.fromkeys(found.crcs))
+                self.made[file.name] = resumed if self.digested else resumed._replace(crcs=dict.fromkeys(resumed.crcs))
 
     def paths(self) -> dict[str, str]:
         """Return the paths of the output's staged files by name."""
@@ -344,9 +344,9 @@ class _Run:
             return ()
         from ckptconv.publish.inputs import digested, files_in
 
-        found = digested(self._inputs.named, self._options.digest, self._options, self._hooks.progress)
+        digests = digested(self._inputs.named, self._options.digest, self._options, self._hooks.progress)
         self.done.tally.bytes_read += sum(file.size for file in files_in(self._inputs.named))
-        return found
+        return digests
 
     def describe(self, inputs: Sequence[Mapping[str, Digested]]) -> list[Staging]:
         """Stage the manifests in directories, and what was asked for beside the outputs. Return the staging of the
@@ -618,8 +618,8 @@ def _check_digests(inputs: Inputs, readers: SpoolingReaders) -> None:
             from ckptconv.storage.digests import check_digest, digests_of
 
             with readers.reading(file) as reader:
-                found = digests_of(reader.read_at, file.size, (), "sha256").file
-            check_digest(file.path, found, stated)
+                digest = digests_of(reader.read_at, file.size, (), "sha256").file
+            check_digest(file.path, digest, stated)
 
 
 def _places(*tensors: LazyTensor) -> str:

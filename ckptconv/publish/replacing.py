@@ -100,8 +100,8 @@ class Claim(NamedTuple):
 
     def permissions(self) -> list[str]:
         """Return what `finish` has to know of it, for `of_parts`."""
-        told = {"typed": self.proposed is None, "beside": self.beside, "overwrite": self.overwrite}
-        return [name for name, is_so in told.items() if is_so] + [f"{_READ}{name}" for name in sorted(self.read)]
+        granted = {"typed": self.proposed is None, "beside": self.beside, "overwrite": self.overwrite}
+        return [name for name, is_so in granted.items() if is_so] + [f"{_READ}{name}" for name in sorted(self.read)]
 
 
 def claim_of(output: Output, sources: Sequence[Source], options: Options) -> Claim:
@@ -290,26 +290,26 @@ class Replacing:
     # ---- directories
 
     def _check_directory(self, claim: Claim) -> None:
-        found, own = Directory(Location(claim.path, self._stores)), DIRECTORIES[claim.form].is_file
-        present = next((name for name in found.names if is_output_name(name) or own(name)), "")
+        directory, own = Directory(Location(claim.path, self._stores)), DIRECTORIES[claim.form].is_file
+        present = next((name for name in directory.names if is_output_name(name) or own(name)), "")
         if present:
             self._check_clobber(join(claim.path, present))
-        seen = [name for name in found.names if not name.startswith(HIDDEN)]
+        seen = [name for name in directory.names if not name.startswith(HIDDEN)]
         if (
             isinstance(claim.proposed, LastWord)
             and seen
-            and not any(claim.is_like(found.made_as(name)) for name in seen)
+            and not any(claim.is_like(directory.made_as(name)) for name in seen)
         ):
             raise taken_for_input(claim.path)
         others, foreign = [], []
         # `publish.companions` decides of companions.
         for name in (name for name in seen if not is_companion_name(name)):
             is_written = name in claim.names or own(name)
-            if is_written or not (claim.beside or name in claim.read or not holding.held(found.place, name)):
-                made = self._made_as(claim, found, name)
-                if not made:
+            if is_written or not (claim.beside or name in claim.read or not holding.held(directory.place, name)):
+                earlier = self._made_as(claim, directory, name)
+                if not earlier:
                     foreign.append(name)
-                elif made.partition("/")[0] not in (claim.kind, UNFINISHED):
+                elif earlier.partition("/")[0] not in (claim.kind, UNFINISHED):
                     others.append(name)
         if claim.overwrite:
             foreign, others = [*filter(claim.is_mixed_with, [*foreign, *others])], []
@@ -324,37 +324,37 @@ class Replacing:
 
     def _check_within(self, path: str, claims: Sequence[Claim]) -> None:
         """Raise UsageError if the directory `path`, in which some outputs are to lie, holds what others made."""
-        found = Directory(Location(path, self._stores))
+        directory = Directory(Location(path, self._stores))
         inside = {basename(claim.path) for claim in claims}.union(*(claim.read for claim in claims))
-        seen = [name for name in found.names if not name.startswith(HIDDEN) and name not in inside]
-        foreign = [name for name in seen if holding.held(found.place, name)]
-        foreign = [name for name in foreign if not self._made_as(claims[0], found, name)]
+        seen = [name for name in directory.names if not name.startswith(HIDDEN) and name not in inside]
+        foreign = [name for name in seen if holding.held(directory.place, name)]
+        foreign = [name for name in foreign if not self._made_as(claims[0], directory, name)]
         if claims[0].overwrite:
             foreign = [*filter(claims[0].is_mixed_with, foreign)]
         if foreign:
             raise _foreign(path, foreign, claims[0].overwrite)
 
-    def _made_as(self, claim: Claim, found: Directory, name: str) -> str:
+    def _made_as(self, claim: Claim, directory: Directory, name: str) -> str:
         """Return what the entry `name` is as this program made it; what is there in the very bytes that are to be
         written is as good as made by it."""
-        if found.names[name].kind == "directory":
-            return claim.made_as if Directory(found.place.child(name)).manifest else ""
-        made = found.made_as(name)
-        if not made and name in claim.plans and self._is_as_planned(claim, name, found.place.join(name)):
+        if directory.names[name].kind == "directory":
+            return claim.made_as if Directory(directory.place.child(name)).manifest else ""
+        earlier = directory.made_as(name)
+        if not earlier and name in claim.plans and self._is_as_planned(claim, name, directory.place.join(name)):
             return claim.made_as
-        return made or (UNFINISHED if found.is_being_made and name in claim.names else "")
+        return earlier or (UNFINISHED if directory.is_being_made and name in claim.names else "")
 
     def _check_tree(self, claim: Claim) -> None:
         place = Location(claim.path, self._stores)
         if place.kind not in ("directory", "missing"):
             raise UsageError(f"{claim.path} is a file, but the output needs a directory.")
-        found = Directory(place)
-        if not self._options.clobber and found.names:
+        directory = Directory(place)
+        if not self._options.clobber and directory.names:
             self._check_clobber(claim.path)
-        for name in _files_below(found.place) if found.names else ():
+        for name in _files_below(directory.place) if directory.names else ():
             # The file that names the tree lies beside it.
             is_written = name in claim.names and name != LATEST_UNIVERSAL
-            is_ours = found.made_as(name) in (claim.made_as, UNFINISHED) or (found.is_being_made and is_written)
+            is_ours = directory.made_as(name) in (claim.made_as, UNFINISHED) or (directory.is_being_made and is_written)
             if not is_ours and not (claim.overwrite and is_written):
                 raise UsageError(
                     f"{claim.path} would be replaced as a whole, but holds files of another kind, such as {name}.",
@@ -472,7 +472,7 @@ class Spared:
 def _identity(path: str) -> tuple[int, int] | None:
     """Return device and inode of the file to which `path` leads; None if there is none."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except (OSError, ValueError):
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino

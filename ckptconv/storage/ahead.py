@@ -40,9 +40,9 @@ def ahead(read: Callable[[Location], Found], places: Sequence[Location]) -> Iter
         waiting = deque(itertools.islice(begun, _FILES))
         try:
             while waiting:
-                found = waiting.popleft().result()
+                value = waiting.popleft().result()
                 waiting.extend(itertools.islice(begun, 1))
-                yield found
+                yield value
         finally:
             for each in waiting:
                 each.cancel()

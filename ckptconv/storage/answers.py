@@ -72,19 +72,19 @@ async def soon(waited: Awaitable[T], inner: str) -> T:
         return await waited
 
 
-def check_range(told: str, start: int, stop: int, size: int | None) -> None:
-    """Raise an error unless `told`, the range that an answer says it is, is bytes `start` to `stop` of `size`."""
-    found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", told.strip())
-    if found is None or (int(found[1]), int(found[2])) != (start, stop - 1):
-        what = f"{told[:80]!r}" if told else "no range"
+def check_range(header: str, start: int, stop: int, size: int | None) -> None:
+    """Raise an error unless `header`, the range that an answer says it is, is bytes `start` to `stop` of `size`."""
+    match = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", header.strip())
+    if match is None or (int(match[1]), int(match[2])) != (start, stop - 1):
+        what = f"{header[:80]!r}" if header else "no range"
         raise WrongAnswerError(f"its server answered with {what}, but bytes {start}-{stop - 1} were requested")
-    if size is not None and found[3] not in ("*", str(size)):
-        raise ChangedError(f"its size changed from {size} to {found[3]} bytes")
+    if size is not None and match[3] not in ("*", str(size)):
+        raise ChangedError(f"its size changed from {size} to {match[3]} bytes")
 
 
-def check_version(told: str | None, version: str) -> None:
-    """Raise ChangedError if `told`, an answer's ETag, is that of another version."""
-    if told and version.startswith(('"', "W/")) and told.removeprefix("W/") != version.removeprefix("W/"):
+def check_version(stated: str | None, version: str) -> None:
+    """Raise ChangedError if `stated`, an answer's ETag, is that of another version."""
+    if stated and version.startswith(('"', "W/")) and stated.removeprefix("W/") != version.removeprefix("W/"):
         raise ChangedError("it has changed to another version")
 
 

@@ -253,9 +253,9 @@ class Archive:
         fields = [content for kind, content in extra_fields(extra) if kind == ZIP64_FIELD]
         if len(fields) == 1:
             wide = iter(struct.unpack(f"<{len(fields[0]) // 8}Q", fields[0][: len(fields[0]) // 8 * 8]))
-            found = [next(wide, None) if number == ZIP64 else number for number in numbers]
-            if None not in found:
-                return [number for number in found if number is not None]
+            sizes = [next(wide, None) if number == ZIP64 else number for number in numbers]
+            if None not in sizes:
+                return [number for number in sizes if number is not None]
         raise self.corrupt("a member is larger than 4 GiB, but its size is missing or occurs twice")
 
     def _name_of(self, raw: bytes, flags: int, extra: bytes) -> tuple[str, int]:
@@ -325,17 +325,17 @@ class Archive:
                 raise self.corrupt(f"the name of member {brief(name)} contains a NUL, where other readers end the name")
             own = name.startswith(prefix) and name in rows
             inner = name[len(prefix) :] if own else ""
-            found = normal(inner) if own else normal(name).removeprefix(inside)
-            if found == inner or (name in rows and name.endswith("/")) or not (own or normal(name).startswith(inside)):
+            path = normal(inner) if own else normal(name).removeprefix(inside)
+            if path == inner or (name in rows and name.endswith("/")) or not (own or normal(name).startswith(inside)):
                 continue
             if (
-                found in seen
-                or prefix + found in rows
-                or found in looked_for
-                or (found.startswith(folders) and not inner.startswith(folders))
+                path in seen
+                or prefix + path in rows
+                or path in looked_for
+                or (path.startswith(folders) and not inner.startswith(folders))
             ):
-                raise self.corrupt(f"member {brief(name)} is {brief(prefix + found)} for other readers")
-            seen.add(found)
+                raise self.corrupt(f"member {brief(name)} is {brief(prefix + path)} for other readers")
+            seen.add(path)
             self._check_odd(len(seen))
 
     def _overlap(self, row: int, end: int) -> CorruptError:
@@ -453,8 +453,8 @@ class Archive:
     def _check_wide(self, row: int, raw: bytes, extra: bytes) -> None:
         """Check the sizes in a local header's zip64 field; 0 says that they follow the payload."""
         fields = [content for kind, content in extra_fields(extra) if kind == ZIP64_FIELD]
-        told = struct.unpack("<2Q", fields[0][:16]) if len(fields) == 1 and len(fields[0]) >= 16 else ()
-        if told not in ((self.sizes[row], self.packed[row]), (0, 0)):
+        stated = struct.unpack("<2Q", fields[0][:16]) if len(fields) == 1 and len(fields[0]) >= 16 else ()
+        if stated not in ((self.sizes[row], self.packed[row]), (0, 0)):
             raise self._other_member(row, raw)
 
     def _other_member(self, row: int, raw: bytes) -> CorruptError:

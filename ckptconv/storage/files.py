@@ -123,7 +123,7 @@ def look(path: str, options: Options | None = None) -> Entry:
     if path in _in_memory:
         return Entry("file", File(path, _in_memory[path].size))
     try:
-        found = os.stat(_held.get(path, path))
+        status = os.stat(_held.get(path, path))
     except (FileNotFoundError, NotADirectoryError):
         return Entry("missing", File(path, 0))
     except (OSError, ValueError) as error:
@@ -131,7 +131,7 @@ def look(path: str, options: Options | None = None) -> Entry:
             return Entry("missing", File(path, 0))  # no file has such a name
         raise FailedError(f"{path!r} cannot be accessed: {_why(error)}.") from error
     kinds = {stat.S_IFREG: "file", stat.S_IFDIR: "directory"}
-    return Entry(kinds.get(stat.S_IFMT(found.st_mode), "other"), File(path, found.st_size, _stamp(found)))
+    return Entry(kinds.get(stat.S_IFMT(status.st_mode), "other"), File(path, status.st_size, _stamp(status)))
 
 
 def _why(error: Exception) -> str:
@@ -273,9 +273,9 @@ class BufferedReader(Reader):
                 # earlier.
                 start = min(offset, max(size - block, 0))
                 stop = min(start + block, size)
-            found = self.read_past(start, stop - start)
-            self._blocks.keep(self.file, start, found)
-            data = found[offset - start : offset - start + length]
+            past = self.read_past(start, stop - start)
+            self._blocks.keep(self.file, start, past)
+            data = past[offset - start : offset - start + length]
         return data
 
     def read_on(self, offset: int, length: int, stop: int) -> bytes:

@@ -96,29 +96,29 @@ class Handle:
                 raise ForeignError(path, "a directory of another user") from None
             raise
         try:
-            found = os.fstat(inner.fd)
-            if not self._is_ours(found):
-                private = "" if found.st_uid == os.geteuid() else "owned by another user"
+            status = os.fstat(inner.fd)
+            if not self._is_ours(status):
+                private = "" if status.st_uid == os.geteuid() else "owned by another user"
                 raise ForeignError(path, f"a directory {private or 'that others can open or write to'}")
         except BaseException:
             inner.close()
             raise
         return inner
 
-    def _is_ours(self, found: os.stat_result) -> bool:
-        """Whether the entry with the stat `found`, in this directory, is private to the current user.
+    def _is_ours(self, status: os.stat_result) -> bool:
+        """Whether the entry with the stat `status`, in this directory, is private to the current user.
 
         Some file systems give everything one owner or one mode: compare with a file created here.
         """
-        others = found.st_mode & _OTHERS
-        if found.st_uid == os.geteuid() and not others:
+        others = status.st_mode & _OTHERS
+        if status.st_uid == os.geteuid() and not others:
             return True
         fd = unnamed(self)
         try:
-            made = os.fstat(fd)
+            own = os.fstat(fd)
         finally:
             os.close(fd)
-        return found.st_uid == made.st_uid and not others & ~made.st_mode
+        return status.st_uid == own.st_uid and not others & ~own.st_mode
 
     def make_private(self, name: str) -> None:
         """Create the directory `name`, which only this user can open."""
@@ -158,10 +158,10 @@ class Handle:
             fd = self.open_file(name, os.O_RDWR)
         except PermissionError:
             raise ForeignError(os.path.join(self.path, name), "a file of another user") from None
-        found = os.fstat(fd)
-        if found.st_nlink > 1 or not (found.st_uid == os.geteuid() or self._is_ours(found)):
+        status = os.fstat(fd)
+        if status.st_nlink > 1 or not (status.st_uid == os.geteuid() or self._is_ours(status)):
             os.close(fd)
-            what = "a file with a second name (hard link)" if found.st_nlink > 1 else "a file of another user"
+            what = "a file with a second name (hard link)" if status.st_nlink > 1 else "a file of another user"
             raise ForeignError(os.path.join(self.path, name), what)
         return fd
 
@@ -225,11 +225,11 @@ class Handle:
             if path in kept:
                 continue
             with contextlib.suppress(OSError):
-                found = self.stat(name)
-                if not stat.S_ISDIR(found.st_mode):
+                status = self.stat(name)
+                if not stat.S_ISDIR(status.st_mode):
                     os.unlink(name, dir_fd=self.fd)
                     continue
-                if deepest and found.st_dev == device:
+                if deepest and status.st_dev == device:
                     with self.inside(name) as inner:
                         inner.clear(kept, f"{path}/", deepest - 1)
                 os.rmdir(name, dir_fd=self.fd)
@@ -309,12 +309,12 @@ def resolved(path: str) -> str:
 def _followed(directory: str, path: str) -> str | None:
     """Return where the link `path` in `directory` leads; None if it is no link. Raises UnsafeError for a stranger's."""
     try:
-        found, around = os.lstat(path), os.stat(directory)
-        leads = os.readlink(path) if stat.S_ISLNK(found.st_mode) else None
+        link, around = os.lstat(path), os.stat(directory)
+        leads = os.readlink(path) if stat.S_ISLNK(link.st_mode) else None
     except (OSError, ValueError):
         return None
     shared = around.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    if leads is not None and shared and found.st_uid not in (os.geteuid(), around.st_uid):
+    if leads is not None and shared and link.st_uid not in (os.geteuid(), around.st_uid):
         raise UnsafeError(
             f"{path} is a link by another user to {leads}.",
             "Write to another path, or give the target of the link if you trust it.",

@@ -27,6 +27,6 @@ def marked(path: str) -> str:
     it."""
     with contextlib.suppress(OSError, AttributeError, ValueError):
         what, size, time = os.getxattr(path, _NAME).decode().split()
-        found = os.stat(path)
-        return what if (int(size), int(time)) == (found.st_size, found.st_mtime_ns) else CHANGED
+        status = os.stat(path)
+        return what if (int(size), int(time)) == (status.st_size, status.st_mtime_ns) else CHANGED
     return ""

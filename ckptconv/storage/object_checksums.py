@@ -52,12 +52,12 @@ class _Reflected:
 
 @functools.cache
 def _table(polynomial: int) -> tuple[int, ...]:
-    made = []
+    table = []
     for value in range(256):
         for _ in range(8):
             value = value >> 1 ^ (polynomial if value & 1 else 0)
-        made.append(value)
-    return tuple(made)
+        table.append(value)
+    return tuple(table)
 
 
 _QUICK: dict[str, Callable[[], _Sum]] = {
@@ -77,9 +77,9 @@ class Check:
     """Compares bytes with the checksums `told`, (algorithm, digest), of an object of `size` bytes. Leaves out
     algorithms that are unknown, or too slow for the size."""
 
-    def __init__(self, told: Iterable[tuple[str, bytes]], size: int) -> None:
+    def __init__(self, stated: Iterable[tuple[str, bytes]], size: int) -> None:
         known = {**_QUICK, **(_SLOW if size <= SLOW_MOST else {})}
-        self._sums = [(name, digest, known[name]()) for name, digest in told if name in known]
+        self._sums = [(name, digest, known[name]()) for name, digest in stated if name in known]
 
     def update(self, data: bytes) -> None:
         """Add the next bytes."""

@@ -41,12 +41,12 @@ def listed(paths: Paths, none: str = "No path was given.") -> list[str]:
     """Return one path or several, normalized. Raise UsageError for what is neither, for an empty one, and, saying
     `none`, for none."""
     several = isinstance(paths, Iterable) and not isinstance(paths, (str, bytes, os.PathLike))
-    found = [normalize(each) for each in (cast("Iterable[str]", paths) if several else [cast("str", paths)])]
-    if not found:
+    normalized = [normalize(each) for each in (cast("Iterable[str]", paths) if several else [cast("str", paths)])]
+    if not normalized:
         raise UsageError(none)
-    if not all(found):
+    if not all(normalized):
         raise UsageError("A path is empty.", UNSET)
-    return found
+    return normalized
 
 
 def join(directory: str, *names: str) -> str:

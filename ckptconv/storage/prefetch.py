@@ -83,22 +83,22 @@ def coalesce(ranges: Iterable[Range], request: int = REQUEST) -> list[Extent]:
     by_file: dict[File, list[tuple[int, int, int]]] = {}
     for rank, (file, start, stop) in enumerate(ranges):
         by_file.setdefault(file, []).append((start, stop, rank))
-    runs = {file: _merged(found, GAP) for file, found in by_file.items()}
-    wanted = sum(stop - start for found in runs.values() for start, stop, _ in found)
-    limit = _widest_gap([_gaps(found) for found in runs.values()], wanted)
-    made = [
+    runs = {file: _merged(spans, GAP) for file, spans in by_file.items()}
+    wanted = sum(stop - start for spans in runs.values() for start, stop, _ in spans)
+    limit = _widest_gap([_gaps(spans) for spans in runs.values()], wanted)
+    requests = [
         (rank, part)
-        for file, found in runs.items()
-        for start, stop, rank in _merged(found, limit)
+        for file, spans in runs.items()
+        for start, stop, rank in _merged(spans, limit)
         for part in _cut(file, start, stop, request)
     ]
-    return [extent for _, extent in sorted(made, key=lambda each: each[0])]
+    return [extent for _, extent in sorted(requests, key=lambda each: each[0])]
 
 
-def _merged(found: list[tuple[int, int, int]], gap: int) -> list[tuple[int, int, int]]:
+def _merged(spans: list[tuple[int, int, int]], gap: int) -> list[tuple[int, int, int]]:
     """Merge ranges (start, stop, rank) that are no more than `gap` apart; the result is in file order."""
     runs: list[tuple[int, int, int]] = []
-    for start, stop, rank in sorted(found):
+    for start, stop, rank in sorted(spans):
         if runs and start <= runs[-1][1] + gap:
             first, last, lowest = runs[-1]
             runs[-1] = first, max(last, stop), min(lowest, rank)
@@ -201,23 +201,23 @@ class Prefetch(Generic[Task]):
         ranges: dict[Range, None] = {}
         wanted, target = 0, self._unit
         for task in tasks:
-            found = dict.fromkeys(self._needs(task))
-            if not found and not taken:
+            needed = dict.fromkeys(self._needs(task))
+            if not needed and not taken:
                 yield Batch([task], [], spooled=False)
                 continue
             # Several tasks may name the same range: count it once.
-            size = sum(each.stop - each.start for each in found if each not in ranges)
+            size = sum(each.stop - each.start for each in needed if each not in ranges)
             is_full = len(taken) >= MAX_TASKS
-            if taken and ((size and wanted + size > target) or (is_full and (size or not found))):
+            if taken and ((size and wanted + size > target) or (is_full and (size or not needed))):
                 extents = coalesce(ranges, self._request)
                 if not is_full and self._is_worth_more(extents, 2 * target):
                     target *= 2
                 else:
                     yield self._batch(taken, extents)
                     taken, ranges, wanted, target = [], {}, 0, self._unit
-                    size = sum(each.stop - each.start for each in found)
+                    size = sum(each.stop - each.start for each in needed)
             taken.append(task)
-            ranges.update(found)
+            ranges.update(needed)
             wanted += size
         if taken:
             yield self._batch(taken, coalesce(ranges, self._request))

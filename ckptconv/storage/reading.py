@@ -79,8 +79,8 @@ def ends_early(path: str, end: int, wanted: int) -> CorruptError:
 
 
 def changed(file: File, now: Entry) -> CorruptError:
-    found = f"now has {now.file.size}" if now.kind == "file" else "is gone now"
+    change = f"now has {now.file.size}" if now.kind == "file" else "is gone now"
     return CorruptError(
-        f"{file.path} changed while it was read (it had {file.size} bytes, and {found}). It was not converted.",
+        f"{file.path} changed while it was read (it had {file.size} bytes, and {change}). It was not converted.",
         "Try again when no program writes to it.",
     )

@@ -201,12 +201,12 @@ def info(fs: Any, inner: str) -> dict[str, Any] | None:
     """Return fsspec's info of a path, requested anew; None if nothing is there."""
     _refresh(fs, inner)
     try:
-        found: dict[str, Any] = retrying(lambda: stores.of(fs).asked(fs, "info", inner))
+        facts: dict[str, Any] = retrying(lambda: stores.of(fs).asked(fs, "info", inner))
     except (FileNotFoundError, NotADirectoryError) as error:
         if is_transient(error) or status(error) in (401, 403):
             raise error.__cause__ or error from None
         return None
-    return found
+    return facts
 
 
 def names(fs: Any, inner: str) -> list[dict[str, Any]]:
@@ -267,5 +267,5 @@ def run(fs: Any, coroutine: Coroutine[Any, Any, T]) -> T:
     """Run `coroutine` in the thread of an asynchronous file system, and return its result."""
     from fsspec.asyn import sync
 
-    made: T = sync(fs.loop, lambda: coroutine)
-    return made
+    result: T = sync(fs.loop, lambda: coroutine)
+    return result

@@ -309,9 +309,9 @@ class SpoolingReaders(Readers):
     def _keep(self, content: _Content, to: int) -> None:
         """Unpack up to byte `to`, and keep that in the spool."""
         begin = at = content.unpacking.at
-        for made in content.unpacking.next(to - at):
-            self.spool.write_at(content.start + at, made)
-            at += len(made)
+        for data in content.unpacking.next(to - at):
+            self.spool.write_at(content.start + at, data)
+            at += len(data)
         if to > begin:
             content.kept.append((begin, to))
 
@@ -360,9 +360,9 @@ class _Unpacking:
         while self.at < stop:
             if not self._rest:
                 self._rest = memoryview(self._chunk())
-            made, self._rest = self._rest[: stop - self.at], self._rest[stop - self.at :]
-            self.at += len(made)
-            yield made
+            data, self._rest = self._rest[: stop - self.at], self._rest[stop - self.at :]
+            self.at += len(data)
+            yield data
         if self.at == size:
             if self._rest or any(self._chunks):
                 raise _damaged(self._file, f"it inflates to more than the {size} bytes of its description")
@@ -373,17 +373,17 @@ class _Unpacking:
     def into(self, buffer: memoryview) -> None:
         """Fill `buffer` with the next bytes."""
         at = 0
-        for made in self.next(len(buffer)):
-            buffer[at : at + len(made)] = made
-            at += len(made)
+        for data in self.next(len(buffer)):
+            buffer[at : at + len(data)] = data
+            at += len(data)
 
     def _chunk(self) -> bytes:
-        made = next(self._chunks, None)
-        if made is None:
+        chunk = next(self._chunks, None)
+        if chunk is None:
             raise _damaged(self._file, f"it inflates to {self.at} bytes, and it is said to have {self._file.size}")
         if self._file.packed and self._file.packed.crc is not None:
-            self._crc = crc32(made, self._crc)
-        return made
+            self._crc = crc32(chunk, self._crc)
+        return chunk
 
     def close(self) -> None:
         """Let go of the reader."""
@@ -419,13 +419,13 @@ def ends_of(file: File, reader: Reader, keep: int, most: int) -> Ends:
     assert file.packed is not None
     head, tail = bytearray(), b""
     size = crc = 0
-    for made in UNPACKING[file.packed.method](file, file.packed, reader):
-        size += len(made)
+    for data in UNPACKING[file.packed.method](file, file.packed, reader):
+        size += len(data)
         if size > most:
             raise LimitError(f"{file.path} is damaged: it unpacks to more than {most} bytes, the limit.")
-        crc = crc32(made, crc)
-        head += made[: max(keep - len(head), 0)]
-        tail = (tail + made)[-max(keep, len(made)) :]
+        crc = crc32(data, crc)
+        head += data[: max(keep - len(head), 0)]
+        tail = (tail + data)[-max(keep, len(data)) :]
     return Ends(size, crc, bytes(head), tail)
 
 
@@ -437,14 +437,14 @@ def _deflated(file: File, packed: Packed, reader: Reader) -> Iterator[bytes]:
         more = True
         while more:
             try:
-                made = inflater.decompress(data, CHUNK)
+                inflated = inflater.decompress(data, CHUNK)
             except zlib.error as error:
                 raise _damaged(file, f"it cannot be inflated ({error})") from None
-            yield made
-            total += len(made)
+            yield inflated
+            total += len(inflated)
             data = inflater.unconsumed_tail
             # After a full chunk there may be more; at the end, zlib keeps what it did not take.
-            more = not inflater.eof and (bool(data) or len(made) == CHUNK)
+            more = not inflater.eof and (bool(data) or len(inflated) == CHUNK)
         if inflater.unused_data:
             raise _damaged(file, "data follows its end")
     if not inflater.eof:
@@ -464,8 +464,8 @@ def _zstandard(file: File, packed: Packed, reader: Reader) -> Iterator[bytes]:
     try:
         unpacker = zstandard.ZstdDecompressor(max_window_size=_MOST_WINDOW)
         with unpacker.stream_reader(chunks, read_size=CHUNK, read_across_frames=True) as stream:
-            while made := stream.read(CHUNK):
-                yield made
+            while inflated := stream.read(CHUNK):
+                yield inflated
     except zstandard.ZstdError as error:
         raise _damaged(file, f"it cannot be unpacked ({error})") from None
 

@@ -42,11 +42,11 @@ class TwiceError(ValueError):
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object as a dict. Raises TwiceError if two members have the same name."""
-    made = dict(pairs)
-    if len(made) != len(pairs):
+    members = dict(pairs)
+    if len(members) != len(pairs):
         name = Counter(name for name, _ in pairs).most_common(1)[0][0]
         raise TwiceError(f"it has {name[:100]!r} twice")
-    return made
+    return members
 
 
 def parse(

@@ -126,14 +126,18 @@ def listed(reader: Reader, *, directories: bool = False) -> Listing:
             if kind == _LONG_NAME:
                 named = _text(content)
             elif kind != _LONG_LINK:
-                found, end = _pax(content)
+                extended, end = _pax(content)
                 if end != length or any(content[length:]):
                     listing.note(f"the extended header at byte {here} is malformed")
-                telling = sorted(key for key in found if key.startswith(_TELLING) and (kind != _PAX or key not in _OWN))
+                telling = sorted(
+                    key for key in extended if key.startswith(_TELLING) and (kind != _PAX or key not in _OWN)
+                )
                 if telling:
                     listing.note(f"the extended header at byte {here} says {brief(telling[0])}")
                 # If two precede one member, tarfile applies the first one last.
-                for_all, for_next = (for_all | found, for_next) if kind == _PAX_FOR_ALL else (for_all, found | for_next)
+                for_all, for_next = (
+                    (for_all | extended, for_next) if kind == _PAX_FOR_ALL else (for_all, extended | for_next)
+                )
             continue
         pax = for_all | for_next
         own = "/".join(filter(None, map(_text, (header[_PREFIX], header[_NAME]))))
@@ -181,12 +185,12 @@ def _text(field: bytes) -> str:
 
 def _pax(data: bytes) -> tuple[dict[str, str], int]:
     """Parse the records "LENGTH KEY=VALUE\\n" of an extended header, up to a malformed one. Return their end too."""
-    found: dict[str, str] = {}
+    fields: dict[str, str] = {}
     at = 0
     while record := _RECORD.match(data, at):
         stop = at + int(record[1])
         if not record.end() < stop <= len(data) or data[stop - 1 : stop] != b"\n":
             break
-        found[record[2].decode("utf-8", "replace")] = data[record.end() : stop - 1].decode("utf-8", "replace")
+        fields[record[2].decode("utf-8", "replace")] = data[record.end() : stop - 1].decode("utf-8", "replace")
         at = stop
-    return found, at
+    return fields, at

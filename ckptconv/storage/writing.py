@@ -212,9 +212,9 @@ def check_space(
 ) -> None:
     """Raise FailedError, before the first byte, if `size` bytes do not fit into the file system of `directory`."""
     try:
-        found = os.statvfs(directory)
+        space = os.statvfs(directory)
     except OSError:
         return
-    free = found.f_bavail * found.f_frsize
+    free = space.f_bavail * space.f_frsize
     if size > free:
         raise FailedError(f"{what} needs {size} bytes, and {directory} has {free} bytes free.", hint)

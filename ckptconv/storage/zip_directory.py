@@ -84,7 +84,7 @@ def directory_of(tail: bytes, at: int, position: int) -> ZipDirectory:
         narrow = (
             (here, here64, _ZIP64_COUNT), (count, count64, _ZIP64_COUNT), (size, size64, ZIP64), (start, start64, ZIP64)
         )  # fmt: skip
-        if length != END64.size - 12 or any(told not in (most, min(true, most)) for told, true, most in narrow):
+        if length != END64.size - 12 or any(stated not in (most, min(true, most)) for stated, true, most in narrow):
             raise ContradictionError("its two end records contradict each other")
         here, count, size, start = here64, count64, size64, start64
         if where_disk or disks > 1:

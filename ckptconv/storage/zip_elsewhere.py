@@ -104,14 +104,14 @@ def _directory(reader: Reader) -> _Found | None:
 
 def entries(reader: Reader) -> Iterator[ZipEntry]:
     """Yield the entries of the directory that torch would read, up to a malformed one."""
-    found = _directory(reader)
-    if found is None:
+    directory = _directory(reader)
+    if directory is None:
         return
-    window, begin, place = b"", found.start, 0
-    for _ in range(found.members):
-        if len(window) - place < _LONGEST and begin + len(window) < found.start + found.size:
+    window, begin, place = b"", directory.start, 0
+    for _ in range(directory.members):
+        if len(window) - place < _LONGEST and begin + len(window) < directory.start + directory.size:
             begin += place
-            window, place = _part(reader, begin, min(_WINDOW, found.start + found.size - begin)), 0
+            window, place = _part(reader, begin, min(_WINDOW, directory.start + directory.size - begin)), 0
         if not window.startswith(ENTRY_SIGNATURE, place) or place + ENTRY.size > len(window):
             return
         fields = ENTRY.unpack_from(window, place)

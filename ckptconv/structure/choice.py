@@ -34,6 +34,6 @@ class Choice:
     def _any(self, name: str, patterns: Sequence[str]) -> bool:
         if not patterns:
             return False
-        found = [pattern for pattern in patterns if fnmatch.fnmatchcase(name, pattern)]
-        self.used.update(found)
-        return bool(found)
+        matching = [pattern for pattern in patterns if fnmatch.fnmatchcase(name, pattern)]
+        self.used.update(matching)
+        return bool(matching)

@@ -124,9 +124,9 @@ def _check_elements(dtype: str, count: int, data: bytes) -> None:
 
 
 def _make_frozenset(values: list[Any]) -> frozenset[Any]:
-    made = frozenset(values)
-    expect(len(made) == len(values), "a frozenset has an element twice")
-    return made
+    elements = frozenset(values)
+    expect(len(elements) == len(values), "a frozenset has an element twice")
+    return elements
 
 
 # Nodes that are made once their children are decoded.
@@ -390,8 +390,8 @@ class RecordDecoder:
                 return opened.target
             if tag == "frozenset":
                 _check_hashes(values)
-            made = _MADE.get(tag)
-            value = made(values) if made else self._composite(Composite("", {}), heads, values)
+            maker = _MADE.get(tag)
+            value = maker(values) if maker else self._composite(Composite("", {}), heads, values)
             if self.live_values:
                 value = self._revived(value)
         if opened.slot is not None:
@@ -640,12 +640,12 @@ def _tensor_attributes(_: type, attributes: Any) -> dict[str, Any]:
 
 
 def _check_opaque(opaque: Opaque) -> None:
-    made: Any = opaque
+    function: Any = opaque
     for _ in range(CALL_DEPTH + 1):
-        if type(made) is not Opaque:
+        if type(function) is not Opaque:
             break
-        made = made.cls
-    expect(type(made) is Global, "an opaque object has no class")
+        function = function.cls
+    expect(type(function) is Global, "an opaque object has no class")
     expect(type(opaque.call) is str and opaque.call in _CALLS, f"{_short(opaque.call)} is not a way to make an object")
     expect(opaque.kwargs is None or type(opaque.kwargs) is dict, "an opaque object has keywords that are not a dict")
     expect(all(type(name) is str for name in opaque.kwargs or ()), "an opaque object has keywords that are not text")

@@ -54,9 +54,9 @@ def seen_as(tensor: Any, dtype: Any) -> Any:
     the tensor cannot have that dtype.
     """
     expect(type(dtype) is str and dtype in STORED_AS, f"{str(dtype)[:100]!r} is not a dtype that is stored as another")
-    found, shape = leaves.dtype_name(tensor), tuple(tensor.shape)
-    fits = found == STORED_AS[dtype] and (dtype not in _PAIRS or shape[-1:] == (2,))
-    expect(fits, f"a tensor of {dtype} cannot be stored as {found} {shape}")
+    name, shape = leaves.dtype_name(tensor), tuple(tensor.shape)
+    fits = name == STORED_AS[dtype] and (dtype not in _PAIRS or shape[-1:] == (2,))
+    expect(fits, f"a tensor of {dtype} cannot be stored as {name} {shape}")
     if dtype in _PAIRS:
         shape = shape[:-1]
     if isinstance(tensor, LazyTensor):

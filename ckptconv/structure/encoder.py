@@ -512,9 +512,9 @@ class RecordEncoder:
         parting = None if kind is None else parted.of_class(str(kind))
         if parting:
             name = frame.prefix[:-1]
-            told = parting.described(str(kind), dict(zip(frame.children[1::2], frame.children[2::2], strict=True)))
-            if told:
-                self.quantized[name] = told
+            parts = parting.described(str(kind), dict(zip(frame.children[1::2], frame.children[2::2], strict=True)))
+            if parts:
+                self.quantized[name] = parts
             return parted.prefix_of(name)
         return cut(frame.prefix + text) + "."
 

@@ -154,9 +154,9 @@ def unflatten(
     if live_values is None:
         live_values = leaves.is_imported() and not any(isinstance(leaf, LazyTensor) for leaf in flat.values())
     record = parse(structure)
-    made = plain_dict(record, flat)
-    if made is not None:
-        return made
+    plain = plain_dict(record, flat)
+    if plain is not None:
+        return plain
     from ckptconv.structure.decoder import RecordDecoder  # most need none
 
     return RecordDecoder(record, flat, live_values, lay_out).tree()
@@ -208,15 +208,15 @@ def classes(structure: str | None) -> frozenset[str]:
     if structure is None:
         return frozenset()
     record = parse(structure)
-    found = {str(leaf["kind"]) for leaf, _ in tensors_of(record) if "kind" in leaf}
+    kinds = {str(leaf["kind"]) for leaf, _ in tensors_of(record) if "kind" in leaf}
     stack = [record.root, *record.nodes]
     while stack:
         node = stack.pop()
         if type(node) is list and node[:1] == ["global"]:
-            found.add(".".join(map(str, node[1:])))
+            kinds.add(".".join(map(str, node[1:])))
         elif type(node) is list:
             stack.extend(node)
-    return frozenset(found.union(node for node in record.nodes if type(node) is str))
+    return frozenset(kinds.union(node for node in record.nodes if type(node) is str))
 
 
 def names(structure: str) -> frozenset[str]:
@@ -248,7 +248,7 @@ def plain_tensors(tree: Any, tagged: bool) -> dict[str, Any] | None:
         if not all(map(leaves.is_ordinary, tensors)):
             return None
         pairs = [*map(leaves.bare, tensors)]
-        facts, tensors = [told for _, told in pairs], [tensor for tensor, _ in pairs]
+        facts, tensors = [fact_of for _, fact_of in pairs], [tensor for tensor, _ in pairs]
     if not (kinds - {Tagged, Stored} or _are_dense(tensors)):
         return None
     storages = {fact.storage for fact in facts} if facts else {*map(_PLACE, tensors)}

@@ -103,9 +103,9 @@ def bare(tensor: Any) -> tuple[Any, TensorFacts]:
         data, facts = bare(tensor)
         return data, facts._replace(kind="storage")
     attributes = vars(tensor) or None
-    data, told, requires_grad = tensor, "tensor", tensor.requires_grad
+    data, form, requires_grad = tensor, "tensor", tensor.requires_grad
     if requires_grad or kind is not torch.Tensor or attributes:
-        data, told = tensor.detach().as_subclass(torch.Tensor), kind_of(tensor)
+        data, form = tensor.detach().as_subclass(torch.Tensor), kind_of(tensor)
     # Store the values that torch's conjugate and negative flags stand for.
     data = data.resolve_conj().resolve_neg()
     try:
@@ -115,7 +115,7 @@ def bare(tensor: Any) -> tuple[Any, TensorFacts]:
         raise UsageError(f"A {class_name(kind)} has no data to store: {str(error).rstrip('.')}.") from error
     shares = address and data.numel()
     return data, TensorFacts(
-        told,
+        form,
         requires_grad,
         attributes,
         (_text_of(data.device), address) if shares else None,

@@ -119,10 +119,10 @@ def _composite(tensor: Any) -> Any:
     if there is neither."""
     torch = sys.modules["torch"]
     if is_wrapper(tensor):
-        made = {"dtype": tensor.dtype, "shape": Size(tensor.shape), "strides": tuple(tensor.stride())}
-        made |= {"storage_offset": tensor.storage_offset(), "layout": tensor.layout, "device": tensor.device}
-        made |= {"requires_grad": tensor.requires_grad, "attributes": torch._utils._get_obj_state(tensor)}
-        return Composite(class_name(type(tensor)), made)
+        fields = {"dtype": tensor.dtype, "shape": Size(tensor.shape), "strides": tuple(tensor.stride())}
+        fields |= {"storage_offset": tensor.storage_offset(), "layout": tensor.layout, "device": tensor.device}
+        fields |= {"requires_grad": tensor.requires_grad, "attributes": torch._utils._get_obj_state(tensor)}
+        return Composite(class_name(type(tensor)), fields)
     kind = "meta" if tensor.device.type == "meta" else str(tensor.layout).removeprefix("torch.")
     if tensor.is_quantized:
         kind = "quantized"
@@ -224,10 +224,10 @@ def _assemble(node: Composite) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            made = make(torch, parts)
+            tensor = make(torch, parts)
             if kind == "parameter":
-                return torch.nn.Parameter(made, requires_grad=bool(grad))
-            return made.requires_grad_() if grad else made
+                return torch.nn.Parameter(tensor, requires_grad=bool(grad))
+            return tensor.requires_grad_() if grad else tensor
         except (RuntimeError, TypeError, ValueError):
             return node
 
@@ -304,9 +304,9 @@ def tensor(leaf: Any, kind: str, requires_grad: bool, strides: Sequence[int] | N
 def storage(tensor: Any) -> Any:
     """Return a typed storage, as torch.load returns it, with the elements of a flat tensor."""
     torch = sys.modules["torch"]
-    made = torch.storage.TypedStorage(wrap_storage=tensor.untyped_storage(), dtype=tensor.dtype, _internal=True)
-    hold(made, tensor)
-    return made
+    typed = torch.storage.TypedStorage(wrap_storage=tensor.untyped_storage(), dtype=tensor.dtype, _internal=True)
+    hold(typed, tensor)
+    return typed
 
 
 def hold(storage: Any, tensor: Any) -> None:

@@ -63,17 +63,17 @@ def prefix_of(name: str) -> str:
 
 def parts_of(known: Mapping[str, PartedTensor]) -> frozenset[str]:
     """Return the names under which the parts of tensors are stored."""
-    return frozenset(prefix_of(name) + part for name, told in known.items() for part in told.parts)
+    return frozenset(prefix_of(name) + part for name, parted in known.items() for part in parted.parts)
 
 
 def read(metadata: Mapping[str, str], names: Iterable[str]) -> dict[str, PartedTensor]:
     """Return the tensors, by name, that `metadata` describes of a file that holds tensors `names`."""
-    return {name: told for parting in _written(metadata) for name, told in parting.read(metadata, names).items()}
+    return {name: parted for parting in _written(metadata) for name, parted in parting.read(metadata, names).items()}
 
 
 def called(known: Mapping[str, PartedTensor]) -> str:
     """Return what the tensors `known` are."""
-    return " and ".join(dict.fromkeys(_parting(told.of).called for told in known.values()))
+    return " and ".join(dict.fromkeys(_parting(parted.of).called for parted in known.values()))
 
 
 def without(metadata: Mapping[str, str]) -> dict[str, str]:
@@ -96,8 +96,10 @@ def metadata_of(known: Mapping[str, PartedTensor], names: Mapping[str, str]) -> 
     """Return the metadata of a file that holds tensors `names` {old: new}, of which those `known` by old name are in
     parts; {} if none of them is there with all its parts, under names that belong together."""
     found: dict[str, str] = {}
-    for begins in dict.fromkeys(told.of for told in known.values()):
-        found |= _parting(begins).metadata({name: told for name, told in known.items() if told.of == begins}, names)
+    for begins in dict.fromkeys(parted.of for parted in known.values()):
+        found |= _parting(begins).metadata(
+            {name: parted for name, parted in known.items() if parted.of == begins}, names
+        )
     return found
 
 

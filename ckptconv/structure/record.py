@@ -75,18 +75,18 @@ def compacted(
     stack = [root, *(nodes[index] for index in reached)]
     while stack:
         node = stack.pop()
-        found: list[int] = []
+        indices: list[int] = []
         if type(node) is dict:
             leaves.append(node)
             stack.append(node.get("kind"))
             used.update(dict.fromkeys(node["storage"][:1] if "storage" in node else ()))
-            found = [node["attributes"]] if "attributes" in node else []
+            indices = [node["attributes"]] if "attributes" in node else []
         elif type(node) is list and node[0] == "@":
             references.append(node)
-            found = [node[1]]
+            indices = [node[1]]
         elif type(node) is list:
             stack.extend(node)
-        for index in found:
+        for index in indices:
             if index not in reached:
                 reached[index] = None
                 stack.append(nodes[index])

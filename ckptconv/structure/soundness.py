@@ -150,10 +150,10 @@ def _counts(part: Any, name: str) -> tuple[int, ...]:
 def _constant(part: Any, kind: str) -> str:
     """Return the name of a constant of torch."""
     if type(part) is TorchConstant:
-        found, name = part
+        cls, name = part
     else:
-        found, name = type(part).__name__, str(part).removeprefix("torch.")
-    _need(found == kind, f"an invalid {kind}")
+        cls, name = type(part).__name__, str(part).removeprefix("torch.")
+    _need(cls == kind, f"an invalid {kind}")
     return str(name)
 
 
@@ -200,13 +200,13 @@ def _check_nested(parts: Mapping[str, Any]) -> None:
     sizes, strides = _integers(parts["sizes"], "sizes"), _integers(parts["strides"], "strides")
     offsets = parts["storage_offsets"]
     if isinstance(offsets, (list, tuple)):  # before torch 2
-        found: tuple[int, ...] = (len(offsets),)
+        lengths: tuple[int, ...] = (len(offsets),)
         _need(all(type(each) is int and each >= 0 for each in offsets), "offsets that are not counts")
     else:
-        found = _integers(offsets, "offsets")
+        lengths = _integers(offsets, "offsets")
     _need(sizes == strides, "sizes and strides of different shapes")
-    if math.prod(sizes) or math.prod(found):
-        _need(len(sizes) == 2 and found == sizes[:1], "sizes and offsets of different counts")
+    if math.prod(sizes) or math.prod(lengths):
+        _need(len(sizes) == 2 and lengths == sizes[:1], "sizes and offsets of different counts")
 
 
 def _check_meta(parts: Mapping[str, Any]) -> None:
@@ -239,8 +239,8 @@ def _check_quantized(parts: Mapping[str, Any]) -> None:
         part = parts[name]
         if type(part) is list:
             _need(all(type(each) in (int, float) for each in part), f"{name} that are not numbers")
-        found = (len(part),) if type(part) is list else _shape(part, name)
-        _need(found == (shape[axis],), f"{found} {name} for {shape[axis]} rows or columns")
+        shape_of = (len(part),) if type(part) is list else _shape(part, name)
+        _need(shape_of == (shape[axis],), f"{shape_of} {name} for {shape[axis]} rows or columns")
 
 
 def _check_wrapper(parts: Mapping[str, Any]) -> None:

@@ -227,8 +227,8 @@ class Computed(Composed):
             for inner, low, high in tile.inputs:
                 at += -at % self.ALIGNMENT
                 offsets.append(at)
-                made = inner.moves(low, high, "output", limit)
-                moves.extend(move._replace(target=move.target.shifted(at - low)) for move in made)
+                inner_moves = inner.moves(low, high, "output", limit)
+                moves.extend(move._replace(target=move.target.shifted(at - low)) for move in inner_moves)
                 at += high - low
             whole = Move(tile.target, None, Assembled(tuple(moves), at), (self._kernel(tile, offsets),))
             yield from trim(whole, start, stop)

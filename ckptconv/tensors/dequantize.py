@@ -85,7 +85,7 @@ def dequantize(
         scale = given["scale"]._replace(array=_numbers(given["scale"]))
         if not all(np.isfinite(numbers).all() for numbers in (scale.array, table) if numbers is not None):
             raise CorruptError(f"{kernel.scales}: a scale is NaN or infinite.", _AGAIN)
-        made = out.transpose(place.order)
+        result = out.transpose(place.order)
         codes = given["codes"]
         largest = float(np.abs(scale.array).max(initial=0)) * _LARGEST_CODE.get(codes.box.dtype, _LARGEST_INTEGER)
         most = _LARGEST_HALF if "float16" in (kernel.between, rounding.dtype) else _LARGEST
@@ -105,7 +105,7 @@ def dequantize(
                 product = _rounded(product, kernel.between)
             if unsure:
                 _check(kernel, values, _rows(factor, rows), product)
-            overflows += _put(product, made[rows], rounding)
+            overflows += _put(product, result[rows], rounding)
     return overflows
 
 
@@ -262,27 +262,27 @@ def _decoded(codes: str, given: _Input, reach: Sequence[tuple[int, int]], offset
     begin = low - box.starts[packed] * word // bits  # of the first element, if words begin at one
     if bits == 4 and packed == array.ndim - 1:
         pairs = _pairs(codes, offset) if table is None else _paired(table, True)
-        made = _looked_up(pairs, np.ascontiguousarray(array).view("u1")).view("f4")
+        decoded = _looked_up(pairs, np.ascontiguousarray(array).view("u1")).view("f4")
     elif word % bits == 0:
         shifts = np.arange(0, word, bits, dtype=array.dtype).reshape(-1, *(1,) * (array.ndim - 1 - packed))
         wide = (np.expand_dims(array, packed + 1) >> shifts) & array.dtype.type((1 << bits) - 1)
-        made = wide.reshape(*array.shape[:packed], -1, *array.shape[packed + 1 :]).astype("f4")
-        made -= np.float32(offset)
+        decoded = wide.reshape(*array.shape[:packed], -1, *array.shape[packed + 1 :]).astype("f4")
+        decoded -= np.float32(offset)
     else:
         at = np.arange(low, high, dtype="i8") * bits - box.starts[packed] * word
         after = np.minimum(at // word + 1, array.shape[packed] - 1)
         shape = (-1, *(1,) * (array.ndim - 1 - packed))
         both = np.take(array, after, packed).astype("u8") << np.uint64(word) | np.take(array, at // word, packed)
-        made = ((both >> (at % word).astype("u8").reshape(shape)) & np.uint64((1 << bits) - 1)).astype("f4")
-        made -= np.float32(offset)
+        decoded = ((both >> (at % word).astype("u8").reshape(shape)) & np.uint64((1 << bits) - 1)).astype("f4")
+        decoded -= np.float32(offset)
         begin = 0
     if codes == "awq":
         order = np.argsort(_AWQ)
-        made = np.take(made.reshape(*made.shape[:-1], -1, 8), order, -1).reshape(made.shape)
-    made = made[(slice(None),) * packed + (slice(begin, begin + high - low),)]
+        decoded = np.take(decoded.reshape(*decoded.shape[:-1], -1, 8), order, -1).reshape(decoded.shape)
+    decoded = decoded[(slice(None),) * packed + (slice(begin, begin + high - low),)]
     axes = tuple(axis._replace(num=1, den=1) if dim == packed else axis for dim, axis in enumerate(box.axes))
     first = tuple(low if dim == packed else start for dim, start in enumerate(box.starts))
-    return _Input(box._replace(axes=axes, starts=first, counts=made.shape), made)
+    return _Input(box._replace(axes=axes, starts=first, counts=decoded.shape), decoded)
 
 
 @functools.cache
@@ -302,8 +302,8 @@ def _of_bytes(dtype: str, offset: int) -> Array:
 def _looked_up(numbers: Array, at: Array) -> Array:
     """Return those of `numbers` that stand at the indices `at`; valid until the next are looked up."""
     out = scratch("codes", at.size * numbers.itemsize).view(numbers.dtype).reshape(at.shape)
-    made: Array = numpy_module().take(numbers, at, mode="clip", out=out)
-    return made
+    result: Array = numpy_module().take(numbers, at, mode="clip", out=out)
+    return result
 
 
 @functools.cache
@@ -376,14 +376,14 @@ def _product(kernel: Dequantize, values: Array, factor: Array) -> Array:
     """Return `values` by scales, of which there is one for each, for all, or for each group of the last dimension."""
     np = numpy_module()
     combine = np.divide if kernel.over else np.multiply
-    made: Array = scratch("product", values.size * 4).view("f4").reshape(values.shape)
+    product: Array = scratch("product", values.size * 4).view("f4").reshape(values.shape)
     groups = factor.shape[-1] if factor.ndim else 1
     if groups in (1, values.shape[-1] if values.ndim else 1):
-        combine(values, factor, out=made)
+        combine(values, factor, out=product)
     else:
         shape = (*values.shape[:-1], groups, values.shape[-1] // groups)
-        combine(values.reshape(shape), factor[..., None], out=made.reshape(shape))
-    return made
+        combine(values.reshape(shape), factor[..., None], out=product.reshape(shape))
+    return product
 
 
 def _rows(array: Array, rows: tuple[slice, ...]) -> Array:
@@ -400,12 +400,12 @@ def _rounded(values: Array, dtype: str) -> Array:
     format_ = FORMATS[dtype]
     shift = 23 - format_.mantissa
     bits = values.view("u4")
-    made = bits >> shift
-    made &= 1
-    made += (1 << shift - 1) - 1
-    made += bits
-    made &= 0xFFFFFFFF >> shift << shift
-    rounded: Array = made.view("f4")
+    half = bits >> shift
+    half &= 1
+    half += (1 << shift - 1) - 1
+    half += bits
+    half &= 0xFFFFFFFF >> shift << shift
+    rounded: Array = half.view("f4")
     nans = np.isnan(values)
     if nans.any():
         rounded[nans] = values[nans]

@@ -180,25 +180,32 @@ class Decoder:
         # Bytes after the base in the rank that has least, by the tuples of files and bases.
         self._least: dict[Hashable, int] = {}
 
-    def decode(self, told: Any, depth: int = 0) -> LazyTensor:
-        """Return the expression that `told` describes."""
+    def decode(self, expression: Any, depth: int = 0) -> LazyTensor:
+        """Return the expression that `expression` describes."""
         if depth == MAX_DEPTH:
             raise ValueError(f"expressions are nested more than {MAX_DEPTH} levels deep")
-        if type(told) is not list or not told or type(told[0]) is not str or told[0] not in EXPRESSIONS:
-            raise ValueError(f"{_shown(told)} is not a known expression")
-        made, fields = EXPRESSIONS[told[0]]
-        if len(told) != len(fields) + 1:
-            raise ValueError(f"{_shown(told)} has {len(told) - 1} fields, where {told[0]} has {len(fields)}")
+        if (
+            type(expression) is not list
+            or not expression
+            or type(expression[0]) is not str
+            or expression[0] not in EXPRESSIONS
+        ):
+            raise ValueError(f"{_shown(expression)} is not a known expression")
+        kind, fields = EXPRESSIONS[expression[0]]
+        if len(expression) != len(fields) + 1:
+            raise ValueError(
+                f"{_shown(expression)} has {len(expression) - 1} fields, where {expression[0]} has {len(fields)}"
+            )
         values: dict[str, Any] = {}
-        for (field, form), value in zip(fields, told[1:], strict=True):
+        for (field, form), value in zip(fields, expression[1:], strict=True):
             values[field] = self._field(form, value, values, depth)
-        if made is Narrow:
+        if kind is Narrow:
             _check_dim(values["tensor"], values["dim"])
-        elif made is Concat:
+        elif kind is Concat:
             _check_dim(values["parts"][0], values["dim"])
-        tensor = made(**values)
+        tensor = kind(**values)
         _check_elements(tensor.shape)
-        check = _CHECKS.get(made)
+        check = _CHECKS.get(kind)
         if check:
             check(self, tensor)
         return tensor
@@ -355,13 +362,13 @@ def _dtype(value: Any) -> DType:
 
 
 def _kernel(value: Any) -> Kernel:
-    made = _kernel_called(value[0]) if type(value) is list and value and type(value[0]) is str else None
-    if made is None:
+    kind = _kernel_called(value[0]) if type(value) is list and value and type(value[0]) is str else None
+    if kind is None:
         raise ValueError(f"{_shown(value)} is not a known kernel")
-    told = value[1:]
-    if len(told) != len(made._fields):
-        raise ValueError(f"{_shown(value)} has {len(told)} fields, where {value[0]} has {len(made._fields)}")
-    kernel: Kernel = made(*(_FIELDS[form](each) for form, each in zip(_forms(value[0]), told, strict=True)))
+    settings = value[1:]
+    if len(settings) != len(kind._fields):
+        raise ValueError(f"{_shown(value)} has {len(settings)} fields, where {value[0]} has {len(kind._fields)}")
+    kernel: Kernel = kind(*(_FIELDS[form](each) for form, each in zip(_forms(value[0]), settings, strict=True)))
     return kernel
 
 

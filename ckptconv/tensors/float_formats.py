@@ -159,5 +159,5 @@ def numbers(dtype: str, bits: Array, single: Array) -> Array:
 def numbers_as(code: str, dtype: str, bits: Array) -> Array:
     """Return numbers of a floating dtype as numpy's `code`, which holds them."""
     single = numpy_module().empty(bits.shape, "u4") if dtype == "bfloat16" else bits
-    made: Array = numbers(dtype, bits, single).astype(code, copy=False)
-    return made
+    result: Array = numbers(dtype, bits, single).astype(code, copy=False)
+    return result

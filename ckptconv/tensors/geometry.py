@@ -54,7 +54,7 @@ def reshaped_strides(shape: Sequence[int], strides: Sequence[int], wanted: Seque
             runs[-1] = [runs[-1][0] * extent, stride]
         else:
             runs.append([extent, stride])
-    found: list[int] = []
+    result: list[int] = []
     left, step = 1, 1
     for extent in reversed(wanted):
         if extent != 1 and left == 1:
@@ -63,9 +63,9 @@ def reshaped_strides(shape: Sequence[int], strides: Sequence[int], wanted: Seque
             left, step = runs.pop()
         if left % max(extent, 1) or not extent:
             return None
-        found.append(step)
+        result.append(step)
         left, step = left // extent, step * extent
-    return tuple(reversed(found)) if left == 1 and not runs else None
+    return tuple(reversed(result)) if left == 1 and not runs else None
 
 
 class _Box(NamedTuple):
@@ -143,8 +143,8 @@ def tiles(shape: tuple[int, ...], strides: tuple[int, ...], limit: int, item: in
         # A tile is made in pieces of a block. Those of larger tiles would take less than whole cache lines.
         limit = min(limit, shape[by_source[0]] * (BLOCK // _LINE))
     # Written runs are whole rows, or a power of two.
-    found = dict.fromkeys(_block(shape, by_source, by_result, 1 << bits, limit) for bits in range(limit.bit_length()))
-    tile = min(found, key=lambda tile: 1 / _run(shape, by_source, tile) + _WRITE / _run(shape, by_result, tile))
+    blocks = dict.fromkeys(_block(shape, by_source, by_result, 1 << bits, limit) for bits in range(limit.bit_length()))
+    tile = min(blocks, key=lambda tile: 1 / _run(shape, by_source, tile) + _WRITE / _run(shape, by_result, tile))
     if transposed:
         tile = _of_odd_lines(tile, by_source[0], shape, item)
 
@@ -215,8 +215,8 @@ def cells(
         low += start
         ends = [low, *range((low // side + 1) * side, low + count, side), low + count] if count else []
         cuts.append([(begin - start, end - begin) for begin, end in itertools.pairwise(ends)])
-    for found in itertools.product(*cuts):
-        yield _tile(steps, [at for at, _ in found], [count for _, count in found], item)
+    for cell in itertools.product(*cuts):
+        yield _tile(steps, [at for at, _ in cell], [count for _, count in cell], item)
 
 
 def _tile(steps: Sequence[int], starts: Sequence[int], counts: Sequence[int], item: int) -> Tile:

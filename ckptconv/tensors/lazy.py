@@ -498,8 +498,8 @@ class Convert(Derived):
     @property
     def _widest(self) -> int:
         """The most bytes that an element takes on the way."""
-        made = self._cast_from
-        return max(self.dtype.itemsize, self.tensor.dtype.itemsize if made is None else made)
+        source = self._cast_from
+        return max(self.dtype.itemsize, self.tensor.dtype.itemsize if source is None else source)
 
     def _after(self, kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
         """Return `kernels` with this one after them."""
@@ -626,12 +626,12 @@ def facts_of(tensor: LazyTensor) -> TensorFacts:
 
 def packed(tensors: Iterable[LazyTensor]) -> Counter[File]:
     """Return the compressed files that `tensors` are read from, with the bytes of tensors that come from each."""
-    found: Counter[File] = Counter()
+    sizes: Counter[File] = Counter()
     for tensor in tensors:
         files = tensor.inputs()
         if files and (files[0].packed or len(files) > 1):  # seldom
-            found.update({file: tensor.nbytes for file in files if file.packed})
-    return found
+            sizes.update({file: tensor.nbytes for file in files if file.packed})
+    return sizes
 
 
 def same_bytes(tensor: LazyTensor) -> Hashable:

@@ -87,17 +87,17 @@ def quantize(
     first = [0] * len(first) if kernel.made == "scales" else first
     with np.errstate(all="ignore"):
         for at in _pieces(kernel, bits.shape):
-            made = _made(kernel, np.ascontiguousarray(numbers_as("f4", box.dtype, bits[at])))
+            parts = _made(kernel, np.ascontiguousarray(numbers_as("f4", box.dtype, bits[at])))
             sides = (kernel.rows, kernel.columns) if kernel.made == "scales" else (1, ratio)
             low = [cut.start // side for cut, side in zip(at, (*(1,) * (len(at) - 2), *sides), strict=True)]
             # Where both meet, as seen from the piece, and from the tile.
             both = [
                 (max(there, here), min(there + count, here + extent), there, here)
-                for there, count, here, extent in zip(low, made.shape, first, out.shape, strict=True)
+                for there, count, here, extent in zip(low, parts.shape, first, out.shape, strict=True)
             ]
             if all(begin < end for begin, end, _, _ in both):
                 of_tile = tuple(slice(begin - here, end - here) for begin, end, _, here in both)
-                out[of_tile] = made[tuple(slice(begin - there, end - there) for begin, end, there, _ in both)]
+                out[of_tile] = parts[tuple(slice(begin - there, end - there) for begin, end, there, _ in both)]
 
 
 def _pieces(kernel: Quantize, shape: Sequence[int]) -> Iterator[tuple[slice, ...]]:
@@ -179,8 +179,8 @@ def _best_scales(kernel: Quantize, values: Array, most: Array) -> Array:
         best = scale if best is None else np.where(loss < least, scale, best)
         least = loss if least is None else np.minimum(loss, least)
     assert best is not None
-    made: Array = best.reshape(most.shape)
-    return made
+    result: Array = best.reshape(most.shape)
+    return result
 
 
 def _scales(kernel: Quantize, most: Array, largest: float) -> Array:
@@ -189,15 +189,15 @@ def _scales(kernel: Quantize, most: Array, largest: float) -> Array:
     if kernel.power:
         mantissa, exponent = np.frexp(most)
         over, least = np.frexp(np.float32(largest))
-        made: Array = np.ldexp(np.float32(1), exponent - least + (mantissa > over))
+        scales: Array = np.ldexp(np.float32(1), exponent - least + (mantissa > over))
     else:
-        made = most / np.float32(largest)
-    made = np.maximum(made, np.float32(LEAST))
+        scales = most / np.float32(largest)
+    scales = np.maximum(scales, np.float32(LEAST))
     if kernel.scale == "bfloat16":
-        bits = made.view("u4")
-        made = ((bits + (0x7FFF + (bits >> 16 & 1))) & 0xFFFF0000).view("f4")
-    made[most == 0] = 1
-    return made
+        bits = scales.view("u4")
+        scales = ((bits + (0x7FFF + (bits >> 16 & 1))) & 0xFFFF0000).view("f4")
+    scales[most == 0] = 1
+    return scales
 
 
 def _stored(dtype: str, scale: Array) -> Array:
@@ -223,8 +223,8 @@ def _e4m3(values: Array) -> Array:
         # Their last place is that of a number near 2^14, to which adding rounds them.
         near = size.view("f4")[small] + np.array(_UNIT, "u4").view("f4")
         codes[small] = near.view("u4") - _UNIT
-    made: Array = (codes | bits >> 24 & 0x80).astype("u1")
-    return made
+    result: Array = (codes | bits >> 24 & 0x80).astype("u1")
+    return result
 
 
 def _e2m1(values: Array) -> Array:
@@ -233,8 +233,8 @@ def _e2m1(values: Array) -> Array:
     size = np.minimum(np.abs(values), np.float32(_E2M1[-1]))
     exponent = np.clip(np.frexp(size)[1] - 1, 0, 2)
     codes = np.rint(np.ldexp(size, 1 - exponent)).astype("u1") + (2 * exponent).astype("u1")
-    made: Array = codes + 8 * np.signbit(values).astype("u1")
-    return made
+    result: Array = codes + 8 * np.signbit(values).astype("u1")
+    return result
 
 
 def _words(codes: Array) -> Array:
@@ -242,8 +242,8 @@ def _words(codes: Array) -> Array:
     np = numpy_module()
     words = (codes + np.float32(8)).astype("u4").reshape(*codes.shape[:-1], -1, 8)
     words <<= np.arange(0, 32, 4, dtype="u4")
-    made: Array = np.bitwise_or.reduce(words, -1)
-    return made
+    result: Array = np.bitwise_or.reduce(words, -1)
+    return result
 
 
 # --------------------------------------------------------------------------------------------------------------- NVFP4

@@ -40,8 +40,8 @@ class ByKernel(dict[type[Any], T], Generic[T]):
         for home in HOMES:
             if home.engine == kernel.__module__:
                 module = import_module(home.evaluator if self._evaluating else home.engine)
-                found: T = getattr(module, self._called, {})[kernel]
-                return self.setdefault(kernel, found)
+                entry: T = getattr(module, self._called, {})[kernel]
+                return self.setdefault(kernel, entry)
         raise KeyError(kernel)
 
     def find(self, kernel: type[Any]) -> T | None:

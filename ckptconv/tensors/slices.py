@@ -122,16 +122,16 @@ def _of_parts(tensor: Concat, starts: Sequence[int], axes: Sequence[Steps]) -> L
     cut = max(along, key=lambda number: axes[number].step)
     length, _, step = axes[cut]
     inner = sum((axes[number].length - 1) * axes[number].step for number in along if number != cut)
-    found: list[LazyTensor] = []
+    chosen: list[LazyTensor] = []
     done = 0
     while done < length:
         at = starts[dim] + done * step
         end = ends[bisect.bisect_right(ends, at)]
         count = min(max((end - 1 - inner - at) // step + 1, 1), length - done)
         some = [*axes[:cut], axes[cut]._replace(length=count), *axes[cut + 1 :]]
-        found.append(_of_parts(tensor, _moved(starts, dim, done * step), some))
+        chosen.append(_of_parts(tensor, _moved(starts, dim, done * step), some))
         done += count
-    return found[0] if len(found) == 1 else Concat(tuple(found), cut)
+    return chosen[0] if len(chosen) == 1 else Concat(tuple(chosen), cut)
 
 
 def as_stored(tensor: LazyTensor) -> Stored | None:
@@ -148,10 +148,10 @@ def as_stored(tensor: LazyTensor) -> Stored | None:
             strides = contiguous_strides(tensor.shape)
         else:
             same_items = tensor.dtype.itemsize == inner.dtype.itemsize
-            found = reshaped_strides(inner.shape, inner.strides, tensor.shape) if same_items else None
-            if found is None:
+            reshaped = reshaped_strides(inner.shape, inner.strides, tensor.shape) if same_items else None
+            if reshaped is None:
                 return None
-            strides = found
+            strides = reshaped
         return Stored(inner.file, inner.offset, tensor.dtype, tensor.shape, strides)
     if isinstance(tensor, Partitioned):
         return _as_piece(tensor, [0] * len(tensor.shape), [Steps(n, dim, 1) for dim, n in enumerate(tensor.shape)])

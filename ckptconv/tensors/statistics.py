@@ -138,20 +138,20 @@ def moments(dtype: DType, data: memoryview) -> Moments:
     Raise ValueError if `data` is not whole elements.
     """
     np = numpy_module()
-    found = Moments()
+    total = Moments()
     if dtype.kind in "biu":
         code = "<u1" if dtype.kind == "b" else f"<{dtype.kind}{dtype.itemsize}"
         values = np.frombuffer(data, code)
         for at in range(0, len(values), BLOCK):
             block = values[at : at + BLOCK]
-            found.add(_of_integers(block != 0 if dtype.kind == "b" else block))
-        return found
+            total.add(_of_integers(block != 0 if dtype.kind == "b" else block))
+        return total
     halves = 2 if dtype.kind == "c" else 1
     values = np.frombuffer(data, "<f8" if dtype.name in ("float64", "complex128") else "<f4").reshape(-1, halves)
     scratch = np.empty(min(len(values) * halves, BLOCK), "f8")
     for at in range(0, len(values), BLOCK // halves):
-        found.add(_of_floats(values[at : at + BLOCK // halves], scratch))
-    return found
+        total.add(_of_floats(values[at : at + BLOCK // halves], scratch))
+    return total
 
 
 def _of_integers(block: Array) -> Moments:
@@ -173,22 +173,22 @@ def _of_integers(block: Array) -> Moments:
 def _of_floats(block: Array, scratch: Array) -> Moments:
     """Return the moments of a block of shape (elements, halves); `scratch` has room for it in float64."""
     np = numpy_module()
-    found = Moments(seen=len(block))
+    moments = Moments(seen=len(block))
     low, high = float(block.min()), float(block.max())
     # Both are NaN if any number is.
     if not (math.isfinite(low) and math.isfinite(high)):
         finite = np.isfinite(block).all(axis=1)
-        found.nan = int(np.isnan(block).any(axis=1).sum())
+        moments.nan = int(np.isnan(block).any(axis=1).sum())
         block = block[finite]
-        found.inf = found.seen - found.nan - len(block)
+        moments.inf = moments.seen - moments.nan - len(block)
         if not len(block):
-            return found
+            return moments
         low, high = float(block.min()), float(block.max())
-    found.count = len(block)
+    moments.count = len(block)
     if low <= 0 <= high:
-        found.zeros = int(np.count_nonzero((block == 0).all(axis=1) if block.shape[1] > 1 else block == 0))
+        moments.zeros = int(np.count_nonzero((block == 0).all(axis=1) if block.shape[1] > 1 else block == 0))
     if block.shape[1] == 1:
-        found.min, found.max = low + 0.0, high + 0.0  # not -0.0
+        moments.min, moments.max = low + 0.0, high + 0.0  # not -0.0
     largest = max(-low, high)
     exponent = _exponent(largest)
     sums = []
@@ -206,9 +206,9 @@ def _of_floats(block: Array, scratch: Array) -> Moments:
         if exponent:
             exact, squares = exact * Fraction(2) ** exponent, squares * Fraction(4) ** exponent
         sums.append(exact)
-        found.squares += squares
-    found.sums = tuple(sums)
-    return found
+        moments.squares += squares
+    moments.sums = tuple(sums)
+    return moments
 
 
 def root(value: Fraction) -> float:

@@ -383,7 +383,7 @@ pickle_case(CORRUPT, "unhashable_key", "a list as a key", b"}]Ns")
 pickle_case(CORRUPT, "not_utf8", "text that is not UTF-8", b"X\x02\0\0\0\xff\xfe")
 pickle_case(CORRUPT, "string_without_quotes", "a string without quotes", b"Shello\n")
 pickle_case(CORRUPT, "number_of_letters", "letters for a number", b"Iabc\n")
-pickle_case(CORRUPT, "missing_entry", "a memo entry that was not stored", b"h\xee")
+pickle_case(CORRUPT, "missing_entry", "a memo entry that was not store", b"h\xee")
 pickle_case(UNSUPPORTED, "buffer", "a buffer that is not there", b"\x97")
 pickle_case(UNSUPPORTED, "extension", "a number of the extension registry", b"\x82\x01")
 pickle_case(CORRUPT, "persistent_text", "a persistent id of text", b"Pabc\n")
@@ -709,7 +709,7 @@ def stream_case(exit_code: int, file: str, why: str, made: bytes) -> None:
     add("stream", exit_code, f"stream_{file}.pt", why, made, whole=True)
 
 
-stream_case(DONE, "sound", "a sound file", sound)
+stream_case(DONE, "sound", "a valid file", sound)
 stream_case(CORRUPT, "cut_in_data", "cut in its data", sound[:-5])
 stream_case(CORRUPT, "cut_in_object", "cut in its object", sound[:100])
 stream_case(CORRUPT, "trailing", "something after the last storage", sound + b"x")

@@ -59,7 +59,7 @@ def _sound(file: str, why: str, made: bytes) -> None:
 
 # ---------------------------------------------------------------------------------------------------------- headers
 
-_sound("sound", "a sound file", held({"w": entry()}))
+_sound("sound", "a valid file", held({"w": entry()}))
 _sound("padded", "a header padded with spaces", held(json.dumps({"w": entry()}) + " " * 1000))
 _sound("no_metadata", "empty metadata", held({"__metadata__": {}, "w": entry()}))
 _sound("null_metadata", "metadata that is null", held({"__metadata__": None, "w": entry()}))

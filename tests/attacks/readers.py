@@ -373,7 +373,7 @@ def inside(kind: bytes, named: str = "x") -> Callable[[bytes], bytes]:
     return make
 
 
-_add(DONE, "tar", "a sound tar archive", tar(THREE))
+_add(DONE, "tar", "a valid tar archive", tar(THREE))
 _add(DONE, "tar_v7", "a sound tar archive without the magic of newer ones", tar(
     entry("storages", STORAGES, b"\0", magic=b""), entry("tensors", TENSORS, b"\0", magic=b""),
     entry("pickle", OBJECT, b"\0", magic=b""),

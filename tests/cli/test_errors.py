@@ -59,7 +59,7 @@ ERRORS: dict[str, tuple[int, Callable[[], bytes | None], list[str], str, str]] =
         [],
         (
             f"{{path}} is not a valid zip archive: it begins like one, but its {len(SOUND) - 40} bytes do not end with "
-            "a directory: it was cut short, or something was appended."
+            "a directory: the file was cut short, or data was appended."
         ),
         "Copy or download it again.",
     ),
@@ -69,8 +69,7 @@ ERRORS: dict[str, tuple[int, Callable[[], bytes | None], list[str], str, str]] =
         [],
         (
             f"{{out}} would have {4 * TIB + 200} bytes, made of {len(EXPANDED)}: tensors such as 'tensor' of {4 * TIB} "
-            f"bytes repeat the same elements. At most {64 * len(EXPANDED) + (256 << 20)} bytes are written of so "
-            "little."
+            f"bytes repeat the same elements. The limit for this input is {64 * len(EXPANDED) + (256 << 20)} bytes."
         ),
         "Leave it out with --exclude 'tensor', or save a contiguous copy of it.",
     ),
@@ -170,7 +169,5 @@ def test_a_choice_without_tensors_is_a_question_of_use(tmp_path: Path) -> None:
     path.write_bytes(zipped(members(pickled(mapped(text("weight"), tensor(), text("epoch"), number(7))))))
     run = ckptconv_here("pt2safetensors", path, "--key", "epoch")
     assert (run.code, run.out) == (2, "")
-    assert (
-        run.err == f"ckptconv: There is no tensor under 'epoch' of {path}: nothing to convert. Nothing was written.\n"
-    )
+    assert run.err == f"ckptconv: No tensor to convert is under 'epoch' of {path}. Nothing was written.\n"
     assert [file.name for file in tmp_path.iterdir()] == ["model.pt"]

@@ -173,9 +173,9 @@ def test_options_of_other_programs_are_said_what_they_are_here() -> None:
     for option, said in {
         "--bf16": "Use --dtype bf16.",
         "--half": "Use --dtype fp16.",
-        "--int4": "It is --quantize",
+        "--int4": "Use --quantize",
         "--force": "--overwrite",
-        "--device": "Nothing is put on a device",
+        "--device": "ckptconv uses no device",
         **{option: text for table in of_features("OTHER_OPTIONS") for option, text in table.items()},
         "--num-workers": "Use --jobs N.",
     }.items():
@@ -184,9 +184,11 @@ def test_options_of_other_programs_are_said_what_they_are_here() -> None:
     assert "--dtype" not in ckptconv_here("finish", "x.pt", "--bf16").refused(2, "no option --bf16")
     for dtype in ("fp8", "int4", "float8_e4m3fn", "nf4"):
         ckptconv_here("convert", "x.pt", "--dtype", dtype).refused(
-            2, "is no dtype to convert to", "--quantize fp8-block"
+            2, "is not a supported output dtype.", "--quantize fp8-block"
         )
-    assert "--quantize" not in ckptconv_here("convert", "x.pt", "--dtype", "float64").refused(2, "no dtype")
+    assert "--quantize" not in ckptconv_here("convert", "x.pt", "--dtype", "float64").refused(
+        2, "not a supported output dtype"
+    )
 
 
 def test_a_shell_completes_the_values_of_options_that_have_few() -> None:

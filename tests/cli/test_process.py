@@ -143,7 +143,7 @@ def python(code: str, *arguments: object, **options: Any) -> Process:
 def ended(process: subprocess.Popen[str] | Process, timeout: float = 600) -> tuple[int, str, str]:
     out, err = process.communicate(timeout=timeout)
     assert "Traceback" not in (err or ""), err
-    assert "mistake in ckptconv" not in (err or ""), err
+    assert "bug in ckptconv" not in (err or ""), err
     return process.wait(), out, err
 
 
@@ -468,7 +468,7 @@ def disturbed(*arguments):
 {function}, {place} = {place}, disturbed
 main.main(sys.argv[1:])
 """
-ENDED = r"ckptconv: Stopped by SIG(INT|TERM)\. Nothing was put under a final name\."
+ENDED = r"ckptconv: Stopped by SIG(INT|TERM)\. No output was published\."
 
 
 def test_two_signals_at_any_time_are_one_end(small: Path, tmp_path: Path) -> None:
@@ -792,4 +792,4 @@ def test_a_path_where_a_command_should_be_is_met_with_the_right_one(tmp_path: Pa
     torch.save({"a": torch.ones(3)}, path)
     done = ckptconv_forked(path)
     assert done.code == 2
-    assert f"ckptconv inspect {path} shows what it is" in done.err
+    assert f"ckptconv inspect {path} shows its contents;" in done.err

@@ -81,14 +81,14 @@ PARTS: dict[str, tuple[Make, str]] = {
         making({"args": argparse.Namespace(tensor_model_parallel_size=2)}, "common.pt"),
         "dcp2safetensors",
     ),
-    "a shard": (making(STATE, "pytorch_model-00001-of-00003.bin"), "or the index"),
-    "a shard of safetensors": (making(STATE, "model-00002-of-00002.safetensors"), "or the index"),
-    "a shard of DeepSeek": (making(STATE, "model-00001-of-000163.safetensors"), "or the index"),
-    "a shard of very many": (making(STATE, "pytorch_model-100000-of-100001.bin"), "or the index"),
-    "a shard of a variant": (making(STATE, "model-00002-of-00002.fp16.safetensors"), "or the index"),
+    "a shard": (making(STATE, "pytorch_model-00001-of-00003.bin"), "or its index"),
+    "a shard of safetensors": (making(STATE, "model-00002-of-00002.safetensors"), "or its index"),
+    "a shard of DeepSeek": (making(STATE, "model-00001-of-000163.safetensors"), "or its index"),
+    "a shard of very many": (making(STATE, "pytorch_model-100000-of-100001.bin"), "or its index"),
+    "a shard of a variant": (making(STATE, "model-00002-of-00002.fp16.safetensors"), "or its index"),
     "a shard beside its index": (
         making(STATE, "model-00001-of-00002.safetensors", "model.safetensors.index.json"),
-        "or the index",
+        "or its index",
     ),
     "DCP's safetensors": (of_dcp, "dcp2safetensors {0.parent}"),
     "DCP's safetensors, of another name": (moved(of_dcp, "model.safetensors"), "dcp2safetensors"),
@@ -122,7 +122,7 @@ def test_it_is_converted_if_it_is_asked_for_alone(family: str, tmp_path: Path) -
     path = PARTS[family][0](tmp_path)
     run = ckptconv_here("convert", path, tmp_path / "o", "--alone", "--opaque", "drop", "--no-fsync", "--json")
     assert run.code == 0, run.err
-    assert any("It was taken alone." in note for note in run.json["notes"])
+    assert any("It was converted alone." in note for note in run.json["notes"])
     done = ckptconv_here("verify", path, tmp_path / "o")  # the manifest says how it was made
     assert done.code == 0, done.err
     # The way back needs no further word, in one file or several.
@@ -186,15 +186,15 @@ def test_a_file_that_is_whole_is_converted(name: str, tmp_path: Path) -> None:
     run = done(ckptconv_here("convert", path, tmp_path / "o.safetensors", "--no-fsync", "--json"))
     assert run.json["warnings"] == []
     idle = ckptconv_here("convert", path, tmp_path / "o.safetensors", "--alone", "--no-fsync", "--json")
-    assert idle.json["warnings"] == [f"--alone is of no use: {path} is not one file of many."]
+    assert idle.json["warnings"] == [f"--alone has no effect: {path} is not one file of a set."]
 
 
 @every(
     "make, words",
     [
-        (of_zero("z2_bf16_w2", "mp_rank_00_model_states.pt"), "in other files. Those come with: ckptconv zero-to-fp32"),
-        (making(STATE, "model_rank0.pt"), "nothing in it says that it is a part"),
-        (making(STATE, "model_1.safetensors"), "what torch_checkpointing calls the part of a rank"),
+        (of_zero("z2_bf16_w2", "mp_rank_00_model_states.pt"), "in other files. For these, use: ckptconv zero-to-fp32"),
+        (making(STATE, "model_rank0.pt"), "it does not say that it is one of several."),
+        (making(STATE, "model_1.safetensors"), "named like a rank's file of torch_checkpointing, but"),
     ],
 )
 def test_a_file_that_may_be_all_is_converted_with_a_warning(make: Make, words: str, tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_a_directory_with_one_of_them_lacks_the_others(family: str, tmp_path: Pa
     path = PARTS[family][0](tmp_path / "in")
     directory = path.parent.parent if family.startswith("Megatron") else path.parent
     run = ckptconv_here("convert", directory, tmp_path / "o.safetensors", *QUIETLY)
-    run.refused(4, path, f"{directory} lacks the others", "--alone")
+    run.refused(4, path, f"{directory} lacks the other files.", "--alone")
 
 
 def test_a_shard_becomes_a_shard_of_the_same_number(tmp_path: Path) -> None:
@@ -229,7 +229,9 @@ def test_a_set_without_its_index_is_told(tmp_path: Path) -> None:
     ckptconv_here("convert", tmp_path, tmp_path / "o.pt").refused(
         2, tmp_path, "model.safetensors.index.json", "--alone"
     )
-    ckptconv_here("convert", shard, tmp_path / "o.pt").refused(5, shard, f"the directory of all, {tmp_path}", "--alone")
+    ckptconv_here("convert", shard, tmp_path / "o.pt").refused(
+        5, shard, f"the directory of the set, {tmp_path}", "--alone"
+    )
     assert ckptconv_here("convert", shard, tmp_path / "o.pt", "--alone").code == 0
     assert torch.load(tmp_path / "o.pt").keys() == ckptconv.open(shard).keys() == {"w1"}
 
@@ -296,5 +298,5 @@ def test_an_index_says_that_its_files_are_all(tmp_path: Path) -> None:
 
 def test_what_a_file_of_a_directory_holds_is_an_error_of_the_directory(tmp_path: Path) -> None:
     save_file(STATE, tmp_path / "model-00001-of-00002.safetensors")
-    with pytest.raises(CorruptError, match="lacks the others"):
+    with pytest.raises(CorruptError, match="lacks the other files."):
         ckptconv.load_state_dict(tmp_path)

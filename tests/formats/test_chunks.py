@@ -18,7 +18,7 @@ def tile(offsets: tuple[int, ...], shape: tuple[int, ...]) -> ChunkTile:
 
 
 def test_one_element_more_than_there_are_overlaps() -> None:
-    with pytest.raises(CorruptError, match="its chunks 1 more: they overlap"):
+    with pytest.raises(CorruptError, match="its chunks have 1 more: they overlap"):
         join(U8, (4,), [tile((0,), (4,)), tile((3,), (1,))], lambda: "w")
 
 

@@ -109,7 +109,7 @@ def test_the_surest_of_several_is_taken(site: Path, tmp_path: Path) -> None:
 
 
 def test_a_name_that_nobody_has_is_told(site: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="There is no format 'vector' here"):
+    with pytest.raises(UsageError, match="The format 'vector' is not known."):
         library.open(a_vector(tmp_path / "a.vec"), family="vector")
 
 
@@ -128,8 +128,8 @@ def test_a_name_that_nobody_has_is_told(site: Path, tmp_path: Path) -> None:
         (MODULE.replace("// 4", "// 0"), "read fails with ZeroDivisionError"),
         (MODULE.replace("return Source(", "return dict("), "its read must return a Source, not dict"),
         ("import sys; sys.exit(0)", "load fails with SystemExit: 0"),
-        (MODULE.replace("return Guess(CERTAIN", "return Guess('sure'"), "sure of its Guess is no int, but str"),
-        (MODULE.replace("path=place.path", "path=None"), "path of its Source is no str, but NoneType"),
+        (MODULE.replace("return Guess(CERTAIN", "return Guess('sure'"), "sure of its Guess must be int, not str"),
+        (MODULE.replace("path=place.path", "path=None"), "path of its Source must be str, not NoneType"),
     ],
 )
 def test_what_is_wrong_with_it_is_one_sentence(module: str, why: str, site: Path, tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_what_is_wrong_with_it_is_one_sentence(module: str, why: str, site: Path
     path = a_vector(tmp_path / "a.vec")
     with pytest.raises(FailedError) as caught:
         library.open(path)
-    assert caught.value.message.startswith("The format 'vector', which the package ckptconv-vector brings, cannot be")
+    assert caught.value.message.startswith("The format 'vector'of the package ckptconv-vector cannot be")
     assert why in caught.value.message
     run = ckptconv_here("pt2safetensors", path, tmp_path / "out.safetensors")
     assert run.code == FailedError.exit_code

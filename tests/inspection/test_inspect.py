@@ -216,13 +216,13 @@ def test_options_for_another_kind_of_checkpoint_are_said_to_be_of_no_use(
     run = ckptconv_here(command, *paths, "--tag", "global_step9")
     assert run.code == 0
     assert run.err == (
-        "ckptconv: warning: --tag is of no use: model.pt is a single file, and it is for DeepSpeed's checkpoints.\n"
+        "ckptconv: warning: --tag has no effect: model.pt is a single file, but the option applies only to DeepSpeed's checkpoints.\n"
     )
-    assert ckptconv_here(command, *paths, "--tag", "9", "--json").json["warnings"][0].startswith("--tag is of no use")
+    assert ckptconv_here(command, *paths, "--tag", "9", "--json").json["warnings"][0].startswith("--tag has no effect:")
     checkpoint = ZERO / "z2_bf16_tags_w2" / "checkpoint"
     assert ckptconv_here("inspect", checkpoint, "--tag", "global_step2").err == ""
     told = [ckptconv_here("convert", path, "out", "--raw").err for path in ("model.safetensors", "model.pt")]
-    assert ["--raw is of no use" in each for each in told] == [True, False]
+    assert ["--raw has no effect:" in each for each in told] == [True, False]
 
 
 def test_what_is_piped_is_whole(tmp_path: Path) -> None:
@@ -370,7 +370,7 @@ def test_a_page_replaces_only_what_it_may(tmp_path: Path) -> None:
     assert path.read_bytes() == before
     old = tmp_path / "old.html"
     old.write_text("old")
-    ckptconv_here("inspect", path, "--html", old).refused(2, "this program did not write")
+    ckptconv_here("inspect", path, "--html", old).refused(2, "ckptconv did not write")
     assert old.read_text() == "old"
     old.write_text('<!doctype html><meta name="generator" content="ckptconv">an earlier page')
     assert "wrote" in ckptconv_here("inspect", path, "--html", old).err

@@ -167,7 +167,7 @@ def test_a_name_that_is_not_there_is_a_key_error_too(plain: Path) -> None:
             with pytest.raises(KeyError) as caught:
                 read("wei")
             assert isinstance(caught.value, UsageError)
-            assert "There are: " in str(caught.value)
+            assert "Its commands are " in str(caught.value)
 
 
 def test_it_tells_people_and_completers_what_is_in_it(plain: Path) -> None:
@@ -288,7 +288,7 @@ def test_arrays_outlive_the_checkpoint_and_reads_do_not(plain: Path) -> None:
     gc.collect()
     assert tensor.sum() == 276
     for read in (w.torch, lambda: w[0], lambda: ck.get_tensor("w"), ck.__enter__, lambda: ck.tree, ck.metadata):
-        with pytest.raises(UsageError, match="was closed"):
+        with pytest.raises(UsageError, match="is closed"):
             read()
 
 
@@ -355,7 +355,7 @@ def test_it_is_pickled_and_opened_again() -> None:
         assert np.array_equal(again.get_tensor(name), ck.get_tensor(name))
         assert np.array_equal(tensor.numpy(), ck.get_tensor(name))
         assert str(cast.dtype) == "bfloat16"
-    with pytest.raises(UsageError, match="was closed"):
+    with pytest.raises(UsageError, match="is closed"):
         pickle.dumps(ck)
 
 

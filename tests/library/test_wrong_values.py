@@ -33,7 +33,7 @@ NO_PATHS: dict[str, tuple[Any, str]] = {
     "number": (5, "5 is not a path."),
     "bytes": (b"model.pt", "b'model.pt' is not a path."),
     "tensor": (torch.ones(2), "Tensor is not a path."),
-    "NUL": ("a\0b", "no name contains a NUL character."),
+    "NUL": ("a\0b", "names cannot contain a NUL character."),
 }
 
 
@@ -64,7 +64,11 @@ def test_no_paths_and_an_empty_one() -> None:
 
 OTHERS: dict[str, tuple[Callable[[Any], object], Any, str]] = {
     "output": (lambda value: ckptconv.convert("model.pt", value), 5, "OUTPUT 5 is not a path."),
-    "executor": (lambda value: ckptconv.convert("model.pt", "out", executor=value), 5, "executor 5 is none of"),
+    "executor": (
+        lambda value: ckptconv.convert("model.pt", "out", executor=value),
+        5,
+        "executor 5 is not an executor of",
+    ),
     "on_total": (lambda value: ckptconv.convert("model.pt", "out", on_total=value), 5, "on_total 5 is not a function"),
     "before_commit": (
         lambda value: ckptconv.convert("model.pt", "out", before_commit=value),
@@ -72,7 +76,7 @@ OTHERS: dict[str, tuple[Callable[[Any], object], Any, str]] = {
         "before_commit 'x' is not a function",
     ),
     "device": (lambda value: ckptconv.load_state_dict("model.pt", device=value), "no:thing", "'no:thing' is no device"),
-    "framework": (lambda value: ckptconv.open("model.pt", framework=value), ["np"], "no framework ['np']"),
+    "framework": (lambda value: ckptconv.open("model.pt", framework=value), ["np"], "The framework ['np']"),
     "raw": (lambda value: ckptconv.open("model.pt")["weight"].numpy(raw=value), [], "neither True nor False"),
     "metadata": (lambda value: ckptconv.save_state_dict({}, "out", metadata=value), 5, "metadata 5 is not a mapping"),
     "flat": (lambda value: ckptconv.unflatten(value, None), "text", "takes a mapping and text, not 'text' and None"),

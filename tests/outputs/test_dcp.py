@@ -218,7 +218,7 @@ def test_a_checkpoint_that_lacks_a_chunk_is_no_example(tmp_path: Path) -> None:
     torch.save({"model": {"w": torch.ones(6, 2)}}, tmp_path / "m.pt")
     like = one(torch.ones(6, 2), shards((6, 2), 0, 3)[:2]).write(tmp_path / "like")
     run = ckptconv_here("safetensors2dcp", tmp_path / "m.pt", tmp_path / "out", "--like", like)
-    run.refused(4, "lack 4 of them")
+    run.refused(4, "4 of them are in no chunk")
     assert not (tmp_path / "out").exists()
 
 
@@ -599,7 +599,7 @@ def test_no_changed_byte_goes_unnoticed(to: str, tmp_path: Path) -> None:
 
 def test_verify_says_what_differs(tmp_path: Path) -> None:
     out = made(NESTED, tmp_path / "out", "--optimizer", NESTED)
-    ckptconv_here("verify", NESTED, out).refused(1, "--optimizer", "which the source does not give")
+    ckptconv_here("verify", NESTED, out).refused(1, "--optimizer", "which the source does not have.")
     assert ckptconv_here("verify", NESTED, out, "--optimizer", NESTED).code == 0
     (out / "__9_0.distcp").write_bytes(b"")
     ckptconv_here("verify", NESTED, out, "--optimizer", NESTED).refused(1, "__9_0.distcp", "not part of the output")
@@ -620,9 +620,9 @@ def test_a_checkpoint_of_training_is_never_replaced(tmp_path: Path) -> None:
     there = Path(shutil.copytree(NESTED, tmp_path / "step-1"))
     before = contents(there)
     a_model(tmp_path / "m.safetensors")
-    ckptconv_here("safetensors2dcp", tmp_path / "m.safetensors", there).refused(2, "this program did not write")
+    ckptconv_here("safetensors2dcp", tmp_path / "m.safetensors", there).refused(2, "ckptconv did not write")
     assert ckptconv_here("dcp2safetensors", there, there).code == 0  # which leaves a manifest of ours
-    ckptconv_here("safetensors2dcp", tmp_path / "m.safetensors", there).refused(2, "this program did not write")
+    ckptconv_here("safetensors2dcp", tmp_path / "m.safetensors", there).refused(2, "ckptconv did not write")
     assert contents(there).items() >= before.items()
 
 

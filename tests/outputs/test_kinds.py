@@ -252,7 +252,7 @@ def test_a_pt_file_of_a_nested_state_has_its_keys_unless_it_has_no_structure(tmp
     ckptconv.convert(tmp_path / "m.pt", tmp_path / "m.safetensors")
     for source in ("m.pt", "m.safetensors"):
         output = tmp_path / f"{source}.back.pt"
-        with pytest.raises(UsageError, match="keeps its structure") as refused:
+        with pytest.raises(UsageError, match="is kept") as refused:
             ckptconv.convert(tmp_path / source, output, strip_prefix="n.m.")
         assert "--no-structure" in refused.value.hint
         ckptconv.convert(tmp_path / source, output, structure=False, verify=True, strip_prefix="n.m.")
@@ -304,7 +304,7 @@ def test_a_pt_file_is_made_of_any_input(tmp_path: Path) -> None:
 def test_weights_whose_data_is_nowhere_are_in_no_pt_file(tmp_path: Path) -> None:
     """What safetensors of a source would not hold, a `.pt` file does not hold either."""
     made = Source("made", "other", "here", {"a": Inline(b"\0" * 4, DTYPES["float32"], (1,))}, unaccounted=["b"])
-    with pytest.raises(CkptconvError, match="nowhere in it: b"):
+    with pytest.raises(CkptconvError, match="without data: b"):
         ckptconv.convert(made, tmp_path / "x.pt")
     made = made._replace(unaccounted=(), pieces=re.compile("^a$"))
     with pytest.raises(CkptconvError, match="flat parameters"):

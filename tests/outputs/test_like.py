@@ -456,9 +456,12 @@ def test_filled_tensors_of_a_torch_file_are_checked_by_its_checksums(source: Pat
 @every(
     "options, words",
     [
-        ({"fill": True}, "--fill is for tensors of a reference"),
-        ({"partial": True}, "--partial is for tensors of a reference"),
-        ({"like": "{}", "partial": True, "fill": True}, "--partial leaves tensors out that --fill takes"),
+        ({"fill": True}, "--fill needs a reference."),
+        ({"partial": True}, "--partial needs a reference."),
+        (
+            {"like": "{}", "partial": True, "fill": True},
+            "--partial and --fill contradict each other: one leaves out missing tensors, the other takes",
+        ),
         ({"like": "-"}, "--like - is a pipe"),
         ({"like": "nowhere"}, "nowhere does not exist"),
     ],
@@ -474,7 +477,7 @@ def test_requests_that_make_no_sense(
 
 
 def test_a_file_for_torch_is_like_no_reference(source: Path, reference: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--like is for safetensors"):
+    with pytest.raises(UsageError, match="--like applies only to safetensors"):
         convert(reference, tmp_path / "out.pt", like=reference)
 
 
@@ -556,7 +559,7 @@ def test_verify_finds_the_reference_from_the_output_and_asks_if_it_is_gone(
     told = json.loads(manifest.read_bytes())
     for place in ("", "http://127.0.0.1:1/x", "file::s3://b/x", "a\0b", "x" * 5000):
         manifest.write_text(json.dumps({**told, "like": place}))
-        with pytest.raises(UsageError, match="Name it: --like REF"):
+        with pytest.raises(UsageError, match="Give it with --like REF"):
             verify(less, tmp_path / "out")
     del told["like"]
     manifest.write_text(json.dumps(told))

@@ -258,7 +258,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written(
 
 def test_a_record_that_is_none_is_one_sentence(place: Path) -> None:
     save_file({"a": torch.ones(2)}, "x.safetensors", {"ckptconv.map": "[" * 100_000})
-    with pytest.raises(UsageError, match="its record of a map is none"):
+    with pytest.raises(UsageError, match="its record of a map is not valid:"):
         convert("x.safetensors", "x.pt")
     convert("x.safetensors", "x.pt", map="none")
 
@@ -266,7 +266,9 @@ def test_a_record_that_is_none_is_one_sentence(place: Path) -> None:
 def test_a_record_that_does_not_fit_any_more_is_said_to_be_one(place: Path) -> None:
     convert("model.pt", "hf.safetensors", map="my.toml", size=SIZES)
     convert("hf.safetensors", "renamed.safetensors", strip_prefix="model.")
-    with pytest.raises(UsageError, match=r"was made by a map, and its reverse does not fit\..*--map none"):
+    with pytest.raises(
+        UsageError, match=r"was written with a map, but the reverse of that map does not fit\..*--map none"
+    ):
         convert("renamed.safetensors", "x.pt")
 
 

@@ -114,7 +114,7 @@ def assert_ended(case: Case | Directory, source: Path, output: Path, ending: End
     assert not ending.canary, case.file
     assert ending.peak < MOST_MEMORY, case.file
     assert "Traceback" not in ending.err, ending.err
-    assert "mistake in ckptconv" not in ending.err, ending.err
+    assert "bug in ckptconv" not in ending.err, ending.err
     if not ending.code:
         return loaded(output)
     assert ending.written == [], case.file

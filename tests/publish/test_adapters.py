@@ -52,7 +52,7 @@ def test_old_files_are_known() -> None:
 
 
 def test_peft_reads_one_file() -> None:
-    with pytest.raises(UsageError, match="PEFT reads an adapter of one"):
+    with pytest.raises(UsageError, match="PEFT reads an adapter from one"):
         convert(ADAPTER, "out", max_shard_size=300)
 
 

@@ -65,7 +65,7 @@ def test_parts_and_finish_make_what_one_run_makes(model: Path, expected: dict[st
     report = store.finish()
     assert report.tensors == COUNT
     assert store.contents() == expected
-    with pytest.raises(UsageError, match="nothing to finish"):
+    with pytest.raises(UsageError, match="nothing to publish."):
         store.finish()
 
 

@@ -263,20 +263,20 @@ virtual g1.safetensors x.virtual.json --manifest a.pt
 # What such an error says.
 REASONS = (
     "would replace",
-    "this program did not write",
-    "taken for one",
+    "ckptconv did not write",
+    "read as one",
     "is not known to be",
     "forbids",
     "contradict",
     "replace each other",
-    "is given as OUTPUT",
+    "was given as OUTPUT",
     "is an input",
     "would both be",
     "files of another kind",
     "both name",
     "is empty",
     "read together with",
-    "would not be found there",
+    "other programs there",
 )
 
 # Words of commands that succeed, and what of others they replace, as they were told to.

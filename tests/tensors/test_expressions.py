@@ -105,9 +105,9 @@ def test_tensors_of_the_same_ranks_share_their_list() -> None:
 LISTS = [[0, 1, 2], [64, 128, 64]]
 REFUSED: dict[str, tuple[Any, str]] = {
     "no list": ({}, "an object is not a known expression"),
-    "no name": ([], "no known expression"),
-    "another name": (["eval", 1], "no known expression"),
-    "a name of another type": ([["stored"]], "no known expression"),
+    "no name": ([], "not a known expression"),
+    "another name": (["eval", 1], "not a known expression"),
+    "a name of another type": ([["stored"]], "not a known expression"),
     "too few fields": (["stored", 0, 0, "float32", []], "4 fields, where stored has 5"),
     "another source": (["stored", 9, 0, "float32", [], []], "source 9"),
     "a negative offset": (["stored", 0, -4, "float32", [1], [1]], "-4 stands where a count should"),
@@ -124,13 +124,13 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "pieces beyond the file": (["partitioned", 0, 1, 4000, 9, "float32", [27]], "which has 4096"),
     "another list": (["partitioned", 7, 1, 0, 1, "float32", [3]], "list 7"),
     "as many bases as files": (["partitioned", 0, 2, 0, 1, "float32", [3]], "list 2"),
-    "nothing to join": (["concat", [], 0], "no list of expressions"),
+    "nothing to join": (["concat", [], 0], "not a list of expressions"),
     "elements picked beyond the end": (["picked", ["zeros", "float32", [4]], 2, [2], [2]], "beyond the end"),
     "a dimension": (["concat", [["zeros", "float32", [1]]], 1], "no dimension 1"),
     "other shapes": (["concat", [["zeros", "float32", [1, 2]], ["zeros", "float32", [1, 3]]], 0], "cannot join"),
     "a cut": (["narrow", ["zeros", "float32", [4]], 0, 3, 2], "is not inside"),
     "a view": (["view", ["zeros", "float32", [4]], "int64", [3]], "16 bytes cannot be seen"),
-    "a kernel": (["convert", ["zeros", "float32", [4]], ["run", "x"], "float32"], "no known kernel"),
+    "a kernel": (["convert", ["zeros", "float32", [4]], ["run", "x"], "float32"], "not a known kernel"),
     "a cast of another dtype": (
         ["convert", ["zeros", "float32", [4]], ["cast", "int64", "float32"], "float32"],
         "does not make",
@@ -242,7 +242,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
         ],
         "does not make float32",
     ),
-    "no base64": (["inline", "\u00e9", "uint8", [1]], "no text in base64"),
+    "no base64": (["inline", "\u00e9", "uint8", [1]], "not text in base64"),
     "another length": (["inline", "AAA=", "uint8", [1]], "2 bytes are not a tensor"),
 }
 

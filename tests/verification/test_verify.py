@@ -968,7 +968,9 @@ def test_a_release_of_the_library_that_does_not_know_a_dtype_is_named(
         torch.save({"a": torch.ones(4).to(getattr(torch, dtype)), "b": torch.ones(2)}, tmp_path / "x.pt")
         library.convert(tmp_path / "x.pt", tmp_path / f"{dtype}.safetensors")
         monkeypatch.setattr(safetensors, "__version__", here)
-        with pytest.raises(UnsupportedError, match=f"'a' is {dtype}, which the library knows since {needed}") as caught:
+        with pytest.raises(
+            UnsupportedError, match=f"'a' is {dtype}, which the library supports since {needed}"
+        ) as caught:
             library.verify(tmp_path / "x.pt", tmp_path / f"{dtype}.safetensors")
         assert "damaged" not in str(caught.value)
         monkeypatch.setattr(safetensors, "__version__", needed)

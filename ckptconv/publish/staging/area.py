@@ -101,11 +101,11 @@ def described(path: str) -> list[StagedParts]:
         with contextlib.suppress(OSError), Handle.open(directory) as home:
             for token in sorted(name for name in home.names() if is_sibling(name, prefix)):
                 try:
-                    found = list(_description_in(home, token, token[len(prefix) :], kinds))
+                    descriptions = list(_description_in(home, token, token[len(prefix) :], kinds))
                 except ForeignError as error:
                     foreign.append(error)
                 else:
-                    all_found.extend(found)
+                    all_found.extend(descriptions)
     if foreign and not all_found:
         raise foreign[0]
     return all_found

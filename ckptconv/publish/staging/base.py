@@ -59,17 +59,17 @@ class Staging:
 
         With `digest`, an algorithm, it has content digests: if its record has none, the file is read once more.
         """
-        found = self._known(name, size)
-        if found is None:
+        record = self._known(name, size)
+        if record is None:
             return None
         self.recorded.add(name)
-        result = made(found)
+        result = made(record)
         if not digest or (result.digests and result.digests.algorithm == digest):
             return result if digest else result._replace(digests=None)
         from ckptconv.storage.digests import digests_of
 
-        with self._reading(name, found) as reader:
-            ranges = [(at, nbytes, tensor) for at, nbytes, _, tensor in found["spans"] if tensor is not None]
+        with self._reading(name, record) as reader:
+            ranges = [(at, nbytes, tensor) for at, nbytes, _, tensor in record["spans"] if tensor is not None]
             return result._replace(digests=digests_of(reader.read_at, size, ranges, digest))
 
     def check(self, name: str, size: int, progress: Callable[[int], object] | None = None) -> bool:
@@ -77,20 +77,20 @@ class Staging:
 
         `progress` is called with the bytes read since the last call.
         """
-        found = self._known(name, size)
-        if found is None:
+        record = self._known(name, size)
+        if record is None:
             return False
-        if not self._has_checksums(name, found, progress):
+        if not self._has_checksums(name, record, progress):
             self._forget(name)
             return False
         return True
 
     def _has_checksums(
-        self, name: str, found: Mapping[str, Any], progress: Callable[[int], object] | None = None
+        self, name: str, record: Mapping[str, Any], progress: Callable[[int], object] | None = None
     ) -> bool:
-        """Whether the file `name` matches the checksums that its record `found` contains."""
-        with self._reading(name, found) as reader:
-            for start, length, crc, _ in found["spans"]:
+        """Whether the file `name` matches the checksums that its record `record` contains."""
+        with self._reading(name, record) as reader:
+            for start, length, crc, _ in record["spans"]:
                 if crc is not None and _digest(reader, start, length) != crc:
                     return False
                 if progress:

@@ -270,10 +270,10 @@ class LocalStaging(Staging):
 
     def _known(self, name: str, size: int) -> dict[str, Any] | None:
         assert self._staging is not None
-        found = self._read_record(name)
-        if found is None:
+        record = self._read_record(name)
+        if record is None:
             return None
-        if (found["name"], found["size"], found["plan"]) != (name, size, self.plan_id):
+        if (record["name"], record["size"], record["plan"]) != (name, size, self.plan_id):
             self._no_record(name, "it belongs to another file or plan")
             return None
         for place in (self._place(name), self._final(name)):
@@ -281,23 +281,23 @@ class LocalStaging(Staging):
             if now is None:
                 continue
             renamed = place.root is self._home
-            if not stat.S_ISREG(now.st_mode) or now.st_size != size or (renamed and not _is_same(now, found)):
+            if not stat.S_ISREG(now.st_mode) or now.st_size != size or (renamed and not _is_same(now, record)):
                 return None
             if renamed:
-                self._renamed[name] = found
+                self._renamed[name] = record
             # The file may be a copy: record what identifies it once it has its final name.
             facts = {"inode": now.st_ino, "mtime": now.st_mtime_ns}
-            if not found["synced"]:
-                if any(crc is None for _, _, crc, _ in found["spans"]) or not self._has_checksums(name, found):
+            if not record["synced"]:
+                if any(crc is None for _, _, crc, _ in record["spans"]) or not self._has_checksums(name, record):
                     return None
                 if self.durable:
                     with place.open() as directory:
                         _sync(directory, place.name)
                     facts["synced"] = True
-            if found != {**found, **facts}:
-                found |= facts
-                self._staging.write_whole(record_of(name), json.dumps(found).encode())
-            return found
+            if record != {**record, **facts}:
+                record |= facts
+                self._staging.write_whole(record_of(name), json.dumps(record).encode())
+            return record
         return None
 
     def _read_record(self, name: str) -> dict[str, Any] | None:
@@ -318,12 +318,12 @@ class LocalStaging(Staging):
             )
 
     @contextlib.contextmanager
-    def _reading(self, name: str, found: Mapping[str, Any]) -> Iterator[Reader]:
+    def _reading(self, name: str, record: Mapping[str, Any]) -> Iterator[Reader]:
         place = self._final(name) if name in self._renamed else self._place(name)
         with writing(self.path), place.open() as directory:
             fd = directory.open_file(place.name)
         try:
-            yield DescriptorReader(File(self.staged(name), found["size"]), fd)
+            yield DescriptorReader(File(self.staged(name), record["size"]), fd)
         finally:
             os.close(fd)
 
@@ -454,9 +454,9 @@ class LocalStaging(Staging):
 
     def _check_renamed(self) -> None:
         """Raise FailedError if another conversion has replaced a file that an earlier run gave its final name."""
-        for name, found in self._renamed.items():
+        for name, status in self._renamed.items():
             now = self._final(name).stat()
-            if now is None or now.st_size != found["size"] or not _is_same(now, found):
+            if now is None or now.st_size != status["size"] or not _is_same(now, status):
                 raise FailedError(
                     f"{self.final(name)} was replaced by another conversion, which published its output there.",
                     "Run this conversion again if you want its output there.",

@@ -39,16 +39,16 @@ if TYPE_CHECKING:
 
 def described(output: Location) -> list[StagedParts]:
     """Return the staging directories of plans for `output`, as `area.described` does for a disk."""
-    found = []
+    descriptions = []
     for name in directories(output):
         if is_sibling(name, HIDDEN):
             place = output.join(name)
             data = _get(place.join(DESCRIPTION), MOST_DESCRIPTION)
             if data is not None:
-                found.append(
+                descriptions.append(
                     StagedParts(place.path, name[len(HIDDEN) :], (*DIRECTORIES, "tree"), data, published=False)
                 )
-    return found
+    return descriptions
 
 
 def directories(place: Location) -> list[str]:
@@ -165,10 +165,10 @@ class PartsOnStore(UploadStaging):
         super().discard()
         for name in self._mine & self.recorded:
             with contextlib.suppress(Exception):
-                found = self._record(name)
-                if found is not None:
+                record = self._record(name)
+                if record is not None:
                     self._forget(name)
-                    if self._is_as_recorded(name, found):
+                    if self._is_as_recorded(name, record):
                         fs, inner = self._at(name).filesystem()
                         self._remove(fs, inner)
         if not self.shared:
@@ -194,8 +194,8 @@ class PartsOnStore(UploadStaging):
         if data is None:
             return None
         try:
-            found = object_record(data)
-            if (found["name"], found["plan"]) != (name, self.plan_id):
+            record = object_record(data)
+            if (record["name"], record["plan"]) != (name, self.plan_id):
                 raise ValueError("it belongs to another file or plan")
         except ValueError as error:
             if not self.finishing:
@@ -204,7 +204,7 @@ class PartsOnStore(UploadStaging):
                 f"{place}, the record of {name!r}, is damaged: {error}. The index was not written.",
                 "Run its part again, then finish.",
             ) from None
-        return found
+        return record
 
     @contextlib.contextmanager
     def _reading(self, name: str, found: Mapping[str, Any]) -> Iterator[Reader]:
@@ -247,15 +247,15 @@ class TreeOnStore(PartsOnStore):
 
     def _open(self) -> None:
         pointer = self._final(self.index)
-        told = _get(pointer, MOST_RECORD)
-        named = None if told is None else told.decode(errors="replace").strip()
+        pointed = _get(pointer, MOST_RECORD)
+        named = None if pointed is None else pointed.decode(errors="replace").strip()
         if named == self._output.name:
             fs, inner = pointer.filesystem()
             with explained(pointer.path):
                 self._remove(fs, inner)
 
     def _present(self, fs: Any, inner: str) -> dict[str, bool]:
-        found: dict[str, bool] = {}
+        present: dict[str, bool] = {}
         below = [""]
         while below:
             above = below.pop()
@@ -263,8 +263,8 @@ class TreeOnStore(PartsOnStore):
                 if is_directory and not is_sibling(name, HIDDEN):
                     below.append(f"{above}{name}/")
                 else:
-                    found[above + name] = is_directory
-        return found
+                    present[above + name] = is_directory
+        return present
 
 
 def _is_any(name: str) -> bool:

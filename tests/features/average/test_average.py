@@ -241,8 +241,8 @@ def test_checkpoints_that_are_not_alike_are_refused(change: Any, words: tuple[st
 @pytest.mark.parametrize(
     ("given_", "word"),
     [
-        ({"weights": [1, -1]}, "add up to 0"),
-        ({"weights": [1]}, "1 weights for 2"),
+        ({"weights": [1, -1]}, "sum to zero; an average needs another sum."),
+        ({"weights": [1]}, "1 weights were given for 2"),
         ({"weights": "1,x"}, "such as 1,1,2"),
         ({"weights": [1, 1], "ema": 0.9}, "one of them"),
         ({"ema": 1.5}, "from 0 to 1"),
@@ -258,9 +258,9 @@ def test_weights_that_make_no_average_are_refused(given_: dict[str, Any], word: 
 
 def test_one_checkpoint_has_no_average() -> None:
     (name,) = saved(model(0))
-    with pytest.raises(UsageError, match="needs at least 2 checkpoints, and there is 1"):
+    with pytest.raises(UsageError, match="needs at least 2 checkpoints, but 1 was given."):
         average(name, "out")
-    with pytest.raises(UsageError, match="at most 1,000 are averaged at once"):
+    with pytest.raises(UsageError, match="at most 1,000 can be averaged at once"):
         average([name] * 1001, "out")
 
 
@@ -354,7 +354,7 @@ def test_a_difference_is_no_average() -> None:
 def test_notes_on_states_give_no_option_that_there_is_not() -> None:
     step = checkpoint_of("fsdp2_w4_bf16")
     report = average([step, step], "out")
-    assert any("Beside the model" in note for note in report.notes)
+    assert any("Not converted" in note for note in report.notes)
     assert not any("--optimizer" in note for note in report.notes)
     assert any("--optimizer" in note for note in convert(step, "alone").notes)
 
@@ -391,5 +391,5 @@ def test_a_last_word_is_looked_up_with_the_settings_of_its_store() -> None:
     save_file(model(1), "a.safetensors")
     Guarded(token="t").pipe("/kept/b.safetensors", Path("a.safetensors").read_bytes())
     words = ("average", "a.safetensors", "guarded://kept/b.safetensors")
-    ckptconv_here(*words, "--storage-options", '{"token": "t"}').refused(2, "is no earlier output", "-o")
+    ckptconv_here(*words, "--storage-options", '{"token": "t"}').refused(2, "is not an earlier output", "-o")
     assert Guarded(token="t").cat("/kept/b.safetensors") == Path("a.safetensors").read_bytes()

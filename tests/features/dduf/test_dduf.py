@@ -68,11 +68,11 @@ def test_a_changed_byte_is_seen(tmp_path: Path) -> None:
 @every(
     "index, others, method, words",
     [
-        (INDEX, {}, zipfile.ZIP_DEFLATED, "is compressed, and DDUF stores all"),
+        (INDEX, {}, zipfile.ZIP_DEFLATED, "is compressed, but DDUF stores members uncompressed."),
         ([], {}, zipfile.ZIP_STORED, "its model_index.json is no object"),
-        ({"unet": []}, {}, zipfile.ZIP_STORED, "'vae/config.json' is none that DDUF has"),
-        (INDEX, {"unet__x.bin": b""}, zipfile.ZIP_STORED, "'unet/x.bin' is none that DDUF has"),
-        (INDEX, {"unet__in__x.txt": b""}, zipfile.ZIP_STORED, "'unet/in/x.txt' is none that DDUF has"),
+        ({"unet": []}, {}, zipfile.ZIP_STORED, "'vae/config.json' is not allowed in DDUF."),
+        (INDEX, {"unet__x.bin": b""}, zipfile.ZIP_STORED, "'unet/x.bin' is not allowed in DDUF."),
+        (INDEX, {"unet__in__x.txt": b""}, zipfile.ZIP_STORED, "'unet/in/x.txt' is not allowed in DDUF."),
         (INDEX, {"vae__b.safetensors": safetensors.torch.save(VAE)}, zipfile.ZIP_STORED, "have 'vae/conv'"),
         (INDEX, {"vae__b.safetensors": safetensors.torch.save(VAE)[:-2]}, zipfile.ZIP_STORED, "'vae/b.safetensors': "),
         (INDEX, {"vae__b.safetensors": safetensors.torch.save(VAE) + b"x"}, zipfile.ZIP_STORED, "has 13"),

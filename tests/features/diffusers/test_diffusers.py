@@ -240,8 +240,8 @@ def test_a_model_with_one_module_of_weights_is_one_file_if_nothing_is_copied(sen
 @every(
     "modules, error",
     [
-        ([{"path": "9_Dense", "type": "Dense"}], "no such folder"),
-        ([{"path": "../x", "type": "Dense"}], "does not lie in its directory"),
+        ([{"path": "9_Dense", "type": "Dense"}], "but that folder does not exist."),
+        ([{"path": "../x", "type": "Dense"}], "is outside its directory"),
         ([{"path": 3, "type": "Dense"}], "0.path is not text"),
         (["2_Dense"], "0 is no object"),
         ({}, "no list"),
@@ -295,10 +295,10 @@ def test_other_commands_name_its_models(pipeline: Path) -> None:
 @every(
     "index, error",
     [
-        ('{"unet": ["diffusers", "X"], "other": ["diffusers", "X"]}', "no folders of 'other'"),
+        ('{"unet": ["diffusers", "X"], "other": ["diffusers", "X"]}', "but the folders 'other' do not exist."),
         ('{"../pipeline": ["diffusers", "X"]}', "no folders of '../pipeline'"),
         ('{"unet": ["diffusers", "X"], "unet": ["diffusers", "Y"]}', "unet"),
-        ("[]", "no object: a list"),
+        ("[]", "not an object: a list"),
         ("{", "not JSON"),
     ],
 )
@@ -311,7 +311,7 @@ def test_an_index_that_is_not_true_is_refused(pipeline: Path, index: str, error:
 
 def test_a_model_without_weights_is_refused(pipeline: Path) -> None:
     (pipeline / "unet" / f"{OF_DIFFUSERS}.bin").unlink()
-    with pytest.raises(UnsupportedError, match="unet is a folder for a UNet2DConditionModel, and holds no weights"):
+    with pytest.raises(UnsupportedError, match="unet is a folder for a UNet2DConditionModel, but holds no weights"):
         convert(pipeline)
     assert not (pipeline.parent / "out").exists()
 

@@ -115,12 +115,12 @@ def sizes(*numbers: int) -> list[dict[str, int]]:
         (lambda told: told["rows"].update(other=1), 4, "'other', which is not known"),
         (meta(layout=1), 5, "'rows' is not a plain tensor"),
         (meta(dtype=77), 5, "'rows' is not a plain tensor"),
-        (meta(dtype=4), 4, "and another weight in weight_"),
-        (meta(sizes=sizes(4, 7)), 4, "reaches to element"),
-        (meta(sizes=sizes(2)), 4, "a layout that none has"),
+        (meta(dtype=4), 4, "but another weight in weight_"),
+        (meta(sizes=sizes(4, 7)), 4, "ends at element"),
+        (meta(sizes=sizes(2)), 4, "an impossible layout:"),
         (meta(sizes=[{"as_expr": "s0"}]), 4, "lacks 'as_int'"),
-        (meta(strides=sizes(1 << 40, 1)), 4, "reaches to element"),
-        (meta(storage_offset={"as_int": -1}), 4, "is no count"),
+        (meta(strides=sizes(1 << 40, 1)), 4, "ends at element"),
+        (meta(storage_offset={"as_int": -1}), 4, "is not a count"),
     ],
 )
 def test_weights_that_are_not_what_they_should_be_are_refused(
@@ -174,7 +174,7 @@ def test_an_attack_in_an_older_archive_is_one(tmp_path: Path) -> None:
 
     state = io.BytesIO()
     torch.save({"w": torch.ones(2), "x": Attack()}, state)
-    for method, words in ((zipfile.ZIP_STORED, "no state dict of tensors"), (zipfile.ZIP_DEFLATED, "is compressed")):
+    for method, words in ((zipfile.ZIP_STORED, "not a state dict of tensors"), (zipfile.ZIP_DEFLATED, "is compressed")):
         written(tmp_path / "x.pt2", {"serialized_state_dict.pt": state.getvalue()}, method)
         run = ckptconv_here("convert", tmp_path / "x.pt2", tmp_path / "x.safetensors")
         run.refused(5, words)

@@ -67,7 +67,7 @@ FAULTS: dict[str, tuple[type[Exception], str]] = {
     "parts": (FailedError, "says that it gives no range"),
     "packed": (FailedError, r"compressed \(gzip\)"),
     "other": (CorruptError, "changed while it was read"),
-    "grown": (FailedError, "bytes now, and had"),
+    "grown": (FailedError, "bytes"),
 }
 
 
@@ -149,7 +149,7 @@ def test_a_name_in_an_index_on_a_server_does_not_lead_out_of_its_directory(name:
     save_file({"w": torch.ones(3)}, tmp_path / "secret.safetensors")
     (inside / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": name}}))
     with http_server(tmp_path) as proxy:
-        with pytest.raises(UnsafeError, match="does not lie in its directory"):
+        with pytest.raises(UnsafeError, match="is outside its directory"):
             convert(f"{proxy.endpoint}/inside/model.safetensors.index.json", tmp_path / "out.pt")
         assert all(asked.path.startswith("/inside/model.safetensors.index.json") for asked in proxy.asked)
 

@@ -94,5 +94,5 @@ def test_a_file_that_is_not_served_and_a_server_that_is_not_there(
             convert(model, f"{files.endpoint}/out.safetensors")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and nobody listens
-        with pytest.raises(FailedError, match="cannot be looked at"):
+        with pytest.raises(FailedError, match="cannot be accessed:"):
             convert(f"http://127.0.0.1:{taken.getsockname()[1]}/model.pt", tmp_path / "out.safetensors")

@@ -292,7 +292,7 @@ def test_a_private_repository_needs_a_token(hub: Hub, repository: str, tmp_path:
     hub.commit(repository, {"pytorch_model.bin": saved(model())}, private=True)
     assert "HF_TOKEN" in refused(f"hf://{repository}", hub.options, tmp_path)
     unknown = {**hub.options, "token": "hf_ofnobody"}
-    assert "does not know the token" in refused(f"hf://{repository}", unknown, tmp_path)
+    assert "rejected the token." in refused(f"hf://{repository}", unknown, tmp_path)
     convert(f"hf://{repository}", tmp_path / "out", storage_options=hub.known)
     assert is_model(tmp_path / "out", model())
 
@@ -313,7 +313,7 @@ def test_no_network(hub: Hub, repository: str, tmp_path: Path, monkeypatch: pyte
         assert "HF_HUB_OFFLINE is set" in refused(f"hf://{repository}", hub.options, tmp_path)
     monkeypatch.setattr(remote, "WAITS", (0.01,))
     nowhere = {**hub.options, "endpoint": "http://127.0.0.1:9"}
-    assert "cannot be looked at" in refused(f"hf://{repository}", nowhere, tmp_path, FailedError)
+    assert "cannot be accessed:" in refused(f"hf://{repository}", nowhere, tmp_path, FailedError)
 
 
 def test_without_its_package_it_says_what_to_install() -> None:

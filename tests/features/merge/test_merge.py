@@ -153,7 +153,10 @@ def test_a_long_row_gets_its_length_once_however_often_it_is_cut() -> None:
 def test_factors_and_rows_longer_than_any_adapter_has_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {**factors("a", 6, 5), "a.lora_magnitude_vector": random(6, seed=5).abs()}
     base, tuned = model(), adapter(given, use_dora=True)
-    for limit, told in (("MOST_RANK", "rank 2, where 1 is"), ("MOST_COLUMNS", "rows of 5 elements, where 1 is")):
+    for limit, told in (
+        ("MOST_RANK", "rank 2, where 1 is"),
+        ("MOST_COLUMNS", "rows of 5 elements; at most 1 are supported"),
+    ):
         with monkeypatch.context() as patch:
             patch.setattr(merging, limit, 1)
             with pytest.raises(UnsupportedError, match=told):
@@ -395,17 +398,17 @@ WRONG: dict[str, tuple[Change, type[Exception], str]] = {
     "lengths": (lambda t, c: t.update({"a.lora_magnitude_vector": random(6)}), CorruptError, "lengths"),
     "no lengths": (lambda t, c: c.update(use_dora=True), CorruptError, "lengths"),
     "a tensor that the base lacks": (lambda t, c: t.update({"y.weight": random(2)}), CorruptError, "'y.weight'"),
-    "a pattern that is none": (
+    "an invalid pattern": (
         lambda t, c: c.update(rank_pattern={"(": 2}),
         UnsupportedError,
         r"adapter_config.json has patterns that are no regular expressions: '\('",
     ),
     "factors that are not targeted": (lambda t, c: c.update(target_modules=["b"]), CorruptError, "has factors of 'a'"),
     "factors that an expression leaves out": (
-        lambda t, c: c.update(target_modules="x.*|ab"), CorruptError, "PEFT leaves them out",
+        lambda t, c: c.update(target_modules="x.*|ab"), CorruptError, "PEFT ignores them.",
     ),
     "factors that are left out by name": (
-        lambda t, c: c.update(target_modules=["a"], exclude_modules="a"), CorruptError, "PEFT leaves them out",
+        lambda t, c: c.update(target_modules=["a"], exclude_modules="a"), CorruptError, "PEFT ignores them.",
     ),
     "an expression that is none": (lambda t, c: c.update(target_modules="("), UnsupportedError, "target_modules"),
     "targets that are a number": (lambda t, c: c.update(target_modules=3), UnsupportedError, "not understood"),
@@ -599,7 +602,7 @@ def test_whole_tensors_of_two_adapters_are_no_sum() -> None:
 
 def test_so_many_adapters_are_not_merged_at_once() -> None:
     given = adapter(factors("a", 6, 5))
-    with pytest.raises(UsageError, match="at most 64 are merged at once"):
+    with pytest.raises(UsageError, match="at most 64 can be merged at once"):
         merge(model(), [given] * 2000, "out")
     report = merge("base.safetensors", [given] * 64, "out", verify=True)
     assert len(report.adapters) == 64
@@ -616,7 +619,7 @@ def test_safetensors_go_before_what_peft_wrote_earlier() -> None:
 def test_views_of_what_is_changed_are_not_left_as_they_were() -> None:
     whole = random(8, 5)
     torch.save({"a.weight": whole[:6], "b.weight": whole[4:]}, "views.pt")
-    with pytest.raises(UnsupportedError, match="share memory, and the adapter changes one of them"):
+    with pytest.raises(UnsupportedError, match="share memory, but the adapter changes only one of them"):
         merge("views.pt", adapter(factors("a", 6, 5)), "out")
     torch.save({"a.weight": whole[:6], "b.weight": whole[6:]}, "views.pt")
     merge("views.pt", "adapter", "out")
@@ -665,7 +668,7 @@ def test_kernels_of_convolutions_are_products_of_rows() -> None:
     wanted = base.double() + 1.5 * torch.einsum("or,rikl->oikl", left.double()[:, :, 0, 0], right.double())
     torch.testing.assert_close(load_file("out/model.safetensors")["c.weight"].double(), wanted, rtol=1e-6, atol=1e-6)
     wide = {"c.lora_A.weight": right, "c.lora_B.weight": random(6, 2, 3, 2)}
-    with pytest.raises(UnsupportedError, match="no convolution by one element"):
+    with pytest.raises(UnsupportedError, match="not a convolution with kernel size 1"):
         merge("base.safetensors", adapter(wide, "wide"), "out")
 
 
@@ -716,7 +719,7 @@ def test_a_copy_of_an_embedding_needs_to_know_of_a_head() -> None:
     case = PEFT / "tied-save"
     shutil.copytree(case / "base", "base")
     Path("base/config.json").unlink()
-    with pytest.raises(UnsupportedError, match="nothing tells whether base ties a head"):
+    with pytest.raises(UnsupportedError, match="it is not known whether base ties its head to it; such a head"):
         merge("base", case / "adapter", "out")
 
 
@@ -731,7 +734,7 @@ def test_tied_names_in_a_file_are_told_apart_too() -> None:
     assert torch.equal(found["model.embed_tokens.weight"], wanted["model.embed_tokens.weight"])
     assert torch.equal(found["lm_head.weight"], tensors["lm_head.weight"])
     assert not report.aliases
-    assert any("tie_word_embeddings is false" in note for note in report.notes)
+    assert any("tie_word_embeddings to false" in note for note in report.notes)
 
 
 def test_a_head_that_nothing_names_is_not_added() -> None:

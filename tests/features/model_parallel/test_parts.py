@@ -218,7 +218,7 @@ def damaged(change: Callable[[dict[str, object]], object]) -> Callable[[Path], N
         (
             damaged(lambda model: model.update({"decoder.final_layernorm.weight": torch.zeros(5)})),
             CorruptError,
-            "each rank should have it whole",
+            "each rank should have the whole tensor.",
         ),
         (
             damaged(lambda model: [model.clear(), model.update(language_model={"w": torch.ones(2)})]),
@@ -245,7 +245,7 @@ def test_experts_that_are_shared_out_otherwise_are_refused(tmp_path: Path) -> No
         state = torch.load(file, weights_only=False)
         state["args"].expert_tensor_parallel_size = 1
         torch.save(state, file)
-    with pytest.raises(UnsupportedError, match="of 2 tensor-parallel ranks, and of 1 for experts"):
+    with pytest.raises(UnsupportedError, match="has 2 tensor-parallel ranks, but 1 for experts"):
         read(run)
 
 

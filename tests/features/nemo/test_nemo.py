@@ -79,8 +79,8 @@ def test_what_is_beside_the_weights_is_named_and_checksums_are_checked(tmp_path:
     [
         ({"model_config_yaml": b""}, "it has no model_weights.ckpt: it holds model_config.yaml"),
         ({"mp_rank_00__model_weights_ckpt": saved()}, "model-parallel ranks: mp_rank_00/model_weights.ckpt"),
-        ({"model_weights__metadata.json": b"{}"}, "its weights are a directory"),
-        ({"model_weights_ckpt": b"x"}, "no zip archive of torch.save"),
+        ({"model_weights__metadata.json": b"{}"}, "its weights are a"),
+        ({"model_weights_ckpt": b"x"}, "not a zip archive of torch.save"),
     ],
 )
 def test_weights_that_are_elsewhere_are_named(members: dict[str, bytes], words: str, tmp_path: Path) -> None:
@@ -124,8 +124,8 @@ def test_what_is_cut_or_no_gzip_is_refused(tmp_path: Path) -> None:
         (plain[:-20_000], "it was cut short"),
         (small[:-9], "x.nemo"),
         (small[:12], "it was cut short"),
-        (small[:9], "no header that gzip writes"),
-        (small[:3] + b"\xff" + small[4:], "no header that gzip writes"),
+        (small[:9], "a gzip header."),
+        (small[:3] + b"\xff" + small[4:], "a gzip header."),
         (small[:-8] + bytes(4) + small[-4:], "x.nemo"),
         (small + small, "x.nemo"),
     ):

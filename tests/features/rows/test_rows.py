@@ -416,7 +416,7 @@ def test_a_handle_without_data_is_refused_and_not_taken_for_a_table(tmp_path: Pa
     torch.save({"m.embeddings.t.weight": PartiallyMaterializedTensor(), "other": torch.ones(2, 3)}, tmp_path / "t.pt")
     options = ["--embedding-dim", "64", "--optimizer", "adam", tmp_path / "t.pt"]
     for words in (["split", *options, tmp_path / "out"], ["check", *options]):
-        said = run(*words, code=5, said="not in this file").err
+        said = run(*words, code=5, said="does not contain its rows").err
         assert "PartiallyMaterializedTensor" in said
 
 
@@ -465,7 +465,7 @@ ANY = (
 
 def test_a_record_of_rows_of_another_size_is_refused(tmp_path: Path) -> None:
     rows = {"weight_id": torch.arange(3), "metadata": torch.arange(3), "weight": torch.ones(3, 8)}
-    for size, code, said in ((48, 0, ""), (52, 4, "says 52 bytes a row, where its parts take 48")):
+    for size, code, said in ((48, 0, ""), (52, 4, "says 52 bytes per row, but its parts take 48")):
         save_file(rows, tmp_path / "p.safetensors", {"ckptconv.rows": json.dumps({**RECORD, "row_bytes": size})})
         run("pack", tmp_path / "p.safetensors", tmp_path / "out.safetensors", code=code, said=said)
 
@@ -607,15 +607,15 @@ def test_rows_that_are_not_used_are_counted_and_warned_of(tmp_path: Path) -> Non
         tensors["m.embeddings.t.metadata"].view(torch.uint8)[row, 7] &= 0x7F
     report = checked(tmp_path / "t.pt", tensors)
     assert report["unused"] == 3
-    assert "3 of 5,000 rows are marked as not used" in report["warnings"][0]
+    assert "3 of 5,000 rows are marked as unused." in report["warnings"][0]
 
 
 def test_what_cannot_be_compared_is_a_difference(tmp_path: Path) -> None:
     others = [
         ("m.embeddings.t.weight_id", torch.arange(3), "[3]"),
-        ("m.embeddings.t.weight_id", torch.arange(COUNT).int(), "4 bytes a row"),
-        ("m.embeddings.t.metadata", torch.zeros(COUNT, 2, dtype=torch.int64), "16 bytes a row"),
-        ("optimizer.state.t.momentum1", torch.zeros(COUNT, 8).half(), "16 bytes a row"),
+        ("m.embeddings.t.weight_id", torch.arange(COUNT).int(), "4 bytes per row"),
+        ("m.embeddings.t.metadata", torch.zeros(COUNT, 2, dtype=torch.int64), "16 bytes per row"),
+        ("optimizer.state.t.momentum1", torch.zeros(COUNT, 8).half(), "16 bytes per row"),
         ("m.embeddings.t.bucket", torch.zeros(5), "float32"),
     ]
     for name, tensor, said in others:
@@ -737,7 +737,7 @@ def test_what_comes_out_wrong_is_not_published(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(LocalWriter, "write_at", flip)
     for words in (["split", *kind.options, source], ["pack", parts]):
-        run(*words, "--verify", tmp_path / "out.safetensors", code=1, said="is not the same")
+        run(*words, "--verify", tmp_path / "out.safetensors", code=1, said="differs from the table:")
         assert not (tmp_path / "out.safetensors").exists(), words
 
 

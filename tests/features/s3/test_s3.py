@@ -439,7 +439,7 @@ def test_a_range_of_s3_is_the_one_that_was_asked_for(s3: S3, large: Path, tmp_pa
     with proxy_to(s3) as proxy:
         options = tried_once(s3, proxy)
         proxy.change = spoiled(lambda headers, data: ({**headers, "Content-Range": "bytes 1-2/3"}, data))
-        with pytest.raises(FailedError, match="says that it gives 'bytes 1-2/3'"):
+        with pytest.raises(FailedError, match="answered with 'bytes 1-2/3'"):
             convert(url, tmp_path / "out.safetensors", storage_options=options)
 
 

@@ -35,7 +35,7 @@ def test_a_hidden_call_is_found(how: str) -> None:
 
 
 def test_bytes_that_torch_is_to_load_are_in_the_file_or_the_call_is_suspicious() -> None:
-    assert "unusual-call" in found(b"\x80\x04" + HIDDEN["bytes that are computed"]("canary") + b".")
+    assert "unusual-call" in found(b"\x80\x04" + HIDDEN["computed bytes."]("canary") + b".")
     assert found(pickled(called(name("torch.storage", "_load_from_bytes"), raw(pickled(number(1)))))) == set()
 
 

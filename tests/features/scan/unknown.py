@@ -179,7 +179,7 @@ HIDDEN: dict[str, Callable[[str], bytes]] = {
     "all modules": lambda c: called(dotted("collections", "_sys.modules.get"), text("os")),
     "types of another module": lambda c: called(dotted("dataclasses", "types.FunctionType"), NAMESPACE, mapped()),
     "a module in torch": lambda c: called(dotted("torch.serialization", "os.system"), text(f"touch {c}")),
-    "bytes that are computed": lambda c: called(
+    "computed bytes.": lambda c: called(
         name("torch.storage", "_load_from_bytes"),
         called(dotted("builtins", "bytes.fromhex"), text(pickled(evaluated(c)).hex())),
     ),

@@ -140,14 +140,14 @@ def test_plain_tensors_of_pipeline_stages_are_taken(make: Callable[[Path], Path]
         own["ranks"] = own["sharding_metadata"]["data"]["mesh_spec"]["mesh_data"] = (1,)
         change(step, lambda tree: tree["metadata"]["model"]["nested_path_to_metadata"].update({'["weight"]': [own]}))
     run = ckptconv_here("convert", step, tmp_path / "out.safetensors", "--no-fsync")
-    assert "Taken whole from the ranks that have them: 'model.count'." in run.err
+    assert "These were taken whole from other ranks: 'model.count'." in run.err
     assert_same(load_file(tmp_path / "out.safetensors"), {**EXPECTED, "count": torch.tensor(7)})
 
 
 def test_a_local_tensor_that_nothing_describes_is_refused(tmp_path: Path) -> None:
     step = in_safetensors(tmp_path / "step-1")
     save_file({"weight": WEIGHT[5:].clone(), "bias": BIAS, "more": BIAS.clone()}, step / "model_1.safetensors")
-    convert(step, tmp_path / "out").refused(4, "model.more", "knows nothing")
+    convert(step, tmp_path / "out").refused(4, "model.more", "does not describe.")
 
 
 def test_one_rank_needs_no_metadata(tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def files(tree: Mapping[str, Any]) -> Any:
         (lambda tree: groups(tree).append(groups(tree)[0]), 4, "twice"),
         (lambda tree: groups(tree)[0].update(ranks=(0, 9)), 4, "ranks"),
         (lambda tree: groups(tree)[0]["sharding_metadata"].update(type="Other"), 5, "Other"),
-        (lambda tree: data(tree).update(global_shape=[10, 4]), 4, "by its placements"),
+        (lambda tree: data(tree).update(global_shape=[10, 4]), 4, "but its placements"),
         (lambda tree: data(tree).update(global_shape=[-1, 4]), 4, "shape"),
         (lambda tree: data(tree).update(dtype="torch.float64"), 4, "float64"),
         (lambda tree: data(tree).update(dtype="os.system"), 5, "dtype"),

@@ -238,7 +238,7 @@ def test_a_single_file_of_it_is_explained(command: str, tmp_path: Path) -> None:
     outputs = () if command == "inspect" else (tmp_path / "out.safetensors",)
     run = ckptconv_here(command, checkpoint_of("fsdp2_w2_nested") / "__0_0.distcp", *outputs)
     assert run.code == 2
-    assert "dcp2safetensors" in run.err or "Name the directory" in run.err
+    assert "dcp2safetensors" in run.err or "Give the directory" in run.err
 
 
 @every("command", ["pt2safetensors", "zero-to-fp32", "safetensors2pt"])

@@ -151,7 +151,7 @@ def test_of_what_was_asked_for_nobody_is_told_that_it_is_there(
     report = converted(with_more().write(tmp_path / "c"), tmp_path / "out.safetensors", *options, "--json").json
     for told, expected in ((report["notes"], notes), (report["warnings"], warnings)):
         assert len(told) == len(expected)
-        assert all(f"Beside the model there is: {what}" in text for text, what in zip(told, expected, strict=True))
+        assert all(f"Not converted: {what}" in text for text, what in zip(told, expected, strict=True))
     verified = ckptconv_here("verify", tmp_path / "c", tmp_path / "out.safetensors", *options, "--json").json
     assert verified["warnings"] == report["warnings"]
 
@@ -161,7 +161,7 @@ def test_the_directory_of_the_optimizer_is_told_of_unless_it_is_converted(tmp_pa
     optimizer().write(tmp_path / "state" / "optimizer_0")
     for options, told in (([], True), (["--key", "."], True), (["--optimizer", tmp_path / "adam.safetensors"], False)):
         run = converted(tmp_path / "state", tmp_path / "out.safetensors", *options)
-        assert ("Beside the model there is" in run.out) == told
+        assert ("Not converted: " in run.out) == told
 
 
 # ------------------------------------------------------------------------------------------------------ names and keys
@@ -303,7 +303,7 @@ def test_megatron_s_states_are_named_as_all_others(first: str, tmp_path: Path) -
     directory = checkpoint.write(tmp_path / "c")
     run = converted(directory, tmp_path / "model.safetensors")
     assert set(load_file(tmp_path / "model.safetensors")) == {"embed.weight", "decoder.layers.norm.bias"}
-    assert f"--key {first} such a part" in run.out
+    assert f"--key {first} for" in run.out
     converted(directory, "--optimizer", tmp_path / "states.safetensors")
     assert set(load_file(tmp_path / "states.safetensors")) == {
         f"{name}.{state}"
@@ -383,7 +383,7 @@ def test_metadata_under_another_name(command: str, name: str, tmp_path: Path) ->
     if command != "pt2safetensors":
         run = ckptconv_here(command, directory, *output)
         assert (run.code, run.out) == (4, "")
-        assert f"has 2 .distcp files and no .metadata, which says what is in them; {name} is one" in run.err
+        assert f"has 2 .distcp files and no .metadata, which describes them; {name} is one" in run.err
         assert "Rename it to .metadata." in run.err
     run = ckptconv_here(command, directory / name, *output)
     assert (run.code, run.out) == (2, "")
@@ -412,7 +412,7 @@ def test_ranks_of_two_saves(tmp_path: Path) -> None:
     other = Checkpoint()
     other.add(("model", "l1", "weight"), torch.ones(3, 3))
     (directory / "__1.metadata").write_bytes(pickle.dumps(other.metadata()))
-    assert "not of one save" in refused(directory, tmp_path / "out.safetensors", 4)
+    assert "come from different saves." in refused(directory, tmp_path / "out.safetensors", 4)
 
 
 # --------------------------------------------------------------------------------------------- other writers, and old
@@ -513,7 +513,7 @@ def test_a_rank_s_second_chunk_that_torch_has_lost(tmp_path: Path) -> None:
     at = data.find(b'\\"saved_offsets\\": [')
     spoilt = data[:at] + data[at:].replace(b"[5, 0]", b"[0, 5]").replace(b"[3, 0]", b"[0, 3]")
     (directory / "__1_0.distcp").write_bytes(spoilt)
-    assert "has kept the last of several" in refused(directory, tmp_path / "out.safetensors", 4)
+    assert "saves only the last one." in refused(directory, tmp_path / "out.safetensors", 4)
 
 
 # ----------------------------------------------------------------------------------------------------------- compressed

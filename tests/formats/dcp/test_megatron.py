@@ -138,7 +138,7 @@ def test_states_in_buffers_without_names_are_refused(case: str, asked: str, tmp_
     asked_for = {"--master": (output, asked), "--optimizer": (asked, output)}[asked]
     run = ckptconv_here("dcp2safetensors", checkpoint, *asked_for)
     assert run.code == 5
-    assert "nothing says which elements belong to which parameter" in run.err
+    assert "without a record of which elements belong to which parameter" in run.err
     assert "fully-reshardable" in run.err
     assert not output.exists()
 
@@ -254,10 +254,10 @@ def test_a_common_pt_is_that_of_the_manifest(tmp_path: Path) -> None:
     "manifest, code, word",
     [
         ("{", 4, "not sound"),
-        ("[]", 5, "known are manifests"),
+        ("[]", 5, "supported are manifests"),
         ('{"algorithm": "md5", "files": {}}', 5, "'md5'"),
         ('{"algorithm": "sha256", "files": {"common.pt": "0"}}', 4, "no SHA-256"),
-        (f'{{"algorithm": "sha256", "files": {{"../x": "{"0" * 64}"}}}}', 3, "does not lie in its directory"),
+        (f'{{"algorithm": "sha256", "files": {{"../x": "{"0" * 64}"}}}}', 3, "is outside its directory"),
     ],
 )
 def test_a_manifest_that_cannot_be_believed_is_refused(manifest: str, code: int, word: str, tmp_path: Path) -> None:
@@ -301,7 +301,7 @@ def test_a_common_pt_that_torch_did_not_write_is_refused(content: bytes, code: i
 
 
 def test_a_common_pt_without_a_dict_is_corrupt(tmp_path: Path) -> None:
-    assert "no dict" in refused(with_common([1], tmp_path), tmp_path / "o.safetensors", 4)
+    assert "not a dict" in refused(with_common([1], tmp_path), tmp_path / "o.safetensors", 4)
 
 
 def test_shared_values_are_read_once(tmp_path: Path) -> None:
@@ -337,7 +337,7 @@ def test_a_state_that_cannot_have_its_parameter_s_shape_is_corrupt(shape: tuple[
     made.add(("optimizer.state.exp_avg.w",), torch.ones(shape))
     run = ckptconv_here("dcp2safetensors", made.write(tmp_path / "c"), "--optimizer", tmp_path / "o.safetensors")
     assert run.code == 4
-    assert "they are of different saves" in run.err
+    assert "they come from different saves" in run.err
 
 
 def test_a_master_that_is_not_fp32_is_corrupt(tmp_path: Path) -> None:
@@ -432,7 +432,7 @@ def test_for_others_the_options_are_of_no_use(option: str, tmp_path: Path) -> No
     checkpoint = Checkpoint()
     checkpoint.add(("model", "layers.w"), torch.ones(2))
     run = converted(checkpoint.write(tmp_path / "c"), tmp_path / "o.safetensors", option)
-    assert f"{option} is of no use" in run.err
+    assert f"{option} has no effect" in run.err
     assert set(load_file(tmp_path / "o.safetensors")) == {"layers.w"}
 
 

@@ -77,7 +77,7 @@ def test_a_run_s_directory_stands_for_the_step_that_its_file_names(
 def test_a_step_that_is_not_there_is_corrupt(text: str, tmp_path: Path) -> None:
     save(tmp_path / "run" / "global_step_10" / "actor")
     (tmp_path / "run" / "checkpoint_tracker.json").write_text(text)
-    assert "there is: global_step_10" in refused(tmp_path / "run", tmp_path / "out", 4)
+    assert "the directory has: global_step_10" in refused(tmp_path / "run", tmp_path / "out", 4)
 
 
 def test_one_of_several_steps_has_to_be_named(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_files_that_are_only_numbered_are_of_several_steps_otherwise(tmp_path: P
     (tmp_path / "run").mkdir()
     for step in (0, 1):
         torch.save({"weight": WEIGHT}, tmp_path / "run" / f"checkpoint_{step}.pt")
-    assert "convert more than one" in ckptconv_here("convert", tmp_path / "run", tmp_path / "out").err
+    assert "convert several:" in ckptconv_here("convert", tmp_path / "run", tmp_path / "out").err
 
 
 @every("name", ["model.{}.pt", "model_{}-of-2.pt", "rank-0000{}-of-00002.pt"])

@@ -287,7 +287,7 @@ def test_values_are_shown_in_a_few_printable_characters(tmp_path: Path) -> None:
 def test_raw_takes_the_objects(tmp_path: Path) -> None:
     path = saved(nn.Sequential(nn.Linear(2, 2)), tmp_path / "model.pt")
     run = done(ckptconv_here("pt2safetensors", path, tmp_path / "out.safetensors", "--raw", "--json"))
-    assert "no converted model. Without --raw, whole modules" in run.json["warnings"][0]
+    assert "not a usable model. Without --raw, whole modules" in run.json["warnings"][0]
     source = open_source(path, raw=True)
     assert "state.0._modules.0.state.0._parameters.weight" in flatten(source.weights)[0]
     assert ckptconv_here("verify", path, tmp_path / "out.safetensors", "--raw").code == 0
@@ -429,7 +429,7 @@ HOSTILE = {
     "a number": (lambda: with_field("_parameters", {"weight": 3}), CorruptError, "'weight', that is not a tensor"),
     "no text": (lambda: with_field("_buffers", {3: torch.ones(1)}), CorruptError, "no text"),
     "no module": (lambda: with_field("_modules", {"a": 3}), CorruptError, "'a' among its modules"),
-    "private": (lambda: nn.Sequential(Private()), UnsupportedError, "a state of its own making"),
+    "private": (lambda: nn.Sequential(Private()), UnsupportedError, "a custom state"),
     "twice": (twice, CorruptError, "two parameters named"),
 }
 

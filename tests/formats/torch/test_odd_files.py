@@ -167,5 +167,5 @@ def test_integers_that_python_does_not_print_are_no_names(tmp_path: Path) -> Non
     ):
         path = tmp_path / f"{title}.pt"
         torch.save({"model": {"w": weight}, "optimizer": optimizer}, path)
-        with pytest.raises(CorruptError, match=r"more digits than any name has|torch\.device that is none"):
+        with pytest.raises(CorruptError, match=r"with too many digits.|torch\.device"):
             convert(path, tmp_path / title, optimizer=tmp_path / f"{title}-states")

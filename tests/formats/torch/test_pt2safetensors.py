@@ -190,7 +190,7 @@ def strided_views() -> Any:
 @checkpoint
 def overlapping_views() -> Any:
     flat = torch.arange(100.0)
-    return {"low": flat[:60], "high": flat[40:], "all": flat, "all again": flat, "matrix": flat.view(10, 10).t()}
+    return {"low": flat[:60], "high": flat[40:], "all": flat, "all parts again": flat, "matrix": flat.view(10, 10).t()}
 
 
 @checkpoint
@@ -437,7 +437,7 @@ def test_a_replacement_is_split_at_the_last_equals_sign(tmp_path: Path) -> None:
         (["--include", "*.wieght"], ["--include '*.wieght'", "matches none"]),
         (["--exclude", "*"], ["excluded"]),
         (["--rename", r"\d=0"], ["the same name"]),
-        (["--rename", ".*="], ["leaves nothing of the name"]),
+        (["--rename", ".*="], ["leaves an empty name"]),
         (["--rename", r"model=\9"], [r"model=\9"]),
         (["--rename", "^.*$=__metadata__", "--include", "rng.torch"], ["__metadata__"]),
         (["--max-shard-size", "1kB"], ["--max-shard-size", "directory"]),
@@ -911,8 +911,8 @@ def test_a_part_without_a_tensor_or_one_of_which_all_is_excluded_is_a_slip(tmp_p
     tree = {"weight": torch.ones(1), "epoch": 3, "groups": [{"lr": 0.1}]}
     refused(2, "no tensor under 'epoch'", torch_file(tmp_path, tree), "--key", "epoch")
     refused(2, "no tensor under 'groups.0'", torch_file(tmp_path, tree), "--key", "groups.0")
-    refused(2, "Nothing is left", torch_file(tmp_path, tree), "--exclude", "*")
-    refused(2, "Nothing is left", torch_file(tmp_path, {"w": torch.empty(2, device="meta")}), "--exclude", "w")
+    refused(2, "No tensors are left", torch_file(tmp_path, tree), "--exclude", "*")
+    refused(2, "No tensors are left", torch_file(tmp_path, {"w": torch.empty(2, device="meta")}), "--exclude", "w")
     refused(2, "matches none of the 0 names", torch_file(tmp_path, {"epoch": 3}), "--include", "*")
 
 

@@ -190,7 +190,7 @@ def test_traced_modules(name: str, tmp_path: Path) -> None:
 def test_what_is_neither_parameter_nor_buffer_is_told(tmp_path: Path) -> None:
     file = compare(script(Tied(), tmp_path / "model.pt"))
     assert "1 attributes hold tensors" in file.notes[0]
-    assert "nor buffers: plain" in file.notes[0]
+    assert "and buffers: plain" in file.notes[0]
     assert "held" in compare(script(Listed(), tmp_path / "model.pt")).notes[0]
     # The list of weights that an LSTM keeps beside them is no news.
     assert compare(script(nn.LSTM(2, 2), tmp_path / "model.pt")).notes == ()
@@ -384,7 +384,7 @@ def test_without_the_code_all_tensors_come_out(sound: dict[str, bytes], tmp_path
     assert {name: list(held) for name, held in file.value.items()} == {
         "0": ["weight", "bias", "training", "_is_full_backward_hook"]
     }
-    assert "nor buffers: 0" in file.notes[0]
+    assert "and buffers: 0" in file.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -433,7 +433,7 @@ HELD = b"c__torch__.torch.classes.quantized\nLinearPackedParamsBase\n)\x81(" + T
         (attributes(p=TENSOR, child=b"(" * 210 + TENSOR + b"t" * 210), LimitError, "nested"),
         (attributes(training=b"\x88"), UnsupportedError, "no tensor"),
         (attributes(child=PACKED), UnsupportedError, "no tensor"),
-        (attributes(p=b"K\x01"), UnsupportedError, "parameter p is no tensor"),
+        (attributes(p=b"K\x01"), UnsupportedError, "parameter p is not a tensor"),
         (b")", UnsupportedError, "no tensor"),
         (b"}K\x01K\x01s", UnsupportedError, "no tensor"),
         (b"}b}", UnsupportedError, "no tensor"),
@@ -617,7 +617,7 @@ def test_tensors_in_other_attributes_are_told(tmp_path: Path) -> None:
         file = read_torch(str(Described(model, version).write(tmp_path / "model.pt")))
         assert list(file.value) == ["weight", "bias", "held"]
         same_value(file.value["held"], model.held)
-        assert "nor buffers: held" in file.notes[0]
+        assert "and buffers: held" in file.notes[0]
 
 
 def test_quantized_tensors_of_model_json(tmp_path: Path) -> None:

@@ -120,8 +120,11 @@ def test_without_an_output_it_stands_beside_the_input(tmp_path: Path) -> None:
 def test_one_file_of_a_set_is_converted_alone_if_that_is_asked_for(tmp_path: Path) -> None:
     directory = sharded(state_dict(), tmp_path / "in")
     run = converted(directory / "pytorch_model-00002-of-00003.bin", "--alone")
-    assert "is one file of a sharded set: its tensors are whole, and the model has more" in run.err + run.out
-    assert "It was taken alone." in run.err + run.out
+    assert (
+        "is one file of a sharded set: its tensors are complete, but other files hold the rest of the model."
+        in run.err + run.out
+    )
+    assert "It was converted alone." in run.err + run.out
     theirs = torch.load(directory / "pytorch_model-00002-of-00003.bin")
     assert_same(load_file(directory / "model-00002-of-00003.safetensors"), theirs)
 
@@ -266,8 +269,8 @@ def test_an_index_may_not_lead_out_of_its_directory(file: str, tmp_path: Path) -
     directory = sharded(state_dict(), tmp_path / "in")
     torch.save({"head": torch.ones(1)}, tmp_path / "other.bin")
     changed(directory, lambda index: index["weight_map"].update(head=file))
-    refused(3, "does not lie in its directory", INDEX, path=directory)
-    refused(3, "does not lie in its directory", INDEX, path=directory / INDEX)
+    refused(3, "is outside its directory", INDEX, path=directory)
+    refused(3, "is outside its directory", INDEX, path=directory / INDEX)
 
 
 def test_missing_files_are_named(tmp_path: Path) -> None:
@@ -312,7 +315,7 @@ INDEXES: dict[str, tuple[str, int, str]] = {
     "no map": ('{"metadata": {}}', 5, "no weight_map"),
     "a map of another kind": ('{"weight_map": ["a"]}', 5, "no weight_map"),
     "no names of files": ('{"weight_map": {"a": 1}}', 5, "no weight_map"),
-    "empty names of files": ('{"weight_map": {"a": ""}}', 3, "does not lie in its directory"),
+    "empty names of files": ('{"weight_map": {"a": ""}}', 3, "is outside its directory"),
     "no tensors": ('{"weight_map": {}}', 2, "names no tensors"),
     "safetensors": ('{"weight_map": {"a": "model-00001-of-00001.safetensors"}}', 5, "safetensors files already"),
     "a directory": ('{"weight_map": {"a": "."}}', 4, "not there"),

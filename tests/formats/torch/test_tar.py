@@ -106,7 +106,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 def test_what_follows_the_end_is_not_passed_over(sound: bytes, tmp_path: Path) -> None:
     path = tmp_path / "long.tar"
     path.write_bytes(sound + sound)
-    assert "something follows its end" in refusal(path)
+    assert "data follows its end" in refusal(path)
     path.write_bytes(sound + bytes(5000))
     assert refusal(path) == ""
 
@@ -147,7 +147,7 @@ CONTRADICTIONS: dict[str, tuple[dict[str, bytes], str]] = {
     "a storage twice": ({"storages": storages(SIX, SIX)}, "two things with the key 1"),
     "too many storages": ({"storages": storages(SIX, count=2)}, "a storage by"),
     "too few storages": ({"storages": storages(SIX, SIX, count=1)}, "storages"),
-    "a number that is none": ({"storages": storages(SIX, count="1")}, "for the number of storages"),
+    "an invalid number": ({"storages": storages(SIX, count="1")}, "for the number of storages"),
     "a huge number": ({"storages": storages(SIX, count=1 << 40)}, "a storage"),
     "views that are none": ({"storages": storages(SIX, views={})}, "no list of parts"),
     "views of three": ({"storages": storages(SIX, views=((3, 1, 0),))}, "not four numbers"),
@@ -159,14 +159,14 @@ CONTRADICTIONS: dict[str, tuple[dict[str, bytes], str]] = {
     "something behind the tensors": ({"tensors": tensors(ONE) + b"\0"}, "member tensors has 1 bytes more"),
     "something behind the object": ({"pickle": pickled(2) + b"\0"}, "member pickle has 1 bytes more"),
     "a tensor of nothing": ({"tensors": tensors(((2, 9, None), 1, (6, 1, 0)))}, "tensor 2 of storage 9"),
-    "a tensor beyond": ({"tensors": tensors(((2, 1, None), 1, (7, 1, 0)))}, "goes beyond the 24 bytes"),
+    "a tensor beyond": ({"tensors": tensors(((2, 1, None), 1, (7, 1, 0)))}, "extends beyond the 24 bytes"),
     "a tensor before": ({"tensors": tensors(((2, 1, None), 1, (6, 1, -1)))}, "offset is not a count"),
-    "negative sizes": ({"tensors": tensors(((2, 1, None), 1, (-6, 1, 0)))}, "not made of counts"),
+    "negative sizes": ({"tensors": tensors(((2, 1, None), 1, (-6, 1, 0)))}, "not consist of counts"),
     "negative dimensions": ({"tensors": tensors(((2, 1, None), -1, (0,)))}, "-1 dimensions"),
     "endless dimensions": ({"tensors": tensors(((2, 1, None), 1 << 30, (0,)))}, f"{1 << 30} dimensions"),
     "missing dimensions": ({"tensors": tensors(((2, 1, None), 60, (0,)))}, "cut short"),
     "an unknown key": ({"pickle": pickled(3)}, "needs 3, which is neither"),
-    "a key that is none": ({"pickle": pickled((1, 2))}, "which is neither"),
+    "an invalid key": ({"pickle": pickled((1, 2))}, "which is neither"),
     "a long key": ({"pickle": pickled("9" * 5000)}, "which is neither"),
 }  # fmt: skip
 

@@ -226,19 +226,19 @@ def refusal(content: bytes, tmp_path: Path) -> CkptconvError:
 
 def test_it_is_said_what_is_read_in_two_ways(tmp_path: Path) -> None:
     for file, reason in {
-        "end_empty": "its comment contains another end record",
+        "end_empty": "the comment contains another end record",
         "zip64_count": "its two end records contradict each other",
-        "byte_before": "it begins with 1 bytes that are no part of it",
+        "byte_before": "it begins with 1 foreign bytes,",
         "hole": "100 bytes from byte",
         "name_case_byteorder": "member 'archive/BYTEORDER' is 'archive/byteorder' for other readers",
-        "name_nul": "has a NUL in it",
-        "name_unicode": "is called 'archive/data/0' by other readers",
+        "name_nul": "contains a NUL,",
+        "name_unicode": "has the name 'archive/data/0' for other readers",
         "pickle_in_case_sound": "its data.pkl is called 'archive/DATA.PKL'",
         "tar_more": "it holds 'readme.txt'",
-        "tar_sparse": "is no plain file, but of type b'S'",
+        "tar_sparse": "is not a plain file, but of type b'S'",
         "tar_and_pickle": "begins as a tar archive and as a pickle",
         "zip_and_tar": "begins as a zip archive and as a tar archive",
-        "stream_and_zip": "begins as a stream, and ends as a zip archive",
+        "stream_and_zip": "begins as a stream, but ends as a zip archive",
         "stream_view_is_root": "a view of a storage with the key of a storage, '1'",
     }.items():
         error = refusal(READERS[file].make(""), tmp_path)

@@ -413,7 +413,7 @@ def test_an_archive_inside_a_file(tmp_path):
         found = read(tmp_path / "both", *span)
         same(found.value, tree)
         assert all(spans[0][0] <= record.offset for record in found.records)
-    assert "something was put before it" in refusal(tmp_path / "both")
+    assert "data was inserted or removed before it" in refusal(tmp_path / "both")
     with pytest.raises(CorruptError, match=r"both \(bytes 7 to 1000\)"):
         read(tmp_path / "both", 7, 993)
 
@@ -772,7 +772,7 @@ DAMAGE: dict[str, tuple[Change, str]] = {
         both(in_entry(ZERO, 20, "<I", 92), in_entry(ZERO, 24, "<I", 92)),
         "whose record has 92",
     ),
-    "two sizes": (in_entry(ZERO, 24, "<I", 92), "stored, in 96 bytes for 92"),
+    "two sizes": (in_entry(ZERO, 24, "<I", 92), "stored uncompressed, but in 96 bytes instead of 92"),
     "two members in one place": (lambda d: in_entry(ONE, 42, "<I", d.index(ZERO) - 30)(d), "overlaps"),
     "beyond the end": (in_entry(ONE, 42, "<I", 1 << 30), "overlaps"),
     "elsewhere": (lambda d: in_entry(ONE, 42, "<I", d.index(ONE) - 29)(d), "is not the member|belong to no"),
@@ -789,9 +789,9 @@ DAMAGE: dict[str, tuple[Change, str]] = {
     "sizes that stand nowhere": (in_entry(ZERO, 24, "<I", 2**32 - 1), "its size is missing"),
     "a name that is not text": (instead(ZERO, b"m/dat\xff/0"), "not UTF-8"),
     "another byte order": (instead(b"little", b"middle"), "checksum"),
-    "more entries than there is room for": (both(in_end(END, 24, 1 << 40), in_end(END, 32, 1 << 40)), "contradict"),
+    "more entries than the buffer holds": (both(in_end(END, 24, 1 << 40), in_end(END, 32, 1 << 40)), "contradict"),
     "more entries than there are": (both(in_end(END, 24, 12), in_end(END, 32, 12)), "contradict"),
-    "fewer entries than there are": (one_entry_less, "has more in it than"),
+    "fewer entries than there are": (one_entry_less, "has more than"),
     "several disks": (in_end(END, 16, 1), "several files"),
     "one of several disks": (in_end(END, 24, 3), "contradict"),
     "a directory elsewhere": (in_end(END, 48, 100), "contradict"),

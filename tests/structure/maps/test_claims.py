@@ -90,7 +90,7 @@ def test_of_rules_that_are_special_in_different_places_neither_wins(tmp_path: Pa
 def test_a_rule_that_needs_more_is_not_passed_over_for_a_general_one(tmp_path: Path) -> None:
     text = '[[rule]]\na = ["x.q : a h", "x.k : b h"]\nb = "x.qk : (a + b) h"\n[[rule]]\na = "x.{p}"\nb = "y.{p}"\n'
     tensors = Checkpoint(tmp_path / "x", numbered(**{"x.q": (1, 2), "x.norm": (2,)})).tensors
-    with pytest.raises(UsageError, match=r"test\.toml:1, rule 1: 'x\.q' is there, and 'x\.k' is not"):
+    with pytest.raises(UsageError, match=r"test\.toml:1, rule 1: 'x\.q' exists, but the rule also needs 'x\.k'"):
         apply_map(parse_map(text, "test.toml"), tensors)
 
 
@@ -127,7 +127,7 @@ def test_what_is_kept_or_dropped_by_name_is_not_taken_by_a_rule_that_has_all(tmp
         (
             '[[rule]]\na = "x.{p}"\nb = "y.{p}.c"\n[[rule]]\na = "z.{p}"\nb = "y.b.{p}"\n',
             "x.b",
-            r"way back is ambiguous.*two have the name 'y\.b\.c'",
+            r"reverse map is ambiguous.*two have the name 'y\.b\.c'",
         ),
     ],
 )

@@ -89,7 +89,7 @@ def _latent(given: Arrays) -> dict[str, np.ndarray]:
 
 
 def _grouped(given: Arrays) -> dict[str, np.ndarray]:
-    """Megatron-core's GroupedMLP: the columns of all experts side by side."""
+    """Megatron-core's GroupedMLP: the columns of all experts two adjacent indices."""
     w = given["weight1"].reshape(5, 3, 2, 4)
     return {f"{expert}.{name}": w[:, expert, half].T for expert in range(3) for half, name in enumerate(("gate", "up"))}
 
