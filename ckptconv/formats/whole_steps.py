@@ -25,6 +25,7 @@ from ckptconv.formats.source import Source
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.pickles.children import walk
 from ckptconv.storage import LOCAL_SIGNATURE
+from ckptconv.storage.handles import HIDDEN
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote
 from ckptconv.storage.reading import Entry
@@ -83,6 +84,11 @@ class Judged(NamedTuple):
     def rest(self) -> int:
         """Bytes of its files that are no tensors'."""
         return max(self.step.bytes - self.weights - self.optimizer, 0)
+
+
+def is_made_here(step: Step) -> bool:
+    """Whether this program made a step of another one: then it may lack what that had."""
+    return any(path.rpartition("/")[2].startswith(HIDDEN) for path in step.files)
 
 
 class Reading(NamedTuple):
@@ -286,10 +292,12 @@ def _against(step: Step, names: set[str], used: Iterable[str], last: tuple[str, 
     """Yield what says that a step was not finished."""
     if step.is_named_unfinished:
         yield "its name is that of a step that is being written"
-    missed = [marker for marker in used if marker not in names]
+    missed = [] if is_made_here(step) else [marker for marker in used if marker not in names]
     if missed:
         yield f"it lacks {some(missed, form=str)}, which other steps have"
-    is_of_trainer = _TRAINER_STEP.fullmatch(step.name) and any(map(_OF_TRAINER.fullmatch, names))
+    is_of_trainer = (
+        not is_made_here(step) and _TRAINER_STEP.fullmatch(step.name) and any(map(_OF_TRAINER.fullmatch, names))
+    )
     if is_of_trainer and _TRAINER_STATE not in (*names, *missed):
         yield f"it lacks {_TRAINER_STATE}, which the Trainer writes last"
     if last and step.number is not None and last[1].number is not None and step.number > last[1].number:
@@ -300,8 +308,8 @@ def _beside_others(found: Judged, every: Mapping[str, Judged]) -> Judged:
     """Return what is known of a step, compared with the others that are good: it is not whole, if it lacks a file that
     each of them has. The oldest is compared with none, as a run may be saved otherwise from some step on."""
     good = [each for each in every.values() if each.is_good]
-    others = [each for each in good if each is not found]
-    if not found.is_good or not others or found is good[-1]:
+    others = [each for each in good if each is not found and not is_made_here(each.step)]
+    if not found.is_good or not others or found is good[-1] or is_made_here(found.step):
         return found
     shared = set.intersection(*({_DIGITS.sub("#", path) for path in each.step.shapes} for each in others))
     lacking = shared - {_DIGITS.sub("#", path) for path in found.step.shapes}

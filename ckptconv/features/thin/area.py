@@ -1,0 +1,268 @@
+"""The hidden directory in which steps of a run wait to be removed or replaced, its lock and its journal.
+
+It is in the directory of the run, private to the user, and all that is done goes by open directories: a name that
+others replace meanwhile redirects nothing. A step leaves the run by one rename into it, and only if it is the very
+directory that was looked at. What is in it is no part of the run any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ckptconv.errors import CorruptError, FailedError, UnsafeError
+from ckptconv.storage.handles import HIDDEN, Handle, resolved
+from ckptconv.storage.writing import lock
+from ckptconv.text import reason
+
+AREA, _LOCK, JOURNAL = f"{HIDDEN}thin", "lock", "journal.jsonl"
+# The most bytes of a journal that are read, and how deep the files of a step lie at most.
+_MOST, _DEEPEST = 256 << 20, 32
+_EXCHANGE = 2  # RENAME_EXCHANGE
+
+
+class Area:
+    """The hidden directory of the run `home`, locked."""
+
+    def __init__(self, home: Handle, inside: Handle, held: int) -> None:
+        self.home, self.inside, self._held = home, inside, held
+
+    @property
+    def path(self) -> str:
+        return self.inside.path
+
+    def note(self, **told: Any) -> None:
+        """Append a line to the journal. It is on the disk when this returns."""
+        fd = self.inside.open_or_create(JOURNAL, 0o600)
+        try:
+            os.lseek(fd, 0, os.SEEK_END)
+            rest = memoryview(json.dumps(told).encode() + b"\n")
+            while rest:
+                rest = rest[os.write(fd, rest) :]
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def journal(self) -> list[dict[str, Any]]:
+        """Return the lines of the journal; a last one that was cut short is left out."""
+        try:
+            data = self.inside.read(JOURNAL, _MOST) or b""
+        except ValueError as error:
+            raise CorruptError(f"{self.path}/{JOURNAL}: {error}.") from None
+        lines = []
+        for line in data.split(b"\n")[:-1]:
+            try:
+                told = json.loads(line)
+            except (ValueError, RecursionError):
+                raise CorruptError(f"{self.path}/{JOURNAL} has a line that is no JSON.") from None
+            if isinstance(told, dict):
+                lines.append(told)
+        return lines
+
+    def take(self, name: str, mark: str, into: str) -> None:
+        """Move the entry `name` of the run to `into` in here, if `mark` is what `mark_of` says of it, before and after.
+
+        Raise UnsafeError if it is something else now; then it has its name.
+        """
+        _check(self.home, name, mark)
+        os.rename(name, into, src_dir_fd=self.home.fd, dst_dir_fd=self.inside.fd)
+        try:
+            _check(self.inside, into, mark)
+        except BaseException:
+            # Nobody can have put anything in its place who did not win the race again: then it stays in here.
+            with contextlib.suppress(OSError):
+                if not self.home.has(name):
+                    os.rename(into, name, src_dir_fd=self.inside.fd, dst_dir_fd=self.home.fd)
+            raise
+        self.home.sync()
+
+    def swap(self, name: str, mark: str, new: str) -> None:
+        """Exchange the entry `name` of the run with `new` in here, in one step where the system can."""
+        _check(self.home, name, mark)
+        if not _exchange(self.home, name, self.inside, new):
+            aside = f"{new}.old"
+            os.rename(name, aside, src_dir_fd=self.home.fd, dst_dir_fd=self.inside.fd)
+            os.rename(new, name, src_dir_fd=self.inside.fd, dst_dir_fd=self.home.fd)
+            os.rename(aside, new, src_dir_fd=self.inside.fd, dst_dir_fd=self.inside.fd)
+        self.home.sync()
+        try:
+            _check(self.inside, new, mark)
+        except BaseException:
+            _exchange(self.home, name, self.inside, new)
+            raise
+
+    def finish_swap(self, name: str, new: str) -> None:
+        """Finish an exchange that was cut short where the system has none: give `name` what it is to be."""
+        aside = f"{new}.old"
+        if not self.inside.has(aside):
+            return
+        if not self.home.has(name):
+            os.rename(new, name, src_dir_fd=self.inside.fd, dst_dir_fd=self.home.fd)
+        os.rename(aside, new, src_dir_fd=self.inside.fd, dst_dir_fd=self.inside.fd)
+
+    def remove(self, name: str) -> None:
+        """Remove an entry in here, with all that is in it. Raise FailedError if something of it cannot be removed."""
+        if not self.inside.has(name):
+            return
+        try:
+            if stat.S_ISDIR(self.inside.stat(name).st_mode):
+                with self.inside.inside(name) as inner:
+                    _clear(inner, os.fstat(inner.fd).st_dev)
+                os.rmdir(name, dir_fd=self.inside.fd)
+            else:
+                self.inside.unlink(name)
+        except OSError as error:
+            raise FailedError(f"{self.path}/{name} cannot be removed: {reason(error)}.") from error
+
+    def close(self) -> None:
+        """Close it. Remove it, unless a step is in it."""
+        if {*self.inside.names()} <= {_LOCK, JOURNAL}:
+            for name in (JOURNAL, _LOCK):
+                self.inside.unlink(name)
+            with contextlib.suppress(OSError):
+                os.rmdir(AREA, dir_fd=self.home.fd)
+        os.close(self._held)
+        self.inside.close()
+
+
+@contextlib.contextmanager
+def entered(path: str) -> Iterator[Area]:
+    """Yield the area in the directory of the run at `path`; it is made if it is not there, and removed at the end
+    unless something is left in it.
+
+    Raise BusyError if another process has it, ForeignError if it is not this user's.
+    """
+    path = resolved(path)
+    try:
+        home = Handle.open(path)
+    except OSError as error:
+        raise FailedError(f"{path} cannot be opened: {reason(error)}.") from error
+    with home:
+        try:
+            with contextlib.suppress(FileExistsError):
+                home.make_private(AREA)
+            inside = home.own(AREA)
+            held = inside.open_or_create(_LOCK, 0o600)
+        except OSError as error:
+            raise FailedError(f"{path}: {AREA} cannot be made: {reason(error)}.") from error
+        lock(held, inside.path)
+        area = Area(home, inside, held)
+        try:
+            yield area
+        finally:
+            area.close()
+
+
+# ----------------------------------------------------------------------------------------------- what an entry is
+
+
+def mark_of(home: Handle, name: str) -> str:
+    """Return what tells an entry of a run from any other, and from itself with other contents: who it is on the disk,
+    and the names, sizes and times of all files in it. Raise UnsafeError if there is more than files and directories in
+    it, or another file system."""
+    found = home.stat(name)
+    hashing = hashlib.sha256()
+    hashing.update(f"{found.st_dev} {found.st_ino}\n".encode())
+    if stat.S_ISDIR(found.st_mode):
+        with home.inside(name) as inner:
+            own = os.fstat(inner.fd)
+            if (own.st_dev, own.st_ino) != (found.st_dev, found.st_ino) or own.st_dev != os.fstat(home.fd).st_dev:
+                raise UnsafeError(f"{inner.path} is not what it was, or lies on another disk. It was left alone.")
+            for line in sorted(_lines(inner, "", own.st_dev, _DEEPEST)):
+                hashing.update(line)
+    elif stat.S_ISREG(found.st_mode):
+        hashing.update(_line("", found))
+    else:
+        raise UnsafeError(f"{home.path}/{name} is neither a file nor a directory. It was left alone.")
+    return hashing.hexdigest()
+
+
+def _lines(place: Handle, prefix: str, device: int, deepest: int) -> Iterator[bytes]:
+    for name in place.names():
+        path = f"{prefix}{name}"
+        found = place.stat(name)
+        if found.st_dev != device or not deepest:
+            raise UnsafeError(f"{place.path}/{name} lies on another disk, or too deep. It was left alone.")
+        if stat.S_ISDIR(found.st_mode):
+            yield os.fsencode(f"{path}/\n")
+            with place.inside(name) as inner:
+                yield from _lines(inner, f"{path}/", device, deepest - 1)
+        elif stat.S_ISREG(found.st_mode):
+            yield _line(path, found)
+        else:
+            raise UnsafeError(f"{place.path}/{name} is neither a file nor a directory. It was left alone.")
+
+
+def _line(path: str, found: os.stat_result) -> bytes:
+    return os.fsencode(f"{path} {found.st_ino} {found.st_size} {found.st_mtime_ns}\n")
+
+
+def listing_of(home: Handle, names: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """Return the size and the time, in nanoseconds, of each file of a step by its path in the run."""
+    found: dict[str, tuple[int, int]] = {}
+    for name in names:
+        entry = home.stat(name)
+        if stat.S_ISDIR(entry.st_mode):
+            with home.inside(name) as inner:
+                inner_names = inner.names()
+                below = listing_of(inner, inner_names)
+            found.update({f"{name}/{path}": value for path, value in below.items()})
+        else:
+            found[name] = (entry.st_size, entry.st_mtime_ns)
+    return found
+
+
+def _check(home: Handle, name: str, mark: str) -> None:
+    try:
+        now = mark_of(home, name)
+    except OSError as error:
+        raise UnsafeError(
+            f"{home.path}/{name} is not there any more: {reason(error)}. Nothing of it was removed."
+        ) from error
+    if now != mark:
+        raise UnsafeError(f"{home.path}/{name} has changed since it was looked at. It was left alone.")
+
+
+def _clear(place: Handle, device: int) -> None:
+    """Remove everything in an open directory. Links are removed, and not followed; other file systems are left."""
+    for name in place.names():
+        found = place.stat(name)
+        if not stat.S_ISDIR(found.st_mode):
+            place.unlink(name)
+            continue
+        if found.st_dev != device:
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), name)
+        with place.inside(name) as inner:
+            if os.fstat(inner.fd).st_dev != device:
+                raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), name)
+            _clear(inner, device)
+        os.rmdir(name, dir_fd=place.fd)
+
+
+def _exchange(one: Handle, name: str, other: Handle, new: str) -> bool:
+    """Exchange two entries in one step. Return whether the system could."""
+    import ctypes
+
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if call is None:
+        return False
+    if call(one.fd, os.fsencode(name), other.fd, os.fsencode(new), _EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+        return False
+    raise OSError(number, os.strerror(number), name)
+
+
+def agrees(listed: Mapping[str, tuple[int, int]], judged: Mapping[str, tuple[int, float | None]]) -> bool:
+    """Whether the files of a step are those that were judged: their names, sizes and times."""
+    return listed.keys() == judged.keys() and all(
+        size == judged[path][0] and abs(when / 1e9 - (judged[path][1] or 0)) < 1e-3
+        for path, (size, when) in listed.items()
+    )

@@ -1,0 +1,145 @@
+"""What becomes of each step of a run: by the policy, and by what holds a step anyway. Nothing is changed."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from ckptconv.errors import UsageError
+from ckptconv.features.thin.metrics import best_of
+from ckptconv.features.thin.policy import PERIODS, Candidate, Decision, Policy, decided
+from ckptconv.formats.run_steps import Run, number_of, run_at
+from ckptconv.formats.whole_steps import Judged, Reading, is_made_here, judged, newest_good
+from ckptconv.storage.location import Location
+from ckptconv.storage.paths import is_remote, normalize
+from ckptconv.text import format_time
+
+KEEP, REMOVE, LESSEN = "keep", "remove", "lessen"
+
+
+class Planned(NamedTuple):
+    """A step, what is done with it, and why it stays if it does."""
+
+    judged: Judged
+    action: str
+    why: tuple[str, ...]
+
+
+class Thinning(NamedTuple):
+    """What is to be done with the steps of a run, the oldest first."""
+
+    run: Run
+    steps: tuple[Planned, ...]
+
+    def of(self, *actions: str) -> list[Planned]:
+        return [each for each in self.steps if each.action in actions]
+
+
+def planned(run: str, options: Mapping[str, Any], stores: Mapping[str, Any], inert: bool) -> Thinning:
+    """Return what `options`, those of `thin`, make of the steps of `run`. Raise UsageError if they keep nothing."""
+    place = Location(normalize(run), dict(stores))
+    found = run_at(place)
+    every = judged(found, Reading(dict(stores), inert, each=True))
+    policy = policy_of(options, every, stores)
+    last = newest_good(every)
+    now = time.time()
+    candidates = [
+        Candidate(
+            each.step.name,
+            each.step.number,
+            each.step.time,
+            each.is_good,
+            tuple(_held(found, each, each is last, options["age"], now)),
+        )
+        for each in every
+    ]
+    others = LESSEN if options["drop"] or options["as_"] else REMOVE
+    decisions = decided(candidates, policy)
+    return Thinning(found, tuple(_planned(each, said, others) for each, said in zip(every, decisions, strict=True)))
+
+
+def _planned(found: Judged, said: Decision, others: str) -> Planned:
+    if said.stays:
+        return Planned(found, KEEP, said.why)
+    if others == LESSEN and is_made_here(found.step):
+        return Planned(found, KEEP, ("already less",))
+    if others == LESSEN and found.step.is_files:
+        return Planned(found, KEEP, ("a file, of which nothing less is kept",))
+    return Planned(found, others, ())
+
+
+def policy_of(options: Mapping[str, Any], every: list[Judged], stores: Mapping[str, Any]) -> Policy:
+    """Return the policy that options say. Raise UsageError if there is none, or if it names a step that is missing."""
+    best: frozenset[str] = frozenset()
+    if options["keep_best"]:
+        good = {each.step.number: each.step.name for each in every if each.is_good and each.step.number is not None}
+        metrics = Location(normalize(options["keep_best"]), dict(stores))
+        numbers = best_of(metrics, options["metric"], options["highest"], options["best"], good)
+        best = frozenset(each.step.name for each in every if each.step.number in numbers)
+    policy = Policy(
+        options["keep_last"] or 0,
+        options["keep_every"] or 0,
+        best,
+        options["keep_within"],
+        {period: count for period in PERIODS if (count := options[f"keep_{period}"])},
+        frozenset(options["keep"]),
+    )
+    if policy.is_empty:
+        raise UsageError(
+            "Nothing says which steps stay, and thin would remove all but the last good one.",
+            "Give --keep-last N, for one.",
+        )
+    known = {name for each in every for name in (each.step.name, str(each.step.number))}
+    for name in policy.names - known:
+        raise UsageError(f"--keep {name}: there is no such step.")
+    return policy
+
+
+def _held(run: Run, found: Judged, is_last: bool, age: int, now: float) -> Iterator[str]:
+    """Yield why a step stays whatever the policy says."""
+    step = found.step
+    if is_last:
+        yield "the last good step"
+    if step.name in run.named:
+        names = [name for name, target in {**run.pointers, **run.links}.items() if target == step.name]
+        yield f"{', '.join(names)} names it"
+    if found.whole is None:
+        yield "not read"
+    elif not found.is_good:
+        yield "not good"
+    if step.time is None:
+        yield "its age is not known"
+    elif now - step.time < age:
+        yield f"younger than {format_time(age)}"
+    if step.links:
+        yield "has links in it"
+    elif not is_remote(run.place.path):
+        yield from _strange(run, found)
+
+
+def _strange(run: Run, found: Judged) -> Iterator[str]:
+    """Yield what else than files and directories on the disk of the run is in a step."""
+    root = run.place.path or "."
+    device = os.stat(root).st_dev
+    kinds: dict[str, None] = {}
+    nested: dict[str, None] = {}
+    paths = dict.fromkeys(found.step.names)
+    for path in found.step.files:
+        names = path.split("/")
+        paths.update(dict.fromkeys("/".join(names[: depth + 1]) for depth in range(len(names))))
+        nested.update(dict.fromkeys("/".join(names[: depth + 1]) for depth in range(1, len(names) - 1)))
+    inner = [path.rpartition("/")[2] for path in nested]
+    if any(name.startswith(".") for name in inner) or sum(number_of(name) is not None for name in inner) > 1:
+        kinds["has more than one step's files in it"] = None
+    for path in paths:
+        entry = os.lstat(os.path.join(root, path))
+        if stat.S_ISLNK(entry.st_mode):
+            kinds["has links in it"] = None
+        elif not (stat.S_ISDIR(entry.st_mode) or stat.S_ISREG(entry.st_mode)):
+            kinds["has more than files in it"] = None
+        elif entry.st_dev != device:
+            kinds["lies on another disk"] = None
+    yield from kinds
