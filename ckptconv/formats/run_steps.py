@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from ckptconv.errors import CkptconvError, LimitError, MissingError, UsageError
+from ckptconv.errors import LimitError, MissingError, UsageError
 from ckptconv.formats import runs
 from ckptconv.formats.deepspeed.locate import MAX_TAG, is_tag_directory
 from ckptconv.formats.model_files import SUFFIX
@@ -245,11 +245,3 @@ def _target(place: Location, name: str) -> str:
     leads = os.path.join(place.path, os.readlink(os.path.join(place.path, name)))
     directory, target = os.path.split(os.path.normpath(leads))
     return target if directory == os.path.normpath(place.path) else ""
-
-
-def looked_at(path: str, options: Mapping[str, object]) -> Run | None:
-    """Return the run at a path; None if it is none, or cannot be looked at."""
-    try:
-        return run_at(Location(path, dict(options)))
-    except (CkptconvError, OSError):
-        return None

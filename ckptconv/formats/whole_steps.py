@@ -132,6 +132,11 @@ def newest_good(steps: Sequence[Judged]) -> Judged | None:
     return next((each for each in reversed(steps) if each.is_good), None)
 
 
+def last_good(run: Run, reading: Reading = Reading()) -> Judged | None:  # noqa: B008
+    """Return the last good step of a run; None if there is none."""
+    return newest_good(judged(run, reading))
+
+
 def _marked(found: Judged, marks: Mapping[str, tuple[bool | None, str]]) -> Judged:
     marked, said = marks[found.step.name]
     return found._replace(marked=marked, marks=said)

@@ -41,8 +41,8 @@ def patch(
 
     A delta is what `ckptconv diff --delta` writes, or slime. Several are applied one after the other, and each has to
     change the version that the one before makes. OUTPUT is what a conversion of BASE would be, with the changes. The
-    checksum of every tensor that was changed is compared before OUTPUT gets its name. If OUTPUT ends in .virtual.json, it
-    describes BASE and the deltas, and every command reads it as one checkpoint.
+    checksum of every tensor that was changed is compared before OUTPUT gets its name. If OUTPUT ends in .virtual.json,
+    it describes BASE and the deltas, and every command reads it as one checkpoint.
 
     \b
     Examples:
