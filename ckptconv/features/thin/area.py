@@ -13,11 +13,12 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ckptconv.errors import CorruptError, FailedError, UnsafeError
 from ckptconv.storage.handles import HIDDEN, Handle, resolved
+from ckptconv.storage.reading import Entry
 from ckptconv.storage.writing import lock
 from ckptconv.text import reason
 
@@ -25,6 +26,7 @@ AREA, _LOCK, JOURNAL = f"{HIDDEN}thin", "lock", "journal.jsonl"
 # The most bytes of a journal that are read, and how deep the files of a step lie at most.
 _MOST, _DEEPEST = 256 << 20, 32
 _EXCHANGE = 2  # RENAME_EXCHANGE
+LINKS = "has links in it"
 
 
 class Area:
@@ -162,69 +164,70 @@ def entered(path: str) -> Iterator[Area]:
 # ----------------------------------------------------------------------------------------------- what an entry is
 
 
-def mark_of(home: Handle, name: str) -> str:
-    """Return what tells an entry of a run from any other, and from itself with other contents: who it is on the disk,
-    and the names, sizes and times of all files in it. Raise UnsafeError if there is more than files and directories in
-    it, or another file system."""
-    found = home.stat(name)
-    hashing = hashlib.sha256()
-    hashing.update(f"{found.st_dev} {found.st_ino}\n".encode())
-    if stat.S_ISDIR(found.st_mode):
-        with home.inside(name) as inner:
-            own = os.fstat(inner.fd)
-            if (own.st_dev, own.st_ino) != (found.st_dev, found.st_ino) or own.st_dev != os.fstat(home.fd).st_dev:
-                raise UnsafeError(f"{inner.path} is not what it was, or lies on another disk. It was left alone.")
-            for line in sorted(_lines(inner, "", own.st_dev, _DEEPEST)):
-                hashing.update(line)
-    elif stat.S_ISREG(found.st_mode):
-        hashing.update(_line("", found))
-    else:
-        raise UnsafeError(f"{home.path}/{name} is neither a file nor a directory. It was left alone.")
-    return hashing.hexdigest()
+class StrangeError(UnsafeError):
+    """A step has something in it that is never removed: `why` says what."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(f"{path} {why}. It was left alone.")
+        self.why = why
 
 
-def _lines(place: Handle, prefix: str, device: int, deepest: int) -> Iterator[bytes]:
-    for name in place.names():
-        path = f"{prefix}{name}"
-        found = place.stat(name)
-        if found.st_dev != device or not deepest:
-            raise UnsafeError(f"{place.path}/{name} lies on another disk, or too deep. It was left alone.")
-        if stat.S_ISDIR(found.st_mode):
-            yield os.fsencode(f"{path}/\n")
-            with place.inside(name) as inner:
-                yield from _lines(inner, f"{path}/", device, deepest - 1)
-        elif stat.S_ISREG(found.st_mode):
-            yield _line(path, found)
-        else:
-            raise UnsafeError(f"{place.path}/{name} is neither a file nor a directory. It was left alone.")
+def entries_of(home: Handle, name: str) -> dict[str, os.stat_result]:
+    """Return all directories and files of the entry `name` of a run, itself among them, by their paths in the run.
 
-
-def _line(path: str, found: os.stat_result) -> bytes:
-    return os.fsencode(f"{path} {found.st_ino} {found.st_size} {found.st_mtime_ns}\n")
-
-
-def listing_of(home: Handle, names: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Return the size and the time, in nanoseconds, of each file of a step by its path in the run."""
-    found: dict[str, tuple[int, int]] = {}
-    for name in names:
-        entry = home.stat(name)
-        if stat.S_ISDIR(entry.st_mode):
-            with home.inside(name) as inner:
-                inner_names = inner.names()
-                below = listing_of(inner, inner_names)
-            found.update({f"{name}/{path}": value for path, value in below.items()})
-        else:
-            found[name] = (entry.st_size, entry.st_mtime_ns)
+    Raise StrangeError if there is anything else among them, or another file system.
+    """
+    found: dict[str, os.stat_result] = {}
+    _walk(home, name, "", os.fstat(home.fd).st_dev, found, _DEEPEST)
     return found
+
+
+def _walk(place: Handle, name: str, prefix: str, device: int, found: dict[str, os.stat_result], deepest: int) -> None:
+    entry, path = place.stat(name), f"{prefix}{name}"
+    if stat.S_ISLNK(entry.st_mode):
+        raise StrangeError(os.path.join(place.path, name), LINKS)
+    if entry.st_dev != device or not deepest:
+        raise StrangeError(os.path.join(place.path, name), "lies on another disk, or too deep")
+    found[path] = entry
+    if stat.S_ISDIR(entry.st_mode):
+        with place.inside(name) as inner:
+            found[path] = entry = os.fstat(inner.fd)
+            if entry.st_dev != device:
+                raise StrangeError(inner.path, "lies on another disk, or too deep")
+            for each in inner.names():
+                _walk(inner, each, f"{path}/", device, found, deepest - 1)
+    elif not stat.S_ISREG(entry.st_mode):
+        raise StrangeError(os.path.join(place.path, name), "has more than files in it")
+
+
+def mark_of(entries: Mapping[str, os.stat_result]) -> str:
+    """Return what tells an entry of a run from any other, and from itself with other contents: who it is on the disk,
+    and the sizes and times of all files in it."""
+    start = len(next(iter(entries)))
+    lines = [
+        f"{path[start:]} {each.st_dev} {each.st_ino} {(each.st_size, each.st_mtime_ns) if _is_file(each) else 0}\n"
+        for path, each in sorted(entries.items())
+    ]
+    return hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest()
+
+
+def agrees(entries: Mapping[str, os.stat_result], judged: Mapping[str, Entry]) -> bool:
+    """Whether the files among the entries of a step are those that were judged: their names, sizes and times."""
+    files = {path: each for path, each in entries.items() if _is_file(each)}
+    return files.keys() == judged.keys() and all(
+        (each.st_size, each.st_mtime) == (judged[path].file.size, judged[path].time) for path, each in files.items()
+    )
+
+
+def _is_file(entry: os.stat_result) -> bool:
+    return stat.S_ISREG(entry.st_mode)
 
 
 def _check(home: Handle, name: str, mark: str) -> None:
     try:
-        now = mark_of(home, name)
+        now = mark_of(entries_of(home, name))
     except OSError as error:
-        raise UnsafeError(
-            f"{home.path}/{name} is not there any more: {reason(error)}. Nothing of it was removed."
-        ) from error
+        raise UnsafeError(f"{home.path}/{name} is not there any more: {reason(error)}.") from error
     if now != mark:
         raise UnsafeError(f"{home.path}/{name} has changed since it was looked at. It was left alone.")
 
@@ -258,11 +261,3 @@ def _exchange(one: Handle, name: str, other: Handle, new: str) -> bool:
     if number in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
         return False
     raise OSError(number, os.strerror(number), name)
-
-
-def agrees(listed: Mapping[str, tuple[int, int]], judged: Mapping[str, tuple[int, float | None]]) -> bool:
-    """Whether the files of a step are those that were judged: their names, sizes and times."""
-    return listed.keys() == judged.keys() and all(
-        size == judged[path][0] and abs(when / 1e9 - (judged[path][1] or 0)) < 1e-3
-        for path, (size, when) in listed.items()
-    )

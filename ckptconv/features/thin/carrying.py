@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ckptconv.errors import FailedError, UnsafeError
-from ckptconv.features.thin.area import Area, agrees, entered, listing_of, mark_of
+from ckptconv.features.thin.area import Area, agrees, entered, entries_of, mark_of
 from ckptconv.features.thin.planning import LESSEN, REMOVE, Planned, Thinning
 from ckptconv.formats.run_steps import Step
 from ckptconv.storage.handles import Handle
@@ -80,7 +80,7 @@ def _recover_removal(area: Area, line: Mapping[str, Any], state: str) -> bool:
         if state == _MOVED:
             continue
         if area.inside.has(into):
-            if mark_of(area.inside, into) != marks[name]:
+            if not _is_marked(area.inside, into, marks[name]):
                 raise UnsafeError(f"{area.path}/{into}, which was {name}, has changed since. It was left alone.")
         elif area.home.has(name):
             area.take(name, marks[name], into)
@@ -103,20 +103,19 @@ def _recover_lesser(area: Area, line: Mapping[str, Any]) -> bool:
 
 def _is_marked(home: Handle, name: str, mark: str) -> bool:
     with contextlib.suppress(OSError, UnsafeError):
-        return mark_of(home, name) == mark
+        return mark_of(entries_of(home, name)) == mark
     return False
 
 
 def _marks(area: Area, step: Step) -> dict[str, str]:
     """Return the marks of the names of a step. Raise UnsafeError if it has other files than when it was judged."""
     try:
-        marks = {name: mark_of(area.home, name) for name in step.names}
-        listed = listing_of(area.home, step.names)
+        found = {name: entries_of(area.home, name) for name in step.names}
     except FileNotFoundError as error:
-        raise UnsafeError(f"{step.place} is not there any more. Nothing of it was removed.") from error
-    if not agrees(listed, {path: (entry.file.size, entry.time) for path, entry in step.files.items()}):
+        raise UnsafeError(f"{step.place} is not there any more.") from error
+    if not agrees({path: each for entries in found.values() for path, each in entries.items()}, step.files):
         raise UnsafeError(f"{step.place} has changed since it was looked at. It was left alone.")
-    return marks
+    return {name: mark_of(entries) for name, entries in found.items()}
 
 
 def _remove(area: Area, each: Planned, number: int, options: Mapping[str, Any], stores: Mapping[str, Any]) -> None:
@@ -156,10 +155,6 @@ def _lessen(area: Area, each: Planned, number: int, options: Mapping[str, Any], 
 
 def _dated(place: Handle, when: float | None) -> None:
     """Give the files in a directory the time of the step that they were made of: policies go by it."""
-    for name in _names(place):
-        if when is not None:
+    for name in place.names() if when is not None else ():
+        if when is not None and stat.S_ISREG(place.stat(name).st_mode):
             os.utime(name, (when, when), dir_fd=place.fd, follow_symlinks=False)
-
-
-def _names(place: Handle) -> Iterator[str]:
-    return (name for name in place.names() if stat.S_ISREG(place.stat(name).st_mode))

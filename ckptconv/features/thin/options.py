@@ -49,13 +49,10 @@ class _Thin:
     keep_within = Option(
         SECONDS, "Keep steps that are no older than TIME before the newest.", metavar="TIME", group=TAKE
     )
-    keep_hourly = Option(
-        _COUNT, "Keep the last step of each of the last N hours that have any.", metavar="N", group=TAKE
+    keep_hourly, keep_daily, keep_weekly, keep_monthly, keep_yearly = (
+        Option(_COUNT, f"Keep the last step of each of the last N {period}, in UTC.", metavar="N", group=TAKE)
+        for period in ("hours that have any", "days", "weeks", "months", "years")
     )
-    keep_daily = Option(_COUNT, "The same for days, in UTC.", metavar="N", group=TAKE)
-    keep_weekly = Option(_COUNT, "The same for weeks.", metavar="N", group=TAKE)
-    keep_monthly = Option(_COUNT, "The same for months.", metavar="N", group=TAKE)
-    keep_yearly = Option(_COUNT, "The same for years.", metavar="N", group=TAKE)
     keep = Option(TEXTS, "Keep the step of this name or number; repeatable.", metavar="STEP", group=TAKE)
     age = Option(
         SECONDS,

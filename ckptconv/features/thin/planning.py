@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import stat
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ckptconv.errors import UsageError
+from ckptconv.features.thin.area import LINKS, StrangeError, entries_of
 from ckptconv.features.thin.metrics import best_of
 from ckptconv.features.thin.policy import PERIODS, Candidate, Decision, Policy, decided
 from ckptconv.formats.run_steps import Run, number_of, run_at
 from ckptconv.formats.whole_steps import Judged, Reading, is_made_here, judged, newest_good
+from ckptconv.storage.handles import Handle, resolved
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote, normalize
 from ckptconv.text import format_time
@@ -115,31 +115,20 @@ def _held(run: Run, found: Judged, is_last: bool, age: int, now: float) -> Itera
     elif now - step.time < age:
         yield f"younger than {format_time(age)}"
     if step.links:
-        yield "has links in it"
+        yield LINKS
     elif not is_remote(run.place.path):
         yield from _strange(run, found)
 
 
 def _strange(run: Run, found: Judged) -> Iterator[str]:
-    """Yield what else than files and directories on the disk of the run is in a step."""
-    root = run.place.path or "."
-    device = os.stat(root).st_dev
-    kinds: dict[str, None] = {}
-    nested: dict[str, None] = {}
-    paths = dict.fromkeys(found.step.names)
-    for path in found.step.files:
-        names = path.split("/")
-        paths.update(dict.fromkeys("/".join(names[: depth + 1]) for depth in range(len(names))))
-        nested.update(dict.fromkeys("/".join(names[: depth + 1]) for depth in range(1, len(names) - 1)))
-    inner = [path.rpartition("/")[2] for path in nested]
+    """Yield what else than the files of one step, on the disk of the run, is in a step."""
+    directories = {path.rpartition("/")[0] for path in found.step.files}
+    inner = {name for path in directories for name in path.split("/")[1:]}
     if any(name.startswith(".") for name in inner) or sum(number_of(name) is not None for name in inner) > 1:
-        kinds["has more than one step's files in it"] = None
-    for path in paths:
-        entry = os.lstat(os.path.join(root, path))
-        if stat.S_ISLNK(entry.st_mode):
-            kinds["has links in it"] = None
-        elif not (stat.S_ISDIR(entry.st_mode) or stat.S_ISREG(entry.st_mode)):
-            kinds["has more than files in it"] = None
-        elif entry.st_dev != device:
-            kinds["lies on another disk"] = None
-    yield from kinds
+        yield "has more than one step's files in it"
+    with Handle.open(resolved(run.place.path or ".")) as home:
+        try:
+            for name in found.step.names:
+                entries_of(home, name)
+        except StrangeError as error:
+            yield error.why
