@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from ckptconv.errors import LimitError, MissingError, UsageError
-from ckptconv.formats import runs
+from ckptconv.formats import runs, virtual
 from ckptconv.formats.deepspeed.locate import MAX_TAG, is_tag_directory
 from ckptconv.formats.model_files import SUFFIX
 from ckptconv.formats.ranks import locate as ranks
@@ -37,14 +37,16 @@ _DEEPEST, _MOST = 8, 5_000_000
 
 
 class Step(NamedTuple):
-    """A step of a run: its name there, the number in it, if any, and its files by their paths in the run.
+    """A step of a run: its name there, the number in it, if any, and its files by their paths in `home`, the directory
+    of the run.
 
-    `place` is what is opened: its directory, or of files the one with the weights. `links` are the symbolic links among
+    `place` is what is opened: its directory, a virtual checkpoint in it, or of files the one with the weights. `links` are the symbolic links among
     its names. `is_named_unfinished`: its name is one that a trainer gives a step until it is complete.
     """
 
     name: str
     number: int | None
+    home: Location
     place: Location
     files: Mapping[str, Entry]
     links: tuple[str, ...] = ()
@@ -68,9 +70,14 @@ class Step(NamedTuple):
     def shapes(self) -> dict[str, int]:
         """The sizes of its files by their paths in it, with # in the place of its own number."""
         own = re.compile(rf"(?<!\d)0*{self.number}(?!\d)") if self.number is not None else None
-        start = len(self.name) + 1 if self.place.name == self.name and not self.is_files else 0
+        start = 0 if self.is_files else len(self.name) + 1
         paths = ((path[start:], entry.file.size) for path, entry in self.files.items())
         return {(own.sub("#", path) if own else path): size for path, size in paths}
+
+    @property
+    def path(self) -> str:
+        """Where it is."""
+        return self.home.join(self.name).path
 
     @property
     def is_files(self) -> bool:
@@ -153,7 +160,9 @@ def _directories(place: Location, there: Mapping[str, Entry]) -> Iterator[Step]:
         links: list[str] = []
         inner = _inside(place, name)
         _walk(inner, name, files, links, _DEEPEST)
-        yield Step(name, number, inner, files, tuple(links), _UNFINISHED.fullmatch(name) is not None)
+        described = [each for each in inner.names if each.endswith(virtual.SUFFIX)]
+        taken = inner.join(described[0]) if len(described) == 1 else inner
+        yield Step(name, number, place, taken, files, tuple(links), _UNFINISHED.fullmatch(name) is not None)
 
 
 def _inside(place: Location, name: str) -> Location:
@@ -206,7 +215,7 @@ def _files(place: Location, there: Mapping[str, Entry]) -> Iterator[Step]:
             first = min(group, key=lambda name: (kinds[name] != ranks.MODEL, name))
             files = {name: there[name] for name in group}
             unfinished = any(map(_UNFINISHED.fullmatch, group))
-            yield Step(first, number, place.at(there[first].file), files, (), unfinished)
+            yield Step(first, number, place, place.at(there[first].file), files, (), unfinished)
 
 
 def _stem(name: str) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CkptconvError, CorruptError, FailedError, StoppedError
-from ckptconv.formats import runs
+from ckptconv.formats import runs, virtual
 from ckptconv.formats.checkpointing.locate import MANIFEST
 from ckptconv.formats.dcp.locate import INTEGRITY, METADATA
 from ckptconv.formats.detect import open_source
@@ -63,7 +63,8 @@ class Judged(NamedTuple):
 
     `whole`: whether the bytes of every tensor are there; None if its format is not read. `why` says why not. `marked`:
     what its markers say; None if it has none. `marks` says which. `like` is the step of the same names and sizes that
-    was opened in its place. `weights` and `optimizer` are bytes of tensors.
+    was opened in its place. `weights` and `optimizer` are bytes of tensors. `reads` are the directories that a virtual
+    step is made of.
     """
 
     step: Step
@@ -75,6 +76,7 @@ class Judged(NamedTuple):
     weights: int = 0
     optimizer: int = 0
     like: str = ""
+    reads: tuple[str, ...] = ()
 
     @property
     def is_good(self) -> bool:
@@ -88,7 +90,8 @@ class Judged(NamedTuple):
 
 def is_made_here(step: Step) -> bool:
     """Whether this program made a step of another one: then it may lack what that had."""
-    return any(path.rpartition("/")[2].startswith(HIDDEN) for path in step.files)
+    names = (path.rpartition("/")[2] for path in step.files)
+    return any(name.startswith(HIDDEN) or name.endswith(virtual.SUFFIX) for name in names)
 
 
 class Reading(NamedTuple):
@@ -173,7 +176,8 @@ def opened(step: Step, reading: Reading) -> Judged:
     optimizer = sum(_nbytes(each.optimizer) for each in sources) or sum(
         entry.file.size for path, entry in step.files.items() if _OPTIMIZER_FILE.fullmatch(path.rpartition("/")[2])
     )
-    return Judged(step, source.format, not lost, lost, weights=weights, optimizer=optimizer)
+    reads = tuple(virtual.load(step.place, look=False).roots) if step.place.path.endswith(virtual.SUFFIX) else ()
+    return Judged(step, source.format, not lost, lost, weights=weights, optimizer=optimizer, reads=reads)
 
 
 def source_of_step(step: Step, reading: Reading) -> Source:
@@ -222,11 +226,10 @@ def _torn_file(step: Step) -> str:
     """Say which local file of a step is cut short, by how such files end; "" if none is."""
     if is_remote(step.place.path):
         return ""
-    root = step.place.parent
     for path, entry in step.files.items():
         if entry.kind == "missing":
             return f"{path} leads nowhere"
-        why = _torn(root.join(*path.split("/")), path.rpartition("/")[2], entry) if entry.kind == "file" else ""
+        why = _torn(step.home.join(*path.split("/")), path.rpartition("/")[2], entry) if entry.kind == "file" else ""
         if why:
             return f"{path} {why}"
     return ""

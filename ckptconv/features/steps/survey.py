@@ -8,7 +8,7 @@ from typing import Any
 
 from ckptconv.errors import CorruptError
 from ckptconv.features.steps.report import RunSummary, StepSummary
-from ckptconv.formats.run_steps import Run, run_at
+from ckptconv.formats.run_steps import run_at
 from ckptconv.formats.whole_steps import Judged, Reading, judged, source_of_step
 from ckptconv.pickles.refusing import refusing_attacks
 from ckptconv.process import no_garbage
@@ -42,7 +42,7 @@ def survey(
         every = judged(found, reading)
         if on_total:
             on_total(sum(each.step.bytes for each in every) * (check + stats))
-        summaries = [_summary(found, each) for each in every]
+        summaries = [_summary(each) for each in every]
         for each, summary in zip(every, summaries, strict=True):
             if each.whole and (check or stats):
                 _read(each, summary, reading, check, stats, progress)
@@ -69,11 +69,11 @@ def survey(
     )
 
 
-def _summary(run: Run, found: Judged) -> StepSummary:
+def _summary(found: Judged) -> StepSummary:
     step = found.step
     return StepSummary(
         name=step.name,
-        path=run.place.join(step.name).path,
+        path=step.path,
         number=step.number,
         time=step.time,
         format=found.format,

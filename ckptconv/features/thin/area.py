@@ -115,7 +115,7 @@ class Area:
         try:
             if stat.S_ISDIR(self.inside.stat(name).st_mode):
                 with self.inside.inside(name) as inner:
-                    _clear(inner, os.fstat(inner.fd).st_dev)
+                    inner.clear()
                 os.rmdir(name, dir_fd=self.inside.fd)
             else:
                 self.inside.unlink(name)
@@ -230,22 +230,6 @@ def _check(home: Handle, name: str, mark: str) -> None:
         raise UnsafeError(f"{home.path}/{name} is not there any more: {reason(error)}.") from error
     if now != mark:
         raise UnsafeError(f"{home.path}/{name} has changed since it was looked at. It was left alone.")
-
-
-def _clear(place: Handle, device: int) -> None:
-    """Remove everything in an open directory. Links are removed, and not followed; other file systems are left."""
-    for name in place.names():
-        found = place.stat(name)
-        if not stat.S_ISDIR(found.st_mode):
-            place.unlink(name)
-            continue
-        if found.st_dev != device:
-            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), name)
-        with place.inside(name) as inner:
-            if os.fstat(inner.fd).st_dev != device:
-                raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), name)
-            _clear(inner, device)
-        os.rmdir(name, dir_fd=place.fd)
 
 
 def _exchange(one: Handle, name: str, other: Handle, new: str) -> bool:

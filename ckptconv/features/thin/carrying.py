@@ -13,7 +13,7 @@ import stat
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ckptconv.errors import FailedError, UnsafeError
+from ckptconv.errors import DifferenceError, FailedError, UnsafeError, UnsupportedError
 from ckptconv.features.thin.area import Area, agrees, entered, entries_of, mark_of
 from ckptconv.features.thin.planning import LESSEN, REMOVE, Planned, Thinning
 from ckptconv.formats.run_steps import Step
@@ -112,9 +112,9 @@ def _marks(area: Area, step: Step) -> dict[str, str]:
     try:
         found = {name: entries_of(area.home, name) for name in step.names}
     except FileNotFoundError as error:
-        raise UnsafeError(f"{step.place} is not there any more.") from error
+        raise UnsafeError(f"{step.path} is not there any more.") from error
     if not agrees({path: each for entries in found.values() for path, each in entries.items()}, step.files):
-        raise UnsafeError(f"{step.place} has changed since it was looked at. It was left alone.")
+        raise UnsafeError(f"{step.path} has changed since it was looked at. It was left alone.")
     return {name: mark_of(entries) for name, entries in found.items()}
 
 
@@ -132,15 +132,14 @@ def _remove(area: Area, each: Planned, number: int, options: Mapping[str, Any], 
 
 
 def _lessen(area: Area, each: Planned, number: int, options: Mapping[str, Any], stores: Mapping[str, Any]) -> None:
-    from ckptconv.conversion import convert
-
     step = each.judged.step
     mark = _marks(area, step)[step.name]
     new = f"new-{number}"
     area.note(step=step.name, do=LESSEN, new=new, mark=mark)
-    settings = {"dtype": options["as_"] or "keep", "verify": True, "storage_options": dict(stores)}
+    reaching = {"storage_options": dict(stores), "inert": options["inert"]}
     try:
-        convert(step.place.path, os.path.join(area.path, new), inert=options.get("inert", False), **settings)
+        make = _as_delta if each.base else _as_weights
+        make(each, os.path.join(area.path, new), options["as_"] or "keep", reaching)
         with area.inside.inside(new) as made:
             _dated(made, step.time)
     except BaseException:
@@ -151,6 +150,30 @@ def _lessen(area: Area, each: Planned, number: int, options: Mapping[str, Any], 
     area.note(step=step.name, state=_SWAPPED)
     area.remove(new)
     area.note(step=step.name, state=_CLEARED)
+
+
+def _as_weights(each: Planned, new: str, dtype: str, reaching: Mapping[str, Any]) -> None:
+    """Write the weights of a step to the directory `new`, and compare them with the step."""
+    from ckptconv.conversion import convert
+
+    convert(each.judged.step.place.path, new, dtype=dtype, verify=True, **reaching)
+
+
+def _as_delta(each: Planned, new: str, _: str, reaching: Mapping[str, Any]) -> None:
+    """Write what changes the base of a step into it to the directory `new`, with a virtual checkpoint of both, and
+    compare that with the step. Raise UnsupportedError if this program has no deltas."""
+    import ckptconv
+
+    patch, base = getattr(ckptconv, "patch", None), each.base
+    if patch is None or base is None:
+        raise UnsupportedError("--as delta needs deltas, which were left out of this program.")
+    step = each.judged.step.place.path
+    delta, whole = os.path.join(new, "delta"), os.path.join(new, "model.virtual.json")
+    os.mkdir(new, 0o777)
+    ckptconv.diff(base.step.place.path, step, measure=False, delta=delta, **reaching)
+    patch(os.path.abspath(base.step.place.path), delta, whole, **reaching)
+    if not ckptconv.diff(step, whole, measure=False, **reaching).equal:
+        raise DifferenceError(f"{whole} is not {step}, of which it is to take the place.")
 
 
 def _dated(place: Handle, when: float | None) -> None:

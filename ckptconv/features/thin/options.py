@@ -70,10 +70,10 @@ class _Thin:
         common=True,
     )
     as_ = Option(
-        choice("bf16", "fp16", "fp32"),
-        "Keep of the others their weights, cast to this dtype.",
+        choice("bf16", "fp16", "fp32", "delta"),
+        "Keep of the others their weights, cast to this dtype; or what changes those of a step that stays into them.",
         flags=("--as",),
-        metavar="DTYPE",
+        metavar="DTYPE|delta",
         group=TAKE,
         common=True,
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ckptconv.errors import UsageError
@@ -21,11 +22,13 @@ KEEP, REMOVE, LESSEN = "keep", "remove", "lessen"
 
 
 class Planned(NamedTuple):
-    """A step, what is done with it, and why it stays if it does."""
+    """A step, what is done with it, and why it stays if it does; of one that becomes a delta, the step that it is
+    to be one of."""
 
     judged: Judged
     action: str
     why: tuple[str, ...]
+    base: Judged | None = None
 
 
 class Thinning(NamedTuple):
@@ -46,19 +49,30 @@ def planned(run: str, options: Mapping[str, Any], stores: Mapping[str, Any], ine
     policy = policy_of(options, every, stores)
     last = newest_good(every)
     now = time.time()
+    read = {path for each in every for path in each.reads}
     candidates = [
         Candidate(
             each.step.name,
             each.step.number,
             each.step.time,
             each.is_good,
-            tuple(_held(found, each, each is last, options["age"], now)),
+            tuple(_held(found, each, each is last, read, options["age"], now)),
         )
         for each in every
     ]
     others = LESSEN if options["drop"] or options["as_"] else REMOVE
     decisions = decided(candidates, policy)
-    return Thinning(found, tuple(_planned(each, said, others) for each, said in zip(every, decisions, strict=True)))
+    steps = [_planned(each, said, others) for each, said in zip(every, decisions, strict=True)]
+    if options["as_"] == "delta":
+        steps = [each._replace(base=_base_of(each, steps)) if each.action == LESSEN else each for each in steps]
+    return Thinning(found, tuple(steps))
+
+
+def _base_of(lesser: Planned, steps: Sequence[Planned]) -> Judged:
+    """Return the step that stays whole and is nearest to a step, the later one of two."""
+    at = steps.index(lesser)
+    whole = [n for n, each in enumerate(steps) if each.action == KEEP and each.judged.is_good and not each.judged.reads]
+    return steps[min(whole, key=lambda n: (abs(n - at), -n))].judged
 
 
 def _planned(found: Judged, said: Decision, others: str) -> Planned:
@@ -98,9 +112,12 @@ def policy_of(options: Mapping[str, Any], every: list[Judged], stores: Mapping[s
     return policy
 
 
-def _held(run: Run, found: Judged, is_last: bool, age: int, now: float) -> Iterator[str]:
-    """Yield why a step stays whatever the policy says."""
+def _held(run: Run, found: Judged, is_last: bool, read: Collection[str], age: int, now: float) -> Iterator[str]:
+    """Yield why a step stays whatever the policy says. `read` are the directories that virtual steps are made of."""
     step = found.step
+    own = os.path.abspath(step.path)
+    if any(path == own or path.startswith(f"{own}/") for path in read):
+        yield "other steps are made of it"
     if is_last:
         yield "the last good step"
     if step.name in run.named:

@@ -72,7 +72,7 @@ def random_run(chance: random.Random) -> tuple[list[dict[str, Any]], dict[str, A
         "every": chance.choice((1, 100, 500, 1000)),
         "best": {step["name"] for step in steps if chance.random() < 0.2},
         "within": chance.choice((0, 600, 86_400)),
-        "names": {str(step["number"]) for step in steps if chance.random() < 0.1},
+        "names": {str(step["number"]) for step in steps if step["number"] is not None and chance.random() < 0.1},
         **{period: chance.randrange(4) for period in PERIODS},
     }
     return steps, {name: rule for name, rule in rules.items() if chance.random() < 0.3}

@@ -19,6 +19,7 @@ from features.steps.saved import SAVERS, state_of
 from processes import before_call, in_child, moments
 from safetensors.torch import load_file
 
+import ckptconv
 from ckptconv.errors import CkptconvError, UnsafeError
 from ckptconv.features.thin.area import AREA
 from ckptconv.features.thin.carrying import carry_out
@@ -198,6 +199,30 @@ def test_less_of_a_step_has_its_weights_and_its_place(options: tuple[str, ...], 
     assert (run / "checkpoint-100" / "model.safetensors").stat().st_mtime == pytest.approx(when, abs=1e-3)
     again = json.loads(done(thin(run, "--keep-last", 1, *options, "--yes", "--json")).out)
     assert [step["action"] for step in again["steps"]] == ["keep"] * 3
+
+
+@pytest.mark.skipif(not hasattr(ckptconv, "patch"), reason="there are no deltas")
+def test_a_step_becomes_a_delta_of_one_that_stays_and_that_one_stays_from_then_on(tmp_path: Path) -> None:
+    run = SAVERS["torch"].run(tmp_path / "run", 1, 2, 3)
+    tree = torch.load(run / "step_3" / "model.pt")
+    for number in (1, 2):
+        tree["b.weight"][number] += 1
+        torch.save(tree, run / f"step_{number}" / "model.pt")
+    weights = {number: torch.load(run / f"step_{number}" / "model.pt") for number in (1, 2, 3)}
+    done(thin(run, "--keep-last", 1, "--as", "delta", "--yes"))
+    assert names(run) == {"step_1", "step_2", "step_3"}
+    for number in (1, 2):
+        step = run / f"step_{number}"
+        assert names(step) == {"delta", "model.virtual.json"}
+        done(ckptconv_here("convert", step / "model.virtual.json", tmp_path / f"{number}.safetensors"))
+        for name, tensor in load_file(tmp_path / f"{number}.safetensors").items():
+            assert torch.equal(tensor, weights[number][name])
+    SAVERS["torch"].run(run, 4)
+    found = json.loads(done(thin(run, "--keep-last", 1, "--json", "--yes")).out)
+    assert found["steps"][2]["why"] == ["other steps are made of it"]
+    assert names(run) == {"step_3", "step_4"}
+    done(thin(run, "--keep-last", 1, "--yes"))
+    assert names(run) == {"step_4"}
 
 
 def test_a_step_of_which_less_cannot_be_made_stays_as_it_was(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
