@@ -40,8 +40,9 @@ class Step(NamedTuple):
     """A step of a run: its name there, the number in it, if any, and its files by their paths in `home`, the directory
     of the run.
 
-    `place` is what is opened: its directory, a virtual checkpoint in it, or of files the one with the weights. `links` are the symbolic links among
-    its names. `is_named_unfinished`: its name is one that a trainer gives a step until it is complete.
+    `place` is what is opened: its directory, a virtual checkpoint in it, or of files the one with the weights. `links`
+    are the symbolic links among its names. `is_named_unfinished`: its name is one that a trainer gives a step until it
+    is complete.
     """
 
     name: str

@@ -171,6 +171,8 @@ def _as_delta(each: Planned, new: str, _: str, reaching: Mapping[str, Any]) -> N
     delta, whole = os.path.join(new, "delta"), os.path.join(new, "model.virtual.json")
     os.mkdir(new, 0o777)
     ckptconv.diff(base.step.place.path, step, measure=False, delta=delta, **reaching)
+    with Handle.open(delta) as made:
+        _dated(made, each.judged.step.time)
     patch(os.path.abspath(base.step.place.path), delta, whole, **reaching)
     if not ckptconv.diff(step, whole, measure=False, **reaching).equal:
         raise DifferenceError(f"{whole} is not {step}, of which it is to take the place.")
