@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ from dcp_checkpoints import checkpoint_of
 from effort import every
 from features.steps.saved import SAVERS, Saver, state_of
 from safetensors.torch import save_file
+from stores import PLACES, Served
 
+from ckptconv.features.steps.survey import survey
 from ckptconv.formats.run_steps import number_of, run_at
 from ckptconv.formats.whole_steps import last_good
 from ckptconv.storage.location import Location
@@ -211,6 +214,31 @@ def test_check_finds_what_changed_and_stats_what_is_not_finite(tmp_path: Path) -
     assert (old["nan"], old["inf"], new["nan"]) == (0, 0, 1)
     norm = torch.cat([tensor.flatten() for tensor in state_of(1).values()]).double().norm().item()
     assert old["norm"] == pytest.approx(norm, rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", PLACES)
+def test_a_run_on_a_store_is_what_it_is_here_and_takes_three_requests_a_step_at_most(kind: str, tmp_path: Path) -> None:
+    count = 12
+    run = SAVERS["dcp"].run(tmp_path / "run", *range(10, 10 + count))
+    (run / "step-19" / "__0_0.distcp").write_bytes(b"cut")
+    (run / f"step-{9 + count}" / ".metadata").unlink()
+    place = PLACES[kind]()
+    url = place.put(run, "run")
+    with place.link() if isinstance(place, Served) else nullcontext() as link:
+        through = place.through(link).options if isinstance(place, Served) and link else place.options
+        there = survey(url, storage_options=through)
+        if link:
+            asked = [f"{each.method} {each.path}" for each in link.asked]
+            assert len(asked) <= 3 * count, asked
+    here = survey(str(run))
+    assert there.last_good == f"{url}/step-{8 + count}"
+    for far, near in zip(there.steps, here.steps, strict=True):
+        assert (far.name, far.good, far.weights_bytes, far.bytes) == (
+            near.name,
+            near.good,
+            near.weights_bytes,
+            near.bytes,
+        )
 
 
 def test_a_run_without_steps_and_what_is_no_directory_are_refused(tmp_path: Path) -> None:
