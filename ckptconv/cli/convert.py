@@ -132,7 +132,7 @@ def _last_good(word: str, options: Mapping[str, Any]) -> str:
     found = last_good(run, Reading(stores, options.get("inert", False)))
     if found is None:
         raise CorruptError(f"No step of {word} is good.", f"See why: ckptconv steps {shlex.quote(word)}")
-    return found.step.place.path
+    return found.path
 
 
 @contextlib.contextmanager
@@ -151,7 +151,7 @@ def _telling_last_good(word: str, options: Mapping[str, Any]) -> Iterator[None]:
             steps = judged(run_at(Location(normalize(word), stores)), Reading(stores))
             last = newest_good(steps)
             if last is not None and last is not steps[-1]:
-                good = f"The last good step of the run is {last.step.place.path}: --last-good takes it."
+                good = f"The last good step of the run is {last.step.path}: --last-good takes it."
                 error.hint = f"{good} {error.hint}".rstrip()
         raise
 

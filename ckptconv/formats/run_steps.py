@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -29,6 +30,7 @@ _WORDS = (("step", "steps", "iter", "iteration", "ba", "batch", "update"), ("che
 _NUMBER = re.compile(r"([a-z]*)[-_=.]*(\d{1,18})")
 # What names of steps contain while they are written: of torch_checkpointing, transformers, Orbax, and of others.
 _UNFINISHED = re.compile(r"\.?(?:tmp|temp)[-_.].*|.*[-_.](?:tmp|temp|part|partial|incomplete)(?:[-_.].*)?")
+_DIGITS = re.compile(r"\d+")
 _SUFFIXES = (*TORCH_SUFFIXES, SUFFIX)
 # Where a run keeps its steps, if not in its own directory.
 _FOLDERS = ("checkpoints", "checkpoint", "ckpts", "ckpt")
@@ -190,33 +192,38 @@ def _walk(place: Location, path: str, files: dict[str, Entry], links: list[str],
 
 def _files(place: Location, there: Mapping[str, Entry]) -> Iterator[Step]:
     """Yield the steps that are files: each is one, or several if their names say that they hold parts of it."""
-    by_number: dict[int, list[str]] = {}
-    shapes: dict[str, list[str]] = {}
     candidates = [
         name
         for name, entry in there.items()
         if entry.kind == "file" and _stem(name) != name and not re.search(rf"{NUMBERED}\.", name)
     ]
+    shapes = Counter(_DIGITS.sub("#", name) for name in candidates)
+    told = {name: number_of(_stem(name)) for name in candidates}
+    plain = {
+        name: int(digits[-1])
+        for name in candidates
+        if told[name] is None and ranks.parsed(name) is None and (digits := re.findall(r"\d{1,18}", _stem(name)))
+    }
+    # Without a word for a step, a number is one if several names differ in it, or if a step has it.
+    several = {number for name, number in plain.items() if shapes[_DIGITS.sub("#", name)] > 1}
+    known = several | {number for number in told.values() if number is not None}
+    by_number: dict[int, list[str]] = {}
     for name in candidates:
-        shapes.setdefault(re.sub(r"\d+", "#", name), []).append(name)
-    for name in candidates:
-        number = number_of(_stem(name))
-        alike = shapes[re.sub(r"\d+", "#", name)]
-        if number is None and len(alike) > 1 and ranks.parsed(name) is None:
-            digits = re.findall(r"\d{1,18}", _stem(name))
-            number = int(digits[-1])
-        if number is not None:
+        number = told[name] if told[name] is not None else plain.get(name)
+        if number is not None and number in known:
             by_number.setdefault(number, []).append(name)
     for number, names in by_number.items():
-        kinds = {name: ranks.FileSet(_stem(name), None).kind for name in names}
-        parts = len(names) > 1 and (
-            {*kinds.values()} != {ranks.MODEL} or any(ranks.parsed(name) is not None for name in names)
-        )
+        parts = any(is_beside_weights(name) or ranks.parsed(name) is not None for name in names)
         for group in [names] if parts else [[name] for name in names]:
-            first = min(group, key=lambda name: (kinds[name] != ranks.MODEL, name))
+            first = min(group, key=lambda name: (is_beside_weights(name), name))
             files = {name: there[name] for name in group}
             unfinished = any(map(_UNFINISHED.fullmatch, group))
             yield Step(first, number, place, place.at(there[first].file), files, (), unfinished)
+
+
+def is_beside_weights(path: str) -> bool:
+    """Whether a file holds an optimizer's states, or something else than weights, by its name."""
+    return ranks.FileSet(_stem(path.rpartition("/")[2]), None).kind != ranks.MODEL
 
 
 def _stem(name: str) -> str:

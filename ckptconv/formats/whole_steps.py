@@ -14,13 +14,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ckptconv.errors import CkptconvError, CorruptError, FailedError, StoppedError
-from ckptconv.formats import runs, virtual
+from ckptconv.errors import CkptconvError, CorruptError, FailedError, MissingError, StoppedError, UsageError
+from ckptconv.formats import runs, safetensors, virtual
 from ckptconv.formats.checkpointing.locate import MANIFEST
+from ckptconv.formats.dcp.extent import extent_of
 from ckptconv.formats.dcp.locate import INTEGRITY, METADATA
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.model_files import MAX_HEADER, SUFFIX
-from ckptconv.formats.run_steps import Run, Step
+from ckptconv.formats.run_steps import Run, Step, is_beside_weights
 from ckptconv.formats.source import Source
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.pickles.children import walk
@@ -63,8 +64,9 @@ class Judged(NamedTuple):
 
     `whole`: whether the bytes of every tensor are there; None if its format is not read. `why` says why not. `marked`:
     what its markers say; None if it has none. `marks` says which. `like` is the step of the same names and sizes that
-    was opened in its place. `weights` and `optimizer` are bytes of tensors. `reads` are the directories that a virtual
-    step is made of.
+    was opened in its place. `weights` and `optimizer` are bytes of tensors. `path` is that of the checkpoint that
+    was opened for the weights: the step, or a file of it. `reads` are the other directories that a virtual step is made
+    of.
     """
 
     step: Step
@@ -76,6 +78,7 @@ class Judged(NamedTuple):
     weights: int = 0
     optimizer: int = 0
     like: str = ""
+    path: str = ""
     reads: tuple[str, ...] = ()
 
     @property
@@ -113,9 +116,8 @@ def judged(run: Run, reading: Reading = Reading()) -> list[Judged]:  # noqa: B00
         shape = frozenset((path, size) for path, size in step.shapes.items() if not path.endswith(_TEXTS))
         other = known.get(shape)
         if other is not None and has_good and not reading.each:
-            torn = _torn_file(step)
-            sizes = {"weights": other.weights, "optimizer": other.optimizer}
-            found = Judged(step, other.format, not torn, torn, like=other.step.name, **sizes)
+            torn = _torn_file(step, in_full=False)
+            found = other._replace(step=step, whole=not torn, why=torn, like=other.step.name)
         else:
             found = opened(step, reading)
             if found.whole:
@@ -149,59 +151,87 @@ def opened(step: Step, reading: Reading) -> Judged:
     """Return what opening a step tells of its geometry."""
     if not step.files:
         return Judged(step, whole=False, why="it has no files")
-    torn = _torn_file(step)
-    if torn:
-        return Judged(step, whole=False, why=torn)
     try:
+        torn = _torn_file(step, in_full=True)
+        if torn:
+            return Judged(step, whole=False, why=torn)
         if is_remote(step.place.path) and _is_dcp(step):
-            from ckptconv.formats.dcp.extent import extent_of
-
             extent = extent_of(step.place)
             return Judged(
-                step, "torch.distributed.checkpoint", True, weights=extent.weights, optimizer=extent.optimizer
+                step,
+                "torch.distributed.checkpoint",
+                True,
+                weights=extent.weights,
+                optimizer=extent.optimizer,
+                path=step.place.path,
             )
-        source = source_of_step(step, reading)
-        others = [Location(file.path, dict(reading.storage_options)) for file in _others(step)]
-        sources = [source, *(_open(each, reading) for each in others)]
+        sources = sources_of(step, reading)
+        for directory in _described(step):
+            extent_of(directory)
     except StoppedError:
         raise
     except CorruptError as error:
         return Judged(step, whole=False, why=error.message)
-    except FailedError:
-        raise
     except CkptconvError as error:
+        # What a store does not answer tells nothing of a step; a file here may be gone, or another user's.
+        if isinstance(error, FailedError) and is_remote(step.home.path):
+            raise
         return Judged(step, why=error.message)
     lost = next(filter(None, map(_lost, sources)), "")
-    weights = sum(_nbytes(each.weights) for each in sources[:1])
+    source = sources[0]
+    weights = _nbytes(source.weights)
     optimizer = sum(_nbytes(each.optimizer) for each in sources) or sum(
         entry.file.size for path, entry in step.files.items() if _OPTIMIZER_FILE.fullmatch(path.rpartition("/")[2])
     )
-    reads = tuple(virtual.load(step.place, look=False).roots) if step.place.path.endswith(virtual.SUFFIX) else ()
-    return Judged(step, source.format, not lost, lost, weights=weights, optimizer=optimizer, reads=reads)
+    roots = virtual.load(step.place, look=False).roots if step.place.path.endswith(virtual.SUFFIX) else ()
+    reads = tuple(root for root in roots if not f"{root}/".startswith(f"{step.path}/"))
+    found = Judged(step, source.format, not lost, lost, weights=weights, optimizer=optimizer)
+    return found._replace(path=source.path, reads=reads)
 
 
-def source_of_step(step: Step, reading: Reading) -> Source:
-    """Open a step, with the states of its optimizer if they can be read."""
+def sources_of(step: Step, reading: Reading) -> list[Source]:
+    """Open a step, with the states of its optimizer if they can be read: the checkpoint that it is, or if it is none,
+    each of its files that is one, that with the weights first."""
+    if not step.is_files:
+        try:
+            return [_with_states(step.place, reading)]
+        except (CorruptError, FailedError, StoppedError, MissingError):
+            raise
+        except UsageError:
+            if not _files_of(step):
+                raise
+    return [_with_states(step.home.join(*path.split("/")), reading) for path in _files_of(step)]
+
+
+def _with_states(place: Location, reading: Reading) -> Source:
     try:
-        return _open(step.place, reading, states=True)
+        return _open(place, reading, states=True)
     except (CorruptError, FailedError, StoppedError):
         raise
     except CkptconvError:
-        return _open(step.place, reading)
+        return _open(place, reading)
+
+
+def _files_of(step: Step) -> list[str]:
+    """Return the paths of the files of a step that are checkpoints by their names, those with weights first."""
+    paths = [path for path in step.files if path.endswith((*TORCH_SUFFIXES, SUFFIX)) and path.count("/") < 2]
+    return sorted(paths, key=lambda path: (is_beside_weights(path), path))
 
 
 def _open(place: Location, reading: Reading, states: bool = False) -> Source:
-    settings = {"inert": reading.inert, "storage_options": dict(reading.storage_options)}
-    return open_source(place.path, states=states, structure=False, **settings)
-
-
-def _others(step: Step) -> list[Any]:
-    """Return the files of safetensors and torch.save that a step of files has beside the one that is opened first."""
-    return [entry.file for path, entry in step.files.items() if step.is_files and path != step.name]
+    stores = dict(reading.storage_options)
+    return open_source(place.path, states=states, structure=False, inert=reading.inert, storage_options=stores)
 
 
 def _is_dcp(step: Step) -> bool:
     return any(path.rpartition("/")[2] == METADATA for path in step.files)
+
+
+def _described(step: Step) -> list[Location]:
+    """Return the directories of torch.distributed.checkpoint in a step: it may have more than are converted, such as a
+    critic beside its actor."""
+    paths = (path.rpartition("/") for path in step.files)
+    return [step.home.join(*above.split("/")) for above, _, name in paths if name == METADATA]
 
 
 def _lost(source: Source) -> str:
@@ -222,16 +252,20 @@ def _nbytes(tree: Any) -> int:
 # -------------------------------------------------------------------------------------------------- files as archives
 
 
-def _torn_file(step: Step) -> str:
-    """Say which local file of a step is cut short, by how such files end; "" if none is."""
+def _torn_file(step: Step, in_full: bool) -> str:
+    """Say which local file of a step is cut short, by how such files end; "" if none is. With `in_full`, headers of
+    safetensors are read whole."""
     if is_remote(step.place.path):
         return ""
     for path, entry in step.files.items():
         if entry.kind == "missing":
             return f"{path} leads nowhere"
-        why = _torn(step.home.join(*path.split("/")), path.rpartition("/")[2], entry) if entry.kind == "file" else ""
+        place, name = step.home.join(*path.split("/")), path.rpartition("/")[2]
+        why = _torn(place, name, entry) if entry.kind == "file" else ""
         if why:
             return f"{path} {why}"
+        if in_full and name.endswith(SUFFIX):
+            safetensors.header_of(place)
     return ""
 
 

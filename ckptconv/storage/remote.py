@@ -231,7 +231,7 @@ def stamp(row: Mapping[str, Any]) -> str:
 def time_of(row: Mapping[str, Any]) -> float | None:
     """Return when a file changed last, in seconds since 1970; None if its file system does not say, or as text that is
     no time."""
-    value = next((row[key] for key in _TIMES if row.get(key)), None)
+    value: Any = next((row[key] for key in _TIMES if row.get(key)), None)
     if isinstance(value, str):
         from datetime import datetime
 

@@ -53,7 +53,7 @@ def patch(
     from ckptconv.features.deltas.patching import patch as apply
 
     if options.pop("squash", False):
-        from ckptconv.features.deltas.squashing import squash as apply  # type: ignore[assignment]
+        from ckptconv.features.deltas.squashing import squash as apply
 
     deltas, target = divided(words, options, "patch needs a BASE, at least one DELTA, and an OUTPUT.")
     output, report = run("patch", options, apply, base, deltas, target, before_commit=signals.ignore)

@@ -17,7 +17,7 @@ from ckptconv.formats.opening import opened
 from ckptconv.options.option import checked
 from ckptconv.options.table import Options
 from ckptconv.outputs.planning import Output, planned
-from ckptconv.outputs.targets import beside, check_spool, resolve_output
+from ckptconv.outputs.targets import Target, beside, check_spool, resolve_output
 from ckptconv.plan import Data
 from ckptconv.process import no_garbage, settled
 from ckptconv.publish.companions import accompanied
@@ -101,8 +101,8 @@ def patch(
         if is_remote(target.path) or target.kind == "virtual":
             # A store gives back only what has its final name: compare what is going to be written instead. Of a virtual
             # checkpoint, nothing is.
-            planned_tensors = made.described or {part.name: part.tensor for part in _parts(made)}
-            check_changes(planned_tensors, expected, base, chosen)
+            real = planned(source, Target(target.path, "directory"), chosen) if target.kind == "virtual" else made
+            check_changes({part.name: part.tensor for part in _parts(real)}, expected, base, chosen)
         else:
             verify = _verifier(made, expected, base, chosen)
     return produce([source], [made], chosen, started, counter(progress), on_total, before_commit, verify)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ckptconv.engine.checksums import Checksums
@@ -33,15 +33,18 @@ class Values(NamedTuple):
     norm: float
 
 
-def checked(source: Source, options: Mapping[str, Any], progress: Progress | None) -> tuple[int, str]:
-    """Read a checkpoint. Return how many digests and checksums were compared, and what the first says that is wrong."""
-    digests = source.files.digests
+def checked(sources: Sequence[Source], options: Mapping[str, Any], progress: Progress | None) -> tuple[int, str]:
+    """Read the checkpoints of a step. Return how many digests and checksums were compared, and what the first says that
+    is wrong."""
     count = 0
     try:
-        for path in digests:
-            check_file(Location(path, dict(options)), digests)
-            count += 1
-        return count + _storages(source, options, progress), ""
+        for source in sources:
+            digests = source.files.digests
+            for path in digests:
+                check_file(Location(path, dict(options)), digests)
+                count += 1
+            count += _storages(source, options, progress)
+        return count, ""
     except CorruptError as error:
         return count, error.message
 
@@ -79,11 +82,12 @@ class _Nowhere(Writer):
             self._progress(len(data))
 
 
-def values_of(source: Source, options: Mapping[str, Any], progress: Progress | None) -> Values:
-    """Return the statistics of all values of a checkpoint, its optimizer's states among them."""
-    weights = tensors_of(source.weights)
+def values_of(sources: Sequence[Source], options: Mapping[str, Any], progress: Progress | None) -> Values:
+    """Return the statistics of all values of a step, whose first checkpoint has the weights."""
+    weights = tensors_of(sources[0].weights)
+    others = [tree for source in sources for tree in (source.weights, source.optimizer)][1:]
     found, _ = measured(weights, options, progress)
-    states, _ = measured(tensors_of(source.optimizer), options, progress)
+    states, _ = measured(tensors_of(*others), options, progress)
     every = [*found.values(), *states.values()]
     squares = 0.0
     for name, each in found.items():

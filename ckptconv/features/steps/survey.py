@@ -9,7 +9,7 @@ from typing import Any
 from ckptconv.errors import CorruptError
 from ckptconv.features.steps.report import RunSummary, StepSummary
 from ckptconv.formats.run_steps import run_at
-from ckptconv.formats.whole_steps import Judged, Reading, judged, source_of_step
+from ckptconv.formats.whole_steps import Judged, Reading, judged, sources_of
 from ckptconv.pickles.refusing import refusing_attacks
 from ckptconv.process import no_garbage
 from ckptconv.storage.location import Location
@@ -97,13 +97,13 @@ def _read(
     """Read all data of a step, and add to its `summary` what that tells."""
     from ckptconv.features.steps.reading import checked, values_of
 
-    source = source_of_step(found.step, reading)
+    sources = sources_of(found.step, reading)
     if check:
-        summary.checked, summary.damage = checked(source, reading.storage_options, progress)
+        summary.checked, summary.damage = checked(sources, reading.storage_options, progress)
         summary.good = summary.good and not summary.damage
     if stats:
         try:
-            values = values_of(source, reading.storage_options, progress)
+            values = values_of(sources, reading.storage_options, progress)
         except CorruptError as error:
             summary.good, summary.damage = False, summary.damage or error.message
         else:

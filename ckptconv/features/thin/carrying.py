@@ -136,7 +136,7 @@ def _lessen(area: Area, each: Planned, number: int, options: Mapping[str, Any], 
     mark = _marks(area, step)[step.name]
     new = f"new-{number}"
     area.note(step=step.name, do=LESSEN, new=new, mark=mark)
-    reaching = {"storage_options": dict(stores), "inert": options["inert"]}
+    reaching = {"storage_options": dict(stores), "inert": options.get("inert", False)}
     try:
         make = _as_delta if each.base else _as_weights
         make(each, os.path.join(area.path, new), options["as_"] or "keep", reaching)
@@ -152,14 +152,14 @@ def _lessen(area: Area, each: Planned, number: int, options: Mapping[str, Any], 
     area.note(step=step.name, state=_CLEARED)
 
 
-def _as_weights(each: Planned, new: str, dtype: str, reaching: Mapping[str, Any]) -> None:
+def _as_weights(each: Planned, new: str, dtype: Any, reaching: Mapping[str, Any]) -> None:
     """Write the weights of a step to the directory `new`, and compare them with the step."""
     from ckptconv.conversion import convert
 
-    convert(each.judged.step.place.path, new, dtype=dtype, verify=True, **reaching)
+    convert(each.judged.path, new, dtype=dtype, verify=True, **reaching)
 
 
-def _as_delta(each: Planned, new: str, _: str, reaching: Mapping[str, Any]) -> None:
+def _as_delta(each: Planned, new: str, _: Any, reaching: Mapping[str, Any]) -> None:
     """Write what changes the base of a step into it to the directory `new`, with a virtual checkpoint of both, and
     compare that with the step. Raise UnsupportedError if this program has no deltas."""
     import ckptconv
@@ -167,13 +167,13 @@ def _as_delta(each: Planned, new: str, _: str, reaching: Mapping[str, Any]) -> N
     patch, base = getattr(ckptconv, "patch", None), each.base
     if patch is None or base is None:
         raise UnsupportedError("--as delta needs deltas, which were left out of this program.")
-    step = each.judged.step.place.path
+    step = each.judged.path
     delta, whole = os.path.join(new, "delta"), os.path.join(new, "model.virtual.json")
     os.mkdir(new, 0o777)
-    ckptconv.diff(base.step.place.path, step, measure=False, delta=delta, **reaching)
+    ckptconv.diff(base.path, step, measure=False, delta=delta, **reaching)
     with Handle.open(delta) as made:
         _dated(made, each.judged.step.time)
-    patch(os.path.abspath(base.step.place.path), delta, whole, **reaching)
+    patch(os.path.abspath(base.path), delta, whole, **reaching)
     if not ckptconv.diff(step, whole, measure=False, **reaching).equal:
         raise DifferenceError(f"{whole} is not {step}, of which it is to take the place.")
 

@@ -100,7 +100,7 @@ class Saver(NamedTuple):
     def takes(self, step: Path) -> bool:
         try:
             self.loads(step)
-        except Exception:
+        except BaseException:  # torch has one for checkpoints that is no Exception
             return False
         return True
 
