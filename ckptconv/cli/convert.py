@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +14,7 @@ import typer
 from ckptconv.cli import signals
 from ckptconv.cli.options import CONVERTING, destination, named, output_of, run, taking
 from ckptconv.cli.typer_compat import Command
-from ckptconv.errors import UNWRITTEN, CkptconvError, CorruptError, UsageError, leaving
+from ckptconv.errors import UNWRITTEN, CorruptError, UsageError, leaving
 from ckptconv.options.table import COMMAND, EXECUTORS, OPTIONS
 from ckptconv.text import UNSET, Proposed
 
@@ -94,11 +94,9 @@ def convert_(
     """
     options.pop("safe_serialization", None)
     if options.pop("last_good", False):
-        with leaving(UNWRITTEN):
-            words = [
-                _last_good(word, options) if at == 0 or "output_dir" in options else word
-                for at, word in enumerate(words)
-            ]
+        from ckptconv.formats.whole_steps import of_last_good
+
+        words = of_last_good(words, options)
     directory, template = options.pop("output_dir", None), options.pop("output_name", "")
     with leaving(UNWRITTEN):
         if directory == "":
@@ -116,43 +114,12 @@ def convert_(
                 f"There are {len(words)} arguments, where INPUT and OUTPUT were expected.",
                 f"To convert each of them: ckptconv convert {repeated(ctx.meta[_WORDS])} --output-dir DIR",
             )
-    with _telling_last_good(words[0], options):
-        convert_one("convert", "", words[0], output, options)
-
-
-def _last_good(word: str, options: Mapping[str, Any]) -> str:
-    """Return the path of the last good step of the run `word`. Raise CorruptError if none is good."""
-    from ckptconv.formats.run_steps import run_at
-    from ckptconv.formats.whole_steps import Reading, last_good
-    from ckptconv.storage.location import Location
-    from ckptconv.storage.paths import normalize
-
-    stores = dict(options.get("storage_options", {}))
-    run = run_at(Location(normalize(word), stores))
-    found = last_good(run, Reading(stores, options.get("inert", False)))
-    if found is None:
-        raise CorruptError(f"No step of {word} is good.", f"See why: ckptconv steps {shlex.quote(word)}")
-    return found.path
-
-
-@contextlib.contextmanager
-def _telling_last_good(word: str, options: Mapping[str, Any]) -> Iterator[None]:
-    """Add to an error of a run whose newest step is not good which is the last one that is."""
     try:
-        yield
+        convert_one("convert", "", words[0], output, options)
     except (CorruptError, UsageError) as error:
-        from ckptconv.formats.run_steps import run_at
-        from ckptconv.formats.whole_steps import Reading, judged, newest_good
-        from ckptconv.storage.location import Location
-        from ckptconv.storage.paths import normalize
+        from ckptconv.formats.whole_steps import advise
 
-        with contextlib.suppress(CkptconvError):
-            stores = dict(options.get("storage_options", {}))
-            steps = judged(run_at(Location(normalize(word), stores)), Reading(stores))
-            last = newest_good(steps)
-            if last is not None and last is not steps[-1]:
-                good = f"The last good step of the run is {last.step.path}: --last-good takes it."
-                error.hint = f"{good} {error.hint}".rstrip()
+        advise(error, words[0], options)
         raise
 
 

@@ -9,26 +9,36 @@ A step is good if its bytes are there, and no marker says that it was not finish
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ckptconv.errors import CkptconvError, CorruptError, FailedError, MissingError, StoppedError, UsageError
+from ckptconv.errors import (
+    UNWRITTEN,
+    CkptconvError,
+    CorruptError,
+    FailedError,
+    MissingError,
+    StoppedError,
+    UsageError,
+    leaving,
+)
 from ckptconv.formats import runs, safetensors, virtual
 from ckptconv.formats.checkpointing.locate import MANIFEST
 from ckptconv.formats.dcp.extent import extent_of
 from ckptconv.formats.dcp.locate import INTEGRITY, METADATA
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.model_files import MAX_HEADER, SUFFIX
-from ckptconv.formats.run_steps import Run, Step, is_beside_weights
+from ckptconv.formats.run_steps import Run, Step, is_beside_weights, run_at
 from ckptconv.formats.source import Source
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.pickles.children import walk
 from ckptconv.storage import LOCAL_SIGNATURE
 from ckptconv.storage.handles import HIDDEN
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import is_remote
+from ckptconv.storage.paths import is_remote, normalize
 from ckptconv.storage.reading import Entry
 from ckptconv.storage.zip_directory import TAIL, ends_there, find_end
 from ckptconv.tensors.lazy import LazyTensor
@@ -137,9 +147,31 @@ def newest_good(steps: Sequence[Judged]) -> Judged | None:
     return next((each for each in reversed(steps) if each.is_good), None)
 
 
-def last_good(run: Run, reading: Reading = Reading()) -> Judged | None:  # noqa: B008
-    """Return the last good step of a run; None if there is none."""
-    return newest_good(judged(run, reading))
+@leaving(UNWRITTEN)
+def of_last_good(words: Sequence[str], options: Mapping[str, Any]) -> list[str]:
+    """Return the words of `convert` with the last good step in the place of each run; `options` are those of `convert`,
+    which has several inputs if OUTPUT is a directory of outputs. Raise CorruptError if no step is good."""
+    count = len(words) if "output_dir" in options else 1
+    found = {word: newest_good(_judged_at(word, options)) for word in words[:count]}
+    for word, step in found.items():
+        if step is None:
+            raise CorruptError(f"No step of {word} is good.", "`ckptconv inspect` of a step says why.")
+    return [*(step.path for step in found.values() if step), *words[count:]]
+
+
+def advise(error: CkptconvError, path: str, options: Mapping[str, Any]) -> None:
+    """Add to the error of converting the run at `path` which step is the last good one, if the newest is not."""
+    with contextlib.suppress(CkptconvError):
+        steps = _judged_at(path, options)
+        last = newest_good(steps)
+        if last is not None and last is not steps[-1]:
+            good = f"The last good step of the run is {last.step.path}: --last-good takes it."
+            error.hint = f"{good} {error.hint}".rstrip()
+
+
+def _judged_at(path: str, options: Mapping[str, Any]) -> list[Judged]:
+    stores = dict(options.get("storage_options", {}))
+    return judged(run_at(Location(normalize(path), stores)), Reading(stores, options.get("inert", False)))
 
 
 def _marked(found: Judged, marks: Mapping[str, tuple[bool | None, str]]) -> Judged:

@@ -111,7 +111,7 @@ COMMANDS = {
         "What `steps --json` prints, also where the newest step is not good.",
         ("steps",),
         RunSummary,
-        "",
+        "surveyed",
         None,
         "Whether the newest step is good: true with exit code 0 only.",
         "What the newest step lacks, with the exit code of the process. Only when `ok` is false.",

@@ -11,6 +11,7 @@ import contextlib
 import os
 import stat
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any
 
 from ckptconv.errors import DifferenceError, FailedError, UnsafeError, UnsupportedError
@@ -162,19 +163,19 @@ def _as_weights(each: Planned, new: str, dtype: Any, reaching: Mapping[str, Any]
 def _as_delta(each: Planned, new: str, _: Any, reaching: Mapping[str, Any]) -> None:
     """Write what changes the base of a step into it to the directory `new`, with a virtual checkpoint of both, and
     compare that with the step. Raise UnsupportedError if this program has no deltas."""
-    import ckptconv
+    from ckptconv.inspection.comparing import diff
 
-    patch, base = getattr(ckptconv, "patch", None), each.base
+    patch, base = getattr(import_module("ckptconv"), "patch", None), each.base
     if patch is None or base is None:
         raise UnsupportedError("--as delta needs deltas, which were left out of this program.")
     step = each.judged.path
     delta, whole = os.path.join(new, "delta"), os.path.join(new, "model.virtual.json")
     os.mkdir(new, 0o777)
-    ckptconv.diff(base.path, step, measure=False, delta=delta, **reaching)
+    diff(base.path, step, measure=False, delta=delta, **reaching)
     with Handle.open(delta) as made:
         _dated(made, each.judged.step.time)
     patch(os.path.abspath(base.path), delta, whole, **reaching)
-    if not ckptconv.diff(step, whole, measure=False, **reaching).equal:
+    if not diff(step, whole, measure=False, **reaching).equal:
         raise DifferenceError(f"{whole} is not {step}, of which it is to take the place.")
 
 

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import ZERO, Run, ckptconv_here
+from checkpoints import ZERO, Run, ckptconv_here, done
 from dcp_checkpoints import checkpoint_of
 from effort import every
 from features.steps.saved import SAVERS, Saver, state_of
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from stores import PLACES, Served
 
 from ckptconv.features.steps.survey import survey
 from ckptconv.formats.run_steps import number_of, run_at
-from ckptconv.formats.whole_steps import last_good
+from ckptconv.formats.whole_steps import judged, newest_good
 from ckptconv.storage.location import Location
 
 
@@ -63,6 +63,22 @@ def test_of_a_step_that_was_cut_anywhere_the_last_good_one_is_what_the_loader_ta
         assert found.code == (0 if taken else 4), cut
     assert steps(run).code == 0
     assert saver.takes(new)
+
+
+def test_convert_of_a_torn_run_says_which_step_is_the_last_good_one_and_last_good_takes_it(tmp_path: Path) -> None:
+    for name, saver in SAVERS.items():
+        run = saver.run(tmp_path / name, 10, 20)
+        files = list(saver.save(run / saver.name.format(30), 30))
+        os.truncate(run / saver.name.format(30) / files[0], 700)
+        output = tmp_path / f"{name}.safetensors"
+        good = run / saver.name.format(20)
+        found = ckptconv_here("convert", run, output)
+        assert found.code != 0, name
+        assert f"The last good step of the run is {good}: --last-good takes it." in found.err, found.err
+        done(ckptconv_here("convert", "--last-good", run, output))
+        for key, tensor in load_file(output).items():
+            assert torch.equal(tensor, state_of(20)[key.removeprefix("model.")]), name
+    ckptconv_here("convert", "--last-good", tmp_path / "dcp" / "step-10", output).refused(2, "has no steps")
 
 
 def test_the_last_line_names_the_last_good_step_and_so_does_last_alone(tmp_path: Path) -> None:
@@ -262,7 +278,7 @@ def test_a_directory_of_a_step_that_nothing_reads_is_not_good_and_no_error(tmp_p
 def test_a_step_is_read_no_further_than_its_descriptions(tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(checkpoint_of("hsdp_2x2"), run / "step-1")
-    found = last_good(run_at(Location(str(run))))
+    found = newest_good(judged(run_at(Location(str(run)))))
     assert found is not None
     assert found.weights > 0
     assert json.loads(steps(run, "--json").out)["steps"][0]["format"] == found.format
