@@ -54,12 +54,11 @@ _EXPLAINED = {
     *(
         option.explained(_EXPLAINED[option.name], option.fallback) if option.name in _EXPLAINED else option
         for option in (
-            *named("into output_dir output_name last_good"),
-            *named("to chunks model_key optimizer_key flat_optimizer fill_states tag"),
+            *named("into output_dir output_name to chunks model_key optimizer_key flat_optimizer fill_states tag"),
             *named(
                 "exclude_frozen_parameters master unstack optimizer order for_hub universal zero_stage fresh_optimizer"
             ),
-            *named("fresh_optimizer per_rank raw alone opaque drop_opaque safe_serialization"),
+            *named("last_good per_rank raw alone opaque drop_opaque safe_serialization"),
             *CONVERTING,
         )
     ),

@@ -25,8 +25,7 @@ class Range(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What is at a path: "file", "directory", "other" (a pipe, a device), or "missing"; and when it changed last, in
-    seconds since 1970, where that is known."""
+    """What is at a path: "file", "directory", "other" (a pipe, a device), or "missing"; when it changed (seconds)."""
 
     kind: str
     file: File
