@@ -15,6 +15,7 @@ from ckptconv.cli.registered import COMMANDS
 from ckptconv.cli.typer_compat import WRONG_USAGE
 from ckptconv.errors import CkptconvError, DifferenceError, FailedError, UsageError
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
+from ckptconv.options.registered import missing
 
 if TYPE_CHECKING:
     from ckptconv.cli.printed import Failure
@@ -136,6 +137,8 @@ def failure_of(error: BaseException) -> CkptconvError | None:
         unknown = getattr(error, "option_name", "")
         # An error about an option that exists has no such list.
         if unknown and hasattr(error, "possibilities"):
+            if feature := missing(unknown.lstrip("-").removeprefix("no-").replace("-", "_")):
+                return UsageError(f"{unknown} needs the feature {feature}, which is not here.")
             owner = f" of {asked} itself" if getattr(error.ctx.command, "commands", None) else ""
             return UsageError(
                 f"There is no option {unknown}{owner}.", _instead(unknown, error.possibilities or (), error.ctx)

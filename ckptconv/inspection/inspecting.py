@@ -15,7 +15,7 @@ from ckptconv.formats.quantized.parts import parts_among
 from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.inspection.summary import QuantizedSummary, Summary, forecast, quantization, summarize, tensors_of
 from ckptconv.options.option import checked, filled
-from ckptconv.options.table import INSPECTING, Options
+from ckptconv.options.table import CHANGING, INSPECTING, Options
 from ckptconv.outputs.naming import tree_of
 from ckptconv.process import no_garbage
 from ckptconv.storage.location import Location
@@ -79,7 +79,7 @@ def inspect(
     with no_garbage():
         if isinstance(opened, Source):
             opened = complete(opened, key=asked["key"], inert=asked["inert"])
-            layout = {name: asked[name] for name in ("map", "size", "dequantize", "storage_options")}
+            layout = {name: asked[name] for name in ("map", "size", "storage_options", *CHANGING) if name in asked}
             opened = with_layout(opened, **layout)
         else:
             path = os.fspath(opened)

@@ -60,11 +60,15 @@ class Tiling(NamedTuple):
     - `cast_from` is how many bytes an element has that the kernel casts as it makes it, None if it casts none.
     - `sides` are those of tiles of at most so many elements, () for whole rows.
     - `most` is the most elements of a tile, None if there is no such number.
+    - `unrounded` is the kernel that does the same, and does not round its result.
+    - `decodes`: it makes weights of codes.
     """
 
     cast_from: Callable[[Tiled], int | None] = lambda tensor: None
     sides: Callable[[Tiled, int], tuple[int, ...]] = lambda tensor, most: ()
     most: Callable[[Tiled], int | None] = lambda tensor: None
+    unrounded: Callable[[Any], Kernel] = lambda kernel: kernel
+    decodes: bool = False
 
 
 _TILING = Tiling()
@@ -82,6 +86,8 @@ def _by_rows(tensor: Tiled) -> bool:
 _DECODED = Tiling(
     cast_from=lambda tensor: 0 if _by_rows(tensor) else tensor.dtype.itemsize,
     most=lambda tensor: None if _by_rows(tensor) else _MOST_DECODED,
+    unrounded=lambda kernel: kernel._replace(between="float32"),
+    decodes=True,
 )
 
 
@@ -316,10 +322,11 @@ class Tiled(Computed):
 
     @property
     def cast_from(self) -> int | None:
-        return self._tiling.cast_from(self)
+        return self.tiling.cast_from(self)
 
     @property
-    def _tiling(self) -> Tiling:
+    def tiling(self) -> Tiling:
+        """How its tiles are made."""
         tiling: Tiling = getattr(self.kernel, "tiling", _TILING)
         return tiling
 
@@ -335,10 +342,10 @@ class Tiled(Computed):
 
     def _tiles(self, first: int, last: int, most: int, order: Order) -> Iterator[TileOf]:
         item, steps = self.dtype.itemsize, contiguous_strides(self.shape)
-        sides = self._tiling.sides(self, most)
+        sides = self.tiling.sides(self, most)
         most = 1 if sides else min(most, self._at_once)
         sides = sides or self.whole
-        most = min(most, self._tiling.most(self) or most)
+        most = min(most, self.tiling.most(self) or most)
         if sides:
             for band in bands(self.shape, steps, first, last, max(self.numel, 1), item):
                 place = self._place(band.target.offset // item, [count for count, _ in band.dims])

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 
 import ckptconv
 from ckptconv import DifferenceError, UnsupportedError, UsageError
+from ckptconv.features.quantized.options import ROUNDING_WAYS
 from ckptconv.formats.quantized.table import WAYS
-from ckptconv.options.kinds import ROUNDING_WAYS
 
 QUANTIZED = DATA / "quantized"
 LEFT = ["model.embed_tokens.weight", "model.layers.0.mlp.gate.weight", "lm_head.weight"]

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from ckptconv.engine.worker import Worker
 from ckptconv.errors import UnsupportedError
+from ckptconv.features.quantized.options import ROUNDING_WAYS
 from ckptconv.formats.quantized.making import parts, tiles_of
 from ckptconv.formats.quantized.table import WAYS
-from ckptconv.options.kinds import ROUNDING_WAYS
 from ckptconv.plan import Data
 from ckptconv.storage.files import Readers
 from ckptconv.tensors.computing import Quantize
