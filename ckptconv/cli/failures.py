@@ -15,7 +15,7 @@ from ckptconv.cli.registered import COMMANDS
 from ckptconv.cli.typer_compat import WRONG_USAGE
 from ckptconv.errors import CkptconvError, DifferenceError, FailedError, UsageError
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
-from ckptconv.options.registered import missing
+from ckptconv.options.registered import FEATURES, missing, module_of
 
 if TYPE_CHECKING:
     from ckptconv.cli.printed import Failure
@@ -47,9 +47,6 @@ _WORDS = {
     "--bf16 --bfloat16": "It is --dtype bf16.",
     "--fp16 --float16 --half": "It is --dtype fp16.",
     "--fp32 --float32 --float": "It is --dtype fp32.",
-    "--fp8 --int4 --int8 --quantise --quantization --quant --q4 --q8 --nf4": "It is --quantize, such as --quantize "
-    "fp8-block.",
-    "--dequant --dequantise --unquantize": "It is --dequantize.",
     "--force -f --replace --yes -y --exist-ok": "It is --overwrite, for files of others; what ckptconv made is "
     "replaced without it.",
     "--device --gpu --cuda --cpu --device-map": "Nothing is put on a device: tensors go from file to file.",
@@ -81,9 +78,10 @@ _SUFFIXES = (*TORCH_SUFFIXES, ".safetensors", ".json", ".distcp", "/")
 
 
 def _of_commands(name: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the table `name` of each module of commands that has one."""
-    for module in dict.fromkeys(place.partition(":")[0] for place in COMMANDS.values()):
-        yield getattr(import_module(module), name, {})
+    """Yield the table `name` of each module of commands, or of options of a feature, that has one."""
+    modules = dict.fromkeys(place.partition(":")[0] for place in COMMANDS.values())
+    for module in (*map(import_module, modules), *(module_of(feature, "options") for feature in FEATURES)):
+        yield getattr(module, name, {})
 
 
 def meant_by(word: str) -> str:

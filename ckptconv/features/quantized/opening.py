@@ -15,7 +15,7 @@ def opened(source: Source, asked: Mapping[str, Any], reaching: Mapping[str, Any]
     options = Quantizing(**{name: asked[name] for name in Quantizing.table if name in asked})
     if not (options.dequantize or options.requantize):
         return source
-    from ckptconv.formats.quantized.weights import with_weights
+    from ckptconv.features.quantized.weights import with_weights
 
     dtype = asked.get("dtype")
     dtype = "bfloat16" if dtype in (None, "keep") else dtype

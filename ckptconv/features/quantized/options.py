@@ -42,3 +42,13 @@ class Quantizing(Given):
 
 
 GIVEN = Quantizing
+# What people call it, as commands and as options.
+OTHER_WORDS = {
+    "convert --quantize fp8-block": ("quantize", "quantise", "quant"),
+    "convert --dequantize": ("dequantize", "dequantise", "dequant"),
+}
+OTHER_OPTIONS = {
+    "--fp8 --int4 --int8 --quantise --quantization --quant --q4 --q8 --nf4": "It is --quantize, such as --quantize "
+    "fp8-block.",
+    "--dequant --dequantise --unquantize": "It is --dequantize.",
+}

@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator, Mapping
 
 from ckptconv.errors import UnsupportedError, UsageError
+from ckptconv.features.quantized import making
 from ckptconv.features.quantized.options import Quantizing
-from ckptconv.formats.quantized import making
-from ckptconv.formats.quantized.parts import parts_among
-from ckptconv.formats.quantized.table import WAYS
+from ckptconv.features.quantized.parts import parts_among
+from ckptconv.features.quantized.table import WAYS
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.computed import Computing
