@@ -99,7 +99,7 @@ def open_source(
         from ckptconv.formats.chosen_map import names_each_layer, tells_layers_apart
 
         apart = names_each_layer(recorded.map) if recorded else tells_layers_apart(os.fspath(map), reached)
-    reaching = {"inert": inert, "spool_dir": spool_dir, "storage_options": storage_options}
+    reaching: dict[str, Any] = {"inert": inert, "spool_dir": spool_dir, "storage_options": storage_options}
     orders = asked_orders(order, like if states else "", reaching)
     wanted = Wanted(key, states, tag, exclude_frozen, model_rank, structure, raw, master, apart, is_mapped, orders)
     with refusing_attacks(not inert):
@@ -154,7 +154,7 @@ def with_layout(
 
     The arguments are those of `open_source`.
     """
-    reaching = {"inert": inert, "spool_dir": spool_dir, "storage_options": storage_options}
+    reaching: dict[str, Any] = {"inert": inert, "spool_dir": spool_dir, "storage_options": storage_options}
     if is_pipe(like):
         raise UsageError(f"--like {like} is a pipe, and a reference is a checkpoint that stays.")
     for feature in OPENED:

@@ -452,7 +452,9 @@ EXECUTORS: dict[str, str] = {
 }
 # The table, in parts: one name may be different options in different parts.
 OPTIONS = Options.table
-OPTIONS.update(pair for feature in FEATURES for pair in options_of(feature).items())
+for _name, _option in [pair for feature in FEATURES for pair in options_of(feature).items()]:
+    OPTIONS[_name] = _option
+    setattr(Options, _name, _option)  # for help
 # What the sources that features change depend on: their own options, and the dtype.
 CHANGING = {"dtype": OPTIONS["dtype"], **{name: one for each in OPENED for name, one in options_of(each).items()}}
 COMMAND = {**options_in(_Command), **{name: import_module(place).OPTIONS[name] for name, place in EXECUTORS.items()}}
