@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckptconv
-from ckptconv import Options, UsageError
+from ckptconv import Options, UsageError, process
 from ckptconv.cli.commands import app
 from ckptconv.options import registered
 from ckptconv.options.comparing import COMPARING
@@ -280,7 +280,7 @@ def test_an_option_of_a_feature_that_is_not_here_is_refused_by_name(
 
 def test_a_feature_reads_its_own_options_of_those_of_a_conversion() -> None:
     for feature in registered.FEATURES:
-        if own := registered.module_of(feature, "options"):
+        if own := process.of_feature(feature, "options"):
             options = Options(**{name: ACCEPTED[name][1] for name in own.GIVEN.table})
             assert vars(own.GIVEN.of(options)) == {name: ACCEPTED[name][1] for name in own.GIVEN.table}
             assert own.GIVEN.table.keys() == set(registered.FEATURES[feature].split())

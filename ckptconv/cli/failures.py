@@ -15,7 +15,8 @@ from ckptconv.cli.registered import COMMANDS
 from ckptconv.cli.typer_compat import WRONG_USAGE
 from ckptconv.errors import CkptconvError, DifferenceError, FailedError, UsageError
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
-from ckptconv.options.registered import FEATURES, missing, module_of
+from ckptconv.options.registered import FEATURES, missing
+from ckptconv.process import of_feature
 
 if TYPE_CHECKING:
     from ckptconv.cli.printed import Failure
@@ -80,7 +81,7 @@ _SUFFIXES = (*TORCH_SUFFIXES, ".safetensors", ".json", ".distcp", "/")
 def _of_commands(name: str) -> Iterator[Mapping[str, Any]]:
     """Yield the table `name` of each module of commands, or of options of a feature, that has one."""
     modules = dict.fromkeys(place.partition(":")[0] for place in COMMANDS.values())
-    for module in (*map(import_module, modules), *(module_of(feature, "options") for feature in FEATURES)):
+    for module in (*map(import_module, modules), *(of_feature(feature, "options") for feature in FEATURES)):
         yield getattr(module, name, {})
 
 

@@ -20,10 +20,11 @@ from ckptconv.formats.ranks import locate as ranks
 from ckptconv.formats.registered import FORMATS
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.options.option import checked
-from ckptconv.options.registered import OPENED, module_of, options_of
+from ckptconv.options.registered import OPENED, options_of
 from ckptconv.options.table import CHANGING, NO_MAP, OPENING
 from ckptconv.pickles.nodes import is_distributed_class
 from ckptconv.pickles.refusing import refusing_attacks
+from ckptconv.process import of_feature
 from ckptconv.storage import stores
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote, normalize
@@ -159,7 +160,7 @@ def with_layout(
         raise UsageError(f"--like {like} is a pipe, and a reference is a checkpoint that stays.")
     for feature in OPENED:
         if any(asked.get(name) for name in options_of(feature)):
-            source = module_of(feature, "opening").opened(source, asked, reaching)
+            source = of_feature(feature, "opening").opened(source, asked, reaching)
     if like:
         source = source.computing(like=open_source(normalize(like), structure=False, **reaching))
     if map or size:

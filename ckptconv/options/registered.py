@@ -1,12 +1,13 @@
-"""The options of conversions that features add, and the modules of features that may be missing."""
+"""The options of conversions that features add."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from importlib import import_module
 from types import MappingProxyType
 from typing import Any
+
+from ckptconv.process import of_feature
 
 # The options of each feature that adds some to conversions: `options.py` in its folder has them as `GIVEN`, a subclass
 # of `Given`, which imports nothing of the table. The lines stay where a feature is not: its options are refused by name
@@ -20,21 +21,10 @@ FEATURES: Mapping[str, str] = {
 OPENED = ("quantized",)
 
 
-def module_of(feature: str, name: str) -> Any:
-    """Return the module `name` of a feature; None if the feature is not here."""
-    module = f"ckptconv.features.{feature}.{name}"
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise
-        return None
-
-
 @functools.cache
 def options_of(feature: str) -> Mapping[str, Any]:
     """Return the options of a feature by name; none if it is not here."""
-    module = module_of(feature, "options")
+    module = of_feature(feature, "options")
     return MappingProxyType(module.GIVEN.table if module else {})
 
 

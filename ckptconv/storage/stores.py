@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ckptconv.errors import UsageError
-from ckptconv.options.registered import module_of
+from ckptconv.process import of_feature
 
 # The feature for each scheme.
 STORES: Mapping[str, str] = {
@@ -121,5 +121,5 @@ def meant(text: str) -> Meant | None:
 
 
 def _of_feature(name: str) -> Store | None:
-    module = module_of(name, "store")
+    module = of_feature(name, "store")
     return module.STORE if module else None
