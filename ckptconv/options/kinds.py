@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any, Literal, NamedTuple
 
 from ckptconv.errors import UsageError
@@ -46,7 +47,7 @@ class ValueKind(NamedTuple):
     `parse` converts what a caller gave; it raises UsageError, which names the option by its second argument. `words` is
     its type on the command line, `stored` its type in JSON, and `unset` the value if none was given. `accepts` is its
     type in Python as type checkers read it, without None; the names that are not Python's are those of `keywords`.
-    `values` are those that a shell completes, if they are few.
+    `values` are those that a shell completes, if they are few; or `registry`, "module:name", has them.
     """
 
     parse: Callable[[Any, str], Any]
@@ -55,6 +56,13 @@ class ValueKind(NamedTuple):
     unset: Any = None
     accepts: str = "str"
     values: tuple[str, ...] = ()
+    registry: str = ""
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The values, if they are few."""
+        module, _, name = self.registry.partition(":")
+        return tuple(getattr(import_module(module), name)) if self.registry else self.values
 
 
 def _text(value: Any, called: str) -> str:
@@ -192,6 +200,21 @@ def choice(*choices: str, words: Any = str, unset: Any = None) -> ValueKind:
     return ValueKind(parse, words, unset=unset, accepts=f"Literal[{', '.join(map(repr, choices))}]", values=choices)
 
 
+def registered(place: str, accepts: str) -> ValueKind:
+    """Return the kind of values that are names in the registry at `place`, "module:name", which is imported when there
+    is a value to check. `accepts` is its type in Python."""
+
+    def parse(value: Any, called: str) -> str:
+        if value == "":
+            return ""
+        if not isinstance(value, str) or value not in kind.choices:
+            raise UsageError(f"{called} is {brief(value)}; it may be {' or '.join(kind.choices)}.")
+        return value
+
+    kind = ValueKind(parse, unset="", accepts=accepts, registry=place)
+    return kind
+
+
 def counted(least: int, most: int) -> ValueKind:
     return ValueKind(lambda value, called: parse_count(value, called, least, most), stored=int, accepts="int | str")
 
@@ -226,11 +249,6 @@ ROUNDING_WAYS = ("fp8-block", "fp8-block-ue8m0", "mxfp8", "int4-g32")
 WAY = choice(*ROUNDING_WAYS, words=_LITERAL[ROUNDING_WAYS], unset="")
 _EXACT_WAYS = ("fp8-block", "fp8-block-ue8m0", "mxfp8", "nvfp4")
 EXACT_WAY = choice(*_EXACT_WAYS, words=_LITERAL[_EXACT_WAYS], unset="")
-CHECKPOINT = choice(
-    "dcp",
-    "dcp-hf",
-    "accelerate",
-    "torch-checkpointing",
-    words=_LITERAL["dcp", "dcp-hf", "accelerate", "torch-checkpointing"],
-    unset="",
-)
+# The kinds of output, and those of them that are checkpoints of torch.distributed.checkpoint.
+OUTPUT_KIND = registered("ckptconv.outputs.kinds:NAMED", "OutputName")
+CHECKPOINT = registered("ckptconv.outputs.kinds:CHECKPOINTS", "CheckpointName")

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 from ckptconv.errors import UNWRITTEN, UsageError, leaving
 from ckptconv.features.rows.layout import METADATA_KEY
-from ckptconv.features.rows.options import PACKING, RowOptions
+from ckptconv.features.rows.options import CONVERTING, PACKING, RowOptions
 from ckptconv.features.rows.parts import RowParts
 from ckptconv.features.rows.proof import verifier_of_pack
 from ckptconv.features.rows.tables import RowsContents, contents, open_all
 from ckptconv.formats.model_files import SUFFIX
 from ckptconv.formats.source import Source
 from ckptconv.options.option import checked
-from ckptconv.options.table import OPTIONS, Options
+from ckptconv.options.table import Options
 from ckptconv.outputs import safetensors
 from ckptconv.outputs.planning import Output, output_of
 from ckptconv.outputs.targets import Target, beside, resolve_output
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 
 @leaving(UNWRITTEN)
 @shown
-@checked({**OPTIONS, **PACKING})
+@checked({**CONVERTING, **PACKING})
 def pack(
     parts: Paths,
     output: str | os.PathLike[str],
     *,
-    names: Mapping[str, str] | None = None,
+    columns: Mapping[str, str] | None = None,
     name: str = "",
     progress: AnyProgress | None = None,
     on_total: Callable[[int], object] | None = None,
@@ -52,13 +52,13 @@ def pack(
 ) -> Report:
     """Pack tensors into a table of whole rows at `output`: safetensors, or a file for torch.load, by its suffix.
 
-    `parts` is a checkpoint that holds the tensors, or several. `names` are the names of the tensors by part,
+    `parts` is a checkpoint that holds the tensors, or several. `columns` are the names of the tensors by part,
     {"weight": …}; by default a tensor is named as its part. `name` is the table's name. The output of `split` records
     its layout. For other inputs `options` describe it, by the fields of `RowOptions`. All else is as for `split`.
     Raises a `CkptconvError`; then nothing new exists at `output`.
 
     Examples:
-        >>> report = ckptconv.split_rows("kv.pt", "parts", embedding_dim=64, optimizer="adagrad")
+        >>> report = ckptconv.split_rows("kv.pt", "parts", embedding_dim=64, method="adagrad")
         >>> ckptconv.pack_rows("parts", "again.pt").tensors
         1
     """
@@ -69,7 +69,7 @@ def pack(
     chosen = chosen.replaced(spool_dir=chosen.spool_dir or beside([target]))
     sources = open_all(listed(parts), chosen)
     found = _merged([contents(source) for source in sources])
-    chosen_parts = RowParts.choose(found, names or {}, asked)
+    chosen_parts = RowParts.choose(found, columns or {}, asked)
     name = name or chosen_parts.name
     planned = _plan(sources, chosen_parts, target, name)
     verify = verifier_of_pack(chosen_parts, name, planned, chosen) if chosen.verify else None
