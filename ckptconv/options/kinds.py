@@ -202,13 +202,18 @@ def choice(*choices: str, words: Any = str, unset: Any = None) -> ValueKind:
 
 def registered(place: str, accepts: str) -> ValueKind:
     """Return the kind of values that are names in the registry at `place`, "module:name", which is imported when there
-    is a value to check. `accepts` is its type in Python."""
+    is a value to check. That may have `OTHER_WORDS` for them. `accepts` is its type in Python."""
 
     def parse(value: Any, called: str) -> str:
         if value == "":
             return ""
         if not isinstance(value, str) or value not in kind.choices:
-            raise UsageError(f"{called} is {brief(value)}; it may be {' or '.join(kind.choices)}.")
+            words = getattr(import_module(place.partition(":")[0]), "OTHER_WORDS", {})
+            meant = words.get(value.lower(), value.lower()) if isinstance(value, str) else ""
+            raise UsageError(
+                f"{called} is {brief(value)}; it may be {' or '.join(kind.choices)}.",
+                f"Did you mean {meant}?" if meant in kind.choices else "",
+            )
         return value
 
     kind = ValueKind(parse, unset="", accepts=accepts, registry=place)

@@ -180,6 +180,13 @@ KINDS: Mapping[str, OutputKind] = {
 NAMED: Mapping[str, tuple[str, ...]] = {
     kind.to: tuple(name for name, other in KINDS.items() if other.to == kind.to) for kind in KINDS.values() if kind.to
 }
+# Words that people use for them.
+OTHER_WORDS = {
+    **dict.fromkeys(("torch", "pytorch", "pth", "bin", "ckpt", "pickle"), "pt"),
+    **dict.fromkeys(("st", "safetensor", "hf", "huggingface", "transformers"), "safetensors"),
+    **dict.fromkeys(("deepspeed", "zero", "ds", "ucp"), "universal"),
+    **dict.fromkeys(("fsdp", "fsdp2", "distcp", "torchtitan", "distributed"), "dcp"),
+}
 CHECKPOINTS = tuple(to for to, (kind, *_) in NAMED.items() if KINDS[kind].holds == "dcp")
 
 

@@ -223,6 +223,8 @@ def _check_alone(output: str | None, options: Options) -> None:
     """Raise UsageError for a kind of output that needs a name and has none, or that is asked for beside another."""
     kind = KINDS[NAMED[options.to][0]]
     if kind.holds == "weights":
+        if output is None and (options.optimizer or options.universal):
+            raise UsageError(f"--to {options.to} says of which kind OUTPUT is, and there is none.", "Name it.")
         return
     if output is None:
         called = "universal checkpoint" if kind.holds == UNIVERSAL else "checkpoint of torch.distributed.checkpoint"

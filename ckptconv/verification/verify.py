@@ -105,7 +105,7 @@ def verify(
     elif targets and targets[0].manifest:
         asked = _with(targets[0].manifest, asked, given)
     if asked.states and asked.to not in CHECKPOINTS:
-        path = _place(normalize(asked.states))
+        path, asked = _place(normalize(asked.states)), asked.replaced(states="")
         targets.append(_target(path, asked)._replace(kind=kind_of_states(path, kind_of(path))))
     if asked.universal:
         place = Location(real_place(normalize(asked.universal)), dict(asked.storage_options))

@@ -107,6 +107,7 @@ def test_a_kind_goes_with_further_outputs_but_not_with_a_second_of_its_own() -> 
     assert Path("u").is_dir()
     for to in ("universal", "dcp"):
         ckptconv_here("convert", "m.safetensors", "y", "--to", to, "--universal", "z").refused(2, "two outputs")
+    ckptconv_here("convert", "m.safetensors", "--to", "pt", "--universal", "z").refused(2, "there is none")
 
 
 def test_strict_spellings_take_their_own_kinds() -> None:
@@ -117,7 +118,9 @@ def test_strict_spellings_take_their_own_kinds() -> None:
 
 def test_every_kind_is_named_in_the_help() -> None:
     assert [to for to in NAMED if to not in OPTIONS["to"].about] == []
-    assert "gguf" in ckptconv_here("convert", "m.safetensors", "--to", "gguf").refused(2, "it may be safetensors or pt")
+    assert "Did" not in ckptconv_here("convert", "m.safetensors", "--to", "gguf").refused(2, "safetensors or pt")
+    for word, meant in {"torch": "pt", "fsdp": "dcp", "DeepSpeed": "universal", "PT": "pt"}.items():
+        ckptconv_here("convert", "m.safetensors", "--to", word).refused(2, f"Did you mean {meant}?")
 
 
 def test_a_kind_whose_feature_is_missing_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
