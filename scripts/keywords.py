@@ -16,7 +16,7 @@ from ckptconv.options.kinds import CHECKPOINT, DTYPES, FLAG, OUTPUT_KIND, SHORT_
 from ckptconv.options.option import Option
 
 STUB = Path(__file__).resolve().parents[1] / "ckptconv" / "options" / "keywords.pyi"
-# What the options are for that the same calls take, by the first of them.
+# What the options are for that the same calls take, by the first of them; by its type too, where it has several.
 GROUPS = {
     "max_shard_size": "Sharding",
     "dtype": "Casting",
@@ -24,6 +24,7 @@ GROUPS = {
     "quantize": "Making",
     "key": "Choosing",
     "to": "Naming",
+    "to: CheckpointName | None": "NamingCheckpoints",
     "states": "ReadingStates",
     "chunks": "Cutting",
     "include": "Selecting",
@@ -116,7 +117,8 @@ def _classes() -> Iterator[str]:
 
 def _called(field: str) -> str:
     """Return the name of the class of a group, by the first of its fields: _Sharding."""
-    return "_" + GROUPS[field.split(":", maxsplit=1)[0].strip()]
+    name, _, kind = field.partition("\n")[0].strip().partition(":")
+    return "_" + (GROUPS.get(f"{name}:{kind}") or GROUPS[name])
 
 
 def _class(name: str, bases: Sequence[str], about: str, fields: Iterable[str]) -> Iterator[str]:

@@ -102,8 +102,12 @@ class Help:
         self.commands, self.headings = commands, headings
 
     def as_in(self, base: Help) -> list[Flag]:
-        """Return the options that are those of the command `base`."""
-        return [] if self is base else [flag for flag in self.flags if any(map(flag.is_as, base.flags))]
+        """Return the options that are those of the command `base`; none for a group of commands."""
+        return (
+            []
+            if self.commands or self.path == base.path
+            else [flag for flag in self.flags if any(map(flag.is_as, base.flags))]
+        )
 
 
 def grouped(flags: Iterable[Flag]) -> Iterator[tuple[str, list[Flag]]]:

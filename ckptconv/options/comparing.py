@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from ckptconv.options import NAMING, TAKE
-from ckptconv.options.kinds import FLAG, NUMBER, choice
+from ckptconv.options import NAMING
+from ckptconv.options.kinds import NUMBER, choice
 from ckptconv.options.option import Option, options_in
-from ckptconv.options.table import COMMAND, OPTIONS, Options, named_in
+from ckptconv.options.table import COMMAND, OPTIONS, VIEWING, Options, named_in
 
 
 class _Comparing:
     """Options that only `diff` has, or that mean something else for it."""
 
-    with_states = Option(
-        FLAG, "Compare the optimizer states too, by parameter.", group=TAKE, common=True, former="--optimizer"
+    with_states = VIEWING["with_states"].explained(
+        "Compare the optimizer states too, by parameter.", former="--optimizer"
     )
     dtype = Options.table["dtype"].explained(
         "Cast the floating tensors of both to DTYPE before they are compared.",

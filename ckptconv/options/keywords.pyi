@@ -194,11 +194,11 @@ class _Naming(TypedDict, total=False):
     """Convert, Rows."""
 
     to: OutputName | None
-    """The kind of output, where the name of OUTPUT does not say it: safetensors; a file for torch.load (pt); a
-    universal checkpoint of DeepSpeed, to resume from (universal); a checkpoint of torch.distributed.checkpoint, as
-    .distcp files (dcp) or as the safetensors shards of its HuggingFaceStorageWriter (dcp-hf); the two that
-    accelerate and the Trainer of transformers load with FSDP2 (accelerate); or a step of torch_checkpointing
-    (torch-checkpointing). Default: what OUTPUT is called."""
+    """The kind of output, where the name of OUTPUT does not say it: safetensors, pt, universal, dcp, dcp-hf,
+    accelerate or torch-checkpointing. pt is a file for torch.load, and universal a checkpoint from which DeepSpeed
+    resumes. Those of torch.distributed.checkpoint are .distcp files (dcp), the safetensors shards of its
+    HuggingFaceStorageWriter (dcp-hf), the two that accelerate and the Trainer of transformers load with FSDP2
+    (accelerate), or a step of torch_checkpointing (torch-checkpointing). Default: what OUTPUT is called."""
 
     universal: str | os.PathLike[str] | None
     """Write a universal checkpoint there, to resume from."""
@@ -355,7 +355,7 @@ class _Showing(TypedDict, total=False):
     """Write a page that shows it: one file, without links."""
 
 
-class _Naming(TypedDict, total=False):
+class _NamingCheckpoints(TypedDict, total=False):
     """Average, Merge."""
 
     to: CheckpointName | None
@@ -551,7 +551,7 @@ class AverageOptions(
     _Connecting,
     _Undecoded,
     _Precision,
-    _Naming,
+    _NamingCheckpoints,
     total=False,
 ):
     """Options of `average`."""
@@ -589,7 +589,7 @@ class MergeOptions(
     _Connecting,
     _Undecoded,
     _Precision,
-    _Naming,
+    _NamingCheckpoints,
     total=False,
 ):
     """Options of `merge`."""

@@ -457,7 +457,8 @@ class _Opening:
     with_states = Option(
         FLAG,
         "The optimizer's states too: read what describes them now, not when they are asked for.",
-        group=LIBRARY,
+        group=TAKE,
+        common=True,
         former="--states",
     )
 

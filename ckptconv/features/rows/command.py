@@ -71,7 +71,7 @@ def rows_split(
 
 
 @rows.command("pack", cls=Command)
-@taking(*named("into"), PACKING["columns"], PACKING["name"], *_MAKING)
+@taking(*named("into"), PACKING["names"], PACKING["name"], *_MAKING)
 def rows_pack(
     words: Annotated[
         list[str],

@@ -389,7 +389,8 @@ def parse(text: str, where: str) -> tuple[RowLayout, str]:
         raise _malformed(where, "has no plausible dimensions")
     try:
         layout = make(
-            RowOptions(**{key: values[key] for key in _MEMBERS if key not in _unused(values)}), values["weight_dtype"]
+            RowOptions(**{_OPTION.get(key, key): values[key] for key in _MEMBERS if key not in _unused(values)}),
+            values["weight_dtype"],
         )
     except (UsageError, UnsupportedError) as error:
         raise _malformed(where, f"makes no sense: {error.message}") from error
@@ -400,6 +401,8 @@ def parse(text: str, where: str) -> tuple[RowLayout, str]:
     return layout, name
 
 
+# The options that are called otherwise than in a record.
+_OPTION = {"optimizer": "method"}
 _MEMBERS: dict[str, type] = {
     "embedding_dim": int,
     "optimizer": str,

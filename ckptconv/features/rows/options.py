@@ -66,7 +66,7 @@ class _Rows:
 class _Packing:
     """Options that only `pack` has."""
 
-    columns = Option(
+    names = Option(
         NAMES,
         "The tensor that is PART of the rows; repeatable.",
         flags=("--column",),

@@ -43,7 +43,7 @@ def pack(
     parts: Paths,
     output: str | os.PathLike[str],
     *,
-    columns: Mapping[str, str] | None = None,
+    names: Mapping[str, str] | None = None,
     name: str = "",
     progress: AnyProgress | None = None,
     on_total: Callable[[int], object] | None = None,
@@ -52,7 +52,7 @@ def pack(
 ) -> Report:
     """Pack tensors into a table of whole rows at `output`: safetensors, or a file for torch.load, by its suffix.
 
-    `parts` is a checkpoint that holds the tensors, or several. `columns` are the names of the tensors by part,
+    `parts` is a checkpoint that holds the tensors, or several. `names` are the names of the tensors by part,
     {"weight": …}; by default a tensor is named as its part. `name` is the table's name. The output of `split` records
     its layout. For other inputs `options` describe it, by the fields of `RowOptions`. All else is as for `split`.
     Raises a `CkptconvError`; then nothing new exists at `output`.
@@ -69,7 +69,7 @@ def pack(
     chosen = chosen.replaced(spool_dir=chosen.spool_dir or beside([target]))
     sources = open_all(listed(parts), chosen)
     found = _merged([contents(source) for source in sources])
-    chosen_parts = RowParts.choose(found, columns or {}, asked)
+    chosen_parts = RowParts.choose(found, names or {}, asked)
     name = name or chosen_parts.name
     planned = _plan(sources, chosen_parts, target, name)
     verify = verifier_of_pack(chosen_parts, name, planned, chosen) if chosen.verify else None

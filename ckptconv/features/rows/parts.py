@@ -140,8 +140,9 @@ def _completed(asked: RowOptions, weight: LazyTensor) -> RowOptions:
 def _check_agrees(layout: RowLayout, asked: RowOptions, where: str) -> None:
     """Raise UsageError if something was asked for that the record contradicts."""
     for key, value in vars(asked).items():
-        recorded = getattr(layout, "optimizer" if key == "method" else key)
-        if value is not None and recorded != (optimizer_named(value) if key == "method" else value):
+        is_method = key == "method"
+        recorded = layout.optimizer if is_method else getattr(layout, key)
+        if value is not None and recorded != (optimizer_named(value) if is_method else value):
             raise UsageError(
                 f"{where} records {layout.describe()}, and something else was asked for: {value}.",
                 f"Leave out --{key.replace('_', '-')}.",
