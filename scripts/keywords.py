@@ -118,7 +118,7 @@ def _classes() -> Iterator[str]:
 def _called(field: str) -> str:
     """Return the name of the class of a group, by the first of its fields: _Sharding."""
     name, _, kind = field.partition("\n")[0].strip().partition(":")
-    return "_" + (GROUPS.get(f"{name}:{kind}") or GROUPS[name])
+    return "_" + (GROUPS.get(f"{name}:{kind}") or GROUPS.get(name, name.title().replace("_", "")))
 
 
 def _class(name: str, bases: Sequence[str], about: str, fields: Iterable[str]) -> Iterator[str]:

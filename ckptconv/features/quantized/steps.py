@@ -16,18 +16,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ckptconv.comparison.quantization import Quantization, Steps
 from ckptconv.comparison.reading import Pair, compare
 from ckptconv.engine.worker import Worker
-from ckptconv.formats.quantized.making import tiles_of
+from ckptconv.features.quantized.computing import Dequantize, Quantize
+from ckptconv.features.quantized.making import tiles_of
+from ckptconv.features.quantized.quantize import fits
 from ckptconv.options.table import Options
 from ckptconv.plan import Data
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.tensors import kernels
 from ckptconv.tensors.compare import place_of
-from ckptconv.tensors.computing import Axis, Dequantize, Quantize, Tiled
+from ckptconv.tensors.computing import Axis, Tiled
 from ckptconv.tensors.dtypes import DTYPES, SUMMED
 from ckptconv.tensors.float_formats import numpy_module
 from ckptconv.tensors.lazy import Concat, Convert, Inline, LazyTensor, Narrow, Picked, Tagged, View, Zeros, packed
 from ckptconv.tensors.moves import Cast
-from ckptconv.tensors.quantize import fits
 from ckptconv.tensors.slices import Span, sliced
 from ckptconv.verification.runs import Run, runs
 
@@ -79,6 +80,14 @@ def measured(pairs: Mapping[Any, Pair], options: Options) -> dict[Any, Steps]:
     for key, (scales, is_same) in _remade(whole, options).items():
         found[key] = replace(found[key], reproduced=is_same and not scales, scales_differ=scales)
     return found
+
+
+def through_codes(pairs: Mapping[Any, Pair], options: Options) -> tuple[dict[Any, Steps], Quantization | None]:
+    """Return what is found of the pairs of which a side is quantized: of those that differ, and of all together."""
+    of_codes = {key: pair for key, pair in pairs.items() if is_quantized(pair.one) or is_quantized(pair.other)}
+    equal = {key: not (pair.found and pair.found.elements) for key, pair in of_codes.items()}
+    steps = measured({key: pair for key, pair in of_codes.items() if not equal[key]}, options)
+    return steps, summed(of_codes, steps, equal) if of_codes else None
 
 
 def is_quantized(tensor: LazyTensor) -> bool:
