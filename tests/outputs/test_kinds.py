@@ -73,6 +73,7 @@ MATRIX = {
     "fill": Row("hhrhsssrrrr", {"fill": True}, (("like", "../more.safetensors"),)),
     "structure": Row("hhhhhhshshh", {"structure": False}, source="nested"),
     "chunks": Row("rrrrrrrhhhh", {"chunks": 2}),
+    "states": Row("rrrrrrrhhhh", {"states": "../zero"}),
     "model_key": Row("rrrrrrrhhrh", {"model_key": "weights"}),
     "optimizer_key": Row("rrrrrrrrrrr", {"optimizer_key": "opt"}),
     "flat_optimizer": Row("rrrrrrrrrrr", {"flat_optimizer": True}),
