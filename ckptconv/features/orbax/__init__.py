@@ -7,3 +7,4 @@ chunks, which lie in a database of OCDBT or in directories of zarr.
 from __future__ import annotations
 
 PAGES = ("orbax.md",)
+SCRIPTS = ("formats/orbax.py",)

@@ -98,7 +98,7 @@ def _layouts(store: Store, files: Files, names: list[str]) -> dict[str, Layout]:
         values = ((version, store.get(_prefix(name) + version)) for version in (zarr.SECOND, zarr.THIRD))
         there = [(version, value) for version, value in values if value]
         if len(there) != 1 or there[0][1].length > _MOST_JSON:
-            has = "described too long, or twice" if there else "not there"
+            has = "described twice, or at too great length" if there else "not there"
             raise CorruptError(f"{files.place}: the array {quoted(name)}, which its tree names, is {has}.")
         told += there
     contents = files.contents([value for _, value in told])

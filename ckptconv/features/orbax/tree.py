@@ -53,7 +53,7 @@ def leaves_of(data: bytes, texts: bytes | None, where: str, item: int, around: s
         strings = strict_json.check(strict_json.parse((texts or b"{}").decode()), {str: str}, f"its {STRINGS}")
         told = strict_json.object_of(strict_json.parse(data.decode(), constants=True, deepest=_DEEPEST), "it")
         for entry in strict_json.object_of(told.get("tree_metadata"), "its tree_metadata").values():
-            leaf = _leaf(entry, strings, item, ((KEY, around),) if around else ())
+            leaf = _leaf(entry, where, strings, item, ((KEY, around),) if around else ())
             other = known.setdefault(leaf.name, leaf)
             if other is not leaf:
                 raise CorruptError(
@@ -66,7 +66,7 @@ def leaves_of(data: bytes, texts: bytes | None, where: str, item: int, around: s
     return [*known.values()]
 
 
-def _leaf(entry: Any, strings: Mapping[str, str], item: int, around: Path) -> Leaf:
+def _leaf(entry: Any, where: str, strings: Mapping[str, str], item: int, around: Path) -> Leaf:
     told = strict_json.object_of(entry, "an entry")
     steps = strict_json.check(told.get("key_metadata"), [_STEP], "its key_metadata")
     value = strict_json.object_of(told.get("value_metadata"), "its value_metadata")
@@ -78,7 +78,7 @@ def _leaf(entry: Any, strings: Mapping[str, str], item: int, around: Path) -> Le
         raise ValueError(f"it has the path {shown(path)}")
     name = ".".join(key for _, key in path)
     if is_skipped and kind not in _EMPTY:
-        raise UnsupportedError(f"{shown(path)} is {kind!r:.100}, which Orbax stores nowhere.")
+        raise UnsupportedError(f"{where}: {shown(path)} is {kind!r:.100}, which Orbax stores nowhere.")
     if kind == "string" and name not in strings:
         raise ValueError(f"{shown(path)} is a text, which {STRINGS} lacks")
     if is_skipped or kind == "string":

@@ -19,7 +19,7 @@ ZSTANDARD = "zstandard"
 # Bytes before a body, and of one at most. It may unpack to so many times its bytes, and some more: keys are alike.
 _HEAD, _MOST_BODY, _GROWTH, _ROOM = 14, 64 << 20, 64, 16 << 20
 # Bytes of a word, and of all that one body spells.
-_LONGEST, _MOST_SPELLED = 1 << 14, 256 << 20
+_LONGEST, _MOST_SPELLED = 1 << 14, 64 << 20
 
 
 class Body:
@@ -30,9 +30,11 @@ class Body:
         """Open the frame `data`, which begins at byte `offset` of `file`. Raise CorruptError if it is none, or has
         another checksum or length than it says."""
         self.where = f"{file.path} (node at byte {offset})" if magic == NODE else file.path
-        size = len(data) - _HEAD - CRC32C_SIZE
-        if size < 0 or int.from_bytes(data[:4], "big") != magic or int.from_bytes(data[4:12], "little") != len(data):
-            raise damaged(f"{self.where} has {len(data)} bytes, and begins as none of OCDBT does: {data[:12]!r}.")
+        size, length = len(data) - _HEAD - CRC32C_SIZE, int.from_bytes(data[4:12], "little")
+        if size < 0 or int.from_bytes(data[:4], "big") != magic:
+            raise damaged(f"{self.where} is none of OCDBT: it begins with {data[:12]!r}.")
+        if length != len(data):
+            raise damaged(f"{self.where} has {len(data)} bytes, and says that it has {length}.")
         check_crc32c(self.where, crc32c(data[:-CRC32C_SIZE]), data[-CRC32C_SIZE:])
         if data[12] or data[13] > 1:
             raise UnsupportedError(f"{self.where} is of version {data[12]}, compressed in way {data[13]}: not known.")

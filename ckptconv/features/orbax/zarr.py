@@ -191,10 +191,10 @@ def _configured(codec: dict[str, Any]) -> dict[str, Any]:
 
 def _packings(codecs: Sequence[dict[str, Any]], where: str, known: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names of codecs, the last one first. Raise UnsupportedError for one that is not known."""
-    odd = next((codec["name"] for codec in codecs if codec["name"] not in known), None)
-    if odd is not None or (codecs and not known):
+    odd = [codec["name"] for codec in codecs if codec["name"] not in known]
+    if odd:
         raise UnsupportedError(
-            f"{where} is packed by {brief(odd)}: not known.", "Save it again as Orbax does by itself."
+            f"{where} is packed by {brief(odd[0])}, which is not read.", "Save it again as Orbax does by itself."
         )
     return tuple(codec["name"] for codec in reversed(codecs))
 

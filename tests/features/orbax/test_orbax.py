@@ -18,6 +18,7 @@ from format_suite import FormatSuite
 from safetensors.torch import load_file
 
 import ckptconv
+from ckptconv.tensors.lazy import packed
 
 DATA = Path(__file__).parent / "data"
 CASES = {path.name: json.loads((path / "case.json").read_text()) for path in sorted(DATA.iterdir())}
@@ -299,3 +300,26 @@ def test_a_store_of_google_needs_the_file_that_is_written_last(monkeypatch: pyte
     ckptconv_here("convert", place, tmp_path / "out.safetensors").refused(4, "commit_success.txt is written last")
     (place / "commit_success.txt").write_text("x")
     done(ckptconv_here("convert", place, tmp_path / "out.safetensors"))
+
+
+def test_the_word_that_flax_has_twice_is_passed_over_in_states_too(tmp_path: Path) -> None:
+    names = ["params.params.a.w", "opt_state.0.mu.params.a.w", "opt_state.1.mu.params.a.w", "batch_stats.a.mean"]
+    place = writer.step(tmp_path / "step", {name: ARRAY + at for at, name in enumerate(names)})
+    states = tmp_path / "states.safetensors"
+    run = done(ckptconv_here("convert", place, tmp_path / "out.safetensors", "--optimizer", states))
+    assert "'batch_stats' (1 array)" in run.err
+    assert_same(load_file(tmp_path / "out.safetensors"), {"a.w": torch.from_numpy(ARRAY)})
+    found = load_file(states)
+    assert found.keys() == {"a.w.0.mu", "a.w.1.mu"}
+    assert torch.equal(found["a.w.1.mu"], torch.from_numpy(ARRAY + 2))
+    bare = ckptconv.load_state_dict(place)
+    assert [*bare] == ["a"]
+
+
+def test_each_chunk_is_expected_to_be_read_once(tmp_path: Path) -> None:
+    """So that it is unpacked where it is wanted, and not to the temporary file."""
+    place = writer.step(tmp_path / "step", {"w": np.random.default_rng(0).random((512, 512), np.float32)}, rows=64)
+    with ckptconv.open(place) as model:
+        expected = packed([model.source.weights["w"]])
+    assert {file.size for file in expected} == {64 * 512 * 4}
+    assert {*expected.values()} == {64 * 512 * 4}

@@ -143,10 +143,10 @@ def manifest(
     ])  # fmt: skip
 
 
-def zarray(array: np.ndarray[Any, Any], chunks: Sequence[int], **changed: Any) -> bytes:
-    """The description of an array in zarr 2."""
+def zarray(array: np.ndarray[Any, Any], cut: Sequence[int], /, **changed: Any) -> bytes:
+    """The description of an array in zarr 2, in chunks of the shape `cut`."""
     told = {
-        "chunks": list(chunks),
+        "chunks": list(cut),
         "compressor": None,
         "dimension_separator": ".",
         "dtype": array.dtype.str,
@@ -159,12 +159,12 @@ def zarray(array: np.ndarray[Any, Any], chunks: Sequence[int], **changed: Any) -
     return json.dumps({**told, **changed}).encode()
 
 
-def zarr3(array: np.ndarray[Any, Any], chunks: Sequence[int], codecs: Sequence[Any], **changed: Any) -> bytes:
+def zarr3(array: np.ndarray[Any, Any], cut: Sequence[int], packing: Sequence[Any], /, **changed: Any) -> bytes:
     """The description of an array in zarr 3."""
     told = {
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(chunks)}},
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(cut)}},
         "chunk_key_encoding": {"name": "default"},
-        "codecs": list(codecs),
+        "codecs": list(packing),
         "data_type": array.dtype.name,
         "fill_value": 0,
         "node_type": "array",
