@@ -77,14 +77,14 @@ def opened(store: Store, files: Files, names: Iterable[str]) -> dict[str, LazyTe
     """
     layouts = _layouts(store, files, list(names))
     cells = {name: _cells(store, name, layout) for name, layout in layouts.items()}
-    indexed = [(layouts[name], value) for name, own in cells.items() if layouts[name].index for value in own.values()]
+    indexed = [(layouts[name], value) for name, own in cells.items() if layouts[name].shards for value in own.values()]
     indices = iter(files.contents([_index(layout, value) for layout, value in indexed]))
     made = {}
     for name, layout in layouts.items():
         there: dict[Shape, Value] = {}
         for cell, value in cells[name].items():
             start = tuple(map(operator.mul, cell, layout.chunk))
-            within = _inner(layout, value, next(indices)) if layout.index else {(0,) * len(start): value}
+            within = _inner(layout, value, next(indices)) if layout.shards else {(0,) * len(start): value}
             there.update((tuple(map(operator.add, start, offsets)), part) for offsets, part in within.items())
         made[name] = _joined(layout, there)
     for file in {each.stored for tensor in made.values() for each in tensor.inputs()}:
@@ -132,20 +132,20 @@ def _inside(layout: Layout) -> list[range]:
 
 def _index(layout: Layout, value: Value) -> Value:
     """Return the place of the index of a shard."""
-    assert layout.index is not None
-    size = 16 * math.prod(map(len, _inside(layout))) + CRC32C_SIZE * layout.index.is_summed
+    assert layout.shards is not None
+    size = 16 * math.prod(map(len, _inside(layout))) + CRC32C_SIZE * layout.shards.is_summed
     if size > value.length:
         raise damaged(f"{value.file.path}: a shard of {layout.where} has {value.length} bytes, too few for its index.")
-    return value.part(0 if layout.index.at_start else value.length - size, size)
+    return value.part(0 if layout.shards.at_start else value.length - size, size)
 
 
 def _inner(layout: Layout, value: Value, index: bytes) -> dict[Shape, Value]:
     """Return the chunks in a shard that are there, by where each begins in it."""
-    assert layout.index is not None
+    assert layout.shards is not None
     where = f"{value.file.path} (shard at byte {value.offset})"
-    if layout.index.is_summed:
+    if layout.shards.is_summed:
         check_crc32c(f"{where}: its index", crc32c(index[:-CRC32C_SIZE]), index[-CRC32C_SIZE:])
-    first, last = (len(index), value.length) if layout.index.at_start else (0, value.length - len(index))
+    first, last = (len(index), value.length) if layout.shards.at_start else (0, value.length - len(index))
     found, taken = {}, []
     for at, cell in enumerate(itertools.product(*_inside(layout))):
         offset, length = struct.unpack_from("<QQ", index, 16 * at)

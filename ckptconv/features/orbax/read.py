@@ -54,7 +54,7 @@ def _read(path: str, step: Step, wanted: Wanted) -> Source:
     own, found = opened.under(model), opened.optimizer(model)
     weights = _below(model, opened.tree(own))
     trees = {wanted.key: opened.tree(opened.at_key(wanted.key))} if wanted.key else {}
-    inputs, optimizer = opened.identified(), None
+    inputs, optimizer = opened.identified(path), None
     if wanted.states and found:
         names = [leaf.keys[len(model) :] for leaf in own if leaf.kind == ARRAY]
         optimizer = states.by_parameter(_below(found, opened.tree(opened.under(found))), names)
@@ -66,12 +66,12 @@ def _read(path: str, step: Step, wanted: Wanted) -> Source:
         weights=weights,
         trees=trees,
         optimizer=optimizer,
-        of_states=StateFacts(inputs=opened.identified() if optimizer else {}),
+        of_states=StateFacts(inputs=opened.identified(path) if optimizer else {}),
         notes=[*([step.note] if step.note else []), *notes],
         warnings=[*warnings, *opened.warnings],
         facts={
             **({} if step.place.path == path else {"directory": step.place.path}),
-            "tensors": sum(leaf.kind == ARRAY for leaf in opened.leaves),
+            "tensors": len(opened.tensors),
             "size": sum(tensor.nbytes for tensor in opened.tensors),
         },
         inputs=inputs,
@@ -181,9 +181,9 @@ class _Opened:
         """The arrays that were opened."""
         return [value for value in self._values.values() if isinstance(value, LazyTensor)]
 
-    def identified(self) -> dict[str, Any]:
-        """Return what identifies the files that were read so far, by their path in the step."""
-        folders = [files.place.path[len(self._where) :] for files in self.files]
+    def identified(self, path: str) -> dict[str, Any]:
+        """Return what identifies the files that were read so far, by their names below `path`."""
+        folders = [files.place.path[len(path) :] for files in self.files]
         found = zip(folders, self.files, strict=True)
         return {f"{folder}/{name}".lstrip("/"): each for folder, files in found for name, each in files.inputs.items()}
 

@@ -22,7 +22,6 @@ _INDEX, KEY = 1, 2
 # Values that are not stored, by the type that is recorded for each.
 _EMPTY: Mapping[str, type] = {"None": type(None), "Dict": dict, "List": list, "Tuple": tuple, "NamedTuple": tuple}
 _STEP = {"key": re.compile(r".{0,4096}", re.DOTALL), "key_type": range(_INDEX, KEY + 1)}
-_VALUE = {"value_type": str, "skip_deserialize?": bool}
 _MOST_KEYS, _DEEPEST = 128, 64
 Path: TypeAlias = tuple[tuple[int, str], ...]
 
@@ -70,7 +69,7 @@ def _leaf(entry: Any, where: str, strings: Mapping[str, str], item: int, around:
     told = strict_json.object_of(entry, "an entry")
     steps = strict_json.check(told.get("key_metadata"), [_STEP], "its key_metadata")
     value = strict_json.object_of(told.get("value_metadata"), "its value_metadata")
-    kind, is_skipped = value.get("value_type"), value.get("skip_deserialize")
+    kind, is_skipped = strict_json.text_of(value.get("value_type"), "a value_type"), value.get("skip_deserialize")
     path = tuple((step["key_type"], step["key"]) for step in steps)
     if not 0 < len(path) <= _MOST_KEYS or any(
         kind == _INDEX and not re.fullmatch(r"\d{1,9}", key) for kind, key in path

@@ -55,7 +55,7 @@ class Index(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """How an array is stored. It is cut into values of the shape `chunk`, and these, if they have an `index`, into
+    """How an array is stored. It is cut into values of the shape `chunk`, and these, if they are `shards`, into
     chunks of the shape `inner`, which is `chunk` otherwise. `key` makes keys: their beginning, what separates indices,
     and the key of an array without any.
 
@@ -72,7 +72,7 @@ class Layout(NamedTuple):
     inner: Shape
     order: Shape
     packings: tuple[str, ...]
-    index: Index | None
+    shards: Index | None
     key: tuple[str, str, str]
     is_zero: bool
 

@@ -84,7 +84,7 @@ class TestLargeCompressed(TestLarge):
 @every("case", SOUND)
 def test_every_array_comes_out_bit_for_bit(case: str, tmp_path: Path) -> None:
     out = tmp_path / "out.safetensors"
-    done(ckptconv_here("convert", step_of(case), out, "--key", ".", "--verify", "--force"))
+    done(ckptconv_here("convert", step_of(case), out, "--key", ".", "--verify"))
     assert_same(load_file(out), expected_of(case))
 
 
@@ -98,8 +98,8 @@ def test_what_tensorstore_refuses_is_refused(case: str, tmp_path: Path) -> None:
 @every("case, name", [("manager", "20"), ("not-committed", "1"), ("manager-composite", "3")])
 def test_of_a_run_the_last_complete_step_is_taken(case: str, name: str, tmp_path: Path) -> None:
     out = tmp_path / "out.safetensors"
-    run = done(ckptconv_here("convert", DATA / case / "checkpoint" / "run", out, "--force"))
-    assert f"Took {name}, the last step that is complete" in run.err
+    run = done(ckptconv_here("convert", DATA / case / "checkpoint" / "run", out))
+    assert f"Took {name}, the last step that is complete" in run.out
     model = expected_of(case)
     own = {each.removeprefix("params."): array for each, array in model.items() if "params." in each} or model
     assert_same(load_file(out), own)
@@ -126,13 +126,12 @@ def test_the_model_is_what_is_under_params_and_a_note_says_what_is_beside_it(tmp
     every_array = expected_of("train-state")
     params = {name[7:]: array for name, array in every_array.items() if name.startswith("params.")}
     assert_same(load_file(out), params)
-    assert "Beside the model there is: 'opt_state' (23 array" not in run.err
-    assert "'opt_state'" in run.err
-    assert "--optimizer" in run.err
-    done(ckptconv_here("convert", step_of("train-state"), out, "--key", "opt_state.0.mu", "--force"))
+    assert "Beside the model there is: 'opt_state' (21 arrays, 2 values), 'step' (1 value);" in run.out
+    assert "--optimizer PATH converts its states" in run.out
+    done(ckptconv_here("convert", step_of("train-state"), out, "--key", "opt_state.0.mu"))
     mu = {name[15:]: array for name, array in every_array.items() if name.startswith("opt_state.0.mu.")}
     assert_same(load_file(out), mu)
-    refused = ckptconv_here("convert", step_of("train-state"), out, "--key", "opt_state.7", "--force")
+    refused = ckptconv_here("convert", step_of("train-state"), out, "--key", "opt_state.7")
     refused.refused(2, "no key '7' under 'opt_state'")
 
 
@@ -142,7 +141,7 @@ def test_states_of_optax_are_converted_by_parameter(tmp_path: Path) -> None:
         (step_of("train-state"), load_file(DATA / "train-state" / "expected.safetensors")),
         (DATA / "manager-composite" / "checkpoint" / "run" / "3", None),
     ):
-        done(ckptconv_here("convert", step, tmp_path / "out.safetensors", "--optimizer", states, "--force"))
+        done(ckptconv_here("convert", step, tmp_path / "out.safetensors", "--optimizer", states))
         found = load_file(states)
         if arrays is None:
             own = load_file(DATA / "manager-composite" / "expected.opt_state.safetensors")
@@ -251,7 +250,7 @@ STORED = {
 def test_what_tensorstore_can_store_comes_out(way: str, inline: int, tmp_path: Path) -> None:
     place = stored(tmp_path / "step", STORED[way], inline=inline)
     out = tmp_path / "out.safetensors"
-    done(ckptconv_here("convert", place, out, "--verify", "--force"))
+    done(ckptconv_here("convert", place, out, "--verify"))
     assert torch.equal(load_file(out)["w"], torch.from_numpy(ARRAY)), way
     ckptconv.convert(place, tmp_path / "x.virtual.json", overwrite=True)
     assert torch.equal(ckptconv.load_state_dict(tmp_path / "x.virtual.json")["w"], torch.from_numpy(ARRAY)), way
@@ -278,7 +277,7 @@ def test_a_large_chunk_that_lies_in_a_node_is_unpacked_where_it_is_wanted(tmp_pa
         assert len(values["w/0.0"]) < 1 << 14
         writer.database(tmp_path, values, inline=1 << 14, compression=compression)
         (tmp_path / "_METADATA").write_text(writer.metadata(writer.entry("w")))
-        done(ckptconv_here("convert", tmp_path, tmp_path / "out.safetensors", "--verify", "--force"))
+        done(ckptconv_here("convert", tmp_path, tmp_path / "out.safetensors", "--verify"))
         assert torch.equal(load_file(tmp_path / "out.safetensors")["w"], torch.from_numpy(zeros))
         assert ckptconv_here("inspect", tmp_path).code == 0
 
