@@ -25,7 +25,7 @@ class TorchDType(Protocol):
     def to_real(self) -> Any: ...
 
 
-# The names of dtypes, as `options.kinds` reads them.
+
 DTypeName: TypeAlias = Literal[
     "float32",
     "bfloat16",
@@ -38,6 +38,21 @@ DTypeName: TypeAlias = Literal[
     "f16",
     "half",
     "bf16",
+]
+OutputName: TypeAlias = Literal[
+    "safetensors",
+    "pt",
+    "universal",
+    "dcp",
+    "dcp-hf",
+    "accelerate",
+    "torch-checkpointing",
+]
+CheckpointName: TypeAlias = Literal[
+    "dcp",
+    "dcp-hf",
+    "accelerate",
+    "torch-checkpointing",
 ]
 
 
@@ -55,63 +70,6 @@ class _Casting(TypedDict, total=False):
     dtype: DTypeName | TorchDType | None
     """Cast floating tensors to float32, bfloat16 or float16 (or fp32, bf16, fp16); keep leaves them as they are.
     Default: float32 for a DeepSpeed checkpoint, else keep."""
-
-
-class _Dequantizing(TypedDict, total=False):
-    """Convert, Inspect, Diff, Open, Load, Average, Merge, Rows."""
-
-    dequantize: bool
-    """Make weights of quantized ones: of their codes, scales and zero points, as bfloat16 or --dtype."""
-
-
-class _Making(TypedDict, total=False):
-    """Convert, Average, Merge, Rows."""
-
-    quantize: Literal["fp8-block", "fp8-block-ue8m0", "mxfp8", "int4-g32"] | None
-    """Quantize the matrices of layers: to FP8 with a scale for 128 by 128 (fp8-block; of powers of two: fp8-block-
-    ue8m0) or for 32 (mxfp8), or to 4 bits with a scale for 32 (int4-g32). Embeddings, heads, norms and routers stay
-    as they are."""
-
-    requantize: Literal["fp8-block", "fp8-block-ue8m0", "mxfp8", "nvfp4"] | None
-    """Give quantized weights another format that gives the same numbers, bit for bit; where it does not, that is an
-    error."""
-
-    keep: str | list[str] | tuple[str, ...] | None
-    """Quantize no names that match, such as '*.down_proj.*'; repeatable."""
-
-    tied: Literal["alias", "duplicate"] | None
-    """Store tied tensors once (alias), or under each of their names (duplicate). Default: alias."""
-
-    to: Literal["dcp", "dcp-hf", "accelerate", "torch-checkpointing"] | None
-    """Write a checkpoint of torch.distributed.checkpoint: .distcp files (dcp), or the safetensors shards of its
-    HuggingFaceStorageWriter (dcp-hf); the two that accelerate and the Trainer of transformers load with FSDP2
-    (accelerate); or a step of torch_checkpointing (torch-checkpointing). Default: what OUTPUT is called."""
-
-    chunks: int | str | None
-    """Cut every tensor into N along its first dimension, as N ranks save it, each into files of its own."""
-
-    verify: bool
-    """Compare the output with the input before it gets its name."""
-
-    part: tuple[int, int] | list[int] | str | None
-    """Do part I, from 0, of N, and leave it staged for `finish`; auto: as the job's environment says (Slurm, torchrun,
-    Kubernetes)."""
-
-    digest: Literal["sha256", "blake3"] | None
-    """Compute a digest of every file and tensor, kept in the manifest."""
-
-    depfile: str | os.PathLike[str] | None
-    """Write a rule for make there: which files the output is made of."""
-
-    for_hub: bool
-    """Write a model to publish: its weights alone, found without --key, with config.json, tokenizer and the like,
-    without structure record and manifest."""
-
-    opaque: Literal["keep", "drop"] | None
-    """Objects of classes that are not known to be data: write them, or leave them out. Default: refuse."""
-
-    drop_opaque: bool
-    """The same as --opaque drop."""
 
 
 class _Choosing(TypedDict, total=False):
@@ -162,12 +120,58 @@ class _Measuring(TypedDict, total=False):
     """The size of an axis of the map that shapes and config.json do not tell, such as n=32; repeatable."""
 
 
+class _Tied(TypedDict, total=False):
+    """Convert, Average, Merge, Rows."""
+
+    tied: Literal["alias", "duplicate"] | None
+    """Store tied tensors once (alias), or under each of their names (duplicate). Default: alias."""
+
+    chunks: int | str | None
+    """Cut every tensor into N along its first dimension, as N ranks save it, each into files of its own."""
+
+    verify: bool
+    """Compare the output with the input before it gets its name."""
+
+    part: tuple[int, int] | list[int] | str | None
+    """Do part I, from 0, of N, and leave it staged for `finish`; auto: as the job's environment says (Slurm, torchrun,
+    Kubernetes)."""
+
+    digest: Literal["sha256", "blake3"] | None
+    """Compute a digest of every file and tensor, kept in the manifest."""
+
+    depfile: str | os.PathLike[str] | None
+    """Write a rule for make there: which files the output is made of."""
+
+    for_hub: bool
+    """Write a model to publish: its weights alone, found without --key, with config.json, tokenizer and the like,
+    without structure record and manifest."""
+
+    opaque: Literal["keep", "drop"] | None
+    """Objects of classes that are not known to be data: write them, or leave them out. Default: refuse."""
+
+    drop_opaque: bool
+    """The same as --opaque drop."""
+
+    quantize: Literal["fp8-block", "fp8-block-ue8m0", "mxfp8", "int4-g32"] | None
+    """Quantize the matrices of layers: to FP8 with a scale for 128 by 128 (fp8-block; of powers of two: fp8-block-
+    ue8m0) or for 32 (mxfp8), or to 4 bits with a scale for 32 (int4-g32). Embeddings, heads, norms and routers stay
+    as they are."""
+
+    requantize: Literal["fp8-block", "fp8-block-ue8m0", "mxfp8", "nvfp4"] | None
+    """Give quantized weights another format that gives the same numbers, bit for bit; where it does not, that is an
+    error."""
+
+    keep: str | list[str] | tuple[str, ...] | None
+    """Quantize no names that match, such as '*.down_proj.*'; repeatable."""
+
+
 class _Imitating(TypedDict, total=False):
     """Convert, Open, Average, Merge, Rows."""
 
     like: str | os.PathLike[str] | None
-    """Give the output the names, files and dtypes of REF, a checkpoint, and its config.json and tokenizer. What is
-    missing, too much, or of another shape is an error before anything is written."""
+    """Give the output the names, files and dtypes of REF, a checkpoint, and its config.json and tokenizer; of
+    torch.distributed.checkpoint, the cuts of REF. What is missing, too much, or of another shape is an error before
+    anything is written."""
 
     partial: bool
     """Leave out tensors of REF that the input does not have, and say which."""
@@ -179,16 +183,35 @@ class _Imitating(TypedDict, total=False):
     """False: Write tensors alone: no structure record, so none of the values that a checkpoint has beside them."""
 
 
-class _FindingTheModel(TypedDict, total=False):
-    """Convert, Distributed, Average, Merge, Rows."""
+class _Naming(TypedDict, total=False):
+    """Convert, Rows."""
 
-    model_key: str | None
-    """Put the weights under KEY, such as model; . is the top of the state dict; none leaves them out, beside
-    --optimizer."""
+    to: OutputName | None
+    """The kind of output, where the name of OUTPUT does not say it: safetensors, pt, universal, dcp, dcp-hf,
+    accelerate or torch-checkpointing. pt is a file for torch.load, and universal a checkpoint from which DeepSpeed
+    resumes. Those of torch.distributed.checkpoint are .distcp files (dcp), the safetensors shards of its
+    HuggingFaceStorageWriter (dcp-hf), the two that accelerate and the Trainer of transformers load with FSDP2
+    (accelerate), or a step of torch_checkpointing (torch-checkpointing). Default: what OUTPUT is called."""
+
+    universal: str | os.PathLike[str] | None
+    """Write a universal checkpoint there, to resume from."""
+
+    zero_stage: int | str | None
+    """The ZeRO stage that the universal checkpoint is for. Default: any; of a ZeRO checkpoint, its own."""
+
+    fresh_optimizer: bool
+    """Begin the universal checkpoint with zero moments and step 0, whatever INPUT holds."""
+
+    per_rank: bool
+    """Tensor parallel: OUTPUT/mp_rank_NN/ for each rank."""
 
 
-class _FindingStates(TypedDict, total=False):
+class _ReadingStates(TypedDict, total=False):
     """Convert, Distributed, Rows."""
+
+    states: str | os.PathLike[str] | None
+    """The optimizer states too, from PATH: what --optimizer of another conversion wrote, or a checkpoint that has
+    them, INPUT itself for one."""
 
     optimizer_key: str | None
     """Put the optimizer states under KEY."""
@@ -199,6 +222,13 @@ class _FindingStates(TypedDict, total=False):
     fill_states: bool
     """Give parameters that have no optimizer states yet those of the beginning, zeros: torch's strict load asks for
     them."""
+
+
+class _FindingTheModel(TypedDict, total=False):
+    """Convert, Distributed, Average, Merge, Rows."""
+
+    model_key: str | None
+    """Put the weights under KEY, such as model; . is the top of the state dict; none leaves them out, beside --states."""
 
 
 class _Ordering(TypedDict, total=False):
@@ -311,27 +341,11 @@ class _Precision(TypedDict, total=False):
     """A tensor for each layer, as in decoder.layers.0.…, where Megatron-core stores all layers in one."""
 
 
-class _WritingStates(TypedDict, total=False):
-    """Convert, Distributed."""
+class _Dequantizing(TypedDict, total=False):
+    """Convert, Inspect, Diff, Open, Load, Average, Merge, Rows."""
 
-    optimizer: str | os.PathLike[str] | None
-    """Write the optimizer states there, by parameter."""
-
-
-class _DeepSpeed(TypedDict, total=False):
-    """Convert, Rows."""
-
-    universal: str | os.PathLike[str] | None
-    """Write a universal checkpoint there, to resume from."""
-
-    zero_stage: int | str | None
-    """The ZeRO stage that the universal checkpoint is for. Default: any; of a ZeRO checkpoint, its own."""
-
-    fresh_optimizer: bool
-    """Begin the universal checkpoint with zero moments and step 0, whatever INPUT holds."""
-
-    per_rank: bool
-    """Tensor parallel: OUTPUT/mp_rank_NN/ for each rank."""
+    dequantize: bool
+    """Make weights of quantized ones: of their codes, scales and zero points, as bfloat16 or --dtype."""
 
 
 class _Showing(TypedDict, total=False):
@@ -341,19 +355,28 @@ class _Showing(TypedDict, total=False):
     """Write a page that shows it: one file, without links."""
 
 
+class _NamingCheckpoints(TypedDict, total=False):
+    """Average, Merge."""
+
+    to: CheckpointName | None
+    """Write a checkpoint of torch.distributed.checkpoint: .distcp files (dcp), or the safetensors shards of its
+    HuggingFaceStorageWriter (dcp-hf); the two that accelerate and the Trainer of transformers load with FSDP2
+    (accelerate); or a step of torch_checkpointing (torch-checkpointing)."""
+
+
 class ConvertOptions(
     _Sharding,
     _Casting,
-    _Dequantizing,
-    _Making,
     _Choosing,
     _Selecting,
     _Renaming,
     _Mapping,
     _Measuring,
+    _Tied,
     _Imitating,
+    _Naming,
+    _ReadingStates,
     _FindingTheModel,
-    _FindingStates,
     _Ordering,
     _Working,
     _Publishing,
@@ -366,16 +389,17 @@ class ConvertOptions(
     _SingleFile,
     _Detecting,
     _Precision,
-    _WritingStates,
-    _DeepSpeed,
+    _Dequantizing,
     total=False,
 ):
     """Options of `convert`, `verify`, `save_state_dict` and `VirtualFiles`."""
 
+    optimizer: str | os.PathLike[str] | None
+    """Write the optimizer states there, by parameter."""
+
 
 class InspectOptions(
     _Sharding,
-    _Dequantizing,
     _Choosing,
     _Selecting,
     _Mapping,
@@ -385,6 +409,7 @@ class InspectOptions(
     _Connecting,
     _Undecoded,
     _Detecting,
+    _Dequantizing,
     _Showing,
     total=False,
 ):
@@ -398,7 +423,6 @@ class InspectOptions(
 
 
 class DiffOptions(
-    _Dequantizing,
     _Choosing,
     _Selecting,
     _Renaming,
@@ -411,12 +435,13 @@ class DiffOptions(
     _Undecoded,
     _SingleFile,
     _Precision,
+    _Dequantizing,
     _Showing,
     total=False,
 ):
     """Options of `diff`."""
 
-    optimizer: bool
+    with_states: bool
     """Compare the optimizer states too, by parameter."""
 
     map: str | os.PathLike[str] | None
@@ -457,7 +482,6 @@ class FinishOptions(_Publishing, _Overwriting, _Attesting, _Connecting, total=Fa
 
 
 class OpenOptions(
-    _Dequantizing,
     _Choosing,
     _Mapping,
     _Measuring,
@@ -469,6 +493,7 @@ class OpenOptions(
     _SingleFile,
     _Detecting,
     _Precision,
+    _Dequantizing,
     total=False,
 ):
     """Options of `open`."""
@@ -479,11 +504,11 @@ class OpenOptions(
     model_rank: int | str | None
     """Only this tensor-parallel rank of DeepSpeed's, from 0."""
 
-    states: bool
-    """Read what describes the optimizer's states now, not when they are asked for."""
+    with_states: bool
+    """The optimizer's states too: read what describes them now, not when they are asked for."""
 
 
-class LoadOptions(_Casting, _Dequantizing, _Choosing, _Connecting, _Undecoded, _SingleFile, _Precision, total=False):
+class LoadOptions(_Casting, _Choosing, _Connecting, _Undecoded, _SingleFile, _Precision, _Dequantizing, total=False):
     """Options of `load_state_dict`."""
 
 
@@ -494,13 +519,12 @@ class DistributedOptions(
     _Renaming,
     _Mapping,
     _Measuring,
+    _ReadingStates,
     _FindingTheModel,
-    _FindingStates,
     _Ordering,
     _Spooling,
     _Connecting,
     _Precision,
-    _WritingStates,
     total=False,
 ):
     """Options of `DistributedReader`."""
@@ -509,13 +533,12 @@ class DistributedOptions(
 class AverageOptions(
     _Sharding,
     _Casting,
-    _Dequantizing,
-    _Making,
     _Choosing,
     _Selecting,
     _Renaming,
     _Mapping,
     _Measuring,
+    _Tied,
     _Imitating,
     _FindingTheModel,
     _Working,
@@ -527,6 +550,8 @@ class AverageOptions(
     _Connecting,
     _Undecoded,
     _Precision,
+    _Dequantizing,
+    _NamingCheckpoints,
     total=False,
 ):
     """Options of `average`."""
@@ -546,13 +571,12 @@ class AverageOptions(
 class MergeOptions(
     _Sharding,
     _Casting,
-    _Dequantizing,
-    _Making,
     _Choosing,
     _Selecting,
     _Renaming,
     _Mapping,
     _Measuring,
+    _Tied,
     _Imitating,
     _FindingTheModel,
     _Working,
@@ -564,6 +588,8 @@ class MergeOptions(
     _Connecting,
     _Undecoded,
     _Precision,
+    _Dequantizing,
+    _NamingCheckpoints,
     total=False,
 ):
     """Options of `merge`."""
@@ -595,16 +621,16 @@ class PatchOptions(
 class RowsOptions(
     _Sharding,
     _Casting,
-    _Dequantizing,
-    _Making,
     _Choosing,
     _Selecting,
     _Renaming,
     _Mapping,
     _Measuring,
+    _Tied,
     _Imitating,
+    _Naming,
+    _ReadingStates,
     _FindingTheModel,
-    _FindingStates,
     _Ordering,
     _Working,
     _Publishing,
@@ -617,16 +643,16 @@ class RowsOptions(
     _SingleFile,
     _Detecting,
     _Precision,
-    _DeepSpeed,
+    _Dequantizing,
     total=False,
 ):
     """Options of `split_rows`, `pack_rows` and `check_rows`."""
 
-    optimizer: str | None
-    """exact_row_wise_adagrad, partial_row_wise_adam, adam, row_wise_rmsprop_ar, or none."""
-
     embedding_dim: int | str | None
     """Items of weight in a row."""
+
+    method: str | None
+    """exact_row_wise_adagrad, partial_row_wise_adam, adam, row_wise_rmsprop_ar, or none."""
 
     weight_dtype: str | TorchDType | None
     """float32 or float16. Default: the table's."""
