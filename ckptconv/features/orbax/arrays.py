@@ -195,9 +195,7 @@ def _chunk(layout: Layout, value: Value, box: Shape) -> LazyTensor:
             held = InMemory(data, where)
             data = content_of(File(where, size, "", packed._replace(file=held.file, offset=0)), held, size)
             size = len(data)
-        # Readers are told apart by their paths.
-        inner = f"{where}, without {packing}" if at + 1 < len(layout.packings) else where
-        file, offset, length = File(inner, size, file.stamp, packed), 0, size
+        file, offset, length = File(where, size, file.stamp, packed), 0, size
     if length != layout.nbytes:
         raise damaged(f"{where} has {length} bytes, and a chunk of {layout.where} has {layout.nbytes}.")
     tensor: LazyTensor = Stored(file, offset, layout.dtype, box, layout.strides)
