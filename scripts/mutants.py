@@ -559,7 +559,7 @@ MUTANTS = [
         "tests/storage/test_writing.py",
     ),
     Mutant(
-        "formats/ranks/states",
+        "formats/joining/states",
         "if is_state and is_factor(path[-1]):",
         "if False:",
         "tests/formats/ranks/test_ranks.py",

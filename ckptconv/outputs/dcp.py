@@ -17,11 +17,12 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from ckptconv.errors import LimitError, UnsupportedError, UsageError
+from ckptconv.formats.chunks import Box
 from ckptconv.formats.dcp import COMMON_STATE
-from ckptconv.formats.dcp.layout import Box, Layout
+from ckptconv.formats.dcp.layout import Layout
 from ckptconv.formats.dcp.locate import METADATA
-from ckptconv.formats.dcp.metadata import MAX_DEPTH, Path, Shape, named
-from ckptconv.formats.dcp.paths import Roles, dotted
+from ckptconv.formats.dcp.metadata import Shape
+from ckptconv.formats.joining.names import MAX_DEPTH, Path, Roles, dotted, named
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import optimizer, safetensors, selection, writable

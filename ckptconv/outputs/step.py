@@ -13,9 +13,9 @@ from typing import Any
 
 from ckptconv.errors import UsageError
 from ckptconv.formats.checkpointing.locate import SAFETENSORS, TORCH
-from ckptconv.formats.dcp.layout import Box, Layout
-from ckptconv.formats.dcp.metadata import Path, named
-from ckptconv.formats.dcp.paths import dotted, nest
+from ckptconv.formats.chunks import Box
+from ckptconv.formats.dcp.layout import Layout
+from ckptconv.formats.joining.names import Path, dotted, named, nest
 from ckptconv.formats.model_files import SUFFIX
 from ckptconv.formats.runs import STEP_METADATA
 from ckptconv.options.table import Options

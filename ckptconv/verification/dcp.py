@@ -13,13 +13,13 @@ from typing import Any
 
 from ckptconv.errors import CkptconvError, DifferenceError
 from ckptconv.formats.checkpointing import read as torch_checkpointing
+from ckptconv.formats.chunks import Box
 from ckptconv.formats.chunks import join as join_tiles
-from ckptconv.formats.dcp.layout import Box, layout_of
+from ckptconv.formats.dcp.layout import layout_of
 from ckptconv.formats.dcp.locate import METADATA
-from ckptconv.formats.dcp.metadata import named, named_in
-from ckptconv.formats.dcp.paths import dotted
 from ckptconv.formats.dcp.read import Described
-from ckptconv.formats.ranks.read import leaves
+from ckptconv.formats.joining.files import leaves
+from ckptconv.formats.joining.names import dotted, named, named_in
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.options.table import Options
 from ckptconv.outputs import dcp, step

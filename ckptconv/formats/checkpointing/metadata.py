@@ -15,10 +15,9 @@ from typing import Any, NamedTuple, TypeAlias
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError, damaged
 from ckptconv.formats.checkpointing.locate import JSON, RAW, SAFETENSORS, TORCH, Held
 from ckptconv.formats.chunks import Shape
-from ckptconv.formats.dcp.metadata import MAX_DEPTH, Path, named
-from ckptconv.formats.dcp.paths import dotted
-from ckptconv.formats.ranks.layouts import Distribution, HeldBox, Mesh, MeshCut
-from ckptconv.formats.ranks.pieces import MAX_FACTOR, MAX_RANKS
+from ckptconv.formats.joining.layouts import Distribution, HeldBox, Mesh, MeshCut
+from ckptconv.formats.joining.names import MAX_DEPTH, Path, dotted, named
+from ckptconv.formats.joining.pieces import MAX_FACTOR, MAX_RANKS
 from ckptconv.pickles.machine import load
 from ckptconv.storage import strict_json
 from ckptconv.storage.inside import check_inside

@@ -38,14 +38,13 @@ from ckptconv.formats.checkpointing.metadata import (
     text_path,
 )
 from ckptconv.formats.chunks import ChunkTile, Shape
-from ckptconv.formats.dcp import paths as names_of
-from ckptconv.formats.dcp.entries import MAX_VALUE
-from ckptconv.formats.dcp.metadata import Path, named
 from ckptconv.formats.integrity import check_content, parsed_json, stated_digests
-from ckptconv.formats.ranks.join import Ranks, lacking, other_save
-from ckptconv.formats.ranks.layouts import Distribution, Mesh
-from ckptconv.formats.ranks.pieces import Piece, Pieces, RankPart, Shards, Whole, shape_of
-from ckptconv.formats.ranks.read import Files, RankFiles, bytes_of, divided, source_of, states_of
+from ckptconv.formats.joining import names as names_of
+from ckptconv.formats.joining.files import Files, RankFiles, bytes_of, divided, source_of, states_of
+from ckptconv.formats.joining.join import Ranks, lacking, other_save
+from ckptconv.formats.joining.layouts import Distribution, Mesh
+from ckptconv.formats.joining.names import MAX_VALUE, Path, named
+from ckptconv.formats.joining.pieces import Piece, Pieces, RankPart, Shards, Whole, shape_of
 from ckptconv.formats.runs import STEP_METADATA, Located
 from ckptconv.formats.source import MODEL_KEYS, THEIR_STATES_ARE_CONVERTED, Source, Wanted
 from ckptconv.formats.torch.container import MAX_PICKLE

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
 from ckptconv.formats import model_files, safetensors
 from ckptconv.formats.dcp import megatron
-from ckptconv.formats.dcp import paths as dcp_names
-from ckptconv.formats.dcp.entries import MAX_VALUE, Entries, offsets_of, records_of
+from ckptconv.formats.dcp.entries import Entries, offsets_of, records_of
 from ckptconv.formats.dcp.locate import (
     BEGINNING,
     FAMILY,
@@ -33,10 +32,12 @@ from ckptconv.formats.dcp.locate import (
     is_metadata,
     located,
 )
-from ckptconv.formats.dcp.metadata import Chunk, Description, EntryPlace, Path, SavedTensor, named, read_description
+from ckptconv.formats.dcp.metadata import Chunk, Description, EntryPlace, SavedTensor, read_description
 from ckptconv.formats.dcp.numbered import pieces_error
 from ckptconv.formats.instead import what_directory_it_is
 from ckptconv.formats.integrity import check_content, stated_digests
+from ckptconv.formats.joining import names as dcp_names
+from ckptconv.formats.joining.names import MAX_VALUE, Path, named
 from ckptconv.formats.optimizers import by_parameter, is_numbered
 from ckptconv.formats.optimizers import named as named_states
 from ckptconv.formats.runs import Located

@@ -9,7 +9,7 @@ _JOINED = "Give the directory with the files of all ranks, under the names that 
 
 
 def _of_flat_parameters(file: LoneFile) -> bool:
-    from ckptconv.formats.dcp.paths import FLAT_PARAMETER  # few files have such a key
+    from ckptconv.formats.joining.names import FLAT_PARAMETER  # few files have such a key
 
     return any(FLAT_PARAMETER.search(key) for key in file.keys("flat_param"))
 

@@ -15,10 +15,9 @@ from typing import Any
 
 from ckptconv.errors import CorruptError
 from ckptconv.formats.chunks import Shape
-from ckptconv.formats.dcp.metadata import MAX_DEPTH, Path, named
-from ckptconv.formats.dcp.paths import FLAT_PARAMETER, dotted
-from ckptconv.formats.ranks.join import Ranks
-from ckptconv.formats.ranks.pieces import Shards, Whole
+from ckptconv.formats.joining.join import Ranks
+from ckptconv.formats.joining.names import FLAT_PARAMETER, MAX_DEPTH, Path, dotted, named
+from ckptconv.formats.joining.pieces import Shards, Whole
 from ckptconv.tensors.lazy import Concat, LazyTensor, Narrow, Tagged, View, untagged
 
 # FSDP aligns each parameter in a flat one to 16 bytes, as it has them in computing: to so many elements at most.

@@ -5,12 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from ckptconv.errors import CorruptError
 from ckptconv.formats import nesting
-from ckptconv.formats.dcp.metadata import Path, named
 from ckptconv.formats.source import MODEL_KEYS
+from ckptconv.text import quoted
+
+# The path of a value: keys of dicts, and indices of lists.
+Path: TypeAlias = tuple[str | int, ...]
+# Code that walks the tree may recurse; no real state dict is nested this deep.
+MAX_DEPTH = 64
+# The largest value read, in bytes. Values are held in memory; tensors and long texts in them count little.
+MAX_VALUE = 1 << 24
+_LONGEST_NAME = 200
 
 # Megatron numbers several optimizers, in names with dots.
 _OPTIMIZER = re.compile(r"(?:chained_\d+\.)?optim(?:izer)?s?(?:_states?(?:_dict)?)?(?:[_-]?\d+)?")
@@ -213,3 +221,13 @@ def _container(node: dict[str | int, Any], most: int, where: str) -> Any:
     if len(positions) != len(node) or min(positions) < 0 or max(positions) > most:
         raise CorruptError(f"{where}: the paths of its values are neither those of a dict nor of a list.")
     return [node.get(position) for position in range(max(positions) + 1)]
+
+
+def named(name: str) -> str:
+    """A name in a message."""
+    return quoted(name, _LONGEST_NAME)
+
+
+def named_in(where: object, name: str) -> str:
+    """A name in a message about the checkpoint or file `where`."""
+    return f"{where}: {named(name)}"

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError
 from ckptconv.formats.chunks import ChunkTile, Shape
-from ckptconv.formats.dcp.metadata import named
-from ckptconv.formats.ranks.layouts import Distribution, Mesh, MeshCut, unravelled
+from ckptconv.formats.joining.layouts import Distribution, Mesh, MeshCut, unravelled
+from ckptconv.formats.joining.names import named
 from ckptconv.pickles.nodes import Composite, Opaque, class_of
 from ckptconv.tensors.geometry import MAX_BYTES, MAX_DIMS
 from ckptconv.tensors.lazy import LazyTensor, Stored, Tagged
