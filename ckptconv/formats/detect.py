@@ -15,8 +15,8 @@ from ckptconv.formats.dcp import locate as dcp
 from ckptconv.formats.deepspeed import locate as deepspeed
 from ckptconv.formats.format import CERTAIN, LIKELY, Format, Guess, Probe
 from ckptconv.formats.instead import what_directory_it_is, what_it_is
+from ckptconv.formats.joining.sets import parsed
 from ckptconv.formats.model_files import TORCH
-from ckptconv.formats.ranks import locate as ranks
 from ckptconv.formats.registered import FORMATS
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.options.option import checked
@@ -134,7 +134,7 @@ def _joined(place: Location, source: Source, wanted: Wanted) -> Source:
     """Return `source`, that of the file of torch.save at `place`; with its distributed tensors joined if the file holds
     all of their parts, as that of a single rank does."""
     is_of_a_rank = source.family == TORCH and any(map(is_distributed_class, source.files.mentioned))
-    if not is_of_a_rank or place.kind != "file" or ranks.parsed(place.name):
+    if not is_of_a_rank or place.kind != "file" or parsed(place.name):
         return source
     from ckptconv.formats.ranks.read import read_alone
 

@@ -83,10 +83,10 @@ FORMATS: tuple[Format, ...] = (
     KnownFormat("deepspeed", "ckptconv.formats.deepspeed.read", "_states.pt", "latest", "zero_to_fp32", by="locate"),
     KnownFormat(TORCH, "ckptconv.features.model_parallel.megatron"),
     KnownFormat(TORCH, "ckptconv.features.model_parallel.meta"),
-    KnownFormat(TORCH, "ckptconv.formats.checkpointing.read", "metadata.pkl", by="locate"),
+    KnownFormat(TORCH, "ckptconv.features.torch_checkpointing.read", "metadata.pkl", by="locate"),
     KnownFormat(TORCH, "ckptconv.formats.ranks.read", *RANKS, by="locate"),
     KnownFormat("dcp", "ckptconv.formats.dcp.read", by="locate", sniff="sniff_below"),
-    KnownFormat(TORCH, "ckptconv.formats.checkpointing.read", by="locate", sniff="sniff_below"),
+    KnownFormat(TORCH, "ckptconv.features.torch_checkpointing.read", by="locate", sniff="sniff_below"),
     KnownFormat(TORCH, "ckptconv.formats.ranks.read", by="locate", sniff="sniff_below"),
     KnownFormat("deepspeed", "ckptconv.formats.deepspeed.read", by="locate", sniff="sniff_below"),
     KnownFormat(SAFETENSORS, "ckptconv.formats.virtual", ".virtual.json", head=b'{"ckptconv.virtual"'),
@@ -109,7 +109,7 @@ LONE: tuple[Lone, ...] = (
     Lone("ckptconv.formats.alone"),
     Lone("ckptconv.features.deltas.alone", (".safetensors",)),
     Lone("ckptconv.formats.ranks.alone", RANKS, part="flat_param"),
-    Lone("ckptconv.formats.checkpointing.alone", ("#.pt", "#.safetensors")),
+    Lone("ckptconv.features.torch_checkpointing.alone", ("#.pt", "#.safetensors")),
 )
 # Safetensors that are no weights: a key in the metadata of their index, and the module. There, `no_weights` returns
 # what they are, and what to do with them, of their path.

@@ -226,11 +226,20 @@ ROUNDING_WAYS = ("fp8-block", "fp8-block-ue8m0", "mxfp8", "int4-g32")
 WAY = choice(*ROUNDING_WAYS, words=_LITERAL[ROUNDING_WAYS], unset="")
 _EXACT_WAYS = ("fp8-block", "fp8-block-ue8m0", "mxfp8", "nvfp4")
 EXACT_WAY = choice(*_EXACT_WAYS, words=_LITERAL[_EXACT_WAYS], unset="")
-CHECKPOINT = choice(
-    "dcp",
-    "dcp-hf",
-    "accelerate",
-    "torch-checkpointing",
-    words=_LITERAL["dcp", "dcp-hf", "accelerate", "torch-checkpointing"],
-    unset="",
-)
+
+
+class Kind(NamedTuple):
+    """A kind of checkpoint that a feature writes: what help says of it, the key that it has the weights under where the
+    user names none, and the module with its entries in tables of outputs (`outputs/kinds.py`, `outputs/targets.py`)."""
+
+    said: str
+    key: str
+    module: str
+
+
+# What `to` asks for beside torch.distributed.checkpoint, each on one line.
+FURTHER_CHECKPOINTS: Mapping[str, Kind] = {
+    "torch-checkpointing": Kind("a step of torch_checkpointing", "model", "ckptconv.features.torch_checkpointing.kind"),
+}
+CHECKPOINTS = ("dcp", "dcp-hf", "accelerate", *FURTHER_CHECKPOINTS)
+CHECKPOINT = choice(*CHECKPOINTS, words=_LITERAL[CHECKPOINTS], unset="")

@@ -15,11 +15,13 @@ from ckptconv.errors import UsageError
 from ckptconv.options import NAMING, OUTPUT, RUNNING, TAKE
 from ckptconv.options.kinds import (
     CHECKPOINT,
+    CHECKPOINTS,
     DIGEST,
     DTYPE,
     EXACT_WAY,
     FAR_MEMORY,
     FLAG,
+    FURTHER_CHECKPOINTS,
     MAPPING,
     MOST_ITEMS,
     OPAQUE,
@@ -43,6 +45,10 @@ from ckptconv.options.option import Given, Option, naming, option, options_in
 LIBRARY = "library"
 # The value of --map for none where the input's record names one.
 NO_MAP = "none"
+
+# What help says of the kinds of checkpoints that features write, and under which keys these have the weights.
+_SAID = "".join(f"; or {kind.said} ({to})" for to, kind in FURTHER_CHECKPOINTS.items())
+_KEYS = "".join(f"{kind.key} in {kind.said}; " for kind in FURTHER_CHECKPOINTS.values())
 
 _deciding = functools.partial(option, decides=True)
 _running = functools.partial(option, group=RUNNING)
@@ -174,8 +180,8 @@ class Options(Given):
         CHECKPOINT,
         "Write a checkpoint of torch.distributed.checkpoint: .distcp files (dcp), or the safetensors shards of its "
         "HuggingFaceStorageWriter (dcp-hf); the two that accelerate and the Trainer of transformers load with FSDP2 "
-        "(accelerate); or a step of torch_checkpointing (torch-checkpointing).",
-        metavar="dcp|dcp-hf|accelerate|torch-checkpointing",
+        f"(accelerate){_SAID}.",
+        metavar="|".join(CHECKPOINTS),
         group=OUTPUT,
         common=True,
         fallback={"safetensors2dcp": "dcp", "convert": "what OUTPUT is called", "verify": "what the manifest says"},
@@ -194,7 +200,7 @@ class Options(Given):
         "--optimizer.",
         metavar="KEY",
         group=NAMING,
-        fallback={"safetensors2dcp": ".; model in a step of torch_checkpointing; or as --like says"},
+        fallback={"safetensors2dcp": f".; {_KEYS}or as --like says"},
     )
     optimizer_key: str = _deciding(
         TEXT,

@@ -24,6 +24,7 @@ from ckptconv.formats.dcp.locate import METADATA
 from ckptconv.formats.dcp.metadata import Shape
 from ckptconv.formats.joining.names import MAX_DEPTH, Path, Roles, dotted, named
 from ckptconv.formats.source import Source
+from ckptconv.options.kinds import FURTHER_CHECKPOINTS
 from ckptconv.options.table import Options
 from ckptconv.outputs import optimizer, safetensors, selection, writable
 from ckptconv.outputs.dcp_metadata import Saved, SavedChunk, description
@@ -41,13 +42,11 @@ from ckptconv.structure import keymap
 from ckptconv.tensors.lazy import Derived, LazyTensor, Narrow, Stored, Tagged, View, untagged
 from ckptconv.text import some
 
-# Values of `to`: what torch.save makes of each entry, or safetensors shards; or a step of torch_checkpointing.
-TORCH, SHARDS, STEP = "dcp", "dcp-hf", "torch-checkpointing"
+# Values of `to`: what torch.save makes of each entry, or safetensors shards.
+TORCH, SHARDS = "dcp", "dcp-hf"
 # The largest `.distcp` file, in bytes, if the user names no size. A single entry may be larger.
 DEFAULT_FILE_SIZE = 5 * 10**9
 DEFAULT_OPTIMIZER_KEY = "optimizer"
-# The item of a step that has the weights, if the user names none.
-_ITEM = "model"
 # Metadata of the shards, as torch.distributed.checkpoint._hf_utils names it.
 _SHARDING, _VERSION = "DCP_SHARDING_INFO", {"DCP_VERSION": "1.0"}
 # Where the record has values of Megatron-core: those that all ranks have alike, which are one object, and those that
@@ -95,7 +94,8 @@ def contents(source: Source, options: Options, rename: Rename = selection.rename
     empty: list[str] = []
     has_weights = options.model_key != NO_WEIGHTS
     leaves: Iterable[Leaf] = _weights(source, chosen, empty) if has_weights else ()
-    under = _path(options.model_key or (_ITEM if options.to == STEP and options.key != "." else ""))
+    usual = FURTHER_CHECKPOINTS[options.to].key if options.to in FURTHER_CHECKPOINTS and options.key != "." else ""
+    under = _path(options.model_key or usual)
     if under:
         leaves = (Leaf(under + path, value) for path, value in leaves)
     _add(found, leaves, source, options)

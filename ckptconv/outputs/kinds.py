@@ -6,6 +6,7 @@ An option that no entry of a kind's tables names has its effect in every output 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from importlib import import_module
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -13,28 +14,29 @@ from ckptconv.errors import UsageError
 from ckptconv.formats import virtual
 from ckptconv.formats.model_files import SAFETENSORS, SUFFIX
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
+from ckptconv.options.kinds import FURTHER_CHECKPOINTS
 from ckptconv.options.table import OPTIONS, Options
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
 # Options that are about one kind of output: what the others say of them, and what to do.
-_OF_REFERENCE = dict.fromkeys(
+OF_REFERENCE = dict.fromkeys(
     ("like", "partial", "fill"), ("A file for torch.load takes nothing from a reference: {} is for safetensors.", "")
 )
-_OF_CHECKPOINT = dict.fromkeys(
+OF_CHECKPOINT = dict.fromkeys(
     ("chunks", "model_key", "optimizer_key", "flat_optimizer", "fill_states"),
     ("{} is for a checkpoint of torch.distributed.checkpoint.", "Say so with --to, such as --to dcp."),
 )
-_OF_UNIVERSAL = dict.fromkeys(
+OF_UNIVERSAL = dict.fromkeys(
     ("zero_stage", "fresh_optimizer"),
     ("{} is about a universal checkpoint, and none was asked for.", "Give --universal DIR."),
 )
-_OF_MODELS = {"for_hub": ("{} is for weights in safetensors, with their configuration.", "Leave it out.")}
-_OF_CODES = dict.fromkeys(
+OF_MODELS = {"for_hub": ("{} is for weights in safetensors, with their configuration.", "Leave it out.")}
+OF_CODES = dict.fromkeys(
     ("quantize", "requantize", "keep"),
     ("{} writes codes and scales, which programs load from safetensors.", "Give a directory as OUTPUT."),
 )
 _OF_DATA = dict.fromkeys(("verify", "part", "checksum"), ("A virtual checkpoint holds no data: {} is of no use.", ""))
-_OF_WEIGHTS = dict.fromkeys(
+OF_WEIGHTS = dict.fromkeys(
     ("partial", "fill"),
     ("{} is for tensors of a reference that safetensors are to be like, and here --like says how tensors are cut.", ""),
 )
@@ -60,7 +62,15 @@ class OutputKind(NamedTuple):
     plan: str = "ckptconv.outputs.planning"
 
 
-_ELSEWHERE = {**_OF_CHECKPOINT, **_OF_UNIVERSAL}
+class OfFeature(NamedTuple):
+    """A kind of output that a feature writes: the module that has its entry as `KIND`, which is imported when an output
+    is of this kind, and the ends of names that ask for it."""
+
+    module: str
+    suffixes: tuple[str, ...] = ()
+
+
+_ELSEWHERE = {**OF_CHECKPOINT, **OF_UNIVERSAL}
 _SAFETENSORS = {"opaque": "changes nothing in safetensors, which keep objects as data: nothing in them runs"}
 _STATES = {
     **_SAFETENSORS,
@@ -72,13 +82,13 @@ _STATES = {
 _CHECKPOINT = {"copy_config": "copies nothing: from_pretrained reads no checkpoint of torch.distributed.checkpoint"}
 
 # By name. An output is of one kind, as its path and the options say.
-KINDS: Mapping[str, OutputKind] = {
+KINDS: Mapping[str, OutputKind | OfFeature] = {
     "file": OutputKind("weights", "file", _ELSEWHERE, _SAFETENSORS, (SUFFIX,), SAFETENSORS),
     "directory": OutputKind("weights", "directory", _ELSEWHERE, _SAFETENSORS, compared=SAFETENSORS),
     "torch": OutputKind(
         "weights",
         "file",
-        {**_ELSEWHERE, **_OF_REFERENCE, **_OF_MODELS, **_OF_CODES},
+        {**_ELSEWHERE, **OF_REFERENCE, **OF_MODELS, **OF_CODES},
         {"tied": "changes nothing in a .pt file, where tensors share memory as the structure record says"},
         TORCH_SUFFIXES,
         "torch",
@@ -87,19 +97,19 @@ KINDS: Mapping[str, OutputKind] = {
     "virtual": OutputKind(
         "virtual",
         "file",
-        {**_ELSEWHERE, **_OF_DATA, **_OF_MODELS},
+        {**_ELSEWHERE, **_OF_DATA, **OF_MODELS},
         _SAFETENSORS,
         (virtual.SUFFIX,),
         "",
         "ckptconv.outputs.virtual_output",
     ),
-    "states": OutputKind("optimizer", "directory", {**_ELSEWHERE, **_OF_MODELS}, _STATES, compared=SAFETENSORS),
-    "states-file": OutputKind("optimizer", "file", {**_ELSEWHERE, **_OF_MODELS}, _STATES, compared=SAFETENSORS),
+    "states": OutputKind("optimizer", "directory", {**_ELSEWHERE, **OF_MODELS}, _STATES, compared=SAFETENSORS),
+    "states-file": OutputKind("optimizer", "file", {**_ELSEWHERE, **OF_MODELS}, _STATES, compared=SAFETENSORS),
     # What else changes nothing in a universal checkpoint depends on its source: see `training`.
     "universal": OutputKind(
         "universal",
         "tree",
-        {**_OF_CHECKPOINT, **_OF_MODELS, **_OF_CODES},
+        {**OF_CHECKPOINT, **OF_MODELS, **OF_CODES},
         {
             "opaque": "changes nothing in a universal checkpoint, which has no place for other objects",
             "copy_config": "copies nothing: from_pretrained reads no universal checkpoint",
@@ -110,7 +120,7 @@ KINDS: Mapping[str, OutputKind] = {
     "dcp": OutputKind(
         "dcp",
         "dcp",
-        {**_OF_UNIVERSAL, **_OF_WEIGHTS, **_OF_MODELS, **_OF_CODES},
+        {**OF_UNIVERSAL, **OF_WEIGHTS, **OF_MODELS, **OF_CODES},
         _CHECKPOINT,
         compared="ckptconv.verification.dcp",
         plan="ckptconv.outputs.dcp_output",
@@ -118,7 +128,7 @@ KINDS: Mapping[str, OutputKind] = {
     "dcp-hf": OutputKind(
         "dcp",
         "dcp-hf",
-        {**_OF_UNIVERSAL, **_OF_WEIGHTS, **_OF_MODELS, **_OF_CODES},
+        {**OF_UNIVERSAL, **OF_WEIGHTS, **OF_MODELS, **OF_CODES},
         {
             **_CHECKPOINT,
             "tied": "changes nothing in safetensors shards, where every name has its own bytes",
@@ -131,10 +141,10 @@ KINDS: Mapping[str, OutputKind] = {
         "dcp",
         "dcp",
         {
-            **_OF_UNIVERSAL,
-            **_OF_WEIGHTS,
-            **_OF_MODELS,
-            **_OF_CODES,
+            **OF_UNIVERSAL,
+            **OF_WEIGHTS,
+            **OF_MODELS,
+            **OF_CODES,
             "like": (
                 "{} is for one checkpoint of torch.distributed.checkpoint, and these are two.",
                 "Give --chunks N.",
@@ -148,24 +158,15 @@ KINDS: Mapping[str, OutputKind] = {
         compared="ckptconv.verification.dcp",
         plan="ckptconv.outputs.accelerate",
     ),
-    "torch-checkpointing": OutputKind(
-        "dcp",
-        "torch-checkpointing",
-        {
-            **_OF_UNIVERSAL,
-            **_OF_WEIGHTS,
-            **_OF_MODELS,
-            **_OF_CODES,
-            "like": ("{} is for checkpoints of torch.distributed.checkpoint.", "Give --chunks N."),
-        },
-        {
-            "copy_config": "copies nothing: from_pretrained reads no step of torch_checkpointing",
-            "tied": "changes nothing in a step of torch_checkpointing, where every name has its own bytes",
-        },
-        compared="ckptconv.verification.dcp",
-        plan="ckptconv.outputs.dcp_output",
-    ),
+    **{name: OfFeature(kind.module) for name, kind in FURTHER_CHECKPOINTS.items()},
 }
+
+
+def entry_of(name: str) -> OutputKind:
+    """Return the entry of a kind of output."""
+    kind = KINDS[name]
+    entry: OutputKind = import_module(kind.module).KIND if isinstance(kind, OfFeature) else kind
+    return entry
 
 
 def kind_of(path: str) -> str:
@@ -186,7 +187,7 @@ def is_given(option: str, options: Options) -> bool:
 
 def check_options(kinds: Iterable[str], options: Options) -> None:
     """Raise UsageError for a given option that some output refuses and none of them, which are of `kinds`, heeds."""
-    every = [KINDS[kind] for kind in kinds]
+    every = [entry_of(kind) for kind in kinds]
     for option in ("part", "per_rank", "optimizer", "universal") if options.for_hub else ():
         if is_given(option, options):
             raise UsageError(
@@ -201,4 +202,4 @@ def check_options(kinds: Iterable[str], options: Options) -> None:
 
 def idle(kind: str, options: Options) -> dict[str, str]:
     """Return the given options that change nothing in an output of this kind, and why: {option: reason}."""
-    return {flag(option): why for option, why in KINDS[kind].idle.items() if is_given(option, options)}
+    return {flag(option): why for option, why in entry_of(kind).idle.items() if is_given(option, options)}

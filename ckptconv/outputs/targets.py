@@ -8,6 +8,7 @@ import functools
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.errors import FailedError, UsageError
@@ -15,11 +16,12 @@ from ckptconv.formats import model_files
 from ckptconv.formats.companions import CONFIG, is_companion_name
 from ckptconv.formats.dcp.locate import FILE, METADATA
 from ckptconv.formats.dcp.locate import SUFFIX as DCP_SUFFIX
-from ckptconv.formats.runs import LATEST_UNIVERSAL, POINTERS, STEP_METADATA
+from ckptconv.formats.runs import LATEST_UNIVERSAL, POINTERS
 from ckptconv.formats.source import ADAPTER, MODEL, STEMS, Source
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
+from ckptconv.options.kinds import FURTHER_CHECKPOINTS
 from ckptconv.options.table import Options
-from ckptconv.outputs.kinds import KINDS, flag, is_given, kind_of
+from ckptconv.outputs.kinds import entry_of, flag, is_given, kind_of
 from ckptconv.plan import NUMBERED
 from ckptconv.storage import stores
 from ckptconv.storage.files import look
@@ -74,20 +76,26 @@ class Directory(NamedTuple):
 # Checkpoints of torch.distributed.checkpoint have the names that torch gives them. Of safetensors shards, which have no
 # index, the first comes last: without it, readers see that the others are no checkpoint.
 _CHECKPOINT_NAMES = rf"{FILE}|{re.escape(METADATA)}|{re.escape(MANIFEST)}"
-_STEP_NAMES = rf"[^/]+_\d+\.(?:pt|safetensors)|{re.escape(STEP_METADATA)}|{re.escape(MANIFEST)}"
 _SHARDS_NAMES = _OF_RANK.replace(".", r"\.").format(r"\d{5}") + f"|{re.escape(MANIFEST)}"
 # How a directory lies on a disk whose files have the names of a library's own, by how these begin.
 FORMS = {stem: stem for stem in STEMS} | {MODEL: "directory", ADAPTER: "adapter"}
-# By how an output lies on a disk: see `Target.form`.
-DIRECTORIES = {
+# By how an output lies on a disk: see `Target.form`. Of a feature's, the module that has it as `DIRECTORY`.
+DIRECTORIES: Mapping[str, Directory | str] = {
     **{
         form: Directory(f"{stem}{model_files.INDEX_SUFFIX}", functools.partial(_is_output_of, stem), copies=True)
         for stem, form in FORMS.items()
     },
     "dcp": Directory(METADATA, lambda name: re.fullmatch(_CHECKPOINT_NAMES, name) is not None),
     "dcp-hf": Directory(shard_name(1), lambda name: re.fullmatch(_SHARDS_NAMES, name) is not None),
-    "torch-checkpointing": Directory(STEP_METADATA, lambda name: re.fullmatch(_STEP_NAMES, name) is not None),
+    **{form: kind.module for form, kind in FURTHER_CHECKPOINTS.items()},
 }
+
+
+def kind_of_directory(form: str) -> Directory:
+    """Return the kind of directory that an output of a form, one of `DIRECTORIES`, is."""
+    known = DIRECTORIES[form]
+    directory: Directory = import_module(known).DIRECTORY if isinstance(known, str) else known
+    return directory
 
 
 # A single file of a sharded set gets the name that it would have among the others.
@@ -127,12 +135,12 @@ class Target(NamedTuple):
     @property
     def holds(self) -> str:
         """What is in it, as manifests call it."""
-        return KINDS[self.kind].holds
+        return entry_of(self.kind).holds
 
     @property
     def form(self) -> str:
         """How it lies on a disk: "file", "tree", or one of `DIRECTORIES`."""
-        form = KINDS[self.kind].form
+        form = entry_of(self.kind).form
         return FORMS[self.stem] if form == "directory" else form
 
     @property
@@ -147,7 +155,7 @@ class Target(NamedTuple):
     @property
     def last(self) -> str:
         """The file of a directory that makes it complete, and comes last; "" for other outputs."""
-        return DIRECTORIES[self.form].last if self.form in DIRECTORIES else ""
+        return kind_of_directory(self.form).last if self.form in DIRECTORIES else ""
 
     def final(self, name: str) -> str:
         """Return the final path of one of its files."""
@@ -223,7 +231,7 @@ def resolve_output(path: str, options: Options) -> Target:
     kind, is_restored = kind_of(path), options.family == model_files.SAFETENSORS
     if (kind == "torch" and not is_restored and options.family) or (kind == "virtual" and is_restored):
         kind = "directory"
-    is_file = KINDS[kind].form == "file"
+    is_file = entry_of(kind).form == "file"
     if is_restored and kind != "torch":
         raise UsageError(f"{path} is no name for a file of torch.", "Give one that ends in .pt, .pth, .bin or .ckpt.")
     if is_file and entry.kind == "directory" and not is_remote(path):

@@ -25,7 +25,7 @@ from ckptconv.formats.source import MODEL, Opened, Source, source_of
 from ckptconv.options.option import checked
 from ckptconv.options.table import OPTIONS, Options
 from ckptconv.outputs.computed import COMPUTED
-from ckptconv.outputs.kinds import KINDS, kind_of
+from ckptconv.outputs.kinds import KINDS, entry_of, kind_of
 from ckptconv.outputs.targets import ACCELERATE, MANIFEST, kind_of_states, of_accelerate
 from ckptconv.process import no_garbage, peak_rss
 from ckptconv.result import OutputFile
@@ -246,7 +246,7 @@ def _open(
     first, is_torch = targets[0].path, targets[0].kind == "torch"
     if isinstance(given, Source):
         return all_opened(given, asked, holds, recorded=recorded)
-    if KINDS[kind_of(first)].form == "file" and is_same(given, first):
+    if entry_of(kind_of(first)).form == "file" and is_same(given, first):
         raise UsageError(f"{given} is both SOURCE and OUTPUT.", "Give what was converted, then what was made of it.")
     try:
         sources = all_opened(given, asked, holds, recorded=recorded)
@@ -297,7 +297,7 @@ def _compare(
     entry = here.entry
     if entry.kind == "missing":
         raise MissingError(f"{target.path} does not exist: there is no output to verify.")
-    how = KINDS[target.kind].compared
+    how = entry_of(target.kind).compared
     if how == "plan" and (entry.kind == "file" or target.at is not None):
         yield from _compare_plan(source, target, asked, done, attested)
         return
@@ -311,7 +311,7 @@ def _compare(
         return
     is_file = target.path.endswith(SUFFIX) and (entry.kind == "file" or target.at is not None)
     if not (is_file or entry.kind == "directory" or target.at is not None):
-        known = [ending for kind in KINDS.values() if kind.compared for ending in kind.suffixes]
+        known = [ending for name, kind in KINDS.items() if entry_of(name).compared for ending in kind.suffixes]
         raise UsageError(f"{target.path} is no output: a file ends in {', '.join(known)}, else it is a directory.")
     is_model = source.is_model
     expected = expected_of(source, asked, target.holds) if is_model else _NOTHING
@@ -393,6 +393,6 @@ def _compare_plan(
     from ckptconv.outputs import planning
 
     files = planning.planned(source, target.planned, asked).plan.files
-    above = dirname(target.path) if KINDS[target.kind].form == "file" else target.path
+    above = dirname(target.path) if entry_of(target.kind).form == "file" else target.path
     where = {file.name: target.place.at((target.at or {}).get(file.name, join(above, file.name))) for file in files}
     yield from paired(source, target, planned.compare(above, files, where), done, attested)

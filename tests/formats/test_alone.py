@@ -95,7 +95,6 @@ PARTS: dict[str, tuple[Make, str]] = {
     "torch_xla": (making(SHARD, "model_rank-00000000-of-00000002.pth"), "consolidate_sharded_ckpts"),
     "OLMo": (making(FLAT, "model/rank0.pt"), "all ranks"),
     "flat parameters": (making({"l.0._flat_param": torch.zeros(6)}, "model.pt"), "all ranks"),
-    "torch_checkpointing": (making(STATE, "model_0.safetensors", "metadata.pkl"), "step's directory"),
     "vLLM": (making(STATE, "model-rank-0-part-0.safetensors", "model-rank-1-part-0.safetensors"), "ranks"),
     "TensorRT-LLM": (making(STATE, "rank1.safetensors"), "ranks"),
     "DeepSeek": (making(STATE, "model0-mp8.safetensors"), "ranks"),
@@ -194,7 +193,7 @@ def test_a_file_that_is_whole_is_converted(name: str, tmp_path: Path) -> None:
     [
         (of_zero("z2_bf16_w2", "mp_rank_00_model_states.pt"), "in other files. Those come with: ckptconv zero-to-fp32"),
         (making(STATE, "model_rank0.pt"), "nothing in it says that it is a part"),
-        (making(STATE, "model_1.safetensors"), "what torch_checkpointing calls the part of a rank"),
+        *itertools.chain(*of_features("MAYBE_WHOLE")),
     ],
 )
 def test_a_file_that_may_be_all_is_converted_with_a_warning(make: Make, words: str, tmp_path: Path) -> None:

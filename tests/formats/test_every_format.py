@@ -22,7 +22,6 @@ from format_suite import FormatSuite
 from rank_files import placed
 from rank_files import write as write_ranks
 from safetensors.torch import load_file, save_file
-from step_files import write_step
 from tar_writer import Writer, pack
 from torch import nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
@@ -106,13 +105,6 @@ class TestRanks(FormatSuite):
 
     def expected(self, checkpoint: Path) -> Mapping[str, torch.Tensor]:
         return self.state
-
-
-class TestStep(TestRanks):
-    weights = "model_*"
-
-    def write(self, place: Path) -> Path:
-        return write_step(place / "step-1", self.state, 3)
 
 
 # --------------------------------------------------------------------------------------------------------- directories

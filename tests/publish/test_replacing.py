@@ -246,7 +246,6 @@ safetensors2dcp g1.safetensors bin
 safetensors2dcp g1.safetensors -o zero
 safetensors2dcp g1.safetensors runs --to accelerate
 safetensors2dcp g1.safetensors hf --to accelerate
-safetensors2dcp g1.safetensors hf --to torch-checkpointing
 safetensors2dcp g1.safetensors sharded --to dcp-hf
 safetensors2dcp g1.safetensors new --manifest a.pt
 safetensors2dcp g1.safetensors new --depfile Makefile
@@ -421,7 +420,6 @@ diff --html new.html g1.safetensors g1.safetensors
 safetensors2dcp g1.safetensors new
 safetensors2dcp g1.safetensors new --to dcp-hf
 safetensors2dcp g1.safetensors new --to accelerate
-safetensors2dcp g1.safetensors new --to torch-checkpointing
 safetensors2pt g1.safetensors new.pt
 virtual a.pt new.virtual.json
 dcp2safetensors dcp new

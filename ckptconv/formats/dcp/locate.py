@@ -9,8 +9,8 @@ from ckptconv.errors import UsageError
 from ckptconv.formats import runs
 from ckptconv.formats.dcp import MODULE
 from ckptconv.formats.format import CERTAIN, POSSIBLE, Guess, Probe
+from ckptconv.formats.joining.sets import holds_parts
 from ckptconv.formats.model_files import may_lie_below
-from ckptconv.formats.ranks import locate as ranks
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, dirname
 from ckptconv.storage.reading import Entry
@@ -114,7 +114,7 @@ def holds_below(place: Location) -> bool:
     found = locate(place)
     # The model of an optimizer that was saved so may be in a file for each rank, as accelerate writes it.
     return found is not None and not (
-        runs.is_of_optimizer(found.directory.name) and ranks.holds_parts(found.directory.parent)
+        runs.is_of_optimizer(found.directory.name) and holds_parts(found.directory.parent)
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ckptconv.formats.alone import LoneFile, LoneKind
-from ckptconv.formats.ranks.locate import parsed
+from ckptconv.formats.joining.sets import parsed
 
 _JOINED = "Give the directory with the files of all ranks, under the names that they were saved with."
 

@@ -19,8 +19,9 @@ from ckptconv.formats.joining.files import Files, RankFiles, bytes_of, divided, 
 from ckptconv.formats.joining.join import Ranks, distributed, lacking
 from ckptconv.formats.joining.names import Path
 from ckptconv.formats.joining.pieces import Pieces
+from ckptconv.formats.joining.sets import OPTIMIZER, OTHER, FileSet, parsed, sets_in, sets_of
 from ckptconv.formats.ranks import flat
-from ckptconv.formats.ranks.locate import FAMILY, OPTIMIZER, OTHER, FileSet, choose, locate, parsed, sets_in, sets_of
+from ckptconv.formats.ranks.locate import FAMILY, choose, locate
 from ckptconv.formats.runs import Located
 from ckptconv.formats.source import STATES_ARE_CONVERTED, Source, Wanted
 from ckptconv.formats.torch import file as torch_file

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from effort import every
 
-from ckptconv.formats.ranks.locate import parsed, sets_of
+from ckptconv.formats.joining.sets import parsed, sets_of
 
 
 @every(

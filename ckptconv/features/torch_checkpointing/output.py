@@ -12,16 +12,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckptconv.errors import UsageError
-from ckptconv.formats.checkpointing.locate import SAFETENSORS, TORCH
+from ckptconv.features.torch_checkpointing.locate import SAFETENSORS, TORCH
 from ckptconv.formats.chunks import Box
-from ckptconv.formats.dcp.layout import Layout
 from ckptconv.formats.joining.names import Path, dotted, named, nest
 from ckptconv.formats.model_files import SUFFIX
 from ckptconv.formats.runs import STEP_METADATA
+from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
-from ckptconv.outputs import dcp, safetensors
-from ckptconv.outputs.dcp import STEP, DcpContents, Leaf, boxes, cut
+from ckptconv.outputs import dcp, dcp_output, safetensors
+from ckptconv.outputs.dcp import DcpContents, Leaf, boxes, cut
+from ckptconv.outputs.planning import Output
 from ckptconv.outputs.selected import METADATA
+from ckptconv.outputs.targets import Target
 from ckptconv.outputs.torch_tree import TorchTree
 from ckptconv.pickles.writer import dumps
 from ckptconv.plan import FilePlan, Literal
@@ -35,9 +37,11 @@ _VERSION = "2.0"
 _DIMENSION = "saved_by_ckptconv"
 
 
-def checkpoint_plans(found: DcpContents, options: Options, layout: Layout | None = None) -> list[FilePlan]:
-    """Plan the checkpoint of the kind that `options.to` names; see `file_plans`, and that of `outputs.dcp`."""
-    return file_plans(found, options) if options.to == STEP else dcp.file_plans(found, options, layout)
+def plan(source: Source, target: Target, options: Options) -> Output:
+    """Plan a step: the weights, and with `optimizer` the states beside them."""
+    source = dcp_output.with_states(source, options)
+    found = dcp.contents(source, options)
+    return dcp_output.output_with(source, target, options, found, file_plans(found, options))
 
 
 def file_plans(found: DcpContents, options: Options) -> list[FilePlan]:

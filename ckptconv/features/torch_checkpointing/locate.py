@@ -14,8 +14,8 @@ from typing import NamedTuple
 from ckptconv.errors import CorruptError
 from ckptconv.formats import model_files, runs
 from ckptconv.formats.format import CERTAIN, Guess, Probe
+from ckptconv.formats.joining.sets import parsed
 from ckptconv.formats.model_files import may_lie_below
-from ckptconv.formats.ranks.locate import parsed
 from ckptconv.formats.runs import STEP_METADATA
 from ckptconv.formats.source import MODEL_KEYS
 from ckptconv.formats.torch import file as torch_file

@@ -1,6 +1,6 @@
 """Steps of torch_checkpointing: what comes out, and what is refused.
 
-tests/data/checkpointing was written by torch_checkpointing 0.1.1: FSDP over tensor parallelism on four ranks, and
+`data` was written by torch_checkpointing 0.1.1: FSDP over tensor parallelism on four ranks, and
 tensors that tell their own rectangles on two, with what the live model held.
 """
 
@@ -12,20 +12,24 @@ import pickle
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from checkpoints import DATA, Run, assert_same, ckptconv_here, done, load_with_aliases
+import torch.distributed.checkpoint as dcp
+from checkpoints import Run, assert_same, ckptconv_here, done, load_with_aliases
 from effort import every
+from features.torch_checkpointing.step_files import REPLICA, SHARD, dtensor, write_step
+from format_suite import FormatSuite
+from optimizer_files import muon_saved
 from rank_files import placed, playing
 from safetensors.torch import load_file, save_file
-from step_files import REPLICA, SHARD, dtensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 
 import ckptconv
+from ckptconv import DistributedReader
 
-REAL = DATA / "checkpointing"
+REAL = Path(__file__).parent / "data"
 WEIGHT = torch.arange(9 * 4, dtype=torch.float32).reshape(9, 4)
 BIAS = torch.arange(3.0)
 EXPECTED = {"weight": WEIGHT, "bias": BIAS}
@@ -438,3 +442,46 @@ def test_replicated_dtensors_are_taken_once(tmp_path: Path) -> None:
             torch.save({"weight": placed(WEIGHT, mesh, Replicate(), Shard(0))}, step / f"model_{rank}.pt")
     assert convert(step, tmp_path / "out").code == 0
     assert_same(load_with_aliases(tmp_path / "out"), {"weight": WEIGHT})
+
+
+def test_states_and_settings_are_loaded_beside_the_weights() -> None:
+    expected = load_file(REAL / "2d-2x2-st" / "optimizer.safetensors")
+    states: dict[str, dict[str, Any]] = {}
+    for name, tensor in expected.items():
+        parameter, _, key = name.rpartition(".")
+        states.setdefault(parameter, {})[key] = torch.zeros_like(tensor)
+    state = {
+        "model": {"up.weight": torch.zeros(10, 8)},
+        "optimizer": {"state": states, "param_groups": [{"lr": 0.5, "params": list(states)}]},
+    }
+    step = REAL / "2d-2x2-st" / "step-2"
+    dcp.load(state, storage_reader=DistributedReader(step, model_key="model", optimizer=step), no_dist=True)
+    assert torch.equal(state["model"]["up.weight"], load_file(REAL / "2d-2x2-st" / "expected.safetensors")["up.weight"])
+    got = {f"{name}.{key}": tensor for name, own in states.items() for key, tensor in own.items()}
+    assert_same(got, expected)
+    assert state["optimizer"]["param_groups"][0]["lr"] == 0.01
+
+
+def test_two_optimizers_go_on_in_a_step(tmp_path: Path) -> None:
+    expected = muon_saved(tmp_path / "t.pt")
+    states = ["--optimizer", tmp_path / "states"]
+    done(ckptconv_here("convert", tmp_path / "t.pt", tmp_path / "model", "--key", "model", *states))
+    step = ["--to", "torch-checkpointing", "--chunks", 2, *states, "--verify"]
+    done(ckptconv_here("safetensors2dcp", tmp_path / "model", tmp_path / "step", *step))
+    with ckptconv.open(tmp_path / "step") as checkpoint:
+        assert_same(dict(checkpoint.optimizer.get_tensors()), expected)
+
+
+class TestStep(FormatSuite):
+    command, family = "pt2safetensors", "torch"
+    weights = "model_*"
+    state: ClassVar[dict[str, torch.Tensor]] = {
+        **{f"layer{number}": torch.full((250, 300), float(number)) for number in (1, 2)},
+        "scale": torch.tensor(2.0),
+    }
+
+    def write(self, place: Path) -> Path:
+        return write_step(place / "step-1", self.state, 3)
+
+    def expected(self, checkpoint: Path) -> Mapping[str, torch.Tensor]:
+        return self.state

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError, damaged
-from ckptconv.formats.checkpointing.locate import JSON, RAW, SAFETENSORS, TORCH, Held
+from ckptconv.features.torch_checkpointing.locate import JSON, RAW, SAFETENSORS, TORCH, Held
 from ckptconv.formats.chunks import Shape
 from ckptconv.formats.joining.layouts import Distribution, HeldBox, Mesh, MeshCut
 from ckptconv.formats.joining.names import MAX_DEPTH, Path, dotted, named

@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.formats import safetensors
-from ckptconv.formats.checkpointing import locate as steps
-from ckptconv.formats.checkpointing.locate import (
+from ckptconv.features.torch_checkpointing import locate as steps
+from ckptconv.features.torch_checkpointing.locate import (
     FAMILY,
     JSON,
     MANIFEST,
@@ -28,7 +27,7 @@ from ckptconv.formats.checkpointing.locate import (
     check_finished,
     items_of,
 )
-from ckptconv.formats.checkpointing.metadata import (
+from ckptconv.features.torch_checkpointing.metadata import (
     DescribedItem,
     Distributed,
     Geometry,
@@ -37,6 +36,7 @@ from ckptconv.formats.checkpointing.metadata import (
     read_metadata,
     text_path,
 )
+from ckptconv.formats import safetensors
 from ckptconv.formats.chunks import ChunkTile, Shape
 from ckptconv.formats.integrity import check_content, parsed_json, stated_digests
 from ckptconv.formats.joining import names as names_of
