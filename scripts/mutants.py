@@ -331,18 +331,6 @@ MUTANTS = [
         "tests/structure/test_keymap.py -k record_gives",
     ),
     Mutant(
-        "formats/ranks/flat",
-        "_ALIGNMENT = 8",
-        "_ALIGNMENT = 800",
-        "tests/formats/ranks/test_ranks.py -k padding",
-    ),
-    Mutant(
-        "formats/ranks/flat",
-        "        if place != expected or",
-        "        if",
-        "tests/formats/ranks/test_ranks.py",
-    ),
-    Mutant(
         "formats/chunks",
         "            if at != stop[dim]:\n                raise _hole(dim, at, start, stop)\n",
         "",
@@ -557,12 +545,6 @@ MUTANTS = [
         "self._stopped |= kind is not None",
         "self._stopped = kind is not None",
         "tests/storage/test_writing.py",
-    ),
-    Mutant(
-        "formats/joining/states",
-        "if is_state and is_factor(path[-1]):",
-        "if False:",
-        "tests/formats/ranks/test_ranks.py",
     ),
     Mutant(
         "formats/numbers/matching",

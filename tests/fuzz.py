@@ -109,31 +109,6 @@ def changed_tar(chance: random.Random) -> bytes:
     return data if chance.random() < 0.7 else of_bytes(data, chance)
 
 
-def fuzz_ranks(chance: random.Random, place: Path) -> str:
-    """A checkpoint with a file for each rank, one of them changed, missing, or in the place of another."""
-    checkpoint, output = place / "checkpoint", place / "out.safetensors"
-    shutil.rmtree(checkpoint, ignore_errors=True)
-    shutil.copytree(
-        DATA_HERE / "ranks" / chance.choice(["fsdp1_local", "fsdp1_sharded", "fsdp2_tp"]) / "checkpoint", checkpoint
-    )
-    victim, other = chance.sample(sorted(checkpoint.iterdir()), 2)
-    kind = chance.random()
-    if kind < 0.1:
-        victim.unlink()
-    elif kind < 0.2:
-        shutil.copy(other, victim)
-    elif kind < 0.4:
-        victim.write_bytes(of_bytes(victim.read_bytes(), chance))
-    else:
-        parts = members_of(victim.read_bytes())
-        at = next(index for index, part in enumerate(parts) if str(part.name).endswith("data.pkl"))
-        parts[at] = parts[at].changed(data=of_pickle(parts[at].data, chance))
-        victim.write_bytes(zipped(parts))
-    ended = outcome(checkpoint, output)
-    output.unlink(missing_ok=True)
-    return ended
-
-
 def network() -> torch.nn.Module:
     """A tie, a module at two places, and buffers that are not saved."""
     model = torch.nn.Sequential(
@@ -707,12 +682,12 @@ READERS: dict[str, Callable[[random.Random, Path], str]] = {
     "set": fuzz_set,
     "zero": fuzz_zero,
     "dcp": fuzz_dcp,
-    "ranks": fuzz_ranks,
     "bits": fuzz_bits,
     "virtual": fuzz_virtual,
     "quantized": fuzz_quantized,
     "manifest": fuzz_manifest,
     "parts": fuzz_parts,
+    **{name: work for works in of_features("FUZZED") for name, work in works.items()},
 }
 
 

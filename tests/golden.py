@@ -114,11 +114,11 @@ def of_fixtures() -> Iterator[Golden]:
                 ("convert", "all", "again", "--max-shard-size", "10KB", "--json"),
             ),
         )
-    for case in sorted(each for each in (DATA / "ranks").iterdir() if each.is_dir()):
+    for name, path in sorted((name, path) for more in of_features("DIRECTORIES") for name, path in more.items()):
         convert = ("pt2safetensors", "in", "--json")
         yield Golden(
-            f"ranks/{case.name}",
-            _copied(case / "checkpoint"),
+            name,
+            _copied(path),
             (
                 (*convert, "out"),
                 (*convert, "all", "--key", ".", "--max-shard-size", "20KB"),

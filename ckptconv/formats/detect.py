@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -17,7 +18,7 @@ from ckptconv.formats.format import CERTAIN, LIKELY, Format, Guess, Probe
 from ckptconv.formats.instead import what_directory_it_is, what_it_is
 from ckptconv.formats.joining.sets import parsed
 from ckptconv.formats.model_files import TORCH
-from ckptconv.formats.registered import FORMATS
+from ckptconv.formats.registered import FORMATS, JOINING
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.options.option import checked
 from ckptconv.options.table import NO_MAP, OPENING
@@ -136,9 +137,8 @@ def _joined(place: Location, source: Source, wanted: Wanted) -> Source:
     is_of_a_rank = source.family == TORCH and any(map(is_distributed_class, source.files.mentioned))
     if not is_of_a_rank or place.kind != "file" or parsed(place.name):
         return source
-    from ckptconv.formats.ranks.read import read_alone
-
-    return read_alone(place, wanted) or source
+    joined = (import_module(module).read_alone(place, wanted) for module in JOINING)
+    return next(filter(None, joined), source)
 
 
 def with_layout(

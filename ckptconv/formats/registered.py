@@ -84,10 +84,10 @@ FORMATS: tuple[Format, ...] = (
     KnownFormat(TORCH, "ckptconv.features.model_parallel.megatron"),
     KnownFormat(TORCH, "ckptconv.features.model_parallel.meta"),
     KnownFormat(TORCH, "ckptconv.features.torch_checkpointing.read", "metadata.pkl", by="locate"),
-    KnownFormat(TORCH, "ckptconv.formats.ranks.read", *RANKS, by="locate"),
+    KnownFormat(TORCH, "ckptconv.features.ranks.read", *RANKS, by="locate"),
     KnownFormat("dcp", "ckptconv.formats.dcp.read", by="locate", sniff="sniff_below"),
     KnownFormat(TORCH, "ckptconv.features.torch_checkpointing.read", by="locate", sniff="sniff_below"),
-    KnownFormat(TORCH, "ckptconv.formats.ranks.read", by="locate", sniff="sniff_below"),
+    KnownFormat(TORCH, "ckptconv.features.ranks.read", by="locate", sniff="sniff_below"),
     KnownFormat("deepspeed", "ckptconv.formats.deepspeed.read", by="locate", sniff="sniff_below"),
     KnownFormat(SAFETENSORS, "ckptconv.formats.virtual", ".virtual.json", head=b'{"ckptconv.virtual"'),
     KnownFormat("npz", "ckptconv.features.npz.read", head=b".npy"),
@@ -108,9 +108,14 @@ LONE: tuple[Lone, ...] = (
     Lone("ckptconv.features.nanotron.step", keys=("data",)),
     Lone("ckptconv.formats.alone"),
     Lone("ckptconv.features.deltas.alone", (".safetensors",)),
-    Lone("ckptconv.formats.ranks.alone", RANKS, part="flat_param"),
+    Lone("ckptconv.features.ranks.alone", RANKS, part="flat_param"),
     Lone("ckptconv.features.torch_checkpointing.alone", ("#.pt", "#.safetensors")),
 )
+# Modules that join the distributed tensors of a file of torch.save which has all of their parts, as that of a single
+# rank has. There, `read_alone` returns a source; None if parts are missing.
+JOINING: tuple[str, ...] = (
+    "ckptconv.features.ranks.read",
+)  # fmt: skip
 # Safetensors that are no weights: a key in the metadata of their index, and the module. There, `no_weights` returns
 # what they are, and what to do with them, of their path.
 NO_WEIGHTS: dict[str, str] = {

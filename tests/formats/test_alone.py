@@ -43,7 +43,6 @@ def of_universal(place: Path) -> Path:
     return next((place / "universal").rglob("zero/w/fp32.pt"))
 
 
-FLAT = {"modules": [{"handles": [{"flat_param.data": torch.zeros(6), "flat_param._fqns": ["w"]}], "name": ""}]}
 SHARD = {"model": {"w": torch.zeros(6)}, "shard_metadata": {"rank": 0, "world_size": 2, "shard_info": {}}}
 # A file of each family, and what is to be named in its place.
 PARTS: dict[str, tuple[Make, str]] = {
@@ -93,13 +92,10 @@ PARTS: dict[str, tuple[Make, str]] = {
     "DCP's safetensors": (of_dcp, "dcp2safetensors {0.parent}"),
     "DCP's safetensors, of another name": (moved(of_dcp, "model.safetensors"), "dcp2safetensors"),
     "torch_xla": (making(SHARD, "model_rank-00000000-of-00000002.pth"), "consolidate_sharded_ckpts"),
-    "OLMo": (making(FLAT, "model/rank0.pt"), "all ranks"),
-    "flat parameters": (making({"l.0._flat_param": torch.zeros(6)}, "model.pt"), "all ranks"),
     "vLLM": (making(STATE, "model-rank-0-part-0.safetensors", "model-rank-1-part-0.safetensors"), "ranks"),
     "TensorRT-LLM": (making(STATE, "rank1.safetensors"), "ranks"),
     "DeepSeek": (making(STATE, "model0-mp8.safetensors"), "ranks"),
     "fairseq": (making(STATE, "checkpoint_last-model_part-1.pt"), "ranks"),
-    "another rank": (making(STATE, "model_rank_3.pt"), "all ranks"),
     **{name: part for parts in of_features("PARTS") for name, part in parts.items()},
 }
 
@@ -171,7 +167,6 @@ WHOLE: dict[str, Make] = {
     "the only shard": making(STATE, "model-00001-of-00001.safetensors"),
     "DeepSeek's only rank": making(STATE, "model0-mp1.safetensors"),
     "vLLM's only rank": making(STATE, "model-rank-0-part-0.safetensors"),
-    "the only rank by its name": making(STATE, "model_world_size_1_rank_0.pt"),
     "steps beside each other": making(STATE, "model_100.pt", "model_200.pt"),
     "a directory called zero": making(STATE, "zero/run/model.pt"),
     "a parameter called param": making({"param": W}, "model.pt"),
@@ -192,7 +187,6 @@ def test_a_file_that_is_whole_is_converted(name: str, tmp_path: Path) -> None:
     "make, words",
     [
         (of_zero("z2_bf16_w2", "mp_rank_00_model_states.pt"), "in other files. Those come with: ckptconv zero-to-fp32"),
-        (making(STATE, "model_rank0.pt"), "nothing in it says that it is a part"),
         *itertools.chain(*of_features("MAYBE_WHOLE")),
     ],
 )

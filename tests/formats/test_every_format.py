@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 import torch
@@ -19,14 +18,10 @@ from checkpoints import (
 )
 from dcp_checkpoints import checkpoint_of
 from format_suite import FormatSuite
-from rank_files import placed
-from rank_files import write as write_ranks
 from safetensors.torch import load_file, save_file
 from tar_writer import Writer, pack
 from torch import nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Shard
 
 import ckptconv
 
@@ -86,25 +81,6 @@ class TestShardedSet(FormatSuite):
 
     def expected(self, checkpoint: Path) -> Mapping[str, torch.Tensor]:
         return {f"layer{number}": torch.full((250, 300), float(number)) for number in (1, 2)}
-
-
-class TestRanks(FormatSuite):
-    command, family = "pt2safetensors", "torch"
-    weights = "model_rank*"
-    state: ClassVar[dict[str, torch.Tensor]] = {
-        **{f"layer{number}": torch.full((250, 300), float(number)) for number in (1, 2)},
-        "scale": torch.tensor(2.0),
-    }
-
-    def write(self, place: Path) -> Path:
-        def of_rank(mesh: DeviceMesh, rank: int) -> dict[str, torch.Tensor]:
-            layers = {name: placed(each, mesh, Shard(0)) for name, each in self.state.items() if each.dim()}
-            return {**layers, "scale": self.state["scale"]}
-
-        return write_ranks(place, (3,), of_rank)
-
-    def expected(self, checkpoint: Path) -> Mapping[str, torch.Tensor]:
-        return self.state
 
 
 # --------------------------------------------------------------------------------------------------------- directories

@@ -17,11 +17,11 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed.checkpoint as dcp
 from checkpoints import Run, assert_same, ckptconv_here, done, load_with_aliases
+from dtensors import placed, playing
 from effort import every
 from features.torch_checkpointing.step_files import REPLICA, SHARD, dtensor, write_step
 from format_suite import FormatSuite
 from optimizer_files import muon_saved
-from rank_files import placed, playing
 from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard

@@ -1,34 +1,18 @@
-"""Write checkpoints with a file for each rank: those of tests/data/ranks, and any that torch's own DTensor describes.
-
-torch's `fake` backend plays one rank after the other in this process: it knows the mesh, and sends nothing.
-"""
+"""Write checkpoints with a file for each rank: those of `data`, and any that torch's own DTensor describes."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from checkpoints import DATA, Run, ckptconv_here
+from checkpoints import Run, ckptconv_here
+from dtensors import playing
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import distribute_tensor
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
-RANKS = DATA / "ranks"
+RANKS = Path(__file__).parent / "data"
 CASES = ("fsdp1_local", "fsdp1_sharded", "fsdp2_tp")
-
-
-@contextlib.contextmanager
-def playing(rank: int, world: int) -> Iterator[None]:
-    """Be `rank` of `world` ranks."""
-    dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
 
 
 def write(
@@ -47,11 +31,6 @@ def write(
                 state(init_device_mesh("cpu", tuple(mesh), mesh_dim_names=names), rank), place / name.format(rank)
             )
     return place
-
-
-def placed(tensor: torch.Tensor, mesh: DeviceMesh, *placements: Any) -> torch.Tensor:
-    """This rank's part of a tensor, as torch cuts it."""
-    return distribute_tensor(tensor, mesh, placements, src_data_rank=None)
 
 
 def converted(source: Path, output: Path, *options: object) -> Run:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from checkpoints import assert_same, ckptconv_here, load_with_aliases, metadata_of
+from dtensors import placed, playing
 from effort import every
-from rank_files import CASES, RANKS, converted, placed, playing, refused, write
+from features.ranks.rank_files import CASES, RANKS, converted, refused, write
+from format_suite import FormatSuite
 from safetensors.torch import load_file
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharded_tensor import Shard as LocalShard
@@ -23,8 +25,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
+import ckptconv
+from ckptconv import UnsupportedError
 from ckptconv.errors import CorruptError
-from ckptconv.formats.ranks import flat
+from ckptconv.features.ranks import flat
 
 WEIGHT = torch.arange(9 * 4, dtype=torch.float32).reshape(9, 4)
 OTHER = -WEIGHT[:5].bfloat16()
@@ -558,3 +562,38 @@ def test_parts_in_a_flat_parameter_follow_one_another() -> None:
     assert len(flat._consecutive(ranks, ("w",), own(8, 12))) == 2
     with pytest.raises(CorruptError, match="do not follow one another"):
         flat._consecutive(ranks, ("w",), own(8, 16))
+
+
+def test_flat_parameters_of_fsdp_are_refused_by_every_way_in(tmp_path: Path) -> None:
+    """Without the optimizer's states, nothing tells the shapes of what is in them."""
+    for rank in range(2):
+        shutil.copy(RANKS / "fsdp1_local" / "checkpoint" / f"model_rank{rank}.pt", tmp_path)
+    for path in (tmp_path, tmp_path / "model_rank0.pt"):
+        ways: list[Callable[[], object]] = [
+            lambda path=path: ckptconv.load_state_dict(path),  # type: ignore[misc]
+            lambda path=path: list(ckptconv.open(path)),  # type: ignore[misc]
+            lambda path=path: ckptconv.open(path).tree,  # type: ignore[misc]
+            lambda path=path: ckptconv.convert(path, tmp_path / "out.safetensors"),  # type: ignore[misc]
+        ]
+        for way in ways:
+            with pytest.raises(UnsupportedError, match="LOCAL_STATE_DICT"):
+                way()
+
+
+class TestRanks(FormatSuite):
+    command, family = "pt2safetensors", "torch"
+    weights = "model_rank*"
+    state: ClassVar[dict[str, torch.Tensor]] = {
+        **{f"layer{number}": torch.full((250, 300), float(number)) for number in (1, 2)},
+        "scale": torch.tensor(2.0),
+    }
+
+    def write(self, place: Path) -> Path:
+        def of_rank(mesh: DeviceMesh, rank: int) -> dict[str, torch.Tensor]:
+            layers = {name: placed(each, mesh, Shard(0)) for name, each in self.state.items() if each.dim()}
+            return {**layers, "scale": self.state["scale"]}
+
+        return write(place, (3,), of_rank)
+
+    def expected(self, checkpoint: Path) -> Mapping[str, torch.Tensor]:
+        return self.state

@@ -10,8 +10,9 @@ from typing import Any
 import dcp_checkpoints
 import torch
 from checkpoints import assert_same, ckptconv_here, done, load_with_aliases
+from dtensors import placed
 from effort import every
-from rank_files import converted, placed, refused, write
+from features.ranks.rank_files import converted, refused, write
 from torch.distributed.tensor import Shard
 
 import ckptconv

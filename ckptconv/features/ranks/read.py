@@ -12,6 +12,8 @@ from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsafeError, UnsupportedError
+from ckptconv.features.ranks import flat
+from ckptconv.features.ranks.locate import FAMILY, choose, locate
 from ckptconv.formats.dcp import locate as dcp
 from ckptconv.formats.dcp.read import read as read_dcp
 from ckptconv.formats.joining import names as names_of
@@ -20,8 +22,6 @@ from ckptconv.formats.joining.join import Ranks, distributed, lacking
 from ckptconv.formats.joining.names import Path
 from ckptconv.formats.joining.pieces import Pieces
 from ckptconv.formats.joining.sets import OPTIMIZER, OTHER, FileSet, parsed, sets_in, sets_of
-from ckptconv.formats.ranks import flat
-from ckptconv.formats.ranks.locate import FAMILY, choose, locate
 from ckptconv.formats.runs import Located
 from ckptconv.formats.source import STATES_ARE_CONVERTED, Source, Wanted
 from ckptconv.formats.torch import file as torch_file
