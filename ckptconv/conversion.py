@@ -16,7 +16,7 @@ from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.options.kinds import Default
 from ckptconv.options.option import checked
 from ckptconv.options.table import OPTIONS, Options
-from ckptconv.outputs.kinds import check_options
+from ckptconv.outputs.kinds import check_options, further
 from ckptconv.outputs.planning import Output, planned
 from ckptconv.outputs.targets import (
     Target,
@@ -92,8 +92,8 @@ def convert(
     if chosen.to and output is not None:
         targets = checkpoints(output, chosen)
     else:
-        named = {"weights": output, "optimizer": chosen.optimizer or None, "universal": chosen.universal or None}
-        targets = [resolve(holds, path, chosen) for holds, path in named.items() if path is not None]
+        named = {**({} if output is None else {"weights": output}), **further(chosen)}
+        targets = [resolve(holds, path, chosen) for holds, path in named.items()]
     check_options([target.kind for target in targets] or ["directory"], chosen)
     wanted = chosen.spool_dir
     check_spool(wanted)

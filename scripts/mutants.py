@@ -36,12 +36,6 @@ class Mutant(NamedTuple):
 
 MUTANTS = [
     Mutant(
-        "publish/pointer",
-        "names = [] if LATEST in beside.names else [",
-        "names = [] if beside.names else [",
-        "tests/publish/test_replacing.py -k others_made_is_not",
-    ),
-    Mutant(
         "plan",
         r"of-(?P<of>\d{5,6})",
         r"of-(?P<of>\d{5})",
@@ -617,12 +611,6 @@ MUTANTS = [
         "if entries(other.weights).keys() >= _TORCHTUNE and not is_own:",
         "if False:",
         "tests/formats/numbers/test_orders.py -k torchtune",
-    ),
-    Mutant(
-        "outputs/training",
-        'keys = dict.fromkeys(key for name in group["params"] for key in kept[name])',
-        "keys = dict.fromkeys(key for own in kept.values() for key in own)",
-        "tests/outputs/test_training.py -k several_optimizers",
     ),
 ]
 # Those of features stand in the folders of their tests.

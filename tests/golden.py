@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import io
+import itertools
 import json
 import multiprocessing
 import os
@@ -81,13 +82,11 @@ def of_fixtures() -> Iterator[Golden]:
                 (*convert, "frozen", "--exclude-frozen-parameters", "--exclude", "*.bias", "--rename", "^a=b"),
                 (*convert, "ranks", "--per-rank"),
                 (*convert, "--optimizer", "states"),
-                (*convert, "--universal", "universal"),
                 (*convert, "parts", "--part", "0/2"),
                 (*convert, "parts", "--part", "1/2"),
                 ("finish", "parts", "--json"),
                 ("verify", "in", "out", "--json"),
-                ("verify", "in", "--universal", "universal", "--json"),
-                ("zero-to-fp32", "universal", "again", "--json"),
+                *itertools.chain(*of_features("OF_ZERO")),
                 ("inspect", "in"),
                 ("inspect", "in", "--json"),
                 ("inspect", "in", "--html", "page.html"),

@@ -116,6 +116,11 @@ LONE: tuple[Lone, ...] = (
 JOINING: tuple[str, ...] = (
     "ckptconv.features.ranks.read",
 )  # fmt: skip
+# What outputs are made of beside weights: what they hold, and the module. There, `needs_states` tells whether options
+# ask for the optimizer's states, and `fitted` returns a source with all that is needed.
+MADE_OF: dict[str, str] = {
+    "universal": "ckptconv.features.universal.taking",
+}
 # Safetensors that are no weights: a key in the metadata of their index, and the module. There, `no_weights` returns
 # what they are, and what to do with them, of their path.
 NO_WEIGHTS: dict[str, str] = {

@@ -64,10 +64,12 @@ class OutputKind(NamedTuple):
 
 class OfFeature(NamedTuple):
     """A kind of output that a feature writes: the module that has its entry as `KIND`, which is imported when an output
-    is of this kind, and the ends of names that ask for it."""
+    is of this kind, the ends of names that ask for it, or the option that asks for it beside OUTPUT, which has the name
+    of what it holds."""
 
     module: str
     suffixes: tuple[str, ...] = ()
+    option: str = ""
 
 
 _ELSEWHERE = {**OF_CHECKPOINT, **OF_UNIVERSAL}
@@ -105,18 +107,7 @@ KINDS: Mapping[str, OutputKind | OfFeature] = {
     ),
     "states": OutputKind("optimizer", "directory", {**_ELSEWHERE, **OF_MODELS}, _STATES, compared=SAFETENSORS),
     "states-file": OutputKind("optimizer", "file", {**_ELSEWHERE, **OF_MODELS}, _STATES, compared=SAFETENSORS),
-    # What else changes nothing in a universal checkpoint depends on its source: see `training`.
-    "universal": OutputKind(
-        "universal",
-        "tree",
-        {**OF_CHECKPOINT, **OF_MODELS, **OF_CODES},
-        {
-            "opaque": "changes nothing in a universal checkpoint, which has no place for other objects",
-            "copy_config": "copies nothing: from_pretrained reads no universal checkpoint",
-        },
-        compared="ckptconv.verification.universal",
-        plan="ckptconv.outputs.universal_output",
-    ),
+    "universal": OfFeature("ckptconv.features.universal.kind", option="universal"),
     "dcp": OutputKind(
         "dcp",
         "dcp",
@@ -160,6 +151,8 @@ KINDS: Mapping[str, OutputKind | OfFeature] = {
     ),
     **{name: OfFeature(kind.module) for name, kind in FURTHER_CHECKPOINTS.items()},
 }
+# The options that ask for outputs beside OUTPUT.
+FURTHER = ("optimizer", *(kind.option for kind in KINDS.values() if isinstance(kind, OfFeature) and kind.option))
 
 
 def entry_of(name: str) -> OutputKind:
@@ -167,6 +160,11 @@ def entry_of(name: str) -> OutputKind:
     kind = KINDS[name]
     entry: OutputKind = import_module(kind.module).KIND if isinstance(kind, OfFeature) else kind
     return entry
+
+
+def further(options: Options) -> dict[str, str]:
+    """Return the outputs beside OUTPUT that are asked for: what each holds, and its path."""
+    return {name: path for name in FURTHER if (path := getattr(options, name))}
 
 
 def kind_of(path: str) -> str:
@@ -188,7 +186,7 @@ def is_given(option: str, options: Options) -> bool:
 def check_options(kinds: Iterable[str], options: Options) -> None:
     """Raise UsageError for a given option that some output refuses and none of them, which are of `kinds`, heeds."""
     every = [entry_of(kind) for kind in kinds]
-    for option in ("part", "per_rank", "optimizer", "universal") if options.for_hub else ():
+    for option in ("part", "per_rank", *FURTHER) if options.for_hub else ():
         if is_given(option, options):
             raise UsageError(
                 f"{flag('for_hub')} writes a model to publish, and {flag(option)} is about something else.",

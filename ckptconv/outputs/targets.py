@@ -21,7 +21,7 @@ from ckptconv.formats.source import ADAPTER, MODEL, STEMS, Source
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.options.kinds import FURTHER_CHECKPOINTS
 from ckptconv.options.table import Options
-from ckptconv.outputs.kinds import entry_of, flag, is_given, kind_of
+from ckptconv.outputs.kinds import FURTHER, KINDS, entry_of, flag, further, is_given, kind_of
 from ckptconv.plan import NUMBERED
 from ckptconv.storage import stores
 from ckptconv.storage.files import look
@@ -199,10 +199,10 @@ def resolve(holds: str, path: str, options: Options) -> Target:
     """Return the target of what `holds` weights, optimizer states or a training, or a checkpoint of
     torch.distributed.checkpoint. Raise UsageError if that cannot be put at `path`."""
     path = normalize(path)
-    if holds in ("optimizer", "universal"):
+    if holds in FURTHER:
         path = Proposed(path, f"Give --{holds} another path, or --overwrite to replace it.")
-    if holds == "universal":
-        return _resolve_tree(path, options)
+    if holds in KINDS and entry_of(holds).form == "tree":
+        return Target(_place_of_tree(path, options), holds, proposed=_proposed(path))
     target = resolve_output(path, options)
     return target._replace(kind=kind_of_states(path, target.kind)) if holds == "optimizer" else target
 
@@ -254,12 +254,12 @@ def resolve_output(path: str, options: Options) -> Target:
     return Target(path, kind, proposed=_proposed(path))
 
 
-def _resolve_tree(path: str, options: Options) -> Target:
-    """Return the target of a directory that is replaced as a whole. Raise UsageError if none can be written there."""
+def _place_of_tree(path: str, options: Options) -> str:
+    """Return where a directory that is replaced as a whole lies. Raise UsageError if none can be written there."""
     check_place(path, options.storage_options)
     if is_remote(path) and "/" not in path.partition("://")[2].rstrip("/"):
         raise UsageError(f"{path}: a file is put beside this directory, so give one below it.")
-    return Target(real_place(path), "universal", proposed=_proposed(path))
+    return real_place(path)
 
 
 def _resolve_checkpoint(place: Location, options: Options) -> Target:
@@ -283,8 +283,9 @@ def check_checkpoint(output: object, options: Options) -> None:
         return
     if output is None:
         raise UsageError("A checkpoint of torch.distributed.checkpoint needs an OUTPUT: a directory.")
-    if options.universal:
-        raise UsageError("--to and --universal are two outputs.", "Write one after the other.")
+    for name in further(options):
+        if name != "optimizer":
+            raise UsageError(f"--to and {flag(name)} are two outputs.", "Write one after the other.")
     for name in ("optimizer_key", "flat_optimizer", "fill_states") if not options.optimizer else ():
         if is_given(name, options):
             raise UsageError(f"{flag(name)} is about optimizer states, and none were asked for.", _STATES)

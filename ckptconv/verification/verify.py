@@ -25,7 +25,7 @@ from ckptconv.formats.source import MODEL, Opened, Source, source_of
 from ckptconv.options.option import checked
 from ckptconv.options.table import OPTIONS, Options
 from ckptconv.outputs.computed import COMPUTED
-from ckptconv.outputs.kinds import KINDS, entry_of, kind_of
+from ckptconv.outputs.kinds import KINDS, entry_of, further, kind_of
 from ckptconv.outputs.targets import ACCELERATE, MANIFEST, kind_of_states, of_accelerate
 from ckptconv.process import no_garbage, peak_rss
 from ckptconv.result import OutputFile
@@ -104,11 +104,13 @@ def verify(
     if asked.optimizer and not asked.to:
         path = _place(normalize(asked.optimizer))
         targets.append(_target(path, asked)._replace(kind=kind_of_states(path, kind_of(path))))
-    if asked.universal:
-        place = Location(real_place(normalize(asked.universal)), dict(asked.storage_options))
+    for kind, tree in further(asked).items():
+        if kind not in KINDS:
+            continue
+        place = Location(real_place(normalize(tree)), dict(asked.storage_options))
         told = read_manifest(place.join(MANIFEST), asked)
         asked = _with(told, asked, given) if told and not targets else asked
-        targets.append(CheckedOutput(place, "universal", manifest=told))
+        targets.append(CheckedOutput(place, kind, manifest=told))
     if not targets:
         raise UsageError("There is no OUTPUT to verify.", "Give the file or directory that the conversion wrote.")
     # A million small objects live until the end: a garbage collector would take longer to scan them than it takes to

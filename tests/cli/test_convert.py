@@ -27,7 +27,7 @@ from ckptconv.cli.batch import SEVERITY, Outcome, first_sentence, table, worst
 from ckptconv.cli.convert import repeated, shares
 from ckptconv.cli.naming import InputWord, output_paths
 from ckptconv.errors import CorruptError, UsageError
-from ckptconv.outputs.kinds import KINDS, entry_of
+from ckptconv.outputs.kinds import FURTHER, KINDS, entry_of
 
 ZERO = DATA / "zero" / "z3_bf16_w2" / "checkpoint"
 DCP = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
@@ -487,8 +487,7 @@ def test_a_directory_in_which_nothing_was_made_does_not_stay(place: Path) -> Non
 def test_options_for_one_output_are_refused_for_several(place: Path) -> None:
     torch.save(NESTED, "a.pt")
     options = (
-        "--optimizer=o",
-        "--universal=u",
+        *(f"--{name}=o" for name in FURTHER),
         "--manifest=m",
         "--depfile=d",
         "--part=0/2",

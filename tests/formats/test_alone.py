@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 import ckptconv
 from ckptconv import CorruptError, UnsupportedError
 from ckptconv.library.virtual import VirtualFiles
+from ckptconv.outputs.kinds import FURTHER
 
 QUIETLY = ("--no-fsync", "--quiet")
 
@@ -35,12 +36,6 @@ def of_zero(case: str, name: str) -> Make:
 def of_dcp(place: Path) -> Path:
     shutil.copytree(DATA / "dcp/hf_sharded_w2/checkpoint", place / "step")
     return place / "step/shard-00001-model-00001-of-00002.safetensors"
-
-
-def of_universal(place: Path) -> Path:
-    save_file({"w": W, "b": torch.ones(4)}, place / "model.safetensors")
-    ckptconv.convert(place / "model.safetensors", universal=place / "universal", fsync=False)
-    return next((place / "universal").rglob("zero/w/fp32.pt"))
 
 
 SHARD = {"model": {"w": torch.zeros(6)}, "shard_metadata": {"rank": 0, "world_size": 2, "shard_info": {}}}
@@ -69,8 +64,6 @@ PARTS: dict[str, tuple[Make, str]] = {
     "tensor parallel": (of_zero("tp_z2_mp2_w4", "mp_rank_01_model_states.pt"), "zero-to-fp32"),
     "tensor parallel, of another name": (moved(of_zero("tp_z2_mp2_w4", "mp_rank_01_model_states.pt")), "zero-to-fp32"),
     "experts' optimizer": (making(STATE, "expp_rank_0_mp_rank_00_optim_states.pt"), "zero-to-fp32"),
-    "universal": (of_universal, "zero-to-fp32 {0.parent.parent.parent}"),
-    "universal, alone": (moved(of_universal, "fp32.pt"), "zero-to-fp32"),
     "Megatron-core": (making({"iteration": 5, "w": W}, "common.pt", ".metadata"), "dcp2safetensors"),
     "Megatron-core, alone": (
         making({"iteration": 5, "args": argparse.Namespace(lr=1.0)}, "common.pt"),
@@ -255,7 +248,7 @@ def test_no_way_takes_it_for_a_model(tmp_path: Path) -> None:
         ("safetensors2pt", path, tmp_path / "x.pt"),
         ("safetensors2dcp", path, tmp_path / "dcp"),
         ("convert", other, tmp_path / "o.safetensors", "--like", path),
-        ("convert", path, "--universal", tmp_path / "universal"),
+        *(("convert", path, f"--{name}", tmp_path / "further") for name in FURTHER if name != "optimizer"),
     ):
         ckptconv_here(*command).refused(5, path, "--alone")
     assert sorted(each.name for each in tmp_path.iterdir()) == ["model-00002-of-00002.safetensors", "other"]

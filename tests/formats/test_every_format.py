@@ -11,9 +11,7 @@ import pytest
 import torch
 from checkpoints import (
     ZERO,
-    ckptconv_here,
     seven_shards,
-    tag_of,
     widened,
 )
 from dcp_checkpoints import checkpoint_of
@@ -108,17 +106,6 @@ class TestZero2(Zero):
 
 class TestZero3(Zero):
     case = "z3_fp32_w4"
-
-
-class TestUniversal(TestZero3):
-    weights = "fp32.pt"
-
-    def write(self, place: Path) -> Path:
-        checkpoint = super().write(place)
-        universal = place / "global_step_universal"
-        assert ckptconv_here("zero-to-fp32", tag_of(checkpoint), "--universal", universal).code == 0
-        shutil.rmtree(checkpoint)
-        return universal
 
 
 class TestDcp(FormatSuite):

@@ -22,7 +22,7 @@ import ckptconv
 from ckptconv import CkptconvError, UsageError
 from ckptconv.formats.source import Source
 from ckptconv.options.table import OPTIONS, Options
-from ckptconv.outputs.kinds import KINDS, check_options, entry_of, flag
+from ckptconv.outputs.kinds import FURTHER, KINDS, check_options, entry_of, flag
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Inline
 
@@ -34,7 +34,6 @@ OWN: dict[str, dict[str, Any]] = {
     "virtual": {"output": "x.virtual.json"},
     "states": {"optimizer": "x"},
     "states-file": {"optimizer": "x.safetensors"},
-    "universal": {"universal": "x"},
     "dcp": {"output": "x", "to": "dcp"},
     "dcp-hf": {"output": "x", "to": "dcp-hf"},
     "accelerate": {"output": "x", "to": "accelerate"},
@@ -60,45 +59,45 @@ class Row(NamedTuple):
 
 
 MATRIX = {
-    "max_shard_size": Row("rhrhhrshrh", {"max_shard_size": 300}),
-    "dtype": Row("hhhhssshhh", {"dtype": "bf16"}),
-    "dequantize": Row("hhhhssshhh", {"dequantize": True}, source="quantized"),
-    "quantize": Row("hhrhssrrrr", {"quantize": "fp8-block"}),
-    "requantize": Row("hhrhssrrrr", {"requantize": "fp8-block"}, source="quantized"),
-    "keep": Row("hhrhssrrrr", {"keep": "l1.*"}, (("quantize", "fp8-block"),)),
-    "key": Row("hhhhssshhh", {"key": "m"}, source="nested"),
-    "include": Row("hhhhhhshhh", {"include": "l1.*"}),
-    "exclude": Row("hhhhhhshhh", {"exclude": "l1.*"}),
-    "strip_prefix": Row("hhhhhhshhh", {"strip_prefix": "l1."}),
-    "rename": Row("hhhhhhshhh", {"rename": "^l1=q"}),
-    "map": Row("hhhhhhshhh", {"map": "../map.toml"}),
-    "size": Row("ssssssssss", {"size": {"n": 4}}),
-    "tied": Row("hhshhhshsh", {"tied": "duplicate"}),
-    "like": Row("hhrhssshhr", {"like": LIKE}),
-    "partial": Row("hhrhsssrrr", {"partial": True}, (("like", "../more.safetensors"),)),
-    "fill": Row("hhrhsssrrr", {"fill": True}, (("like", "../more.safetensors"),)),
-    "structure": Row("hhhhhhshsh", {"structure": False}, source="nested"),
-    "chunks": Row("rrrrrrrhhh", {"chunks": 2}),
-    "model_key": Row("rrrrrrrhhr", {"model_key": "weights"}),
-    "optimizer_key": Row("rrrrrrrrrr", {"optimizer_key": "opt"}),
-    "flat_optimizer": Row("rrrrrrrrrr", {"flat_optimizer": True}),
-    "fill_states": Row("rrrrrrrrrr", {"fill_states": True}),
-    "order": Row("ssssssssss", {"order": "../order.txt"}),
-    "opaque": Row("sshsssshsh", {"opaque": "drop"}, source="opaque"),
-    "zero_stage": Row("rrrrrrhrrr", {"zero_stage": 3}),
-    "fresh_optimizer": Row("rrrrrrhrrr", {"fresh_optimizer": True}),
-    "for_hub": Row("hhrrrrrrrr", {"for_hub": True}, source="nested"),
-    "copy_config": Row("shssssssss", {"copy_config": True}),
-    "exclude_frozen_parameters": Row("hhshsshhhh", {"exclude_frozen_parameters": True}, source="zero"),
-    "clobber": Row("hhhhhhhhhh", {"clobber": False}),
-    "verify": Row("hhhrhhhhhh", {"verify": True}),
-    "checksum": Row("hhhrhhhhhh", {"checksum": True}),
-    "part": Row("hhhrhhhhhh", {"part": (0, 2)}),
-    "manifest": Row("hhhhhhhhhh", {"manifest": "manifest.json"}),
-    "digest": Row("hhhhhhhhhh", {"digest": "sha256"}, (("manifest", "manifest.json"),)),
-    "attest": Row("hhhhhhhhhh", {"attest": "attested"}, (("digest", "sha256"),)),
-    "depfile": Row("hhhhhhhhhh", {"depfile": "x.d"}),
-    "dry_run": Row("hhhhhhhhhh", {"dry_run": True}),
+    "max_shard_size": Row("rhrhhrhrh", {"max_shard_size": 300}),
+    "dtype": Row("hhhhsshhh", {"dtype": "bf16"}),
+    "dequantize": Row("hhhhsshhh", {"dequantize": True}, source="quantized"),
+    "quantize": Row("hhrhssrrr", {"quantize": "fp8-block"}),
+    "requantize": Row("hhrhssrrr", {"requantize": "fp8-block"}, source="quantized"),
+    "keep": Row("hhrhssrrr", {"keep": "l1.*"}, (("quantize", "fp8-block"),)),
+    "key": Row("hhhhsshhh", {"key": "m"}, source="nested"),
+    "include": Row("hhhhhhhhh", {"include": "l1.*"}),
+    "exclude": Row("hhhhhhhhh", {"exclude": "l1.*"}),
+    "strip_prefix": Row("hhhhhhhhh", {"strip_prefix": "l1."}),
+    "rename": Row("hhhhhhhhh", {"rename": "^l1=q"}),
+    "map": Row("hhhhhhhhh", {"map": "../map.toml"}),
+    "size": Row("sssssssss", {"size": {"n": 4}}),
+    "tied": Row("hhshhhhsh", {"tied": "duplicate"}),
+    "like": Row("hhrhsshhr", {"like": LIKE}),
+    "partial": Row("hhrhssrrr", {"partial": True}, (("like", "../more.safetensors"),)),
+    "fill": Row("hhrhssrrr", {"fill": True}, (("like", "../more.safetensors"),)),
+    "structure": Row("hhhhhhhsh", {"structure": False}, source="nested"),
+    "chunks": Row("rrrrrrhhh", {"chunks": 2}),
+    "model_key": Row("rrrrrrhhr", {"model_key": "weights"}),
+    "optimizer_key": Row("rrrrrrrrr", {"optimizer_key": "opt"}),
+    "flat_optimizer": Row("rrrrrrrrr", {"flat_optimizer": True}),
+    "fill_states": Row("rrrrrrrrr", {"fill_states": True}),
+    "order": Row("sssssssss", {"order": "../order.txt"}),
+    "opaque": Row("sshssshsh", {"opaque": "drop"}, source="opaque"),
+    "zero_stage": Row("rrrrrrrrr", {"zero_stage": 3}),
+    "fresh_optimizer": Row("rrrrrrrrr", {"fresh_optimizer": True}),
+    "for_hub": Row("hhrrrrrrr", {"for_hub": True}, source="nested"),
+    "copy_config": Row("shsssssss", {"copy_config": True}),
+    "exclude_frozen_parameters": Row("hhshsshhh", {"exclude_frozen_parameters": True}, source="zero"),
+    "clobber": Row("hhhhhhhhh", {"clobber": False}),
+    "verify": Row("hhhrhhhhh", {"verify": True}),
+    "checksum": Row("hhhrhhhhh", {"checksum": True}),
+    "part": Row("hhhrhhhhh", {"part": (0, 2)}),
+    "manifest": Row("hhhhhhhhh", {"manifest": "manifest.json"}),
+    "digest": Row("hhhhhhhhh", {"digest": "sha256"}, (("manifest", "manifest.json"),)),
+    "attest": Row("hhhhhhhhh", {"attest": "attested"}, (("digest", "sha256"),)),
+    "depfile": Row("hhhhhhhhh", {"depfile": "x.d"}),
+    "dry_run": Row("hhhhhhhhh", {"dry_run": True}),
 }
 # Options that name the outputs, or are about how the input is reached and read, or how fast: they know of no kind.
 OTHERS = {"to", "optimizer", "universal", "per_rank", "drop_opaque", "jobs", "memory", "fsync", "spool_dir"}
@@ -185,7 +184,7 @@ def test_an_option_is_heeded_or_refused_or_said_to_have_no_effect(
     row = MATRIX[option]
     expected = outcomes(option)[kind]
     # Only some checkpoints have states of an optimizer, and only safetensors become a `.pt` file.
-    has_states = entry_of(kind).holds in ("optimizer", "universal")
+    has_states = entry_of(kind).holds in FURTHER
     source = "zero" if has_states else "model" if (kind, row.source) == ("torch", "zero") else row.source
     given = {**dict(row.beside), **row.given}
     outcome = make(kind, source, given, *([{}] if option == "clobber" else []))

@@ -13,44 +13,14 @@ import pytest
 import torch
 from checkpoints import ZERO, assert_same, ckptconv_here, done, load_with_aliases
 from effort import every
-from optimizer_files import muon_saved
+from optimizer_files import STEPS, by_name, muon_saved, network, trained, training_saved
 from safetensors.torch import load_file, save_file
-from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
 import ckptconv
 from ckptconv.errors import UsageError
 
-STEPS = 3
 MODEL, MODEL_3 = "mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt"
 COMMON = "zero/optimizer_state.pt"
-
-
-def network() -> torch.nn.Sequential:
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.LayerNorm(7), torch.nn.Linear(7, 3))
-    model.register_buffer("count", torch.tensor(2**40 + 1))
-    return model
-
-
-def trained(named: bool = False, groups: int = 1) -> tuple[torch.nn.Sequential, torch.optim.AdamW]:
-    model = network()
-    parameters: list[Any] = list(model.named_parameters() if named else model.parameters())
-    parts = [{"params": parameters[number::groups], "lr": 0.1 * (number + 1)} for number in range(groups)]
-    optimizer = torch.optim.AdamW(parts)
-    for _ in range(STEPS):
-        model(torch.randn(4, 5)).pow(2).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return model, optimizer
-
-
-def training_saved(path: Path, named: bool = False, groups: int = 1, **more: Any) -> dict[str, Any]:
-    """Save a training checkpoint with torch.save; return what it holds."""
-    model, optimizer = trained(named, groups)
-    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 1, **more}
-    torch.save(state, path)
-    return state
 
 
 def hugging_face(directory: Path) -> dict[str, torch.Tensor]:
@@ -72,18 +42,6 @@ def read_back(directory: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch
     weights, states = directory.with_suffix(".safetensors"), directory.with_suffix(".states.safetensors")
     done(ckptconv_here("zero-to-fp32", directory, weights, "--optimizer", states))
     return load_with_aliases(weights), load_file(states)
-
-
-def by_name(state: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Return the states of a training checkpoint's optimizer by the names of its model's parameters."""
-    names = [name for name in state["model"] if name != "count"]
-    groups = len(state["optimizer"]["param_groups"])
-    order = [name for number in range(groups) for name in names[number::groups]]
-    return {
-        f"{order[number]}.{key}": value
-        for number, held in state["optimizer"]["state"].items()
-        for key, value in held.items()
-    }
 
 
 def refused(run: Any, code: int, *words: str) -> None:
@@ -297,54 +255,6 @@ def test_numbers_that_could_be_of_several_parameters_are_refused(tmp_path: Path)
     assert loaded(tmp_path / "u" / MODEL)["module"].keys() == {"count", "running_mean"}
 
 
-@every("named, groups", [(False, 1), (True, 1), (True, 2)])
-def test_states_beside_weights_have_the_same_names_in_every_output(named: bool, groups: int, tmp_path: Path) -> None:
-    state = training_saved(tmp_path / "t.pt", named, groups)
-    expected = by_name(state)
-    done(ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "states.safetensors", "--verify"))
-    assert_same(load_file(tmp_path / "states.safetensors"), expected)
-    with ckptconv.open(tmp_path / "t.pt") as checkpoint:
-        assert_same({name: each.torch() for name, each in checkpoint.optimizer.items()}, expected)
-    torch.save(state["model"], tmp_path / "model.pt")
-    torch.save(state["optimizer"], tmp_path / "optimizer.pt")
-    for out, arguments in (
-        ("whole", [tmp_path / "t.pt", "--optimizer", tmp_path / "t.pt"]),
-        ("apart", [tmp_path / "model.pt", "--model-key", "model", "--optimizer", tmp_path / "optimizer.pt"]),
-        ("other", [tmp_path / "model.pt", "--model-key", "model", "--optimizer", tmp_path / "t.pt"]),
-    ):
-        done(ckptconv_here("safetensors2dcp", *arguments[:1], tmp_path / out, *arguments[1:], "--verify"))
-        model, optimizer = trained(named, groups)
-        wanted: dict[str, Any] = {"model": model.state_dict()}
-        wanted["optimizer"] = get_optimizer_state_dict(model, optimizer)
-        for held in wanted["optimizer"]["state"].values():
-            held.update({key: torch.zeros_like(value) for key, value in held.items()})
-        dcp.load(wanted, checkpoint_id=tmp_path / out)
-        assert_same(wanted["model"], state["model"])
-        found = wanted["optimizer"]["state"]
-        assert_same({f"{name}.{key}": value for name in found for key, value in found[name].items()}, expected)
-        set_optimizer_state_dict(model, optimizer, wanted["optimizer"])
-
-
-def test_numbers_that_nothing_names_are_refused_in_every_output(tmp_path: Path) -> None:
-    state = training_saved(tmp_path / "t.pt")
-    state["model"]["3.bias"] = torch.zeros(3)
-    torch.save(state, tmp_path / "t.pt")
-    words = "numbers its 6 parameters", "nothing tells which states", "named_parameters()"
-    refused(ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "s.safetensors"), 5, *words)
-    run = ckptconv_here("safetensors2dcp", tmp_path / "t.pt", tmp_path / "d", "--optimizer", tmp_path / "t.pt")
-    refused(run, 5, *words)
-    assert [path.name for path in tmp_path.iterdir()] == ["t.pt"]
-
-
-def test_factors_of_a_square_parameter_are_not_taken_for_states_of_a_vector(tmp_path: Path) -> None:
-    model = {"norm": torch.zeros(4), "square": torch.zeros(4, 4)}
-    states = {0: {"exp_avg_sq_row": torch.ones(4), "exp_avg_sq_col": torch.ones(4), "step": 1}}
-    optimizer = {"state": states, "param_groups": [{"lr": 1.0, "params": [0]}]}
-    torch.save({"model": model, "optimizer": optimizer}, tmp_path / "t.pt")
-    run = ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "s.safetensors")
-    refused(run, 5, "nothing tells which states are of which parameter")
-
-
 def test_a_parameter_without_states_begins_with_zero_moments(tmp_path: Path) -> None:
     state = training_saved(tmp_path / "t.pt", named=True)
     del state["optimizer"]["state"][1]
@@ -354,46 +264,6 @@ def test_a_parameter_without_states_begins_with_zero_moments(tmp_path: Path) -> 
     parameter = tmp_path / "u" / "zero" / "0.bias"
     assert loaded(parameter / "step.pt") == STEPS, "DeepSpeed refuses groups whose parameters differ in it"
     assert not loaded(parameter / "exp_avg.pt")["param"].any()
-
-
-def test_two_optimizers_in_a_file_share_the_parameters(tmp_path: Path) -> None:
-    expected = muon_saved(tmp_path / "t.pt")
-    done(ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "s.safetensors", "--verify"))
-    assert_same(load_file(tmp_path / "s.safetensors"), expected)
-    saved = torch.load(tmp_path / "t.pt")
-    muon, adamw = saved.pop("optimizers")
-    by_name = {"muon": muon, "adamw": adamw}
-    for name, state, words in (
-        ("keys", {**saved, **by_name}, []),
-        ("dict", {**saved, "optimizers": by_name}, []),
-        ("nested", {"state": {**saved, "optimizers": by_name}, "rng": 1}, ["--key", "state.model", tmp_path / "w"]),
-    ):
-        torch.save(state, tmp_path / f"{name}.pt")
-        states = tmp_path / f"{name}.safetensors"
-        done(ckptconv_here("convert", tmp_path / f"{name}.pt", *words, "--optimizer", states))
-        assert_same(load_file(states), expected)
-
-
-def test_two_optimizers_go_on_in_torch_by_way_of_a_checkpoint(tmp_path: Path) -> None:
-    expected = muon_saved(tmp_path / "t.pt")
-    words = ["--key", "model", "--model-key", "model", "--optimizer", tmp_path / "t.pt", "--optimizer-key", "optim"]
-    done(ckptconv_here("safetensors2dcp", tmp_path / "t.pt", tmp_path / "dcp", *words, "--verify"))
-    states = tmp_path / "states.safetensors"
-    done(ckptconv_here("dcp2safetensors", tmp_path / "dcp", tmp_path / "model", "--optimizer", states))
-    assert_same(load_file(states), expected)
-    saved = torch.load(tmp_path / "t.pt")
-    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(12)), torch.nn.LayerNorm(4))
-    optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.Muon([each for each in model.parameters() if each.ndim == 2]),
-        torch.optim.AdamW([each for each in model.parameters() if each.ndim == 1]),
-    ]
-    whole = {"model": model.state_dict(), "optim": get_optimizer_state_dict(model, optimizers)}
-    dcp.load(whole, checkpoint_id=tmp_path / "dcp")
-    assert_same(whole["model"], saved["model"])
-    set_optimizer_state_dict(model, optimizers, whole["optim"])
-    held = {parameter: own for each in optimizers for parameter, own in each.state.items()}
-    found = {f"{name}.{key}": value for name, each in model.named_parameters() for key, value in held[each].items()}
-    assert_same(found, expected)
 
 
 def test_states_of_several_optimizers_stay_those_of_their_groups(tmp_path: Path) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ckptconv.errors import DifferenceError
+from ckptconv.features.universal import trees as planned
+from ckptconv.features.universal.resuming import resumable
 from ckptconv.formats.runs import LATEST_UNIVERSAL
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
-from ckptconv.outputs import universal
 from ckptconv.outputs.targets import MANIFEST, pointer_of
-from ckptconv.outputs.training import resumable
 from ckptconv.result import OutputFile
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, join
@@ -32,7 +32,7 @@ def pairs(
     """Compare a universal checkpoint: a file for each parameter's weights and each of its states, the common states,
     and copies of the model files."""
     made = resumable(source, asked, rename_of(asked))
-    trees = {name: tree for name, tree, _ in universal.trees(made.training, made.weights, made.states)}
+    trees = {name: tree for name, tree, _ in planned.trees(made.training, made.weights, made.states)}
     copies = {basename(file.path): file for file in made.training.copies}
     names = [*trees, *copies, LATEST_UNIVERSAL]
     pointer = pointer_of(target.path)

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckptconv.errors import UnsupportedError, UsageError
+from ckptconv.features.universal.taking import FRESH
 from ckptconv.formats.deepspeed.partitions import expert_of
 from ckptconv.formats.optimizers import weights_key
 from ckptconv.formats.source import Source, Training
-from ckptconv.formats.training import FRESH
 from ckptconv.options.table import TENSORS, Options
 from ckptconv.outputs import selection
 from ckptconv.outputs.pipeline import selected
