@@ -42,12 +42,6 @@ MUTANTS = [
         "tests/formats/test_alone.py",
     ),
     Mutant(
-        "formats/dcp/read",
-        "        check_content(place.path, data, digests)\n",
-        "",
-        "tests/formats/dcp/test_megatron.py",
-    ),
-    Mutant(
         "outputs/restore",
         "selects = selects or source.family != SAFETENSORS",
         "selects = bool(selects)",

@@ -126,21 +126,8 @@ def of_fixtures() -> Iterator[Golden]:
                 ("inspect", "in", "--json"),
             ),
         )
-    for file in sorted((DATA / "megatron").glob("*.tar.xz")):
-        case = f"{file.name.partition('.')[0]}/checkpoint"
-        convert = ("dcp2safetensors", f"megatron_{case}", "--json")
-        yield Golden(
-            f"megatron/{file.name}",
-            _unpacked(file),
-            (
-                (*convert, "out"),
-                (*convert, "unstacked", "--unstack", "--max-shard-size", "2KB"),
-                (*convert, "masters.safetensors", "--master"),
-                (*convert, "--optimizer", "states"),
-                ("verify", f"megatron_{case}", "unstacked", "--json"),
-                ("inspect", f"megatron_{case}"),
-            ),
-        )
+    for name, file, commands in (each for more in of_features("ARCHIVES") for each in more):
+        yield Golden(name, _unpacked(file), commands)
 
 
 def _tree() -> dict[str, Any]:

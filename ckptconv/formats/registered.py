@@ -101,7 +101,7 @@ FORMATS: tuple[Format, ...] = (
 # The order in which the kinds of files that are one of many are asked: `alone` has those of no format that is read.
 LONE: tuple[Lone, ...] = (
     Lone("ckptconv.formats.deepspeed.alone", DEEPSPEED, DEEPSPEED_KEYS),
-    Lone("ckptconv.formats.dcp.alone", ("common.pt",)),
+    Lone("ckptconv.features.megatron_core.alone", ("common.pt",)),
     Lone("ckptconv.features.model_parallel.megatron", ("distrib_optim", "mp_rank_", "tp_rank_"), ("args",)),
     Lone("ckptconv.features.model_parallel.meta", ("consolidated.",), ("tok_embeddings.weight",)),
     Lone("ckptconv.formats.dcp.shards", ("shard-#",), ("DCP_SHARDING_INFO",)),
@@ -116,6 +116,22 @@ LONE: tuple[Lone, ...] = (
 JOINING: tuple[str, ...] = (
     "ckptconv.features.ranks.read",
 )  # fmt: skip
+
+
+class Dialect(NamedTuple):
+    """A program that puts more into directories of torch.distributed.checkpoint: the module that reads it
+    (`dcp/dialects.py` says what it has), and names of files and of values that it is asked of."""
+
+    module: str
+    files: tuple[str, ...]
+    values: tuple[str, ...]
+
+
+# The names of values that Megatron-core has.
+_MEGATRON = ("common_state/shard_0_1", "iteration", "checkpoint_version", "args", "optimizer")
+DIALECTS: tuple[Dialect, ...] = (
+    Dialect("ckptconv.features.megatron_core.extra", ("metadata.json", "common.pt"), _MEGATRON),
+)
 # What outputs are made of beside weights: what they hold, and the module. There, `needs_states` tells whether options
 # ask for the optimizer's states, and `fitted` returns a source with all that is needed.
 MADE_OF: dict[str, str] = {

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 from ckptconv.errors import LimitError, UnsupportedError, UsageError
 from ckptconv.formats.chunks import Box
-from ckptconv.formats.dcp import COMMON_STATE
 from ckptconv.formats.dcp.layout import Layout
 from ckptconv.formats.dcp.locate import METADATA
 from ckptconv.formats.dcp.metadata import Shape
@@ -51,6 +50,7 @@ DEFAULT_OPTIMIZER_KEY = "optimizer"
 _SHARDING, _VERSION = "DCP_SHARDING_INFO", {"DCP_VERSION": "1.0"}
 # Where the record has values of Megatron-core: those that all ranks have alike, which are one object, and those that
 # are parts of a tensor's state, and how the keys of these end. Its loader looks for them beside the tensors.
+COMMON_STATE = "common_state/shard_0_1"
 _COMMON, _OBJECTS, _OBJECT = "common", "objects", re.compile(r".+/shard_\d+(?:\.\d+)*_\d+(?:\.\d+)*", re.DOTALL)
 # Values of these types are written once for all keys that have an equal one.
 _SHARED = frozenset({bool, int, float, str, type(None)})

@@ -24,7 +24,6 @@ from .assemble import (
     number,
     pickled,
     storage,
-    streamed,
     tensor,
     text,
     zipped,
@@ -223,29 +222,6 @@ _dcp(
 )
 
 
-def _common(content: Callable[[str], bytes]) -> Callable[[Path, str], object]:
-    """Put Megatron-core's file of common values beside a sound checkpoint."""
-    return lambda checkpoint, canary: (checkpoint / "common.pt").write_bytes(content(canary))
-
-
-_dcp(
-    DONE,
-    "common",
-    "Megatron-core's common.pt",
-    _common(lambda canary: streamed(mapped(text("iteration"), number(3)), ())),
-)
-for _name in ("os_system", "eval", "inst"):
-    _dcp(
-        UNSAFE, f"common_{_name}", f"a common.pt that is an attack: {PAYLOADS[_name][0]}",
-        _common(lambda canary, payload=PAYLOADS[_name][1]: streamed(mapped(text("args"), payload(canary)), ())),
-        live="checkpoint/common.pt",
-    )  # fmt: skip
-_dcp(CORRUPT, "common_list", "a common.pt that is no dict", _common(lambda canary: streamed(listed(number(1)), ())))
-_dcp(CORRUPT, "common_empty", "a common.pt that is empty", _common(lambda canary: b""))
-_dcp(
-    UNSUPPORTED, "backend", "metadata.json names another backend",
-    lambda checkpoint, canary: (checkpoint / "metadata.json").write_text('{"sharded_backend": "zarr"}'),
-)  # fmt: skip
 _dcp(
     CORRUPT, "metadata_deep", ".metadata nested 100,000 levels deep",
     _metadata(lambda data, canary: b"\x80\4" + b"]" * 100_000 + b"a" * 99_999 + b"."),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import pickle
@@ -64,15 +63,6 @@ PARTS: dict[str, tuple[Make, str]] = {
     "tensor parallel": (of_zero("tp_z2_mp2_w4", "mp_rank_01_model_states.pt"), "zero-to-fp32"),
     "tensor parallel, of another name": (moved(of_zero("tp_z2_mp2_w4", "mp_rank_01_model_states.pt")), "zero-to-fp32"),
     "experts' optimizer": (making(STATE, "expp_rank_0_mp_rank_00_optim_states.pt"), "zero-to-fp32"),
-    "Megatron-core": (making({"iteration": 5, "w": W}, "common.pt", ".metadata"), "dcp2safetensors"),
-    "Megatron-core, alone": (
-        making({"iteration": 5, "args": argparse.Namespace(lr=1.0)}, "common.pt"),
-        "dcp2safetensors",
-    ),
-    "Megatron-core, of several ranks": (
-        making({"args": argparse.Namespace(tensor_model_parallel_size=2)}, "common.pt"),
-        "dcp2safetensors",
-    ),
     "a shard": (making(STATE, "pytorch_model-00001-of-00003.bin"), "or the index"),
     "a shard of safetensors": (making(STATE, "model-00002-of-00002.safetensors"), "or the index"),
     "a shard of DeepSeek": (making(STATE, "model-00001-of-000163.safetensors"), "or the index"),
@@ -147,7 +137,6 @@ def remade(path: Path, *, without: str) -> None:
 
 WHOLE: dict[str, Make] = {
     "a model": making(STATE, "model.pt", "other.pt"),
-    "a model that is called like a part": making(STATE, "common.pt"),
     "ZeRO-0": of_zero("z0_bf16_w2", "mp_rank_00_model_states.pt"),
     "Mistral's, whose heads are narrower than the model": making(
         {

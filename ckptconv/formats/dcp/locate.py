@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from ckptconv.errors import UsageError
 from ckptconv.formats import runs
-from ckptconv.formats.dcp import MODULE
+from ckptconv.formats.dcp import MODULE, dialects
 from ckptconv.formats.format import CERTAIN, POSSIBLE, Guess, Probe
 from ckptconv.formats.joining.sets import holds_parts
 from ckptconv.formats.model_files import may_lie_below
@@ -47,7 +47,7 @@ def sniff(probe: Probe) -> Guess | None:
         return None
     is_expected = probe.expected == FAMILY
     if probe.is_directory and (
-        is_directory(place.names) or _is_of_another_backend(place) or (is_expected and locate(place))
+        is_directory(place.names) or dialects.is_of_another_backend(place) or (is_expected and locate(place))
     ):
         return GUESS
     return GUESS._replace(sure=POSSIBLE) if is_expected else None
@@ -101,7 +101,7 @@ def located(place: Location) -> runs.Located:
 
 def locate(place: Location) -> runs.Located | None:
     """Return the checkpoint in a directory, or below it; None if there is none. See `runs.locate`."""
-    return runs.locate(place, lambda each: is_directory(each.names) or _is_of_another_backend(each))
+    return runs.locate(place, lambda each: is_directory(each.names) or dialects.is_of_another_backend(each))
 
 
 def sniff_below(probe: Probe) -> Guess | None:
@@ -116,10 +116,3 @@ def holds_below(place: Location) -> bool:
     return found is not None and not (
         runs.is_of_optimizer(found.directory.name) and holds_parts(found.directory.parent)
     )
-
-
-def _is_of_another_backend(place: Location) -> bool:
-    """Whether Megatron-core wrote a directory otherwise than with torch: with zarr, a directory for each tensor."""
-    from ckptconv.formats.dcp import megatron
-
-    return megatron.backend_of(place) not in ("", megatron.BACKEND)

@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
 from ckptconv.formats import model_files, safetensors
-from ckptconv.formats.dcp import megatron
+from ckptconv.formats.dcp import dialects
 from ckptconv.formats.dcp.entries import Entries, offsets_of, records_of
 from ckptconv.formats.dcp.locate import (
     BEGINNING,
     FAMILY,
     INTEGRITY,
-    MEGATRON,
     METADATA,
     RANK,
     SHARD,
@@ -111,7 +110,7 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
     notes, warnings = left.told()
     notes += told
     own = {} if described.nested else {**checkpoint.values, **checkpoint.hidden}
-    extra = megatron.read_extra(place.directory, own, checkpoint.digests)
+    extra = dialects.read_extra(place.directory, own, checkpoint.digests)
     if described.nested:
         extra = None  # Megatron-core's have no paths: these are another program's files of the same names
     if extra:
@@ -124,7 +123,7 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
     if other and not wanted.states:
         notes.append(f"Beside the model there is {other.directory}{STATES_ARE_CONVERTED}.")
     return Source(
-        format=MEGATRON if extra else checkpoint.format,
+        format=extra.format if extra else checkpoint.format,
         family=FAMILY,
         path=path,
         weights=weights,
@@ -134,7 +133,7 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
         trees=trees,
         notes=[*([place.note] if place.note else []), *notes],
         warnings=[*checkpoint.warnings, *warnings, *(text for each in read[1:] for text in each.warnings)],
-        facts={**_facts(path, checkpoint), **megatron.facts(extra.common if extra else checkpoint.values)},
+        facts={**_facts(path, checkpoint), **dialects.facts(extra.common if extra else checkpoint.values)},
         files=FileFacts.of_all(each.files for each in read),
         inputs=inputs,
         bytes_read=sum(each.entries.bytes_read for each in read) + (extra.account.bytes_read if extra else 0),
@@ -435,7 +434,7 @@ def _described(
         return read_description(pickles, of_ranks=METADATA not in place.names)
     if any(re.fullmatch(SHARD, name) for name in place.names):
         return _read_shards(place, entries, inputs)
-    megatron.check_backend(place)
+    dialects.check_backend(place)
     raise _not_described(place)
 
 

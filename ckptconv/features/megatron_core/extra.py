@@ -22,7 +22,7 @@ from typing import Any
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
 from ckptconv.formats.chunks import ChunkTile, join
-from ckptconv.formats.dcp import COMMON_STATE
+from ckptconv.formats.dcp.locate import MEGATRON
 from ckptconv.formats.dcp.metadata import Description, SavedTensor, Shape
 from ckptconv.formats.integrity import check_file
 from ckptconv.formats.joining.names import named
@@ -36,6 +36,8 @@ from ckptconv.tensors.slices import Steps, strided
 from ckptconv.text import some
 
 _COMMON, _CONFIG = "common.pt", "metadata.json"
+# The object with what all ranks have alike: a list of one dict.
+COMMON_STATE = "common_state/shard_0_1"
 _BACKEND_KEY, BACKEND = "sharded_backend", "torch_dist"
 # Where the values of common.pt, and those of ShardedObjects, are in the tree.
 _COMMON_KEY, _OBJECTS_KEY = "common", "objects"
@@ -80,6 +82,7 @@ class Extra:
     """
 
     where: str
+    format: str = MEGATRON
     common: dict[str, Any] = field(default_factory=dict)
     is_object: bool = False
     left: list[str] = field(default_factory=list)
@@ -175,6 +178,11 @@ def check_backend(place: Location) -> None:
             f"{place.join(_CONFIG)} says that the tensors are stored by {backend[:100]!r}; only {BACKEND} is read.",
             f"Load it in Megatron, and save it with --ckpt-format {BACKEND}.",
         )
+
+
+def is_of_another_backend(place: Location) -> bool:
+    """Whether the tensors were stored otherwise than with torch: with zarr, in a directory for each."""
+    return backend_of(place) not in ("", BACKEND)
 
 
 def backend_of(place: Location) -> str:

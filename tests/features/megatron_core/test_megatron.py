@@ -1,4 +1,4 @@
-"""Megatron-core's checkpoints, which tests/data/megatron/make.py made with the real program: what comes out is what the
+"""Megatron-core's checkpoints, which data/make.py made with the real program: what comes out is what the
 live model and its optimizer held."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from checkpoints import DATA, assert_same, ckptconv_here, done
+from checkpoints import assert_same, ckptconv_here, done
 from dcp_checkpoints import converted, refused
 from dcp_writer import Checkpoint, grid
 from effort import every
@@ -26,6 +26,7 @@ from safetensors.torch import load_file
 
 import ckptconv
 
+DATA = Path(__file__).parent / "data"
 CASES = [
     "hashed_tp2_dp2",
     "reshardable_tp2_dp2",
@@ -43,7 +44,7 @@ MASTERS = (".param", ".fp32_param")
 def archive(case: str) -> tuple[dict[str, bytes], dict[str, Any]]:
     """The files of a checkpoint, and what the live model held."""
     files: dict[str, bytes] = {}
-    with tarfile.open(DATA / "megatron" / f"{case}.tar.xz") as tar:
+    with tarfile.open(DATA / f"{case}.tar.xz") as tar:
         for member in tar.getmembers():
             file = tar.extractfile(member)
             if file is not None:

@@ -1,4 +1,4 @@
-"""Make the checkpoints tests/data/megatron/*.tar.xz: real ones of Megatron-core, on CPUs, of a few processes.
+"""Make the checkpoints *.tar.xz here: real ones of Megatron-core, on CPUs, of a few processes.
 
     PYTHONPATH=<where megatron-core was unpacked> python make.py CASE DIRECTORY
     tar -C DIRECTORY -cJf CASE.tar.xz CASE          # and without `megatron_` in the archive's name
