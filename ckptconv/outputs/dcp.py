@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 from ckptconv.errors import LimitError, UnsupportedError, UsageError
 from ckptconv.formats.chunks import Box
 from ckptconv.formats.dcp.layout import Layout
-from ckptconv.formats.dcp.locate import METADATA
 from ckptconv.formats.dcp.metadata import Shape
+from ckptconv.formats.dcp.names import METADATA
 from ckptconv.formats.joining.names import MAX_DEPTH, Path, Roles, dotted, named
 from ckptconv.formats.source import Source
 from ckptconv.options.kinds import FURTHER_CHECKPOINTS

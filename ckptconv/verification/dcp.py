@@ -15,7 +15,7 @@ from ckptconv.errors import CkptconvError, DifferenceError
 from ckptconv.formats.chunks import Box
 from ckptconv.formats.chunks import join as join_tiles
 from ckptconv.formats.dcp.layout import layout_of
-from ckptconv.formats.dcp.locate import METADATA
+from ckptconv.formats.dcp.names import METADATA
 from ckptconv.formats.dcp.read import Described
 from ckptconv.formats.joining.names import named, named_in
 from ckptconv.formats.source import Source

@@ -22,10 +22,10 @@ from typing import Any
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
 from ckptconv.formats.chunks import ChunkTile, join
-from ckptconv.formats.dcp.locate import MEGATRON
 from ckptconv.formats.dcp.metadata import Description, SavedTensor, Shape
 from ckptconv.formats.integrity import check_file
 from ckptconv.formats.joining.names import named
+from ckptconv.formats.registered import MEGATRON
 from ckptconv.formats.source import Wanted
 from ckptconv.formats.torch.file import Account, read_torch
 from ckptconv.pickles.nodes import Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant

@@ -61,7 +61,9 @@ def read(place: Location, wanted: Wanted) -> Source:
 
 def read_alone(place: Location, wanted: Wanted) -> Source | None:
     """Open a file that has no rank in its name, and all parts of distributed tensors, as that of the only rank of a
-    mesh. Return None if it lacks parts."""
+    mesh. Return None if it has one, or lacks parts."""
+    if parsed(place.name):
+        return None
     only = FileSet(place.name, None, {0: place.name})
     try:
         return _read(place.path, Located(place.parent), only, [only], wanted)

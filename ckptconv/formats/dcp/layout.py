@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ckptconv.formats.chunks import Box, ChunkTile, join
-from ckptconv.formats.dcp.locate import FILE, SUFFIX, located
+from ckptconv.formats.dcp.locate import located
 from ckptconv.formats.dcp.metadata import Description, EntryPlace, Shape
+from ckptconv.formats.dcp.names import FILE, SUFFIX
 from ckptconv.formats.joining.names import Path, named_in
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename

@@ -20,18 +20,9 @@ from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
 from ckptconv.formats import model_files, safetensors
 from ckptconv.formats.dcp import dialects
 from ckptconv.formats.dcp.entries import Entries, offsets_of, records_of
-from ckptconv.formats.dcp.locate import (
-    BEGINNING,
-    FAMILY,
-    INTEGRITY,
-    METADATA,
-    RANK,
-    SHARD,
-    SUFFIX,
-    is_metadata,
-    located,
-)
+from ckptconv.formats.dcp.locate import BEGINNING, FAMILY, is_metadata, located
 from ckptconv.formats.dcp.metadata import Chunk, Description, EntryPlace, SavedTensor, read_description
+from ckptconv.formats.dcp.names import INTEGRITY, METADATA, RANK, SHARD, SUFFIX
 from ckptconv.formats.dcp.numbered import pieces_error
 from ckptconv.formats.instead import what_directory_it_is
 from ckptconv.formats.integrity import check_content, stated_digests
