@@ -589,7 +589,7 @@ MUTANTS = [
         "tests/formats/numbers/test_orders.py -k another_model",
     ),
     Mutant(
-        "formats/optimizers",
+        "formats/numbers/states",
         "model = model._replace(orders=[order for order in model.orders if order.asked])",
         "model = model._replace(orders=model.orders)",
         "tests/formats/numbers/test_orders.py -k records",

@@ -8,7 +8,8 @@ from typing import Any
 
 from ckptconv.errors import CkptconvError, UnsupportedError
 from ckptconv.formats.numbers.matching import WAYS
-from ckptconv.formats.optimizers import is_numbered, optimizers_in, weights_key
+from ckptconv.formats.numbers.states import is_numbered
+from ckptconv.formats.optimizers import optimizers_in, weights_key
 from ckptconv.formats.source import Source
 from ckptconv.formats.training import check_key, weights_in, with_states_beside
 from ckptconv.formats.values import first_bytes

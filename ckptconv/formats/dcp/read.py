@@ -28,8 +28,8 @@ from ckptconv.formats.instead import what_directory_it_is
 from ckptconv.formats.integrity import check_content, stated_digests
 from ckptconv.formats.joining import names as dcp_names
 from ckptconv.formats.joining.names import MAX_VALUE, Path, named
-from ckptconv.formats.optimizers import by_parameter, is_numbered
-from ckptconv.formats.optimizers import named as named_states
+from ckptconv.formats.numbers.states import by_parameter, is_numbered
+from ckptconv.formats.numbers.states import named as named_states
 from ckptconv.formats.runs import Located
 from ckptconv.formats.source import (
     MODEL_KEYS,

@@ -12,8 +12,8 @@ from ckptconv.formats.deepspeed.cuts import Group, GroupCut
 from ckptconv.formats.deepspeed.records import ModelFile, OptimFile, misfit
 from ckptconv.formats.deepspeed.weights import Weights
 from ckptconv.formats.numbers.matching import attempted
+from ckptconv.formats.numbers.states import by_parameter, numbers_of, renamed
 from ckptconv.formats.numbers.told import model_of
-from ckptconv.formats.optimizers import by_parameter, numbers_of, renamed
 from ckptconv.tensors.lazy import Inline, LazyTensor, View, untagged
 
 

@@ -18,7 +18,7 @@ from ckptconv.formats.joining.names import MAX_DEPTH, Path, named
 from ckptconv.formats.joining.pieces import Piece, Pieces, Whole, is_distributed, is_partial
 from ckptconv.formats.joining.states import by_name
 from ckptconv.formats.numbers.matching import Named
-from ckptconv.formats.optimizers import by_parameter, renamed
+from ckptconv.formats.numbers.states import by_parameter, renamed
 from ckptconv.formats.runs import Located
 from ckptconv.formats.source import Defaults, FileFacts, Source, StateFacts, Wanted
 from ckptconv.formats.torch.file import Account

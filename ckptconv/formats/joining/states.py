@@ -17,7 +17,7 @@ from ckptconv.formats.joining.names import Path, named
 from ckptconv.formats.joining.pieces import Piece, RankPart, Shards, Whole, parts_of, shape_of
 from ckptconv.formats.numbers.matching import WAYS, Model, Named, Numbers, Order, attempted
 from ckptconv.formats.numbers.orders import follows_modules, may_be_trained
-from ckptconv.formats.optimizers import is_factor, listed, recorded_names
+from ckptconv.formats.numbers.states import is_factor, listed, recorded_names
 from ckptconv.tensors.lazy import Concat, View, untagged
 
 _STATE, _GROUPS, _STEP = "state", "param_groups", "step"
