@@ -129,20 +129,6 @@ def quantized() -> torch.nn.Module:
 
 
 @functools.cache
-def scripts() -> list[list[Member]]:
-    """TorchScript archives: an ordinary, a frozen and a quantized one."""
-    plain = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3)).eval()
-    found = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for each in (plain, torch.jit.freeze(torch.jit.script(plain)), quantized()):
-            buffer = io.BytesIO()
-            torch.jit.save(torch.jit.script(each), buffer)
-            found.append(members_of(buffer.getvalue()))
-    return found
-
-
-@functools.cache
 def modules() -> list[list[Member]]:
     """Archives of whole modules."""
     found = []
@@ -156,15 +142,6 @@ def modules() -> list[list[Member]]:
 def changed_module(chance: random.Random) -> bytes:
     parts = [*chance.choice(modules())]
     at = next(index for index, part in enumerate(parts) if str(part.name).endswith("data.pkl"))
-    parts[at] = parts[at].changed(data=of_pickle(parts[at].data, chance))
-    return zipped(parts)
-
-
-def changed_script(chance: random.Random) -> bytes:
-    parts = [*chance.choice(scripts())]
-    if chance.random() < 0.3:
-        return of_members(parts, chance)
-    at = chance.choice([index for index, part in enumerate(parts) if str(part.name).endswith(".pkl")])
     parts[at] = parts[at].changed(data=of_pickle(parts[at].data, chance))
     return zipped(parts)
 
@@ -675,7 +652,6 @@ READERS: dict[str, Callable[[random.Random, Path], str]] = {
     "zip": lambda chance, place: fuzz_files(changed_zip, chance, place),
     "stream": lambda chance, place: fuzz_files(changed_stream, chance, place),
     "tar": lambda chance, place: fuzz_files(changed_tar, chance, place),
-    "script": lambda chance, place: fuzz_files(changed_script, chance, place),
     "module": lambda chance, place: fuzz_files(changed_module, chance, place),
     "index": fuzz_index,
     "safetensors": fuzz_safetensors,

@@ -18,7 +18,6 @@ from dcp_checkpoints import checkpoint_of
 from format_suite import FormatSuite
 from safetensors.torch import load_file, save_file
 from tar_writer import Writer, pack
-from torch import nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import ckptconv
@@ -50,18 +49,6 @@ class TestTar(TestZip):
 
     def expected(self, checkpoint: Path) -> Mapping[str, torch.Tensor]:
         return torch.load(checkpoint, weights_only=False)  # type: ignore[no-any-return]
-
-
-class TestTorchScript(FormatSuite):
-    command, family = "pt2safetensors", "torch"
-
-    def write(self, place: Path) -> Path:
-        torch.manual_seed(0)
-        torch.jit.save(torch.jit.script(nn.Sequential(nn.Linear(300, 300), nn.BatchNorm1d(300))), place / "model.pt")  # type: ignore[no-untyped-call]
-        return place / "model.pt"
-
-    def expected(self, checkpoint: Path) -> Mapping[str, torch.Tensor]:
-        return torch.jit.load(checkpoint).state_dict()  # type: ignore[no-untyped-call,no-any-return]
 
 
 class TestShardedSet(FormatSuite):

@@ -7,7 +7,7 @@ import functools
 import json
 import warnings
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,6 +16,7 @@ import torch
 from checkpoints import assert_same, ckptconv_here, done, load_with_aliases
 from compare import bits, evaluate, same
 from effort import every
+from format_suite import FormatSuite
 from torch import nn
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
@@ -729,3 +730,21 @@ def test_which_description_counts_is_not_guessed(sound: dict[str, bytes], tmp_pa
     members = {**sound, "sound/model.json": b"{}"}
     with pytest.raises(CorruptError, match=r"both data\.pkl and model\.json"):
         read_torch(str(packed(members, tmp_path / "sound.pt")))
+
+
+def test_a_program_without_a_tensor_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    torch.jit.save(torch.jit.freeze(torch.jit.script(torch.nn.ReLU().eval())), path)
+    ckptconv_here("pt2safetensors", path, tmp_path / "out.safetensors").refused(5, "TorchScript", "state_dict()")
+
+
+class TestTorchScript(FormatSuite):
+    command, family = "pt2safetensors", "torch"
+
+    def write(self, place: Path) -> Path:
+        torch.manual_seed(0)
+        torch.jit.save(torch.jit.script(nn.Sequential(nn.Linear(300, 300), nn.BatchNorm1d(300))), place / "model.pt")  # type: ignore[no-untyped-call]
+        return place / "model.pt"
+
+    def expected(self, checkpoint: Path) -> Mapping[str, torch.Tensor]:
+        return torch.jit.load(checkpoint).state_dict()  # type: ignore[no-untyped-call,no-any-return]
