@@ -738,6 +738,19 @@ def test_a_program_without_a_tensor_is_refused(tmp_path: Path) -> None:
     ckptconv_here("pt2safetensors", path, tmp_path / "out.safetensors").refused(5, "TorchScript", "state_dict()")
 
 
+@every("path", sorted((Path(__file__).parent / "data").glob("*/*.pt")))
+def test_programs_of_old_releases_are_read_and_come_back(path: Path, tmp_path: Path) -> None:
+    ours, theirs = read_torch(str(path)).value, torch.jit.load(str(path)).state_dict()
+    assert [name for name in ours if not name.startswith("CONSTANTS.")] == list(theirs)
+    for name, tensor in theirs.items():
+        same(ours[name], tensor)
+    done(ckptconv_here("pt2safetensors", path, tmp_path / "x.safetensors"))
+    done(ckptconv_here("safetensors2pt", tmp_path / "x.safetensors", tmp_path / "x.pt", "--no-fsync"))
+    back = {name: tensor.detach() for name, tensor in torch.load(tmp_path / "x.pt").items()}
+    assert back.keys() == ours.keys()
+    assert_same(dict(theirs), {name: back[name] for name in theirs})
+
+
 class TestTorchScript(FormatSuite):
     command, family = "pt2safetensors", "torch"
 
