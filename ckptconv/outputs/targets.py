@@ -91,6 +91,11 @@ DIRECTORIES: Mapping[str, Directory | str] = {
 }
 
 
+def directory_of(form: str) -> Directory | None:
+    """Return the kind of directory that an output of a form is; None if it is no directory, or replaced as a whole."""
+    return kind_of_directory(form) if form in DIRECTORIES else None
+
+
 def kind_of_directory(form: str) -> Directory:
     """Return the kind of directory that an output of a form, one of `DIRECTORIES`, is."""
     known = DIRECTORIES[form]
@@ -155,7 +160,8 @@ class Target(NamedTuple):
     @property
     def last(self) -> str:
         """The file of a directory that makes it complete, and comes last; "" for other outputs."""
-        return kind_of_directory(self.form).last if self.form in DIRECTORIES else ""
+        directory = directory_of(self.form)
+        return directory.last if directory else ""
 
     def final(self, name: str) -> str:
         """Return the final path of one of its files."""

@@ -23,10 +23,10 @@ from ckptconv.formats.source import Source
 from ckptconv.outputs.computed import made_as, terms_of
 from ckptconv.outputs.targets import (
     ACCELERATE,
-    DIRECTORIES,
     FORMS,
     MANIFEST,
     check_file,
+    directory_of,
     files_behind,
     final_path,
     is_beside,
@@ -96,7 +96,8 @@ class Claim(NamedTuple):
 
     def is_mixed_with(self, name: str) -> bool:
         """Whether what lies in its directory under `name` is not replaced, and read together with it."""
-        is_own = self.form in DIRECTORIES and kind_of_directory(self.form).is_file(name)
+        directory = directory_of(self.form)
+        is_own = directory is not None and directory.is_file(name)
         return name not in self.names and (is_own or holding.is_read_with_others(name))
 
     def permissions(self) -> list[str]:
@@ -448,7 +449,7 @@ class Spared:
         A tree replaces everything in its directory; other outputs, the files in it that have names of output files.
         """
         directory = resolved_name(path)
-        is_ours = kind_of_directory(form if form in DIRECTORIES else "directory").is_file
+        is_ours = (directory_of(form) or kind_of_directory("directory")).is_file
         for place, hit in self.places.items():
             if form == "tree":
                 inside = place.startswith(f"{directory}/")
