@@ -7,3 +7,5 @@ ranks, whose parts of tensors the trunk joins, and `flat` divides FSDP1's flat p
 from __future__ import annotations
 
 PAGES = ()
+# Why it is larger than a container of files may be.
+EXCEEDS = "files of ranks are recognized by names alone, of several programs, with the flat parameters of FSDP1 in them"

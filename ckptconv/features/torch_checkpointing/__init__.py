@@ -8,3 +8,5 @@ what joins the parts of ranks. `kind` has the entries of such an output in the t
 from __future__ import annotations
 
 PAGES = ()
+# Why it is larger than a container of files may be.
+EXCEEDS = "it reads a format, with a description of its own, and writes it, and compares what was written"

@@ -85,6 +85,8 @@ def test_numbers_of_equal_shapes_get_names_by_an_order_or_none(tmp_path: Path) -
     states = ({"exp_avg": torch.full((4,), 1.0)}, {"exp_avg": torch.full((4,), 2.0)})
     source = checkpoint_with(tmp_path / "in", *states, model=model)
     for name in FURTHER:
+        if name == "optimizer":  # whose numbers stay
+            continue
         assert "--order" in refused(source, tmp_path / "out", 5, f"--{name}", tmp_path / "u")
     (tmp_path / "order.txt").write_text("b\na\n")
     output = tmp_path / "states.safetensors"
