@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import make_example
 import pytest
 import torch
 from checkpoints import DATA, ZERO, ckptconv_here, done, widened
@@ -213,8 +212,9 @@ def test_a_universal_checkpoint_has_the_products_in_float32(tmp_path: Path) -> N
 
 
 def test_a_universal_checkpoint_is_told_of_in_a_few_lines(tmp_path: Path) -> None:
-    make_example.write(make_example.Example(params=300_000, ranks=2), tmp_path / "training")
-    run = done(ckptconv_here("zero-to-fp32", tmp_path / "training", "--universal", tmp_path / "step_universal"))
+    run = done(
+        ckptconv_here("zero-to-fp32", ZERO / "z3_fp32_w4/checkpoint", "--universal", tmp_path / "step_universal")
+    )
     assert len(run.out.splitlines()) < 10
     assert f"files in {tmp_path / 'step_universal'} (" in run.out
 
