@@ -61,10 +61,6 @@ class Row(NamedTuple):
 MATRIX = {
     "max_shard_size": Row("rhrhhrhrh", {"max_shard_size": 300}),
     "dtype": Row("hhhhsshhh", {"dtype": "bf16"}),
-    "dequantize": Row("hhhhsshhh", {"dequantize": True}, source="quantized"),
-    "quantize": Row("hhrhssrrr", {"quantize": "fp8-block"}),
-    "requantize": Row("hhrhssrrr", {"requantize": "fp8-block"}, source="quantized"),
-    "keep": Row("hhrhssrrr", {"keep": "l1.*"}, (("quantize", "fp8-block"),)),
     "key": Row("hhhhsshhh", {"key": "m"}, source="nested"),
     "include": Row("hhhhhhhhh", {"include": "l1.*"}),
     "exclude": Row("hhhhhhhhh", {"exclude": "l1.*"}),
@@ -98,6 +94,7 @@ MATRIX = {
     "attest": Row("hhhhhhhhh", {"attest": "attested"}, (("digest", "sha256"),)),
     "depfile": Row("hhhhhhhhh", {"depfile": "x.d"}),
     "dry_run": Row("hhhhhhhhh", {"dry_run": True}),
+    **{option: Row(*row) for rows in of_features("ROWS_OF_KINDS") for option, row in rows.items()},
 }
 # Options that name the outputs, or are about how the input is reached and read, or how fast: they know of no kind.
 OTHERS = {"to", "optimizer", "universal", "per_rank", "drop_opaque", "jobs", "memory", "fsync", "spool_dir"}
@@ -211,7 +208,7 @@ def test_the_matrix_has_every_option_and_every_kind() -> None:
     assert {len(row.kinds) for row in MATRIX.values()} == {len(OWN)}
 
 
-@every("option", ["tied", "quantize", "requantize", "include", "copy_config"])
+@every("option", [name for name in ("tied", "quantize", "requantize", "include", "copy_config") if name in MATRIX])
 def test_of_several_outputs_one_refuses_an_option_where_none_heeds_it(option: str) -> None:
     by_kind = outcomes(option)
     options = Options(**dict(MATRIX[option].beside), **MATRIX[option].given)

@@ -16,7 +16,7 @@ from ckptconv.formats import model_files, runs
 from ckptconv.formats.format import CERTAIN, Guess, Probe
 from ckptconv.formats.joining.sets import parsed
 from ckptconv.formats.model_files import may_lie_below
-from ckptconv.formats.runs import STEP_METADATA
+from ckptconv.formats.runs import STEP_MANIFEST, STEP_METADATA
 from ckptconv.formats.source import MODEL_KEYS
 from ckptconv.formats.torch import file as torch_file
 from ckptconv.storage import LOCAL_SIGNATURE
@@ -24,7 +24,7 @@ from ckptconv.storage.location import Location
 
 FAMILY = model_files.TORCH
 GUESS = Guess(CERTAIN, "a step of torch_checkpointing", "pt2safetensors {}", also=("dcp",))
-MANIFEST = "_integrity_manifest.json"
+MANIFEST = STEP_MANIFEST
 # How an item is written.
 TORCH, SAFETENSORS, JSON, RAW = (f"{kind}Serialization" for kind in ("Torch", "Safetensors", "Json", "Raw"))
 # What a step is called while it is written.

@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import DATA, ZERO, ckptconv_here, done, widened
+from cells import of_features
+from checkpoints import ZERO, ckptconv_here, done, widened
+from effort import every
 from format_suite import FormatSuite
 from processes import AT_SHARD, contents, dying, in_child
 from safetensors.torch import load_file
@@ -202,9 +204,9 @@ def test_a_universal_checkpoint_goes_on_too(tmp_path: Path) -> None:
     assert {path.name for path in out.parent.iterdir()} == {"u", "latest_universal"}
 
 
-def test_a_universal_checkpoint_has_the_products_in_float32(tmp_path: Path) -> None:
-    source, name = DATA / "quantized" / "block-fp8-f32", "model.layers.1.self_attn.q_proj.weight"
-    ckptconv.convert(source, tmp_path / "out", dequantize=True, universal=tmp_path / "universal", verify=True)
+@every("source, name", [case for cases in of_features("QUANTIZED_MODELS") for case in cases])
+def test_products_of_quantized_weights_are_in_float32(source: Path, name: str, tmp_path: Path) -> None:
+    convert(source, tmp_path / "out", dequantize=True, universal=tmp_path / "universal", verify=True)
     made = torch.load(tmp_path / "universal" / "zero" / name / "fp32.pt", weights_only=True)["param"]
     assert made.dtype == torch.float32
     expected = load_file(source / "expected.safetensors")[name]
