@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from lone_files import STATE, Make, making
+from safetensors.torch import load_file
+
+from .step_files import write_step
 
 # The options by what becomes of them in such an output: heeded, refused, or said to have no effect.
 _OUTCOMES = {
@@ -35,3 +41,19 @@ safetensors2dcp g1.safetensors new --to torch-checkpointing
 """
 # A checkpoint of this format, by its name.
 SERVED = {"step-2": Path(__file__).parent / "data" / "2d-2x2-st" / "step-2"}
+
+
+def _saved(state_of: Callable[[int], dict[str, torch.Tensor]], step: Path, seed: int) -> Sequence[str]:
+    shutil.rmtree(step, ignore_errors=True)
+    write_step(step, state_of(seed), 2)
+    return ["model_0.safetensors", "model_1.safetensors", "metadata.pkl"]
+
+
+def _load(step: Path) -> None:
+    assert (step / "metadata.pkl").read_bytes()[-1:] == b"."
+    for rank in range(2):
+        load_file(step / f"model_{rank}.safetensors")
+
+
+# How a step of a run is saved, with the state that a function makes of its number; how it is loaded; and its name.
+SAVERS = {"torch_checkpointing": (_saved, _load, "step_{}")}
