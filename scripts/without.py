@@ -110,8 +110,8 @@ def parts_of(page: str) -> list[str]:
 
 def flags_of(name: str) -> Iterator[str]:
     """The options that the feature adds to commands of the trunk, and the values of --to that ask for its outputs."""
-    kinds = (ROOT / "ckptconv" / "options" / "kinds.py").read_text("utf-8")
-    for kind in re.findall(rf'^    "([\w-]+)": .*"ckptconv\.features\.{name}\.', kinds, re.MULTILINE):
+    kinds = (ROOT / "ckptconv" / "outputs" / "kinds.py").read_text("utf-8")
+    for kind in re.findall(rf'^    "([\w-]+)": OfFeature\("ckptconv\.features\.{name}\.', kinds, re.MULTILINE):
         yield f"--to {kind}"
     table = (ROOT / "ckptconv" / "options" / "comparing.py").read_text("utf-8")
     modules = re.findall(rf'^    "\w+": "ckptconv\.(features\.{name}\.\w+)",', table, re.MULTILINE)
@@ -126,7 +126,7 @@ def flags_of(name: str) -> Iterator[str]:
 def commands_of(name: str) -> list[str]:
     """The commands of the feature, or the groups of them."""
     registered = (ROOT / "ckptconv" / "cli" / "registered.py").read_text("utf-8")
-    return re.findall(rf'^    "([\w-]+)": "ckptconv\.features\.{name}\.', registered, re.MULTILINE)
+    return re.findall(rf'^ +"([\w-]+)": "ckptconv\.features\.{name}\.', registered, re.MULTILINE)
 
 
 def listed_by(name: str, what: str) -> tuple[str, ...]:

@@ -54,7 +54,7 @@ def all_opened(
     A pipe is read now.
     """
     path = given.path if isinstance(given, Source) else normalize(given)
-    has_own_states = bool(options.to and options.optimizer) and is_same(path, options.optimizer)
+    has_own_states = bool(options.to and options.states) and is_same(path, options.states)
     goes_on = any(module.needs_states(options) for module in _needing(holds))
     wanted: dict[str, Any] = {
         "key": options.key,
@@ -97,10 +97,10 @@ def fitted(
         made = [model_alone(one, options.key) for one in made]
     for module in _needing(holds):
         made = [module.fitted(one, options) for one in made]
-    if options.to and options.optimizer:
+    if options.to and options.states:
         from ckptconv.formats.states import with_states
 
-        made = [with_states(one, asked, options.optimizer, **options.opening()) for one in made]
+        made = [with_states(one, asked, options.states, **options.opening()) for one in made]
     return _ordered(made) if options.order else made
 
 

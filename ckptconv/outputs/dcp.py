@@ -23,10 +23,10 @@ from ckptconv.formats.dcp.metadata import Shape
 from ckptconv.formats.dcp.names import METADATA
 from ckptconv.formats.joining.names import MAX_DEPTH, Path, Roles, dotted, named
 from ckptconv.formats.source import Source
-from ckptconv.options.kinds import FURTHER_CHECKPOINTS
 from ckptconv.options.table import Options
 from ckptconv.outputs import optimizer, safetensors, selection, writable
 from ckptconv.outputs.dcp_metadata import Saved, SavedChunk, description
+from ckptconv.outputs.kinds import entry_of
 from ckptconv.outputs.pipeline import selected
 from ckptconv.outputs.restore import refusal
 from ckptconv.outputs.selected import METADATA as FORMAT
@@ -94,12 +94,12 @@ def contents(source: Source, options: Options, rename: Rename = selection.rename
     empty: list[str] = []
     has_weights = options.model_key != NO_WEIGHTS
     leaves: Iterable[Leaf] = _weights(source, chosen, empty) if has_weights else ()
-    usual = FURTHER_CHECKPOINTS[options.to].key if options.to in FURTHER_CHECKPOINTS and options.key != "." else ""
+    usual = entry_of(options.to).key if options.to and options.key != "." else ""
     under = _path(options.model_key or usual)
     if under:
         leaves = (Leaf(under + path, value) for path, value in leaves)
     _add(found, leaves, source, options)
-    if options.optimizer:
+    if options.states:
         key = _path(options.optimizer_key or DEFAULT_OPTIMIZER_KEY)
         prefix = f"{dotted(key)}."
         present = next((name for name in chain(found.tensors, found.values) if f"{name}.".startswith(prefix)), "")

@@ -15,7 +15,7 @@ from ckptconv.text import some
 
 
 def plan(source: Source, target: Target, options: Options) -> Output:
-    """Plan a checkpoint of torch.distributed.checkpoint: the weights, and with `optimizer` the states beside them."""
+    """Plan a checkpoint of torch.distributed.checkpoint: the weights, and with `states` the optimizer's beside them."""
     source = with_states(source, options)
     found = dcp.contents(source, options)
     return output_with(source, target, options, found, dcp.file_plans(found, options, target.layout))
@@ -24,7 +24,7 @@ def plan(source: Source, target: Target, options: Options) -> Output:
 def with_states(source: Source, options: Options) -> Source:
     """Return `source` with the inputs of the optimizer's states among its own, if these are written beside the
     weights."""
-    return source._replace(inputs=source.inputs_of_all) if options.optimizer else source
+    return source._replace(inputs=source.inputs_of_all) if options.states else source
 
 
 def output_with(

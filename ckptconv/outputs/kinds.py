@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -14,7 +15,6 @@ from ckptconv.errors import UsageError
 from ckptconv.formats import virtual
 from ckptconv.formats.model_files import SAFETENSORS, SUFFIX
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
-from ckptconv.options.kinds import FURTHER_CHECKPOINTS
 from ckptconv.options.table import OPTIONS, Options
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
@@ -23,7 +23,7 @@ OF_REFERENCE = dict.fromkeys(
     ("like", "partial", "fill"), ("A file for torch.load takes nothing from a reference: {} is for safetensors.", "")
 )
 OF_CHECKPOINT = dict.fromkeys(
-    ("chunks", "model_key", "optimizer_key", "flat_optimizer", "fill_states"),
+    ("chunks", "states", "model_key", "optimizer_key", "flat_optimizer", "fill_states"),
     ("{} is for a checkpoint of torch.distributed.checkpoint.", "Say so with --to, such as --to dcp."),
 )
 OF_UNIVERSAL = dict.fromkeys(
@@ -48,9 +48,10 @@ class OutputKind(NamedTuple):
     `holds` is the manifest's word for what is in it, and `form` that for how it lies on a disk: "file", "tree",
     a directory that is replaced as a whole, or one of `targets.DIRECTORIES`. `refused` are the options that such an
     output cannot have, {option: (message, hint)}; `idle` those that change nothing in it, {option: why}. `suffixes` are
-    the ends of names that ask for it. `compared` says how it is verified: by `pairs` of the module of that name, with a
+    the ends of names that ask for it, and `to` is the value of `--to` that does; kinds that have one value are told
+    apart by the name. `compared` says how it is verified: by `pairs` of the module of that name, with a
     reader of safetensors or of torch, with its plan, or, if it is "", not at all. `plan` is the module whose `plan`
-    plans it.
+    plans it. `key` is the one that it has the weights under where the user names none.
     """
 
     holds: str
@@ -58,17 +59,21 @@ class OutputKind(NamedTuple):
     refused: Mapping[str, tuple[str, str]] = _NONE
     idle: Mapping[str, str] = _NONE
     suffixes: tuple[str, ...] = ()
+    to: str = ""
     compared: str = "plan"
     plan: str = "ckptconv.outputs.planning"
+    key: str = ""
 
 
 class OfFeature(NamedTuple):
     """A kind of output that a feature writes: the module that has its entry as `KIND`, which is imported when an output
-    is of this kind, the ends of names that ask for it, or the option that asks for it beside OUTPUT, which has the name
-    of what it holds."""
+    is of this kind. `holds`, `suffixes` and `to` are those of its entry; `option` is the one that asks for it beside
+    OUTPUT."""
 
     module: str
+    holds: str
     suffixes: tuple[str, ...] = ()
+    to: str = ""
     option: str = ""
 
 
@@ -85,14 +90,15 @@ _CHECKPOINT = {"copy_config": "copies nothing: from_pretrained reads no checkpoi
 
 # By name. An output is of one kind, as its path and the options say.
 KINDS: Mapping[str, OutputKind | OfFeature] = {
-    "file": OutputKind("weights", "file", _ELSEWHERE, _SAFETENSORS, (SUFFIX,), SAFETENSORS),
-    "directory": OutputKind("weights", "directory", _ELSEWHERE, _SAFETENSORS, compared=SAFETENSORS),
+    "file": OutputKind("weights", "file", _ELSEWHERE, _SAFETENSORS, (SUFFIX,), SAFETENSORS, SAFETENSORS),
+    "directory": OutputKind("weights", "directory", _ELSEWHERE, _SAFETENSORS, to=SAFETENSORS, compared=SAFETENSORS),
     "torch": OutputKind(
         "weights",
         "file",
         {**_ELSEWHERE, **OF_REFERENCE, **OF_MODELS, **OF_CODES},
         {"tied": "changes nothing in a .pt file, where tensors share memory as the structure record says"},
         TORCH_SUFFIXES,
+        "pt",
         "torch",
         "ckptconv.outputs.torch_output",
     ),
@@ -103,16 +109,18 @@ KINDS: Mapping[str, OutputKind | OfFeature] = {
         _SAFETENSORS,
         (virtual.SUFFIX,),
         "",
+        "",
         "ckptconv.outputs.virtual_output",
     ),
     "states": OutputKind("optimizer", "directory", {**_ELSEWHERE, **OF_MODELS}, _STATES, compared=SAFETENSORS),
     "states-file": OutputKind("optimizer", "file", {**_ELSEWHERE, **OF_MODELS}, _STATES, compared=SAFETENSORS),
-    "universal": OfFeature("ckptconv.features.universal.kind", option="universal"),
+    "universal": OfFeature("ckptconv.features.universal.kind", "universal", to="universal", option="universal"),
     "dcp": OutputKind(
         "dcp",
         "dcp",
         {**OF_UNIVERSAL, **OF_WEIGHTS, **OF_MODELS, **OF_CODES},
         _CHECKPOINT,
+        to="dcp",
         compared="ckptconv.verification.dcp",
         plan="ckptconv.outputs.dcp_output",
     ),
@@ -125,6 +133,7 @@ KINDS: Mapping[str, OutputKind | OfFeature] = {
             "tied": "changes nothing in safetensors shards, where every name has its own bytes",
             **dict.fromkeys(("opaque", "structure"), "changes nothing in safetensors shards, which hold tensors alone"),
         },
+        to="dcp-hf",
         compared="ckptconv.verification.dcp",
         plan="ckptconv.outputs.dcp_output",
     ),
@@ -146,11 +155,24 @@ KINDS: Mapping[str, OutputKind | OfFeature] = {
             ),
         },
         _CHECKPOINT,
+        to="accelerate",
         compared="ckptconv.verification.dcp",
         plan="ckptconv.outputs.accelerate",
     ),
-    **{name: OfFeature(kind.module) for name, kind in FURTHER_CHECKPOINTS.items()},
+    "torch-checkpointing": OfFeature("ckptconv.features.torch_checkpointing.kind", "dcp", to="torch-checkpointing"),
 }
+# The values of `--to`, each with its kinds; and those for checkpoints of torch.distributed.checkpoint.
+NAMED: Mapping[str, tuple[str, ...]] = {
+    kind.to: tuple(name for name, other in KINDS.items() if other.to == kind.to) for kind in KINDS.values() if kind.to
+}
+# Words that people use for them.
+OTHER_WORDS = {
+    **dict.fromkeys(("torch", "pytorch", "pth", "bin", "ckpt", "pickle"), "pt"),
+    **dict.fromkeys(("st", "safetensor", "hf", "huggingface", "transformers"), "safetensors"),
+    **dict.fromkeys(("deepspeed", "zero", "ds", "ucp"), "universal"),
+    **dict.fromkeys(("fsdp", "fsdp2", "distcp", "torchtitan", "distributed"), "dcp"),
+}
+CHECKPOINTS = tuple(to for to, (kind, *_) in NAMED.items() if KINDS[kind].holds == "dcp")
 # The options that ask for outputs beside OUTPUT.
 FURTHER = ("optimizer", *(kind.option for kind in KINDS.values() if isinstance(kind, OfFeature) and kind.option))
 
@@ -167,9 +189,14 @@ def further(options: Options) -> dict[str, str]:
     return {name: path for name in FURTHER if (path := getattr(options, name))}
 
 
+def kind_said(path: str) -> str:
+    """Return the kind of output that the suffix of a path asks for; "" if it has none of theirs."""
+    return next((name for name, kind in KINDS.items() if path.endswith(kind.suffixes)), "")
+
+
 def kind_of(path: str) -> str:
     """Return the kind of output of weights that a path asks for: a directory, unless it has the suffix of a file."""
-    return next((name for name, kind in KINDS.items() if path.endswith(kind.suffixes)), "directory")
+    return kind_said(path) or "directory"
 
 
 def flag(option: str) -> str:
@@ -187,7 +214,10 @@ def is_given(option: str, options: Options) -> bool:
 
 def check_options(kinds: Iterable[str], options: Options) -> None:
     """Raise UsageError for a given option that some output refuses and none of them, which are of `kinds`, heeds."""
-    every = [entry_of(kind) for kind in kinds]
+    kinds = [*kinds]
+    for name in kinds:
+        _check_installed(name)
+    every = [entry_of(name) for name in kinds]
     for option in ("part", "per_rank", *FURTHER) if options.for_hub else ():
         if is_given(option, options):
             raise UsageError(
@@ -198,6 +228,16 @@ def check_options(kinds: Iterable[str], options: Options) -> None:
         if is_given(option, options) and all(option in kind.refused or option in kind.idle for kind in every):
             message, hint = next(kind.refused[option] for kind in every if option in kind.refused)
             raise UsageError(message.format(flag(option)), hint)
+
+
+def _check_installed(name: str) -> None:
+    """Raise UsageError for a kind of output whose feature is missing."""
+    kind = KINDS[name]
+    place = kind.module if isinstance(kind, OfFeature) else kind.plan
+    package, _, rest = place.partition(".features.")
+    feature = rest.partition(".")[0]
+    if feature and find_spec(f"{package}.features.{feature}") is None:
+        raise UsageError(f"--to {kind.to} needs the feature {feature}, which is not here.")
 
 
 def idle(kind: str, options: Options) -> dict[str, str]:

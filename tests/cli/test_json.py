@@ -78,7 +78,7 @@ WAYS: dict[str, list[list[Any]]] = {
         ["model.safetensors", "--html", "page.html"],
         ["model.pt", "--stats"],
     ],
-    "diff": [["model.pt", "model.safetensors"], [Z3, Z3, "--optimizer", "--top", "2"]],
+    "diff": [["model.pt", "model.safetensors"], [Z3, Z3, "--with-states", "--top", "2"]],
     "virtual": [["model.pt", "model.virtual.json"]],
     "verify": [["model.pt", "model.safetensors"]],
     "finish": [["parts"]],

@@ -74,6 +74,7 @@ MATRIX = {
     "fill": Row("hhrhssrrr", {"fill": True}, (("like", "../more.safetensors"),)),
     "structure": Row("hhhhhhhsh", {"structure": False}, source="nested"),
     "chunks": Row("rrrrrrhhh", {"chunks": 2}),
+    "states": Row("rrrrrrhhh", {"states": "../zero"}),
     "model_key": Row("rrrrrrhhr", {"model_key": "weights"}),
     "optimizer_key": Row("rrrrrrrrr", {"optimizer_key": "opt"}),
     "flat_optimizer": Row("rrrrrrrrr", {"flat_optimizer": True}),

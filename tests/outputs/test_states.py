@@ -33,9 +33,9 @@ def test_states_beside_weights_have_the_same_names_in_every_output(named: bool, 
     torch.save(state["model"], tmp_path / "model.pt")
     torch.save(state["optimizer"], tmp_path / "optimizer.pt")
     for out, arguments in (
-        ("whole", [tmp_path / "t.pt", "--optimizer", tmp_path / "t.pt"]),
-        ("apart", [tmp_path / "model.pt", "--model-key", "model", "--optimizer", tmp_path / "optimizer.pt"]),
-        ("other", [tmp_path / "model.pt", "--model-key", "model", "--optimizer", tmp_path / "t.pt"]),
+        ("whole", [tmp_path / "t.pt", "--states", tmp_path / "t.pt"]),
+        ("apart", [tmp_path / "model.pt", "--model-key", "model", "--states", tmp_path / "optimizer.pt"]),
+        ("other", [tmp_path / "model.pt", "--model-key", "model", "--states", tmp_path / "t.pt"]),
     ):
         done(ckptconv_here("safetensors2dcp", *arguments[:1], tmp_path / out, *arguments[1:], "--verify"))
         model, optimizer = trained(named, groups)
@@ -56,7 +56,7 @@ def test_numbers_that_nothing_names_are_refused_in_every_output(tmp_path: Path) 
     torch.save(state, tmp_path / "t.pt")
     words = "numbers its 6 parameters", "nothing tells which states", "named_parameters()"
     refused(ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "s.safetensors"), 5, *words)
-    run = ckptconv_here("safetensors2dcp", tmp_path / "t.pt", tmp_path / "d", "--optimizer", tmp_path / "t.pt")
+    run = ckptconv_here("safetensors2dcp", tmp_path / "t.pt", tmp_path / "d", "--states", tmp_path / "t.pt")
     refused(run, 5, *words)
     assert [path.name for path in tmp_path.iterdir()] == ["t.pt"]
 
@@ -90,7 +90,7 @@ def test_two_optimizers_in_a_file_share_the_parameters(tmp_path: Path) -> None:
 
 def test_two_optimizers_go_on_in_torch_by_way_of_a_checkpoint(tmp_path: Path) -> None:
     expected = muon_saved(tmp_path / "t.pt")
-    words = ["--key", "model", "--model-key", "model", "--optimizer", tmp_path / "t.pt", "--optimizer-key", "optim"]
+    words = ["--key", "model", "--model-key", "model", "--states", tmp_path / "t.pt", "--optimizer-key", "optim"]
     done(ckptconv_here("safetensors2dcp", tmp_path / "t.pt", tmp_path / "dcp", *words, "--verify"))
     states = tmp_path / "states.safetensors"
     done(ckptconv_here("dcp2safetensors", tmp_path / "dcp", tmp_path / "model", "--optimizer", states))

@@ -26,7 +26,7 @@ def pairs(
     source: Source, target: CheckedOutput, asked: Options, done: Verification, attested: Attested, wrong: Differences
 ) -> Iterator[ExpectedPair]:
     """Compare a step of torch_checkpointing with its source, and yield the pairs of its tensors."""
-    if asked.optimizer:
+    if asked.states:
         source = source._replace(inputs=source.inputs_of_all)
     place, path = place_of(target), target.path
     want = dcp.contents(source, asked, rename_of(asked))

@@ -26,4 +26,6 @@ KIND = OutputKind(
     },
     compared="ckptconv.features.torch_checkpointing.comparing",
     plan="ckptconv.features.torch_checkpointing.output",
+    to="torch-checkpointing",
+    key="model",
 )

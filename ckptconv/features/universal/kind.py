@@ -13,6 +13,7 @@ KIND = OutputKind(
         "opaque": "changes nothing in a universal checkpoint, which has no place for other objects",
         "copy_config": "copies nothing: from_pretrained reads no universal checkpoint",
     },
+    to="universal",
     compared="ckptconv.features.universal.comparing",
     plan="ckptconv.features.universal.output",
 )

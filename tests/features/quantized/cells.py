@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import ckptconv
 from ckptconv.features.quantized.computing import Dequantize, Quantize, Rescale
 from ckptconv.features.quantized.options import ROUNDING_WAYS
-from ckptconv.features.quantized.table import WAYS
+from ckptconv.features.quantized.table import WAYS as _WAYS
 from ckptconv.result import Report
 from ckptconv.tensors.computing import Axis, Tile, Tiled
 from ckptconv.tensors.dtypes import DTYPES
@@ -46,7 +46,7 @@ DECIDING = {
 # A model, and the name of a weight in it.
 QUANTIZED_MODELS = [(dialects.QUANTIZED / "block-fp8-f32", "model.layers.1.self_attn.q_proj.weight")]
 # Small checkpoints of every dialect, and the ways to quantize.
-DIALECTS, QUANTIZING_WAYS = dialects, WAYS
+DIALECTS, QUANTIZING_WAYS = dialects, _WAYS
 
 
 def _converting(**asked: Any) -> Callable[..., Report]:

@@ -383,10 +383,10 @@ def test_rectangles_that_overlap_or_leave_a_hole_are_refused(offset: int, tmp_pa
 @every("ranks", [1, 2, 4])
 def test_a_step_that_was_written_reads_back(ranks: int, tmp_path: Path) -> None:
     real = REAL / "2d-2x2-st" / "step-2"
-    options = ("--to", "torch-checkpointing", "--optimizer", real, "--no-fsync")
+    options = ("--to", "torch-checkpointing", "--states", real, "--no-fsync")
     step, states = tmp_path / "step-2", tmp_path / "states.safetensors"
     done(ckptconv_here("safetensors2dcp", real, step, *options, "--chunks", ranks, "--verify"))
-    assert ckptconv_here("verify", real, step, "--optimizer", real).code == 0
+    assert ckptconv_here("verify", real, step, "--states", real).code == 0
     assert convert(step, tmp_path / "out", "--optimizer", states).code == 0
     assert_same(load_with_aliases(tmp_path / "out"), load_file(REAL / "2d-2x2-st" / "expected.safetensors"))
     assert_same(load_with_aliases(states), load_file(REAL / "2d-2x2-st" / "optimizer.safetensors"))
@@ -455,7 +455,7 @@ def test_states_and_settings_are_loaded_beside_the_weights() -> None:
         "optimizer": {"state": states, "param_groups": [{"lr": 0.5, "params": list(states)}]},
     }
     step = REAL / "2d-2x2-st" / "step-2"
-    dcp.load(state, storage_reader=DistributedReader(step, model_key="model", optimizer=step), no_dist=True)
+    dcp.load(state, storage_reader=DistributedReader(step, model_key="model", states=step), no_dist=True)
     assert torch.equal(state["model"]["up.weight"], load_file(REAL / "2d-2x2-st" / "expected.safetensors")["up.weight"])
     got = {f"{name}.{key}": tensor for name, own in states.items() for key, tensor in own.items()}
     assert_same(got, expected)
@@ -464,9 +464,9 @@ def test_states_and_settings_are_loaded_beside_the_weights() -> None:
 
 def test_two_optimizers_go_on_in_a_step(tmp_path: Path) -> None:
     expected = muon_saved(tmp_path / "t.pt")
-    states = ["--optimizer", tmp_path / "states"]
-    done(ckptconv_here("convert", tmp_path / "t.pt", tmp_path / "model", "--key", "model", *states))
-    step = ["--to", "torch-checkpointing", "--chunks", 2, *states, "--verify"]
+    states = tmp_path / "states"
+    done(ckptconv_here("convert", tmp_path / "t.pt", tmp_path / "model", "--key", "model", "--optimizer", states))
+    step = ["--to", "torch-checkpointing", "--chunks", 2, "--states", states, "--verify"]
     done(ckptconv_here("safetensors2dcp", tmp_path / "model", tmp_path / "step", *step))
     with ckptconv.open(tmp_path / "step") as checkpoint:
         assert_same(dict(checkpoint.optimizer.get_tensors()), expected)

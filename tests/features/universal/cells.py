@@ -20,7 +20,7 @@ from ckptconv.features.universal import trees
 _OUTCOMES = {
     "h": "zero_stage fresh_optimizer exclude_frozen_parameters clobber verify checksum part manifest digest attest "
     "depfile dry_run",
-    "r": "quantize requantize keep chunks model_key optimizer_key flat_optimizer fill_states for_hub",
+    "r": "quantize requantize keep chunks states model_key optimizer_key flat_optimizer fill_states for_hub",
     "s": "max_shard_size dtype dequantize key include exclude strip_prefix rename map size tied like partial fill "
     "structure order opaque copy_config",
 }
