@@ -10,7 +10,8 @@ import pydoc
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,21 +24,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckptconv
-from ckptconv import Options, UsageError
+from ckptconv import Options, UsageError, process
 from ckptconv.cli.commands import app
+from ckptconv.options import keywords, registered
 from ckptconv.options.comparing import COMPARING
 from ckptconv.options.kinds import FLAG, Rules
-from ckptconv.options.option import Option
-from ckptconv.options.table import COMMAND, OPENING, OPTIONS
+from ckptconv.options.option import FormerName, Option
+from ckptconv.options.table import COMMAND, OPENING, OPTIONS, named_in
 
 # For each option: what its default is, a value, and how that may be written, in Python and last as words.
 ACCEPTED: dict[str, tuple[Any, Any, list[Any]]] = {
     "max_shard_size": (None, 5_000_000_000, [5_000_000_000, np.int64(5_000_000_000), "5000000000", "5GB"]),
     "dtype": (None, "bfloat16", [torch.bfloat16, "bfloat16", "bf16"]),
-    "dequantize": (False, True, [True]),
-    "quantize": ("", "mxfp8", ["mxfp8"]),
-    "requantize": ("", "mxfp8", ["mxfp8"]),
-    "keep": ((), ("*.bias",), ["*.bias", ("*.bias",), ["*.bias"]]),
     "key": ("", "state_dict", ["state_dict"]),
     "include": ((), ("*.bias",), ["*.bias", ("*.bias",), ["*.bias"]]),
     "exclude": ((), ("a", "b"), [("a", "b"), ["a", "b"]]),
@@ -53,6 +51,7 @@ ACCEPTED: dict[str, tuple[Any, Any, list[Any]]] = {
     "structure": (True, False, [False]),
     "to": ("", "dcp", ["dcp"]),
     "chunks": (None, 3, [3, np.uint8(3), "3"]),
+    "states": ("", "states", [Path("states"), "states"]),
     "model_key": ("", "model", ["model"]),
     "optimizer_key": ("", "optim", ["optim"]),
     "flat_optimizer": (False, True, [True]),
@@ -89,14 +88,12 @@ ACCEPTED: dict[str, tuple[Any, Any, list[Any]]] = {
     "per_rank": (False, True, [True]),
     "opaque": ("", "keep", ["keep"]),
     "drop_opaque": (False, False, [False]),  # the same as opaque="drop"
+    **{name: values for more in of_features("ACCEPTED_VALUES") for name, values in more.items()},
 }
 NOT_TEXT = [3, b"x", ["a"], True]
 REFUSED: dict[str, list[Any]] = {
     "max_shard_size": [-1, 0, True, 5e9, "", "5 apples", "-1", "9" * 5000, "1e3", [1]],
     "dtype": [3, "int8", "", torch.int8, np.float32, torch.float64, ["bf16"], object()],
-    "quantize": ["fp8", "nf4", True, 3],
-    "requantize": ["int4-g32", True, 3],
-    "keep": [3, b"x", [3]],
     "key": NOT_TEXT,
     "include": [3, b"x", [3], {"a"}, {"a": 1}],
     "exclude": [3, ("a", None)],
@@ -123,10 +120,12 @@ REFUSED: dict[str, list[Any]] = {
     "family": NOT_TEXT,
     "tag": NOT_TEXT,
     "optimizer": [3, b"o"],
+    "states": [3, b"o"],
     "universal": [3, b"o"],
     "zero_stage": [0, 4, True, 1.0, "x", ""],
     "opaque": ["x", 3, True],
     "copy_config": [1, "yes", "auto"],
+    **{name: values for more in of_features("REFUSED_VALUES") for name, values in more.items()},
     **{name: [None, 1, 0, "yes", ""] for name, option in OPTIONS.items() if option.kind is FLAG},
 }
 
@@ -222,10 +221,6 @@ DECIDING = {
     "rename": st.lists(st.sampled_from(["a=b", "^(x)=\\1", "="])),
     "tied": st.sampled_from(["alias", "duplicate"]),
     "structure": st.booleans(),
-    "dequantize": st.booleans(),
-    "quantize": st.sampled_from(["fp8-block", "int4-g32"]),
-    "requantize": st.sampled_from(["fp8-block", "mxfp8"]),
-    "keep": TEXT | st.lists(TEXT),
     "partial": st.booleans(),
     "fill": st.booleans(),
     "to": st.sampled_from(["", "dcp", "dcp-hf"]),
@@ -243,6 +238,7 @@ DECIDING = {
     "master": st.booleans(),
     "unstack": st.booleans(),
     "opaque": st.sampled_from(["", "keep", "drop"]),
+    **{name: values for more in of_features("DECIDING") for name, values in more.items()},
 }
 
 
@@ -259,6 +255,38 @@ def test_all_that_decides_is_recorded_and_nothing_else() -> None:
         if name not in ("drop_opaque", "for_hub"):  # which stand for other options
             assert list(Options(**{name: value}).recorded()) == ([name] if OPTIONS[name].decides else [])
     assert {name for name, option in OPTIONS.items() if option.decides} == {*DECIDING, "drop_opaque", "for_hub"}
+
+
+def test_an_option_of_a_feature_that_is_not_here_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.save({"w": torch.ones(3)}, tmp_path / "m.pt")
+    ckptconv.convert(tmp_path / "m.pt", tmp_path / "out", fsync=False)
+    monkeypatch.setattr(registered, "FEATURES", {**registered.FEATURES, "absent": "bend twist_more"})
+    with pytest.raises(UsageError, match=r"'twist_more' needs the feature absent, which is not installed\."):
+        Options(twist_more=True)
+    with pytest.raises(UsageError, match=r"'bend' needs the feature absent"):
+        ckptconv.convert(tmp_path / "m.pt", tmp_path / "other", bend=1)
+    ckptconv_here("convert", tmp_path / "m.pt", tmp_path / "other", "--twist-more").refused(
+        2, "--twist-more needs the feature absent, which is not installed."
+    )
+    manifest = tmp_path / "out" / ".ckptconv-manifest.json"
+    told = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps({**told, "options": {"bend": 3}}))
+    with pytest.raises(UsageError, match=r"had the option 'bend', which needs the feature absent"):
+        ckptconv.verify(tmp_path / "m.pt", tmp_path / "out")
+    # What tables name of such features is left out of them; a name that nobody has is a mistake.
+    assert list(named_in("dtype bend jobs")) == ["dtype", "jobs"]
+    with pytest.raises(KeyError):
+        named_in("dtype bent")
+
+
+def test_a_feature_reads_its_own_options_of_those_of_a_conversion() -> None:
+    for feature in registered.FEATURES:
+        if own := process.of_feature(feature, "options"):
+            options = Options(**{name: ACCEPTED[name][1] for name in own.GIVEN.table})
+            assert vars(own.GIVEN.of(options)) == {name: ACCEPTED[name][1] for name in own.GIVEN.table}
+            assert own.GIVEN.table.keys() == set(registered.FEATURES[feature].split())
 
 
 def test_a_manifest_with_a_value_that_no_option_has_is_refused(tmp_path: Path) -> None:
@@ -314,6 +342,77 @@ def test_the_command_line_has_the_options_of_the_table_and_no_others() -> None:
         own = [here.pop(name) for name in [*here] if name.startswith(begin)]
         assert set().union(*own) - flags(OPTIONS, COMMAND) == flags(*tables) - flags(OPTIONS)
     assert set().union(*here.values()) == flags(OPTIONS, COMMAND, COMPARING)
+
+
+def options_of_commands(command: Any = None, path: str = "") -> Iterator[tuple[str, Option]]:
+    """Each option of each command, with the command's name."""
+    command = command or app.made()
+    for name, below in getattr(command, "commands", {}).items():
+        yield from options_of_commands(below, f"{path} {name}".strip())
+    yield from ((path, option) for option in getattr(command.callback, "options", {}).values())
+
+
+def test_a_name_has_one_meaning_in_every_command_and_in_every_call() -> None:
+    words: dict[str, dict[int, str]] = {}
+    for command, option in options_of_commands():
+        for name in flags({option.name: option}):
+            words.setdefault(name, {})[id(option.origin)] = command
+    names: dict[str, dict[int, str]] = {}
+    for call, (table, _) in keywords.tables().items():
+        for name, option in table.items():
+            names.setdefault(name, {})[id(option.origin)] = call
+    several = {name: [*of.values()] for name, of in (*words.items(), *names.items()) if len(of) > 1}
+    assert several == {}
+    assert len(words) > 80
+
+
+def test_states_are_written_to_one_option_and_read_from_another() -> None:
+    for command, option in options_of_commands():
+        if option.flags[0] == "--optimizer":
+            assert option.about.startswith("Write"), command
+        if option.flags[0] == "--states":
+            assert not option.about.startswith("Write"), command
+
+
+def test_a_former_name_works_and_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    step = str(DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint")
+    for words, told in FORMER.items():
+        run = ckptconv_here(*words.format(step=step).split())
+        assert run.code == 0, run.err
+        assert run.err.count(f"ckptconv: {told}\n") == 1, words
+        assert "is called" not in ckptconv_here(*words.format(step=step).split(), "-q").err
+        twice = words.format(step=step).replace(" --optimizer", " --states STEP --optimizer", 1)
+        if "diff" not in words:
+            assert ckptconv_here(*twice.replace("STEP", step).split()).code == 2, words
+
+
+FORMER = {
+    "safetensors2dcp {step} a --optimizer {step}": "--optimizer is called --states here.",
+    "convert {step} b --to dcp --optimizer {step}": "--optimizer is called --states here.",
+    "verify {step} b --optimizer {step}": "--optimizer is called --states here.",
+    "diff {step} {step} --optimizer": "--optimizer is called --with-states here.",
+}
+
+
+def test_in_python_too(tmp_path: Path) -> None:
+    step = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
+    for call in (
+        lambda **states: ckptconv.convert(step, tmp_path / "out", to="dcp", **states),
+        lambda **states: ckptconv.verify(step, tmp_path / "out", **states),
+        lambda **states: ckptconv.DistributedReader(step, **states),
+    ):
+        with pytest.warns(FormerName, match="--optimizer is called --states"):
+            call(optimizer=step)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            call(states=step)
+        with pytest.raises(UsageError, match=r"one option|reads the optimizer states"):
+            call(states=step, optimizer=step)
+    with pytest.warns(FormerName, match="--optimizer is called --with-states"):
+        assert ckptconv.diff(step, step, optimizer=True).equal  # type: ignore[call-arg]
+    with pytest.warns(FormerName, match="--states is called --with-states"):
+        ckptconv.open(step, states=True)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import typer
 from ckptconv.cli import signals
 from ckptconv.cli.options import CONVERTING, destination, named, output_of, run, taking
 from ckptconv.cli.typer_compat import Command
-from ckptconv.errors import UNWRITTEN, UsageError, leaving
+from ckptconv.errors import UNWRITTEN, CorruptError, UsageError, leaving
 from ckptconv.options.table import COMMAND, EXECUTORS, OPTIONS
 from ckptconv.text import UNSET, Proposed
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ckptconv.result import Report
 
 # Options that name one output, or spread one conversion: they do not apply to several inputs.
-_OF_ONE = ("optimizer", "universal", "manifest", "attest", "depfile", "part", *EXECUTORS)
+_OF_ONE = ("optimizer", "states", "universal", "manifest", "attest", "depfile", "part", *EXECUTORS)
 # Where a command finds the words of its command line, in its context.
 _WORDS = "ckptconv.words"
 
@@ -38,32 +38,14 @@ class ConvertCommand(Command):
 CLASS = ConvertCommand
 OTHER_WORDS = {
     "convert": ("to", "cast", "reshard", "consolidate", "save", "export"),
-    "convert --quantize fp8-block": ("quantize", "quantise", "quant"),
-    "convert --dequantize": ("dequantize", "dequantise", "dequant"),
-}
-# What options do here beside what they do in other commands.
-_EXPLAINED = {
-    "jobs": (
-        "Use N threads, or N processes for an output that is mostly computed; with --output-dir, convert N inputs "
-        "at once."
-    ),
-    "optimizer": "Write the optimizer states too, to PATH; with --to, take them from PATH into the checkpoint.",
-    "like": "Write the tensors under the names, in the files and with the dtypes of REF; with --to, cut as REF is cut.",
 }
 
 
 @taking(
-    *(
-        option.explained(_EXPLAINED[option.name], option.fallback) if option.name in _EXPLAINED else option
-        for option in (
-            *named("into output_dir output_name to chunks model_key optimizer_key flat_optimizer fill_states tag"),
-            *named(
-                "exclude_frozen_parameters master unstack optimizer order for_hub universal zero_stage fresh_optimizer"
-            ),
-            *named("fresh_optimizer per_rank raw alone opaque drop_opaque safe_serialization"),
-            *CONVERTING,
-        )
-    ),
+    *named("into output_dir output_name to chunks states model_key optimizer_key flat_optimizer fill_states tag"),
+    *named("exclude_frozen_parameters master unstack optimizer order for_hub universal zero_stage fresh_optimizer"),
+    *named("last_good per_rank raw alone opaque drop_opaque safe_serialization"),
+    *CONVERTING,
 )
 def convert_(
     ctx: typer.Context,
@@ -81,8 +63,8 @@ def convert_(
 
     A .pt file or a sharded set becomes safetensors, a DeepSpeed checkpoint its fp32 weights, a directory of
     torch.distributed.checkpoint safetensors: as with the command for each format. Safetensors can be cast, merged,
-    split, renamed and selected, or become a .pt file if OUTPUT has such a name. --to makes a checkpoint to train on
-    from. Without OUTPUT, the output goes next to the input.
+    split, renamed and selected, or become a .pt file if OUTPUT has such a name. --to names what the name of OUTPUT
+    cannot, such as a checkpoint to train on from. Without OUTPUT, the output goes next to the input.
 
     \b
     Examples:
@@ -94,6 +76,10 @@ def convert_(
       ckptconv convert */x.pt --output-dir out --output-name '{parent}-{stem}'
     """
     options.pop("safe_serialization", None)
+    if options.pop("last_good", False):
+        from ckptconv.formats.whole_steps import of_last_good
+
+        words = of_last_good(words, options)
     directory, template = options.pop("output_dir", None), options.pop("output_name", "")
     with leaving(UNWRITTEN):
         if directory == "":
@@ -111,7 +97,13 @@ def convert_(
                 f"Expected INPUT and OUTPUT, but found {len(words)} arguments.",
                 f"To convert each of them: ckptconv convert {repeated(ctx.meta[_WORDS])} --output-dir DIR",
             )
-    convert_one("convert", "", words[0], output, options)
+    try:
+        convert_one("convert", "", words[0], output, options)
+    except (CorruptError, UsageError) as error:
+        from ckptconv.formats.whole_steps import advise
+
+        advise(error, words[0], options)
+        raise
 
 
 def repeated(words: Sequence[str]) -> str:
@@ -169,6 +161,7 @@ def _several(words: Sequence[str], directory: str, template: str, options: dict[
     """Convert each of `words` to an output in `directory`; return the exit code."""
     from ckptconv.cli import batch
     from ckptconv.cli.naming import InputWord, output_paths
+    from ckptconv.outputs.targets import UNIVERSAL, suffix_of
     from ckptconv.storage.files import look
     from ckptconv.storage.paths import is_remote, normalize
     from ckptconv.storage.spool import is_pipe
@@ -180,6 +173,10 @@ def _several(words: Sequence[str], directory: str, template: str, options: dict[
             raise UsageError(
                 f"{flag} applies to one conversion, but --output-dir makes several.", "Leave one of them out."
             )
+    if options.get("to") == UNIVERSAL:
+        raise UsageError(
+            "--to universal is for one conversion, and --output-dir for several.", "Leave one of them out."
+        )
     if any(map(is_pipe, words)):
         raise UsageError("Input from a pipe must be converted alone.", "Leave --output-dir out.")
     shown = output_of("convert", options)
@@ -191,9 +188,8 @@ def _several(words: Sequence[str], directory: str, template: str, options: dict[
         with contextlib.suppress(Exception):
             entry = look(normalize(word), dict(stores)) if word else None
         inputs.append((InputWord(word, entry is not None and entry.kind == "directory"), entry))
-    if options.get("to"):
-        template = template or "{stem}"  # a directory, whatever the input is
-    outputs = output_paths([each for each, _ in inputs], normalize(directory), template)
+    suffix = suffix_of(options.get("to", ""))
+    outputs = output_paths([each for each, _ in inputs], normalize(directory), template, suffix=suffix)
     hint = "Give another --output-dir or --output-name, or --overwrite to replace it."
     tasks = [
         batch.Conversion(

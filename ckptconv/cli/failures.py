@@ -15,6 +15,8 @@ from ckptconv.cli.registered import COMMANDS
 from ckptconv.cli.typer_compat import WRONG_USAGE
 from ckptconv.errors import CkptconvError, DifferenceError, FailedError, UsageError
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
+from ckptconv.options.registered import FEATURES, missing
+from ckptconv.process import of_feature
 
 if TYPE_CHECKING:
     from ckptconv.cli.printed import Failure
@@ -46,10 +48,6 @@ _WORDS = {
     "--bf16 --bfloat16": "Use --dtype bf16.",
     "--fp16 --float16 --half": "Use --dtype fp16.",
     "--fp32 --float32 --float": "Use --dtype fp32.",
-    "--fp8 --int4 --int8 --quantise --quantization --quant --q4 --q8 --nf4": (
-        "Use --quantize, such as --quantize fp8-block."
-    ),
-    "--dequant --dequantise --unquantize": "Use --dequantize.",
     "--force -f --replace --yes -y --exist-ok": (
         "Use --overwrite to replace files of other programs; ckptconv replaces its own outputs without it."
     ),
@@ -60,7 +58,8 @@ _WORDS = {
     "--num-workers --workers --threads --num-threads --max-workers": "Use --jobs N.",
     "--shard-size --split-max-size --max-file-size": "Use --max-shard-size SIZE.",
     "--revision --branch": "Put the revision into the URL: hf://organization/model@revision.",
-    "--from --to-format --from-format --input-format --source-format": "The format of the input is detected.",
+    "--from --from-format --input-format --source-format": "The format of the input is detected.",
+    "--to-format --format --output-format --target-format": "It is --to KIND.",
 }
 
 
@@ -83,9 +82,10 @@ _SUFFIXES = (*TORCH_SUFFIXES, ".safetensors", ".json", ".distcp", "/")
 
 
 def _of_commands(name: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the table `name` of each module of commands that has one."""
-    for module in dict.fromkeys(place.partition(":")[0] for place in COMMANDS.values()):
-        yield getattr(import_module(module), name, {})
+    """Yield the table `name` of each module of commands, or of options of a feature, that has one."""
+    modules = dict.fromkeys(place.partition(":")[0] for place in COMMANDS.values())
+    for module in (*map(import_module, modules), *(of_feature(feature, "options") for feature in FEATURES)):
+        yield getattr(module, name, {})
 
 
 def meant_by(word: str) -> str:
@@ -139,6 +139,8 @@ def failure_of(error: BaseException) -> CkptconvError | None:
         unknown = getattr(error, "option_name", "")
         # An error about an option that exists has no such list.
         if unknown and hasattr(error, "possibilities"):
+            if feature := missing(unknown.lstrip("-").removeprefix("no-").replace("-", "_")):
+                return UsageError(f"{unknown} needs the feature {feature}, which is not installed.")
             owner = f" of {asked} itself" if getattr(error.ctx.command, "commands", None) else ""
             return UsageError(
                 f"There is no option {unknown}{owner}.", _instead(unknown, error.possibilities or (), error.ctx)

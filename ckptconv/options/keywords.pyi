@@ -25,7 +25,7 @@ class TorchDType(Protocol):
     def to_real(self) -> Any: ...
 
 
-# The names of dtypes, as `options.kinds` reads them.
+
 DTypeName: TypeAlias = Literal[
     "float32",
     "bfloat16",
@@ -38,6 +38,21 @@ DTypeName: TypeAlias = Literal[
     "f16",
     "half",
     "bf16",
+]
+OutputName: TypeAlias = Literal[
+    "safetensors",
+    "pt",
+    "universal",
+    "dcp",
+    "dcp-hf",
+    "accelerate",
+    "torch-checkpointing",
+]
+CheckpointName: TypeAlias = Literal[
+    "dcp",
+    "dcp-hf",
+    "accelerate",
+    "torch-checkpointing",
 ]
 
 
@@ -55,63 +70,6 @@ class _Casting(TypedDict, total=False):
     dtype: DTypeName | TorchDType | None
     """Cast floating-point tensors to float32, bfloat16 or float16 (or fp32, bf16, fp16); keep leaves them as they are.
     Default: float32 for a DeepSpeed checkpoint, else keep."""
-
-
-class _Dequantizing(TypedDict, total=False):
-    """Convert, Inspect, Diff, Open, Load, Average, Merge, Rows."""
-
-    dequantize: bool
-    """Convert quantized weights (codes, scales, zero points) to plain ones, in bfloat16 or --dtype."""
-
-
-class _Making(TypedDict, total=False):
-    """Convert, Average, Merge, Rows."""
-
-    quantize: Literal["fp8-block", "fp8-block-ue8m0", "mxfp8", "int4-g32"] | None
-    """Quantize the weight matrices of layers: to FP8 with one scale for each block of 128 by 128 (fp8-block; with
-    powers of two as scales: fp8-block-ue8m0) or for 32 elements (mxfp8), or to 4 bits with one scale for 32
-    elements (int4-g32). Embeddings, heads, norms and routers stay as they are."""
-
-    requantize: Literal["fp8-block", "fp8-block-ue8m0", "mxfp8", "nvfp4"] | None
-    """Change the format of quantized weights without changing any number; if the format cannot hold the same numbers,
-    that is an error."""
-
-    keep: str | list[str] | tuple[str, ...] | None
-    """Do not quantize tensors whose names match, such as '*.down_proj.*'; repeatable."""
-
-    tied: Literal["alias", "duplicate"] | None
-    """Store tied tensors once (alias), or under each of their names (duplicate). Default: alias."""
-
-    to: Literal["dcp", "dcp-hf", "accelerate", "torch-checkpointing"] | None
-    """Write a checkpoint of torch.distributed.checkpoint: .distcp files (dcp), or the safetensors shards of its
-    HuggingFaceStorageWriter (dcp-hf); the two that accelerate and the Trainer of transformers load with FSDP2
-    (accelerate); or a torch_checkpointing step (torch-checkpointing). Default: from the name of OUTPUT."""
-
-    chunks: int | str | None
-    """Cut every tensor into N parts along its first dimension, as N ranks save it, each rank into its own files."""
-
-    verify: bool
-    """Compare the output with the input before publishing it."""
-
-    part: tuple[int, int] | list[int] | str | None
-    """Convert part I (from 0) of N, and leave it staged for `finish`; auto takes I and N from the environment of
-    Slurm, torchrun or Kubernetes."""
-
-    digest: Literal["sha256", "blake3"] | None
-    """Compute a digest of every file and tensor, for the manifest."""
-
-    depfile: str | os.PathLike[str] | None
-    """Write a rule for make to FILE, with the files that the output depends on."""
-
-    for_hub: bool
-    """Write a model to publish: only the weights, which are found without --key, with config.json, tokenizer and
-    similar files, without structure record and manifest."""
-
-    opaque: Literal["keep", "drop"] | None
-    """Write (keep) or leave out (drop) objects of classes that are not known to be plain data. Default: refuse."""
-
-    drop_opaque: bool
-    """The same as --opaque drop."""
 
 
 class _Choosing(TypedDict, total=False):
@@ -161,12 +119,58 @@ class _Measuring(TypedDict, total=False):
     """The size of an axis of the map, such as n=32, if shapes and config.json do not give it; repeatable."""
 
 
+class _Tied(TypedDict, total=False):
+    """Convert, Average, Merge, Rows."""
+
+    tied: Literal["alias", "duplicate"] | None
+    """Store tied tensors once (alias), or under each of their names (duplicate). Default: alias."""
+
+    chunks: int | str | None
+    """Cut every tensor into N parts along its first dimension, as N ranks save it, each rank into its own files."""
+
+    verify: bool
+    """Compare the output with the input before publishing it."""
+
+    part: tuple[int, int] | list[int] | str | None
+    """Convert part I (from 0) of N, and leave it staged for `finish`; auto takes I and N from the environment of
+    Slurm, torchrun or Kubernetes."""
+
+    digest: Literal["sha256", "blake3"] | None
+    """Compute a digest of every file and tensor, for the manifest."""
+
+    depfile: str | os.PathLike[str] | None
+    """Write a rule for make to FILE, with the files that the output depends on."""
+
+    for_hub: bool
+    """Write a model to publish: only the weights, which are found without --key, with config.json, tokenizer and
+    similar files, without structure record and manifest."""
+
+    opaque: Literal["keep", "drop"] | None
+    """Write (keep) or leave out (drop) objects of classes that are not known to be plain data. Default: refuse."""
+
+    drop_opaque: bool
+    """The same as --opaque drop."""
+
+    quantize: Literal["fp8-block", "fp8-block-ue8m0", "mxfp8", "int4-g32"] | None
+    """Quantize the weight matrices of layers: to FP8 with one scale for each block of 128 by 128 (fp8-block; with
+    powers of two as scales: fp8-block-ue8m0) or for 32 elements (mxfp8), or to 4 bits with one scale for 32
+    elements (int4-g32). Embeddings, heads, norms and routers stay as they are."""
+
+    requantize: Literal["fp8-block", "fp8-block-ue8m0", "mxfp8", "nvfp4"] | None
+    """Change the format of quantized weights without changing any number; if the format cannot hold the same numbers,
+    that is an error."""
+
+    keep: str | list[str] | tuple[str, ...] | None
+    """Do not quantize tensors whose names match, such as '*.down_proj.*'; repeatable."""
+
+
 class _Imitating(TypedDict, total=False):
     """Convert, Open, Average, Merge, Rows."""
 
     like: str | os.PathLike[str] | None
-    """Give the output the names, files and dtypes of REF, a checkpoint, and its config.json and tokenizer. Missing
-    tensors, extra tensors and other shapes are errors before anything is written."""
+    """Give the output the names, files and dtypes of REF, a checkpoint, and its config.json and tokenizer; of
+    torch.distributed.checkpoint, the cuts of REF. Missing tensors, extra tensors and other shapes are errors before
+    anything is written."""
 
     partial: bool
     """Leave out the tensors of REF that the input lacks, and list them."""
@@ -178,16 +182,36 @@ class _Imitating(TypedDict, total=False):
     """False: Write only tensors: no structure record, and so no other values of the checkpoint."""
 
 
-class _FindingTheModel(TypedDict, total=False):
-    """Convert, Distributed, Average, Merge, Rows."""
+class _Naming(TypedDict, total=False):
+    """Convert, Rows."""
 
-    model_key: str | None
-    """Store the weights under KEY, such as model; . is the top of the state dict; none leaves out the weights, for use
-    with --optimizer."""
+    to: OutputName | None
+    """The kind of output, where the name of OUTPUT does not say it: safetensors, pt, universal, dcp, dcp-hf,
+    accelerate or torch-checkpointing. pt is a file for torch.load, and universal a checkpoint from which DeepSpeed
+    resumes. Those of torch.distributed.checkpoint are .distcp files (dcp), the safetensors shards of its
+    HuggingFaceStorageWriter (dcp-hf), the two that accelerate and the Trainer of transformers load with FSDP2
+    (accelerate), or a torch_checkpointing step (torch-checkpointing). Default: from the name of OUTPUT."""
+
+    universal: str | os.PathLike[str] | None
+    """Write a DeepSpeed universal checkpoint to DIR, to resume training from."""
+
+    zero_stage: int | str | None
+    """The ZeRO stage of the training that will load the universal checkpoint. Default: any; for a ZeRO checkpoint, its
+    own stage."""
+
+    fresh_optimizer: bool
+    """Start the universal checkpoint with zero moments at step 0, whatever INPUT holds."""
+
+    per_rank: bool
+    """Write one output per tensor-parallel rank: OUTPUT/mp_rank_NN/."""
 
 
-class _FindingStates(TypedDict, total=False):
+class _ReadingStates(TypedDict, total=False):
     """Convert, Distributed, Rows."""
+
+    states: str | os.PathLike[str] | None
+    """Also write optimizer states, from PATH: the --optimizer output of another conversion, or a checkpoint with
+    states, such as INPUT itself."""
 
     optimizer_key: str | None
     """Store the optimizer states under KEY."""
@@ -199,6 +223,14 @@ class _FindingStates(TypedDict, total=False):
     fill_states: bool
     """Write zeros as the optimizer states of parameters that have none yet: torch's strict load requires states for
     every parameter."""
+
+
+class _FindingTheModel(TypedDict, total=False):
+    """Convert, Distributed, Average, Merge, Rows."""
+
+    model_key: str | None
+    """Store the weights under KEY, such as model; . is the top of the state dict; none leaves them out, beside
+    --states."""
 
 
 class _Ordering(TypedDict, total=False):
@@ -311,28 +343,11 @@ class _Precision(TypedDict, total=False):
     """For Megatron-core: write one tensor per layer, such as decoder.layers.0.…, where one tensor stores all layers."""
 
 
-class _WritingStates(TypedDict, total=False):
-    """Convert, Distributed."""
+class _Dequantizing(TypedDict, total=False):
+    """Convert, Inspect, Diff, Open, Load, Average, Merge, Rows."""
 
-    optimizer: str | os.PathLike[str] | None
-    """Write the optimizer states to PATH, by parameter."""
-
-
-class _DeepSpeed(TypedDict, total=False):
-    """Convert, Rows."""
-
-    universal: str | os.PathLike[str] | None
-    """Write a DeepSpeed universal checkpoint to DIR, to resume training from."""
-
-    zero_stage: int | str | None
-    """The ZeRO stage of the training that will load the universal checkpoint. Default: any; for a ZeRO checkpoint, its
-    own stage."""
-
-    fresh_optimizer: bool
-    """Start the universal checkpoint with zero moments at step 0, whatever INPUT holds."""
-
-    per_rank: bool
-    """Write one output per tensor-parallel rank: OUTPUT/mp_rank_NN/."""
+    dequantize: bool
+    """Convert quantized weights (codes, scales, zero points) to plain ones, in bfloat16 or --dtype."""
 
 
 class _Showing(TypedDict, total=False):
@@ -342,19 +357,28 @@ class _Showing(TypedDict, total=False):
     """Write a self-contained HTML page to FILE."""
 
 
+class _NamingCheckpoints(TypedDict, total=False):
+    """Average, Merge."""
+
+    to: CheckpointName | None
+    """Write a checkpoint of torch.distributed.checkpoint: .distcp files (dcp), or the safetensors shards of its
+    HuggingFaceStorageWriter (dcp-hf); the two that accelerate and the Trainer of transformers load with FSDP2
+    (accelerate); or a torch_checkpointing step (torch-checkpointing)."""
+
+
 class ConvertOptions(
     _Sharding,
     _Casting,
-    _Dequantizing,
-    _Making,
     _Choosing,
     _Selecting,
     _Renaming,
     _Mapping,
     _Measuring,
+    _Tied,
     _Imitating,
+    _Naming,
+    _ReadingStates,
     _FindingTheModel,
-    _FindingStates,
     _Ordering,
     _Working,
     _Publishing,
@@ -367,16 +391,17 @@ class ConvertOptions(
     _SingleFile,
     _Detecting,
     _Precision,
-    _WritingStates,
-    _DeepSpeed,
+    _Dequantizing,
     total=False,
 ):
     """Options of `convert`, `verify`, `save_state_dict` and `VirtualFiles`."""
 
+    optimizer: str | os.PathLike[str] | None
+    """Write the optimizer states to PATH, by parameter."""
+
 
 class InspectOptions(
     _Sharding,
-    _Dequantizing,
     _Choosing,
     _Selecting,
     _Mapping,
@@ -386,6 +411,7 @@ class InspectOptions(
     _Connecting,
     _Undecoded,
     _Detecting,
+    _Dequantizing,
     _Showing,
     total=False,
 ):
@@ -400,7 +426,6 @@ class InspectOptions(
 
 
 class DiffOptions(
-    _Dequantizing,
     _Choosing,
     _Selecting,
     _Renaming,
@@ -413,12 +438,13 @@ class DiffOptions(
     _Undecoded,
     _SingleFile,
     _Precision,
+    _Dequantizing,
     _Showing,
     total=False,
 ):
     """Options of `diff`."""
 
-    optimizer: bool
+    with_states: bool
     """Compare the optimizer states too, by parameter."""
 
     map: str | os.PathLike[str] | None
@@ -459,7 +485,6 @@ class FinishOptions(_Publishing, _Overwriting, _Attesting, _Connecting, total=Fa
 
 
 class OpenOptions(
-    _Dequantizing,
     _Choosing,
     _Mapping,
     _Measuring,
@@ -471,6 +496,7 @@ class OpenOptions(
     _SingleFile,
     _Detecting,
     _Precision,
+    _Dequantizing,
     total=False,
 ):
     """Options of `open`."""
@@ -481,11 +507,11 @@ class OpenOptions(
     model_rank: int | str | None
     """Only this tensor-parallel rank of DeepSpeed, from 0."""
 
-    states: bool
-    """Read the description of the optimizer states now, not at its first use."""
+    with_states: bool
+    """The optimizer's states too: read what describes them now, not when they are asked for."""
 
 
-class LoadOptions(_Casting, _Dequantizing, _Choosing, _Connecting, _Undecoded, _SingleFile, _Precision, total=False):
+class LoadOptions(_Casting, _Choosing, _Connecting, _Undecoded, _SingleFile, _Precision, _Dequantizing, total=False):
     """Options of `load_state_dict`."""
 
 
@@ -496,13 +522,12 @@ class DistributedOptions(
     _Renaming,
     _Mapping,
     _Measuring,
+    _ReadingStates,
     _FindingTheModel,
-    _FindingStates,
     _Ordering,
     _Spooling,
     _Connecting,
     _Precision,
-    _WritingStates,
     total=False,
 ):
     """Options of `DistributedReader`."""
@@ -511,13 +536,12 @@ class DistributedOptions(
 class AverageOptions(
     _Sharding,
     _Casting,
-    _Dequantizing,
-    _Making,
     _Choosing,
     _Selecting,
     _Renaming,
     _Mapping,
     _Measuring,
+    _Tied,
     _Imitating,
     _FindingTheModel,
     _Working,
@@ -529,6 +553,8 @@ class AverageOptions(
     _Connecting,
     _Undecoded,
     _Precision,
+    _Dequantizing,
+    _NamingCheckpoints,
     total=False,
 ):
     """Options of `average`."""
@@ -547,13 +573,12 @@ class AverageOptions(
 class MergeOptions(
     _Sharding,
     _Casting,
-    _Dequantizing,
-    _Making,
     _Choosing,
     _Selecting,
     _Renaming,
     _Mapping,
     _Measuring,
+    _Tied,
     _Imitating,
     _FindingTheModel,
     _Working,
@@ -565,6 +590,8 @@ class MergeOptions(
     _Connecting,
     _Undecoded,
     _Precision,
+    _Dequantizing,
+    _NamingCheckpoints,
     total=False,
 ):
     """Options of `merge`."""
@@ -596,16 +623,16 @@ class PatchOptions(
 class RowsOptions(
     _Sharding,
     _Casting,
-    _Dequantizing,
-    _Making,
     _Choosing,
     _Selecting,
     _Renaming,
     _Mapping,
     _Measuring,
+    _Tied,
     _Imitating,
+    _Naming,
+    _ReadingStates,
     _FindingTheModel,
-    _FindingStates,
     _Ordering,
     _Working,
     _Publishing,
@@ -618,16 +645,16 @@ class RowsOptions(
     _SingleFile,
     _Detecting,
     _Precision,
-    _DeepSpeed,
+    _Dequantizing,
     total=False,
 ):
     """Options of `split_rows`, `pack_rows` and `check_rows`."""
 
-    optimizer: str | None
-    """exact_row_wise_adagrad, partial_row_wise_adam, adam, row_wise_rmsprop_ar, or none."""
-
     embedding_dim: int | str | None
     """The number of weight items in a row."""
+
+    method: str | None
+    """exact_row_wise_adagrad, partial_row_wise_adam, adam, row_wise_rmsprop_ar, or none."""
 
     weight_dtype: str | TorchDType | None
     """float32 or float16. Default: the table's."""

@@ -17,12 +17,12 @@ from ckptconv.options.kinds import (
     CHECKPOINT,
     DIGEST,
     DTYPE,
-    EXACT_WAY,
     FAR_MEMORY,
     FLAG,
     MAPPING,
     MOST_ITEMS,
     OPAQUE,
+    OUTPUT_KIND,
     PART,
     PATH,
     RULES,
@@ -34,17 +34,22 @@ from ckptconv.options.kinds import (
     TEXTS,
     TIED,
     USUAL_MEMORY,
-    WAY,
     counted,
 )
-from ckptconv.options.option import Given, Option, naming, option, options_in
+from ckptconv.options.option import Given, Option, deciding, naming, option, options_in
+from ckptconv.options.registered import FEATURES, OPENED, missing, options_of
 
 # Options with this group are for Python only.
 LIBRARY = "library"
 # The value of --map for none where the input's record names one.
 NO_MAP = "none"
 
-_deciding = functools.partial(option, decides=True)
+# The commands that take one checkpoint, whose short help has which part of it to take.
+_OF_ONE = (
+    "convert pt2safetensors safetensors2pt zero-to-fp32 dcp2safetensors safetensors2dcp verify diff inspect virtual "
+    "serve patch"
+)
+
 _running = functools.partial(option, group=RUNNING)
 
 
@@ -56,7 +61,7 @@ class Options(Given):
     """
 
     # Which tensors to convert, and how.
-    max_shard_size: int | None = _deciding(
+    max_shard_size: int | None = deciding(
         SIZE,
         "Split the output into files of at most SIZE, such as 5GB or 2GiB.",
         metavar="SIZE",
@@ -70,7 +75,7 @@ class Options(Given):
             "": "files as the input has them",
         },
     )
-    dtype: str | None = _deciding(
+    dtype: str | None = deciding(
         DTYPE,
         "Cast floating-point tensors to float32, bfloat16 or float16 (or fp32, bf16, fp16); keep leaves them as they "
         "are.",
@@ -84,54 +89,32 @@ class Options(Given):
             "": "keep",
         },
     )
-    dequantize: bool = _deciding(
-        FLAG,
-        "Convert quantized weights (codes, scales, zero points) to plain ones, in bfloat16 or --dtype.",
-        group=NAMING,
-    )
-    quantize: str = _deciding(
-        WAY,
-        "Quantize the weight matrices of layers: to FP8 with one scale for each block of 128 by 128 (fp8-block; with "
-        "powers of two as scales: fp8-block-ue8m0) or for 32 elements (mxfp8), or to 4 bits with one scale for 32 "
-        "elements (int4-g32). Embeddings, heads, norms and routers stay as they are.",
-        metavar="fp8-block|fp8-block-ue8m0|mxfp8|int4-g32",
-        group=NAMING,
-    )
-    requantize: str = _deciding(
-        EXACT_WAY,
-        "Change the format of quantized weights without changing any number; if the format cannot hold the same "
-        "numbers, that is an error.",
-        metavar="fp8-block|fp8-block-ue8m0|mxfp8|nvfp4",
-        group=NAMING,
-    )
-    keep: tuple[str, ...] = _deciding(
-        TEXTS,
-        "Do not quantize tensors whose names match, such as '*.down_proj.*'; repeatable.",
-        metavar="GLOB",
-        group=NAMING,
-    )
-    key: str = _deciding(
+    key: str = deciding(
         TEXT,
         "Convert only this subtree, such as state_dict or optimizer.state; . is everything.",
         metavar="PATH",
         group=TAKE,
-        common=True,
+        common=_OF_ONE,
         fallback={"dcp2safetensors": "the model"},
     )
-    include: tuple[str, ...] = _deciding(
+    include: tuple[str, ...] = deciding(
         TEXTS, "Convert only tensors whose names match, such as 'model.*'; repeatable.", metavar="GLOB", group=TAKE
     )
-    exclude: tuple[str, ...] = _deciding(
+    exclude: tuple[str, ...] = deciding(
         TEXTS,
         "Leave out tensors whose names match, such as '*.bias'; repeatable.",
         metavar="GLOB",
         group=TAKE,
-        common=True,
+        common=_OF_ONE,
     )
-    strip_prefix: str = _deciding(
-        TEXT, "Remove PREFIX, such as model., from the beginning of names.", metavar="PREFIX", group=NAMING, common=True
+    strip_prefix: str = deciding(
+        TEXT,
+        "Remove PREFIX, such as model., from the beginning of names.",
+        metavar="PREFIX",
+        group=NAMING,
+        common="convert pt2safetensors safetensors2pt dcp2safetensors verify virtual serve patch",
     )
-    rename: tuple[str, ...] = _deciding(
+    rename: tuple[str, ...] = deciding(
         RULES,
         "Rename tensors as re.sub does, such as '^module=model'; repeatable.",
         metavar="REGEX=REPL",
@@ -143,6 +126,7 @@ class Options(Given):
         "rules.",
         metavar="NAME|FILE",
         group=NAMING,
+        common="convert",
     )
     size: Mapping[str, int] = option(
         SIZES,
@@ -150,7 +134,7 @@ class Options(Given):
         metavar="AXIS=N",
         group=NAMING,
     )
-    tied: str = _deciding(
+    tied: str = deciding(
         TIED,
         "Store tied tensors once (alias), or under each of their names (duplicate).",
         default="alias",
@@ -159,64 +143,74 @@ class Options(Given):
     )
     like: str = naming(
         PATH,
-        "Give the output the names, files and dtypes of REF, a checkpoint, and its config.json and tokenizer. Missing "
-        "tensors, extra tensors and other shapes are errors before anything is written.",
+        "Give the output the names, files and dtypes of REF, a checkpoint, and its config.json and tokenizer; of "
+        "torch.distributed.checkpoint, the cuts of REF. Missing tensors, extra tensors and other shapes are errors "
+        "before anything is written.",
         metavar="REF",
         fallback={"verify": "from the manifest"},
         common=True,
     )
-    partial: bool = _deciding(FLAG, "Leave out the tensors of REF that the input lacks, and list them.", group=NAMING)
-    fill: bool = _deciding(FLAG, "Take the tensors that the input lacks from REF.", group=NAMING)
-    structure: bool = _deciding(
+    partial: bool = deciding(FLAG, "Leave out the tensors of REF that the input lacks, and list them.", group=NAMING)
+    fill: bool = deciding(FLAG, "Take the tensors that the input lacks from REF.", group=NAMING)
+    structure: bool = deciding(
         FLAG,
         "Write only tensors: no structure record, and so no other values of the checkpoint.",
         default=True,
         group=OUTPUT,
-        common=True,
     )
 
     # A checkpoint of torch.distributed.checkpoint as the output.
-    to: str = _deciding(
-        CHECKPOINT,
-        "Write a checkpoint of torch.distributed.checkpoint: .distcp files (dcp), or the safetensors shards of its "
-        "HuggingFaceStorageWriter (dcp-hf); the two that accelerate and the Trainer of transformers load with FSDP2 "
-        "(accelerate); or a torch_checkpointing step (torch-checkpointing).",
-        metavar="dcp|dcp-hf|accelerate|torch-checkpointing",
+    to: str = deciding(
+        OUTPUT_KIND,
+        "The kind of output, where the name of OUTPUT does not say it: safetensors, pt, universal, dcp, dcp-hf, "
+        "accelerate or torch-checkpointing. pt is a file for torch.load, and universal a checkpoint from which "
+        "DeepSpeed resumes. Those of torch.distributed.checkpoint are .distcp files (dcp), the safetensors shards of "
+        "its HuggingFaceStorageWriter (dcp-hf), the two that accelerate and the Trainer of transformers load with "
+        "FSDP2 (accelerate), or a torch_checkpointing step (torch-checkpointing).",
+        metavar="KIND",
         group=OUTPUT,
         common=True,
-        fallback={"safetensors2dcp": "dcp", "convert": "from the name of OUTPUT", "verify": "from the manifest"},
+        fallback={"convert": "from the name of OUTPUT"},
     )
-    chunks: int | None = _deciding(
+    chunks: int | None = deciding(
         counted(1, 1 << 20),
         "Cut every tensor into N parts along its first dimension, as N ranks save it, each rank into its own files.",
         metavar="N",
         group=OUTPUT,
-        common="safetensors2dcp verify average merge",
+        common="safetensors2dcp",
         fallback={"safetensors2dcp": "1, or as --like says"},
     )
-    model_key: str = _deciding(
+    states: str = option(
+        PATH,
+        "Also write optimizer states, from PATH: the --optimizer output of another conversion, or a checkpoint with "
+        "states, such as INPUT itself.",
+        metavar="PATH",
+        group=TAKE,
+        common="safetensors2dcp verify",
+    )
+    model_key: str = deciding(
         TEXT,
-        "Store the weights under KEY, such as model; . is the top of the state dict; none leaves out the weights, for "
-        "use with --optimizer.",
+        "Store the weights under KEY, such as model; . is the top of the state dict; none leaves them out, beside "
+        "--states.",
         metavar="KEY",
         group=NAMING,
         fallback={"safetensors2dcp": ".; model in a torch_checkpointing step; or as --like says"},
     )
-    optimizer_key: str = _deciding(
+    optimizer_key: str = deciding(
         TEXT,
         "Store the optimizer states under KEY.",
         metavar="KEY",
         group=NAMING,
         fallback={"safetensors2dcp": "optimizer, or as --like says"},
     )
-    flat_optimizer: bool = _deciding(
+    flat_optimizer: bool = deciding(
         FLAG,
         "Store each state and setting of a parameter under a key of its own, as torchtitan and "
         "flatten_optimizer_state_dict do.",
         group=NAMING,
     )
 
-    fill_states: bool = _deciding(
+    fill_states: bool = deciding(
         FLAG,
         "Write zeros as the optimizer states of parameters that have none yet: torch's strict load requires states "
         "for every parameter.",
@@ -288,7 +282,7 @@ class Options(Given):
     depfile: str = option(
         PATH, "Write a rule for make to FILE, with the files that the output depends on.", metavar="FILE", group=OUTPUT
     )
-    dry_run: bool = _running(FLAG, "Show the plan without writing anything.")
+    dry_run: bool = _running(FLAG, "Show the plan without writing anything.", common="convert merge")
 
     # Where the input is, and which part of it to take.
     storage_options: Mapping[str, Any] = _running(
@@ -297,9 +291,9 @@ class Options(Given):
         metavar="JSON",
         env="CKPTCONV_STORAGE_OPTIONS",
     )
-    inert: bool = _deciding(FLAG, "Convert the tensors of malicious files too; no code in them runs.", group=TAKE)
-    raw: bool = _deciding(FLAG, "Convert whole modules as objects, not as their state dicts.", group=TAKE)
-    alone: bool = _deciding(
+    inert: bool = deciding(FLAG, "Convert the tensors of malicious files too; no code in them runs.", group=TAKE)
+    raw: bool = deciding(FLAG, "Convert whole modules as objects, not as their state dicts.", group=TAKE)
+    alone: bool = deciding(
         FLAG, "Convert INPUT alone, even if it is one file of a set, such as a rank's file or a shard.", group=TAKE
     )
     family: str = option(
@@ -307,7 +301,7 @@ class Options(Given):
         "The required family of the input: torch, deepspeed, dcp, safetensors, or that of a plug-in.",
         group=LIBRARY,
     )
-    tag: str = _deciding(
+    tag: str = deciding(
         TEXT,
         "The tag (step) of a DeepSpeed run.",
         flags=("--tag", "-t"),
@@ -316,11 +310,11 @@ class Options(Given):
         fallback="the one in `latest`",
         common="zero-to-fp32",
     )
-    exclude_frozen_parameters: bool = _deciding(FLAG, "Leave frozen parameters out.", group=TAKE)
-    master: bool = _deciding(
+    exclude_frozen_parameters: bool = deciding(FLAG, "Leave frozen parameters out.", group=TAKE)
+    master: bool = deciding(
         FLAG, "For Megatron-core: write the optimizer's fp32 master weights instead of the weights.", group=TAKE
     )
-    unstack: bool = _deciding(
+    unstack: bool = deciding(
         FLAG,
         "For Megatron-core: write one tensor per layer, such as decoder.layers.0.…, where one tensor stores all "
         "layers.",
@@ -333,7 +327,7 @@ class Options(Given):
         "Write the optimizer states to PATH, by parameter.",
         metavar="PATH",
         group=OUTPUT,
-        common="zero-to-fp32 dcp2safetensors safetensors2dcp",
+        common="convert zero-to-fp32 dcp2safetensors pt2safetensors",
     )
     copy_config: bool | None = option(
         SWITCH,
@@ -341,9 +335,10 @@ class Options(Given):
         "is the same as --no-copy-config.",
         flags=("--copy-config/--no-copy-config", " /--no-extras"),
         group=OUTPUT,
+        common="convert",
         fallback="on for hub repositories, for diffusers pipelines, and for REF of --like",
     )
-    for_hub: bool = _deciding(
+    for_hub: bool = deciding(
         FLAG,
         "Write a model to publish: only the weights, which are found without --key, with config.json, tokenizer and "
         "similar files, without structure record and manifest.",
@@ -353,18 +348,18 @@ class Options(Given):
     universal: str = option(
         PATH, "Write a DeepSpeed universal checkpoint to DIR, to resume training from.", metavar="DIR", group=OUTPUT
     )
-    zero_stage: int | None = _deciding(
+    zero_stage: int | None = deciding(
         counted(1, 3),
         "The ZeRO stage of the training that will load the universal checkpoint.",
         metavar="1|2|3",
         group=OUTPUT,
         fallback="any; for a ZeRO checkpoint, its own stage",
     )
-    fresh_optimizer: bool = _deciding(
+    fresh_optimizer: bool = deciding(
         FLAG, "Start the universal checkpoint with zero moments at step 0, whatever INPUT holds.", group=OUTPUT
     )
     per_rank: bool = option(FLAG, "Write one output per tensor-parallel rank: OUTPUT/mp_rank_NN/.", group=OUTPUT)
-    opaque: str = _deciding(
+    opaque: str = deciding(
         OPAQUE,
         "Write (keep) or leave out (drop) objects of classes that are not known to be plain data.",
         metavar="keep|drop",
@@ -372,7 +367,7 @@ class Options(Given):
         group=TAKE,
         common="safetensors2pt",
     )
-    drop_opaque: bool = _deciding(FLAG, "The same as --opaque drop.", group=TAKE)
+    drop_opaque: bool = deciding(FLAG, "The same as --opaque drop.", group=TAKE)
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
@@ -407,21 +402,13 @@ class Options(Given):
             "order": self.order,
             "map": self.map,
             "size": self.size,
-            **self.dequantizing(),
+            **self.changing(),
             **self.reaching(),
         }
 
-    def dequantizing(self) -> dict[str, Any]:
-        """Return what `open_source` takes of these options for quantized weights: whether weights are made of them,
-        their dtype ("" if they are not to be rounded), and whether codes are made of weights."""
-        is_exact = bool(self.requantize)
-        dtype = self.dtype if self.dtype not in (None, "keep") else "bfloat16"
-        dtype = "" if is_exact else dtype
-        return {
-            "dequantize": self.dequantize or is_exact,
-            "weights_dtype": dtype,
-            "quantize": bool(self.quantize) or is_exact,
-        }
+    def changing(self) -> dict[str, Any]:
+        """Return what `open_source` takes of these options for what features change in a source."""
+        return {name: getattr(self, name) for name in CHANGING}
 
     def reaching(self) -> dict[str, Any]:
         """Return what `open_source` takes of these options for any checkpoint: how to reach and to trust it."""
@@ -442,7 +429,14 @@ class _Opening:
 
     exclude_frozen = Option(FLAG, "Leave frozen parameters out.", group=LIBRARY)
     model_rank = Option(counted(0, 1 << 20), "Only this tensor-parallel rank of DeepSpeed, from 0.", group=LIBRARY)
-    states = Option(FLAG, "Read the description of the optimizer states now, not at its first use.", group=LIBRARY)
+    states = Option(FLAG, group=LIBRARY)
+    with_states = Option(
+        FLAG,
+        "The optimizer's states too: read what describes them now, not when they are asked for.",
+        group=TAKE,
+        common=True,
+        former="--states",
+    )
 
 
 class _Command:
@@ -450,9 +444,11 @@ class _Command:
 
     output_dir = Option(
         PATH,
-        "Convert every INPUT, each to an output of its own in DIR. One that fails does not stop the others.",
+        "Convert every INPUT, each to an output of its own in DIR, N at once with --jobs N. One that fails does not "
+        "stop the others.",
         metavar="DIR",
         group=OUTPUT,
+        common=True,
     )
     into = Option(PATH, "The same as the argument OUTPUT.", flags=("--output", "-o"), metavar="OUTPUT", group=OUTPUT)
     output_name = Option(
@@ -463,6 +459,7 @@ class _Command:
         group=OUTPUT,
         fallback="x.pt becomes x.safetensors, a directory keeps its name",
     )
+    last_good = Option(FLAG, "INPUT is a run: convert its last step that is whole, and marked as complete.", group=TAKE)
     json = Option(FLAG, "Print one JSON object, also after a failure.", common=True)
     quiet = Option(FLAG, "Print warnings and errors only.", flags=("--quiet", "-q"))
     verbose = Option(FLAG, "Print all names, not only the first few.", flags=("--verbose", "-v"))
@@ -506,12 +503,17 @@ EXECUTORS: dict[str, str] = {
 }
 # The table, in parts: one name may be different options in different parts.
 OPTIONS = Options.table
+for _name, _option in [pair for feature in FEATURES for pair in options_of(feature).items()]:
+    OPTIONS[_name] = _option
+    setattr(Options, _name, _option)  # for help
+# What the sources that features change depend on: their own options, and the dtype.
+CHANGING = {"dtype": OPTIONS["dtype"], **{name: one for each in OPENED for name, one in options_of(each).items()}}
 COMMAND = {**options_in(_Command), **{name: import_module(place).OPTIONS[name] for name, place in EXECUTORS.items()}}
 
 
 def named_in(names: str, every: Mapping[str, Option] = OPTIONS) -> dict[str, Option]:
-    """Return the options with these names."""
-    return {name: every[name] for name in names.split()}
+    """Return the options with these names, but for those of features that are not here."""
+    return {name: every[name] for name in names.split() if not missing(name)}
 
 
 # Names that stand together wherever some of the table is taken: what of a trainer's checkpoint is read, and how a
@@ -533,20 +535,43 @@ OPENING = named_in(
     {**OPTIONS, **options_in(_Opening)},
 )
 # What an opened checkpoint gives, by names and dtypes, beside what is read of it.
-VIEWING = {**OPENING, **named_in("partial fill")}
+VIEWING = {name: option for name, option in OPENING.items() if name != "states"} | named_in(
+    "with_states partial fill", {**OPTIONS, **options_in(_Opening)}
+)
 LOADING = named_in(f"key dtype dequantize tag {_AS_IT_IS} master unstack storage_options")
+# Where `states` had the name of what writes them.
+STATES_READ = OPTIONS["states"].explained(OPTIONS["states"].about, former="--optimizer")
 DISTRIBUTED = named_in(
-    f"dtype {_TAKEN} {_NAMED} optimizer model_key optimizer_key flat_optimizer fill_states order {_READ} {_REACHED}"
+    f"dtype {_TAKEN} {_NAMED} states model_key optimizer_key flat_optimizer fill_states order {_READ} {_REACHED}",
+    {**OPTIONS, "states": STATES_READ},
 )
 FINISHING = named_in("checksum manifest attest overwrite fsync storage_options")
 INSPECTING = named_in(
     f"{_TAKEN} dequantize map size stats as_ max_shard_size html overwrite tag raw family {_REACHED}",
     {**OPTIONS, **COMMAND},
 )
+# The same `to`, for outputs that are checkpoints of torch.distributed.checkpoint if it is given.
+TO_CHECKPOINT = OPTIONS["to"].explained(
+    "Write a checkpoint of torch.distributed.checkpoint: .distcp files (dcp), or the safetensors shards of its "
+    "HuggingFaceStorageWriter (dcp-hf); the two that accelerate and the Trainer of transformers load with FSDP2 "
+    "(accelerate); or a torch_checkpointing step (torch-checkpointing).",
+    {"safetensors2dcp": "dcp"},
+    CHECKPOINT,
+)
 # What takes several checkpoints, and makes one output of them.
 COMBINING = named_in(
     f"{_OF_TENSORS} to chunks model_key copy_config for_hub {_READ} raw opaque drop_opaque {_WORKING} verify checksum "
-    f"part manifest digest attest depfile dry_run {_REACHED}"
+    f"part manifest digest attest depfile dry_run {_REACHED}",
+    {**OPTIONS, "to": TO_CHECKPOINT},
 )
+# What `verify` takes: the options of a conversion, where states are read.
+VERIFYING = {
+    **{name: option for name, option in OPTIONS.items() if name != "optimizer"},
+    "states": OPTIONS["states"].explained(
+        "The optimizer states: those that the conversion wrote there, or of a checkpoint of "
+        "torch.distributed.checkpoint those that went into it.",
+        former="--optimizer",
+    ),
+}
 # Which tensors to convert, and how.
 TENSORS = tuple(named_in(_OF_TENSORS).values())

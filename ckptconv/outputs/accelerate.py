@@ -17,7 +17,7 @@ def plan(source: Source, target: Target, options: Options) -> Output:
     if own.model_key == NO_WEIGHTS:
         return made
     step = dirname(target.path)
-    left = "" if options.optimizer else "The optimizer states (optimizer_0) are missing: --optimizer PATH writes them. "
+    left = "" if options.states else "There are no optimizer states (optimizer_0): --states PATH adds them. "
     note = (
         f"{left}Schedulers and random states come from the run: load_state takes scheduler.bin and random_states_*.pkl "
         f"from {step}, and the Trainer trainer_state.json, scheduler.pt and rng_state_*.pth; without scheduler.pt, it "

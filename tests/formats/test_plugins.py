@@ -109,7 +109,7 @@ def test_the_surest_of_several_is_taken(site: Path, tmp_path: Path) -> None:
 
 
 def test_a_name_that_nobody_has_is_told(site: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="The format 'vector' is not known."):
+    with pytest.raises(UsageError, match="The format 'vector' is not known"):
         library.open(a_vector(tmp_path / "a.vec"), family="vector")
 
 

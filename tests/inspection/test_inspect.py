@@ -216,7 +216,8 @@ def test_options_for_another_kind_of_checkpoint_are_said_to_be_of_no_use(
     run = ckptconv_here(command, *paths, "--tag", "global_step9")
     assert run.code == 0
     assert run.err == (
-        "ckptconv: warning: --tag has no effect: model.pt is a single file, but the option applies only to DeepSpeed's checkpoints.\n"
+        "ckptconv: warning: --tag has no effect: model.pt is a single file, but the option applies only to DeepSpeed's "
+        "checkpoints.\n"
     )
     assert ckptconv_here(command, *paths, "--tag", "9", "--json").json["warnings"][0].startswith("--tag has no effect:")
     checkpoint = ZERO / "z2_bf16_tags_w2" / "checkpoint"

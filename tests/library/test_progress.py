@@ -124,7 +124,7 @@ def test_true_shows_a_bar_and_nothing_shows_none(model: Path, capfd: pytest.Capt
 
 @pytest.mark.parametrize("given", [3, "yes", [], int, object()])
 def test_anything_else_is_refused(given: Any, model: Path, tmp_path: Path) -> None:
-    with pytest.raises(ckptconv.UsageError, match="cannot show progress."):
+    with pytest.raises(ckptconv.UsageError, match="cannot show progress"):
         ckptconv.convert(model, tmp_path / "a.safetensors", progress=given)
     assert os.listdir(tmp_path) == []
 

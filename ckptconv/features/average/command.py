@@ -16,7 +16,9 @@ OF_CONVERSIONS = ("average",)
 
 @taking(
     *(AVERAGING[name] for name in ("weights", "ema", "minus")),
-    *named("into to chunks model_key for_hub tag exclude_frozen_parameters master unstack raw opaque drop_opaque"),
+    *named("into"),
+    AVERAGING["to"],
+    *named("chunks model_key for_hub tag exclude_frozen_parameters master unstack raw opaque drop_opaque"),
     *CONVERTING,
 )
 def average(
@@ -33,7 +35,7 @@ def average(
     ],
     **options: Any,
 ) -> None:
-    """Average the weights of several checkpoints.
+    """Average the weights of several checkpoints: model soups, moving averages (--ema), task arithmetic (--minus).
 
     The checkpoints may have different formats. Every tensor must be in each of them, under the same name. Each element
     is the weighted mean of the corresponding elements, summed in float64 in the order given, and rounded once. Tensors

@@ -8,11 +8,13 @@ import typer
 
 from ckptconv.cli import signals
 from ckptconv.cli.options import SHOWING, divided, named, run, taking
+from ckptconv.features.deltas.options import PATCHING_TOO
 
 OTHER_WORDS = {"patch": ("apply",)}
 
 
 @taking(
+    PATCHING_TOO["squash"],
     *named(
         "into max_shard_size dtype key strip_prefix rename copy_config tag exclude_frozen_parameters master unstack"
     ),
@@ -32,7 +34,8 @@ def patch(
         typer.Argument(
             metavar="DELTA... OUTPUT",
             show_default=False,
-            help="Directories of deltas, in order; then the output: a directory, or a name that ends in .safetensors.",
+            help="Directories of deltas, in order; then a directory, or a name that ends in .safetensors, or in "
+            ".virtual.json.",
         ),
     ],
     **options: Any,
@@ -41,14 +44,19 @@ def patch(
 
     `ckptconv diff --delta` or slime write deltas. patch applies several of them in order; each must change the version
     that the previous one produces. OUTPUT is like a conversion of BASE, with the changes. Before OUTPUT is published,
-    patch compares the checksum of every changed tensor.
+    patch compares the checksum of every changed tensor. If OUTPUT ends in .virtual.json, it describes BASE and the
+    deltas, and every command reads it as one checkpoint.
 
     \b
     Examples:
       ckptconv patch base/ deltas/weight_v000001 model/
       ckptconv patch base/ deltas/weight_v* model.safetensors
+      ckptconv patch --squash base/ deltas/weight_v* deltas/all
     """
     from ckptconv.features.deltas.patching import patch as apply
+
+    if options.pop("squash", False):
+        from ckptconv.features.deltas.squashing import squash as apply
 
     deltas, target = divided(words, options, "patch needs a BASE, at least one DELTA, and an OUTPUT.")
     output, report = run("patch", options, apply, base, deltas, target, before_commit=signals.ignore)

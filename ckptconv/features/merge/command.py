@@ -21,7 +21,9 @@ OF_CONVERSIONS = ("merge",)
 
 @taking(
     MERGING["adapter"],
-    *named("into to chunks model_key for_hub tag exclude_frozen_parameters master unstack raw opaque drop_opaque"),
+    *named("into"),
+    MERGING["to"],
+    *named("chunks model_key for_hub tag exclude_frozen_parameters master unstack raw opaque drop_opaque"),
     *CONVERTING,
 )
 def merge(
@@ -41,7 +43,7 @@ def merge(
     ],
     **options: Any,
 ) -> None:
-    """Merge LoRA adapters into their base.
+    """Merge LoRA adapters into their base: one model, to serve without PEFT.
 
     An ADAPTER is an output of PEFT's save_pretrained, or a training checkpoint of any format with adapter_config.json
     next to it. Products are summed in float64 and rounded once; tensors without an adapter are copied unchanged.

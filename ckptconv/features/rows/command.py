@@ -36,7 +36,7 @@ In such tables, the header, weight and optimizer state of a row are stored toget
 
 \b
 Examples:
-  ckptconv rows split --embedding-dim 64 --optimizer adagrad kv.pt parts
+  ckptconv rows split --embedding-dim 64 --method adagrad kv.pt parts
   ckptconv rows pack parts kv.pt
 """,
     pretty_exceptions_enable=False,
@@ -67,8 +67,8 @@ def rows_split(
 
     \b
     Examples:
-      ckptconv rows split --embedding-dim 64 --optimizer adagrad kv.pt parts/
-      ckptconv rows split --embedding-dim 8 --optimizer adam kv.pt t.safetensors
+      ckptconv rows split --embedding-dim 64 --method adagrad kv.pt parts/
+      ckptconv rows split --embedding-dim 8 --method adam kv.pt t.safetensors
     """
     from ckptconv.features.rows.split import split
 
@@ -90,14 +90,14 @@ def rows_pack(
 ) -> None:
     """Pack the parts of rows into a table of whole rows.
 
-    The output of rows split needs no options. Other tensors need --optimizer, and --part if their names are not
+    The output of rows split needs no options. Other tensors need --method, and --column if their names are not
     weight_id, metadata, weight, momentum1, momentum2, prev_iter and pad. OUTPUT is safetensors, or a file for
     torch.load if it ends in .pt, .pth, .bin or .ckpt.
 
     \b
     Examples:
       ckptconv rows pack parts/ kv.pt
-      ckptconv rows pack --optimizer adam --part weight=t1.weight model.pt kv.pt
+      ckptconv rows pack --method adam --column weight=t1.weight model.pt kv.pt
     """
     from ckptconv.features.rows.pack import pack
 
@@ -123,7 +123,7 @@ def rows_check(
 
     \b
     Examples:
-      ckptconv rows check --embedding-dim 64 --optimizer adagrad kv.pt
+      ckptconv rows check --embedding-dim 64 --method adagrad kv.pt
       ckptconv rows check parts/
     """
     from ckptconv.features.rows.check import check

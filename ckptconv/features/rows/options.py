@@ -18,11 +18,12 @@ class RowOptions(Given):
     embedding_dim: int | None = naming(
         counted(1, MOST_ITEMS), "The number of weight items in a row.", metavar="D", common=True
     )
-    optimizer: str | None = naming(
+    method: str | None = naming(
         WORD,
         "exact_row_wise_adagrad, partial_row_wise_adam, adam, row_wise_rmsprop_ar, or none.",
         metavar="NAME",
         common=True,
+        former="--optimizer",
     )
     weight_dtype: str | None = naming(ROW_DTYPE, "float32 or float16.", metavar="DTYPE", fallback="the table's")
     momentum1_dtype: str | None = naming(
@@ -77,16 +78,19 @@ class _Packing:
     names = Option(
         NAMES,
         "The tensor that holds PART of the rows; repeatable.",
-        flags=("--part",),
+        flags=("--column",),
         metavar="PART=NAME",
         group=TAKE,
         common=True,
+        former="--part",
     )
     name = Option(TEXT, "The name of the table.", metavar="NAME", group=NAMING)
 
 
 LAYOUT = RowOptions.table
+# Of a conversion: without what writes the states of a model's optimizer, which was the name of --method too.
+CONVERTING = {name: option for name, option in OPTIONS.items() if name != "optimizer"}
 ROWS = {**LAYOUT, **options_in(_Rows)}
 PACKING = {**LAYOUT, **options_in(_Packing)}
 # What the type of the keywords has, and its docstring.
-KEYWORDS = {**OPTIONS, **LAYOUT}, "Options of `split_rows`, `pack_rows` and `check_rows`."
+KEYWORDS = {**CONVERTING, **LAYOUT}, "Options of `split_rows`, `pack_rows` and `check_rows`."

@@ -107,7 +107,7 @@ def _places(found: RowsContents, layout: RowLayout, names: Mapping[str, str]) ->
         if part not in (*parts, PAD):
             raise UsageError(f"{part!r} is not a part of these rows.", f"It has {', '.join((*parts, PAD))}.")
         if name not in found.tensors:
-            raise UsageError(f"{found.path} has no tensor {name!r}.")
+            raise UsageError(f"There is no tensor {name!r} in {found.path}.")
     places = {part: _name_of(part, found, names) for part in (*parts, PAD)}
     return {part: name for part, name in places.items() if name in found.tensors}
 
@@ -124,7 +124,7 @@ def _missing(part: str, found: RowsContents) -> UsageError:
     names = ", ".join(list(found.tensors)[:_SHOWN])
     return UsageError(
         f"{found.path} has no tensor called {part}, a part of every row. It has {names or 'none'}.",
-        f"Name it with --part {part}=NAME.",
+        f"Say which it is: --column {part}=NAME.",
     )
 
 
@@ -140,7 +140,9 @@ def _completed(asked: RowOptions, weight: LazyTensor) -> RowOptions:
 def _check_agrees(layout: RowLayout, asked: RowOptions, where: str) -> None:
     """Raise UsageError if something was asked for that the record contradicts."""
     for key, value in vars(asked).items():
-        if value is not None and getattr(layout, key) != (optimizer_named(value) if key == "optimizer" else value):
+        is_method = key == "method"
+        recorded = layout.optimizer if is_method else getattr(layout, key)
+        if value is not None and recorded != (optimizer_named(value) if is_method else value):
             raise UsageError(
                 f"{where} records {layout.describe()}, but the options ask for something else: {value}.",
                 f"Leave out --{key.replace('_', '-')}.",

@@ -258,7 +258,7 @@ def test_weights_that_make_no_average_are_refused(given_: dict[str, Any], word: 
 
 def test_one_checkpoint_has_no_average() -> None:
     (name,) = saved(model(0))
-    with pytest.raises(UsageError, match="needs at least 2 checkpoints, but 1 was given."):
+    with pytest.raises(UsageError, match="needs at least 2 checkpoints, but 1 was given"):
         average(name, "out")
     with pytest.raises(UsageError, match="at most 1,000 can be averaged at once"):
         average([name] * 1001, "out")

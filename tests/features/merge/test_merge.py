@@ -11,20 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import rank_files
 import torch
 import zero_writer as zero
+from cells import of_features
 from checkpoints import DATA, ckptconv, ckptconv_here, contents
-from effort import examples
+from effort import every, examples
 from faults import tiles
 from hypothesis import HealthCheck
 from hypothesis import given as made_up
 from hypothesis import strategies as st
-from rank_files import placed
 from safetensors.torch import load_file, save_file
 from stores import SOURCES
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Shard
 
 from ckptconv import CkptconvError, CorruptError, DifferenceError, UnsupportedError, UsageError, convert, merge, verify
 from ckptconv.features.merge import adapters as merging
@@ -291,14 +288,12 @@ def test_adapters_may_be_in_a_zero_checkpoint(stage: int) -> None:
     assert torch.equal(load_file("again.safetensors")["a.weight"], load_file("out.safetensors")["a.weight"])
 
 
-def test_adapters_may_be_in_the_files_of_ranks() -> None:
+@every("save", of_features("SAVED_BY_RANKS"))
+def test_adapters_may_be_in_the_files_of_ranks(save: Callable[[Path, Tensors], object]) -> None:
     given = factors("a", 6, 5)
     merge(model(), adapter(given), "out.safetensors")
 
-    def state(mesh: DeviceMesh, rank: int) -> Tensors:
-        return {name: placed(tensor, mesh, Shard(0)) for name, tensor in training(given).items()}
-
-    rank_files.write(Path("run"), (2,), state)
+    save(Path("run"), training(given))
     shutil.copy("adapter/adapter_config.json", "run")
     merge("base.safetensors", "run", "again.safetensors", verify=True)
     assert torch.equal(load_file("again.safetensors")["a.weight"], load_file("out.safetensors")["a.weight"])
@@ -339,7 +334,8 @@ def test_a_training_holds_the_base_too() -> None:
 
 @pytest.mark.skipif("dequantize" not in OPTIONS, reason="there are no quantized weights")
 def test_a_quantized_base_is_merged_into_as_its_weights() -> None:
-    case = DATA / "quantized" / "block-fp8-f32"
+    (dialects,) = of_features("DIALECTS")
+    case = dialects.QUANTIZED / "block-fp8-f32"
     convert(case, "once", dequantize=True)
     name, weight = next((n, t) for n, t in load_file("once/model.safetensors").items() if t.dim() == 2 and "proj" in n)
     given = adapter(factors(name.removesuffix(".weight"), *weight.shape))
@@ -352,12 +348,11 @@ def test_a_quantized_base_is_merged_into_as_its_weights() -> None:
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_base_of_codes_is_refused_with_what_to_do(way: str, kept: bool) -> None:
     """Whether the codes have the name of the weight or not, and for whole weights too."""
-    from ckptconv.formats.quantized.table import WAYS
-
+    (ways,) = of_features("QUANTIZING_WAYS")
     weight = "m.up_proj.weight"
     save_file({weight: random(64, 64)}, "base.safetensors")
     convert("base.safetensors", "base", quantize=way, fsync=False)
-    Path("base/config.json").write_text(json.dumps({"quantization_config": WAYS[way].told}))
+    Path("base/config.json").write_text(json.dumps({"quantization_config": ways[way].told}))
     given = {"m.up_proj.modules_to_save.weight": random(64, 64)} if kept else factors("m.up_proj", 64, 64)
     with pytest.raises(UnsupportedError, match=r"'m\.up_proj\.weight' is quantized") as refused:
         merge("base", adapter(given), "out")
@@ -381,7 +376,7 @@ Change = Callable[[Tensors, dict[str, Any]], object]
 WRONG: dict[str, tuple[Change, type[Exception], str]] = {
     "no module": (lambda t, c: t.update(factors("x", 6, 5)), CorruptError, "'x.weight'"),
     "another shape": (lambda t, c: t.update(factors("a", 6, 4)), CorruptError, r"\[6, 4\]"),
-    "one factor": (lambda t, c: t.pop("a.lora_A.weight"), CorruptError, "one factor of 'a'"),
+    "one factor": (lambda t, c: t.pop("a.lora_A.weight"), CorruptError, "one of the two factors of 'a'"),
     "another rank": (lambda t, c: c.update(r=4), CorruptError, "rank 2"),
     "no rank": (lambda t, c: c.update(r=0), CorruptError, "its r is 0"),
     "another type": (lambda t, c: c.update(peft_type="IA3"), UnsupportedError, "IA3"),

@@ -70,7 +70,7 @@ CONFLICTS = {
         tensors(*SAVED, "a.lora_embedding_A", "a.lora_embedding_B"), CorruptError, "an embedding, the other is not.",
     ),
     "with a name and without": (tensors(*SAVED, *TRAINED), CorruptError, "with and without the name of an adapter:"),
-    "one factor": (tensors(SAVED[0]), CorruptError, "one factor of 'a'"),
+    "one factor": (tensors(SAVED[0]), CorruptError, "one of the two factors of 'a'"),
     "the factor of another adapter": (tensors(TRAINED[0], OTHER[1]), UsageError, "2 adapters"),
     "lengths alone": (tensors("a.lora_magnitude_vector"), CorruptError, "no factors"),
     "a name without the prefix": (tensors(*SAVED, prefix="model."), UnsupportedError, "base_model.model."),

@@ -1,0 +1,41 @@
+"""Files of a rank, by themselves, and what to name in their place."""
+
+from __future__ import annotations
+
+from ckptconv.formats.alone import LoneFile, LoneKind
+from ckptconv.formats.joining.sets import parsed
+
+_JOINED = "Give the directory with the files of all ranks, under their original names."
+
+
+def _of_flat_parameters(file: LoneFile) -> bool:
+    from ckptconv.formats.joining.names import FLAT_PARAMETER  # few files have such a key
+
+    return any(FLAT_PARAMETER.search(key) for key in file.keys("flat_param"))
+
+
+def _of_a_rank(file: LoneFile) -> bool:
+    told = parsed(file.place.name)
+    return told is not None and "rank" in told[0] and told[1] > 0 and not file.is_joined
+
+
+def _of_first_rank(file: LoneFile) -> bool:
+    told = parsed(file.place.name)
+    return told is not None and "rank" in told[0] and told[2] is None and not file.is_joined
+
+
+LONE = (
+    LoneKind(
+        "holds one rank's part of flat parameters of FSDP.",
+        _JOINED + " Or save a full state dict.",
+        _of_flat_parameters,
+    ),
+    LoneKind("belongs to a rank other than the first, and the files of other ranks are missing.", _JOINED, _of_a_rank),
+    LoneKind(
+        "is named like the file of the first rank, but the files of other ranks are missing, and it does not say that "
+        "it is one of several.",
+        "If it is one of several, give the files of all ranks.",
+        _of_first_rank,
+        refused=False,
+    ),
+)
