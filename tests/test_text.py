@@ -73,3 +73,6 @@ def test_a_notebook_shows_what_was_found_and_done(tmp_path: Path) -> None:
         ckptconv.diff(tmp_path / "x.pt", tmp_path / "x.safetensors"),
     ):
         assert other._repr_html_().startswith(f"<table><caption>{type(other).__name__}</caption><tr>")
+    with ckptconv.open(tmp_path / "x.pt", framework="np") as checkpoint:
+        page = checkpoint._repr_html_()
+    assert "<tr><th>&lt;w&gt;</th><td>float32</td><td>[3, 4]</td><td>48 bytes</td></tr>" in page

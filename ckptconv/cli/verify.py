@@ -17,7 +17,7 @@ OTHER_WORDS = {"verify": ("check", "validate", "test")}
     VERIFYING["states"],
     OPTIONS["universal"].explained("Verify the universal checkpoint in DIR."),
     OPTIONS["for_hub"].explained("OUTPUT was written with --for-hub."),
-    OPTIONS["to"].explained("OUTPUT is of this kind.", "what its name and the manifest say"),
+    OPTIONS["to"].explained("OUTPUT is of this kind.", "from its name and the manifest"),
     *named("zero_stage fresh_optimizer per_rank opaque drop_opaque"),
     *named("chunks model_key optimizer_key flat_optimizer fill_states order"),
     OPTIONS["manifest"].explained("The manifest that the conversion wrote; default: the one in OUTPUT."),

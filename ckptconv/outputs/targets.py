@@ -238,7 +238,7 @@ def _check_alone(output: str | None, options: Options) -> None:
     kind = KINDS[NAMED[options.to][0]]
     if kind.holds == "weights":
         if output is None and (options.optimizer or options.universal):
-            raise UsageError(f"--to {options.to} says of which kind OUTPUT is, and there is none.", "Name it.")
+            raise UsageError(f"--to {options.to} gives the kind of OUTPUT, but OUTPUT is missing.", "Name it.")
         return
     if output is None:
         called = "universal checkpoint" if kind.holds == UNIVERSAL else "checkpoint of torch.distributed.checkpoint"

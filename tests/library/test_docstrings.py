@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import inspect
+import pydoc
 import re
 import shutil
 from pathlib import Path
@@ -51,6 +52,13 @@ def test_every_call_has_an_example_and_names_its_errors() -> None:
         doc = inspect.getdoc(getattr(ckptconv, name)) or ""
         assert name in EXAMPLES, name
         assert re.search(r"\bRaises?\s", doc), name
+
+
+def test_the_help_of_a_call_has_its_own_parameters_above_the_first_sentence() -> None:
+    for name in FUNCTIONS:
+        head, sentence = pydoc.plaintext.document(getattr(ckptconv, name)).splitlines()[:2]
+        assert len(head) < 200, head
+        assert re.match(r" {4}[A-Z].*", sentence), sentence
 
 
 def test_every_public_name_says_what_it_is() -> None:

@@ -25,6 +25,13 @@ class Bfloat16:
         return self
 
 
+class Array:
+    """As arrays are typed."""
+
+    def mean(self) -> float:
+        return 0.0
+
+
 class Bar:
     """As tqdm's bars are typed."""
 
@@ -80,7 +87,8 @@ def right(path: Path, size: int, done: list[int]) -> None:
         print(files.read_bytes("model.safetensors", 0, 8), files["config.json"].size + 1)
     if summary.conversion:
         print(summary.conversion.bytes_to_read + 1)
-    ckptconv.load_state_dict(path, device="cpu", dtype="bf16")
+    state: dict[str, object] = ckptconv.load_state_dict(path, device="cpu", dtype="bf16")
+    print(state.keys())
     ckptconv.save_state_dict({}, path, metadata={"a": "b"}, max_shard_size="1GB", progress=True)
     flat, structure = ckptconv.flatten({"a": 1})
     ckptconv.unflatten(flat, structure)
@@ -90,6 +98,13 @@ def right(path: Path, size: int, done: list[int]) -> None:
         print(error.difference["what"], error.exit_code + 1)
     except (ckptconv.NoTensorError, ckptconv.StoppedError) as error:
         print(error.hint.upper())
+
+
+def average(checkpoint: ckptconv.Checkpoint[Array], name: str) -> float:
+    """Knows the arrays of an opened checkpoint."""
+    array: Array = checkpoint.get_tensor(name)
+    named: dict[str, Array] = checkpoint.get_tensors([name])
+    return sum(each.mean() for each in (array, named[name], *(other for _, other in checkpoint.forward())))
 
 
 def wrong(path: Path) -> None:
@@ -108,6 +123,7 @@ def wrong(path: Path) -> None:
     ckptconv.finish(path, dtype="bf16")  # type: ignore[call-arg]
     ckptconv.open(path, "tf")  # type: ignore[call-overload]
     ckptconv.open(path, dtype="bf16")  # type: ignore[call-overload]
+    ckptconv.load_state_dict(path).forward()  # type: ignore[attr-defined]
     ckptconv.load_state_dict(path, keys="model")  # type: ignore[call-arg]
     ckptconv.save_state_dict({}, path, metdata={})  # type: ignore[call-arg]
     ckptconv.inspect(path, jobs=3)  # type: ignore[call-arg]

@@ -99,7 +99,7 @@ def _complete(place: Location) -> Step:
     """Return the step at its own directory. Raise CorruptError if a mark says that it was not finished."""
     beside = [name for name in (place.name, place.parent.name, *place.names) if _UNFINISHED in name]
     if beside:
-        raise _unfinished(place, f"{beside[0]} is called as what is being written")
+        raise _unfinished(place, f"{beside[0]} has the name of an unfinished file")
     is_item = _is_item(place)
     told = _told(place.parent if is_item and _CHECKPOINT not in place.names else place)
     if _TIME in told and told[_TIME] is None:
@@ -122,7 +122,7 @@ def _complete(place: Location) -> Step:
                 "Restore it with the release that wrote it, and save it again with a later one.",
             )
         if not item.has_file(ocdbt.NAME) and any(name.startswith(_OF_PROCESS) for name in item.names):
-            raise _unfinished(item, f"what its processes wrote was not merged, as it lacks {ocdbt.NAME}")
+            raise _unfinished(item, f"the files of its processes were not merged: it lacks {ocdbt.NAME}")
     return Step(place, items)
 
 

@@ -89,11 +89,11 @@ class Database:
             names = [name for name in self._files.place.names if _NUMBERED.fullmatch(name)]
             if not names:
                 raise CorruptError(
-                    f"{self._where} has its versions in numbered manifests, and there is none beside it."
+                    f"{self._where} has its versions in numbered manifests, but these are missing."
                 )
             body, kind, other = self._manifest(max(names))
             if other != identity:
-                raise body.wrong(f"it is of another database than {NAME} beside it")
+                raise body.wrong(f"it belongs to another database than {NAME}")
         if kind:
             raise UnsupportedError(f"{body.where} is a manifest of kind {kind}, which is not known.")
         table, count = body.table(""), body.count()

@@ -102,7 +102,7 @@ class _Opened:
             store = ocdbt.Database(files) if is_database else arrays.Directories(files)
             odd = {*_arrays(store.names())} - {leaf.name for leaf in own}
             if odd:
-                self.warnings.append(f"{where} does not name all arrays beside it: {some(sorted(odd))}.")
+                self.warnings.append(f"{where} does not name all arrays in its directory: {some(sorted(odd))}.")
             self.leaves += own
             self._stores.append(store)
         self.leaves += documents

@@ -32,7 +32,7 @@ class Body:
         self.where = f"{file.path} (node at byte {offset})" if magic == NODE else file.path
         size, length = len(data) - _HEAD - CRC32C_SIZE, int.from_bytes(data[4:12], "little")
         if size < 0 or int.from_bytes(data[:4], "big") != magic:
-            raise damaged(f"{self.where} is none of OCDBT: it begins with {data[:12]!r}.")
+            raise damaged(f"{self.where} is not a file of OCDBT: it begins with {data[:12]!r}.")
         if length != len(data):
             raise damaged(f"{self.where} has {len(data)} bytes, and says that it has {length}.")
         check_crc32c(self.where, crc32c(data[:-CRC32C_SIZE]), data[-CRC32C_SIZE:])

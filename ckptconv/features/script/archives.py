@@ -36,7 +36,7 @@ def _constants(archive: TorchArchive, words: Vocabulary, storages: Storages, lim
     unused = [name for name, row in archive.storages(OF_CONSTANTS) if row not in own.used and archive.sizes[row]]
     if unused:
         raise unsupported(
-            archive.file.path, f"its program alone says what {some(unused, 1)} holds, which {CONSTANTS} does not"
+            archive.file.path, f"only its program describes {some(unused, 1)}, not {CONSTANTS}"
         )
     return held
 

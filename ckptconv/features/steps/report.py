@@ -108,12 +108,12 @@ class RunSummary:
 COMMANDS = {
     "steps": (
         "steps",
-        "What `steps --json` prints, also where the newest step is not good.",
+        "The output of `steps --json`, also if the newest step is not good.",
         ("steps",),
         RunSummary,
         "surveyed",
         None,
-        "Whether the newest step is good: true with exit code 0 only.",
-        "What the newest step lacks, with the exit code of the process. Only when `ok` is false.",
+        "True if the newest step is good: exactly with exit code 0.",
+        "The missing parts of the newest step, with the exit code of the process. Only if `ok` is false.",
     )
 }

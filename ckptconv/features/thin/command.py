@@ -32,10 +32,10 @@ def thin(
 ) -> None:
     """Remove the steps of this run that a policy does not keep.
 
-    Says what would stay and what would go, with bytes, and does nothing else; --yes does it. A step stays if any of the
-    --keep options keeps it. The last good step never goes, nor one that is not good or not read, nor one that changed
-    lately (--age), nor one that `latest` or a link names. With --drop or --as, the others are not removed, but replaced
-    by their weights, which are compared with them first. What was stopped is finished by the next run with --yes.
+    thin lists the steps to keep and to remove, with their sizes; only --yes removes them. A step is kept if any of the
+    --keep options keeps it. thin never removes the last good step, a step that is not good or not readable, a step that
+    changed recently (--age), or a step that `latest` or a link names. With --drop or --as, the other steps are not
+    removed, but replaced by their weights, after a comparison. The next run with --yes finishes an interrupted one.
 
     \b
     Examples:

@@ -65,6 +65,6 @@ class ThinReport:
 
 
 # Title, what prints it, the commands, the class of the fields; then: the fields stand beside `ok`.
-COMMANDS = {"thin": ("thin", "What `thin --json` prints.", ("thin",), ThinReport, "")}
+COMMANDS = {"thin": ("thin", "The output of `thin --json`.", ("thin",), ThinReport, "")}
 # What the type of a field does not say.
 MORE = {(ThinnedStep, "action"): {"enum": ["keep", "remove", "lessen"]}}

@@ -9,4 +9,4 @@ from __future__ import annotations
 
 PAGES = ()
 # Why it is larger than a container of files may be.
-EXCEEDS = "it reads a format, with a description of its own, and writes it, and compares what was written"
+EXCEEDS = "it reads a format, with a description of its own, and writes it, and compares its output"

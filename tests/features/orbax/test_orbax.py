@@ -190,7 +190,7 @@ def test_an_array_that_the_tree_does_not_name_is_told(tmp_path: Path) -> None:
     place = writer.step(tmp_path / "step", {"a": np.ones((2, 2), "f4"), "b": np.ones((2, 2), "f4")})
     (place / "_METADATA").write_text(writer.metadata(writer.entry("a")))
     run = done(ckptconv_here("convert", place, tmp_path / "out.safetensors"))
-    assert "does not name all arrays beside it: 'b'" in run.err
+    assert "does not name all arrays in its directory: 'b'" in run.err
 
 
 ARRAY = np.arange(12 * 10, dtype="f4").reshape(12, 10)

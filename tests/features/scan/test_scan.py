@@ -598,3 +598,11 @@ def test_messages_of_sarif_have_no_control_characters(tmp_path: Path) -> None:
     (result,) = json.loads((tmp_path / "found.sarif").read_text())["runs"][0]["results"]
     assert result["message"]["text"].isprintable()
     assert "a\\x1b[2J\\u202eb.pt" in result["message"]["text"]
+
+
+def test_a_notebook_shows_the_verdict_of_each_file_the_worst_first(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(2)}, tmp_path / "a.pt")
+    (tmp_path / "b.pt").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
+    page = ckptconv.scan(tmp_path)._repr_html_()
+    assert page.startswith("<table><caption>ScanReport: attack</caption><tr><th>")
+    assert page.index("b.pt</th><td>attack</td>") < page.index("a.pt</th><td>safe</td>")
