@@ -157,7 +157,7 @@ def unknown(name: str, known: Iterable[str]) -> UsageError:
         return UsageError(f"The option {name!r} needs the feature {feature}, which is not installed.")
     close = difflib.get_close_matches(name, known)
     return UsageError(
-        f"The option {name[:100]!r} is not known.",
+        f"There is no option {name[:100]!r}.",
         f"Did you mean {' or '.join(close)}?"
         if close
         else ("Options have the names of the command line, with underscores."),

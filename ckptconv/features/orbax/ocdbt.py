@@ -88,9 +88,7 @@ class Database:
             body.end()
             names = [name for name in self._files.place.names if _NUMBERED.fullmatch(name)]
             if not names:
-                raise CorruptError(
-                    f"{self._where} has its versions in numbered manifests, but these are missing."
-                )
+                raise CorruptError(f"{self._where} has its versions in numbered manifests, but these are missing.")
             body, kind, other = self._manifest(max(names))
             if other != identity:
                 raise body.wrong(f"it belongs to another database than {NAME}")

@@ -35,9 +35,7 @@ def _constants(archive: TorchArchive, words: Vocabulary, storages: Storages, lim
         held = load(pickle, words, where=where, limits=limits).value
     unused = [name for name, row in archive.storages(OF_CONSTANTS) if row not in own.used and archive.sizes[row]]
     if unused:
-        raise unsupported(
-            archive.file.path, f"only its program describes {some(unused, 1)}, not {CONSTANTS}"
-        )
+        raise unsupported(archive.file.path, f"only its program describes {some(unused, 1)}, not {CONSTANTS}")
     return held
 
 

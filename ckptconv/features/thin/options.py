@@ -43,7 +43,11 @@ class _Thin:
         common=True,
     )
     metric = Option(
-        TEXT, "The metric that --keep-best compares.", metavar="NAME", group=TAKE, fallback="eval_loss, else loss, the lowest"
+        TEXT,
+        "The metric that --keep-best compares.",
+        metavar="NAME",
+        group=TAKE,
+        fallback="eval_loss, else loss, the lowest",
     )
     highest = Option(FLAG, "With --keep-best, a higher metric is better.", group=TAKE)
     best = Option(_COUNT, "With --keep-best, keep the best N.", metavar="N", default=1, group=TAKE)
@@ -71,7 +75,8 @@ class _Thin:
         common=True,
     )
     as_ = COMMAND["as_"].explained(
-        "Keep only the weights of the other steps, cast to DTYPE; or with delta, only their differences from a kept step.",
+        "Keep only the weights of the other steps, cast to DTYPE; or with delta, only their differences from a kept "
+        "step.",
         kind=choice("bf16", "fp16", "fp32", "delta"),
     )
     yes = Option(FLAG, "Do it. Without this, say what would be done, and change nothing.", group=RUNNING, common=True)
