@@ -54,7 +54,7 @@ def convert_(
         typer.Argument(
             metavar="INPUT... [OUTPUT]",
             show_default=False,
-            help="The input, then the output; with --output-dir, all of them are inputs.",
+            help="The input, then the output; with --output-dir, every argument is an input.",
         ),
     ],
     **options: Any,

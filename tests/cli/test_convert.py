@@ -214,7 +214,7 @@ def test_a_glob_that_the_shell_did_not_expand_is_explained(place: Path) -> None:
         "*.pt does not exist. Nothing was written. The shell did not expand it; without quotes it would match a.pt."
         in refused(2, "convert", "*.pt")
     )
-    assert "*.bin does not exist. Nothing was written. The shell found nothing that matches it" in refused(
+    assert "*.bin does not exist. Nothing was written. The shell found no match for the pattern" in refused(
         2, "convert", "*.bin", "out"
     )
     torch.save(NESTED, "x[1].pt")
