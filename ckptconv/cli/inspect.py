@@ -10,6 +10,7 @@ import typer
 from ckptconv.cli.options import SHOWING, named, run, taking
 from ckptconv.options.table import OPTIONS
 
+OTHER_OPTIONS = {"--dtype": "It is --as DTYPE here."}
 OTHER_WORDS = {"inspect": ("show", "info", "ls", "list", "view", "describe", "tree", "head", "stat")}
 
 

@@ -27,7 +27,7 @@ _OF_CHECKPOINT = dict.fromkeys(
 )
 _OF_UNIVERSAL = dict.fromkeys(
     ("zero_stage", "fresh_optimizer"),
-    ("{} is about a universal checkpoint, and none was asked for.", "Give --universal DIR."),
+    ("{} is about a universal checkpoint, and none was asked for.", "It goes with --to universal, or --universal DIR."),
 )
 _OF_MODELS = {"for_hub": ("{} is for weights in safetensors, with their configuration.", "Leave it out.")}
 _OF_CODES = dict.fromkeys(

@@ -193,7 +193,7 @@ def _checkpoints(path: str, options: Options) -> list[Target]:
     """Return the targets of what `options.to` names, at `path`: one directory, or those of accelerate."""
     if options.to != ACCELERATE:
         return [resolve_output(path, options)]
-    _check_directory(Location(normalize(path), dict(options.storage_options)))
+    check_directory(Location(normalize(path), dict(options.storage_options)))
     halves = of_accelerate(normalize(path), options)
     return [resolve_output(one, own)._replace(kind=ACCELERATE, options=own) for one, own in halves.items()]
 
@@ -336,11 +336,11 @@ def _resolve_tree(path: str, options: Options) -> Target:
 
 def _resolve_checkpoint(place: Location, options: Options) -> Target:
     """Return the target of a checkpoint of torch.distributed.checkpoint."""
-    _check_directory(place)
+    check_directory(place)
     return Target(place.path, options.to, proposed=_proposed(place.path))
 
 
-def _check_directory(place: Location) -> None:
+def check_directory(place: Location) -> None:
     """Raise UsageError for the place of a checkpoint of torch.distributed.checkpoint that is a file, or named so."""
     path = place.path
     if place.kind not in ("directory", "missing") or path.endswith(_FILE_SUFFIXES):

@@ -26,7 +26,15 @@ from ckptconv.options.option import checked
 from ckptconv.options.table import OPTIONS, VERIFYING, Options
 from ckptconv.outputs.computed import COMPUTED
 from ckptconv.outputs.kinds import CHECKPOINTS, KINDS, NAMED, kind_of
-from ckptconv.outputs.targets import ACCELERATE, MANIFEST, UNIVERSAL, kind_of_states, named_outputs, of_accelerate
+from ckptconv.outputs.targets import (
+    ACCELERATE,
+    MANIFEST,
+    UNIVERSAL,
+    check_directory,
+    kind_of_states,
+    named_outputs,
+    of_accelerate,
+)
 from ckptconv.process import no_garbage, peak_rss
 from ckptconv.result import OutputFile
 from ckptconv.storage import progress as bars
@@ -99,6 +107,8 @@ def verify(
     if asked.to:
         named, asked = named_outputs(None if output is None else os.fspath(output), asked)
         output = named.get("weights")
+        if output is not None and asked.to in CHECKPOINTS:
+            check_directory(Location(normalize(output), dict(asked.storage_options)))
     targets = [] if output is None else _targets(_place(normalize(output)), asked, given)
     if targets and targets[-1].options:
         asked = targets[-1].options

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import assert_same, ckptconv_here, contents, done
+from checkpoints import DATA, assert_same, ckptconv_here, contents, done
 from safetensors.torch import load_file, save_file
 
 import ckptconv
@@ -109,6 +109,26 @@ def test_a_kind_goes_with_further_outputs_but_not_with_a_second_of_its_own() -> 
     for to in ("universal", "dcp"):
         ckptconv_here("convert", "m.safetensors", "y", "--to", to, "--universal", "z").refused(2, "two outputs")
     ckptconv_here("convert", "m.safetensors", "--to", "pt", "--universal", "z").refused(2, "there is none")
+
+
+def test_states_beside_the_weights_are_named_with_the_option_that_takes_them() -> None:
+    step = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
+    for words, option, other in (([], "--optimizer", "--states"), (["--to", "dcp"], "--states", "--optimizer")):
+        said = done(ckptconv_here("convert", step, f"of{len(words)}", *words)).out
+        assert f"{option} PATH" in said
+        assert f"{other} PATH" not in said
+    said = done(ckptconv_here("convert", step, "both", "--to", "dcp", "--states", step)).out
+    assert "--states PATH" not in said
+
+
+def test_options_of_another_kind_are_said_which_kind_they_are_for() -> None:
+    words = ["convert", "m.safetensors", "x"]
+    ckptconv_here(*words, "--to", "dcp", "--zero-stage", "3").refused(2, "--to universal")
+    ckptconv_here(*words, "--to", "universal", "--chunks", "3").refused(2, "--to dcp")
+    Path("m.pt").touch()
+    ckptconv_here("verify", "m.safetensors", "m.pt", "--to", "dcp").refused(2, "m.pt is the name of a file")
+    ckptconv_here("pt2safetensors", "m.pt", "x", "--to", "dcp").refused(2, "ckptconv convert has it")
+    ckptconv_here("inspect", "m.safetensors", "--dtype", "bf16").refused(2, "It is --as DTYPE")
 
 
 def test_strict_spellings_take_their_own_kinds() -> None:
