@@ -71,9 +71,8 @@ class _Thin:
         common=True,
     )
     as_ = COMMAND["as_"].explained(
-        "Keep of the others their weights, cast to DTYPE (fp32, bf16, fp16); or, as delta, what changes those of a "
-        "step that stays into them.",
-        kind=choice("bf16", "fp16", "fp32", "delta", unset=""),
+        "Keep only the weights of the others, cast to DTYPE; or with delta, only what differs from a step that stays.",
+        kind=choice("bf16", "fp16", "fp32", "delta"),
     )
     yes = Option(FLAG, "Do it. Without this, say what would be done, and change nothing.", group=RUNNING, common=True)
 
