@@ -60,28 +60,10 @@ MUTANTS = [
         "tests/outputs/test_kinds.py",
     ),
     Mutant(
-        "outputs/planning",
-        "source.shards or list(dict.fromkeys(source.grouping.values()))",
-        "source.shards or list(dict.fromkeys(grouping.values()))",
-        "tests/formats/test_virtual.py",
-    ),
-    Mutant(
-        "formats/virtual",
-        "        if key in seen:",
-        "        if key is None:",
-        "tests/formats/test_virtual.py",
-    ),
-    Mutant(
         "verification/verify",
         "if name not in given and getattr(asked, name)",
         "if getattr(asked, name)",
         "tests/verification/test_verify.py",
-    ),
-    Mutant(
-        "library/virtual",
-        'place.kind == "file" and _asks_for_no_more(chosen):',
-        'place.kind == "file" and not (chosen.recorded() or chosen.like):',
-        "tests/library/test_virtual.py",
     ),
     Mutant(
         "tensors/dequantize",

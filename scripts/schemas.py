@@ -48,11 +48,12 @@ _PRINTED: dict[str, str] = {
     "patch": "ckptconv.features.deltas.printed",
     "rows": "ckptconv.features.rows.printed",
     "serve": "ckptconv.features.serve.printed",
+    "virtual": "ckptconv.features.virtual.command",
     "scan": "ckptconv.features.scan.printed",
 }
 FEATURES = tuple(map(import_module, _PRINTED.values()))
 _CONVERTING = (
-    *("convert", "pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors", "safetensors2dcp", "virtual"),
+    *("convert", "pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors", "safetensors2dcp"),
     "finish",
     *(command for feature in FEATURES for command in getattr(feature, "OF_CONVERSIONS", ())),
 )

@@ -123,16 +123,6 @@ def checkpoints(smoke: Smoke) -> None:
     smoke.run("dcp2safetensors", DCP, "all.safetensors", "--key", ".")
 
 
-def virtual(smoke: Smoke) -> None:
-    """virtual: a description is read as the file that it describes."""
-    smoke.run("zero-to-fp32", ZERO, "written.safetensors")
-    smoke.run("virtual", ZERO, "step.virtual.json")
-    smoke.run("convert", "step.virtual.json", "described.safetensors")
-    smoke.run("verify", "step.virtual.json", "written.safetensors")
-    smoke.run("diff", "step.virtual.json", "written.safetensors", "--html", "changes.html")
-    smoke.same("written.safetensors", "described.safetensors")
-
-
 def look(smoke: Smoke) -> None:
     """inspect, help, completion."""
     for path in ("model.pt", "model.safetensors", ZERO, DCP):
@@ -141,7 +131,7 @@ def look(smoke: Smoke) -> None:
     smoke.run("inspect", "model.pt", "--html", "page.html", "--depth", "1", "--as", "bf16", "--max-shard-size", "1GB")
     commands = [
         *("convert", "pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors"),
-        *("verify", "finish", "inspect", "virtual"),
+        *("verify", "finish", "inspect"),
     ]
     for words in ([], *([each] for each in commands)):
         if "Usage" not in smoke.run(*words, "--help"):
@@ -244,7 +234,7 @@ def main() -> None:
     print(f"Python {sys.version.split()[0]}: {', '.join(f'{name} {version_of(name)}' for name in LIBRARIES)}")
     with tempfile.TemporaryDirectory() as directory:
         smoke = Smoke(Path(directory))
-        for work in (convert, any_input, checkpoints, virtual, *of_features(), look, extras):
+        for work in (convert, any_input, checkpoints, *of_features(), look, extras):
             work(smoke)
         library(smoke.place)
         print(f"  {smoke.count} commands and the library did what they should")

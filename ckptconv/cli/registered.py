@@ -18,7 +18,7 @@ COMMANDS: dict[str, str] = {
     "diff": "ckptconv.cli.compare:diff",
     "patch": "ckptconv.features.deltas.command:patch",
     "scan": "ckptconv.features.scan.command:scan",
-    "virtual": "ckptconv.cli.virtual:virtual",
+    "virtual": "ckptconv.features.virtual.command:virtual",
     "serve": "ckptconv.features.serve.command:serve",
     "finish": "ckptconv.cli.finish:finish_",
     "inspect": "ckptconv.cli.inspect:inspect_",

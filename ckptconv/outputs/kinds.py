@@ -10,7 +10,6 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ckptconv.errors import UsageError
-from ckptconv.formats import virtual
 from ckptconv.formats.model_files import SAFETENSORS, SUFFIX
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.options.table import OPTIONS, Options
@@ -33,7 +32,6 @@ _OF_CODES = dict.fromkeys(
     ("quantize", "requantize", "keep"),
     ("{} writes codes and scales, which programs load from safetensors.", "Give a directory as OUTPUT."),
 )
-_OF_DATA = dict.fromkeys(("verify", "part", "checksum"), ("A virtual checkpoint holds no data: {} is of no use.", ""))
 _OF_WEIGHTS = dict.fromkeys(
     ("partial", "fill"),
     ("{} is for tensors of a reference that safetensors are to be like, and here --like says how tensors are cut.", ""),
@@ -43,12 +41,13 @@ _OF_WEIGHTS = dict.fromkeys(
 class OutputKind(NamedTuple):
     """A kind of output.
 
-    `holds` is the manifest's word for what is in it, and `form` that for how it lies on a disk: "file", "tree",
-    a directory that is replaced as a whole, or one of `targets.DIRECTORIES`. `refused` are the options that such an
-    output cannot have, {option: (message, hint)}; `idle` those that change nothing in it, {option: why}. `suffixes` are
-    the ends of names that ask for it. `compared` says how it is verified: by `pairs` of the module of that name, with a
-    reader of safetensors or of torch, with its plan, or, if it is "", not at all. `plan` is the module whose `plan`
-    plans it.
+    `holds` is the manifest's word for what is in it, or in files that it describes, and `form` that for how it lies on
+    a disk: "file", "tree", a directory that is replaced as a whole, or one of `targets.DIRECTORIES`. `refused` are
+    the options that such an output cannot have, {option: (message, hint)}; `idle` those that change nothing in it,
+    {option: why}. `suffixes` are the ends of names that ask for it. `compared` says how it is verified: by `pairs` of
+    the module of that name, with a reader of safetensors or of torch, with its plan, or, if it is "", not at all.
+    `plan` is the module whose `plan` plans it. `called` is what people call a file whose name has one of the
+    `suffixes`.
     """
 
     holds: str
@@ -58,6 +57,7 @@ class OutputKind(NamedTuple):
     suffixes: tuple[str, ...] = ()
     compared: str = "plan"
     plan: str = "ckptconv.outputs.planning"
+    called: str = ""
 
 
 _ELSEWHERE = {**_OF_CHECKPOINT, **_OF_UNIVERSAL}
@@ -71,6 +71,14 @@ _STATES = {
 }
 _CHECKPOINT = {"copy_config": "copies nothing: from_pretrained reads no checkpoint of torch.distributed.checkpoint"}
 
+
+def _describing(called: str, suffix: str, plan: str) -> OutputKind:
+    """Return the kind of a file that describes safetensors, which are not written."""
+    no_data = (f"{called.capitalize()} holds no data: {{}} is of no use.", "")
+    refused = {**_ELSEWHERE, **dict.fromkeys(("verify", "part", "checksum"), no_data), **_OF_MODELS}
+    return OutputKind("weights", "file", refused, _SAFETENSORS, (suffix,), "", plan, called)
+
+
 # By name. An output is of one kind, as its path and the options say.
 KINDS: Mapping[str, OutputKind] = {
     "file": OutputKind("weights", "file", _ELSEWHERE, _SAFETENSORS, (SUFFIX,), SAFETENSORS),
@@ -83,16 +91,9 @@ KINDS: Mapping[str, OutputKind] = {
         TORCH_SUFFIXES,
         "torch",
         "ckptconv.outputs.torch_output",
+        "a file for torch.load",
     ),
-    "virtual": OutputKind(
-        "virtual",
-        "file",
-        {**_ELSEWHERE, **_OF_DATA, **_OF_MODELS},
-        _SAFETENSORS,
-        (virtual.SUFFIX,),
-        "",
-        "ckptconv.outputs.virtual_output",
-    ),
+    "virtual": _describing("a virtual checkpoint", ".virtual.json", "ckptconv.features.virtual.output"),
     "states": OutputKind("optimizer", "directory", {**_ELSEWHERE, **_OF_MODELS}, _STATES, compared=SAFETENSORS),
     "states-file": OutputKind("optimizer", "file", {**_ELSEWHERE, **_OF_MODELS}, _STATES, compared=SAFETENSORS),
     # What else changes nothing in a universal checkpoint depends on its source: see `training`.

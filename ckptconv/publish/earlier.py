@@ -179,7 +179,6 @@ _FORMS: dict[str, Callable[[Reader], bool]] = {
     "weights": _has_record,
     "optimizer": _has_record,
     "rows": _has_record,
-    "virtual": _begins(b'{"ckptconv.virtual"'),
     "manifest": _begins(b'{\n "ckptconv": ', b'{"outputs": [\n{\n "ckptconv": '),
     "attest": lambda reader: _ATTESTED.search(_tail(reader)) is not None,
     "depfile": _is_rule,
@@ -188,4 +187,5 @@ _FORMS: dict[str, Callable[[Reader], bool]] = {
 # Of files that features write: the module with `is_ours(reader)`, which tells whether this program wrote one.
 _OF_FEATURES: dict[str, str] = {
     "sarif": "ckptconv.features.scan.sarif",
+    "virtual": "ckptconv.features.virtual.output",
 }

@@ -55,7 +55,8 @@ def test_it_has_every_option_of_the_commands_for_a_format() -> None:
     for command in ("pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors"):
         assert flags_of(command) - flags_of("convert") == set(), command
     opening = {"--tag", "--exclude-frozen-parameters", "--master", "--unstack", "--raw", "--inert"}
-    assert opening <= flags_of("virtual")
+    for command in itertools.chain(*of_features("CONVERTING")):
+        assert opening <= flags_of(command), command
 
 
 def a_set(directory: Path) -> None:

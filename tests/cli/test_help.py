@@ -104,7 +104,6 @@ def test_the_output_can_be_named_by_an_option() -> None:
         "pt2safetensors model.pt --output made-too.safetensors",
         "safetensors2pt made.safetensors -o back.pt",
         "safetensors2dcp made.safetensors --output dcp",
-        "virtual a.safetensors -o a.virtual.json",
     ):
         done(ckptconv_here(*words.split()))
         assert Path(words.split()[-1]).exists(), words
@@ -117,7 +116,6 @@ def test_the_output_can_be_named_by_an_option() -> None:
 def test_one_output_is_needed_and_no_two() -> None:
     for words, told in (
         *itertools.chain(*of_features("LACKING")),
-        ("virtual a", "OUTPUT is missing"),
         ("convert a.pt b.safetensors -o c.safetensors", "OUTPUT is given twice"),
         ("convert a.pt b.pt -o out --output-dir d", "-o names one output"),
         ("safetensors2pt a.safetensors", "OUTPUT is missing"),

@@ -78,7 +78,6 @@ WAYS: dict[str, list[list[Any]]] = {
         ["model.pt", "--stats"],
     ],
     "diff": [["model.pt", "model.safetensors"], [Z3, Z3, "--optimizer", "--top", "2"]],
-    "virtual": [["model.pt", "model.virtual.json"]],
     "verify": [["model.pt", "model.safetensors"]],
     "finish": [["parts"]],
 }

@@ -257,7 +257,7 @@ def test_no_way_takes_it_for_a_model(tmp_path: Path) -> None:
     for command in (
         ("diff", other, path),
         ("diff", path, other),
-        ("virtual", path, tmp_path / "x.virtual.json"),
+        *(words(path, tmp_path) for words in of_features("refused_alone")),
         ("verify", path, other),
         ("safetensors2pt", path, tmp_path / "x.pt"),
         ("safetensors2dcp", path, tmp_path / "dcp"),

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-import pytest
 import torch
 from checkpoints import (
     ZERO,
@@ -28,8 +27,6 @@ from torch import nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
-
-import ckptconv
 
 # ------------------------------------------------------------------------------------------------------ files of torch
 
@@ -175,14 +172,3 @@ class TestSafetensors(FormatSuite):
 
     def expected(self, checkpoint: Path) -> Mapping[str, torch.Tensor]:
         return load_file(checkpoint)
-
-
-class TestVirtual(TestShardedSet):
-    family, weights = "safetensors", "*.bin"
-
-    def write(self, place: Path) -> Path:
-        ckptconv.convert(super().write(place), place / "x.virtual.json", fsync=False)
-        return place / "x.virtual.json"
-
-    def test_a_remote_checkpoint_is_converted_read_and_loaded_alike(self, checkpoint: Path, tmp_path: Path) -> None:
-        pytest.skip("a copy is not what was described: tests/formats/test_virtual.py describes what is on a store")

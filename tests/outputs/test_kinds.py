@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from cells import of_features
 from checkpoints import DATA, ZERO, assert_same, contents
 from effort import every
 from safetensors.torch import load_file, save_file
@@ -25,12 +26,11 @@ from ckptconv.outputs.kinds import KINDS, check_options, flag
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Inline
 
-# What asks for an output of each kind.
-ASKED: dict[str, dict[str, Any]] = {
+# What asks for an output of each kind of the trunk.
+OWN: dict[str, dict[str, Any]] = {
     "file": {"output": "x.safetensors"},
     "directory": {"output": "x"},
     "torch": {"output": "x.pt"},
-    "virtual": {"output": "x.virtual.json"},
     "states": {"optimizer": "x"},
     "states-file": {"optimizer": "x.safetensors"},
     "universal": {"universal": "x"},
@@ -39,13 +39,16 @@ ASKED: dict[str, dict[str, Any]] = {
     "accelerate": {"output": "x", "to": "accelerate"},
     "torch-checkpointing": {"output": "x", "to": "torch-checkpointing"},
 }
+# Kinds of features: what asks for them, and what becomes of each option.
+OF_FEATURES = {kind: told for kinds in of_features("KINDS") for kind, told in kinds.items()}
+ASKED: dict[str, dict[str, Any]] = {**OWN, **{kind: asked for kind, (asked, _) in OF_FEATURES.items()}}
 HEEDED, REFUSED, SAID = "hrs"
 # A checkpoint of the kind that an output can be like.
 LIKE = "../like"
 
 
 class Row(NamedTuple):
-    """What becomes of an option, by kind in the order of `ASKED`: heeded, refused, or said to have no effect.
+    """What becomes of an option, by kind in the order of `OWN`: heeded, refused, or said to have no effect.
 
     `given` is the option, `beside` others that it needs. `source` has what it is about.
     """
@@ -57,49 +60,55 @@ class Row(NamedTuple):
 
 
 MATRIX = {
-    "max_shard_size": Row("rhrhhrshrhr", {"max_shard_size": 300}),
-    "dtype": Row("hhhhssshhhh", {"dtype": "bf16"}),
-    "dequantize": Row("hhhhssshhhh", {"dequantize": True}, source="quantized"),
-    "quantize": Row("hhrhssrrrrr", {"quantize": "fp8-block"}),
-    "requantize": Row("hhrhssrrrrr", {"requantize": "fp8-block"}, source="quantized"),
-    "keep": Row("hhrhssrrrrr", {"keep": "l1.*"}, (("quantize", "fp8-block"),)),
-    "key": Row("hhhhssshhhh", {"key": "m"}, source="nested"),
-    "include": Row("hhhhhhshhhh", {"include": "l1.*"}),
-    "exclude": Row("hhhhhhshhhh", {"exclude": "l1.*"}),
-    "strip_prefix": Row("hhhhhhshhhh", {"strip_prefix": "l1."}),
-    "rename": Row("hhhhhhshhhh", {"rename": "^l1=q"}),
-    "map": Row("hhhhhhshhhh", {"map": "../map.toml"}),
-    "size": Row("sssssssssss", {"size": {"n": 4}}),
-    "tied": Row("hhshhhshshs", {"tied": "duplicate"}),
-    "like": Row("hhrhssshhrr", {"like": LIKE}),
-    "partial": Row("hhrhsssrrrr", {"partial": True}, (("like", "../more.safetensors"),)),
-    "fill": Row("hhrhsssrrrr", {"fill": True}, (("like", "../more.safetensors"),)),
-    "structure": Row("hhhhhhshshh", {"structure": False}, source="nested"),
-    "chunks": Row("rrrrrrrhhhh", {"chunks": 2}),
-    "model_key": Row("rrrrrrrhhrh", {"model_key": "weights"}),
-    "optimizer_key": Row("rrrrrrrrrrr", {"optimizer_key": "opt"}),
-    "flat_optimizer": Row("rrrrrrrrrrr", {"flat_optimizer": True}),
-    "fill_states": Row("rrrrrrrrrrr", {"fill_states": True}),
-    "order": Row("sssssssssss", {"order": "../order.txt"}),
-    "opaque": Row("sshsssshshh", {"opaque": "drop"}, source="opaque"),
-    "zero_stage": Row("rrrrrrhrrrr", {"zero_stage": 3}),
-    "fresh_optimizer": Row("rrrrrrhrrrr", {"fresh_optimizer": True}),
-    "for_hub": Row("hhrrrrrrrrr", {"for_hub": True}, source="nested"),
-    "copy_config": Row("shsssssssss", {"copy_config": True}),
-    "exclude_frozen_parameters": Row("hhshsshhhhh", {"exclude_frozen_parameters": True}, source="zero"),
-    "clobber": Row("hhhhhhhhhhh", {"clobber": False}),
-    "verify": Row("hhhrhhhhhhh", {"verify": True}),
-    "checksum": Row("hhhrhhhhhhh", {"checksum": True}),
-    "part": Row("hhhrhhhhhhh", {"part": (0, 2)}),
-    "manifest": Row("hhhhhhhhhhh", {"manifest": "manifest.json"}),
-    "digest": Row("hhhhhhhhhhh", {"digest": "sha256"}, (("manifest", "manifest.json"),)),
-    "attest": Row("hhhhhhhhhhh", {"attest": "attested"}, (("digest", "sha256"),)),
-    "depfile": Row("hhhhhhhhhhh", {"depfile": "x.d"}),
-    "dry_run": Row("hhhhhhhhhhh", {"dry_run": True}),
+    "max_shard_size": Row("rhrhrshrhr", {"max_shard_size": 300}),
+    "dtype": Row("hhhssshhhh", {"dtype": "bf16"}),
+    "dequantize": Row("hhhssshhhh", {"dequantize": True}, source="quantized"),
+    "quantize": Row("hhrssrrrrr", {"quantize": "fp8-block"}),
+    "requantize": Row("hhrssrrrrr", {"requantize": "fp8-block"}, source="quantized"),
+    "keep": Row("hhrssrrrrr", {"keep": "l1.*"}, (("quantize", "fp8-block"),)),
+    "key": Row("hhhssshhhh", {"key": "m"}, source="nested"),
+    "include": Row("hhhhhshhhh", {"include": "l1.*"}),
+    "exclude": Row("hhhhhshhhh", {"exclude": "l1.*"}),
+    "strip_prefix": Row("hhhhhshhhh", {"strip_prefix": "l1."}),
+    "rename": Row("hhhhhshhhh", {"rename": "^l1=q"}),
+    "map": Row("hhhhhshhhh", {"map": "../map.toml"}),
+    "size": Row("ssssssssss", {"size": {"n": 4}}),
+    "tied": Row("hhshhshshs", {"tied": "duplicate"}),
+    "like": Row("hhrssshhrr", {"like": LIKE}),
+    "partial": Row("hhrsssrrrr", {"partial": True}, (("like", "../more.safetensors"),)),
+    "fill": Row("hhrsssrrrr", {"fill": True}, (("like", "../more.safetensors"),)),
+    "structure": Row("hhhhhshshh", {"structure": False}, source="nested"),
+    "chunks": Row("rrrrrrhhhh", {"chunks": 2}),
+    "model_key": Row("rrrrrrhhrh", {"model_key": "weights"}),
+    "optimizer_key": Row("rrrrrrrrrr", {"optimizer_key": "opt"}),
+    "flat_optimizer": Row("rrrrrrrrrr", {"flat_optimizer": True}),
+    "fill_states": Row("rrrrrrrrrr", {"fill_states": True}),
+    "order": Row("ssssssssss", {"order": "../order.txt"}),
+    "opaque": Row("sshssshshh", {"opaque": "drop"}, source="opaque"),
+    "zero_stage": Row("rrrrrhrrrr", {"zero_stage": 3}),
+    "fresh_optimizer": Row("rrrrrhrrrr", {"fresh_optimizer": True}),
+    "for_hub": Row("hhrrrrrrrr", {"for_hub": True}, source="nested"),
+    "copy_config": Row("shssssssss", {"copy_config": True}),
+    "exclude_frozen_parameters": Row("hhssshhhhh", {"exclude_frozen_parameters": True}, source="zero"),
+    "clobber": Row("hhhhhhhhhh", {"clobber": False}),
+    "verify": Row("hhhhhhhhhh", {"verify": True}),
+    "checksum": Row("hhhhhhhhhh", {"checksum": True}),
+    "part": Row("hhhhhhhhhh", {"part": (0, 2)}),
+    "manifest": Row("hhhhhhhhhh", {"manifest": "manifest.json"}),
+    "digest": Row("hhhhhhhhhh", {"digest": "sha256"}, (("manifest", "manifest.json"),)),
+    "attest": Row("hhhhhhhhhh", {"attest": "attested"}, (("digest", "sha256"),)),
+    "depfile": Row("hhhhhhhhhh", {"depfile": "x.d"}),
+    "dry_run": Row("hhhhhhhhhh", {"dry_run": True}),
 }
 # Options that name the outputs, or are about how the input is reached and read, or how fast: they know of no kind.
 OTHERS = {"to", "optimizer", "universal", "per_rank", "drop_opaque", "jobs", "memory", "fsync", "spool_dir"}
 OTHERS |= {"overwrite", "storage_options", "inert", "raw", "alone", "family", "tag", "master", "unstack"}
+
+
+def outcomes(option: str) -> dict[str, str]:
+    """What becomes of an option, by kind."""
+    added = {kind: told[option] for kind, (_, told) in OF_FEATURES.items()}
+    return {**dict(zip(OWN, MATRIX[option].kinds, strict=True)), **added}
 
 
 class Thing:
@@ -174,7 +183,7 @@ def test_an_option_is_heeded_or_refused_or_said_to_have_no_effect(
     option: str, kind: str, make: Callable[..., Any]
 ) -> None:
     row = MATRIX[option]
-    expected = row.kinds[list(ASKED).index(kind)]
+    expected = outcomes(option)[kind]
     # Only some checkpoints have states of an optimizer, and only safetensors become a `.pt` file.
     has_states = KINDS[kind].holds in ("optimizer", "universal")
     source = "zero" if has_states else "model" if (kind, row.source) == ("torch", "zero") else row.source
@@ -200,12 +209,12 @@ def test_an_option_is_heeded_or_refused_or_said_to_have_no_effect(
 def test_the_matrix_has_every_option_and_every_kind() -> None:
     assert MATRIX.keys() | OTHERS == OPTIONS.keys()
     assert ASKED.keys() == KINDS.keys()
-    assert {len(row.kinds) for row in MATRIX.values()} == {len(KINDS)}
+    assert {len(row.kinds) for row in MATRIX.values()} == {len(OWN)}
 
 
 @every("option", ["tied", "quantize", "requantize", "include", "copy_config"])
 def test_of_several_outputs_one_refuses_an_option_where_none_heeds_it(option: str) -> None:
-    by_kind = dict(zip(ASKED, MATRIX[option].kinds, strict=True))
+    by_kind = outcomes(option)
     options = Options(**dict(MATRIX[option].beside), **MATRIX[option].given)
     for kinds in itertools.combinations(ASKED, 2):
         told = {by_kind[kind] for kind in kinds}
@@ -216,7 +225,7 @@ def test_of_several_outputs_one_refuses_an_option_where_none_heeds_it(option: st
                 check_options(kinds, options)
 
 
-@every("name", ["x.pt", "x.pth", "x.bin", "x.ckpt", "x.virtual.json"])
+@every("name", ["x.pt", "x.pth", "x.bin", "x.ckpt"])
 def test_optimizer_states_are_not_written_under_the_name_of_another_kind(
     name: str, place: Path, tmp_path: Path
 ) -> None:

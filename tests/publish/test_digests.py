@@ -24,6 +24,7 @@ from stores import PLACES
 
 from ckptconv import convert, finish, verify
 from ckptconv.errors import CorruptError, DifferenceError, FailedError, UsageError
+from ckptconv.formats.registered import DESCRIBING
 from ckptconv.outputs.schema import check_manifest, file_record
 from ckptconv.storage import digests
 
@@ -449,14 +450,15 @@ def test_a_reference_and_companions_are_inputs(mixed: Path, tmp_path: Path) -> N
     }
 
 
-def test_the_data_behind_a_virtual_checkpoint_is_an_input(mixed: Path, tmp_path: Path) -> None:
-    described = tmp_path / "mixed.virtual.json"
-    convert(mixed, described)
-    convert(described, tmp_path / "out", digest="sha256", attest=tmp_path / "out.jsonl")
-    assert dependencies(tmp_path / "out.jsonl") == {
-        described.name: sha256(described.read_bytes()),
-        mixed.name: sha256(mixed.read_bytes()),
-    }
+def test_the_data_behind_a_description_is_an_input(mixed: Path, tmp_path: Path) -> None:
+    for suffix in DESCRIBING:
+        described = tmp_path / f"mixed{suffix}"
+        convert(mixed, described)
+        convert(described, tmp_path / "out", digest="sha256", attest=tmp_path / "out.jsonl")
+        assert dependencies(tmp_path / "out.jsonl") == {
+            described.name: sha256(described.read_bytes()),
+            mixed.name: sha256(mixed.read_bytes()),
+        }
 
 
 def test_what_came_through_a_pipe_or_is_remote_has_a_digest(mixed: Path, tmp_path: Path) -> None:

@@ -251,13 +251,9 @@ safetensors2dcp g1.safetensors sharded --to dcp-hf
 safetensors2dcp g1.safetensors new --manifest a.pt
 safetensors2dcp g1.safetensors new --depfile Makefile
 safetensors2dcp g1.safetensors new --digest sha256 --attest notes.md
-virtual a.pt x.virtual.json --manifest a.pt
-virtual a.pt x.virtual.json --manifest notes.md
-virtual a.pt x.virtual.json --depfile Makefile
 finish parts --manifest notes.md
 finish parts --attest notes.md
 finish parts --manifest a.pt
-virtual g1.safetensors x.virtual.json --manifest a.pt
 """ + "".join(of_features("REFUSED"))
 
 # What such an error says.
@@ -304,7 +300,6 @@ DONE: dict[str, set[str]] = {
     "inspect --html notes.md a.pt --overwrite": {"notes.md"},
     "inspect --html new.html a.pt": set(),
     "diff --html page.html g1.safetensors g1.safetensors --overwrite": {"page.html"},
-    "virtual a.pt new.virtual.json": set(),
     "safetensors2dcp g1.safetensors configured": set(),
     "finish parts --manifest notes.md --overwrite": {"notes.md"},
     **{words: changed for more in of_features("DONE") for words, changed in more.items()},
@@ -423,7 +418,6 @@ safetensors2dcp g1.safetensors new --to dcp-hf
 safetensors2dcp g1.safetensors new --to accelerate
 safetensors2dcp g1.safetensors new --to torch-checkpointing
 safetensors2pt g1.safetensors new.pt
-virtual a.pt new.virtual.json
 dcp2safetensors dcp new
 zero-to-fp32 zero new
 pt2safetensors bin

@@ -188,7 +188,6 @@ WRITTEN: dict[str, tuple[str, tuple[object, ...]]] = {
     "output-dir": ("x", ("convert", "MODEL", "--output-dir", "PATH")),
     "below": ("x", ("convert", "MODEL", "PATH/sub/y.safetensors")),
     "torch": ("x.pt", ("safetensors2pt", "WEIGHTS", "PATH")),
-    "virtual": ("x.virtual.json", ("virtual", "WEIGHTS", "PATH")),
     "dcp": ("x", ("safetensors2dcp", "WEIGHTS", "PATH")),
     "page": ("x.html", ("inspect", "WEIGHTS", "--html", "PATH")),
     "page of differences": ("x.html", ("diff", "WEIGHTS", "OTHER", "--html", "PATH")),

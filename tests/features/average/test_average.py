@@ -24,6 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ckptconv import DifferenceError, UnsupportedError, UsageError, average, convert, diff, load_state_dict, verify
+from ckptconv.formats.registered import DESCRIBING
 from ckptconv.library.virtual import VirtualFiles
 from ckptconv.tensors.computing import WeightedSum
 
@@ -267,10 +268,11 @@ def test_one_checkpoint_has_no_average() -> None:
 def test_what_is_described_is_what_is_written() -> None:
     names = saved(model(0), model(1))
     average(names, "out", max_shard_size=1000)
-    average(names, "x.virtual.json", max_shard_size=1000)
-    with VirtualFiles("x.virtual.json") as files:
-        read = {name: files.read_bytes(name) for name in files}
-    assert read == {name: data for name, data in contents(Path("out")).items() if not name.startswith(".ckptconv")}
+    written = {name: data for name, data in contents(Path("out")).items() if not name.startswith(".ckptconv")}
+    for suffix in DESCRIBING:
+        average(names, f"x{suffix}", max_shard_size=1000)
+        with VirtualFiles(f"x{suffix}") as files:
+            assert {name: files.read_bytes(name) for name in files} == written
 
 
 def test_parts_make_the_whole() -> None:

@@ -29,6 +29,7 @@ import ckptconv
 from ckptconv.errors import StoppedError
 from ckptconv.features.serve import server
 from ckptconv.features.serve.server import Server
+from ckptconv.formats.registered import DESCRIBING
 from ckptconv.library.virtual import VirtualFiles
 
 MIB = 1 << 20
@@ -40,7 +41,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "step-2 in bfloat16": ("--dtype", "bf16"),
     "model.pt": (),
     "model.pt in shards": ("--max-shard-size", "5MB"),
-    "x.virtual.json": (),
+    **{f"x{suffix}": () for suffix in DESCRIBING},
 }
 
 
@@ -51,7 +52,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(checkpoint_of("hsdp_2x2"), place / "dcp")
     shutil.copytree(DATA / "checkpointing" / "2d-2x2-st" / "step-2", place / "step-2")
     torch.save(a_model(), place / "model.pt")
-    ckptconv.convert(place / "model.pt", place / "x.virtual.json", fsync=False, dtype="bf16", max_shard_size="5MB")
+    for suffix in DESCRIBING:
+        ckptconv.convert(place / "model.pt", place / f"x{suffix}", fsync=False, dtype="bf16", max_shard_size="5MB")
     return place
 
 

@@ -24,7 +24,7 @@ import ckptconv
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError, UsageError
 from ckptconv.formats.quantized.table import NOT_READ
 from ckptconv.formats.quantized.words import ELSEWHERE
-from ckptconv.library.virtual import VirtualFiles
+from ckptconv.formats.registered import DESCRIBING
 
 QUANTIZED = DATA / "quantized"
 CASES = sorted(path.name for path in QUANTIZED.iterdir() if (path / "expected.safetensors").exists())
@@ -212,17 +212,6 @@ def test_a_nested_configuration_does_not_outlive_what_is_quantized_anew(tmp_path
     assert told["quantization_config"]["weight_block_size"] == [128, 128]
     assert not (tmp_path / "codes" / "hf_quant_config.json").exists()
     assert weights(tmp_path / "codes", tmp_path / "out")[NAME].dtype == torch.bfloat16
-
-
-def test_what_serves_a_description_says_what_was_made_of_the_weights(tmp_path: Path) -> None:
-    source = model_directory(tmp_path / "in", {NAME: codes(4, 4), SCALE: torch.ones(1, 1)})
-    ckptconv.convert(source, source / "x.virtual.json", dequantize=True, dtype="float32")
-    with VirtualFiles(source / "x.virtual.json") as files:
-        assert json.loads(files.read_bytes("config.json")) == {
-            "model_type": "llama",
-            "dtype": "float32",
-            "layers": [1, 2.5],
-        }
 
 
 def test_fields_of_other_types_are_refused(tmp_path: Path) -> None:
@@ -650,12 +639,14 @@ def test_whatever_is_written_holds_the_same_weights(case: str, tmp_path: Path) -
     ckptconv.convert(source, plain, dequantize=True)
     ckptconv.convert(source, tmp_path / "dcp", dequantize=True, to="dcp", chunks=2)
     ckptconv.convert(source, tmp_path / "x.pt", dequantize=True)
-    ckptconv.convert(source, tmp_path / "v.virtual.json", dequantize=True)
+    described = [f"v{suffix}" for suffix in DESCRIBING]
+    for made in described:
+        ckptconv.convert(source, tmp_path / made, dequantize=True)
     ckptconv.convert(source, tmp_path / "like", dequantize=True, like=plain)
     for part in range(2):
         ckptconv.convert(source, tmp_path / "parts", dequantize=True, part=(part, 2))
     ckptconv.finish(tmp_path / "parts")
-    for made in ("dcp", "x.pt", "v.virtual.json", "like", "parts"):
+    for made in ("dcp", "x.pt", *described, "like", "parts"):
         assert bits(ckptconv.load_state_dict(tmp_path / made)) == expected, made
     whole = (plain / "model.safetensors").read_bytes()
     with ckptconv.VirtualFiles(source, dequantize=True) as files:

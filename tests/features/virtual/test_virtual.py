@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 import ckptconv
 from ckptconv.errors import CkptconvError, CorruptError, UnsafeError, UnsupportedError, UsageError
-from ckptconv.formats.virtual import load
+from ckptconv.features.virtual.description import load
 from ckptconv.storage.location import Location
 
 

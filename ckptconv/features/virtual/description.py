@@ -32,13 +32,11 @@ if TYPE_CHECKING:
     from ckptconv.tensors.expressions import Decoder
     from ckptconv.tensors.lazy import LazyTensor
 
-# A virtual checkpoint is read as the safetensors files that it describes.
-FAMILY = "safetensors"
 SUFFIX = ".virtual.json"
 VERSION = 1
 # The member that comes first, and says which version of the format this is.
 _MARK = "ckptconv.virtual"
-_BEGINNING = f'{{"{_MARK}"'.encode()
+BEGINNING = f'{{"{_MARK}"'.encode()
 _GUESS = Guess(CERTAIN, "a virtual checkpoint", "virtual {} OUTPUT.virtual.json", also=("torch", "deepspeed", "dcp"))
 # The root of files below the directory of the description.
 _HERE = "."
@@ -60,7 +58,7 @@ def sniff(probe: Probe) -> Guess | None:
 
 def is_one(path: str, head: bytes) -> bool:
     """Whether a file that begins with `head` is a description, or is called so."""
-    return path.endswith(SUFFIX) or head.startswith(_BEGINNING)
+    return path.endswith(SUFFIX) or head.startswith(BEGINNING)
 
 
 # ----------------------------------------------------------------------------------------------------------- writing
@@ -192,7 +190,7 @@ def load(place: Location, *, look: bool = True) -> VirtualDescription:
                 "Read it with a newer ckptconv.",
             )
         if version != VERSION:
-            raise ValueError(f"it does not begin with {_BEGINNING.decode()}: {VERSION}")
+            raise ValueError(f"it does not begin with {BEGINNING.decode()}: {VERSION}")
         roots = tuple(_root(place, text_of(each, "a root")) for each in list_of(told.get("roots"), "its 'roots'"))
         sources = _sources(place, roots, list_of(told.get("sources"), "its 'sources'"), look)
         files = _files(place, sources, told)

@@ -11,6 +11,9 @@ from ckptconv.cli.options import SHOWING, named, required, run, taking
 from ckptconv.errors import UsageError
 from ckptconv.options.table import TENSORS
 
+# Commands whose report is that of a conversion.
+OF_CONVERSIONS = ("virtual",)
+
 
 @taking(
     *named("into tag exclude_frozen_parameters master unstack raw alone"),
@@ -38,7 +41,7 @@ def virtual(
       ckptconv virtual --dtype bf16 --max-shard-size 5GB dcp/step-1000 step.virtual.json
     """
     from ckptconv.conversion import convert
-    from ckptconv.formats.virtual import SUFFIX
+    from ckptconv.features.virtual.description import SUFFIX
 
     target = required(output, options)
     if not target.endswith(SUFFIX):
