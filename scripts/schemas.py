@@ -17,8 +17,6 @@ from typing import Any, Literal, NamedTuple
 
 from ckptconv.cli import printed
 from ckptconv.cli.console import VERSION
-from ckptconv.comparison.changes import Change
-from ckptconv.comparison.diff import STATUSES, Difference, TensorDifference
 from ckptconv.inspection.mapping import MapSummary
 from ckptconv.inspection.module_tree import ModuleInfo, TensorInfo
 from ckptconv.inspection.summary import Summary
@@ -44,6 +42,7 @@ class Command(NamedTuple):
 # What commands of features print: the module of each that has any of COMMANDS, OF_CONVERSIONS, DIFFERENCES and MORE.
 _PRINTED: dict[str, str] = {
     "average": "ckptconv.features.average.command",
+    "diff": "ckptconv.features.diff.printed",
     "merge": "ckptconv.features.merge.command",
     "patch": "ckptconv.features.deltas.printed",
     "rows": "ckptconv.features.rows.printed",
@@ -73,16 +72,6 @@ COMMANDS = {
         ok=None,
         means="Whether every input was converted: true with exit code 0 only.",
     ),
-    "diff": Command(
-        "diff",
-        "What `diff --json` prints, also when something differs.",
-        ("diff",),
-        Difference,
-        "difference",
-        ok=None,
-        means="Whether all is equal, or the delta was written: true with exit code 0 only.",
-        error="What stands for all differences, with the exit code of the process. Only when `ok` is false.",
-    ),
     "error": Command("Failures", "", (), printed.Failed, ok=False),
     "inspect": Command("inspect", "What `inspect --json` prints.", ("inspect",), Summary, "summary"),
     "maps": Command("maps", "", ("maps", "maps show", "maps check"), printed.Maps),
@@ -97,29 +86,23 @@ COMMANDS = {
 }
 
 # Properties that are printed with the fields.
-_PROPERTIES = {Change: ("relative",), Summary: ("modules",)}
+_PROPERTIES = {
+    Summary: ("modules",),
+    **{each: names for feature in FEATURES for each, names in getattr(feature, "PROPERTIES", {}).items()},
+}
 # Fields that are left out where there is nothing to say, and those that are left out unless they were asked for.
 _LEFT_OUT = {(Summary, "conversion"), (Summary, "not_finite"), (Summary, "made_of"), (Summary, "quantized")}
 _OPTIONAL = {*_LEFT_OUT, (TensorInfo, "stats"), (printed.FoundDifference, "tensor")}
-
-
-def _counts(described: dict[str, str]) -> dict[str, Any]:
-    """Return the schema of an object of these numbers, {name: what is counted}."""
-    fields = {name: {"type": "integer", "minimum": 0, "description": about} for name, about in described.items()}
-    return _object(fields, list(fields))
 
 
 def _object(fields: dict[str, Any], required: list[str]) -> dict[str, Any]:
     return {"type": "object", "properties": fields, "required": required, "additionalProperties": False}
 
 
-_BY_STATUS = ("In A only.", "In B only.", "With another shape.", "With another dtype.", "With elements that differ.")
 _ANY_NUMBER = {"type": ["number", "null"]}
 _PLAIN = ["string", "integer", "number", "boolean", "object", "array", "null"]
 # What the type of a field does not say.
-_MORE: dict[tuple[type, str], dict[str, Any]] = {
-    (Difference, "counts"): _counts(dict(zip(STATUSES, (*_BY_STATUS, "Equal."), strict=True))),
-    (TensorDifference, "status"): {"enum": list(STATUSES)},
+_MORE: dict[tuple[type | str, str], dict[str, Any]] = {
     (Summary, "values"): {"type": "object", "additionalProperties": {"type": ["string", "boolean", "number"]}},
     (MapSummary, "rules"): {"type": "integer", "minimum": 1},
     (LikeReport, "casts"): {"type": "object", "additionalProperties": {"type": "integer", "minimum": 1}},
@@ -228,7 +211,7 @@ def _of_class(described: type, within: str = "") -> dict[str, Any]:
         hint = typing.get_args(hint)[0] if typing.get_origin(hint) is typing.NotRequired else hint
         if (described, name) in _LEFT_OUT:
             hint = typing.get_args(hint)[0]
-        found = _MORE.get((described, name)) or _of(hint, within)
+        found = _MORE.get((described, name)) or _MORE.get((described.__name__, name)) or _of(hint, within)
         if (described, name) == (printed.Failure, "difference"):
             kinds = [_and(_of_class(kind, within), f"urn:ckptconv:1:{rest}") for kind, rest in _DIFFERENCES]
             found["oneOf"] = [*found["oneOf"], *kinds]

@@ -25,7 +25,6 @@ from hypothesis import strategies as st
 import ckptconv
 from ckptconv import Options, UsageError
 from ckptconv.cli.commands import app
-from ckptconv.options.comparing import COMPARING
 from ckptconv.options.kinds import FLAG, Rules
 from ckptconv.options.option import Option
 from ckptconv.options.table import COMMAND, OPENING, OPTIONS
@@ -313,7 +312,7 @@ def test_the_command_line_has_the_options_of_the_table_and_no_others() -> None:
     for begin, tables in {begin: tables for each in of_features("FLAGS") for begin, tables in each.items()}.items():
         own = [here.pop(name) for name in [*here] if name.startswith(begin)]
         assert set().union(*own) - flags(OPTIONS, COMMAND) == flags(*tables) - flags(OPTIONS)
-    assert set().union(*here.values()) == flags(OPTIONS, COMMAND, COMPARING)
+    assert set().union(*here.values()) == flags(OPTIONS, COMMAND)
 
 
 @pytest.mark.parametrize(

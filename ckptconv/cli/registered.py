@@ -15,7 +15,7 @@ COMMANDS: dict[str, str] = {
     "verify": "ckptconv.cli.verify:verify_",
     "average": "ckptconv.features.average.command:average",
     "merge": "ckptconv.features.merge.command:merge",
-    "diff": "ckptconv.cli.compare:diff",
+    "diff": "ckptconv.features.diff.command:diff",
     "patch": "ckptconv.features.deltas.command:patch",
     "scan": "ckptconv.features.scan.command:scan",
     "virtual": "ckptconv.features.virtual.command:virtual",

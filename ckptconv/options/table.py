@@ -21,7 +21,6 @@ from ckptconv.options.kinds import (
     FAR_MEMORY,
     FLAG,
     MAPPING,
-    MOST_ITEMS,
     OPAQUE,
     PART,
     PATH,
@@ -468,13 +467,6 @@ class _Command:
     )
     stats = Option(
         FLAG, "Read all data, and show min, max, mean, std, zeros, NaN and infinities of each tensor.", common=True
-    )
-    top = Option(
-        counted(1, MOST_ITEMS),
-        "List the N tensors that differ most.",
-        metavar="N",
-        fallback="as many as fit a page; with --json, all tensors",
-        common=True,
     )
 
 

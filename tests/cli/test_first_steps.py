@@ -91,7 +91,6 @@ REFUSED: list[tuple[str, int, str]] = [
             (LONG, 1, "too long. Nothing was written"),
         )
     ),
-    ("diff none none --html gone/page.html", 2, "there is no directory gone"),
     ("inspect none --html gone/page.html", 2, "there is no directory gone"),
     (f"convert model.pt --output-dir {LONG}", 1, f"{LONG} cannot be written;too long"),
     ("pt2safetensors model.pt --manifest x --depfile x", 2, "both name x"),

@@ -146,7 +146,6 @@ MEANT = {
     "dcp-to-torch": "dcp2safetensors",
     "ls": "inspect",
     "check": "verify",
-    "compare": "diff",
     "quantize": "convert --quantize fp8-block",
     "dequantize": "convert --dequantize",
     **{word: meant for words in of_features("MEANT") for word, meant in words.items()},

@@ -292,12 +292,12 @@ def test_a_directory_imports_its_format_and_a_cast_numpy_and_not_torch(
 # Of the folders of formats, what every path is shown to. The rest of a folder reads what is of its format.
 RECOGNIZING = {"formats.dcp.locate", "formats.deepspeed.locate", "formats.ranks.locate"}
 OTHERS = "formats.dcp. formats.deepspeed. formats.ranks. formats.checkpointing. structure.maps. tensors.kernels "
-OTHERS += "tensors.computing formats.quantized. comparison.steps"
+OTHERS += "tensors.computing formats.quantized."
 # What takes an opened checkpoint longer to import than to read its header, and what only pickles need.
 SLOW = {"dataclasses", "inspect", "signal", "queue", "hashlib", "difflib", "tempfile", "subprocess", "random", "numpy"}
 OF_PICKLES = {"ckptconv.pickles.machine", "ckptconv.pickles.attacks", "ckptconv.pickles.vocabulary"}
 # Rooms that a conversion, and a checkpoint that is opened, have no use for.
-BESIDE = {"verification", "comparison", "inspection"}
+BESIDE = {"verification", "inspection"}
 # Of features, conversions have options, and files are shown to what tells that they are one of many.
 _PLACES = [*EXECUTORS.values(), *(kind.module for kind in LONE)]
 OF_FEATURES = {"features", *(place.removeprefix("ckptconv.") for place in _PLACES)}

@@ -20,7 +20,6 @@ PATHS: dict[str, Callable[[Any], object]] = {
     "inspect": ckptconv.inspect,
     "convert": lambda value: ckptconv.convert(value, "out"),
     "verify": lambda value: ckptconv.verify(value, "model.pt"),
-    "diff": lambda value: ckptconv.diff("model.pt", value),
     "finish": ckptconv.finish,
     "load_state_dict": ckptconv.load_state_dict,
     "VirtualFiles": ckptconv.VirtualFiles,

@@ -11,7 +11,7 @@ import torch
 from checkpoints import DATA, ckptconv_here
 from safetensors.torch import load_file, save_file
 
-from ckptconv import UsageError, convert, diff, verify
+from ckptconv import UsageError, convert, verify
 from ckptconv import open as open_
 
 ADAPTER = DATA / "peft" / "llava" / "adapter"
@@ -46,8 +46,10 @@ def test_old_files_are_known() -> None:
     wanted, found = (load_file(f"{each}/adapter_model.safetensors") for each in (ADAPTER, "out"))
     assert {name: t.tolist() for name, t in found.items()} == {name: t.tolist() for name, t in wanted.items()}
     assert Path("out/adapter_config.json").exists()
-    assert diff(place, ADAPTER).equal
-    assert open_(place).keys() == wanted.keys()
+    with open_(place) as opened:
+        assert {name: tensor[...].tolist() for name, tensor in opened.items()} == {
+            name: tensor.tolist() for name, tensor in wanted.items()
+        }
     assert ckptconv_here("inspect", place).code == 0
 
 

@@ -20,7 +20,6 @@ from typer.core import TyperGroup
 
 import ckptconv
 from ckptconv import CkptconvError, FailedError, UsageError, convert
-from ckptconv.options.comparing import COMPARING
 from ckptconv.options.kinds import PATH
 from ckptconv.options.option import Option
 from ckptconv.options.table import COMMAND as OF_COMMANDS
@@ -145,9 +144,6 @@ inspect --html page.html a.pt
 inspect --html linked.safetensors a.pt
 inspect --html b.pt b.pt --overwrite
 inspect --html hf/config.json hf
-diff --html notes.md g1.safetensors g2.safetensors
-diff --html g1.safetensors g1.safetensors g2.safetensors
-diff --html hard.safetensors g1.safetensors g2.safetensors --overwrite
 convert model.pt
 convert a.pt --manifest notes.md
 convert model.pt --dtype bf16
@@ -299,7 +295,6 @@ DONE: dict[str, set[str]] = {
     "convert a.pt new.safetensors --manifest x.json --overwrite": {"x.json"},
     "inspect --html notes.md a.pt --overwrite": {"notes.md"},
     "inspect --html new.html a.pt": set(),
-    "diff --html page.html g1.safetensors g1.safetensors --overwrite": {"page.html"},
     "safetensors2dcp g1.safetensors configured": set(),
     "finish parts --manifest notes.md --overwrite": {"notes.md"},
     **{words: changed for more in of_features("DONE") for words, changed in more.items()},
@@ -366,7 +361,7 @@ def _written(command: Any) -> list[Option]:
     own = (tables for flags in of_features("FLAGS") for tables in flags.values())
     known = {
         flag: option
-        for table in (OPTIONS, OF_COMMANDS, COMPARING, *itertools.chain(*own))
+        for table in (OPTIONS, OF_COMMANDS, *itertools.chain(*own))
         for option in table.values()
         for flag in option.flags
     }
@@ -412,7 +407,6 @@ convert zero new --optimizer new/optimizer
 convert train.pt new --universal trained2
 convert a.pt fresh.safetensors --manifest m.json --depfile m.d --digest sha256 --attest m.jsonl
 inspect --html new.html a.pt
-diff --html new.html g1.safetensors g1.safetensors
 safetensors2dcp g1.safetensors new
 safetensors2dcp g1.safetensors new --to dcp-hf
 safetensors2dcp g1.safetensors new --to accelerate
@@ -532,7 +526,6 @@ def test_calls_of_the_library_follow_the_same_rule(world: Path) -> None:
     calls: list[Callable[[], object]] = [
         lambda: ckptconv.save_state_dict(state, "hf"),
         lambda: ckptconv.save_state_dict(state, "new", manifest="a.pt"),
-        lambda: ckptconv.diff("g1.safetensors", "g2.safetensors", html="a.pt"),
         lambda: ckptconv.inspect("a.pt", html="b.pt"),
         lambda: convert("model.pt"),
         lambda: convert("zero", "new", optimizer="hf"),

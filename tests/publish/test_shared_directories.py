@@ -190,7 +190,6 @@ WRITTEN: dict[str, tuple[str, tuple[object, ...]]] = {
     "torch": ("x.pt", ("safetensors2pt", "WEIGHTS", "PATH")),
     "dcp": ("x", ("safetensors2dcp", "WEIGHTS", "PATH")),
     "page": ("x.html", ("inspect", "WEIGHTS", "--html", "PATH")),
-    "page of differences": ("x.html", ("diff", "WEIGHTS", "OTHER", "--html", "PATH")),
     "manifest": ("x.json", ("convert", "MODEL", "OWN", "--manifest", "PATH")),
     "attest": ("x.jsonl", ("convert", "MODEL", "OWN", "--digest", "sha256", "--attest", "PATH")),
     "depfile": ("x.d", ("convert", "MODEL", "OWN", "--depfile", "PATH")),

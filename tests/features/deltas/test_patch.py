@@ -41,10 +41,10 @@ from ckptconv import (
     patch,
     verify,
 )
-from ckptconv.comparison import reading
-from ckptconv.comparison.reading import Pair
 from ckptconv.features.deltas import encoding, overwriting
 from ckptconv.features.deltas.kernels import Overlay, Xor
+from ckptconv.features.diff import reading
+from ckptconv.features.diff.reading import Pair
 from ckptconv.options.table import OPTIONS
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Zeros

@@ -36,9 +36,9 @@ LACKING = [("virtual a", "OUTPUT is missing")]
 CONVERTING = ["virtual"]
 
 
-def refused_alone(path: Path, here: Path) -> tuple[object, ...]:
+def refused_alone(path: Path, here: Path) -> list[tuple[object, ...]]:
     """The words that take a file, which is one of many, for a model."""
-    return ("virtual", path, here / "x.virtual.json")
+    return [("virtual", path, here / "x.virtual.json")]
 
 
 # --------------------------------------------------------------------------------------------------- what is replaced

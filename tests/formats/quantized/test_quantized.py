@@ -653,7 +653,6 @@ def test_whatever_is_written_holds_the_same_weights(case: str, tmp_path: Path) -
         assert files.read_bytes("model.safetensors") == whole
         assert "quantization_config" not in json.loads(files.read_bytes("config.json"))
     assert (tmp_path / "parts" / "model.safetensors").read_bytes() == whole
-    assert ckptconv.diff(source, plain, dequantize=True).equal
 
 
 _STACKED = """

@@ -1,11 +1,11 @@
-"""The options of `diff`, with those that features add."""
+"""The options of `diff`, with those that other features add."""
 
 from __future__ import annotations
 
 from importlib import import_module
 
 from ckptconv.options import NAMING, TAKE
-from ckptconv.options.kinds import FLAG, NUMBER, choice
+from ckptconv.options.kinds import FLAG, MOST_ITEMS, NUMBER, choice, counted
 from ckptconv.options.option import Option, options_in
 from ckptconv.options.table import COMMAND, OPTIONS, Options, named_in
 
@@ -45,6 +45,13 @@ class _Comparing:
         default="symmetric",
         group=NAMING,
     )
+    top = Option(
+        counted(1, MOST_ITEMS),
+        "List the N tensors that differ most.",
+        metavar="N",
+        fallback="as many as fit a page; with --json, all tensors",
+        common=True,
+    )
 
 
 # Features that add to them: the module of each, which has its options as `COMPARING`.
@@ -61,3 +68,5 @@ DIFFING = named_in(
     + " ".join(COMPARING_TOO),
     {**OPTIONS, **COMMAND, **COMPARING},
 )
+# What the type of the keywords has, and its docstring.
+KEYWORDS = DIFFING, "Options of `diff`."

@@ -9,11 +9,11 @@ import typer
 
 from ckptconv.cli.options import SHOWING, named, run, taking
 from ckptconv.errors import DifferenceError
-from ckptconv.options.comparing import COMPARING, COMPARING_TOO
+from ckptconv.features.diff.options import COMPARING, COMPARING_TOO
 from ckptconv.text import format_size, some
 
 if TYPE_CHECKING:
-    from ckptconv.comparison.diff import Difference
+    from ckptconv.features.diff.difference import Difference
 
 OTHER_WORDS = {"diff": ("compare", "cmp", "delta", "changes")}
 
@@ -32,7 +32,9 @@ OTHER_WORDS = {"diff": ("compare", "cmp", "delta", "changes")}
     COMPARING["atol"],
     COMPARING["tolerance"],
     *COMPARING_TOO.values(),
-    *named("html overwrite top jobs memory spool_dir"),
+    *named("html overwrite"),
+    COMPARING["top"],
+    *named("jobs memory spool_dir"),
     *SHOWING,
 )
 def diff(
@@ -64,8 +66,8 @@ def diff(
     """
     from ckptconv.cli.console import width
     from ckptconv.cli.failures import described
-    from ckptconv.inspection import differences
-    from ckptconv.inspection.comparing import diff as compare
+    from ckptconv.features.diff import showing
+    from ckptconv.features.diff.comparing import diff as compare
     from ckptconv.process import reuse_memory
     from ckptconv.storage.paths import is_remote, normalize
     from ckptconv.text import count_of
@@ -86,7 +88,7 @@ def diff(
     else:
         for warning in found.warnings:
             output.warn(warning)
-        output.show(differences.overview(found, width=width(), top=top, verbose=output.verbose))
+        output.show(showing.overview(found, width=width(), top=top, verbose=output.verbose))
     if not found.equal and not found.delta:
         raise typer.Exit(1)
 

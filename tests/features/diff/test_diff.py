@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 import ckptconv as library
 from ckptconv import Difference, LimitError, TensorDifference, UsageError, convert, diff
-from ckptconv.comparison import reading
+from ckptconv.features.diff import reading
 
 CASES = sorted(path.name for path in ZERO.iterdir() if (path / "expected.safetensors").exists())
 

@@ -15,9 +15,9 @@ from checkpoints import DATA
 from safetensors.torch import load_file, save_file
 
 import ckptconv
-from ckptconv.comparison.diff import Difference, TensorDifference
-from ckptconv.comparison.steps import index
-from ckptconv.inspection.differences import overview, page_of
+from ckptconv.features.diff.difference import Difference, TensorDifference
+from ckptconv.features.diff.showing import overview, page_of
+from ckptconv.features.diff.steps import index
 from ckptconv.options.kinds import ROUNDING_WAYS
 
 LAYER = "model.layers.{}.mlp.{}_proj.weight"

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
-from ckptconv.comparison.changes import Change
-from ckptconv.comparison.diff import CHANGED, DTYPE, EQUAL, ONLY_A, ONLY_B, SHAPE, Difference, TensorDifference
-from ckptconv.comparison.quantization import Quantization, Steps
+from ckptconv.features.diff.changes import Change
+from ckptconv.features.diff.difference import CHANGED, DTYPE, EQUAL, ONLY_A, ONLY_B, SHAPE, Difference, TensorDifference
+from ckptconv.features.diff.quantization import Quantization, Steps
 from ckptconv.inspection.module_tree import TensorInfo
 from ckptconv.inspection.overview import Line, Words, table_row
 from ckptconv.text import cells, count_of, cut_column, format_memory, format_size, padded, printable

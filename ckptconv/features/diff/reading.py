@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from ckptconv.comparison.changes import Change, Measured, Squares, Tolerance, compared, squares_of, widened
 from ckptconv.engine.execute import in_threads
 from ckptconv.engine.processes import in_processes
 from ckptconv.engine.tasks import ALIGNMENT, Needs, Piece, Window
 from ckptconv.engine.worker import Worker
+from ckptconv.features.diff.changes import Change, Measured, Squares, Tolerance, compared, squares_of, widened
 from ckptconv.options.table import Options
 from ckptconv.plan import Data
 from ckptconv.process import is_forkable, settled

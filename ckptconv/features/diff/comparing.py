@@ -8,12 +8,12 @@ from contextlib import nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ckptconv.comparison.changes import Tolerance
-from ckptconv.comparison.diff import Difference, difference
 from ckptconv.errors import UsageError
+from ckptconv.features.diff.changes import Tolerance
+from ckptconv.features.diff.difference import DeltaFiles, Difference, difference
+from ckptconv.features.diff.options import COMPARING_TOO, DIFFING
 from ckptconv.formats.opening import opened
 from ckptconv.formats.source import Opened, Source, source_of
-from ckptconv.options.comparing import COMPARING_TOO, DIFFING
 from ckptconv.options.option import checked, filled
 from ckptconv.options.table import Options
 from ckptconv.process import no_garbage
@@ -23,12 +23,13 @@ from ckptconv.storage.spool import is_pipe
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ckptconv.comparison.reading import Pair
+    from ckptconv.features.diff.reading import Pair
     from ckptconv.options.keywords import DiffOptions
     from ckptconv.storage.progress import AnyProgress
 
 # Features that write what changes A into B: the module of each, by its option. `asked` there returns what writes it, or
-# None; it has a method for each step: `checked`, `encoder` (see `reading.Encoding`) and `write`.
+# None; it has a method for each step: `checked`, `encoder` (see `reading.Encoding`), and `write`, which returns the
+# fields of `DeltaFiles`.
 WRITERS: dict[str, str] = {
     "delta": "ckptconv.features.deltas.writing",
 }
@@ -101,9 +102,9 @@ def diff(
             measure=measure,
         )
         if delta and encoder:
-            found.delta = delta.write(one, other, found, changed, encoder, chosen)
+            found.delta = DeltaFiles(**delta.write(one, other, found, changed, encoder, chosen))
     if html:
-        from ckptconv.inspection.differences import page_of
+        from ckptconv.features.diff.showing import page_of
         from ckptconv.inspection.file import PAGE, write_whole
         from ckptconv.outputs.targets import files_behind
 

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckptconv.comparison.quantization import Quantization, Steps
-from ckptconv.comparison.reading import Pair, compare
 from ckptconv.engine.worker import Worker
+from ckptconv.features.diff.quantization import Quantization, Steps
+from ckptconv.features.diff.reading import Pair, compare
 from ckptconv.formats.quantized.making import tiles_of
 from ckptconv.options.table import Options
 from ckptconv.plan import Data

@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
-from ckptconv.comparison.changes import Change, Tolerance, widened
-from ckptconv.comparison.quantization import Quantization, Steps
-from ckptconv.comparison.reading import Encoding, Pair, compare
 from ckptconv.errors import LimitError, UsageError
+from ckptconv.features.diff.changes import Change, Tolerance, widened
+from ckptconv.features.diff.quantization import Quantization, Steps
+from ckptconv.features.diff.reading import Encoding, Pair, compare
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import selection
@@ -85,6 +85,11 @@ class TensorDifference:
             size = relative if relative is not None else 0.0
             return STATUSES.index(CHANGED), -(float("inf") if change.not_finite else size), self.name
         return STATUSES.index(self.status), 0.0, self.name
+
+    @property
+    def is_alike(self) -> bool:
+        """Whether both sides have it, in one shape and dtype."""
+        return self.status in (CHANGED, EQUAL)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -399,7 +404,7 @@ def _through_codes(
     """Return what is found of the pairs of which a side is quantized: of those that differ, and of all together."""
     if not any(pair.one.computed or pair.other.computed for pair in pairs.values()):
         return {}, None
-    from ckptconv.comparison.steps import is_quantized, measured, summed
+    from ckptconv.features.diff.steps import is_quantized, measured, summed
 
     of_codes = {key: pair for key, pair in pairs.items() if is_quantized(pair.one) or is_quantized(pair.other)}
     equal = {key: not (pair.found and pair.found.elements) for key, pair in of_codes.items()}

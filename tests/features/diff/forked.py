@@ -11,7 +11,7 @@ from processes import COUNTED, prepared
 from safetensors.torch import save_file
 
 # The program itself, to which all files are large; it says at its end how often it forked.
-LARGE = "from ckptconv.comparison import reading\nreading.WORTH_PROCESSES = 0\n" + COUNTED.format(before="pass")
+LARGE = "from ckptconv.features.diff import reading\nreading.WORTH_PROCESSES = 0\n" + COUNTED.format(before="pass")
 WHAT_VARIES = ("seconds", "peak_rss_bytes")
 
 

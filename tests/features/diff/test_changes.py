@@ -15,8 +15,8 @@ from effort import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptconv.comparison import changes
-from ckptconv.comparison.changes import Measured, Tolerance, compared, squares_of, widened
+from ckptconv.features.diff import changes
+from ckptconv.features.diff.changes import Measured, Tolerance, compared, squares_of, widened
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.statistics import root
 
