@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from ckptconv.features.diff.changes import Change
     from ckptconv.features.diff.comparing import diff
     from ckptconv.features.diff.difference import Difference, TensorDifference
+    from ckptconv.features.inspect.inspecting import inspect
+    from ckptconv.features.inspect.summary import Summary
     from ckptconv.features.merge.merging import merge
     from ckptconv.features.rows.check import check as check_rows
     from ckptconv.features.rows.pack import pack as pack_rows
@@ -35,8 +37,6 @@ if TYPE_CHECKING:
     from ckptconv.features.scan.report import ScanReport
     from ckptconv.features.scan.scanning import scan
     from ckptconv.formats.source import Source
-    from ckptconv.inspection.inspecting import inspect
-    from ckptconv.inspection.summary import Summary
     from ckptconv.library.checkpoint import Checkpoint
     from ckptconv.library.checkpoint import open_checkpoint as open  # noqa: A004
     from ckptconv.library.distributed import DistributedReader
@@ -98,7 +98,7 @@ _HOMES = {
     "ScanReport": ("features.scan.report", "ScanReport"),
     "Source": ("formats.source", "Source"),
     "StoppedError": ("errors", "StoppedError"),
-    "Summary": ("inspection.summary", "Summary"),
+    "Summary": ("features.inspect.summary", "Summary"),
     "TruncatedError": ("errors", "TruncatedError"),
     "Tensor": ("library.tensor", "Tensor"),
     "TensorDifference": ("features.diff.difference", "TensorDifference"),
@@ -114,7 +114,7 @@ _HOMES = {
     "diff": ("features.diff.comparing", "diff"),
     "finish": ("publish.finish", "finish"),
     "flatten": ("structure.keymap", "flatten"),
-    "inspect": ("inspection.inspecting", "inspect"),
+    "inspect": ("features.inspect.inspecting", "inspect"),
     "load_state_dict": ("library.loading", "load_state_dict"),
     "merge": ("features.merge.merging", "merge"),
     "open": ("library.checkpoint", "open_checkpoint"),

@@ -72,12 +72,6 @@ MUTANTS = [
         "tests/tensors/test_expressions.py",
     ),
     Mutant(
-        "tensors/statistics",
-        "if low is not None and low == high:",
-        "if low is None and low == high:",
-        "tests/inspection/test_statistics.py",
-    ),
-    Mutant(
         "text",
         "least <= count <= most",
         "least <= count < most",

@@ -18,10 +18,7 @@ from typing import Any, Literal, NamedTuple
 from ckptconv.cli import printed
 from ckptconv.cli.console import VERSION
 from ckptconv.inspection.mapping import MapSummary
-from ckptconv.inspection.module_tree import ModuleInfo, TensorInfo
-from ckptconv.inspection.summary import Summary
 from ckptconv.result import LikeReport, Report
-from ckptconv.tensors.statistics import Statistics
 from ckptconv.verification.report import Verification
 
 
@@ -43,6 +40,7 @@ class Command(NamedTuple):
 _PRINTED: dict[str, str] = {
     "average": "ckptconv.features.average.command",
     "diff": "ckptconv.features.diff.printed",
+    "inspect": "ckptconv.features.inspect.printed",
     "merge": "ckptconv.features.merge.command",
     "patch": "ckptconv.features.deltas.printed",
     "rows": "ckptconv.features.rows.printed",
@@ -73,7 +71,6 @@ COMMANDS = {
         means="Whether every input was converted: true with exit code 0 only.",
     ),
     "error": Command("Failures", "", (), printed.Failed, ok=False),
-    "inspect": Command("inspect", "What `inspect --json` prints.", ("inspect",), Summary, "summary"),
     "maps": Command("maps", "", ("maps", "maps show", "maps check"), printed.Maps),
     "verify": Command(
         "verify",
@@ -86,33 +83,26 @@ COMMANDS = {
 }
 
 # Properties that are printed with the fields.
-_PROPERTIES = {
-    Summary: ("modules",),
-    **{each: names for feature in FEATURES for each, names in getattr(feature, "PROPERTIES", {}).items()},
-}
+_PROPERTIES = {each: names for feature in FEATURES for each, names in getattr(feature, "PROPERTIES", {}).items()}
 # Fields that are left out where there is nothing to say, and those that are left out unless they were asked for.
-_LEFT_OUT = {(Summary, "conversion"), (Summary, "not_finite"), (Summary, "made_of"), (Summary, "quantized")}
-_OPTIONAL = {*_LEFT_OUT, (TensorInfo, "stats"), (printed.FoundDifference, "tensor")}
+_LEFT_OUT = {field for feature in FEATURES for field in getattr(feature, "LEFT_OUT", ())}
+_OPTIONAL = {
+    *_LEFT_OUT,
+    (printed.FoundDifference, "tensor"),
+    *(field for feature in FEATURES for field in getattr(feature, "OPTIONAL", ())),
+}
 
 
 def _object(fields: dict[str, Any], required: list[str]) -> dict[str, Any]:
     return {"type": "object", "properties": fields, "required": required, "additionalProperties": False}
 
 
-_ANY_NUMBER = {"type": ["number", "null"]}
-_PLAIN = ["string", "integer", "number", "boolean", "object", "array", "null"]
 # What the type of a field does not say.
 _MORE: dict[tuple[type | str, str], dict[str, Any]] = {
-    (Summary, "values"): {"type": "object", "additionalProperties": {"type": ["string", "boolean", "number"]}},
     (MapSummary, "rules"): {"type": "integer", "minimum": 1},
     (LikeReport, "casts"): {"type": "object", "additionalProperties": {"type": "integer", "minimum": 1}},
     (printed.OneDifference, "elements"): {"type": "integer", "minimum": 1},
     (printed.FoundDifference, "elements"): {"type": "integer", "minimum": 1},
-    (Summary, "facts"): {"type": "object", "additionalProperties": {"type": _PLAIN}},
-    (Statistics, "min"): _ANY_NUMBER,
-    (Statistics, "max"): _ANY_NUMBER,
-    (Statistics, "std"): _ANY_NUMBER,
-    (Statistics, "mean"): {"type": ["number", "array", "null"], "items": {"type": "number"}},
 }
 _SCALARS: dict[Any, dict[str, Any]] = {
     str: {"type": "string"},
@@ -261,7 +251,10 @@ def _and(found: dict[str, Any], other: str) -> dict[str, Any]:
     }
 
 
-_KNOWN = {each.__name__: each for each in (Statistics, ModuleInfo, MapSummary)}
+# Classes that annotations name, which their modules import for type checkers alone.
+_KNOWN = {
+    each.__name__: each for each in (MapSummary, *(k for feature in FEATURES for k in getattr(feature, "KNOWN", ())))
+}
 
 
 @functools.cache

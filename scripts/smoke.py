@@ -124,14 +124,10 @@ def checkpoints(smoke: Smoke) -> None:
 
 
 def look(smoke: Smoke) -> None:
-    """inspect, help, completion."""
-    for path in ("model.pt", "model.safetensors", ZERO, DCP):
-        smoke.run("inspect", path)
-        json.loads(smoke.run("inspect", "--json", path))
-    smoke.run("inspect", "model.pt", "--html", "page.html", "--depth", "1", "--as", "bf16", "--max-shard-size", "1GB")
+    """help, completion."""
     commands = [
         *("convert", "pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors"),
-        *("verify", "finish", "inspect"),
+        *("verify", "finish"),
     ]
     for words in ([], *([each] for each in commands)):
         if "Usage" not in smoke.run(*words, "--help"):
@@ -184,14 +180,14 @@ def extras(smoke: Smoke) -> None:
             smoke.run("pt2safetensors", f"{url}/model.pt", "http.safetensors")
         smoke.same("model.safetensors", "http.safetensors")
     else:
-        smoke.run("inspect", "http://127.0.0.1:9/model.pt", code=2)
+        smoke.run("convert", "http://127.0.0.1:9/model.pt", "x", code=2)
     import fsspec
 
     for protocol, package in (("s3", "s3fs"), ("gs", "gcsfs"), ("az", "adlfs"), ("hf", "huggingface_hub")):
         if installed(package):
             fsspec.get_filesystem_class(protocol)
         else:
-            smoke.run("inspect", f"{protocol}://bucket/model.pt", code=2)
+            smoke.run("convert", f"{protocol}://bucket/model.pt", "x", code=2)
 
 
 @contextlib.contextmanager

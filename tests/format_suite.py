@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import fsspec
 import pytest
 import torch
+from cells import looking
 from checkpoints import assert_same, ckptconv_here, contents, done, load_with_aliases
 from processes import bare
 from reading import assert_reads
@@ -81,7 +82,8 @@ class FormatSuite:
     def test_every_tensor_comes_out_and_verifies(self, checkpoint: Path, tmp_path: Path) -> None:
         before = contents(tmp_path)
         assert ckptconv.open(checkpoint).source.family == self.family
-        assert ckptconv_here("inspect", checkpoint, "--json").json["format"]
+        for command in looking():
+            assert ckptconv_here(command, checkpoint, "--json").json["format"], command
         output = self.output(tmp_path)
         self.convert(checkpoint, output, "--dry-run")
         assert contents(tmp_path) == before

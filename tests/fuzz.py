@@ -49,8 +49,6 @@ from tar_writer import Writer, pack
 
 from ckptconv.conversion import convert
 from ckptconv.errors import CkptconvError
-from ckptconv.formats.detect import open_source
-from ckptconv.inspection.summary import summarize
 from ckptconv.options.table import OPTIONS
 from ckptconv.outputs import planning
 from ckptconv.outputs.targets import MANIFEST
@@ -208,7 +206,12 @@ def ending(call: Callable[[], object]) -> str:
 
 def outcome(path: Path, output: Path, **options: Any) -> str:
     """Convert and inspect a file; the kind of error it ends with, or "done"."""
-    kind = ending(lambda: (convert(path, output, fsync=False, jobs=1, **options), summarize(open_source(path))))
+    kind = ending(
+        lambda: (
+            convert(path, output, fsync=False, jobs=1, **options),
+            *(look(path) for look in of_features("look_at")),
+        )
+    )
     assert kind == "done" or not output.exists(), "an output of a conversion that failed"
     return kind
 

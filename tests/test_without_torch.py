@@ -45,7 +45,6 @@ from ckptconv.cli.main import main
 import smoke, sys
 
 for command in (
-    ["inspect", smoke.ZERO],
     ["zero-to-fp32", smoke.ZERO, "zero.safetensors", "--optimizer", "adam"],
     ["zero-to-fp32", smoke.ZERO, "--universal", "universal"],
     ["dcp2safetensors", smoke.DCP, "dcp", "--max-shard-size", "1KB"],
@@ -53,8 +52,6 @@ for command in (
     ["finish", "parts"],
     ["safetensors2pt", "zero.safetensors", "model.pt"],
     ["pt2safetensors", "model.pt", "again.safetensors"],
-    ["inspect", "model.pt", "--json"],
-    ["inspect", "model.pt", "--html", "page.html"],
 ):
     try:
         main(list(map(str, command)))

@@ -21,7 +21,7 @@ COMMANDS: dict[str, str] = {
     "virtual": "ckptconv.features.virtual.command:virtual",
     "serve": "ckptconv.features.serve.command:serve",
     "finish": "ckptconv.cli.finish:finish_",
-    "inspect": "ckptconv.cli.inspect:inspect_",
+    "inspect": "ckptconv.features.inspect.command:inspect_",
     "maps": "ckptconv.cli.maps:maps",
     "rows": "ckptconv.features.rows.command:rows",
 }

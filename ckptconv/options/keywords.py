@@ -14,7 +14,6 @@ from ckptconv.options.option import Option
 from ckptconv.options.table import (
     DISTRIBUTED,
     FINISHING,
-    INSPECTING,
     LOADING,
     OPTIONS,
     VIEWING,
@@ -23,7 +22,6 @@ from ckptconv.options.table import (
 # The options that each type has, and its docstring.
 TABLES = {
     "ConvertOptions": (OPTIONS, "Options of `convert`, `verify`, `save_state_dict` and `VirtualFiles`."),
-    "InspectOptions": (INSPECTING, "Options of `inspect`."),
     "FinishOptions": (FINISHING, "Options of `finish`."),
     "OpenOptions": (VIEWING, "Options of `open`."),
     "LoadOptions": (LOADING, "Options of `load_state_dict`."),
@@ -33,6 +31,7 @@ TABLES = {
 FEATURES: dict[str, str] = {
     "AverageOptions": "ckptconv.features.average.options",
     "DiffOptions": "ckptconv.features.diff.options",
+    "InspectOptions": "ckptconv.features.inspect.options",
     "MergeOptions": "ckptconv.features.merge.options",
     "PatchOptions": "ckptconv.features.deltas.options",
     "RowsOptions": "ckptconv.features.rows.options",

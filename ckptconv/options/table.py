@@ -453,20 +453,8 @@ class _Command:
     verbose = Option(FLAG, "Print all names, where a few are shown.", flags=("--verbose", "-v"))
     progress = Option(FLAG, "Show no progress.", default=True, env="CKPTCONV_PROGRESS")
     safe_serialization = Option(FLAG, "Accepted and ignored: the output is always safe.", group=OUTPUT)
-    depth = Option(counted(1, 1000), "Levels of modules.", metavar="N", fallback="as many as fit a page", common=True)
-    as_ = Option(
-        DTYPE,
-        "What a conversion to DTYPE (fp32, bf16, fp16, keep) would give.",
-        flags=("--as",),
-        metavar="DTYPE",
-        group=NAMING,
-        common=True,
-    )
     html = Option(
         PATH, "Write a page that shows it: one file, without links.", metavar="FILE", group=OUTPUT, common=True
-    )
-    stats = Option(
-        FLAG, "Read all data, and show min, max, mean, std, zeros, NaN and infinities of each tensor.", common=True
     )
 
 
@@ -510,10 +498,6 @@ DISTRIBUTED = named_in(
     f"dtype {_TAKEN} {_NAMED} optimizer model_key optimizer_key flat_optimizer fill_states order {_READ} {_REACHED}"
 )
 FINISHING = named_in("checksum manifest attest overwrite fsync storage_options")
-INSPECTING = named_in(
-    f"{_TAKEN} dequantize map size stats as_ max_shard_size html overwrite tag raw family {_REACHED}",
-    {**OPTIONS, **COMMAND},
-)
 # What takes several checkpoints, and makes one output of them.
 COMBINING = named_in(
     f"{_OF_TENSORS} to chunks model_key copy_config for_hub {_READ} raw opaque drop_opaque {_WORKING} verify checksum "

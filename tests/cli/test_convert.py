@@ -15,7 +15,7 @@ import pytest
 import torch
 from attacks.assemble import members, pickled, tensor, zipped
 from attacks.corpus import CASES
-from cells import of_features
+from cells import looking, of_features
 from checkpoints import COMMAND, DATA, Run, bits, ckptconv_here, contents, done, metadata_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -138,7 +138,7 @@ def test_a_prefix_of_wrappers_is_told(place: Path) -> None:
     torch.save({1: torch.ones(2)}, "numbers.pt")
     save_file(names, "flat.safetensors")
     told = "as wrappers of models have it"
-    for command in (("convert", "--output-dir=o", "--dry-run"), ("inspect",)):
+    for command in (("convert", "--output-dir=o", "--dry-run"), *((each,) for each in looking())):
         for name in ("flat.pt", "flat.safetensors"):
             assert (
                 f"{told}; --strip-prefix _orig_mod.module." in succeeding(command[0], name, *command[1:], "--json").out

@@ -251,7 +251,6 @@ def test_what_is_missing_is_a_file_that_is_not_found(tmp_path: Path) -> None:
     for call in (
         ckptconv.open,
         ckptconv.load_state_dict,
-        ckptconv.inspect,
         ckptconv.DistributedReader,
         ckptconv.VirtualFiles,
         lambda path: ckptconv.convert(path, tmp_path / "x.safetensors"),

@@ -17,7 +17,6 @@ import ckptconv
 # {call: what it does with a value}. Each takes one in the place of a path.
 PATHS: dict[str, Callable[[Any], object]] = {
     "open": ckptconv.open,
-    "inspect": ckptconv.inspect,
     "convert": lambda value: ckptconv.convert(value, "out"),
     "verify": lambda value: ckptconv.verify(value, "model.pt"),
     "finish": ckptconv.finish,

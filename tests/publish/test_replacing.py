@@ -137,13 +137,6 @@ def changed(before: dict[str, bytes | str], after: dict[str, bytes | str]) -> se
 # Words of commands that would replace what others made, or put an output among it: nothing is changed, and nothing is
 # new.
 REFUSED = """
-inspect --html a.pt b.pt
-inspect --html b.pt b.pt
-inspect --html notes.md a.pt
-inspect --html page.html a.pt
-inspect --html linked.safetensors a.pt
-inspect --html b.pt b.pt --overwrite
-inspect --html hf/config.json hf
 convert model.pt
 convert a.pt --manifest notes.md
 convert model.pt --dtype bf16
@@ -293,8 +286,6 @@ DONE: dict[str, set[str]] = {
     "convert zero new --universal zero/uni": set(),
     "convert zero new --universal trained/step --overwrite": {"trained/latest_universal"},
     "convert a.pt new.safetensors --manifest x.json --overwrite": {"x.json"},
-    "inspect --html notes.md a.pt --overwrite": {"notes.md"},
-    "inspect --html new.html a.pt": set(),
     "safetensors2dcp g1.safetensors configured": set(),
     "finish parts --manifest notes.md --overwrite": {"notes.md"},
     **{words: changed for more in of_features("DONE") for words, changed in more.items()},
@@ -406,7 +397,6 @@ convert a.pt new --max-shard-size 16
 convert zero new --optimizer new/optimizer
 convert train.pt new --universal trained2
 convert a.pt fresh.safetensors --manifest m.json --depfile m.d --digest sha256 --attest m.jsonl
-inspect --html new.html a.pt
 safetensors2dcp g1.safetensors new
 safetensors2dcp g1.safetensors new --to dcp-hf
 safetensors2dcp g1.safetensors new --to accelerate
@@ -457,7 +447,7 @@ def test_what_was_changed_since_is_not_ours_any_more(world: Path) -> None:
     # In place, so that the attributes of the file stay: `save_file` would put a new file there.
     Path("a.safetensors").write_bytes(save(tensors(77), {"format": "pt"}))
     run("convert a.pt").refused(2, "a.safetensors exists")
-    for words, path in (("convert nested.pt", "nested.safetensors"), ("inspect --html new.html a.pt", "new.html")):
+    for words, path in (("convert nested.pt", "nested.safetensors"), *itertools.chain(*of_features("MAKING"))):
         done(run(words))
         with Path(path).open("r+b") as changing:
             changing.seek(-1, os.SEEK_END)
@@ -526,7 +516,6 @@ def test_calls_of_the_library_follow_the_same_rule(world: Path) -> None:
     calls: list[Callable[[], object]] = [
         lambda: ckptconv.save_state_dict(state, "hf"),
         lambda: ckptconv.save_state_dict(state, "new", manifest="a.pt"),
-        lambda: ckptconv.inspect("a.pt", html="b.pt"),
         lambda: convert("model.pt"),
         lambda: convert("zero", "new", optimizer="hf"),
         lambda: convert("zero", "new", universal="uni"),

@@ -9,8 +9,8 @@ from typing import Any
 from ckptconv.features.diff.changes import Change
 from ckptconv.features.diff.difference import CHANGED, DTYPE, EQUAL, ONLY_A, ONLY_B, SHAPE, Difference, TensorDifference
 from ckptconv.features.diff.quantization import Quantization, Steps
-from ckptconv.inspection.module_tree import TensorInfo
-from ckptconv.inspection.overview import Line, Words, table_row
+from ckptconv.inspection.lines import Line, Words, table_row
+from ckptconv.inspection.tensor_info import TensorInfo
 from ckptconv.text import cells, count_of, cut_column, format_memory, format_size, padded, printable
 
 # Most tensors that are listed by default, and most cells of a name if there is no screen to fit into.

@@ -12,6 +12,7 @@ from typing import Any
 import fsspec
 import pytest
 import torch
+from cells import looking
 from checkpoints import ZERO, assert_same, ckptconv_here, contents, done, load_with_aliases, tag_of
 from effort import every
 from hypothesis import given
@@ -75,8 +76,7 @@ def test_every_command_reads_it(command: str, zero: Path, tmp_path: Path) -> Non
     assert ckptconv_here(command, made, tmp_path / "out.safetensors").code == 0
     assert load_file(tmp_path / "out.safetensors")
     assert ckptconv_here("verify", zero, tmp_path / "out.safetensors").code == 0
-    told = json.loads(ckptconv_here("inspect", made, "--json").out)
-    assert told["format"] == "virtual: DeepSpeed ZeRO-3"
+    assert ckptconv.open(made).source.format == "virtual: DeepSpeed ZeRO-3"
 
 
 def test_it_is_the_output_of_every_command_by_its_name(zero: Path, tmp_path: Path) -> None:
@@ -141,10 +141,8 @@ def test_a_source_that_has_changed_is_named(how: str, zero: Path, tmp_path: Path
         os.truncate(changed, 100)
     else:
         changed.unlink()
-    for command in ("inspect", "pt2safetensors"):
-        run = ckptconv_here(command, made, *([tmp_path / "out.safetensors"] if command != "inspect" else []))
-        assert run.code == 4
-        assert f"{changed} has changed since {made} was made of it" in run.err
+    for words in (("pt2safetensors", made, tmp_path / "out.safetensors"), *((each, made) for each in looking())):
+        ckptconv_here(*words).refused(4, f"{changed} has changed since {made} was made of it")
     assert not (tmp_path / "out.safetensors").exists()
 
 
@@ -237,14 +235,14 @@ def test_a_damaged_or_hostile_description_is_refused(case: str, zero: Path, tmp_
 @every("text", ["", "{", "[]", "3", '{"ckptconv.virtual": 1}', '{"ckptconv.virtual": 1, "x": NaN}'])
 def test_what_is_no_description_is_corrupt(text: str, tmp_path: Path) -> None:
     (tmp_path / "x.virtual.json").write_text(text)
-    assert ckptconv_here("inspect", tmp_path / "x.virtual.json").code == 4
+    ckptconv_here("convert", tmp_path / "x.virtual.json", tmp_path / "out").refused(4)
 
 
 def test_deep_nesting_is_corrupt(zero: Path, tmp_path: Path) -> None:
     made = described(zero, tmp_path / "x.virtual.json")
     text = made.read_text()
     made.write_text(text.replace('"roots":["."]', f'"roots":{"[" * 100_000}{"]" * 100_000}'))
-    assert ckptconv_here("inspect", made).code == 4
+    ckptconv_here("convert", made, tmp_path / "out").refused(4)
 
 
 def test_on_a_store_only_its_own_directory_is_read(zero: Path, tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cells import of_features
-from checkpoints import DATA
+from cells import looking, of_features
+from checkpoints import DATA, ckptconv_here
 from effort import every
 from safetensors.torch import load_file, save_file
 
@@ -245,16 +245,17 @@ def test_a_cast_without_the_option_is_refused(tmp_path: Path) -> None:
     ckptconv.convert(source, tmp_path / "out")
 
 
-def test_inspect_says_what_is_quantized() -> None:
-    told = ckptconv.inspect(QUANTIZED / "modelopt-mixed").to_dict()["quantized"]
-    assert told["parameters"] == 48 * 64 + 32 * 64
-    assert told["formats"]["NVFP4"] == {"weights": 1, "parameters": 48 * 64, "bits_per_weight": 4.51}
-    assert told["formats"]["FP8"]["weights"] == 1
-    assert "quantized" not in ckptconv.inspect(QUANTIZED / "not-quantized").to_dict()
-    for ending in ("safetensors", "pt") if "int8" in PARTED else ():
-        summary = ckptconv.inspect(f"{PARTED['int8']}.{ending}")
-        assert summary.to_dict()["quantized"]["formats"]["torchao int8"]["parameters"] == 8 * 32
-        assert not summary.warnings
+def test_what_is_quantized_is_told() -> None:
+    for command in looking():
+        told = ckptconv_here(command, QUANTIZED / "modelopt-mixed", "--json").json["quantized"]
+        assert told["parameters"] == 48 * 64 + 32 * 64
+        assert told["formats"]["NVFP4"] == {"weights": 1, "parameters": 48 * 64, "bits_per_weight": 4.51}
+        assert told["formats"]["FP8"]["weights"] == 1
+        assert "quantized" not in ckptconv_here(command, QUANTIZED / "not-quantized", "--json").json
+        for ending in ("safetensors", "pt") if "int8" in PARTED else ():
+            told = ckptconv_here(command, f"{PARTED['int8']}.{ending}", "--json").json
+            assert told["quantized"]["formats"]["torchao int8"]["parameters"] == 8 * 32
+            assert not told["warnings"]
 
 
 # -------------------------------------------------------------------------------------------------------- every refusal

@@ -8,15 +8,20 @@ from typing import Annotated, Any
 import typer
 
 from ckptconv.cli.options import SHOWING, named, run, taking
+from ckptconv.features.inspect.options import OF_INSPECT
 from ckptconv.options.table import OPTIONS
 
 OTHER_WORDS = {"inspect": ("show", "info", "ls", "list", "view", "describe", "tree", "head", "stat")}
 
 
 @taking(
-    *named("raw tag depth as_"),
+    *named("raw tag"),
+    OF_INSPECT["depth"],
+    OF_INSPECT["as_"],
     OPTIONS["max_shard_size"].explained("And that in files of at most SIZE."),
-    *named("key include exclude dequantize map size stats html overwrite"),
+    *named("key include exclude dequantize map size"),
+    OF_INSPECT["stats"],
+    *named("html overwrite"),
     *SHOWING,
 )
 def inspect_(
@@ -41,8 +46,8 @@ def inspect_(
       ckptconv inspect --stats --include '*.mlp.*' model.pt
     """
     from ckptconv.cli.console import width
-    from ckptconv.inspection.inspecting import inspect
-    from ckptconv.inspection.overview import overview
+    from ckptconv.features.inspect.inspecting import inspect
+    from ckptconv.features.inspect.overview import overview
     from ckptconv.storage.paths import normalize
     from ckptconv.text import format_size
 

@@ -4,36 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from ckptconv.inspection.module_tree import Row, fitting_depth, rows, tree
+from ckptconv.features.inspect.module_tree import Row, fitting_depth, rows, tree
+from ckptconv.inspection.lines import NARROW, Line, Words, fitted, table_row
 from ckptconv.process import no_garbage
-from ckptconv.text import cells, count_of, cut, cut_column, format_size, padded, printable, split
+from ckptconv.text import cells, count_of, cut, cut_column, format_size, padded, printable
 
 if TYPE_CHECKING:
-    from ckptconv.inspection.summary import Summary
+    from ckptconv.features.inspect.summary import Summary
     from ckptconv.tensors.statistics import Statistics
 
 # Most lines of the tree by default, and most children shown of one module.
 LINES, CHILDREN = 40, 20
 # Most cells to which labels are aligned if there is no screen to fit into.
 WIDE = 60
-# Fewest cells of a screen that a label gets.
-_NARROW = 16
 # Cells of a size, of a percentage with the blanks before it, and of a bar.
 _SIZE, _PERCENT, _BAR = 9, 6, 10
 _FEW = 5
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
-
-
-class Words(NamedTuple):
-    """Text and its style: "title", "name", "dim", "good", "warning" or "" for plain."""
-
-    text: str
-    style: str = ""
-
-
-Line = list[Words]
 
 
 def overview(
@@ -155,10 +144,10 @@ def _tree(summary: Summary, width: int | None, depth: int | None, verbose: bool)
     described = [_described(row, depth) for row in found]
     label_width = max(cells(label) for label, _, _ in described)
     columns = {column: max(cells(row[column]) for row in described) for column in (1, 2)}
-    shown = _fitting({**columns, 3: _SIZE}, _NARROW, width)
+    shown = _fitting({**columns, 3: _SIZE}, NARROW, width)
     others = 4 + sum(2 + columns[each] for each in shown[:-1]) + _SIZE
     # Shares and bars get the room that labels leave.
-    label_width = min(label_width, WIDE if width is None else max(width - others, _NARROW))
+    label_width = min(label_width, WIDE if width is None else max(width - others, NARROW))
     room = None if width is None else width - others - label_width
     yield []
     for row, (label, dtype, shape) in zip(found, described, strict=True):
@@ -224,9 +213,9 @@ def _largest(summary: Summary, width: int | None) -> Iterator[Line]:
     yield [Words("  largest:", "title")]
     shapes = [" × ".join(map(str, by_name[name].shape)) or "scalar" for name in largest]
     widths = max(map(cells, largest)), max(map(cells, shapes))
-    shown = _fitting({1: 9, 2: widths[1], 3: 9}, 2 + _NARROW, width)
+    shown = _fitting({1: 9, 2: widths[1], 3: 9}, 2 + NARROW, width)
     others = 4 + sum(2 + {1: 9, 2: widths[1], 3: 9}[each] for each in shown)
-    name_width = min(widths[0], WIDE if width is None else max(width - others, _NARROW))
+    name_width = min(widths[0], WIDE if width is None else max(width - others, NARROW))
     names = largest if width is None else cut_column(largest, name_width)
     for name, label, shape in zip(largest, names, shapes, strict=True):
         row = by_name[name]
@@ -255,7 +244,7 @@ def _values(summary: Summary, width: int | None, verbose: bool) -> Iterator[Line
     table = [["", *_STATISTICS], *(_cells_of(row.stats) for row in found[:most])]
     widths = [max(cells(row[column]) for row in table) for column in range(len(_STATISTICS) + 1)]
     names = max((cells(row.name) for row in found[:most]), default=0)
-    room = WIDE if width is None else max(width - sum(widths[1:]) - 2 * len(widths) - 4, _NARROW)
+    room = WIDE if width is None else max(width - sum(widths[1:]) - 2 * len(widths) - 4, NARROW)
     names = min(names, room)
     told = f"{len(broken):,} of {count_of(len(found), 'tensor')} with NaN or infinities" if broken else "all are finite"
     yield []
@@ -361,43 +350,6 @@ def _conversion(summary: Summary, width: int | None) -> Iterator[Line]:
 
 def _after(start: str, words: Sequence[str]) -> list[str]:
     return [start + words[0], *words[1:]]
-
-
-# ------------------------------------------------------------------------------------------------------------- text
-
-
-def fitted(line: Line, width: int | None) -> Line:
-    """Return `line`, with its end cut off if it is wider than `width`."""
-    if width is None:
-        return line
-    left, fitted = width, []
-    for index, span in enumerate(line):
-        size = cells(span.text)
-        if size > left or (
-            size == left and index < len(line) - 1 and any(each.text.strip() for each in line[index + 1 :])
-        ):
-            text = ""
-            for char in span.text:
-                if cells(text + char) > left - 1:
-                    break
-                text += char
-            fitted.append(Words(text + "…", span.style))
-            break
-        fitted.append(span)
-        left -= size
-    return fitted
-
-
-def table_row(indent: Words, name: Words, column: int, others: Line, width: int | None) -> Iterator[Line]:
-    """Yield a row of a table: a name in a `column` of so many cells, or if it is wider in lines of its own; and the
-    `others`."""
-    label = padded(name.text, column)
-    if width is not None and cells(name.text) > column:
-        for piece in split(name.text, max(width - cells(indent.text), _NARROW)):
-            yield [indent, name._replace(text=piece)]
-            indent = indent._replace(text=" " * len(indent.text))
-        label = " " * column
-    yield fitted([indent, name._replace(text=label), *others], width)
 
 
 def _wrapped(words: Iterable[str], separator: str, width: int | None, style: str) -> Iterator[Line]:

@@ -26,10 +26,12 @@ from safetensors.torch import save_file
 
 import ckptconv as library
 from ckptconv.cli.batch import Outcome, table
-from ckptconv.inspection.module_tree import TensorInfo, rows, tree
-from ckptconv.inspection.overview import Line, overview
-from ckptconv.inspection.page import page_of
-from ckptconv.inspection.summary import summarize
+from ckptconv.features.inspect.module_tree import rows, tree
+from ckptconv.features.inspect.overview import overview
+from ckptconv.features.inspect.page import page_of
+from ckptconv.features.inspect.summary import summarize
+from ckptconv.inspection.lines import Line
+from ckptconv.inspection.tensor_info import TensorInfo
 from ckptconv.text import cells, cut, padded
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -7,37 +7,15 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from ckptconv.tensors.statistics import Statistics
-
+from ckptconv.inspection.tensor_info import TensorInfo
 
 # Most dots at which a name is split.
 DEEPEST = 60
 # Key of a tensor inside the module of the same name. No part of a name has a dot.
 _ITSELF = "."
 _NUMBER = re.compile(r"\d{1,9}")
-
-
-@dataclass(slots=True)
-class TensorInfo:
-    """A tensor."""
-
-    name: str
-    """Its name."""
-
-    dtype: str
-    """Its dtype, such as bfloat16."""
-
-    shape: tuple[int, ...]
-    """Its shape."""
-
-    bytes: int
-    """Its size."""
-
-    stats: Statistics | None = None
-    """Statistics of its values, with --stats; null for dtypes that are no numbers. A tied name has its tensor's."""
 
 
 @dataclass(slots=True)

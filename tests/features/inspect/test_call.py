@@ -14,7 +14,7 @@ from checkpoints import DATA, ZERO, ckptconv_here
 
 import ckptconv
 from ckptconv import Summary
-from ckptconv.inspection.page import page_of
+from ckptconv.features.inspect.page import page_of
 
 Z3 = ZERO / "z3_bf16_w2" / "checkpoint"
 DCP = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"

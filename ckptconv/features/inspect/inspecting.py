@@ -8,14 +8,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import CkptconvError
+from ckptconv.features.inspect.options import INSPECTING
+from ckptconv.features.inspect.summary import QuantizedSummary, Summary, forecast, quantization, summarize, tensors_of
 from ckptconv.formats import pipelines
 from ckptconv.formats.detect import complete, with_layout
 from ckptconv.formats.opening import opened_at
 from ckptconv.formats.quantized.parts import parts_among
 from ckptconv.formats.source import Opened, Source, source_of
-from ckptconv.inspection.summary import QuantizedSummary, Summary, forecast, quantization, summarize, tensors_of
 from ckptconv.options.option import checked, filled
-from ckptconv.options.table import INSPECTING, Options
+from ckptconv.options.table import Options
 from ckptconv.outputs.naming import tree_of
 from ckptconv.process import no_garbage
 from ckptconv.storage.location import Location
@@ -91,7 +92,7 @@ def inspect(
         held = tensors_of(opened, which)
     kept = {name: tensor for name, tensor in held.tensors.items() if name not in held.aliases}
     if stats:
-        from ckptconv.inspection.measure import measured
+        from ckptconv.features.inspect.measure import measured
 
         found, read = measured(kept, asked["storage_options"], counter(progress), on_total)
     with no_garbage():
@@ -101,8 +102,8 @@ def inspect(
     summary.bytes_read += read
     summary.conversion = conversion
     if html:
+        from ckptconv.features.inspect.page import page_of
         from ckptconv.inspection.file import PAGE, write_whole
-        from ckptconv.inspection.page import page_of
         from ckptconv.outputs.targets import files_behind
 
         write_whole(html, page_of(summary).encode(), PAGE, overwrite, [summary.input, *files_behind(opened)])

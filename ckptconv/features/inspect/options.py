@@ -1,0 +1,35 @@
+"""The options of `inspect`."""
+
+from __future__ import annotations
+
+from ckptconv.options import NAMING
+from ckptconv.options.kinds import DTYPE, FLAG, counted
+from ckptconv.options.option import Option, options_in
+from ckptconv.options.table import COMMAND, OPTIONS, named_in
+
+
+class _Inspecting:
+    """Options that only `inspect` has."""
+
+    depth = Option(counted(1, 1000), "Levels of modules.", metavar="N", fallback="as many as fit a page", common=True)
+    as_ = Option(
+        DTYPE,
+        "What a conversion to DTYPE (fp32, bf16, fp16, keep) would give.",
+        flags=("--as",),
+        metavar="DTYPE",
+        group=NAMING,
+        common=True,
+    )
+    stats = Option(
+        FLAG, "Read all data, and show min, max, mean, std, zeros, NaN and infinities of each tensor.", common=True
+    )
+
+
+OF_INSPECT = options_in(_Inspecting)
+INSPECTING = named_in(
+    "key include exclude dequantize map size stats as_ max_shard_size html overwrite tag raw family inert spool_dir "
+    "storage_options",
+    {**OPTIONS, **COMMAND, **OF_INSPECT},
+)
+# What the type of the keywords has, and its docstring.
+KEYWORDS = INSPECTING, "Options of `inspect`."
