@@ -144,7 +144,6 @@ convert a.pt new.safetensors --manifest b.pt
 convert a.pt new.safetensors --manifest x.json
 convert a.pt new.safetensors --depfile Makefile
 convert a.pt new.safetensors --depfile empty-rule.d
-convert a.pt new.safetensors --digest sha256 --attest notes.md
 convert a.pt new.safetensors --manifest a.pt --overwrite
 convert a.pt new.safetensors --manifest new.safetensors
 convert a.pt configured --manifest configured/model.safetensors
@@ -207,27 +206,23 @@ pt2safetensors bin hf
 pt2safetensors a.pt b.pt
 pt2safetensors a.pt new.safetensors --manifest g1.safetensors
 pt2safetensors a.pt new.safetensors --depfile g1.safetensors
-pt2safetensors a.pt new.safetensors --digest sha256 --attest g1.safetensors
 pt2safetensors train.pt new --optimizer hf
 pt2safetensors train.pt -o hf
 pt2safetensors train.pt new --universal hf
 safetensors2pt g1.safetensors -o new.pt --manifest a.pt
 safetensors2pt g1.safetensors new.pt --depfile a.pt
-safetensors2pt g1.safetensors new.pt --digest sha256 --attest a.pt
 zero-to-fp32 zero dcp
 zero-to-fp32 zero -o step1
 zero-to-fp32 zero new --optimizer step1
 zero-to-fp32 zero --universal hf
 zero-to-fp32 zero new --manifest a.pt
 zero-to-fp32 zero new --depfile Makefile
-zero-to-fp32 zero new --digest sha256 --attest notes.md
 dcp2safetensors dcp hf
 dcp2safetensors dcp -o sharded
 dcp2safetensors dcp new --optimizer step2
 dcp2safetensors dcp new --universal step2
 dcp2safetensors dcp new --manifest a.pt
 dcp2safetensors dcp new --depfile Makefile
-dcp2safetensors dcp new --digest sha256 --attest notes.md
 safetensors2dcp g1.safetensors dcp
 safetensors2dcp g1.safetensors hf
 safetensors2dcp hf hf
@@ -239,9 +234,7 @@ safetensors2dcp g1.safetensors hf --to torch-checkpointing
 safetensors2dcp g1.safetensors sharded --to dcp-hf
 safetensors2dcp g1.safetensors new --manifest a.pt
 safetensors2dcp g1.safetensors new --depfile Makefile
-safetensors2dcp g1.safetensors new --digest sha256 --attest notes.md
 finish parts --manifest notes.md
-finish parts --attest notes.md
 finish parts --manifest a.pt
 """ + "".join(of_features("REFUSED"))
 
@@ -396,7 +389,7 @@ convert a.pt new --for-hub
 convert a.pt new --max-shard-size 16
 convert zero new --optimizer new/optimizer
 convert train.pt new --universal trained2
-convert a.pt fresh.safetensors --manifest m.json --depfile m.d --digest sha256 --attest m.jsonl
+convert a.pt fresh.safetensors --manifest m.json --depfile m.d
 safetensors2dcp g1.safetensors new
 safetensors2dcp g1.safetensors new --to dcp-hf
 safetensors2dcp g1.safetensors new --to accelerate

@@ -193,7 +193,6 @@ WRITTEN: dict[str, tuple[str, tuple[object, ...]]] = {
     "torch": ("x.pt", ("safetensors2pt", "WEIGHTS", "PATH")),
     "dcp": ("x", ("safetensors2dcp", "WEIGHTS", "PATH")),
     "manifest": ("x.json", ("convert", "MODEL", "OWN", "--manifest", "PATH")),
-    "attest": ("x.jsonl", ("convert", "MODEL", "OWN", "--digest", "sha256", "--attest", "PATH")),
     "depfile": ("x.d", ("convert", "MODEL", "OWN", "--depfile", "PATH")),
     "optimizer": ("x.safetensors", ("zero-to-fp32", "RUN", "OWN", "--optimizer", "PATH")),
     "universal": ("x", ("zero-to-fp32", "RUN", "--universal", "PATH")),

@@ -14,10 +14,10 @@ from typing import Any
 from urllib.parse import quote
 
 from ckptconv.errors import UsageError
+from ckptconv.features.provenance.inputs import Digested
 from ckptconv.formats.runs import LATEST_UNIVERSAL
 from ckptconv.outputs.schema import parse_json
 from ckptconv.outputs.targets import MANIFEST
-from ckptconv.publish.inputs import Digested
 from ckptconv.storage.digests import hasher
 from ckptconv.storage.paths import basename
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ckptconv.engine.execute import in_threads
 from ckptconv.errors import FailedError
@@ -25,6 +25,8 @@ from ckptconv.tensors.moves import File
 if TYPE_CHECKING:
     from ckptconv.storage.prefetch import Prefetch
 
+# Inputs of an output, by name.
+Named: TypeAlias = Mapping[str, File]
 # Bytes that are read at a time, and files at once.
 _READ, _MOST_JOBS = 1 << 20, 4
 # What the progress says meanwhile.
@@ -57,7 +59,7 @@ class Digested(NamedTuple):
 
 
 def digested(
-    inputs: Sequence[Mapping[str, File]], algorithm: str, options: Options, progress: Progress | None = None
+    inputs: Sequence[Named], algorithm: str, options: Options, progress: Progress | None = None
 ) -> list[dict[str, Digested]]:
     """Return the digests of the `inputs` of each output, by name. Each file is read once, in bounded memory.
 
@@ -83,7 +85,12 @@ def digested(
     return [{name: Digested(file.size, found[file]) for name, file in each.items()} for each in inputs]
 
 
-def files_in(inputs: Iterable[Mapping[str, File]]) -> list[File]:
+def bytes_of(inputs: Iterable[Named]) -> int:
+    """Return how many bytes `digested` reads."""
+    return sum(file.size for file in files_in(inputs))
+
+
+def files_in(inputs: Iterable[Named]) -> list[File]:
     """Return the files of all outputs, each once."""
     return list(dict.fromkeys(file for each in inputs for file in each.values()))
 
