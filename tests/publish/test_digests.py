@@ -185,22 +185,19 @@ def test_a_conversion_that_goes_on_gives_the_same_manifest(
 
 def test_parts_give_what_a_whole_run_gives(mixed: Path, tmp_path: Path) -> None:
     options: Any = {"max_shard_size": 4_000_000}
-    convert(mixed, tmp_path / "out", digest="sha256", attest=tmp_path / "whole.jsonl", **options)
+    convert(mixed, tmp_path / "out", digest="sha256", **options)
     for first in ("", "sha256"):
-        parts, told = tmp_path / f"parts{first}" / "out", tmp_path / f"parts{first}.jsonl"
+        parts = tmp_path / f"parts{first}" / "out"
         for number, digest in enumerate((first, "sha256")):
             convert(mixed, parts, part=(number, 2), digest=digest, **options)
-        finish(parts, attest=told)
+        finish(parts)
         assert (parts / MANIFEST).read_bytes() == (tmp_path / "out" / MANIFEST).read_bytes()
-        assert told.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
 
 
 def test_the_process_that_writes_a_file_digests_it(shards: Path, tmp_path: Path) -> None:
-    asked: Any = {"max_shard_size": SHARD, "digest": "sha256", "attest": tmp_path / "out.jsonl"}
     with ThreadPoolExecutor(2) as executor:
-        convert(shards, tmp_path / "out", executor=executor, **asked)
+        convert(shards, tmp_path / "out", executor=executor, max_shard_size=SHARD, digest="sha256")
     assert_digested((tmp_path / "out" / MANIFEST).read_text(), written(tmp_path / "out"))
-    assert dependencies(tmp_path / "out.jsonl") == {shards.name: sha256(shards.read_bytes())}
 
 
 @pytest.mark.parametrize("kind", PLACES)
@@ -315,7 +312,7 @@ def test_without_the_package_blake3_nothing_is_written(
 def test_the_package_blake3_gives_the_digests(mixed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Another function with digests as long, as the package need not be there.
     monkeypatch.setitem(sys.modules, "blake3", SimpleNamespace(blake3=hashlib.blake2s))
-    convert(mixed, tmp_path / "out", digest="blake3", attest=tmp_path / "out.jsonl")
+    convert(mixed, tmp_path / "out", digest="blake3")
     told = json.loads((tmp_path / "out" / MANIFEST).read_text())
     data = (tmp_path / "out" / "model.safetensors").read_bytes()
     assert told["digest"] == "blake3"

@@ -496,8 +496,8 @@ def test_what_comes_between_parts_stays(world: Path) -> None:
 def test_what_parts_have_read_stays(world: Path) -> None:
     done(run("convert a.pt new --part 0/1 --digest sha256"))
     before = tree(world)
-    for words in ("--manifest ./a.pt", "--attest linked.pt"):
-        run(f"finish new --overwrite {words}").refused(2, "the input itself")
+    for path in ("./a.pt", "linked.pt"):
+        run(f"finish new --overwrite --manifest {path}").refused(2, "the input itself")
     assert tree(world) == before
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +193,33 @@ def test_an_input_that_changes_before_it_is_digested_is_found(mixed: Path, tmp_p
     with pytest.raises(CorruptError, match=r"source\.pt changed while it was read"):
         convert(source, tmp_path / "out", digest="sha256", attest=tmp_path / "out.jsonl", progress=Changing())
     assert [path.name for path in tmp_path.iterdir()] == ["source.pt"]
+
+
+def test_parts_give_what_a_whole_run_gives(mixed: Path, tmp_path: Path) -> None:
+    options: Any = {"max_shard_size": 1_000_000}
+    convert(mixed, tmp_path / "out", digest="sha256", attest=tmp_path / "whole.jsonl", **options)
+    for first in ("", "sha256"):
+        parts, told = tmp_path / f"parts{first}" / "out", tmp_path / f"parts{first}.jsonl"
+        for number, digest in enumerate((first, "sha256")):
+            convert(mixed, parts, part=(number, 2), digest=digest, **options)
+        finish(parts, attest=told)
+        assert told.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+
+
+def test_what_other_threads_write_is_attested_too(shards: Path, tmp_path: Path) -> None:
+    asked: Any = {"max_shard_size": SHARD, "digest": "sha256", "attest": tmp_path / "out.jsonl"}
+    with ThreadPoolExecutor(2) as executor:
+        convert(shards, tmp_path / "out", executor=executor, **asked)
+    assert dependencies(tmp_path / "out.jsonl") == {shards.name: sha256(shards.read_bytes())}
+
+
+def test_what_parts_have_read_stays(mixed: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source.pt"
+    source.write_bytes(mixed.read_bytes())
+    convert(source, tmp_path / "new", digest="sha256", part=(0, 1))
+    with pytest.raises(UsageError, match="the input itself"):
+        finish(tmp_path / "new", overwrite=True, attest=source)
+    assert source.read_bytes() == mixed.read_bytes()
 
 
 def test_parts_are_attested_where_their_inputs_are(mixed: Path, tmp_path: Path) -> None:
