@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckptconv.features.inspect.module_tree import ModuleInfo, TensorInfo, totals, tree
+from ckptconv.features.inspect.module_tree import ModuleInfo, totals, tree
 from ckptconv.formats.source import Source
+from ckptconv.inspection.tensor_info import TensorInfo
 from ckptconv.options.table import Options
 from ckptconv.outputs import selection
 from ckptconv.outputs.mapped import with_owners
