@@ -390,14 +390,14 @@ def test_a_line_is_completed_where_it_ends() -> None:
 
 
 def test_each_shell_is_told_in_its_own_words() -> None:
-    line = {"_TYPER_COMPLETE_ARGS": "ckptconv convert --fsy"}
-    about = OPTIONS["fsync"].about
-    zsh = f"""_arguments '*: :(("--fsync":"{about}"""
+    line = {"_TYPER_COMPLETE_ARGS": "ckptconv convert --checks"}
+    about = OPTIONS["checksum"].about
+    zsh = f"""_arguments '*: :(("--checksum":"{about}"""
     answers = {shell: answered({**line, "_CKPTCONV_COMPLETE": f"complete_{shell}"}) for shell in ("zsh", "fish")}
-    asked = {"_CKPTCONV_COMPLETE": "complete_pwsh", **line, "_TYPER_COMPLETE_WORD_TO_COMPLETE": "--fsy"}
+    asked = {"_CKPTCONV_COMPLETE": "complete_pwsh", **line, "_TYPER_COMPLETE_WORD_TO_COMPLETE": "--checks"}
     assert (answers["zsh"] or ("",))[0].startswith(zsh)
-    assert (answers["fish"] or ("",))[0].startswith(f"--fsync\t{about}")
-    assert (answered(asked) or ("",))[0].startswith(f"--fsync:::{about}")
+    assert (answers["fish"] or ("",))[0].startswith(f"--checksum\t{about}")
+    assert (answered(asked) or ("",))[0].startswith(f"--checksum:::{about}")
     assert answered({"_CKPTCONV_COMPLETE": "complete_no-shell"}) is None
 
 

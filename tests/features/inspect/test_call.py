@@ -29,6 +29,13 @@ def model(tmp_path: Path) -> Path:
     return path
 
 
+def test_an_error_does_not_say_that_nothing_was_written(model: Path) -> None:
+    model.write_bytes(model.read_bytes()[:-40])
+    with pytest.raises(ckptconv.CorruptError) as broken:
+        ckptconv.inspect(model)
+    assert "written" not in broken.value.message
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from ckptconv.cli.registered import COMMANDS
+from ckptconv.cli import registered
 
 # What others make that statements could be about, by command.
 _MAKING = {
     "average": "average g1.safetensors g2.safetensors -o new.safetensors",
     "merge": "merge base ad1 -o new.safetensors",
 }
+_MADE = [words for command, words in _MAKING.items() if command in registered.COMMANDS]
 REFUSED = """\
 convert a.pt new.safetensors --digest sha256 --attest notes.md
 pt2safetensors a.pt new.safetensors --digest sha256 --attest g1.safetensors
@@ -17,7 +18,9 @@ zero-to-fp32 zero new --digest sha256 --attest notes.md
 dcp2safetensors dcp new --digest sha256 --attest notes.md
 safetensors2dcp g1.safetensors new --digest sha256 --attest notes.md
 finish parts --attest notes.md
-""" + "".join(f"{words} --digest sha256 --attest a.pt\n" for name, words in _MAKING.items() if name in COMMANDS)
+""" + "".join(
+    f"{words} --digest sha256 --attest a.pt\n" for name, words in _MAKING.items() if name in registered.COMMANDS
+)
 AGAIN = """\
 convert a.pt stated.safetensors --manifest s.json --digest sha256 --attest s.jsonl
 """
