@@ -78,10 +78,12 @@ def copy(name: str, into: Path) -> None:
         or "(?!)"
     )
     links = re.compile(rf"\[([^\]]*)\]\([^)\s]*(?:{'|'.join(pages) or '(?!)'})(?:#[^)]*)?\)")
+    # Tests of two features together.
+    together = re.compile(rf"^tests/features/\w+/with_(?:{'|'.join(left_out)})/")
     listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(listing, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     for path in listed.rstrip("\0").split("\0"):
-        if path.startswith(tuple(gone)) or not (ROOT / path).exists():
+        if path.startswith(tuple(gone)) or together.search(path) or not (ROOT / path).exists():
             continue
         target = into / path
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -113,7 +115,10 @@ def parts_of(page: str) -> list[str]:
 def flags_of(name: str) -> Iterator[str]:
     """The options that the feature adds to commands of others."""
     tables = "".join(path.read_text("utf-8") for path in sorted((ROOT / FEATURES).glob("*/options.py")))
-    for module in re.findall(rf'^    "\w+": "ckptconv\.(features\.{name}\.\w+)",', tables, re.MULTILINE):
+    modules = re.findall(rf'^    "\w+": "ckptconv\.(features\.{name}\.\w+)",', tables, re.MULTILINE)
+    registered = (ROOT / "ckptconv" / "options" / "registered.py").read_text("utf-8")
+    modules += [f"features.{name}.options"] if re.search(rf'^    "{name}": "', registered, re.MULTILINE) else []
+    for module in modules:
         text = (ROOT / "ckptconv" / f"{module.replace('.', '/')}.py").read_text("utf-8")
         for option in re.findall(r"^    (\w+)(?:: .*)? = ", text, re.MULTILINE):
             yield f"--{option.replace('_', '-')}"

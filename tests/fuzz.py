@@ -499,7 +499,8 @@ def fuzz_index(chance: random.Random, place: Path) -> str:
 
 def quantized_cases() -> list[Path]:
     """The checkpoints of every dialect."""
-    return sorted(path for path in (DATA_HERE / "quantized").iterdir() if (path / "config.json").exists())
+    every = (path for dialects in of_features("DIALECTS") for path in dialects.QUANTIZED.iterdir())
+    return sorted(path for path in every if (path / "config.json").exists())
 
 
 def changed_record(names: list[str], chance: random.Random) -> str:
@@ -619,7 +620,7 @@ READERS: dict[str, Callable[[random.Random, Path], str]] = {
     "dcp": fuzz_dcp,
     "ranks": fuzz_ranks,
     "bits": fuzz_bits,
-    "quantized": fuzz_quantized,
+    **({"quantized": fuzz_quantized} if quantized_cases() else {}),
     "manifest": fuzz_manifest,
     "parts": fuzz_parts,
     **{name: work for works in of_features("FUZZED") for name, work in works.items()},

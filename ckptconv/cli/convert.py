@@ -38,8 +38,6 @@ class ConvertCommand(Command):
 CLASS = ConvertCommand
 OTHER_WORDS = {
     "convert": ("to", "cast", "reshard", "consolidate", "save", "export"),
-    "convert --quantize fp8-block": ("quantize", "quantise", "quant"),
-    "convert --dequantize": ("dequantize", "dequantise", "dequant"),
 }
 # What options do here beside what they do in other commands.
 _EXPLAINED = {

@@ -62,10 +62,6 @@ class Row(NamedTuple):
 MATRIX = {
     "max_shard_size": Row("rhrhrshrhr", {"max_shard_size": 300}),
     "dtype": Row("hhhssshhhh", {"dtype": "bf16"}),
-    "dequantize": Row("hhhssshhhh", {"dequantize": True}, source="quantized"),
-    "quantize": Row("hhrssrrrrr", {"quantize": "fp8-block"}),
-    "requantize": Row("hhrssrrrrr", {"requantize": "fp8-block"}, source="quantized"),
-    "keep": Row("hhrssrrrrr", {"keep": "l1.*"}, (("quantize", "fp8-block"),)),
     "key": Row("hhhssshhhh", {"key": "m"}, source="nested"),
     "include": Row("hhhhhshhhh", {"include": "l1.*"}),
     "exclude": Row("hhhhhshhhh", {"exclude": "l1.*"}),
@@ -99,6 +95,7 @@ MATRIX = {
     "attest": Row("hhhhhhhhhh", {"attest": "attested"}, (("digest", "sha256"),)),
     "depfile": Row("hhhhhhhhhh", {"depfile": "x.d"}),
     "dry_run": Row("hhhhhhhhhh", {"dry_run": True}),
+    **{option: Row(*row) for rows in of_features("ROWS_OF_KINDS") for option, row in rows.items()},
 }
 # Options that name the outputs, or are about how the input is reached and read, or how fast: they know of no kind.
 OTHERS = {"to", "optimizer", "universal", "per_rank", "drop_opaque", "jobs", "memory", "fsync", "spool_dir"}
@@ -212,7 +209,7 @@ def test_the_matrix_has_every_option_and_every_kind() -> None:
     assert {len(row.kinds) for row in MATRIX.values()} == {len(OWN)}
 
 
-@every("option", ["tied", "quantize", "requantize", "include", "copy_config"])
+@every("option", [name for name in ("tied", "quantize", "requantize", "include", "copy_config") if name in MATRIX])
 def test_of_several_outputs_one_refuses_an_option_where_none_heeds_it(option: str) -> None:
     by_kind = outcomes(option)
     options = Options(**dict(MATRIX[option].beside), **MATRIX[option].given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shlex
 import time
@@ -9,13 +10,14 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
+from importlib import import_module
 from typing import Any
 
 from ckptconv.errors import LimitError, UsageError
 from ckptconv.features.diff.changes import Change, Tolerance, widened
-from ckptconv.features.diff.quantization import Quantization, Steps
 from ckptconv.features.diff.reading import Encoding, Pair, compare
 from ckptconv.formats.source import Source
+from ckptconv.inspection.quantized import Quantization, Steps
 from ckptconv.options.table import Options
 from ckptconv.outputs import selection
 from ckptconv.outputs.pipeline import selected
@@ -32,6 +34,12 @@ from ckptconv.text import Shown
 
 # What a pair of tensors is found to be, in the order in which they are listed.
 STATUSES = (ONLY_A, ONLY_B, SHAPE, DTYPE, CHANGED, EQUAL) = ("only_a", "only_b", "shape", "dtype", "changed", "equal")
+# The modules of features whose `through_codes(pairs, options, count)` returns how far apart, in steps, pairs are that
+# differ and of which a side is made of codes, and what was found of all such pairs; {} and None if there are none.
+# `count` counts in how many elements further tensors differ.
+THROUGH_CODES: dict[str, str] = {
+    "quantized": "ckptconv.features.quantized.steps",
+}
 # What stands before the names of optimizer states.
 _STATES = "optimizer."
 # Names that are tried, with so many dots, for a prefix that one side has and the other lacks.
@@ -404,12 +412,19 @@ def _through_codes(
     """Return what is found of the pairs of which a side is quantized: of those that differ, and of all together."""
     if not any(pair.one.computed or pair.other.computed for pair in pairs.values()):
         return {}, None
-    from ckptconv.features.diff.steps import is_quantized, measured, summed
+    for module in THROUGH_CODES.values():
+        count = functools.partial(_counts, options=options)
+        steps, together = import_module(module).through_codes(pairs, options, count)
+        if together:
+            return steps, together
+    return {}, None
 
-    of_codes = {key: pair for key, pair in pairs.items() if is_quantized(pair.one) or is_quantized(pair.other)}
-    equal = {key: not (pair.found and pair.found.elements) for key, pair in of_codes.items()}
-    steps = measured({key: pair for key, pair in of_codes.items() if not equal[key]}, options)
-    return steps, summed(of_codes, steps, equal) if of_codes else None
+
+def _counts(sides: Sequence[tuple[LazyTensor, LazyTensor]], options: Options) -> list[int]:
+    """Return in how many elements the two tensors of each of `sides` differ."""
+    pairs = [Pair(one, other) for one, other in sides]
+    compare(pairs, options)
+    return [pair.found.elements if pair.found else 0 for pair in pairs]
 
 
 def _compared(

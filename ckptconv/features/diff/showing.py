@@ -8,8 +8,8 @@ from typing import Any
 
 from ckptconv.features.diff.changes import Change
 from ckptconv.features.diff.difference import CHANGED, DTYPE, EQUAL, ONLY_A, ONLY_B, SHAPE, Difference, TensorDifference
-from ckptconv.features.diff.quantization import Quantization, Steps
 from ckptconv.inspection.lines import Line, Words, table_row
+from ckptconv.inspection.quantized import Quantization, Steps
 from ckptconv.inspection.tensor_info import TensorInfo
 from ckptconv.text import cells, count_of, cut_column, format_memory, format_size, padded, printable
 

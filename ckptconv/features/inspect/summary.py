@@ -7,7 +7,6 @@ import heapq
 import json
 import math
 import shlex
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.features.inspect.module_tree import ModuleInfo, totals, tree
 from ckptconv.formats.source import Source
+from ckptconv.inspection.quantized import QuantizedSummary
 from ckptconv.inspection.tensor_info import TensorInfo
 from ckptconv.options.table import Options
 from ckptconv.outputs import selection
@@ -32,7 +32,6 @@ from ckptconv.tensors.moves import File
 from ckptconv.text import Shown, brief
 
 if TYPE_CHECKING:
-    from ckptconv.formats.quantized.joining import Found
     from ckptconv.tensors.statistics import Statistics
 
 # So many of the largest tensors are named.
@@ -93,31 +92,6 @@ class Forecast:
 
     input_bytes: int
     """The size of all files that it reads."""
-
-
-@dataclass(slots=True)
-class QuantizedGroup:
-    """The weights that are quantized in one way."""
-
-    weights: int = 0
-    """How many there are."""
-
-    parameters: int = 0
-    """Their elements."""
-
-    bits_per_weight: float = 0.0
-    """The bits that are stored for each of these, scales included."""
-
-
-@dataclass(slots=True)
-class QuantizedSummary:
-    """What is quantized."""
-
-    parameters: int
-    """Elements of the whole model: of weights in the place of codes, and of all other tensors."""
-
-    formats: dict[str, QuantizedGroup]
-    """The quantized weights, by format."""
 
 
 @dataclass
@@ -315,21 +289,6 @@ def summarize(
         not_finite=None if found is None else [name for name in flat if name in found and not found[name].is_finite],
         made_of=made_of,
     )
-
-
-def quantization(tensors: Mapping[str, LazyTensor], found: Found) -> QuantizedSummary:
-    """Return what of these `tensors` is quantized; `found` are their weights."""
-    formats: dict[str, QuantizedGroup] = {}
-    bits: Counter[str] = Counter()
-    for weight in found.weights.values():
-        group = formats.setdefault(weight.format, QuantizedGroup())
-        group.weights += 1
-        group.parameters += weight.tensor.numel
-        bits[weight.format] += weight.bits
-    for name, group in formats.items():
-        group.bits_per_weight = round(bits[name] / group.parameters, 3) if group.parameters else 0.0
-    others = sum(tensor.numel for name, tensor in tensors.items() if name not in found.gone)
-    return QuantizedSummary(others + sum(group.parameters for group in formats.values()), formats)
 
 
 def _values(*trees: Any) -> Iterator[tuple[str, str | bool | int | float]]:

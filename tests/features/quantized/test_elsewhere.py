@@ -6,12 +6,10 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
-from checkpoints import DATA
 from effort import every
+from features.quantized.dialects import QUANTIZED
 
 import ckptconv
-
-QUANTIZED = DATA / "quantized"
 
 
 @every("case", ["gptq", "ct-pack-int4-g32"])

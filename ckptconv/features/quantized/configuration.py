@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ckptconv.errors import UnsupportedError
+from ckptconv.features.quantized.words import NAMES_OF_COMPRESSED, Statement
 from ckptconv.formats import configs
-from ckptconv.formats.quantized.words import NAMES_OF_COMPRESSED, Statement
 
 # The key of ComfyUI in the metadata of safetensors.
 COMFY = "_quantization_metadata"

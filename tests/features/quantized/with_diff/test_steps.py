@@ -11,18 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checkpoints import DATA
+from features.quantized.dialects import QUANTIZED
 from safetensors.torch import load_file, save_file
 
 import ckptconv
 from ckptconv.features.diff.difference import Difference, TensorDifference
 from ckptconv.features.diff.showing import overview, page_of
-from ckptconv.features.diff.steps import index
-from ckptconv.options.kinds import ROUNDING_WAYS
+from ckptconv.features.quantized.options import ROUNDING_WAYS
+from ckptconv.features.quantized.steps import index
 
 LAYER = "model.layers.{}.mlp.{}_proj.weight"
 NAMES = [LAYER.format(layer, part) for layer in range(2) for part in ("gate", "up")]
-QUANTIZED = DATA / "quantized"
 
 
 @pytest.fixture(scope="module")

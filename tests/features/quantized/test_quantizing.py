@@ -8,16 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import DATA
 from effort import every
+from features.quantized.dialects import QUANTIZED
 from safetensors.torch import load_file, save_file
 
 import ckptconv
 from ckptconv import DifferenceError, UnsupportedError, UsageError
-from ckptconv.formats.quantized.table import WAYS
-from ckptconv.options.kinds import ROUNDING_WAYS
+from ckptconv.features.quantized.options import ROUNDING_WAYS
+from ckptconv.features.quantized.table import WAYS
 
-QUANTIZED = DATA / "quantized"
 LEFT = ["model.embed_tokens.weight", "model.layers.0.mlp.gate.weight", "lm_head.weight"]
 LEFT += ["model.layers.0.input_layernorm.weight", "model.layers.0.self_attn.q_proj.bias", "model.conv.weight"]
 WEIGHTS = ["model.layers.0.self_attn.q_proj.weight", "model.layers.0.mlp.experts.0.up_proj.weight"]

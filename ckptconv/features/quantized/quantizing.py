@@ -7,18 +7,18 @@ import re
 from collections.abc import Iterator, Mapping
 
 from ckptconv.errors import UnsupportedError, UsageError
-from ckptconv.formats.quantized import making
-from ckptconv.formats.quantized.parts import parts_among
-from ckptconv.formats.quantized.table import WAYS
+from ckptconv.features.quantized import making
+from ckptconv.features.quantized.options import Quantizing
+from ckptconv.features.quantized.parts import parts_among
+from ckptconv.features.quantized.table import WAYS
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.computed import Computing
 from ckptconv.outputs.selected import Selected
 from ckptconv.structure import keymap
 from ckptconv.tensors import casting
-from ckptconv.tensors.computing import Dequantize, Tiled
 from ckptconv.tensors.dtypes import DTYPES, SUMMED
-from ckptconv.tensors.lazy import Composed, Derived, LazyTensor, untagged
+from ckptconv.tensors.lazy import LazyTensor, untagged
 from ckptconv.text import some
 
 # Modules that engines compute in the dtype of activations: embeddings and heads, norms, routers, what scores and
@@ -37,19 +37,20 @@ def _quantized(chosen: Selected, source: Source, options: Options, reference: Se
 
     Raise UsageError for weights that are quantized already, and if there is none that can be.
     """
-    path, name = source.path, options.quantize or options.requantize
-    if not name and options.keep:
+    asked = Quantizing.of(options)
+    path, name = source.path, asked.quantize or asked.requantize
+    if not name and asked.keep:
         raise UsageError("--keep is about what --quantize leaves as it is, and nothing is quantized.")
     if not name:
         return chosen
-    if options.quantize and options.requantize:
+    if asked.quantize and asked.requantize:
         raise UsageError("--quantize rounds, and --requantize does not.", "Give one of them.")
     if reference:
         raise UsageError(
             "--like takes dtypes from a reference, and codes have those of their format.",
             "Convert twice.",
         )
-    way, exact = WAYS[name], bool(options.requantize)
+    way, exact = WAYS[name], bool(asked.requantize)
     if exact:
         # A product with a power of two is exact.
         way = way._replace(power=True)
@@ -58,7 +59,7 @@ def _quantized(chosen: Selected, source: Source, options: Options, reference: Se
             f"{path}: {some(codes, 3)} {'is' if len(codes) == 1 else 'are'} quantized already.",
             f"--requantize {name} changes the format where nothing is lost; --dequantize makes weights of them first.",
         )
-    keep = dict.fromkeys(options.keep, 0)
+    keep = dict.fromkeys(asked.keep, 0)
     made: dict[str, LazyTensor] = {}
     known: dict[int, dict[str, LazyTensor]] = {}
     parts: set[str] = set()
@@ -66,7 +67,7 @@ def _quantized(chosen: Selected, source: Source, options: Options, reference: Se
     for each, tensor in chosen.tensors.items():
         kept = [glob for glob in keep if fnmatch.fnmatchcase(each, glob)]
         keep.update((glob, keep[glob] + 1) for glob in kept)
-        if each in chosen.fixed or not (was_quantized(tensor) if exact else _is_weight(each, tensor)):
+        if each in chosen.fixed or not (casting.is_decoded(tensor) if exact else _is_weight(each, tensor)):
             made[each] = tensor
             left += [each] if len(tensor.shape) > 1 and each.endswith(".weight") else []
             continue
@@ -89,7 +90,7 @@ def _quantized(chosen: Selected, source: Source, options: Options, reference: Se
         taken = dict(zip(named, known.setdefault(id(tensor), named).values(), strict=True))
         made.update(taken)
         parts.update(taken)
-    _check(path, options, weights, keep)
+    _check(path, asked, weights, keep)
     if len(made) != len(chosen.tensors) - len(weights) + len(parts):
         raise UsageError("A scale would have the name of another tensor.", "See --rename.")
     counts = {name: len(weights)}
@@ -125,28 +126,15 @@ def _is_weight(name: str, tensor: LazyTensor) -> bool:
     )
 
 
-def was_quantized(tensor: LazyTensor) -> bool:
-    """Whether a tensor is made of codes."""
-    return any(isinstance(each, Tiled) and isinstance(each.kernel, Dequantize) for each in _within(tensor))
-
-
-def _within(tensor: LazyTensor) -> Iterator[LazyTensor]:
-    yield tensor
-    for each in (
-        tensor.parts if isinstance(tensor, Composed) else (tensor.tensor,) if isinstance(tensor, Derived) else ()
-    ):
-        yield from _within(each)
-
-
 def _module(name: str) -> str:
     return name.removesuffix(".weight")
 
 
-def _check(path: str, options: Options, weights: list[str], keep: Mapping[str, int]) -> None:
+def _check(path: str, asked: Quantizing, weights: list[str], keep: Mapping[str, int]) -> None:
     """Raise UsageError if nothing is quantized, or a glob of `keep` matches nothing."""
     if idle := [glob for glob, count in keep.items() if not count]:
         raise UsageError(f"--keep {idle[0]!r} matches no tensor of {path}.")
-    if not weights and options.requantize:
+    if not weights and asked.requantize:
         raise UsageError(f"{path} has no quantized weights to requantize.", "See --quantize.")
     if not weights:
         raise UsageError(f"{path} has no weights to quantize: matrices called ….weight, or of experts, of floats.")
@@ -165,4 +153,4 @@ def _warnings(chosen: Selected, unfit: list[str]) -> Iterator[str]:
         yield f"with --quantize, tensors alone are written; what was left out beside them: {values}"
 
 
-COMPUTING = Computing(heading={"quantized?": {str: int}}, selected=_quantized)
+COMPUTING = Computing(heading={"quantized?": {str: int}}, selected=_quantized, retold=True)

@@ -15,9 +15,11 @@ from effort import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from ckptconv.features.quantized import dequantize
+from ckptconv.features.quantized.computing import Dequantize
 from ckptconv.storage.files import Readers
-from ckptconv.tensors import dequantize, kernels
-from ckptconv.tensors.computing import Axis, Dequantize, Tiled
+from ckptconv.tensors import kernels
+from ckptconv.tensors.computing import Axis, Tiled
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Convert, Inline, LazyTensor, Stored
 from ckptconv.tensors.moves import Cast, File

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.tensors.computing import Box, Quantize, Rescale
+from ckptconv.features.quantized.computing import Quantize, Rescale
+from ckptconv.tensors.computing import Box
 from ckptconv.tensors.dtypes import SUMMED
 from ckptconv.tensors.float_formats import float32_table, numbers_as, numpy_module, scratch
 

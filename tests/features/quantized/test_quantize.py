@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from ckptconv.engine.worker import Worker
 from ckptconv.errors import UnsupportedError
-from ckptconv.formats.quantized.making import parts, tiles_of
-from ckptconv.formats.quantized.table import WAYS
-from ckptconv.options.kinds import ROUNDING_WAYS
+from ckptconv.features.quantized.computing import Quantize
+from ckptconv.features.quantized.making import parts, tiles_of
+from ckptconv.features.quantized.options import ROUNDING_WAYS
+from ckptconv.features.quantized.table import WAYS
 from ckptconv.plan import Data
 from ckptconv.storage.files import Readers
-from ckptconv.tensors.computing import Quantize
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.kernels import scatter
 from ckptconv.tensors.lazy import Inline, LazyTensor

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import struct
 
-from ckptconv.formats.quantized import joining
-from ckptconv.formats.quantized.table import Way
-from ckptconv.tensors.computing import Axis, Dequantize, Quantize, Rescale, Tiled
+from ckptconv.features.quantized import joining
+from ckptconv.features.quantized.computing import Dequantize, Quantize, Rescale
+from ckptconv.features.quantized.quantize import MOST_SCALES, layout, made_dtype, rescaled_axes, rescaled_dtype
+from ckptconv.features.quantized.table import Way
+from ckptconv.tensors.computing import Axis, Tiled
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Convert, Inline, LazyTensor, Tagged, View
-from ckptconv.tensors.quantize import MOST_SCALES, layout, made_dtype, rescaled_axes, rescaled_dtype
 
 
 def unfit(tensor: LazyTensor, way: Way, exact: bool) -> str:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from dialects import CASES, MADE_CODES, QUANTIZED, products
 from effort import every
+from features.quantized.dialects import CASES, MADE_CODES, QUANTIZED, products
 from safetensors.torch import load_file
 
 import ckptconv

@@ -1,9 +1,9 @@
-"""The formats of quantized weights: one entry each says the names of its parts, their dtypes and shapes, the
-arithmetic, and its words in configurations.
+"""The formats of quantized weights, beside those of `dialects`: one entry each says the names of its parts, their
+dtypes and shapes, the arithmetic, and its words in configurations.
 
 Sources: DeepSeek-V3's `inference/fp8_cast_bf16.py` and `kernel.py`; transformers' `integrations/finegrained_fp8.py` and
 `integrations/mxfp4.py`; compressed-tensors' `compressors` and `quantization/lifecycle/forward.py`; NVIDIA Model
-Optimizer's `torch/export`; GPTQModel, AutoAWQ, bitsandbytes' `functional.py`; ComfyUI's `QUANTIZATION.md`.
+Optimizer's `torch/export`; GPTQModel, bitsandbytes' `functional.py`; ComfyUI's `QUANTIZATION.md`.
 
 A name is that of the weight with something after it ("+_scale"), or in the place of its ".weight" ("=.scales"), or as
 torchao has it ("~_qdata": `0._weight_qdata` of `0.weight`). A shape names its dimensions: "M/B" is one element for each
@@ -16,13 +16,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-from ckptconv.formats.quantized.configuration import Configuration, QuantizedWeights
-from ckptconv.formats.quantized.words import ELSEWHERE, OF_NVFP4
+from ckptconv.features.quantized.configuration import Configuration, QuantizedWeights
+from ckptconv.features.quantized.words import ELSEWHERE, OF_NVFP4
 
 # Sizes by name, as a configuration or a part tells them; a text stands for the size of another name.
 Sizes: TypeAlias = "Mapping[str, Any]"
 _PARTS_OF_TORCHAO = frozenset(("qdata", "scale", "zero_point"))
-_FLOATS = "float32 bfloat16 float16"
+FLOATS = "float32 bfloat16 float16"
 _POWERS = "float8_e8m0fnu uint8"
 
 
@@ -148,12 +148,6 @@ def _gptq(told: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
         yield f"GPTQ int{bits}", {"b": bits, "C": size if size > 0 else "K", "offset": int(made == "gptq")}
 
 
-def _awq(told: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
-    size = told.told.get("group_size")
-    if told.method == "awq" and told.told.get("bits") == 4 and type(size) is int:
-        yield "AWQ int4", {"b": 4, "C": size if size > 0 else "K"}
-
-
 def _torchao(called: str, *classes: str) -> Callable[[Configuration, str], Any]:
     """Return what torchao's metadata says of tensors of these classes."""
 
@@ -214,14 +208,14 @@ _NESTED = Format(
 )
 _STATE = Part("+.quant_state.bitsandbytes__nf4 +.quant_state.bitsandbytes__fp4", "uint8", "")
 _BNB = {
-    "codes": Part("+", f"uint8 int8 {_FLOATS} float64 float8_e4m3fn", "F*4/8", flat=True),
+    "codes": Part("+", f"uint8 int8 {FLOATS} float64 float8_e4m3fn", "F*4/8", flat=True),
     "table": Part("+.quant_map", "float32", "16"),
     "state": _STATE,
 }
 _BLOCK_FP8 = Format(
     "M K",
     "own",
-    {"codes": Part("+", _OWN, "M K"), "scale": Part(_SCALE_NAMES, f"{_FLOATS} {_POWERS}", _GROUPED)},
+    {"codes": Part("+", _OWN, "M K"), "scale": Part(_SCALE_NAMES, f"{FLOATS} {_POWERS}", _GROUPED)},
     _fp8,
 )
 _PACKED_INT = Format(
@@ -229,7 +223,7 @@ _PACKED_INT = Format(
     "int",
     {
         "codes": Part("+_packed", "int32", "M K*b/32"),
-        "scale": Part("+_scale", _FLOATS, _GROUPED),
+        "scale": Part("+_scale", FLOATS, _GROUPED),
         "zero": Part("+_zero_point", "int32", "M*b/32 K/C", optional=True),
         "index": Part("+_g_idx", "int32", "K", optional=True),
         "shape": Part("+_shape", "int64", "2"),
@@ -249,7 +243,7 @@ FORMATS: tuple[Format, ...] = (
     Format(
         "M K",
         "own",
-        {"codes": Part("~_qdata", _OWN, "M K"), "scale": Part("~_scale", _FLOATS, _GROUPED)},
+        {"codes": Part("~_qdata", _OWN, "M K"), "scale": Part("~_scale", FLOATS, _GROUPED)},
         _torchao("torchao float8", "Float8Tensor"),
     ),
     Format(
@@ -257,7 +251,7 @@ FORMATS: tuple[Format, ...] = (
         "own",
         {
             "codes": Part("~_qdata", "int8", "M K"),
-            "scale": Part("~_scale", _FLOATS, _GROUPED),
+            "scale": Part("~_scale", FLOATS, _GROUPED),
             "zero": Part("~_zero_point", "int8", _GROUPED, optional=True),
         },
         _torchao("torchao int8", "Int8Tensor", "IntxUnpackedToInt8Tensor"),
@@ -274,7 +268,7 @@ FORMATS: tuple[Format, ...] = (
     Format(
         "M K",
         "own",
-        {"codes": Part("+", "float8_e4m3fn", "M K"), "scale": Part("+_scale", f"{_FLOATS} {_POWERS}", _GROUPED)},
+        {"codes": Part("+", "float8_e4m3fn", "M K"), "scale": Part("+_scale", f"{FLOATS} {_POWERS}", _GROUPED)},
         _of_groups("float", 8, "FP8", "float-quantized", "naive-quantized", "mxfp8-quantized"),
         own=True,
     ),
@@ -283,7 +277,7 @@ FORMATS: tuple[Format, ...] = (
         "own",
         {
             "codes": Part("+", "int8", "M K"),
-            "scale": Part("+_scale", _FLOATS, _GROUPED),
+            "scale": Part("+_scale", FLOATS, _GROUPED),
             "zero": Part("+_zero_point", "int8", _GROUPED, optional=True),
         },
         _of_groups("int", 0, "int{}", "int-quantized", "naive-quantized"),
@@ -323,7 +317,7 @@ FORMATS: tuple[Format, ...] = (
         "int",
         {
             "codes": Part("=.qweight", "int32", "K*b/32 N"),
-            "scale": Part("=.scales", _FLOATS, "K/C N"),
+            "scale": Part("=.scales", FLOATS, "K/C N"),
             "zero": Part("=.qzeros", "int32", "K/C N*b/32"),
             "index": Part("=.g_idx", "int32", "K", optional=True),
         },
@@ -331,29 +325,18 @@ FORMATS: tuple[Format, ...] = (
         offset="offset",
         own=True,
     ),
-    Format(
-        "N K",
-        "awq",
-        {
-            "codes": Part("=.qweight", "int32", "K N*4/32"),
-            "scale": Part("=.scales", _FLOATS, "K/C N"),
-            "zero": Part("=.qzeros", "int32", "K/C N*4/32"),
-        },
-        _awq,
-        own=True,
-    ),
     Format("F", "table4", {**_BNB, "scale": Part("+.absmax", "float32", "F/C")}, _bitsandbytes),
     Format("F", "table4", {**_BNB, "scale": Part("", "float32", "F/C")}, _bitsandbytes, scale=_NESTED),
     Format(
         "M K",
         "own",
-        {"codes": Part("+", f"{_OWN} uint8", "M K"), "scale": Part("+_scale", _FLOATS, _GROUPED)},
+        {"codes": Part("+", f"{_OWN} uint8", "M K"), "scale": Part("+_scale", FLOATS, _GROUPED)},
         _comfy_fp8,
     ),
     Format(
         "M K",
         "own",
-        {"codes": Part("+", "int8", "M K"), "scale": Part("+_scale", _FLOATS, _GROUPED)},
+        {"codes": Part("+", "int8", "M K"), "scale": Part("+_scale", FLOATS, _GROUPED)},
         _comfy_int8,
     ),
 )

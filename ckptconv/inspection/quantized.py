@@ -1,8 +1,33 @@
-"""What is found of quantized weights, one by one and together; `steps` finds it."""
+"""What reports say of quantized weights, as those who find it give it to them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class QuantizedGroup:
+    """The weights that are quantized in one way."""
+
+    weights: int = 0
+    """How many there are."""
+
+    parameters: int = 0
+    """Their elements."""
+
+    bits_per_weight: float = 0.0
+    """The bits that are stored for each of these, scales included."""
+
+
+@dataclass(slots=True)
+class QuantizedSummary:
+    """What is quantized."""
+
+    parameters: int
+    """Elements of the whole model: of weights in the place of codes, and of all other tensors."""
+
+    formats: dict[str, QuantizedGroup]
+    """The quantized weights, by format."""
 
 
 @dataclass(frozen=True, slots=True)

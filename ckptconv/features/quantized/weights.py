@@ -8,10 +8,10 @@ from collections.abc import Hashable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ckptconv.errors import UnsupportedError
+from ckptconv.features.quantized import configuration, joining
+from ckptconv.features.quantized.configuration import COMFY, Configuration
+from ckptconv.features.quantized.joining import Weight
 from ckptconv.formats import companions, configs
-from ckptconv.formats.quantized import configuration, joining
-from ckptconv.formats.quantized.configuration import COMFY, Configuration
-from ckptconv.formats.quantized.joining import Weight
 from ckptconv.formats.source import Quantized, Source
 from ckptconv.formats.values import first_bytes
 from ckptconv.pickles.nodes import Composite

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckptconv.errors import CorruptError
-from ckptconv.tensors.computing import Box, Dequantize
+from ckptconv.features.quantized.computing import Dequantize
+from ckptconv.tensors.computing import Box
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.float_formats import FORMATS, SCALES, float32_table, numpy_module, scratch
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections import defaultdict
 from collections.abc import Mapping
 
-from ckptconv.formats.quantized.table import FORMATS, NOT_READ, TELLING, Format
-from ckptconv.formats.quantized.words import ELSEWHERE
+from ckptconv.features.quantized import dialects
+from ckptconv.features.quantized.table import Format
+from ckptconv.features.quantized.words import ELSEWHERE
 from ckptconv.tensors.lazy import LazyTensor
 
 # How the names of weights end, and torchao's of codes.
@@ -21,7 +21,7 @@ def parts_among(tensors: Mapping[str, LazyTensor]) -> dict[str, str]:
     found = {
         part: name
         for name, companions in groups_of(tensors).items()
-        if any(has_parts(each, companions, tensors) for each in FORMATS) or _are_codes(companions, tensors)
+        if any(has_parts(each, companions, tensors) for each in dialects.formats()) or _are_codes(companions, tensors)
         for part in companions.values()
     }
     modules = {name.removesuffix(ending) for name, (ending, _, _) in unread(tensors).items()}
@@ -36,7 +36,7 @@ def parts_among(tensors: Mapping[str, LazyTensor]) -> dict[str, str]:
 def _are_codes(companions: Mapping[str, str], tensors: Mapping[str, LazyTensor]) -> bool:
     """Whether parts have names that only those of quantized weights have, and there are codes among them."""
     dtypes = [tensors[part].dtype for part in companions.values()]
-    is_named = any(part.endswith(TELLING) for part in companions.values())
+    is_named = any(part.endswith(dialects.telling()) for part in companions.values())
     return is_named and any(dtype.itemsize == 1 or dtype.kind in "iu" for dtype in dtypes)
 
 
@@ -44,12 +44,14 @@ def unread(tensors: Mapping[str, LazyTensor]) -> dict[str, tuple[str, str, str]]
     """Return the tensors whose names only parts of weights have that are not read: {name: (the end that tells it, what
     the weight is, what reads it)}."""
     found = {}
-    endings = tuple(NOT_READ)
+    not_read = dialects.not_read()
+    endings = tuple(not_read)
+    is_mlx_unread = "mlx" not in dialects.methods()
     for name, tensor in tensors.items():
         if name.endswith(endings):
             ending = next(ending for ending in endings if name.endswith(ending))
-            found[name] = ending, *NOT_READ[ending]
-        elif tensor.dtype.name == "uint32" and f"{name.removesuffix(WEIGHT)}.scales" in tensors:
+            found[name] = ending, *not_read[ending]
+        elif is_mlx_unread and tensor.dtype.name == "uint32" and f"{name.removesuffix(WEIGHT)}.scales" in tensors:
             found[name] = WEIGHT, "is MLX's", ELSEWHERE["mlx"]
     return found
 
@@ -57,14 +59,8 @@ def unread(tensors: Mapping[str, LazyTensor]) -> dict[str, tuple[str, str, str]]
 @functools.cache
 def _endings() -> tuple[tuple[str, str, str], ...]:
     """Return (ending, what stands in its place in the weight's name, pattern) of all names of parts, longest first."""
-    patterns: set[str] = set()
-    waiting = list(FORMATS)
-    while waiting:
-        each = waiting.pop()
-        patterns.update(itertools.chain.from_iterable(part.names.split() for part in each.parts.values()))
-        waiting += [each.scale] if each.scale else []
     instead = {"+": "", "=": WEIGHT, "~": ""}
-    found = [(pattern[1:], instead[pattern[0]], pattern) for pattern in patterns if pattern != "+"]
+    found = [(pattern[1:], instead[pattern[0]], pattern) for pattern in dialects.patterns() if pattern != "+"]
     return tuple(sorted(found, key=lambda each: -len(each[0])))
 
 

@@ -11,17 +11,15 @@ Optimizer's `torch/export/quant_utils.py` and `convert_hf_config.py`; GPTQModel'
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-from ckptconv.errors import UnsupportedError
-from ckptconv.storage import strict_json
 from ckptconv.storage.strict_json import OrNull
 
 # The keys of a mapping, and the shapes of their values (`strict_json.check`).
 Words: TypeAlias = "Mapping[str, Any]"
 # A method that is not named; names of one; and those that have a key of their own, where none is named.
-_UNNAMED = "unnamed"
+UNNAMED = "unnamed"
 NAMES_OF_COMPRESSED = ("compressed-tensors", "compressed_tensors", "sparseml")
 _TELLING = {"quant_algo": "modelopt", "config_groups": "compressed-tensors", "group_size": "mlx"}
 _SIZE, _BITS = range(1, 1 << 31), range(1, 17)
@@ -30,11 +28,12 @@ _GROUP = OrNull(range(-1, 1 << 31))
 _NOT = OrNull(frozenset((False,)))
 
 
-def _idle(names: str) -> dict[str, Any]:
+def idle(names: str) -> dict[str, Any]:
+    """Return keys that say nothing of stored weights."""
     return {f"{name}?": object for name in names.split()}
 
 
-_EVERYWHERE = _idle(
+EVERYWHERE = idle(
     """
     quant_method modules_to_not_convert modules_to_convert ignored_layers ignored_modules ignore exclude_modules
     activation_scheme kv_cache_scheme kv_cache_quant_algo kv_cache_quant_method dequantize run_compressed producer
@@ -42,13 +41,13 @@ _EVERYWHERE = _idle(
     """
 )
 _FP8 = {
-    **_EVERYWHERE,
-    **_idle("fmt scale_fmt is_checkpoint_fp8_serialized activation_scale_ub"),
+    **EVERYWHERE,
+    **idle("fmt scale_fmt is_checkpoint_fp8_serialized activation_scale_ub"),
     "weight_block_size?": OrNull((_SIZE, _SIZE)),
     "expert_dtype?": frozenset(("fp4", "fp8")),
 }
 _WEIGHTS = {
-    **_idle("observer observer_kwargs actorder scale_dtype zp_dtype"),
+    **idle("observer observer_kwargs actorder scale_dtype zp_dtype"),
     "num_bits?": _BITS,
     "type?": frozenset(("int", "float")),
     "symmetric?": bool,
@@ -59,8 +58,8 @@ _WEIGHTS = {
 }
 # Rotations that are in the weights on both sides: those that are made of activations are not.
 _TRANSFORM = {
-    **_idle("type randomize requires_grad head_dim precision"),
-    "apply?": [{**_idle("targets inverse ignore"), "location": frozenset(("weight_input", "weight_output"))}],
+    **idle("type randomize requires_grad head_dim precision"),
+    "apply?": [{**idle("targets inverse ignore"), "location": frozenset(("weight_input", "weight_output"))}],
 }
 _FORMATS = OrNull(
     frozenset(
@@ -71,13 +70,13 @@ _FORMATS = OrNull(
     )
 )
 _COMPRESSED = {
-    **_EVERYWHERE,
-    **_idle("quantization_status global_compression_ratio moe_sparsity_config"),
+    **EVERYWHERE,
+    **idle("quantization_status global_compression_ratio moe_sparsity_config"),
     "format?": _FORMATS,
     "config_groups?": OrNull(
         {
             str: {
-                **_idle("targets input_activations output_activations"),
+                **idle("targets input_activations output_activations"),
                 "format?": _FORMATS,
                 "weights?": OrNull(_WEIGHTS),
             }
@@ -85,7 +84,7 @@ _COMPRESSED = {
     ),
     "sparsity_config?": OrNull(
         {
-            **_idle("ignore targets global_sparsity sparsity_structure registry_requires_subclass"),
+            **idle("ignore targets global_sparsity sparsity_structure registry_requires_subclass"),
             "format?": frozenset(("dense",)),
         }
     ),
@@ -96,14 +95,14 @@ OF_NVFP4 = ("NVFP4", "W4A16_NVFP4", "W4A8_NVFP4_FP8")
 _ALGORITHMS = frozenset(("FP8", "FP8_PB_WO", "FP8_PER_CHANNEL_PER_TOKEN", "MXFP8", *OF_NVFP4))
 _LAYER = {"group_size?": _GROUP, "has_zero_point?": _NOT, "pre_quant_scale?": _NOT}
 _MODELOPT = {
-    **_EVERYWHERE,
+    **EVERYWHERE,
     # Groups of compressed-tensors, which say the same for other programs.
-    **_idle("config_groups"),
+    **idle("config_groups"),
     **_LAYER,
     "quant_algo?": OrNull(_ALGORITHMS | {"MIXED_PRECISION"}),
     "quantized_layers?": OrNull({str: {**_LAYER, "quant_algo?": OrNull(_ALGORITHMS)}}),
 }
-_OF_GPTQ = _idle(
+_OF_GPTQ = idle(
     """
     act_group_aware activation backend batch_size block_name_to_quantize cache_block_outputs damp_auto_increment
     damp_percent dataset desc_act disable_exllama exllama_config group_offload hyb_act lm_head max_input_length meta
@@ -113,8 +112,8 @@ _OF_GPTQ = _idle(
     """
 )
 _GPTQ_FORMATS = OrNull(frozenset(("gptq", "gptq_v2")))
-_GPTQ = {
-    **_EVERYWHERE,
+GPTQ = {
+    **EVERYWHERE,
     **_OF_GPTQ,
     "bits": _BITS,
     "group_size?": _GROUP,
@@ -124,15 +123,9 @@ _GPTQ = {
     "rotation?": OrNull(frozenset(("",))),
     "dynamic?": OrNull({str: {**_OF_GPTQ, "bits?": _BITS, "group_size?": _GROUP}}),
 }
-_AWQ_FORMATS = OrNull(frozenset(("gemm", "GEMM")))
-_AWQ = {
-    **_GPTQ,
-    **_idle("zero_point do_fuse fuse_max_seq_len modules_to_fuse"),
-    **dict.fromkeys(("version?", "format?", "checkpoint_format?"), _AWQ_FORMATS),
-}
 _BITSANDBYTES = {
-    **_EVERYWHERE,
-    **_idle(
+    **EVERYWHERE,
+    **idle(
         """
         load_in_4bit _load_in_4bit bnb_4bit_compute_dtype bnb_4bit_quant_storage bnb_4bit_quant_type
         bnb_4bit_use_double_quant llm_int8_enable_fp32_cpu_offload llm_int8_has_fp16_weight llm_int8_skip_modules
@@ -142,7 +135,7 @@ _BITSANDBYTES = {
     **dict.fromkeys(("load_in_8bit?", "_load_in_8bit?"), _NOT),
 }
 COMFY_LAYER: Words = {
-    **_idle("full_precision_matrix_mult full_precision_mm orig_dtype"),
+    **idle("full_precision_matrix_mult full_precision_mm orig_dtype"),
     "format": frozenset(("float8_e4m3fn", "float8_e5m2", "int8_blockwise", "int8_tensorwise")),
     "group_size?": OrNull(_SIZE),
 }
@@ -150,17 +143,16 @@ DIALECTS: Mapping[str, Words] = {
     "fp8": _FP8,
     "mxfp8": _FP8,
     "fbgemm_fp8": _FP8,
-    "mxfp4": _EVERYWHERE,
+    "mxfp4": EVERYWHERE,
     "compressed-tensors": _COMPRESSED,
     "modelopt": _MODELOPT,
-    "gptq": _GPTQ,
-    "awq": _AWQ,
+    "gptq": GPTQ,
     "bitsandbytes": _BITSANDBYTES,
-    "comfy": {**_idle("quant_method format_version"), "layers?": {str: COMFY_LAYER}},
+    "comfy": {**idle("quant_method format_version"), "layers?": {str: COMFY_LAYER}},
     "torchao": {
-        **_EVERYWHERE,
+        **EVERYWHERE,
         # What was asked for; what tensors are is in the metadata beside them.
-        **_idle(
+        **idle(
             "quant_type quant_type_kwargs include_embedding include_input_output_embeddings untie_embedding_weights"
         ),
     },
@@ -194,7 +186,6 @@ ELSEWHERE: Mapping[str, str] = {
     "spqr": "transformers with SpQR",
     "vptq": "VPTQ",
 }
-_HINT = "The program that made them can write them as they were."
 
 
 class Statement(NamedTuple):
@@ -211,29 +202,5 @@ class Statement(NamedTuple):
     def method(self) -> str:
         method = self.told.get("quant_method")
         if not isinstance(method, str):
-            method = next((of for key, of in _TELLING.items() if key in self.told), _UNNAMED)
+            method = next((of for key, of in _TELLING.items() if key in self.told), UNNAMED)
         return "compressed-tensors" if method in NAMES_OF_COMPRESSED else method
-
-
-def check(stated: Iterable[Statement]) -> None:
-    """Raise UnsupportedError for a configuration of a method that is not read, with a key that is not known or a value
-    that is not, and for two that contradict each other."""
-    before: dict[str, tuple[str, Any]] = {}
-    for one in stated:
-        path, method, told = str(one), one.method, one.told
-        if method not in DIALECTS:
-            how = f" by {method}, which is not known" if method != _UNNAMED else ", and not by which method"
-            if method in ELSEWHERE:
-                how = f" by {method}, which {ELSEWHERE[method]} reads, and --dequantize does not"
-            raise UnsupportedError(f"{path} says that the weights are quantized{how}.", _HINT)
-        words = DIALECTS[method]
-        try:
-            strict_json.check(told, words, "the quantization")
-        except ValueError as error:
-            raise UnsupportedError(f"In {path}, {error}; what that makes of the weights is not known.", _HINT) from None
-        for key, value in told.items():
-            if value is None:
-                continue
-            if words.get(key, words.get(f"{key}?")) is not object and before.setdefault(key, (path, value))[1] != value:
-                both = " and ".join(dict.fromkeys((before[key][0], path)))
-                raise UnsupportedError(f"{both} say different things of the quantized weights as {key!r}.", _HINT)

@@ -12,24 +12,23 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.formats.quantized import words
-from ckptconv.formats.quantized.configuration import Configuration
-from ckptconv.formats.quantized.parts import WEIGHT, groups_of, has_parts, unread
-from ckptconv.formats.quantized.table import (
-    FORMATS,
+from ckptconv.features.quantized import dialects, words
+from ckptconv.features.quantized.computing import Dequantize
+from ckptconv.features.quantized.configuration import Configuration
+from ckptconv.features.quantized.dequantize import GivenPart, fits
+from ckptconv.features.quantized.parts import WEIGHT, groups_of, has_parts, unread
+from ckptconv.features.quantized.table import (
     MARK,
     OF_ACTIVATIONS,
     OF_ADAPTERS,
     OF_MODULES,
     OF_STACKS,
-    TELLING,
     Format,
     Part,
     Sizes,
 )
 from ckptconv.storage import strict_json
-from ckptconv.tensors.computing import Axis, Dequantize, Tiled
-from ckptconv.tensors.dequantize import GivenPart, fits
+from ckptconv.tensors.computing import Axis, Tiled
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Inline, LazyTensor, View, Zeros, untagged
 from ckptconv.tensors.slices import as_stored, viewed
@@ -80,7 +79,7 @@ def found(tensors: Mapping[str, LazyTensor], told: Configuration, read: Reading)
             f"The quantized weight that {name!r} is part of {what}, and --dequantize does not read that.",
             f"{reader} does.",
         )
-    words.check(told.stated)
+    dialects.check(told.stated)
     told = _marked(tensors, told, read)
     groups = groups_of(tensors)
     read = _at_once(groups, tensors, read)
@@ -101,7 +100,7 @@ def found(tensors: Mapping[str, LazyTensor], told: Configuration, read: Reading)
         if own == MARK or own in OF_ACTIVATIONS or _is_of_activations(name, tensor, weights):
             if weights or told.method:
                 gone.add(name)
-        elif name.endswith(tuple(TELLING)):
+        elif name.endswith(dialects.telling()):
             raise CorruptError(
                 f"{name!r} is part of a quantized weight, and the weight's other parts are nowhere in the checkpoint.",
                 "Download or copy all of its files again.",
@@ -198,7 +197,7 @@ def _at_once(groups: Mapping[str, Mapping[str, str]], tensors: Mapping[str, Lazy
     """Return `read` for parts that tell sizes, which are all read at once when the first is asked for."""
     patterns = {
         pattern
-        for each in FORMATS
+        for each in dialects.formats()
         for role in _TELLING_SIZES
         if role in each.parts
         for pattern in each.parts[role].names.split()
@@ -227,7 +226,7 @@ def _weight(
     read: Reading,
 ) -> Weight | None:
     """Return the weight of this name, made of its `companions`, {pattern: name}; None if these are nothing of it."""
-    candidates = [each for each in FORMATS if has_parts(each, companions, tensors)]
+    candidates = [each for each in dialects.formats() if has_parts(each, companions, tensors)]
     readings: dict[Any, Weight] = {}
     refused: list[str] = []
     for each in candidates:
@@ -241,7 +240,7 @@ def _weight(
     if len(readings) == 1:
         (weight,) = readings.values()
         return weight
-    if not candidates and not any(part.endswith(tuple(TELLING)) for part in companions.values()):
+    if not candidates and not any(part.endswith(dialects.telling()) for part in companions.values()):
         return None
     shown = ", ".join(
         f"{part!r} {tensors[part].dtype} {list(tensors[part].shape)}" for part in list(companions.values())[:8]
@@ -261,7 +260,7 @@ def _weight(
 
 
 def _has_codes(companions: Mapping[str, str]) -> bool:
-    return any(pattern in companions for each in FORMATS for pattern in each.parts["codes"].names.split())
+    return any(pattern in companions for each in dialects.formats() for pattern in each.parts["codes"].names.split())
 
 
 def _says(told: Configuration) -> str:

@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from checkpoints import DATA
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 import ckptconv
 
 Array = NDArray[Any]
-QUANTIZED = DATA / "quantized"
+QUANTIZED = Path(__file__).parent / "data"
 CASES = sorted(path.name for path in QUANTIZED.iterdir() if (path / "expected.safetensors").exists())
 # Those of which codes are made as well: one of each kind of arithmetic.
 MADE_CODES = ["bnb-nf4", "bnb-nf4-nested", "gpt-oss-mxfp4", "gptq", "block-fp8-f32"]

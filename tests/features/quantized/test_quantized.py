@@ -1,6 +1,6 @@
 """Quantized weights become weights: of each format, what the program that defines it makes of it, bit for bit.
 
-The checkpoints in `tests/data/quantized` are rows of those that each program wrote, with what it made of them.
+The checkpoints in `data` are rows of those that each program wrote, with what it made of them.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ import numpy as np
 import pytest
 import torch
 from cells import looking, of_features
-from checkpoints import DATA, ckptconv_here
+from checkpoints import ckptconv_here
 from effort import every
+from features.quantized.dialects import CASES, QUANTIZED
 from safetensors.torch import load_file, save_file
 
 import ckptconv
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError, UsageError
-from ckptconv.formats.quantized.table import NOT_READ
-from ckptconv.formats.quantized.words import ELSEWHERE
+from ckptconv.features.quantized.table import NOT_READ
+from ckptconv.features.quantized.words import ELSEWHERE
 from ckptconv.formats.registered import DESCRIBING
 
-QUANTIZED = DATA / "quantized"
-CASES = sorted(path.name for path in QUANTIZED.iterdir() if (path / "expected.safetensors").exists())
 NAME = "model.layers.0.self_attn.q_proj.weight"
 SCALE = f"{NAME}_scale_inv"
 FP8: dict[str, Any] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
@@ -736,3 +735,43 @@ def test_values_too_large_for_float16_are_counted(tmp_path: Path) -> None:
     source = model_directory(tmp_path / "in", given, {"quant_method": "fp8"})
     report = ckptconv.convert(source, tmp_path / "out", dequantize=True, dtype="float16")
     assert report.warnings == ["12 values were too large for float16 and became infinite."]
+
+
+def test_what_is_read_is_read_through_links(tmp_path: Path) -> None:
+    source, away = tmp_path / "in", tmp_path / "away"
+    source.mkdir()
+    away.mkdir()
+    codes = torch.arange(16, dtype=torch.uint8).reshape(4, 4).view(torch.float8_e4m3fn)
+    save_file({"a.weight": codes, "a.weight_scale_inv": torch.full((2, 2), 3.0)}, away / "model.safetensors")
+    told = {"quant_method": "fp8", "weight_block_size": [2, 2]}
+    (away / "config.json").write_text(json.dumps({"quantization_config": told}))
+    for name in ("model.safetensors", "config.json"):
+        (source / name).symlink_to(away / name)
+    ckptconv.convert(source, tmp_path / "out", dequantize=True)
+    made = load_file(tmp_path / "out" / "model.safetensors")["a.weight"]
+    assert torch.equal(made, (codes.float() * 3).bfloat16())
+    (away / "config.json").unlink()
+    with pytest.raises(CorruptError, match=r"config\.json is a link that leads nowhere"):
+        ckptconv.convert(source, tmp_path / "out2", dequantize=True)
+
+
+@every(
+    "weight, scale",
+    [
+        ("q.weight", "q.weight_scale_inv"),
+        ("q.weight", "q.weight_scale"),
+        ("q.weight", "q.scale"),
+        ("q.weight", "q.scale_weight"),
+        ("experts.gate_up_proj", "experts.gate_up_proj_scale"),
+    ],
+)
+def test_a_cast_of_quantized_weights_is_refused(weight: str, scale: str, tmp_path: Path) -> None:
+    state = {weight: torch.ones(2, 2).to(torch.float8_e4m3fn), scale: torch.ones(1), "bare.weight": torch.ones(2)}
+    torch.save(state, tmp_path / "x.pt")
+    for source, output in (("x.pt", "x.safetensors"), ("x.safetensors", "y.pt")):
+        command = "pt2safetensors" if source == "x.pt" else "safetensors2pt"
+        refused = ckptconv_here(command, "--dtype", "bfloat16", tmp_path / source, tmp_path / f"cast.{output}")
+        assert refused.code == 2
+        assert f"1 weight is quantized ('{weight}')" in refused.err
+        assert "--dequantize" in refused.err
+        assert ckptconv_here(command, tmp_path / source, tmp_path / output).code == 0
