@@ -47,6 +47,8 @@ _PRINTED: dict[str, str] = {
     "serve": "ckptconv.features.serve.printed",
     "virtual": "ckptconv.features.virtual.command",
     "scan": "ckptconv.features.scan.printed",
+    "steps": "ckptconv.features.steps.report",
+    "thin": "ckptconv.features.thin.report",
 }
 FEATURES = tuple(map(import_module, _PRINTED.values()))
 _CONVERTING = (

@@ -127,6 +127,13 @@ PIPELINES: dict[str, str] = {
 DESCRIBING: dict[str, str] = {
     ".virtual.json": "ckptconv.features.virtual.description",
 }
+
+
+def describing(path: str) -> str:
+    """Return the module that reads the description at `path`, by its name; "" if that is none."""
+    return next((module for suffix, module in DESCRIBING.items() if path.endswith(suffix)), "")
+
+
 # Ways in which names of tensors in safetensors tell a tree: how the first name begins, and the module. There, `is_used`
 # tells whether all names are such; `restored` returns the tree of the files, and the names of classes in it that are
 # kept as `Opaque`; `CALLED` is what people call it.

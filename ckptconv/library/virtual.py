@@ -16,7 +16,7 @@ from ckptconv.errors import CorruptError, UsageError
 from ckptconv.formats import companions, opening
 from ckptconv.formats.configs import UNCHANGED, Change
 from ckptconv.formats.model_files import SAFETENSORS
-from ckptconv.formats.registered import DESCRIBING
+from ckptconv.formats.registered import describing
 from ckptconv.formats.source import Source
 from ckptconv.options import RUNNING
 from ckptconv.options.option import checked
@@ -100,10 +100,10 @@ class VirtualFiles(Mapping[str, VirtualFile]):
         self.path = path
         self.warnings, self.notes = [], []
         with no_garbage():
-            describing = next((module for suffix, module in DESCRIBING.items() if path.endswith(suffix)), "")
-            if describing and place.kind == "file" and _asks_for_no_more(chosen):
+            reader = describing(path)
+            if reader and place.kind == "file" and _asks_for_no_more(chosen):
                 # The very files that it describes, however they would be divided today.
-                described = import_module(describing).load(place)
+                described = import_module(reader).load(place)
                 files, self.format, decided = described.files, described.called, repr(described.identity)
                 change = _change(files)
                 opened = Source(self.format, SAFETENSORS, path, {})

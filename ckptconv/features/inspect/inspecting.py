@@ -93,7 +93,7 @@ def inspect(
         held = tensors_of(opened, which)
     kept = {name: tensor for name, tensor in held.tensors.items() if name not in held.aliases}
     if stats:
-        from ckptconv.features.inspect.measure import measured
+        from ckptconv.inspection.measure import measured
 
         found, read = measured(kept, asked["storage_options"], counter(progress), on_total)
     with no_garbage():

@@ -22,8 +22,8 @@ from safetensors.torch import save_file
 from stores import SOURCES
 
 import ckptconv as library
-from ckptconv.features.inspect.measure import measured
 from ckptconv.features.inspect.summary import tensors_of
+from ckptconv.inspection.measure import measured
 from ckptconv.options.table import Options
 from ckptconv.tensors import statistics
 from ckptconv.tensors.dtypes import DTYPES
