@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
-from checkpoints import DATA, ckptconv_here
+from checkpoints import ckptconv_here
 from features.diff.cells import UNEQUAL
 from lone_files import STATE, making
 from safetensors.torch import save_file
@@ -65,10 +64,3 @@ def test_what_a_map_makes_of_the_first_is_compared(place: Path) -> None:
     assert (run.code, "equal: 2 tensors" in run.out) == (0, True)
     assert "left out, as the map my.toml says: '0._extra_state'" in run.err
     assert ckptconv_here("diff", "m.pt", "other.safetensors").code == 1
-
-
-@pytest.mark.parametrize("case", ["deepseek-v4", "ct-nvfp4", "gptq", "gpt-oss-mxfp4"])
-def test_quantized_weights_are_equal_to_what_is_made_of_them(case: str, tmp_path: Path) -> None:
-    source = DATA / "quantized" / case
-    ckptconv.convert(source, tmp_path / "plain", dequantize=True)
-    assert ckptconv.diff(source, tmp_path / "plain", dequantize=True).equal

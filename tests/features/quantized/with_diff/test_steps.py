@@ -278,3 +278,10 @@ def test_it_is_in_the_text_the_page_and_the_json(model: Path) -> None:
     row = next(each for each in told["tensors"] if each["name"] == NAMES[0])
     assert row["steps"]["largest"] <= 0.5 + 2**-16
     assert ckptconv.diff(model, model).quantization is None
+
+
+@pytest.mark.parametrize("case", ["deepseek-v4", "ct-nvfp4", "gptq", "gpt-oss-mxfp4"])
+def test_quantized_weights_are_equal_to_what_is_made_of_them(case: str, tmp_path: Path) -> None:
+    source = QUANTIZED / case
+    ckptconv.convert(source, tmp_path / "plain", dequantize=True)
+    assert ckptconv.diff(source, tmp_path / "plain", dequantize=True).equal
