@@ -540,6 +540,30 @@ MUTANTS = [
         "keys = dict.fromkeys(key for own in kept.values() for key in own)",
         "tests/outputs/test_training.py -k several_optimizers",
     ),
+    Mutant(
+        "outputs/targets",
+        "if said and said not in NAMED[to]:",
+        "if said not in NAMED[to] and said not in KINDS:",
+        "tests/outputs/test_to.py -k another_kind",
+    ),
+    Mutant(
+        "outputs/targets",
+        'Proposed(path, "Give another OUTPUT, or --overwrite to replace it.")',
+        "_proposed(path)",
+        "tests/outputs/test_to.py -k a_file_of_others",
+    ),
+    Mutant(
+        "outputs/targets",
+        'if output is None or kind_of(output) in NAMED[to]:\n            options = options.replaced(to="")',
+        "if False:\n            pass",
+        "tests/outputs/test_to.py -k the_same",
+    ),
+    Mutant(
+        "verification/verify",
+        'kind = {"optimizer": "states", UNIVERSAL: UNIVERSAL}.get(told.kind, kind)',
+        'kind = {"optimizer": "states"}.get(told.kind, kind)',
+        "tests/outputs/test_to.py -k knows_it_again",
+    ),
 ]
 # Those of features stand in the folders of their tests.
 for _path in sorted(ROOT.glob("tests/features/*/mutants.json")):

@@ -127,7 +127,7 @@ def flags_of(name: str) -> Iterator[str]:
 def commands_of(name: str) -> list[str]:
     """The commands of the feature, or the groups of them."""
     registered = (ROOT / "ckptconv" / "cli" / "registered.py").read_text("utf-8")
-    return re.findall(rf'^    "([\w-]+)": "ckptconv\.features\.{name}\.', registered, re.MULTILINE)
+    return re.findall(rf'^ +"([\w-]+)": "ckptconv\.features\.{name}\.', registered, re.MULTILINE)
 
 
 def listed_by(name: str, what: str) -> tuple[str, ...]:

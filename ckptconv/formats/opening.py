@@ -52,7 +52,7 @@ def all_opened(
     A pipe is read now.
     """
     path = given.path if isinstance(given, Source) else normalize(given)
-    has_own_states = bool(options.to and options.optimizer) and is_same(path, options.optimizer)
+    has_own_states = bool(options.to and options.states) and is_same(path, options.states)
     goes_on = "universal" in holds and not options.fresh_optimizer
     wanted: dict[str, Any] = {
         "key": options.key,
@@ -97,10 +97,10 @@ def fitted(
         from ckptconv.formats.training import with_training
 
         made = [with_training(one, options) for one in made]
-    if options.to and options.optimizer:
+    if options.to and options.states:
         from ckptconv.formats.states import with_states
 
-        made = [with_states(one, asked, options.optimizer, **options.opening()) for one in made]
+        made = [with_states(one, asked, options.states, **options.opening()) for one in made]
     return _ordered(made) if options.order else made
 
 

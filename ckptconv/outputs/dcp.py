@@ -98,7 +98,7 @@ def contents(source: Source, options: Options, rename: Rename = selection.rename
     if under:
         leaves = (Leaf(under + path, value) for path, value in leaves)
     _add(found, leaves, source, options)
-    if options.optimizer:
+    if options.states:
         key = _path(options.optimizer_key or DEFAULT_OPTIMIZER_KEY)
         prefix = f"{dotted(key)}."
         present = next((name for name in chain(found.tensors, found.values) if f"{name}.".startswith(prefix)), "")

@@ -13,8 +13,8 @@ from ckptconv.text import some
 
 def plan(source: Source, target: Target, options: Options) -> Output:
     """Plan a checkpoint of torch.distributed.checkpoint, or a step of torch_checkpointing: the weights, and with
-    `optimizer` the states beside them."""
-    if options.optimizer:
+    `states` those of the optimizer beside them."""
+    if options.states:
         source = source._replace(inputs=source.inputs_of_all)
     found = dcp.contents(source, options)
     files = tuple(step.checkpoint_plans(found, options, target.layout))

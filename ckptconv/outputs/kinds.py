@@ -6,6 +6,7 @@ An option that no entry of a kind's tables names has its effect in every output 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ _OF_REFERENCE = dict.fromkeys(
     ("like", "partial", "fill"), ("A file for torch.load takes nothing from a reference: {} is for safetensors.", "")
 )
 _OF_CHECKPOINT = dict.fromkeys(
-    ("chunks", "model_key", "optimizer_key", "flat_optimizer", "fill_states"),
+    ("chunks", "states", "model_key", "optimizer_key", "flat_optimizer", "fill_states"),
     ("{} is for a checkpoint of torch.distributed.checkpoint.", "Say so with --to, such as --to dcp."),
 )
 _OF_UNIVERSAL = dict.fromkeys(
@@ -44,10 +45,10 @@ class OutputKind(NamedTuple):
     `holds` is the manifest's word for what is in it, or in files that it describes, and `form` that for how it lies on
     a disk: "file", "tree", a directory that is replaced as a whole, or one of `targets.DIRECTORIES`. `refused` are
     the options that such an output cannot have, {option: (message, hint)}; `idle` those that change nothing in it,
-    {option: why}. `suffixes` are the ends of names that ask for it. `compared` says how it is verified: by `pairs` of
-    the module of that name, with a reader of safetensors or of torch, with its plan, or, if it is "", not at all.
-    `plan` is the module whose `plan` plans it. `called` is what people call a file whose name has one of the
-    `suffixes`.
+    {option: why}. `suffixes` are the ends of names that ask for it, and `to` is the value of `--to` that does; kinds
+    that have one value are told apart by the name. `compared` says how it is verified: by `pairs` of the module of that
+    name, with a reader of safetensors or of torch, with its plan, or, if it is "", not at all. `plan` is the module
+    whose `plan` plans it. `called` is what people call a file whose name has one of the `suffixes`.
     """
 
     holds: str
@@ -55,6 +56,7 @@ class OutputKind(NamedTuple):
     refused: Mapping[str, tuple[str, str]] = _NONE
     idle: Mapping[str, str] = _NONE
     suffixes: tuple[str, ...] = ()
+    to: str = ""
     compared: str = "plan"
     plan: str = "ckptconv.outputs.planning"
     called: str = ""
@@ -76,19 +78,20 @@ def _describing(called: str, suffix: str, plan: str) -> OutputKind:
     """Return the kind of a file that describes safetensors, which are not written."""
     no_data = (f"{called.capitalize()} holds no data: {{}} is of no use.", "")
     refused = {**_ELSEWHERE, **dict.fromkeys(("verify", "part", "checksum"), no_data), **_OF_MODELS}
-    return OutputKind("weights", "file", refused, _SAFETENSORS, (suffix,), "", plan, called)
+    return OutputKind("weights", "file", refused, _SAFETENSORS, (suffix,), "", "", plan, called)
 
 
 # By name. An output is of one kind, as its path and the options say.
 KINDS: Mapping[str, OutputKind] = {
-    "file": OutputKind("weights", "file", _ELSEWHERE, _SAFETENSORS, (SUFFIX,), SAFETENSORS),
-    "directory": OutputKind("weights", "directory", _ELSEWHERE, _SAFETENSORS, compared=SAFETENSORS),
+    "file": OutputKind("weights", "file", _ELSEWHERE, _SAFETENSORS, (SUFFIX,), SAFETENSORS, SAFETENSORS),
+    "directory": OutputKind("weights", "directory", _ELSEWHERE, _SAFETENSORS, to=SAFETENSORS, compared=SAFETENSORS),
     "torch": OutputKind(
         "weights",
         "file",
         {**_ELSEWHERE, **_OF_REFERENCE, **_OF_MODELS, **_OF_CODES},
         {"tied": "changes nothing in a .pt file, where tensors share memory as the structure record says"},
         TORCH_SUFFIXES,
+        "pt",
         "torch",
         "ckptconv.outputs.torch_output",
         "a file for torch.load",
@@ -105,6 +108,7 @@ KINDS: Mapping[str, OutputKind] = {
             "opaque": "changes nothing in a universal checkpoint, which has no place for other objects",
             "copy_config": "copies nothing: from_pretrained reads no universal checkpoint",
         },
+        to="universal",
         compared="ckptconv.verification.universal",
         plan="ckptconv.outputs.universal_output",
     ),
@@ -113,6 +117,7 @@ KINDS: Mapping[str, OutputKind] = {
         "dcp",
         {**_OF_UNIVERSAL, **_OF_WEIGHTS, **_OF_MODELS, **_OF_CODES},
         _CHECKPOINT,
+        to="dcp",
         compared="ckptconv.verification.dcp",
         plan="ckptconv.outputs.dcp_output",
     ),
@@ -125,6 +130,7 @@ KINDS: Mapping[str, OutputKind] = {
             "tied": "changes nothing in safetensors shards, where every name has its own bytes",
             **dict.fromkeys(("opaque", "structure"), "changes nothing in safetensors shards, which hold tensors alone"),
         },
+        to="dcp-hf",
         compared="ckptconv.verification.dcp",
         plan="ckptconv.outputs.dcp_output",
     ),
@@ -146,6 +152,7 @@ KINDS: Mapping[str, OutputKind] = {
             ),
         },
         _CHECKPOINT,
+        to="accelerate",
         compared="ckptconv.verification.dcp",
         plan="ckptconv.outputs.accelerate",
     ),
@@ -163,15 +170,33 @@ KINDS: Mapping[str, OutputKind] = {
             "copy_config": "copies nothing: from_pretrained reads no step of torch_checkpointing",
             "tied": "changes nothing in a step of torch_checkpointing, where every name has its own bytes",
         },
+        to="torch-checkpointing",
         compared="ckptconv.verification.dcp",
         plan="ckptconv.outputs.dcp_output",
     ),
 }
+# The values of `--to`, each with its kinds; and those for checkpoints of torch.distributed.checkpoint.
+NAMED: Mapping[str, tuple[str, ...]] = {
+    kind.to: tuple(name for name, other in KINDS.items() if other.to == kind.to) for kind in KINDS.values() if kind.to
+}
+# Words that people use for them.
+OTHER_WORDS = {
+    **dict.fromkeys(("torch", "pytorch", "pth", "bin", "ckpt", "pickle"), "pt"),
+    **dict.fromkeys(("st", "safetensor", "hf", "huggingface", "transformers"), "safetensors"),
+    **dict.fromkeys(("deepspeed", "zero", "ds", "ucp"), "universal"),
+    **dict.fromkeys(("fsdp", "fsdp2", "distcp", "torchtitan", "distributed"), "dcp"),
+}
+CHECKPOINTS = tuple(to for to, (kind, *_) in NAMED.items() if KINDS[kind].holds == "dcp")
+
+
+def kind_said(path: str) -> str:
+    """Return the kind of output that the suffix of a path asks for; "" if it has none of theirs."""
+    return next((name for name, kind in KINDS.items() if path.endswith(kind.suffixes)), "")
 
 
 def kind_of(path: str) -> str:
     """Return the kind of output of weights that a path asks for: a directory, unless it has the suffix of a file."""
-    return next((name for name, kind in KINDS.items() if path.endswith(kind.suffixes)), "directory")
+    return kind_said(path) or "directory"
 
 
 def flag(option: str) -> str:
@@ -190,6 +215,8 @@ def is_given(option: str, options: Options) -> bool:
 def check_options(kinds: Iterable[str], options: Options) -> None:
     """Raise UsageError for a given option that some output refuses and none of them, which are of `kinds`, heeds."""
     every = [KINDS[kind] for kind in kinds]
+    for kind in every:
+        _check_installed(kind)
     for option in ("part", "per_rank", "optimizer", "universal") if options.for_hub else ():
         if is_given(option, options):
             raise UsageError(
@@ -200,6 +227,14 @@ def check_options(kinds: Iterable[str], options: Options) -> None:
         if is_given(option, options) and all(option in kind.refused or option in kind.idle for kind in every):
             message, hint = next(kind.refused[option] for kind in every if option in kind.refused)
             raise UsageError(message.format(flag(option)), hint)
+
+
+def _check_installed(kind: OutputKind) -> None:
+    """Raise UsageError for a kind of output whose feature is missing."""
+    package, _, rest = kind.plan.partition(".features.")
+    feature = rest.partition(".")[0]
+    if feature and find_spec(f"{package}.features.{feature}") is None:
+        raise UsageError(f"--to {kind.to} needs the feature {feature}, which is not here.")
 
 
 def idle(kind: str, options: Options) -> dict[str, str]:

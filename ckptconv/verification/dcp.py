@@ -42,14 +42,14 @@ from ckptconv.verification.records import without_storages
 from ckptconv.verification.report import CheckedOutput, Verification
 from ckptconv.verification.runs import ExpectedPair
 
-_STATES = "If the optimizer states were taken from somewhere (--optimizer), say so here too."
+_STATES = "If the optimizer states were taken from somewhere (--states), say so here too."
 
 
 def pairs(
     source: Source, target: CheckedOutput, asked: Options, done: Verification, attested: Attested, wrong: Differences
 ) -> Iterator[ExpectedPair]:
     """Compare a checkpoint of torch.distributed.checkpoint with its source, and yield the pairs of its tensors."""
-    if asked.optimizer:
+    if asked.states:
         source = source._replace(inputs=source.inputs_of_all)
     place = target.place if target.at is None else Gathered(target.path, target.place.options, target.at)
     yield from paired(source, target, compare(source, place, target.path, asked, rename_of(asked)), done, attested)
@@ -144,7 +144,7 @@ def _check_keys(path: str, want: set[str], got: set[str], asked: Options) -> Non
     if more:
         raise DifferenceError(
             f"{path} holds {some(more)}, which the source does not give.",
-            "" if asked.optimizer else _STATES,
+            "" if asked.states else _STATES,
             what="unexpected",
             tensor=more[0],
         )

@@ -86,7 +86,7 @@ def test_states_and_settings_are_loaded_beside_the_weights() -> None:
         "model": {"up.weight": torch.zeros(10, 8)},
         "optimizer": {"state": states, "param_groups": [{"lr": 0.5, "params": list(states)}]},
     }
-    load(state, DistributedReader(STEP / "step-2", model_key="model", optimizer=STEP / "step-2"))
+    load(state, DistributedReader(STEP / "step-2", model_key="model", states=STEP / "step-2"))
     assert torch.equal(state["model"]["up.weight"], load_file(STEP / "expected.safetensors")["up.weight"])
     got = {f"{name}.{key}": tensor for name, own in states.items() for key, tensor in own.items()}
     assert_same(got, expected)

@@ -75,6 +75,7 @@ MATRIX = {
     "fill": Row("hhrsssrrrr", {"fill": True}, (("like", "../more.safetensors"),)),
     "structure": Row("hhhhhshshh", {"structure": False}, source="nested"),
     "chunks": Row("rrrrrrhhhh", {"chunks": 2}),
+    "states": Row("rrrrrrhhhh", {"states": "../zero"}),
     "model_key": Row("rrrrrrhhrh", {"model_key": "weights"}),
     "optimizer_key": Row("rrrrrrrrrr", {"optimizer_key": "opt"}),
     "flat_optimizer": Row("rrrrrrrrrr", {"flat_optimizer": True}),

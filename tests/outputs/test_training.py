@@ -307,9 +307,9 @@ def test_states_beside_weights_have_the_same_names_in_every_output(named: bool, 
     torch.save(state["model"], tmp_path / "model.pt")
     torch.save(state["optimizer"], tmp_path / "optimizer.pt")
     for out, arguments in (
-        ("whole", [tmp_path / "t.pt", "--optimizer", tmp_path / "t.pt"]),
-        ("apart", [tmp_path / "model.pt", "--model-key", "model", "--optimizer", tmp_path / "optimizer.pt"]),
-        ("other", [tmp_path / "model.pt", "--model-key", "model", "--optimizer", tmp_path / "t.pt"]),
+        ("whole", [tmp_path / "t.pt", "--states", tmp_path / "t.pt"]),
+        ("apart", [tmp_path / "model.pt", "--model-key", "model", "--states", tmp_path / "optimizer.pt"]),
+        ("other", [tmp_path / "model.pt", "--model-key", "model", "--states", tmp_path / "t.pt"]),
     ):
         done(ckptconv_here("safetensors2dcp", *arguments[:1], tmp_path / out, *arguments[1:], "--verify"))
         model, optimizer = trained(named, groups)
@@ -330,7 +330,7 @@ def test_numbers_that_nothing_names_are_refused_in_every_output(tmp_path: Path) 
     torch.save(state, tmp_path / "t.pt")
     words = "numbers its 6 parameters", "nothing tells which states", "named_parameters()"
     refused(ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "s.safetensors"), 5, *words)
-    run = ckptconv_here("safetensors2dcp", tmp_path / "t.pt", tmp_path / "d", "--optimizer", tmp_path / "t.pt")
+    run = ckptconv_here("safetensors2dcp", tmp_path / "t.pt", tmp_path / "d", "--states", tmp_path / "t.pt")
     refused(run, 5, *words)
     assert [path.name for path in tmp_path.iterdir()] == ["t.pt"]
 

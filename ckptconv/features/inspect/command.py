@@ -17,11 +17,10 @@ OTHER_WORDS = {"inspect": ("show", "info", "ls", "list", "view", "describe", "tr
 @taking(
     *named("raw tag"),
     OF_INSPECT["depth"],
-    OF_INSPECT["as_"],
+    *named("as_"),
     OPTIONS["max_shard_size"].explained("And that in files of at most SIZE."),
     *named("key include exclude dequantize map size"),
-    OF_INSPECT["stats"],
-    *named("html overwrite"),
+    *named("stats html overwrite"),
     *SHOWING,
 )
 def inspect_(

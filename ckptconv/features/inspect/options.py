@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ckptconv.options import NAMING
-from ckptconv.options.kinds import DTYPE, FLAG, counted
+from ckptconv.options.kinds import counted
 from ckptconv.options.option import Option, options_in
 from ckptconv.options.table import COMMAND, OPTIONS, named_in
 
@@ -12,17 +11,6 @@ class _Inspecting:
     """Options that only `inspect` has."""
 
     depth = Option(counted(1, 1000), "Levels of modules.", metavar="N", fallback="as many as fit a page", common=True)
-    as_ = Option(
-        DTYPE,
-        "What a conversion to DTYPE (fp32, bf16, fp16, keep) would give.",
-        flags=("--as",),
-        metavar="DTYPE",
-        group=NAMING,
-        common=True,
-    )
-    stats = Option(
-        FLAG, "Read all data, and show min, max, mean, std, zeros, NaN and infinities of each tensor.", common=True
-    )
 
 
 OF_INSPECT = options_in(_Inspecting)

@@ -30,7 +30,7 @@ def _other() -> None:
 _Z3 = ZERO / "z3_bf16_w2" / "checkpoint"
 # The command, and what it is called with, one after another.
 WAYS: dict[str, list[list[Any]]] = {
-    "diff": [["model.pt", "model.safetensors"], [_Z3, _Z3, "--optimizer", "--top", "2"]]
+    "diff": [["model.pt", "model.safetensors"], [_Z3, _Z3, "--with-states", "--top", "2"]]
 }
 # Words that people use for it.
 MEANT = {"compare": "diff"}

@@ -80,16 +80,16 @@ def test_a_conversion_is_equal_to_its_source_bit_for_bit(tmp_path: Path) -> None
 
 def test_optimizer_states_are_compared_if_asked_for() -> None:
     one, other = (ZERO / case / "checkpoint" for case in ("z1_bf16_w2", "z2_bf16_w2"))
-    found = diff(one, one, optimizer=True)
+    found = diff(one, one, with_states=True)
     assert found.equal
     weights = len(diff(one, one).tensors)
     states = [each.name for each in found.tensors if each.name.startswith("optimizer.")]
     assert len(found.tensors) == weights + len(states)
     assert any(name.endswith(".exp_avg") for name in states)
-    chosen = diff(one, other, optimizer=True, include=states[0].removeprefix("optimizer."))
+    chosen = diff(one, other, with_states=True, include=states[0].removeprefix("optimizer."))
     assert [each.name for each in chosen.tensors] == [states[0]]
     with pytest.raises(UsageError, match="no optimizer states"):
-        diff(one, ZERO / "z1_bf16_w2/expected.safetensors", optimizer=True)
+        diff(one, ZERO / "z1_bf16_w2/expected.safetensors", with_states=True)
 
 
 # ------------------------------------------------------------------------------------------------- planted differences

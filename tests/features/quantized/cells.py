@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import ckptconv
 from ckptconv.features.quantized.computing import Dequantize, Quantize, Rescale
 from ckptconv.features.quantized.options import ROUNDING_WAYS
-from ckptconv.features.quantized.table import WAYS
+from ckptconv.features.quantized.table import WAYS as _WAYS
 from ckptconv.result import Report
 from ckptconv.tensors.computing import Axis, Tile, Tiled
 from ckptconv.tensors.dtypes import DTYPES
@@ -44,7 +44,7 @@ DECIDING = {
 # ---------------------------------------------------------------------------------------------------- what is computed
 
 # Small checkpoints of every dialect, and the ways to quantize.
-DIALECTS, QUANTIZING_WAYS = dialects, WAYS
+DIALECTS, QUANTIZING_WAYS = dialects, _WAYS
 
 
 def _converting(**asked: Any) -> Callable[..., Report]:

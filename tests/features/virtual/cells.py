@@ -12,8 +12,8 @@ from typing import Any
 _OUTCOMES = {
     "h": "max_shard_size dtype dequantize quantize requantize keep key include exclude strip_prefix rename map tied "
     "like partial fill structure exclude_frozen_parameters clobber manifest digest attest depfile dry_run",
-    "r": "chunks model_key optimizer_key flat_optimizer fill_states zero_stage fresh_optimizer for_hub verify checksum "
-    "part",
+    "r": "chunks states model_key optimizer_key flat_optimizer fill_states zero_stage fresh_optimizer for_hub verify "
+    "checksum part",
     "s": "size order opaque copy_config",
 }
 # What asks for it, and what becomes of each option.
@@ -30,7 +30,10 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
 # The command, and what it is called with.
 WAYS = {"virtual": [["model.pt", "model.virtual.json"]]}
 # Commands that name their output by an option, last; those that lack one.
-NAMED = [(None, "virtual a.safetensors -o a.virtual.json")]
+NAMED = [
+    (None, "virtual a.safetensors -o a.virtual.json"),
+    (None, "convert a.safetensors -o a.virtual.json"),
+]
 LACKING = [("virtual a", "OUTPUT is missing")]
 # Commands that convert a checkpoint of any format.
 CONVERTING = ["virtual"]

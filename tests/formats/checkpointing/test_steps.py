@@ -379,10 +379,10 @@ def test_rectangles_that_overlap_or_leave_a_hole_are_refused(offset: int, tmp_pa
 @every("ranks", [1, 2, 4])
 def test_a_step_that_was_written_reads_back(ranks: int, tmp_path: Path) -> None:
     real = REAL / "2d-2x2-st" / "step-2"
-    options = ("--to", "torch-checkpointing", "--optimizer", real, "--no-fsync")
+    options = ("--to", "torch-checkpointing", "--states", real, "--no-fsync")
     step, states = tmp_path / "step-2", tmp_path / "states.safetensors"
     done(ckptconv_here("safetensors2dcp", real, step, *options, "--chunks", ranks, "--verify"))
-    assert ckptconv_here("verify", real, step, "--optimizer", real).code == 0
+    assert ckptconv_here("verify", real, step, "--states", real).code == 0
     assert convert(step, tmp_path / "out", "--optimizer", states).code == 0
     assert_same(load_with_aliases(tmp_path / "out"), load_file(REAL / "2d-2x2-st" / "expected.safetensors"))
     assert_same(load_with_aliases(states), load_file(REAL / "2d-2x2-st" / "optimizer.safetensors"))
