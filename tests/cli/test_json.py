@@ -23,6 +23,7 @@ from referencing import Registry, Resource
 
 import ckptconv.cli
 from ckptconv.errors import ERROR_KINDS, StoppedError
+from ckptconv.outputs.kinds import FURTHER
 
 SCHEMAS = {
     path.stem: json.loads(path.read_text()) for path in (Path(ckptconv.cli.__file__).parent / "schemas").glob("*.json")
@@ -64,7 +65,7 @@ WAYS: dict[str, list[list[Any]]] = {
         ["model.pt", "--verify", "--checksum", "--key", "model"],
     ],
     "safetensors2pt": [["model.safetensors", "again.pt"], ["model.safetensors", "again.pt", "--opaque", "drop"]],
-    "zero-to-fp32": [[Z3, "out"], [Z3, "--optimizer", "optimizer", "--universal", "universal"]],
+    "zero-to-fp32": [[Z3, "out"], [Z3, *(f"--{name}={name}" for name in FURTHER)]],
     "dcp2safetensors": [[FSDP, "out"]],
     "safetensors2dcp": [["model.safetensors", "dcp"]],
     "verify": [["model.pt", "model.safetensors"]],

@@ -22,7 +22,7 @@ import ckptconv
 from ckptconv import CkptconvError, UsageError
 from ckptconv.formats.source import Source
 from ckptconv.options.table import OPTIONS, Options
-from ckptconv.outputs.kinds import KINDS, check_options, flag
+from ckptconv.outputs.kinds import FURTHER, KINDS, check_options, entry_of, flag
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Inline
 
@@ -33,11 +33,9 @@ OWN: dict[str, dict[str, Any]] = {
     "torch": {"output": "x.pt"},
     "states": {"optimizer": "x"},
     "states-file": {"optimizer": "x.safetensors"},
-    "universal": {"universal": "x"},
     "dcp": {"output": "x", "to": "dcp"},
     "dcp-hf": {"output": "x", "to": "dcp-hf"},
     "accelerate": {"output": "x", "to": "accelerate"},
-    "torch-checkpointing": {"output": "x", "to": "torch-checkpointing"},
 }
 # Kinds of features: what asks for them, and what becomes of each option.
 OF_FEATURES = {kind: told for kinds in of_features("KINDS") for kind, told in kinds.items()}
@@ -60,42 +58,42 @@ class Row(NamedTuple):
 
 
 MATRIX = {
-    "max_shard_size": Row("rhrhrshrhr", {"max_shard_size": 300}),
-    "dtype": Row("hhhssshhhh", {"dtype": "bf16"}),
-    "key": Row("hhhssshhhh", {"key": "m"}, source="nested"),
-    "include": Row("hhhhhshhhh", {"include": "l1.*"}),
-    "exclude": Row("hhhhhshhhh", {"exclude": "l1.*"}),
-    "strip_prefix": Row("hhhhhshhhh", {"strip_prefix": "l1."}),
-    "rename": Row("hhhhhshhhh", {"rename": "^l1=q"}),
-    "map": Row("hhhhhshhhh", {"map": "../map.toml"}),
-    "size": Row("ssssssssss", {"size": {"n": 4}}),
-    "tied": Row("hhshhshshs", {"tied": "duplicate"}),
-    "like": Row("hhrssshhrr", {"like": LIKE}),
-    "partial": Row("hhrsssrrrr", {"partial": True}, (("like", "../more.safetensors"),)),
-    "fill": Row("hhrsssrrrr", {"fill": True}, (("like", "../more.safetensors"),)),
-    "structure": Row("hhhhhshshh", {"structure": False}, source="nested"),
-    "chunks": Row("rrrrrrhhhh", {"chunks": 2}),
-    "states": Row("rrrrrrhhhh", {"states": "../zero"}),
-    "model_key": Row("rrrrrrhhrh", {"model_key": "weights"}),
-    "optimizer_key": Row("rrrrrrrrrr", {"optimizer_key": "opt"}),
-    "flat_optimizer": Row("rrrrrrrrrr", {"flat_optimizer": True}),
-    "fill_states": Row("rrrrrrrrrr", {"fill_states": True}),
-    "order": Row("ssssssssss", {"order": "../order.txt"}),
-    "opaque": Row("sshssshshh", {"opaque": "drop"}, source="opaque"),
-    "zero_stage": Row("rrrrrhrrrr", {"zero_stage": 3}),
-    "fresh_optimizer": Row("rrrrrhrrrr", {"fresh_optimizer": True}),
-    "for_hub": Row("hhrrrrrrrr", {"for_hub": True}, source="nested"),
-    "copy_config": Row("shssssssss", {"copy_config": True}),
-    "exclude_frozen_parameters": Row("hhssshhhhh", {"exclude_frozen_parameters": True}, source="zero"),
-    "clobber": Row("hhhhhhhhhh", {"clobber": False}),
-    "verify": Row("hhhhhhhhhh", {"verify": True}),
-    "checksum": Row("hhhhhhhhhh", {"checksum": True}),
-    "part": Row("hhhhhhhhhh", {"part": (0, 2)}),
-    "manifest": Row("hhhhhhhhhh", {"manifest": "manifest.json"}),
-    "digest": Row("hhhhhhhhhh", {"digest": "sha256"}, (("manifest", "manifest.json"),)),
-    "attest": Row("hhhhhhhhhh", {"attest": "attested"}, (("digest", "sha256"),)),
-    "depfile": Row("hhhhhhhhhh", {"depfile": "x.d"}),
-    "dry_run": Row("hhhhhhhhhh", {"dry_run": True}),
+    "max_shard_size": Row("rhrhrhrh", {"max_shard_size": 300}),
+    "dtype": Row("hhhsshhh", {"dtype": "bf16"}),
+    "key": Row("hhhsshhh", {"key": "m"}, source="nested"),
+    "include": Row("hhhhhhhh", {"include": "l1.*"}),
+    "exclude": Row("hhhhhhhh", {"exclude": "l1.*"}),
+    "strip_prefix": Row("hhhhhhhh", {"strip_prefix": "l1."}),
+    "rename": Row("hhhhhhhh", {"rename": "^l1=q"}),
+    "map": Row("hhhhhhhh", {"map": "../map.toml"}),
+    "size": Row("ssssssss", {"size": {"n": 4}}),
+    "tied": Row("hhshhhsh", {"tied": "duplicate"}),
+    "like": Row("hhrsshhr", {"like": LIKE}),
+    "partial": Row("hhrssrrr", {"partial": True}, (("like", "../more.safetensors"),)),
+    "fill": Row("hhrssrrr", {"fill": True}, (("like", "../more.safetensors"),)),
+    "structure": Row("hhhhhhsh", {"structure": False}, source="nested"),
+    "chunks": Row("rrrrrhhh", {"chunks": 2}),
+    "states": Row("rrrrrhhh", {"states": "../zero"}),
+    "model_key": Row("rrrrrhhr", {"model_key": "weights"}),
+    "optimizer_key": Row("rrrrrrrr", {"optimizer_key": "opt"}),
+    "flat_optimizer": Row("rrrrrrrr", {"flat_optimizer": True}),
+    "fill_states": Row("rrrrrrrr", {"fill_states": True}),
+    "order": Row("ssssssss", {"order": "../order.txt"}),
+    "opaque": Row("sshsshsh", {"opaque": "drop"}, source="opaque"),
+    "zero_stage": Row("rrrrrrrr", {"zero_stage": 3}),
+    "fresh_optimizer": Row("rrrrrrrr", {"fresh_optimizer": True}),
+    "for_hub": Row("hhrrrrrr", {"for_hub": True}, source="nested"),
+    "copy_config": Row("shssssss", {"copy_config": True}),
+    "exclude_frozen_parameters": Row("hhssshhh", {"exclude_frozen_parameters": True}, source="zero"),
+    "clobber": Row("hhhhhhhh", {"clobber": False}),
+    "verify": Row("hhhhhhhh", {"verify": True}),
+    "checksum": Row("hhhhhhhh", {"checksum": True}),
+    "part": Row("hhhhhhhh", {"part": (0, 2)}),
+    "manifest": Row("hhhhhhhh", {"manifest": "manifest.json"}),
+    "digest": Row("hhhhhhhh", {"digest": "sha256"}, (("manifest", "manifest.json"),)),
+    "attest": Row("hhhhhhhh", {"attest": "attested"}, (("digest", "sha256"),)),
+    "depfile": Row("hhhhhhhh", {"depfile": "x.d"}),
+    "dry_run": Row("hhhhhhhh", {"dry_run": True}),
     **{option: Row(*row) for rows in of_features("ROWS_OF_KINDS") for option, row in rows.items()},
 }
 # Options that name the outputs, or are about how the input is reached and read, or how fast: they know of no kind.
@@ -168,7 +166,7 @@ def make(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 def convert(kind: str, source: str, options: Mapping[str, Any]) -> ckptconv.Report:
     words = {**ASKED[kind], **options}
     if words.get("like") == LIKE:
-        words["like"] += ".dcp" if KINDS[kind].holds == "dcp" else ".safetensors"
+        words["like"] += ".dcp" if entry_of(kind).holds == "dcp" else ".safetensors"
     return ckptconv.convert(f"../{source}", words.pop("output", None), fsync=False, jobs=1, **words)
 
 
@@ -183,7 +181,7 @@ def test_an_option_is_heeded_or_refused_or_said_to_have_no_effect(
     row = MATRIX[option]
     expected = outcomes(option)[kind]
     # Only some checkpoints have states of an optimizer, and only safetensors become a `.pt` file.
-    has_states = KINDS[kind].holds in ("optimizer", "universal")
+    has_states = entry_of(kind).holds in FURTHER
     source = "zero" if has_states else "model" if (kind, row.source) == ("torch", "zero") else row.source
     given = {**dict(row.beside), **row.given}
     outcome = make(kind, source, given, *([{}] if option == "clobber" else []))

@@ -6,4 +6,6 @@ each file. It is read like the files: as a checkpoint, and by `VirtualFiles` as 
 
 from __future__ import annotations
 
+# It is a kind of output and a command too.
+EXCEEDS = "a description of tensors in other files is written, read and checked"
 PAGES = ("virtual.md", "internals/virtual.md")
