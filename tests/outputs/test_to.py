@@ -115,7 +115,6 @@ def test_options_of_another_kind_are_said_which_kind_they_are_for() -> None:
     Path("m.pt").touch()
     ckptconv_here("verify", "m.safetensors", "m.pt", "--to", "dcp").refused(2, "m.pt is the name of a file")
     ckptconv_here("pt2safetensors", "m.pt", "x", "--to", "dcp").refused(2, "ckptconv convert has it")
-    ckptconv_here("inspect", "m.safetensors", "--dtype", "bf16").refused(2, "It is --as DTYPE")
 
 
 def test_strict_spellings_take_their_own_kinds() -> None:
