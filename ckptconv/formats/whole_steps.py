@@ -383,7 +383,8 @@ def _against(step: Step, names: set[str], used: Iterable[str], last: tuple[str, 
 
 def _compared(steps: Sequence[Judged]) -> list[Judged]:
     """Return the steps of a run, compared with one another: one is not whole, if it lacks a file that all other good
-    ones have. Names without a suffix that trainers choose may be hashes of what is in them. The oldest is compared with none, as a run may be saved otherwise from some step on."""
+    ones have. Names without a suffix that trainers choose may be hashes of what is in them. The oldest is compared with
+    none, as a run may be saved otherwise from some step on."""
     good = [each for each in steps if each.is_good and not is_made_here(each.step)]
     names = {
         each.step.name: {_DIGITS.sub("#", path) for path in each.step.shapes if path.endswith(_CHOSEN)} for each in good
