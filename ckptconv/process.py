@@ -1,4 +1,5 @@
-"""Garbage collection, memory and threads of this process: the many objects that describe a large checkpoint live on."""
+"""Garbage collection, memory, threads and features of this process: the many objects that describe a large checkpoint
+live on."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from typing import Any
 
 # New objects after which garbage is collected in a process of our own: with the usual 700, that takes a thirtieth of a
 # start.
@@ -208,3 +211,14 @@ def start_threads(threads: Sequence[Thread]) -> list[Thread]:
         threading.stack_size(usual)
         signal.pthread_sigmask(signal.SIG_SETMASK, heard)
     return started
+
+
+def of_feature(feature: str, name: str) -> Any:
+    """Return the module `name` of a feature; None if the feature is not here."""
+    module = f"ckptconv.features.{feature}.{name}"
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        return None

@@ -3,10 +3,10 @@
     bench.py [--sizes 0.5,2,8] [--only KIND,KIND] [--rounds 5] [--cold] [--write] [--keep]
 
 The inputs of a task are made under build/bench, and removed when the next task does not need them, so that 30 GB of
-disk are enough; SIZES are gigabytes of output. Every round runs every case of a task once, in turn; of an output of
-more than 4 GB there are at most three rounds. The disk is idle when a case begins, and no two ever run at the same
-time. Shown are medians of wall and processor time, the ratio of wall time to `cp` of the same output in the same
-rounds, and peak memory. `--write` puts tables and pictures into docs/.
+disk are enough; SIZES are gigabytes of output. Every round runs every case of a task once, in turn. A task has three
+rounds where its output has more than 4 GB, or where three rounds took more than half a minute. The disk is idle when a
+case begins, and no two ever run at the same time. Shown are medians of wall and processor time, the ratio of wall time
+to `cp` of the same output in the same rounds, and peak memory. `--write` puts tables and pictures into docs/.
 
 `states` loads and saves a state dict of 100,000 tensors in a program, and `start` does next to nothing, for what
 imports take.
@@ -347,8 +347,8 @@ with store.open("bench/model.pt", "rb") as source, store.open("bench/copy", "wb"
     while data := source.read(8 << 20):
         target.write(data)
 """
-# Bytes of output from which there are few rounds, and how many.
-_LARGE, _FEW_ROUNDS = 4 * 10**9, 3
+# There are few rounds where the output has more bytes than this, or where they took more seconds than this.
+_LARGE, _LONG, _FEW_ROUNDS = 4 * 10**9, 30, 3
 KINDS = (
     *("zero", "universal", "pt", "dcp", "floats", "transposed", "small", "megatron", "titan", "delta", "diff"),
     *("fp8", "int4", "mxfp4", "merge", "average", "states", "start", "serve", "stores"),
@@ -1090,7 +1090,10 @@ def run(task: Task, rounds: int, cold: bool) -> None:
     for case in task.cases:
         case.room = sum(file.stat().st_size for file in files_in(task.result))
     task.nbytes = task.cases[0].room
-    for number in range(rounds if task.nbytes < _LARGE else min(rounds, _FEW_ROUNDS)):
+    for number in range(rounds):
+        seconds = sum(taken.seconds for case in task.cases for taken in case.runs)
+        if number >= _FEW_ROUNDS and (task.nbytes >= _LARGE or seconds > _LONG):
+            break
         for case in (case for case in task.cases if not case.failure):
             prepare(case.inputs, cold)
             try:
@@ -1152,7 +1155,7 @@ def heading(rounds: int, cold: bool) -> list[str]:
     below = "What a disk or a host keeps by itself cannot be dropped: mostly what was written last, the result."
     libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "safetensors", "ckptconv"))
     return [
-        f"By `make bench`: whole processes, {rounds} rounds in turn (at most {_FEW_ROUNDS} of more than 4 GB),",
+        f"By `make bench`: whole processes, {rounds} rounds in turn ({_FEW_ROUNDS} of what takes long),",
         f"{'cold' if cold else 'warm'} page cache,",
         f"{os.cpu_count()} CPUs ({platform.machine()}), {memory() / 1e9:.0f} GB of memory,",
         f"Python {platform.python_version()}, {libraries}.",

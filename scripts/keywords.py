@@ -104,7 +104,7 @@ def _classes() -> Iterator[str]:
 
 def _called(field: str) -> str:
     """Return the name of the class of a group, by the first of its fields: _Sharding."""
-    return "_" + GROUPS[field.split(":", maxsplit=1)[0].strip()]
+    return "_" + GROUPS.get(name := field.split(":", maxsplit=1)[0].strip(), name.title().replace("_", ""))
 
 
 def _class(name: str, bases: Sequence[str], about: str, fields: Iterable[str]) -> Iterator[str]:

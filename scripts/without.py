@@ -110,7 +110,10 @@ def parts_of(page: str) -> list[str]:
 def flags_of(name: str) -> Iterator[str]:
     """The options that the feature adds to commands of the trunk."""
     table = (ROOT / "ckptconv" / "options" / "comparing.py").read_text("utf-8")
-    for module in re.findall(rf'^    "\w+": "ckptconv\.(features\.{name}\.\w+)",', table, re.MULTILINE):
+    modules = re.findall(rf'^    "\w+": "ckptconv\.(features\.{name}\.\w+)",', table, re.MULTILINE)
+    registered = (ROOT / "ckptconv" / "options" / "registered.py").read_text("utf-8")
+    modules += [f"features.{name}.options"] if re.search(rf'^    "{name}": "', registered, re.MULTILINE) else []
+    for module in modules:
         text = (ROOT / "ckptconv" / f"{module.replace('.', '/')}.py").read_text("utf-8")
         for option in re.findall(r"^    (\w+)(?:: .*)? = ", text, re.MULTILINE):
             yield f"--{option.replace('_', '-')}"

@@ -1,4 +1,4 @@
-"""Outputs that are computed: quantized weights, and what features compute."""
+"""Outputs that are computed, as features compute them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch
 from cells import of_features
 from safetensors.torch import save_file
 
-from ckptconv import convert
 from ckptconv.result import Report
 
 LAYER = "model.layers.{}.mlp.{}_proj.weight"
@@ -24,12 +23,13 @@ def random(*shape: int, seed: int) -> torch.Tensor:
 
 
 def sources(here: Path) -> Path:
-    """Put models `a`, `b`, `c`, adapters `lora` and `dora`, and `a` quantized, as `powers`, into a directory."""
+    """Put models `a`, `b`, `c`, adapters `lora` and `dora`, and what features make of them, into a directory."""
     for seed, name in enumerate(("a", "b", "c")):
         _model(here / name, 10 * seed)
     _adapter(here / "lora")
     _adapter(here / "dora", use_dora=True)
-    convert(here / "a", here / "powers", quantize="fp8-block-ue8m0", fsync=False)
+    for make in of_features("SOURCES"):
+        make(here)
     return here
 
 
@@ -56,16 +56,8 @@ def _adapter(here: Path, **told: Any) -> None:
 Job = Callable[..., Report]
 
 
-def _converting(**asked: Any) -> Job:
-    return lambda here, source, out, **options: convert(f"{here}/{source}", out, **asked, **options)
-
-
 # What makes an output, called with where `sources` are, the name of the one that verify is to be asked of, the output,
 # and options.
-JOBS: dict[str, tuple[Job, str]] = {
-    **{way: (_converting(quantize=way), "a") for way in ("fp8-block", "fp8-block-ue8m0", "mxfp8", "int4-g32")},
-    "requantize": (_converting(requantize="mxfp8"), "powers"),
-    **{name: job for jobs in of_features("JOBS") for name, job in jobs.items()},
-}
+JOBS: dict[str, tuple[Job, str]] = {name: job for jobs in of_features("JOBS") for name, job in jobs.items()}
 # Of each kind one, and two of them in one.
-SOME = ["fp8-block", "requantize", *(job for some in of_features("SOME") for job in some)]
+SOME = [job for some in of_features("SOME") for job in some]

@@ -500,7 +500,8 @@ def fuzz_index(chance: random.Random, place: Path) -> str:
 
 def quantized_cases() -> list[Path]:
     """The checkpoints of every dialect."""
-    return sorted(path for path in (DATA_HERE / "quantized").iterdir() if (path / "config.json").exists())
+    every = (path for dialects in of_features("DIALECTS") for path in dialects.QUANTIZED.iterdir())
+    return sorted(path for path in every if (path / "config.json").exists())
 
 
 def changed_record(names: list[str], chance: random.Random) -> str:
@@ -710,7 +711,7 @@ READERS: dict[str, Callable[[random.Random, Path], str]] = {
     "ranks": fuzz_ranks,
     "bits": fuzz_bits,
     "virtual": fuzz_virtual,
-    "quantized": fuzz_quantized,
+    **({"quantized": fuzz_quantized} if quantized_cases() else {}),
     "manifest": fuzz_manifest,
     "parts": fuzz_parts,
 }

@@ -18,6 +18,7 @@ from checkpoints import ckptconv_here
 from safetensors.torch import load_file, load_model
 
 import ckptconv as library
+from ckptconv.options.table import OPTIONS
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -265,6 +266,7 @@ def test_accelerate_offloads_what_it_loads_from_distcp_files(kind: str, tmp_path
     assert torch.equal(other(ids).logits, model(ids).logits)
 
 
+@pytest.mark.skipif("dequantize" not in OPTIONS, reason="there are no quantized weights")
 def test_dequantized_weights_and_their_configuration_are_those_of_transformers(tmp_path: Path) -> None:
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, FineGrainedFP8Config, Qwen3Config, Qwen3ForCausalLM

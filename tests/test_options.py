@@ -23,21 +23,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckptconv
-from ckptconv import Options, UsageError
+from ckptconv import Options, UsageError, process
 from ckptconv.cli.commands import app
+from ckptconv.options import registered
 from ckptconv.options.comparing import COMPARING
 from ckptconv.options.kinds import FLAG, Rules
 from ckptconv.options.option import Option
-from ckptconv.options.table import COMMAND, OPENING, OPTIONS
+from ckptconv.options.table import COMMAND, OPENING, OPTIONS, named_in
 
 # For each option: what its default is, a value, and how that may be written, in Python and last as words.
 ACCEPTED: dict[str, tuple[Any, Any, list[Any]]] = {
     "max_shard_size": (None, 5_000_000_000, [5_000_000_000, np.int64(5_000_000_000), "5000000000", "5GB"]),
     "dtype": (None, "bfloat16", [torch.bfloat16, "bfloat16", "bf16"]),
-    "dequantize": (False, True, [True]),
-    "quantize": ("", "mxfp8", ["mxfp8"]),
-    "requantize": ("", "mxfp8", ["mxfp8"]),
-    "keep": ((), ("*.bias",), ["*.bias", ("*.bias",), ["*.bias"]]),
     "key": ("", "state_dict", ["state_dict"]),
     "include": ((), ("*.bias",), ["*.bias", ("*.bias",), ["*.bias"]]),
     "exclude": ((), ("a", "b"), [("a", "b"), ["a", "b"]]),
@@ -89,14 +86,12 @@ ACCEPTED: dict[str, tuple[Any, Any, list[Any]]] = {
     "per_rank": (False, True, [True]),
     "opaque": ("", "keep", ["keep"]),
     "drop_opaque": (False, False, [False]),  # the same as opaque="drop"
+    **{name: values for more in of_features("ACCEPTED_VALUES") for name, values in more.items()},
 }
 NOT_TEXT = [3, b"x", ["a"], True]
 REFUSED: dict[str, list[Any]] = {
     "max_shard_size": [-1, 0, True, 5e9, "", "5 apples", "-1", "9" * 5000, "1e3", [1]],
     "dtype": [3, "int8", "", torch.int8, np.float32, torch.float64, ["bf16"], object()],
-    "quantize": ["fp8", "nf4", True, 3],
-    "requantize": ["int4-g32", True, 3],
-    "keep": [3, b"x", [3]],
     "key": NOT_TEXT,
     "include": [3, b"x", [3], {"a"}, {"a": 1}],
     "exclude": [3, ("a", None)],
@@ -127,6 +122,7 @@ REFUSED: dict[str, list[Any]] = {
     "zero_stage": [0, 4, True, 1.0, "x", ""],
     "opaque": ["x", 3, True],
     "copy_config": [1, "yes", "auto"],
+    **{name: values for more in of_features("REFUSED_VALUES") for name, values in more.items()},
     **{name: [None, 1, 0, "yes", ""] for name, option in OPTIONS.items() if option.kind is FLAG},
 }
 
@@ -222,10 +218,6 @@ DECIDING = {
     "rename": st.lists(st.sampled_from(["a=b", "^(x)=\\1", "="])),
     "tied": st.sampled_from(["alias", "duplicate"]),
     "structure": st.booleans(),
-    "dequantize": st.booleans(),
-    "quantize": st.sampled_from(["fp8-block", "int4-g32"]),
-    "requantize": st.sampled_from(["fp8-block", "mxfp8"]),
-    "keep": TEXT | st.lists(TEXT),
     "partial": st.booleans(),
     "fill": st.booleans(),
     "to": st.sampled_from(["", "dcp", "dcp-hf"]),
@@ -243,6 +235,7 @@ DECIDING = {
     "master": st.booleans(),
     "unstack": st.booleans(),
     "opaque": st.sampled_from(["", "keep", "drop"]),
+    **{name: values for more in of_features("DECIDING") for name, values in more.items()},
 }
 
 
@@ -259,6 +252,38 @@ def test_all_that_decides_is_recorded_and_nothing_else() -> None:
         if name not in ("drop_opaque", "for_hub"):  # which stand for other options
             assert list(Options(**{name: value}).recorded()) == ([name] if OPTIONS[name].decides else [])
     assert {name for name, option in OPTIONS.items() if option.decides} == {*DECIDING, "drop_opaque", "for_hub"}
+
+
+def test_an_option_of_a_feature_that_is_not_here_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.save({"w": torch.ones(3)}, tmp_path / "m.pt")
+    ckptconv.convert(tmp_path / "m.pt", tmp_path / "out", fsync=False)
+    monkeypatch.setattr(registered, "FEATURES", {**registered.FEATURES, "absent": "bend twist_more"})
+    with pytest.raises(UsageError, match=r"'twist_more' needs the feature absent, which is not here\."):
+        Options(twist_more=True)
+    with pytest.raises(UsageError, match=r"'bend' needs the feature absent"):
+        ckptconv.convert(tmp_path / "m.pt", tmp_path / "other", bend=1)
+    ckptconv_here("convert", tmp_path / "m.pt", tmp_path / "other", "--twist-more").refused(
+        2, "--twist-more needs the feature absent, which is not here."
+    )
+    manifest = tmp_path / "out" / ".ckptconv-manifest.json"
+    told = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps({**told, "options": {"bend": 3}}))
+    with pytest.raises(UsageError, match=r"had the option 'bend', which needs the feature absent"):
+        ckptconv.verify(tmp_path / "m.pt", tmp_path / "out")
+    # What tables name of such features is left out of them; a name that nobody has is a mistake.
+    assert list(named_in("dtype bend jobs")) == ["dtype", "jobs"]
+    with pytest.raises(KeyError):
+        named_in("dtype bent")
+
+
+def test_a_feature_reads_its_own_options_of_those_of_a_conversion() -> None:
+    for feature in registered.FEATURES:
+        if own := process.of_feature(feature, "options"):
+            options = Options(**{name: ACCEPTED[name][1] for name in own.GIVEN.table})
+            assert vars(own.GIVEN.of(options)) == {name: ACCEPTED[name][1] for name in own.GIVEN.table}
+            assert own.GIVEN.table.keys() == set(registered.FEATURES[feature].split())
 
 
 def test_a_manifest_with_a_value_that_no_option_has_is_refused(tmp_path: Path) -> None:

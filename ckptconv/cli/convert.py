@@ -14,7 +14,7 @@ import typer
 from ckptconv.cli import signals
 from ckptconv.cli.options import CONVERTING, destination, named, output_of, run, taking
 from ckptconv.cli.typer_compat import Command
-from ckptconv.errors import UNWRITTEN, UsageError, leaving
+from ckptconv.errors import UNWRITTEN, CorruptError, UsageError, leaving
 from ckptconv.options.table import COMMAND, EXECUTORS, OPTIONS
 from ckptconv.text import UNSET, Proposed
 
@@ -38,8 +38,6 @@ class ConvertCommand(Command):
 CLASS = ConvertCommand
 OTHER_WORDS = {
     "convert": ("to", "cast", "reshard", "consolidate", "save", "export"),
-    "convert --quantize fp8-block": ("quantize", "quantise", "quant"),
-    "convert --dequantize": ("dequantize", "dequantise", "dequant"),
 }
 # What options do here beside what they do in other commands.
 _EXPLAINED = {
@@ -58,7 +56,7 @@ _EXPLAINED = {
             *named(
                 "exclude_frozen_parameters master unstack optimizer order for_hub universal zero_stage fresh_optimizer"
             ),
-            *named("fresh_optimizer per_rank raw alone opaque drop_opaque safe_serialization"),
+            *named("last_good per_rank raw alone opaque drop_opaque safe_serialization"),
             *CONVERTING,
         )
     ),
@@ -92,6 +90,10 @@ def convert_(
       ckptconv convert */x.pt --output-dir out --output-name '{parent}-{stem}'
     """
     options.pop("safe_serialization", None)
+    if options.pop("last_good", False):
+        from ckptconv.formats.whole_steps import of_last_good
+
+        words = of_last_good(words, options)
     directory, template = options.pop("output_dir", None), options.pop("output_name", "")
     with leaving(UNWRITTEN):
         if directory == "":
@@ -109,7 +111,13 @@ def convert_(
                 f"There are {len(words)} arguments, where INPUT and OUTPUT were expected.",
                 f"To convert each of them: ckptconv convert {repeated(ctx.meta[_WORDS])} --output-dir DIR",
             )
-    convert_one("convert", "", words[0], output, options)
+    try:
+        convert_one("convert", "", words[0], output, options)
+    except (CorruptError, UsageError) as error:
+        from ckptconv.formats.whole_steps import advise
+
+        advise(error, words[0], options)
+        raise
 
 
 def repeated(words: Sequence[str]) -> str:

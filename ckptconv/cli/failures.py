@@ -15,6 +15,8 @@ from ckptconv.cli.registered import COMMANDS
 from ckptconv.cli.typer_compat import WRONG_USAGE
 from ckptconv.errors import CkptconvError, DifferenceError, FailedError, UsageError
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
+from ckptconv.options.registered import FEATURES, missing
+from ckptconv.process import of_feature
 
 if TYPE_CHECKING:
     from ckptconv.cli.printed import Failure
@@ -46,9 +48,6 @@ _WORDS = {
     "--bf16 --bfloat16": "It is --dtype bf16.",
     "--fp16 --float16 --half": "It is --dtype fp16.",
     "--fp32 --float32 --float": "It is --dtype fp32.",
-    "--fp8 --int4 --int8 --quantise --quantization --quant --q4 --q8 --nf4": "It is --quantize, such as --quantize "
-    "fp8-block.",
-    "--dequant --dequantise --unquantize": "It is --dequantize.",
     "--force -f --replace --yes -y --exist-ok": "It is --overwrite, for files of others; what ckptconv made is "
     "replaced without it.",
     "--device --gpu --cuda --cpu --device-map": "Nothing is put on a device: tensors go from file to file.",
@@ -80,9 +79,10 @@ _SUFFIXES = (*TORCH_SUFFIXES, ".safetensors", ".json", ".distcp", "/")
 
 
 def _of_commands(name: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the table `name` of each module of commands that has one."""
-    for module in dict.fromkeys(place.partition(":")[0] for place in COMMANDS.values()):
-        yield getattr(import_module(module), name, {})
+    """Yield the table `name` of each module of commands, or of options of a feature, that has one."""
+    modules = dict.fromkeys(place.partition(":")[0] for place in COMMANDS.values())
+    for module in (*map(import_module, modules), *(of_feature(feature, "options") for feature in FEATURES)):
+        yield getattr(module, name, {})
 
 
 def meant_by(word: str) -> str:
@@ -136,6 +136,8 @@ def failure_of(error: BaseException) -> CkptconvError | None:
         unknown = getattr(error, "option_name", "")
         # An error about an option that exists has no such list.
         if unknown and hasattr(error, "possibilities"):
+            if feature := missing(unknown.lstrip("-").removeprefix("no-").replace("-", "_")):
+                return UsageError(f"{unknown} needs the feature {feature}, which is not here.")
             owner = f" of {asked} itself" if getattr(error.ctx.command, "commands", None) else ""
             return UsageError(
                 f"There is no option {unknown}{owner}.", _instead(unknown, error.possibilities or (), error.ctx)

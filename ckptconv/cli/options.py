@@ -14,7 +14,7 @@ from ckptconv.cli import signals
 from ckptconv.errors import UNWRITTEN, UsageError, leaving
 from ckptconv.options.kinds import FLAG
 from ckptconv.options.option import Option
-from ckptconv.options.table import COMMAND, EXECUTORS, OPTIONS, TENSORS
+from ckptconv.options.table import COMMAND, EXECUTORS, OPTIONS, TENSORS, named_in
 from ckptconv.text import LastWord
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ Destination = Annotated[
 
 
 def named(names: str) -> list[Option]:
-    """Return the options with these names."""
-    return [OPTIONS[name] if name in OPTIONS else COMMAND[name] for name in names.split()]
+    """Return the options with these names, but for those of features that are not here."""
+    return list(named_in(names, {**COMMAND, **OPTIONS}).values())
 
 
 SHOWING = named("json quiet verbose storage_options inert progress")

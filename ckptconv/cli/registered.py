@@ -22,6 +22,8 @@ COMMANDS: dict[str, str] = {
     "serve": "ckptconv.features.serve.command:serve",
     "finish": "ckptconv.cli.finish:finish_",
     "inspect": "ckptconv.cli.inspect:inspect_",
+    "steps": "ckptconv.features.steps.command:steps",
+    "thin": "ckptconv.features.thin.command:thin",
     "maps": "ckptconv.cli.maps:maps",
     "rows": "ckptconv.features.rows.command:rows",
 }

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
+from importlib import import_module
 from typing import Any
 
 from ckptconv.comparison.changes import Change, Tolerance, widened
@@ -32,6 +33,11 @@ from ckptconv.text import Shown
 
 # What a pair of tensors is found to be, in the order in which they are listed.
 STATUSES = (ONLY_A, ONLY_B, SHAPE, DTYPE, CHANGED, EQUAL) = ("only_a", "only_b", "shape", "dtype", "changed", "equal")
+# The modules of features whose `through_codes(pairs, options)` returns how far apart, in steps, pairs are that differ
+# and of which a side is made of codes, and what was found of all such pairs; {} and None if there are none.
+THROUGH_CODES: dict[str, str] = {
+    "quantized": "ckptconv.features.quantized.steps",
+}
 # What stands before the names of optimizer states.
 _STATES = "optimizer."
 # Names that are tried, with so many dots, for a prefix that one side has and the other lacks.
@@ -399,12 +405,11 @@ def _through_codes(
     """Return what is found of the pairs of which a side is quantized: of those that differ, and of all together."""
     if not any(pair.one.computed or pair.other.computed for pair in pairs.values()):
         return {}, None
-    from ckptconv.comparison.steps import is_quantized, measured, summed
-
-    of_codes = {key: pair for key, pair in pairs.items() if is_quantized(pair.one) or is_quantized(pair.other)}
-    equal = {key: not (pair.found and pair.found.elements) for key, pair in of_codes.items()}
-    steps = measured({key: pair for key, pair in of_codes.items() if not equal[key]}, options)
-    return steps, summed(of_codes, steps, equal) if of_codes else None
+    for module in THROUGH_CODES.values():
+        steps, together = import_module(module).through_codes(pairs, options)
+        if together:
+            return steps, together
+    return {}, None
 
 
 def _compared(

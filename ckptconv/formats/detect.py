@@ -20,9 +20,11 @@ from ckptconv.formats.ranks import locate as ranks
 from ckptconv.formats.registered import FORMATS
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.options.option import checked
-from ckptconv.options.table import NO_MAP, OPENING
+from ckptconv.options.registered import OPENED, options_of
+from ckptconv.options.table import CHANGING, NO_MAP, OPENING
 from ckptconv.pickles.nodes import is_distributed_class
 from ckptconv.pickles.refusing import refusing_attacks
+from ckptconv.process import of_feature
 from ckptconv.storage import stores
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote, normalize
@@ -43,7 +45,7 @@ _Found: TypeAlias = tuple[Format, Guess]
 _LOOKED_AT, _FEW = 50, 5
 
 
-@checked(OPENING)
+@checked({**OPENING, **CHANGING})
 def open_source(
     path: str | os.PathLike[str],
     *,
@@ -59,9 +61,6 @@ def open_source(
     like: str = "",
     map: str | os.PathLike[str] = "",  # noqa: A002
     size: Mapping[str, int] | None = None,
-    dequantize: bool = False,
-    weights_dtype: str = "bfloat16",
-    quantize: bool = False,
     inert: bool = False,
     raw: bool = False,
     alone: bool = False,
@@ -69,6 +68,7 @@ def open_source(
     spool_dir: str = "",
     storage_options: Mapping[str, Any] | None = None,
     recorded: ChosenMap | None = None,
+    **asked: Any,
 ) -> Source:
     """Open the checkpoint at `path`, whatever its format. Read descriptions only, no tensor data.
 
@@ -79,8 +79,7 @@ def open_source(
     safetensors that does not fit the tensors is an error; with `structure` false it is left out. `like` is the path of
     the source's reference. `order` names what tells the order of its parameters, in which optimizers number them; a
     reference may tell it too. `map` names a map, which gives other names and layouts, and `size` tells sizes of its
-    axes. With `dequantize`, weights of `weights_dtype` stand in the place of quantized ones, which with `quantize`
-    become codes again. A file that is an attack raises
+    axes. What else is `asked` are options of features that change a source. A file that is an attack raises
     UnsafeError; with `inert` it is opened like any other, and nothing in it runs. `raw` keeps whole modules the objects
     they are. One file of many, such as a rank's, can be looked at; whoever takes its weights for a model gets an error,
     unless it is taken `alone`. "-" is standard input. Input from a pipe is kept in a temporary file in `spool_dir`.
@@ -101,7 +100,7 @@ def open_source(
         from ckptconv.formats.chosen_map import names_each_layer, tells_layers_apart
 
         apart = names_each_layer(recorded.map) if recorded else tells_layers_apart(os.fspath(map), reached)
-    reaching = {"inert": inert, "spool_dir": spool_dir, "storage_options": storage_options}
+    reaching: dict[str, Any] = {"inert": inert, "spool_dir": spool_dir, "storage_options": storage_options}
     orders = asked_orders(order, like if states else "", reaching)
     wanted = Wanted(key, states, tag, exclude_frozen, model_rank, structure, raw, master, apart, is_mapped, orders)
     with refusing_attacks(not inert):
@@ -126,8 +125,7 @@ def open_source(
     ]
     source = source._replace(warnings=[*source.warnings, *idle]) if idle else source
     source = source.computing(map=recorded) if recorded else source
-    layout: dict[str, Any] = {"like": like, "map": os.fspath(map), "size": size, **reaching}
-    return with_layout(source, dequantize=dequantize, weights_dtype=weights_dtype, quantize=quantize, **layout)
+    return with_layout(source, like=like, map=os.fspath(map), size=size, **reaching, **asked)
 
 
 def _joined(place: Location, source: Source, wanted: Wanted) -> Source:
@@ -147,28 +145,28 @@ def with_layout(
     like: str = "",
     map: str = "",  # noqa: A002
     size: Mapping[str, int] | None = None,
-    dequantize: bool = False,
-    weights_dtype: str = "bfloat16",
-    quantize: bool = False,
-    **reaching: Any,
+    inert: bool = False,
+    spool_dir: str = "",
+    storage_options: Mapping[str, Any] | None = None,
+    **asked: Any,
 ) -> Source:
-    """Return `source` with the reference and the map that an output of it is to have; each "" if there is none. With
-    `dequantize`, its quantized weights become weights of `weights_dtype` first; "" if all of them are quantized anew.
+    """Return `source` with the reference and the map that an output of it is to have, each "" if there is none, and as
+    features change it for what else is `asked`.
 
-    The arguments are those of `open_source`; `reaching` say how it reaches and trusts any checkpoint.
+    The arguments are those of `open_source`.
     """
+    reaching: dict[str, Any] = {"inert": inert, "spool_dir": spool_dir, "storage_options": storage_options}
     if is_pipe(like):
         raise UsageError(f"--like {like} is a pipe, and a reference is a checkpoint that stays.")
-    if dequantize:
-        from ckptconv.formats.quantized.weights import with_weights
-
-        source = with_weights(source, weights_dtype, reaching.get("storage_options") or {}, anew=quantize)
+    for feature in OPENED:
+        if any(asked.get(name) for name in options_of(feature)):
+            source = of_feature(feature, "opening").opened(source, asked, reaching)
     if like:
         source = source.computing(like=open_source(normalize(like), structure=False, **reaching))
     if map or size:
         from ckptconv.formats.chosen_map import with_map
 
-        source = with_map(source, map, size or {}, reaching.get("storage_options") or {})
+        source = with_map(source, map, size or {}, storage_options or {})
     return source
 
 

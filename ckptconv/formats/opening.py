@@ -34,7 +34,7 @@ def opened(
         settings = {**options.opening(), "key": key, "states": states, "like": like}
         return open_source(normalize(given), recorded=recorded, **settings)
     source = complete(given, key=key, states=states, inert=options.inert)
-    layout: dict[str, Any] = {**options.dequantizing(), **options.reaching()}
+    layout: dict[str, Any] = {**options.changing(), **options.reaching()}
     source = with_layout(source, like=like, map=options.map, size=options.size, **layout)
     return source.computing(map=source.map or recorded) if recorded else source
 

@@ -48,8 +48,10 @@ _WITHIN = frozenset(
 )
 # With more sources than this in a remote directory, it is listed once.
 _FEW = 4
-# How a source may be packed. What a delta overwrites may be of any size, and no virtual checkpoint is made of deltas.
-_METHODS = ("deflate", "zstandard")
+# How a source may be packed; and the most bytes of one that a delta overwrites, which are mostly zeros: two for each
+# byte of a tensor, as no delta overwrites larger ones.
+_METHODS = ("deflate", "zstandard", "overwriting")
+_MOST_OVERWRITTEN = 1 << 33
 _MISSING = Entry("missing", File("", 0))
 
 
@@ -332,6 +334,8 @@ def _packed(entry: dict[str, Any], name: str, size: int, sources: Sequence[File]
         raise ValueError(f"{name[:100]!r} ends at byte {offset + nbytes} of a file of {sources[index].size}")
     if method == "deflate":
         check_ratio(name, nbytes, size)
+    if method == "overwriting" and size > _MOST_OVERWRITTEN:
+        raise ValueError(f"{name[:100]!r} is said to be {size} bytes")
     return File(name, size, "", Packed(sources[index], offset, nbytes, crc, method))
 
 

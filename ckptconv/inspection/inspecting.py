@@ -3,37 +3,38 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ckptconv.errors import CkptconvError
 from ckptconv.formats import pipelines
 from ckptconv.formats.detect import complete, with_layout
 from ckptconv.formats.opening import opened_at
-from ckptconv.formats.quantized.parts import parts_among
 from ckptconv.formats.source import Opened, Source, source_of
-from ckptconv.inspection.summary import QuantizedSummary, Summary, forecast, quantization, summarize, tensors_of
+from ckptconv.inspection.summary import Summary, forecast, summarize, tensors_of
 from ckptconv.options.option import checked, filled
-from ckptconv.options.table import INSPECTING, Options
-from ckptconv.outputs.naming import tree_of
+from ckptconv.options.table import CHANGING, INSPECTING, Options
 from ckptconv.process import no_garbage
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import normalize
 from ckptconv.storage.progress import counter, shown
 from ckptconv.storage.stores import pinned
-from ckptconv.structure import keymap
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ckptconv.options.keywords import InspectOptions
     from ckptconv.storage.progress import AnyProgress
-    from ckptconv.tensors.lazy import LazyTensor
 
 # The modules of features whose `notes_of(source)` yields what a user should know of a checkpoint, a sentence each.
 NOTES: dict[str, str] = {
     "rows": "ckptconv.features.rows.tables",
+}
+# Fields of a summary that features find: the module of each, whose `survey(source, tensors, options, storage_options,
+# warnings)` returns it, or None, and adds to the warnings why it cannot be told. The tensors are those that the options
+# choose.
+SURVEYS: dict[str, str] = {
+    "quantized": "ckptconv.features.quantized.surveying",
 }
 
 
@@ -79,7 +80,7 @@ def inspect(
     with no_garbage():
         if isinstance(opened, Source):
             opened = complete(opened, key=asked["key"], inert=asked["inert"])
-            layout = {name: asked[name] for name in ("map", "size", "dequantize", "storage_options")}
+            layout = {name: asked[name] for name in ("map", "size", "storage_options", *CHANGING) if name in asked}
             opened = with_layout(opened, **layout)
         else:
             path = os.fspath(opened)
@@ -97,7 +98,9 @@ def inspect(
     with no_garbage():
         notes = [note for module in NOTES.values() for note in import_module(module).notes_of(opened)]
         summary = summarize(opened, notes, which, path=path, found=found, held=held)
-        summary.quantized = _quantized(opened, kept, which, asked["storage_options"], summary.warnings)
+        for field, module in SURVEYS.items():
+            survey = import_module(module).survey(opened, kept, which, asked["storage_options"], summary.warnings)
+            setattr(summary, field, survey)
     summary.bytes_read += read
     summary.conversion = conversion
     if html:
@@ -107,25 +110,3 @@ def inspect(
 
         write_whole(html, page_of(summary).encode(), PAGE, overwrite, [summary.input, *files_behind(opened)])
     return summary
-
-
-def _quantized(
-    source: Source,
-    kept: Mapping[str, LazyTensor],
-    which: Options,
-    storage_options: Mapping[str, Any],
-    warnings: list[str],
-) -> QuantizedSummary | None:
-    """Return what is quantized of the tensors `kept`, which `which` choose; add why that cannot be told to
-    `warnings`."""
-    if source.quantized or not parts_among(kept):
-        return None
-    from ckptconv.formats.quantized.weights import surveyed
-
-    try:
-        described = keymap.describe(tree_of(source, which)).quantized if source.structured else {}
-        found = surveyed(source, kept, described, storage_options)
-    except CkptconvError as error:
-        warnings.append(f"Its weights are quantized, and --dequantize makes none of them: {error.message}")
-        return None
-    return quantization(kept, found) if found.weights else None

@@ -7,7 +7,6 @@ import heapq
 import json
 import math
 import shlex
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -31,7 +30,6 @@ from ckptconv.tensors.moves import File
 from ckptconv.text import Shown, brief
 
 if TYPE_CHECKING:
-    from ckptconv.formats.quantized.joining import Found
     from ckptconv.tensors.statistics import Statistics
 
 # So many of the largest tensors are named.
@@ -314,21 +312,6 @@ def summarize(
         not_finite=None if found is None else [name for name in flat if name in found and not found[name].is_finite],
         made_of=made_of,
     )
-
-
-def quantization(tensors: Mapping[str, LazyTensor], found: Found) -> QuantizedSummary:
-    """Return what of these `tensors` is quantized; `found` are their weights."""
-    formats: dict[str, QuantizedGroup] = {}
-    bits: Counter[str] = Counter()
-    for weight in found.weights.values():
-        group = formats.setdefault(weight.format, QuantizedGroup())
-        group.weights += 1
-        group.parameters += weight.tensor.numel
-        bits[weight.format] += weight.bits
-    for name, group in formats.items():
-        group.bits_per_weight = round(bits[name] / group.parameters, 3) if group.parameters else 0.0
-    others = sum(tensor.numel for name, tensor in tensors.items() if name not in found.gone)
-    return QuantizedSummary(others + sum(group.parameters for group in formats.values()), formats)
 
 
 def _values(*trees: Any) -> Iterator[tuple[str, str | bool | int | float]]:

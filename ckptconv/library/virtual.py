@@ -20,7 +20,6 @@ from ckptconv.options.option import checked
 from ckptconv.options.table import OPTIONS, Options
 from ckptconv.outputs.kinds import is_given
 from ckptconv.outputs.planning import planned
-from ckptconv.outputs.quantizing import was_quantized
 from ckptconv.outputs.targets import Target
 from ckptconv.outputs.telling import notes_of, warnings_of
 from ckptconv.plan import Data, FilePlan, Literal
@@ -30,6 +29,7 @@ from ckptconv.storage.location import Location
 from ckptconv.storage.paths import normalize
 from ckptconv.storage.reading import REQUESTS
 from ckptconv.storage.spool import SpoolingReaders
+from ckptconv.tensors.casting import is_decoded
 from ckptconv.tensors.lazy import Convert, LazyTensor, untagged
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ def _asks_for_no_more(options: Options) -> bool:
 def _change(files: Sequence[FilePlan]) -> Change:
     """Return what was done to the weights in `files` that a configuration is to say."""
     tensors = [part.tensor for file in files for part in file.parts if isinstance(part, Data)]
-    plain = [tensor for tensor in tensors if was_quantized(tensor)]
+    plain = [tensor for tensor in tensors if is_decoded(tensor)]
     made = {each.dtype.name for each in (*plain, *(each for each in tensors if isinstance(untagged(each), Convert)))}
     return Change(made.pop() if len(made) == 1 else "", bool(plain))
 

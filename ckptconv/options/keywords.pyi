@@ -57,63 +57,6 @@ class _Casting(TypedDict, total=False):
     Default: float32 for a DeepSpeed checkpoint, else keep."""
 
 
-class _Dequantizing(TypedDict, total=False):
-    """Convert, Inspect, Diff, Open, Load, Average, Merge, Rows."""
-
-    dequantize: bool
-    """Make weights of quantized ones: of their codes, scales and zero points, as bfloat16 or --dtype."""
-
-
-class _Making(TypedDict, total=False):
-    """Convert, Average, Merge, Rows."""
-
-    quantize: Literal["fp8-block", "fp8-block-ue8m0", "mxfp8", "int4-g32"] | None
-    """Quantize the matrices of layers: to FP8 with a scale for 128 by 128 (fp8-block; of powers of two: fp8-block-
-    ue8m0) or for 32 (mxfp8), or to 4 bits with a scale for 32 (int4-g32). Embeddings, heads, norms and routers stay
-    as they are."""
-
-    requantize: Literal["fp8-block", "fp8-block-ue8m0", "mxfp8", "nvfp4"] | None
-    """Give quantized weights another format that gives the same numbers, bit for bit; where it does not, that is an
-    error."""
-
-    keep: str | list[str] | tuple[str, ...] | None
-    """Quantize no names that match, such as '*.down_proj.*'; repeatable."""
-
-    tied: Literal["alias", "duplicate"] | None
-    """Store tied tensors once (alias), or under each of their names (duplicate). Default: alias."""
-
-    to: Literal["dcp", "dcp-hf", "accelerate", "torch-checkpointing"] | None
-    """Write a checkpoint of torch.distributed.checkpoint: .distcp files (dcp), or the safetensors shards of its
-    HuggingFaceStorageWriter (dcp-hf); the two that accelerate and the Trainer of transformers load with FSDP2
-    (accelerate); or a step of torch_checkpointing (torch-checkpointing). Default: what OUTPUT is called."""
-
-    chunks: int | str | None
-    """Cut every tensor into N along its first dimension, as N ranks save it, each into files of its own."""
-
-    verify: bool
-    """Compare the output with the input before it gets its name."""
-
-    part: tuple[int, int] | list[int] | str | None
-    """Do part I, from 0, of N, and leave it staged for `finish`; auto: as the job's environment says (Slurm, torchrun,
-    Kubernetes)."""
-
-    digest: Literal["sha256", "blake3"] | None
-    """Compute a digest of every file and tensor, kept in the manifest."""
-
-    depfile: str | os.PathLike[str] | None
-    """Write a rule for make there: which files the output is made of."""
-
-    for_hub: bool
-    """Write a model to publish: its weights alone, found without --key, with config.json, tokenizer and the like,
-    without structure record and manifest."""
-
-    opaque: Literal["keep", "drop"] | None
-    """Objects of classes that are not known to be data: write them, or leave them out. Default: refuse."""
-
-    drop_opaque: bool
-    """The same as --opaque drop."""
-
-
 class _Choosing(TypedDict, total=False):
     """Convert, Inspect, Diff, Open, Load, Distributed, Average, Merge, Patch, Rows."""
 
@@ -160,6 +103,56 @@ class _Measuring(TypedDict, total=False):
 
     size: Mapping[str, int] | str | list[str] | tuple[str, ...] | None
     """The size of an axis of the map that shapes and config.json do not tell, such as n=32; repeatable."""
+
+
+class _Tied(TypedDict, total=False):
+    """Convert, Average, Merge, Rows."""
+
+    tied: Literal["alias", "duplicate"] | None
+    """Store tied tensors once (alias), or under each of their names (duplicate). Default: alias."""
+
+    to: Literal["dcp", "dcp-hf", "accelerate", "torch-checkpointing"] | None
+    """Write a checkpoint of torch.distributed.checkpoint: .distcp files (dcp), or the safetensors shards of its
+    HuggingFaceStorageWriter (dcp-hf); the two that accelerate and the Trainer of transformers load with FSDP2
+    (accelerate); or a step of torch_checkpointing (torch-checkpointing). Default: what OUTPUT is called."""
+
+    chunks: int | str | None
+    """Cut every tensor into N along its first dimension, as N ranks save it, each into files of its own."""
+
+    verify: bool
+    """Compare the output with the input before it gets its name."""
+
+    part: tuple[int, int] | list[int] | str | None
+    """Do part I, from 0, of N, and leave it staged for `finish`; auto: as the job's environment says (Slurm, torchrun,
+    Kubernetes)."""
+
+    digest: Literal["sha256", "blake3"] | None
+    """Compute a digest of every file and tensor, kept in the manifest."""
+
+    depfile: str | os.PathLike[str] | None
+    """Write a rule for make there: which files the output is made of."""
+
+    for_hub: bool
+    """Write a model to publish: its weights alone, found without --key, with config.json, tokenizer and the like,
+    without structure record and manifest."""
+
+    opaque: Literal["keep", "drop"] | None
+    """Objects of classes that are not known to be data: write them, or leave them out. Default: refuse."""
+
+    drop_opaque: bool
+    """The same as --opaque drop."""
+
+    quantize: Literal["fp8-block", "fp8-block-ue8m0", "mxfp8", "int4-g32"] | None
+    """Quantize the matrices of layers: to FP8 with a scale for 128 by 128 (fp8-block; of powers of two: fp8-block-
+    ue8m0) or for 32 (mxfp8), or to 4 bits with a scale for 32 (int4-g32). Embeddings, heads, norms and routers stay
+    as they are."""
+
+    requantize: Literal["fp8-block", "fp8-block-ue8m0", "mxfp8", "nvfp4"] | None
+    """Give quantized weights another format that gives the same numbers, bit for bit; where it does not, that is an
+    error."""
+
+    keep: str | list[str] | tuple[str, ...] | None
+    """Quantize no names that match, such as '*.down_proj.*'; repeatable."""
 
 
 class _Imitating(TypedDict, total=False):
@@ -334,6 +327,13 @@ class _DeepSpeed(TypedDict, total=False):
     """Tensor parallel: OUTPUT/mp_rank_NN/ for each rank."""
 
 
+class _Dequantizing(TypedDict, total=False):
+    """Convert, Inspect, Diff, Open, Load, Average, Merge, Rows."""
+
+    dequantize: bool
+    """Make weights of quantized ones: of their codes, scales and zero points, as bfloat16 or --dtype."""
+
+
 class _Showing(TypedDict, total=False):
     """Inspect, Diff."""
 
@@ -344,13 +344,12 @@ class _Showing(TypedDict, total=False):
 class ConvertOptions(
     _Sharding,
     _Casting,
-    _Dequantizing,
-    _Making,
     _Choosing,
     _Selecting,
     _Renaming,
     _Mapping,
     _Measuring,
+    _Tied,
     _Imitating,
     _FindingTheModel,
     _FindingStates,
@@ -368,6 +367,7 @@ class ConvertOptions(
     _Precision,
     _WritingStates,
     _DeepSpeed,
+    _Dequantizing,
     total=False,
 ):
     """Options of `convert`, `verify`, `save_state_dict` and `VirtualFiles`."""
@@ -375,7 +375,6 @@ class ConvertOptions(
 
 class InspectOptions(
     _Sharding,
-    _Dequantizing,
     _Choosing,
     _Selecting,
     _Mapping,
@@ -385,6 +384,7 @@ class InspectOptions(
     _Connecting,
     _Undecoded,
     _Detecting,
+    _Dequantizing,
     _Showing,
     total=False,
 ):
@@ -398,7 +398,6 @@ class InspectOptions(
 
 
 class DiffOptions(
-    _Dequantizing,
     _Choosing,
     _Selecting,
     _Renaming,
@@ -411,6 +410,7 @@ class DiffOptions(
     _Undecoded,
     _SingleFile,
     _Precision,
+    _Dequantizing,
     _Showing,
     total=False,
 ):
@@ -457,7 +457,6 @@ class FinishOptions(_Publishing, _Overwriting, _Attesting, _Connecting, total=Fa
 
 
 class OpenOptions(
-    _Dequantizing,
     _Choosing,
     _Mapping,
     _Measuring,
@@ -469,6 +468,7 @@ class OpenOptions(
     _SingleFile,
     _Detecting,
     _Precision,
+    _Dequantizing,
     total=False,
 ):
     """Options of `open`."""
@@ -483,7 +483,7 @@ class OpenOptions(
     """Read what describes the optimizer's states now, not when they are asked for."""
 
 
-class LoadOptions(_Casting, _Dequantizing, _Choosing, _Connecting, _Undecoded, _SingleFile, _Precision, total=False):
+class LoadOptions(_Casting, _Choosing, _Connecting, _Undecoded, _SingleFile, _Precision, _Dequantizing, total=False):
     """Options of `load_state_dict`."""
 
 
@@ -509,13 +509,12 @@ class DistributedOptions(
 class AverageOptions(
     _Sharding,
     _Casting,
-    _Dequantizing,
-    _Making,
     _Choosing,
     _Selecting,
     _Renaming,
     _Mapping,
     _Measuring,
+    _Tied,
     _Imitating,
     _FindingTheModel,
     _Working,
@@ -527,6 +526,7 @@ class AverageOptions(
     _Connecting,
     _Undecoded,
     _Precision,
+    _Dequantizing,
     total=False,
 ):
     """Options of `average`."""
@@ -546,13 +546,12 @@ class AverageOptions(
 class MergeOptions(
     _Sharding,
     _Casting,
-    _Dequantizing,
-    _Making,
     _Choosing,
     _Selecting,
     _Renaming,
     _Mapping,
     _Measuring,
+    _Tied,
     _Imitating,
     _FindingTheModel,
     _Working,
@@ -564,6 +563,7 @@ class MergeOptions(
     _Connecting,
     _Undecoded,
     _Precision,
+    _Dequantizing,
     total=False,
 ):
     """Options of `merge`."""
@@ -595,13 +595,12 @@ class PatchOptions(
 class RowsOptions(
     _Sharding,
     _Casting,
-    _Dequantizing,
-    _Making,
     _Choosing,
     _Selecting,
     _Renaming,
     _Mapping,
     _Measuring,
+    _Tied,
     _Imitating,
     _FindingTheModel,
     _FindingStates,
@@ -618,6 +617,7 @@ class RowsOptions(
     _Detecting,
     _Precision,
     _DeepSpeed,
+    _Dequantizing,
     total=False,
 ):
     """Options of `split_rows`, `pack_rows` and `check_rows`."""

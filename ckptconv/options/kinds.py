@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from ckptconv.errors import UsageError
+from ckptconv.options.registered import missing
 from ckptconv.text import brief, parse_count, parse_part, parse_path, parse_size
 
 # The memory for buffers where nobody says. If something is remote, requests are large, and several run at once; if
@@ -145,8 +146,8 @@ def _dtype(value: Any, called: str) -> str:
     name = dtype_name(value, called)
     if name not in DTYPES:
         hint = "Give fp32, bf16, fp16 or keep."
-        if _CODES.match(name):
-            hint += f" Codes and scales are written by --quantize, such as --quantize {ROUNDING_WAYS[0]}."
+        if _CODES.match(name) and not missing("quantize"):
+            hint += " Codes and scales are written by --quantize, such as --quantize fp8-block."
         raise UsageError(f"{called} {brief(name)} is no dtype to convert to.", hint)
     return name
 
@@ -222,10 +223,6 @@ TIED = choice("alias", "duplicate", words=_LITERAL["alias", "duplicate"])
 OPAQUE = choice("keep", "drop", unset="")
 ALGORITHMS = ("sha256", "blake3")
 DIGEST = choice(*ALGORITHMS, words=_LITERAL[ALGORITHMS], unset="")
-ROUNDING_WAYS = ("fp8-block", "fp8-block-ue8m0", "mxfp8", "int4-g32")
-WAY = choice(*ROUNDING_WAYS, words=_LITERAL[ROUNDING_WAYS], unset="")
-_EXACT_WAYS = ("fp8-block", "fp8-block-ue8m0", "mxfp8", "nvfp4")
-EXACT_WAY = choice(*_EXACT_WAYS, words=_LITERAL[_EXACT_WAYS], unset="")
 CHECKPOINT = choice(
     "dcp",
     "dcp-hf",

@@ -128,6 +128,10 @@ def unknown(name: str, known: Iterable[str]) -> UsageError:
     """Return the error for a keyword argument `name` that is not among `known`."""
     import difflib
 
+    from ckptconv.options.registered import missing
+
+    if feature := missing(name):
+        return UsageError(f"The option {name!r} needs the feature {feature}, which is not here.")
     close = difflib.get_close_matches(name, known)
     return UsageError(
         f"There is no option {name[:100]!r}.",
@@ -176,12 +180,18 @@ class Given:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
 
+    @classmethod
+    def of(cls, options: Given) -> Self:
+        """Return those of `options`, which are more, that this class has."""
+        return cls(**{name: getattr(options, name) for name in cls.table})
+
     def replaced(self, **given: Any) -> Self:
         """Return these options with what is `given` in the place of theirs."""
         return type(self)(**{**vars(self), **given})
 
 
 naming = functools.partial(option, group=NAMING)
+deciding = functools.partial(option, decides=True)
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])

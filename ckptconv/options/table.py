@@ -17,7 +17,6 @@ from ckptconv.options.kinds import (
     CHECKPOINT,
     DIGEST,
     DTYPE,
-    EXACT_WAY,
     FAR_MEMORY,
     FLAG,
     MAPPING,
@@ -34,17 +33,16 @@ from ckptconv.options.kinds import (
     TEXTS,
     TIED,
     USUAL_MEMORY,
-    WAY,
     counted,
 )
-from ckptconv.options.option import Given, Option, naming, option, options_in
+from ckptconv.options.option import Given, Option, deciding, naming, option, options_in
+from ckptconv.options.registered import FEATURES, OPENED, missing, options_of
 
 # Options with this group are for Python only.
 LIBRARY = "library"
 # The value of --map for none where the input's record names one.
 NO_MAP = "none"
 
-_deciding = functools.partial(option, decides=True)
 _running = functools.partial(option, group=RUNNING)
 
 
@@ -56,7 +54,7 @@ class Options(Given):
     """
 
     # Which tensors to convert, and how.
-    max_shard_size: int | None = _deciding(
+    max_shard_size: int | None = deciding(
         SIZE,
         "Split the output into files of at most SIZE, such as 5GB or 2GiB.",
         metavar="SIZE",
@@ -70,7 +68,7 @@ class Options(Given):
             "": "files as the input has them",
         },
     )
-    dtype: str | None = _deciding(
+    dtype: str | None = deciding(
         DTYPE,
         "Cast floating tensors to float32, bfloat16 or float16 (or fp32, bf16, fp16); keep leaves them as they are.",
         metavar="DTYPE",
@@ -83,30 +81,7 @@ class Options(Given):
             "": "keep",
         },
     )
-    dequantize: bool = _deciding(
-        FLAG,
-        "Make weights of quantized ones: of their codes, scales and zero points, as bfloat16 or --dtype.",
-        group=NAMING,
-    )
-    quantize: str = _deciding(
-        WAY,
-        "Quantize the matrices of layers: to FP8 with a scale for 128 by 128 (fp8-block; of powers of two: "
-        "fp8-block-ue8m0) or for 32 (mxfp8), or to 4 bits with a scale for 32 (int4-g32). Embeddings, heads, norms and "
-        "routers stay as they are.",
-        metavar="fp8-block|fp8-block-ue8m0|mxfp8|int4-g32",
-        group=NAMING,
-    )
-    requantize: str = _deciding(
-        EXACT_WAY,
-        "Give quantized weights another format that gives the same numbers, bit for bit; where it does not, that is an "
-        "error.",
-        metavar="fp8-block|fp8-block-ue8m0|mxfp8|nvfp4",
-        group=NAMING,
-    )
-    keep: tuple[str, ...] = _deciding(
-        TEXTS, "Quantize no names that match, such as '*.down_proj.*'; repeatable.", metavar="GLOB", group=NAMING
-    )
-    key: str = _deciding(
+    key: str = deciding(
         TEXT,
         "Only this subtree, such as state_dict or optimizer.state; . is all.",
         metavar="PATH",
@@ -114,16 +89,16 @@ class Options(Given):
         common=True,
         fallback={"dcp2safetensors": "the model"},
     )
-    include: tuple[str, ...] = _deciding(
+    include: tuple[str, ...] = deciding(
         TEXTS, "Only names that match, such as 'model.*'; repeatable.", metavar="GLOB", group=TAKE
     )
-    exclude: tuple[str, ...] = _deciding(
+    exclude: tuple[str, ...] = deciding(
         TEXTS, "No names that match, such as '*.bias'; repeatable.", metavar="GLOB", group=TAKE, common=True
     )
-    strip_prefix: str = _deciding(
+    strip_prefix: str = deciding(
         TEXT, "Take PREFIX, such as model., off the beginning of names.", metavar="PREFIX", group=NAMING, common=True
     )
-    rename: tuple[str, ...] = _deciding(
+    rename: tuple[str, ...] = deciding(
         RULES,
         "Rename, as re.sub does: '^module=model'; repeatable.",
         metavar="REGEX=REPL",
@@ -142,7 +117,7 @@ class Options(Given):
         metavar="AXIS=N",
         group=NAMING,
     )
-    tied: str = _deciding(
+    tied: str = deciding(
         TIED,
         "Store tied tensors once (alias), or under each of their names (duplicate).",
         default="alias",
@@ -157,11 +132,11 @@ class Options(Given):
         fallback={"verify": "what the manifest says"},
         common=True,
     )
-    partial: bool = _deciding(
+    partial: bool = deciding(
         FLAG, "Leave out tensors of REF that the input does not have, and say which.", group=NAMING
     )
-    fill: bool = _deciding(FLAG, "Take from REF the tensors that the input does not have.", group=NAMING)
-    structure: bool = _deciding(
+    fill: bool = deciding(FLAG, "Take from REF the tensors that the input does not have.", group=NAMING)
+    structure: bool = deciding(
         FLAG,
         "Write tensors alone: no structure record, so none of the values that a checkpoint has beside them.",
         default=True,
@@ -170,7 +145,7 @@ class Options(Given):
     )
 
     # A checkpoint of torch.distributed.checkpoint as the output.
-    to: str = _deciding(
+    to: str = deciding(
         CHECKPOINT,
         "Write a checkpoint of torch.distributed.checkpoint: .distcp files (dcp), or the safetensors shards of its "
         "HuggingFaceStorageWriter (dcp-hf); the two that accelerate and the Trainer of transformers load with FSDP2 "
@@ -180,7 +155,7 @@ class Options(Given):
         common=True,
         fallback={"safetensors2dcp": "dcp", "convert": "what OUTPUT is called", "verify": "what the manifest says"},
     )
-    chunks: int | None = _deciding(
+    chunks: int | None = deciding(
         counted(1, 1 << 20),
         "Cut every tensor into N along its first dimension, as N ranks save it, each into files of its own.",
         metavar="N",
@@ -188,7 +163,7 @@ class Options(Given):
         common="safetensors2dcp verify average merge",
         fallback={"safetensors2dcp": "1, or as --like says"},
     )
-    model_key: str = _deciding(
+    model_key: str = deciding(
         TEXT,
         "Put the weights under KEY, such as model; . is the top of the state dict; none leaves them out, beside "
         "--optimizer.",
@@ -196,20 +171,20 @@ class Options(Given):
         group=NAMING,
         fallback={"safetensors2dcp": ".; model in a step of torch_checkpointing; or as --like says"},
     )
-    optimizer_key: str = _deciding(
+    optimizer_key: str = deciding(
         TEXT,
         "Put the optimizer states under KEY.",
         metavar="KEY",
         group=NAMING,
         fallback={"safetensors2dcp": "optimizer, or as --like says"},
     )
-    flat_optimizer: bool = _deciding(
+    flat_optimizer: bool = deciding(
         FLAG,
         "One key for each state and setting of a parameter, as flatten_optimizer_state_dict and torchtitan have it.",
         group=NAMING,
     )
 
-    fill_states: bool = _deciding(
+    fill_states: bool = deciding(
         FLAG,
         "Give parameters that have no optimizer states yet those of the beginning, zeros: torch's strict load asks for "
         "them.",
@@ -288,15 +263,15 @@ class Options(Given):
         metavar="JSON",
         env="CKPTCONV_STORAGE_OPTIONS",
     )
-    inert: bool = _deciding(FLAG, "Take even files that carry an attack; nothing in them runs.", group=TAKE)
-    raw: bool = _deciding(FLAG, "Take whole modules as the objects they are, not as their state dicts.", group=TAKE)
-    alone: bool = _deciding(
+    inert: bool = deciding(FLAG, "Take even files that carry an attack; nothing in them runs.", group=TAKE)
+    raw: bool = deciding(FLAG, "Take whole modules as the objects they are, not as their state dicts.", group=TAKE)
+    alone: bool = deciding(
         FLAG, "Take INPUT by itself even if it is one file of many, such as a rank's or a shard.", group=TAKE
     )
     family: str = option(
         TEXT, "The family that the input must be of: torch, deepspeed, dcp, safetensors, or a plug-in's.", group=LIBRARY
     )
-    tag: str = _deciding(
+    tag: str = deciding(
         TEXT,
         "The tag of a DeepSpeed run.",
         flags=("--tag", "-t"),
@@ -305,11 +280,11 @@ class Options(Given):
         fallback="what `latest` says",
         common="zero-to-fp32",
     )
-    exclude_frozen_parameters: bool = _deciding(FLAG, "Leave frozen parameters out.", group=TAKE)
-    master: bool = _deciding(
+    exclude_frozen_parameters: bool = deciding(FLAG, "Leave frozen parameters out.", group=TAKE)
+    master: bool = deciding(
         FLAG, "The optimizer's fp32 masters in the place of the weights, of a Megatron-core checkpoint.", group=TAKE
     )
-    unstack: bool = _deciding(
+    unstack: bool = deciding(
         FLAG,
         "A tensor for each layer, as in decoder.layers.0.…, where Megatron-core stores all layers in one.",
         group=NAMING,
@@ -331,7 +306,7 @@ class Options(Given):
         group=OUTPUT,
         fallback="from the hub, of a pipeline of diffusers, and from REF of --like",
     )
-    for_hub: bool = _deciding(
+    for_hub: bool = deciding(
         FLAG,
         "Write a model to publish: its weights alone, found without --key, with config.json, tokenizer and the like, "
         "without structure record and manifest.",
@@ -339,18 +314,18 @@ class Options(Given):
         common=True,
     )
     universal: str = option(PATH, "Write a universal checkpoint there, to resume from.", metavar="DIR", group=OUTPUT)
-    zero_stage: int | None = _deciding(
+    zero_stage: int | None = deciding(
         counted(1, 3),
         "The ZeRO stage that the universal checkpoint is for.",
         metavar="1|2|3",
         group=OUTPUT,
         fallback="any; of a ZeRO checkpoint, its own",
     )
-    fresh_optimizer: bool = _deciding(
+    fresh_optimizer: bool = deciding(
         FLAG, "Begin the universal checkpoint with zero moments and step 0, whatever INPUT holds.", group=OUTPUT
     )
     per_rank: bool = option(FLAG, "Tensor parallel: OUTPUT/mp_rank_NN/ for each rank.", group=OUTPUT)
-    opaque: str = _deciding(
+    opaque: str = deciding(
         OPAQUE,
         "Objects of classes that are not known to be data: write them, or leave them out.",
         metavar="keep|drop",
@@ -358,7 +333,7 @@ class Options(Given):
         group=TAKE,
         common="safetensors2pt",
     )
-    drop_opaque: bool = _deciding(FLAG, "The same as --opaque drop.", group=TAKE)
+    drop_opaque: bool = deciding(FLAG, "The same as --opaque drop.", group=TAKE)
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
@@ -393,21 +368,13 @@ class Options(Given):
             "order": self.order,
             "map": self.map,
             "size": self.size,
-            **self.dequantizing(),
+            **self.changing(),
             **self.reaching(),
         }
 
-    def dequantizing(self) -> dict[str, Any]:
-        """Return what `open_source` takes of these options for quantized weights: whether weights are made of them,
-        their dtype ("" if they are not to be rounded), and whether codes are made of weights."""
-        is_exact = bool(self.requantize)
-        dtype = self.dtype if self.dtype not in (None, "keep") else "bfloat16"
-        dtype = "" if is_exact else dtype
-        return {
-            "dequantize": self.dequantize or is_exact,
-            "weights_dtype": dtype,
-            "quantize": bool(self.quantize) or is_exact,
-        }
+    def changing(self) -> dict[str, Any]:
+        """Return what `open_source` takes of these options for what features change in a source."""
+        return {name: getattr(self, name) for name in CHANGING}
 
     def reaching(self) -> dict[str, Any]:
         """Return what `open_source` takes of these options for any checkpoint: how to reach and to trust it."""
@@ -449,6 +416,7 @@ class _Command:
         group=OUTPUT,
         fallback="x.pt gives x.safetensors, a directory one of its name",
     )
+    last_good = Option(FLAG, "INPUT is a run: convert its last step that is whole, and marked as complete.", group=TAKE)
     json = Option(FLAG, "Print one JSON object, also of a failure.", common=True)
     quiet = Option(FLAG, "Print warnings and errors only.", flags=("--quiet", "-q"))
     verbose = Option(FLAG, "Print all names, where a few are shown.", flags=("--verbose", "-v"))
@@ -485,12 +453,17 @@ EXECUTORS: dict[str, str] = {
 }
 # The table, in parts: one name may be different options in different parts.
 OPTIONS = Options.table
+for _name, _option in [pair for feature in FEATURES for pair in options_of(feature).items()]:
+    OPTIONS[_name] = _option
+    setattr(Options, _name, _option)  # for help
+# What the sources that features change depend on: their own options, and the dtype.
+CHANGING = {"dtype": OPTIONS["dtype"], **{name: one for each in OPENED for name, one in options_of(each).items()}}
 COMMAND = {**options_in(_Command), **{name: import_module(place).OPTIONS[name] for name, place in EXECUTORS.items()}}
 
 
 def named_in(names: str, every: Mapping[str, Option] = OPTIONS) -> dict[str, Option]:
-    """Return the options with these names."""
-    return {name: every[name] for name in names.split()}
+    """Return the options with these names, but for those of features that are not here."""
+    return {name: every[name] for name in names.split() if not missing(name)}
 
 
 # Names that stand together wherever some of the table is taken: what of a trainer's checkpoint is read, and how a

@@ -56,6 +56,7 @@ class Computing(NamedTuple):
     - `identified` returns the plan id of files, which other choices decide too, of the one that they have without.
     - `record` returns the entries of the heading that follow from the source, and `reported` the fields of a report.
     - `sources` yields the checkpoints that are read beside the source.
+    - `retold`: the configuration of an output says what that of the source does not, so it is written unasked.
     - `again` is how the output is planned again if a command has made it.
     """
 
@@ -67,6 +68,7 @@ class Computing(NamedTuple):
     record: Callable[[Source], Mapping[str, Any]] = lambda source: _NONE
     reported: Callable[[Source], Mapping[str, Any]] = lambda source: _NONE
     sources: Callable[[Source], Iterable[Source]] = lambda source: ()
+    retold: bool = False
     again: Again | None = None
 
 
@@ -89,8 +91,8 @@ class Way(NamedTuple):
 COMPUTED: Mapping[str, Way] = {
     "map": Way("ckptconv.outputs.mapped", ("map",), ("map",)),
     "like": Way("ckptconv.outputs.likeness", ("like",), ("like", "partial", "fill")),
-    "dequantize": Way("ckptconv.outputs.dequantized", ("dequantized",), ("dequantize",)),
-    "quantize": Way("ckptconv.outputs.quantizing", ("quantized",), ("quantize", "requantize", "keep")),
+    "dequantize": Way("ckptconv.features.quantized.dequantized", ("dequantized",), ("dequantize",)),
+    "quantize": Way("ckptconv.features.quantized.quantizing", ("quantized",), ("quantize", "requantize", "keep")),
     "average": Way("ckptconv.features.average.averages", ("average",)),
     "merge": Way("ckptconv.features.merge.computing", ("adapters", "adapter")),
     "patch": Way("ckptconv.features.deltas.changes", ("deltas",)),
@@ -102,7 +104,7 @@ def ways_of(source: Source, options: Options | None = None) -> list[Computing]:
     return [
         way.computing
         for name, way in COMPUTED.items()
-        if name in source.computed or (options and any(getattr(options, option) for option in way.options))
+        if name in source.computed or (options and any(getattr(options, option, None) for option in way.options))
     ]
 
 

@@ -180,6 +180,8 @@ def flag(option: str) -> str:
 
 def is_given(option: str, options: Options) -> bool:
     """Whether an option asks for something other than its default."""
+    if option not in OPTIONS:  # of a feature that is not here
+        return False
     value, default = getattr(options, option), OPTIONS[option].default
     return value != default and (value is not False or default is True)
 

@@ -10,6 +10,7 @@ from ckptconv.formats.dcp import locate as dcp
 from ckptconv.formats.deepspeed import locate as deepspeed
 from ckptconv.formats.source import ADAPTER, Source
 from ckptconv.options.table import Options
+from ckptconv.outputs.computed import ways_of
 from ckptconv.outputs.targets import Target, is_beside
 from ckptconv.publish.earlier import Directory
 from ckptconv.storage import stores
@@ -90,10 +91,14 @@ def _accompanied(source: Source, target: Target, options: Options) -> tuple[Sour
 def _is_asked(one: Source, source: Source, options: Options) -> bool:
     """Whether the companions of `one`, which is `source` or its reference, are to be copied."""
     if options.copy_config is None:
-        is_changed = bool(options.quantize or options.requantize)
         is_bare = one.component is not None or one.stem == ADAPTER
-        return one is source.reference or stores.at(one.path).repository or is_bare or is_changed
+        return one is source.reference or stores.at(one.path).repository or is_bare or _is_retold(source, options)
     return options.copy_config
+
+
+def _is_retold(source: Source, options: Options) -> bool:
+    """Whether the configuration of an output says what that of `source` does not."""
+    return any(way.retold for way in ways_of(source, options))
 
 
 def _wanted(one: Source, source: Source, options: Options) -> Collection[str]:
@@ -112,7 +117,7 @@ def _with_companions(
     if not others:
         return _told(source, "OUTPUT is the directory of the input", options)
     found = {name: file for one in reversed(others) for name, file in one.files.items()}
-    if options.quantize or (source.quantized and source.quantized.formats):
+    if _is_retold(source, options) or (source.quantized and source.quantized.formats):
         found.pop(companions.QUANTIZED, None)  # of weights that are there no longer
     source = source._replace(warnings=[*source.warnings, *(warning for one in others for warning in one.warnings)])
     if not found:

@@ -131,7 +131,8 @@ def look(path: str, options: Options | None = None) -> Entry:
             return Entry("missing", File(path, 0))  # no file has such a name
         raise FailedError(f"{path!r} cannot be looked at: {_why(error)}.") from error
     kinds = {stat.S_IFREG: "file", stat.S_IFDIR: "directory"}
-    return Entry(kinds.get(stat.S_IFMT(found.st_mode), "other"), File(path, found.st_size, _stamp(found)))
+    kind = kinds.get(stat.S_IFMT(found.st_mode), "other")
+    return Entry(kind, File(path, found.st_size, _stamp(found)), found.st_mtime)
 
 
 def _why(error: Exception) -> str:

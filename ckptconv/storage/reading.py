@@ -25,10 +25,11 @@ class Range(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What is at a path: "file", "directory", "other" (a pipe, a device), or "missing"."""
+    """What is at a path: "file", "directory", "other" (a pipe, a device), or "missing"; when it changed (seconds)."""
 
     kind: str
     file: File
+    time: float | None = None
 
     @property
     def described(self) -> str:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from typing import Any, NamedTuple
 
 from ckptconv.errors import UsageError
+from ckptconv.process import of_feature
 
 # The feature for each scheme.
 STORES: Mapping[str, str] = {
@@ -121,11 +121,5 @@ def meant(text: str) -> Meant | None:
 
 
 def _of_feature(name: str) -> Store | None:
-    module = f"ckptconv.features.{name}.store"
-    try:
-        store: Store = import_module(module).STORE
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise
-        return None
-    return store
+    module = of_feature(name, "store")
+    return module.STORE if module else None

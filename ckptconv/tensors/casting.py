@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ckptconv.tensors.dtypes import DTYPES, SUMMED, DType
-from ckptconv.tensors.lazy import Concat, Convert, Derived, LazyTensor, Narrow, Picked, Tagged, View
+from ckptconv.tensors.lazy import Composed, Concat, Convert, Derived, LazyTensor, Narrow, Picked, Tagged, View
 from ckptconv.tensors.moves import Cast
 
 
@@ -82,8 +82,17 @@ def _products(tensor: LazyTensor) -> LazyTensor:
     """Return dequantized weights as the products that they are, not rounded to the dtype of their scales."""
     if isinstance(tensor, Concat) or _is_view(tensor):
         return _within(tensor, _products, tensor.dtype)
-    from ckptconv.tensors.computing import Dequantize, Tiled  # few are
+    from ckptconv.tensors.computing import Tiled  # few are
 
-    if isinstance(tensor, Tiled) and isinstance(tensor.kernel, Dequantize):
-        return tensor.replaced(kernel=tensor.kernel._replace(between="float32"))
-    return tensor
+    kernel = tensor.tiling.unrounded(tensor.kernel) if isinstance(tensor, Tiled) else None
+    return tensor if kernel is None or kernel is tensor.kernel else tensor.replaced(kernel=kernel)  # type: ignore[attr-defined]
+
+
+def is_decoded(tensor: LazyTensor) -> bool:
+    """Whether a tensor is made of codes, or some of it is."""
+    from ckptconv.tensors.computing import Tiled
+
+    if isinstance(tensor, Tiled) and tensor.tiling.decodes:
+        return True
+    inner = tensor.parts if isinstance(tensor, Composed) else (tensor.tensor,) if isinstance(tensor, Derived) else ()
+    return any(map(is_decoded, inner))

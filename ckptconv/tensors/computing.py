@@ -12,12 +12,10 @@ from typing import Any, NamedTuple
 from ckptconv.tensors.dtypes import DType
 from ckptconv.tensors.geometry import bands, boxes_of, cells, contiguous_strides, is_contiguous, tiles, trim
 from ckptconv.tensors.lazy import Composed, LazyTensor, Picked, Stored, untagged
-from ckptconv.tensors.moves import BLOCK, Assembled, DTypeName, Kernel, Move, Order, Runs
+from ckptconv.tensors.moves import BLOCK, Assembled, Kernel, Move, Order, Runs
 
 # Bytes of an input of a tile, if whole rows or columns of it are needed.
 MOST_NEEDED = 8 << 20
-# Elements of a tile whose codes are decoded all at once.
-_MOST_DECODED = 1 << 18
 
 # -------------------------------------------------------------------------------------------------------- kernels
 
@@ -60,91 +58,18 @@ class Tiling(NamedTuple):
     - `cast_from` is how many bytes an element has that the kernel casts as it makes it, None if it casts none.
     - `sides` are those of tiles of at most so many elements, () for whole rows.
     - `most` is the most elements of a tile, None if there is no such number.
+    - `unrounded` is the kernel that does the same, and does not round its result.
+    - `decodes`: it makes weights of codes.
     """
 
     cast_from: Callable[[Tiled], int | None] = lambda tensor: None
     sides: Callable[[Tiled, int], tuple[int, ...]] = lambda tensor, most: ()
     most: Callable[[Tiled], int | None] = lambda tensor: None
+    unrounded: Callable[[Any], Kernel] = lambda kernel: kernel
+    decodes: bool = False
 
 
 _TILING = Tiling()
-
-
-def _by_rows(tensor: Tiled) -> bool:
-    """Whether a tile is made of some rows of codes at a time, so that what is made on the way is small."""
-    kernel = tensor.kernel
-    assert isinstance(kernel, Dequantize)
-    return len(tensor.shape) > 1 and (
-        kernel.codes == "own" or (kernel.codes in ("e2m1", "int4") and tensor.axes[0][-1].num == 4)
-    )
-
-
-_DECODED = Tiling(
-    cast_from=lambda tensor: 0 if _by_rows(tensor) else tensor.dtype.itemsize,
-    most=lambda tensor: None if _by_rows(tensor) else _MOST_DECODED,
-)
-
-
-class Dequantize(NamedTuple):
-    """Make weights of quantized ones: (code − zero − `offset`) · scale, as float32; of more steps, one in another.
-
-    The first part has the codes. `codes` says how they lie there: "own", each an element of its dtype; "e2m1", two in a
-    byte, the low half first; "int2" to "int8", so many bits of 32-bit words, the low ones first; "awq", 4 bits in the
-    order of AWQ; "table4", two in a byte, the high half first, or "table8": indices into the part `table`.
-    `roles` names the other parts: "scale"; "zero", stored as the codes are, or as int8; "index", the group of each
-    column, by which scales and zeros are looked up; "table"; "shift", which is added to the product.
-    `over`: divide by the scale. `between` is the dtype that the result is rounded to. `scales` names the scales in
-    messages.
-    """
-
-    codes: str
-    roles: tuple[str, ...]
-    offset: int = 0
-    over: bool = False
-    between: DTypeName = "float32"
-    scales: str = ""
-
-    @property
-    def tiling(self) -> Tiling:
-        """How tiles are cut, and cast."""
-        return _DECODED
-
-
-class Quantize(NamedTuple):
-    """Make codes, or the scales of blocks, of numbers: the part is those numbers.
-
-    `made` is "codes" or "scales". A block has `rows` by `columns` of the last two dimensions; those at the edges may
-    have fewer. Its scale is the largest of its absolute values over `largest`, in float32, rounded to dtype `scale`,
-    or with `power` up to a power of two; 1 where all are zero. Where there are several `largest`, it is the scale
-    whose codes are nearest, of equal ones the first: the sum of the squares of what codes are off by, in float32, the
-    second half of them added to the first until one is left, times the square of the scale. A code is the number over
-    the scale in float32, rounded to nearest, ties to even: as `codes` says a float8_e4m3fn, for "int4" an integer from
-    −8 on, stored 8 more, eight in a 32-bit word, or an "e2m1", two in a byte, the first in the lowest bits. `exact`:
-    codes times scales have to be the numbers, bit for bit. `name` is that of the numbers in messages.
-    """
-
-    made: str
-    codes: str
-    scale: str
-    rows: int
-    columns: int
-    largest: tuple[float, ...]
-    power: bool
-    exact: bool
-    name: str
-
-
-class Rescale(NamedTuple):
-    """Make of scales that are powers of two (float8_e8m0fnu), for 32 elements each, those of NVFP4, for 16: `made` is
-    "scales", float8_e4m3fn, or "global", by which they are divided, one float32.
-
-    The last part has all scales of the weight. For "scales" the first has the codes, two e2m1 in a byte, and the second
-    the scales of the tile: one too small for float8_e4m3fn is 0, and its codes have to be zeros. `name` is that of the
-    weight.
-    """
-
-    made: str
-    name: str
 
 
 class Box(NamedTuple):
@@ -316,10 +241,11 @@ class Tiled(Computed):
 
     @property
     def cast_from(self) -> int | None:
-        return self._tiling.cast_from(self)
+        return self.tiling.cast_from(self)
 
     @property
-    def _tiling(self) -> Tiling:
+    def tiling(self) -> Tiling:
+        """How its tiles are made."""
         tiling: Tiling = getattr(self.kernel, "tiling", _TILING)
         return tiling
 
@@ -335,10 +261,10 @@ class Tiled(Computed):
 
     def _tiles(self, first: int, last: int, most: int, order: Order) -> Iterator[TileOf]:
         item, steps = self.dtype.itemsize, contiguous_strides(self.shape)
-        sides = self._tiling.sides(self, most)
+        sides = self.tiling.sides(self, most)
         most = 1 if sides else min(most, self._at_once)
         sides = sides or self.whole
-        most = min(most, self._tiling.most(self) or most)
+        most = min(most, self.tiling.most(self) or most)
         if sides:
             for band in bands(self.shape, steps, first, last, max(self.numel, 1), item):
                 place = self._place(band.target.offset // item, [count for count, _ in band.dims])

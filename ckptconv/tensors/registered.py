@@ -1,8 +1,8 @@
 """The kernels of features: the modules that have them, and tables that find them there.
 
-A kernel of a feature is a named tuple in the first of its two modules, which is the engine's: this has entries for it
-in `JOINING` or `TILING`, as `kernels` and `tile_kernels` have for the trunk's own. The second has the same arithmetic,
-written independently, in `JOINED` or `TILES`, as `verification.arithmetic` has.
+A kernel of a feature is a named tuple in its folder. The module `kernels` there, which is the engine's, has entries for
+it in `JOINING` or `TILING`, as `kernels` and `tile_kernels` here have for the trunk's own. The module `arithmetic` has
+the same, written independently, in `JOINED` or `TILES`, as `verification.arithmetic` has.
 """
 
 from __future__ import annotations
@@ -15,16 +15,26 @@ T = TypeVar("T")
 
 
 class Home(NamedTuple):
-    """Where kernels of a feature are: their names in JSON, and the two modules."""
+    """Where kernels of a feature are: their names in JSON, and its folder."""
 
     names: tuple[str, ...]
-    engine: str
-    evaluator: str
+    folder: str
+
+    @property
+    def engine(self) -> str:
+        """The module that carries them out."""
+        return f"{self.folder}.kernels"
+
+    @property
+    def evaluator(self) -> str:
+        """The module that they are compared with."""
+        return f"{self.folder}.arithmetic"
 
 
 HOMES: tuple[Home, ...] = (
-    Home(("xor", "overlay"), "ckptconv.features.deltas.kernels", "ckptconv.features.deltas.arithmetic"),
-    Home(("low rank", "magnitude"), "ckptconv.features.merge.kernels", "ckptconv.features.merge.arithmetic"),
+    Home(("dequantize", "quantize", "rescale"), "ckptconv.features.quantized"),
+    Home(("xor", "overlay"), "ckptconv.features.deltas"),
+    Home(("low rank", "magnitude"), "ckptconv.features.merge"),
 )
 
 
@@ -38,7 +48,7 @@ class ByKernel(dict[type[Any], T], Generic[T]):
 
     def __missing__(self, kernel: type[Any]) -> T:
         for home in HOMES:
-            if home.engine == kernel.__module__:
+            if home.folder == kernel.__module__.rpartition(".")[0]:
                 module = import_module(home.evaluator if self._evaluating else home.engine)
                 found: T = getattr(module, self._called, {})[kernel]
                 return self.setdefault(kernel, found)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from ckptconv.storage.reading import Range, Reader
-from ckptconv.tensors.computing import Joined, Quantize, Tiled
+from ckptconv.tensors.computing import Joined, Tiled
 from ckptconv.tensors.dtypes import DType
 from ckptconv.tensors.float_formats import numpy_module
 from ckptconv.tensors.geometry import contiguous_strides
@@ -344,7 +344,7 @@ def _halved(tensor: Tiled, counts: Sequence[int]) -> tuple[int, int] | None:
     dim = max(range(len(counts)), key=lambda dim: counts[dim], default=0)
     if reduced * math.prod(counts) * tensor.parts[0].dtype.itemsize <= _MOST or not counts or counts[dim] < 2:
         return None
-    return (dim, counts[dim] // 2) if isinstance(tensor.kernel, Quantize) and not tensor.whole else None
+    return (dim, counts[dim] // 2) if reduced > 1 and not tensor.whole else None
 
 
 def _chunks(counts: Sequence[int]) -> Iterator[list[tuple[int, int]]]:

@@ -17,6 +17,7 @@ from ckptconv.formats.companions import is_companion_name
 from ckptconv.formats.model_files import INDEX_SUFFIX, SUFFIX
 from ckptconv.formats.source import Source
 from ckptconv.options.kinds import Rules
+from ckptconv.options.registered import missing
 from ckptconv.options.table import NO_MAP, OPTIONS, Options
 from ckptconv.outputs.computed import COMPUTED, Elsewhere, ways_in
 from ckptconv.outputs.planning import heading, planned
@@ -88,6 +89,11 @@ def read_manifest(place: Location, asked: Options, output: str = "") -> Manifest
         raise DifferenceError(message, AGAIN, what="manifest", file=place.path) from error
     known = asked.recorded()
     for name, value in told["options"].items():
+        if feature := missing(name):
+            raise UsageError(
+                f"{place} says that the conversion had the option {name!r}, which needs the feature {feature}.",
+                "That feature is not here: verify where it is.",
+            )
         if not _is_option(name, value) and (name not in known or known[name] != value):
             raise UsageError(
                 f"{place} says that the conversion had the option {name!r}: {str(value)[:100]!r}, which is not known.",

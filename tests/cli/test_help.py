@@ -149,8 +149,6 @@ MEANT = {
     "ls": "inspect",
     "check": "verify",
     "compare": "diff",
-    "quantize": "convert --quantize fp8-block",
-    "dequantize": "convert --dequantize",
     **{word: meant for words in of_features("MEANT") for word, meant in words.items()},
 }
 
@@ -173,7 +171,6 @@ def test_options_of_other_programs_are_said_what_they_are_here() -> None:
     for option, said in {
         "--bf16": "It is --dtype bf16.",
         "--half": "It is --dtype fp16.",
-        "--int4": "It is --quantize",
         "--force": "--overwrite",
         "--device": "Nothing is put on a device",
         **{option: text for table in of_features("OTHER_OPTIONS") for option, text in table.items()},
@@ -182,10 +179,6 @@ def test_options_of_other_programs_are_said_what_they_are_here() -> None:
         ckptconv_here("convert", "x.pt", option, "1").refused(2, f"There is no option {option}.", said)
     # Nothing is said of an option that the command has not.
     assert "--dtype" not in ckptconv_here("finish", "x.pt", "--bf16").refused(2, "no option --bf16")
-    for dtype in ("fp8", "int4", "float8_e4m3fn", "nf4"):
-        ckptconv_here("convert", "x.pt", "--dtype", dtype).refused(
-            2, "is no dtype to convert to", "--quantize fp8-block"
-        )
     assert "--quantize" not in ckptconv_here("convert", "x.pt", "--dtype", "float64").refused(2, "no dtype")
 
 

@@ -32,6 +32,7 @@ from safetensors.torch import load_file, save_file
 
 from ckptconv.cli import console as report
 from ckptconv.formats.registered import LONE
+from ckptconv.options import registered
 from ckptconv.options.table import EXECUTORS
 from ckptconv.storage import files as storage
 
@@ -292,7 +293,7 @@ def test_a_directory_imports_its_format_and_a_cast_numpy_and_not_torch(
 # Of the folders of formats, what every path is shown to. The rest of a folder reads what is of its format.
 RECOGNIZING = {"formats.dcp.locate", "formats.deepspeed.locate", "formats.ranks.locate"}
 OTHERS = "formats.dcp. formats.deepspeed. formats.ranks. formats.checkpointing. structure.maps. tensors.kernels "
-OTHERS += "tensors.computing formats.quantized. comparison.steps"
+OTHERS += "tensors.computing"
 # What takes an opened checkpoint longer to import than to read its header, and what only pickles need.
 SLOW = {"dataclasses", "inspect", "signal", "queue", "hashlib", "difflib", "tempfile", "subprocess", "random", "numpy"}
 OF_PICKLES = {"ckptconv.pickles.machine", "ckptconv.pickles.attacks", "ckptconv.pickles.vocabulary"}
@@ -300,6 +301,7 @@ OF_PICKLES = {"ckptconv.pickles.machine", "ckptconv.pickles.attacks", "ckptconv.
 BESIDE = {"verification", "comparison", "inspection"}
 # Of features, conversions have options, and files are shown to what tells that they are one of many.
 _PLACES = [*EXECUTORS.values(), *(kind.module for kind in LONE)]
+_PLACES += [f"ckptconv.features.{feature}.options" for feature in registered.FEATURES]
 OF_FEATURES = {"features", *(place.removeprefix("ckptconv.") for place in _PLACES)}
 OF_FEATURES.update(place.rpartition(".")[0] for place in list(OF_FEATURES))
 ABOVE = {"engine", "publish", "conversion", "cli", "result"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import json
 import os
 import pickle
@@ -23,6 +24,7 @@ import fsspec
 import numpy as np
 import pytest
 import torch
+from cells import of_features
 from checkpoints import ZERO, contents
 from dcp_checkpoints import checkpoint_of
 from hypothesis import given
@@ -211,7 +213,7 @@ def test_it_tells_what_a_conversion_would(tmp_path: Path) -> None:
         ("zero3", {"size": {"n": 3}}),
         ("zero3", {"master": True}),
         ("nested.pt", {"key": "list", "strip_prefix": "layers"}),
-        ("dcp", {"dequantize": True}),
+        *itertools.chain(*of_features("TELLING")),
     ]
     for source, options in telling:
         report = ckptconv.convert(place() / source, tmp_path / "out", dry_run=True, **options)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from cells import of_features
 from checkpoints import DATA, ZERO, assert_same, contents
 from effort import every
 from safetensors.torch import load_file, save_file
@@ -59,10 +60,6 @@ class Row(NamedTuple):
 MATRIX = {
     "max_shard_size": Row("rhrhhrshrhr", {"max_shard_size": 300}),
     "dtype": Row("hhhhssshhhh", {"dtype": "bf16"}),
-    "dequantize": Row("hhhhssshhhh", {"dequantize": True}, source="quantized"),
-    "quantize": Row("hhrhssrrrrr", {"quantize": "fp8-block"}),
-    "requantize": Row("hhrhssrrrrr", {"requantize": "fp8-block"}, source="quantized"),
-    "keep": Row("hhrhssrrrrr", {"keep": "l1.*"}, (("quantize", "fp8-block"),)),
     "key": Row("hhhhssshhhh", {"key": "m"}, source="nested"),
     "include": Row("hhhhhhshhhh", {"include": "l1.*"}),
     "exclude": Row("hhhhhhshhhh", {"exclude": "l1.*"}),
@@ -96,6 +93,7 @@ MATRIX = {
     "attest": Row("hhhhhhhhhhh", {"attest": "attested"}, (("digest", "sha256"),)),
     "depfile": Row("hhhhhhhhhhh", {"depfile": "x.d"}),
     "dry_run": Row("hhhhhhhhhhh", {"dry_run": True}),
+    **{option: Row(*row) for rows in of_features("ROWS_OF_KINDS") for option, row in rows.items()},
 }
 # Options that name the outputs, or are about how the input is reached and read, or how fast: they know of no kind.
 OTHERS = {"to", "optimizer", "universal", "per_rank", "drop_opaque", "jobs", "memory", "fsync", "spool_dir"}
@@ -203,7 +201,7 @@ def test_the_matrix_has_every_option_and_every_kind() -> None:
     assert {len(row.kinds) for row in MATRIX.values()} == {len(KINDS)}
 
 
-@every("option", ["tied", "quantize", "requantize", "include", "copy_config"])
+@every("option", [name for name in ("tied", "quantize", "requantize", "include", "copy_config") if name in MATRIX])
 def test_of_several_outputs_one_refuses_an_option_where_none_heeds_it(option: str) -> None:
     by_kind = dict(zip(ASKED, MATRIX[option].kinds, strict=True))
     options = Options(**dict(MATRIX[option].beside), **MATRIX[option].given)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from cells import of_features
-from computed import JOBS, NAMES, sources
+from computed import NAMES, sources
 
 import ckptconv
 from ckptconv.errors import CkptconvError
@@ -33,17 +33,10 @@ def test_the_table_names_what_each_of_them_has() -> None:
         assert way.options or callable(getattr(ckptconv, name)), name
 
 
-def _job(name: str) -> tuple[Callable[..., object], str]:
-    make, source = JOBS[name]
-    return make, source
-
-
 # What makes an output with each of them, and the source that verify is asked of.
 WAYS: dict[str, tuple[Callable[..., object], str]] = {
     "map": (lambda here, source, out: ckptconv.convert(here / source, out, map=str(here / "x.toml")), "a"),
     "like": (lambda here, source, out: ckptconv.convert(here / source, out, like=str(here / "b")), "a"),
-    "dequantize": (lambda here, source, out: ckptconv.convert(here / source, out, dequantize=True), "powers"),
-    "quantize": _job("fp8-block"),
     **{name: job for ways in of_features("COMPUTING") for name, job in ways.items()},
 }
 

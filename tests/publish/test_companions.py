@@ -12,7 +12,7 @@ import pytest
 import torch
 from checkpoints import DATA, ZERO, ckptconv_here
 from fsspec.implementations.memory import MemoryFileSystem
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from ckptconv import DifferenceError, convert, finish, verify
 from ckptconv.errors import CorruptError, UsageError
@@ -107,24 +107,6 @@ def test_where_nothing_can_be_copied_that_is_said_to_who_asked_for_it(
     report = convert(source, tmp_path / place, copy_config=True)
     assert any("--copy-config copies nothing" in text and reason in text for text in report.warnings)
     assert content(source).items() >= before.items()
-
-
-def test_what_is_read_is_read_through_links(tmp_path: Path) -> None:
-    source, away = tmp_path / "in", tmp_path / "away"
-    source.mkdir()
-    away.mkdir()
-    codes = torch.arange(16, dtype=torch.uint8).reshape(4, 4).view(torch.float8_e4m3fn)
-    save_file({"a.weight": codes, "a.weight_scale_inv": torch.full((2, 2), 3.0)}, away / "model.safetensors")
-    told = {"quant_method": "fp8", "weight_block_size": [2, 2]}
-    (away / "config.json").write_text(json.dumps({"quantization_config": told}))
-    for name in ("model.safetensors", "config.json"):
-        (source / name).symlink_to(away / name)
-    convert(source, tmp_path / "out", dequantize=True)
-    made = load_file(tmp_path / "out" / "model.safetensors")["a.weight"]
-    assert torch.equal(made, (codes.float() * 3).bfloat16())
-    (away / "config.json").unlink()
-    with pytest.raises(CorruptError, match=r"config\.json is a link that leads nowhere"):
-        convert(source, tmp_path / "out2", dequantize=True)
 
 
 def test_what_stays_behind_is_named(source: Path, tmp_path: Path) -> None:

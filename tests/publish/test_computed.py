@@ -119,8 +119,8 @@ def test_sources_and_output_may_be_on_a_store(
     kind: str, here: Path, whole: dict[str, dict[str, bytes]], tmp_path: Path
 ) -> None:
     there = SOURCES[kind]()
-    for each in ("a", "b", "c", "dora", "lora", "powers"):
-        there.put(here / each, each)
+    for each in here.iterdir():
+        there.put(each, each.name)
     for job in SOME:
         make, source = JOBS[job]
         output = there.at(f"{job}-out") if there.writable else Place(str(tmp_path / job), {})

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptconv.tensors import computing, lazy, moves
-from ckptconv.tensors.computing import Axis, Bits, Dequantize, Join, Joined, Tiled
+from ckptconv.tensors.computing import Bits, Join, Joined
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.expressions import EXPRESSIONS, MAX_DEPTH, Decoder, Encoder
 from ckptconv.tensors.lazy import (
@@ -58,14 +58,7 @@ EVERY: list[LazyTensor] = [
     Convert(Stored(FILE, 0, I32, (2,), (1,)), Bits(4, 3, 5, 8), I64),
     Joined((Stored(FILE, 0, I32, (2,), (1,)), Stored(FILE, 9, U8, (2,), (1,))), Join(((4, 0, 32), (1, 32, 8)), 8), I64),
     *(made(BYTES, BYTES, Stored(FILE, 80, U16, (6,), (1,))) for each in of_features("CHANGES") for made in each),
-    Tiled(
-        (Stored(FILE, 0, DTYPES["float8_e4m3fn"], (4, 6), (6, 1)), Stored(FILE, 24, F32, (2, 2), (2, 1))),
-        ((Axis(0), Axis(1)), (Axis(0, 1, 3), Axis(1, 1, 4))),
-        Dequantize("own", ("scale",), 0, False, "bfloat16", "x.scale"),
-        F32,
-        (4, 6),
-        (0, 0),
-    ),
+    *(made(FILE) for each in of_features("EXPRESSIONS") for made in each),
     Inline(b"\0\xff\x80?", F32, ()),
     Zeros(BF16, (3, 0, 2)),
 ]
@@ -147,99 +140,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a swap of three bytes": (["convert", ["zeros", "float32", [4]], ["swap", 3], "float32"], "does not make"),
     "bits that are not there": (["convert", ["zeros", "int32", [4]], ["bits", 4, 31, 2, 4], "int32"], "does not make"),
     "a join of others": (["joined", [["zeros", "int32", [4]]], ["join", [[8, 0, 32]], 4], "int32"], "does not make"),
-    "scales of other elements": (
-        [
-            "tiled",
-            [["zeros", "uint8", [4, 8]], ["zeros", "float32", [4, 1]]],
-            [[[0, 1, 1], [1, 1, 1]], [[0, 1, 1], [1, 1, 4]]],
-            ["dequantize", "own", ["scale"], 0, False, "float32", "x"],
-            "float32",
-            [4, 8],
-            [0, 0],
-            [],
-        ],
-        "does not make float32",
-    ),
     "tiles of a kernel that makes none": (
         ["tiled", [["zeros", "float32", [4]]], [[[0, 1, 1]]], ["swap", 4], "float32", [4], [0], []],
-        "does not make float32",
-    ),
-    "blocks larger than memory": (
-        [
-            "tiled",
-            [["zeros", "float32", [4, 8]]],
-            [[[0, 1, 1], [1, 1, 1]]],
-            ["quantize", "codes", "float8_e4m3fn", "float32", 1 << 30, 1 << 30, [448.0], False, False, "x"],
-            "float8_e4m3fn",
-            [4, 8],
-            [0, 0],
-            [1 << 30, 1 << 30],
-        ],
-        "does not make float8_e4m3fn",
-    ),
-    "quantizing to nothing": (
-        [
-            "tiled",
-            [["zeros", "float32", [4, 8]]],
-            [[[0, 1, 1], [1, 1, 1]]],
-            ["quantize", "codes", "float8_e4m3fn", "float32", 2, 2, [], False, False, "x"],
-            "float8_e4m3fn",
-            [4, 8],
-            [0, 0],
-            [2, 2],
-        ],
-        "does not make float8_e4m3fn",
-    ),
-    "the best of scales of floats": (
-        [
-            "tiled",
-            [["zeros", "float32", [4, 8]]],
-            [[[0, 1, 1], [1, 1, 1]]],
-            ["quantize", "codes", "float8_e4m3fn", "float32", 2, 2, [448.0, 224.0], False, False, "x"],
-            "float8_e4m3fn",
-            [4, 8],
-            [0, 0],
-            [2, 2],
-        ],
-        "does not make float8_e4m3fn",
-    ),
-    "blocks that are not needed whole": (
-        [
-            "tiled",
-            [["zeros", "float32", [4, 8]]],
-            [[[0, 1, 1], [1, 1, 1]]],
-            ["quantize", "codes", "float8_e4m3fn", "float32", 2, 2, [448.0], False, False, "x"],
-            "float8_e4m3fn",
-            [4, 8],
-            [0, 0],
-            [],
-        ],
-        "does not make float8_e4m3fn",
-    ),
-    "scales of nothing": (
-        [
-            "tiled",
-            [["zeros", "float32", [4, 8]]],
-            [[[0, 2, 1], [1, 2, 1]]],
-            ["quantize", "scales", "float8_e4m3fn", "float32", 2, 2, [448.0], False, False, "x"],
-            "float32",
-            [3, 4],
-            [0, 0],
-            [],
-        ],
-        "does not make float32",
-    ),
-    "more scales than are looked at together": (
-        [
-            "tiled",
-            [["zeros", "float8_e8m0fnu", [1 << 20, 1 << 10]]],
-            [[[0, 0, 1], [0, 0, 1]]],
-            ["rescale", "global", "x"],
-            "float32",
-            [1],
-            [0],
-            [],
-        ],
         "does not make float32",
     ),
     "no base64": (["inline", "\u00e9", "uint8", [1]], "no text in base64"),
@@ -314,30 +216,3 @@ def inside(move: moves.Move) -> bool:
     if isinstance(move.source, moves.Assembled):
         return all(map(inside, move.source.moves))
     return move.file is None or (isinstance(move.source, moves.Runs) and move.source.stop <= move.file.size)
-
-
-def _looked_up(codes: str = "table4", offset: int = 0, along: int = 0) -> list[Any]:
-    parts = [["zeros", "uint8", [4]], ["zeros", "float32", [1]], ["zeros", "float32", [16]]]
-    kernel = ["dequantize", codes, ["scale", "table"], offset, False, "float32", "x"]
-    return ["tiled", parts, [[[0, 4, 8]], [[0, 1, 8]], [[0, along, 1]]], kernel, "float32", [8], [0], []]
-
-
-def _codes_of(codes: str) -> list[Any]:
-    kernel = ["quantize", "codes", codes, "float32", 128, 128, [448.0], False, False, "x"]
-    parts, axes = [["zeros", "float32", [2, 3]]], [[[0, 1, 1], [1, 1, 1]]]
-    return ["tiled", parts, axes, kernel, "float8_e4m3fn", [2, 3], [0, 0], [128, 128]]
-
-
-def test_what_a_kernel_cannot_make_is_refused_before_it_is_asked() -> None:
-    decoder = Decoder([], [])
-    for sound in (_looked_up(), _codes_of("float8_e4m3fn")):
-        assert isinstance(decoder.decode(sound), Tiled)
-    for told in (
-        _looked_up(offset=1),
-        _looked_up(along=1),
-        _looked_up("table8"),
-        _codes_of("int9"),
-        _codes_of("table8"),
-    ):
-        with pytest.raises(ValueError, match="does not make"):
-            decoder.decode(told)

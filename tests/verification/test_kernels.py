@@ -15,14 +15,9 @@ from ckptconv.plan import Data
 from ckptconv.storage.files import Readers
 from ckptconv.tensors import computing, kernels, moves, tile_kernels
 from ckptconv.tensors.computing import (
-    Axis,
     Bits,
-    Dequantize,
     Join,
     Joined,
-    Quantize,
-    Rescale,
-    Tiled,
     WeightedSum,
 )
 from ckptconv.tensors.dtypes import DTYPES
@@ -42,9 +37,6 @@ MATRIX = Inline(np.arange(1, 5, dtype="<f8").tobytes(), F64, (2, 2))
 FACTOR = Inline(np.array([[0.1, 3], [7, 0.7]], "<f4").tobytes(), F32, (2, 2))
 NARROW = Inline(np.array([16256, 16257], "<u2").tobytes(), BF16, (2,))
 OCTETS = Inline(BYTES, U8, (32,))
-CODES = Inline(BYTES, U8, (2, 16))
-POWERS = Inline(bytes([120, 122]), DTYPES["float8_e8m0fnu"], (2, 1))
-SCALES = Inline(np.array([[0.5], [3]], "<f4").tobytes(), F32, (2, 1))
 # Those that moves are made of, and that no expression names; a kernel of tiles is carried out by `Tile`.
 OF_MOVES = {moves.Gather, computing.Tile}
 SAMPLES: dict[type[Any], LazyTensor] = {
@@ -55,31 +47,6 @@ SAMPLES: dict[type[Any], LazyTensor] = {
     Bits: Convert(NUMBERS, Bits(4, 3, 5, 1), U8),
     Join: Joined((OCTETS, OCTETS), Join(((1, 0, 8), (1, 8, 8)), 2), I16),
     WeightedSum: Joined((NUMBERS, HALVES), WeightedSum(("float32", "bfloat16"), (1.0, 0.1), 1.1), F64),
-    Quantize: Tiled(
-        (Inline(np.linspace(-3, 9, 30).astype("<f4").tobytes(), F32, (5, 6)),),
-        ((Axis(0), Axis(1)),),
-        Quantize("codes", "float8_e4m3fn", "float32", 2, 4, (448.0,), False, False, "x"),
-        DTYPES["float8_e4m3fn"],
-        (5, 6),
-        (0, 0),
-        (2, 4),
-    ),
-    Rescale: Tiled(
-        (CODES, POWERS, POWERS),
-        ((Axis(0), Axis(1, 8)), (Axis(0), Axis(1, 1, 2)), (Axis(0, 0), Axis(0, 0))),
-        Rescale("scales", "x"),
-        DTYPES["float8_e4m3fn"],
-        (2, 2),
-        (0, 0),
-    ),
-    Dequantize: Tiled(
-        (CODES, SCALES),
-        ((Axis(0), Axis(1, 4, 8)), (Axis(0), Axis(1, 1, 32))),
-        Dequantize("e2m1", ("scale",)),
-        F32,
-        (2, 32),
-        (0, 0),
-    ),
     **{kernel: sample for samples in of_features("SAMPLES") for kernel, sample in samples.items()},
 }
 

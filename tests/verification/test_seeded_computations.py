@@ -7,18 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from cells import of_features
 from computed import JOBS, NAMES, sources
-from faults import Plant, other_fields, tiles, wrapped
+from faults import Plant, other_fields, wrapped
 from safetensors.torch import load_file, save_file
 
 from ckptconv import verify
 from ckptconv.errors import DifferenceError
 from ckptconv.outputs import planning
-from ckptconv.tensors.computing import Quantize, Tile, WeightedSum
+from ckptconv.tensors.computing import WeightedSum
 
 Patch = pytest.MonkeyPatch
 Tensors = dict[str, torch.Tensor]
@@ -30,17 +29,6 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # ------------------------------------------------------------------------------------------------ what computes
-
-
-def one_bit_of_codes(tile: Tile, bits: np.ndarray) -> None:
-    if tile.kernel.made == "codes":
-        bits[0] ^= 1
-
-
-def one_scale_of_its_neighbour(tile: Tile, bits: np.ndarray) -> None:
-    if tile.kernel.made == "scales":
-        # The exponent's last bit, whatever the dtype.
-        bits[min(len(bits), 4) - 1] ^= 2
 
 
 def exchanged(one: str, other: str) -> Plant:
@@ -57,7 +45,6 @@ def exchanged(one: str, other: str) -> Plant:
     return wrapped(planning, "file_plans", wrong)
 
 
-OF_CODES = ["fp8-block", "mxfp8", "int4-g32", "requantize"]
 ANOTHER_LAYER, GATE_AND_UP = exchanged(NAMES[0], NAMES[2]), exchanged(NAMES[0], NAMES[1])
 MADE: dict[str, tuple[Plant, list[str]]] = {
     "weights in another order": (
@@ -68,13 +55,6 @@ MADE: dict[str, tuple[Plant, list[str]]] = {
         other_fields(WeightedSum, over=lambda kernel: kernel.over * 2),
         ["average", "ema", "minus", "average-int4"],
     ),
-    "a bit of a code": (tiles(Quantize, one_bit_of_codes), OF_CODES),
-    "a scale that is none of its tile": (tiles(Quantize, one_scale_of_its_neighbour), OF_CODES),
-    "another largest code": (
-        tiles(Quantize, largest=lambda kernel: tuple(most / 2 for most in kernel.largest)),
-        ["fp8-block", "int4-g32"],
-    ),
-    "powers of two": (tiles(Quantize, power=lambda kernel: not kernel.power), ["fp8-block", "fp8-block-ue8m0"]),
     "the weight of another layer": (ANOTHER_LAYER, ["merge", "dora", "average", "fp8-block", "int4-g32", "requantize"]),
     "gate and up exchanged": (GATE_AND_UP, ["merge", "average", "mxfp8", "average-int4"]),
     **{fault: made for faults in of_features("MADE") for fault, made in faults.items()},

@@ -11,8 +11,8 @@ from ckptconv.errors import DifferenceError, UsageError
 from ckptconv.features.average import steps
 from ckptconv.features.average.steps import Average
 from ckptconv.formats.adapter_names import is_adapter, other_program
+from ckptconv.formats.coded import parts_among
 from ckptconv.formats.opening import opened
-from ckptconv.formats.quantized.parts import parts_among
 from ckptconv.formats.source import Source
 from ckptconv.formats.training import model_alone
 from ckptconv.options.table import Options

@@ -17,6 +17,7 @@ from ckptconv.formats.adapter_names import other_program
 from ckptconv.formats.companions import ADAPTER_CONFIG
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.source import Source, combined
+from ckptconv.options.table import CHANGING
 from ckptconv.plan import Input
 from ckptconv.storage.location import Location
 from ckptconv.structure.regexes import ExpressionError, LimitsError, first_matches
@@ -107,7 +108,8 @@ def read_adapters(paths: Sequence[str], settings: Mapping[str, Any], name: str =
 
 
 def _read(path: str, settings: Mapping[str, Any], name: str) -> Adapter:
-    plain = {"like": "", "map": "", "size": None, "dequantize": False, "family": "", "key": ""}
+    plain: dict[str, Any] = {"like": "", "map": "", "size": None, "family": "", "key": ""}
+    plain |= {name: option.default for name, option in CHANGING.items()}
     options = dict(settings.get("storage_options") or {})
     # Beside the default adapter, save_pretrained puts each other one into a directory of its name.
     if name and "/" not in name and Location(path, options).join(name, ADAPTER_CONFIG).kind == "file":

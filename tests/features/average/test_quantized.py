@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cells import of_features
 from effort import every
 from safetensors.torch import load_file
 
@@ -16,7 +17,9 @@ from ckptconv.options.table import OPTIONS
 if "dequantize" not in OPTIONS:
     pytest.skip("there are no quantized weights", allow_module_level=True)
 
-from dialects import CASES, QUANTIZED, nearest, numbers, products
+(dialects,) = of_features("DIALECTS")
+CASES, QUANTIZED = dialects.CASES, dialects.QUANTIZED
+nearest, numbers, products = dialects.nearest, dialects.numbers, dialects.products
 
 
 @every("case", CASES)

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import DATA, ZERO, ckptconv_forked, ckptconv_here
+from cells import of_features
+from checkpoints import ZERO, ckptconv_forked, ckptconv_here
 from features.hub.server import TOKEN, Hub, hub_server
 from huggingface_hub import HfFileSystem, constants
 from processes import prepared
@@ -20,6 +21,7 @@ from samples import saved
 
 from ckptconv import CorruptError, FailedError, Report, UsageError, convert, verify
 from ckptconv.features.hub import store as hub_paths
+from ckptconv.options.table import OPTIONS
 from ckptconv.storage import remote, stores
 from ckptconv.text import parse_path
 
@@ -363,8 +365,10 @@ def test_a_file_that_is_not_what_the_listing_says_is_an_error(hub: Hub, reposito
     assert not (tmp_path / "out" / "model.safetensors").exists()
 
 
+@pytest.mark.skipif("dequantize" not in OPTIONS, reason="there are no quantized weights")
 def test_quantized_weights_of_a_repository_become_weights_with_its_configuration(hub: Hub, tmp_path: Path) -> None:
-    case = DATA / "quantized" / "block-fp8-bf16"
+    (dialects,) = of_features("DIALECTS")
+    case = dialects.QUANTIZED / "block-fp8-bf16"
     hub.commit("org/quantized", {path.name: path.read_bytes() for path in case.iterdir() if path.suffix != ".md"})
     convert("hf://org/quantized", tmp_path / "out", dequantize=True, storage_options=hub.options)
     made, expected = load_file(tmp_path / "out" / "model.safetensors"), load_file(case / "expected.safetensors")

@@ -14,6 +14,7 @@ import pytest
 import rank_files
 import torch
 import zero_writer as zero
+from cells import of_features
 from checkpoints import DATA, ckptconv, ckptconv_here, contents
 from effort import examples
 from faults import tiles
@@ -336,7 +337,8 @@ def test_a_training_holds_the_base_too() -> None:
 
 @pytest.mark.skipif("dequantize" not in OPTIONS, reason="there are no quantized weights")
 def test_a_quantized_base_is_merged_into_as_its_weights() -> None:
-    case = DATA / "quantized" / "block-fp8-f32"
+    (dialects,) = of_features("DIALECTS")
+    case = dialects.QUANTIZED / "block-fp8-f32"
     convert(case, "once", dequantize=True)
     name, weight = next((n, t) for n, t in load_file("once/model.safetensors").items() if t.dim() == 2 and "proj" in n)
     given = adapter(factors(name.removesuffix(".weight"), *weight.shape))
@@ -349,12 +351,11 @@ def test_a_quantized_base_is_merged_into_as_its_weights() -> None:
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_base_of_codes_is_refused_with_what_to_do(way: str, kept: bool) -> None:
     """Whether the codes have the name of the weight or not, and for whole weights too."""
-    from ckptconv.formats.quantized.table import WAYS
-
+    (ways,) = of_features("QUANTIZING_WAYS")
     weight = "m.up_proj.weight"
     save_file({weight: random(64, 64)}, "base.safetensors")
     convert("base.safetensors", "base", quantize=way, fsync=False)
-    Path("base/config.json").write_text(json.dumps({"quantization_config": WAYS[way].told}))
+    Path("base/config.json").write_text(json.dumps({"quantization_config": ways[way].told}))
     given = {"m.up_proj.modules_to_save.weight": random(64, 64)} if kept else factors("m.up_proj", 64, 64)
     with pytest.raises(UnsupportedError, match=r"'m\.up_proj\.weight' is quantized") as refused:
         merge("base", adapter(given), "out")

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cells import of_features
 from effort import every
+from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 import ckptconv
@@ -18,10 +20,12 @@ from ckptconv.options.table import OPTIONS
 if "dequantize" not in OPTIONS:
     pytest.skip("there are no quantized weights", allow_module_level=True)
 
-from dialects import CASES, MADE_CODES, QUANTIZED, Array, nearest, numbers, products
+(dialects,) = of_features("DIALECTS")
+CASES, MADE_CODES, QUANTIZED = dialects.CASES, dialects.MADE_CODES, dialects.QUANTIZED
+nearest, numbers, products = dialects.nearest, dialects.numbers, dialects.products
 
 
-def adapter_of(name: str, shape: tuple[int, ...], place: Path) -> tuple[Path, Array]:
+def adapter_of(name: str, shape: tuple[int, ...], place: Path) -> tuple[Path, NDArray[Any]]:
     """Save an adapter of rank 1 of the weight of this name. Return where, and what it adds, which is exact."""
     place.mkdir()
     chance = torch.Generator().manual_seed(0)

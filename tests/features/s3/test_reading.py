@@ -14,6 +14,7 @@ from zero_writer import Model, Save, write
 
 import ckptconv
 from ckptconv import CorruptError
+from ckptconv.options.table import OPTIONS
 
 KIB = 1 << 10
 FP8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
@@ -73,6 +74,7 @@ def test_a_model_loads_from_a_store(step: str, s3: S3) -> None:
     assert loaded.keys() == {"w", *SMALL}
 
 
+@pytest.mark.skipif("dequantize" not in OPTIONS, reason="there are no quantized weights")
 def test_the_scales_of_all_tiles_are_fetched_from_a_store_at_once(s3: S3, proxy: Proxy, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()

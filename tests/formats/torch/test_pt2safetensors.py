@@ -499,28 +499,6 @@ def test_tied_names_are_stored_once_or_each(tmp_path: Path) -> None:
     assert_same_tree(torch_loaded(path), rebuilt(tmp_path / "model.safetensors"))
 
 
-@every(
-    "weight, scale",
-    [
-        ("q.weight", "q.weight_scale_inv"),
-        ("q.weight", "q.weight_scale"),
-        ("q.weight", "q.scale"),
-        ("q.weight", "q.scale_weight"),
-        ("experts.gate_up_proj", "experts.gate_up_proj_scale"),
-    ],
-)
-def test_a_cast_of_quantized_weights_is_refused(weight: str, scale: str, tmp_path: Path) -> None:
-    state = {weight: torch.ones(2, 2).to(torch.float8_e4m3fn), scale: torch.ones(1), "bare.weight": torch.ones(2)}
-    torch.save(state, tmp_path / "x.pt")
-    for source, output in (("x.pt", "x.safetensors"), ("x.safetensors", "y.pt")):
-        command = "pt2safetensors" if source == "x.pt" else "safetensors2pt"
-        refused = ckptconv_here(command, "--dtype", "bfloat16", tmp_path / source, tmp_path / f"cast.{output}")
-        assert refused.code == 2
-        assert f"1 weight is quantized ('{weight}')" in refused.err
-        assert "--dequantize" in refused.err
-        assert ckptconv_here(command, tmp_path / source, tmp_path / output).code == 0
-
-
 def test_floats_of_8_bits_without_scales_are_cast_in_silence(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(2).to(torch.float8_e5m2), "v_scale": torch.ones(1)}, tmp_path / "x.pt")
     assert ckptconv_here("pt2safetensors", "--dtype", "float32", tmp_path / "x.pt").err == ""

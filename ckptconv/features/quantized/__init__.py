@@ -1,0 +1,9 @@
+"""Quantized weights: weights are made of their codes, scales and zero points, and codes of weights.
+
+In: a source that holds the parts of quantized weights, or weights. Out: a source whose tensors are the weights, or a
+selection with codes and scales in the place of these.
+"""
+
+from __future__ import annotations
+
+PAGES = ("quantized.md", "internals/quantized.md")

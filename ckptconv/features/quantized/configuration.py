@@ -1,0 +1,138 @@
+"""What the configurations beside a checkpoint say of how its weights are quantized."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from ckptconv.errors import UnsupportedError
+from ckptconv.features.quantized.words import NAMES_OF_COMPRESSED, Statement
+from ckptconv.formats import configs
+
+# The key of ComfyUI in the metadata of safetensors.
+COMFY = "_quantization_metadata"
+
+
+class QuantizedWeights(NamedTuple):
+    """What compressed-tensors says of a group of weights: int or float, bits, strategy, and the size of its groups."""
+
+    format: str
+    kind: str
+    bits: int
+    strategy: str
+    size: int
+    block: tuple[int, int] | None
+    symmetric: bool
+
+
+class Configuration(NamedTuple):
+    """How weights are quantized: the `method` and all that is `told` of it; "" if there is no configuration.
+
+    `expert_dtype` is the model's own word. `layers` says it of single modules, by name. `stated` has what each place
+    says.
+    """
+
+    method: str = ""
+    told: Mapping[str, Any] = {}
+    expert_dtype: str = ""
+    layers: Mapping[str, Mapping[str, Any]] = {}
+    path: str = ""
+    stated: tuple[Statement, ...] = ()
+
+    @property
+    def block(self) -> tuple[int, int] | None:
+        """The sides of the blocks of block FP8."""
+        return _pair(self.told.get("weight_block_size"))
+
+    def layer(self, weight: str) -> Mapping[str, Any] | None:
+        """What is said of the module of a weight."""
+        return self.layers.get(weight.removesuffix(".weight"))
+
+    def algorithms(self, weight: str) -> tuple[str, ...]:
+        """The words of Model Optimizer for a weight."""
+        if self.method != "modelopt":
+            return ()
+        layer = self.layer(weight)
+        if layer is not None:
+            return (str(layer.get("quant_algo", "")),)
+        if self.layers and str(self.told.get("quant_algo", "")).startswith("MIXED"):
+            return tuple({str(layer.get("quant_algo", "")): None for layer in self.layers.values()})
+        return (str(self.told.get("quant_algo", "")),)
+
+    @property
+    def groups(self) -> tuple[QuantizedWeights, ...]:
+        """The groups of compressed-tensors."""
+        groups = self.told.get("config_groups")
+        if self.method not in NAMES_OF_COMPRESSED or not isinstance(groups, Mapping):
+            return ()
+        return tuple(dict.fromkeys(self._weights(groups)))
+
+    def _weights(self, groups: Mapping[str, Any]) -> Iterator[QuantizedWeights]:
+        for group in groups.values():
+            weights = group.get("weights") if isinstance(group, Mapping) else None
+            if not isinstance(weights, Mapping):
+                continue
+            made = group.get("format") or self.told.get("format")
+            bits, size = weights.get("num_bits"), weights.get("group_size")
+            if type(bits) is int and 1 < bits <= 8:
+                size = size if type(size) is int and size > 0 else 0
+                strategy = weights.get("strategy") or ("group" if size else "tensor")
+                yield QuantizedWeights(
+                    str(made),
+                    str(weights.get("type", "int")),
+                    bits,
+                    str(strategy),
+                    size,
+                    _pair(weights.get("block_structure")),
+                    weights.get("symmetric") is not False,
+                )
+
+
+def _pair(value: Any) -> tuple[int, int] | None:
+    fits = isinstance(value, list) and len(value) == 2 and all(type(each) is int and each > 0 for each in value)
+    return (value[0], value[1]) if fits else None
+
+
+def of_all(
+    config: tuple[str, Mapping[str, Any]], own: tuple[str, Mapping[str, Any]], metadata: Mapping[str, str]
+) -> Configuration:
+    """Return what a config.json, Model Optimizer's file (path and contents each, "" and {} if there is none) and the
+    metadata of safetensors say together.
+
+    Raise UnsupportedError if they name several methods, or several dtypes of experts.
+    """
+    path, model = config
+    statements = [
+        Statement(path, at, told)
+        for at, told in configs.values(model, *configs.QUANTIZING)
+        if isinstance(told, Mapping) and told
+    ]
+    # mlx-lm's key, which says no method.
+    of_mlx = model.get("quantization")
+    if isinstance(of_mlx, Mapping) and "group_size" in of_mlx and not statements:
+        statements.append(Statement(path, "quantization", of_mlx))
+    told = own[1].get("quantization")
+    if isinstance(told, Mapping):
+        statements.append(Statement(own[0], "", {"quant_method": "modelopt", **told}))
+    if COMFY in metadata:
+        told = configs.parsed(f"{COMFY} in the metadata", metadata[COMFY])
+        statements.append(Statement(COMFY, "", {"quant_method": "comfy", **told}))
+    known = {at: each for at, each in configs.values(model, configs.EXPERT_DTYPE) if isinstance(each, str)}
+    expert = configs.agreed({f"{path} ({at})": each for at, each in known.items()}, configs.EXPERT_DTYPE) or ""
+    if not statements:
+        return Configuration("", {}, expert, {}, path)
+    methods = {each.method: each.path for each in statements}
+    if len(methods) > 1:
+        raise UnsupportedError(
+            f"{' and '.join(dict.fromkeys(methods.values()))} say that the weights are quantized in several ways: "
+            f"{', '.join(methods)}.",
+            "Name one of them as quant_method.",
+        )
+    told = {key: value for each in reversed(statements) for key, value in each.told.items() if value is not None}
+    layers = told.get("layers") or told.get("quantized_layers")
+    named = (
+        {str(name): each for name, each in layers.items() if isinstance(each, Mapping)}
+        if isinstance(layers, Mapping)
+        else {}
+    )
+    return Configuration(statements[0].method, told, expert, named, statements[0].path, tuple(statements))

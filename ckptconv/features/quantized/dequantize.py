@@ -1,0 +1,419 @@
+"""The kernel `Dequantize`: weights of codes, scales and zero points.
+
+The arithmetic is float32, as in the programs that read such weights; its result is rounded once more if
+`Dequantize.between` says so. A NaN among the codes stays NaN. Codes are looked up and multiplied some rows at a time.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from ckptconv.errors import CorruptError
+from ckptconv.features.quantized.computing import Dequantize
+from ckptconv.tensors.computing import Box
+from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.tensors.float_formats import FORMATS, SCALES, float32_table, numpy_module, scratch
+
+if TYPE_CHECKING:
+    from ckptconv.tensors.computing import Axis
+    from ckptconv.tensors.float_formats import Array
+
+# OCP Microscaling Formats 1.0, table 5: the magnitudes of e2m1; the highest bit of a code is the sign.
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+# AutoAWQ's `packing_utils.py`: the element that each 4 bits of a word hold, the lowest bits first.
+_AWQ = (0, 2, 4, 6, 1, 3, 5, 7)
+# No product of finite numbers up to this rounds to infinity in a dtype: in float32 and bfloat16, and in float16.
+_LARGEST, _LARGEST_HALF = 3e38, 65504.0
+# Elements that are decoded at a time: they, and what is made of them, stay in the second-level cache.
+CHUNK = 64 << 10
+# The largest magnitudes of codes: in floats of 8 bits, and in integers, less a zero point of 8 bits.
+_LARGEST_CODE = {"float8_e5m2": 57344.0, "float8_e4m3fn": 448.0}
+_LARGEST_INTEGER = 511.0
+_AGAIN = "Download it again."
+
+
+class _Place(NamedTuple):
+    """The tile: its dimensions in the order that the codes have, the interval of each dimension, and by dimension the
+    group of each of its elements."""
+
+    order: tuple[int, ...]
+    reach: tuple[tuple[int, int], ...]
+    groups: Mapping[int, Array]
+
+
+class _Input(NamedTuple):
+    """An input: its box, and its elements in the shape of that."""
+
+    box: Box
+    array: Array
+
+
+class Rounding(NamedTuple):
+    """A dtype, and how bits of it are made: `into` rounds float32 into an array of the same shape, and returns how many
+    finite values became infinite."""
+
+    dtype: str
+    into: Callable[[Array, Array], int]
+
+
+def dequantize(
+    kernel: Dequantize,
+    boxes: Sequence[Box],
+    arrays: Sequence[Array],
+    starts: Sequence[int],
+    out: Array,
+    rounding: Rounding,
+) -> int:
+    """Fill `out`, of the bits that `rounding` makes, with the tile from index `starts` on, of the `arrays` of bits that
+    are in `boxes`. Return how many finite values became infinite when they were rounded.
+
+    Raise CorruptError for scales that are not finite, that are 0 where the code is not, or that make weights infinite,
+    and for a group that is not there.
+    """
+    np = numpy_module()
+    inputs = map(_Input, boxes, arrays)
+    given = dict(zip(("codes", *kernel.roles), inputs, strict=True))
+    reach = tuple((start, start + count) for start, count in zip(starts, out.shape, strict=True))
+    place = _Place(tuple(axis.dim for axis in boxes[0].axes), reach, _groups(kernel, given))
+    table = given["table"].array.view("f4") if "table" in given else None
+    with np.errstate(all="ignore"):
+        zero = None
+        if "zero" in given:
+            stored = "own" if given["zero"].box.dtype == "int8" else kernel.codes
+            zero = _expanded(_decoded(stored, given["zero"], reach, -kernel.offset, None), place, len(reach)).copy()
+        scale = given["scale"]._replace(array=_numbers(given["scale"]))
+        if not all(np.isfinite(numbers).all() for numbers in (scale.array, table) if numbers is not None):
+            raise CorruptError(f"{kernel.scales}: a scale is NaN or infinite.", _AGAIN)
+        made = out.transpose(place.order)
+        codes = given["codes"]
+        largest = float(np.abs(scale.array).max(initial=0)) * _LARGEST_CODE.get(codes.box.dtype, _LARGEST_INTEGER)
+        most = _LARGEST_HALF if "float16" in (kernel.between, rounding.dtype) else _LARGEST
+        unsure = kernel.over or table is not None or largest > most or not scale.array.all()
+        factor = _grouped(scale, place)
+        offset = kernel.offset if zero is None else 0
+        shift = given["shift"].array.view("f4").reshape(()) if "shift" in given else None
+        overflows = 0
+        for rows, values in _blocks(kernel.codes, codes, reach, offset, table):
+            if zero is not None:
+                values = np.subtract(values, _rows(zero, rows), out=values)
+            product = _product(kernel, values, _rows(factor, rows))
+            if shift is not None:
+                product += shift
+            # Rounded to the dtype that is wanted, it is that anyway.
+            if kernel.between != "float32" and (unsure or kernel.between != rounding.dtype):
+                product = _rounded(product, kernel.between)
+            if unsure:
+                _check(kernel, values, _rows(factor, rows), product)
+            overflows += _put(product, made[rows], rounding)
+    return overflows
+
+
+def _put(values: Array, out: Array, rounding: Rounding) -> int:
+    """Put float32 into `out`, rounded. Return how many finite values became infinite."""
+    if out.flags.c_contiguous and values.flags.c_contiguous:
+        return rounding.into(values, out)
+    bits = scratch("rounded", values.size * out.itemsize).view(out.dtype).reshape(values.shape)
+    overflows = rounding.into(numpy_module().ascontiguousarray(values), bits)
+    out[...] = bits
+    return overflows
+
+
+def _check(kernel: Dequantize, values: Array, factor: Array, product: Array) -> None:
+    """Raise CorruptError for a scale of 0 where the code is not, and for finite codes that became infinite."""
+    np = numpy_module()
+    groups = factor.shape[-1]
+    codes = values if groups in (1, values.shape[-1]) else values.reshape(*values.shape[:-1], groups, -1)
+    factor = factor if codes is values else factor[..., None]
+    # bitsandbytes' quantizer gives the scale 0 to what is equal to its mean, which is added.
+    is_lost = "shift" not in kernel.roles and ((factor == 0) & (codes != 0)).any()
+    if (kernel.over and not factor.all()) or is_lost:
+        raise CorruptError(f"{kernel.scales}: a scale is 0 where the code is not.", _AGAIN)
+    if (np.isinf(product) & np.isfinite(values)).any():
+        raise CorruptError(f"{kernel.scales}: a scale is so large that weights become infinite.", _AGAIN)
+
+
+# The dtypes of the inputs, by what they are; of codes and zeros, by how they lie.
+_BYTES = frozenset(("uint8", "int8", "float8_e4m3fn", "float8_e5m2"))
+_PACKED = {8: frozenset(("uint8", "int8")), 32: frozenset(("int32",))}
+_DTYPES = {
+    "scale": frozenset(("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e8m0fnu")),
+    "index": frozenset(("int32",)),
+    "table": frozenset(("float32",)),
+    "shift": frozenset(("float32",)),
+}
+_KINDS = frozenset(("own", "e2m1", "table4", "table8", "awq", *(f"int{bits}" for bits in range(2, 9))))
+
+
+class GivenPart(NamedTuple):
+    """What is known of an input as a whole."""
+
+    dtype: str
+    axes: Sequence[Axis]
+    shape: Sequence[int]
+
+
+def fits(kernel: Dequantize, parts: Sequence[GivenPart], dims: int) -> bool:
+    """Whether `kernel` makes a tensor of `dims` dimensions of such `parts`."""
+    roles = ("codes", *kernel.roles)
+    if kernel.codes not in _KINDS or len(roles) != len(parts) or kernel.roles[:1] != ("scale",):
+        return False
+    given = dict(zip(roles, parts, strict=True))
+    if len(given) < len(roles) or not given.keys() <= {"codes", "zero", *_DTYPES}:
+        return False
+    if kernel.between not in ("float32", "bfloat16", "float16") or (kernel.codes[:5] == "table") != ("table" in given):
+        return False
+    # What is looked up is a number, not a code that others are subtracted from.
+    if kernel.codes in ("e2m1", "table4", "table8") and (kernel.offset or "zero" in given):
+        return False
+    indexed = [axis.dim for axis in given["index"].axes] if "index" in given else []
+    every = sorted(axis.dim for axis in parts[0].axes) == list(range(dims)) and len(indexed) == ("index" in given)
+    return every and all(_part_fits(kernel, role, part, indexed) for role, part in given.items())
+
+
+def _part_fits(kernel: Dequantize, role: str, part: GivenPart, indexed: Sequence[int]) -> bool:
+    bits, word = packing(kernel.codes)
+    is_packed = bits > 0 and (role == "codes" or (role == "zero" and part.dtype != "int8"))
+    packed = [axis for axis in part.axes if is_packed and (axis.num, axis.den) == (bits, word)]
+    others = [axis for axis in part.axes if axis not in packed]
+    known = _DTYPES.get(role, _PACKED[word] if is_packed else _BYTES)
+    if part.dtype not in known or len(packed) != is_packed or len({axis.dim for axis in part.axes}) < len(part.axes):
+        return False
+    if role in ("table", "shift") and any(axis.num for axis in part.axes):
+        return False  # each element needs all of it
+    if role in ("table", "shift"):
+        return tuple(part.shape) == ((1,) if role == "shift" else (256 if kernel.codes == "table8" else 16,))
+    if role in ("codes", "index"):
+        return all((axis.num, axis.den) == (1, 1) for axis in others)
+    return all(axis.num == 1 or (not axis.num and axis.dim in indexed) for axis in others)
+
+
+def _groups(kernel: Dequantize, given: Mapping[str, _Input]) -> dict[int, Array]:
+    """Return the group of each element of the dimension that the part `index` is about. Raise CorruptError for one
+    that is not there."""
+    if "index" not in given:
+        return {}
+    box, array = given["index"]
+    numbers = array.view("i4")
+    dim = box.axes[0].dim
+    counts = [
+        extent
+        for role in ("scale", "zero")
+        if role in given
+        for axis, extent in zip(given[role].box.axes, given[role].box.counts, strict=True)
+        if axis.dim == dim and not axis.num
+    ]
+    count = min(counts, default=1 << 31)
+    if numbers.size and not 0 <= int(numbers.min()) <= int(numbers.max()) < count:
+        raise CorruptError(f"{kernel.scales}: there are {count} groups, and a column is of group {int(numbers.max())}.")
+    return {dim: numbers}
+
+
+# --------------------------------------------------------------------------------------------------------------- codes
+
+
+def packing(codes: str) -> tuple[int, int]:
+    """Return the bits of a code, and those of the words that codes of this kind are packed into; 0 for whole bytes."""
+    if codes in ("own", "table8"):
+        return 0, 0
+    return (4, 8) if codes in ("e2m1", "table4") else (4 if codes == "awq" else int(codes[3:]), 32)
+
+
+def _blocks(
+    codes: str, given: _Input, reach: Sequence[tuple[int, int]], offset: int, table: Array | None
+) -> Iterator[tuple[tuple[slice, ...], Array]]:
+    """Yield the codes of a tile, less `offset`, as float32: some rows at a time, with where they are; all at once if
+    words hold codes of several rows."""
+    box, array = given
+    packed = _packed(codes, box)
+    most = CHUNK * (packing(codes)[0] or 8) // (8 * array.itemsize)
+    for rows in _cuts(array.shape, most) if packed in (None, array.ndim - 1) else [()]:
+        yield rows, _decoded(codes, given._replace(array=array[rows]), reach, offset, table).array
+
+
+def _packed(codes: str, box: Box) -> int | None:
+    """Return the dimension along which codes are packed into words; None if they are not."""
+    words = (dim for dim, axis in enumerate(box.axes) if (axis.num, axis.den) == packing(codes))
+    return next(words, None)
+
+
+def _cuts(shape: Sequence[int], most: int) -> Iterator[tuple[slice, ...]]:
+    """Yield some rows at a time of an array, of about `most` elements."""
+    if len(shape) < 2:
+        yield ()
+        return
+    *outer, rows, width = shape
+    step = max(most // max(width, 1), 1)
+    for index in numpy_module().ndindex(*outer):
+        ahead = [slice(at, at + 1) for at in index]
+        for first in range(0, rows, step):
+            yield (*ahead, slice(first, first + step))
+
+
+def _decoded(codes: str, given: _Input, reach: Sequence[tuple[int, int]], offset: int, table: Array | None) -> _Input:
+    """Return the codes, less `offset`, as float32: those of the tile along the dimension in which they are packed."""
+    np = numpy_module()
+    box, array = given
+    bits, word = packing(codes)
+    packed = _packed(codes, box)
+    if packed is None:
+        return _Input(box, _looked_up(_of_bytes(box.dtype, offset) if table is None else table, array))
+    low, high = reach[box.axes[packed].dim]
+    begin = low - box.starts[packed] * word // bits  # of the first element, if words begin at one
+    if bits == 4 and packed == array.ndim - 1:
+        pairs = _pairs(codes, offset) if table is None else _paired(table, True)
+        made = _looked_up(pairs, np.ascontiguousarray(array).view("u1")).view("f4")
+    elif word % bits == 0:
+        shifts = np.arange(0, word, bits, dtype=array.dtype).reshape(-1, *(1,) * (array.ndim - 1 - packed))
+        wide = (np.expand_dims(array, packed + 1) >> shifts) & array.dtype.type((1 << bits) - 1)
+        made = wide.reshape(*array.shape[:packed], -1, *array.shape[packed + 1 :]).astype("f4")
+        made -= np.float32(offset)
+    else:
+        at = np.arange(low, high, dtype="i8") * bits - box.starts[packed] * word
+        after = np.minimum(at // word + 1, array.shape[packed] - 1)
+        shape = (-1, *(1,) * (array.ndim - 1 - packed))
+        both = np.take(array, after, packed).astype("u8") << np.uint64(word) | np.take(array, at // word, packed)
+        made = ((both >> (at % word).astype("u8").reshape(shape)) & np.uint64((1 << bits) - 1)).astype("f4")
+        made -= np.float32(offset)
+        begin = 0
+    if codes == "awq":
+        order = np.argsort(_AWQ)
+        made = np.take(made.reshape(*made.shape[:-1], -1, 8), order, -1).reshape(made.shape)
+    made = made[(slice(None),) * packed + (slice(begin, begin + high - low),)]
+    axes = tuple(axis._replace(num=1, den=1) if dim == packed else axis for dim, axis in enumerate(box.axes))
+    first = tuple(low if dim == packed else start for dim, start in enumerate(box.starts))
+    return _Input(box._replace(axes=axes, starts=first, counts=made.shape), made)
+
+
+@functools.cache
+def _of_bytes(dtype: str, offset: int) -> Array:
+    """Return the float32 of each code of an 8-bit dtype, less `offset`."""
+    np = numpy_module()
+    kind = DTYPES[dtype].kind
+    if kind in "iu":
+        values: Array = np.arange(256, dtype="u1").view(f"{kind}1").astype("f4")
+    else:
+        # One NaN for all, which multiplication keeps.
+        values = float32_table(dtype).view("f4").copy()
+        values[np.isnan(values)] = np.nan
+    return values - np.float32(offset) if offset else values
+
+
+def _looked_up(numbers: Array, at: Array) -> Array:
+    """Return those of `numbers` that stand at the indices `at`; valid until the next are looked up."""
+    out = scratch("codes", at.size * numbers.itemsize).view(numbers.dtype).reshape(at.shape)
+    made: Array = numpy_module().take(numbers, at, mode="clip", out=out)
+    return made
+
+
+@functools.cache
+def _pairs(codes: str, offset: int) -> Array:
+    np = numpy_module()
+    values = [*_E2M1, *(-each for each in _E2M1)] if codes == "e2m1" else [code - offset for code in range(16)]
+    return _paired(np.array(values, "f4"), False)
+
+
+def _paired(values: Array, high_first: bool) -> Array:
+    """Return the two of the 16 `values` that each of the 256 bytes holds, as one number of their bits."""
+    np = numpy_module()
+    codes = np.arange(256)
+    halves = (codes >> 4, codes & 15) if high_first else (codes & 15, codes >> 4)
+    both: Array = np.stack([values[half] for half in halves], 1).astype("f4").view("u8").reshape(-1)
+    return both
+
+
+# -------------------------------------------------------------------------------------------------------------- scales
+
+
+def _numbers(given: _Input) -> Array:
+    """Return floats, of whatever dtype, as float32."""
+    np = numpy_module()
+    name = given.box.dtype
+    if name == "bfloat16":
+        numbers: Array = (given.array.astype("u4") << 16).view("f4")
+    elif name in SCALES or DTYPES[name].itemsize == 1:
+        numbers = np.take(float32_table(name).view("f4"), given.array, mode="clip")
+    else:
+        assert name in FORMATS
+        numbers = given.array.view(name).astype("f4")
+    return numbers
+
+
+def _expanded(given: _Input, place: _Place, dims: int) -> Array:
+    """Return one element for each of the tile along the first `dims` of its dimensions, or one for all of them.
+
+    The dimensions are those of `place.order`; an input that lacks one has one element along it.
+    """
+    np = numpy_module()
+    box, array = given
+    here = {axis.dim: at for at, axis in enumerate(box.axes)}
+    for dim in place.order[:dims]:
+        at = here.get(dim, -1)
+        if at < 0 or (array.shape[at] == 1 and dim not in place.groups):
+            continue
+        _, num, den = box.axes[at]
+        low, high = place.reach[dim]
+        if not num:
+            array = np.take(array, place.groups[dim], at)
+        elif (num, den) != (1, 1):
+            array = np.take(array, np.arange(low, high) * num // den - box.starts[at], at)
+    array = array.transpose([here[dim] for dim in place.order if dim in here])
+    missing = tuple(number for number, dim in enumerate(place.order) if dim not in here)
+    expanded: Array = np.expand_dims(array, missing) if missing else array
+    return expanded
+
+
+def _grouped(scale: _Input, place: _Place) -> Array:
+    """Return the scales of the tile, expanded along all dimensions but the last if all groups of that are whole."""
+    last = place.order[-1] if place.order else -1
+    axis = next((axis for axis in scale.box.axes if axis.dim == last), None)
+    low, high = place.reach[last] if place.order else (0, 0)
+    is_whole = axis is not None and axis.num == 1 < axis.den and low % axis.den == high % axis.den == 0
+    return _expanded(scale, place, len(place.order) - is_whole)
+
+
+def _product(kernel: Dequantize, values: Array, factor: Array) -> Array:
+    """Return `values` by scales, of which there is one for each, for all, or for each group of the last dimension."""
+    np = numpy_module()
+    combine = np.divide if kernel.over else np.multiply
+    made: Array = scratch("product", values.size * 4).view("f4").reshape(values.shape)
+    groups = factor.shape[-1] if factor.ndim else 1
+    if groups in (1, values.shape[-1] if values.ndim else 1):
+        combine(values, factor, out=made)
+    else:
+        shape = (*values.shape[:-1], groups, values.shape[-1] // groups)
+        combine(values.reshape(shape), factor[..., None], out=made.reshape(shape))
+    return made
+
+
+def _rows(array: Array, rows: tuple[slice, ...]) -> Array:
+    """Return the part of an array, some of whose dimensions have one element for all, that is for `rows` of a tile."""
+    part: Array = array[
+        tuple(cut if extent > 1 else slice(None) for cut, extent in zip(rows, array.shape, strict=False))
+    ]
+    return part
+
+
+def _rounded(values: Array, dtype: str) -> Array:
+    """Round float32 to nearest, ties to even, to numbers of a dtype of 16 bits."""
+    np = numpy_module()
+    format_ = FORMATS[dtype]
+    shift = 23 - format_.mantissa
+    bits = values.view("u4")
+    made = bits >> shift
+    made &= 1
+    made += (1 << shift - 1) - 1
+    made += bits
+    made &= 0xFFFFFFFF >> shift << shift
+    rounded: Array = made.view("f4")
+    nans = np.isnan(values)
+    if nans.any():
+        rounded[nans] = values[nans]
+    if dtype == "float16":
+        # Its subnormal numbers are multiples of 2^-24, which is the last bit of numbers near 0.75.
+        small = np.abs(values) < 2.0**-14
+        rounded[small] = np.copysign((values[small] + np.float32(0.75)) - np.float32(0.75), values[small])
+        rounded[rounded > _LARGEST_HALF] = np.inf
+        rounded[rounded < -_LARGEST_HALF] = -np.inf
+    return rounded

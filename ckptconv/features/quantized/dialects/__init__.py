@@ -1,0 +1,99 @@
+"""The dialects of quantized weights: those of `table` and `words`, and each in a module of its own here, as `DIALECT`.
+
+A dialect has formats, and the words of configurations that tell of them. Its module is named in `DIALECTS`, and nowhere
+else; what others are told to read of it in `words.ELSEWHERE`, and in `table.NOT_READ`, is not said any longer.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from ckptconv.errors import UnsupportedError
+from ckptconv.features.quantized import table, words
+from ckptconv.features.quantized.table import Format
+from ckptconv.features.quantized.words import ELSEWHERE, UNNAMED, Statement, Words
+from ckptconv.storage import strict_json
+
+# The modules in this folder.
+DIALECTS: tuple[str, ...] = ("awq",)
+_HINT = "The program that made them can write them as they were."
+
+
+class Dialect(NamedTuple):
+    """A dialect: its formats, {method in a configuration: what else that may say}, and endings of names that only parts
+    of its weights have, which are an error without the others."""
+
+    formats: tuple[Format, ...]
+    words: Mapping[str, Words]
+    telling: tuple[str, ...] = ()
+
+
+@functools.cache
+def _every() -> tuple[Dialect, ...]:
+    return tuple(import_module(f"{__name__}.{module}").DIALECT for module in DIALECTS)
+
+
+@functools.cache
+def formats() -> tuple[Format, ...]:
+    """Return the formats of all dialects."""
+    return (*table.FORMATS, *(each for dialect in _every() for each in dialect.formats))
+
+
+@functools.cache
+def telling() -> tuple[str, ...]:
+    """Return endings of names that only parts of quantized weights have: such a part without its weight is an error."""
+    return (*table.TELLING, *(ending for dialect in _every() for ending in dialect.telling))
+
+
+@functools.cache
+def methods() -> Mapping[str, Words]:
+    """Return what configurations may say, by method."""
+    return {**words.DIALECTS, **{method: said for dialect in _every() for method, said in dialect.words.items()}}
+
+
+@functools.cache
+def not_read() -> Mapping[str, tuple[str, str]]:
+    """Return the endings of names of parts that no dialect reads: what these weights are, and what reads them."""
+    read = {name[1:] for each in formats() for name in _names(each)}
+    return {ending: told for ending, told in table.NOT_READ.items() if ending not in read}
+
+
+def _names(each: Format) -> Iterator[str]:
+    """Yield the patterns of the names of all parts of a format."""
+    for part in each.parts.values():
+        yield from part.names.split()
+    if each.scale:
+        yield from _names(each.scale)
+
+
+@functools.cache
+def patterns() -> frozenset[str]:
+    """Return the patterns of the names of all parts of all formats."""
+    return frozenset(name for each in formats() for name in _names(each))
+
+
+def check(stated: Iterable[Statement]) -> None:
+    """Raise UnsupportedError for a configuration of a method that is not read, with a key that is not known or a value
+    that is not, and for two that contradict each other."""
+    before: dict[str, tuple[str, Any]] = {}
+    for one in stated:
+        path, method, told = str(one), one.method, one.told
+        if method not in methods():
+            how = f" by {method}, which is not known" if method != UNNAMED else ", and not by which method"
+            if method in ELSEWHERE:
+                how = f" by {method}, which {ELSEWHERE[method]} reads, and --dequantize does not"
+            raise UnsupportedError(f"{path} says that the weights are quantized{how}.", _HINT)
+        known = methods()[method]
+        try:
+            strict_json.check(told, known, "the quantization")
+        except ValueError as error:
+            raise UnsupportedError(f"In {path}, {error}; what that makes of the weights is not known.", _HINT) from None
+        for key, value in told.items():
+            if value is None:
+                continue
+            if known.get(key, known.get(f"{key}?")) is not object and before.setdefault(key, (path, value))[1] != value:
+                both = " and ".join(dict.fromkeys((before[key][0], path)))
+                raise UnsupportedError(f"{both} say different things of the quantized weights as {key!r}.", _HINT)

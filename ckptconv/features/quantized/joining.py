@@ -1,0 +1,521 @@
+"""Finds the parts of quantized weights among tensors, and makes each weight of them. Nothing but names, dtypes, shapes
+and the few bytes of parts that are shapes themselves is looked at.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+import struct
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.features.quantized import dialects, words
+from ckptconv.features.quantized.computing import Dequantize
+from ckptconv.features.quantized.configuration import Configuration
+from ckptconv.features.quantized.dequantize import GivenPart, fits
+from ckptconv.features.quantized.parts import WEIGHT, groups_of, has_parts, unread
+from ckptconv.features.quantized.table import (
+    MARK,
+    OF_ACTIVATIONS,
+    OF_ADAPTERS,
+    OF_MODULES,
+    OF_STACKS,
+    Format,
+    Part,
+    Sizes,
+)
+from ckptconv.storage import strict_json
+from ckptconv.tensors.computing import Axis, Tiled
+from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.tensors.lazy import Inline, LazyTensor, View, Zeros, untagged
+from ckptconv.tensors.slices import as_stored, viewed
+from ckptconv.text import some
+
+# Bytes of small parts by name.
+Reading: TypeAlias = "Callable[[Mapping[str, LazyTensor]], Mapping[str, bytes]]"
+_DIMENSION = re.compile(r"(\w+)(?:\*(\w+))?(?:/(\w+))?")
+# Names of scales and zero points, whatever they are for.
+_SCALE = re.compile(r"(^|[._])(scale|scale_inv|zero_point)$")
+# Where the name of a module may end in that of a tensor.
+_END_OF_MODULE = re.compile(r"[._]")
+_F32 = DTYPES["float32"]
+# Roles of parts that tell sizes; the largest that is read, in bytes.
+_TELLING_SIZES = ("shape", "state")
+_LARGEST = 1 << 16
+
+
+class Weight(NamedTuple):
+    """A weight that is made of quantized parts: what its format is called, the parts by role, and the bits that are
+    stored for it, scales included."""
+
+    tensor: LazyTensor
+    format: str
+    parts: Mapping[str, str]
+    bits: int
+
+
+class Found(NamedTuple):
+    """What was found among tensors: weights by name, all names that go with them, and those of codes without scales
+    where nothing says that anything is quantized. `unknown` are single scales that are of no weight, and of nothing
+    else that is known."""
+
+    weights: Mapping[str, Weight]
+    gone: frozenset[str]
+    bare: tuple[str, ...]
+    unknown: tuple[str, ...] = ()
+
+
+def found(tensors: Mapping[str, LazyTensor], told: Configuration, read: Reading) -> Found:
+    """Return the weights that are quantized among `tensors`, as float32 that is to be `rounded`.
+
+    Raise CorruptError for a part without the others, UnsupportedError for parts of no known format, of two, and for
+    those that the configuration contradicts.
+    """
+    for name, (_, what, reader) in unread(tensors).items():
+        raise UnsupportedError(
+            f"The quantized weight that {name!r} is part of {what}, and --dequantize does not read that.",
+            f"{reader} does.",
+        )
+    dialects.check(told.stated)
+    told = _marked(tensors, told, read)
+    groups = groups_of(tensors)
+    read = _at_once(groups, tensors, read)
+    weights: dict[str, Weight] = {}
+    gone: set[str] = set()
+    for name, companions in groups.items():
+        weight = _weight(name, companions, tensors, told, read)
+        if weight is not None:
+            weights[name] = weight
+            gone.update(weight.parts.values())
+    bare, unknown = [], []
+    modules = {name.removesuffix(WEIGHT): name for name in weights}
+    holders = {name.rpartition(".")[0]: name for name in weights if not name.endswith(WEIGHT)}
+    for name, tensor in tensors.items():
+        if name in gone or name in weights:
+            continue
+        beside, own = _module(name, modules, holders)
+        if own == MARK or own in OF_ACTIVATIONS or _is_of_activations(name, tensor, weights):
+            if weights or told.method:
+                gone.add(name)
+        elif name.endswith(dialects.telling()):
+            raise CorruptError(
+                f"{name!r} is part of a quantized weight, and the weight's other parts are nowhere in the checkpoint.",
+                "Download or copy all of its files again.",
+            )
+        elif beside and own not in OF_MODULES and not own.startswith(OF_ADAPTERS):
+            raise UnsupportedError(
+                f"{name!r} is beside the quantized weight {beside!r}, and what it does to that is not known.",
+                "The program that made it can write the weight as it was.",
+            )
+        elif tensor.dtype.name in ("float8_e4m3fn", "float8_e5m2"):
+            if told.method or weights:
+                raise _without_scale(name, tensor)
+            bare.append(name)
+        elif _is_code(name, tensor, told):
+            raise _without_scale(name, tensor)
+        elif weights and tensor.numel == 1 and _SCALE.search(name):
+            unknown.append(name)
+    return Found(weights, frozenset(gone), tuple(bare), tuple(unknown))
+
+
+def _module(name: str, modules: Mapping[str, str], holders: Mapping[str, str]) -> tuple[str, str]:
+    """Return the quantized weight whose module a tensor is in, and what the tensor is called there; "" for none.
+
+    A weight that is not called "weight" is the module of what begins with its name, and is beside what `holders`, the
+    modules that have such weights, hold themselves, but for parameters of the same kind.
+    """
+    for at in (mark.start() for mark in _END_OF_MODULE.finditer(name)):
+        weight = modules.get(name[:at])
+        if weight and (name[at] == "." or not weight.endswith(WEIGHT)):
+            return weight, name[at + 1 :]
+    holder, _, own = name.rpartition(".")
+    return ("", "") if own.removesuffix("_bias") in OF_STACKS else (holders.get(holder, ""), own)
+
+
+def _marked(tensors: Mapping[str, LazyTensor], told: Configuration, read: Reading) -> Configuration:
+    """Return `told` with what ComfyUI's tensors say, which are JSON, of their modules."""
+    marks = {name: tensor for name, tensor in tensors.items() if name.endswith(f".{MARK}")}
+    if not marks or told.method not in ("", "comfy"):
+        return told
+    layers = dict(told.layers)
+    data = read({name: tensor for name, tensor in marks.items() if tensor.nbytes <= _LARGEST})
+    for name in marks:
+        try:
+            layer = strict_json.check(strict_json.parse(data.get(name, b"").decode()), words.COMFY_LAYER, "it")
+        except ValueError as error:
+            message = f"{name!r} says how a weight is quantized, and {error}."
+            raise UnsupportedError(message, "ComfyUI reads it.") from None
+        if layers.setdefault(name.removesuffix(f".{MARK}"), layer) != layer:
+            raise UnsupportedError(f"{name!r} and {told.path} say different things of a quantized weight.")
+    return told._replace(method="comfy", layers=layers, path=told.path or MARK)
+
+
+def _is_of_activations(name: str, tensor: LazyTensor, weights: Collection[str]) -> bool:
+    """Whether a tensor is a scale of activations: of a module, or of stacked experts, which have one each."""
+    own = name.rpartition(".")[2]
+    if own in OF_ACTIVATIONS:
+        return tensor.numel <= 1
+    return any(own.endswith(f"_{word}") and name[: -len(word) - 1] in weights for word in OF_ACTIVATIONS)
+
+
+def name_of(weight: str, part: Part) -> str:
+    """Return the first of the names that a part of `weight` may have."""
+    pattern = part.names.split()[0]
+    return (weight if pattern[0] == "+" else weight.removesuffix(WEIGHT)) + pattern[1:]
+
+
+def shape_of(part: Part, shape: Sequence[int], sizes: Sizes) -> tuple[int, ...]:
+    """Return the shape that a part has of a weight of `shape`, (…, M, K)."""
+    rows, columns = shape[-2:]
+    known = {**sizes, "M": rows, "K": columns}
+    return (*shape[:-2], *(_extent(text, known) for text in part.shape.split()))
+
+
+def _without_scale(name: str, tensor: LazyTensor) -> CorruptError:
+    return CorruptError(
+        f"{name!r} is {tensor.dtype} {list(tensor.shape)}, codes of a quantized weight, and no scale of it is in the "
+        "checkpoint.",
+        "Download or copy all of its files again.",
+    )
+
+
+def _is_code(name: str, tensor: LazyTensor, told: Configuration) -> bool:
+    """Whether a tensor without companions has to have some: integers of at most 32 bits in two or three dimensions are
+    codes where weights are quantized, unless the configuration names the modules and this is none of them."""
+    is_named = not told.layers or name.removesuffix(WEIGHT) in told.layers
+    is_integer = tensor.dtype.kind in "iu" and tensor.dtype.itemsize <= 4
+    return bool(told.method) and is_named and is_integer and len(tensor.shape) in (2, 3)
+
+
+# ----------------------------------------------------------------------------------------------------------- companions
+
+
+def _at_once(groups: Mapping[str, Mapping[str, str]], tensors: Mapping[str, LazyTensor], read: Reading) -> Reading:
+    """Return `read` for parts that tell sizes, which are all read at once when the first is asked for."""
+    patterns = {
+        pattern
+        for each in dialects.formats()
+        for role in _TELLING_SIZES
+        if role in each.parts
+        for pattern in each.parts[role].names.split()
+    }
+
+    @functools.cache
+    def every() -> Mapping[str, bytes]:
+        names = {name for companions in groups.values() for pattern, name in companions.items() if pattern in patterns}
+        return read({name: tensors[name] for name in tensors if name in names and tensors[name].nbytes <= _LARGEST})
+
+    return lambda wanted: {name: every()[name] for name in wanted if name in every()}
+
+
+# -------------------------------------------------------------------------------------------------------------- weights
+
+
+class _RefusedError(Exception):
+    """Why parts are not of a format."""
+
+
+def _weight(
+    name: str,
+    companions: Mapping[str, str],
+    tensors: Mapping[str, LazyTensor],
+    told: Configuration,
+    read: Reading,
+) -> Weight | None:
+    """Return the weight of this name, made of its `companions`, {pattern: name}; None if these are nothing of it."""
+    candidates = [each for each in dialects.formats() if has_parts(each, companions, tensors)]
+    readings: dict[Any, Weight] = {}
+    refused: list[str] = []
+    for each in candidates:
+        for called, sizes in each.sizes(told, name):
+            try:
+                weight = _made(each, called, dict(sizes), companions, tensors, read)
+            except _RefusedError as error:
+                refused.append(f"as {called}, {error}")
+                continue
+            readings.setdefault(_meaning(weight.tensor), weight)
+    if len(readings) == 1:
+        (weight,) = readings.values()
+        return weight
+    if not candidates and not any(part.endswith(dialects.telling()) for part in companions.values()):
+        return None
+    shown = ", ".join(
+        f"{part!r} {tensors[part].dtype} {list(tensors[part].shape)}" for part in list(companions.values())[:8]
+    )
+    if not candidates and "+" not in companions and not _has_codes(companions):
+        raise CorruptError(
+            f"The quantized weight {name!r} has no codes; there are {shown}.",
+            "Download or copy all of its files again.",
+        )
+    if len(readings) > 1:
+        ways = " or ".join(dict.fromkeys(weight.format for weight in readings.values()))
+        raise UnsupportedError(f"The quantized weight {name!r} may be read as {ways}: {shown}.", _says(told))
+    if not candidates and "+" in companions and tensors[name].dtype.kind == "f" and tensors[name].dtype.itemsize > 1:
+        raise UnsupportedError(f"{name!r} is no quantized weight, and has parts of one: {shown}.", _says(told))
+    why = f": {'; '.join(dict.fromkeys(refused))}" if refused else ""
+    raise UnsupportedError(f"The quantized weight {name!r} is of no known format ({shown}){why}.", _says(told))
+
+
+def _has_codes(companions: Mapping[str, str]) -> bool:
+    return any(pattern in companions for each in dialects.formats() for pattern in each.parts["codes"].names.split())
+
+
+def _says(told: Configuration) -> str:
+    if not told.method:
+        return "No configuration beside the checkpoint says how its weights are quantized."
+    return f"{told.path or 'The metadata'} says {told.method}."
+
+
+def _made(
+    each: Format,
+    called: str,
+    sizes: dict[str, Any],
+    companions: Mapping[str, str],
+    tensors: Mapping[str, LazyTensor],
+    read: Reading,
+) -> Weight:
+    """Return the weight of parts of one format. Raise _RefusedError if they do not fit it."""
+    parts = _parts_of(each, companions, tensors)
+    inner = _parts_of(each.scale, companions, tensors) if each.scale else {}
+    for role in _TELLING_SIZES:
+        if role in parts:
+            sizes.update(_SIZES[role](read({parts[role]: tensors[parts[role]]}).get(parts[role], b"")))
+    if sizes.get("zero") and "zero" not in parts:
+        raise _RefusedError("its zero points are missing")
+    if each.scale:
+        scale = _computed(each.scale, inner, sizes, {role: tensors[part] for role, part in inner.items()}, None)
+    given = {role: tensors[part] for role, part in parts.items() if role not in _TELLING_SIZES}
+    made = _computed(each, parts, sizes, given, scale if each.scale else None)
+    if "view" in sizes:
+        made = viewed(made, sizes["view"])
+    used = {**{f"scale's {role}": part for role, part in inner.items()}, **parts}
+    bits = 8 * sum(tensors[part].nbytes for part in set(used.values()))
+    return Weight(made, called, used, bits)
+
+
+def _parts_of(each: Format, companions: Mapping[str, str], tensors: Mapping[str, LazyTensor]) -> dict[str, str]:
+    """Return {role: name} of the parts that are there. Raise _RefusedError if one is there twice."""
+    found = {}
+    for role, part in each.parts.items():
+        names = [companions[pattern] for pattern in part.names.split() if pattern in companions]
+        if len(names) > 1:
+            raise _RefusedError(f"it has two: {some(names, form=repr)}")
+        if names:
+            found[role] = names[0]
+    return found
+
+
+def _computed(
+    each: Format,
+    names: Mapping[str, str],
+    sizes: dict[str, Any],
+    given: Mapping[str, LazyTensor],
+    scale: LazyTensor | None,
+) -> LazyTensor:
+    """Return what a format makes of the parts `given`, by role. Raise _RefusedError if their shapes do not fit."""
+    given = {role: untagged(tensor) for role, tensor in given.items()}
+    if scale is not None:
+        given["scale"] = scale
+    part = each.parts["codes"]
+    codes = _shaped(given["codes"], part)
+    outer = codes.shape
+    dims, wanted = each.out.split(), part.shape.split()
+    if "as" in sizes:
+        codes = _seen_as(codes, sizes["as"])
+    lead, few = len(outer) - len(wanted), 0
+    if lead < 0:
+        few = -lead
+        if each.out != "M K" or lead < -2 or each.codes != "own":
+            raise _RefusedError(f"its codes have {len(outer)} dimensions")
+        codes, lead = viewed(codes, (*(1,) * few, *outer)), 0
+    ahead = [f"#{number}" for number in range(lead)]
+    sizes = {**sizes, **dict(zip(ahead, codes.shape, strict=False))}
+    _solve(wanted, codes.shape[lead:], sizes)
+    known = [*ahead, *dims]
+    shape = tuple(_size(sizes, dim) for dim in known)
+    kind = f"int{sizes['b']}" if each.codes == "int" else each.codes
+    indexed = part_index if (part_index := each.parts.get("index")) and "index" in given else None
+    roles: list[str] = []
+    parts, axes = [codes], [_axes([*ahead, *wanted], known, sizes)]
+    _check(codes.shape, [*ahead, *wanted], sizes, names.get("codes", ""))
+    for role in ("scale", "zero", "index", "table"):
+        if role not in given:
+            continue
+        about = each.parts[role]
+        own = [] if role in ("index", "table") else ahead
+        spec = [*own, *about.shape.split()]
+        if role == "table":
+            tensor, along = given[role], [Axis(0, 0)]
+            _check(tensor.shape, spec, sizes, names[role])
+        else:
+            tensor = _as(given[role], spec, sizes, names.get(role, "its scale"), math.prod(shape) == 0)
+            along = _axes(spec, known, sizes, indexed.shape if indexed and role != "index" else "")
+        if tensor.dtype.name == "uint8" and role == "scale":
+            tensor = _seen_as(tensor, "float8_e8m0fnu")
+        roles.append(role)
+        parts.append(tensor)
+        axes.append(along)
+    if "shift" in sizes and kind == "table8":
+        roles.append("shift")
+        parts.append(Inline(struct.pack("<f", sizes["shift"]), _F32, (1,)))
+        axes.append([Axis(0, 0)])
+    if not math.prod(shape):
+        return Zeros(_F32, outer if few else shape)
+    stored = parts[1].dtype.name
+    between = stored if each.own and stored in ("float16", "bfloat16") else "float32"
+    offset = sizes[each.offset] if isinstance(each.offset, str) else each.offset
+    # Zero points that are packed have half of the codes more, as codes have.
+    offset = 0 if each.offset == "half" and "zero" in given and given["zero"].dtype.name == "int32" else offset
+    kernel = Dequantize(kind, tuple(roles), offset, each.over, between, names.get("scale") or names["codes"])
+    told = [GivenPart(one.dtype.name, along, one.shape) for one, along in zip(parts, axes, strict=True)]
+    if not fits(kernel, told, len(shape)):
+        raise _RefusedError("its parts do not fit together")
+    made: LazyTensor = Tiled(tuple(parts), tuple(map(tuple, axes)), kernel, _F32, shape, (0,) * len(shape))
+    return viewed(made, outer) if few else made
+
+
+def _seen_as(tensor: LazyTensor, dtype: str) -> LazyTensor:
+    """Return bytes as elements of a dtype of one byte."""
+    view = View(tensor, DTYPES[dtype], tensor.shape)
+    return as_stored(view) or view
+
+
+def _shaped(tensor: LazyTensor, part: Part) -> LazyTensor:
+    """Return a part in the shape that its entry speaks of."""
+    if part.flat:
+        bytes_ = View(tensor, DTYPES["uint8"], (tensor.nbytes,))
+        return as_stored(bytes_) or bytes_
+    if part.merged and len(tensor.shape) > 1:
+        return viewed(tensor, (*tensor.shape[:-2], tensor.shape[-2] * tensor.shape[-1]))
+    return tensor
+
+
+# --------------------------------------------------------------------------------------------------------------- shapes
+
+
+def _read_dimension(text: str) -> tuple[str, str | None, str | None]:
+    found = _DIMENSION.fullmatch(text.lstrip("#"))
+    assert found
+    name, times, by = found.groups()
+    return (f"#{name}" if text.startswith("#") else name), times, by
+
+
+def _size(sizes: Sizes, name: str | None) -> int:
+    """Return the size of this name, or a number as it is."""
+    if name is None:
+        return 1
+    if name.isdecimal():
+        return int(name)
+    if name not in sizes:
+        raise _RefusedError(f"nothing tells {name}")
+    value = sizes[name]
+    return _size(sizes, value) if isinstance(value, str) else int(value)
+
+
+def _solve(wanted: Sequence[str], shape: Sequence[int], sizes: dict[str, Any]) -> None:
+    """Add to `sizes` the dimensions that the shape of the codes tells."""
+    for text, extent in zip(wanted, shape, strict=True):
+        name, times, by = _read_dimension(text)
+        if name not in sizes and not name.isdecimal():
+            many, rest = divmod(extent * (_size(sizes, by) if times else 1), _size(sizes, times) if times else 1)
+            if rest:
+                raise _RefusedError(f"its {extent} words are no whole number of codes")
+            sizes[name] = many
+
+
+def _extent(text: str, sizes: Sizes) -> int:
+    name, times, by = _read_dimension(text)
+    return -(-_size(sizes, name) * _size(sizes, times) // max(_size(sizes, by), 1))
+
+
+def _check(shape: Sequence[int], spec: Sequence[str], sizes: Sizes, name: str) -> None:
+    expected = [_extent(text, sizes) for text in spec]
+    if list(shape) != expected:
+        raise _RefusedError(f"{name!r} has the shape {list(shape)}, and {expected} is expected")
+
+
+def _as(tensor: LazyTensor, spec: Sequence[str], sizes: Sizes, name: str, empty: bool) -> LazyTensor:
+    """Return a part in the shape that `spec` says; trailing dimensions of 1 need not be there."""
+    expected = tuple(_extent(text, sizes) for text in spec)
+    if empty and tensor.numel <= 1:
+        return tensor
+
+    def bare(shape: Sequence[int]) -> tuple[int, ...]:
+        kept = list(shape)
+        while kept and kept[-1] == 1:
+            kept.pop()
+        return tuple(kept)
+
+    if bare(tensor.shape) != bare(expected):
+        raise _RefusedError(f"{name!r} has the shape {list(tensor.shape)}, and {list(expected)} is expected")
+    return viewed(tensor, expected)
+
+
+def _axes(spec: Sequence[str], known: Sequence[str], sizes: Sizes, looked_up: str = "") -> list[Axis]:
+    """Return what the dimensions of a part are of the weight; one that is `looked_up` is needed whole."""
+    axes = []
+    for text in spec:
+        name, times, by = _read_dimension(text)
+        if looked_up == name and not times:
+            axes.append(Axis(known.index(name), 0))
+        else:
+            axes.append(Axis(known.index(name), _size(sizes, times), max(_size(sizes, by), 1)))
+    return axes
+
+
+# ------------------------------------------------------------------------------------------------ parts that tell sizes
+
+
+def _of_shape(data: bytes) -> Sizes:
+    """compressed-tensors' `weight_shape`."""
+    if len(data) != 16:
+        raise _RefusedError("its shape is no two numbers")
+    rows, columns = struct.unpack("<qq", data)
+    if rows < 0 or columns < 0:
+        raise _RefusedError(f"its shape is said to be {[rows, columns]}")
+    return {"M": rows, "K": columns}
+
+
+_SIDE = range(1, 1 << 31)
+_STATE = {
+    **dict.fromkeys(("quant_type?", "dtype?", "nested_dtype?"), str),
+    **dict.fromkeys(("nested_blocksize?", "nested_offset?"), object),
+    "shape": [int],
+    "blocksize": _SIDE,
+}
+_LARGEST_FLOAT, _MOST_DIMENSIONS, _DEEPEST = 3.4e38, 8, 16
+
+
+def _of_state(data: bytes) -> Sizes:
+    """bitsandbytes' `quant_state`, JSON as bytes."""
+    try:
+        told = strict_json.check(strict_json.parse(data.decode(), deepest=_DEEPEST), _STATE, "it")
+        shape = tuple(told["shape"])
+        found: dict[str, Any] = {"C": told["blocksize"], "F": math.prod(shape), "view": shape}
+        if told.get("nested_blocksize") is not None:
+            side = strict_json.check(told["nested_blocksize"], _SIDE, "its nested block")
+            found |= {"D": side, "shift": strict_json.check(told.get("nested_offset"), float, "its offset")}
+    except ValueError as error:
+        raise _RefusedError(f"its state cannot be read: {error}") from None
+    if len(shape) > _MOST_DIMENSIONS or abs(found.get("shift", 0)) > _LARGEST_FLOAT:
+        raise _RefusedError("its state is of no shape or offset")
+    return found
+
+
+_SIZES: Mapping[str, Callable[[bytes], Sizes]] = {"shape": _of_shape, "state": _of_state}
+
+
+def _meaning(tensor: LazyTensor) -> Any:
+    """Return what is equal for two tensors with the same elements: sides that hold one block are all alike."""
+    if isinstance(tensor, View):
+        return _meaning(tensor.tensor), tensor.shape
+    if not isinstance(tensor, Tiled):
+        return tensor
+    axes = tuple(
+        tuple((axis.dim, "one") if extent == 1 else axis for axis, extent in zip(own, part.shape, strict=True))
+        for own, part in zip(tensor.axes, tensor.parts, strict=True)
+    )
+    return axes, tensor.kernel, tensor.shape, tuple(map(_meaning, tensor.parts))

@@ -1,0 +1,105 @@
+"""How the kernels of quantized weights make tiles, and of which tensors.
+
+The arithmetic is in `dequantize` and `quantize`; what it is compared with is in `arithmetic`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ckptconv.features.quantized.computing import Dequantize, Quantize, Rescale
+from ckptconv.features.quantized.dequantize import GivenPart, Rounding, dequantize
+from ckptconv.features.quantized.dequantize import fits as fits_codes
+from ckptconv.features.quantized.quantize import (
+    MOST_SCALES,
+    layout,
+    made_dtype,
+    quantize,
+    rescale,
+    rescaled_axes,
+    rescaled_dtype,
+)
+from ckptconv.features.quantized.quantize import fits as fits_blocks
+from ckptconv.tensors.casts import steps_of
+from ckptconv.tensors.computing import Tile
+from ckptconv.tensors.float_formats import scratch
+from ckptconv.tensors.tile_kernels import TileMaker
+
+if TYPE_CHECKING:
+    from ckptconv.tensors.computing import Tiled
+    from ckptconv.tensors.float_formats import Array
+
+
+def _dequantized(tile: Tile, arrays: Sequence[Array], out: Array) -> int:
+    assert isinstance(tile.kernel, Dequantize)
+    bits = out.view(f"u{out.itemsize}")
+    return dequantize(tile.kernel, tile.boxes, arrays, tile.starts, bits, _rounding(tile.cast or "float32"))
+
+
+def _quantized(tile: Tile, arrays: Sequence[Array], out: Array) -> int:
+    assert isinstance(tile.kernel, Quantize)
+    quantize(tile.kernel, tile.boxes, arrays, tile.starts, out)
+    return 0
+
+
+def _rescaled(tile: Tile, arrays: Sequence[Array], out: Array) -> int:
+    assert isinstance(tile.kernel, Rescale)
+    rescale(tile.kernel, tile.boxes, arrays, tile.starts, out)
+    return 0
+
+
+@functools.cache
+def _rounding(dtype: str) -> Rounding:
+    """Return how float32 that was just made, and is still in the cache, becomes `dtype`."""
+
+    def into(values: Array, out: Array) -> int:
+        room = scratch("cast too", values.nbytes).view("u4")
+        return step(values.reshape(-1).view("u4"), out.reshape(-1), room)
+
+    step = steps_of("float32", dtype)[0] if dtype != "float32" else _copy
+    return Rounding(dtype, into)
+
+
+def _copy(source: Array, result: Array, scratch: Array) -> int:
+    result[...] = source
+    return 0
+
+
+def _fits_codes(tensor: Tiled) -> bool:
+    given = zip(tensor.parts, tensor.axes, strict=True)
+    parts = [GivenPart(part.dtype.name, axes, part.shape) for part, axes in given]
+    assert isinstance(tensor.kernel, Dequantize)
+    return fits_codes(tensor.kernel, parts, len(tensor.shape))
+
+
+def _fits_blocks(tensor: Tiled) -> bool:
+    kernel, dims = tensor.kernel, len(tensor.shape)
+    assert isinstance(kernel, Quantize)
+    if len(tensor.parts) != 1 or dims < 2 or not fits_blocks(kernel, tensor.parts[0].dtype.name):
+        return False
+    axes, whole = layout(kernel, dims)
+    return tuple(map(tuple, tensor.axes[0])) == axes and tensor.whole == whole
+
+
+def _fits_powers(tensor: Tiled) -> bool:
+    kernel, parts = tensor.kernel, tensor.parts
+    assert isinstance(kernel, Rescale)
+    if kernel.made not in ("scales", "global") or tensor.axes != rescaled_axes(kernel) or tensor.whole:
+        return False
+    *codes, every = parts
+    if every.numel > MOST_SCALES:
+        return False
+    if kernel.made == "global":
+        return tensor.shape == (1,) and every.dtype.name == "float8_e8m0fnu"
+    rows, groups = every.shape
+    alike = codes[1].shape == (rows, groups) and codes[0].shape == (rows, 16 * groups) and len(tensor.shape) == 2
+    return alike and [part.dtype.name for part in parts] == ["uint8", "float8_e8m0fnu", "float8_e8m0fnu"]
+
+
+TILING: dict[type[Any], TileMaker] = {
+    Dequantize: TileMaker("dequantize", "float32", _dequantized, _fits_codes),
+    Quantize: TileMaker("quantize", made_dtype, _quantized, _fits_blocks),
+    Rescale: TileMaker("rescale", rescaled_dtype, _rescaled, _fits_powers),
+}

@@ -1,0 +1,105 @@
+"""Which tensors are parts of quantized weights, by names and dtypes. `joining` makes weights of them."""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Mapping
+
+from ckptconv.features.quantized import dialects
+from ckptconv.features.quantized.table import Format
+from ckptconv.features.quantized.words import ELSEWHERE
+from ckptconv.tensors.lazy import LazyTensor
+
+# How the names of weights end, and torchao's of codes.
+WEIGHT, _TORCHAO = ".weight", "~_qdata"
+
+
+def parts_among(tensors: Mapping[str, LazyTensor]) -> dict[str, str]:
+    """Return {name: what it is part of} for the tensors that are parts of quantized weights, by names and dtypes; also
+    of those that are not read."""
+    found = {
+        part: name
+        for name, companions in groups_of(tensors).items()
+        if any(has_parts(each, companions, tensors) for each in dialects.formats()) or _are_codes(companions, tensors)
+        for part in companions.values()
+    }
+    modules = {name.removesuffix(ending) for name, (ending, _, _) in unread(tensors).items()}
+    for name in tensors if modules else ():
+        outer = name.rpartition(".")[0]
+        module = outer if outer in modules else outer.rpartition(".")[0]
+        if module in modules and not name.endswith(".bias"):
+            found.setdefault(name, f"{module}{WEIGHT}")
+    return found
+
+
+def _are_codes(companions: Mapping[str, str], tensors: Mapping[str, LazyTensor]) -> bool:
+    """Whether parts have names that only those of quantized weights have, and there are codes among them."""
+    dtypes = [tensors[part].dtype for part in companions.values()]
+    is_named = any(part.endswith(dialects.telling()) for part in companions.values())
+    return is_named and any(dtype.itemsize == 1 or dtype.kind in "iu" for dtype in dtypes)
+
+
+def unread(tensors: Mapping[str, LazyTensor]) -> dict[str, tuple[str, str, str]]:
+    """Return the tensors whose names only parts of weights have that are not read: {name: (the end that tells it, what
+    the weight is, what reads it)}."""
+    found = {}
+    not_read = dialects.not_read()
+    endings = tuple(not_read)
+    is_mlx_unread = "mlx" not in dialects.methods()
+    for name, tensor in tensors.items():
+        if name.endswith(endings):
+            ending = next(ending for ending in endings if name.endswith(ending))
+            found[name] = ending, *not_read[ending]
+        elif is_mlx_unread and tensor.dtype.name == "uint32" and f"{name.removesuffix(WEIGHT)}.scales" in tensors:
+            found[name] = WEIGHT, "is MLX's", ELSEWHERE["mlx"]
+    return found
+
+
+@functools.cache
+def _endings() -> tuple[tuple[str, str, str], ...]:
+    """Return (ending, what stands in its place in the weight's name, pattern) of all names of parts, longest first."""
+    instead = {"+": "", "=": WEIGHT, "~": ""}
+    found = [(pattern[1:], instead[pattern[0]], pattern) for pattern in dialects.patterns() if pattern != "+"]
+    return tuple(sorted(found, key=lambda each: -len(each[0])))
+
+
+def groups_of(tensors: Mapping[str, LazyTensor]) -> dict[str, dict[str, str]]:
+    """Return {name of a weight: {pattern: name of a part}} for all that may be quantized."""
+    found: defaultdict[str, dict[str, str]] = defaultdict(dict)
+    endings = tuple(ending for ending, _, _ in _endings())
+    for name in tensors:
+        if not name.endswith(endings):  # most names, told by one call
+            continue
+        for ending, instead, pattern in _endings():
+            if not name.endswith(ending):
+                continue
+            base = name[: -len(ending)] + instead
+            if pattern[0] == "~":
+                module, dot, own = base.rpartition(".")
+                if not own.startswith("_"):
+                    continue
+                base = module + dot + own[1:]
+            found[base][pattern] = name
+    # What torchao names is nothing else.
+    torchao = {
+        part: name for name, companions in found.items() if _TORCHAO in companions for part in companions.values()
+    }
+    for name, companions in found.items():
+        found[name] = {pattern: part for pattern, part in companions.items() if torchao.get(part, name) == name}
+    known = {name: {**({"+": name} if name in tensors else {}), **companions} for name, companions in found.items()}
+    return {name: companions for name, companions in known.items() if len(companions) > 1}
+
+
+def has_parts(each: Format, companions: Mapping[str, str], tensors: Mapping[str, LazyTensor]) -> bool:
+    """Whether all parts of a format are there, in its dtypes, and no others."""
+    known: set[str] = set()
+    layers = [each, each.scale] if each.scale else [each]
+    for layer in layers:
+        for part in layer.parts.values():
+            names = [companions[pattern] for pattern in part.names.split() if pattern in companions]
+            names = [name for name in names if tensors[name].dtype.name in part.dtypes.split()]
+            if not names and not part.optional and part.names:
+                return False
+            known.update(names)
+    return known.issuperset(companions.values())

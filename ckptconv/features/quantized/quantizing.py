@@ -1,0 +1,156 @@
+"""Which weights of an output are quantized, and what is in their place. Pure."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterator, Mapping
+
+from ckptconv.errors import UnsupportedError, UsageError
+from ckptconv.features.quantized import making
+from ckptconv.features.quantized.options import Quantizing
+from ckptconv.features.quantized.parts import parts_among
+from ckptconv.features.quantized.table import WAYS
+from ckptconv.formats.source import Source
+from ckptconv.options.table import Options
+from ckptconv.outputs.computed import Computing
+from ckptconv.outputs.selected import Selected
+from ckptconv.structure import keymap
+from ckptconv.tensors import casting
+from ckptconv.tensors.dtypes import DTYPES, SUMMED
+from ckptconv.tensors.lazy import LazyTensor, untagged
+from ckptconv.text import some
+
+# Modules that engines compute in the dtype of activations: embeddings and heads, norms, routers, what scores and
+# projects beside the layers in DeepSeek's models, and towers of other senses.
+_LEFT = re.compile(
+    r"(^|\.)(lm_head|output_layer|embed_out|head|score|classifier|wte|wpe|router|gate|shared_expert_gate|eh_proj"
+    r"|weights_proj|visual|vision\w*)(\.|$)|^output\.weight$|embed|norm",
+    re.IGNORECASE,
+)
+_HEAD = "lm_head"
+_F32 = DTYPES["float32"]
+
+
+def _quantized(chosen: Selected, source: Source, options: Options, reference: Selected | None) -> Selected:
+    """Return `chosen`, of `source`, with codes and scales in the place of weights.
+
+    Raise UsageError for weights that are quantized already, and if there is none that can be.
+    """
+    asked = Quantizing.of(options)
+    path, name = source.path, asked.quantize or asked.requantize
+    if not name and asked.keep:
+        raise UsageError("--keep is about what --quantize leaves as it is, and nothing is quantized.")
+    if not name:
+        return chosen
+    if asked.quantize and asked.requantize:
+        raise UsageError("--quantize rounds, and --requantize does not.", "Give one of them.")
+    if reference:
+        raise UsageError(
+            "--like takes dtypes from a reference, and codes have those of their format.",
+            "Convert twice.",
+        )
+    way, exact = WAYS[name], bool(asked.requantize)
+    if exact:
+        # A product with a power of two is exact.
+        way = way._replace(power=True)
+    if (codes := dict.fromkeys(parts_among(chosen.tensors).values())) and not exact:
+        raise UsageError(
+            f"{path}: {some(codes, 3)} {'is' if len(codes) == 1 else 'are'} quantized already.",
+            f"--requantize {name} changes the format where nothing is lost; --dequantize makes weights of them first.",
+        )
+    keep = dict.fromkeys(asked.keep, 0)
+    made: dict[str, LazyTensor] = {}
+    known: dict[int, dict[str, LazyTensor]] = {}
+    parts: set[str] = set()
+    weights, left, unfit = [], [], []
+    for each, tensor in chosen.tensors.items():
+        kept = [glob for glob in keep if fnmatch.fnmatchcase(each, glob)]
+        keep.update((glob, keep[glob] + 1) for glob in kept)
+        if each in chosen.fixed or not (casting.is_decoded(tensor) if exact else _is_weight(each, tensor)):
+            made[each] = tensor
+            left += [each] if len(tensor.shape) > 1 and each.endswith(".weight") else []
+            continue
+        why = making.unfit(tensor, way, exact)
+        if kept or why or (not exact and _LEFT.search(each)):
+            if why and exact and not kept:
+                raise UnsupportedError(
+                    f"{path}: {each!r} has {why}, for which {name} has no place.",
+                    "--keep leaves it out.",
+                )
+            made[each] = tensor
+            left.append(each)
+            unfit += [f"{each} ({why})"] if why and not kept and not _LEFT.search(each) else []
+            continue
+        weights.append(each)
+        # What was computed is taken as it is before it is rounded. Tied names have one object.
+        exactly = casting.unrounded(untagged(tensor))
+        exactly = casting.cast(tensor, _F32) if exactly.dtype.itemsize > 4 else exactly
+        named = making.parts(each, exactly, way, exact)
+        taken = dict(zip(named, known.setdefault(id(tensor), named).values(), strict=True))
+        made.update(taken)
+        parts.update(taken)
+    _check(path, asked, weights, keep)
+    if len(made) != len(chosen.tensors) - len(weights) + len(parts):
+        raise UsageError("A scale would have the name of another tensor.", "See --rename.")
+    counts = {name: len(weights)}
+    told = {**way.told, way.left: list(dict.fromkeys((*map(_module, left), _HEAD)))}
+    return chosen._replace(
+        names={each: each for each in made},
+        known=made,
+        tensors=made,
+        described=keymap.Flattened(made, None, chosen.fixed | parts),
+        structured=False,
+        owners={alias: owner for alias, owner in chosen.owners.items() if alias in made and owner in made},
+        fixed=chosen.fixed | parts,
+        warnings=(*chosen.warnings, *_warnings(chosen, unfit)),
+        notes=(*chosen.notes, _note(name, weights, left)),
+        quantized={},
+        unmapped=chosen.first,
+        settled=frozenset(parts),
+        quantization=told,
+        record={**chosen.record, "quantized": counts},
+        tellings=(*chosen.tellings, lambda chosen, stored: lambda files: {"quantized": counts}),
+    )
+
+
+def _is_weight(name: str, tensor: LazyTensor) -> bool:
+    """Whether a tensor is a matrix, or matrices of experts, by its name and dtype."""
+    parts = name.split(".")
+    is_of_experts = "experts" in parts and not parts[-1].endswith("bias")
+    return (
+        tensor.dtype.name in SUMMED - {"float64"}
+        and len(tensor.shape) > 1
+        and (parts[-1] == "weight" or is_of_experts)
+        and (len(tensor.shape) == 2 or is_of_experts)
+    )
+
+
+def _module(name: str) -> str:
+    return name.removesuffix(".weight")
+
+
+def _check(path: str, asked: Quantizing, weights: list[str], keep: Mapping[str, int]) -> None:
+    """Raise UsageError if nothing is quantized, or a glob of `keep` matches nothing."""
+    if idle := [glob for glob, count in keep.items() if not count]:
+        raise UsageError(f"--keep {idle[0]!r} matches no tensor of {path}.")
+    if not weights and asked.requantize:
+        raise UsageError(f"{path} has no quantized weights to requantize.", "See --quantize.")
+    if not weights:
+        raise UsageError(f"{path} has no weights to quantize: matrices called ….weight, or of experts, of floats.")
+
+
+def _note(name: str, weights: list[str], left: list[str]) -> str:
+    count = f"{len(weights):,} weight{'s' if len(weights) != 1 else ''}"
+    return f"quantized {count} as {name}" + (f"; as they were: {some(left)}." if left else ".")
+
+
+def _warnings(chosen: Selected, unfit: list[str]) -> Iterator[str]:
+    if unfit:
+        yield f"not quantized, as the format has no place for them: {some(unfit, form=str)}."
+    if chosen.structured and (chosen.described.values or chosen.described.inert):
+        values = some(chosen.described.values, form=str) or "objects of other classes"
+        yield f"with --quantize, tensors alone are written; what was left out beside them: {values}"
+
+
+COMPUTING = Computing(heading={"quantized?": {str: int}}, selected=_quantized, retold=True)

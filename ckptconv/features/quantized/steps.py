@@ -1,0 +1,344 @@
+"""How far a quantized weight is from another, in steps of its quantization; and whether quantizing the other gives its
+codes and scales.
+
+A step leads from one code to the next. What lies between is divided evenly: of the weight over its scale, the step of
+integers is 1, and that of floats what their last place is there. A code that is nearest is within half a step.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ckptconv.comparison.quantization import Quantization, Steps
+from ckptconv.comparison.reading import Pair, compare
+from ckptconv.engine.worker import Worker
+from ckptconv.features.quantized.computing import Dequantize, Quantize
+from ckptconv.features.quantized.making import tiles_of
+from ckptconv.features.quantized.quantize import fits
+from ckptconv.options.table import Options
+from ckptconv.plan import Data
+from ckptconv.storage.spool import SpoolingReaders
+from ckptconv.tensors import kernels
+from ckptconv.tensors.compare import place_of
+from ckptconv.tensors.computing import Axis, Tiled
+from ckptconv.tensors.dtypes import DTYPES, SUMMED
+from ckptconv.tensors.float_formats import numpy_module
+from ckptconv.tensors.lazy import Concat, Convert, Inline, LazyTensor, Narrow, Picked, Tagged, View, Zeros, packed
+from ckptconv.tensors.moves import Cast
+from ckptconv.tensors.slices import Span, sliced
+from ckptconv.verification.runs import Run, runs
+
+if TYPE_CHECKING:
+    from ckptconv.tensors.float_formats import Array
+
+# Half a step, and what the division by the scale may be off by in float32.
+HALF = 0.5 + 2.0**-16
+# Elements that are measured at a time.
+_BLOCK = 1 << 15
+# Of codes that are floats: the bits of their mantissa, and the exponents of their smallest and largest normal numbers.
+_FLOATS = {"float8_e4m3fn": (3, -6, 8), "float8_e5m2": (2, -14, 15), "e2m1": (1, 0, 2)}
+# What the largest number of a block may become, by codes, or the best of these; and whether scales are powers of two.
+# llm-compressor's is half a step beyond the largest code of int4. Just less than a power
+# of two: the exponent of the scale is that of the largest number less the largest of the codes (OCP Microscaling
+# Formats 1.0, section 6.3), and what is beyond the largest code becomes that.
+_RULES: Mapping[str, Sequence[tuple[tuple[float, ...], bool]]] = {
+    "float8_e4m3fn": (((448.0,), False), ((448.0,), True), ((512 - 2.0**-15,), True)),
+    "e2m1": (((8 - 2.0**-21,), True), ((6.0,), True)),
+    "int4": (((7.0, 7.5, 8.0), False), ((7.0,), False), ((7.5,), False)),
+}
+_F32 = DTYPES["float32"]
+
+
+class _Weight(NamedTuple):
+    """A quantized side of a pair: its numbers before they are rounded to a dtype, the scale of each of them, what its
+    codes are, and how many scales it has."""
+
+    numbers: LazyTensor
+    factors: LazyTensor
+    codes: str
+    scales: int
+
+
+def measured(pairs: Mapping[Any, Pair], options: Options) -> dict[Any, Steps]:
+    """Return for each of `pairs`, of which one side is quantized, how far they are apart in steps."""
+    found: dict[Any, Steps] = {}
+    whole: dict[Any, tuple[Pair, str]] = {}
+    with SpoolingReaders(dict(options.storage_options), options.spool_dir) as readers:
+        readers.expect(packed(side for pair in pairs.values() for side in (pair.one, pair.other)))
+        worker = Worker(readers, None, 1 << 20)
+        for key, pair in pairs.items():
+            for side, one, other in (("a", pair.one, pair.other), ("b", pair.other, pair.one)):
+                weight = _weight(one)
+                if weight is not None and other.dtype.name in SUMMED:
+                    found[key], is_finite = _measured(worker, pair, weight, _exact(other), side)
+                    whole.update({key: (pair, side)} if is_finite else {})
+                    break
+    for key, (scales, is_same) in _remade(whole, options).items():
+        found[key] = replace(found[key], reproduced=is_same and not scales, scales_differ=scales)
+    return found
+
+
+def through_codes(pairs: Mapping[Any, Pair], options: Options) -> tuple[dict[Any, Steps], Quantization | None]:
+    """Return what is found of the pairs of which a side is quantized: of those that differ, and of all together."""
+    of_codes = {key: pair for key, pair in pairs.items() if is_quantized(pair.one) or is_quantized(pair.other)}
+    equal = {key: not (pair.found and pair.found.elements) for key, pair in of_codes.items()}
+    steps = measured({key: pair for key, pair in of_codes.items() if not equal[key]}, options)
+    return steps, summed(of_codes, steps, equal) if of_codes else None
+
+
+def is_quantized(tensor: LazyTensor) -> bool:
+    """Whether a tensor is made of codes, and of nothing else."""
+    return bool(_of_codes(tensor))
+
+
+def summed(pairs: Mapping[Any, Pair], steps: Mapping[Any, Steps], equal: Mapping[Any, bool]) -> Quantization:
+    """Return what was found of all `pairs`, of which one side is quantized; `equal` says which have equal elements."""
+    each = list(steps.values())
+    elements = sum(pair.one.numel for pair in pairs.values())
+    total = math.fsum(told.mean * pairs[key].one.numel for key, told in steps.items())
+    return Quantization(
+        tensors=len(pairs),
+        scales=sum(_scales_of(pair.one) or _scales_of(pair.other) for pair in pairs.values()),
+        equal=sum(equal.values()),
+        reproduced=sum(told.reproduced for told in each),
+        within_half_step=sum(not told.reproduced and not told.beyond for told in each),
+        beyond=sum(not told.reproduced and bool(told.beyond) for told in each),
+        elements_beyond=sum(told.beyond for told in each),
+        largest=max((told.largest for told in each), default=0.0),
+        mean=total / max(elements, 1),
+        unmeasured=sum(not is_equal for key, is_equal in equal.items() if key not in steps),
+    )
+
+
+# ------------------------------------------------------------------------------------------------------- expressions
+
+
+def _rebuilt(tensor: LazyTensor, make: Any) -> LazyTensor | None:
+    """Return `tensor` with what `make` makes of each weight of codes in it, without casts of these; None if others are
+    among what it consists of."""
+    if isinstance(tensor, (Tagged, Convert)):
+        is_cast = isinstance(tensor, Tagged) or isinstance(tensor.kernel, Cast)
+        return _rebuilt(tensor.tensor, make) if is_cast else None
+    if isinstance(tensor, Tiled):
+        made: LazyTensor | None = make(tensor) if isinstance(tensor.kernel, Dequantize) else None
+        return made
+    if isinstance(tensor, Concat):
+        parts = [_rebuilt(part, make) for part in tensor.parts]
+        known = [part for part in parts if part is not None]
+        return Concat(tuple(known), tensor.dim) if len(known) == len(parts) else None
+    if isinstance(tensor, (View, Narrow, Picked)):
+        inner = _rebuilt(tensor.tensor, make)
+        if inner is None or tensor.dtype != tensor.tensor.dtype:
+            return None
+        return View(inner, inner.dtype, tensor.shape) if isinstance(tensor, View) else tensor.replaced(tensor=inner)
+    return None
+
+
+def _of_codes(tensor: LazyTensor) -> list[Tiled]:
+    """Return the weights of codes that a tensor consists of; none if there is something else in it."""
+    found: list[Tiled] = []
+
+    def note(tiled: Tiled) -> Tiled:
+        found.append(tiled)
+        return tiled
+
+    return found if _rebuilt(tensor, note) is not None else []
+
+
+def _scales_of(tensor: LazyTensor) -> int:
+    return sum(tiled.parts[1].numel for tiled in _of_codes(tensor))
+
+
+def _weight(tensor: LazyTensor) -> _Weight | None:
+    kinds = set(map(_codes_of, _of_codes(tensor)))
+    numbers, factors = (
+        (_rebuilt(tensor, make) for make in (_numbers_of, _factors_of)) if len(kinds) == 1 else (None, None)
+    )
+    if numbers is None or factors is None or "" in kinds:
+        return None
+    return _Weight(numbers, factors, kinds.pop(), _scales_of(tensor))
+
+
+def _exact(tensor: LazyTensor) -> LazyTensor:
+    """Return a weight before it is rounded to a dtype, if it is made of codes."""
+    return _rebuilt(tensor, _numbers_of) or tensor
+
+
+def _codes_of(tiled: Tiled) -> str:
+    """Return what codes are: a dtype of 8 bits, "e2m1", "int"; "" for those that stand in a table."""
+    kernel = tiled.kernel
+    assert isinstance(kernel, Dequantize)
+    if kernel.codes.startswith("table"):
+        return ""
+    own = tiled.parts[0].dtype.name if kernel.codes == "own" else kernel.codes
+    return own if own in _FLOATS else "int"
+
+
+def _numbers_of(tiled: Tiled) -> Tiled:
+    assert isinstance(tiled.kernel, Dequantize)
+    return tiled.replaced(kernel=tiled.kernel._replace(between="float32"))
+
+
+def _factors_of(tiled: Tiled) -> Tiled:
+    """Return the scale of each element: the weights whose codes are all 1."""
+    kernel = tiled.kernel
+    assert isinstance(kernel, Dequantize)
+    codes = tiled.parts[0]
+    given = {role: place for place, role in enumerate(kernel.roles, 1) if role not in ("zero", "table", "shift")}
+    parts: list[LazyTensor] = [Zeros(codes.dtype, codes.shape), *(tiled.parts[place] for place in given.values())]
+    axes = [tiled.axes[0], *(tiled.axes[place] for place in given.values())]
+    changed = kernel._replace(roles=tuple(given), offset=-1, between="float32")
+    if kernel.codes == "e2m1":
+        # The codes of a table stand for what is in it.
+        ones = numpy_module().ones(16, "<f4").tobytes()
+        parts.append(Inline(ones, _F32, (16,)))
+        axes.append((Axis(0, 0),))
+        changed = changed._replace(codes="table4", roles=(*given, "table"), offset=0)
+    return tiled.replaced(parts=tuple(parts), axes=tuple(axes), kernel=changed)
+
+
+# ---------------------------------------------------------------------------------------------------------- measuring
+
+
+def _measured(worker: Worker, pair: Pair, weight: _Weight, other: LazyTensor, side: str) -> tuple[Steps, bool]:
+    """Return how far a weight and `other` are apart, and whether all numbers of that are finite."""
+    np = numpy_module()
+    beyond = not_finite = 0
+    total, largest = 0.0, 0.0
+    first: int | None = None
+    worst: int | None = None
+    is_finite = True
+    shape = weight.numbers.shape
+    for run in runs(pair.one, pair.other, _BLOCK * sum(dtype.itemsize for dtype in pair.dtypes)):
+        numbers, factors, theirs = (_read(worker, tensor, run) for tensor in (weight.numbers, weight.factors, other))
+        with np.errstate(all="ignore"):
+            distance = np.abs(index(weight.codes, theirs / factors) - index(weight.codes, numbers / factors))
+        distance[(theirs == numbers) | (np.isnan(theirs) & np.isnan(numbers))] = 0
+        is_finite = is_finite and bool(np.isfinite(theirs).all())
+        wrong = ~np.isfinite(distance)
+        far = wrong | (distance > HALF)
+        not_finite += int(np.count_nonzero(wrong))
+        beyond += int(np.count_nonzero(far))
+        if far.any():
+            at = run.number(int(far.argmax()), shape)
+            first = at if first is None else min(first, at)
+        distance[wrong] = 0
+        total += float(distance.sum())
+        most = int(distance.argmax())
+        if distance[most] > largest:
+            largest, worst = float(distance[most]), run.number(most, shape)
+    steps = Steps(
+        side=side,
+        reproduced=False,
+        scales=weight.scales,
+        scales_differ=None,
+        beyond=beyond,
+        largest=largest,
+        mean=total / max(pair.one.numel, 1),
+        first=None if first is None else place_of(first, shape),
+        worst=None if worst is None else place_of(worst, shape),
+        not_finite=not_finite,
+    )
+    return steps, is_finite
+
+
+def _read(worker: Worker, tensor: LazyTensor, run: Run) -> Array:
+    """Return part of a tensor as float64."""
+    np = numpy_module()
+    start, stop = (each * tensor.dtype.itemsize for each in (run.start, run.stop))
+    data = worker.bytes_of(Data(0, run.of(tensor), ""), start, stop)
+    if tensor.dtype.name != "float64":
+        data, _ = kernels.apply((Cast(tensor.dtype.name, "float64"),), data)
+    numbers: Array = np.frombuffer(data, "<f8").copy()
+    return numbers
+
+
+def index(codes: str, numbers: Array) -> Array:
+    """Return how many steps numbers are from 0, with what lies between two codes divided evenly."""
+    if codes not in _FLOATS:
+        return numbers
+    np = numpy_module()
+    mantissa, least, greatest = _FLOATS[codes]
+    size = np.abs(numbers)
+    _, exponent = np.frexp(size)
+    exponent = np.clip(np.where(size > 0, exponent - 1, least), least, greatest)
+    steps = np.ldexp(size, mantissa - exponent) + (exponent - least) * 2.0**mantissa
+    made: Array = np.copysign(steps, numbers)
+    return made
+
+
+# -------------------------------------------------------------------------------------------------- quantizing again
+
+
+def _remade(pairs: Mapping[Any, tuple[Pair, str]], options: Options) -> dict[Any, tuple[int, bool]]:
+    """Return for each pair, of which one side is quantized, how many scales quantizing the other gives differently, at
+    least, and whether the codes are the same then; nothing for those of which it is not known how they were
+    quantized."""
+    found: dict[Any, tuple[int, bool]] = {}
+    for attempt in range(max(map(len, _RULES.values()))):
+        made: dict[Any, list[tuple[Pair, Pair]]] = {}
+        for key, (pair, side) in pairs.items():
+            one, other = (pair.one, pair.other) if side == "a" else (pair.other, pair.one)
+            every = _again(one, _exact(other), attempt) if found.get(key) != (0, True) else []
+            if every:
+                made[key] = every
+        compare([each for every in made.values() for both in every for each in both], options)
+        for key, every in made.items():
+            codes, scales = (
+                sum(each.found.elements for each in side if each.found) for side in zip(*every, strict=True)
+            )
+            told = scales, not codes
+            if key not in found or (told[0], codes) < (found[key][0], not found[key][1]):
+                found[key] = told
+    return found
+
+
+def _again(tensor: LazyTensor, other: LazyTensor, attempt: int) -> list[tuple[Pair, Pair]]:
+    """Return the codes and the scales of each quantized weight that `tensor` is joined of, beside those that quantizing
+    `other` gives by one of the rules that are known for it; nothing if there is none for one of them."""
+    while isinstance(tensor, (Tagged, Convert)):
+        tensor = tensor.tensor
+    if isinstance(tensor, View) and tensor.dtype == tensor.tensor.dtype:
+        return _again(tensor.tensor, View(other, other.dtype, tensor.tensor.shape), attempt)
+    if isinstance(tensor, Concat):
+        starts = itertools.accumulate((part.shape[tensor.dim] for part in tensor.parts), initial=0)
+        spans = [Span(0, 1, extent) for extent in tensor.shape]
+        every = []
+        for part, start in zip(tensor.parts, starts, strict=False):
+            spans[tensor.dim] = Span(start, 1, part.shape[tensor.dim])
+            every.append(_again(part, sliced(other, spans), attempt))
+        return [both for found in every for both in found] if all(every) else []
+    both = _alone(tensor, other, attempt)
+    return [both] if both else []
+
+
+def _alone(tensor: LazyTensor, other: LazyTensor, attempt: int) -> tuple[Pair, Pair] | None:
+    if not isinstance(tensor, Tiled) or not isinstance(tensor.kernel, Dequantize) or len(tensor.shape) < 2:
+        return None
+    kernel, codes, scale, dims = tensor.kernel, tensor.parts[0], tensor.parts[1], len(tensor.shape)
+    kind = codes.dtype.name if kernel.codes == "own" else kernel.codes
+    known = _RULES.get(kind, ()) if kernel.roles == ("scale",) and not kernel.over else ()
+    of_powers = scale.dtype.name == "float8_e8m0fnu"
+    rules = [rule for rule in known if rule[1] or not of_powers] if of_powers or kind != "e2m1" else []
+    if attempt >= len(rules) or any(tensor.starts):
+        return None
+    ahead = tuple(Axis(dim) for dim in range(dims - 2))
+    rows, columns = (axis.den for axis in tensor.axes[1][-2:])
+    across = {"int4": (4, 32), "e2m1": (4, 8)}.get(kind, (1, 1))
+    plain = (*ahead, Axis(dims - 2), Axis(dims - 1, *across))
+    sides = (*ahead, Axis(dims - 2, 1, rows), Axis(dims - 1, 1, columns))
+    largest, power = rules[attempt]
+    again = Quantize("codes", kind, scale.dtype.name, rows, columns, largest, power, False, "")
+    is_known = tensor.axes[0] == plain and tensor.axes[1] == sides and (kind != "int4" or kernel.offset == 8)
+    if not is_known or not fits(again, other.dtype.name):
+        return None
+    made = [
+        tiles_of(again._replace(made=what), other, stored.shape)
+        for what, stored in (("codes", codes), ("scales", scale))
+    ]
+    alike = View(codes, made[0].dtype, codes.shape)
+    return Pair(alike, made[0]), Pair(scale, made[1])

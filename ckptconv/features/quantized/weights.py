@@ -1,0 +1,259 @@
+"""A source whose tensors are the weights that its quantized ones stand for."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from ckptconv.errors import UnsupportedError
+from ckptconv.features.quantized import configuration, joining
+from ckptconv.features.quantized.configuration import COMFY, Configuration
+from ckptconv.features.quantized.joining import Weight
+from ckptconv.formats import companions, configs
+from ckptconv.formats.source import Quantized, Source
+from ckptconv.formats.values import first_bytes
+from ckptconv.pickles.nodes import Composite
+from ckptconv.plan import Input
+from ckptconv.storage import strict_json
+from ckptconv.storage.coalesce import DESCRIPTIONS, max_gap
+from ckptconv.storage.location import Location
+from ckptconv.storage.spool import SpoolingReaders
+from ckptconv.structure import parted
+from ckptconv.tensors import casting
+from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.tensors.lazy import LazyTensor, Stored, same_bytes, untagged
+from ckptconv.tensors.moves import File
+from ckptconv.text import some
+
+
+def with_weights(source: Source, dtype: str, storage_options: Mapping[str, Any], *, anew: bool = False) -> Source:
+    """Return `source` with the weights of `dtype` in the place of quantized ones, in every state dict that it holds.
+
+    `anew`: weights are to be quantized again; `dtype` is "" if all of these are, and then they are float32. Parts of
+    quantized weights, and scales of activations, are gone. Read the configuration beside it, and parts that are shapes.
+    Raise as `joining.found` does.
+    """
+    if source.quantized:
+        return source
+    again = functools.partial(with_weights, dtype=dtype, storage_options=storage_options, anew=anew)
+    read = read_configurations(source, storage_options)
+    made = _Weights(read.told(source.metadata), source.metadata, dtype or "float32", storage_options)
+    weights = made.of_tree(source.weights)
+    formats = dict(made.formats)
+    stored = source.stored
+    if stored and formats:
+        stored = stored._replace(tensors=made.of(stored.tensors))
+    config = read.files.get(companions.CONFIG)
+    quantized = Quantized(dtype, config.path if config else "", formats, again)
+    gone = made.gone
+    return source.computing(dequantize=quantized)._replace(
+        weights=weights,
+        trees={key: made.of_tree(tree) for key, tree in source.trees.items()},
+        stored=stored,
+        owners={alias: owner for alias, owner in source.owners.items() if not {alias, owner} & gone},
+        equal=[each for each in source.equal if each[0] not in gone],
+        remarks=_without_quantization(source.remarks) if formats else source.remarks,
+        notes=[*source.notes, *_notes(quantized, made, anew)],
+        inputs={**source.inputs, **{name: Input.stamped(file) for name, file in read.files.items()}},
+    )
+
+
+def _without_quantization(remarks: Mapping[str, str]) -> dict[str, str]:
+    return {key: text for key, text in parted.without(remarks).items() if key != COMFY}
+
+
+def _notes(quantized: Quantized, made: _Weights, anew: bool) -> Iterator[str]:
+    told = ", ".join(f"{count:,} {name}" for name, count in sorted(quantized.formats.items()))
+    if told:
+        made_of = "weights that were quantized before" if anew else f"made {quantized.dtype} of quantized weights"
+        yield f"{made_of}: {told}."
+    if made.has_first_gptq:
+        yield (
+            "GPTQ's first format stores zero points less 1: where the largest that fits is stored, this one is 1 more, "
+            "as AutoGPTQ's kernels have it. GPTQModel has 0 there, and changes the next one."
+        )
+    if made.bare:
+        yield (
+            f"8-bit floats without scales, of which nothing says that they are quantized, were left as they are: "
+            f"{some(made.bare)}."
+        )
+    if made.unknown:
+        yield f"scales of which nothing says what they are for, left as they are: {some(made.unknown)}."
+
+
+class Read(NamedTuple):
+    """Configurations that were read: the files by name, and what they say."""
+
+    files: Mapping[str, File]
+    says: Mapping[str, Mapping[str, Any]]
+
+    def told(self, metadata: Mapping[str, str]) -> Configuration:
+        """Return what they, and the metadata of safetensors files, say of how weights are quantized."""
+        found = [
+            (self.files[name].path if name in self.files else "", self.says.get(name, {}))
+            for name in (companions.CONFIG, companions.QUANTIZED)
+        ]
+        return configuration.of_all(found[0], found[1], metadata)
+
+
+def read_configurations(source: Source, storage_options: Mapping[str, Any]) -> Read:
+    """Read the configurations beside `source`."""
+    files = companions.beside(source, storage_options, (companions.CONFIG, companions.QUANTIZED)).files
+    return Read(files, {name: configs.read(Location(file.path, dict(storage_options))) for name, file in files.items()})
+
+
+class _Weights:
+    """Makes weights of state dicts of one source. `formats` counts them."""
+
+    def __init__(
+        self, told: Configuration, metadata: Mapping[str, str], dtype: str, storage_options: Mapping[str, Any]
+    ) -> None:
+        self._told, self._metadata, self._dtype, self._options = told, metadata, dtype, storage_options
+        self.formats: Counter[str] = Counter()
+        self.gone: set[str] = set()
+        self.bare: list[str] = []
+        self.unknown: list[str] = []
+        self._known: dict[int, tuple[Any, Any]] = {}
+        self._made: dict[Hashable, LazyTensor] = {}
+
+    @property
+    def has_first_gptq(self) -> bool:
+        """Whether weights are of GPTQ's first format, and have zero points other than half of the codes."""
+        told = self._told.told
+        is_first = (told.get("checkpoint_format") or told.get("format") or "gptq") == "gptq"
+        return self._told.method == "gptq" and is_first and told.get("sym") is not True and bool(self.formats)
+
+    def of_tree(self, tree: Any) -> Any:
+        """Return `tree` with weights in each of its mappings; the same object if none of them is quantized."""
+        if id(tree) in self._known:
+            return self._known[id(tree)][1]
+        made = tree
+        if isinstance(tree, Mapping):
+            made = self.of(tree)
+            inner = {key: self.of_tree(value) for key, value in made.items() if isinstance(value, Mapping)}
+            changed = {key: value for key, value in inner.items() if value is not made[key]}
+            if changed:
+                made = _like(made, {**made, **changed})
+        self._known[id(tree)] = tree, made
+        return made
+
+    def of(self, items: Mapping[Any, Any]) -> Any:
+        """Return a state dict with weights in the place of quantized tensors, which it has under their names.
+
+        Raise UnsupportedError for a tensor of torchao's with attributes that are not known.
+        """
+        given, told = items, self._told
+        items, layers = _in_parts(items, self._metadata)
+        if layers:
+            told = told._replace(method="torchao", layers=layers)
+        flat = {name: value for name, value in items.items() if isinstance(value, LazyTensor) and type(name) is str}
+        found = joining.found(flat, told, lambda wanted: read_small(wanted, self._options))
+        self.bare += found.bare
+        self.unknown += found.unknown
+        if not found.weights and not found.gone:
+            return given
+        self.gone |= found.gone
+        self.formats.update(weight.format for weight in found.weights.values())
+        # A weight stands where its codes stood.
+        at = {weight.parts["codes"]: name for name, weight in found.weights.items()}
+        made: dict[Any, Any] = {}
+        for name, value in items.items():
+            if name in at:
+                made[at[name]] = self._once(found.weights[at[name]], flat)
+            elif name not in found.gone:
+                made[name] = value
+        return _like(given, made)
+
+    def _once(self, weight: Weight, items: Mapping[str, LazyTensor]) -> LazyTensor:
+        """Return the weight in its dtype: the same object for the same parts, so that tied names stay tied."""
+        parts = tuple((role, same_bytes(items[name])) for role, name in sorted(weight.parts.items()))
+        made = casting.rounded(weight.tensor, DTYPES[self._dtype])
+        if any(part is None for _, part in parts):
+            return made
+        return self._made.setdefault((weight.format, weight.tensor.shape, parts), made)
+
+
+def _in_parts(
+    items: Mapping[Any, Any], metadata: Mapping[str, str]
+) -> tuple[Mapping[Any, Any], dict[str, Mapping[str, Any]]]:
+    """Return `items` with torchao's tensors in their parts, and {module: what torchao says of its weight}."""
+    made: dict[Any, Any] = {}
+    described = parted.read(metadata, [name for name in items if type(name) is str])
+    for name, value in items.items():
+        parting = parted.of_class(value.kind) if isinstance(value, Composite) else None
+        if parting is None:
+            made[name] = value
+            continue
+        told = parting.described(value.kind, value.parts)
+        if told is None:
+            raise UnsupportedError(
+                f"The quantized weight {name!r} is of torchao's class {value.kind}, with attributes that are not known."
+            )
+        described[name] = told
+        own = value.parts["attributes"]
+        made.update((parted.prefix_of(name) + part, own[part]) for part in told.parts)
+    return (made if described else items), _layers(described)
+
+
+def _layers(described: Mapping[str, parted.PartedTensor]) -> dict[str, Mapping[str, Any]]:
+    """Return {module: what torchao says of its weight}."""
+    layers: dict[str, Mapping[str, Any]] = {}
+    for name, told in described.items():
+        entry = strict_json.parse(told.text)
+        layers[name.removesuffix(".weight")] = {**entry.get("_data", {}), "_type": entry["_type"], "parts": told.parts}
+    return layers
+
+
+def surveyed(
+    source: Source,
+    tensors: Mapping[str, LazyTensor],
+    described: Mapping[str, parted.PartedTensor],
+    storage_options: Mapping[str, Any],
+) -> joining.Found:
+    """Return which weights are quantized among `tensors` of `source`; `described` are those of torchao in a pickle.
+
+    Raise as `joining.found` does.
+    """
+    told = read_configurations(source, storage_options).told(source.metadata)
+    layers = _layers({**parted.read(source.metadata, tensors), **described})
+    if layers:
+        told = told._replace(method="torchao", layers=layers)
+    return joining.found(tensors, told, lambda wanted: read_small(wanted, storage_options))
+
+
+def _like(items: Mapping[Any, Any], made: dict[Any, Any]) -> Any:
+    """Return `made` as a mapping of the class of `items`."""
+    if type(items) is dict:
+        return made
+    again = type(items)(made)  # type: ignore[call-arg]
+    vars(again).update(getattr(items, "__dict__", {}))
+    return again
+
+
+def read_small(tensors: Mapping[str, LazyTensor], storage_options: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return the bytes of small tensors; those near each other in a file are read at once."""
+    found: dict[str, bytes] = {}
+    near: dict[File, list[tuple[int, int, str]]] = {}
+    for name, tensor in tensors.items():
+        plain = untagged(tensor)
+        if isinstance(plain, Stored) and plain.contiguous:
+            near.setdefault(plain.file, []).append((plain.offset, plain.offset + plain.nbytes, name))
+        else:
+            found[name] = first_bytes(plain, plain.nbytes, storage_options)[0]
+    with SpoolingReaders(dict(storage_options)) as readers:
+        for file, spans in near.items():
+            spans.sort()
+            with readers.reading(file) as reader:
+                while spans:
+                    start, stop, _ = spans[0]
+                    count = 0
+                    for low, high, _ in spans:
+                        if low > stop + max_gap(file) or high - start > DESCRIPTIONS:
+                            break
+                        stop, count = max(stop, high), count + 1
+                    data = reader.read_at(start, stop - start)
+                    found.update((name, data[low - start : high - start]) for low, high, name in spans[:count])
+                    del spans[:count]
+    return found

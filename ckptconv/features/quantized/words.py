@@ -1,0 +1,206 @@
+"""What configurations may say of quantized weights, by method: each key, and the values that it may have.
+
+A key that is not here, or has another value, may change what codes stand for: it is an error by name. `object` is for
+what says nothing of stored weights: which modules were left, how activations and caches are quantized, and how codes
+were found.
+
+Sources: transformers' `utils/quantization_config.py`; compressed-tensors' `quantization` and `transform`; NVIDIA Model
+Optimizer's `torch/export/quant_utils.py` and `convert_hf_config.py`; GPTQModel's `quantization/config.py`; AutoAWQ's
+`models/_config.py`; vLLM's `fp8.py`; ComfyUI's `QUANTIZATION.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+from ckptconv.storage.strict_json import OrNull
+
+# The keys of a mapping, and the shapes of their values (`strict_json.check`).
+Words: TypeAlias = "Mapping[str, Any]"
+# A method that is not named; names of one; and those that have a key of their own, where none is named.
+UNNAMED = "unnamed"
+NAMES_OF_COMPRESSED = ("compressed-tensors", "compressed_tensors", "sparseml")
+_TELLING = {"quant_algo": "modelopt", "config_groups": "compressed-tensors", "group_size": "mlx"}
+_SIZE, _BITS = range(1, 1 << 31), range(1, 17)
+# A size of groups; -1 or 0 is for one group.
+_GROUP = OrNull(range(-1, 1 << 31))
+_NOT = OrNull(frozenset((False,)))
+
+
+def idle(names: str) -> dict[str, Any]:
+    """Return keys that say nothing of stored weights."""
+    return {f"{name}?": object for name in names.split()}
+
+
+EVERYWHERE = idle(
+    """
+    quant_method modules_to_not_convert modules_to_convert ignored_layers ignored_modules ignore exclude_modules
+    activation_scheme kv_cache_scheme kv_cache_quant_algo kv_cache_quant_method dequantize run_compressed producer
+    version use_optimized_inference
+    """
+)
+_FP8 = {
+    **EVERYWHERE,
+    **idle("fmt scale_fmt is_checkpoint_fp8_serialized activation_scale_ub"),
+    "weight_block_size?": OrNull((_SIZE, _SIZE)),
+    "expert_dtype?": frozenset(("fp4", "fp8")),
+}
+_WEIGHTS = {
+    **idle("observer observer_kwargs actorder scale_dtype zp_dtype"),
+    "num_bits?": _BITS,
+    "type?": frozenset(("int", "float")),
+    "symmetric?": bool,
+    "strategy?": OrNull(frozenset(("tensor", "channel", "group", "tensor_group", "block"))),
+    "group_size?": _GROUP,
+    "block_structure?": OrNull([_SIZE]),
+    "dynamic?": _NOT,
+}
+# Rotations that are in the weights on both sides: those that are made of activations are not.
+_TRANSFORM = {
+    **idle("type randomize requires_grad head_dim precision"),
+    "apply?": [{**idle("targets inverse ignore"), "location": frozenset(("weight_input", "weight_output"))}],
+}
+_FORMATS = OrNull(
+    frozenset(
+        """
+        dense mixed-precision int-quantized float-quantized naive-quantized pack-quantized nvfp4-pack-quantized
+        mxfp4-pack-quantized mxfp8-quantized
+        """.split()  # noqa: SIM905
+    )
+)
+_COMPRESSED = {
+    **EVERYWHERE,
+    **idle("quantization_status global_compression_ratio moe_sparsity_config"),
+    "format?": _FORMATS,
+    "config_groups?": OrNull(
+        {
+            str: {
+                **idle("targets input_activations output_activations"),
+                "format?": _FORMATS,
+                "weights?": OrNull(_WEIGHTS),
+            }
+        }
+    ),
+    "sparsity_config?": OrNull(
+        {
+            **idle("ignore targets global_sparsity sparsity_structure registry_requires_subclass"),
+            "format?": frozenset(("dense",)),
+        }
+    ),
+    "transform_config?": OrNull({"config_groups?": {str: _TRANSFORM}}),
+}
+# Of these, what codes and scales stand for is the same.
+OF_NVFP4 = ("NVFP4", "W4A16_NVFP4", "W4A8_NVFP4_FP8")
+_ALGORITHMS = frozenset(("FP8", "FP8_PB_WO", "FP8_PER_CHANNEL_PER_TOKEN", "MXFP8", *OF_NVFP4))
+_LAYER = {"group_size?": _GROUP, "has_zero_point?": _NOT, "pre_quant_scale?": _NOT}
+_MODELOPT = {
+    **EVERYWHERE,
+    # Groups of compressed-tensors, which say the same for other programs.
+    **idle("config_groups"),
+    **_LAYER,
+    "quant_algo?": OrNull(_ALGORITHMS | {"MIXED_PRECISION"}),
+    "quantized_layers?": OrNull({str: {**_LAYER, "quant_algo?": OrNull(_ALGORITHMS)}}),
+}
+_OF_GPTQ = idle(
+    """
+    act_group_aware activation backend batch_size block_name_to_quantize cache_block_outputs damp_auto_increment
+    damp_percent dataset desc_act disable_exllama exllama_config group_offload hyb_act lm_head max_input_length meta
+    method model_file_base_name model_name_or_path model_seqlen module_name_preceding_first_block
+    modules_in_block_to_quantize mse offload_to_disk pack_dtype pad_token_id parallel_packing quantizer static_groups
+    sym tokenizer true_sequential use_cuda_fp16 use_exllama use_exllama_v2 is_awq
+    """
+)
+_GPTQ_FORMATS = OrNull(frozenset(("gptq", "gptq_v2")))
+GPTQ = {
+    **EVERYWHERE,
+    **_OF_GPTQ,
+    "bits": _BITS,
+    "group_size?": _GROUP,
+    "format?": _GPTQ_FORMATS,
+    "checkpoint_format?": _GPTQ_FORMATS,
+    "is_marlin_format?": _NOT,
+    "rotation?": OrNull(frozenset(("",))),
+    "dynamic?": OrNull({str: {**_OF_GPTQ, "bits?": _BITS, "group_size?": _GROUP}}),
+}
+_BITSANDBYTES = {
+    **EVERYWHERE,
+    **idle(
+        """
+        load_in_4bit _load_in_4bit bnb_4bit_compute_dtype bnb_4bit_quant_storage bnb_4bit_quant_type
+        bnb_4bit_use_double_quant llm_int8_enable_fp32_cpu_offload llm_int8_has_fp16_weight llm_int8_skip_modules
+        llm_int8_threshold
+        """
+    ),
+    **dict.fromkeys(("load_in_8bit?", "_load_in_8bit?"), _NOT),
+}
+COMFY_LAYER: Words = {
+    **idle("full_precision_matrix_mult full_precision_mm orig_dtype"),
+    "format": frozenset(("float8_e4m3fn", "float8_e5m2", "int8_blockwise", "int8_tensorwise")),
+    "group_size?": OrNull(_SIZE),
+}
+DIALECTS: Mapping[str, Words] = {
+    "fp8": _FP8,
+    "mxfp8": _FP8,
+    "fbgemm_fp8": _FP8,
+    "mxfp4": EVERYWHERE,
+    "compressed-tensors": _COMPRESSED,
+    "modelopt": _MODELOPT,
+    "gptq": GPTQ,
+    "bitsandbytes": _BITSANDBYTES,
+    "comfy": {**idle("quant_method format_version"), "layers?": {str: COMFY_LAYER}},
+    "torchao": {
+        **EVERYWHERE,
+        # What was asked for; what tensors are is in the metadata beside them.
+        **idle(
+            "quant_type quant_type_kwargs include_embedding include_input_output_embeddings untie_embedding_weights"
+        ),
+    },
+}
+# Methods that are not read, and the programs that read them.
+ELSEWHERE: Mapping[str, str] = {
+    "aqlm": "transformers with aqlm",
+    "auto-round": "AutoRound",
+    "auto_round": "AutoRound",
+    "bitnet": "transformers",
+    "eetq": "transformers with EETQ",
+    "exl2": "ExLlamaV2",
+    "exl3": "ExLlamaV3",
+    "fouroversix": "transformers with fouroversix",
+    "fp_quant": "transformers with fp_quant",
+    "gemma": "transformers",
+    "gguf": "llama.cpp",
+    "higgs": "transformers with flute",
+    "hqq": "HQQ",
+    "intel/auto-round": "AutoRound",
+    "marlin": "vLLM",
+    "metal": "transformers, on Apple's processors",
+    "mlx": "mlx-lm",
+    "nvfp4": "transformers, on a GPU",
+    "paroquant": "GPTQModel",
+    "qqq": "GPTQModel",
+    "quanto": "optimum-quanto",
+    "quark": "AMD Quark",
+    "quip": "QuIP#",
+    "sinq": "transformers with SINQ",
+    "spqr": "transformers with SpQR",
+    "vptq": "VPTQ",
+}
+
+
+class Statement(NamedTuple):
+    """What `path` says of quantizing, at a key that leads `at` it."""
+
+    path: str
+    at: str
+    told: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return f"{self.path} ({self.at})" if self.at else self.path
+
+    @property
+    def method(self) -> str:
+        method = self.told.get("quant_method")
+        if not isinstance(method, str):
+            method = next((of for key, of in _TELLING.items() if key in self.told), UNNAMED)
+        return "compressed-tensors" if method in NAMES_OF_COMPRESSED else method

@@ -1,0 +1,34 @@
+"""The options of conversions that features add."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from ckptconv.process import of_feature
+
+# The options of each feature that adds some to conversions: `options.py` in its folder has them as `GIVEN`, a subclass
+# of `Given`, which imports nothing of the table. The lines stay where a feature is not: its options are refused by name
+# then.
+FEATURES: Mapping[str, str] = {
+    "quantized": "dequantize quantize requantize keep",
+}
+# Of these, those that change a source when it is opened, in this order: `opening.py` in the folder has
+# `opened(source, asked, reaching)`, which returns the source as the options `asked` say. It is called if one of them is
+# given; `asked` has the dtype too, and `reaching` says how checkpoints are reached.
+OPENED = ("quantized",)
+
+
+@functools.cache
+def options_of(feature: str) -> Mapping[str, Any]:
+    """Return the options of a feature by name; none if it is not here."""
+    module = of_feature(feature, "options")
+    return MappingProxyType(module.GIVEN.table if module else {})
+
+
+def missing(name: str) -> str:
+    """Return the feature, which is not here, of the option `name`; "" if it is no such option."""
+    every = (feature for feature, names in FEATURES.items() if name in names.split())
+    return next((feature for feature in every if name not in options_of(feature)), "")

@@ -1,0 +1,12 @@
+"""What is said to those who look for quantized weights elsewhere."""
+
+from __future__ import annotations
+
+from checkpoints import ckptconv_here
+
+
+def test_a_dtype_of_codes_is_no_dtype_and_what_writes_them_is_named() -> None:
+    for dtype in ("fp8", "int4", "float8_e4m3fn", "nf4"):
+        ckptconv_here("convert", "x.pt", "--dtype", dtype).refused(
+            2, "is no dtype to convert to", "--quantize fp8-block"
+        )

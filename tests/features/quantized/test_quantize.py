@@ -1,0 +1,190 @@
+"""Codes and scales of numbers, beside what torch makes of them, and beside the evaluator."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from effort import examples
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckptconv.engine.worker import Worker
+from ckptconv.errors import UnsupportedError
+from ckptconv.features.quantized.computing import Quantize
+from ckptconv.features.quantized.making import parts, tiles_of
+from ckptconv.features.quantized.options import ROUNDING_WAYS
+from ckptconv.features.quantized.table import WAYS
+from ckptconv.plan import Data
+from ckptconv.storage.files import Readers
+from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.tensors.kernels import scatter
+from ckptconv.tensors.lazy import Inline, LazyTensor
+from ckptconv.verification.evaluate import Evaluator
+
+DTYPE = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+
+def inline(weight: torch.Tensor) -> Inline:
+    data = weight.contiguous().view(torch.uint8).numpy().tobytes()
+    return Inline(data, DTYPES[DTYPE[weight.dtype]], tuple(weight.shape))
+
+
+def made(tensor: LazyTensor, start: int = 0, stop: int | None = None, unit: int = 1 << 14) -> bytes:
+    """The bytes from `start` to `stop`, made in windows of `unit` bytes."""
+    stop = tensor.nbytes if stop is None else stop
+    with Readers() as readers:
+        worker, part = Worker(readers, None, unit), Data(0, tensor, "x")
+        return b"".join(bytes(worker.bytes_of(part, at, min(at + unit, stop))) for at in range(start, stop, unit))
+
+
+def evaluated(tensor: LazyTensor) -> bytes:
+    with Readers() as readers:
+        return Evaluator(readers).flat(tensor, 0, tensor.numel).tobytes()
+
+
+@st.composite
+def weights(draw: st.DrawFn) -> torch.Tensor:
+    shape = (*draw(st.sampled_from([(), (2,)])), draw(st.integers(1, 300)), draw(st.integers(1, 9)) * 32)
+    random = torch.Generator().manual_seed(draw(st.integers(0, 1 << 30)))
+    size = 2.0 ** draw(st.integers(-130, 100))
+    weight = torch.randn(shape, generator=random, dtype=torch.float64) * size
+    weight[..., : shape[-2] // 3, : shape[-1] // 2] = 0
+    # Numbers of very other sizes, ties, and both zeros.
+    weight[..., -1, ::3] = torch.exp2(torch.randint(-20, 4, weight[..., -1, ::3].shape, generator=random)) * size
+    weight[..., 0, 1] = -0.0
+    return weight.to(draw(st.sampled_from(list(DTYPE)))).nan_to_num()
+
+
+def best_of_three(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes of int4 in groups of 32, with the scale of three whose codes are nearest."""
+    most = groups.abs().amax(-1)
+    scales = torch.stack([(most / largest).clamp(min=2.0**-126).bfloat16().float() for largest in (7, 7.5, 8)])
+    scales[:, most == 0] = 1
+    quotients = groups / scales[..., None]
+    codes = quotients.round().clamp(-8, 7)
+    squares = (quotients - codes) ** 2
+    while squares.shape[-1] > 1:
+        low, high = squares.chunk(2, -1)
+        squares = low + high
+    best = (squares[..., 0].double() * scales.double() ** 2).argmin(0, keepdim=True)
+    chosen = codes.gather(0, best[..., None].expand(-1, *groups.shape))
+    return chosen[0].flatten(-2), scales.gather(0, best)[0]
+
+
+def expected(weight: torch.Tensor, way: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """The codes, before they are packed, and the scales as numbers."""
+    rows, columns = (128, 128) if "block" in way else (1, 32)
+    m, k = weight.shape[-2:]
+    fill = (0, -k % columns, 0, -m % rows)
+    tiles = torch.nn.functional.pad(weight.float(), fill).unflatten(-1, (-1, columns)).unflatten(-3, (-1, rows))
+    most = tiles.abs().amax((-3, -1))
+    if way in ("mxfp8", "fp8-block-ue8m0"):
+        exponent = torch.tensor([math.ceil(math.log2(each / 448)) if each else 0 for each in most.double().flatten()])
+        scale = torch.exp2(exponent.clamp(min=-126).double()).float().reshape(most.shape)
+    elif way == "int4-g32":
+        return best_of_three(weight.float().unflatten(-1, (-1, 32)))
+    else:
+        scale = (most / 448).clamp(min=2.0**-126)
+    scale[most == 0] = 1
+    quotient = (tiles / scale[..., :, None, :, None]).flatten(-4, -3).flatten(-2)[..., :m, :k]
+    return quotient.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8), scale
+
+
+@pytest.mark.parametrize("way", ROUNDING_WAYS)
+@examples(25)
+@given(weight=weights())
+def test_codes_and_scales_are_what_torch_computes(way: str, weight: torch.Tensor) -> None:
+    if way == "int4-g32":
+        weight = weight.flatten(0, -2)
+    codes, scale, *_ = (found := parts("x.weight", inline(weight), WAYS[way], False)).values()
+    want, scales = expected(weight, way)
+    got = torch.frombuffer(bytearray(made(codes)), dtype=torch.uint8)
+    if way == "int4-g32":
+        words = got.view(torch.int32).reshape(codes.shape)
+        got = torch.stack([(words >> 4 * at & 15) - 8 for at in range(8)], -1).flatten(-2).float()
+    assert torch.equal(got.reshape(want.shape), want)
+    bits = torch.frombuffer(bytearray(made(scale)), dtype=torch.uint8)
+    numbers = {
+        "mxfp8": lambda: torch.exp2(bits.double() - 127).float(),
+        "int4-g32": lambda: bits.view(torch.bfloat16).float(),
+    }.get(way, lambda: bits.view(torch.float32))()
+    assert torch.equal(numbers.reshape(scales.shape), scales)
+    for tensor in found.values():
+        assert evaluated(tensor) == made(tensor)
+
+
+@given(weights(), st.sampled_from(ROUNDING_WAYS), st.data())
+def test_any_interval_and_any_buffer_give_the_same_bytes(weight: torch.Tensor, way: str, data: st.DataObject) -> None:
+    if way == "int4-g32":
+        weight = weight.flatten(0, -2)
+    for tensor in parts("x.weight", inline(weight), WAYS[way], False).values():
+        whole = made(tensor, unit=1 << 20)
+        start, stop = sorted(data.draw(st.integers(0, tensor.nbytes)) for _ in range(2))
+        assert made(tensor, start, stop, 1 << data.draw(st.integers(10, 16))) == whole[start:stop]
+        source = bytearray(len(whole))
+        with Readers() as readers:
+            worker = Worker(readers, None, 1 << 16)
+            for move in tensor.moves(0, tensor.nbytes, "source", 1 << 14):
+                scatter(memoryview(source), move.target, worker._result(move))
+        assert source == whole
+
+
+@pytest.mark.parametrize("way", ROUNDING_WAYS)
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+def test_nan_and_infinity_are_refused_by_name(way: str, wrong: float) -> None:
+    weight = torch.ones(130, 64)
+    weight[129, 63] = wrong
+    for tensor in list(parts("a.weight", inline(weight), WAYS[way], False).values())[:2]:
+        for make in (made, evaluated):
+            with pytest.raises(UnsupportedError, match=r"'a\.weight' has NaN or infinity"):
+                make(tensor)
+
+
+@pytest.mark.parametrize("way", ROUNDING_WAYS)
+def test_what_codes_give_is_nearest(way: str) -> None:
+    weight = torch.randn(64, 128, generator=torch.Generator().manual_seed(1)).bfloat16()
+    codes, scale = expected(weight, way)
+    if way == "int4-g32":
+        errors = []
+        for largest in (7, 7.5, None):
+            groups = weight.double().unflatten(1, (-1, 32))
+            its = scale.double() if largest is None else (groups.abs().amax(-1) / largest).bfloat16().double()
+            nearest = (groups / its[..., None]).round().clamp(-8, 7) * its[..., None]
+            errors.append(float((nearest - groups).norm() / groups.norm()))
+        # On normal numbers, one scale for all groups loses more.
+        assert errors[2] < 0.09
+        assert min(errors[:2]) > 0.094
+        return
+    values = np.unique(np.arange(256, dtype="u1")[np.arange(256) % 128 != 127])
+    every = torch.from_numpy(values).view(torch.float8_e4m3fn).double().unique()
+    side = 128 if "block" in way else 32
+    number = weight.double() / scale.double().repeat_interleave(128 if side == 128 else 1, 0)[:64].repeat_interleave(
+        side, 1
+    )
+    nearest = (number.flatten()[:, None] - every).abs().amin(1)
+    got = (number.flatten() - codes.view(torch.float8_e4m3fn).double().flatten()).abs()
+    assert (got <= nearest + 1e-4).all()
+
+
+@given(weights())
+def test_codes_of_four_bits_are_the_nearest_and_even_ones_at_ties(weight: torch.Tensor) -> None:
+    kernel = Quantize("codes", "e2m1", "float8_e8m0fnu", 1, 32, (8 - 2.0**-21,), True, False, "x")
+    codes = tiles_of(kernel, inline(weight), (*weight.shape[:-1], weight.shape[-1] // 2))
+    scales = tiles_of(kernel._replace(made="scales"), inline(weight), (*weight.shape[:-1], weight.shape[-1] // 32))
+    groups = weight.double().unflatten(-1, (-1, 32))
+    most = groups.abs().amax(-1)
+    # OCP Microscaling Formats 1.0, section 6.3: the exponent of the largest number, less 2.
+    exponent = (torch.frexp(most)[1] - 3).clamp(min=-126)
+    exponent[most == 0] = 0
+    assert made(scales) == evaluated(scales) == (exponent + 127).to(torch.uint8).numpy().tobytes()
+    number = (groups / torch.exp2(exponent.double())[..., None]).flatten(-2)
+    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
+    distance = (number.abs().clamp(max=6)[..., None] - values).abs()
+    is_nearest = distance == distance.amin(-1, keepdim=True)
+    # Of two that are nearest, the one whose last bit is 0.
+    code = (is_nearest * (2 - torch.arange(8) % 2)).argmax(-1) + 8 * torch.signbit(number)
+    pairs = code.unflatten(-1, (-1, 2))
+    assert made(codes) == evaluated(codes) == (pairs[..., 0] + 16 * pairs[..., 1]).to(torch.uint8).numpy().tobytes()

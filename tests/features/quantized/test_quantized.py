@@ -1,0 +1,786 @@
+"""Quantized weights become weights: of each format, what the program that defines it makes of it, bit for bit.
+
+The checkpoints in `data` are rows of those that each program wrote, with what it made of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cells import of_features
+from checkpoints import ckptconv_here
+from effort import every
+from features.quantized.dialects import CASES, QUANTIZED
+from safetensors.torch import load_file, save_file
+
+import ckptconv
+from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError, UsageError
+from ckptconv.features.quantized.table import NOT_READ
+from ckptconv.features.quantized.words import ELSEWHERE
+from ckptconv.library.virtual import VirtualFiles
+
+NAME = "model.layers.0.self_attn.q_proj.weight"
+SCALE = f"{NAME}_scale_inv"
+FP8: dict[str, Any] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+# Files of tensors that a library stores in parts, without their suffixes.
+PARTED: dict[str, Path] = {case: file for found in of_features("PARTED") for case, file in found.items()}
+
+
+def bits(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.dtype, tuple[int, ...], bytes]]:
+    return {
+        name: (tensor.dtype, tuple(tensor.shape), tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        for name, tensor in tensors.items()
+    }
+
+
+def model_directory(
+    path: Path, tensors: Mapping[str, torch.Tensor], quantization: Mapping[str, Any] | None = FP8
+) -> Path:
+    path.mkdir(exist_ok=True)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path / "model.safetensors")
+    config: dict[str, Any] = {"model_type": "llama", "dtype": "float16", "layers": [1, 2.5]}
+    if quantization is not None:
+        config["quantization_config"] = dict(quantization)
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+def codes(*shape: int, seed: int = 0) -> torch.Tensor:
+    made = np.random.default_rng(seed).integers(0, 126, shape, "u1")
+    return torch.from_numpy(made).view(torch.float8_e4m3fn)
+
+
+def weights(source: Path, output: Path, **options: Any) -> dict[str, torch.Tensor]:
+    ckptconv.convert(source, output, dequantize=True, verify=True, **options)
+    return load_file(output / "model.safetensors")
+
+
+@every("case", CASES)
+def test_a_conversion_makes_what_its_program_makes(case: str, tmp_path: Path) -> None:
+    made = weights(QUANTIZED / case, tmp_path / "out", copy_config=True)
+    assert bits(made) == bits(load_file(QUANTIZED / case / "expected.safetensors"))
+    config = (tmp_path / "out" / "config.json").read_text()
+    if case != "not-quantized":
+        assert json.loads(config)["dtype"] == "bfloat16"
+    assert "quantization_config" not in config
+    assert "expert_dtype" not in config
+
+
+@every("case", CASES)
+def test_an_opened_checkpoint_has_the_same_weights_and_slices(case: str) -> None:
+    expected = load_file(QUANTIZED / case / "expected.safetensors")
+    with ckptconv.open(QUANTIZED / case, dequantize=True) as opened:
+        for name, tensor in expected.items():
+            cut = tuple(slice(extent // 3, extent - extent // 4) for extent in tensor.shape)
+            assert bits({"": opened[name][cut]}) == bits({"": tensor[cut]})
+
+
+@every("case", ["bnb-nf4", "bnb-nf4-nested"])
+def test_bitsandbytes_is_the_product_in_float32_rounded_once(case: str, tmp_path: Path) -> None:
+    given = load_file(QUANTIZED / case / "model.safetensors")
+    scales = given["m.weight.absmax"]
+    if "nested" in case:
+        state = json.loads(bytes(given["m.weight.quant_state.bitsandbytes__nf4"].tolist()))
+        scales = (
+            given["m.weight.nested_quant_map"][scales.long()]
+            * given["m.weight.nested_absmax"].repeat_interleave(state["nested_blocksize"])[: len(scales)]
+        )
+        scales = scales + state["nested_offset"]
+    packed = given["m.weight"].reshape(-1)
+    indices = torch.stack([packed >> 4, packed & 15], 1).reshape(-1).long()
+    expected = given["m.weight.quant_map"][indices].reshape(-1, 64) * scales[:, None]
+    made = weights(QUANTIZED / case, tmp_path / "out")
+    assert bits(made) == bits({"m.weight": expected.reshape(64, 96).bfloat16()})
+
+
+def test_float32_is_the_product_itself(tmp_path: Path) -> None:
+    given = load_file(QUANTIZED / "gptq" / "model.safetensors")
+    made = weights(QUANTIZED / "gptq", tmp_path / "out", dtype="float32")["m.weight"]
+    rounded = load_file(QUANTIZED / "gptq" / "expected.safetensors")["m.weight"]
+    scales = given["scales" if "scales" in given else "m.scales"].float()
+    quotient = made / scales[given["m.g_idx"].long()].T
+    assert torch.equal(quotient, quotient.round())
+    assert torch.equal(made.half().bfloat16(), rounded)
+
+
+@every("file", PARTED.values())
+def test_tensors_stored_in_parts_are_weights_in_both_their_files(file: Path, tmp_path: Path) -> None:
+    parts = load_file(f"{file}.safetensors")
+    codes, zero = (parts.get(f"0._weight_{part}", torch.zeros(1)).float() for part in ("qdata", "zero_point"))
+    expected = ((codes - zero) * parts["0._weight_scale"].float()).bfloat16()
+    for ending in ("safetensors", "pt"):
+        output = tmp_path / f"{ending}.safetensors"
+        ckptconv.convert(f"{file}.{ending}", output, dequantize=True, verify=True)
+        made = load_file(output)
+        assert made.keys() == {"0.weight", "0.bias", "1.weight", "1.bias"}
+        assert bits({"": made["0.weight"]}) == bits({"": expected})
+        with ckptconv.open(output) as opened:
+            assert "torchao" not in str(opened.metadata())
+            assert "tensor_names" not in opened.metadata()
+
+
+def test_scales_that_are_shuffled_are_refused(tmp_path: Path) -> None:
+    for file in itertools.chain(*of_features("SHUFFLED")):
+        for ending in ("safetensors", "pt"):
+            with pytest.raises(UnsupportedError, match=r"0\.weight"):
+                ckptconv.convert(f"{file}.{ending}", tmp_path / "out", dequantize=True)
+
+
+# -------------------------------------------------------------------------------------------------- what is left behind
+
+
+def test_scales_are_gone_from_tensors_index_and_sizes(tmp_path: Path) -> None:
+    shards = [
+        {NAME: codes(130, 200), "b": torch.ones(9000)},
+        {SCALE: torch.ones(2, 2), "a.input_scale": torch.ones(()), "norm": torch.ones(4)},
+    ]
+    source = model_directory(tmp_path / "in", {})
+    (source / "model.safetensors").unlink()
+    index = {}
+    for number, shard in enumerate(shards, 1):
+        file = f"model-{number:05}-of-00002.safetensors"
+        save_file(shard, source / file)
+        index.update(dict.fromkeys(shard, file))
+    (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    report = ckptconv.convert(source, tmp_path / "out", dequantize=True, max_shard_size="55KB", verify=True)
+    told = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    assert told["weight_map"].keys() == {NAME, "b", "norm"}
+    assert told["metadata"]["total_size"] == 130 * 200 * 2 + 36000 + 16
+    assert report.dequantized == {"block FP8": 1}
+    manifest = json.loads((tmp_path / "out" / ".ckptconv-manifest.json").read_text())
+    assert manifest["dequantized"] == {"block FP8": 1}
+    assert ckptconv.verify(source, tmp_path / "out").tensors == 3
+
+
+def test_configurations_of_one_method_say_the_same(tmp_path: Path) -> None:
+    source = model_directory(tmp_path / "in", {NAME: codes(4, 4), SCALE: torch.ones(2, 2)})
+    config = {"quantization_config": FP8, "text_config": {"quantization_config": {**FP8, "weight_block_size": [2, 2]}}}
+    (source / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedError, match=r"text_config\.\w+\) say different .*'weight_block_size'"):
+        weights(source, tmp_path / "out")
+    # What one of them leaves out, the other says.
+    config["quantization_config"] = {"quant_method": "fp8"}
+    (source / "config.json").write_text(json.dumps(config))
+    assert weights(source, tmp_path / "out")[NAME].shape == (4, 4)
+
+
+WRONG: tuple[dict[str, Any], ...] = (
+    *({"quant_method": "gptq", "bits": 4, "group_size": size} for size in ("128", [128], {}, True, 1 << 40, 1.5)),
+    {"quant_method": "fp8", "weight_block_size": ["128", 128]},
+    {"quant_method": ["fp8"]},
+    {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"num_bits": 4, "group_size": "32"}}}},
+    {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": []}}},
+    {"quant_method": "compressed-tensors", "config_groups": [1]},
+    {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": {}},
+    {"quant_method": "modelopt", "quant_algo": "MIXED", "quantized_layers": {"a": {"quant_algo": 4}}},
+)
+
+
+def test_a_state_of_bitsandbytes_that_is_none_is_refused(tmp_path: Path) -> None:
+    given = load_file(QUANTIZED / "bnb-nf4-nested" / "model.safetensors")
+    name = "m.weight.quant_state.bitsandbytes__nf4"
+    state = json.loads(bytes(given[name].tolist()))
+    for change in (
+        *({"nested_offset": offset} for offset in (1e300, 10**400, "1", None, {}, True)),
+        *({"shape": shape} for shape in ([-1, 2], ["2", 3], 6, [1 << 70], None)),
+        *({key: size} for key in ("blocksize", "nested_blocksize") for size in (0, -1, "64", [64], 10**400, 1.5)),
+        {"deep": json.loads("[" * 900 + "]" * 900)},
+    ):
+        data = json.dumps({**state, **change}).encode()
+        tensors = {**given, name: torch.frombuffer(bytearray(data), dtype=torch.uint8)}
+        with pytest.raises(UnsupportedError, match=r"its state|of no known format"):
+            weights(model_directory(tmp_path / "in", tensors, None), tmp_path / "out")
+
+
+def test_a_nested_configuration_does_not_outlive_what_is_quantized_anew(tmp_path: Path) -> None:
+    source = model_directory(tmp_path / "in", {NAME: torch.randn(64, 64)}, None)
+    nested = {"text_config": {"quantization_config": {**FP8, "weight_block_size": [4, 4]}, "expert_dtype": "fp4"}}
+    (source / "config.json").write_text(json.dumps(nested))
+    (source / "hf_quant_config.json").write_text("{}")
+    ckptconv.convert(source, tmp_path / "codes", quantize="fp8-block", verify=True)
+    told = json.loads((tmp_path / "codes" / "config.json").read_text())
+    assert told["text_config"] == {}
+    assert told["quantization_config"]["weight_block_size"] == [128, 128]
+    assert not (tmp_path / "codes" / "hf_quant_config.json").exists()
+    assert weights(tmp_path / "codes", tmp_path / "out")[NAME].dtype == torch.bfloat16
+
+
+def test_what_serves_a_description_says_what_was_made_of_the_weights(tmp_path: Path) -> None:
+    source = model_directory(tmp_path / "in", {NAME: codes(4, 4), SCALE: torch.ones(1, 1)})
+    ckptconv.convert(source, source / "x.virtual.json", dequantize=True, dtype="float32")
+    with VirtualFiles(source / "x.virtual.json") as files:
+        assert json.loads(files.read_bytes("config.json")) == {
+            "model_type": "llama",
+            "dtype": "float32",
+            "layers": [1, 2.5],
+        }
+
+
+def test_fields_of_other_types_are_refused(tmp_path: Path) -> None:
+    source = model_directory(tmp_path / "in", {NAME: codes(4, 4), SCALE: torch.ones(1, 1)})
+    for told in WRONG:
+        (source / "config.json").write_text(json.dumps({"text_config": {"quantization_config": told}}))
+        with pytest.raises(UnsupportedError, match=r"config\.json \(text_config\.quantization_config\)"):
+            weights(source, tmp_path / "out")
+    for text in ('{"quantization_config": {"group_size": ' + "1" * 5000 + "}}", '{"a": ' * 600 + "1" + "}" * 600):
+        (source / "config.json").write_text(text)
+        with pytest.raises(CorruptError, match=r"config\.json is no configuration"):
+            weights(source, tmp_path / "out")
+
+
+def test_a_configuration_says_nothing_of_quantizing_at_any_depth(tmp_path: Path) -> None:
+    source = model_directory(tmp_path / "in", {NAME: codes(4, 4), SCALE: torch.ones(1, 1)})
+    config = {"text_config": {"torch_dtype": "float16", "quantization_config": FP8}, "b": {"compression_config": FP8}}
+    (source / "config.json").write_text(json.dumps(config))
+    (source / "hf_quant_config.json").write_text("{}")
+    weights(source, tmp_path / "out", copy_config=True, dtype="float32")
+    told = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert told == {"text_config": {"torch_dtype": "float32"}, "b": {}, "dtype": "float32"}
+    assert not (tmp_path / "out" / "hf_quant_config.json").exists()
+
+
+def test_a_cast_without_the_option_is_refused(tmp_path: Path) -> None:
+    source = model_directory(tmp_path / "in", {NAME: codes(4, 4), SCALE: torch.ones(1, 1)})
+    with pytest.raises(UsageError, match="1 weight is quantized") as caught:
+        ckptconv.convert(source, tmp_path / "out", dtype="bf16")
+    assert "--dequantize" in caught.value.hint
+    ckptconv.convert(source, tmp_path / "out")
+
+
+def test_inspect_says_what_is_quantized() -> None:
+    told = ckptconv.inspect(QUANTIZED / "modelopt-mixed").to_dict()["quantized"]
+    assert told["parameters"] == 48 * 64 + 32 * 64
+    assert told["formats"]["NVFP4"] == {"weights": 1, "parameters": 48 * 64, "bits_per_weight": 4.51}
+    assert told["formats"]["FP8"]["weights"] == 1
+    assert "quantized" not in ckptconv.inspect(QUANTIZED / "not-quantized").to_dict()
+    for ending in ("safetensors", "pt") if "int8" in PARTED else ():
+        summary = ckptconv.inspect(f"{PARTED['int8']}.{ending}")
+        assert summary.to_dict()["quantized"]["formats"]["torchao int8"]["parameters"] == 8 * 32
+        assert not summary.warnings
+
+
+# -------------------------------------------------------------------------------------------------------- every refusal
+
+GOOD: dict[str, torch.Tensor] = {NAME: codes(160, 192), SCALE: torch.ones(2, 2)}
+INT4_WORDS: dict[str, Any] = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
+PACKED: dict[str, Any] = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "config_groups": {"g": {"weights": INT4_WORDS}},
+}
+INT4: dict[str, torch.Tensor] = {
+    "w.weight_packed": torch.zeros(4, 8, dtype=torch.int32),
+    "w.weight_scale": torch.ones(4, 2).bfloat16(),
+    "w.weight_shape": torch.tensor([4, 64]),
+}
+GPTQ: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+GPTQ_PARTS: dict[str, torch.Tensor] = {
+    "m.qweight": torch.zeros(8, 8, dtype=torch.int32),
+    "m.qzeros": torch.zeros(2, 1, dtype=torch.int32),
+    "m.scales": torch.ones(2, 8).half(),
+    "m.g_idx": torch.tensor([0] * 32 + [1] * 32, dtype=torch.int32),
+}
+REFUSED: dict[str, tuple[dict[str, torch.Tensor], Mapping[str, Any] | None, type[CkptconvError], str]] = {
+    "a scale is missing": ({NAME: GOOD[NAME]}, FP8, CorruptError, NAME),
+    "a weight is missing": ({SCALE: GOOD[SCALE]}, FP8, CorruptError, SCALE),
+    "a scale is NaN": ({**GOOD, SCALE: torch.tensor([[1, math.nan], [1, 1]])}, FP8, CorruptError, SCALE),
+    "a scale is infinite": ({**GOOD, SCALE: torch.tensor([[1, 1], [math.inf, 1]])}, FP8, CorruptError, SCALE),
+    "a scale is 0": ({**GOOD, SCALE: torch.zeros(2, 2)}, FP8, CorruptError, SCALE),
+    "a scale is huge": ({**GOOD, SCALE: torch.full((2, 2), 3e38)}, FP8, CorruptError, SCALE),
+    "a power of two is NaN": ({**GOOD, SCALE: torch.full((2, 2), 255, dtype=torch.uint8)}, FP8, CorruptError, SCALE),
+    "the grid is another": ({**GOOD, SCALE: torch.ones(1, 2)}, FP8, UnsupportedError, NAME),
+    "the block is another": (GOOD, {**FP8, "weight_block_size": [64, 64]}, UnsupportedError, NAME),
+    "nothing says the block": (GOOD, None, UnsupportedError, NAME),
+    "the method is another": (GOOD, {"quant_method": "quip"}, UnsupportedError, "QuIP#"),
+    "there are two scales": ({**GOOD, f"{NAME}_scale": torch.ones(2, 2)}, FP8, UnsupportedError, NAME),
+    "scales of whole numbers": ({**GOOD, SCALE: torch.ones(2, 2, dtype=torch.int32)}, FP8, UnsupportedError, NAME),
+    "the weight is none": ({**GOOD, NAME: torch.ones(160, 192)}, FP8, UnsupportedError, NAME),
+    "a shape that lies": ({**INT4, "w.weight_shape": torch.tensor([4, 96])}, PACKED, UnsupportedError, "w.weight"),
+    "a negative shape": ({**INT4, "w.weight_shape": torch.tensor([-4, 64])}, PACKED, UnsupportedError, "w.weight"),
+    "codes are missing": (
+        {name: INT4[name] for name in ("w.weight_scale", "w.weight_shape")},
+        PACKED,
+        CorruptError,
+        "w.weight",
+    ),
+    "zero points are missing": (
+        INT4,
+        {
+            **PACKED,
+            "config_groups": {"g": {"weights": {**PACKED["config_groups"]["g"]["weights"], "symmetric": False}}},
+        },
+        UnsupportedError,
+        "w.weight",
+    ),
+    "a group that is not there": (
+        {**GPTQ_PARTS, "m.g_idx": torch.tensor([0] * 63 + [2], dtype=torch.int32)},
+        GPTQ,
+        CorruptError,
+        "m.scales",
+    ),
+    "a group before the first": (
+        {**GPTQ_PARTS, "m.g_idx": torch.tensor([0] * 63 + [-1], dtype=torch.int32)},
+        GPTQ,
+        CorruptError,
+        "m.scales",
+    ),
+    "another layout of GPTQ": (GPTQ_PARTS, {**GPTQ, "checkpoint_format": "marlin"}, UnsupportedError, "marlin"),
+    "8 bits of bitsandbytes": (
+        {"w.weight": torch.zeros(8, 8, dtype=torch.int8), "w.SCB": torch.ones(8)},
+        {"quant_method": "bitsandbytes", "load_in_8bit": True},
+        UnsupportedError,
+        "w.SCB",
+    ),
+    "a sparse weight": (
+        {
+            "w.weight.compressed": codes(8, 8),
+            "w.weight.bitmask": torch.zeros(8, 2, dtype=torch.uint8),
+            "w.weight.shape": torch.tensor([8, 16]),
+            "w.weight_scale": torch.ones(8, 1),
+        },
+        {**PACKED, "format": "float-quantized", "sparsity_config": {"format": "sparse-24-bitmask"}},
+        UnsupportedError,
+        "w.weight.bitmask",
+    ),
+    "in marlin's order": (
+        {"w.weight_packed": INT4["w.weight_packed"], "w.scale_packed": torch.ones(8, 1).half()},
+        {**PACKED, "format": "marlin-24"},
+        UnsupportedError,
+        "w.scale_packed",
+    ),
+    "a method that is not known": ({"w.codes": torch.ones(3)}, {"quant_method": "aqlm"}, UnsupportedError, "aqlm"),
+    "fused and padded by shards": (
+        {NAME: codes(13568 // 32, 64), SCALE: torch.ones(4 * 27 // 4, 1)},
+        FP8,
+        UnsupportedError,
+        NAME,
+    ),
+}
+
+
+@every("case", REFUSED)
+def test_what_is_no_quantized_weight_is_refused_by_name(case: str, tmp_path: Path) -> None:
+    tensors, quantization, error, name = REFUSED[case]
+    source = model_directory(tmp_path / "in", tensors, quantization)
+    with pytest.raises(error) as caught:
+        ckptconv.convert(source, tmp_path / "out", dequantize=True)
+    assert name in str(caught.value)
+    assert not list((tmp_path).glob("out/*.safetensors"))
+
+
+# Beside a quantized weight, and not known: its module's tensors, and words of its configuration.
+BESIDE = {
+    "w.pre_quant_scale": "Model Optimizer has smoothed",
+    "w.svdquant_lora_a": "low-rank part of Model Optimizer",
+    "w.smooth_factor": "beside the quantized weight 'w.weight'",
+    "w.weight_offset": "beside the quantized weight 'w.weight'",
+    "w.inner.matrix": "beside the quantized weight 'w.weight'",
+    "up_offset": "beside the quantized weight 'up'",
+    "experts.hadamard": "beside the quantized weight 'experts.down'",
+}
+ROTATED = {"config_groups": {"u": {"type": "hadamard", "apply": [{"targets": ["Linear"], "location": "input"}]}}}
+UNKNOWN_WORDS: dict[str, tuple[Mapping[str, Any], dict[str, Any]]] = {
+    "transform_config": (PACKED, {"transform_config": ROTATED}),
+    "sparsity_config": (PACKED, {"sparsity_config": {"format": "sparse-24-bitmask"}}),
+    "mxfp6-pack-quantized": (PACKED, {"format": "mxfp6-pack-quantized"}),
+    "marlin_format": (GPTQ, {"is_marlin_format": True}),
+    "'rotation'": (GPTQ, {"rotation": "hadamard"}),
+    "'bits'": (GPTQ, {"bits": "4"}),
+    "'a key'": (FP8, {"a key": None}),
+    "'weight_block_size'": (FP8, {"weight_block_size": 128}),
+    "NVFP4_AWQ": ({"quant_method": "modelopt"}, {"quant_algo": "NVFP4_AWQ"}),
+    "'version'": ({"quant_method": "awq", "bits": 4, "group_size": 32}, {"version": "gemv"}),
+    "load_in_8bit": ({"quant_method": "bitsandbytes"}, {"load_in_8bit": True}),
+    **{
+        f"'group_size' {value}"[:60]: (GPTQ, {"group_size": value})
+        for value in ("32", [32], {}, True, 1 << 40, 10**4000)
+    },
+}
+
+
+def refused(source: Path, here: Path) -> str:
+    """What is said of a checkpoint that is refused."""
+    with pytest.raises(UnsupportedError) as caught:
+        ckptconv.convert(source, here / "out", dequantize=True)
+    assert not list((here / "out").glob("*.safetensors"))
+    return str(caught.value)
+
+
+def test_a_tensor_beside_a_quantized_weight_is_known_or_refused_by_name(tmp_path: Path) -> None:
+    good = {"w.weight": codes(4, 6), "w.weight_scale": torch.tensor(0.5)}
+    good |= {"up": codes(2, 4, 6), "up_scale": torch.ones(2, 1, 1)}
+    good |= {
+        f"experts.{name}": tensor.clone() for name, tensor in (("down", good["up"]), ("down_scale", good["up_scale"]))
+    }
+    own = {"w.bias": torch.ones(4), "up_bias": torch.ones(4), "w.lora_A.weight": torch.ones(2, 6)}
+    own |= {
+        "experts.up_proj": torch.ones(2, 4, 6),
+        "experts.up_proj_bias": torch.ones(2, 4),
+        "router.own": torch.ones(2),
+    }
+    fp8 = {"quant_method": "fp8"}
+    activations = {"w.input_scale": torch.ones(6), "w.input_scale_ub": torch.ones(1)}
+    source = model_directory(tmp_path / "in", {**good, **own, **activations}, fp8)
+    assert weights(source, tmp_path / "good").keys() == {"w.weight", "up", "experts.down", *own}
+    for name, why in BESIDE.items():
+        told = refused(model_directory(tmp_path / "in", {**good, name: torch.ones(6)}, fp8), tmp_path)
+        assert repr(name) in told, name
+        assert why in told, name
+
+
+def test_a_word_of_the_configuration_is_known_or_refused_by_name(tmp_path: Path) -> None:
+    for name, (words, more) in UNKNOWN_WORDS.items():
+        told = refused(model_directory(tmp_path / "in", {"a": torch.ones(2)}, {**words, **more}), tmp_path)
+        assert name.split(" ")[0] in told, name
+        assert "config.json" in told, name
+
+
+def test_rotations_that_both_sides_have_in_their_weights_are_known(tmp_path: Path) -> None:
+    pair = [{"targets": ["Linear"], "location": f"weight_{side}", "inverse": False} for side in ("input", "output")]
+    words = {"transform_config": {"config_groups": {"R": {"type": "hadamard", "apply": pair}}}, "sparsity_config": {}}
+    assert weights(model_directory(tmp_path / "in", INT4, {**PACKED, **words}), tmp_path / "out").keys() == {"w.weight"}
+
+
+def test_configurations_that_say_different_things_are_refused(tmp_path: Path) -> None:
+    source = model_directory(tmp_path / "in", GOOD, None)
+    other = {"quantization_config": {**FP8, "weight_block_size": [64, 64]}}
+    (source / "config.json").write_text(json.dumps({"quantization_config": FP8, "vision_config": other}))
+    assert "'weight_block_size'" in refused(source, tmp_path)
+
+
+def test_other_programs_formats_are_told_by_the_method_or_by_names(tmp_path: Path) -> None:
+    plain = {"w.weight": torch.ones(8, 8)}
+    for method, reader in ELSEWHERE.items():
+        told = refused(model_directory(tmp_path / "in", plain, {"quant_method": method}), tmp_path)
+        assert method in told, method
+        assert reader in told, method
+    for ending, (what, reader) in NOT_READ.items():
+        told = refused(model_directory(tmp_path / "in", {f"w{ending}": torch.ones(8)}, None), tmp_path)
+        assert f"'w{ending}'" in told, ending
+        assert what in told, ending
+        assert reader in told, ending
+    mlx = {"w.weight": torch.ones(8, 8, dtype=torch.uint32), "w.scales": torch.ones(8, 1), "w.biases": torch.ones(8, 1)}
+    for words in (None, {"group_size": 64, "bits": 4}):
+        assert "mlx-lm does" in refused(model_directory(tmp_path / "in", mlx, words), tmp_path)
+    source = model_directory(tmp_path / "in", plain, None)
+    (source / "config.json").write_text(json.dumps({"quantization": {"group_size": 64, "bits": 4}}))
+    assert "mlx-lm reads" in refused(source, tmp_path)
+
+
+def test_what_is_not_read_is_neither_averaged_nor_cast(tmp_path: Path) -> None:
+    parts: dict[str, dict[str, torch.Tensor]] = {
+        "mlx": {"w.weight": torch.ones(8, 8, dtype=torch.uint32), "w.scales": torch.ones(8, 1)},
+        "aqlm": {
+            "w.codes": torch.ones(8, 8, dtype=torch.int16),
+            "w.codebooks": torch.ones(8),
+            "w.scales": torch.ones(8),
+        },
+        "quanto": {"w.weight._data": torch.ones(8, 8, dtype=torch.int8), "w.weight._scale": torch.ones(8)},
+        "quark": {"w.weight": torch.ones(8, 8, dtype=torch.int32), "w.weight_scale": torch.ones(8)},
+        "awq of Model Optimizer": {
+            "w.weight": codes(8, 8),
+            "w.weight_scale": torch.ones(1),
+            "w.pre_quant_scale": torch.ones(8),
+        },
+    }
+    for case, tensors in parts.items():
+        source = model_directory(tmp_path / "in", tensors, None)
+        for dequantize in (False, True):
+            for make in of_features("MAKE"):
+                with pytest.raises((UsageError, UnsupportedError), match=r"quantized|w\.weight"):
+                    make(source, tmp_path / "out", dequantize=dequantize)
+        with pytest.raises(UsageError, match="quantized") as caught:
+            ckptconv.convert(source, tmp_path / "out", dtype="float16")
+        assert "'w.weight'" in str(caught.value), case
+
+
+def test_codes_of_which_nothing_else_is_there_are_refused(tmp_path: Path) -> None:
+    for name, dtype in (("m.B", torch.int32), ("m.weight", torch.int8), ("m.codes", torch.uint8)):
+        source = model_directory(tmp_path / "in", {name: torch.ones(4, 8, dtype=dtype)}, GPTQ)
+        with pytest.raises(CorruptError, match=f"{name!r} is"):
+            ckptconv.convert(source, tmp_path / "out", dequantize=True)
+
+
+STATE: dict[str, Any] = {"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": [2, 64]}
+NESTED = {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": 0.5}
+STATES: dict[str, str] = {
+    "too deep": '{"shape":' + "[" * 20000,
+    "a huge offset": json.dumps({**STATE, **NESTED, "nested_offset": 1e300}),
+    "no offset": json.dumps({**STATE, "nested_blocksize": 256}),
+    "an offset in words": json.dumps({**STATE, **NESTED, "nested_offset": "0"}),
+    "a block of many digits": json.dumps(STATE).replace("64,", f"{'9' * 5000},"),
+    "a block of nothing": json.dumps({**STATE, "blocksize": 0}),
+    "a shape in words": json.dumps({**STATE, "shape": "2"}),
+    "a shape of many sides": json.dumps({**STATE, "shape": [1] * 20000}),
+    "a word that is not known": json.dumps({**STATE, "rotated": True}),
+    "no object": "[]",
+    "no text": "\udcff",
+}
+
+
+def test_hostile_states_of_bitsandbytes_are_refused_by_name(tmp_path: Path) -> None:
+    for case, state in STATES.items():
+        parts = {"weight": torch.zeros(64, 1, dtype=torch.uint8), "weight.quant_map": torch.zeros(16)}
+        data = torch.tensor(list(state.encode("utf-8", "surrogateescape")), dtype=torch.uint8)
+        parts |= {"weight.absmax": torch.ones(2), "weight.quant_state.bitsandbytes__nf4": data}
+        if "offset" in case:
+            parts |= {"weight.absmax": torch.ones(2, dtype=torch.uint8), "weight.nested_absmax": torch.ones(1)}
+            parts |= {"weight.nested_quant_map": torch.ones(256)}
+        source = model_directory(tmp_path / "in", {f"w.{part}": each for part, each in parts.items()}, None)
+        assert "'w.weight'" in refused(source, tmp_path), case
+
+
+def test_experts_of_llama_4_have_a_scale_for_each_column(tmp_path: Path) -> None:
+    """As transformers' FbgemmFp8Llama4TextExperts has them, also where rows and columns are as many."""
+    scale = torch.rand(2, 8, 1) + 0.5
+    up, down = codes(2, 8, 16), codes(2, 8, 8, seed=1)
+    wide = torch.rand(2, 1, 16) + 0.5
+    tensors = {"e.down_proj": down, "e.down_proj_scale": scale, "e.gate_up_proj": up, "e.gate_up_proj_scale": wide}
+    made = weights(model_directory(tmp_path / "in", tensors, {"quant_method": "fbgemm_fp8"}), tmp_path / "out")
+    expected = {"e.down_proj": down.float() * scale.transpose(1, 2), "e.gate_up_proj": up.float() * wide}
+    assert bits(made) == bits({name: each.bfloat16() for name, each in expected.items()})
+
+
+def test_a_note_says_which_zero_point_is_beyond_the_largest_of_gptq(tmp_path: Path) -> None:
+    parts = {**GPTQ_PARTS, "m.qzeros": torch.full((2, 1), -1, dtype=torch.int32)}
+    source = model_directory(tmp_path / "in", parts, GPTQ)
+    report = ckptconv.convert(source, tmp_path / "out", dequantize=True)
+    assert any("zero points less 1" in note for note in report.notes)
+    made = load_file(tmp_path / "out" / "model.safetensors")["m.weight"]
+    assert torch.equal(made, torch.full((8, 64), -16).bfloat16())
+    for words in ({"sym": True}, {"checkpoint_format": "gptq_v2"}):
+        source = model_directory(tmp_path / "in", parts, {**GPTQ, **words})
+        report = ckptconv.convert(source, tmp_path / "x", dequantize=True, dry_run=True)
+        assert not any("zero points less 1" in note for note in report.notes)
+
+
+def test_bytes_that_are_no_codes_stay_as_they_are(tmp_path: Path) -> None:
+    others = {"a": torch.arange(5, dtype=torch.int8), "b.scale": torch.ones(3), "b.weight": torch.ones(3)}
+    made = weights(model_directory(tmp_path / "in", {**GOOD, **others}), tmp_path / "out")
+    assert bits({name: made[name] for name in others}) == bits(others)
+
+
+def test_scales_of_activations_go_with_the_weights(tmp_path: Path) -> None:
+    experts = {"experts.up": codes(2, 4, 4), "experts.up_scale": torch.ones(2), "experts.up_input_scale": torch.ones(2)}
+    others = {"attn.k_scale": torch.ones(()), "layer_scale": torch.ones(3), "logit_scale": torch.ones(())}
+    made = weights(model_directory(tmp_path / "in", {**experts, **others}, {"quant_method": "fp8"}), tmp_path / "out")
+    assert made.keys() == {"experts.up", "layer_scale", "logit_scale"}
+    assert bits({"": made["experts.up"]}) == bits({"": experts["experts.up"].bfloat16()})
+
+
+SHAPES: dict[str, Callable[[], dict[str, torch.Tensor]]] = {
+    "no rows": lambda: {"x.weight": codes(0, 8), "x.weight_scale_inv": torch.ones(0, 1)},
+    "no columns, one scale": lambda: {"x.weight": codes(8, 0), "x.weight_scale": torch.ones(())},
+    "one column": lambda: {"x.weight": codes(200, 1), "x.weight_scale_inv": torch.ones(2, 1)},
+    "no dimension": lambda: {"x.weight": codes(1)[0], "x.weight_scale": torch.ones(())},
+    "one dimension": lambda: {"x.weight": codes(9), "x.weight_scale": torch.ones(1)},
+}
+
+
+@every("case", SHAPES)
+def test_small_weights_are_weights_too(case: str, tmp_path: Path) -> None:
+    tensors = SHAPES[case]()
+    block = FP8 if "x.weight_scale_inv" in tensors else {"quant_method": "fp8"}
+    made = weights(model_directory(tmp_path / "in", tensors, block), tmp_path / "out")
+    assert bits(made) == bits({"x.weight": tensors["x.weight"].bfloat16()})
+
+
+def test_what_comfyui_writes_is_described_in_its_metadata(tmp_path: Path) -> None:
+    floats, bytes_ = codes(4, 6), codes(4, 6).view(torch.uint8)
+    scale, grid = torch.tensor(0.37), torch.tensor([[0.5, 0.25]])
+    integers = torch.arange(-100, 156, 2, dtype=torch.int8).reshape(1, 128).repeat(3, 2)
+    tensors = {"a.weight": floats, "a.weight_scale": scale, "b.weight": bytes_, "b.weight_scale": scale.clone()}
+    tensors |= {"c.weight": integers, "c.weight_scale": grid, "plain.weight": bytes_.clone()}
+    layers = {name: {"format": "float8_e4m3fn"} for name in ("a", "b")}
+    layers |= {"c": {"format": "int8_blockwise", "group_size": 128}}
+    metadata = {"_quantization_metadata": json.dumps({"format_version": "1.0", "layers": layers}), "kept": "yes"}
+    save_file(tensors, tmp_path / "x.safetensors", metadata)
+    ckptconv.convert(tmp_path / "x.safetensors", tmp_path / "y.safetensors", dequantize=True, verify=True)
+    made = load_file(tmp_path / "y.safetensors")
+    weight = (floats.float() * 0.37).bfloat16()
+    spread = grid.repeat_interleave(128, 1)
+    expected = {"a.weight": weight, "b.weight": weight, "c.weight": (integers.float() * spread).bfloat16()}
+    assert bits(made) == bits({**expected, "plain.weight": bytes_})
+    with ckptconv.open(tmp_path / "y.safetensors") as opened:
+        assert opened.metadata() == {"format": "pt", "kept": "yes"}
+
+
+def test_what_comfyui_writes_may_be_described_in_tensors(tmp_path: Path) -> None:
+    integers, scale = torch.arange(-12, 12, dtype=torch.int8).reshape(4, 6), torch.rand(4, 1)
+
+    def written(**words: Any) -> Path:
+        mark = torch.tensor(list(json.dumps({"format": "int8_tensorwise", **words}).encode()), dtype=torch.uint8)
+        tensors = {"a.weight": integers, "a.weight_scale": scale, "a.comfy_quant": mark, "b.weight": integers.clone()}
+        save_file(tensors, tmp_path / "x.safetensors")
+        return tmp_path / "x.safetensors"
+
+    ckptconv.convert(written(), tmp_path / "y.safetensors", dequantize=True, verify=True)
+    expected = {"a.weight": (integers.float() * scale).bfloat16(), "b.weight": integers}
+    assert bits(load_file(tmp_path / "y.safetensors")) == bits(expected)
+    assert "'convrot'" in refused(written(convrot=True, convrot_groupsize=4), tmp_path)
+
+
+def test_state_dicts_of_torch_are_dequantized_where_they_lie(tmp_path: Path) -> None:
+    state = {"model": {"x.weight": codes(3, 4), "x.weight_scale": torch.tensor(0.5)}, "step": 7}
+    torch.save(state, tmp_path / "x.pt")
+    ckptconv.convert(tmp_path / "x.pt", tmp_path / "y.safetensors", dequantize=True, verify=True)
+    tree = ckptconv.load_state_dict(tmp_path / "y.safetensors")
+    assert tree["step"] == 7
+    assert bits(tree["model"]) == bits({"x.weight": (codes(3, 4).float() * 0.5).bfloat16()})
+    again = ckptconv.load_state_dict(tmp_path / "x.pt", dequantize=True)
+    assert bits(again["model"]) == bits(tree["model"])
+
+
+# ------------------------------------------------------------------------------------------------------- other outputs
+
+
+@every("case", ["deepseek-v4", "ct-nvfp4", "gptq", "gpt-oss-mxfp4"])
+def test_whatever_is_written_holds_the_same_weights(case: str, tmp_path: Path) -> None:
+    source, plain = QUANTIZED / case, tmp_path / "plain"
+    expected = bits(load_file(source / "expected.safetensors"))
+    ckptconv.convert(source, plain, dequantize=True)
+    ckptconv.convert(source, tmp_path / "dcp", dequantize=True, to="dcp", chunks=2)
+    ckptconv.convert(source, tmp_path / "x.pt", dequantize=True)
+    ckptconv.convert(source, tmp_path / "v.virtual.json", dequantize=True)
+    ckptconv.convert(source, tmp_path / "like", dequantize=True, like=plain)
+    for part in range(2):
+        ckptconv.convert(source, tmp_path / "parts", dequantize=True, part=(part, 2))
+    ckptconv.finish(tmp_path / "parts")
+    for made in ("dcp", "x.pt", "v.virtual.json", "like", "parts"):
+        assert bits(ckptconv.load_state_dict(tmp_path / made)) == expected, made
+    whole = (plain / "model.safetensors").read_bytes()
+    with ckptconv.VirtualFiles(source, dequantize=True) as files:
+        assert files.read_bytes("model.safetensors") == whole
+        assert "quantization_config" not in json.loads(files.read_bytes("config.json"))
+    assert (tmp_path / "parts" / "model.safetensors").read_bytes() == whole
+    assert ckptconv.diff(source, plain, dequantize=True).equal
+
+
+_STACKED = """
+about = "experts in one tensor"
+source = "these tests"
+
+[[rule]]
+one = "experts.w1 : e h d"
+hf = "experts.{e}.up_proj.weight : h d"
+
+[[rule]]
+one = "norm"
+hf = "norm.weight"
+"""
+
+
+def test_a_map_and_a_reference_see_the_weights(tmp_path: Path) -> None:
+    tensors = {"norm.weight": torch.ones(3).bfloat16()}
+    for number in range(3):
+        name = f"experts.{number}.up_proj.weight"
+        tensors |= {name: codes(130, 260, seed=number), f"{name}_scale_inv": torch.full((2, 3), 0.1 + number)}
+    source, plain = model_directory(tmp_path / "in", tensors), tmp_path / "plain"
+    (tmp_path / "m.toml").write_text(_STACKED)
+    ckptconv.convert(source, plain, dequantize=True)
+    ckptconv.convert(plain, tmp_path / "two", map=tmp_path / "m.toml")
+    ckptconv.convert(source, tmp_path / "one", dequantize=True, map=tmp_path / "m.toml", verify=True)
+    options: dict[str, Any] = {"dequantize": True, "map": tmp_path / "m.toml", "verify": True}
+    ckptconv.convert(source, tmp_path / "like", like=tmp_path / "two", **options)
+    ckptconv.convert(source, tmp_path / "dcp", to="dcp", **options)
+    expected = bits(load_file(tmp_path / "two" / "model.safetensors"))
+    assert expected["experts.w1"][1] == (3, 130, 260)
+    for made in ("one", "like", "dcp"):
+        assert bits(ckptconv.load_state_dict(tmp_path / made)) == expected, made
+
+
+def test_a_universal_checkpoint_has_the_products_in_float32(tmp_path: Path) -> None:
+    source, name = QUANTIZED / "block-fp8-f32", "model.layers.1.self_attn.q_proj.weight"
+    ckptconv.convert(source, tmp_path / "out", dequantize=True, universal=tmp_path / "universal", verify=True)
+    made = torch.load(tmp_path / "universal" / "zero" / name / "fp32.pt", weights_only=True)["param"]
+    assert made.dtype == torch.float32
+    expected = load_file(source / "expected.safetensors")[name]
+    assert torch.equal(made.reshape(expected.shape).bfloat16(), expected)
+
+
+def test_a_plan_reads_names_and_shapes_alone(tmp_path: Path) -> None:
+    header: dict[str, Any] = {}
+    at = 0
+    for number in range(2000):
+        for name, dtype, shape, size in (
+            ("", "F8_E4M3", [256, 384], 256 * 384),
+            ("_scale_inv", "F32", [2, 3], 24),
+        ):
+            header[f"l{number}.weight{name}"] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size]}
+            at += size
+    text = json.dumps(header).encode()
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + at)
+    config = json.dumps({"quantization_config": FP8})
+    (tmp_path / "config.json").write_text(config)
+    report = ckptconv.convert(tmp_path, tmp_path / "out", dequantize=True, dry_run=True)
+    assert report.dequantized == {"block FP8": 2000}
+    assert report.bytes_read <= len(text) + len(config) + 1024
+
+
+def test_tied_weights_stay_tied(tmp_path: Path) -> None:
+    tied, scale = codes(40, 30), torch.tensor(0.5)
+    state = {f"{name}.weight{part}": each for name in "ab" for part, each in (("", tied), ("_scale", scale))}
+    torch.save(state, tmp_path / "x.pt")
+    report = ckptconv.convert(tmp_path / "x.pt", tmp_path / "y.safetensors", dequantize=True, verify=True)
+    assert report.aliases == {"b.weight": "a.weight"}
+    made = ckptconv.load_state_dict(tmp_path / "x.pt", dequantize=True)
+    assert made["a.weight"].data_ptr() == made["b.weight"].data_ptr()
+    assert bits({"": made["b.weight"]}) == bits({"": (tied.float() * 0.5).bfloat16()})
+
+
+def test_values_too_large_for_float16_are_counted(tmp_path: Path) -> None:
+    large = torch.tensor([[448.0, 2, 448, 448]] * 4).to(torch.float8_e4m3fn)
+    given = {"x.weight": large, "x.weight_scale": torch.tensor(300.0)}
+    source = model_directory(tmp_path / "in", given, {"quant_method": "fp8"})
+    report = ckptconv.convert(source, tmp_path / "out", dequantize=True, dtype="float16")
+    assert report.warnings == ["12 values were too large for float16 and became infinite."]
+
+
+def test_what_is_read_is_read_through_links(tmp_path: Path) -> None:
+    source, away = tmp_path / "in", tmp_path / "away"
+    source.mkdir()
+    away.mkdir()
+    codes = torch.arange(16, dtype=torch.uint8).reshape(4, 4).view(torch.float8_e4m3fn)
+    save_file({"a.weight": codes, "a.weight_scale_inv": torch.full((2, 2), 3.0)}, away / "model.safetensors")
+    told = {"quant_method": "fp8", "weight_block_size": [2, 2]}
+    (away / "config.json").write_text(json.dumps({"quantization_config": told}))
+    for name in ("model.safetensors", "config.json"):
+        (source / name).symlink_to(away / name)
+    ckptconv.convert(source, tmp_path / "out", dequantize=True)
+    made = load_file(tmp_path / "out" / "model.safetensors")["a.weight"]
+    assert torch.equal(made, (codes.float() * 3).bfloat16())
+    (away / "config.json").unlink()
+    with pytest.raises(CorruptError, match=r"config\.json is a link that leads nowhere"):
+        ckptconv.convert(source, tmp_path / "out2", dequantize=True)
+
+
+@every(
+    "weight, scale",
+    [
+        ("q.weight", "q.weight_scale_inv"),
+        ("q.weight", "q.weight_scale"),
+        ("q.weight", "q.scale"),
+        ("q.weight", "q.scale_weight"),
+        ("experts.gate_up_proj", "experts.gate_up_proj_scale"),
+    ],
+)
+def test_a_cast_of_quantized_weights_is_refused(weight: str, scale: str, tmp_path: Path) -> None:
+    state = {weight: torch.ones(2, 2).to(torch.float8_e4m3fn), scale: torch.ones(1), "bare.weight": torch.ones(2)}
+    torch.save(state, tmp_path / "x.pt")
+    for source, output in (("x.pt", "x.safetensors"), ("x.safetensors", "y.pt")):
+        command = "pt2safetensors" if source == "x.pt" else "safetensors2pt"
+        refused = ckptconv_here(command, "--dtype", "bfloat16", tmp_path / source, tmp_path / f"cast.{output}")
+        assert refused.code == 2
+        assert f"1 weight is quantized ('{weight}')" in refused.err
+        assert "--dequantize" in refused.err
+        assert ckptconv_here(command, tmp_path / source, tmp_path / output).code == 0

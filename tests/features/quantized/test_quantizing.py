@@ -1,0 +1,242 @@
+"""Outputs whose weights are quantized: which weights, under which names, and what the configuration says."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from effort import every
+from features.quantized.dialects import QUANTIZED
+from safetensors.torch import load_file, save_file
+
+import ckptconv
+from ckptconv import DifferenceError, UnsupportedError, UsageError
+from ckptconv.features.quantized.options import ROUNDING_WAYS
+from ckptconv.features.quantized.table import WAYS
+
+LEFT = ["model.embed_tokens.weight", "model.layers.0.mlp.gate.weight", "lm_head.weight"]
+LEFT += ["model.layers.0.input_layernorm.weight", "model.layers.0.self_attn.q_proj.bias", "model.conv.weight"]
+WEIGHTS = ["model.layers.0.self_attn.q_proj.weight", "model.layers.0.mlp.experts.0.up_proj.weight"]
+
+
+def model(here: Path, **more: torch.Tensor) -> Path:
+    """A model, with a configuration beside it."""
+    random = torch.Generator().manual_seed(2)
+    shapes = {name: (4,) if name.endswith(("bias", "norm.weight")) else (96, 64) for name in (*LEFT, *WEIGHTS)}
+    shapes["model.conv.weight"] = (4, 1, 3)
+    weights = {name: torch.randn(shape, generator=random).bfloat16() for name, shape in shapes.items()}
+    here.mkdir()
+    save_file({**weights, **more}, here / "model.safetensors")
+    (here / "config.json").write_text('{"model_type": "llama", "dtype": "bfloat16", "vocab_size": 96}')
+    return here
+
+
+@every("way", ROUNDING_WAYS)
+def test_weights_are_quantized_and_the_configuration_says_so(way: str, tmp_path: Path) -> None:
+    source, out = model(tmp_path / "m"), tmp_path / "q"
+    report = ckptconv.convert(source, out, quantize=way, verify=True)
+    assert any(f"quantized 2 weights as {way}" in note for note in report.notes)
+    told = json.loads((out / "config.json").read_text())
+    assert {"model_type", "dtype", "vocab_size", "quantization_config"} == told.keys()
+    left = told["quantization_config"][WAYS[way].left]
+    assert {name.removesuffix(".weight") for name in LEFT if "bias" not in name and "norm" not in name} == {*left}
+    manifest = json.loads((out / ".ckptconv-manifest.json").read_text())
+    assert report.quantized == manifest["quantized"] == {way: 2}
+    assert ckptconv.verify(source, out).bytes_compared
+    # What programs are to load is what we read.
+    ckptconv.convert(out, tmp_path / "back", dequantize=True, copy_config=True)
+    before, after = (load_file(each / "model.safetensors") for each in (source, tmp_path / "back"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) == (name in LEFT) for name in before)
+    assert json.loads((tmp_path / "back" / "config.json").read_text()).keys() == {"model_type", "dtype", "vocab_size"}
+
+
+def test_more_is_kept_and_a_glob_that_matches_nothing_is_an_error(tmp_path: Path) -> None:
+    source = model(tmp_path / "m")
+    ckptconv.convert(source, tmp_path / "q", quantize="mxfp8", keep="*.q_proj.*")
+    told = json.loads((tmp_path / "q" / "config.json").read_text())["quantization_config"]
+    assert "model.layers.0.self_attn.q_proj" in told["ignored_layers"]
+    assert load_file(tmp_path / "q" / "model.safetensors")[WEIGHTS[0]].dtype == torch.bfloat16
+    for options in ({"keep": "*.none"}, {"keep": "*.weight"}, {"requantize": "mxfp8"}):
+        with pytest.raises(UsageError):
+            ckptconv.convert(source, tmp_path / "x", **{"quantize": "mxfp8", **options})
+    with pytest.raises(UsageError, match="--keep"):
+        ckptconv.convert(source, tmp_path / "x", keep="*")
+    assert not (tmp_path / "x").exists()
+
+
+def test_nan_is_refused_by_name_and_nothing_gets_its_final_name(tmp_path: Path) -> None:
+    wrong = torch.ones(4, 64)
+    wrong[3, 5] = torch.nan
+    source = model(tmp_path / "m", **{"a.weight": wrong})
+    with pytest.raises(UnsupportedError, match=r"'a\.weight' has NaN or infinity"):
+        ckptconv.convert(source, tmp_path / "q", quantize="fp8-block")
+    assert not list(tmp_path.glob("q/*.safetensors"))
+
+
+def test_groups_that_are_cut_short_are_left_and_said(tmp_path: Path) -> None:
+    source = model(tmp_path / "m", **{"a.weight": torch.ones(4, 40)})
+    report = ckptconv.convert(source, tmp_path / "q", quantize="int4-g32")
+    assert any("a.weight (rows of no multiple of 32 elements)" in each for each in report.warnings)
+    ckptconv.convert(source, tmp_path / "p", quantize="fp8-block")
+    assert load_file(tmp_path / "p" / "model.safetensors")["a.weight"].dtype == torch.float8_e4m3fn
+
+
+def test_what_is_quantized_already_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="quantized already") as refused:
+        ckptconv.convert(QUANTIZED / "mxfp8", tmp_path / "q", quantize="fp8-block")
+    assert "--requantize" in refused.value.hint
+
+
+def test_without_a_configuration_it_is_said_what_that_has_to_say(tmp_path: Path) -> None:
+    source = model(tmp_path / "m")
+    report = ckptconv.convert(source, tmp_path / "x.safetensors", quantize="mxfp8")
+    assert any('"quant_method": "mxfp8"' in each for each in report.warnings)
+
+
+def test_a_configuration_that_is_not_copied_is_said(tmp_path: Path) -> None:
+    source = QUANTIZED / "mxfp8"
+    report = ckptconv.convert(source, tmp_path / "w", dequantize=True)
+    assert any("--copy-config" in note for note in report.notes)
+    for options in ({"copy_config": True}, {"copy_config": False}, {"to": "dcp"}):
+        report = ckptconv.convert(source, tmp_path / f"{options}", dequantize=True, **options)
+        assert not any("--copy-config" in note for note in report.notes)
+
+
+def test_a_scale_of_nothing_that_is_known_is_said(tmp_path: Path) -> None:
+    source = tmp_path / "s"
+    shutil.copytree(QUANTIZED / "mxfp8", source)
+    tensors = load_file(source / "model.safetensors")
+    more = {"attn.kv_cache_scale": torch.ones(1), "attn.logit.bias": torch.ones(1), "attn.k_scale": torch.ones(1)}
+    save_file({**tensors, **more}, source / "model.safetensors")
+    report = ckptconv.convert(source, tmp_path / "w", dequantize=True)
+    assert any(note.endswith("left as they are: 'attn.kv_cache_scale'.") for note in report.notes)
+    assert {"attn.kv_cache_scale", "attn.logit.bias"} <= load_file(tmp_path / "w" / "model.safetensors").keys()
+
+
+def test_a_virtual_checkpoint_is_quantized_as_it_is_read(tmp_path: Path) -> None:
+    source = model(tmp_path / "m")
+    ckptconv.convert(source, tmp_path / "q", quantize="int4-g32")
+    with ckptconv.VirtualFiles(source, quantize="int4-g32") as files:
+        for name in ("model.safetensors", "config.json"):
+            assert files.read_bytes(name) == (tmp_path / "q" / name).read_bytes()
+
+
+def test_a_scale_that_was_changed_is_found(tmp_path: Path) -> None:
+    source = model(tmp_path / "m")
+    ckptconv.convert(source, tmp_path / "q", quantize="fp8-block")
+    path = tmp_path / "q" / "model.safetensors"
+    tensors = load_file(path)
+    tensors[f"{WEIGHTS[0]}_scale_inv"] *= 2
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(DifferenceError, match=r"q_proj\.weight_scale_inv"):
+        ckptconv.verify(source, tmp_path / "q")
+
+
+# ------------------------------------------------------------------------------------------------------- requantizing
+
+
+@every(
+    "name, way",
+    [
+        ("gpt-oss-mxfp4", "fp8-block"),
+        ("ct-mxfp4", "fp8-block"),
+        ("ct-mxfp4", "mxfp8"),
+        ("ct-mxfp4", "nvfp4"),
+        ("block-fp8-e8m0", "mxfp8"),
+        ("block-fp8-f32-pow2", "mxfp8"),
+        ("block-fp8-u8", "fp8-block-ue8m0"),
+    ],
+)
+def test_another_format_gives_back_the_same_numbers(name: str, way: str, tmp_path: Path) -> None:
+    source = QUANTIZED / name
+    report = ckptconv.convert(source, tmp_path / "q", requantize=way, verify=True)
+    assert not any("float32" in note for note in report.notes)
+    for place, path in ((source, "before"), (tmp_path / "q", "after")):
+        ckptconv.convert(place, tmp_path / path, dequantize=True, dtype="fp32")
+    before, after = (load_file(tmp_path / each / "model.safetensors") for each in ("before", "after"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[each].view(torch.int32), after[each].view(torch.int32)) for each in before)
+
+
+@every(
+    "name, way",
+    [
+        ("block-fp8-f32", "mxfp8"),
+        ("mxfp8", "fp8-block"),
+        ("deepseek-v4", "fp8-block"),
+    ],
+)
+def test_where_a_number_would_be_another_it_is_refused_by_name(name: str, way: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"'.+\.weight' has numbers that no codes and scales"):
+        ckptconv.convert(QUANTIZED / name, tmp_path / "q", requantize=way)
+    assert not list(tmp_path.glob("q/*.safetensors"))
+
+
+def test_a_map_does_not_round_what_is_requantized(tmp_path: Path) -> None:
+    """A number between two of bfloat16 would be another one."""
+    source = tmp_path / "s"
+    source.mkdir()
+    codes = torch.full((4, 64), 1.0).to(torch.float8_e4m3fn)
+    scales = {f"{name}.weight_scale_inv": torch.full((1, 1), 1 + 2.0**-12) for name in "ab"}
+    save_file({"a.weight": codes, "b.weight": codes.clone(), **scales}, source / "model.safetensors")
+    told = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (source / "config.json").write_text(json.dumps({"dtype": "bfloat16", "quantization_config": told}))
+    rules = tmp_path / "turned.toml"
+    rules.write_text('keep = ["b.weight"]\n[[rule]]\nleft = "a.weight : o i"\nright = "c.weight : i o"\n')
+    for options in ({}, {"map": rules}):
+        with pytest.raises(UnsupportedError, match=r"'[abc]\.weight' has numbers"):
+            ckptconv.convert(source, tmp_path / "x", requantize="fp8-block", **options)
+    ckptconv.convert(source, tmp_path / "y", dequantize=True, quantize="fp8-block", map=rules, verify=True)
+    assert json.loads((tmp_path / "y" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_weights_that_were_not_quantized_stay_as_they_are(tmp_path: Path) -> None:
+    source = tmp_path / "s"
+    shutil.copytree(QUANTIZED / "ct-mxfp4", source)
+    tensors = load_file(source / "model.safetensors")
+    save_file({**tensors, "other.weight": torch.ones(4, 64)}, source / "model.safetensors")
+    ckptconv.convert(source, tmp_path / "q", requantize="fp8-block")
+    assert load_file(tmp_path / "q" / "model.safetensors")["other.weight"].dtype == torch.float32
+    told = json.loads((tmp_path / "q" / "config.json").read_text())["quantization_config"]
+    assert "other" in told["modules_to_not_convert"]
+    with pytest.raises(UsageError, match="no quantized weights"):
+        ckptconv.convert(model(tmp_path / "m"), tmp_path / "x", requantize="fp8-block")
+
+
+def of_mxfp4(here: Path, exponents: list[int], codes: int = 0x21) -> Path:
+    """A weight of MXFP4, a group of each scale in a row of its own."""
+    shutil.copytree(QUANTIZED / "ct-mxfp4", here)
+    scales = torch.tensor([[each + 127] for each in exponents], dtype=torch.uint8)
+    packed = torch.full((len(exponents), 16), 0x21, dtype=torch.uint8)
+    packed[0] = codes
+    save_file({"a.weight_packed": packed, "a.weight_scale": scales}, here / "model.safetensors")
+    return here
+
+
+@every("least", [-20, -119, 100])
+def test_scales_of_nvfp4_may_be_seventeen_powers_of_two_apart(least: int, tmp_path: Path) -> None:
+    source = of_mxfp4(tmp_path / "s", [least, least + 3, least + 17])
+    ckptconv.convert(source, tmp_path / "q", requantize="nvfp4", verify=True)
+    tensors = load_file(tmp_path / "q" / "model.safetensors")
+    scales = tensors["a.weight_scale"].float() / tensors["a.weight_global_scale"]
+    assert torch.equal(
+        scales, torch.exp2(torch.tensor([[least], [least + 3], [least + 17]]).double()).float().repeat(1, 2)
+    )
+    assert torch.equal(tensors["a.weight_packed"], load_file(source / "model.safetensors")["a.weight_packed"])
+    wide = of_mxfp4(tmp_path / "w", [least, least + 18])
+    with pytest.raises(UnsupportedError, match=r"'a\.weight' has scales that are further apart"):
+        ckptconv.convert(wide, tmp_path / "x", requantize="nvfp4")
+    # Zeros, of both signs, need no scale.
+    zeros = of_mxfp4(tmp_path / "z", [least, least + 18], codes=0x80)
+    ckptconv.convert(zeros, tmp_path / "y", requantize="nvfp4", verify=True)
+    assert load_file(tmp_path / "y" / "model.safetensors")["a.weight_scale"].float().tolist() == [[0, 0], [256, 256]]
+
+
+@every("name", ["block-fp8-e8m0", "gpt-oss-mxfp4"])
+def test_nvfp4_is_made_of_rows_of_mxfp4_alone(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="has no codes of MXFP4, row by row"):
+        ckptconv.convert(QUANTIZED / name, tmp_path / "q", requantize="nvfp4")
