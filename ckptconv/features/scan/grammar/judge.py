@@ -142,7 +142,7 @@ class Judge:
             self.unknown_calls[f"what {brief(root, 200)} returns"] = None
             return
         entry = self._entry(name)
-        if entry is not None and not kwargs and self._allowed(entry, args, how):
+        if entry is not None and self._allowed(entry, args, how, kwargs):
             for arg in args:
                 if type(arg) is bytes or type(arg) is bytearray:
                     self.bytes_given.append((name, arg))
@@ -153,9 +153,14 @@ class Judge:
             self.unknown[name] = None
             self.put(args)
 
-    def _allowed(self, entry: Entry, args: tuple[Any, ...], how: str) -> bool:
+    def _allowed(self, entry: Entry, args: tuple[Any, ...], how: str, kwargs: dict[str, Any] | None) -> bool:
+        if kwargs:
+            # They may be what any number of further arguments may be.
+            args = (*args, *kwargs.values())
         for each in entry.productions:
             more = len(args) - len(each.args)
+            if kwargs and (each.rest is None or more < len(kwargs)):
+                continue
             if each.is_call != (how == "reduce") or more < 0 or (more and each.rest is None):
                 continue
             patterns = (*each.args, *(each.rest,) * more)
