@@ -50,7 +50,7 @@ _WITHIN = frozenset(
 _FEW = 4
 # How a source may be packed; and the most bytes of one that a delta overwrites, which are mostly zeros: two for each
 # byte of a tensor, as no delta overwrites larger ones.
-_METHODS = ("deflate", "zstandard", "overwriting")
+_METHODS = ("deflate", "zstandard", "crc32c", "overwriting")
 _MOST_OVERWRITTEN = 1 << 33
 _MISSING = Entry("missing", File("", 0))
 
@@ -326,7 +326,7 @@ def _packed(entry: dict[str, Any], name: str, size: int, sources: Sequence[File]
         count_of(entry.get(key), f"{key!r} of {name[:100]!r}") for key in ("in", "offset", "nbytes")
     )
     crc, method = entry.get("crc"), text_of(entry.get("method"), f"the method of {name[:100]!r}")
-    if index >= len(sources) or sources[index].packed is not None or method not in _METHODS:
+    if index >= len(sources) or _is_twice_packed(sources[index]) or method not in _METHODS:
         raise ValueError(f"{name[:100]!r} is packed in a way that is not known")
     if crc is not None:
         count_of(crc, f"the checksum of {name[:100]!r}")
@@ -337,6 +337,10 @@ def _packed(entry: dict[str, Any], name: str, size: int, sources: Sequence[File]
     if method == "overwriting" and size > _MOST_OVERWRITTEN:
         raise ValueError(f"{name[:100]!r} is said to be {size} bytes")
     return File(name, size, "", Packed(sources[index], offset, nbytes, crc, method))
+
+
+def _is_twice_packed(file: File) -> bool:
+    return file.packed is not None and file.packed.file.packed is not None
 
 
 def _check_unchanged(place: Location, file: File, now: Entry) -> None:

@@ -136,7 +136,7 @@ def asked(
                 )
         return None
     if optimizer:
-        raise UsageError("--delta is of weights, and --optimizer asks for the optimizer states too.")
+        raise UsageError("--delta is of weights, and --with-states asks for the optimizer states too.")
     if tolerance != (None, None):
         raise UsageError("--delta stores every bit that differs, and --rtol and --atol ask for less.")
     if getattr(options, "map", ""):

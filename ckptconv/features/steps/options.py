@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ckptconv.options.kinds import FLAG
 from ckptconv.options.option import Option, options_in
+from ckptconv.options.table import COMMAND
 
 
 class _Steps:
@@ -15,7 +16,7 @@ class _Steps:
         "Read all data, and compare it with the digests and checksums that whoever wrote it has left.",
         common=True,
     )
-    stats = Option(FLAG, "Read all values: how many are NaN or infinite, and the norm of the weights.", common=True)
+    stats = COMMAND["stats"].explained("Read all values: how many are NaN or infinite, and the norm of the weights.")
 
 
 STEPS = options_in(_Steps)

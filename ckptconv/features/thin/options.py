@@ -9,6 +9,7 @@ from ckptconv.errors import UsageError
 from ckptconv.options import RUNNING, TAKE
 from ckptconv.options.kinds import FLAG, PATH, TEXT, TEXTS, ValueKind, choice, counted
 from ckptconv.options.option import Option, options_in
+from ckptconv.options.table import COMMAND
 from ckptconv.text import brief
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400, "": 1}
@@ -53,7 +54,7 @@ class _Thin:
         Option(_COUNT, f"Keep the last step of each of the last N {period}, in UTC.", metavar="N", group=TAKE)
         for period in ("hours that have any", "days", "weeks", "months", "years")
     )
-    keep = Option(TEXTS, "Keep the step of this name or number; repeatable.", metavar="STEP", group=TAKE)
+    keep_step = Option(TEXTS, "Keep the step of this name or number; repeatable.", metavar="STEP", group=TAKE)
     age = Option(
         SECONDS,
         "Leave steps alone that changed less than TIME ago: they may be being written.",
@@ -69,13 +70,9 @@ class _Thin:
         group=TAKE,
         common=True,
     )
-    as_ = Option(
-        choice("bf16", "fp16", "fp32", "delta"),
-        "Keep of the others their weights, cast to this dtype; or what changes those of a step that stays into them.",
-        flags=("--as",),
-        metavar="DTYPE|delta",
-        group=TAKE,
-        common=True,
+    as_ = COMMAND["as_"].explained(
+        "Keep only the weights of the others, cast to DTYPE; or with delta, only what differs from a step that stays.",
+        kind=choice("bf16", "fp16", "fp32", "delta"),
     )
     yes = Option(FLAG, "Do it. Without this, say what would be done, and change nothing.", group=RUNNING, common=True)
 

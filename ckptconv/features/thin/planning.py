@@ -99,7 +99,7 @@ def policy_of(options: Mapping[str, Any], every: list[Judged], stores: Mapping[s
         best,
         options["keep_within"],
         {period: count for period in PERIODS if (count := options[f"keep_{period}"])},
-        frozenset(options["keep"]),
+        frozenset(options["keep_step"]),
     )
     if policy.is_empty:
         raise UsageError(
@@ -108,7 +108,7 @@ def policy_of(options: Mapping[str, Any], every: list[Judged], stores: Mapping[s
         )
     known = {name for each in every for name in (each.step.name, str(each.step.number))}
     for name in policy.names - known:
-        raise UsageError(f"--keep {name}: there is no such step.")
+        raise UsageError(f"--keep-step {name}: there is no such step.")
     return policy
 
 

@@ -164,7 +164,7 @@ def test_what_changed_lately_stays(run: Path) -> None:
 
 def test_a_policy_that_keeps_nothing_and_words_that_make_no_sense_are_refused(run: Path, tmp_path: Path) -> None:
     thin(run).refused(2, "Nothing says which steps stay")
-    thin(run, "--keep", "50").refused(2, "there is no such step")
+    thin(run, "--keep-step", "50").refused(2, "there is no such step")
     thin(run, "--keep-last", 1, "--metric", "loss").refused(2, "--keep-best")
     thin(run, "--keep-last", 1, age="soon").refused(2, "is no time")
     thin(run, "--keep-last", 0).refused(2, "is not a number from 1")
