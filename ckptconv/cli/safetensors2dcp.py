@@ -34,8 +34,8 @@ def safetensors2dcp(
     dcp.load reads OUTPUT into FSDP2, DDP and plain models, on any number of ranks. Names stay as they are; --model-key
     model puts them where {"model": model.state_dict()} looks for them. INPUT is safetensors, or a checkpoint of any
     other format: a .pt file, a DeepSpeed run, another checkpoint of torch. Values that are no tensors are written as
-    torch writes them. A rank reads whole chunks: --chunks N keeps these small, --like DIR makes them those of DIR. With
-    --to torch-checkpointing, OUTPUT is a step that CheckpointManager.load of torch_checkpointing reads.
+    torch writes them. A rank reads whole chunks: --chunks N keeps these small, --like DIR makes them those of DIR.
+    With --to torch-checkpointing, OUTPUT is a step that CheckpointManager.load of torch_checkpointing reads.
 
     \b
     Examples:

@@ -17,8 +17,8 @@ from typing import NamedTuple
 from ckptconv.errors import LimitError, MissingError, UsageError
 from ckptconv.formats import runs, virtual
 from ckptconv.formats.deepspeed.locate import MAX_TAG, is_tag_directory
+from ckptconv.formats.joining.sets import MODEL, FileSet, parsed
 from ckptconv.formats.model_files import SUFFIX
-from ckptconv.formats.ranks import locate as ranks
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.plan import NUMBERED
 from ckptconv.storage.location import Location
@@ -202,7 +202,7 @@ def _files(place: Location, there: Mapping[str, Entry]) -> Iterator[Step]:
     plain = {
         name: int(digits[-1])
         for name in candidates
-        if told[name] is None and ranks.parsed(name) is None and (digits := re.findall(r"\d{1,18}", _stem(name)))
+        if told[name] is None and parsed(name) is None and (digits := re.findall(r"\d{1,18}", _stem(name)))
     }
     # Without a word for a step, a number is one if several names differ in it, or if a step has it.
     several = {number for name, number in plain.items() if shapes[_DIGITS.sub("#", name)] > 1}
@@ -213,7 +213,7 @@ def _files(place: Location, there: Mapping[str, Entry]) -> Iterator[Step]:
         if number is not None and number in known:
             by_number.setdefault(number, []).append(name)
     for number, names in by_number.items():
-        parts = any(is_beside_weights(name) or ranks.parsed(name) is not None for name in names)
+        parts = any(is_beside_weights(name) or parsed(name) is not None for name in names)
         for group in [names] if parts else [[name] for name in names]:
             first = min(group, key=lambda name: (is_beside_weights(name), name))
             files = {name: there[name] for name in group}
@@ -223,7 +223,7 @@ def _files(place: Location, there: Mapping[str, Entry]) -> Iterator[Step]:
 
 def is_beside_weights(path: str) -> bool:
     """Whether a file holds an optimizer's states, or something else than weights, by its name."""
-    return ranks.FileSet(_stem(path.rpartition("/")[2]), None).kind != ranks.MODEL
+    return FileSet(_stem(path.rpartition("/")[2]), None).kind != MODEL
 
 
 def _stem(name: str) -> str:

@@ -26,12 +26,12 @@ from ckptconv.errors import (
     leaving,
 )
 from ckptconv.formats import runs, safetensors, virtual
-from ckptconv.formats.checkpointing.locate import MANIFEST
 from ckptconv.formats.dcp.extent import extent_of
-from ckptconv.formats.dcp.locate import INTEGRITY, METADATA
+from ckptconv.formats.dcp.names import INTEGRITY, METADATA
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.model_files import MAX_HEADER, SUFFIX
 from ckptconv.formats.run_steps import Run, Step, is_beside_weights, run_at
+from ckptconv.formats.runs import STEP_MANIFEST
 from ckptconv.formats.source import Source
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.pickles.children import walk
@@ -48,7 +48,7 @@ from ckptconv.text import some
 # is missed where other steps of the run have it.
 MARKERS = (
     METADATA,
-    MANIFEST,
+    STEP_MANIFEST,
     INTEGRITY,
     "trainer_state.json",
     "ckpt_contents.json",

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ckptconv.formats.dcp.layout import Box
+from ckptconv.formats.chunks import Box
 from ckptconv.formats.opening import opened
 from ckptconv.formats.states import with_states
 from ckptconv.library.frameworks import framework

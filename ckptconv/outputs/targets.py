@@ -8,19 +8,20 @@ import functools
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.errors import FailedError, UsageError
 from ckptconv.formats import model_files
 from ckptconv.formats.companions import CONFIG, is_companion_name
-from ckptconv.formats.dcp.locate import FILE, METADATA
-from ckptconv.formats.dcp.locate import SUFFIX as DCP_SUFFIX
-from ckptconv.formats.runs import LATEST_UNIVERSAL, POINTERS, STEP_METADATA
+from ckptconv.formats.dcp.names import FILE, METADATA
+from ckptconv.formats.dcp.names import SUFFIX as DCP_SUFFIX
+from ckptconv.formats.runs import LATEST_UNIVERSAL, POINTERS
 from ckptconv.formats.source import ADAPTER, MODEL, STEMS, Source
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.options.option import former_given
 from ckptconv.options.table import OPTIONS, Options
-from ckptconv.outputs.kinds import CHECKPOINTS, KINDS, NAMED, flag, is_given, kind_of, kind_said
+from ckptconv.outputs.kinds import CHECKPOINTS, KINDS, NAMED, OfFeature, entry_of, flag, is_given, kind_of, kind_said
 from ckptconv.plan import NUMBERED
 from ckptconv.storage import stores
 from ckptconv.storage.files import look
@@ -75,20 +76,31 @@ class Directory(NamedTuple):
 # Checkpoints of torch.distributed.checkpoint have the names that torch gives them. Of safetensors shards, which have no
 # index, the first comes last: without it, readers see that the others are no checkpoint.
 _CHECKPOINT_NAMES = rf"{FILE}|{re.escape(METADATA)}|{re.escape(MANIFEST)}"
-_STEP_NAMES = rf"[^/]+_\d+\.(?:pt|safetensors)|{re.escape(STEP_METADATA)}|{re.escape(MANIFEST)}"
 _SHARDS_NAMES = _OF_RANK.replace(".", r"\.").format(r"\d{5}") + f"|{re.escape(MANIFEST)}"
 # How a directory lies on a disk whose files have the names of a library's own, by how these begin.
 FORMS = {stem: stem for stem in STEMS} | {MODEL: "directory", ADAPTER: "adapter"}
-# By how an output lies on a disk: see `Target.form`.
-DIRECTORIES = {
+# By how an output lies on a disk: see `Target.form`. Of a feature's, the module that has it as `DIRECTORY`.
+DIRECTORIES: Mapping[str, Directory | str] = {
     **{
         form: Directory(f"{stem}{model_files.INDEX_SUFFIX}", functools.partial(_is_output_of, stem), copies=True)
         for stem, form in FORMS.items()
     },
     "dcp": Directory(METADATA, lambda name: re.fullmatch(_CHECKPOINT_NAMES, name) is not None),
     "dcp-hf": Directory(shard_name(1), lambda name: re.fullmatch(_SHARDS_NAMES, name) is not None),
-    "torch-checkpointing": Directory(STEP_METADATA, lambda name: re.fullmatch(_STEP_NAMES, name) is not None),
+    **{form: kind.module for form, kind in KINDS.items() if isinstance(kind, OfFeature) and kind.to in CHECKPOINTS},
 }
+
+
+def directory_of(form: str) -> Directory | None:
+    """Return the kind of directory that an output of a form is; None if it is no directory, or replaced as a whole."""
+    return kind_of_directory(form) if form in DIRECTORIES else None
+
+
+def kind_of_directory(form: str) -> Directory:
+    """Return the kind of directory that an output of a form, one of `DIRECTORIES`, is."""
+    known = DIRECTORIES[form]
+    directory: Directory = import_module(known).DIRECTORY if isinstance(known, str) else known
+    return directory
 
 
 # A single file of a sharded set gets the name that it would have among the others.
@@ -129,12 +141,12 @@ class Target(NamedTuple):
     @property
     def holds(self) -> str:
         """What is in it, as manifests call it."""
-        return KINDS[self.kind].holds
+        return entry_of(self.kind).holds
 
     @property
     def form(self) -> str:
         """How it lies on a disk: "file", "tree", or one of `DIRECTORIES`."""
-        form = KINDS[self.kind].form
+        form = entry_of(self.kind).form
         return FORMS[self.stem] if form == "directory" else form
 
     @property
@@ -149,7 +161,8 @@ class Target(NamedTuple):
     @property
     def last(self) -> str:
         """The file of a directory that makes it complete, and comes last; "" for other outputs."""
-        return DIRECTORIES[self.form].last if self.form in DIRECTORIES else ""
+        directory = directory_of(self.form)
+        return directory.last if directory else ""
 
     def final(self, name: str) -> str:
         """Return the final path of one of its files."""
@@ -284,7 +297,7 @@ def resolve_output(path: str, options: Options) -> Target:
     kind, is_restored = kind_of(path), options.family == model_files.SAFETENSORS
     if (kind == "torch" and not is_restored and options.family) or (kind == "virtual" and is_restored):
         kind = "directory"
-    is_file = KINDS[kind].form == "file"
+    is_file = entry_of(kind).form == "file"
     if is_restored and kind != "torch":
         raise UsageError(f"{path} is no name for a file of torch.", "Give one that ends in .pt, .pth, .bin or .ckpt.")
     if is_file and entry.kind == "directory" and not is_remote(path):
@@ -331,7 +344,7 @@ def _resolve_tree(path: str, options: Options) -> Target:
     check_place(path, options.storage_options)
     if is_remote(path) and "/" not in path.partition("://")[2].rstrip("/"):
         raise UsageError(f"{path}: a file is put beside this directory, so give one below it.")
-    return Target(real_place(path), "universal", proposed=_proposed(path))
+    return Target(real_place(path), UNIVERSAL, proposed=_proposed(path))
 
 
 def _resolve_checkpoint(place: Location, options: Options) -> Target:

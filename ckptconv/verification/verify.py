@@ -25,7 +25,7 @@ from ckptconv.formats.source import MODEL, Opened, Source, source_of
 from ckptconv.options.option import checked
 from ckptconv.options.table import OPTIONS, VERIFYING, Options
 from ckptconv.outputs.computed import COMPUTED
-from ckptconv.outputs.kinds import CHECKPOINTS, KINDS, NAMED, kind_of
+from ckptconv.outputs.kinds import CHECKPOINTS, KINDS, NAMED, entry_of, further, kind_of
 from ckptconv.outputs.targets import ACCELERATE, MANIFEST, UNIVERSAL, kind_of_states, named_outputs, of_accelerate
 from ckptconv.process import no_garbage, peak_rss
 from ckptconv.result import OutputFile
@@ -107,11 +107,13 @@ def verify(
     if asked.states and asked.to not in CHECKPOINTS:
         path, asked = _place(normalize(asked.states)), asked.replaced(states="")
         targets.append(_target(path, asked)._replace(kind=kind_of_states(path, kind_of(path))))
-    if asked.universal:
-        place = Location(real_place(normalize(asked.universal)), dict(asked.storage_options))
+    for kind, tree in further(asked).items():
+        if kind not in KINDS:
+            continue
+        place = Location(real_place(normalize(tree)), dict(asked.storage_options))
         told = read_manifest(place.join(MANIFEST), asked)
         asked = _with(told, asked, given) if told and not targets else asked
-        targets.append(CheckedOutput(place, "universal", manifest=told))
+        targets.append(CheckedOutput(place, kind, manifest=told))
     if not targets:
         raise UsageError("There is no OUTPUT to verify.", "Give the file or directory that the conversion wrote.")
     # A million small objects live until the end: a garbage collector would take longer to scan them than it takes to
@@ -249,7 +251,7 @@ def _open(
     first, is_torch = targets[0].path, targets[0].kind == "torch"
     if isinstance(given, Source):
         return all_opened(given, asked, holds, recorded=recorded)
-    if KINDS[kind_of(first)].form == "file" and is_same(given, first):
+    if entry_of(kind_of(first)).form == "file" and is_same(given, first):
         raise UsageError(f"{given} is both SOURCE and OUTPUT.", "Give what was converted, then what was made of it.")
     try:
         sources = all_opened(given, asked, holds, recorded=recorded)
@@ -300,7 +302,7 @@ def _compare(
     entry = here.entry
     if entry.kind == "missing":
         raise MissingError(f"{target.path} does not exist: there is no output to verify.")
-    how = KINDS[target.kind].compared
+    how = entry_of(target.kind).compared
     if how == "plan" and (entry.kind == "file" or target.at is not None):
         yield from _compare_plan(source, target, asked, done, attested)
         return
@@ -314,7 +316,7 @@ def _compare(
         return
     is_file = target.path.endswith(SUFFIX) and (entry.kind == "file" or target.at is not None)
     if not (is_file or entry.kind == "directory" or target.at is not None):
-        known = [ending for kind in KINDS.values() if kind.compared for ending in kind.suffixes]
+        known = [ending for name, kind in KINDS.items() if entry_of(name).compared for ending in kind.suffixes]
         raise UsageError(
             f"{target.path} is no output: a file ends in {', '.join(known)}, else it is a directory.",
             "Say with --to which kind of output it is." if entry.kind == "file" else "",
@@ -399,6 +401,6 @@ def _compare_plan(
     from ckptconv.outputs import planning
 
     files = planning.planned(source, target.planned, asked).plan.files
-    above = dirname(target.path) if KINDS[target.kind].form == "file" else target.path
+    above = dirname(target.path) if entry_of(target.kind).form == "file" else target.path
     where = {file.name: target.place.at((target.at or {}).get(file.name, join(above, file.name))) for file in files}
     yield from paired(source, target, planned.compare(above, files, where), done, attested)

@@ -45,7 +45,7 @@ from ckptconv.features.scan.readers import PartReader
 from ckptconv.features.scan.readings import Readings, all_bytes
 from ckptconv.features.scan.report import Finding
 from ckptconv.features.scan.survey import Passed, survey
-from ckptconv.formats.dcp.locate import SUFFIX as _ENTRIES
+from ckptconv.formats.dcp.names import SUFFIX as _ENTRIES
 from ckptconv.formats.model_files import looks_like_safetensors
 from ckptconv.formats.torch.container import SCANNED, LongError, Pickles, is_stream
 from ckptconv.formats.torch.file import read_from

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ckptconv.errors import CorruptError
-from ckptconv.formats.dcp import paths as dcp_names
 from ckptconv.formats.dcp.entries import Entries
 from ckptconv.formats.dcp.locate import located
-from ckptconv.formats.dcp.metadata import Description, named
+from ckptconv.formats.dcp.metadata import Description
 from ckptconv.formats.dcp.read import describe
+from ckptconv.formats.joining import names as dcp_names
+from ckptconv.formats.joining.names import named
 from ckptconv.storage.location import Location
 
 

@@ -43,6 +43,8 @@ DECIDING = {
 
 # ---------------------------------------------------------------------------------------------------- what is computed
 
+# A model, and the name of a weight in it.
+QUANTIZED_MODELS = [(dialects.QUANTIZED / "block-fp8-f32", "model.layers.1.self_attn.q_proj.weight")]
 # Small checkpoints of every dialect, and the ways to quantize.
 DIALECTS, QUANTIZING_WAYS = dialects, _WAYS
 
@@ -69,10 +71,10 @@ COMPUTING: dict[str, tuple[Callable[..., object], str]] = {
 }
 # What becomes of each option in each kind of output; the option, others that it needs, and the source.
 ROWS_OF_KINDS: dict[str, tuple[Any, ...]] = {
-    "dequantize": ("hhhhssshhhh", {"dequantize": True}, (), "quantized"),
-    "quantize": ("hhrhssrrrrr", {"quantize": "fp8-block"}),
-    "requantize": ("hhrhssrrrrr", {"requantize": "fp8-block"}, (), "quantized"),
-    "keep": ("hhrhssrrrrr", {"keep": "l1.*"}, (("quantize", "fp8-block"),)),
+    "dequantize": ("hhhhsshhh", {"dequantize": True}, (), "quantized"),
+    "quantize": ("hhrhssrrr", {"quantize": "fp8-block"}),
+    "requantize": ("hhrhssrrr", {"requantize": "fp8-block"}, (), "quantized"),
+    "keep": ("hhrhssrrr", {"keep": "l1.*"}, (("quantize", "fp8-block"),)),
 }
 # Options that a conversion says something of, by source.
 TELLING: list[tuple[str, dict[str, Any]]] = [("dcp", {"dequantize": True})]

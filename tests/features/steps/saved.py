@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import json
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed.checkpoint as dcp
+from cells import of_features
 from safetensors.torch import load_file, save_file
-from step_files import write_step
 
 
 def state_of(seed: int) -> dict[str, torch.Tensor]:
@@ -72,18 +72,6 @@ def loads_torch(step: Path) -> None:
         torch.load(step / name, weights_only=True)
 
 
-def save_checkpointing(step: Path, seed: int) -> Sequence[str]:
-    shutil.rmtree(step, ignore_errors=True)
-    write_step(step, state_of(seed), 2)
-    return ["model_0.safetensors", "model_1.safetensors", "metadata.pkl"]
-
-
-def loads_checkpointing(step: Path) -> None:
-    assert (step / "metadata.pkl").read_bytes()[-1:] == b"."
-    for rank in range(2):
-        load_file(step / f"model_{rank}.safetensors")
-
-
 class Saver(NamedTuple):
     """How a trainer saves a step; it returns the files in the order in which they are written. `loads` raises what the
     trainer's loader raises. `name` has {} for the number."""
@@ -109,5 +97,9 @@ SAVERS = {
     "dcp": Saver(save_dcp, loads_dcp, "step-{}"),
     "trainer": Saver(save_trainer, loads_trainer, "checkpoint-{}"),
     "torch": Saver(save_torch, loads_torch, "step_{}"),
-    "torch_checkpointing": Saver(save_checkpointing, loads_checkpointing, "step_{}"),
+    **{
+        name: Saver(functools.partial(save, state_of), *more)
+        for each in of_features("SAVERS")
+        for name, (save, *more) in each.items()
+    },
 }

@@ -19,6 +19,7 @@ from torch.distributed.checkpoint import FileSystemReader
 
 import ckptconv
 from ckptconv.formats.numbers import orders
+from ckptconv.outputs.kinds import FURTHER
 
 transformers = pytest.importorskip("transformers")
 
@@ -84,8 +85,8 @@ def test_a_trainer_s_checkpoint_has_the_order_of_its_architecture(tmp_path: Path
         (step / "config.json").write_text(json.dumps({**told, "auto_map": {"AutoModel": "own.Model"}}))
         ckptconv_here("convert", step, "--optimizer", tmp_path / "no").refused(5, "names code of the model's own")
         (step / "config.json").unlink()
-        for words in (["--optimizer", tmp_path / "no"], ["--universal", tmp_path / "no"]):
-            run = ckptconv_here("convert", step, *words)
+        for option in FURTHER:
+            run = ckptconv_here("convert", step, f"--{option}", tmp_path / "no")
             said = run.refused(5, "Beside the model lies", "optimizer.pt, whose states are not taken", "--order")
             assert "zero moments and step 0" not in said
         order = ["--order", tmp_path / "config.json"]
