@@ -63,8 +63,8 @@ def convert_(
 
     A .pt file or a sharded set becomes safetensors, a DeepSpeed checkpoint its fp32 weights, a directory of
     torch.distributed.checkpoint safetensors: as with the command for each format. Safetensors can be cast, merged,
-    split, renamed and selected, or become a .pt file if OUTPUT has such a name. --to selects
-    other outputs, such as a checkpoint to resume training from. Without OUTPUT, the output goes next to the input.
+    split, renamed and selected, or become a .pt file if OUTPUT has such a name. --to names what the name of OUTPUT
+    cannot, such as a checkpoint to train on from. Without OUTPUT, the output goes next to the input.
 
     \b
     Examples:
@@ -161,7 +161,8 @@ def _several(words: Sequence[str], directory: str, template: str, options: dict[
     """Convert each of `words` to an output in `directory`; return the exit code."""
     from ckptconv.cli import batch
     from ckptconv.cli.naming import InputWord, output_paths
-    from ckptconv.outputs.targets import UNIVERSAL, suffix_of
+    from ckptconv.outputs.kinds import beside
+    from ckptconv.outputs.targets import suffix_of
     from ckptconv.storage.files import look
     from ckptconv.storage.paths import is_remote, normalize
     from ckptconv.storage.spool import is_pipe
@@ -173,10 +174,8 @@ def _several(words: Sequence[str], directory: str, template: str, options: dict[
             raise UsageError(
                 f"{flag} applies to one conversion, but --output-dir makes several.", "Leave one of them out."
             )
-    if options.get("to") == UNIVERSAL:
-        raise UsageError(
-            "--to universal is for one conversion, and --output-dir for several.", "Leave one of them out."
-        )
+    if beside(to := options.get("to", "")):
+        raise UsageError(f"--to {to} is for one conversion, and --output-dir for several.", "Leave one of them out.")
     if any(map(is_pipe, words)):
         raise UsageError("Input from a pipe must be converted alone.", "Leave --output-dir out.")
     shown = output_of("convert", options)
@@ -188,7 +187,7 @@ def _several(words: Sequence[str], directory: str, template: str, options: dict[
         with contextlib.suppress(Exception):
             entry = look(normalize(word), dict(stores)) if word else None
         inputs.append((InputWord(word, entry is not None and entry.kind == "directory"), entry))
-    suffix = suffix_of(options.get("to", ""))
+    suffix = suffix_of(to)
     outputs = output_paths([each for each, _ in inputs], normalize(directory), template, suffix=suffix)
     hint = "Give another --output-dir or --output-name, or --overwrite to replace it."
     tasks = [

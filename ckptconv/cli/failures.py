@@ -59,6 +59,7 @@ _WORDS = {
     "--shard-size --split-max-size --max-file-size": "Use --max-shard-size SIZE.",
     "--revision --branch": "Put the revision into the URL: hf://organization/model@revision.",
     "--from --from-format --input-format --source-format": "The format of the input is detected.",
+    "--to --states": "ckptconv convert has it.",
     "--to-format --format --output-format --target-format": "It is --to KIND.",
 }
 
@@ -106,15 +107,15 @@ def meant_by(word: str) -> str:
 
 def _no_command(word: str, group: Any) -> UsageError:
     """Return the error for `word` in the place of a command of `group`, which is its context."""
+    known = list(group.command.commands)
     if os.path.exists(word) or "://" in word or word.endswith(_SUFFIXES):
         path = shlex.quote(word)
+        shown = f"ckptconv inspect {path} shows its contents; " if "inspect" in known else ""
         return UsageError(
             f"{word} is not a command.",
-            f"ckptconv convert {path} converts it; ckptconv inspect {path} shows its contents; ckptconv --help lists "
-            "the commands.",
+            f"ckptconv convert {path} converts it; {shown}ckptconv --help lists the commands.",
         )
     path = group.command_path
-    known = list(group.command.commands)
     meant = difflib.get_close_matches(word, known, n=1)
     if f"--{word}" in ("--help", "--version"):
         meant = [f"--{word}"]

@@ -57,7 +57,7 @@ CheckpointName: TypeAlias = Literal[
 
 
 class _Sharding(TypedDict, total=False):
-    """Convert, Inspect, Average, Merge, Patch, Rows."""
+    """Convert, Average, Inspect, Merge, Patch, Rows."""
 
     max_shard_size: int | str | None
     """Split the output into files of at most SIZE, such as 5GB or 2GiB. Default: 5GB for distributed checkpoints, else
@@ -73,7 +73,7 @@ class _Casting(TypedDict, total=False):
 
 
 class _Choosing(TypedDict, total=False):
-    """Convert, Inspect, Diff, Open, Load, Distributed, Average, Merge, Patch, Rows."""
+    """Convert, Open, Load, Distributed, Average, Diff, Inspect, Merge, Patch, Rows."""
 
     key: str | None
     """Convert only this subtree, such as state_dict or optimizer.state; . is everything."""
@@ -83,7 +83,7 @@ class _Choosing(TypedDict, total=False):
 
 
 class _Selecting(TypedDict, total=False):
-    """Convert, Inspect, Diff, Distributed, Average, Merge, Rows."""
+    """Convert, Distributed, Average, Diff, Inspect, Merge, Rows."""
 
     include: str | list[str] | tuple[str, ...] | None
     """Convert only tensors whose names match, such as 'model.*'; repeatable."""
@@ -93,7 +93,7 @@ class _Selecting(TypedDict, total=False):
 
 
 class _Renaming(TypedDict, total=False):
-    """Convert, Diff, Distributed, Average, Merge, Patch, Rows."""
+    """Convert, Distributed, Average, Diff, Merge, Patch, Rows."""
 
     strip_prefix: str | None
     """Remove PREFIX, such as model., from the beginning of names."""
@@ -106,14 +106,14 @@ class _Renaming(TypedDict, total=False):
 
 
 class _Mapping(TypedDict, total=False):
-    """Convert, Inspect, Open, Distributed, Average, Merge, Rows."""
+    """Convert, Open, Distributed, Average, Inspect, Merge, Rows."""
 
     map: str | os.PathLike[str] | None
     """Give tensors the names and layouts of another program, with a built-in map (`ckptconv maps`) or a file of rules."""
 
 
 class _Measuring(TypedDict, total=False):
-    """Convert, Inspect, Diff, Open, Distributed, Average, Merge, Rows."""
+    """Convert, Open, Distributed, Average, Diff, Inspect, Merge, Rows."""
 
     size: Mapping[str, int] | str | list[str] | tuple[str, ...] | None
     """The size of an axis of the map, such as n=32, if shapes and config.json do not give it; repeatable."""
@@ -229,12 +229,12 @@ class _FindingTheModel(TypedDict, total=False):
     """Convert, Distributed, Average, Merge, Rows."""
 
     model_key: str | None
-    """Store the weights under KEY, such as model; . is the top of the state dict; none leaves out the weights, for use
-    with --states."""
+    """Store the weights under KEY, such as model; . is the top of the state dict; none leaves them out, beside
+    --states."""
 
 
 class _Ordering(TypedDict, total=False):
-    """Convert, Diff, Open, Distributed, Rows."""
+    """Convert, Open, Distributed, Diff, Rows."""
 
     order: str | os.PathLike[str] | None
     """The order in which the optimizer numbers its parameters. FILE is a list of their names, one per line or in JSON
@@ -244,7 +244,7 @@ class _Ordering(TypedDict, total=False):
 
 
 class _Working(TypedDict, total=False):
-    """Convert, Diff, Average, Merge, Patch, Rows."""
+    """Convert, Average, Diff, Merge, Patch, Rows."""
 
     jobs: int | str | None
     """Use N threads, or N processes for an output that is mostly computed. Default: chosen for the machine."""
@@ -278,7 +278,7 @@ class _Planning(TypedDict, total=False):
 
 
 class _Overwriting(TypedDict, total=False):
-    """Convert, Inspect, Diff, Finish, Average, Merge, Patch, Rows."""
+    """Convert, Finish, Average, Diff, Inspect, Merge, Patch, Rows."""
 
     overwrite: bool
     """Also replace files of other programs that have the names of output files."""
@@ -295,7 +295,7 @@ class _Attesting(TypedDict, total=False):
 
 
 class _Spooling(TypedDict, total=False):
-    """Convert, Inspect, Diff, Open, Distributed, Average, Merge, Patch, Rows."""
+    """Convert, Open, Distributed, Average, Diff, Inspect, Merge, Patch, Rows."""
 
     spool_dir: str | os.PathLike[str] | None
     """Store temporary files in DIR: for pipes, compressed tensors and remote files. Default: next to OUTPUT, or
@@ -306,35 +306,35 @@ class _Spooling(TypedDict, total=False):
 
 
 class _Connecting(TypedDict, total=False):
-    """Convert, Inspect, Diff, Finish, Open, Load, Distributed, Average, Merge, Patch, Rows, Scan."""
+    """Convert, Finish, Open, Load, Distributed, Average, Diff, Inspect, Merge, Patch, Rows, Scan."""
 
     storage_options: Mapping[str, Any] | str | None
     """Settings of a store, for fsspec, such as '{"anon": true}'."""
 
 
 class _Undecoded(TypedDict, total=False):
-    """Convert, Inspect, Diff, Open, Load, Average, Merge, Patch, Rows."""
+    """Convert, Open, Load, Average, Diff, Inspect, Merge, Patch, Rows."""
 
     raw: bool
     """Convert whole modules as objects, not as their state dicts."""
 
 
 class _SingleFile(TypedDict, total=False):
-    """Convert, Diff, Open, Load, Patch, Rows."""
+    """Convert, Open, Load, Diff, Patch, Rows."""
 
     alone: bool
     """Convert INPUT alone, even if it is one file of a set, such as a rank's file or a shard."""
 
 
 class _Detecting(TypedDict, total=False):
-    """Convert, Inspect, Open, Rows."""
+    """Convert, Open, Inspect, Rows."""
 
     family: str | None
     """The required family of the input: torch, deepspeed, dcp, safetensors, or that of a plug-in."""
 
 
 class _Precision(TypedDict, total=False):
-    """Convert, Diff, Open, Load, Distributed, Average, Merge, Patch, Rows."""
+    """Convert, Open, Load, Distributed, Average, Diff, Merge, Patch, Rows."""
 
     master: bool
     """For Megatron-core: write the optimizer's fp32 master weights instead of the weights."""
@@ -344,17 +344,10 @@ class _Precision(TypedDict, total=False):
 
 
 class _Dequantizing(TypedDict, total=False):
-    """Convert, Inspect, Diff, Open, Load, Average, Merge, Rows."""
+    """Convert, Open, Load, Average, Diff, Inspect, Merge, Rows."""
 
     dequantize: bool
     """Convert quantized weights (codes, scales, zero points) to plain ones, in bfloat16 or --dtype."""
-
-
-class _Showing(TypedDict, total=False):
-    """Inspect, Diff."""
-
-    html: str | os.PathLike[str] | None
-    """Write a self-contained HTML page to FILE."""
 
 
 class _NamingCheckpoints(TypedDict, total=False):
@@ -364,6 +357,13 @@ class _NamingCheckpoints(TypedDict, total=False):
     """Write a checkpoint of torch.distributed.checkpoint: .distcp files (dcp), or the safetensors shards of its
     HuggingFaceStorageWriter (dcp-hf); the two that accelerate and the Trainer of transformers load with FSDP2
     (accelerate); or a torch_checkpointing step (torch-checkpointing)."""
+
+
+class _Showing(TypedDict, total=False):
+    """Diff, Inspect."""
+
+    html: str | os.PathLike[str] | None
+    """Write a self-contained HTML page to FILE."""
 
 
 class ConvertOptions(
@@ -398,86 +398,6 @@ class ConvertOptions(
 
     optimizer: str | os.PathLike[str] | None
     """Write the optimizer states to PATH, by parameter."""
-
-
-class InspectOptions(
-    _Sharding,
-    _Choosing,
-    _Selecting,
-    _Mapping,
-    _Measuring,
-    _Overwriting,
-    _Spooling,
-    _Connecting,
-    _Undecoded,
-    _Detecting,
-    _Dequantizing,
-    _Showing,
-    total=False,
-):
-    """Options of `inspect`."""
-
-    stats: bool
-    """Read all data, and show the minimum, maximum, mean, standard deviation, zeros, NaN and infinities of each
-    tensor."""
-
-    as_: DTypeName | TorchDType | None
-    """Also show the result of a conversion to DTYPE (fp32, bf16, fp16, keep)."""
-
-
-class DiffOptions(
-    _Choosing,
-    _Selecting,
-    _Renaming,
-    _Measuring,
-    _Ordering,
-    _Working,
-    _Overwriting,
-    _Spooling,
-    _Connecting,
-    _Undecoded,
-    _SingleFile,
-    _Precision,
-    _Dequantizing,
-    _Showing,
-    total=False,
-):
-    """Options of `diff`."""
-
-    with_states: bool
-    """Compare the optimizer states too, by parameter."""
-
-    map: str | os.PathLike[str] | None
-    """Give the tensors of A the names and layouts of B, with a built-in map (`ckptconv maps`) or a file of rules."""
-
-    dtype: DTypeName | TorchDType | None
-    """Cast the floating-point tensors of both sides to DTYPE before the comparison. Default: float32 for a DeepSpeed
-    checkpoint, else keep."""
-
-    rtol: float | str | None
-    """Compare values, not bits; two values are equal if they differ by at most R times the larger one. Default: bits
-    are compared; 0 with --atol."""
-
-    atol: float | str | None
-    """Compare values, not bits; two values are equal if they differ by at most A. Default: bits are compared; 0 with
-    --rtol."""
-
-    tolerance: Literal["symmetric", "numpy"] | None
-    """The tolerance for equal values. symmetric (as math.isclose): the larger of A and R times the larger value; numpy
-    (as numpy.isclose): A plus R times the value of B. Default: symmetric."""
-
-    delta: str | os.PathLike[str] | None
-    """Write the changes from A to B as a delta to the directory DIR, which `ckptconv patch`, slime and sglang read."""
-
-    delta_encoding: Literal["auto", "xor", "overwrite"] | None
-    """Store the XOR of old and new bytes (xor), or the new bytes with their positions (overwrite); auto takes the
-    smaller. Default: auto."""
-
-    delta_checksum: Literal["adler32", "xxh3-128", "blake3"] | None
-    """The checksum to store for each new tensor; all but adler32 need a package. Default: adler32."""
-
-    delta_version: int | str | None
-    """The version number of B; A is version N - 1. Default: 1."""
 
 
 class FinishOptions(_Publishing, _Overwriting, _Attesting, _Connecting, total=False):
@@ -568,6 +488,86 @@ class AverageOptions(
 
     minus: str | os.PathLike[str] | None
     """Task arithmetic: first STEP + Σ weight × (STEP − BASE) over the other STEPs. With one STEP: STEP − BASE."""
+
+
+class DiffOptions(
+    _Choosing,
+    _Selecting,
+    _Renaming,
+    _Measuring,
+    _Ordering,
+    _Working,
+    _Overwriting,
+    _Spooling,
+    _Connecting,
+    _Undecoded,
+    _SingleFile,
+    _Precision,
+    _Dequantizing,
+    _Showing,
+    total=False,
+):
+    """Options of `diff`."""
+
+    with_states: bool
+    """Compare the optimizer states too, by parameter."""
+
+    map: str | os.PathLike[str] | None
+    """Give the tensors of A the names and layouts of B, with a built-in map (`ckptconv maps`) or a file of rules."""
+
+    dtype: DTypeName | TorchDType | None
+    """Cast the floating-point tensors of both sides to DTYPE before the comparison. Default: float32 for a DeepSpeed
+    checkpoint, else keep."""
+
+    rtol: float | str | None
+    """Compare values, not bits; two values are equal if they differ by at most R times the larger one. Default: bits
+    are compared; 0 with --atol."""
+
+    atol: float | str | None
+    """Compare values, not bits; two values are equal if they differ by at most A. Default: bits are compared; 0 with
+    --rtol."""
+
+    tolerance: Literal["symmetric", "numpy"] | None
+    """The tolerance for equal values. symmetric (as math.isclose): the larger of A and R times the larger value; numpy
+    (as numpy.isclose): A plus R times the value of B. Default: symmetric."""
+
+    delta: str | os.PathLike[str] | None
+    """Write the changes from A to B as a delta to the directory DIR, which `ckptconv patch`, slime and sglang read."""
+
+    delta_encoding: Literal["auto", "xor", "overwrite"] | None
+    """Store the XOR of old and new bytes (xor), or the new bytes with their positions (overwrite); auto takes the
+    smaller. Default: auto."""
+
+    delta_checksum: Literal["adler32", "xxh3-128", "blake3"] | None
+    """The checksum to store for each new tensor; all but adler32 need a package. Default: adler32."""
+
+    delta_version: int | str | None
+    """The version number of B; A is version N - 1. Default: 1."""
+
+
+class InspectOptions(
+    _Sharding,
+    _Choosing,
+    _Selecting,
+    _Mapping,
+    _Measuring,
+    _Overwriting,
+    _Spooling,
+    _Connecting,
+    _Undecoded,
+    _Detecting,
+    _Dequantizing,
+    _Showing,
+    total=False,
+):
+    """Options of `inspect`."""
+
+    stats: bool
+    """Read all data, and show the minimum, maximum, mean, standard deviation, zeros, NaN and infinities of each
+    tensor."""
+
+    as_: DTypeName | TorchDType | None
+    """Also show the result of a conversion to DTYPE (fp32, bf16, fp16, keep)."""
 
 
 class MergeOptions(
@@ -666,7 +666,8 @@ class RowsOptions(
     """As --momentum1-dtype. Default: float32."""
 
     max_dim: int | str | None
-    """The embedding dimension D of the widest table of the same operator. Default: this table's."""
+    """The embedding dimension The embedding dimension D of the widest table of the same operator. Default: this
+    table's."""
 
 
 class ScanOptions(_Connecting, total=False):

@@ -20,7 +20,6 @@ from ckptconv.options.kinds import (
     FAR_MEMORY,
     FLAG,
     MAPPING,
-    MOST_ITEMS,
     OPAQUE,
     OUTPUT_KIND,
     PART,
@@ -190,8 +189,8 @@ class Options(Given):
     )
     model_key: str = deciding(
         TEXT,
-        "Store the weights under KEY, such as model; . is the top of the state dict; none leaves out the weights, for "
-        "use with --states.",
+        "Store the weights under KEY, such as model; . is the top of the state dict; none leaves them out, beside "
+        "--states.",
         metavar="KEY",
         group=NAMING,
         fallback={"safetensors2dcp": ".; model in a torch_checkpointing step; or as --like says"},
@@ -465,13 +464,6 @@ class _Command:
     verbose = Option(FLAG, "Print all names, not only the first few.", flags=("--verbose", "-v"))
     progress = Option(FLAG, "Do not show progress.", default=True, env="CKPTCONV_PROGRESS")
     safe_serialization = Option(FLAG, "Accepted and ignored: the output is always safe.", group=OUTPUT)
-    depth = Option(
-        counted(1, 1000),
-        "The number of module levels to show.",
-        metavar="N",
-        fallback=("as many as fit on a page"),
-        common=True,
-    )
     as_ = Option(
         DTYPE,
         "Also show the result of a conversion to DTYPE (fp32, bf16, fp16, keep).",
@@ -485,13 +477,6 @@ class _Command:
         FLAG,
         "Read all data, and show the minimum, maximum, mean, standard deviation, zeros, NaN and infinities of "
         "each tensor.",
-        common=True,
-    )
-    top = Option(
-        counted(1, MOST_ITEMS),
-        "List the N tensors that differ most.",
-        metavar="N",
-        fallback="as many as fit on a page; with --json, all tensors",
         common=True,
     )
 
@@ -546,10 +531,6 @@ DISTRIBUTED = named_in(
     {**OPTIONS, "states": STATES_READ},
 )
 FINISHING = named_in("checksum manifest attest overwrite fsync storage_options")
-INSPECTING = named_in(
-    f"{_TAKEN} dequantize map size stats as_ max_shard_size html overwrite tag raw family {_REACHED}",
-    {**OPTIONS, **COMMAND},
-)
 # The same `to`, for outputs that are checkpoints of torch.distributed.checkpoint if it is given.
 TO_CHECKPOINT = OPTIONS["to"].explained(
     "Write a checkpoint of torch.distributed.checkpoint: .distcp files (dcp), or the safetensors shards of its "

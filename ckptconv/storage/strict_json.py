@@ -82,7 +82,7 @@ def parse(
             raise ValueError("a number in it has too many digits") from None
         raise
     except RecursionError:
-        raise ValueError("it is nested too deeplyly") from None
+        raise ValueError("it is nested too deeplylyly") from None
     if deepest:
         _check_depth(value, deepest)
     return _unicode(value) if checked else value

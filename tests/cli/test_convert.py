@@ -15,7 +15,7 @@ import pytest
 import torch
 from attacks.assemble import members, pickled, tensor, zipped
 from attacks.corpus import CASES
-from cells import of_features
+from cells import looking, of_features
 from checkpoints import COMMAND, DATA, Run, bits, ckptconv_here, contents, done, metadata_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,7 +55,8 @@ def test_it_has_every_option_of_the_commands_for_a_format() -> None:
     for command in ("pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors"):
         assert flags_of(command) - flags_of("convert") == set(), command
     opening = {"--tag", "--exclude-frozen-parameters", "--master", "--unstack", "--raw", "--inert"}
-    assert opening <= flags_of("virtual")
+    for command in itertools.chain(*of_features("CONVERTING")):
+        assert opening <= flags_of(command), command
 
 
 def a_set(directory: Path) -> None:
@@ -136,8 +137,8 @@ def test_a_prefix_of_wrappers_is_told(place: Path) -> None:
     torch.save({"model.a": torch.ones(2)}, "model.pt")  # which may be the module's own name
     torch.save({1: torch.ones(2)}, "numbers.pt")
     save_file(names, "flat.safetensors")
-    told = "the prefix of a model wrapper"
-    for command in (("convert", "--output-dir=o", "--dry-run"), ("inspect",)):
+    told = "as wrappers of models have it"
+    for command in (("convert", "--output-dir=o", "--dry-run"), *((each,) for each in looking())):
         for name in ("flat.pt", "flat.safetensors"):
             assert (
                 f"{told}; --strip-prefix _orig_mod.module." in succeeding(command[0], name, *command[1:], "--json").out
@@ -156,8 +157,8 @@ def test_an_output_that_cannot_be_written_is_refused_with_what_to_do(place: Path
     succeeding("convert", "a.pt", "b.pt", "--output-dir", "o")
     before = contents(place)
     for command, code, said in (
-        ("convert a.safetensors ./a.safetensors", 2, "Write it to another path, and rename it afterwards"),
-        ("convert a.safetensors", 2, "is already in safetensors, so it needs an OUTPUT."),
+        ("convert a.safetensors ./a.safetensors", 2, "Write it to another place; rename it afterwards"),
+        ("convert a.safetensors", 2, "is in safetensors already, so an OUTPUT is needed"),
         ("pt2safetensors a.pt b.pt", 2, "is an existing checkpoint"),
         ("pt2safetensors a.pt b.pt", 2, "convert INPUT... --output-dir DIR"),
         ("convert a.pt b.pt --output-dir o --no-clobber", 1, "--no-clobber"),
@@ -188,7 +189,7 @@ def test_verify_does_not_compare_a_file_with_itself(place: Path) -> None:
 def test_a_directory_of_one_file_names_it(place: Path) -> None:
     (place / "in").mkdir()
     torch.save(NESTED, "in/epoch=0.ckpt")
-    assert "Give the checkpoint in it: in/epoch=0.ckpt" in refused(2, "convert", "in", "out")
+    assert "Name the checkpoint in it: in/epoch=0.ckpt" in refused(2, "convert", "in", "out")
 
 
 def test_a_run_with_one_deepspeed_checkpoint_is_converted_as_by_its_command(place: Path) -> None:
@@ -211,10 +212,10 @@ def test_a_variable_that_was_not_set_replaces_no_input(place: Path) -> None:
 def test_a_glob_that_the_shell_did_not_expand_is_explained(place: Path) -> None:
     torch.save(NESTED, "a.pt")
     assert (
-        "*.pt does not exist. Nothing was written. The shell did not expand it; without quotes it would match a.pt."
+        "*.pt does not exist. Nothing was written. The shell did not expand it; without quotes it stands for a.pt."
         in refused(2, "convert", "*.pt")
     )
-    assert "*.bin does not exist. Nothing was written. The shell found no match for the pattern" in refused(
+    assert "*.bin does not exist. Nothing was written. The shell found nothing that matches it" in refused(
         2, "convert", "*.bin", "out"
     )
     torch.save(NESTED, "x[1].pt")
@@ -323,8 +324,8 @@ def test_files_of_a_set_that_say_different_things_are_told_of(place: Path) -> No
     }
     Path("model.safetensors.index.json").write_text(json.dumps(index))
     run = succeeding("convert", ".", "out.safetensors")
-    assert "the metadata of its files differs in 'step'; the metadata of the last file is used" in run.err
-    assert "the structure record of one of its files was left out, because" in run.err
+    assert "the metadata of its files differs in 'step'; that of the last is taken" in run.err
+    assert "a structure record in one of its files was left out" in run.err
     assert metadata_of(place / "out.safetensors") == {"format": "pt", "step": "2"}
 
 
@@ -389,7 +390,7 @@ def test_a_structure_record_that_does_not_fit_is_refused_or_left_out(place: Path
     for tensors in (less, {**whole, "extra": torch.ones(1)}):
         save_file(tensors, "in.safetensors", metadata=metadata_of(place / "in.safetensors"))
         err = refused(4, "convert", "in.safetensors", "out.safetensors")
-        assert "--no-structure to convert the tensors without the record" in err
+        assert "--no-structure converts the tensors without the record" in err
         run = succeeding("convert", "in.safetensors", "out.safetensors", "--no-structure", "--verify")
         assert "its structure record was left out" in run.err
         assert metadata_of(place / "out.safetensors") == {"format": "pt"}
@@ -438,9 +439,9 @@ def test_of_twenty_the_broken_ones_do_not_stop_the_others(place: Path) -> None:
         assert said.splitlines()[-1] == "ckptconv: 3 of 20 inputs could not be converted."
         assert contents(place / "alone") == contents(place / out), jobs
         lines = run.out.splitlines()
-        assert lines[0].split() == ["input", "input", "format", "output", "size", "time"]
+        assert lines[0].split() == ["input", "what", "it", "was", "output", "size", "time"]
         assert [line.split()[0] for line in lines[1:21]] == words, "in the order in which they were given"
-        assert [line for line in lines if line.startswith("the structure record of in/m0.pt, in/m1.")]
+        assert [line for line in lines if line.startswith("values are recorded beside the tensors of in/m0.pt, in/m1.")]
         assert lines[-1].startswith("17 of 20 inputs converted, 3 failed: wrote ")
         kinds = {line.split()[0]: line.split()[1] for line in lines[1:-1]}
         assert [kinds[f"in/{name}"] for name in CODES] == ["unsafe", "corrupt", "unsupported"], jobs
@@ -481,7 +482,7 @@ def test_a_directory_in_which_nothing_was_made_does_not_stay(place: Path) -> Non
     assert os.listdir() == []
     Path("file").touch()
     torch.save(NESTED, "a.pt")
-    assert "file is not a directory" in refused(2, "convert", "a.pt", "--output-dir", "file")
+    assert "file is no directory" in refused(2, "convert", "a.pt", "--output-dir", "file")
 
 
 def test_options_for_one_output_are_refused_for_several(place: Path) -> None:
@@ -495,8 +496,8 @@ def test_options_for_one_output_are_refused_for_several(place: Path) -> None:
     )
     for option in options:
         said = refused(2, "convert", "a.pt", "--output-dir", "o", option)
-        assert f"{option.partition('=')[0]} applies to one conversion" in said
-    assert "must be converted alone" in refused(2, "convert", "-", "a.pt", "--output-dir", "o")
+        assert f"{option.partition('=')[0]} is for one conversion" in said
+    assert "by itself" in refused(2, "convert", "-", "a.pt", "--output-dir", "o")
     assert os.listdir() == ["a.pt"]
 
 
@@ -506,7 +507,7 @@ def test_templates_name_files_and_directories(place: Path) -> None:
         torch.save(NESTED, f"{run}/model.pt")
     words = ["r1/model.pt", "r2/model.pt"]
     err = refused(2, "convert", *words, "--output-dir", "o")
-    assert "The outputs of r1/model.pt and r2/model.pt would both be o/model.safetensors. No output" in err
+    assert "The outputs of r1/model.pt and r2/model.pt would both be o/model.safetensors. Nothing" in err
     assert err.count("--output-name") == 1
     assert not Path("o").exists()
     for template, expected in [
@@ -588,9 +589,9 @@ def test_no_two_outputs_have_one_name_and_none_leads_out_of_the_directory(
 
 
 def test_what_is_no_template_or_leads_out_is_refused() -> None:
-    fields = r"not a template.*\{stem\}, \{name\}, \{parent\}, \{number\}"
+    fields = r"no template.*\{stem\}, \{name\}, \{parent\}, \{number\}"
     for said, templates in (
-        ("not a valid name in out", ["..", "../{stem}", "/{stem}", "{stem}/..", "{stem}//x", ".", "a/./b"]),
+        ("no name in out", ["..", "../{stem}", "/{stem}", "{stem}/..", "{stem}//x", ".", "a/./b"]),
         (fields, ["{stem", "{}", "{0}", "{other}", "{stem.upper}", "{stem!r}", "{number:03}", "}"]),
     ):
         for template in templates:
@@ -729,7 +730,7 @@ def test_after_a_signal_the_table_says_what_was_done_and_what_not(tmp_path: Path
     assert rows["b.pt"].endswith("interrupted")
     assert rows["c.pt"].endswith("not begun")
     assert err.splitlines()[-1] == (
-        "ckptconv: Stopped by SIGINT. 1 of 3 inputs converted; no output of the others was published."
+        "ckptconv: Stopped by SIGINT. 1 of 3 inputs converted; nothing of the others was put under a final name."
     )
 
 

@@ -117,7 +117,11 @@ WAYS: dict[str, list[list[Any]]] = {
 # Words that lack something, and what is said.
 LACKING = [("patch a b", "needs a BASE, at least one DELTA")]
 SAID = [
-    (f"diff model.pt model.pt {option.flags[0]} {value}", 2, f"{option.flags[0]} needs --delta: it applies only to a delta;--delta DIR")
+    (
+        f"diff model.pt model.pt {option.flags[0]} {value}",
+        2,
+        f"{option.flags[0]} needs --delta: it applies only to a delta;--delta DIR",
+    )
     for option, value in zip(list(OF_DIFF.values())[1:], ("overwrite", "blake3", 2), strict=True)
 ]
 # Commands that name their output by an option, last.

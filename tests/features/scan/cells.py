@@ -17,7 +17,7 @@ OPENING = [ckptconv.scan]
 PRINTED = {"scan"}
 # Words of commands, and a path that they write.
 WHOLE = ["scan model.pt --sarif"]
-SAID = [("scan none --sarif gone/found.sarif", 2, "there is no directory gone")]
+SAID = [("scan none --sarif gone/found.sarif", 2, "the directory gone does not exist")]
 
 
 # --------------------------------------------------------------------------------------------------- what is replaced
