@@ -63,8 +63,8 @@ def convert_(
 
     A .pt file or a sharded set becomes safetensors, a DeepSpeed checkpoint its fp32 weights, a directory of
     torch.distributed.checkpoint safetensors: as with the command for each format. Safetensors can be cast, merged,
-    split, renamed and selected, or become a .pt file if OUTPUT has such a name. --to names what the name of OUTPUT
-    cannot, such as a checkpoint to train on from. Without OUTPUT, the output goes next to the input.
+    split, renamed and selected, or become a .pt file if OUTPUT has such a name. --to selects
+    other outputs, such as a checkpoint to resume training from. Without OUTPUT, the output goes next to the input.
 
     \b
     Examples:

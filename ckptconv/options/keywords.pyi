@@ -229,8 +229,8 @@ class _FindingTheModel(TypedDict, total=False):
     """Convert, Distributed, Average, Merge, Rows."""
 
     model_key: str | None
-    """Store the weights under KEY, such as model; . is the top of the state dict; none leaves them out, beside
-    --states."""
+    """Store the weights under KEY, such as model; . is the top of the state dict; none leaves out the weights, for use
+    with --states."""
 
 
 class _Ordering(TypedDict, total=False):

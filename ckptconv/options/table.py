@@ -189,8 +189,8 @@ class Options(Given):
     )
     model_key: str = deciding(
         TEXT,
-        "Store the weights under KEY, such as model; . is the top of the state dict; none leaves them out, beside "
-        "--states.",
+        "Store the weights under KEY, such as model; . is the top of the state dict; none leaves out the weights, for "
+        "use with --states.",
         metavar="KEY",
         group=NAMING,
         fallback={"safetensors2dcp": ".; model in a torch_checkpointing step; or as --like says"},

@@ -248,7 +248,7 @@ def _check_alone(output: str | None, options: Options) -> None:
     others = further(options)
     if KINDS[NAMED[options.to][0]].holds == "weights":
         if output is None and others:
-            raise UsageError(f"--to {options.to} says of which kind OUTPUT is, and there is none.", "Name it.")
+            raise UsageError(f"--to {options.to} gives the kind of OUTPUT, but OUTPUT is missing.", "Name it.")
         return
     if output is None:
         called = "A checkpoint of torch.distributed.checkpoint" if options.to in CHECKPOINTS else f"--to {options.to}"

@@ -140,7 +140,7 @@ for _file, _why, _header in (
     ("entry_null", "a tensor that is null", {"w": None}),
     ("entry_list", "a tensor that is a list", {"w": ["F32", [2, 3], [0, 24]]}),
     ("no_dtype", "no dtype", {"w": {"shape": [2, 3], "data_offsets": [0, 24]}}),
-    ("no_shape", "no shape", {"w": {"dtype": "F32", "data_offsets": [0, 24]}}),
+    ("no_shape", "not a shape", {"w": {"dtype": "F32", "data_offsets": [0, 24]}}),
     ("no_offsets", "no offsets", {"w": {"dtype": "F32", "shape": [2, 3]}}),
     ("dtype_number", "a dtype that is a number", {"w": entry(7)}),
     ("dtype_null", "a dtype that is null", {"w": entry(None)}),

@@ -189,7 +189,7 @@ def test_verify_does_not_compare_a_file_with_itself(place: Path) -> None:
 def test_a_directory_of_one_file_names_it(place: Path) -> None:
     (place / "in").mkdir()
     torch.save(NESTED, "in/epoch=0.ckpt")
-    assert "Name the checkpoint in it: in/epoch=0.ckpt" in refused(2, "convert", "in", "out")
+    assert "Give the checkpoint in it: in/epoch=0.ckpt" in refused(2, "convert", "in", "out")
 
 
 def test_a_run_with_one_deepspeed_checkpoint_is_converted_as_by_its_command(place: Path) -> None:
@@ -212,10 +212,10 @@ def test_a_variable_that_was_not_set_replaces_no_input(place: Path) -> None:
 def test_a_glob_that_the_shell_did_not_expand_is_explained(place: Path) -> None:
     torch.save(NESTED, "a.pt")
     assert (
-        "*.pt does not exist. Nothing was written. The shell did not expand it; without quotes it stands for a.pt."
+        "*.pt does not exist. Nothing was written. The shell did not expand it; without quotes it would match a.pt."
         in refused(2, "convert", "*.pt")
     )
-    assert "*.bin does not exist. Nothing was written. The shell found nothing that matches it" in refused(
+    assert "*.bin does not exist. Nothing was written. The shell found no match for the pattern" in refused(
         2, "convert", "*.bin", "out"
     )
     torch.save(NESTED, "x[1].pt")
@@ -324,7 +324,7 @@ def test_files_of_a_set_that_say_different_things_are_told_of(place: Path) -> No
     }
     Path("model.safetensors.index.json").write_text(json.dumps(index))
     run = succeeding("convert", ".", "out.safetensors")
-    assert "the metadata of its files differs in 'step'; that of the last is taken" in run.err
+    assert "the metadata of its files differs in 'step'; the metadata of the last file is used" in run.err
     assert "a structure record in one of its files was left out" in run.err
     assert metadata_of(place / "out.safetensors") == {"format": "pt", "step": "2"}
 
@@ -439,7 +439,7 @@ def test_of_twenty_the_broken_ones_do_not_stop_the_others(place: Path) -> None:
         assert said.splitlines()[-1] == "ckptconv: 3 of 20 inputs could not be converted."
         assert contents(place / "alone") == contents(place / out), jobs
         lines = run.out.splitlines()
-        assert lines[0].split() == ["input", "what", "it", "was", "output", "size", "time"]
+        assert lines[0].split() == ["input", "input", "format", "output", "size", "time"]
         assert [line.split()[0] for line in lines[1:21]] == words, "in the order in which they were given"
         assert [line for line in lines if line.startswith("values are recorded beside the tensors of in/m0.pt, in/m1.")]
         assert lines[-1].startswith("17 of 20 inputs converted, 3 failed: wrote ")
@@ -482,7 +482,7 @@ def test_a_directory_in_which_nothing_was_made_does_not_stay(place: Path) -> Non
     assert os.listdir() == []
     Path("file").touch()
     torch.save(NESTED, "a.pt")
-    assert "file is no directory" in refused(2, "convert", "a.pt", "--output-dir", "file")
+    assert "file is not a directory" in refused(2, "convert", "a.pt", "--output-dir", "file")
 
 
 def test_options_for_one_output_are_refused_for_several(place: Path) -> None:
@@ -507,7 +507,7 @@ def test_templates_name_files_and_directories(place: Path) -> None:
         torch.save(NESTED, f"{run}/model.pt")
     words = ["r1/model.pt", "r2/model.pt"]
     err = refused(2, "convert", *words, "--output-dir", "o")
-    assert "The outputs of r1/model.pt and r2/model.pt would both be o/model.safetensors. Nothing" in err
+    assert "The outputs of r1/model.pt and r2/model.pt would both be o/model.safetensors. No output" in err
     assert err.count("--output-name") == 1
     assert not Path("o").exists()
     for template, expected in [
@@ -591,7 +591,7 @@ def test_no_two_outputs_have_one_name_and_none_leads_out_of_the_directory(
 def test_what_is_no_template_or_leads_out_is_refused() -> None:
     fields = r"no template.*\{stem\}, \{name\}, \{parent\}, \{number\}"
     for said, templates in (
-        ("no name in out", ["..", "../{stem}", "/{stem}", "{stem}/..", "{stem}//x", ".", "a/./b"]),
+        ("not a valid name in out", ["..", "../{stem}", "/{stem}", "{stem}/..", "{stem}//x", ".", "a/./b"]),
         (fields, ["{stem", "{}", "{0}", "{other}", "{stem.upper}", "{stem!r}", "{number:03}", "}"]),
     ):
         for template in templates:
@@ -730,7 +730,7 @@ def test_after_a_signal_the_table_says_what_was_done_and_what_not(tmp_path: Path
     assert rows["b.pt"].endswith("interrupted")
     assert rows["c.pt"].endswith("not begun")
     assert err.splitlines()[-1] == (
-        "ckptconv: Stopped by SIGINT. 1 of 3 inputs converted; nothing of the others was put under a final name."
+        "ckptconv: Stopped by SIGINT. 1 of 3 inputs converted; no output of the others was published."
     )
 
 

@@ -157,7 +157,7 @@ def test_a_plan_of_a_part_does_not_ask_to_finish_it() -> None:
 def test_parts_are_not_finished_where_the_manifest_cannot_be_written() -> None:
     for part in ("0/2", "1/2"):
         done(ckptconv_here("pt2safetensors", "model.pt", "out", "--part", part))
-    ckptconv_here("finish", "out", "--manifest", "gone/file").refused(2, "there is no directory")
+    ckptconv_here("finish", "out", "--manifest", "gone/file").refused(2, "the directory gone does not exist")
     assert not Path("out/model.safetensors").exists()
     done(ckptconv_here("finish", "out"))
 

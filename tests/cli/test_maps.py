@@ -47,7 +47,7 @@ def test_check_with_a_checkpoint_says_what_becomes_of_it(place: Path) -> None:
     run = ckptconv_here("maps", "check", "my.toml", "m.pt", "--size", "g=2", "-v")
     assert run.code == 0
     assert "m.pt: one → other makes 2 tensors\nl0.q ← layers.0.qkv\nl0.k ← layers.0.qkv\n" in run.out
-    assert "left out, as the map my.toml says: 'layers.0._extra_state'" in run.err
+    assert "left out, because the map my.toml drops them: 'layers.0._extra_state'" in run.err
 
 
 def test_check_with_a_reference_says_what_it_lacks(place: Path) -> None:
@@ -77,7 +77,7 @@ def test_what_is_printed_as_json_is_of_its_schema(place: Path) -> None:
 def test_what_a_check_finds_is_an_error(place: Path) -> None:
     ckptconv_here("maps", "check", "my.toml", "m.pt").refused(2, "Give --size g=NUMBER")
     for name, told in {
-        "nothing": "no map 'nothing'",
+        "nothing": "The map 'nothing' does not exist",
         "./nothing.toml": "does not exist",
         "../": ("is not a file"),
     }.items():

@@ -169,7 +169,7 @@ def test_a_file_that_is_whole_is_converted(name: str, tmp_path: Path) -> None:
 @every(
     "make, words",
     [
-        (of_zero("z2_bf16_w2", "mp_rank_00_model_states.pt"), "in other files. Those come with: ckptconv zero-to-fp32"),
+        (of_zero("z2_bf16_w2", "mp_rank_00_model_states.pt"), "in other files. For these, use: ckptconv zero-to-fp32"),
         *itertools.chain(*of_features("MAYBE_WHOLE")),
     ],
 )

@@ -34,6 +34,6 @@ def test_programs_that_read_one_file_get_one(tmp_path: Path, name: str) -> None:
     (tmp_path / "one").mkdir()
     torch.save(STATE, tmp_path / "one" / f"{'open_clip_' if name == 'open_clip' else ''}pytorch_model.bin")
     (tmp_path / "one" / "config.json").write_text('{"architecture": "vit", "pretrained_cfg": {}}')
-    with pytest.raises(UsageError, match=f"{name} reads a model of one"):
+    with pytest.raises(UsageError, match=f"{name} reads a model from one"):
         convert(tmp_path / "one", max_shard_size=16)
     assert not (tmp_path / "out").exists()

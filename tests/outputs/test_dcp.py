@@ -218,7 +218,7 @@ def test_a_checkpoint_that_lacks_a_chunk_is_no_example(tmp_path: Path) -> None:
     torch.save({"model": {"w": torch.ones(6, 2)}}, tmp_path / "m.pt")
     like = one(torch.ones(6, 2), shards((6, 2), 0, 3)[:2]).write(tmp_path / "like")
     run = ckptconv_here("safetensors2dcp", tmp_path / "m.pt", tmp_path / "out", "--like", like)
-    run.refused(4, "lack 4 of them")
+    run.refused(4, "4 of them are in no chunk")
     assert not (tmp_path / "out").exists()
 
 
@@ -620,9 +620,9 @@ def test_a_checkpoint_of_training_is_never_replaced(tmp_path: Path) -> None:
     there = Path(shutil.copytree(NESTED, tmp_path / "step-1"))
     before = contents(there)
     a_model(tmp_path / "m.safetensors")
-    ckptconv_here("safetensors2dcp", tmp_path / "m.safetensors", there).refused(2, "this program did not write")
+    ckptconv_here("safetensors2dcp", tmp_path / "m.safetensors", there).refused(2, "ckptconv did not write")
     assert ckptconv_here("dcp2safetensors", there, there).code == 0  # which leaves a manifest of ours
-    ckptconv_here("safetensors2dcp", tmp_path / "m.safetensors", there).refused(2, "this program did not write")
+    ckptconv_here("safetensors2dcp", tmp_path / "m.safetensors", there).refused(2, "ckptconv did not write")
     assert contents(there).items() >= before.items()
 
 

@@ -253,7 +253,7 @@ def test_verify_finds_a_digest_that_is_not_so(mixed: Path, tmp_path: Path) -> No
                     target, key = (digests, "file") if what == "file" else (digests["tensors"], first)
                     target[key] = "0" * 64
             manifest.write_text(json.dumps(told))
-            with pytest.raises(DifferenceError, match=r"the sha256 of .* is not so"):
+            with pytest.raises(DifferenceError, match=r"the sha256 of .* is wrong"):
                 verify(source, tmp_path / output, **asked)
 
 

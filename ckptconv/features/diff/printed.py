@@ -1,4 +1,4 @@
-"""What `diff` prints with --json, for its schema (`scripts/schemas.py`)."""
+"""The output of `diff` with --json, for its schema (`scripts/schemas.py`)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ckptconv.features.diff.difference import STATUSES, Difference, TensorDiffer
 COMMANDS = {
     "diff": (
         "diff",
-        "What `diff --json` prints, also when something differs.",
+        "The output of `diff --json`, also when something differs.",
         ("diff",),
         Difference,
         "difference",
         None,
-        "Whether all is equal, or the delta was written: true with exit code 0 only.",
-        "What stands for all differences, with the exit code of the process. Only when `ok` is false.",
+        "True if all is equal, or the delta was written: true with exit code 0 only.",
+        "The error for all differences, with the exit code of the process. Only when `ok` is false.",
     )
 }
 # Properties that are printed with the fields.

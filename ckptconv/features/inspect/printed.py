@@ -1,4 +1,4 @@
-"""What `inspect` prints with --json, for its schema (`scripts/schemas.py`)."""
+"""The output of `inspect` with --json, for its schema (`scripts/schemas.py`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ckptconv.inspection.tensor_info import TensorInfo
 from ckptconv.tensors.statistics import Statistics
 
 # Title, what prints it, the commands, the class of the fields, and what others call these.
-COMMANDS = {"inspect": ("inspect", "What `inspect --json` prints.", ("inspect",), Summary, "summary")}
+COMMANDS = {"inspect": ("inspect", "The output of `inspect --json`.", ("inspect",), Summary, "summary")}
 # Properties that are printed with the fields.
 PROPERTIES = {Summary: ("modules",)}
 # Fields that are left out where there is nothing to say, and those that are left out unless they were asked for.

@@ -62,5 +62,5 @@ def test_what_a_map_makes_of_the_first_is_compared(place: Path) -> None:
     assert ckptconv_here("convert", "m.pt", "other.safetensors", "--map", "my.toml").code == 0
     run = ckptconv_here("diff", "m.pt", "other.safetensors", "--map", "my.toml")
     assert (run.code, "equal: 2 tensors" in run.out) == (0, True)
-    assert "left out, as the map my.toml says: '0._extra_state'" in run.err
+    assert "left out, because the map my.toml drops them: '0._extra_state'" in run.err
     assert ckptconv_here("diff", "m.pt", "other.safetensors").code == 1

@@ -120,8 +120,8 @@ def test_sources_on_a_store(zero: Path, tmp_path: Path) -> None:
 def test_what_makes_no_sense_is_refused(zero: Path, tmp_path: Path) -> None:
     for output, options, message in (
         ("x.json", (), "no name for a virtual checkpoint"),
-        ("x.virtual.json", ("--verify",), "no data: --verify is of no use"),
-        ("x.virtual.json", ("--part", "0/2"), "no data: --part is of no use"),
+        ("x.virtual.json", ("--verify",), "--verify has no effect: a virtual checkpoint holds no data"),
+        ("x.virtual.json", ("--part", "0/2"), "no data: --part has no effect"),
         ("x.virtual.json", ("--optimizer", tmp_path / "y.virtual.json"), "optimizer states are written as safetensors"),
     ):
         command = "zero-to-fp32" if options else "virtual"
@@ -164,7 +164,7 @@ HEADER = '{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
 CHANGES: dict[str, tuple[Change, type[CkptconvError], str]] = {
     "no version": (lambda told: told.pop("ckptconv.virtual"), CorruptError, "does not begin with"),
     "a later version": (lambda told: told.update({"ckptconv.virtual": 2}), UnsupportedError, "a newer ckptconv"),
-    "no files": (lambda told: told.pop("files"), CorruptError, "'files' is no list"),
+    "no files": (lambda told: told.pop("files"), CorruptError, "'files' is not a list"),
     "a file that is none": (lambda told: told["files"].append(3), CorruptError, "no object"),
     "a file twice": (lambda told: told["files"].append(told["files"][0]), CorruptError, "twice"),
     "a name with a path": (first("files", name="../model.safetensors"), UnsafeError, "leads out"),

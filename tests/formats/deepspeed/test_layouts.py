@@ -440,7 +440,7 @@ def test_muon_s_momentum_that_may_be_either_is_refused_without_the_weights(tmp_p
     model = in_doubt()
     checkpoint = write(tmp_path / "checkpoint", model, Save(align=4, muon=MUON))
     states = str(tmp_path / "states.safetensors")
-    refused(checkpoint, UnsupportedError, "'momentum_buffer' of group 0", "nothing says", optimizer=states)
+    refused(checkpoint, UnsupportedError, "'momentum_buffer' of group 0", "does not say which", optimizer=states)
     check(tmp_path, checkpoint, expected(model))
 
 
@@ -965,9 +965,9 @@ def test_affine_maps_place_every_block(tmp_path: Path) -> None:
         ({"parameter_to_average_patterns": ["w"]}, UnsupportedError, "average"),
         ({"tp_replicated_parameter_patterns": ["w"]}, CorruptError, "stored twice"),
         ({"tp_replicated_parameter_patterns": "w"}, CorruptError, "not a list of patterns"),
-        ({"tp_replicated_parameter_patterns": ["("]}, CorruptError, "no pattern"),
+        ({"tp_replicated_parameter_patterns": ["("]}, CorruptError, "not a valid pattern"),
         ({"tp_replicated_parameter_patterns": ["(?:|){40}x"]}, UnsupportedError, "take too long"),
-        ({"parameter_with_sub_params": [{"patterns": ["w"]}]}, CorruptError, "no shape"),
+        ({"parameter_with_sub_params": [{"patterns": ["w"]}]}, CorruptError, "not a shape"),
         (
             {"parameter_with_sub_params": [{"patterns": ["w"], "shape": ((3, 1), 2), "partition_dim": 0}]},
             CorruptError,
@@ -981,7 +981,7 @@ def test_affine_maps_place_every_block(tmp_path: Path) -> None:
         (
             {"parameter_with_sub_params": [{"patterns": ["w"], "shape": (4, 2), "partition_dim": 2}]},
             CorruptError,
-            "no shape",
+            "not a shape",
         ),
         (
             {"parameter_with_sub_params": 1},
