@@ -14,6 +14,7 @@ from ckptconv.process import of_feature
 # then.
 FEATURES: Mapping[str, str] = {
     "quantized": "dequantize quantize requantize keep",
+    "provenance": "attest",
 }
 # Of these, those that change a source when it is opened, in this order: `opening.py` in the folder has
 # `opened(source, asked, reaching)`, which returns the source as the options `asked` say. It is called if one of them is

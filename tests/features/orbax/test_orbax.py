@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cells import looking
 from checkpoints import assert_same, ckptconv_here, done
 from effort import every
 from features.orbax import writer
@@ -18,6 +19,7 @@ from format_suite import FormatSuite
 from safetensors.torch import load_file
 
 import ckptconv
+from ckptconv.formats.registered import DESCRIBING
 from ckptconv.tensors.lazy import packed
 
 DATA = Path(__file__).parent / "data"
@@ -181,7 +183,7 @@ def test_two_arrays_of_one_name_are_both_named(tmp_path: Path) -> None:
 
 def test_a_file_of_a_step_means_the_step(tmp_path: Path) -> None:
     for name in ("_METADATA", "manifest.ocdbt"):
-        done(ckptconv_here("inspect", step_of("small-chunks") / name))
+        done(ckptconv_here("convert", step_of("small-chunks") / name, tmp_path / f"{name}.safetensors"))
     run = ckptconv_here("convert", step_of("two-processes") / "ocdbt.process_1", tmp_path / "out")
     run.refused(2, "what one process wrote", "Name that of the step")
 
@@ -252,8 +254,9 @@ def test_what_tensorstore_can_store_comes_out(way: str, inline: int, tmp_path: P
     out = tmp_path / "out.safetensors"
     done(ckptconv_here("convert", place, out, "--verify"))
     assert torch.equal(load_file(out)["w"], torch.from_numpy(ARRAY)), way
-    ckptconv.convert(place, tmp_path / "x.virtual.json", overwrite=True)
-    assert torch.equal(ckptconv.load_state_dict(tmp_path / "x.virtual.json")["w"], torch.from_numpy(ARRAY)), way
+    for suffix in DESCRIBING:
+        ckptconv.convert(place, tmp_path / f"x{suffix}", overwrite=True)
+        assert torch.equal(ckptconv.load_state_dict(tmp_path / f"x{suffix}")["w"], torch.from_numpy(ARRAY)), way
     shutil.rmtree(place)
 
 
@@ -279,7 +282,8 @@ def test_a_large_chunk_that_lies_in_a_node_is_unpacked_where_it_is_wanted(tmp_pa
         (tmp_path / "_METADATA").write_text(writer.metadata(writer.entry("w")))
         done(ckptconv_here("convert", tmp_path, tmp_path / "out.safetensors", "--verify"))
         assert torch.equal(load_file(tmp_path / "out.safetensors")["w"], torch.from_numpy(zeros))
-        assert ckptconv_here("inspect", tmp_path).code == 0
+        for command in looking():
+            assert ckptconv_here(command, tmp_path).code == 0, command
 
 
 def test_only_what_is_converted_is_opened(tmp_path: Path) -> None:
