@@ -13,9 +13,12 @@ import ckptconv
 from ckptconv import UsageError
 from ckptconv.options.table import OPTIONS
 from ckptconv.outputs import kinds
-from ckptconv.outputs.kinds import KINDS, NAMED
+from ckptconv.outputs.kinds import FURTHER, KINDS, NAMED
 
 WEIGHTS = {"a.weight": torch.arange(6.0).view(2, 3), "a.bias": torch.ones(2)}
+
+# The values of --to that are also options, for an output beside OUTPUT.
+BESIDE = [name for name in FURTHER if name in NAMED]
 
 
 @pytest.fixture(autouse=True)
@@ -41,9 +44,10 @@ def test_an_output_is_the_same_whether_its_name_or_to_says_its_kind() -> None:
             Path(place).mkdir(exist_ok=True)
             done(ckptconv_here("convert", "m.safetensors", f"{place}/{name}", *words))
         assert contents(Path("said")) == contents(Path("asked")), name
-    done(ckptconv_here("convert", "m.safetensors", "--universal", "said/step"))
-    done(ckptconv_here("convert", "m.safetensors", "asked/step", "--to", "universal"))
-    assert contents(Path("said")) == contents(Path("asked"))
+    for to in BESIDE:
+        done(ckptconv_here("convert", "m.safetensors", f"--{to}", "said/step"))
+        done(ckptconv_here("convert", "m.safetensors", "asked/step", "--to", to))
+        assert contents(Path("said")) == contents(Path("asked"))
 
 
 def test_a_name_of_another_kind_is_refused_and_nothing_is_written() -> None:
@@ -79,7 +83,7 @@ def test_without_an_output_a_pt_file_is_beside_the_input() -> None:
     assert_same(torch.load("model.pt", weights_only=True), WEIGHTS)
     Path("m.pt").write_text("mine")
     ckptconv_here("convert", "m.safetensors", "--to", "pt").refused(2, "m.pt exists")
-    for to in ("universal", *kinds.CHECKPOINTS):
+    for to in (*BESIDE, *kinds.CHECKPOINTS):
         ckptconv_here("convert", "m.safetensors", "--to", to).refused(2, "needs an OUTPUT: a directory")
 
 
@@ -88,12 +92,13 @@ def test_several_inputs_each_become_one_of_the_kind() -> None:
     done(ckptconv_here("convert", "m.safetensors", "n.safetensors", "--output-dir", "out", "--to", "pt"))
     assert sorted(contents(Path("out"))) == ["m.pt", "n.pt"]
     words = ["convert", "m.safetensors", "n.safetensors", "--output-dir", "o"]
-    ckptconv_here(*words, "--to", "universal").refused(2, "--to universal is for one conversion")
+    for to in BESIDE:
+        ckptconv_here(*words, "--to", to).refused(2, f"--to {to} is for one conversion")
     ckptconv_here(*words, "--states", "m.safetensors", "--to", "dcp").refused(2, "--states is for one conversion")
 
 
 def test_parts_and_plans_are_of_the_kind() -> None:
-    for to in ("pt", "universal"):
+    for to in ("pt", *BESIDE):
         assert "would" in done(ckptconv_here("convert", "m.safetensors", "x", "--to", to, "--dry-run")).out
         assert not Path("x").exists()
         for part in ("0/2", "1/2"):
@@ -103,12 +108,13 @@ def test_parts_and_plans_are_of_the_kind() -> None:
 
 
 def test_a_kind_goes_with_further_outputs_but_not_with_a_second_of_its_own() -> None:
-    done(ckptconv_here("convert", "m.safetensors", "x", "--to", "pt", "--universal", "u"))
-    assert Path("x").is_file()
-    assert Path("u").is_dir()
-    for to in ("universal", "dcp"):
-        ckptconv_here("convert", "m.safetensors", "y", "--to", to, "--universal", "z").refused(2, "two outputs")
-    ckptconv_here("convert", "m.safetensors", "--to", "pt", "--universal", "z").refused(2, "there is none")
+    for name in BESIDE:
+        done(ckptconv_here("convert", "m.safetensors", "x", "--to", "pt", f"--{name}", "u"))
+        assert Path("x").is_file()
+        assert Path("u").is_dir()
+        for to in (name, "dcp"):
+            ckptconv_here("convert", "m.safetensors", "y", "--to", to, f"--{name}", "z").refused(2, "two outputs")
+        ckptconv_here("convert", "m.safetensors", "--to", "pt", f"--{name}", "z").refused(2, "there is none")
 
 
 def test_strict_spellings_take_their_own_kinds() -> None:
@@ -120,7 +126,12 @@ def test_strict_spellings_take_their_own_kinds() -> None:
 def test_every_kind_is_named_in_the_help() -> None:
     assert [to for to in NAMED if to not in OPTIONS["to"].about] == []
     assert "Did" not in ckptconv_here("convert", "m.safetensors", "--to", "gguf").refused(2, "safetensors or pt")
-    for word, meant in {"torch": "pt", "fsdp": "dcp", "DeepSpeed": "universal", "PT": "pt"}.items():
+    for word, meant in {
+        "torch": "pt",
+        "fsdp": "dcp",
+        "PT": "pt",
+        **dict.fromkeys(BESIDE and ["DeepSpeed"], "universal"),
+    }.items():
         ckptconv_here("convert", "m.safetensors", "--to", word).refused(2, f"Did you mean {meant}?")
 
 
