@@ -14,6 +14,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
 from typing import Any, NamedTuple
 
 from ckptconv.errors import (
@@ -26,11 +27,12 @@ from ckptconv.errors import (
     UsageError,
     leaving,
 )
-from ckptconv.formats import runs, safetensors, virtual
+from ckptconv.formats import runs, safetensors
 from ckptconv.formats.dcp.extent import extent_of
 from ckptconv.formats.dcp.names import INTEGRITY, METADATA
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.model_files import MAX_HEADER, SUFFIX
+from ckptconv.formats.registered import describing
 from ckptconv.formats.run_steps import Run, Step, is_beside_weights, run_at
 from ckptconv.formats.runs import STEP_MANIFEST
 from ckptconv.formats.source import Source
@@ -107,7 +109,7 @@ class Judged(NamedTuple):
 def is_made_here(step: Step) -> bool:
     """Whether this program made a step of another one: then it may lack what that had."""
     names = (path.rpartition("/")[2] for path in step.files)
-    return any(name.startswith(HIDDEN) or name.endswith(virtual.SUFFIX) for name in names)
+    return any(name.startswith(HIDDEN) or bool(describing(name)) for name in names)
 
 
 class Reading(NamedTuple):
@@ -218,7 +220,8 @@ def opened(step: Step, reading: Reading) -> Judged:
     optimizer = sum(_nbytes(each.optimizer) for each in sources) or sum(
         entry.file.size for path, entry in step.files.items() if _OPTIMIZER_FILE.fullmatch(path.rpartition("/")[2])
     )
-    roots = virtual.load(step.place, look=False).roots if step.place.path.endswith(virtual.SUFFIX) else ()
+    reader = describing(step.place.path)
+    roots = import_module(reader).load(step.place, look=False).roots if reader else ()
     reads = tuple(root for root in roots if not f"{root}/".startswith(f"{step.path}/"))
     found = Judged(step, source.format, not lost, lost, weights=weights, optimizer=optimizer)
     return found._replace(path=source.path, reads=reads)
