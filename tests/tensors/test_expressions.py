@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptconv.tensors import computing, lazy, moves
-from ckptconv.tensors.computing import Bits, Join, Joined
+from ckptconv.tensors.computing import Bits, Join, Joined, Tiled
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.expressions import EXPRESSIONS, MAX_DEPTH, Decoder, Encoder
 from ckptconv.tensors.lazy import (
