@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import ckptconv
 from ckptconv.features.quantized.computing import Dequantize, Quantize, Rescale
 from ckptconv.features.quantized.options import ROUNDING_WAYS
-from ckptconv.features.quantized.table import WAYS
+from ckptconv.features.quantized.table import WAYS as QUANTIZING_WAYS
 from ckptconv.result import Report
 from ckptconv.tensors.computing import Axis, Tile, Tiled
 from ckptconv.tensors.dtypes import DTYPES
@@ -43,8 +43,8 @@ DECIDING = {
 
 # ---------------------------------------------------------------------------------------------------- what is computed
 
-# Small checkpoints of every dialect, and the ways to quantize.
-DIALECTS, QUANTIZING_WAYS = dialects, WAYS
+# Small checkpoints of every dialect; and `QUANTIZING_WAYS`, the ways to quantize.
+DIALECTS = dialects
 
 
 def _converting(**asked: Any) -> Callable[..., Report]:
