@@ -2,7 +2,7 @@
 # docker run --rm --volume "$PWD:/data" --user "$(id -u):$(id -g)" ckptconv pt2safetensors model.pt
 FROM python:3.13-slim AS build
 # Which extras: torch is for load_state_dict alone, which no command uses.
-ARG EXTRAS=azure,blake3,dask,fast,gcs,http,hub,s3,xxhash,zstd
+ARG EXTRAS=azure,blake3,crc32c,dask,fast,gcs,http,hub,s3,xxhash,zstd
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY ckptconv ckptconv

@@ -11,7 +11,7 @@ export PYTHONDONTWRITEBYTECODE :=
 AZURITE := build/azurite/node_modules/.bin/azurite-blob
 AXE := build/axe/node_modules/axe-core/axe.min.js
 
-.PHONY: grammar help install demo test thorough coverage test-pythons test-azure test-page test-deepspeed test-dcp test-trainers test-maps test-grammar without without-turn mutants fuzz lint format man bench docs dist clean
+.PHONY: grammar help install demo test thorough coverage test-pythons test-azure test-page test-deepspeed test-dcp test-trainers test-formats test-maps test-grammar without without-turn mutants fuzz lint format man bench docs dist clean
 
 help:
 	@echo "make install   the development environment, in $(VENV)"
@@ -25,6 +25,7 @@ help:
 	@echo "make test-deepspeed   a real DeepSpeed trains, saves, and says which converter is right"
 	@echo "make test-dcp   torch trains on from checkpoints that we write, with FSDP2 and DDP"
 	@echo "make test-trainers   states out of what transformers, PEFT, TRL, accelerate, Lightning, Composer save"
+	@echo "make test-formats   Orbax and others save new checkpoints, and read what we read"
 	@echo "make test-maps   torchtitan, Megatron-core, transformers and others make what the maps make"
 	@echo "make test-grammar   the table of scan's productions beside all libraries that it lists, and traps for these"
 	@echo "make without   the checks and the tests on copies without one feature; FEATURE=rows for one"
@@ -91,6 +92,9 @@ test-dcp: $(INSTALLED)
 
 test-trainers: build/trainers-tools build/trainers-more
 	PYTHONPATH=$(CURDIR):$(CURDIR)/build/trainers-more $</bin/python scripts/test_trainers.py $(TRAINERS_FLAGS)
+
+test-formats: build/formats-tools
+	$</bin/python scripts/test_formats.py $(FORMATS_FLAGS)
 
 test-maps: build/maps-tools build/maps-old build/maps-more build/maps-titan
 	$</bin/python scripts/record_maps.py --old build/maps-old --more build/maps-more --titan build/maps-titan $(MAPS_FLAGS)

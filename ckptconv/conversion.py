@@ -16,17 +16,17 @@ from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.options.kinds import Default
 from ckptconv.options.option import checked
 from ckptconv.options.table import OPTIONS, Options
-from ckptconv.outputs.kinds import check_options
+from ckptconv.outputs.kinds import CHECKPOINTS, NAMED, check_options
 from ckptconv.outputs.planning import Output, planned
 from ckptconv.outputs.targets import (
     Target,
     beside,
-    check_checkpoint,
     check_spool,
-    checkpoints,
     default_output,
+    named_outputs,
     of_part,
-    resolve,
+    suffix_of,
+    targets_of,
 )
 from ckptconv.process import no_garbage, settled
 from ckptconv.publish.companions import accompanied
@@ -64,8 +64,9 @@ def convert(
     """Convert `source`, a path or an opened checkpoint, to safetensors at `output`, or from safetensors to a `.pt`.
 
     If `output` ends in ".safetensors" it is one file, else a directory; the default is beside the input. The name of a
-    file for torch.load ends in .pt, .pth, .bin or .ckpt. With `to`, it is a checkpoint for torch.distributed.checkpoint
-    instead, with the optimizer's states if `optimizer` says where they are. `options` are the fields of `Options`.
+    file for torch.load ends in .pt, .pth, .bin or .ckpt. `to` names the kind of output where the name does not say it,
+    such as a checkpoint for torch.distributed.checkpoint ("dcp"), with the optimizer's states if `states` says where
+    they are. `options` are the fields of `Options`.
 
     `progress` shows the bytes written: it is a bar of tqdm or the class of one, a `rich.progress.Progress`, True for a
     bar of tqdm's, or a function, which is called from any thread with the bytes since the last call; if that has a
@@ -88,13 +89,9 @@ def convert(
         raise UsageError(f"executor {brief(executor)} is none of concurrent.futures.")
     chosen = Options(**options)
     # Check the outputs before reading a large input.
-    check_checkpoint(output, chosen)
-    if chosen.to and output is not None:
-        targets = checkpoints(output, chosen)
-    else:
-        named = {"weights": output, "optimizer": chosen.optimizer or None, "universal": chosen.universal or None}
-        targets = [resolve(holds, path, chosen) for holds, path in named.items() if path is not None]
-    check_options([target.kind for target in targets] or ["directory"], chosen)
+    named, chosen = named_outputs(output, chosen)
+    targets = targets_of(named, chosen)
+    check_options([target.kind for target in targets] or [NAMED[chosen.to or "safetensors"][-1]], chosen)
     wanted = chosen.spool_dir
     check_spool(wanted)
     chosen = chosen.replaced(spool_dir=wanted or beside(targets))
@@ -109,11 +106,13 @@ def convert(
             sources = fitted(all_opened(source, chosen, holds), source, chosen, holds)
             if not targets:
                 asked = source.path if isinstance(source, Source) else normalize(source)
-                beside_it = default_output(sources[0], Location(asked, dict(chosen.storage_options)))
+                place = Location(asked, dict(chosen.storage_options))
+                beside_it = default_output(sources[0], place, suffix_of(chosen.to))
                 beside_it = Proposed(beside_it, f"Name it: INPUT {shlex.quote(beside_it)}, or give --overwrite.")
-                targets = [resolve("weights", beside_it, chosen)]
+                named, chosen = named_outputs(beside_it, chosen)
+                targets = targets_of(named, chosen)
                 chosen = chosen.replaced(spool_dir=chosen.spool_dir or beside(targets))
-            if chosen.to:
+            if chosen.to in CHECKPOINTS:
                 targets, chosen = _like(sources[0], targets, chosen)
             work = [(kept_apart(one, target.path), target) for one, target in _work(sources, targets, chosen)]
             outputs = [planned(one, target, chosen) for one, target in work]

@@ -12,17 +12,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ckptconv.options.keywords import tables
-from ckptconv.options.kinds import DTYPES, FLAG, SHORT_DTYPES
+from ckptconv.options.kinds import CHECKPOINT, DTYPES, FLAG, OUTPUT_KIND, SHORT_DTYPES
 from ckptconv.options.option import Option
 
 STUB = Path(__file__).resolve().parents[1] / "ckptconv" / "options" / "keywords.pyi"
-# What the options are for that the same calls take, by the first of them.
+# What the options are for that the same calls take, by the first of them; by its type too, where it has several.
 GROUPS = {
     "max_shard_size": "Sharding",
     "dtype": "Casting",
     "dequantize": "Dequantizing",
     "quantize": "Making",
     "key": "Choosing",
+    "to": "Naming",
+    "to: CheckpointName | None": "NamingCheckpoints",
+    "states": "ReadingStates",
+    "chunks": "Cutting",
     "include": "Selecting",
     "strip_prefix": "Renaming",
     "map": "Mapping",
@@ -73,15 +77,24 @@ class TorchDType(Protocol):
     def to_real(self) -> Any: ...
 
 
-# The names of dtypes, as `options.kinds` reads them.
-DTypeName: TypeAlias = Literal[
 '''
 
 
 def text() -> str:
     """Return the module as it is made of the table now."""
-    names = "".join(f'    "{name}",\n' for name in (*DTYPES, *SHORT_DTYPES))
-    return f"{HEAD}{names}]\n" + "".join(_classes())
+    return HEAD + "".join((*_aliases(), *_classes()))
+
+
+def _aliases() -> Iterator[str]:
+    """Yield a type for each list of names that options take."""
+    named = {
+        "DTypeName": (*DTYPES, *SHORT_DTYPES),
+        **{kind.accepts: kind.choices for kind in (OUTPUT_KIND, CHECKPOINT)},
+    }
+    for alias, names in named.items():
+        values = "".join(f'    "{name}",\n' for name in names)
+        yield f"\n{alias}: TypeAlias = Literal[\n{values}]"
+    yield "\n"
 
 
 def _classes() -> Iterator[str]:
@@ -104,7 +117,8 @@ def _classes() -> Iterator[str]:
 
 def _called(field: str) -> str:
     """Return the name of the class of a group, by the first of its fields: _Sharding."""
-    return "_" + GROUPS.get(name := field.split(":", maxsplit=1)[0].strip(), name.title().replace("_", ""))
+    name, _, kind = field.partition("\n")[0].strip().partition(":")
+    return "_" + (GROUPS.get(f"{name}:{kind}") or GROUPS.get(name, name.title().replace("_", "")))
 
 
 def _class(name: str, bases: Sequence[str], about: str, fields: Iterable[str]) -> Iterator[str]:

@@ -36,22 +36,10 @@ class Mutant(NamedTuple):
 
 MUTANTS = [
     Mutant(
-        "publish/pointer",
-        "names = [] if LATEST in beside.names else [",
-        "names = [] if beside.names else [",
-        "tests/publish/test_replacing.py -k others_made_is_not",
-    ),
-    Mutant(
         "plan",
         r"of-(?P<of>\d{5,6})",
         r"of-(?P<of>\d{5})",
         "tests/formats/test_alone.py",
-    ),
-    Mutant(
-        "formats/dcp/read",
-        "        check_content(place.path, data, digests)\n",
-        "",
-        "tests/formats/dcp/test_megatron.py",
     ),
     Mutant(
         "outputs/restore",
@@ -289,18 +277,6 @@ MUTANTS = [
         "tests/structure/test_keymap.py -k record_gives",
     ),
     Mutant(
-        "formats/ranks/flat",
-        "_ALIGNMENT = 8",
-        "_ALIGNMENT = 800",
-        "tests/formats/ranks/test_ranks.py -k padding",
-    ),
-    Mutant(
-        "formats/ranks/flat",
-        "        if place != expected or",
-        "        if",
-        "tests/formats/ranks/test_ranks.py",
-    ),
-    Mutant(
         "formats/chunks",
         "            if at != stop[dim]:\n                raise _hole(dim, at, start, stop)\n",
         "",
@@ -517,12 +493,6 @@ MUTANTS = [
         "tests/storage/test_writing.py",
     ),
     Mutant(
-        "formats/ranks/states",
-        "if is_state and is_factor(path[-1]):",
-        "if False:",
-        "tests/formats/ranks/test_ranks.py",
-    ),
-    Mutant(
         "formats/numbers/matching",
         "    is_only = last.ways == 1\n",
         "    is_only = True\n",
@@ -577,7 +547,7 @@ MUTANTS = [
         "tests/formats/numbers/test_orders.py -k another_model",
     ),
     Mutant(
-        "formats/optimizers",
+        "formats/numbers/states",
         "model = model._replace(orders=[order for order in model.orders if order.asked])",
         "model = model._replace(orders=model.orders)",
         "tests/formats/numbers/test_orders.py -k records",
@@ -595,10 +565,28 @@ MUTANTS = [
         "tests/formats/numbers/test_orders.py -k torchtune",
     ),
     Mutant(
-        "outputs/training",
-        'keys = dict.fromkeys(key for name in group["params"] for key in kept[name])',
-        "keys = dict.fromkeys(key for own in kept.values() for key in own)",
-        "tests/outputs/test_training.py -k several_optimizers",
+        "outputs/targets",
+        "if said and said not in NAMED[to]:",
+        "if said not in NAMED[to] and said not in KINDS:",
+        "tests/outputs/test_to.py -k another_kind",
+    ),
+    Mutant(
+        "outputs/targets",
+        'Proposed(path, "Give another OUTPUT, or --overwrite to replace it.")',
+        "_proposed(path)",
+        "tests/outputs/test_to.py -k a_file_of_others",
+    ),
+    Mutant(
+        "outputs/targets",
+        'if output is None or kind_of(output) in NAMED[to]:\n            options = options.replaced(to="")',
+        "if False:\n            pass",
+        "tests/outputs/test_to.py -k the_same",
+    ),
+    Mutant(
+        "verification/verify",
+        'kind = {"optimizer": "states", UNIVERSAL: UNIVERSAL}.get(told.kind, kind)',
+        'kind = {"optimizer": "states"}.get(told.kind, kind)',
+        "tests/outputs/test_to.py -k knows_it_again",
     ),
 ]
 # Those of features stand in the folders of their tests.

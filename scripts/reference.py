@@ -13,13 +13,14 @@ import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import schemas
 import skill
 
 from ckptconv.cli.commands import app
-from ckptconv.cli.help import BRIEF, OWN, Flag, Help, as_json
+from ckptconv.cli.help import BASE, BRIEF, OWN, Flag, Help, as_json, grouped
+from ckptconv.cli.registered import GROUPS as REGISTERED
 from ckptconv.errors import ERROR_KINDS, StoppedError
 from ckptconv.options import GROUPS, REPORTING
 from ckptconv.options.kinds import FLAG
@@ -78,6 +79,7 @@ def _help(command: Any, path: str, parameters: list[Any]) -> Help:
             if each.param_type_name == "option" and not each.hidden
         ],
         commands={name: _summary(each) for name, each in commands.items()},
+        headings={heading: list(names) for heading, names in REGISTERED.items() if names} if not name else {},
     )
 
 
@@ -107,7 +109,7 @@ def _flag(parameter: Any, option: Option | None, command: str, others: str) -> F
         option.default_of(command),
         f"{option.env}=0" if option.env and option.kind is FLAG else option.env,
         option.common is True or command in str(option.common).split(),
-        list(catalogue()) if option.name == "map" else option.kind.values,
+        list(catalogue()) if option.name == "map" else option.kind.choices,
         option.kind is FLAG,
         parameter.multiple,
     )
@@ -136,13 +138,14 @@ def exit_codes() -> dict[str, str]:
 # ------------------------------------------------------------------------------------------------------ docs/cli.md
 
 
+_OPTIONS = "Each has one meaning. Where commands put it in other words, there is a row for these."
 _ENVIRONMENT = "An option comes before its variable. Only the command line reads them, not the library."
 
 
 def cli_page() -> str:
     """The reference of the command line, in Markdown."""
     every = commands()
-    shared = _shared(every)
+    base = _base(every)
     lines = ["# The command line", "", f"<!-- {MADE} -->", "", _sentences(every[0]), ""]
     lines += [f"- [`{each.path}`](#{each.path.replace(' ', '-')}): {each.summary}" for each in every[1:]]
     for command in every:
@@ -152,24 +155,19 @@ def cli_page() -> str:
             lines += ["| argument | |", "|---|---|"]
             lines += [f"| `{name}` | {_cell(about)} |" for name, about in command.arguments.items()]
             lines.append("")
-        for heading, flags in command.groups():
-            own = [each for each in flags if (each.words, each.about) not in shared]
-            if own:
-                lines += [f"| {heading} | | default |", "|---|---|---|"]
-                lines += [f"| `{_cell(each.words)}` | {_cell(each.about)} | {_cell(each.default)} |" for each in own]
-                lines.append("")
-        others = [f"`{_longest(each)}`" for each in command.flags if (each.words, each.about) in shared]
-        lines += [f"And [options of several commands](#options-of-several-commands): {', '.join(others)}.", ""]
-        lines += ["```text", *command.examples, "```"]
-    lines += ["", "## Options of several commands", ""]
-    for heading in GROUPS:
-        found = [flags for flags in shared.values() if flags[-1][1].group == heading]
-        if found:
+        shared = command.as_in(base)
+        own = [flag for flag in command.flags if flag not in shared]
+        lines += [f"[Options](#options): {_names(own)}." if own else ""]
+        lines += (
+            [f"As for [`{base.path}`](#{base.path.replace(' ', '-')}): {_as_for(command, base)}."] if shared else []
+        )
+        lines += ["", "```text", *command.examples, "```"]
+    lines += ["", "## Options", "", _OPTIONS, ""]
+    for heading in (OWN, *GROUPS):
+        meanings = [each for each in _meanings(every) if each.flag.group == heading]
+        if meanings:
             lines += [f"| {heading} | | default |", "|---|---|---|"]
-            lines += [
-                f"| `{_cell(flags[0][1].words)}` | {_cell(flags[0][1].about)} | {_cell(_defaults(flags))} |"
-                for flags in found
-            ]
+            lines += [each.row for each in meanings]
             lines.append("")
     lines += ["## Environment", "", _ENVIRONMENT, ""]
     flags = [flag for each in every for flag in each.flags]
@@ -180,17 +178,48 @@ def cli_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _shared(every: Sequence[Help]) -> dict[tuple[str, str], list[tuple[str, Flag]]]:
-    """Return the options that mean the same for several commands, each with these commands."""
-    found: dict[tuple[str, str], list[tuple[str, Flag]]] = {}
+def _base(every: Sequence[Help]) -> Help:
+    """Return the command whose options others share."""
+    return next(command for command in every if command.path == BASE)
+
+
+def _names(flags: Iterable[Flag]) -> str:
+    return ", ".join(f"`{flag.word}`" for flag in flags)
+
+
+def _as_for(command: Help, base: Help, form: str = "`{}`") -> str:
+    """Return which options of the command `base` a command has: these, or all but the others."""
+    shared = command.as_in(base)
+    others = [flag for flag in base.flags if not any(map(flag.is_as, shared))]
+    few = shared if len(shared) <= len(others) else others
+    return ("" if few is shared else "all but ") + ", ".join(form.format(flag.word) for flag in few)
+
+
+class Meaning(NamedTuple):
+    """What an option means, as all commands say it or some of them."""
+
+    flag: Flag
+    of: list[tuple[str, Flag]]
+    """The commands that say so, each with its option."""
+
+    is_only: bool
+    """Whether no command says anything else."""
+
+    @property
+    def row(self) -> str:
+        """The row of a table."""
+        where = "" if self.is_only else f" ({', '.join(f'`{command}`' for command, _ in self.of)})"
+        return f"| `{_cell(self.flag.words)}`{where} | {_cell(self.flag.about)} | {_cell(_defaults(self.of))} |"
+
+
+def _meanings(every: Sequence[Help]) -> list[Meaning]:
+    """Return the meanings of all options, those of one name together."""
+    found: dict[str, dict[tuple[str, str], list[tuple[str, Flag]]]] = {}
     for command in every:
-        for each in command.flags:
-            found.setdefault((each.words, each.about), []).append((command.path.partition(" ")[2], each))
-    return {key: flags for key, flags in found.items() if len(flags) > 1}
-
-
-def _longest(flag: Flag) -> str:
-    return max(flag.names, key=len).strip()
+        for flag in command.flags:
+            said = found.setdefault(flag.word, {}).setdefault((flag.words, flag.about), [])
+            said.append((command.path.partition(" ")[2] or command.path, flag))
+    return [Meaning(of[0][1], of, len(said) == 1) for said in found.values() for of in said.values()]
 
 
 def _defaults(flags: list[tuple[str, Flag]]) -> str:
@@ -352,18 +381,25 @@ def _man(told: Help, every: Sequence[Help]) -> str:
         lines += [f".SH {heading}"] if entries else []
         lines += [line for term, about in entries.items() for line in _term(term, about)]
     lines.append(".SH OPTIONS")
-    for heading, flags in told.groups():
+    base = _base(every)
+    main = every[0], base
+    shared = told.as_in(base)
+    own = [flag for flag in told.flags if flag not in shared]
+    for heading, flags in grouped(own):
         lines += [f".SS {heading}", *(line for flag in flags for line in _term(flag.words, flag.text))]
+    if shared:
+        lines += [f".SS As for {_roff(base.path.replace(' ', '-'))}(1)"]
+        lines.append(_roff(f"{_as_for(told, base, '{}')}."))
     if told is every[0]:
         flags = [flag for each in every for flag in each.flags]
         lines += [".SH EXIT STATUS", *(line for code, about in exit_codes().items() for line in _term(code, about))]
         found = {**variables(flags), **VARIABLES}
     else:
-        found = variables(told.flags)
+        found = variables(own)
     lines += [".SH ENVIRONMENT"] if found else []
     lines += [line for variable, about in found.items() for line in _term(variable, about)]
     lines += [".SH EXAMPLES", ".nf", *map(_roff, told.examples), ".fi", ".SH SEE ALSO"]
-    others = [each.path.replace(" ", "-") for each in every if each is not told]
+    others = [each.path.replace(" ", "-") for each in every if each is not told and (each in main or told is every[0])]
     lines += [f".BR {_roff(each)} (1){',' if each != others[-1] else ''}" for each in others]
     return "\n".join(lines) + "\n"
 

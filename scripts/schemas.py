@@ -49,6 +49,8 @@ _PRINTED: dict[str, str] = {
     "rows": "ckptconv.features.rows.printed",
     "serve": "ckptconv.features.serve.printed",
     "scan": "ckptconv.features.scan.printed",
+    "steps": "ckptconv.features.steps.report",
+    "thin": "ckptconv.features.thin.report",
 }
 FEATURES = tuple(map(import_module, _PRINTED.values()))
 _CONVERTING = (

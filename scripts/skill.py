@@ -37,6 +37,8 @@ _OTHERS = {
     "diff": "exit code 0: equal; 1: different",
     "verify": "exit code 0: equal, bit for bit; 1: different",
     "scan": "exit code 0: passed; 3: failed; 4: unreadable",
+    "steps": "exit code 0: the newest step is good; 4: it is not",
+    "thin": "without `--yes` nothing is changed; then `ckptconv steps RUN`",
     "serve": "`ckptconv convert` with the same options and `--verify`",
     "virtual": "`ckptconv diff INPUT OUTPUT`",
     "patch": "`ckptconv verify BASE OUTPUT`",

@@ -231,7 +231,7 @@ KEYS = "--model-key", "model", "--optimizer-key", "optim", "--chunks", 2, "--ver
 
 
 def for_fsdp2(place: Path) -> str:
-    return converted("safetensors2dcp", place / "zero-3", place / "for-fsdp2", "--optimizer", place / "zero-3", *KEYS)
+    return converted("safetensors2dcp", place / "zero-3", place / "for-fsdp2", "--states", place / "zero-3", *KEYS)
 
 
 def for_zero_1(place: Path) -> str:
@@ -240,7 +240,7 @@ def for_zero_1(place: Path) -> str:
 
 
 def for_torch(place: Path) -> str:
-    words = place / "zero-1", place / "step-0", "--to", "torch-checkpointing", "--optimizer", place / "zero-1"
+    words = place / "zero-1", place / "step-0", "--to", "torch-checkpointing", "--states", place / "zero-1"
     return converted("safetensors2dcp", *words, "--verify")
 
 

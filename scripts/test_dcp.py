@@ -330,11 +330,11 @@ def convert(at: Path) -> None:
     """Make safetensors of what was saved, and of these everything that is loaded."""
     for place in (at, *(at / name for name in OPTIMIZERS)):
         ckptconv("dcp2safetensors", place / "saved", place / "model", "--optimizer", place / "optimizer")
-        given = place / "model", place / "tutorial", "--optimizer", place / "optimizer"
+        given = place / "model", place / "tutorial", "--states", place / "optimizer"
         keys = "--model-key", "model", "--optimizer-key", "optim"
         ckptconv("safetensors2dcp", *given, *keys, "--chunks", 3, "--verify")
     back = "safetensors2dcp", at / "model"
-    states = "--optimizer", at / "optimizer"
+    states = "--states", at / "optimizer"
     ckptconv(*back, at / "torchtitan", *states, "--flat-optimizer", "--chunks", 2, "--verify")
     ckptconv(*back, at / "like", *states, "--like", at / "saved", "--verify")
     ckptconv(*back, at / "shards", "--to", "dcp-hf", "--chunks", 4, "--verify")

@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 RESOLUTIONS = {"lowest": "lowest-direct", "newest": "highest"}
-EXTRAS = ("azure", "blake3", "dask", "fast", "gcs", "http", "hub", "s3", "xxhash", "zstd")
+EXTRAS = ("azure", "blake3", "crc32c", "dask", "fast", "gcs", "http", "hub", "s3", "xxhash", "zstd")
 
 
 def candidates(uv: str, version: str, fetch: bool) -> Iterator[str]:

@@ -371,10 +371,10 @@ def faults(step: Path, options: dict[str, Any], expected: dict[str, torch.Tensor
     with ckptconv.open(step, **options) as checkpoint:
         yield from differing(dict(checkpoint.optimizer.get_tensors()), expected)[:3]
     ckptconv.convert(step, optimizer=place / "states", fsync=False, **options)
-    ckptconv.verify(step, optimizer=place / "states", **options)
+    ckptconv.verify(step, states=place / "states", **options)
     with ckptconv.open(place / "states") as written:
         yield from differing(dict(written.get_tensors()), expected)[:3]
-    ckptconv.convert(step, place / "dcp", to="dcp", optimizer=step, fsync=False, **options)
+    ckptconv.convert(step, place / "dcp", to="dcp", states=step, fsync=False, **options)
     with ckptconv.open(place / "dcp") as written:
         yield from differing(dict(written.optimizer.get_tensors()), expected)[:3]
     yield from universal_faults(step, options, expected, place)[:3]

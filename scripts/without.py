@@ -69,7 +69,7 @@ def copy(name: str, into: Path) -> None:
             [
                 *(rf"\bckptconv {command}\b" for command in commands_of(name)),
                 *(rf"\bckptconv\.{each}\(" for each in public),
-                *(rf"\bckptconv .*{flag}\b" for flag in flags_of(name)),
+                *(rf"\bckptconv .*{flag}\b|^ +With {flag}," for flag in flags_of(name)),
             ]
         )
         or "(?!)"
@@ -90,8 +90,9 @@ def copy(name: str, into: Path) -> None:
                 hooks = re.split(r"^(?=- id:)", kept, flags=re.MULTILINE)
                 kept = "".join(hook for hook in hooks if not about.search(hook))
             if path.startswith("ckptconv/"):
-                # Examples of commands in what they say of themselves.
-                kept = re.sub(r"^ +ckptconv .*\n", lambda line: line[0] * (not about.search(line[0])), kept, flags=re.M)
+                # Examples of commands in what they say of themselves, and sentences about options.
+                said = re.compile(r"^ +(?:ckptconv|With) .*\n", re.MULTILINE)
+                kept = said.sub(lambda line: line[0] * (not about.search(line[0])), kept)
             if path.endswith(".md"):
                 kept = "".join(part for part in parts_of(kept) if not about.search(part))
             target.write_text(links.sub(r"\1", kept), "utf-8")
@@ -108,7 +109,10 @@ def parts_of(page: str) -> list[str]:
 
 
 def flags_of(name: str) -> Iterator[str]:
-    """The options that the feature adds to commands of the trunk."""
+    """The options that the feature adds to commands of the trunk, and the values of --to that ask for its outputs."""
+    kinds = (ROOT / "ckptconv" / "outputs" / "kinds.py").read_text("utf-8")
+    for kind in re.findall(rf'^    "([\w-]+)": OfFeature\("ckptconv\.features\.{name}\.', kinds, re.MULTILINE):
+        yield f"--to {kind}"
     table = (ROOT / "ckptconv" / "options" / "comparing.py").read_text("utf-8")
     modules = re.findall(rf'^    "\w+": "ckptconv\.(features\.{name}\.\w+)",', table, re.MULTILINE)
     registered = (ROOT / "ckptconv" / "options" / "registered.py").read_text("utf-8")
@@ -122,7 +126,7 @@ def flags_of(name: str) -> Iterator[str]:
 def commands_of(name: str) -> list[str]:
     """The commands of the feature, or the groups of them."""
     registered = (ROOT / "ckptconv" / "cli" / "registered.py").read_text("utf-8")
-    return re.findall(rf'^    "([\w-]+)": "ckptconv\.features\.{name}\.', registered, re.MULTILINE)
+    return re.findall(rf'^ +"([\w-]+)": "ckptconv\.features\.{name}\.', registered, re.MULTILINE)
 
 
 def listed_by(name: str, what: str) -> tuple[str, ...]:

@@ -109,31 +109,6 @@ def changed_tar(chance: random.Random) -> bytes:
     return data if chance.random() < 0.7 else of_bytes(data, chance)
 
 
-def fuzz_ranks(chance: random.Random, place: Path) -> str:
-    """A checkpoint with a file for each rank, one of them changed, missing, or in the place of another."""
-    checkpoint, output = place / "checkpoint", place / "out.safetensors"
-    shutil.rmtree(checkpoint, ignore_errors=True)
-    shutil.copytree(
-        DATA_HERE / "ranks" / chance.choice(["fsdp1_local", "fsdp1_sharded", "fsdp2_tp"]) / "checkpoint", checkpoint
-    )
-    victim, other = chance.sample(sorted(checkpoint.iterdir()), 2)
-    kind = chance.random()
-    if kind < 0.1:
-        victim.unlink()
-    elif kind < 0.2:
-        shutil.copy(other, victim)
-    elif kind < 0.4:
-        victim.write_bytes(of_bytes(victim.read_bytes(), chance))
-    else:
-        parts = members_of(victim.read_bytes())
-        at = next(index for index, part in enumerate(parts) if str(part.name).endswith("data.pkl"))
-        parts[at] = parts[at].changed(data=of_pickle(parts[at].data, chance))
-        victim.write_bytes(zipped(parts))
-    ended = outcome(checkpoint, output)
-    output.unlink(missing_ok=True)
-    return ended
-
-
 def network() -> torch.nn.Module:
     """A tie, a module at two places, and buffers that are not saved."""
     model = torch.nn.Sequential(
@@ -154,20 +129,6 @@ def quantized() -> torch.nn.Module:
 
 
 @functools.cache
-def scripts() -> list[list[Member]]:
-    """TorchScript archives: an ordinary, a frozen and a quantized one."""
-    plain = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3)).eval()
-    found = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for each in (plain, torch.jit.freeze(torch.jit.script(plain)), quantized()):
-            buffer = io.BytesIO()
-            torch.jit.save(torch.jit.script(each), buffer)
-            found.append(members_of(buffer.getvalue()))
-    return found
-
-
-@functools.cache
 def modules() -> list[list[Member]]:
     """Archives of whole modules."""
     found = []
@@ -181,15 +142,6 @@ def modules() -> list[list[Member]]:
 def changed_module(chance: random.Random) -> bytes:
     parts = [*chance.choice(modules())]
     at = next(index for index, part in enumerate(parts) if str(part.name).endswith("data.pkl"))
-    parts[at] = parts[at].changed(data=of_pickle(parts[at].data, chance))
-    return zipped(parts)
-
-
-def changed_script(chance: random.Random) -> bytes:
-    parts = [*chance.choice(scripts())]
-    if chance.random() < 0.3:
-        return of_members(parts, chance)
-    at = chance.choice([index for index, part in enumerate(parts) if str(part.name).endswith(".pkl")])
     parts[at] = parts[at].changed(data=of_pickle(parts[at].data, chance))
     return zipped(parts)
 
@@ -701,19 +653,18 @@ READERS: dict[str, Callable[[random.Random, Path], str]] = {
     "zip": lambda chance, place: fuzz_files(changed_zip, chance, place),
     "stream": lambda chance, place: fuzz_files(changed_stream, chance, place),
     "tar": lambda chance, place: fuzz_files(changed_tar, chance, place),
-    "script": lambda chance, place: fuzz_files(changed_script, chance, place),
     "module": lambda chance, place: fuzz_files(changed_module, chance, place),
     "index": fuzz_index,
     "safetensors": fuzz_safetensors,
     "set": fuzz_set,
     "zero": fuzz_zero,
     "dcp": fuzz_dcp,
-    "ranks": fuzz_ranks,
     "bits": fuzz_bits,
     "virtual": fuzz_virtual,
     **({"quantized": fuzz_quantized} if quantized_cases() else {}),
     "manifest": fuzz_manifest,
     "parts": fuzz_parts,
+    **{name: work for works in of_features("FUZZED") for name, work in works.items()},
 }
 
 

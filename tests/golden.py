@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import io
+import itertools
 import json
 import multiprocessing
 import os
@@ -81,13 +82,11 @@ def of_fixtures() -> Iterator[Golden]:
                 (*convert, "frozen", "--exclude-frozen-parameters", "--exclude", "*.bias", "--rename", "^a=b"),
                 (*convert, "ranks", "--per-rank"),
                 (*convert, "--optimizer", "states"),
-                (*convert, "--universal", "universal"),
                 (*convert, "parts", "--part", "0/2"),
                 (*convert, "parts", "--part", "1/2"),
                 ("finish", "parts", "--json"),
                 ("verify", "in", "out", "--json"),
-                ("verify", "in", "--universal", "universal", "--json"),
-                ("zero-to-fp32", "universal", "again", "--json"),
+                *itertools.chain(*of_features("OF_ZERO")),
                 ("inspect", "in"),
                 ("inspect", "in", "--json"),
                 ("inspect", "in", "--html", "page.html"),
@@ -114,11 +113,11 @@ def of_fixtures() -> Iterator[Golden]:
                 ("convert", "all", "again", "--max-shard-size", "10KB", "--json"),
             ),
         )
-    for case in sorted(each for each in (DATA / "ranks").iterdir() if each.is_dir()):
+    for name, path in sorted((name, path) for more in of_features("DIRECTORIES") for name, path in more.items()):
         convert = ("pt2safetensors", "in", "--json")
         yield Golden(
-            f"ranks/{case.name}",
-            _copied(case / "checkpoint"),
+            name,
+            _copied(path),
             (
                 (*convert, "out"),
                 (*convert, "all", "--key", ".", "--max-shard-size", "20KB"),
@@ -127,21 +126,8 @@ def of_fixtures() -> Iterator[Golden]:
                 ("inspect", "in", "--json"),
             ),
         )
-    for file in sorted((DATA / "megatron").glob("*.tar.xz")):
-        case = f"{file.name.partition('.')[0]}/checkpoint"
-        convert = ("dcp2safetensors", f"megatron_{case}", "--json")
-        yield Golden(
-            f"megatron/{file.name}",
-            _unpacked(file),
-            (
-                (*convert, "out"),
-                (*convert, "unstacked", "--unstack", "--max-shard-size", "2KB"),
-                (*convert, "masters.safetensors", "--master"),
-                (*convert, "--optimizer", "states"),
-                ("verify", f"megatron_{case}", "unstacked", "--json"),
-                ("inspect", f"megatron_{case}"),
-            ),
-        )
+    for name, file, commands in (each for more in of_features("ARCHIVES") for each in more):
+        yield Golden(name, _unpacked(file), commands)
 
 
 def _tree() -> dict[str, Any]:

@@ -442,3 +442,30 @@ def on_terminal(columns: int, *arguments: object, **environment: str) -> str:
 
 if __name__ == "__main__":
     _serve(sys.argv[1], sys.argv[2:])
+
+
+# Sends itself a signal when the shard of that number is begun, those before it have their records, and no other is
+# begun after it.
+AT_SHARD = """
+import threading, time
+from ckptconv.publish.staging import local
+from ckptconv.publish.staging.area import record_of
+create, begun, creating = local.LocalStaging.create, [], threading.RLock()
+def dying(self, name, size):
+    with creating:
+        if "{0}" in name:
+            while not all(os.path.exists(self.staging + "/" + record_of(each)) for each in begun):
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.{1})
+        begun.append(name)
+        return create(self, name, size)
+local.LocalStaging.create = dying
+"""
+
+
+def dying(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process that kills itself where `code` says so. It makes one file after another."""
+    if "--jobs" not in arguments:
+        arguments += ("--jobs", 1)
+    code = f"import os, signal, sys\n{code}\nfrom ckptconv.cli.main import main; main(sys.argv[1:])"
+    return prepared().run(code, *arguments)

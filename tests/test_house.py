@@ -6,6 +6,7 @@ import ast
 import re
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -97,7 +98,7 @@ def test_the_trunk_is_no_larger_than_it_was() -> None:
     assert roads.trunk(deepspeed=False).lines <= WITHOUT_DEEPSPEED
 
 
-# The most lines of a feature that reads a format of input.
+# The most lines of a feature that reads a format of input, unless its `EXCEEDS` says why it has more.
 CONTAINER = 350
 
 
@@ -106,7 +107,8 @@ def test_formats_of_features_keep_to_their_budget() -> None:
     named = re.findall(r"KnownFormat\([^\n]*?ckptconv\.features\.(\w+)\.", registry)
     assert len(set(named)) > 4
     sizes = {name: roads.size_of((PACKAGE / "features" / name).rglob("*.py")).lines for name in named}
-    assert {name: lines for name, lines in sizes.items() if lines > CONTAINER} == {}
+    larger = {name for name, lines in sizes.items() if lines > CONTAINER}
+    assert larger == {name for name in named if hasattr(import_module(f"ckptconv.features.{name}"), "EXCEEDS")}
 
 
 def test_the_picture_shows_the_imports() -> None:

@@ -10,7 +10,8 @@ import pydoc
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,10 @@ from hypothesis import strategies as st
 import ckptconv
 from ckptconv import Options, UsageError, process
 from ckptconv.cli.commands import app
-from ckptconv.options import registered
+from ckptconv.options import keywords, registered
 from ckptconv.options.comparing import COMPARING
 from ckptconv.options.kinds import FLAG, Rules
-from ckptconv.options.option import Option
+from ckptconv.options.option import FormerName, Option
 from ckptconv.options.table import COMMAND, OPENING, OPTIONS, named_in
 
 # For each option: what its default is, a value, and how that may be written, in Python and last as words.
@@ -50,6 +51,7 @@ ACCEPTED: dict[str, tuple[Any, Any, list[Any]]] = {
     "structure": (True, False, [False]),
     "to": ("", "dcp", ["dcp"]),
     "chunks": (None, 3, [3, np.uint8(3), "3"]),
+    "states": ("", "states", [Path("states"), "states"]),
     "model_key": ("", "model", ["model"]),
     "optimizer_key": ("", "optim", ["optim"]),
     "flat_optimizer": (False, True, [True]),
@@ -118,6 +120,7 @@ REFUSED: dict[str, list[Any]] = {
     "family": NOT_TEXT,
     "tag": NOT_TEXT,
     "optimizer": [3, b"o"],
+    "states": [3, b"o"],
     "universal": [3, b"o"],
     "zero_stage": [0, 4, True, 1.0, "x", ""],
     "opaque": ["x", 3, True],
@@ -339,6 +342,77 @@ def test_the_command_line_has_the_options_of_the_table_and_no_others() -> None:
         own = [here.pop(name) for name in [*here] if name.startswith(begin)]
         assert set().union(*own) - flags(OPTIONS, COMMAND) == flags(*tables) - flags(OPTIONS)
     assert set().union(*here.values()) == flags(OPTIONS, COMMAND, COMPARING)
+
+
+def options_of_commands(command: Any = None, path: str = "") -> Iterator[tuple[str, Option]]:
+    """Each option of each command, with the command's name."""
+    command = command or app.made()
+    for name, below in getattr(command, "commands", {}).items():
+        yield from options_of_commands(below, f"{path} {name}".strip())
+    yield from ((path, option) for option in getattr(command.callback, "options", {}).values())
+
+
+def test_a_name_has_one_meaning_in_every_command_and_in_every_call() -> None:
+    words: dict[str, dict[int, str]] = {}
+    for command, option in options_of_commands():
+        for name in flags({option.name: option}):
+            words.setdefault(name, {})[id(option.origin)] = command
+    names: dict[str, dict[int, str]] = {}
+    for call, (table, _) in keywords.tables().items():
+        for name, option in table.items():
+            names.setdefault(name, {})[id(option.origin)] = call
+    several = {name: [*of.values()] for name, of in (*words.items(), *names.items()) if len(of) > 1}
+    assert several == {}
+    assert len(words) > 80
+
+
+def test_states_are_written_to_one_option_and_read_from_another() -> None:
+    for command, option in options_of_commands():
+        if option.flags[0] == "--optimizer":
+            assert option.about.startswith("Write"), command
+        if option.flags[0] == "--states":
+            assert not option.about.startswith("Write"), command
+
+
+def test_a_former_name_works_and_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    step = str(DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint")
+    for words, told in FORMER.items():
+        run = ckptconv_here(*words.format(step=step).split())
+        assert run.code == 0, run.err
+        assert run.err.count(f"ckptconv: {told}\n") == 1, words
+        assert "is called" not in ckptconv_here(*words.format(step=step).split(), "-q").err
+        twice = words.format(step=step).replace(" --optimizer", " --states STEP --optimizer", 1)
+        if "diff" not in words:
+            assert ckptconv_here(*twice.replace("STEP", step).split()).code == 2, words
+
+
+FORMER = {
+    "safetensors2dcp {step} a --optimizer {step}": "--optimizer is called --states here.",
+    "convert {step} b --to dcp --optimizer {step}": "--optimizer is called --states here.",
+    "verify {step} b --optimizer {step}": "--optimizer is called --states here.",
+    "diff {step} {step} --optimizer": "--optimizer is called --with-states here.",
+}
+
+
+def test_in_python_too(tmp_path: Path) -> None:
+    step = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
+    for call in (
+        lambda **states: ckptconv.convert(step, tmp_path / "out", to="dcp", **states),
+        lambda **states: ckptconv.verify(step, tmp_path / "out", **states),
+        lambda **states: ckptconv.DistributedReader(step, **states),
+    ):
+        with pytest.warns(FormerName, match="--optimizer is called --states"):
+            call(optimizer=step)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            call(states=step)
+        with pytest.raises(UsageError, match=r"one option|reads the optimizer states"):
+            call(states=step, optimizer=step)
+    with pytest.warns(FormerName, match="--optimizer is called --with-states"):
+        assert ckptconv.diff(step, step, optimizer=True).equal  # type: ignore[call-arg]
+    with pytest.warns(FormerName, match="--states is called --with-states"):
+        ckptconv.open(step, states=True)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(

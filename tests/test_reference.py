@@ -38,16 +38,19 @@ def test_a_page_that_was_changed_is_found(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_every_option_is_in_the_reference_and_in_the_manual() -> None:
     page, manual = reference.cli_page(), reference.man_pages()
-    shared = page.partition("\n## Options of several commands\n")[2]
+    shared = page.partition("\n## Options\n")[2]
+    base = next(command for command in reference.commands() if command.path == reference.BASE)
     for command in reference.commands():
         _, _, rest = page.partition(f"\n## {command.path}\n")
         section = rest.partition("\n## ")[0]
         told = manual[f"{command.path.replace(' ', '-')}.1"]
+        as_there = command.as_in(base)
         for flag in command.flags:
-            words = f"`{flag.words}`".replace("|", "\\|")
-            is_named = f"`{max(flag.names, key=len).strip()}`" in section
-            assert words in section or (is_named and words in shared)
-            assert f".B {flag.words}".replace("-", "\\-") in told
+            assert f"| `{flag.words}`".replace("|", "\\|").removeprefix("\\") in shared
+            assert (f"`{flag.word}`" in section) != (flag in as_there and "all but" in section), flag.word
+            term = f".B {flag.words}".replace("-", "\\-")
+            assert (term in told) == (flag not in as_there), flag.word
+            assert term in told or term in manual["ckptconv-convert.1"]
 
 
 def test_the_page_for_agents_has_every_command_and_every_row_of_the_table_with_a_check() -> None:

@@ -42,12 +42,12 @@ smoke.main()
 # Copies as they are: numpy is for casts, rows and verification.
 PLAIN = """
 from ckptconv.cli.main import main
+from ckptconv.outputs.kinds import FURTHER
 import smoke, sys
 
 for command in (
     ["inspect", smoke.ZERO],
-    ["zero-to-fp32", smoke.ZERO, "zero.safetensors", "--optimizer", "adam"],
-    ["zero-to-fp32", smoke.ZERO, "--universal", "universal"],
+    ["zero-to-fp32", smoke.ZERO, "zero.safetensors", *(f"--{name}={name}" for name in FURTHER)],
     ["dcp2safetensors", smoke.DCP, "dcp", "--max-shard-size", "1KB"],
     ["dcp2safetensors", smoke.DCP, "parts", "--max-shard-size", "1KB", "--part", "0/1"],
     ["finish", "parts"],

@@ -20,7 +20,7 @@ OTHER_WORDS = {"diff": ("compare", "cmp", "delta", "changes")}
 
 @taking(
     *named("key include exclude"),
-    COMPARING["optimizer"],
+    COMPARING["with_states"],
     *named("order tag exclude_frozen_parameters master raw alone"),
     *named("strip_prefix rename"),
     COMPARING["map"],

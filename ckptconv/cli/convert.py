@@ -14,7 +14,7 @@ import typer
 from ckptconv.cli import signals
 from ckptconv.cli.options import CONVERTING, destination, named, output_of, run, taking
 from ckptconv.cli.typer_compat import Command
-from ckptconv.errors import UNWRITTEN, UsageError, leaving
+from ckptconv.errors import UNWRITTEN, CorruptError, UsageError, leaving
 from ckptconv.options.table import COMMAND, EXECUTORS, OPTIONS
 from ckptconv.text import UNSET, Proposed
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ckptconv.result import Report
 
 # Options that name one output, or spread one conversion: they do not apply to several inputs.
-_OF_ONE = ("optimizer", "universal", "manifest", "attest", "depfile", "part", *EXECUTORS)
+_OF_ONE = ("optimizer", "states", "universal", "manifest", "attest", "depfile", "part", *EXECUTORS)
 # Where a command finds the words of its command line, in its context.
 _WORDS = "ckptconv.words"
 
@@ -39,27 +39,13 @@ CLASS = ConvertCommand
 OTHER_WORDS = {
     "convert": ("to", "cast", "reshard", "consolidate", "save", "export"),
 }
-# What options do here beside what they do in other commands.
-_EXPLAINED = {
-    "jobs": "Work in N threads; an output that is mostly computed, in N processes; with --output-dir, convert N inputs "
-    "at once.",
-    "optimizer": "Write the optimizer states too, to PATH; with --to, take them from PATH into the checkpoint.",
-    "like": "Write the tensors under the names, in the files and with the dtypes of REF; with --to, cut as REF is cut.",
-}
 
 
 @taking(
-    *(
-        option.explained(_EXPLAINED[option.name], option.fallback) if option.name in _EXPLAINED else option
-        for option in (
-            *named("into output_dir output_name to chunks model_key optimizer_key flat_optimizer fill_states tag"),
-            *named(
-                "exclude_frozen_parameters master unstack optimizer order for_hub universal zero_stage fresh_optimizer"
-            ),
-            *named("fresh_optimizer per_rank raw alone opaque drop_opaque safe_serialization"),
-            *CONVERTING,
-        )
-    ),
+    *named("into output_dir output_name to chunks states model_key optimizer_key flat_optimizer fill_states tag"),
+    *named("exclude_frozen_parameters master unstack optimizer order for_hub universal zero_stage fresh_optimizer"),
+    *named("last_good per_rank raw alone opaque drop_opaque safe_serialization"),
+    *CONVERTING,
 )
 def convert_(
     ctx: typer.Context,
@@ -77,8 +63,8 @@ def convert_(
 
     A .pt file or a sharded set becomes safetensors, a DeepSpeed checkpoint its fp32 weights, a directory of
     torch.distributed.checkpoint safetensors: as the command for it does. Safetensors become safetensors again: cast,
-    merged, split, renamed, selected; or a .pt file if OUTPUT is called so. --to makes a checkpoint to train on from.
-    Without OUTPUT, it is beside the input.
+    merged, split, renamed, selected; or a .pt file if OUTPUT is called so. --to names what the name of OUTPUT cannot,
+    such as a checkpoint to train on from. Without OUTPUT, it is beside the input.
 
     \b
     Examples:
@@ -90,6 +76,10 @@ def convert_(
       ckptconv convert */x.pt --output-dir out --output-name '{parent}-{stem}'
     """
     options.pop("safe_serialization", None)
+    if options.pop("last_good", False):
+        from ckptconv.formats.whole_steps import of_last_good
+
+        words = of_last_good(words, options)
     directory, template = options.pop("output_dir", None), options.pop("output_name", "")
     with leaving(UNWRITTEN):
         if directory == "":
@@ -107,7 +97,13 @@ def convert_(
                 f"There are {len(words)} arguments, where INPUT and OUTPUT were expected.",
                 f"To convert each of them: ckptconv convert {repeated(ctx.meta[_WORDS])} --output-dir DIR",
             )
-    convert_one("convert", "", words[0], output, options)
+    try:
+        convert_one("convert", "", words[0], output, options)
+    except (CorruptError, UsageError) as error:
+        from ckptconv.formats.whole_steps import advise
+
+        advise(error, words[0], options)
+        raise
 
 
 def repeated(words: Sequence[str]) -> str:
@@ -165,6 +161,7 @@ def _several(words: Sequence[str], directory: str, template: str, options: dict[
     """Convert each of `words` to an output in `directory`; return the exit code."""
     from ckptconv.cli import batch
     from ckptconv.cli.naming import InputWord, output_paths
+    from ckptconv.outputs.targets import UNIVERSAL, suffix_of
     from ckptconv.storage.files import look
     from ckptconv.storage.paths import is_remote, normalize
     from ckptconv.storage.spool import is_pipe
@@ -174,6 +171,10 @@ def _several(words: Sequence[str], directory: str, template: str, options: dict[
         if options.get(name):
             flag = {**OPTIONS, **COMMAND}[name].flags[0]
             raise UsageError(f"{flag} is for one conversion, and --output-dir for several.", "Leave one of them out.")
+    if options.get("to") == UNIVERSAL:
+        raise UsageError(
+            "--to universal is for one conversion, and --output-dir for several.", "Leave one of them out."
+        )
     if any(map(is_pipe, words)):
         raise UsageError("What comes through a pipe is converted by itself.", "Leave --output-dir out.")
     shown = output_of("convert", options)
@@ -185,9 +186,8 @@ def _several(words: Sequence[str], directory: str, template: str, options: dict[
         with contextlib.suppress(Exception):
             entry = look(normalize(word), dict(stores)) if word else None
         inputs.append((InputWord(word, entry is not None and entry.kind == "directory"), entry))
-    if options.get("to"):
-        template = template or "{stem}"  # a directory, whatever the input is
-    outputs = output_paths([each for each, _ in inputs], normalize(directory), template)
+    suffix = suffix_of(options.get("to", ""))
+    outputs = output_paths([each for each, _ in inputs], normalize(directory), template, suffix=suffix)
     hint = "Give another --output-dir or --output-name, or --overwrite to replace it."
     tasks = [
         batch.Conversion(

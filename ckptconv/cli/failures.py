@@ -56,7 +56,8 @@ _WORDS = {
     "--num-workers --workers --threads --num-threads --max-workers": "It is --jobs N.",
     "--shard-size --split-max-size --max-file-size": "It is --max-shard-size SIZE.",
     "--revision --branch": "A revision stands in the URL: hf://organization/model@revision.",
-    "--from --to-format --from-format --input-format --source-format": "What an input is, is found out.",
+    "--from --from-format --input-format --source-format": "What an input is, is found out.",
+    "--to-format --format --output-format --target-format": "It is --to KIND.",
 }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
+from ckptconv.cli.registered import STRICT
 from ckptconv.options import GROUPS
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this
@@ -20,6 +21,8 @@ WIDTH, COLUMN, NARROWEST = 80, 30, 40
 OWN = "Options"  # the heading of options that no command shares
 BRIEF, LONG = "-h", "--help"
 _HELD = "\xa0"  # a blank at which no line ends
+# The command whose help has the options that others share with it, and the words that ask for these alone.
+BASE, SHARED = "ckptconv convert", "options"
 REFERENCE = os.path.join(os.path.dirname(__file__), "reference.json")
 
 
@@ -51,6 +54,25 @@ class Flag:
         return f"{', '.join(sorted(self.names, key=len))} {self.metavar}".rstrip()
 
     @property
+    def word(self) -> str:
+        """Its name that is a word: the first, if there are several."""
+        return next((name for name in self.names if name.startswith("--")), self.names[0])
+
+    def is_as(self, other: Flag) -> bool:
+        """Whether it is the same as an option of another command, by its meaning and default too."""
+        return (self.words, self.text) == (other.words, other.text)
+
+    @property
+    def brief(self) -> tuple[str, str]:
+        """The option as it is typed, by its first names, and the first sentence of its help with the default."""
+        short = [name for name in self.names if not name.startswith("--")][:1]
+        words = f"{', '.join((*map(str.strip, short), self.word))} {self.metavar}".rstrip()
+        import re
+
+        sentence = re.split(r"(?<=\w\.)\s+(?=[A-Z])", self.about, maxsplit=1)[0]
+        return words, f"{sentence} [default: {self.default}]" if self.default else sentence
+
+    @property
     def text(self) -> str:
         """Its help, with the default and the variable."""
         told = [self.about]
@@ -60,7 +82,8 @@ class Flag:
 
 
 class Help:
-    """What the help of a command says. `commands` maps the commands of a group to their summaries."""
+    """What the help of a command says. `commands` maps the commands of a group to their summaries, and `headings` are
+    their names under each heading, if there are several."""
 
     def __init__(
         self,
@@ -72,16 +95,28 @@ class Help:
         arguments: Mapping[str, str],
         flags: Sequence[Flag],
         commands: Mapping[str, str],
+        headings: Mapping[str, Sequence[str]],
     ) -> None:
         self.path, self.usage, self.summary, self.paragraphs = path, usage, summary, paragraphs
-        self.examples, self.arguments, self.flags, self.commands = examples, arguments, flags, commands
+        self.examples, self.arguments, self.flags = examples, arguments, flags
+        self.commands, self.headings = commands, headings
 
-    def groups(self) -> Iterator[tuple[str, list[Flag]]]:
-        """Yield each heading with its options, in order."""
-        for heading in (OWN, *GROUPS):
-            flags = [flag for flag in self.flags if flag.group == heading]
-            if flags:
-                yield heading, flags
+    def as_in(self, base: Help) -> list[Flag]:
+        """Return the options that are those of the command `base`; none for a group of commands."""
+        return (
+            []
+            if self.commands or self.path == base.path
+            else [flag for flag in self.flags if any(map(flag.is_as, base.flags))]
+        )
+
+
+def grouped(flags: Iterable[Flag]) -> Iterator[tuple[str, list[Flag]]]:
+    """Yield each heading with its options, in order."""
+    flags = list(flags)
+    for heading in (OWN, *GROUPS):
+        group = [flag for flag in flags if flag.group == heading]
+        if group:
+            yield heading, group
 
 
 # --------------------------------------------------------------------------------------------------------------- data
@@ -117,18 +152,41 @@ def read() -> dict[str, Help]:
 def asked_for(arguments: Sequence[str]) -> str | None:
     """Return the help that these words of a command line ask for, if they ask for nothing else."""
     *path, last = arguments or [BRIEF]
-    told = read().get(" ".join(["ckptconv", *path])) if last in (BRIEF, LONG) else None
-    return shown(told, brief=last == BRIEF) + "\n" if told else None
+    if last not in (BRIEF, LONG):
+        return None
+    every = read()
+    told = _shared(every) if path == [SHARED] else every.get(" ".join(["ckptconv", *path]))
+    base = told if told and path == [SHARED] else every[BASE]
+    return shown(told, base, brief=last == BRIEF) + "\n" if told else None
+
+
+def _shared(every: Mapping[str, Help]) -> Help:
+    """Return what tells of the options that other commands share with `BASE`."""
+    base = every[BASE]
+    shared = [flag for told in every.values() for flag in told.as_in(base)]
+    return Help(
+        path=f"ckptconv help {SHARED}",
+        usage="ckptconv COMMAND [OPTIONS]",
+        summary="Options that mean the same for convert and for others.",
+        paragraphs=["ckptconv help COMMAND names those that the command takes."],
+        examples=[],
+        arguments={},
+        flags=[flag for flag in base.flags if any(map(flag.is_as, shared))],
+        commands={},
+        headings={},
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------- text
 
 
-def shown(told: Help, brief: bool = False) -> str:
-    """Return the help as it is printed: in colours where stdout has them. `brief`: the most used options only."""
+def shown(told: Help, base: Help, brief: bool = False) -> str:
+    """Return the help as it is printed: in colours where stdout has them. Options that it has of the command `base` are
+    named only. `brief`: the most used options alone."""
     from ckptconv.cli.terminal import coloured, columns, has_colours
 
-    text = "\n".join(_lines(told, brief, max(min(columns(), WIDTH), NARROWEST)))
+    width = max(min(columns(), WIDTH), NARROWEST)
+    text = "\n".join(_brief(told, width) if brief else _lines(told, base, width))
     if not has_colours(sys.stdout):
         return text
     from rich.text import Text
@@ -142,37 +200,69 @@ def shown(told: Help, brief: bool = False) -> str:
     return capture.get()
 
 
-def _lines(told: Help, brief: bool, width: int) -> Iterator[str]:
+def _brief(told: Help, width: int) -> Iterator[str]:
+    """Yield the lines of the short help."""
+    yield from (*_wrapped(told.summary, "", width), "", *_usage(told, width), "")
+    if told.commands:
+        yield from _commands(told, width)
+    else:
+        yield from (*_listed(dict(flag.brief for flag in told.flags if flag.common), width), "")
+    # Some are of several commands in a row.
+    own = [example for example in told.examples if example.startswith(told.path)] or told.examples
+    yield from (*_examples(own[:1]), "")
+    yield f"{LONG} for all." if told.commands else f"{LONG} for all {len(told.flags)} options."
+
+
+def _lines(told: Help, base: Help, width: int) -> Iterator[str]:
+    """Yield the lines of the whole help."""
+    yield from (*_usage(told, width), "")
+    for paragraph in (told.summary, *told.paragraphs):
+        yield from (*_wrapped(paragraph, "  ", width), "")
+    yield from _commands(told, width)
+    if told.arguments:
+        yield from ("Arguments:", *_listed(told.arguments, width), "")
+    shared = told.as_in(base)
+    for heading, group in grouped(flag for flag in told.flags if flag not in shared):
+        yield from (f"{heading}:", *_listed({flag.words: flag.text for flag in group}, width), "")
+    if shared:
+        names = ", ".join(flag.word for flag in shared)
+        yield f"As for {base.path.partition(' ')[2]}, see ckptconv help {SHARED}:"
+        yield from (*_wrapped(names, "  ", width), "")
+    yield from _examples(told.examples)
+
+
+def _usage(told: Help, width: int) -> list[str]:
     import textwrap
 
-    yield from textwrap.wrap(f"Usage: {told.usage}", width, subsequent_indent="  ")
-    yield ""
-    for paragraph in (told.summary, *([] if brief else told.paragraphs)):
-        yield from _wrapped(paragraph, "  ", width)
-        yield ""
-    if brief and not told.commands:
-        flags = [flag for flag in told.flags if flag.common]
-        yield from _listed({flag.words: flag.text for flag in flags}, width)
-        yield ""
-    else:
-        sections = {"Commands": told.commands, "Arguments": told.arguments}
-        for heading, entries in sections.items():
-            if entries:
-                yield from (f"{heading}:", *_listed(entries, width), "")
-        for heading, group in told.groups() if not brief else ():
-            yield from (f"{heading}:", *_listed({flag.words: flag.text for flag in group}, width), "")
-    # Some are of several commands in a row.
-    own = [each for each in told.examples if each.startswith(told.path)] or told.examples
-    examples = own[:1] if brief else told.examples
-    yield f"Example{'' if len(examples) == 1 else 's'}:"
-    yield from (f"  {each}" for each in examples)
-    if brief:
-        yield from ("", "--help for all." if told.commands else f"--help for all {len(told.flags)} options.")
+    return textwrap.wrap(f"Usage: {told.usage}", width, subsequent_indent="  ")
 
 
-def _listed(entries: Mapping[str, str], width: int) -> Iterator[str]:
-    """Yield terms, with what they mean beside them, or below a term that is too long."""
-    column = min(max((len(term) for term in entries), default=0) + 4, COLUMN)
+def _commands(told: Help, width: int) -> Iterator[str]:
+    """Yield the lists of commands, and those that stand for others in one line."""
+    column = _column(told.commands)
+    headings = told.headings or ({"Commands": list(told.commands)} if told.commands else {})
+    for heading, names in headings.items():
+        if heading == STRICT:
+            yield from _wrapped(f"{heading}: {', '.join(names)}.", "", width)
+        else:
+            yield from (f"{heading}:", *_listed({name: told.commands[name] for name in names}, width, column))
+        yield ""
+
+
+def _examples(examples: Sequence[str]) -> Iterator[str]:
+    if examples:
+        yield f"Example{'' if len(examples) == 1 else 's'}:"
+        yield from (f"  {example}" for example in examples)
+
+
+def _column(terms: Iterable[str]) -> int:
+    """Return the column beside terms."""
+    return min(max(map(len, terms), default=0) + 4, COLUMN)
+
+
+def _listed(entries: Mapping[str, str], width: int, column: int = 0) -> Iterator[str]:
+    """Yield terms, with what they mean beside them from `column` on, or below a term that is too long."""
+    column = column or _column(entries)
     for term, meaning in entries.items():
         lines = list(_wrapped(meaning, " " * column, width))
         beside = len(term) + 4 <= column and lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
@@ -12,7 +13,8 @@ from ckptconv.errors import CkptconvError, StoppedError, UsageError
 
 TYPE_CHECKING = False  # typing takes longer to import than what help needs
 if TYPE_CHECKING:
-    from typing import NoReturn
+    from collections.abc import Iterator
+    from typing import Any, NoReturn
 
 
 def _mend_streams() -> None:
@@ -106,5 +108,30 @@ def _called(arguments: list[str], call: Call) -> int:
         from ckptconv.process import spare_memory
 
         spare_memory()
-    code = app(arguments, standalone_mode=False, prog_name="ckptconv", obj=call)
+    with _formers_told(is_quiet=not {"-q", "--quiet"}.isdisjoint(arguments)):
+        code = app(arguments, standalone_mode=False, prog_name="ckptconv", obj=call)
     return code if isinstance(code, int) else 0
+
+
+@contextlib.contextmanager
+def _formers_told(is_quiet: bool) -> Iterator[None]:
+    """Tell once, on stderr, which options were given by names that they had."""
+    import warnings
+
+    from ckptconv.cli.console import say
+    from ckptconv.options.option import FormerName
+
+    told: set[str] = set()
+    with warnings.catch_warnings():
+        others = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+            if not issubclass(category, FormerName):
+                others(message, category, *where, **more)
+            elif not is_quiet and str(message) not in told:
+                told.add(str(message))
+                say(str(message))
+
+        warnings.simplefilter("always", FormerName)
+        warnings.showwarning = show
+        yield

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ckptconv.errors import UNPUBLISHED, UsageError
+from ckptconv.formats.model_files import SUFFIX
 from ckptconv.outputs.targets import file_name
 from ckptconv.storage import stores
 from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize, resolved_name
@@ -25,28 +26,36 @@ class InputWord(NamedTuple):
 
 
 def output_paths(
-    inputs: Sequence[InputWord], directory: str, template: str = "", resolve: Callable[[str], str] = resolved_name
+    inputs: Sequence[InputWord],
+    directory: str,
+    template: str = "",
+    resolve: Callable[[str], str] = resolved_name,
+    suffix: str = SUFFIX,
 ) -> list[str | UsageError]:
     """Return the path of each input's output in `directory`; an error in the place of one that would get the place of
     another output, or of an input.
 
-    `resolve` returns the canonical form of a path. Raise UsageError for a template that is none, and for a name that
-    leads out of the directory.
+    `resolve` returns the canonical form of a path. Without a template, outputs end in `suffix`; those of directories do
+    not if that is safetensors', and "" stands for outputs that are all directories. Raise UsageError for a template
+    that is none, and for a name that leads out of the directory.
     """
-    names = [_named(each, number, len(inputs), template) for number, each in enumerate(inputs, 1)]
+    names = [_named(each, number, len(inputs), template, suffix) for number, each in enumerate(inputs, 1)]
     for each, name in zip(inputs, names, strict=True):
         _check_inside(name, directory, each.word)
     paths = [join(directory, *name.rstrip("/").split("/")) for name in names]
-    return _apart(inputs, paths, resolve)
+    return _apart(inputs, paths, resolve, suffix)
 
 
-def _named(each: InputWord, number: int, count: int, template: str) -> str:
+def _named(each: InputWord, number: int, count: int, template: str, suffix: str) -> str:
     fields = fields_of(each, number, count)
     if template:
         return _filled_in(template, fields)
-    if each.is_directory:
+    if not suffix:
         return fields["stem"]
-    return fields["parent"] if fields["name"].endswith(_INDEX) else file_name(fields["stem"])
+    # A file cannot stand for a sharded set in safetensors, which become a directory.
+    is_set = each.is_directory or fields["name"].endswith(_INDEX)
+    stem = fields["stem"] if each.is_directory else fields["parent"] if is_set else fields["stem"]
+    return stem if is_set and suffix == SUFFIX else file_name(stem, suffix)
 
 
 def fields_of(each: InputWord, number: int, count: int) -> dict[str, str]:
@@ -91,7 +100,9 @@ def _check_inside(name: str, directory: str, word: str) -> None:
         )
 
 
-def _apart(inputs: Sequence[InputWord], paths: Sequence[str], resolve: Callable[[str], str]) -> list[str | UsageError]:
+def _apart(
+    inputs: Sequence[InputWord], paths: Sequence[str], resolve: Callable[[str], str], suffix: str
+) -> list[str | UsageError]:
     """Return the path of each input's output; an error in the place of one that another output, or an input, has.
 
     All have the same number of parts below the directory, so none lies in another.
@@ -114,6 +125,6 @@ def _apart(inputs: Sequence[InputWord], paths: Sequence[str], resolve: Callable[
             which = f"{some([first, *others[:-1]], form=str)} and {others[-1]}" if others else f"{first}, named twice,"
             clashes[place] = UsageError(
                 f"The outputs of {which} would {'all' if len(sharing[place]) > 2 else 'both'} be {path}. {UNPUBLISHED}",
-                "Tell them apart with --output-name, such as '{parent}-{stem}.safetensors' or '{number}-{name}'.",
+                f"Tell them apart with --output-name, such as '{{parent}}-{{stem}}{suffix}' or '{{number}}-{{name}}'.",
             )
     return [clashes.get(place, path) for place, path in zip(places, paths, strict=True)]

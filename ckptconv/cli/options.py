@@ -13,7 +13,7 @@ import typer
 from ckptconv.cli import signals
 from ckptconv.errors import UNWRITTEN, UsageError, leaving
 from ckptconv.options.kinds import FLAG
-from ckptconv.options.option import Option
+from ckptconv.options.option import Option, former_given
 from ckptconv.options.table import COMMAND, EXECUTORS, OPTIONS, TENSORS, named_in
 from ckptconv.text import LastWord
 
@@ -61,6 +61,14 @@ class _Taking:
 
     def __call__(self, **given: Any) -> None:
         words = {option: given.pop(name) for name, option in self.options.items()}
+        for option in self._formers:
+            word = given.pop(_former(option))
+            if word in (None, (), False):
+                continue
+            if words[option] not in (None, (), False):
+                raise UsageError(f"{option.former} and {option.flags[0]} are one option, and both were given.")
+            former_given(option.former, option)
+            words[option] = word
         values = {
             option.name: option.of_words(each)
             for option, each in words.items()
@@ -81,13 +89,20 @@ class _Taking:
         return [each for each in found if each.kind is each.POSITIONAL_OR_KEYWORD]
 
     @property
+    def _formers(self) -> list[Option]:
+        """The options that are also taken by a name that they had."""
+        return [option for option in self.options.values() if option.former]
+
+    @property
     def arguments(self) -> dict[str, str]:
         """The help of each argument, by its name."""
         return {each.name: _about(each) for each in self._own if not isinstance(each.default, bool)}
 
     @functools.cached_property
     def __signature__(self) -> inspect.Signature:
-        return inspect.Signature([*self._own, *map(_parameter, self.options.values())])
+        return inspect.Signature(
+            [*self._own, *map(_parameter, self.options.values()), *map(_former_parameter, self._formers)]
+        )
 
     # Before Python 3.11, `get_type_hints`, which typer calls, changes the annotation of a parameter whose default is
     # None, where it finds the default: this has none.
@@ -117,6 +132,18 @@ def _parameter(option: Option) -> inspect.Parameter:
     return inspect.Parameter(
         option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[words, taken]
     )
+
+
+def _former(option: Option) -> str:
+    """Return the name of the parameter for the former name of an option."""
+    return f"former_{option.name}"
+
+
+def _former_parameter(option: Option) -> inspect.Parameter:
+    """Return the parameter for the former name of an option, which no help shows."""
+    words = bool if option.kind is FLAG else option.kind.words | None
+    taken = typer.Option(option.former, hidden=True)
+    return _parameter(option).replace(name=_former(option), annotation=Annotated[words, taken])
 
 
 @leaving(UNWRITTEN)

@@ -1,27 +1,44 @@
-"""The commands, in the order in which help lists them."""
+"""The commands, in the groups and the order in which help lists them."""
 
 from __future__ import annotations
 
+# The group of those that `convert` does as well.
+STRICT = "Strict spellings of convert, for scripts"
 # "module:name" of each command, or group of commands. The module is imported when the command is called. It may have a
 # `CLASS` for the command; `OTHER_WORDS`, {command: words that people use for it}; and `OTHER_OPTIONS`, {options of
 # other programs: a sentence that says what to do}.
-COMMANDS: dict[str, str] = {
-    "convert": "ckptconv.cli.convert:convert_",
-    "pt2safetensors": "ckptconv.cli.pt2safetensors:pt2safetensors",
-    "safetensors2pt": "ckptconv.cli.safetensors2pt:safetensors2pt",
-    "zero-to-fp32": "ckptconv.cli.zero_to_fp32:zero_to_fp32",
-    "dcp2safetensors": "ckptconv.cli.dcp2safetensors:dcp2safetensors",
-    "safetensors2dcp": "ckptconv.cli.safetensors2dcp:safetensors2dcp",
-    "verify": "ckptconv.cli.verify:verify_",
-    "average": "ckptconv.features.average.command:average",
-    "merge": "ckptconv.features.merge.command:merge",
-    "diff": "ckptconv.cli.compare:diff",
-    "patch": "ckptconv.features.deltas.command:patch",
-    "scan": "ckptconv.features.scan.command:scan",
-    "virtual": "ckptconv.cli.virtual:virtual",
-    "serve": "ckptconv.features.serve.command:serve",
-    "finish": "ckptconv.cli.finish:finish_",
-    "inspect": "ckptconv.cli.inspect:inspect_",
-    "maps": "ckptconv.cli.maps:maps",
-    "rows": "ckptconv.features.rows.command:rows",
+GROUPS: dict[str, dict[str, str]] = {
+    "Convert": {
+        "convert": "ckptconv.cli.convert:convert_",
+        "pt2safetensors": "ckptconv.cli.pt2safetensors:pt2safetensors",
+        "zero-to-fp32": "ckptconv.cli.zero_to_fp32:zero_to_fp32",
+    },
+    "Look": {
+        "inspect": "ckptconv.cli.inspect:inspect_",
+        "diff": "ckptconv.cli.compare:diff",
+        "verify": "ckptconv.cli.verify:verify_",
+        "steps": "ckptconv.features.steps.command:steps",
+        "scan": "ckptconv.features.scan.command:scan",
+    },
+    "Derive": {
+        "average": "ckptconv.features.average.command:average",
+        "merge": "ckptconv.features.merge.command:merge",
+        "patch": "ckptconv.features.deltas.command:patch",
+    },
+    "Serve": {
+        "serve": "ckptconv.features.serve.command:serve",
+    },
+    "More": {
+        "finish": "ckptconv.cli.finish:finish_",
+        "thin": "ckptconv.features.thin.command:thin",
+        "maps": "ckptconv.cli.maps:maps",
+        "rows": "ckptconv.features.rows.command:rows",
+    },
+    STRICT: {
+        "dcp2safetensors": "ckptconv.cli.dcp2safetensors:dcp2safetensors",
+        "safetensors2pt": "ckptconv.cli.safetensors2pt:safetensors2pt",
+        "safetensors2dcp": "ckptconv.cli.safetensors2dcp:safetensors2dcp",
+        "virtual": "ckptconv.cli.virtual:virtual",
+    },
 }
+COMMANDS = {name: place for group in GROUPS.values() for name, place in group.items()}

@@ -8,16 +8,15 @@ import typer
 
 from ckptconv.cli.convert import convert_one
 from ckptconv.cli.options import CONVERTING, named, required, taking
-from ckptconv.options.table import OPTIONS
+from ckptconv.options.table import OPTIONS, STATES_READ, TO_CHECKPOINT
 
 
 @taking(
-    *named("into to chunks model_key optimizer_key flat_optimizer fill_states"),
+    *named("into"),
+    TO_CHECKPOINT,
+    *named("chunks model_key optimizer_key flat_optimizer fill_states"),
     OPTIONS["like"].explained("Cut the tensors as the checkpoint in REF is cut, with its keys, and its files."),
-    OPTIONS["optimizer"].explained(
-        "The optimizer states too, from PATH: what --optimizer of another conversion wrote, or a checkpoint that has "
-        "them, INPUT itself for one."
-    ),
+    STATES_READ,
     *named("order opaque drop_opaque raw alone tag exclude_frozen_parameters master unstack per_rank"),
     *(each for each in CONVERTING if each not in named("copy_config like partial fill")),
 )
@@ -35,15 +34,15 @@ def safetensors2dcp(
     dcp.load reads OUTPUT into FSDP2, DDP and plain models, on any number of ranks. Names stay as they are; --model-key
     model puts them where {"model": model.state_dict()} looks for them. INPUT is safetensors, or a checkpoint of any
     other format: a .pt file, a DeepSpeed run, another checkpoint of torch. Values that are no tensors are written as
-    torch writes them. A rank reads whole chunks: --chunks N keeps these small, --like DIR makes them those of DIR. With
-    --to torch-checkpointing, OUTPUT is a step that CheckpointManager.load of torch_checkpointing reads.
+    torch writes them. A rank reads whole chunks: --chunks N keeps these small, --like DIR makes them those of DIR.
+    With --to torch-checkpointing, OUTPUT is a step that CheckpointManager.load of torch_checkpointing reads.
 
     \b
     Examples:
       ckptconv safetensors2dcp model/ checkpoints/step-0 --chunks 8
-      ckptconv safetensors2dcp model/ step-0 --optimizer optimizer/ --model-key model
-      ckptconv safetensors2dcp runs/7b/checkpoints step-0 --optimizer runs/7b/checkpoints --flat-optimizer
+      ckptconv safetensors2dcp model/ step-0 --states optimizer/ --model-key model
+      ckptconv safetensors2dcp runs/7b/checkpoints step-0 --states runs/7b/checkpoints --flat-optimizer
       ckptconv safetensors2dcp model/ step-0 --like checkpoints/step-1000
-      ckptconv safetensors2dcp model/ checkpoint-500 --to accelerate --optimizer optimizer/
+      ckptconv safetensors2dcp model/ checkpoint-500 --to accelerate --states optimizer/
     """
     convert_one("safetensors2dcp", "", source, required(output, options), {"to": "dcp", **options})

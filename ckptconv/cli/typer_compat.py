@@ -72,9 +72,10 @@ class _Quick:
 
     def get_help(self, ctx: Any) -> str:
         """Return the help: short if -h asks for it."""
-        from ckptconv.cli.help import read, shown
+        from ckptconv.cli.help import BASE, read, shown
 
-        text = shown(read()[ctx.command_path], brief=self._is_brief)
+        every = read()
+        text = shown(every[ctx.command_path], every[BASE], brief=self._is_brief)
         ctx.color = True  # colours are in the text already, where they belong
         return text
 

@@ -7,19 +7,17 @@ from typing import Annotated, Any
 import typer
 
 from ckptconv.cli.options import SHOWING, named, run, taking
-from ckptconv.options.table import OPTIONS, TENSORS
+from ckptconv.options.table import OPTIONS, TENSORS, VERIFYING
 
 OTHER_WORDS = {"verify": ("check", "validate", "test")}
 
 
 @taking(
     *named("raw alone tag exclude_frozen_parameters master unstack"),
-    OPTIONS["optimizer"].explained(
-        "Verify the optimizer states there; of a checkpoint of torch.distributed.checkpoint, what they come from."
-    ),
+    VERIFYING["states"],
     OPTIONS["universal"].explained("Verify the universal checkpoint there."),
     OPTIONS["for_hub"].explained("OUTPUT was made with --for-hub."),
-    OPTIONS["to"].explained("OUTPUT is a checkpoint of this kind.", "what the manifest says"),
+    OPTIONS["to"].explained("OUTPUT is of this kind.", "what its name and the manifest say"),
     *named("zero_stage fresh_optimizer per_rank opaque drop_opaque"),
     *named("chunks model_key optimizer_key flat_optimizer fill_states order"),
     OPTIONS["manifest"].explained("What the conversion wrote with that; default: in OUTPUT."),

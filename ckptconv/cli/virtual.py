@@ -1,4 +1,4 @@
-"""`ckptconv virtual`: the files of a conversion described, and not written."""
+"""`ckptconv virtual`: `convert` to a virtual checkpoint, and to nothing else."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ckptconv.cli import signals
-from ckptconv.cli.options import SHOWING, named, required, run, taking
+from ckptconv.cli.convert import convert_one
+from ckptconv.cli.options import SHOWING, named, required, taking
 from ckptconv.errors import UsageError
 from ckptconv.options.table import TENSORS
 
@@ -30,14 +30,14 @@ def virtual(
     """Describe the safetensors files of a conversion, without writing them.
 
     OUTPUT is a small file that says which bytes of SOURCE, cast how, make up each file. Every command reads it like the
-    files themselves, as long as SOURCE stays as it is.
+    files themselves, as long as SOURCE stays as it is. ckptconv convert SOURCE OUTPUT does the same, if OUTPUT is
+    called so.
 
     \b
     Examples:
       ckptconv virtual runs/7b/checkpoints step.virtual.json
       ckptconv virtual --dtype bf16 --max-shard-size 5GB dcp/step-1000 step.virtual.json
     """
-    from ckptconv.conversion import convert
     from ckptconv.formats.virtual import SUFFIX
 
     target = required(output, options)
@@ -45,5 +45,4 @@ def virtual(
         raise UsageError(
             f"{target or 'An empty text'} is no name for a virtual checkpoint.", f"Give one that ends in {SUFFIX}."
         )
-    shown, report = run("virtual", options, convert, source, target, before_commit=signals.ignore)
-    shown.done(report)
+    convert_one("virtual", "", source, target, options)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from ckptconv.errors import CkptconvError
 from ckptconv.formats.model_files import OPTIMIZERS, SAFETENSORS, TORCH
-from ckptconv.formats.optimizers import optimizers_alone
+from ckptconv.formats.numbers.states import optimizers_alone
 from ckptconv.formats.source import FileFacts, Source, Wanted
 from ckptconv.formats.torch.file import read as read_torch
 from ckptconv.formats.training import with_named, with_states_beside

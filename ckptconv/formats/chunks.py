@@ -24,6 +24,13 @@ _CUTS = 2
 _COMPARED = 512
 
 
+class Box(NamedTuple):
+    """A part of a tensor: where it begins, and its extent in each dimension."""
+
+    offsets: Shape
+    sizes: Shape
+
+
 class ChunkTile(NamedTuple):
     """A box of a tensor that begins at `offsets`, and its data."""
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptconv.errors import CkptconvError, MissingError, UsageError
 from ckptconv.formats import alone as alone_files
 from ckptconv.formats import model_files, pipelines
-from ckptconv.formats.dcp import locate as dcp
-from ckptconv.formats.deepspeed import locate as deepspeed
 from ckptconv.formats.format import CERTAIN, LIKELY, Format, Guess, Probe
 from ckptconv.formats.instead import what_directory_it_is, what_it_is
 from ckptconv.formats.model_files import TORCH
-from ckptconv.formats.ranks import locate as ranks
-from ckptconv.formats.registered import FORMATS
+from ckptconv.formats.registered import DEEPSPEED, FORMATS, JOINING, MEGATRON
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.options.option import checked
 from ckptconv.options.registered import OPENED, options_of
@@ -111,7 +109,7 @@ def open_source(
         source = _with_optimizer(source, guess.place or place, wanted)
     if stores.at(path).repository:
         source = source._replace(notes=[*source.notes, *_repository_notes(place, source)])
-    is_deepspeed, is_megatron = source.family == deepspeed.FAMILY, source.format == dcp.MEGATRON
+    is_deepspeed, is_megatron = source.family == DEEPSPEED, source.format == MEGATRON
     idle = [
         f"{option} is of no use: {path} is {guess.called}, and it is for {whose} checkpoints."
         for option, given, whose, is_theirs in (
@@ -132,11 +130,10 @@ def _joined(place: Location, source: Source, wanted: Wanted) -> Source:
     """Return `source`, that of the file of torch.save at `place`; with its distributed tensors joined if the file holds
     all of their parts, as that of a single rank does."""
     is_of_a_rank = source.family == TORCH and any(map(is_distributed_class, source.files.mentioned))
-    if not is_of_a_rank or place.kind != "file" or ranks.parsed(place.name):
+    if not is_of_a_rank or place.kind != "file":
         return source
-    from ckptconv.formats.ranks.read import read_alone
-
-    return read_alone(place, wanted) or source
+    joined = (import_module(module).read_alone(place, wanted) for module in JOINING)
+    return next(filter(None, joined), source)
 
 
 def with_layout(

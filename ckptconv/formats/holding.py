@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from ckptconv.formats import model_files
-from ckptconv.formats.dcp import locate as dcp
+from ckptconv.formats.dcp import names as dcp
 from ckptconv.formats.instead import what_directory_it_is
 from ckptconv.formats.registered import PIPELINES
 from ckptconv.formats.runs import MEGATRON_RANK, POINTERS, STEP_METADATA, is_of_step

@@ -5,7 +5,7 @@ Source: onnx/onnx.proto; flax/serialization.py; mindspore/train/serialization.py
 serialization.py; of ExecuTorch extension/flat_tensor/serialize, where flat_tensor.fbs has the identifier FT01, which
 flatbuffers put at byte 4, and flat_tensor_header.h the FH01 that follows it, and schema/program.fbs;
 huggingface_hub/serialization/_dduf.py; paddle/distributed/flex_checkpoint; tensorflow/core/util/tensor_bundle, and
-cc/saved_model/constants.h, of whose saved_model.pb or .pbtxt proto_splitter makes a .cpb; orbax/checkpoint.
+cc/saved_model/constants.h, of whose saved_model.pb or .pbtxt proto_splitter makes a .cpb.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ _ARRAYS = "Load it with numpy.load, and write its arrays with safetensors.numpy.
 _KERAS = "Load it in Keras, and write the arrays of get_weights, by name, with safetensors.numpy.save_file."
 _TF = "Read it with tf.train.load_checkpoint, and write its arrays with safetensors.numpy.save_file."
 _FLAX = "Load it with flax.serialization.msgpack_restore, and write the flat dict with safetensors.flax.save_file."
-_ORBAX = "Restore it with orbax.checkpoint, and write the flat dict of its arrays with safetensors.flax.save_file."
 _PADDLE = "Load it with paddle.distributed.load_state_dict, and save it as safetensors, as PaddleFormers does."
 _OF_RANKS = 'They load it, with load_format="sharded_state": convert the model that it was made of.'
 _FOR_DEVICES = "It is made of a model, for devices: convert that."
@@ -120,7 +119,6 @@ _ARCHIVES = (
 # Directories that are not read: what a name in one matches from beginning to end, what it is, what to do.
 _DIRECTORIES: tuple[tuple[str, str, str], ...] = (
     (r"\d+\.metadata", "a checkpoint of Paddle (FlexCheckpoint)", _PADDLE),
-    (r"_CHECKPOINT_METADATA|manifest\.ocdbt|_METADATA", "a checkpoint of Orbax", _ORBAX),
     (r"saved_model\.(?:pb|pbtxt|cpb)", "a SavedModel of TensorFlow", _TF),
     (r".+\.data-\d{5}-of-\d{5}", "a checkpoint of TensorFlow", _TF),
     (r"flax_model(?:-\d{5}-of-\d{5})?\.msgpack(?:\.index\.json)?", "a model of Flax", _FLAX),

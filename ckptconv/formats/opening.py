@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import UsageError
 from ckptconv.formats import pipelines
 from ckptconv.formats.detect import complete, open_parts, open_source, with_layout
+from ckptconv.formats.registered import MADE_OF
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.storage import stores
@@ -52,8 +54,8 @@ def all_opened(
     A pipe is read now.
     """
     path = given.path if isinstance(given, Source) else normalize(given)
-    has_own_states = bool(options.to and options.optimizer) and is_same(path, options.optimizer)
-    goes_on = "universal" in holds and not options.fresh_optimizer
+    has_own_states = bool(options.to and options.states) and is_same(path, options.states)
+    goes_on = any(module.needs_states(options) for module in _needing(holds))
     wanted: dict[str, Any] = {
         "key": options.key,
         "states": "optimizer" in holds or has_own_states or goes_on,
@@ -93,15 +95,18 @@ def fitted(
         from ckptconv.formats.training import model_alone
 
         made = [model_alone(one, options.key) for one in made]
-    if "universal" in holds:
-        from ckptconv.formats.training import with_training
-
-        made = [with_training(one, options) for one in made]
-    if options.to and options.optimizer:
+    for module in _needing(holds):
+        made = [module.fitted(one, options) for one in made]
+    if options.to and options.states:
         from ckptconv.formats.states import with_states
 
-        made = [with_states(one, asked, options.optimizer, **options.opening()) for one in made]
+        made = [with_states(one, asked, options.states, **options.opening()) for one in made]
     return _ordered(made) if options.order else made
+
+
+def _needing(holds: Collection[str]) -> list[Any]:
+    """Return the modules that say what outputs need beside weights."""
+    return [import_module(module) for what, module in MADE_OF.items() if what in holds]
 
 
 def _ordered(sources: list[Source]) -> list[Source]:

@@ -70,47 +70,79 @@ class Lone(NamedTuple):
     part: str = ""
 
 
+# Families of checkpoints beside those of whole models.
+DCP, DEEPSPEED = "dcp", "deepspeed"
 # Words in the names of DeepSpeed's files, and keys in them.
-DEEPSPEED = ("_states.pt", "fp32.pt", "exp_avg", "optimizer_state.pt", "zero/")
-DEEPSPEED_KEYS = ("optimizer_state_dict", "ds_version", "dp_world_size", "mp_world_size")
+ZERO = ("_states.pt", "fp32.pt", "exp_avg", "optimizer_state.pt", "zero/")
+ZERO_KEYS = ("optimizer_state_dict", "ds_version", "dp_world_size", "mp_world_size")
 # Words before the number of a rank in the name of its file.
 RANKS = ("rank", "fsdp", "dp", "shard", "gpu", "worker", "proc")
 # The order in which the formats are asked, after those of the expected family. If a directory holds things of several
 # formats, the first one wins.
 FORMATS: tuple[Format, ...] = (
     KnownFormat(SAFETENSORS, "ckptconv.features.nanotron.step"),
-    KnownFormat("dcp", "ckptconv.formats.dcp.read", ".metadata", ".distcp", by="locate", head=b"torch.distributed.c"),
-    KnownFormat("deepspeed", "ckptconv.formats.deepspeed.read", "_states.pt", "latest", "zero_to_fp32", by="locate"),
+    KnownFormat(DCP, "ckptconv.formats.dcp.read", ".metadata", ".distcp", by="locate", head=b"torch.distributed.c"),
+    KnownFormat(DEEPSPEED, "ckptconv.formats.deepspeed.read", "_states.pt", "latest", "zero_to_fp32", by="locate"),
     KnownFormat(TORCH, "ckptconv.features.model_parallel.megatron"),
     KnownFormat(TORCH, "ckptconv.features.model_parallel.meta"),
-    KnownFormat(TORCH, "ckptconv.formats.checkpointing.read", "metadata.pkl", by="locate"),
-    KnownFormat(TORCH, "ckptconv.formats.ranks.read", *RANKS, by="locate"),
-    KnownFormat("dcp", "ckptconv.formats.dcp.read", by="locate", sniff="sniff_below"),
-    KnownFormat(TORCH, "ckptconv.formats.checkpointing.read", by="locate", sniff="sniff_below"),
-    KnownFormat(TORCH, "ckptconv.formats.ranks.read", by="locate", sniff="sniff_below"),
-    KnownFormat("deepspeed", "ckptconv.formats.deepspeed.read", by="locate", sniff="sniff_below"),
+    KnownFormat(TORCH, "ckptconv.features.torch_checkpointing.read", "metadata.pkl", by="locate"),
+    KnownFormat(TORCH, "ckptconv.features.ranks.read", *RANKS, by="locate"),
+    KnownFormat(DCP, "ckptconv.formats.dcp.read", by="locate", sniff="sniff_below"),
+    KnownFormat(TORCH, "ckptconv.features.torch_checkpointing.read", by="locate", sniff="sniff_below"),
+    KnownFormat(TORCH, "ckptconv.features.ranks.read", by="locate", sniff="sniff_below"),
+    KnownFormat(DEEPSPEED, "ckptconv.formats.deepspeed.read", by="locate", sniff="sniff_below"),
     KnownFormat(SAFETENSORS, "ckptconv.formats.virtual", ".virtual.json", head=b'{"ckptconv.virtual"'),
     KnownFormat("npz", "ckptconv.features.npz.read", head=b".npy"),
     KnownFormat("dduf", "ckptconv.features.dduf.read", ".dduf"),
     KnownFormat("nemo", "ckptconv.features.nemo.read", ".nemo"),
     KnownFormat("exported", "ckptconv.features.exported.read", ".pt2"),
+    KnownFormat(
+        "orbax", "ckptconv.features.orbax.read", "_METADATA", "_CHECKPOINT_METADATA", "manifest.ocdbt", by="locate"
+    ),
     KnownFormat(SAFETENSORS, "ckptconv.formats.safetensors", sniff=model_files.sniff_safetensors),
     KnownFormat(TORCH, "ckptconv.formats.torch.sharded", sniff=model_files.sniff_torch_set),
     KnownFormat(TORCH, "ckptconv.formats.torch.file", sniff=model_files.sniff_torch),
 )
 # The order in which the kinds of files that are one of many are asked: `alone` has those of no format that is read.
 LONE: tuple[Lone, ...] = (
-    Lone("ckptconv.formats.deepspeed.alone", DEEPSPEED, DEEPSPEED_KEYS),
-    Lone("ckptconv.formats.dcp.alone", ("common.pt",)),
+    Lone("ckptconv.formats.deepspeed.alone", ZERO, ZERO_KEYS),
+    Lone("ckptconv.features.megatron_core.alone", ("common.pt",)),
     Lone("ckptconv.features.model_parallel.megatron", ("distrib_optim", "mp_rank_", "tp_rank_"), ("args",)),
     Lone("ckptconv.features.model_parallel.meta", ("consolidated.",), ("tok_embeddings.weight",)),
     Lone("ckptconv.formats.dcp.shards", ("shard-#",), ("DCP_SHARDING_INFO",)),
     Lone("ckptconv.features.nanotron.step", keys=("data",)),
     Lone("ckptconv.formats.alone"),
     Lone("ckptconv.features.deltas.alone", (".safetensors",)),
-    Lone("ckptconv.formats.ranks.alone", RANKS, part="flat_param"),
-    Lone("ckptconv.formats.checkpointing.alone", ("#.pt", "#.safetensors")),
+    Lone("ckptconv.features.ranks.alone", RANKS, part="flat_param"),
+    Lone("ckptconv.features.torch_checkpointing.alone", ("#.pt", "#.safetensors")),
 )
+# Modules that join the distributed tensors of a file of torch.save which has all of their parts, as that of a single
+# rank has. There, `read_alone` returns a source; None if parts are missing.
+JOINING: tuple[str, ...] = (
+    "ckptconv.features.ranks.read",
+)  # fmt: skip
+
+
+class Dialect(NamedTuple):
+    """A program that puts more into directories of torch.distributed.checkpoint: the module that reads it
+    (`dcp/dialects.py` says what it has), and names of files and of values that it is asked of."""
+
+    module: str
+    files: tuple[str, ...]
+    values: tuple[str, ...]
+
+
+# What Megatron-core's are called, and the names of values that it has.
+MEGATRON = "torch_dist checkpoint of Megatron-core"
+_MEGATRON = ("common_state/shard_0_1", "iteration", "checkpoint_version", "args", "optimizer")
+DIALECTS: tuple[Dialect, ...] = (
+    Dialect("ckptconv.features.megatron_core.extra", ("metadata.json", "common.pt"), _MEGATRON),
+)
+# What outputs are made of beside weights: what they hold, and the module. There, `needs_states` tells whether options
+# ask for the optimizer's states, and `fitted` returns a source with all that is needed.
+MADE_OF: dict[str, str] = {
+    "universal": "ckptconv.features.universal.taking",
+}
 # Safetensors that are no weights: a key in the metadata of their index, and the module. There, `no_weights` returns
 # what they are, and what to do with them, of their path.
 NO_WEIGHTS: dict[str, str] = {

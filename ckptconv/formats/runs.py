@@ -34,8 +34,8 @@ LATEST, LATEST_UNIVERSAL = "latest", "latest_universal"
 POINTERS = (*_TRACKERS, LATEST, LATEST_UNIVERSAL)
 # The directory of a rank of Megatron-LM: its tensor rank, pipeline rank, expert rank.
 MEGATRON_RANK = r"mp_rank_(\d{1,6})(?:_(\d{1,6}))?(?:_(\d{1,6}))?"
-# What describes a step of torch_checkpointing.
-STEP_METADATA = "metadata.pkl"
+# What describes a step of torch_checkpointing, and its manifest.
+STEP_METADATA, STEP_MANIFEST = "metadata.pkl", "_integrity_manifest.json"
 # Megatron's word for weights without a training, in the place of a step.
 _RELEASE = "release"
 _LONGEST_POINTER = 4096

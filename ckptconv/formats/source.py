@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ckptconv.errors import CkptconvError
-from ckptconv.formats.numbers.orders import WRAPPERS, wrapper
+from ckptconv.formats.wrappers import WRAPPERS, wrapper
 from ckptconv.plan import Input
 from ckptconv.storage.records import Records
 from ckptconv.tensors.dtypes import DTYPES

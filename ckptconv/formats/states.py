@@ -7,7 +7,8 @@ from typing import Any
 from ckptconv.errors import UnsupportedError, UsageError
 from ckptconv.formats.detect import asked_orders, complete, open_source
 from ckptconv.formats.numbers.matching import NAMED
-from ckptconv.formats.optimizers import entries, optimizers_alone
+from ckptconv.formats.numbers.states import optimizers_alone
+from ckptconv.formats.optimizers import entries
 from ckptconv.formats.source import STATES_ARE_CONVERTED, FileFacts, Source
 from ckptconv.formats.training import weights_in, with_named, without_optimizers
 from ckptconv.storage.paths import basename, is_same, normalize

@@ -1,29 +1,22 @@
-"""What a training goes on from: the optimizer's states beside weights, and how many steps it has made."""
+"""The model in a training checkpoint, and the optimizer's states beside it."""
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ckptconv.errors import CkptconvError, UnsupportedError, UsageError
-from ckptconv.formats.numbers.matching import WAYS, Order
+from ckptconv.errors import CkptconvError, UsageError
+from ckptconv.formats.numbers.matching import Order
 from ckptconv.formats.numbers.orders import is_kept
+from ckptconv.formats.numbers.states import named
 from ckptconv.formats.numbers.told import model_of
-from ckptconv.formats.optimizers import below, entries, is_numbered, named, optimizers_in, weights_key
+from ckptconv.formats.optimizers import below, entries, optimizers_in, weights_key
 from ckptconv.formats.source import OF_REFERENCE, Source
-from ckptconv.formats.values import first_bytes
-from ckptconv.options.table import Options
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote
 from ckptconv.structure import keymap
-from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.lazy import Inline, LazyTensor
+from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import some
-
-_STEP = "step"
-_UNPACK = {"float32": "<f", "float64": "<d", "int32": "<i", "int64": "<q"}
-FRESH = "Give --fresh-optimizer for zero moments in their place."
 
 
 def model_alone(source: Source, key: str = "") -> Source:
@@ -68,7 +61,7 @@ def with_states_beside(source: Source, key: str = "") -> Source:
     if not found:
         return source
     try:
-        _check_key(source, found[0][0], key)
+        check_key(source, found[0][0], key)
         return with_named(source, found, source.path, key)
     except CkptconvError as error:
         return source._replace(of_states=source.of_states._replace(error=error))
@@ -131,67 +124,10 @@ def without_optimizers(source: Source, key: str = "") -> Source:
     return source._replace(weights=left)
 
 
-def _check_key(source: Source, optimizer: str, key: str) -> None:
+def check_key(source: Source, optimizer: str, key: str) -> None:
     """Raise UsageError if the weights beside an optimizer have no key of their own."""
     if optimizer and key in ("", "."):
         raise UsageError(
             f"{source.path} holds an optimizer under {optimizer!r}, and nothing tells where its model is.",
             f"Name the model with --key; there are: {some(list(entries(source.weights)))}.",
         )
-
-
-def with_training(source: Source, options: Options) -> Source:
-    """Return `source` with its optimizer's states by parameter name, and its step, if it holds an optimizer and
-    `options` do not ask for a fresh one. A ZeRO checkpoint has them already, unless it is for another stage.
-
-    Read the steps. DeepSpeed has one for all parameters of a group: where they differ, as those of experts do that were
-    not always chosen, all get the largest, with a warning. Raise UnsupportedError if nothing tells which states are of
-    which parameter, UsageError if nothing tells where the weights are.
-    """
-    if source.training is not None and not options.zero_stage:
-        return source
-    key = options.key or weights_key(source.weights)
-    for name, _ in optimizers_in(source.weights, key)[:1]:
-        _check_key(source, name, key)
-    if options.fresh_optimizer:
-        return source
-    source = with_states_beside(source, key)
-    try:
-        optimizer = source.states()
-    except CkptconvError as error:
-        error.hint = error.hint if FRESH in error.hint else f"{error.hint} {FRESH}".strip()
-        raise
-    if optimizer is None:
-        return source
-    if is_numbered(optimizer, weights_in(source, key)):
-        raise UnsupportedError(
-            f"{source.path} numbers its optimizer's parameters, and nothing tells which states are of which parameter.",
-            f"{WAYS} {FRESH}",
-        )
-    states = dict(optimizer["state"])
-    known = {name: _number(state["step"], options.storage_options) for name, state in states.items() if _STEP in state}
-    warnings = []
-    for group in optimizer["param_groups"]:
-        steps = {name: step for name in group["params"] if (step := known.get(name)) is not None}
-        most = max(steps.values(), default=0)
-        behind = [name for name, step in steps.items() if step != most]
-        for name in behind:
-            states[name] = {**states[name], _STEP: Inline(struct.pack("<f", most), DTYPES["float32"], ())}
-        if behind:
-            warnings.append(
-                f"{some(behind)} have made fewer steps than the {most} of others of their group. DeepSpeed has one "
-                f"number of steps for a group: theirs is {most} from now on."
-            )
-    step = max((step for step in known.values() if step is not None), default=None)
-    return source._replace(
-        of_states=source.of_states._replace(step=step),
-        optimizer={**optimizer, "state": states},
-        warnings=[*source.warnings, *warnings],
-    )
-
-
-def _number(value: Any, storage_options: Mapping[str, Any]) -> int | None:
-    """Return a step as a number; None if there is none."""
-    if isinstance(value, LazyTensor) and value.numel == 1 and value.dtype.name in _UNPACK:
-        (value,) = struct.unpack(_UNPACK[value.dtype.name], first_bytes(value, value.nbytes, storage_options)[0])
-    return int(value) if type(value) in (int, float) and 0 <= value < 1 << 53 else None

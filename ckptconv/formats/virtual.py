@@ -48,8 +48,10 @@ _WITHIN = frozenset(
 )
 # With more sources than this in a remote directory, it is listed once.
 _FEW = 4
-# How a source may be packed. What a delta overwrites may be of any size, and no virtual checkpoint is made of deltas.
-_METHODS = ("deflate", "zstandard")
+# How a source may be packed; and the most bytes of one that a delta overwrites, which are mostly zeros: two for each
+# byte of a tensor, as no delta overwrites larger ones.
+_METHODS = ("deflate", "zstandard", "crc32c", "overwriting")
+_MOST_OVERWRITTEN = 1 << 33
 _MISSING = Entry("missing", File("", 0))
 
 
@@ -324,7 +326,7 @@ def _packed(entry: dict[str, Any], name: str, size: int, sources: Sequence[File]
         count_of(entry.get(key), f"{key!r} of {name[:100]!r}") for key in ("in", "offset", "nbytes")
     )
     crc, method = entry.get("crc"), text_of(entry.get("method"), f"the method of {name[:100]!r}")
-    if index >= len(sources) or sources[index].packed is not None or method not in _METHODS:
+    if index >= len(sources) or _is_twice_packed(sources[index]) or method not in _METHODS:
         raise ValueError(f"{name[:100]!r} is packed in a way that is not known")
     if crc is not None:
         count_of(crc, f"the checksum of {name[:100]!r}")
@@ -332,7 +334,13 @@ def _packed(entry: dict[str, Any], name: str, size: int, sources: Sequence[File]
         raise ValueError(f"{name[:100]!r} ends at byte {offset + nbytes} of a file of {sources[index].size}")
     if method == "deflate":
         check_ratio(name, nbytes, size)
+    if method == "overwriting" and size > _MOST_OVERWRITTEN:
+        raise ValueError(f"{name[:100]!r} is said to be {size} bytes")
     return File(name, size, "", Packed(sources[index], offset, nbytes, crc, method))
+
+
+def _is_twice_packed(file: File) -> bool:
+    return file.packed is not None and file.packed.file.packed is not None
 
 
 def _check_unchanged(place: Location, file: File, now: Entry) -> None:

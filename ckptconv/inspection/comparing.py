@@ -49,7 +49,7 @@ def diff(
 
     Tensors are matched by name. Elements of one dtype are compared by their bits; those of two dtypes by value; with
     `rtol` or `atol`, all by value, and `tolerance` says by which rule. `key`, `include`, `exclude`, `strip_prefix`,
-    `rename` and `dtype` apply to both sides, as in a conversion; `map` and `size` to `a` alone. `optimizer` compares
+    `rename` and `dtype` apply to both sides, as in a conversion; `map` and `size` to `a` alone. `with_states` compares
     the optimizer states too. `delta` is a directory for what changes `a` into `b`, which `patch` applies. `html` is a
     file for a page that shows all this. Without `measure`, which takes less time, it is only told which tensors differ:
     `change`, `quantization` and what sums them up are None. `progress` and `on_total` are those of `convert`, for the
@@ -65,10 +65,11 @@ def diff(
         (True, 15, 0)
     """
     asked = filled(DIFFING, options)
-    html, optimizer, rtol, atol, rule = (asked.pop(name) for name in ("html", "optimizer", "rtol", "atol", "tolerance"))
+    names = ("html", "with_states", "rtol", "atol", "tolerance")
+    html, with_states, rtol, atol, rule = (asked.pop(name) for name in names)
     settings = {name: asked.pop(name) for name in COMPARING_TOO}
     chosen = Options(**asked)
-    delta = _writer(chosen, optimizer, (rtol, atol), settings)
+    delta = _writer(chosen, with_states, (rtol, atol), settings)
     if html and not measure:
         raise UsageError("--html shows by how much tensors differ, and that is not to be measured.", "Leave one out.")
     if html:
@@ -84,15 +85,15 @@ def diff(
     if all(not isinstance(each, Source) and is_pipe(os.fspath(each)) for each in given):
         raise UsageError("Both sides are a pipe, and there is one standard input.", "Give a path for one of them.")
     with no_garbage():
-        one = opened(given[0], chosen, key=chosen.key, states=optimizer)
-        other = opened(given[1], chosen.replaced(map="", size={}), key=chosen.key, states=optimizer)
+        one = opened(given[0], chosen, key=chosen.key, states=with_states)
+        other = opened(given[1], chosen.replaced(map="", size={}), key=chosen.key, states=with_states)
     changed: dict[str, Pair] = {}
     with delta.encoder(chosen) if delta else nullcontext() as encoder:
         found = difference(
             one,
             other,
             chosen,
-            optimizer=optimizer,
+            optimizer=with_states,
             tolerance=tolerance,
             progress=counter(progress),
             on_total=on_total,

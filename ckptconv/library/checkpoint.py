@@ -362,8 +362,8 @@ def open_checkpoint(
     Only descriptions are read, no tensor data. `framework` is "pt" for torch or "np" for numpy, which are imported with
     the first array; `device` is where torch's arrays go. `key` selects a subtree, as in "state_dict". `tag`,
     `exclude_frozen` and `model_rank` (one tensor-parallel rank) apply to DeepSpeed checkpoints, `master` (fp32 masters)
-    and `unstack` (a tensor for each layer) to Megatron-core's. `states` reads the description of the optimizer's states
-    now, not when they are asked for. A file that is an attack raises UnsafeError;
+    and `unstack` (a tensor for each layer) to Megatron-core's. `with_states` reads the description of the optimizer's
+    states now, not when they are asked for. A file that is an attack raises UnsafeError;
     with `inert` it is opened like any other, and nothing in it runs. A path of another `family` than the expected one
     raises UsageError. `like` names a reference, whose names and dtypes the tensors have; what of it is missing is left
     out with `partial`, or taken from it with `fill`. The weights of one file of many, such as a rank's, are read only
@@ -385,7 +385,8 @@ def open_checkpoint(
     path = normalize(filename or path)
     reading = filled(VIEWING, options)
     with no_garbage():
-        source = open_source(path, **{name: reading[name] for name in OPENING})
+        own = {name: value for name, value in reading.items() if name in OPENING}
+        source = open_source(path, states=reading["with_states"], **own)
     warn_of(by_name(source))
     memory = Memory(source.path, reading["storage_options"], backend == "mmap", reading["spool_dir"])
     given = {"path": path, "framework": framework, "device": device, "backend": backend, **reading}

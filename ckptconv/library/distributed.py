@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ckptconv.formats.dcp.layout import Box
+from ckptconv.formats.chunks import Box
 from ckptconv.formats.opening import opened
 from ckptconv.formats.states import with_states
 from ckptconv.library.frameworks import framework
@@ -41,7 +41,7 @@ class DistributedReader(StorageReader):
 
     `path` is anything that is converted: a file, a ZeRO, FSDP or Megatron-core checkpoint, quantized weights with a
     map, a URL. Its tensors have the keys that `safetensors2dcp` gives them: `model_key="model"` is for a state dict
-    {"model": …}; `optimizer` names the checkpoint with the optimizer's states, `path` itself for one. `options` choose,
+    {"model": …}; `states` names the checkpoint with the optimizer's states, `path` itself for one. `options` choose,
     rename and cast them. Each rank reads the bytes of its own shards only. What is stored twice is not compared, and
     objects of classes that are known by name only are left out.
 
@@ -56,10 +56,10 @@ class DistributedReader(StorageReader):
     def __init__(self, path: str | os.PathLike[str], **options: Unpack[DistributedOptions]) -> None:
         path = normalize(path)
         chosen = Options(**{"to": dcp.TORCH, "opaque": "drop", **options})
-        is_own = bool(chosen.optimizer) and normalize(chosen.optimizer) == path
+        is_own = bool(chosen.states) and normalize(chosen.states) == path
         source = opened(path, chosen, key=chosen.key, states=is_own)
-        if chosen.optimizer:
-            source = with_states(source, path, chosen.optimizer, **chosen.opening())
+        if chosen.states:
+            source = with_states(source, path, chosen.states, **chosen.opening())
         warn_of(source)
         found = dcp.contents(source, chosen)
         self._leaves = {**found.tensors, **found.values}

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from ckptconv.options import NAMING, TAKE
-from ckptconv.options.kinds import FLAG, NUMBER, choice
+from ckptconv.options import NAMING
+from ckptconv.options.kinds import NUMBER, choice
 from ckptconv.options.option import Option, options_in
-from ckptconv.options.table import COMMAND, OPTIONS, Options, named_in
+from ckptconv.options.table import COMMAND, OPTIONS, VIEWING, Options, named_in
 
 
 class _Comparing:
     """Options that only `diff` has, or that mean something else for it."""
 
-    optimizer = Option(FLAG, "Compare the optimizer states too, by parameter.", group=TAKE, common=True)
+    with_states = VIEWING["with_states"].explained(
+        "Compare the optimizer states too, by parameter.", former="--optimizer"
+    )
     dtype = Options.table["dtype"].explained(
         "Cast the floating tensors of both to DTYPE before they are compared.",
         "float32 for a DeepSpeed checkpoint, else keep",
@@ -56,7 +58,7 @@ COMPARING_TOO: dict[str, Option] = {
 }
 COMPARING = {**options_in(_Comparing), **COMPARING_TOO}
 DIFFING = named_in(
-    "key include exclude optimizer order strip_prefix rename map size dtype dequantize rtol atol tolerance html "
+    "key include exclude with_states order strip_prefix rename map size dtype dequantize rtol atol tolerance html "
     "overwrite jobs memory tag exclude_frozen_parameters master unstack raw alone inert spool_dir storage_options "
     + " ".join(COMPARING_TOO),
     {**OPTIONS, **COMMAND, **COMPARING},

@@ -25,7 +25,7 @@ class TorchDType(Protocol):
     def to_real(self) -> Any: ...
 
 
-# The names of dtypes, as `options.kinds` reads them.
+
 DTypeName: TypeAlias = Literal[
     "float32",
     "bfloat16",
@@ -38,6 +38,21 @@ DTypeName: TypeAlias = Literal[
     "f16",
     "half",
     "bf16",
+]
+OutputName: TypeAlias = Literal[
+    "safetensors",
+    "pt",
+    "universal",
+    "dcp",
+    "dcp-hf",
+    "accelerate",
+    "torch-checkpointing",
+]
+CheckpointName: TypeAlias = Literal[
+    "dcp",
+    "dcp-hf",
+    "accelerate",
+    "torch-checkpointing",
 ]
 
 
@@ -111,11 +126,6 @@ class _Tied(TypedDict, total=False):
     tied: Literal["alias", "duplicate"] | None
     """Store tied tensors once (alias), or under each of their names (duplicate). Default: alias."""
 
-    to: Literal["dcp", "dcp-hf", "accelerate", "torch-checkpointing"] | None
-    """Write a checkpoint of torch.distributed.checkpoint: .distcp files (dcp), or the safetensors shards of its
-    HuggingFaceStorageWriter (dcp-hf); the two that accelerate and the Trainer of transformers load with FSDP2
-    (accelerate); or a step of torch_checkpointing (torch-checkpointing). Default: what OUTPUT is called."""
-
     chunks: int | str | None
     """Cut every tensor into N along its first dimension, as N ranks save it, each into files of its own."""
 
@@ -159,8 +169,9 @@ class _Imitating(TypedDict, total=False):
     """Convert, Open, Average, Merge, Rows."""
 
     like: str | os.PathLike[str] | None
-    """Give the output the names, files and dtypes of REF, a checkpoint, and its config.json and tokenizer. What is
-    missing, too much, or of another shape is an error before anything is written."""
+    """Give the output the names, files and dtypes of REF, a checkpoint, and its config.json and tokenizer; of
+    torch.distributed.checkpoint, the cuts of REF. What is missing, too much, or of another shape is an error before
+    anything is written."""
 
     partial: bool
     """Leave out tensors of REF that the input does not have, and say which."""
@@ -172,16 +183,35 @@ class _Imitating(TypedDict, total=False):
     """False: Write tensors alone: no structure record, so none of the values that a checkpoint has beside them."""
 
 
-class _FindingTheModel(TypedDict, total=False):
-    """Convert, Distributed, Average, Merge, Rows."""
+class _Naming(TypedDict, total=False):
+    """Convert, Rows."""
 
-    model_key: str | None
-    """Put the weights under KEY, such as model; . is the top of the state dict; none leaves them out, beside
-    --optimizer."""
+    to: OutputName | None
+    """The kind of output, where the name of OUTPUT does not say it: safetensors, pt, universal, dcp, dcp-hf,
+    accelerate or torch-checkpointing. pt is a file for torch.load, and universal a checkpoint from which DeepSpeed
+    resumes. Those of torch.distributed.checkpoint are .distcp files (dcp), the safetensors shards of its
+    HuggingFaceStorageWriter (dcp-hf), the two that accelerate and the Trainer of transformers load with FSDP2
+    (accelerate), or a step of torch_checkpointing (torch-checkpointing). Default: what OUTPUT is called."""
+
+    universal: str | os.PathLike[str] | None
+    """Write a universal checkpoint there, to resume from."""
+
+    zero_stage: int | str | None
+    """The ZeRO stage that the universal checkpoint is for. Default: any; of a ZeRO checkpoint, its own."""
+
+    fresh_optimizer: bool
+    """Begin the universal checkpoint with zero moments and step 0, whatever INPUT holds."""
+
+    per_rank: bool
+    """Tensor parallel: OUTPUT/mp_rank_NN/ for each rank."""
 
 
-class _FindingStates(TypedDict, total=False):
+class _ReadingStates(TypedDict, total=False):
     """Convert, Distributed, Rows."""
+
+    states: str | os.PathLike[str] | None
+    """The optimizer states too, from PATH: what --optimizer of another conversion wrote, or a checkpoint that has
+    them, INPUT itself for one."""
 
     optimizer_key: str | None
     """Put the optimizer states under KEY."""
@@ -192,6 +222,13 @@ class _FindingStates(TypedDict, total=False):
     fill_states: bool
     """Give parameters that have no optimizer states yet those of the beginning, zeros: torch's strict load asks for
     them."""
+
+
+class _FindingTheModel(TypedDict, total=False):
+    """Convert, Distributed, Average, Merge, Rows."""
+
+    model_key: str | None
+    """Put the weights under KEY, such as model; . is the top of the state dict; none leaves them out, beside --states."""
 
 
 class _Ordering(TypedDict, total=False):
@@ -304,29 +341,6 @@ class _Precision(TypedDict, total=False):
     """A tensor for each layer, as in decoder.layers.0.…, where Megatron-core stores all layers in one."""
 
 
-class _WritingStates(TypedDict, total=False):
-    """Convert, Distributed."""
-
-    optimizer: str | os.PathLike[str] | None
-    """Write the optimizer states there, by parameter."""
-
-
-class _DeepSpeed(TypedDict, total=False):
-    """Convert, Rows."""
-
-    universal: str | os.PathLike[str] | None
-    """Write a universal checkpoint there, to resume from."""
-
-    zero_stage: int | str | None
-    """The ZeRO stage that the universal checkpoint is for. Default: any; of a ZeRO checkpoint, its own."""
-
-    fresh_optimizer: bool
-    """Begin the universal checkpoint with zero moments and step 0, whatever INPUT holds."""
-
-    per_rank: bool
-    """Tensor parallel: OUTPUT/mp_rank_NN/ for each rank."""
-
-
 class _Dequantizing(TypedDict, total=False):
     """Convert, Inspect, Diff, Open, Load, Average, Merge, Rows."""
 
@@ -341,6 +355,15 @@ class _Showing(TypedDict, total=False):
     """Write a page that shows it: one file, without links."""
 
 
+class _NamingCheckpoints(TypedDict, total=False):
+    """Average, Merge."""
+
+    to: CheckpointName | None
+    """Write a checkpoint of torch.distributed.checkpoint: .distcp files (dcp), or the safetensors shards of its
+    HuggingFaceStorageWriter (dcp-hf); the two that accelerate and the Trainer of transformers load with FSDP2
+    (accelerate); or a step of torch_checkpointing (torch-checkpointing)."""
+
+
 class ConvertOptions(
     _Sharding,
     _Casting,
@@ -351,8 +374,9 @@ class ConvertOptions(
     _Measuring,
     _Tied,
     _Imitating,
+    _Naming,
+    _ReadingStates,
     _FindingTheModel,
-    _FindingStates,
     _Ordering,
     _Working,
     _Publishing,
@@ -365,12 +389,13 @@ class ConvertOptions(
     _SingleFile,
     _Detecting,
     _Precision,
-    _WritingStates,
-    _DeepSpeed,
     _Dequantizing,
     total=False,
 ):
     """Options of `convert`, `verify`, `save_state_dict` and `VirtualFiles`."""
+
+    optimizer: str | os.PathLike[str] | None
+    """Write the optimizer states there, by parameter."""
 
 
 class InspectOptions(
@@ -416,7 +441,7 @@ class DiffOptions(
 ):
     """Options of `diff`."""
 
-    optimizer: bool
+    with_states: bool
     """Compare the optimizer states too, by parameter."""
 
     map: str | os.PathLike[str] | None
@@ -479,8 +504,8 @@ class OpenOptions(
     model_rank: int | str | None
     """Only this tensor-parallel rank of DeepSpeed's, from 0."""
 
-    states: bool
-    """Read what describes the optimizer's states now, not when they are asked for."""
+    with_states: bool
+    """The optimizer's states too: read what describes them now, not when they are asked for."""
 
 
 class LoadOptions(_Casting, _Choosing, _Connecting, _Undecoded, _SingleFile, _Precision, _Dequantizing, total=False):
@@ -494,13 +519,12 @@ class DistributedOptions(
     _Renaming,
     _Mapping,
     _Measuring,
+    _ReadingStates,
     _FindingTheModel,
-    _FindingStates,
     _Ordering,
     _Spooling,
     _Connecting,
     _Precision,
-    _WritingStates,
     total=False,
 ):
     """Options of `DistributedReader`."""
@@ -527,6 +551,7 @@ class AverageOptions(
     _Undecoded,
     _Precision,
     _Dequantizing,
+    _NamingCheckpoints,
     total=False,
 ):
     """Options of `average`."""
@@ -564,6 +589,7 @@ class MergeOptions(
     _Undecoded,
     _Precision,
     _Dequantizing,
+    _NamingCheckpoints,
     total=False,
 ):
     """Options of `merge`."""
@@ -602,8 +628,9 @@ class RowsOptions(
     _Measuring,
     _Tied,
     _Imitating,
+    _Naming,
+    _ReadingStates,
     _FindingTheModel,
-    _FindingStates,
     _Ordering,
     _Working,
     _Publishing,
@@ -616,17 +643,16 @@ class RowsOptions(
     _SingleFile,
     _Detecting,
     _Precision,
-    _DeepSpeed,
     _Dequantizing,
     total=False,
 ):
     """Options of `split_rows`, `pack_rows` and `check_rows`."""
 
-    optimizer: str | None
-    """exact_row_wise_adagrad, partial_row_wise_adam, adam, row_wise_rmsprop_ar, or none."""
-
     embedding_dim: int | str | None
     """Items of weight in a row."""
+
+    method: str | None
+    """exact_row_wise_adagrad, partial_row_wise_adam, adam, row_wise_rmsprop_ar, or none."""
 
     weight_dtype: str | TorchDType | None
     """float32 or float16. Default: the table's."""

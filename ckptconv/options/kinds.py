@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any, Literal, NamedTuple
 
 from ckptconv.errors import UsageError
@@ -47,7 +48,7 @@ class ValueKind(NamedTuple):
     `parse` converts what a caller gave; it raises UsageError, which names the option by its second argument. `words` is
     its type on the command line, `stored` its type in JSON, and `unset` the value if none was given. `accepts` is its
     type in Python as type checkers read it, without None; the names that are not Python's are those of `keywords`.
-    `values` are those that a shell completes, if they are few.
+    `values` are those that a shell completes, if they are few; or `registry`, "module:name", has them.
     """
 
     parse: Callable[[Any, str], Any]
@@ -56,6 +57,13 @@ class ValueKind(NamedTuple):
     unset: Any = None
     accepts: str = "str"
     values: tuple[str, ...] = ()
+    registry: str = ""
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The values, if they are few."""
+        module, _, name = self.registry.partition(":")
+        return tuple(getattr(import_module(module), name)) if self.registry else self.values
 
 
 def _text(value: Any, called: str) -> str:
@@ -193,6 +201,26 @@ def choice(*choices: str, words: Any = str, unset: Any = None) -> ValueKind:
     return ValueKind(parse, words, unset=unset, accepts=f"Literal[{', '.join(map(repr, choices))}]", values=choices)
 
 
+def name_in(place: str, accepts: str) -> ValueKind:
+    """Return the kind of values that are names in the registry at `place`, "module:name", which is imported when there
+    is a value to check. That may have `OTHER_WORDS` for them. `accepts` is its type in Python."""
+
+    def parse(value: Any, called: str) -> str:
+        if value == "":
+            return ""
+        if not isinstance(value, str) or value not in kind.choices:
+            words = getattr(import_module(place.partition(":")[0]), "OTHER_WORDS", {})
+            meant = words.get(value.lower(), value.lower()) if isinstance(value, str) else ""
+            raise UsageError(
+                f"{called} is {brief(value)}; it may be {' or '.join(kind.choices)}.",
+                f"Did you mean {meant}?" if meant in kind.choices else "",
+            )
+        return value
+
+    kind = ValueKind(parse, unset="", accepts=accepts, registry=place)
+    return kind
+
+
 def counted(least: int, most: int) -> ValueKind:
     return ValueKind(lambda value, called: parse_count(value, called, least, most), stored=int, accepts="int | str")
 
@@ -223,11 +251,6 @@ TIED = choice("alias", "duplicate", words=_LITERAL["alias", "duplicate"])
 OPAQUE = choice("keep", "drop", unset="")
 ALGORITHMS = ("sha256", "blake3")
 DIGEST = choice(*ALGORITHMS, words=_LITERAL[ALGORITHMS], unset="")
-CHECKPOINT = choice(
-    "dcp",
-    "dcp-hf",
-    "accelerate",
-    "torch-checkpointing",
-    words=_LITERAL["dcp", "dcp-hf", "accelerate", "torch-checkpointing"],
-    unset="",
-)
+# The kinds of output, and those of them that are checkpoints of torch.distributed.checkpoint.
+OUTPUT_KIND = name_in("ckptconv.outputs.kinds:NAMED", "OutputName")
+CHECKPOINT = name_in("ckptconv.outputs.kinds:CHECKPOINTS", "CheckpointName")

@@ -37,6 +37,8 @@ class Option:
     `group` is its place in the help; `common`: the short help has it too, of every command that
     takes it, or of those that are named. `env` is the environment variable that gives
     the command line's default. `decides`: the content of an output depends on it, so manifests and plan ids record it.
+    `former` is a flag that it had, and its name in Python with that: both are still taken, and the caller is told.
+    `origin` is the option that it is the same as, with another help.
     """
 
     name = ""
@@ -54,10 +56,12 @@ class Option:
         common: bool | str = False,
         env: str = "",
         decides: bool = False,
+        former: str = "",
     ) -> None:
         self.kind, self.about, self.written = kind, about, default
         self.flags, self.metavar, self.group, self.decides = flags, metavar, group, decides
-        self.fallback, self.common, self.env = fallback, common, env
+        self.fallback, self.common, self.env, self.former = fallback, common, env, former
+        self.origin = self
 
     def __set_name__(self, owner: Any, name: str) -> None:
         self.name = name
@@ -68,11 +72,19 @@ class Option:
     def __repr__(self) -> str:
         return f"<{self.flags[0]}: {self.about}>"
 
-    def explained(self, about: str, fallback: str | Mapping[str, str] = "") -> Option:
-        """Return the same option with another help."""
+    def explained(
+        self, about: str, fallback: str | Mapping[str, str] = "", kind: ValueKind | None = None, former: str = ""
+    ) -> Option:
+        """Return the same option with another help, with fewer values if `kind` is given, and with a `former` name."""
         other = copy.copy(self)
-        other.about, other.fallback, other.written = about, fallback, None
+        other.about, other.fallback, other.written, other.kind = about, fallback, None, kind or self.kind
+        other.former = former
         return other
+
+    @property
+    def former_name(self) -> str:
+        """Its former name in Python; "" if it has none."""
+        return self.former.lstrip("-").replace("-", "_")
 
     def default_of(self, command: str) -> str:
         """Return what `command` does without it, in words; "" if that goes without saying."""
@@ -117,6 +129,17 @@ class Option:
         if words == "" and self.kind is not MAPPING:
             raise UsageError(f"{self.flags[-1]} is empty.", UNSET)
         return self.parse(words is not self.default if self.kind is FLAG else words, self.flags[0])
+
+
+class FormerName(UserWarning):
+    """An option was given by a name that it had."""
+
+
+def former_given(former: str, option: Option) -> None:
+    """Tell the caller that `option` was given by its `former` flag."""
+    import warnings
+
+    warnings.warn(f"{former} is called {option.flags[0]} here.", FormerName, stacklevel=3)
 
 
 def option(kind: ValueKind, about: str = "", **settings: Any) -> Any:
@@ -208,9 +231,16 @@ def checked(table: Mapping[str, Option]) -> Callable[[_Function], _Function]:
         own = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         open_ended = bool(code.co_flags & _TAKES_KEYWORDS)
         known = [*own, *(name for name in table if open_ended and name not in own)]
+        formers = {table[name].former_name: table[name] for name in known if name in table and table[name].former}
 
         @functools.wraps(function)
         def call(*args: Any, **given: Any) -> Any:
+            for name in [name for name in formers if name in given and name not in known]:
+                option = formers[name]
+                if option.name in given:
+                    raise UsageError(f"{name} and {option.name} are one option, and both were given.")
+                former_given(option.former, option)
+                given[option.name] = given.pop(name)
             for name, value in given.items():
                 if name not in known:
                     raise unknown(name, known)

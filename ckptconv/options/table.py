@@ -22,6 +22,7 @@ from ckptconv.options.kinds import (
     MAPPING,
     MOST_ITEMS,
     OPAQUE,
+    OUTPUT_KIND,
     PART,
     PATH,
     RULES,
@@ -42,6 +43,12 @@ from ckptconv.options.registered import FEATURES, OPENED, missing, options_of
 LIBRARY = "library"
 # The value of --map for none where the input's record names one.
 NO_MAP = "none"
+
+# The commands that take one checkpoint, whose short help has which part of it to take.
+_OF_ONE = (
+    "convert pt2safetensors safetensors2pt zero-to-fp32 dcp2safetensors safetensors2dcp verify diff inspect virtual "
+    "serve patch"
+)
 
 _running = functools.partial(option, group=RUNNING)
 
@@ -86,17 +93,21 @@ class Options(Given):
         "Only this subtree, such as state_dict or optimizer.state; . is all.",
         metavar="PATH",
         group=TAKE,
-        common=True,
+        common=_OF_ONE,
         fallback={"dcp2safetensors": "the model"},
     )
     include: tuple[str, ...] = deciding(
         TEXTS, "Only names that match, such as 'model.*'; repeatable.", metavar="GLOB", group=TAKE
     )
     exclude: tuple[str, ...] = deciding(
-        TEXTS, "No names that match, such as '*.bias'; repeatable.", metavar="GLOB", group=TAKE, common=True
+        TEXTS, "No names that match, such as '*.bias'; repeatable.", metavar="GLOB", group=TAKE, common=_OF_ONE
     )
     strip_prefix: str = deciding(
-        TEXT, "Take PREFIX, such as model., off the beginning of names.", metavar="PREFIX", group=NAMING, common=True
+        TEXT,
+        "Take PREFIX, such as model., off the beginning of names.",
+        metavar="PREFIX",
+        group=NAMING,
+        common="convert pt2safetensors safetensors2pt dcp2safetensors verify virtual serve patch",
     )
     rename: tuple[str, ...] = deciding(
         RULES,
@@ -110,6 +121,7 @@ class Options(Given):
         "a file of rules.",
         metavar="NAME|FILE",
         group=NAMING,
+        common="convert",
     )
     size: Mapping[str, int] = option(
         SIZES,
@@ -126,8 +138,9 @@ class Options(Given):
     )
     like: str = naming(
         PATH,
-        "Give the output the names, files and dtypes of REF, a checkpoint, and its config.json and tokenizer. What is "
-        "missing, too much, or of another shape is an error before anything is written.",
+        "Give the output the names, files and dtypes of REF, a checkpoint, and its config.json and tokenizer; of "
+        "torch.distributed.checkpoint, the cuts of REF. What is missing, too much, or of another shape is an error "
+        "before anything is written.",
         metavar="REF",
         fallback={"verify": "what the manifest says"},
         common=True,
@@ -141,32 +154,41 @@ class Options(Given):
         "Write tensors alone: no structure record, so none of the values that a checkpoint has beside them.",
         default=True,
         group=OUTPUT,
-        common=True,
     )
 
     # A checkpoint of torch.distributed.checkpoint as the output.
     to: str = deciding(
-        CHECKPOINT,
-        "Write a checkpoint of torch.distributed.checkpoint: .distcp files (dcp), or the safetensors shards of its "
-        "HuggingFaceStorageWriter (dcp-hf); the two that accelerate and the Trainer of transformers load with FSDP2 "
-        "(accelerate); or a step of torch_checkpointing (torch-checkpointing).",
-        metavar="dcp|dcp-hf|accelerate|torch-checkpointing",
+        OUTPUT_KIND,
+        "The kind of output, where the name of OUTPUT does not say it: safetensors, pt, universal, dcp, dcp-hf, "
+        "accelerate or torch-checkpointing. pt is a file for torch.load, and universal a checkpoint from which "
+        "DeepSpeed resumes. Those of torch.distributed.checkpoint are .distcp files (dcp), the safetensors shards of "
+        "its HuggingFaceStorageWriter (dcp-hf), the two that accelerate and the Trainer of transformers load with "
+        "FSDP2 (accelerate), or a step of torch_checkpointing (torch-checkpointing).",
+        metavar="KIND",
         group=OUTPUT,
         common=True,
-        fallback={"safetensors2dcp": "dcp", "convert": "what OUTPUT is called", "verify": "what the manifest says"},
+        fallback={"convert": "what OUTPUT is called"},
     )
     chunks: int | None = deciding(
         counted(1, 1 << 20),
         "Cut every tensor into N along its first dimension, as N ranks save it, each into files of its own.",
         metavar="N",
         group=OUTPUT,
-        common="safetensors2dcp verify average merge",
+        common="safetensors2dcp",
         fallback={"safetensors2dcp": "1, or as --like says"},
+    )
+    states: str = option(
+        PATH,
+        "The optimizer states too, from PATH: what --optimizer of another conversion wrote, or a checkpoint that has "
+        "them, INPUT itself for one.",
+        metavar="PATH",
+        group=TAKE,
+        common="safetensors2dcp verify",
     )
     model_key: str = deciding(
         TEXT,
         "Put the weights under KEY, such as model; . is the top of the state dict; none leaves them out, beside "
-        "--optimizer.",
+        "--states.",
         metavar="KEY",
         group=NAMING,
         fallback={"safetensors2dcp": ".; model in a step of torch_checkpointing; or as --like says"},
@@ -254,7 +276,7 @@ class Options(Given):
     depfile: str = option(
         PATH, "Write a rule for make there: which files the output is made of.", metavar="FILE", group=OUTPUT
     )
-    dry_run: bool = _running(FLAG, "Show the plan, write nothing.")
+    dry_run: bool = _running(FLAG, "Show the plan, write nothing.", common="convert merge")
 
     # Where the input is, and which part of it to take.
     storage_options: Mapping[str, Any] = _running(
@@ -296,7 +318,7 @@ class Options(Given):
         "Write the optimizer states there, by parameter.",
         metavar="PATH",
         group=OUTPUT,
-        common="zero-to-fp32 dcp2safetensors safetensors2dcp",
+        common="convert zero-to-fp32 dcp2safetensors pt2safetensors",
     )
     copy_config: bool | None = option(
         SWITCH,
@@ -304,6 +326,7 @@ class Options(Given):
         "same as --no-copy-config.",
         flags=("--copy-config/--no-copy-config", " /--no-extras"),
         group=OUTPUT,
+        common="convert",
         fallback="from the hub, of a pipeline of diffusers, and from REF of --like",
     )
     for_hub: bool = deciding(
@@ -395,7 +418,14 @@ class _Opening:
 
     exclude_frozen = Option(FLAG, "Leave frozen parameters out.", group=LIBRARY)
     model_rank = Option(counted(0, 1 << 20), "Only this tensor-parallel rank of DeepSpeed's, from 0.", group=LIBRARY)
-    states = Option(FLAG, "Read what describes the optimizer's states now, not when they are asked for.", group=LIBRARY)
+    states = Option(FLAG, group=LIBRARY)
+    with_states = Option(
+        FLAG,
+        "The optimizer's states too: read what describes them now, not when they are asked for.",
+        group=TAKE,
+        common=True,
+        former="--states",
+    )
 
 
 class _Command:
@@ -403,9 +433,11 @@ class _Command:
 
     output_dir = Option(
         PATH,
-        "Convert every INPUT, each to an output of its own in DIR. One that fails does not stop the others.",
+        "Convert every INPUT, each to an output of its own in DIR, N at once with --jobs N. One that fails does not "
+        "stop the others.",
         metavar="DIR",
         group=OUTPUT,
+        common=True,
     )
     into = Option(PATH, "The same as the argument OUTPUT.", flags=("--output", "-o"), metavar="OUTPUT", group=OUTPUT)
     output_name = Option(
@@ -416,6 +448,7 @@ class _Command:
         group=OUTPUT,
         fallback="x.pt gives x.safetensors, a directory one of its name",
     )
+    last_good = Option(FLAG, "INPUT is a run: convert its last step that is whole, and marked as complete.", group=TAKE)
     json = Option(FLAG, "Print one JSON object, also of a failure.", common=True)
     quiet = Option(FLAG, "Print warnings and errors only.", flags=("--quiet", "-q"))
     verbose = Option(FLAG, "Print all names, where a few are shown.", flags=("--verbose", "-v"))
@@ -484,20 +517,43 @@ OPENING = named_in(
     {**OPTIONS, **options_in(_Opening)},
 )
 # What an opened checkpoint gives, by names and dtypes, beside what is read of it.
-VIEWING = {**OPENING, **named_in("partial fill")}
+VIEWING = {name: option for name, option in OPENING.items() if name != "states"} | named_in(
+    "with_states partial fill", {**OPTIONS, **options_in(_Opening)}
+)
 LOADING = named_in(f"key dtype dequantize tag {_AS_IT_IS} master unstack storage_options")
+# Where `states` had the name of what writes them.
+STATES_READ = OPTIONS["states"].explained(OPTIONS["states"].about, former="--optimizer")
 DISTRIBUTED = named_in(
-    f"dtype {_TAKEN} {_NAMED} optimizer model_key optimizer_key flat_optimizer fill_states order {_READ} {_REACHED}"
+    f"dtype {_TAKEN} {_NAMED} states model_key optimizer_key flat_optimizer fill_states order {_READ} {_REACHED}",
+    {**OPTIONS, "states": STATES_READ},
 )
 FINISHING = named_in("checksum manifest attest overwrite fsync storage_options")
 INSPECTING = named_in(
     f"{_TAKEN} dequantize map size stats as_ max_shard_size html overwrite tag raw family {_REACHED}",
     {**OPTIONS, **COMMAND},
 )
+# The same `to`, for outputs that are checkpoints of torch.distributed.checkpoint if it is given.
+TO_CHECKPOINT = OPTIONS["to"].explained(
+    "Write a checkpoint of torch.distributed.checkpoint: .distcp files (dcp), or the safetensors shards of its "
+    "HuggingFaceStorageWriter (dcp-hf); the two that accelerate and the Trainer of transformers load with FSDP2 "
+    "(accelerate); or a step of torch_checkpointing (torch-checkpointing).",
+    {"safetensors2dcp": "dcp"},
+    CHECKPOINT,
+)
 # What takes several checkpoints, and makes one output of them.
 COMBINING = named_in(
     f"{_OF_TENSORS} to chunks model_key copy_config for_hub {_READ} raw opaque drop_opaque {_WORKING} verify checksum "
-    f"part manifest digest attest depfile dry_run {_REACHED}"
+    f"part manifest digest attest depfile dry_run {_REACHED}",
+    {**OPTIONS, "to": TO_CHECKPOINT},
 )
+# What `verify` takes: the options of a conversion, where states are read.
+VERIFYING = {
+    **{name: option for name, option in OPTIONS.items() if name != "optimizer"},
+    "states": OPTIONS["states"].explained(
+        "The optimizer states: those that the conversion wrote there, or of a checkpoint of "
+        "torch.distributed.checkpoint those that went into it.",
+        former="--optimizer",
+    ),
+}
 # Which tensors to convert, and how.
 TENSORS = tuple(named_in(_OF_TENSORS).values())

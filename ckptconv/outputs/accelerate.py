@@ -17,7 +17,7 @@ def plan(source: Source, target: Target, options: Options) -> Output:
     if own.model_key == NO_WEIGHTS:
         return made
     step = dirname(target.path)
-    left = "" if options.optimizer else "There are no optimizer states (optimizer_0): --optimizer PATH writes them. "
+    left = "" if options.states else "There are no optimizer states (optimizer_0): --states PATH adds them. "
     note = (
         f"{left}Schedulers and random states are left to the run: load_state takes scheduler.bin and "
         f"random_states_*.pkl from {step}, and the Trainer trainer_state.json, scheduler.pt and rng_state_*.pth; "

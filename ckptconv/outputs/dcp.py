@@ -17,15 +17,16 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from ckptconv.errors import LimitError, UnsupportedError, UsageError
-from ckptconv.formats.dcp import COMMON_STATE
-from ckptconv.formats.dcp.layout import Box, Layout
-from ckptconv.formats.dcp.locate import METADATA
-from ckptconv.formats.dcp.metadata import MAX_DEPTH, Path, Shape, named
-from ckptconv.formats.dcp.paths import Roles, dotted
+from ckptconv.formats.chunks import Box
+from ckptconv.formats.dcp.layout import Layout
+from ckptconv.formats.dcp.metadata import Shape
+from ckptconv.formats.dcp.names import METADATA
+from ckptconv.formats.joining.names import MAX_DEPTH, Path, Roles, dotted, named
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import optimizer, safetensors, selection, writable
 from ckptconv.outputs.dcp_metadata import Saved, SavedChunk, description
+from ckptconv.outputs.kinds import entry_of
 from ckptconv.outputs.pipeline import selected
 from ckptconv.outputs.restore import refusal
 from ckptconv.outputs.selected import METADATA as FORMAT
@@ -40,17 +41,16 @@ from ckptconv.structure import keymap
 from ckptconv.tensors.lazy import Derived, LazyTensor, Narrow, Stored, Tagged, View, untagged
 from ckptconv.text import some
 
-# Values of `to`: what torch.save makes of each entry, or safetensors shards; or a step of torch_checkpointing.
-TORCH, SHARDS, STEP = "dcp", "dcp-hf", "torch-checkpointing"
+# Values of `to`: what torch.save makes of each entry, or safetensors shards.
+TORCH, SHARDS = "dcp", "dcp-hf"
 # The largest `.distcp` file, in bytes, if the user names no size. A single entry may be larger.
 DEFAULT_FILE_SIZE = 5 * 10**9
 DEFAULT_OPTIMIZER_KEY = "optimizer"
-# The item of a step that has the weights, if the user names none.
-_ITEM = "model"
 # Metadata of the shards, as torch.distributed.checkpoint._hf_utils names it.
 _SHARDING, _VERSION = "DCP_SHARDING_INFO", {"DCP_VERSION": "1.0"}
 # Where the record has values of Megatron-core: those that all ranks have alike, which are one object, and those that
 # are parts of a tensor's state, and how the keys of these end. Its loader looks for them beside the tensors.
+COMMON_STATE = "common_state/shard_0_1"
 _COMMON, _OBJECTS, _OBJECT = "common", "objects", re.compile(r".+/shard_\d+(?:\.\d+)*_\d+(?:\.\d+)*", re.DOTALL)
 # Values of these types are written once for all keys that have an equal one.
 _SHARED = frozenset({bool, int, float, str, type(None)})
@@ -94,11 +94,12 @@ def contents(source: Source, options: Options, rename: Rename = selection.rename
     empty: list[str] = []
     has_weights = options.model_key != NO_WEIGHTS
     leaves: Iterable[Leaf] = _weights(source, chosen, empty) if has_weights else ()
-    under = _path(options.model_key or (_ITEM if options.to == STEP and options.key != "." else ""))
+    usual = entry_of(options.to).key if options.to and options.key != "." else ""
+    under = _path(options.model_key or usual)
     if under:
         leaves = (Leaf(under + path, value) for path, value in leaves)
     _add(found, leaves, source, options)
-    if options.optimizer:
+    if options.states:
         key = _path(options.optimizer_key or DEFAULT_OPTIMIZER_KEY)
         prefix = f"{dotted(key)}."
         present = next((name for name in chain(found.tensors, found.values) if f"{name}.".startswith(prefix)), "")

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ckptconv.formats.dcp import MODULE
-from ckptconv.formats.dcp.metadata import Path, Shape
+from ckptconv.formats.dcp.metadata import Shape
+from ckptconv.formats.joining.names import Path
 from ckptconv.pickles.nodes import Global
 from ckptconv.pickles.writer import Call, Known, Plain, dumps
 

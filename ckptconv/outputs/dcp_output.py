@@ -1,23 +1,36 @@
-"""Plan a checkpoint of torch.distributed.checkpoint, or a step of torch_checkpointing, as an output."""
+"""Plan a checkpoint of torch.distributed.checkpoint as an output."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
-from ckptconv.outputs import dcp, restore, step
+from ckptconv.outputs import dcp, restore
 from ckptconv.outputs.planning import Output, output_of
 from ckptconv.outputs.targets import Target
 from ckptconv.outputs.told import Told
+from ckptconv.plan import FilePlan
 from ckptconv.text import some
 
 
 def plan(source: Source, target: Target, options: Options) -> Output:
-    """Plan a checkpoint of torch.distributed.checkpoint, or a step of torch_checkpointing: the weights, and with
-    `optimizer` the states beside them."""
-    if options.optimizer:
-        source = source._replace(inputs=source.inputs_of_all)
+    """Plan a checkpoint of torch.distributed.checkpoint: the weights, and with `states` the optimizer's beside them."""
+    source = with_states(source, options)
     found = dcp.contents(source, options)
-    files = tuple(step.checkpoint_plans(found, options, target.layout))
+    return output_with(source, target, options, found, dcp.file_plans(found, options, target.layout))
+
+
+def with_states(source: Source, options: Options) -> Source:
+    """Return `source` with the inputs of the optimizer's states among its own, if these are written beside the
+    weights."""
+    return source._replace(inputs=source.inputs_of_all) if options.states else source
+
+
+def output_with(
+    source: Source, target: Target, options: Options, found: dcp.DcpContents, files: Sequence[FilePlan]
+) -> Output:
+    """Return the output of the planned `files`, which hold what was `found`."""
     warnings = [*found.chosen.warnings, *found.warnings]
     if found.left_out:
         warnings.append(f"left out, as their classes are known by name only: {restore.shown(found.left_out)}")
@@ -28,5 +41,5 @@ def plan(source: Source, target: Target, options: Options) -> Output:
     if target.layout and (unlike := dcp.unlike(found.tensors, target.layout)):
         warnings.append(f"not in {options.like} with this shape, so written whole: {some(unlike)}")
     told = Told(idle=found.chosen.idle(options), kept=frozenset(), warnings=tuple(warnings), notes=found.chosen.notes)
-    made = output_of("dcp", [source], target, options, files, {}, told)
+    made = output_of("dcp", [source], target, options, tuple(files), {}, told)
     return made._replace(described=len(found.tensors))

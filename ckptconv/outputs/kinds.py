@@ -6,6 +6,8 @@ An option that no entry of a kind's tables names has its effect in every output 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from importlib import import_module
+from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -17,24 +19,24 @@ from ckptconv.options.table import OPTIONS, Options
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
 # Options that are about one kind of output: what the others say of them, and what to do.
-_OF_REFERENCE = dict.fromkeys(
+OF_REFERENCE = dict.fromkeys(
     ("like", "partial", "fill"), ("A file for torch.load takes nothing from a reference: {} is for safetensors.", "")
 )
-_OF_CHECKPOINT = dict.fromkeys(
-    ("chunks", "model_key", "optimizer_key", "flat_optimizer", "fill_states"),
+OF_CHECKPOINT = dict.fromkeys(
+    ("chunks", "states", "model_key", "optimizer_key", "flat_optimizer", "fill_states"),
     ("{} is for a checkpoint of torch.distributed.checkpoint.", "Say so with --to, such as --to dcp."),
 )
-_OF_UNIVERSAL = dict.fromkeys(
+OF_UNIVERSAL = dict.fromkeys(
     ("zero_stage", "fresh_optimizer"),
     ("{} is about a universal checkpoint, and none was asked for.", "Give --universal DIR."),
 )
-_OF_MODELS = {"for_hub": ("{} is for weights in safetensors, with their configuration.", "Leave it out.")}
-_OF_CODES = dict.fromkeys(
+OF_MODELS = {"for_hub": ("{} is for weights in safetensors, with their configuration.", "Leave it out.")}
+OF_CODES = dict.fromkeys(
     ("quantize", "requantize", "keep"),
     ("{} writes codes and scales, which programs load from safetensors.", "Give a directory as OUTPUT."),
 )
 _OF_DATA = dict.fromkeys(("verify", "part", "checksum"), ("A virtual checkpoint holds no data: {} is of no use.", ""))
-_OF_WEIGHTS = dict.fromkeys(
+OF_WEIGHTS = dict.fromkeys(
     ("partial", "fill"),
     ("{} is for tensors of a reference that safetensors are to be like, and here --like says how tensors are cut.", ""),
 )
@@ -46,9 +48,10 @@ class OutputKind(NamedTuple):
     `holds` is the manifest's word for what is in it, and `form` that for how it lies on a disk: "file", "tree",
     a directory that is replaced as a whole, or one of `targets.DIRECTORIES`. `refused` are the options that such an
     output cannot have, {option: (message, hint)}; `idle` those that change nothing in it, {option: why}. `suffixes` are
-    the ends of names that ask for it. `compared` says how it is verified: by `pairs` of the module of that name, with a
+    the ends of names that ask for it, and `to` is the value of `--to` that does; kinds that have one value are told
+    apart by the name. `compared` says how it is verified: by `pairs` of the module of that name, with a
     reader of safetensors or of torch, with its plan, or, if it is "", not at all. `plan` is the module whose `plan`
-    plans it.
+    plans it. `key` is the one that it has the weights under where the user names none.
     """
 
     holds: str
@@ -56,11 +59,25 @@ class OutputKind(NamedTuple):
     refused: Mapping[str, tuple[str, str]] = _NONE
     idle: Mapping[str, str] = _NONE
     suffixes: tuple[str, ...] = ()
+    to: str = ""
     compared: str = "plan"
     plan: str = "ckptconv.outputs.planning"
+    key: str = ""
 
 
-_ELSEWHERE = {**_OF_CHECKPOINT, **_OF_UNIVERSAL}
+class OfFeature(NamedTuple):
+    """A kind of output that a feature writes: the module that has its entry as `KIND`, which is imported when an output
+    is of this kind. `holds`, `suffixes` and `to` are those of its entry; `option` is the one that asks for it beside
+    OUTPUT."""
+
+    module: str
+    holds: str
+    suffixes: tuple[str, ...] = ()
+    to: str = ""
+    option: str = ""
+
+
+_ELSEWHERE = {**OF_CHECKPOINT, **OF_UNIVERSAL}
 _SAFETENSORS = {"opaque": "changes nothing in safetensors, which keep objects as data: nothing in them runs"}
 _STATES = {
     **_SAFETENSORS,
@@ -72,58 +89,51 @@ _STATES = {
 _CHECKPOINT = {"copy_config": "copies nothing: from_pretrained reads no checkpoint of torch.distributed.checkpoint"}
 
 # By name. An output is of one kind, as its path and the options say.
-KINDS: Mapping[str, OutputKind] = {
-    "file": OutputKind("weights", "file", _ELSEWHERE, _SAFETENSORS, (SUFFIX,), SAFETENSORS),
-    "directory": OutputKind("weights", "directory", _ELSEWHERE, _SAFETENSORS, compared=SAFETENSORS),
+KINDS: Mapping[str, OutputKind | OfFeature] = {
+    "file": OutputKind("weights", "file", _ELSEWHERE, _SAFETENSORS, (SUFFIX,), SAFETENSORS, SAFETENSORS),
+    "directory": OutputKind("weights", "directory", _ELSEWHERE, _SAFETENSORS, to=SAFETENSORS, compared=SAFETENSORS),
     "torch": OutputKind(
         "weights",
         "file",
-        {**_ELSEWHERE, **_OF_REFERENCE, **_OF_MODELS, **_OF_CODES},
+        {**_ELSEWHERE, **OF_REFERENCE, **OF_MODELS, **OF_CODES},
         {"tied": "changes nothing in a .pt file, where tensors share memory as the structure record says"},
         TORCH_SUFFIXES,
+        "pt",
         "torch",
         "ckptconv.outputs.torch_output",
     ),
     "virtual": OutputKind(
         "virtual",
         "file",
-        {**_ELSEWHERE, **_OF_DATA, **_OF_MODELS},
+        {**_ELSEWHERE, **_OF_DATA, **OF_MODELS},
         _SAFETENSORS,
         (virtual.SUFFIX,),
         "",
+        "",
         "ckptconv.outputs.virtual_output",
     ),
-    "states": OutputKind("optimizer", "directory", {**_ELSEWHERE, **_OF_MODELS}, _STATES, compared=SAFETENSORS),
-    "states-file": OutputKind("optimizer", "file", {**_ELSEWHERE, **_OF_MODELS}, _STATES, compared=SAFETENSORS),
-    # What else changes nothing in a universal checkpoint depends on its source: see `training`.
-    "universal": OutputKind(
-        "universal",
-        "tree",
-        {**_OF_CHECKPOINT, **_OF_MODELS, **_OF_CODES},
-        {
-            "opaque": "changes nothing in a universal checkpoint, which has no place for other objects",
-            "copy_config": "copies nothing: from_pretrained reads no universal checkpoint",
-        },
-        compared="ckptconv.verification.universal",
-        plan="ckptconv.outputs.universal_output",
-    ),
+    "states": OutputKind("optimizer", "directory", {**_ELSEWHERE, **OF_MODELS}, _STATES, compared=SAFETENSORS),
+    "states-file": OutputKind("optimizer", "file", {**_ELSEWHERE, **OF_MODELS}, _STATES, compared=SAFETENSORS),
+    "universal": OfFeature("ckptconv.features.universal.kind", "universal", to="universal", option="universal"),
     "dcp": OutputKind(
         "dcp",
         "dcp",
-        {**_OF_UNIVERSAL, **_OF_WEIGHTS, **_OF_MODELS, **_OF_CODES},
+        {**OF_UNIVERSAL, **OF_WEIGHTS, **OF_MODELS, **OF_CODES},
         _CHECKPOINT,
+        to="dcp",
         compared="ckptconv.verification.dcp",
         plan="ckptconv.outputs.dcp_output",
     ),
     "dcp-hf": OutputKind(
         "dcp",
         "dcp-hf",
-        {**_OF_UNIVERSAL, **_OF_WEIGHTS, **_OF_MODELS, **_OF_CODES},
+        {**OF_UNIVERSAL, **OF_WEIGHTS, **OF_MODELS, **OF_CODES},
         {
             **_CHECKPOINT,
             "tied": "changes nothing in safetensors shards, where every name has its own bytes",
             **dict.fromkeys(("opaque", "structure"), "changes nothing in safetensors shards, which hold tensors alone"),
         },
+        to="dcp-hf",
         compared="ckptconv.verification.dcp",
         plan="ckptconv.outputs.dcp_output",
     ),
@@ -131,10 +141,10 @@ KINDS: Mapping[str, OutputKind] = {
         "dcp",
         "dcp",
         {
-            **_OF_UNIVERSAL,
-            **_OF_WEIGHTS,
-            **_OF_MODELS,
-            **_OF_CODES,
+            **OF_UNIVERSAL,
+            **OF_WEIGHTS,
+            **OF_MODELS,
+            **OF_CODES,
             "like": (
                 "{} is for one checkpoint of torch.distributed.checkpoint, and these are two.",
                 "Give --chunks N.",
@@ -145,32 +155,48 @@ KINDS: Mapping[str, OutputKind] = {
             ),
         },
         _CHECKPOINT,
+        to="accelerate",
         compared="ckptconv.verification.dcp",
         plan="ckptconv.outputs.accelerate",
     ),
-    "torch-checkpointing": OutputKind(
-        "dcp",
-        "torch-checkpointing",
-        {
-            **_OF_UNIVERSAL,
-            **_OF_WEIGHTS,
-            **_OF_MODELS,
-            **_OF_CODES,
-            "like": ("{} is for checkpoints of torch.distributed.checkpoint.", "Give --chunks N."),
-        },
-        {
-            "copy_config": "copies nothing: from_pretrained reads no step of torch_checkpointing",
-            "tied": "changes nothing in a step of torch_checkpointing, where every name has its own bytes",
-        },
-        compared="ckptconv.verification.dcp",
-        plan="ckptconv.outputs.dcp_output",
-    ),
+    "torch-checkpointing": OfFeature("ckptconv.features.torch_checkpointing.kind", "dcp", to="torch-checkpointing"),
 }
+# The values of `--to`, each with its kinds; and those for checkpoints of torch.distributed.checkpoint.
+NAMED: Mapping[str, tuple[str, ...]] = {
+    kind.to: tuple(name for name, other in KINDS.items() if other.to == kind.to) for kind in KINDS.values() if kind.to
+}
+# Words that people use for them.
+OTHER_WORDS = {
+    **dict.fromkeys(("torch", "pytorch", "pth", "bin", "ckpt", "pickle"), "pt"),
+    **dict.fromkeys(("st", "safetensor", "hf", "huggingface", "transformers"), "safetensors"),
+    **dict.fromkeys(("deepspeed", "zero", "ds", "ucp"), "universal"),
+    **dict.fromkeys(("fsdp", "fsdp2", "distcp", "torchtitan", "distributed"), "dcp"),
+}
+CHECKPOINTS = tuple(to for to, (kind, *_) in NAMED.items() if KINDS[kind].holds == "dcp")
+# The options that ask for outputs beside OUTPUT.
+FURTHER = ("optimizer", *(kind.option for kind in KINDS.values() if isinstance(kind, OfFeature) and kind.option))
+
+
+def entry_of(name: str) -> OutputKind:
+    """Return the entry of a kind of output."""
+    kind = KINDS[name]
+    entry: OutputKind = import_module(kind.module).KIND if isinstance(kind, OfFeature) else kind
+    return entry
+
+
+def further(options: Options) -> dict[str, str]:
+    """Return the outputs beside OUTPUT that are asked for: what each holds, and its path."""
+    return {name: path for name in FURTHER if (path := getattr(options, name))}
+
+
+def kind_said(path: str) -> str:
+    """Return the kind of output that the suffix of a path asks for; "" if it has none of theirs."""
+    return next((name for name, kind in KINDS.items() if path.endswith(kind.suffixes)), "")
 
 
 def kind_of(path: str) -> str:
     """Return the kind of output of weights that a path asks for: a directory, unless it has the suffix of a file."""
-    return next((name for name, kind in KINDS.items() if path.endswith(kind.suffixes)), "directory")
+    return kind_said(path) or "directory"
 
 
 def flag(option: str) -> str:
@@ -188,8 +214,11 @@ def is_given(option: str, options: Options) -> bool:
 
 def check_options(kinds: Iterable[str], options: Options) -> None:
     """Raise UsageError for a given option that some output refuses and none of them, which are of `kinds`, heeds."""
-    every = [KINDS[kind] for kind in kinds]
-    for option in ("part", "per_rank", "optimizer", "universal") if options.for_hub else ():
+    kinds = [*kinds]
+    for name in kinds:
+        _check_installed(name)
+    every = [entry_of(name) for name in kinds]
+    for option in ("part", "per_rank", *FURTHER) if options.for_hub else ():
         if is_given(option, options):
             raise UsageError(
                 f"{flag('for_hub')} writes a model to publish, and {flag(option)} is about something else.",
@@ -201,6 +230,16 @@ def check_options(kinds: Iterable[str], options: Options) -> None:
             raise UsageError(message.format(flag(option)), hint)
 
 
+def _check_installed(name: str) -> None:
+    """Raise UsageError for a kind of output whose feature is missing."""
+    kind = KINDS[name]
+    place = kind.module if isinstance(kind, OfFeature) else kind.plan
+    package, _, rest = place.partition(".features.")
+    feature = rest.partition(".")[0]
+    if feature and find_spec(f"{package}.features.{feature}") is None:
+        raise UsageError(f"--to {kind.to} needs the feature {feature}, which is not here.")
+
+
 def idle(kind: str, options: Options) -> dict[str, str]:
     """Return the given options that change nothing in an output of this kind, and why: {option: reason}."""
-    return {flag(option): why for option, why in KINDS[kind].idle.items() if is_given(option, options)}
+    return {flag(option): why for option, why in entry_of(kind).idle.items() if is_given(option, options)}

@@ -119,7 +119,7 @@ def planned(source: Source, target: Target, options: Options) -> Output:
     """Plan the output of `source` at `target`."""
     if target.kind == "directory":
         target = target._replace(stem=source.stem)
-    output: Output = import_module(kinds.KINDS[target.kind].plan).plan(source, target, options)
+    output: Output = import_module(kinds.entry_of(target.kind).plan).plan(source, target, options)
     return output
 
 

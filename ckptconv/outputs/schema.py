@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.formats.source import STEMS
@@ -99,11 +99,11 @@ def parse_json(data: bytes) -> Any:
 
 
 def description(
-    data: bytes, plan_id: str, kinds: Collection[str], directories: Mapping[str, Directory]
+    data: bytes, plan_id: str, kinds: Collection[str], directory_of: Callable[[str], Directory | None]
 ) -> PlanDescription:
     """Parse the description of a plan, read from a staging directory of `plan_id`, of an output of one of `kinds`.
 
-    `directories` are the kinds that are directories, with the names that their files may have.
+    `directory_of` returns which kind of directory an output of a kind is, None if it is another.
     """
     parsed = parse_json(data)
     heading = parsed.get("heading") if isinstance(parsed, dict) else None
@@ -121,16 +121,17 @@ def description(
         raise ValueError("it names no files")
     names = [name for name, _, _ in files]
     check_names(names)
+    directory = directory_of(kind)
     if kind == "file" and len(names) != 1:
         raise ValueError(f"it has {len(names)} files, and the output is one")
     if kind != "tree":
         for name in names:
-            if "/" in name or (kind in directories and not directories[kind].may_have(name)):
+            if "/" in name or (directory and not directory.may_have(name)):
                 raise ValueError(f"{name!r} is not the name of a file of such an output")
-    if kind == "directory":
-        _check_shards(names, directories[kind].last, gaps=told["heading"]["options"].get("partial") is True)
-    elif kind in directories and directories[kind].last not in names:
-        raise ValueError(f"its files lack {directories[kind].last!r}")
+    if directory and kind == "directory":
+        _check_shards(names, directory.last, gaps=told["heading"]["options"].get("partial") is True)
+    elif directory and directory.last not in names:
+        raise ValueError(f"its files lack {directory.last!r}")
     inputs = told.get("inputs", {})
     if any("\0" in path for path, _, _ in inputs.values()):
         raise ValueError("the path of one of its inputs is none")

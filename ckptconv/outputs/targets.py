@@ -8,18 +8,20 @@ import functools
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.errors import FailedError, UsageError
 from ckptconv.formats import model_files
 from ckptconv.formats.companions import CONFIG, is_companion_name
-from ckptconv.formats.dcp.locate import FILE, METADATA
-from ckptconv.formats.dcp.locate import SUFFIX as DCP_SUFFIX
-from ckptconv.formats.runs import LATEST_UNIVERSAL, POINTERS, STEP_METADATA
+from ckptconv.formats.dcp.names import FILE, METADATA
+from ckptconv.formats.dcp.names import SUFFIX as DCP_SUFFIX
+from ckptconv.formats.runs import LATEST_UNIVERSAL, POINTERS
 from ckptconv.formats.source import ADAPTER, MODEL, STEMS, Source
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
-from ckptconv.options.table import Options
-from ckptconv.outputs.kinds import KINDS, flag, is_given, kind_of
+from ckptconv.options.option import former_given
+from ckptconv.options.table import OPTIONS, Options
+from ckptconv.outputs.kinds import CHECKPOINTS, KINDS, NAMED, OfFeature, entry_of, flag, is_given, kind_of, kind_said
 from ckptconv.plan import NUMBERED
 from ckptconv.storage import stores
 from ckptconv.storage.files import look
@@ -74,20 +76,31 @@ class Directory(NamedTuple):
 # Checkpoints of torch.distributed.checkpoint have the names that torch gives them. Of safetensors shards, which have no
 # index, the first comes last: without it, readers see that the others are no checkpoint.
 _CHECKPOINT_NAMES = rf"{FILE}|{re.escape(METADATA)}|{re.escape(MANIFEST)}"
-_STEP_NAMES = rf"[^/]+_\d+\.(?:pt|safetensors)|{re.escape(STEP_METADATA)}|{re.escape(MANIFEST)}"
 _SHARDS_NAMES = _OF_RANK.replace(".", r"\.").format(r"\d{5}") + f"|{re.escape(MANIFEST)}"
 # How a directory lies on a disk whose files have the names of a library's own, by how these begin.
 FORMS = {stem: stem for stem in STEMS} | {MODEL: "directory", ADAPTER: "adapter"}
-# By how an output lies on a disk: see `Target.form`.
-DIRECTORIES = {
+# By how an output lies on a disk: see `Target.form`. Of a feature's, the module that has it as `DIRECTORY`.
+DIRECTORIES: Mapping[str, Directory | str] = {
     **{
         form: Directory(f"{stem}{model_files.INDEX_SUFFIX}", functools.partial(_is_output_of, stem), copies=True)
         for stem, form in FORMS.items()
     },
     "dcp": Directory(METADATA, lambda name: re.fullmatch(_CHECKPOINT_NAMES, name) is not None),
     "dcp-hf": Directory(shard_name(1), lambda name: re.fullmatch(_SHARDS_NAMES, name) is not None),
-    "torch-checkpointing": Directory(STEP_METADATA, lambda name: re.fullmatch(_STEP_NAMES, name) is not None),
+    **{form: kind.module for form, kind in KINDS.items() if isinstance(kind, OfFeature) and kind.to in CHECKPOINTS},
 }
+
+
+def directory_of(form: str) -> Directory | None:
+    """Return the kind of directory that an output of a form is; None if it is no directory, or replaced as a whole."""
+    return kind_of_directory(form) if form in DIRECTORIES else None
+
+
+def kind_of_directory(form: str) -> Directory:
+    """Return the kind of directory that an output of a form, one of `DIRECTORIES`, is."""
+    known = DIRECTORIES[form]
+    directory: Directory = import_module(known).DIRECTORY if isinstance(known, str) else known
+    return directory
 
 
 # A single file of a sharded set gets the name that it would have among the others.
@@ -103,9 +116,10 @@ _FILE_SUFFIXES = (model_files.SUFFIX, *(suffix for suffix in CHECKPOINT_SUFFIXES
 # Names of the streams and descriptors of this process.
 _STREAMS = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/self/fd/")
 _NAMED = "Give the name of a file or a directory."
-_STATES = "Give --optimizer PATH."
+_STATES = "Give --states PATH."
 # The two directories of accelerate, as a value of `to`; and the value of `model_key` without weights.
 ACCELERATE, NO_WEIGHTS = "accelerate", "none"
+UNIVERSAL = "universal"
 
 
 class Target(NamedTuple):
@@ -127,12 +141,12 @@ class Target(NamedTuple):
     @property
     def holds(self) -> str:
         """What is in it, as manifests call it."""
-        return KINDS[self.kind].holds
+        return entry_of(self.kind).holds
 
     @property
     def form(self) -> str:
         """How it lies on a disk: "file", "tree", or one of `DIRECTORIES`."""
-        form = KINDS[self.kind].form
+        form = entry_of(self.kind).form
         return FORMS[self.stem] if form == "directory" else form
 
     @property
@@ -147,7 +161,8 @@ class Target(NamedTuple):
     @property
     def last(self) -> str:
         """The file of a directory that makes it complete, and comes last; "" for other outputs."""
-        return DIRECTORIES[self.form].last if self.form in DIRECTORIES else ""
+        directory = directory_of(self.form)
+        return directory.last if directory else ""
 
     def final(self, name: str) -> str:
         """Return the final path of one of its files."""
@@ -172,31 +187,88 @@ def of_accelerate(path: str, options: Options) -> dict[str, Options]:
 
     Source: accelerate/utils/fsdp_utils.py (load_fsdp_model, load_fsdp_optimizer) of accelerate 1.0 to 1.15.
     """
-    alone = options.replaced(to="dcp", model_key="model", optimizer="")
+    alone = options.replaced(to="dcp", model_key="model", states="")
     found = {join(path, "pytorch_model_fsdp_0"): alone}
-    if options.optimizer:
+    if options.states:
         found[join(path, "optimizer_0")] = options.replaced(to="dcp", model_key=NO_WEIGHTS, optimizer_key="optimizer")
     return found
 
 
-def checkpoints(path: str, options: Options) -> list[Target]:
+def targets_of(named: Mapping[str, str], options: Options) -> list[Target]:
+    """Return the targets of outputs that are named by what they hold. Raise UsageError if one cannot be put there."""
+    if options.to not in CHECKPOINTS:
+        return [_resolve(holds, path, options) for holds, path in named.items()]
+    check_checkpoint(options)
+    return _checkpoints(named["weights"], options)
+
+
+def _checkpoints(path: str, options: Options) -> list[Target]:
     """Return the targets of what `options.to` names, at `path`: one directory, or those of accelerate."""
     if options.to != ACCELERATE:
         return [resolve_output(path, options)]
+    _check_directory(Location(normalize(path), dict(options.storage_options)))
     halves = of_accelerate(normalize(path), options)
     return [resolve_output(one, own)._replace(kind=ACCELERATE, options=own) for one, own in halves.items()]
 
 
-def resolve(holds: str, path: str, options: Options) -> Target:
+def named_outputs(output: str | None, options: Options) -> tuple[dict[str, str], Options]:
+    """Return the path of each output that has a name, by what it holds, and the options of all of them: `to` is left
+    where the name does not say as much. Raise UsageError for options that contradict the name, or one another."""
+    to = options.to
+    if to:
+        _check_alone(output, options)
+    if to in CHECKPOINTS and options.optimizer:
+        if options.states:
+            raise UsageError(f"--to {to} reads the optimizer states, and --optimizer writes them.", _STATES)
+        former_given("--optimizer", OPTIONS["states"])
+        options = options.replaced(states=options.optimizer, optimizer="")
+    if to and to not in CHECKPOINTS and output is not None:
+        _check_said(output, to)
+        if to == UNIVERSAL:
+            options = options.replaced(universal=Proposed(output, "Give another OUTPUT, or --overwrite."))
+            output = None
+        if output is None or kind_of(output) in NAMED[to]:
+            options = options.replaced(to="")
+    named = {"weights": output, "optimizer": options.optimizer, UNIVERSAL: options.universal}
+    return {holds: path for holds, path in named.items() if path is not None and (path or holds == "weights")}, options
+
+
+def _check_alone(output: str | None, options: Options) -> None:
+    """Raise UsageError for a kind of output that needs a name and has none, or that is asked for beside another."""
+    kind = KINDS[NAMED[options.to][0]]
+    if kind.holds == "weights":
+        if output is None and (options.optimizer or options.universal):
+            raise UsageError(f"--to {options.to} says of which kind OUTPUT is, and there is none.", "Name it.")
+        return
+    if output is None:
+        called = "universal checkpoint" if kind.holds == UNIVERSAL else "checkpoint of torch.distributed.checkpoint"
+        raise UsageError(f"A {called} needs an OUTPUT: a directory.")
+    if options.universal:
+        raise UsageError("--to and --universal are two outputs.", "Write one after the other.")
+
+
+def _check_said(path: str, to: str) -> None:
+    """Raise UsageError if the name of an output says that it is of another kind than `to`."""
+    said, ending = kind_said(path), os.path.splitext(path)[1]
+    if said and said not in NAMED[to]:
+        raise UsageError(
+            f"{path} ends in {ending}, and --to {to} asks for another kind of output.",
+            f"Leave --to out, or give a name that does not end in {ending}.",
+        )
+
+
+def _resolve(holds: str, path: str, options: Options) -> Target:
     """Return the target of what `holds` weights, optimizer states or a training, or a checkpoint of
     torch.distributed.checkpoint. Raise UsageError if that cannot be put at `path`."""
     path = normalize(path)
-    if holds in ("optimizer", "universal"):
+    if holds != "weights" and not isinstance(path, Proposed):
         path = Proposed(path, f"Give --{holds} another path, or --overwrite to replace it.")
-    if holds == "universal":
+    if holds == UNIVERSAL:
         return _resolve_tree(path, options)
-    target = resolve_output(path, options)
-    return target._replace(kind=kind_of_states(path, target.kind)) if holds == "optimizer" else target
+    if holds == "weights":
+        return resolve_output(path, options)
+    target = resolve_output(path, options.replaced(to=""))
+    return target._replace(kind=kind_of_states(path, target.kind))
 
 
 def kind_of_states(path: str, kind: str) -> str:
@@ -218,12 +290,14 @@ def resolve_output(path: str, options: Options) -> Target:
     check_place(path, options.storage_options)
     place = Location(path, dict(options.storage_options))
     entry = place.entry
-    if options.to:
+    if options.to in CHECKPOINTS:
         return _resolve_checkpoint(place, options)
+    if options.to and not kind_said(path):
+        return _resolve_unsaid(place, options)
     kind, is_restored = kind_of(path), options.family == model_files.SAFETENSORS
     if (kind == "torch" and not is_restored and options.family) or (kind == "virtual" and is_restored):
         kind = "directory"
-    is_file = KINDS[kind].form == "file"
+    is_file = entry_of(kind).form == "file"
     if is_restored and kind != "torch":
         raise UsageError(f"{path} is no name for a file of torch.", "Give one that ends in .pt, .pth, .bin or .ckpt.")
     if is_file and entry.kind == "directory" and not is_remote(path):
@@ -240,10 +314,29 @@ def resolve_output(path: str, options: Options) -> Target:
             f"in {some(TORCH_SUFFIXES, form=str)}.",
             f"Did you mean {path[: ending.start()]}{model_files.SUFFIX}? For a directory of that name, give {path}/",
         )
-    # Stores have no directories that must exist.
-    if is_file and not is_remote(path) and look(dirname(path)).kind != "directory":
-        raise UsageError(f"{path} cannot be written: there is no directory {dirname(path)}.", "Make it first.")
+    if is_file:
+        _check_above(path)
     return Target(path, kind, proposed=_proposed(path))
+
+
+def _check_above(path: str) -> None:
+    """Raise UsageError if there is no directory for a file; stores have none that must exist."""
+    if not is_remote(path) and look(dirname(path)).kind != "directory":
+        raise UsageError(f"{path} cannot be written: there is no directory {dirname(path)}.", "Make it first.")
+
+
+def _resolve_unsaid(place: Location, options: Options) -> Target:
+    """Return the target of a file of the kind that `to` asks for, and its name does not say. It replaces no file that
+    is not known to be such an output."""
+    path, kind = place.path, NAMED[options.to][0]
+    if path.endswith(("/", *CHECKPOINT_SUFFIXES)) or place.kind == "directory":
+        called = "a directory" if path.endswith("/") or place.kind == "directory" else "the name of something else"
+        raise UsageError(
+            f"{path} is {called}, and --to {options.to} writes one file.",
+            f"Give a name that ends in {some(KINDS[kind].suffixes, form=str)}.",
+        )
+    _check_above(path)
+    return Target(path, kind, proposed=Proposed(path, "Give another OUTPUT, or --overwrite to replace it."))
 
 
 def _resolve_tree(path: str, options: Options) -> Target:
@@ -251,38 +344,37 @@ def _resolve_tree(path: str, options: Options) -> Target:
     check_place(path, options.storage_options)
     if is_remote(path) and "/" not in path.partition("://")[2].rstrip("/"):
         raise UsageError(f"{path}: a file is put beside this directory, so give one below it.")
-    return Target(real_place(path), "universal", proposed=_proposed(path))
+    return Target(real_place(path), UNIVERSAL, proposed=_proposed(path))
 
 
 def _resolve_checkpoint(place: Location, options: Options) -> Target:
     """Return the target of a checkpoint of torch.distributed.checkpoint."""
+    _check_directory(place)
+    return Target(place.path, options.to, proposed=_proposed(place.path))
+
+
+def _check_directory(place: Location) -> None:
+    """Raise UsageError for the place of a checkpoint of torch.distributed.checkpoint that is a file, or named so."""
     path = place.path
     if place.kind not in ("directory", "missing") or path.endswith(_FILE_SUFFIXES):
         raise UsageError(
             f"{path} is the name of a file, and a checkpoint of torch.distributed.checkpoint is a directory.",
             "Give the name of a directory.",
         )
-    return Target(path, options.to, proposed=_proposed(path))
 
 
 def _proposed(path: str) -> Proposed | None:
     return path if isinstance(path, Proposed) else None
 
 
-def check_checkpoint(output: object, options: Options) -> None:
+def check_checkpoint(options: Options) -> None:
     """Raise UsageError for options that contradict an output of torch.distributed.checkpoint."""
-    if not options.to:
-        return
-    if output is None:
-        raise UsageError("A checkpoint of torch.distributed.checkpoint needs an OUTPUT: a directory.")
-    if options.universal:
-        raise UsageError("--to and --universal are two outputs.", "Write one after the other.")
-    for name in ("optimizer_key", "flat_optimizer", "fill_states") if not options.optimizer else ():
+    for name in ("optimizer_key", "flat_optimizer", "fill_states") if not options.states else ():
         if is_given(name, options):
             raise UsageError(f"{flag(name)} is about optimizer states, and none were asked for.", _STATES)
     if options.like and options.chunks is not None:
         raise UsageError("--chunks and --like both say how tensors are cut: give one of them.")
-    if options.model_key == NO_WEIGHTS and not options.optimizer:
+    if options.model_key == NO_WEIGHTS and not options.states:
         raise UsageError("--model-key none leaves the weights out, and nothing else was asked for.", _STATES)
     if options.to not in ("dcp", ACCELERATE) and options.max_shard_size:
         raise UsageError("--max-shard-size divides the files of a rank, which has one here.", "Give --chunks N.")
@@ -403,12 +495,20 @@ def _an_input(path: str) -> UsageError:
     )
 
 
-def default_output(source: Source, asked: Location) -> str:
-    """Return the path of an output that was given no name: beside the input, for which the user gave `asked`.
+def suffix_of(to: str) -> str:
+    """Return the suffix of the files that a value of `to` asks for; "" if it asks for a directory."""
+    return next((ending for kind in NAMED[to] for ending in KINDS[kind].suffixes), "") if to else model_files.SUFFIX
+
+
+def default_output(source: Source, asked: Location, suffix: str = model_files.SUFFIX) -> str:
+    """Return the path of an output that was given no name: beside the input, for which the user gave `asked`. It is one
+    file if `suffix` is another one than that of safetensors.
 
     What comes from the hub is written to the current directory. Raise UsageError for an input in safetensors, whose
     output would have the same name.
     """
+    if suffix != model_files.SUFFIX:
+        return _one_file(asked, suffix)
     is_directory = asked.at(source.path).kind == "directory"
     if stores.at(asked.path).repository:
         return _here(asked.path, is_directory)
@@ -433,6 +533,17 @@ def default_output(source: Source, asked: Location) -> str:
     return directory + slash + file_name(name)
 
 
+def _one_file(asked: Location, suffix: str) -> str:
+    """Return the path of the one file, which ends in `suffix`, that the output for `asked` is."""
+    path = asked.path.rstrip("/")
+    if stores.at(path).repository:
+        path = basename(stores.at(path).plain(path))
+    elif basename(path) in ("", ".", ".."):
+        path = os.path.abspath(path)
+    is_directory = asked.kind == "directory"
+    return file_name(path if is_directory else os.path.splitext(path.removesuffix(".index.json"))[0], suffix)
+
+
 def _here(asked: str, is_directory: bool) -> str:
     """Return the name, in the current directory, of the output for `asked`, which is on the hub."""
     name = basename(stores.at(asked).plain(asked.rstrip("/")))
@@ -441,9 +552,9 @@ def _here(asked: str, is_directory: bool) -> str:
     return file_name(os.path.splitext(name)[0])
 
 
-def file_name(stem: str) -> str:
+def file_name(stem: str, suffix: str = model_files.SUFFIX) -> str:
     """Return the name of the output of one file; `stem` is its name without the suffix."""
-    return re.sub(_SHARD_STEM, "model", stem) + model_files.SUFFIX
+    return (re.sub(_SHARD_STEM, "model", stem) if suffix == model_files.SUFFIX else stem) + suffix
 
 
 def of_part(target: Target, source: Source, options: Options) -> Target:

@@ -6,8 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ckptconv.formats import companions, configs, pipelines
-from ckptconv.formats.dcp import locate as dcp
-from ckptconv.formats.deepspeed import locate as deepspeed
+from ckptconv.formats.registered import DCP, DEEPSPEED
 from ckptconv.formats.source import ADAPTER, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.computed import ways_of
@@ -54,7 +53,7 @@ def _left(source: Source, target: Target, options: Options, parts: Collection[st
     """Return the directory of `source`, and what in it is neither read nor copied; nothing for an output in the same
     directory."""
     stores, path, own = dict(options.storage_options), source.path, None
-    if source.family in (deepspeed.FAMILY, dcp.FAMILY):
+    if source.family in (DEEPSPEED, DCP):
         # Files of ranks, of which some repeat others, are the format's own: companions alone are told, which may lie
         # beside what points to the step. A store is not asked for them.
         if is_remote(path):

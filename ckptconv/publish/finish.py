@@ -16,7 +16,7 @@ from ckptconv.options.option import checked
 from ckptconv.options.table import FINISHING, Options
 from ckptconv.outputs.computed import made_as
 from ckptconv.outputs.schema import MOST_RECORD, PlanDescription, description
-from ckptconv.outputs.targets import DIRECTORIES, MANIFEST, final_path
+from ckptconv.outputs.targets import MANIFEST, directory_of, final_path
 from ckptconv.process import peak_rss
 from ckptconv.publish.attestation import without_digests
 from ckptconv.publish.inputs import digested, files_in, found_again
@@ -224,7 +224,7 @@ def _planned(output: Location) -> list[_Planned]:
         )
     (each,) = found
     try:
-        told = description(each.data, each.plan_id, each.kinds, DIRECTORIES)
+        told = description(each.data, each.plan_id, each.kinds, directory_of)
     except ValueError as error:
         raise CorruptError(
             f"The description of the parts in {each.place} is damaged: {error}.",

@@ -136,7 +136,7 @@ class _Production:
 
     @property
     def _has_states(self) -> bool:
-        return bool(self._options.optimizer or self._options.universal)
+        return bool(self._options.optimizer or self._options.states or self._options.universal)
 
     def report(self, done: Done, started: float) -> Report:
         """Return what was done, or planned. `started` is as in `produce`."""

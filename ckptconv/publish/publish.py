@@ -17,7 +17,7 @@ from ckptconv.formats.companions import is_companion_name
 from ckptconv.formats.runs import LATEST_UNIVERSAL
 from ckptconv.options.table import Options
 from ckptconv.outputs.planning import Output
-from ckptconv.outputs.targets import DIRECTORIES, MANIFEST, Target
+from ckptconv.outputs.targets import MANIFEST, Target, directory_of, kind_of_directory
 from ckptconv.plan import FilePlan, Plan
 from ckptconv.publish.jobs import Elsewhere, Task, make, make_elsewhere, packed_in
 from ckptconv.publish.manifest import Made, document, together
@@ -123,7 +123,8 @@ def staging_for(
         memory = options.buffers(far=True) // 2
         place = Location(path, dict(options.storage_options))
         return TreeOnStore(place, plan_id, memory, LATEST_UNIVERSAL, shared)
-    index = DIRECTORIES[kind].last if kind in DIRECTORIES else ""
+    directory = directory_of(kind)
+    index = directory.last if directory else ""
     is_ours = functools.partial(_is_ours, kind, replaces) if index else None
     if not is_remote(path):
         return LocalStaging(path, plan_id, options.fsync, shared, index, is_ours)
@@ -138,7 +139,7 @@ def staging_for(
 
 
 def _is_ours(kind: str, replaces: frozenset[str], name: str) -> bool:
-    return DIRECTORIES[kind].is_file(name) or name in replaces
+    return kind_of_directory(kind).is_file(name) or name in replaces
 
 
 class Staged(NamedTuple):

@@ -23,14 +23,15 @@ from ckptconv.formats.source import Source
 from ckptconv.outputs.computed import made_as, terms_of
 from ckptconv.outputs.targets import (
     ACCELERATE,
-    DIRECTORIES,
     FORMS,
     MANIFEST,
     check_file,
+    directory_of,
     files_behind,
     final_path,
     is_beside,
     is_output_name,
+    kind_of_directory,
 )
 from ckptconv.plan import FilePlan
 from ckptconv.publish.earlier import UNFINISHED, Directory, file_made_as
@@ -95,7 +96,8 @@ class Claim(NamedTuple):
 
     def is_mixed_with(self, name: str) -> bool:
         """Whether what lies in its directory under `name` is not replaced, and read together with it."""
-        is_own = self.form in DIRECTORIES and DIRECTORIES[self.form].is_file(name)
+        directory = directory_of(self.form)
+        is_own = directory is not None and directory.is_file(name)
         return name not in self.names and (is_own or holding.is_read_with_others(name))
 
     def permissions(self) -> list[str]:
@@ -290,7 +292,7 @@ class Replacing:
     # ---- directories
 
     def _check_directory(self, claim: Claim) -> None:
-        found, own = Directory(Location(claim.path, self._stores)), DIRECTORIES[claim.form].is_file
+        found, own = Directory(Location(claim.path, self._stores)), kind_of_directory(claim.form).is_file
         present = next((name for name in found.names if is_output_name(name) or own(name)), "")
         if present:
             self._check_clobber(join(claim.path, present))
@@ -447,7 +449,7 @@ class Spared:
         A tree replaces everything in its directory; other outputs, the files in it that have names of output files.
         """
         directory = resolved_name(path)
-        is_ours = DIRECTORIES[form if form in DIRECTORIES else "directory"].is_file
+        is_ours = (directory_of(form) or kind_of_directory("directory")).is_file
         for place, hit in self.places.items():
             if form == "tree":
                 inside = place.startswith(f"{directory}/")

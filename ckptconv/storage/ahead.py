@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextvars
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote
-from ckptconv.storage.reading import Entry
+from ckptconv.storage.reading import Entry, Range
+from ckptconv.tensors.moves import File
 
 # Files that are read at once: as many as there are concurrent requests elsewhere.
 _FILES = 8
@@ -46,3 +47,20 @@ def ahead(read: Callable[[Location], Found], places: Sequence[Location]) -> Iter
         finally:
             for each in waiting:
                 each.cancel()
+
+
+def ranges_of(place: Location, wanted: Iterable[Range]) -> tuple[dict[Range, bytes], int]:
+    """Return the bytes of each range, which are short, and how many bytes were read. Each file of the store of `place`
+    is read from its beginning to its end."""
+    by_file: dict[File, list[Range]] = {}
+    for each in sorted(set(wanted), key=lambda each: each.start):
+        by_file.setdefault(each.file, []).append(each)
+
+    def read(file: Location) -> tuple[dict[Range, bytes], int]:
+        assert file.file is not None
+        with file.open_buffered() as reader:
+            found = {each: reader.read_at(each.start, each.stop - each.start) for each in by_file[file.file]}
+            return found, reader.bytes_read
+
+    parts = list(ahead(read, [place.at(file) for file in by_file]))
+    return {each: data for found, _ in parts for each, data in found.items()}, sum(size for _, size in parts)

@@ -131,7 +131,8 @@ def look(path: str, options: Options | None = None) -> Entry:
             return Entry("missing", File(path, 0))  # no file has such a name
         raise FailedError(f"{path!r} cannot be looked at: {_why(error)}.") from error
     kinds = {stat.S_IFREG: "file", stat.S_IFDIR: "directory"}
-    return Entry(kinds.get(stat.S_IFMT(found.st_mode), "other"), File(path, found.st_size, _stamp(found)))
+    kind = kinds.get(stat.S_IFMT(found.st_mode), "other")
+    return Entry(kind, File(path, found.st_size, _stamp(found)), found.st_mtime)
 
 
 def _why(error: Exception) -> str:
@@ -339,28 +340,29 @@ class Readers:
     def __init__(self, options: Options | None = None, limit: int = OPEN_FILES) -> None:
         self._options = options
         self._limit = limit
-        self._open: OrderedDict[str, Reader] = OrderedDict()
-        self._busy: dict[str, int] = {}
+        # By path; those of packed files, which have none, by these.
+        self._open: OrderedDict[str | File, Reader] = OrderedDict()
+        self._busy: dict[str | File, int] = {}
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
     def reading(self, file: File) -> Iterator[Reader]:
         """Yield the reader of `file`, which stays open at least until the block ends."""
-        path = file.path
+        key = file if file.packed else file.path
         with self._lock:
-            reader = self._open.get(path)
+            reader = self._open.get(key)
             if reader is None:
-                reader = self._open[path] = self.open(file)
-                self._shrink(keep=path)
-            self._open.move_to_end(path)
-            self._busy[path] = self._busy.get(path, 0) + 1
+                reader = self._open[key] = self.open(file)
+                self._shrink(keep=key)
+            self._open.move_to_end(key)
+            self._busy[key] = self._busy.get(key, 0) + 1
         try:
             yield reader
         finally:
             with self._lock:
-                self._busy[path] -= 1
-                if not self._busy[path]:
-                    del self._busy[path]
+                self._busy[key] -= 1
+                if not self._busy[key]:
+                    del self._busy[key]
 
     def open(self, file: File) -> Reader:
         """Return a new reader of `file`."""
@@ -372,12 +374,12 @@ class Readers:
         """Return how many packed bytes were read since this was asked last."""
         return 0
 
-    def _shrink(self, keep: str) -> None:
-        for path in list(self._open):
+    def _shrink(self, keep: str | File) -> None:
+        for key in list(self._open):
             if len(self._open) <= self._limit:
                 return
-            if path != keep and path not in self._busy:
-                self._open.pop(path).close()
+            if key != keep and key not in self._busy:
+                self._open.pop(key).close()
 
     def close(self) -> None:
         with self._lock:

@@ -10,10 +10,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
-from ckptconv.storage.crc import crc32
+from ckptconv.storage.crc import crc32, crc32c, fastest_crc32c, reflected
 
 # Longer objects are not checked with algorithms that run in Python itself, at some 10 MB a second.
 SLOW_MOST = 4 << 20
+# The reversed polynomial of CRC-64/NVME, and its initial value.
+_NVME, _ONES = 0x9A6C9329AC4BC9B5, (1 << 64) - 1
 
 
 class _Sum(Protocol):
@@ -22,54 +24,42 @@ class _Sum(Protocol):
     def digest(self) -> bytes: ...
 
 
-class _Crc32:
-    def __init__(self) -> None:
-        self._crc = 0
+class _Crc:
+    """A CRC of 32 bits, by the function that continues it."""
+
+    def __init__(self, continued: Callable[[bytes, int], int]) -> None:
+        self._continued, self._crc = continued, 0
 
     def update(self, data: bytes) -> None:
-        self._crc = crc32(data, self._crc)
+        self._crc = self._continued(data, self._crc)
 
     def digest(self) -> bytes:
         return self._crc.to_bytes(4, "big")
 
 
-class _Reflected:
-    """A reflected CRC of `bits` bits with the reversed `polynomial`; initial value and final XOR are all ones."""
+class _Crc64:
+    """CRC-64/NVME: reflected; initial value and final XOR are all ones."""
 
-    def __init__(self, polynomial: int, bits: int) -> None:
-        self._table, self._bits = _table(polynomial), bits
-        self._crc = (1 << bits) - 1
+    def __init__(self) -> None:
+        self._crc = _ONES
 
     def update(self, data: bytes) -> None:
-        crc, table = self._crc, self._table
-        for byte in data:
-            crc = table[(crc ^ byte) & 0xFF] ^ crc >> 8
-        self._crc = crc
+        self._crc = reflected(data, self._crc, _NVME)
 
     def digest(self) -> bytes:
-        return (self._crc ^ ((1 << self._bits) - 1)).to_bytes(self._bits // 8, "big")
-
-
-@functools.cache
-def _table(polynomial: int) -> tuple[int, ...]:
-    made = []
-    for value in range(256):
-        for _ in range(8):
-            value = value >> 1 ^ (polynomial if value & 1 else 0)
-        made.append(value)
-    return tuple(made)
+        return (self._crc ^ _ONES).to_bytes(8, "big")
 
 
 _QUICK: dict[str, Callable[[], _Sum]] = {
-    "crc32": _Crc32,
+    "crc32": functools.partial(_Crc, crc32),
     "md5": functools.partial(hashlib.md5, usedforsecurity=False),
     "sha1": functools.partial(hashlib.sha1, usedforsecurity=False),
     "sha256": hashlib.sha256,
     "sha512": hashlib.sha512,
 }
 _SLOW: dict[str, Callable[[], _Sum]] = {
-    "crc32c": lambda: _Reflected(0x82F63B78, 32),
-    "crc64nvme": lambda: _Reflected(0x9A6C9329AC4BC9B5, 64),
+    "crc32c": functools.partial(_Crc, crc32c),
+    "crc64nvme": _Crc64,
 }
 
 
@@ -79,6 +69,8 @@ class Check:
 
     def __init__(self, told: Iterable[tuple[str, bytes]], size: int) -> None:
         known = {**_QUICK, **(_SLOW if size <= SLOW_MOST else {})}
+        if fastest_crc32c():
+            known["crc32c"] = _SLOW["crc32c"]
         self._sums = [(name, digest, known[name]()) for name, digest in told if name in known]
 
     def update(self, data: bytes) -> None:

@@ -25,10 +25,11 @@ class Range(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What is at a path: "file", "directory", "other" (a pipe, a device), or "missing"."""
+    """What is at a path: "file", "directory", "other" (a pipe, a device), or "missing"; when it changed (seconds)."""
 
     kind: str
     file: File
+    time: float | None = None
 
     @property
     def described(self) -> str:
@@ -69,6 +70,19 @@ class Reader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class InMemory(Reader):
+    """Reads `data` as a file called `path`."""
+
+    def __init__(self, data: bytes, path: str) -> None:
+        self.file = File(path, len(data))
+        self._data = data
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        if offset + length > len(self._data):
+            raise CorruptError(f"{self.file.path} ends at byte {len(self._data)}, and more of it is said to be there.")
+        return self._data[offset : offset + length]
 
 
 def ends_early(path: str, end: int, wanted: int) -> CorruptError:

@@ -29,6 +29,8 @@ _STAMPS = (
     "ETag", "etag", "generation", "md5Hash", "blob_id", "md5", "LastModified", "last_modified", "Last-Modified",
     "updated", "mtime", "modificationTime", "created",
 )  # fmt: skip
+# Those of them that are times.
+_TIMES = ("LastModified", "last_modified", "Last-Modified", "updated", "mtime", "modificationTime", "created")
 # Transient statuses of HTTP below 500: timeout, too early, too many requests. And lasting ones above.
 _PASSING, _LASTING = (408, 425, 429), (501, 505)
 # Names of the classes of errors for broken connections: of the standard library, aiohttp, botocore, requests, azure,
@@ -224,6 +226,22 @@ def stamp(row: Mapping[str, Any]) -> str:
     # Some file systems give a time in one form in a listing, and in another for a single file.
     seconds = value.timestamp() if hasattr(value, "timestamp") else value
     return f"{seconds:f}" if isinstance(seconds, float) else str(seconds)
+
+
+def time_of(row: Mapping[str, Any]) -> float | None:
+    """Return when a file changed last, in seconds since 1970; None if its file system does not say, or as text that is
+    no time."""
+    value: Any = next((row[key] for key in _TIMES if row.get(key)), None)
+    if isinstance(value, str):
+        from datetime import datetime
+
+        try:
+            value = datetime.fromisoformat(value.replace("Z", "+00:00"))
+        except ValueError:
+            return None
+    if hasattr(value, "timestamp"):
+        return float(value.timestamp())
+    return float(value) if isinstance(value, (int, float)) else None
 
 
 # ----------------------------------------------------------------------------------------------------------- ranges

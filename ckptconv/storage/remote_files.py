@@ -30,7 +30,7 @@ def _entry(path: str, row: Mapping[str, Any]) -> Entry:
     """Convert the info that a file system gives of a path to an entry."""
     if row["type"] == "directory":
         return Entry("directory", File(path, 0))
-    return Entry("file", File(path, row.get("size") or 0, remote.stamp(row)))
+    return Entry("file", File(path, row.get("size") or 0, remote.stamp(row)), remote.time_of(row))
 
 
 def listing(directory: str, options: Options | None) -> dict[str, Entry]:

@@ -19,8 +19,8 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import NamedTuple
 
-from ckptconv.errors import CorruptError, FailedError, LimitError, UnsupportedError, UsageError
-from ckptconv.storage.crc import crc32
+from ckptconv.errors import CorruptError, FailedError, LimitError, UnsupportedError, UsageError, damaged
+from ckptconv.storage.crc import crc32, crc32c
 from ckptconv.storage.files import DescriptorReader, Readers, hold
 from ckptconv.storage.handles import Handle, resolved, unnamed
 from ckptconv.storage.paths import is_remote
@@ -34,6 +34,8 @@ STANDARD_INPUT = "-"
 STANDARD_INPUT_NAME = "<stdin>"
 # A byte of deflate stands for at most 1,032 bytes: two bits for 258.
 MAX_RATIO = 1032
+# Bytes of a CRC-32C.
+CRC32C_SIZE = 4
 # Bytes that are read, and unpacked, at a time; and bytes of a request for a remote file.
 CHUNK = 1 << 17
 _FAR_CHUNK = 1 << 22
@@ -428,6 +430,17 @@ def ends_of(file: File, reader: Reader, keep: int, most: int) -> Ends:
     return Ends(size, crc, bytes(head), tail)
 
 
+def content_of(file: File, reader: Reader, most: int) -> bytes:
+    """Return the content of a packed file. Raise LimitError if it has more than `most` bytes."""
+    assert file.packed is not None
+    made = bytearray()
+    for piece in UNPACKING[file.packed.method](file, file.packed, reader):
+        made += piece
+        if len(made) > most:
+            raise LimitError(f"{file.path} unpacks to more than the {most} bytes that it can have.")
+    return bytes(made)
+
+
 def _deflated(file: File, packed: Packed, reader: Reader) -> Iterator[bytes]:
     """Inflate `packed`, and yield its content in chunks."""
     inflater = zlib.decompressobj(-zlib.MAX_WBITS)
@@ -495,10 +508,26 @@ def _laid_out(file: File, packed: Packed, reader: Reader) -> Iterator[bytes]:
     return laid
 
 
+def _summed(file: File, packed: Packed, reader: Reader) -> Iterator[bytes]:
+    """Yield what is in front of its own CRC-32C, and compare the two at the end."""
+    size, crc = packed.nbytes - CRC32C_SIZE, 0
+    for made in _chunks_at(reader, packed._replace(nbytes=size)):
+        crc = crc32c(made, crc)
+        yield made
+    check_crc32c(file.path, crc, reader.read_at(packed.offset + size, CRC32C_SIZE))
+
+
+def check_crc32c(what: str, crc: int, recorded: bytes) -> None:
+    """Raise CorruptError if `recorded` is not the CRC-32C that was computed."""
+    if crc != int.from_bytes(recorded, "little"):
+        raise damaged(f"{what} has changed: its CRC-32C is not the one that is recorded.")
+
+
 UNPACKING: dict[str, Callable[[File, Packed, Reader], Iterator[bytes]]] = {
     "deflate": _deflated,
     "zstandard": _zstandard,
     **dict.fromkeys(LAYING_OUT, _laid_out),
+    "crc32c": _summed,
 }
 
 

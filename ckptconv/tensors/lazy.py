@@ -630,8 +630,20 @@ def packed(tensors: Iterable[LazyTensor]) -> Counter[File]:
     for tensor in tensors:
         files = tensor.inputs()
         if files and (files[0].packed or len(files) > 1):  # seldom
-            found.update({file: tensor.nbytes for file in files if file.packed})
+            for part in _joined_parts(tensor):
+                found.update({file: part.nbytes for file in part.inputs() if file.packed})
     return found
+
+
+def _joined_parts(tensor: LazyTensor) -> Iterator[LazyTensor]:
+    """Yield what a tensor is joined of, each as it is stored."""
+    while isinstance(tensor, (Tagged, View, Convert)):
+        tensor = tensor.tensor
+    if not isinstance(tensor, Concat):
+        yield tensor
+        return
+    for part in tensor.parts:
+        yield from _joined_parts(part)
 
 
 def same_bytes(tensor: LazyTensor) -> Hashable:

@@ -35,14 +35,15 @@ class File(NamedTuple):
 
     @property
     def stored(self) -> File:
-        """The file as it is stored: itself, or the one that contains it compressed."""
-        return self.packed.file if self.packed else self
+        """The file as it is stored: itself, or the one that contains it compressed, perhaps in another that is."""
+        return self.packed.file.stored if self.packed else self
 
 
 class Packed(NamedTuple):
     """Compressed data: `nbytes` bytes from byte `offset` of `file`.
 
-    `method` is "deflate", "zstandard", or that of a feature, which lays out what zstandard unpacks (`storage.spool`).
+    `method` is "deflate", "zstandard", "crc32c" (as it is, with its checksum behind it), or that of a feature, which
+    lays out what zstandard unpacks (`storage.spool`).
     `crc` is the CRC-32 of the uncompressed data, if it is recorded.
     """
 

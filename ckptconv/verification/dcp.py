@@ -12,28 +12,25 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ckptconv.errors import CkptconvError, DifferenceError
-from ckptconv.formats.checkpointing import read as torch_checkpointing
+from ckptconv.formats.chunks import Box
 from ckptconv.formats.chunks import join as join_tiles
-from ckptconv.formats.dcp.layout import Box, layout_of
-from ckptconv.formats.dcp.locate import METADATA
-from ckptconv.formats.dcp.metadata import named, named_in
-from ckptconv.formats.dcp.paths import dotted
+from ckptconv.formats.dcp.layout import layout_of
+from ckptconv.formats.dcp.names import METADATA
 from ckptconv.formats.dcp.read import Described
-from ckptconv.formats.ranks.read import leaves
-from ckptconv.formats.source import Source, Wanted
+from ckptconv.formats.joining.names import named, named_in
+from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
-from ckptconv.outputs import dcp, step
+from ckptconv.outputs import dcp
 from ckptconv.outputs.selection import Rename
-from ckptconv.outputs.targets import DIRECTORIES, MANIFEST
+from ckptconv.outputs.targets import MANIFEST, kind_of_directory
 from ckptconv.pickles.children import ATOMS
 from ckptconv.plan import FilePlan
 from ckptconv.storage.gathered import Gathered
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import join
 from ckptconv.structure import keymap
-from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import some
-from ckptconv.verification import AGAIN, planned
+from ckptconv.verification import AGAIN
 from ckptconv.verification.names import rename_of
 from ckptconv.verification.paired import paired
 from ckptconv.verification.pairs import Attested, Differences
@@ -42,17 +39,22 @@ from ckptconv.verification.records import without_storages
 from ckptconv.verification.report import CheckedOutput, Verification
 from ckptconv.verification.runs import ExpectedPair
 
-_STATES = "If the optimizer states were taken from somewhere (--optimizer), say so here too."
+_STATES = "If the optimizer states were taken from somewhere (--states), say so here too."
 
 
 def pairs(
     source: Source, target: CheckedOutput, asked: Options, done: Verification, attested: Attested, wrong: Differences
 ) -> Iterator[ExpectedPair]:
     """Compare a checkpoint of torch.distributed.checkpoint with its source, and yield the pairs of its tensors."""
-    if asked.optimizer:
+    if asked.states:
         source = source._replace(inputs=source.inputs_of_all)
-    place = target.place if target.at is None else Gathered(target.path, target.place.options, target.at)
-    yield from paired(source, target, compare(source, place, target.path, asked, rename_of(asked)), done, attested)
+    found = compare(source, place_of(target), target.path, asked, rename_of(asked))
+    yield from paired(source, target, found, done, attested)
+
+
+def place_of(target: CheckedOutput) -> Location:
+    """Return the directory that an output is read in, wherever its files lie."""
+    return target.place if target.at is None else Gathered(target.path, target.place.options, target.at)
 
 
 def compare(source: Source, place: Location, path: str, asked: Options, rename: Rename) -> Compared:
@@ -61,8 +63,6 @@ def compare(source: Source, place: Location, path: str, asked: Options, rename: 
     Neither elements nor what is between the tensors are compared yet: see `Compared`.
     """
     want = dcp.contents(source, asked, rename)
-    if asked.to == dcp.STEP:
-        return _compare_step(want, place, path, asked)
     try:
         got = Described.open(place)
         described = got.described
@@ -76,13 +76,13 @@ def compare(source: Source, place: Location, path: str, asked: Options, rename: 
             message = message.replace(place.join(name).path, join(path, name))
         raise DifferenceError(f"{path} cannot be read: {message}", AGAIN, what="file", file=path) from error
     values = {} if asked.to == dcp.SHARDS else want.values
-    _check_keys(path, {*want.tensors, *values}, {*described.tensors, *described.values}, asked)
+    check_keys(path, {*want.tensors, *values}, {*described.tensors, *described.values}, asked)
     plans = dcp.file_plans(want, asked)
     if asked.chunks is None and not _is_planned(plans[-1], place):
         plans = dcp.file_plans(want, asked, layout_of(described, path))  # it was made like another checkpoint
     where = {plan.name: place.join(plan.name) for plan in plans}
     found = Compared(path, len(want.tensors), plans, where)
-    _check_files(path, place, where, asked)
+    check_files(path, place, where, asked)
     for key, (steps, tensor) in want.tensors.items():
         if key not in described.tensors:
             differs(join(path, METADATA), f"{named(key)} is described as a value, and it is a tensor")
@@ -109,20 +109,6 @@ def compare(source: Source, place: Location, path: str, asked: Options, rename: 
     return found
 
 
-def _compare_step(want: dcp.DcpContents, place: Location, path: str, asked: Options) -> Compared:
-    """Compare a step of torch_checkpointing, as `compare` does."""
-    try:
-        got = dict(leaves(torch_checkpointing.read(place, Wanted(key=".")).trees["."], path))
-    except CkptconvError as error:
-        raise DifferenceError(f"{path} cannot be read: {error.message}", AGAIN, what="file", file=path) from error
-    tensors = {dotted(at) for at, value in got.items() if isinstance(value, LazyTensor)}
-    _check_keys(path, set(want.tensors), tensors, asked)
-    plans = step.file_plans(want, asked)
-    where = {plan.name: place.join(plan.name) for plan in plans}
-    _check_files(path, place, where, asked)
-    return planned.compare(path, plans, where)
-
-
 def _is_planned(plan: FilePlan, place: Location) -> bool:
     """Whether the file that makes the checkpoint complete begins as planned: it says how tensors are cut."""
     if place.join(plan.name).kind != "file":
@@ -132,7 +118,8 @@ def _is_planned(plan: FilePlan, place: Location) -> bool:
         return reader.file.size == plan.size and reader.read_at(0, len(head)) == head
 
 
-def _check_keys(path: str, want: set[str], got: set[str], asked: Options) -> None:
+def check_keys(path: str, want: set[str], got: set[str], asked: Options) -> None:
+    """Raise DifferenceError unless the checkpoint holds what the source gives, by key, and no more."""
     missing, more = sorted(want - got), sorted(got - want)
     if missing:
         raise DifferenceError(
@@ -144,15 +131,15 @@ def _check_keys(path: str, want: set[str], got: set[str], asked: Options) -> Non
     if more:
         raise DifferenceError(
             f"{path} holds {some(more)}, which the source does not give.",
-            "" if asked.optimizer else _STATES,
+            "" if asked.states else _STATES,
             what="unexpected",
             tensor=more[0],
         )
 
 
-def _check_files(path: str, place: Location, where: Mapping[str, Location], asked: Options) -> None:
+def check_files(path: str, place: Location, where: Mapping[str, Location], asked: Options) -> None:
     """Check that the files are those that a conversion writes, and no more."""
-    present = {name for name in place.names if DIRECTORIES[asked.to].is_file(name)} - {MANIFEST}
+    present = {name for name in place.names if kind_of_directory(asked.to).is_file(name)} - {MANIFEST}
     odd = sorted(present ^ where.keys())
     if odd:
         what = "is not part of the output" if odd[0] in present else "is missing"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ckptconv.options.table import Options
-from ckptconv.outputs.kinds import KINDS
+from ckptconv.outputs.kinds import entry_of
 from ckptconv.outputs.targets import Target
 from ckptconv.result import OutputFile
 from ckptconv.storage.location import Location
@@ -94,4 +94,4 @@ class CheckedOutput(NamedTuple):
     @property
     def holds(self) -> str:
         """What is in it, as manifests call it."""
-        return KINDS[self.kind].holds
+        return entry_of(self.kind).holds

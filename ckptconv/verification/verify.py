@@ -23,10 +23,10 @@ from ckptconv.formats.model_files import INDEX_SUFFIX, SUFFIX
 from ckptconv.formats.opening import all_opened, fitted
 from ckptconv.formats.source import MODEL, Opened, Source, source_of
 from ckptconv.options.option import checked
-from ckptconv.options.table import OPTIONS, Options
+from ckptconv.options.table import OPTIONS, VERIFYING, Options
 from ckptconv.outputs.computed import COMPUTED
-from ckptconv.outputs.kinds import KINDS, kind_of
-from ckptconv.outputs.targets import ACCELERATE, MANIFEST, kind_of_states, of_accelerate
+from ckptconv.outputs.kinds import CHECKPOINTS, KINDS, NAMED, entry_of, further, kind_of
+from ckptconv.outputs.targets import ACCELERATE, MANIFEST, UNIVERSAL, kind_of_states, named_outputs, of_accelerate
 from ckptconv.process import no_garbage, peak_rss
 from ckptconv.result import OutputFile
 from ckptconv.storage import progress as bars
@@ -69,7 +69,7 @@ _NOTHING = Expected({}, lambda _: None, flat=True, metadata=lambda _: {})
 
 
 @bars.shown
-@checked(OPTIONS)
+@checked(VERIFYING)
 def verify(
     source: str | os.PathLike[str] | Source | Opened,
     output: str | os.PathLike[str] | None = None,
@@ -81,7 +81,7 @@ def verify(
     """Compare `output` with what converting `source`, a path or an opened checkpoint, gives with the same `options`.
 
     `options` are those of the conversion, the fields of `Options`. Options not given are taken from the output's
-    manifest, in its directory or at the path `manifest`. `output` may be omitted if `optimizer` or `universal` is
+    manifest, in its directory or at the path `manifest`. `output` may be omitted if `states` or `universal` is
     given. `progress` and `on_total` are those of `convert`, for the bytes compared.
 
     Return what was compared if every tensor, name, alias and structure record is equal, bit for bit. Raise
@@ -96,19 +96,24 @@ def verify(
     source = source_of(source)
     asked = Options(**options)
     given = {name for name, value in options.items() if value not in (None, OPTIONS[name].kind.unset)}
+    if asked.to:
+        named, asked = named_outputs(None if output is None else os.fspath(output), asked)
+        output = named.get("weights")
     targets = [] if output is None else _targets(_place(normalize(output)), asked, given)
     if targets and targets[-1].options:
         asked = targets[-1].options
     elif targets and targets[0].manifest:
         asked = _with(targets[0].manifest, asked, given)
-    if asked.optimizer and not asked.to:
-        path = _place(normalize(asked.optimizer))
+    if asked.states and asked.to not in CHECKPOINTS:
+        path, asked = _place(normalize(asked.states)), asked.replaced(states="")
         targets.append(_target(path, asked)._replace(kind=kind_of_states(path, kind_of(path))))
-    if asked.universal:
-        place = Location(real_place(normalize(asked.universal)), dict(asked.storage_options))
+    for kind, tree in further(asked).items():
+        if kind not in KINDS:
+            continue
+        place = Location(real_place(normalize(tree)), dict(asked.storage_options))
         told = read_manifest(place.join(MANIFEST), asked)
         asked = _with(told, asked, given) if told and not targets else asked
-        targets.append(CheckedOutput(place, "universal", manifest=told))
+        targets.append(CheckedOutput(place, kind, manifest=told))
     if not targets:
         raise UsageError("There is no OUTPUT to verify.", "Give the file or directory that the conversion wrote.")
     # A million small objects live until the end: a garbage collector would take longer to scan them than it takes to
@@ -127,7 +132,7 @@ def verify(
         sources = fitted(sources, source, asked, {target.holds for target in targets})
     pairs = [(kept_apart(one, target.path), _of_part(one, target, asked)) for one in sources for target in targets]
     done = verify_outputs(pairs, asked, progress=bars.counter(progress), on_total=on_total)
-    deciding = targets[-1 if asked.to else 0].manifest
+    deciding = targets[-1 if asked.to in CHECKPOINTS else 0].manifest
     done.options = {name: getattr(asked, name) for name in asked.recorded()}
     if asked.like:
         done.options["like"] = asked.like
@@ -181,13 +186,13 @@ def _targets(path: str, asked: Options, given: Collection[str]) -> list[CheckedO
     """Return the output at `path`, or both of accelerate's in it, each with options of its own. `given` are the names
     of the options that the user gave."""
     halves = of_accelerate(path, asked)
-    of_both = of_accelerate(path, asked.replaced(optimizer=path))
+    of_both = of_accelerate(path, asked.replaced(states=path))
     there = [name for name in of_both if Location(join(name, MANIFEST), dict(asked.storage_options)).kind == "file"]
     if asked.to != ACCELERATE and (asked.to or not there):
         return [_target(path, asked)]
     if unasked := [name for name in there if name not in halves]:
         raise UsageError(
-            f"{unasked[0]} holds optimizer states. Nothing was compared.", "Say what they come from: --optimizer PATH."
+            f"{unasked[0]} holds optimizer states. Nothing was compared.", "Say what they come from: --states PATH."
         )
     found = {name: _target(name, own) for name, own in halves.items()}
     return [
@@ -202,10 +207,10 @@ def _target(path: str, asked: Options) -> CheckedOutput:
     told = read_manifest(place.at(asked.manifest) if asked.manifest else place.join(MANIFEST), asked, path)
     if asked.manifest and told is None:
         raise MissingError(f"{asked.manifest} does not exist.")
-    kind = asked.to or (told.options.get("to") if told else None)
-    if not kind:
-        kind = kind_of(path) if place.kind != "directory" else "directory"
-        kind = "states" if told and told.kind == "optimizer" else kind
+    to = asked.to or (told.options.get("to") if told else None)
+    kind = NAMED[to][0] if to else kind_of(path) if place.kind != "directory" else "directory"
+    if told and not to:
+        kind = {"optimizer": "states", UNIVERSAL: UNIVERSAL}.get(told.kind, kind)
     return CheckedOutput(place, kind, manifest=told)
 
 
@@ -246,7 +251,7 @@ def _open(
     first, is_torch = targets[0].path, targets[0].kind == "torch"
     if isinstance(given, Source):
         return all_opened(given, asked, holds, recorded=recorded)
-    if KINDS[kind_of(first)].form == "file" and is_same(given, first):
+    if entry_of(kind_of(first)).form == "file" and is_same(given, first):
         raise UsageError(f"{given} is both SOURCE and OUTPUT.", "Give what was converted, then what was made of it.")
     try:
         sources = all_opened(given, asked, holds, recorded=recorded)
@@ -297,7 +302,7 @@ def _compare(
     entry = here.entry
     if entry.kind == "missing":
         raise MissingError(f"{target.path} does not exist: there is no output to verify.")
-    how = KINDS[target.kind].compared
+    how = entry_of(target.kind).compared
     if how == "plan" and (entry.kind == "file" or target.at is not None):
         yield from _compare_plan(source, target, asked, done, attested)
         return
@@ -311,8 +316,11 @@ def _compare(
         return
     is_file = target.path.endswith(SUFFIX) and (entry.kind == "file" or target.at is not None)
     if not (is_file or entry.kind == "directory" or target.at is not None):
-        known = [ending for kind in KINDS.values() if kind.compared for ending in kind.suffixes]
-        raise UsageError(f"{target.path} is no output: a file ends in {', '.join(known)}, else it is a directory.")
+        known = [ending for name, kind in KINDS.items() if entry_of(name).compared for ending in kind.suffixes]
+        raise UsageError(
+            f"{target.path} is no output: a file ends in {', '.join(known)}, else it is a directory.",
+            "Say with --to which kind of output it is." if entry.kind == "file" else "",
+        )
     is_model = source.is_model
     expected = expected_of(source, asked, target.holds) if is_model else _NOTHING
     metadata = expected.metadata
@@ -393,6 +401,6 @@ def _compare_plan(
     from ckptconv.outputs import planning
 
     files = planning.planned(source, target.planned, asked).plan.files
-    above = dirname(target.path) if KINDS[target.kind].form == "file" else target.path
+    above = dirname(target.path) if entry_of(target.kind).form == "file" else target.path
     where = {file.name: target.place.at((target.at or {}).get(file.name, join(above, file.name))) for file in files}
     yield from paired(source, target, planned.compare(above, files, where), done, attested)

@@ -795,24 +795,6 @@ module_case(UNSAFE, "attack", "a module with an attack among its attributes",
                 module(WEIGHT, None, None, text("x"), called(SYSTEM, touch(canary)))))))  # fmt: skip
 
 
-def script_case(exit_code: int, file: str, why: str, state: bytes, constants: bytes, *more: Member) -> None:
-    held = name("__torch__", "M") + b")\x81q\x63" + state + b"b"
-    parts = [*members(pickled(held)), Member("archive/constants.pkl", pickled(constants)), *more]
-    add("modules", exit_code, f"script_{file}.pt", why, zipped(parts))
-
-
-CONSTANT = Member("archive/constants/0", DATA)
-script_case(DONE, "sound", "a script with a constant", WEIGHT, several(tensor()), CONSTANT)
-script_case(CORRUPT, "missing", "a constant whose data is not there", WEIGHT, several(tensor()))
-script_case(CORRUPT, "beyond", "a constant beyond its data", WEIGHT, several(tensor(offset=1)), CONSTANT)
-script_case(UNSUPPORTED, "unnamed", "data of constants that are not among them", WEIGHT, several(), CONSTANT)
-script_case(CORRUPT, "cyclic", "an attribute that contains itself",
-            mapped(text("x"), b"]q\x64(h\x64" + tensor() + b"e"), several())  # fmt: skip
-script_case(CORRUPT, "deep", "an attribute nested three hundred deep",
-            mapped(text("x"), b"(" * 300 + tensor() + b"t" * 300), several())  # fmt: skip
-script_case(CORRUPT, "twice", "an attribute of the name of a constant",
-            mapped(text("CONSTANTS.c0"), tensor()), several(tensor()), CONSTANT)  # fmt: skip
-
 # ---------------------------------------------------------------------------------------------------- plain pickles
 
 for _name in ("os_system", "eval", "partial", "inst", "rebuild_from_type", "then_an_unknown_opcode"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import re
 import shutil
 import tarfile
 import zipfile
@@ -25,7 +24,6 @@ from .assemble import (
     number,
     pickled,
     storage,
-    streamed,
     tensor,
     text,
     zipped,
@@ -34,7 +32,6 @@ from .corpus import CORRUPT, DONE, UNSAFE, UNSUPPORTED
 from .live import PAYLOADS, SYSTEM, touch
 
 ZERO = Path(__file__).parents[1] / "data" / "zero" / "z2_bf16_w2" / "checkpoint"
-RANKS = Path(__file__).parents[1] / "data" / "ranks"
 DCP = Path(__file__).parents[1] / "data" / "dcp" / "dtensor_noncontig_w2" / "checkpoint"
 MODEL = "mp_rank_00_model_states.pt"
 OPTIM = "bf16_zero_pp_rank_{}_mp_rank_00_optim_states.pt"
@@ -82,7 +79,7 @@ def _zero(exit_code: int, file: str, why: str, change: Callable[[Path, Path, str
     _add("DeepSpeed", exit_code, f"zero_{file}", why, make, live)
 
 
-def _repickled(path: Path, change: Callable[[bytes], bytes]) -> None:
+def repickled(path: Path, change: Callable[[bytes], bytes]) -> None:
     """Change the pickle in a file of torch.save."""
     with zipfile.ZipFile(path) as opened:
         parts = [Member(info.filename, opened.read(info)) for info in opened.infolist()]
@@ -93,12 +90,12 @@ def _repickled(path: Path, change: Callable[[bytes], bytes]) -> None:
 
 def _with_entry(path: Path, key: str, value: bytes) -> None:
     """Put another entry into the dict that a file holds; one that is there already is shadowed."""
-    _repickled(path, lambda data: data[:-1] + text(key) + value + b"s.")
+    repickled(path, lambda data: data[:-1] + text(key) + value + b"s.")
 
 
-def _with_prelude(path: Path, value: bytes) -> None:
+def with_prelude(path: Path, value: bytes) -> None:
     """Make a value, and drop it, before anything else: what comes after may need classes that are not installed."""
-    _repickled(path, lambda data: data[:2] + value + b"0" + data[2:])
+    repickled(path, lambda data: data[:2] + value + b"0" + data[2:])
 
 
 def _latest(data: bytes) -> Callable[[Path, Path, str], object]:
@@ -114,7 +111,7 @@ _zero(
 for _rank in (0, 1):
     _zero(
         UNSAFE, f"live_rank_{_rank}", f"os.system in the optimizer file of rank {_rank}",
-        lambda checkpoint, tag, canary, rank=_rank: _with_prelude(
+        lambda checkpoint, tag, canary, rank=_rank: with_prelude(
             tag / OPTIM.format(rank), called(SYSTEM, touch(canary))
         ),
         live=f"checkpoint/global_step3/{OPTIM.format(_rank)}",
@@ -225,155 +222,10 @@ _dcp(
 )
 
 
-def _common(content: Callable[[str], bytes]) -> Callable[[Path, str], object]:
-    """Put Megatron-core's file of common values beside a sound checkpoint."""
-    return lambda checkpoint, canary: (checkpoint / "common.pt").write_bytes(content(canary))
-
-
-_dcp(
-    DONE,
-    "common",
-    "Megatron-core's common.pt",
-    _common(lambda canary: streamed(mapped(text("iteration"), number(3)), ())),
-)
-for _name in ("os_system", "eval", "inst"):
-    _dcp(
-        UNSAFE, f"common_{_name}", f"a common.pt that is an attack: {PAYLOADS[_name][0]}",
-        _common(lambda canary, payload=PAYLOADS[_name][1]: streamed(mapped(text("args"), payload(canary)), ())),
-        live="checkpoint/common.pt",
-    )  # fmt: skip
-_dcp(CORRUPT, "common_list", "a common.pt that is no dict", _common(lambda canary: streamed(listed(number(1)), ())))
-_dcp(CORRUPT, "common_empty", "a common.pt that is empty", _common(lambda canary: b""))
-_dcp(
-    UNSUPPORTED, "backend", "metadata.json names another backend",
-    lambda checkpoint, canary: (checkpoint / "metadata.json").write_text('{"sharded_backend": "zarr"}'),
-)  # fmt: skip
 _dcp(
     CORRUPT, "metadata_deep", ".metadata nested 100,000 levels deep",
     _metadata(lambda data, canary: b"\x80\4" + b"]" * 100_000 + b"a" * 99_999 + b"."),
 )  # fmt: skip
-
-
-# ------------------------------------------------------------------------------------------------- a file for each rank
-
-
-def _ranks(
-    exit_code: int, file: str, why: str, change: Callable[[Path, str], object], live: str = "", case: str = "fsdp2_tp"
-) -> None:
-    """A sound checkpoint with something changed; `change` is given its directory and the canary."""
-
-    def make(place: Path, canary: str) -> Path:
-        checkpoint = Path(shutil.copytree(RANKS / case / "checkpoint", place / "checkpoint"))
-        change(checkpoint, canary)
-        return checkpoint
-
-    _add("ranks", exit_code, f"ranks_{file}", why, make, live)
-
-
-def _said(pattern: bytes, instead: bytes, files: str = "model_*") -> Callable[[Path, str], object]:
-    """Let the pickles of these files say something else, wherever they say what `pattern` matches."""
-
-    def change(data: bytes) -> bytes:
-        changed = re.sub(pattern, instead, data, flags=re.DOTALL)
-        assert changed != data
-        return changed
-
-    def make(checkpoint: Path, canary: str) -> None:
-        for path in sorted(checkpoint.glob(files)):
-            _repickled(path, change)
-
-    return make
-
-
-# A number to come, after a key and what the memo calls it.
-_KEY = rb"(%s(?:q.|r....))"
-# How many ranks a dimension of a mesh has, and how far they are from each other, follows these.
-_AXIS, _STRIDE = _KEY % rb"\x05\0\0\0shape", _KEY % rb"\x06\0\0\0stride"
-# Where a rank is in its mesh follows the rank.
-_PLACE = rb"(K\x01h.)"
-_SECOND = "model_world_size_4_rank_1.pt"
-_ranks(DONE, "sound", "a sound checkpoint", lambda checkpoint, canary: None)
-for _name in ("os_system", "eval", "setstate_of_an_ordered_dict"):
-    _ranks(
-        UNSAFE, f"live_{_name}", f"a rank's file that is an attack: {PAYLOADS[_name][0]}",
-        lambda checkpoint, canary, payload=PAYLOADS[_name][1]: _with_prelude(checkpoint / _SECOND, payload(canary)),
-        live=f"checkpoint/{_SECOND}",
-    )  # fmt: skip
-_ranks(
-    UNSAFE, "live_extra_state", "an attack in a file beside the weights",
-    lambda checkpoint, canary: _with_prelude(
-        checkpoint / "extra_state_world_size_4_rank_0.pt", called(SYSTEM, touch(canary))
-    ),
-    live="checkpoint/extra_state_world_size_4_rank_0.pt",
-)  # fmt: skip
-_ranks(CORRUPT, "missing", "a rank is missing", lambda checkpoint, canary: (checkpoint / _SECOND).unlink())
-_ranks(
-    CORRUPT, "doubled", "a rank's file is that of another",
-    lambda checkpoint, canary: shutil.copy(checkpoint / "model_world_size_4_rank_0.pt", checkpoint / _SECOND),
-)  # fmt: skip
-for _file, _why, _pattern, _instead, _files in (
-    ("dim", "shards along a dimension that is none", _KEY % b"\x03\0\0\0dim" + b"K\0", b"\\1K\x07", "model_*"),
-    ("factor_zero", "a split factor of 0", _KEY % b"split_factor" + rb"K\x02", b"\\1K\0", "model_*"),
-    ("factor_huge", "a split factor of a billion", _KEY % b"split_factor" + rb"K\x02", b"\\1J\0\0\0\x40", "model_*"),
-    ("factor_other", "strides that no rank's part has", _KEY % b"split_factor" + rb"K\x02", b"\\1K\x03", "model_*"),
-    ("mesh_rank_twice", "a mesh with a rank twice", rb"K\0K\x01K\x02K\x03t", b"K\0K\x01K\x01K\x03t", "model_*"),
-    ("mesh_rank_negative", "a mesh with a rank below 0", rb"K\x02K\x03t", b"K\x02J\xff\xff\xff\xfft", "model_*"),
-    ("mesh_extent_huge", "a mesh of a billion ranks", _AXIS + rb"K\x02", b"\\1J\0\0\0\x40", "model_*"),
-    ("mesh_extent_zero", "a mesh without ranks", _AXIS + rb"K\x02", b"\\1K\0", "model_*"),
-    ("mesh_stride_zero", "a mesh that has a rank twice by its strides", _STRIDE + rb"K.", b"\\1K\0", "model_*"),
-    ("mesh_stride_beyond", "a mesh that reaches beyond its ranks", _STRIDE + rb"K.", b"\\1K\x64", "model_*"),
-    ("mesh_order", "another order of ranks", rb"K\0K\x01K\x02K\x03t", b"K\x01K\0K\x02K\x03t", _SECOND),
-    ("place_beyond", "a rank beyond its mesh", _PLACE + rb"K\0K\x01", b"\\1K\0K\x05", _SECOND),
-    ("place_of_another", "a rank in the place of another", _PLACE + rb"K\0K\x01", b"\\1K\x01K\x01", _SECOND),
-    ("shape", "a spec of another shape", rb"(TensorMeta.{1,40}?)K\nK\x06", b"\\1K\x0bK\x06", "model_*"),
-    ("kind", "a rank with another placement", rb"placement_types\nShard\n", rb"placement_types\nReplicate\n", _SECOND),
-):  # fmt: skip
-    _ranks(CORRUPT, _file, _why, _said(_pattern, _instead, _files))
-_ranks(
-    UNSUPPORTED, "partial", "tensors of which each rank has a summand",
-    _said(rb"placement_types\nShard\n", rb"placement_types\nPartial\n"),
-)  # fmt: skip
-for _file, _why, _pattern, _instead in (
-    ("overlapping", "shards that overlap", rb"\(K\x05K\0e", b"(K\x04K\0e"),
-    ("beyond", "shards beyond the shape", _KEY % b"shard_sizes" + rb"(\]q.)\(K\x05K\x06", b"\\1\\2(K\x09K\x06"),
-):
-    _ranks(CORRUPT, f"shards_{_file}", _why, _said(_pattern, _instead), case="fsdp1_sharded")
-_ranks(
-    CORRUPT, "flat_moved", "a rank's part of a flat parameter elsewhere",
-    _said(_KEY % b"shard_offsets" + rb"(\]q.)K#a", b"\\1\\2K\x21a", "model_rank1.pt"), case="fsdp1_local",
-)  # fmt: skip
-
-
-def _pointer(
-    exit_code: int, file: str, why: str, said: bytes, pointer: str = "latest_checkpointed_iteration.txt"
-) -> None:
-    """A run with a sound checkpoint of a step, and a file that says which step is the last."""
-
-    def make(place: Path, canary: str) -> Path:
-        shutil.copytree(RANKS / "fsdp2_tp" / "checkpoint", place / "run" / "global_step_3" / "actor")
-        (place / "run" / pointer).write_bytes(said)
-        return place / "run"
-
-    _add("pointers", exit_code, f"pointer_{file}", why, make, "")
-
-
-_pointer(DONE, "sound", "a sound run", b"3\n")
-_pointer(CORRUPT, "parent", "a pointer to the directory above", b"../run/global_step_3")
-_pointer(CORRUPT, "absolute", "a pointer to an absolute path", b"/etc")
-_pointer(CORRUPT, "by_name", "a pointer to the name of a directory", b"global_step_3")
-_pointer(CORRUPT, "missing", "a pointer to a step that is not there", b"9")
-_pointer(CORRUPT, "digits", "a pointer of 4,000 digits", b"3" * 4000)
-_pointer(CORRUPT, "other_digits", "a pointer in digits of another script", "٣".encode())
-_pointer(CORRUPT, "empty", "an empty pointer", b"")
-_pointer(CORRUPT, "not_utf8", "a pointer that is not UTF-8", b"\xff\xfe3")
-_pointer(CORRUPT, "huge", "a pointer of 10 MB", b"3" * 10_000_000)
-for _file, _why, _said_by in (
-    ("deep", "JSON nested 2,000 levels deep", b"[" * 2000),
-    ("list", "a list", b"[3]"),
-    ("object", "an object in the place of a number", b'{"last_global_step": {"3": 3}}'),
-    ("path", "a path", b'{"last_global_step": "../global_step_3"}'),
-):
-    _pointer(CORRUPT, f"json_{_file}", f"a pointer in JSON that is {_why}", _said_by, "checkpoint_tracker.json")
 
 
 def _renamed(data: bytes, old: str, new: str) -> bytes:

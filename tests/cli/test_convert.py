@@ -27,7 +27,7 @@ from ckptconv.cli.batch import SEVERITY, Outcome, first_sentence, table, worst
 from ckptconv.cli.convert import repeated, shares
 from ckptconv.cli.naming import InputWord, output_paths
 from ckptconv.errors import CorruptError, UsageError
-from ckptconv.outputs.kinds import KINDS
+from ckptconv.outputs.kinds import FURTHER, KINDS, entry_of
 
 ZERO = DATA / "zero" / "z3_bf16_w2" / "checkpoint"
 DCP = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
@@ -487,8 +487,7 @@ def test_a_directory_in_which_nothing_was_made_does_not_stay(place: Path) -> Non
 def test_options_for_one_output_are_refused_for_several(place: Path) -> None:
     torch.save(NESTED, "a.pt")
     options = (
-        "--optimizer=o",
-        "--universal=u",
+        *(f"--{name}=o" for name in FURTHER),
         "--manifest=m",
         "--depfile=d",
         "--part=0/2",
@@ -525,7 +524,7 @@ def test_checkpoints_for_training_are_made_of_one_input_or_several(place: Path) 
     """With the kinds of checkpoint that `safetensors2dcp` makes, whose outputs are the same."""
     torch.save(NESTED, "a.pt")
     save_file(WEIGHTS, "b.safetensors")
-    for kind in (name for name, each in KINDS.items() if each.holds == "dcp"):
+    for kind in (name for name in KINDS if entry_of(name).holds == "dcp"):
         succeeding("convert", "a.pt", kind, "--to", kind, "--chunks", "2")
         succeeding("safetensors2dcp", "a.pt", f"{kind}-strict", "--to", kind, "--chunks", "2")
         # All but the manifest, which says who made it.

@@ -15,7 +15,6 @@ from cells import of_features
 from checkpoints import ckptconv_here, done
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
-import make_example
 
 LONG = "x" * 300
 # Commands for a format, and the names of their outputs.
@@ -78,7 +77,6 @@ REFUSED: list[tuple[str, int, str]] = [
         (f"{words} {name}", code, said)
         for words in (
             "convert model.pt",
-            "convert model.pt --universal",
             "safetensors2dcp model.pt",
             "inspect model.pt --html",
             *itertools.chain(*of_features("WHOLE")),
@@ -169,13 +167,6 @@ def test_parts_are_not_finished_where_the_manifest_cannot_be_written() -> None:
 
 
 # --------------------------------------------------------------------------------------------------------- the report
-
-
-def test_a_universal_checkpoint_is_told_of_in_a_few_lines(tmp_path: Path) -> None:
-    make_example.write(make_example.Example(params=300_000, ranks=2), tmp_path / "training")
-    run = done(ckptconv_here("zero-to-fp32", "training", "--universal", tmp_path / "step_universal"))
-    assert len(run.out.splitlines()) < 10
-    assert f"files in {tmp_path / 'step_universal'} (" in run.out
 
 
 # ------------------------------------------------------------------------------------------------ the command itself

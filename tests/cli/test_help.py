@@ -23,6 +23,8 @@ from ckptconv.cli import completion
 from ckptconv.cli.completion import answered
 from ckptconv.cli.failures import meant_by
 from ckptconv.cli.help import read
+from ckptconv.cli.registered import GROUPS as REGISTERED
+from ckptconv.cli.registered import STRICT
 from ckptconv.cli.terminal import has_colours
 from ckptconv.options import GROUPS
 from ckptconv.options.table import COMMAND, LIBRARY, OPTIONS, UsageError
@@ -51,7 +53,7 @@ def help_of(*command: str) -> str:
 
 
 def test_options_stand_in_groups_in_one_order() -> None:
-    lines = ckptconv_here("zero-to-fp32", "--help").out.splitlines()
+    lines = ckptconv_here("convert", "--help").out.splitlines()
     headings = [line.removesuffix(":") for line in lines if line.endswith(":") and not line.startswith(" ")]
     assert headings == ["Arguments", *GROUPS, "Examples"]
     of_commands = (tables for each in of_features("FLAGS") for tables in each.values())
@@ -76,19 +78,55 @@ def test_a_command_tells_its_own_defaults_and_no_others() -> None:
 
 def test_the_short_help_is_short_and_leads_to_the_long_one() -> None:
     short, long = (ckptconv_here("zero-to-fp32", option).out for option in ("-h", "--help"))
-    assert len(short.splitlines()) < 40 < len(long.splitlines())
+    assert len(short.splitlines()) < 40
     assert "--dtype" in short
     assert "--depfile" not in short
     assert short.count("  ckptconv zero-to-fp32") == 1
-    assert short.splitlines()[-1] == f"--help for all {long.count(chr(10) + '  -')} options."
+    assert short.splitlines()[-1] == f"--help for all {len(read()['ckptconv zero-to-fp32'].flags)} options."
     assert ckptconv_here("zero-to-fp32", "-h", "--help").out == long
     assert "--help for all" in help_of("maps", "-h")
 
 
 def test_the_short_help_of_convert_has_what_people_use() -> None:
     names = re.findall(r"^  --([\w-]+)", ckptconv_here("convert", "-h").out, re.MULTILINE)
-    common = "key exclude strip-prefix dtype like max-shard-size no-structure for-hub to verify json"
-    assert sorted(names) == sorted(common.split())
+    common = "key exclude strip-prefix dtype like max-shard-size for-hub to verify json"
+    common += " optimizer quantize dequantize map output-dir copy-config dry-run"
+    # Some are features', which may be missing.
+    known = {option.flags[0].partition("/")[0].lstrip("-") for option in (*OPTIONS.values(), *COMMAND.values())}
+    assert sorted(names) == sorted(known.intersection(common.split()))
+    for path, told in read().items():
+        assert path == "ckptconv convert" or sum(flag.common for flag in told.flags) <= 10, path
+
+
+def test_the_short_help_begins_with_what_a_command_is_for() -> None:
+    for path, told in read().items():
+        shown = ckptconv_here(*path.split()[1:], "-h").out
+        assert " ".join(shown.split()).startswith(f"{told.summary} Usage: {told.usage.split()[0]}"), path
+
+
+def test_the_help_has_in_full_what_is_a_commands_own_and_names_the_rest() -> None:
+    base = read()["ckptconv convert"]
+    shared = help_of("help", "options")
+    for path, told in read().items():
+        long = help_of(*path.split()[1:], "--help")
+        as_there = told.as_in(base)
+        for flag in told.flags:
+            assert flag.word in long, (path, flag.word)
+            assert (" ".join(flag.text.split()) in long) == (flag not in as_there), (path, flag.word)
+        for flag in as_there:
+            assert f"{flag.words} {' '.join(flag.text.split())}" in shared, flag.word
+    assert "--dtype DTYPE Cast the floating tensors of both" in help_of("diff", "--help")
+
+
+def test_commands_stand_in_groups_and_strict_spellings_in_a_line() -> None:
+    shown = ckptconv_here().out
+    headings = re.findall(r"^(\w[^:\n]*):$", shown, re.MULTILINE)
+    assert headings == [*(group for group in REGISTERED if REGISTERED[group] and group != STRICT), "Example"]
+    joined = " ".join(shown.split())
+    assert f"{STRICT}: {', '.join(REGISTERED[STRICT])}." in joined
+    for name in REGISTERED[STRICT]:
+        assert ckptconv_here(name, "--help").code == 0
+        assert name in [word for word, _ in completion.completed([], name[:2])]
 
 
 def test_help_is_a_command_too() -> None:
@@ -105,6 +143,7 @@ def test_the_output_can_be_named_by_an_option() -> None:
         "safetensors2pt made.safetensors -o back.pt",
         "safetensors2dcp made.safetensors --output dcp",
         "virtual a.safetensors -o a.virtual.json",
+        "convert a.safetensors -o a.virtual.json",
     ):
         done(ckptconv_here(*words.split()))
         assert Path(words.split()[-1]).exists(), words
@@ -284,7 +323,7 @@ def test_variables_decide_nothing_about_the_output(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_help_names_the_variables() -> None:
-    told = help_of("pt2safetensors", "--help")
+    told = help_of("convert", "--help")
     for name in VARIABLES:
         assert f"[env: {name}" in told
 

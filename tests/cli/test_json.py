@@ -26,6 +26,7 @@ import ckptconv.cli
 from ckptconv.errors import ERROR_KINDS, StoppedError
 from ckptconv.inspection.overview import overview
 from ckptconv.inspection.page import page_of
+from ckptconv.outputs.kinds import FURTHER
 
 SCHEMAS = {
     path.stem: json.loads(path.read_text()) for path in (Path(ckptconv.cli.__file__).parent / "schemas").glob("*.json")
@@ -67,7 +68,7 @@ WAYS: dict[str, list[list[Any]]] = {
         ["model.pt", "--verify", "--checksum", "--key", "model"],
     ],
     "safetensors2pt": [["model.safetensors", "again.pt"], ["model.safetensors", "again.pt", "--opaque", "drop"]],
-    "zero-to-fp32": [[Z3, "out"], [Z3, "--optimizer", "optimizer", "--universal", "universal"]],
+    "zero-to-fp32": [[Z3, "out"], [Z3, *(f"--{name}={name}" for name in FURTHER)]],
     "dcp2safetensors": [[FSDP, "out"]],
     "safetensors2dcp": [["model.safetensors", "dcp"]],
     "inspect": [
@@ -77,7 +78,7 @@ WAYS: dict[str, list[list[Any]]] = {
         ["model.safetensors", "--html", "page.html"],
         ["model.pt", "--stats"],
     ],
-    "diff": [["model.pt", "model.safetensors"], [Z3, Z3, "--optimizer", "--top", "2"]],
+    "diff": [["model.pt", "model.safetensors"], [Z3, Z3, "--with-states", "--top", "2"]],
     "virtual": [["model.pt", "model.virtual.json"]],
     "verify": [["model.pt", "model.safetensors"]],
     "finish": [["parts"]],

@@ -291,8 +291,8 @@ def test_a_directory_imports_its_format_and_a_cast_numpy_and_not_torch(
 
 
 # Of the folders of formats, what every path is shown to. The rest of a folder reads what is of its format.
-RECOGNIZING = {"formats.dcp.locate", "formats.deepspeed.locate", "formats.ranks.locate"}
-OTHERS = "formats.dcp. formats.deepspeed. formats.ranks. formats.checkpointing. structure.maps. tensors.kernels "
+RECOGNIZING = {"formats.dcp.names"}
+OTHERS = "formats.dcp. formats.deepspeed. formats.joining. structure.maps. tensors.kernels "
 OTHERS += "tensors.computing"
 # What takes an opened checkpoint longer to import than to read its header, and what only pickles need.
 SLOW = {"dataclasses", "inspect", "signal", "queue", "hashlib", "difflib", "tempfile", "subprocess", "random", "numpy"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import pickle
@@ -20,6 +19,7 @@ from safetensors.torch import load_file, save_file
 import ckptconv
 from ckptconv import CorruptError, UnsupportedError
 from ckptconv.library.virtual import VirtualFiles
+from ckptconv.outputs.kinds import FURTHER
 
 QUIETLY = ("--no-fsync", "--quiet")
 
@@ -37,13 +37,6 @@ def of_dcp(place: Path) -> Path:
     return place / "step/shard-00001-model-00001-of-00002.safetensors"
 
 
-def of_universal(place: Path) -> Path:
-    save_file({"w": W, "b": torch.ones(4)}, place / "model.safetensors")
-    ckptconv.convert(place / "model.safetensors", universal=place / "universal", fsync=False)
-    return next((place / "universal").rglob("zero/w/fp32.pt"))
-
-
-FLAT = {"modules": [{"handles": [{"flat_param.data": torch.zeros(6), "flat_param._fqns": ["w"]}], "name": ""}]}
 SHARD = {"model": {"w": torch.zeros(6)}, "shard_metadata": {"rank": 0, "world_size": 2, "shard_info": {}}}
 # A file of each family, and what is to be named in its place.
 PARTS: dict[str, tuple[Make, str]] = {
@@ -70,17 +63,6 @@ PARTS: dict[str, tuple[Make, str]] = {
     "tensor parallel": (of_zero("tp_z2_mp2_w4", "mp_rank_01_model_states.pt"), "zero-to-fp32"),
     "tensor parallel, of another name": (moved(of_zero("tp_z2_mp2_w4", "mp_rank_01_model_states.pt")), "zero-to-fp32"),
     "experts' optimizer": (making(STATE, "expp_rank_0_mp_rank_00_optim_states.pt"), "zero-to-fp32"),
-    "universal": (of_universal, "zero-to-fp32 {0.parent.parent.parent}"),
-    "universal, alone": (moved(of_universal, "fp32.pt"), "zero-to-fp32"),
-    "Megatron-core": (making({"iteration": 5, "w": W}, "common.pt", ".metadata"), "dcp2safetensors"),
-    "Megatron-core, alone": (
-        making({"iteration": 5, "args": argparse.Namespace(lr=1.0)}, "common.pt"),
-        "dcp2safetensors",
-    ),
-    "Megatron-core, of several ranks": (
-        making({"args": argparse.Namespace(tensor_model_parallel_size=2)}, "common.pt"),
-        "dcp2safetensors",
-    ),
     "a shard": (making(STATE, "pytorch_model-00001-of-00003.bin"), "or the index"),
     "a shard of safetensors": (making(STATE, "model-00002-of-00002.safetensors"), "or the index"),
     "a shard of DeepSeek": (making(STATE, "model-00001-of-000163.safetensors"), "or the index"),
@@ -93,14 +75,10 @@ PARTS: dict[str, tuple[Make, str]] = {
     "DCP's safetensors": (of_dcp, "dcp2safetensors {0.parent}"),
     "DCP's safetensors, of another name": (moved(of_dcp, "model.safetensors"), "dcp2safetensors"),
     "torch_xla": (making(SHARD, "model_rank-00000000-of-00000002.pth"), "consolidate_sharded_ckpts"),
-    "OLMo": (making(FLAT, "model/rank0.pt"), "all ranks"),
-    "flat parameters": (making({"l.0._flat_param": torch.zeros(6)}, "model.pt"), "all ranks"),
-    "torch_checkpointing": (making(STATE, "model_0.safetensors", "metadata.pkl"), "step's directory"),
     "vLLM": (making(STATE, "model-rank-0-part-0.safetensors", "model-rank-1-part-0.safetensors"), "ranks"),
     "TensorRT-LLM": (making(STATE, "rank1.safetensors"), "ranks"),
     "DeepSeek": (making(STATE, "model0-mp8.safetensors"), "ranks"),
     "fairseq": (making(STATE, "checkpoint_last-model_part-1.pt"), "ranks"),
-    "another rank": (making(STATE, "model_rank_3.pt"), "all ranks"),
     **{name: part for parts in of_features("PARTS") for name, part in parts.items()},
 }
 
@@ -159,7 +137,6 @@ def remade(path: Path, *, without: str) -> None:
 
 WHOLE: dict[str, Make] = {
     "a model": making(STATE, "model.pt", "other.pt"),
-    "a model that is called like a part": making(STATE, "common.pt"),
     "ZeRO-0": of_zero("z0_bf16_w2", "mp_rank_00_model_states.pt"),
     "Mistral's, whose heads are narrower than the model": making(
         {
@@ -172,7 +149,6 @@ WHOLE: dict[str, Make] = {
     "the only shard": making(STATE, "model-00001-of-00001.safetensors"),
     "DeepSeek's only rank": making(STATE, "model0-mp1.safetensors"),
     "vLLM's only rank": making(STATE, "model-rank-0-part-0.safetensors"),
-    "the only rank by its name": making(STATE, "model_world_size_1_rank_0.pt"),
     "steps beside each other": making(STATE, "model_100.pt", "model_200.pt"),
     "a directory called zero": making(STATE, "zero/run/model.pt"),
     "a parameter called param": making({"param": W}, "model.pt"),
@@ -193,8 +169,7 @@ def test_a_file_that_is_whole_is_converted(name: str, tmp_path: Path) -> None:
     "make, words",
     [
         (of_zero("z2_bf16_w2", "mp_rank_00_model_states.pt"), "in other files. Those come with: ckptconv zero-to-fp32"),
-        (making(STATE, "model_rank0.pt"), "nothing in it says that it is a part"),
-        (making(STATE, "model_1.safetensors"), "what torch_checkpointing calls the part of a rank"),
+        *itertools.chain(*of_features("MAYBE_WHOLE")),
     ],
 )
 def test_a_file_that_may_be_all_is_converted_with_a_warning(make: Make, words: str, tmp_path: Path) -> None:
@@ -262,7 +237,7 @@ def test_no_way_takes_it_for_a_model(tmp_path: Path) -> None:
         ("safetensors2pt", path, tmp_path / "x.pt"),
         ("safetensors2dcp", path, tmp_path / "dcp"),
         ("convert", other, tmp_path / "o.safetensors", "--like", path),
-        ("convert", path, "--universal", tmp_path / "universal"),
+        *(("convert", path, f"--{name}", tmp_path / "further") for name in FURTHER if name != "optimizer"),
     ):
         ckptconv_here(*command).refused(5, path, "--alone")
     assert sorted(each.name for each in tmp_path.iterdir()) == ["model-00002-of-00002.safetensors", "other"]

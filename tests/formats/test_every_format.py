@@ -6,28 +6,19 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 import torch
 from checkpoints import (
     ZERO,
-    ckptconv_here,
     seven_shards,
-    tag_of,
     widened,
 )
 from dcp_checkpoints import checkpoint_of
 from format_suite import FormatSuite
-from rank_files import placed
-from rank_files import write as write_ranks
 from safetensors.torch import load_file, save_file
-from step_files import write_step
 from tar_writer import Writer, pack
-from torch import nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Shard
 
 import ckptconv
 
@@ -60,18 +51,6 @@ class TestTar(TestZip):
         return torch.load(checkpoint, weights_only=False)  # type: ignore[no-any-return]
 
 
-class TestTorchScript(FormatSuite):
-    command, family = "pt2safetensors", "torch"
-
-    def write(self, place: Path) -> Path:
-        torch.manual_seed(0)
-        torch.jit.save(torch.jit.script(nn.Sequential(nn.Linear(300, 300), nn.BatchNorm1d(300))), place / "model.pt")  # type: ignore[no-untyped-call]
-        return place / "model.pt"
-
-    def expected(self, checkpoint: Path) -> Mapping[str, torch.Tensor]:
-        return torch.jit.load(checkpoint).state_dict()  # type: ignore[no-untyped-call,no-any-return]
-
-
 class TestShardedSet(FormatSuite):
     command, family = "pt2safetensors", "torch"
 
@@ -87,32 +66,6 @@ class TestShardedSet(FormatSuite):
 
     def expected(self, checkpoint: Path) -> Mapping[str, torch.Tensor]:
         return {f"layer{number}": torch.full((250, 300), float(number)) for number in (1, 2)}
-
-
-class TestRanks(FormatSuite):
-    command, family = "pt2safetensors", "torch"
-    weights = "model_rank*"
-    state: ClassVar[dict[str, torch.Tensor]] = {
-        **{f"layer{number}": torch.full((250, 300), float(number)) for number in (1, 2)},
-        "scale": torch.tensor(2.0),
-    }
-
-    def write(self, place: Path) -> Path:
-        def of_rank(mesh: DeviceMesh, rank: int) -> dict[str, torch.Tensor]:
-            layers = {name: placed(each, mesh, Shard(0)) for name, each in self.state.items() if each.dim()}
-            return {**layers, "scale": self.state["scale"]}
-
-        return write_ranks(place, (3,), of_rank)
-
-    def expected(self, checkpoint: Path) -> Mapping[str, torch.Tensor]:
-        return self.state
-
-
-class TestStep(TestRanks):
-    weights = "model_*"
-
-    def write(self, place: Path) -> Path:
-        return write_step(place / "step-1", self.state, 3)
 
 
 # --------------------------------------------------------------------------------------------------------- directories
@@ -140,17 +93,6 @@ class TestZero2(Zero):
 
 class TestZero3(Zero):
     case = "z3_fp32_w4"
-
-
-class TestUniversal(TestZero3):
-    weights = "fp32.pt"
-
-    def write(self, place: Path) -> Path:
-        checkpoint = super().write(place)
-        universal = place / "global_step_universal"
-        assert ckptconv_here("zero-to-fp32", tag_of(checkpoint), "--universal", universal).code == 0
-        shutil.rmtree(checkpoint)
-        return universal
 
 
 class TestDcp(FormatSuite):

@@ -46,7 +46,6 @@ FILES: dict[str, tuple[bytes, str]] = {
 }
 DIRECTORIES = {
     ("0_0.distcp", "0.metadata"): "Paddle",
-    ("_METADATA", "_CHECKPOINT_METADATA", "manifest.ocdbt"): "orbax.checkpoint",
     ("saved_model.pb",): "SavedModel",
     ("saved_model.cpb", "fingerprint.pb"): "SavedModel",
     ("ckpt-1.index", "ckpt-1.data-00000-of-00001"): "tf.train",

@@ -45,7 +45,7 @@ def test_converting_and_verifying_leave_a_source_as_it_was(tmp_path: Path) -> No
     source = ckptconv.open(checkpoint, tag="none").source
     before = repr(source)
     report = ckptconv.convert(source, output, optimizer=tmp_path / "states.safetensors", spool_dir=tmp_path)
-    ckptconv.verify(source, output, optimizer=tmp_path / "states.safetensors")
+    ckptconv.verify(source, output, states=tmp_path / "states.safetensors")
     assert repr(source) == before
     assert any("--spool-dir" in note for note in report.notes)
 

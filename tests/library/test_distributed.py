@@ -10,8 +10,8 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from checkpoints import DATA, ZERO, assert_same
-from rank_files import placed, playing
+from checkpoints import ZERO, assert_same
+from dtensors import placed, playing
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import init_device_mesh
@@ -20,7 +20,6 @@ from torch.distributed.tensor import DTensor, Shard
 from ckptconv import DistributedReader, UsageError
 from ckptconv.storage.files import DescriptorReader
 
-STEP = DATA / "checkpointing" / "2d-2x2-st"
 WEIGHT = torch.arange(9 * 4.0).reshape(9, 4)
 # Of short rows, columns are read with what is between them.
 WIDE = torch.arange(3 * 60_000.0).reshape(3, -1)
@@ -74,23 +73,6 @@ def test_a_rank_reads_its_own_shards(world: int, dim: int, tmp_path: Path, read:
             parts = weight.chunk(world, dim)
             assert torch.equal(local, parts[rank] if rank < len(parts) else local[:0])
             assert sum(read) == local.nbytes
-
-
-def test_states_and_settings_are_loaded_beside_the_weights() -> None:
-    expected = load_file(STEP / "optimizer.safetensors")
-    states: dict[str, dict[str, Any]] = {}
-    for name, tensor in expected.items():
-        parameter, _, key = name.rpartition(".")
-        states.setdefault(parameter, {})[key] = torch.zeros_like(tensor)
-    state = {
-        "model": {"up.weight": torch.zeros(10, 8)},
-        "optimizer": {"state": states, "param_groups": [{"lr": 0.5, "params": list(states)}]},
-    }
-    load(state, DistributedReader(STEP / "step-2", model_key="model", optimizer=STEP / "step-2"))
-    assert torch.equal(state["model"]["up.weight"], load_file(STEP / "expected.safetensors")["up.weight"])
-    got = {f"{name}.{key}": tensor for name, own in states.items() for key, tensor in own.items()}
-    assert_same(got, expected)
-    assert state["optimizer"]["param_groups"][0]["lr"] == 0.01
 
 
 def test_another_dtype_is_cast_once(tmp_path: Path) -> None:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import io
 import os
 import runpy
-import shutil
 import sys
 import warnings
 import zipfile
 from collections import OrderedDict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from checkpoints import DATA, ZERO, ckptconv_here, load_with_aliases, torch_file, torch_loaded
+from checkpoints import ZERO, ckptconv_here, load_with_aliases, torch_file, torch_loaded
 from checkpoints import assert_same as assert_same_tensors
 from compare import assert_same
 from dcp_checkpoints import DCP
@@ -25,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from states import STATES
 
 import ckptconv
-from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError, UsageError
+from ckptconv.errors import CkptconvError, CorruptError, UsageError
 from ckptconv.library import frameworks
 from ckptconv.pickles.nodes import Opaque
 from ckptconv.storage import files
@@ -356,19 +354,3 @@ def test_a_file_that_changes_while_its_tensors_are_made_is_refused(
     monkeypatch.setattr(frameworks.Torch, "over", changing)
     with pytest.raises(CorruptError, match="changed while it was read"):
         ckptconv.load_state_dict(path)
-
-
-def test_flat_parameters_of_fsdp_are_refused_by_every_way_in(tmp_path: Path) -> None:
-    """Without the optimizer's states, nothing tells the shapes of what is in them."""
-    for rank in range(2):
-        shutil.copy(DATA / "ranks" / "fsdp1_local" / "checkpoint" / f"model_rank{rank}.pt", tmp_path)
-    for path in (tmp_path, tmp_path / "model_rank0.pt"):
-        ways: list[Callable[[], object]] = [
-            lambda path=path: ckptconv.load_state_dict(path),  # type: ignore[misc]
-            lambda path=path: list(ckptconv.open(path)),  # type: ignore[misc]
-            lambda path=path: ckptconv.open(path).tree,  # type: ignore[misc]
-            lambda path=path: ckptconv.convert(path, tmp_path / "out.safetensors"),  # type: ignore[misc]
-        ]
-        for way in ways:
-            with pytest.raises(UnsupportedError, match="LOCAL_STATE_DICT"):
-                way()

@@ -172,7 +172,7 @@ LIKE = ["fsdp2_w2_nested", "fsdp2_w4_bf16", "tp_fsdp_2x2", "hsdp_2x2", "torch2.3
 @every("case", LIKE)
 def test_like_another_checkpoint_it_has_the_same_keys_chunks_and_files(case: str, tmp_path: Path) -> None:
     like = checkpoint_of(case)
-    with_states = ["--optimizer", like] if any("optim" in key for key in described(like).state_dict_metadata) else []
+    with_states = ["--states", like] if any("optim" in key for key in described(like).state_dict_metadata) else []
     out = made(like, tmp_path / "out", "--like", like, *with_states, "--verify")
     theirs, ours = described(like), described(out)
     for key, saved in ours.state_dict_metadata.items():
@@ -226,7 +226,7 @@ def test_a_checkpoint_that_lacks_a_chunk_is_no_example(tmp_path: Path) -> None:
 
 
 def test_each_entry_is_a_file_of_torch_save(tmp_path: Path) -> None:
-    out = made(NESTED, tmp_path / "out", "--optimizer", NESTED, "--chunks", 2)
+    out = made(NESTED, tmp_path / "out", "--states", NESTED, "--chunks", 2)
     told = described(out)
     for index, info in told.storage_data.items():
         data = (out / info.relative_path).read_bytes()[info.offset : info.offset + info.length]
@@ -307,7 +307,7 @@ def test_through_safetensors_and_back_torch_has_the_same_state(tmp_path: Path) -
     states = tmp_path / "optimizer"
     assert ckptconv_here("dcp2safetensors", NESTED, tmp_path / "model", "--optimizer", states).code == 0
     keys = "--model-key", "model", "--optimizer-key", "optim"
-    out = made(tmp_path / "model", tmp_path / "out", "--optimizer", states, *keys, "--chunks", 3, "--verify")
+    out = made(tmp_path / "model", tmp_path / "out", "--states", states, *keys, "--chunks", 3, "--verify")
     assert_equal(loaded(out), loaded(NESTED))
     assert ckptconv_here("dcp2safetensors", out, tmp_path / "again", "--optimizer", tmp_path / "states").code == 0
     assert_same(load_with_aliases(tmp_path / "again"), load_with_aliases(tmp_path / "model"))
@@ -315,7 +315,7 @@ def test_through_safetensors_and_back_torch_has_the_same_state(tmp_path: Path) -
 
 
 def test_a_flat_optimizer_has_a_key_for_each_setting_of_a_parameter(tmp_path: Path) -> None:
-    out = made(NESTED, tmp_path / "out", "--optimizer", NESTED, "--flat-optimizer")
+    out = made(NESTED, tmp_path / "out", "--states", NESTED, "--flat-optimizer")
     found, nested = loaded(out)["optimizer"], loaded(NESTED)["optim"]
     (group,) = nested["param_groups"]
     wanted = {f"state.{name}.{key}": value for name, state in nested["state"].items() for key, value in state.items()}
@@ -329,7 +329,7 @@ def test_states_of_other_optimizers_get_what_torch_asks_for(tmp_path: Path) -> N
     state = {"w": {"step": 4, "exp_avg": torch.ones(2), "exp_avg_sq": torch.ones(2)}}
     torch.save({"w": torch.zeros(2)}, tmp_path / "model.pt")
     torch.save({"state": state, "param_groups": [group]}, tmp_path / "optimizer.pt")
-    out = made(tmp_path / "model.pt", tmp_path / "out", "--optimizer", tmp_path / "optimizer.pt", "--verify")
+    out = made(tmp_path / "model.pt", tmp_path / "out", "--states", tmp_path / "optimizer.pt", "--verify")
     found = loaded(out)["optimizer"]
     step = found["state"]["w"]["step"]
     assert (step.dtype, step.shape, step.item()) == (torch.float32, (), 4.0)
@@ -350,7 +350,7 @@ def test_states_of_a_wrapped_model_have_the_names_of_its_weights(wrapped: str, t
     optimizer.step()
     train = tmp_path / "train.pt"
     torch.save({"model": weights, "optimizer": optimizer.state_dict()}, train)
-    out = made(train, tmp_path / "out", "--key", "model", "--optimizer", train)
+    out = made(train, tmp_path / "out", "--key", "model", "--states", train)
     assert loaded(out)["optimizer"]["state"].keys() == weights.keys()
 
 
@@ -427,7 +427,7 @@ def test_plain_sgd_has_groups_and_no_states(saved: str, tmp_path: Path) -> None:
         to="dcp",
         key="" if saved == "dcp" else "model",
         model_key="model",
-        optimizer=states if saved == "alone" else path,
+        states=states if saved == "alone" else path,
         verify=True,
     )
     assert not any("--fill-states" in each for each in report.warnings)
@@ -439,7 +439,7 @@ def test_plain_sgd_has_groups_and_no_states(saved: str, tmp_path: Path) -> None:
 
 def test_unused_parameters_are_named_where_they_get_no_states(tmp_path: Path) -> None:
     _, path = an_unused(tmp_path, torch.optim.AdamW)
-    report = ckptconv.convert(path, tmp_path / "out", to="dcp", key="model", optimizer=str(path))
+    report = ckptconv.convert(path, tmp_path / "out", to="dcp", key="model", states=str(path))
     assert any("unused.weight" in each and "--fill-states" in each for each in report.warnings)
     assert "unused.weight" not in loaded(tmp_path / "out")["optimizer"]["state"]
 
@@ -457,7 +457,7 @@ def test_states_that_do_not_begin_with_zeros_are_not_made_up(
 ) -> None:
     _, path = an_unused(tmp_path, optimizer)
     with pytest.raises(UnsupportedError, match=why):
-        ckptconv.convert(path, tmp_path / "out", to="dcp", key="model", optimizer=str(path), fill_states=True)
+        ckptconv.convert(path, tmp_path / "out", to="dcp", key="model", states=str(path), fill_states=True)
     assert not (tmp_path / "out").exists()
 
 
@@ -465,7 +465,7 @@ def test_states_that_do_not_begin_with_zeros_are_not_made_up(
 def test_from_deepspeed_it_is_what_becomes_safetensors(case: str, tmp_path: Path) -> None:
     source = ZERO / case / "checkpoint"
     assert ckptconv_here("zero-to-fp32", source, tmp_path / "direct", "--optimizer", tmp_path / "states").code == 0
-    out = made(source, tmp_path / "out", "--optimizer", source, "--chunks", 2, "--verify")
+    out = made(source, tmp_path / "out", "--states", source, "--chunks", 2, "--verify")
     assert ckptconv_here("dcp2safetensors", out, tmp_path / "through", "--optimizer", tmp_path / "again").code == 0
     assert_same(load_with_aliases(tmp_path / "through"), load_with_aliases(tmp_path / "direct"))
     assert_same(load_with_aliases(tmp_path / "again"), load_with_aliases(tmp_path / "states"))
@@ -523,7 +523,7 @@ def for_accelerate(tmp_path: Path) -> tuple[Path, Path, Path]:
     """A model and its optimizer's states, as safetensors, and what accelerate loads of them."""
     model, states, step = (tmp_path / name for name in ("model", "states", "step"))
     ckptconv.convert(NESTED, model, optimizer=states, fsync=False)
-    made(model, step, "--to", "accelerate", "--optimizer", states, "--chunks", 2, "--verify")
+    made(model, step, "--to", "accelerate", "--states", states, "--chunks", 2, "--verify")
     return model, states, step
 
 
@@ -539,21 +539,21 @@ def test_accelerate_finds_weights_and_states_where_it_looks_for_them(tmp_path: P
 def test_what_accelerate_loads_is_verified_as_a_whole_and_each_directory_by_itself(tmp_path: Path) -> None:
     model, states, step = for_accelerate(tmp_path)
     files = {str(path) for path in step.rglob("*") if path.name.endswith((".distcp", ".metadata"))}
-    assert {file.path for file in ckptconv.verify(model, step, optimizer=states).outputs} == files
+    assert {file.path for file in ckptconv.verify(model, step, states=states).outputs} == files
     assert ckptconv.verify(model, step / "pytorch_model_fsdp_0").bytes_compared
-    assert ckptconv.verify(model, step / "optimizer_0", optimizer=states).bytes_compared
+    assert ckptconv.verify(model, step / "optimizer_0", states=states).bytes_compared
     with pytest.raises(UsageError, match="optimizer_0 holds optimizer states"):
         ckptconv.verify(model, step)
     other = {name: tensor + 1 if "exp_avg" in name else tensor for name, tensor in load_with_aliases(states).items()}
     save_file(other, states / "model.safetensors", {"format": "pt"})
     with pytest.raises(DifferenceError, match="optimizer_0"):
-        ckptconv.verify(model, step, optimizer=states)
+        ckptconv.verify(model, step, states=states)
 
 
 def test_what_accelerate_loads_is_made_in_parts(tmp_path: Path) -> None:
     model, states, step = for_accelerate(tmp_path)
     for part in ("0/2", "1/2"):
-        made(model, tmp_path / "parts", "--to", "accelerate", "--optimizer", states, "--chunks", 2, "--part", part)
+        made(model, tmp_path / "parts", "--to", "accelerate", "--states", states, "--chunks", 2, "--part", part)
     ckptconv.finish([tmp_path / "parts" / path.name for path in step.iterdir()])
     assert contents(tmp_path / "parts") == contents(step)
 
@@ -563,11 +563,11 @@ def test_what_accelerate_reads_beside_is_left_to_the_run_and_named(tmp_path: Pat
     report = ckptconv.convert(tmp_path / "model.safetensors", tmp_path / "step", to="accelerate")
     assert [path.name for path in (tmp_path / "step").iterdir()] == ["pytorch_model_fsdp_0"]
     assert any("scheduler.pt" in note and str(tmp_path / "step") in note for note in report.notes)
-    assert any("--optimizer" in note and "optimizer_0" in note for note in report.notes)
+    assert any("--states" in note and "optimizer_0" in note for note in report.notes)
 
 
 def test_states_are_written_without_weights(tmp_path: Path) -> None:
-    states = made(NESTED, tmp_path / "out", "--model-key", "none", "--optimizer", NESTED)
+    states = made(NESTED, tmp_path / "out", "--model-key", "none", "--states", NESTED)
     assert_equal(loaded(states)["optimizer"]["state"], loaded(NESTED)["optim"]["state"])
     assert loaded(states).keys() == {"optimizer"}
 
@@ -598,11 +598,11 @@ def test_no_changed_byte_goes_unnoticed(to: str, tmp_path: Path) -> None:
 
 
 def test_verify_says_what_differs(tmp_path: Path) -> None:
-    out = made(NESTED, tmp_path / "out", "--optimizer", NESTED)
-    ckptconv_here("verify", NESTED, out).refused(1, "--optimizer", "which the source does not give")
-    assert ckptconv_here("verify", NESTED, out, "--optimizer", NESTED).code == 0
+    out = made(NESTED, tmp_path / "out", "--states", NESTED)
+    ckptconv_here("verify", NESTED, out).refused(1, "--states", "which the source does not give")
+    assert ckptconv_here("verify", NESTED, out, "--states", NESTED).code == 0
     (out / "__9_0.distcp").write_bytes(b"")
-    ckptconv_here("verify", NESTED, out, "--optimizer", NESTED).refused(1, "__9_0.distcp", "not part of the output")
+    ckptconv_here("verify", NESTED, out, "--states", NESTED).refused(1, "__9_0.distcp", "not part of the output")
 
 
 def test_a_dry_run_tells_the_files_and_writes_none(tmp_path: Path) -> None:
@@ -631,7 +631,7 @@ def test_a_checkpoint_of_training_is_never_replaced(tmp_path: Path) -> None:
     [
         (["--chunks", "2", "--like", NESTED], "--chunks and --like"),
         (["--to", "dcp-hf", "--max-shard-size", "1GB"], "--max-shard-size"),
-        (["--optimizer", DCP / "nowhere"], "does not exist"),
+        (["--states", DCP / "nowhere"], "does not exist"),
         (["--like", DCP], "no checkpoint of torch.distributed.checkpoint"),
         (["--to", "pt"], "dcp"),
     ],
@@ -644,7 +644,7 @@ def test_options_that_cannot_be_met_are_refused(options: list[object], words: st
 def test_a_path_without_states_has_none_to_give(tmp_path: Path) -> None:
     a_model(tmp_path / "m.safetensors")
     model = tmp_path / "m.safetensors"
-    ckptconv_here("safetensors2dcp", model, tmp_path / "out", "--optimizer", model).refused(2, "no optimizer states")
+    ckptconv_here("safetensors2dcp", model, tmp_path / "out", "--states", model).refused(2, "no optimizer states")
 
 
 def test_what_is_no_directory_is_no_output(tmp_path: Path) -> None:

@@ -22,31 +22,32 @@ import ckptconv
 from ckptconv import CkptconvError, UsageError
 from ckptconv.formats.source import Source
 from ckptconv.options.table import OPTIONS, Options
-from ckptconv.outputs.kinds import KINDS, check_options, flag
+from ckptconv.outputs.kinds import FURTHER, KINDS, check_options, entry_of, flag
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Inline
 
-# What asks for an output of each kind.
-ASKED: dict[str, dict[str, Any]] = {
+# What asks for an output of each kind of the trunk.
+OWN: dict[str, dict[str, Any]] = {
     "file": {"output": "x.safetensors"},
     "directory": {"output": "x"},
     "torch": {"output": "x.pt"},
     "virtual": {"output": "x.virtual.json"},
     "states": {"optimizer": "x"},
     "states-file": {"optimizer": "x.safetensors"},
-    "universal": {"universal": "x"},
     "dcp": {"output": "x", "to": "dcp"},
     "dcp-hf": {"output": "x", "to": "dcp-hf"},
     "accelerate": {"output": "x", "to": "accelerate"},
-    "torch-checkpointing": {"output": "x", "to": "torch-checkpointing"},
 }
+# Kinds of features: what asks for them, and what becomes of each option.
+OF_FEATURES = {kind: told for kinds in of_features("KINDS") for kind, told in kinds.items()}
+ASKED: dict[str, dict[str, Any]] = {**OWN, **{kind: asked for kind, (asked, _) in OF_FEATURES.items()}}
 HEEDED, REFUSED, SAID = "hrs"
 # A checkpoint of the kind that an output can be like.
 LIKE = "../like"
 
 
 class Row(NamedTuple):
-    """What becomes of an option, by kind in the order of `ASKED`: heeded, refused, or said to have no effect.
+    """What becomes of an option, by kind in the order of `OWN`: heeded, refused, or said to have no effect.
 
     `given` is the option, `beside` others that it needs. `source` has what it is about.
     """
@@ -58,46 +59,53 @@ class Row(NamedTuple):
 
 
 MATRIX = {
-    "max_shard_size": Row("rhrhhrshrhr", {"max_shard_size": 300}),
-    "dtype": Row("hhhhssshhhh", {"dtype": "bf16"}),
-    "key": Row("hhhhssshhhh", {"key": "m"}, source="nested"),
-    "include": Row("hhhhhhshhhh", {"include": "l1.*"}),
-    "exclude": Row("hhhhhhshhhh", {"exclude": "l1.*"}),
-    "strip_prefix": Row("hhhhhhshhhh", {"strip_prefix": "l1."}),
-    "rename": Row("hhhhhhshhhh", {"rename": "^l1=q"}),
-    "map": Row("hhhhhhshhhh", {"map": "../map.toml"}),
-    "size": Row("sssssssssss", {"size": {"n": 4}}),
-    "tied": Row("hhshhhshshs", {"tied": "duplicate"}),
-    "like": Row("hhrhssshhrr", {"like": LIKE}),
-    "partial": Row("hhrhsssrrrr", {"partial": True}, (("like", "../more.safetensors"),)),
-    "fill": Row("hhrhsssrrrr", {"fill": True}, (("like", "../more.safetensors"),)),
-    "structure": Row("hhhhhhshshh", {"structure": False}, source="nested"),
-    "chunks": Row("rrrrrrrhhhh", {"chunks": 2}),
-    "model_key": Row("rrrrrrrhhrh", {"model_key": "weights"}),
-    "optimizer_key": Row("rrrrrrrrrrr", {"optimizer_key": "opt"}),
-    "flat_optimizer": Row("rrrrrrrrrrr", {"flat_optimizer": True}),
-    "fill_states": Row("rrrrrrrrrrr", {"fill_states": True}),
-    "order": Row("sssssssssss", {"order": "../order.txt"}),
-    "opaque": Row("sshsssshshh", {"opaque": "drop"}, source="opaque"),
-    "zero_stage": Row("rrrrrrhrrrr", {"zero_stage": 3}),
-    "fresh_optimizer": Row("rrrrrrhrrrr", {"fresh_optimizer": True}),
-    "for_hub": Row("hhrrrrrrrrr", {"for_hub": True}, source="nested"),
-    "copy_config": Row("shsssssssss", {"copy_config": True}),
-    "exclude_frozen_parameters": Row("hhshsshhhhh", {"exclude_frozen_parameters": True}, source="zero"),
-    "clobber": Row("hhhhhhhhhhh", {"clobber": False}),
-    "verify": Row("hhhrhhhhhhh", {"verify": True}),
-    "checksum": Row("hhhrhhhhhhh", {"checksum": True}),
-    "part": Row("hhhrhhhhhhh", {"part": (0, 2)}),
-    "manifest": Row("hhhhhhhhhhh", {"manifest": "manifest.json"}),
-    "digest": Row("hhhhhhhhhhh", {"digest": "sha256"}, (("manifest", "manifest.json"),)),
-    "attest": Row("hhhhhhhhhhh", {"attest": "attested"}, (("digest", "sha256"),)),
-    "depfile": Row("hhhhhhhhhhh", {"depfile": "x.d"}),
-    "dry_run": Row("hhhhhhhhhhh", {"dry_run": True}),
+    "max_shard_size": Row("rhrhhrhrh", {"max_shard_size": 300}),
+    "dtype": Row("hhhhsshhh", {"dtype": "bf16"}),
+    "key": Row("hhhhsshhh", {"key": "m"}, source="nested"),
+    "include": Row("hhhhhhhhh", {"include": "l1.*"}),
+    "exclude": Row("hhhhhhhhh", {"exclude": "l1.*"}),
+    "strip_prefix": Row("hhhhhhhhh", {"strip_prefix": "l1."}),
+    "rename": Row("hhhhhhhhh", {"rename": "^l1=q"}),
+    "map": Row("hhhhhhhhh", {"map": "../map.toml"}),
+    "size": Row("sssssssss", {"size": {"n": 4}}),
+    "tied": Row("hhshhhhsh", {"tied": "duplicate"}),
+    "like": Row("hhrhsshhr", {"like": LIKE}),
+    "partial": Row("hhrhssrrr", {"partial": True}, (("like", "../more.safetensors"),)),
+    "fill": Row("hhrhssrrr", {"fill": True}, (("like", "../more.safetensors"),)),
+    "structure": Row("hhhhhhhsh", {"structure": False}, source="nested"),
+    "chunks": Row("rrrrrrhhh", {"chunks": 2}),
+    "states": Row("rrrrrrhhh", {"states": "../zero"}),
+    "model_key": Row("rrrrrrhhr", {"model_key": "weights"}),
+    "optimizer_key": Row("rrrrrrrrr", {"optimizer_key": "opt"}),
+    "flat_optimizer": Row("rrrrrrrrr", {"flat_optimizer": True}),
+    "fill_states": Row("rrrrrrrrr", {"fill_states": True}),
+    "order": Row("sssssssss", {"order": "../order.txt"}),
+    "opaque": Row("sshssshsh", {"opaque": "drop"}, source="opaque"),
+    "zero_stage": Row("rrrrrrrrr", {"zero_stage": 3}),
+    "fresh_optimizer": Row("rrrrrrrrr", {"fresh_optimizer": True}),
+    "for_hub": Row("hhrrrrrrr", {"for_hub": True}, source="nested"),
+    "copy_config": Row("shsssssss", {"copy_config": True}),
+    "exclude_frozen_parameters": Row("hhshsshhh", {"exclude_frozen_parameters": True}, source="zero"),
+    "clobber": Row("hhhhhhhhh", {"clobber": False}),
+    "verify": Row("hhhrhhhhh", {"verify": True}),
+    "checksum": Row("hhhrhhhhh", {"checksum": True}),
+    "part": Row("hhhrhhhhh", {"part": (0, 2)}),
+    "manifest": Row("hhhhhhhhh", {"manifest": "manifest.json"}),
+    "digest": Row("hhhhhhhhh", {"digest": "sha256"}, (("manifest", "manifest.json"),)),
+    "attest": Row("hhhhhhhhh", {"attest": "attested"}, (("digest", "sha256"),)),
+    "depfile": Row("hhhhhhhhh", {"depfile": "x.d"}),
+    "dry_run": Row("hhhhhhhhh", {"dry_run": True}),
     **{option: Row(*row) for rows in of_features("ROWS_OF_KINDS") for option, row in rows.items()},
 }
 # Options that name the outputs, or are about how the input is reached and read, or how fast: they know of no kind.
 OTHERS = {"to", "optimizer", "universal", "per_rank", "drop_opaque", "jobs", "memory", "fsync", "spool_dir"}
 OTHERS |= {"overwrite", "storage_options", "inert", "raw", "alone", "family", "tag", "master", "unstack"}
+
+
+def outcomes(option: str) -> dict[str, str]:
+    """What becomes of an option, by kind."""
+    added = {kind: told[option] for kind, (_, told) in OF_FEATURES.items()}
+    return {**dict(zip(OWN, MATRIX[option].kinds, strict=True)), **added}
 
 
 class Thing:
@@ -159,7 +167,7 @@ def make(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 def convert(kind: str, source: str, options: Mapping[str, Any]) -> ckptconv.Report:
     words = {**ASKED[kind], **options}
     if words.get("like") == LIKE:
-        words["like"] += ".dcp" if KINDS[kind].holds == "dcp" else ".safetensors"
+        words["like"] += ".dcp" if entry_of(kind).holds == "dcp" else ".safetensors"
     return ckptconv.convert(f"../{source}", words.pop("output", None), fsync=False, jobs=1, **words)
 
 
@@ -172,9 +180,9 @@ def test_an_option_is_heeded_or_refused_or_said_to_have_no_effect(
     option: str, kind: str, make: Callable[..., Any]
 ) -> None:
     row = MATRIX[option]
-    expected = row.kinds[list(ASKED).index(kind)]
+    expected = outcomes(option)[kind]
     # Only some checkpoints have states of an optimizer, and only safetensors become a `.pt` file.
-    has_states = KINDS[kind].holds in ("optimizer", "universal")
+    has_states = entry_of(kind).holds in FURTHER
     source = "zero" if has_states else "model" if (kind, row.source) == ("torch", "zero") else row.source
     given = {**dict(row.beside), **row.given}
     outcome = make(kind, source, given, *([{}] if option == "clobber" else []))
@@ -198,12 +206,12 @@ def test_an_option_is_heeded_or_refused_or_said_to_have_no_effect(
 def test_the_matrix_has_every_option_and_every_kind() -> None:
     assert MATRIX.keys() | OTHERS == OPTIONS.keys()
     assert ASKED.keys() == KINDS.keys()
-    assert {len(row.kinds) for row in MATRIX.values()} == {len(KINDS)}
+    assert {len(row.kinds) for row in MATRIX.values()} == {len(OWN)}
 
 
 @every("option", [name for name in ("tied", "quantize", "requantize", "include", "copy_config") if name in MATRIX])
 def test_of_several_outputs_one_refuses_an_option_where_none_heeds_it(option: str) -> None:
-    by_kind = dict(zip(ASKED, MATRIX[option].kinds, strict=True))
+    by_kind = outcomes(option)
     options = Options(**dict(MATRIX[option].beside), **MATRIX[option].given)
     for kinds in itertools.combinations(ASKED, 2):
         told = {by_kind[kind] for kind in kinds}

@@ -16,7 +16,7 @@ import torch
 from attacks import corpus
 from attacks.assemble import VALUES
 from attacks.corpus import CASES, Case
-from attacks.directories import DIRECTORIES, Directory
+from attacks.directories import Directory
 from attacks.ending import LARGE, Ending, ending_of, size_of
 from attacks.every import ALL, ALL_DIRECTORIES
 from attacks.live import ODD
@@ -91,7 +91,7 @@ def be_a_victim(paths: Sequence[Path], canary: Path, told: Path) -> None:
 def test_the_live_files_are_live(tmp_path: Path) -> None:
     """Else it would be no wonder that they do nothing here."""
     paths = [written(case, tmp_path) for case in ALL if case.live]
-    for directory in DIRECTORIES.values():
+    for directory in ALL_DIRECTORIES:
         if directory.live:
             # The file alone, under the name of the directory.
             filled(directory, tmp_path)

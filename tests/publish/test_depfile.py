@@ -123,7 +123,3 @@ def test_what_says_which_tag_is_meant_is_an_input(tmp_path: Path) -> None:
         run = ckptconv_here("zero-to-fp32", source, tmp_path / "out", *tag, "--depfile", tmp_path / "out.d")
         assert run.code == 0, run.err
         assert (str(tmp_path / "run" / "latest") in (tmp_path / "out.d").read_text().split()) is told
-    assert ckptconv_here("zero-to-fp32", tmp_path / "run", "--universal", tmp_path / "step_universal").code == 0
-    run = ckptconv_here("zero-to-fp32", tmp_path, tmp_path / "again", "--depfile", tmp_path / "again.d")
-    assert run.code == 0, run.err
-    assert str(tmp_path / "latest_universal") in (tmp_path / "again.d").read_text().split()

@@ -14,6 +14,7 @@ from checkpoints import SHARDS, ZERO, ckptconv_here, contents, seven_shards
 
 import ckptconv as library
 from ckptconv.errors import CorruptError, FailedError
+from ckptconv.outputs.kinds import FURTHER
 
 SHARD = 100_000
 
@@ -82,8 +83,7 @@ def test_outputs_of_every_kind(tmp_path: Path) -> None:
         at = tmp_path / place
         at.mkdir()
         library.convert(
-            source, at / "model", optimizer=str(at / "states.safetensors"), universal=str(at / "universal"),
-            executor=executor,
+            source, at / "model", executor=executor, **{name: str(at / name) for name in FURTHER},
         )  # fmt: skip
     assert contents(tmp_path / "one") == contents(tmp_path / "many")
 

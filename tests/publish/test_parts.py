@@ -19,6 +19,7 @@ from processes import PROGRAM, prepared
 from ckptconv import finish
 from ckptconv.cli import console as report
 from ckptconv.errors import UsageError
+from ckptconv.outputs.kinds import FURTHER
 from ckptconv.publish.parts import assign
 from ckptconv.text import parse_part
 
@@ -141,16 +142,17 @@ def test_all_outputs_of_a_deepspeed_checkpoint_in_parts(tmp_path: Path) -> None:
     for place, options in (("one", [[]]), ("many", [["--part", f"{n}/3"] for n in range(3)])):
         (tmp_path / place).mkdir()
         at = tmp_path / place
+        outputs = {name: at / ("states.safetensors" if name == "optimizer" else name) for name in FURTHER}
         for option in options:
             done(
                 ckptconv_here(
-                    "zero-to-fp32", source, at / "model", "--optimizer", at / "states.safetensors",
-                    "--universal", at / "universal", *option,
+                    "zero-to-fp32", source, at / "model", *(f"--{name}={path}" for name, path in outputs.items()),
+                    *option,
                 )
             )  # fmt: skip
     many = tmp_path / "many"
     assert not [path for path in many.iterdir() if not path.name.startswith(".") and path.name != "model"]
-    done(ckptconv_here("finish", many / "model", many / "states.safetensors", many / "universal", "--checksum"))
+    done(ckptconv_here("finish", many / "model", *outputs.values(), "--checksum"))
     assert contents(many) == contents(tmp_path / "one")
 
 
@@ -171,39 +173,6 @@ def test_what_is_finished_is_called_as_it_was_named(
     staged = done(ckptconv_here("pt2safetensors", model, out, "--part", "0/1", "--json")).json["outputs"]
     assert done(ckptconv_here("finish", out, "--json")).json["outputs"] == staged
     assert all(output["path"].startswith(out) and Path(output["path"]).is_file() for output in staged)
-
-
-def test_the_pointer_to_a_universal_checkpoint_is_told_of_where_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    source = ZERO / "z3_bf16_w2" / "checkpoint"
-    for out in ("run_universal", "at/step_universal/"):
-        Path(out).parent.mkdir(exist_ok=True)
-        asked = ["zero-to-fp32", source, "--universal", out]
-        whole = done(ckptconv_here(*asked, "--json")).json["outputs"]
-        done(ckptconv_here(*asked, "--part", "0/1"))
-        assert done(ckptconv_here("finish", out, "--json")).json["outputs"] == whole
-        (pointer,) = [output["path"] for output in whole if output["path"].endswith("latest_universal")]
-        assert pointer == os.path.join(os.path.dirname(out.rstrip("/")), "latest_universal")
-        assert Path(pointer).read_text() == Path(out).name
-        done(ckptconv_here("verify", source, "--universal", out))
-
-
-@pytest.mark.parametrize("parts", [False, True])
-def test_a_universal_checkpoint_behind_a_link_is_named_beside_itself(parts: bool, tmp_path: Path) -> None:
-    source = ZERO / "z3_bf16_w2" / "checkpoint"
-    (tmp_path / "disk" / "step9_universal").mkdir(parents=True)
-    (tmp_path / "run").mkdir()
-    link = tmp_path / "run" / "link"
-    link.symlink_to("../disk/step9_universal")
-    run = done(ckptconv_here("zero-to-fp32", source, "--universal", link, *(["--part", "0/1"] if parts else [])))
-    run = done(ckptconv_here("finish", link)) if parts else run
-    assert str(tmp_path / "disk" / "latest_universal") in run.out
-    assert (tmp_path / "disk" / "latest_universal").read_text() == "step9_universal"
-    assert os.listdir(tmp_path / "run") == ["link"]
-    done(ckptconv_here("verify", source, "--universal", link))
-    done(ckptconv_here("inspect", tmp_path / "disk"))
 
 
 # -------------------------------------------------------------------------------------------------- what goes wrong

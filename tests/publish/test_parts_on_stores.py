@@ -16,7 +16,7 @@ import torch
 from checkpoints import ZERO
 from stores import COUNT, INDEX, MANIFEST, PLACES, SHARD_OF_SIX, Output, Place, is_model, of_six
 
-from ckptconv import convert, verify
+from ckptconv import convert
 from ckptconv.errors import CkptconvError, CorruptError, FailedError, UsageError
 from ckptconv.publish.finish import finish
 
@@ -253,19 +253,3 @@ def test_with_an_executor_one_file_is_sent_by_this_process(store: Output, tmp_pa
     with ThreadPoolExecutor(2) as pool:
         convert(large, f"{store.url}/out.safetensors", executor=pool, storage_options=store.options)
     assert store.contents() == {"out.safetensors": (tmp_path / "out.safetensors").read_bytes()}
-
-
-def test_a_universal_checkpoint_is_made_in_parts_and_named_last(store: Output, tmp_path: Path) -> None:
-    torch.save({"weight": torch.ones(2, 3)}, tmp_path / "m.pt")
-    settings: dict[str, Any] = {"universal": f"{store.url}/step3", "storage_options": store.options}
-    for part in ("0/2", "1/2"):
-        convert(tmp_path / "m.pt", part=part, **settings)
-        assert "latest_universal" not in store.contents()
-    finish(settings["universal"], storage_options=store.options)
-    before = store.contents()
-    assert before["latest_universal"] == b"step3"
-    assert not [name for name in before if ".record-" in name or ".plan" in name]
-    assert verify(tmp_path / "m.pt", **settings).tensors == 5
-    convert(tmp_path / "m.pt", zero_stage=3, **settings)  # it has other files
-    gone = before.keys() - store.contents().keys()
-    assert gone == {"step3/zero/weight/step.pt", "step3/mp_rank_00_model_states.pt"}

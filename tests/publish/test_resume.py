@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import ZERO, Run, ckptconv_here
-from processes import contents, prepared
+from checkpoints import Run, ckptconv_here
+from processes import AT_SHARD, contents, dying
 from safetensors.torch import load_file
 
 from ckptconv.publish import jobs as making
@@ -49,31 +48,6 @@ def staging(output: Path) -> list[Path]:
     return [path for path in output.iterdir() if path.is_dir() and path.name.startswith(".ckptconv-")]
 
 
-def dying(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process that kills itself where `code` says so. It makes one file after another."""
-    if "--jobs" not in arguments:
-        arguments += ("--jobs", 1)
-    code = f"import os, signal, sys\n{code}\nfrom ckptconv.cli.main import main; main(sys.argv[1:])"
-    return prepared().run(code, *arguments)
-
-
-# Sends itself a signal when the shard of that number is begun, those before it have their records, and no other is
-# begun after it.
-AT_SHARD = """
-import threading, time
-from ckptconv.publish.staging import local
-from ckptconv.publish.staging.area import record_of
-create, begun, creating = local.LocalStaging.create, [], threading.RLock()
-def dying(self, name, size):
-    with creating:
-        if "{0}" in name:
-            while not all(os.path.exists(self.staging + "/" + record_of(each)) for each in begun):
-                time.sleep(0.01)
-            os.kill(os.getpid(), signal.{1})
-        begun.append(name)
-        return create(self, name, size)
-local.LocalStaging.create = dying
-"""
 # Is killed at its n-th rename.
 AT_RENAME = """
 replace = os.replace
@@ -213,25 +187,6 @@ def test_names_that_are_swapped_make_another_plan(tmp_path: Path) -> None:
     assert run.json["reused"] == 0
     stored = {k: v for file in (tmp_path / "out").glob("*.safetensors") for k, v in load_file(file).items()}
     assert (stored["a"][0], stored["b"][0], stored["c"][0]) == (1, 0, 2)
-
-
-def test_a_universal_checkpoint_goes_on_too(tmp_path: Path) -> None:
-    source = ZERO / "z3_bf16_w2" / "checkpoint"
-    expected, out = tmp_path / "expected" / "u", tmp_path / "out" / "u"
-    for path in (expected, out):
-        path.parent.mkdir()
-    assert ckptconv_here("zero-to-fp32", source, "--universal", expected).code == 0
-    at_file = AT_SHARD.replace('"{0}" in name', "len(begun) == {0}").format(7, "SIGKILL")
-    done = dying(at_file, "zero-to-fp32", source, "--universal", out)
-    assert done.returncode == -signal.SIGKILL
-    assert not out.exists()
-    assert ckptconv_here("zero-to-fp32", source, "--universal", out, "--json").json["reused"] == 7
-    one, other = (
-        {path.relative_to(place): path.read_bytes() for path in place.rglob("*") if path.is_file()}
-        for place in (expected.parent, out.parent)
-    )
-    assert one == other
-    assert {path.name for path in out.parent.iterdir()} == {"u", "latest_universal"}
 
 
 # --------------------------------------------------------------------------------------------------------- manifest

@@ -172,12 +172,9 @@ def test_what_is_staged_is_private_and_what_is_published_follows_the_umask(model
         place = staged(model, tmp_path / "out")
         assert stat.S_IMODE(place.stat().st_mode) == 0o700
         done(ckptconv_here("finish", tmp_path / "out"))
-        done(ckptconv_here("zero-to-fp32", ZERO / "z3_bf16_w2/checkpoint", "--universal", tmp_path / "u"))
     finally:
         os.umask(before)
     assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "out").iterdir()} == {0o644}
-    for path in (tmp_path / "u", *(tmp_path / "u").rglob("*")):
-        assert stat.S_IMODE(path.stat().st_mode) == (0o755 if path.is_dir() else 0o644), path
 
 
 # For each output: the name of the file or directory, and the command that writes it.
@@ -196,7 +193,6 @@ WRITTEN: dict[str, tuple[str, tuple[object, ...]]] = {
     "attest": ("x.jsonl", ("convert", "MODEL", "OWN", "--digest", "sha256", "--attest", "PATH")),
     "depfile": ("x.d", ("convert", "MODEL", "OWN", "--depfile", "PATH")),
     "optimizer": ("x.safetensors", ("zero-to-fp32", "RUN", "OWN", "--optimizer", "PATH")),
-    "universal": ("x", ("zero-to-fp32", "RUN", "--universal", "PATH")),
     "spool-dir": ("x", ("convert", "PACKED", "OWN", "--spool-dir", "PATH")),
     **{output: written for each in of_features("WRITTEN") for output, written in each.items()},
 }
@@ -217,7 +213,7 @@ def test_a_stranger_s_link_is_followed_by_no_output(model: Path, tmp_path: Path)
     torch.save({"w": torch.zeros(3)}, given["PACKED"])
     for output, (name, words) in WRITTEN.items():
         # What a directory's mode says is asked in one place, whatever is written to it.
-        for mode in (0o1777, 0o777, 0o2775) if output in ("file", "universal") else (0o1777,):
+        for mode in (0o1777, 0o777, 0o2775) if output == "file" else (0o1777,):
             place = tmp_path / f"{output} {mode:o}"
             shared, home = place / "shared", place / "home"
             shared.mkdir(parents=True)
@@ -538,46 +534,6 @@ def test_a_rename_that_fails_is_told_as_it_is_and_the_next_run_completes_it(
         assert contents(out) == contents(tmp_path / "expected"), out
 
 
-def test_a_tree_that_cannot_be_put_in_its_place_leaves_the_earlier_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source, out = ZERO / "z3_bf16_w2/checkpoint", tmp_path / "u"
-    done(ckptconv_here("zero-to-fp32", ZERO / "z2_bf16_w2/checkpoint", "--universal", out))
-    before = contents(out)
-    usual = os.rename
-    calls = [0]
-
-    def rename(*arguments: Any, **options: Any) -> None:
-        calls[0] += 1
-        if calls[0] == 2:
-            raise OSError(5, "Input/output error")
-        usual(*arguments, **options)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "rename", rename)
-        assert ckptconv_here("zero-to-fp32", source, "--universal", out).code == 1
-    assert contents(out) == before
-
-    def killed() -> None:
-        at = iter(range(9))
-        os.rename = lambda *names, **options: (  # type: ignore[assignment]
-            os.kill(os.getpid(), signal.SIGKILL) if next(at) == 1 else usual(*names, **options)
-        )
-        ckptconv.convert(source, universal=str(out))
-
-    assert in_child(killed) == -signal.SIGKILL
-    assert not out.exists()
-    # Whoever comes next puts the earlier one back before it begins.
-    full = type("Full", (), {"f_bavail": 0, "f_frsize": 1})()
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "statvfs", lambda path: full)
-        assert ckptconv_here("zero-to-fp32", ZERO / "z3_fp32_w4/checkpoint", "--universal", out).code == 1
-    assert contents(out) == before
-    done(ckptconv_here("zero-to-fp32", source, "--universal", out))
-    done(ckptconv_here("verify", source, "--universal", out))
-    assert {path.name for path in tmp_path.iterdir()} == {"u", "latest_universal"}
-
-
 def test_finish_that_is_killed_at_any_call_is_completed_by_the_next(model: Path, tmp_path: Path) -> None:
     expected = tmp_path / "expected"
     done(convert(model, expected))
@@ -730,12 +686,3 @@ def test_the_index_of_shards_and_the_pointer_past_a_tag_are_of_the_checkpoint(tm
             assert run.code == 2, run.err
         run = ckptconv_here("inspect", "--html", tmp_path / "shards" / INDEX, source)
         assert run.code == 2, run.err
-
-
-def test_a_universal_checkpoint_does_not_replace_the_directory_that_it_is_made_of(tmp_path: Path) -> None:
-    checkpoint = Path(shutil.copytree(ZERO / "z2_bf16_w2/checkpoint", tmp_path / "checkpoint"))
-    before = contents(checkpoint)
-    (checkpoint / "zero").mkdir()
-    run = ckptconv_here("zero-to-fp32", checkpoint, "--universal", checkpoint)
-    assert run.code == 2
-    assert contents(checkpoint) == before

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cells import of_features
 from checkpoints import DATA, ZERO
 from dcp_checkpoints import DCP
 from faults import Plant, spoiled, wrapped
@@ -17,7 +18,8 @@ import ckptconv as library
 from ckptconv import convert
 from ckptconv.engine import execute, tasks, worker
 from ckptconv.errors import DifferenceError
-from ckptconv.outputs import archive, planning, safetensors, torch_tree, universal
+from ckptconv.outputs import archive, planning, safetensors, torch_tree
+from ckptconv.outputs.kinds import FURTHER
 from ckptconv.plan import Data, FilePlan, Literal
 from ckptconv.tensors import kernels, lazy
 from ckptconv.tensors.geometry import contiguous_strides
@@ -308,7 +310,6 @@ PT: dict[str, Any] = {"output": "back.pt"}
 SHARDS: dict[str, Any] = {"max_shard_size": 8000}
 Z2, Z3, TP = ({"source": name} for name in ("z2_bf16_w2", "z3_bf16_w2", "tp_fsdp_2x2"))
 TURNED = {**Z3, "map": DATA / "turned.toml", "include": ["l1.weight"]}
-UNIVERSAL = {**Z2, "output": "universal"}
 # All tensors but one are taken from a reference.
 FILL: dict[str, Any] = {"like": "pt", "include": "turned", "fill": True}
 
@@ -401,10 +402,7 @@ FAULTS: dict[str, tuple[Plant, dict[str, Any]]] = {
     "an archive has the strides of another": (wrapped(torch_tree.TorchTree, "place", strides_of_another), PT),
     "an archive is read one element on": (wrapped(torch_tree.TorchTree, "place", archived_at_wrong_byte), PT),
     "an archive has other checksums": (wrapped(archive, "crc_of", lambda right, *args: right(*args) ^ 1), PT),
-    "another universal checkpoint is the latest": (
-        wrapped(universal, "latest", lambda right, directory: right(f"{directory}0")),
-        UNIVERSAL,
-    ),
+    **{fault: planted for faults in of_features("FAULTS") for fault, planted in faults.items()},
 }
 
 
@@ -454,8 +452,8 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def made(source: Path, where: Path, output: str, options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Convert, into a directory of its own: what verify is called with, and the bytes of all files."""
     where.mkdir()
-    if output == "universal":
-        asked = {"output": None, "universal": str(where / output), **options}
+    if output in FURTHER:
+        asked = {"output": None, output: str(where / output), **options}
     else:
         asked = {"output": where / output, **options}
     convert(source, **asked)

@@ -232,7 +232,9 @@ def _changes(told: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-RECORDED = ["weights", "states", "universal", "file", "torch"]
+# Of features: what makes an output beside others, and says what it is verified with.
+OF_FEATURES = {name: make for more in of_features("RECORDED") for name, make in more.items()}
+RECORDED = ["weights", "states", *OF_FEATURES, "file", "torch"]
 
 
 @pytest.mark.parametrize("made", RECORDED)
@@ -245,9 +247,8 @@ def test_every_field_of_a_manifest_is_checked(made: str, saved: Path, tmp_path: 
         convert(source, output, max_shard_size=300)
     elif made == "states":
         convert(source, tmp_path / "weights", optimizer=str(output), max_shard_size=300)
-    elif made == "universal":
-        convert(source, universal=str(output))
-        settings, output = {"universal": str(output)}, None
+    elif made in OF_FEATURES:
+        settings, output = OF_FEATURES[made](source, str(output)), None
     else:
         source, path, settings = saved, tmp_path / "m.json", {"manifest": str(tmp_path / "m.json")}
         convert(saved, tmp_path / "a.safetensors", manifest=str(path))
@@ -268,7 +269,7 @@ def test_every_field_of_a_manifest_is_checked(made: str, saved: Path, tmp_path: 
         if made == "torch" and what == "identity":
             # A source without checksums is known by its time, which a copy does not keep.
             assert "another time of change" in verified(source, output, **settings).warnings[0]
-        elif what == "order" and (made in ("universal", "torch") or len(told["files"]) < 2):
+        elif what == "order" and (made in (*OF_FEATURES, "torch") or len(told["files"]) < 2):
             continue
         else:
             # Of another kind, it is compared with something else.
@@ -309,24 +310,6 @@ def test_files_of_torch_are_equal_to_the_safetensors_they_are_made_of(
     assert done.tensors > 1
     if options:
         difference(tmp_path / "model.safetensors", tmp_path / "back.pt")
-
-
-@pytest.mark.parametrize("case", ["z2_bf16_w2", "z3_bf16_w2"])
-def test_universal_checkpoints_and_optimizer_states(case: str, tmp_path: Path) -> None:
-    source = ZERO / case / "checkpoint"
-    outputs = {"optimizer": str(tmp_path / "states.safetensors"), "universal": str(tmp_path / "steps/universal")}
-    (tmp_path / "steps").mkdir()
-    convert(source, tmp_path / "model", verify=True, **outputs)
-    verified(source, tmp_path / "model", **outputs)
-    parameter = tmp_path / "steps/universal/zero/l1.weight/exp_avg.pt"
-    data = parameter.read_bytes()
-    sign = data.index(struct.pack("<f", torch.load(parameter)["param" if "z2" in case else ...].flatten()[5].item()))
-    flip(parameter, sign + 3, 7)
-    found = difference(source, tmp_path / "model", **outputs)
-    assert found["file"] == str(parameter)
-    parameter.write_bytes(data)
-    (parameter.parent / "more.pt").write_bytes(b"")
-    assert difference(source, tmp_path / "model", **outputs)["file"].endswith("more.pt")
 
 
 def test_outputs_that_are_far_away_are_verified_where_they_are(saved: Path) -> None:

@@ -16,7 +16,9 @@ OF_CONVERSIONS = ("average",)
 
 @taking(
     *(AVERAGING[name] for name in ("weights", "ema", "minus")),
-    *named("into to chunks model_key for_hub tag exclude_frozen_parameters master unstack raw opaque drop_opaque"),
+    *named("into"),
+    AVERAGING["to"],
+    *named("chunks model_key for_hub tag exclude_frozen_parameters master unstack raw opaque drop_opaque"),
     *CONVERTING,
 )
 def average(
@@ -30,7 +32,7 @@ def average(
     ],
     **options: Any,
 ) -> None:
-    """Average the weights of several checkpoints.
+    """Average the weights of several checkpoints: model soups, moving averages (--ema), task arithmetic (--minus).
 
     They may be of any formats, mixed. Every tensor has to be in each of them, under the same name. Sums are made in
     float64, in the order given, and rounded once. What has no average, such as integers, is that of the last STEP, as

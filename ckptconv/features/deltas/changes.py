@@ -42,12 +42,17 @@ _APPLY_AGAIN = "Apply the deltas to another OUTPUT with `ckptconv patch`, and co
 
 
 def delta_files(
-    payloads: Mapping[str, LazyTensor], checksums: Mapping[str, str], encoding: str, checksum: str, version: int
+    payloads: Mapping[str, LazyTensor],
+    checksums: Mapping[str, str],
+    encoding: str,
+    checksum: str,
+    versions: tuple[int, int],
 ) -> tuple[FilePlan, ...]:
-    """Plan the files of a delta from version `version` - 1: `payloads` by name, and `checksums` of the new tensors."""
+    """Plan the files of a delta between two versions: `payloads` by name, and `checksums` of the new tensors."""
+    base_version, version = versions
     told = {
         "version": f"{version:06d}",
-        "base_version": f"{version - 1:06d}",
+        "base_version": f"{base_version:06d}",
         "delta_encoding": encoding,
         "compression_format": ZSTD,
         "checksum_format": checksum,

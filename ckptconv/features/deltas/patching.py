@@ -17,7 +17,7 @@ from ckptconv.formats.opening import opened
 from ckptconv.options.option import checked
 from ckptconv.options.table import Options
 from ckptconv.outputs.planning import Output, planned
-from ckptconv.outputs.targets import beside, check_spool, resolve_output
+from ckptconv.outputs.targets import Target, beside, check_spool, resolve_output
 from ckptconv.plan import Data
 from ckptconv.process import no_garbage, settled
 from ckptconv.publish.companions import accompanied
@@ -78,10 +78,10 @@ def patch(
     chosen = Options(**options)
     base, given = normalize(base), listed(deltas, "There is no delta to apply.")
     target = resolve_output(normalize(output), chosen)
-    if target.kind not in ("file", "directory"):
+    if target.kind not in ("file", "directory", "virtual"):
         raise UsageError(
             f"{target.path} is no name for safetensors, which is what patch writes.",
-            "Give a directory, or a name that ends in .safetensors.",
+            "Give a directory, or a name that ends in .safetensors, or in .virtual.json.",
         )
     check_spool(chosen.spool_dir)
     chosen = chosen.replaced(spool_dir=chosen.spool_dir or beside([target]))
@@ -95,12 +95,14 @@ def patch(
         made = planned(source, target, chosen)
         # They are inputs, which the output may not replace.
         source = source._replace(pointers=[*source.pointers, *_indices(chain)])
-    expected = _expected(chain, made)
+    expected = expected_of(chain, made.aliases)
     verify = None
     if not chosen.dry_run:
-        if is_remote(target.path):
-            # A store gives back only what has its final name: compare what is going to be written instead.
-            _check({part.name: part.tensor for part in _parts(made)}, expected, base, chosen)
+        if is_remote(target.path) or target.kind == "virtual":
+            # A store gives back only what has its final name: compare what is going to be written instead. Of a virtual
+            # checkpoint, nothing is.
+            real = planned(source, Target(target.path, "directory"), chosen) if target.kind == "virtual" else made
+            check_changes({part.name: part.tensor for part in _parts(real)}, expected, base, chosen)
         else:
             verify = _verifier(made, expected, base, chosen)
     return produce([source], [made], chosen, started, counter(progress), on_total, before_commit, verify)
@@ -116,12 +118,12 @@ def _parts(output: Output) -> Iterator[Data]:
     return (part for file in output.plan.files for part in file.parts if isinstance(part, Data))
 
 
-def _expected(chain: Sequence[Delta], output: Output) -> dict[str, Delta]:
-    """Return the last delta that changes each tensor of `output`: its checksum is that of the result."""
+def expected_of(chain: Sequence[Delta], aliases: Mapping[str, str]) -> dict[str, Delta]:
+    """Return the last delta that changes each tensor, but for `aliases`: its checksum is that of the result."""
     last: dict[str, Delta] = {}
     for delta in chain:
         last.update(dict.fromkeys(delta.checksums, delta))
-    return {name: delta for name, delta in last.items() if name not in output.aliases}
+    return {name: delta for name, delta in last.items() if name not in aliases}
 
 
 def _verifier(output: Output, expected: Mapping[str, Delta], base: object, options: Options) -> Verifier:
@@ -134,12 +136,12 @@ def _verifier(output: Output, expected: Mapping[str, Delta], base: object, optio
             for part in file.parts:
                 if isinstance(part, Data):
                     staged[part.name] = Stored(found, part.offset, _U8, (part.nbytes,), (1,))
-        return _check(staged, expected, base, options, progress)
+        return check_changes(staged, expected, base, options, progress)
 
     return verify
 
 
-def _check(
+def check_changes(
     tensors: Mapping[str, LazyTensor],
     expected: Mapping[str, Delta],
     base: object,

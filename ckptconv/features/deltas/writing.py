@@ -20,6 +20,7 @@ from ckptconv.options.table import Options
 from ckptconv.outputs.planning import output_of
 from ckptconv.outputs.targets import Target, beside, resolve_output
 from ckptconv.publish.producing import produce
+from ckptconv.result import Report
 from ckptconv.storage.files import held, look
 from ckptconv.storage.paths import normalize
 from ckptconv.text import Proposed, some
@@ -29,12 +30,16 @@ _SMALLER = ", or take --delta-encoding auto"
 
 @dataclass(frozen=True)
 class AskedDelta:
-    """A delta to be written: its directory, and how to encode it."""
+    """A delta to be written: its directory, and how to encode it.
+
+    It leads to `version`, from the one before unless `base_version` is another.
+    """
 
     path: str
     encoding: str
     checksum: str
     version: int
+    base_version: int | None = None
 
     @leaving(UNWRITTEN)
     def checked(self, options: Options) -> Options:
@@ -68,6 +73,18 @@ class AskedDelta:
 
         Raise UnsupportedError if more than values of tensors differ, as a delta tells nothing else.
         """
+        return self.written(one, other, found, changed, encoder, options)[0]
+
+    def written(
+        self,
+        one: Source,
+        other: Source,
+        found: Difference,
+        changed: Mapping[str, Pair],
+        encoder: Encoder,
+        options: Options,
+    ) -> tuple[DeltaFiles, Report]:
+        """Write it, as `write` does. Return what it is, and the report of the conversion that it is."""
         started = time.monotonic()
         unlike = [tensor.name for tensor in found.tensors if tensor.status not in (CHANGED, EQUAL)]
         if unlike:
@@ -88,20 +105,22 @@ class AskedDelta:
                 spools.append(look(name).file)
             payloads = {key: place.payload(spools) for key, place in zip(changed, places, strict=True)}
             sums = {key: place.checksum for key, place in zip(changed, places, strict=True)}
-            files = delta_files(payloads, sums, encoding, self.checksum, self.version)
+            base_version = self.version - 1 if self.base_version is None else self.base_version
+            files = delta_files(payloads, sums, encoding, self.checksum, (base_version, self.version))
             inputs = {f"a/{path}": each for path, each in one.inputs.items()}
             inputs |= {f"b/{path}": each for path, each in other.inputs.items()}
             source = one.computing(like=None)._replace(inputs=inputs, companions={})
             target = self._target(options)
             output = output_of("delta", [source], target, options, files, {})
-            produce([source, other], [output], options, started)
+            report = produce([source, other], [output], options, started)
         size, whole = sum(each.size for each in files), sum(pair.other.nbytes for pair in changed.values())
         if size > whole > 0:
             found.warnings.append(
                 f"the delta has {size} bytes, more than the {whole} of the tensors that it changes: with so much "
                 f"changed, give the new checkpoint itself{_SMALLER if encoding == OVERWRITE else ''}."
             )
-        return DeltaFiles(target.path, self.version - 1, self.version, encoding, self.checksum, len(changed), size)
+        made = DeltaFiles(target.path, base_version, self.version, encoding, self.checksum, len(changed), size)
+        return made, report
 
 
 def asked(
@@ -117,7 +136,7 @@ def asked(
                 )
         return None
     if optimizer:
-        raise UsageError("--delta is of weights, and --optimizer asks for the optimizer states too.")
+        raise UsageError("--delta is of weights, and --with-states asks for the optimizer states too.")
     if tolerance != (None, None):
         raise UsageError("--delta stores every bit that differs, and --rtol and --atol ask for less.")
     if getattr(options, "map", ""):

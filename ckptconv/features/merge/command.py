@@ -22,7 +22,9 @@ OF_CONVERSIONS = ("merge",)
 
 @taking(
     MERGING["adapter"],
-    *named("into to chunks model_key for_hub tag exclude_frozen_parameters master unstack raw opaque drop_opaque"),
+    *named("into"),
+    MERGING["to"],
+    *named("chunks model_key for_hub tag exclude_frozen_parameters master unstack raw opaque drop_opaque"),
     *CONVERTING,
 )
 def merge(
@@ -39,7 +41,7 @@ def merge(
     ],
     **options: Any,
 ) -> None:
-    """Merge LoRA adapters into their base.
+    """Merge LoRA adapters into their base: one model, to serve without PEFT.
 
     An ADAPTER is what PEFT's save_pretrained wrote, or a training checkpoint of any format, with adapter_config.json
     beside it. Products are added up in float64 and rounded once; tensors that no adapter touches are moved as they

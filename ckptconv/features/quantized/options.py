@@ -20,6 +20,7 @@ class Quantizing(Given):
         FLAG,
         "Make weights of quantized ones: of their codes, scales and zero points, as bfloat16 or --dtype.",
         group=NAMING,
+        common="convert",
     )
     quantize: str = deciding(
         choice(*ROUNDING_WAYS, words=_LITERAL[ROUNDING_WAYS], unset=""),
@@ -28,6 +29,7 @@ class Quantizing(Given):
         "routers stay as they are.",
         metavar="fp8-block|fp8-block-ue8m0|mxfp8|int4-g32",
         group=NAMING,
+        common="convert merge",
     )
     requantize: str = deciding(
         choice(*_EXACT_WAYS, words=_LITERAL[_EXACT_WAYS], unset=""),

@@ -13,11 +13,11 @@ from ckptconv.features.rows.buckets import Buckets
 from ckptconv.features.rows.columns import part
 from ckptconv.features.rows.ids import Ids
 from ckptconv.features.rows.layout import METADATA_KEY, RowLayout
-from ckptconv.features.rows.options import LAYOUT, ROWS, RowOptions
+from ckptconv.features.rows.options import CONVERTING, LAYOUT, ROWS, RowOptions
 from ckptconv.features.rows.parts import RowParts
 from ckptconv.features.rows.tables import RowTable, choose, contents, join, layout_of, open_all
 from ckptconv.options.option import checked
-from ckptconv.options.table import OPTIONS, Options
+from ckptconv.options.table import Options
 from ckptconv.plan import MAX_GROWTH, ROOM_TO_GROW
 from ckptconv.process import peak_rss
 from ckptconv.storage.paths import Paths, listed
@@ -118,7 +118,7 @@ class CheckReport:
 
 
 @shown
-@checked({**OPTIONS, **LAYOUT, **{name: ROWS[name] for name in ("names", "global_id_offset", "bucket_size")}})
+@checked({**CONVERTING, **LAYOUT, **{name: ROWS[name] for name in ("names", "global_id_offset", "bucket_size")}})
 def check(
     table: Paths,
     *,
@@ -138,7 +138,7 @@ def check(
     Raises DifferenceError with the whole report if something is wrong.
 
     Examples:
-        >>> ckptconv.check_rows("kv.pt", embedding_dim=64, optimizer="adagrad").checked
+        >>> ckptconv.check_rows("kv.pt", embedding_dim=64, method="adagrad").checked
         ['weight_id']
     """
     started = time.monotonic()

@@ -33,7 +33,7 @@ In these, header, weight and optimizer state of a row lie together.
 
 \b
 Examples:
-  ckptconv rows split --embedding-dim 64 --optimizer adagrad kv.pt parts
+  ckptconv rows split --embedding-dim 64 --method adagrad kv.pt parts
   ckptconv rows pack parts kv.pt
 """,
     pretty_exceptions_enable=False,
@@ -62,8 +62,8 @@ def rows_split(
 
     \b
     Examples:
-      ckptconv rows split --embedding-dim 64 --optimizer adagrad kv.pt parts/
-      ckptconv rows split --embedding-dim 8 --optimizer adam kv.pt t.safetensors
+      ckptconv rows split --embedding-dim 64 --method adagrad kv.pt parts/
+      ckptconv rows split --embedding-dim 8 --method adam kv.pt t.safetensors
     """
     from ckptconv.features.rows.split import split
 
@@ -85,14 +85,14 @@ def rows_pack(
 ) -> None:
     """Pack such parts into a table of whole rows.
 
-    What rows split made needs no options. Other tensors need --optimizer, and --part where they are called otherwise
+    What rows split made needs no options. Other tensors need --method, and --column where they are called otherwise
     than weight_id, metadata, weight, momentum1, momentum2, prev_iter and pad. OUTPUT is safetensors, or a file for
     torch.load if it ends in .pt, .pth, .bin or .ckpt.
 
     \b
     Examples:
       ckptconv rows pack parts/ kv.pt
-      ckptconv rows pack --optimizer adam --part weight=t1.weight model.pt kv.pt
+      ckptconv rows pack --method adam --column weight=t1.weight model.pt kv.pt
     """
     from ckptconv.features.rows.pack import pack
 
@@ -118,7 +118,7 @@ def rows_check(
 
     \b
     Examples:
-      ckptconv rows check --embedding-dim 64 --optimizer adagrad kv.pt
+      ckptconv rows check --embedding-dim 64 --method adagrad kv.pt
       ckptconv rows check parts/
     """
     from ckptconv.features.rows.check import check

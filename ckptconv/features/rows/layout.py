@@ -178,7 +178,7 @@ class RowLayout:
             if name in states and dtype != DEFAULT_STATE_DTYPE
         ]
         wider = [f"--max-dim {self.max_dim}"] if self.max_dim != self.embedding_dim else []
-        options = (f"--embedding-dim {self.embedding_dim}", f"--optimizer {self.optimizer}", *unusual, *wider)
+        options = (f"--embedding-dim {self.embedding_dim}", f"--method {self.optimizer}", *unusual, *wider)
         return " ".join(options)
 
 
@@ -218,7 +218,7 @@ def make(asked: RowOptions, dtype: str) -> RowLayout:
 
     Raises UsageError if something is missing or inconsistent, UnsupportedError for what whole rows cannot be.
     """
-    dim, optimizer = asked.embedding_dim, optimizer_named(asked.optimizer) if asked.optimizer else None
+    dim, optimizer = asked.embedding_dim, optimizer_named(asked.method) if asked.method else None
     if dtype not in WEIGHT_DTYPES:
         raise UnsupportedError(
             f"Whole rows are of float32 or float16, and this table is of {dtype}.", "Choose another tensor: --tensor."
@@ -226,7 +226,7 @@ def make(asked: RowOptions, dtype: str) -> RowLayout:
     if asked.weight_dtype not in (None, dtype):
         raise UsageError(f"The table is of {dtype}, and so are its weights; --weight-dtype says {asked.weight_dtype}.")
     if dim is None or optimizer is None:
-        lacking = "--embedding-dim" if dim is None else "--optimizer"
+        lacking = "--embedding-dim" if dim is None else "--method"
         raise UsageError(f"{lacking} is missing: the width of a row alone does not tell what is in it.")
     if dim <= 0 or dim % _UNIT:
         raise UnsupportedError(
@@ -255,7 +255,7 @@ def optimizer_named(name: str) -> str:
     plain = name.strip().lower().replace("-", "_")
     plain = _SHORT.get(plain, plain)
     if plain not in OPTIMIZERS:
-        raise UsageError(f"--optimizer {name!r} is none of {', '.join(OPTIMIZERS)}.")
+        raise UsageError(f"--method {name!r} is none of {', '.join(OPTIMIZERS)}.")
     return plain
 
 
@@ -263,7 +263,7 @@ def check_width(layout: RowLayout, items: int, where: str) -> None:
     """Raise UsageError if the rows of `where` are not as wide as `layout`, and name layouts that would fit."""
     if layout.row_items == items:
         return
-    asked = RowOptions(embedding_dim=layout.embedding_dim, optimizer=layout.optimizer)
+    asked = RowOptions(embedding_dim=layout.embedding_dim, method=layout.optimizer)
     raise UsageError(
         f"{where}: its rows have {items} items of {layout.weight_dtype}, and {layout.describe()} makes "
         f"{layout.row_items}.",
@@ -344,7 +344,7 @@ def _unlikelihood(layout: RowLayout, asked: RowOptions) -> tuple[int, ...]:
     """Sort key for layouts: as asked for, all tables of one width, usual dtypes, and round dimensions come first."""
     differing = [
         asked.embedding_dim not in (None, layout.embedding_dim),
-        asked.optimizer is not None and optimizer_named(asked.optimizer) != layout.optimizer,
+        asked.method is not None and optimizer_named(asked.method) != layout.optimizer,
     ]
     kinds = (layout.momentum1_dtype, layout.momentum2_dtype)
     return (
@@ -389,7 +389,8 @@ def parse(text: str, where: str) -> tuple[RowLayout, str]:
         raise _malformed(where, "has no plausible dimensions")
     try:
         layout = make(
-            RowOptions(**{key: values[key] for key in _MEMBERS if key not in _unused(values)}), values["weight_dtype"]
+            RowOptions(**{_OPTION.get(key, key): values[key] for key in _MEMBERS if key not in _unused(values)}),
+            values["weight_dtype"],
         )
     except (UsageError, UnsupportedError) as error:
         raise _malformed(where, f"makes no sense: {error.message}") from error
@@ -400,6 +401,8 @@ def parse(text: str, where: str) -> tuple[RowLayout, str]:
     return layout, name
 
 
+# The options that are called otherwise than in a record.
+_OPTION = {"optimizer": "method"}
 _MEMBERS: dict[str, type] = {
     "embedding_dim": int,
     "optimizer": str,

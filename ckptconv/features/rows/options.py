@@ -16,11 +16,12 @@ class RowOptions(Given):
     """A user's options for the layout of rows; those left out are None, or are derived."""
 
     embedding_dim: int | None = naming(counted(1, MOST_ITEMS), "Items of weight in a row.", metavar="D", common=True)
-    optimizer: str | None = naming(
+    method: str | None = naming(
         WORD,
         "exact_row_wise_adagrad, partial_row_wise_adam, adam, row_wise_rmsprop_ar, or none.",
         metavar="NAME",
         common=True,
+        former="--optimizer",
     )
     weight_dtype: str | None = naming(ROW_DTYPE, "float32 or float16.", metavar="DTYPE", fallback="the table's")
     momentum1_dtype: str | None = naming(
@@ -68,16 +69,19 @@ class _Packing:
     names = Option(
         NAMES,
         "The tensor that is PART of the rows; repeatable.",
-        flags=("--part",),
+        flags=("--column",),
         metavar="PART=NAME",
         group=TAKE,
         common=True,
+        former="--part",
     )
     name = Option(TEXT, "What the table is called.", metavar="NAME", group=NAMING)
 
 
 LAYOUT = RowOptions.table
+# Of a conversion: without what writes the states of a model's optimizer, which was the name of --method too.
+CONVERTING = {name: option for name, option in OPTIONS.items() if name != "optimizer"}
 ROWS = {**LAYOUT, **options_in(_Rows)}
 PACKING = {**LAYOUT, **options_in(_Packing)}
 # What the type of the keywords has, and its docstring.
-KEYWORDS = {**OPTIONS, **LAYOUT}, "Options of `split_rows`, `pack_rows` and `check_rows`."
+KEYWORDS = {**CONVERTING, **LAYOUT}, "Options of `split_rows`, `pack_rows` and `check_rows`."

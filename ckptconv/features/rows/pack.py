@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 from ckptconv.errors import UNWRITTEN, UsageError, leaving
 from ckptconv.features.rows.layout import METADATA_KEY
-from ckptconv.features.rows.options import PACKING, RowOptions
+from ckptconv.features.rows.options import CONVERTING, PACKING, RowOptions
 from ckptconv.features.rows.parts import RowParts
 from ckptconv.features.rows.proof import verifier_of_pack
 from ckptconv.features.rows.tables import RowsContents, contents, open_all
 from ckptconv.formats.model_files import SUFFIX
 from ckptconv.formats.source import Source
 from ckptconv.options.option import checked
-from ckptconv.options.table import OPTIONS, Options
+from ckptconv.options.table import Options
 from ckptconv.outputs import safetensors
 from ckptconv.outputs.planning import Output, output_of
 from ckptconv.outputs.targets import Target, beside, resolve_output
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @leaving(UNWRITTEN)
 @shown
-@checked({**OPTIONS, **PACKING})
+@checked({**CONVERTING, **PACKING})
 def pack(
     parts: Paths,
     output: str | os.PathLike[str],
@@ -58,7 +58,7 @@ def pack(
     Raises a `CkptconvError`; then nothing new exists at `output`.
 
     Examples:
-        >>> report = ckptconv.split_rows("kv.pt", "parts", embedding_dim=64, optimizer="adagrad")
+        >>> report = ckptconv.split_rows("kv.pt", "parts", embedding_dim=64, method="adagrad")
         >>> ckptconv.pack_rows("parts", "again.pt").tensors
         1
     """

@@ -124,7 +124,7 @@ def _missing(part: str, found: RowsContents) -> UsageError:
     names = ", ".join(list(found.tensors)[:_SHOWN])
     return UsageError(
         f"{found.path} has no tensor called {part}, which every row has a part of. It has {names or 'none'}.",
-        f"Say which it is: --part {part}=NAME.",
+        f"Say which it is: --column {part}=NAME.",
     )
 
 
@@ -140,7 +140,9 @@ def _completed(asked: RowOptions, weight: LazyTensor) -> RowOptions:
 def _check_agrees(layout: RowLayout, asked: RowOptions, where: str) -> None:
     """Raise UsageError if something was asked for that the record contradicts."""
     for key, value in vars(asked).items():
-        if value is not None and getattr(layout, key) != (optimizer_named(value) if key == "optimizer" else value):
+        is_method = key == "method"
+        recorded = layout.optimizer if is_method else getattr(layout, key)
+        if value is not None and recorded != (optimizer_named(value) if is_method else value):
             raise UsageError(
                 f"{where} records {layout.describe()}, and something else was asked for: {value}.",
                 f"Leave out --{key.replace('_', '-')}.",

@@ -12,13 +12,13 @@ from ckptconv.engine.execute import TensorReader
 from ckptconv.errors import UNWRITTEN, CorruptError, UsageError, leaving
 from ckptconv.features.rows.columns import padding, part
 from ckptconv.features.rows.layout import METADATA_KEY, PAD, RowLayout, dump
-from ckptconv.features.rows.options import LAYOUT, ROWS, RowOptions
+from ckptconv.features.rows.options import CONVERTING, LAYOUT, ROWS, RowOptions
 from ckptconv.features.rows.proof import verifier_of_split
 from ckptconv.features.rows.tables import RowTable, layout_of, open_table
 from ckptconv.formats.model_files import SUFFIX
 from ckptconv.formats.source import Source
 from ckptconv.options.option import checked
-from ckptconv.options.table import OPTIONS, Options
+from ckptconv.options.table import Options
 from ckptconv.outputs import safetensors
 from ckptconv.outputs.planning import Output, output_of
 from ckptconv.outputs.targets import Target, beside, resolve_output
@@ -43,7 +43,7 @@ _LOOK = 1 << 18
 
 @leaving(UNWRITTEN)
 @shown
-@checked({**OPTIONS, **LAYOUT, "names": ROWS["names"], "decode": ROWS["decode"]})
+@checked({**CONVERTING, **LAYOUT, "names": ROWS["names"], "decode": ROWS["decode"]})
 def split(
     table: Paths,
     output: str | os.PathLike[str],
@@ -60,12 +60,12 @@ def split(
     `table` is a checkpoint, or several that each hold a part of the table. `names` are the tensors in each that make up
     the table, in order; by default the only table. With `decode` the header becomes timestamp, count and used, else one
     number. The padding is kept as `pad` if any byte of it is not zero.
-    `options` are the fields of `RowOptions`, which say what a row contains (embedding_dim, optimizer and others), and
+    `options` are the fields of `RowOptions`, which say what a row contains (embedding_dim, method and others), and
     those of `Options`. `progress`, `on_total` and `before_commit` are as in `convert`.
     Raises a `CkptconvError`; then nothing new exists at `output`.
 
     Examples:
-        >>> report = ckptconv.split_rows("kv.pt", "parts", embedding_dim=64, optimizer="adagrad")
+        >>> report = ckptconv.split_rows("kv.pt", "parts", embedding_dim=64, method="adagrad")
         >>> report.counts
         {'rows': 10, 'bytes a row': 152}
     """

@@ -41,11 +41,11 @@ from ckptconv.features.scan.compressed import decompressed, is_compressed
 from ckptconv.features.scan.joblib import Arrays
 from ckptconv.features.scan.names import LOADERS, carries_code, is_needed, is_unusual
 from ckptconv.features.scan.programs import programs_in, texts_in
-from ckptconv.features.scan.readers import InMemory, PartReader
+from ckptconv.features.scan.readers import PartReader
 from ckptconv.features.scan.readings import Readings, all_bytes
 from ckptconv.features.scan.report import Finding
 from ckptconv.features.scan.survey import Passed, survey
-from ckptconv.formats.dcp.locate import SUFFIX as _ENTRIES
+from ckptconv.formats.dcp.names import SUFFIX as _ENTRIES
 from ckptconv.formats.model_files import looks_like_safetensors
 from ckptconv.formats.torch.container import SCANNED, LongError, Pickles, is_stream
 from ckptconv.formats.torch.file import read_from
@@ -57,7 +57,7 @@ from ckptconv.pickles.nodes import Global
 from ckptconv.pickles.vocabulary import ExcessiveError, Vocabulary
 from ckptconv.storage import LOCAL_SIGNATURE, zip_elsewhere
 from ckptconv.storage.inside import leads_out
-from ckptconv.storage.reading import Reader
+from ckptconv.storage.reading import InMemory, Reader
 from ckptconv.storage.tar_directory import is_tar
 from ckptconv.text import brief, some
 

@@ -18,16 +18,3 @@ class PartReader(Reader):
         if offset + length > self.file.size:
             raise CorruptError(f"{self.file.path} ends at byte {self.file.size}, and more of it is said to be there.")
         return self._reader.read_at(self._start + offset, length)
-
-
-class InMemory(Reader):
-    """Reads `data` as a file called `path`."""
-
-    def __init__(self, data: bytes, path: str) -> None:
-        self.file = File(path, len(data))
-        self._data = data
-
-    def read_at(self, offset: int, length: int) -> bytes:
-        if offset + length > len(self._data):
-            raise CorruptError(f"{self.file.path} ends at byte {len(self._data)}, and more of it is said to be there.")
-        return self._data[offset : offset + length]

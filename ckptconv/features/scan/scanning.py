@@ -15,7 +15,8 @@ from ckptconv.features.scan.contents import SUFFIXES, ScannedContents
 from ckptconv.features.scan.options import SCANNING
 from ckptconv.features.scan.report import RULES, VERDICTS, ScannedFile, ScanReport, worst
 from ckptconv.formats import model_files, virtual
-from ckptconv.formats.dcp import locate as dcp
+from ckptconv.formats.dcp import names as dcp
+from ckptconv.formats.dcp.locate import is_metadata
 from ckptconv.formats.deepspeed import locate as deepspeed
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.instead import what_it_is
@@ -268,7 +269,7 @@ class _Special(NamedTuple):
 
 _SPECIAL = (
     _Special(lambda place, head: place.name.endswith(dcp.SUFFIX), _entries),
-    _Special(lambda place, head: dcp.is_part(place.path) or dcp.is_metadata(head), _metadata),
+    _Special(lambda place, head: dcp.is_part(place.path) or is_metadata(head), _metadata),
     _Special(
         lambda place, head: (
             not head.startswith(LOCAL_SIGNATURE)

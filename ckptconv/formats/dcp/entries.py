@@ -22,8 +22,9 @@ from ckptconv.formats import model_files, safetensors
 from ckptconv.formats.chunks import ChunkTile
 from ckptconv.formats.chunks import join as join_tiles
 from ckptconv.formats.dcp.archive_templates import ArchivePatterns
-from ckptconv.formats.dcp.locate import SHARDING
-from ckptconv.formats.dcp.metadata import Chunk, Description, EntryPlace, SavedTensor, Shape, named, named_in
+from ckptconv.formats.dcp.metadata import Chunk, Description, EntryPlace, SavedTensor, Shape
+from ckptconv.formats.dcp.names import SHARDING
+from ckptconv.formats.joining.names import MAX_VALUE, named, named_in
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.zip import read_zip
 from ckptconv.storage import LOCAL_SIGNATURE as ZIP
@@ -40,8 +41,6 @@ from ckptconv.text import some
 ZSTD = ("stream.zstd/1",)
 # Compressed entries may decompress to MAX_GROWTH times the bytes of all files plus ROOM_TO_GROW: zeros compress well.
 MAX_GROWTH, ROOM_TO_GROW = 64, 16 << 30
-# The largest value read, in bytes. Values are held in memory; tensors and long texts in them count little.
-MAX_VALUE = 1 << 24
 # Values of these types, in archives up to this many bytes, are cached by the archive's bytes.
 _SMALL = 1 << 11
 _ATOMS = frozenset({bool, int, float, str, type(None)})

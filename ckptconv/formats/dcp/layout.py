@@ -6,22 +6,16 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
-from ckptconv.formats.chunks import ChunkTile, join
-from ckptconv.formats.dcp.locate import FILE, SUFFIX, located
-from ckptconv.formats.dcp.metadata import Description, EntryPlace, Path, Shape, named_in
+from ckptconv.formats.chunks import Box, ChunkTile, join
+from ckptconv.formats.dcp.locate import located
+from ckptconv.formats.dcp.metadata import Description, EntryPlace, Shape
+from ckptconv.formats.dcp.names import FILE, SUFFIX
+from ckptconv.formats.joining.names import Path, named_in
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
 from ckptconv.storage.paths import join as join_path
 from ckptconv.tensors.lazy import Stored, Zeros
-
-
-class Box(NamedTuple):
-    """A part of a tensor: where it begins, and its extent in each dimension."""
-
-    offsets: Shape
-    sizes: Shape
 
 
 @dataclass(frozen=True)

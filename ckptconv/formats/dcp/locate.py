@@ -7,27 +7,18 @@ from collections.abc import Mapping
 
 from ckptconv.errors import UsageError
 from ckptconv.formats import runs
-from ckptconv.formats.dcp import MODULE
+from ckptconv.formats.dcp import MODULE, dialects
+from ckptconv.formats.dcp.names import METADATA, SHARD, SUFFIX, is_part
 from ckptconv.formats.format import CERTAIN, POSSIBLE, Guess, Probe
+from ckptconv.formats.joining.sets import holds_parts
 from ckptconv.formats.model_files import may_lie_below
-from ckptconv.formats.ranks import locate as ranks
+from ckptconv.formats.registered import DCP
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import basename, dirname
+from ckptconv.storage.paths import dirname
 from ckptconv.storage.reading import Entry
 
-FAMILY = "dcp"
-MEGATRON = "torch_dist checkpoint of Megatron-core"
+FAMILY = DCP
 GUESS = Guess(CERTAIN, "a checkpoint of torch.distributed.checkpoint", "dcp2safetensors {} OUTPUT")
-METADATA = ".metadata"
-SUFFIX = ".distcp"
-# Megatron-core's manifest with the SHA-256 of the files.
-INTEGRITY = "integrity.json"
-RANK = r"__(\d{1,9})\.metadata"
-# What torch calls the files of a rank.
-FILE = r"__\d+_\d+\.distcp"
-SHARD = r"shard-(\d{5})-.*\.safetensors"
-# The key, in a safetensors file's metadata, of where each tensor begins in the tensor that it is a chunk of.
-SHARDING = "DCP_SHARDING_INFO"
 # Bytes of a file that tell whether it is metadata.
 BEGINNING = 64
 
@@ -47,17 +38,10 @@ def sniff(probe: Probe) -> Guess | None:
         return None
     is_expected = probe.expected == FAMILY
     if probe.is_directory and (
-        is_directory(place.names) or _is_of_another_backend(place) or (is_expected and locate(place))
+        is_directory(place.names) or dialects.is_of_another_backend(place) or (is_expected and locate(place))
     ):
         return GUESS
     return GUESS._replace(sure=POSSIBLE) if is_expected else None
-
-
-def is_part(path: str) -> bool:
-    """Whether a file of this name is part of a checkpoint rather than a checkpoint."""
-    name = basename(path)
-    of_rank = name.startswith("__") and re.fullmatch(RANK, name) is not None
-    return name == METADATA or name.endswith(SUFFIX) or of_rank
 
 
 def is_metadata(head: bytes) -> bool:
@@ -101,7 +85,7 @@ def located(place: Location) -> runs.Located:
 
 def locate(place: Location) -> runs.Located | None:
     """Return the checkpoint in a directory, or below it; None if there is none. See `runs.locate`."""
-    return runs.locate(place, lambda each: is_directory(each.names) or _is_of_another_backend(each))
+    return runs.locate(place, lambda each: is_directory(each.names) or dialects.is_of_another_backend(each))
 
 
 def sniff_below(probe: Probe) -> Guess | None:
@@ -114,12 +98,5 @@ def holds_below(place: Location) -> bool:
     found = locate(place)
     # The model of an optimizer that was saved so may be in a file for each rank, as accelerate writes it.
     return found is not None and not (
-        runs.is_of_optimizer(found.directory.name) and ranks.holds_parts(found.directory.parent)
+        runs.is_of_optimizer(found.directory.name) and holds_parts(found.directory.parent)
     )
-
-
-def _is_of_another_backend(place: Location) -> bool:
-    """Whether Megatron-core wrote a directory otherwise than with torch: with zarr, a directory for each tensor."""
-    from ckptconv.formats.dcp import megatron
-
-    return megatron.backend_of(place) not in ("", megatron.BACKEND)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError
 from ckptconv.formats.dcp import MODULE
 from ckptconv.formats.instead import what_it_is
+from ckptconv.formats.joining.names import MAX_DEPTH, Path, named
 from ckptconv.formats.torch.objects import vocabulary
 from ckptconv.pickles.machine import Loaded, load
 from ckptconv.pickles.nodes import Global, Opaque, TorchConstant
@@ -25,14 +26,9 @@ from ckptconv.storage.paths import dirname
 from ckptconv.tensors.dtypes import DTYPES, DType
 from ckptconv.tensors.geometry import MAX_BYTES, MAX_DIMS
 from ckptconv.tensors.lazy import Stored
-from ckptconv.text import brief, quoted, some
+from ckptconv.text import brief, some
 
 Shape: TypeAlias = tuple[int, ...]
-# The path of a value: keys of dicts, and indices of lists.
-Path: TypeAlias = tuple[str | int, ...]
-
-# Code that walks the tree may recurse; no real state dict is nested this deep.
-MAX_DEPTH = 64
 _LONGEST_NAME = 200
 
 
@@ -389,16 +385,3 @@ def _checked_path(path: Any, where: str) -> Path:
     if len(path) > MAX_DEPTH:
         raise LimitError(f"{where}: planner_data has a path of {len(path)} steps; at most {MAX_DEPTH} are followed.")
     return path
-
-
-# ------------------------------------------------------------------------------------------------------------- wording
-
-
-def named(name: str) -> str:
-    """A name in a message."""
-    return quoted(name, _LONGEST_NAME)
-
-
-def named_in(where: object, name: str) -> str:
-    """A name in a message about the checkpoint or file `where`."""
-    return f"{where}: {named(name)}"

@@ -14,8 +14,8 @@ from collections.abc import Collection, Iterator
 from typing import TypeAlias
 
 from ckptconv.errors import UnsupportedError
-from ckptconv.formats.dcp.metadata import Description, EntryPlace, Path, SavedTensor, Shape, named
-from ckptconv.formats.dcp.paths import dotted, split_name
+from ckptconv.formats.dcp.metadata import Description, EntryPlace, SavedTensor, Shape
+from ckptconv.formats.joining.names import Path, dotted, named, split_name
 from ckptconv.text import some
 
 # A state of a numbered parameter, below its optimizer.

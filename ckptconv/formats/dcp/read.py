@@ -18,27 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
 from ckptconv.formats import model_files, safetensors
-from ckptconv.formats.dcp import megatron
-from ckptconv.formats.dcp import paths as dcp_names
-from ckptconv.formats.dcp.entries import MAX_VALUE, Entries, offsets_of, records_of
-from ckptconv.formats.dcp.locate import (
-    BEGINNING,
-    FAMILY,
-    INTEGRITY,
-    MEGATRON,
-    METADATA,
-    RANK,
-    SHARD,
-    SUFFIX,
-    is_metadata,
-    located,
-)
-from ckptconv.formats.dcp.metadata import Chunk, Description, EntryPlace, Path, SavedTensor, named, read_description
-from ckptconv.formats.dcp.numbered import pieces_error
+from ckptconv.formats.dcp import dialects
+from ckptconv.formats.dcp.entries import Entries, offsets_of, records_of
+from ckptconv.formats.dcp.locate import BEGINNING, FAMILY, is_metadata, located
+from ckptconv.formats.dcp.metadata import Chunk, Description, EntryPlace, SavedTensor, read_description
+from ckptconv.formats.dcp.names import INTEGRITY, METADATA, RANK, SHARD, SUFFIX
 from ckptconv.formats.instead import what_directory_it_is
 from ckptconv.formats.integrity import check_content, stated_digests
-from ckptconv.formats.optimizers import by_parameter, is_numbered
-from ckptconv.formats.optimizers import named as named_states
+from ckptconv.formats.joining import names as dcp_names
+from ckptconv.formats.joining.names import MAX_VALUE, Path, named
 from ckptconv.formats.runs import Located
 from ckptconv.formats.source import (
     MODEL_KEYS,
@@ -110,7 +98,7 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
     notes, warnings = left.told()
     notes += told
     own = {} if described.nested else {**checkpoint.values, **checkpoint.hidden}
-    extra = megatron.read_extra(place.directory, own, checkpoint.digests)
+    extra = dialects.read_extra(place.directory, own, checkpoint.digests)
     if described.nested:
         extra = None  # Megatron-core's have no paths: these are another program's files of the same names
     if extra:
@@ -123,7 +111,7 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
     if other and not wanted.states:
         notes.append(f"Beside the model there is {other.directory}{STATES_ARE_CONVERTED}.")
     return Source(
-        format=MEGATRON if extra else checkpoint.format,
+        format=extra.format if extra else checkpoint.format,
         family=FAMILY,
         path=path,
         weights=weights,
@@ -133,7 +121,7 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
         trees=trees,
         notes=[*([place.note] if place.note else []), *notes],
         warnings=[*checkpoint.warnings, *warnings, *(text for each in read[1:] for text in each.warnings)],
-        facts={**_facts(path, checkpoint), **megatron.facts(extra.common if extra else checkpoint.values)},
+        facts={**_facts(path, checkpoint), **dialects.facts(extra.common if extra else checkpoint.values)},
         files=FileFacts.of_all(each.files for each in read),
         inputs=inputs,
         bytes_read=sum(each.entries.bytes_read for each in read) + (extra.account.bytes_read if extra else 0),
@@ -151,6 +139,10 @@ def _optimizer(
 ) -> tuple[dict[str, Any] | None, CkptconvError | None, list[str], Mapping[str, Hashable]]:
     """Return the states by parameter, and the groups, of the optimizers in `checkpoint`, None if there are none; why
     they cannot be converted; what told the names of numbers; and what identifies the files that did."""
+    from ckptconv.formats.dcp.numbered import pieces_error  # few conversions ask for states
+    from ckptconv.formats.numbers.states import by_parameter, is_numbered
+    from ckptconv.formats.numbers.states import named as named_states
+
     described, roles = checkpoint.described, checkpoint.roles
     names: dict[Path, list[str]] = {}
     for name, way in described.paths.items():
@@ -434,7 +426,7 @@ def _described(
         return read_description(pickles, of_ranks=METADATA not in place.names)
     if any(re.fullmatch(SHARD, name) for name in place.names):
         return _read_shards(place, entries, inputs)
-    megatron.check_backend(place)
+    dialects.check_backend(place)
     raise _not_described(place)
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from ckptconv.errors import CorruptError, MissingError, UsageError
 from ckptconv.formats.format import CERTAIN, LIKELY, POSSIBLE, Guess, Probe
 from ckptconv.formats.model_files import may_lie_below
+from ckptconv.formats.registered import DEEPSPEED
 from ckptconv.formats.runs import LATEST, LATEST_UNIVERSAL
 from ckptconv.storage.inside import check_inside, leads_out
 from ckptconv.storage.location import Location
@@ -20,7 +21,7 @@ from ckptconv.storage.reading import Entry
 from ckptconv.tensors.moves import File
 from ckptconv.text import format_size
 
-FAMILY = "deepspeed"
+FAMILY = DEEPSPEED
 GUESS = Guess(CERTAIN, "a DeepSpeed checkpoint", "zero-to-fp32 {} OUTPUT")
 # The directory of the parameters in a universal checkpoint; in it, the file of what all share; in the directory of a
 # parameter, that of its weights.

@@ -11,9 +11,6 @@ from ckptconv.formats.deepspeed import partitions as zero_layout
 from ckptconv.formats.deepspeed.cuts import Group, GroupCut
 from ckptconv.formats.deepspeed.records import ModelFile, OptimFile, misfit
 from ckptconv.formats.deepspeed.weights import Weights
-from ckptconv.formats.numbers.matching import attempted
-from ckptconv.formats.numbers.told import model_of
-from ckptconv.formats.optimizers import by_parameter, numbers_of, renamed
 from ckptconv.tensors.lazy import Inline, LazyTensor, View, untagged
 
 
@@ -187,6 +184,10 @@ def read_whole_states(weights: Weights, model: ModelFile) -> None:
     inner = optimizer.get("optimizer_state_dict", optimizer) if isinstance(optimizer, dict) else None
     if not isinstance(inner, dict) or not isinstance(inner.get("state"), dict):
         return
+    from ckptconv.formats.numbers.matching import attempted  # of few checkpoints
+    from ckptconv.formats.numbers.states import by_parameter, numbers_of, renamed
+    from ckptconv.formats.numbers.told import model_of
+
     told = by_parameter([("", inner)], weights.trainable, model.file.path)
     if told is None:
         return

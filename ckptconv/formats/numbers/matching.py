@@ -8,7 +8,8 @@ from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ckptconv.errors import UnsupportedError
-from ckptconv.formats.numbers.orders import in_order, of_files, wrapper
+from ckptconv.formats.numbers.orders import in_order, of_files
+from ckptconv.formats.wrappers import wrapper
 from ckptconv.text import some
 
 # Comparisons of numbered parameters with the model's, at most.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from ckptconv.structure import keymap
@@ -23,8 +23,6 @@ _Steps: TypeAlias = "dict[str, _Steps]"
 _Place: TypeAlias = tuple[int, ...]
 # What torch keeps for the running statistics of a normalization, all together: buffers, and no parameters.
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
-# Prefixes that wrappers add to every name: Lightning, DistributedDataParallel and DeepSpeed's engine, torch.compile.
-WRAPPERS = ("_forward_module.", "module.", "_orig_mod.", "model.")
 _TOKEN = re.compile(r"[^\s().]+|[().]")
 # What PEFT puts before the names of a model, and into a module that it adapts, in the order of the module.
 _PEFT = "base_model.model."
@@ -214,17 +212,6 @@ def _place(tree: _Steps, name: str) -> _Place | None:
     if adapted < 0:
         return None if node else tuple(place)
     return (*place, len(node) + adapted) if node else None
-
-
-def wrapper(names: Collection[str], known: Collection[str] = ()) -> str:
-    """Return the wrapper prefixes that all names share; no more of them than it takes until all names are `known`."""
-    prefix = ""
-    while names and not (known and all(name[len(prefix) :] in known for name in names)):
-        more = next((w for w in WRAPPERS if all(name.startswith(prefix + w) for name in names)), "")
-        if not more:
-            break
-        prefix += more
-    return prefix
 
 
 def of_files(name: str) -> str:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import Any
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
 from ckptconv.formats.instead import plain_pickle, what_archive_it_is, what_it_is
@@ -25,26 +26,27 @@ from ckptconv.formats.torch.container import (
 )
 from ckptconv.formats.torch.objects import vocabulary
 from ckptconv.formats.torch.storages import FirstDtypes, Storage, StorageId, storage_id
-from ckptconv.pickles.machine import Loaded, load
-from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, Limits, MalformedError, RefusedError, Vocabulary
+from ckptconv.pickles.machine import load
+from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, Limits, MalformedError, RefusedError
 from ckptconv.storage import LOCAL_SIGNATURE
 from ckptconv.storage.archive import DEFLATED, METHODS, STORED, Archive
 from ckptconv.storage.reading import Reader
 from ckptconv.storage.zip_directory import normal
 from ckptconv.tensors.moves import File
-from ckptconv.text import brief, some
-
-if TYPE_CHECKING:
-    from ckptconv.formats.torch.script import ScriptWeights
+from ckptconv.text import brief
 
 PICKLE = "data.pkl"
 _STORAGES = "data/"
 # Of TorchScript: what its program holds, and the tensors in that.
-_CONSTANTS, _OF_CONSTANTS = "constants.pkl", "constants/"
+CONSTANTS, OF_CONSTANTS = "constants.pkl", "constants/"
+# The modules that read archives with programs: `read` returns the weights.
+PROGRAMS: tuple[str, ...] = (
+    "ckptconv.features.script.archives",
+)  # fmt: skip
 # The names that torch looks up besides storages, in upper or lower case.
 _LOOKED_FOR = frozenset(
     (
-        PICKLE, "byteorder", _CONSTANTS, "version", ".data/version", ".format_version", ".storage_alignment",
+        PICKLE, "byteorder", CONSTANTS, "version", ".data/version", ".format_version", ".storage_alignment",
         SCRIPT_DESCRIPTION, SCRIPT_ATTRIBUTES,
     )
 )  # fmt: skip
@@ -56,7 +58,7 @@ def read_zip(reader: Reader, start: int = 0, size: int | None = None, *, limits:
     Of a TorchScript archive, return the weights. Raise CorruptError for an archive that contradicts itself or is
     truncated, UnsupportedError for one that is no checkpoint, or whose tensors use an uncommon compression.
     """
-    archive = _Archive(reader, start, reader.file.size - start if size is None else size)
+    archive = TorchArchive(reader, start, reader.file.size - start if size is None else size)
     byteorder = archive.read("byteorder", b"little")
     if byteorder not in (b"little", b"big"):
         raise archive.corrupt(f"its byteorder is {byteorder[:20]!r}, not little or big")
@@ -64,18 +66,11 @@ def read_zip(reader: Reader, start: int = 0, size: int | None = None, *, limits:
     # Check all members: one with a damaged name would pass for an absent storage or byteorder.
     archive.locate_all()
     # Archives without data.pkl are older than the byteorder member.
-    storages = _Storages(archive, byteorder == b"big" and not archive.is_old_script)
+    storages = Storages(archive, byteorder == b"big" and not archive.is_old_script)
+    if archive.is_script:
+        return _program(archive, pickle, storages, byteorder.decode(), limits)
     where = f"{reader.file.path} ({archive.prefix}{PICKLE})"
-    words = vocabulary(storages.resolve, storages.places)
-    if archive.is_script:
-        from ckptconv.formats.torch import script as torch_script
-
-        words = torch_script.vocabulary(words)
-    if archive.is_old_script:
-        return _old_script(archive, pickle, words, limits)
-    loaded = load(pickle, words, where=where, limits=limits)
-    if archive.is_script:
-        return _script(archive, loaded, _constants(archive, words, storages, limits), byteorder.decode())
+    loaded = load(pickle, vocabulary(storages.resolve, storages.places), where=where, limits=limits)
     return TorchFile(
         loaded.value,
         reader.file,
@@ -91,79 +86,25 @@ def read_zip(reader: Reader, start: int = 0, size: int | None = None, *, limits:
 
 def check_zip(reader: Reader) -> None:
     """Check all of a zip archive but what its pickles say. Raise what `read_zip` raises."""
-    archive = _Archive(reader, 0, reader.file.size)
+    archive = TorchArchive(reader, 0, reader.file.size)
     archive.locate_all()
 
 
-def _constants(archive: _Archive, words: Vocabulary, storages: _Storages, limits: Limits) -> Any:
-    """Return what the program of a TorchScript archive holds: a tuple of constants."""
-    own = storages.within(_OF_CONSTANTS)
-    pickle = archive.find(_CONSTANTS)
-    if pickle is None:
-        held: Any = ()
-    else:
-        words = words._replace(persistent=own.resolve, phrases=None)
-        where = f"{archive.file.path} ({archive.prefix}{_CONSTANTS})"
-        held = load(pickle, words, where=where, limits=limits).value
-    unused = [name for name, row in archive.storages(_OF_CONSTANTS) if row not in own.used and archive.sizes[row]]
-    if unused:
-        from ckptconv.formats.torch.script import unsupported
-
-        raise unsupported(
-            archive.file.path, f"its program alone says what {some(unused, 1)} holds, which {_CONSTANTS} does not"
-        )
-    return held
-
-
-def _script(archive: _Archive, loaded: Loaded, constants: Any, byteorder: str) -> TorchFile:
-    """Return the weights of a TorchScript archive whose data.pkl holds a module."""
-    if archive.prefix + SCRIPT_DESCRIPTION in archive.rows:
-        raise archive.corrupt(
-            f"it has both {PICKLE} and {SCRIPT_DESCRIPTION}, and which of them counts depends on the release of torch"
-        )
-    from ckptconv.formats.torch import script as torch_script
-
-    return _weights_file(
-        archive, torch_script.weights(loaded.value, constants, archive.find, archive.file.path), loaded, byteorder
+def _program(archive: TorchArchive, pickle: bytes, storages: Storages, byteorder: str, limits: Limits) -> TorchFile:
+    """Return what is read of an archive with a program in it."""
+    for module in PROGRAMS:
+        read: TorchFile = import_module(module).read(archive, pickle, storages, byteorder, limits)
+        return read
+    raise UnsupportedError(
+        f"{archive.name} is a TorchScript archive: a program with its weights.",
+        "Load it with torch.jit.load, and save its state_dict() with torch.save.",
     )
 
 
-def _old_script(archive: _Archive, description: bytes, words: Vocabulary, limits: Limits) -> TorchFile:
-    """Return the weights of a TorchScript archive of torch 1.0 to 1.2, which has no data.pkl."""
-    from ckptconv.formats.torch import script_json
-
-    def size(key: str) -> int | None:
-        row = archive.storage(key, SCRIPT_RECORDS)
-        return None if row is None else archive.sizes[row]
-
-    def attributes(words: Vocabulary) -> Loaded:
-        name = SCRIPT_ATTRIBUTES
-        return load(archive.read(name), words, where=f"{archive.file.path} ({archive.prefix}{name})", limits=limits)
-
-    needed = script_json.Archive(archive.file.path, size, words, attributes)
-    return _weights_file(archive, *script_json.weights(description, needed), "little")
-
-
-def _weights_file(archive: _Archive, weights: ScriptWeights, loaded: Loaded, byteorder: str) -> TorchFile:
-    from ckptconv.formats.torch.script import told
-
-    return TorchFile(
-        weights.tensors,
-        archive.file,
-        tuple(cls for cls in loaded.opaque if cls.module.partition(".")[0] != "__torch__"),
-        loaded.globals,
-        byteorder,
-        archive.records(archive.rows_below(*(archive.prefix + folder for folder in archive.folders))),
-        archive.bytes_read,
-        "script archive",
-        notes=(told(weights.others),) if weights.others else (),
-    )
-
-
-class _Storages:
+class Storages:
     """Resolves persistent ids to the storages of an archive."""
 
-    def __init__(self, archive: _Archive, swapped: bool, folder: str = "") -> None:
+    def __init__(self, archive: TorchArchive, swapped: bool, folder: str = "") -> None:
         self._archive = archive
         self._swapped = swapped
         self._folder = folder or archive.folders[0]
@@ -177,9 +118,9 @@ class _Storages:
         # None for a script archive with data.pkl: there each tensor's id gives its dtype.
         self._dtypes = None if archive.is_script and not archive.is_old_script else FirstDtypes(len(archive.sizes))
 
-    def within(self, folder: str) -> _Storages:
+    def within(self, folder: str) -> Storages:
         """Return the storages in another folder of the archive."""
-        return _Storages(self._archive, self._swapped, folder)
+        return Storages(self._archive, self._swapped, folder)
 
     def _agrees(self, row: int, wanted: StorageId) -> bool:
         """Whether torch.load gives this storage this dtype. It makes an empty storage anew each time."""
@@ -241,7 +182,7 @@ class _Storages:
 # ------------------------------------------------------------------------------------------------------ the archive
 
 
-class _Archive(Archive):
+class TorchArchive(Archive):
     """A zip archive as torch writes it. `folders` are where its storages are: those of the state first."""
 
     def __init__(self, reader: Reader, start: int, size: int) -> None:
@@ -249,7 +190,7 @@ class _Archive(Archive):
         old = self._old_script_prefix()
         self.is_old_script = old is not None
         self.prefix = self._prefix() if old is None else old
-        self.folders = (SCRIPT_RECORDS,) if self.is_old_script else (_STORAGES, _OF_CONSTANTS)
+        self.folders = (SCRIPT_RECORDS,) if self.is_old_script else (_STORAGES, OF_CONSTANTS)
         self.check_names(_LOOKED_FOR, self.folders)
         # Whether it is a TorchScript archive: a program with its weights.
         self.is_script = self.is_old_script or self._has_code()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import CorruptError
 from ckptconv.formats import model_files
-from ckptconv.formats.dcp.locate import SUFFIX
+from ckptconv.formats.dcp.names import SUFFIX
 from ckptconv.outputs.schema import MOST_DESCRIPTION, MOST_RECORD, object_record
 from ckptconv.outputs.targets import DIRECTORIES, MANIFEST
 from ckptconv.plan import FilePlan

@@ -93,8 +93,10 @@ def main() -> None:
         torch.save(tree, directory / f"{name}.stream.pt", _use_new_zipfile_serialization=False)
     torch.manual_seed(0)
     model = Block().eval()
-    torch.jit.script(model).save(str(directory / "scripted.pt"))
-    torch.jit.trace(model, torch.arange(5)).save(str(directory / "traced.pt"))
+    programs = Path(__file__).parents[2] / "features" / "script" / "data" / release
+    programs.mkdir(parents=True, exist_ok=True)
+    torch.jit.script(model).save(str(programs / "scripted.pt"))
+    torch.jit.trace(model, torch.arange(5)).save(str(programs / "traced.pt"))
     print(release, *sorted(path.name for path in directory.iterdir()))
 
 

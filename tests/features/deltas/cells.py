@@ -15,13 +15,13 @@ from safetensors.torch import save_file
 import ckptconv
 from ckptconv.features.deltas.comparing import COMPARING as OF_DIFF
 from ckptconv.features.deltas.kernels import Overlay, Xor
-from ckptconv.features.deltas.options import PATCHING
+from ckptconv.features.deltas.options import PATCHING, PATCHING_TOO
 from ckptconv.tensors.computing import Joined
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Inline, LazyTensor
 
 # Options of commands that no other command has, by the beginning of the command.
-FLAGS = {"patch": (PATCHING,)}
+FLAGS = {"patch": (PATCHING, PATCHING_TOO)}
 
 
 # ---------------------------------------------------------------------------------------------------- what is computed

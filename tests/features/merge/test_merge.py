@@ -11,21 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import rank_files
 import torch
 import zero_writer as zero
 from cells import of_features
 from checkpoints import DATA, ckptconv, ckptconv_here, contents
-from effort import examples
+from effort import every, examples
 from faults import tiles
 from hypothesis import HealthCheck
 from hypothesis import given as made_up
 from hypothesis import strategies as st
-from rank_files import placed
 from safetensors.torch import load_file, save_file
 from stores import SOURCES
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Shard
 
 from ckptconv import CkptconvError, CorruptError, DifferenceError, UnsupportedError, UsageError, convert, merge, verify
 from ckptconv.features.merge import adapters as merging
@@ -289,14 +285,12 @@ def test_adapters_may_be_in_a_zero_checkpoint(stage: int) -> None:
     assert torch.equal(load_file("again.safetensors")["a.weight"], load_file("out.safetensors")["a.weight"])
 
 
-def test_adapters_may_be_in_the_files_of_ranks() -> None:
+@every("save", of_features("SAVED_BY_RANKS"))
+def test_adapters_may_be_in_the_files_of_ranks(save: Callable[[Path, Tensors], object]) -> None:
     given = factors("a", 6, 5)
     merge(model(), adapter(given), "out.safetensors")
 
-    def state(mesh: DeviceMesh, rank: int) -> Tensors:
-        return {name: placed(tensor, mesh, Shard(0)) for name, tensor in training(given).items()}
-
-    rank_files.write(Path("run"), (2,), state)
+    save(Path("run"), training(given))
     shutil.copy("adapter/adapter_config.json", "run")
     merge("base.safetensors", "run", "again.safetensors", verify=True)
     assert torch.equal(load_file("again.safetensors")["a.weight"], load_file("out.safetensors")["a.weight"])

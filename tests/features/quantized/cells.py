@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import ckptconv
 from ckptconv.features.quantized.computing import Dequantize, Quantize, Rescale
 from ckptconv.features.quantized.options import ROUNDING_WAYS
-from ckptconv.features.quantized.table import WAYS as QUANTIZING_WAYS
+from ckptconv.features.quantized.table import WAYS as _WAYS
 from ckptconv.result import Report
 from ckptconv.tensors.computing import Axis, Tile, Tiled
 from ckptconv.tensors.dtypes import DTYPES
@@ -43,8 +43,10 @@ DECIDING = {
 
 # ---------------------------------------------------------------------------------------------------- what is computed
 
-# Small checkpoints of every dialect; and `QUANTIZING_WAYS`, the ways to quantize.
-DIALECTS = dialects
+# A model, and the name of a weight in it.
+QUANTIZED_MODELS = [(dialects.QUANTIZED / "block-fp8-f32", "model.layers.1.self_attn.q_proj.weight")]
+# Small checkpoints of every dialect, and the ways to quantize.
+DIALECTS, QUANTIZING_WAYS = dialects, _WAYS
 
 
 def _converting(**asked: Any) -> Callable[..., Report]:
@@ -69,10 +71,10 @@ COMPUTING: dict[str, tuple[Callable[..., object], str]] = {
 }
 # What becomes of each option in each kind of output; the option, others that it needs, and the source.
 ROWS_OF_KINDS: dict[str, tuple[Any, ...]] = {
-    "dequantize": ("hhhhssshhhh", {"dequantize": True}, (), "quantized"),
-    "quantize": ("hhrhssrrrrr", {"quantize": "fp8-block"}),
-    "requantize": ("hhrhssrrrrr", {"requantize": "fp8-block"}, (), "quantized"),
-    "keep": ("hhrhssrrrrr", {"keep": "l1.*"}, (("quantize", "fp8-block"),)),
+    "dequantize": ("hhhhsshhh", {"dequantize": True}, (), "quantized"),
+    "quantize": ("hhrhssrrr", {"quantize": "fp8-block"}),
+    "requantize": ("hhrhssrrr", {"requantize": "fp8-block"}, (), "quantized"),
+    "keep": ("hhrhssrrr", {"keep": "l1.*"}, (("quantize", "fp8-block"),)),
 }
 # Options that a conversion says something of, by source.
 TELLING: list[tuple[str, dict[str, Any]]] = [("dcp", {"dequantize": True})]

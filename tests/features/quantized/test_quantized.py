@@ -697,15 +697,6 @@ def test_a_map_and_a_reference_see_the_weights(tmp_path: Path) -> None:
         assert bits(ckptconv.load_state_dict(tmp_path / made)) == expected, made
 
 
-def test_a_universal_checkpoint_has_the_products_in_float32(tmp_path: Path) -> None:
-    source, name = QUANTIZED / "block-fp8-f32", "model.layers.1.self_attn.q_proj.weight"
-    ckptconv.convert(source, tmp_path / "out", dequantize=True, universal=tmp_path / "universal", verify=True)
-    made = torch.load(tmp_path / "universal" / "zero" / name / "fp32.pt", weights_only=True)["param"]
-    assert made.dtype == torch.float32
-    expected = load_file(source / "expected.safetensors")[name]
-    assert torch.equal(made.reshape(expected.shape).bfloat16(), expected)
-
-
 def test_a_plan_reads_names_and_shapes_alone(tmp_path: Path) -> None:
     header: dict[str, Any] = {}
     at = 0

@@ -31,7 +31,7 @@ WRONG_VALUES: list[tuple[str, str, Any]] = [
     ("split_rows", "weight_dtype", 16),
     ("pack_rows", "names", "weight"),
     ("pack_rows", "names", {"weight": 3}),
-    ("pack_rows", "optimizer", 3),
+    ("pack_rows", "method", 3),
     ("pack_rows", "jobs", 0),
     ("check_rows", "global_id_offset", 1.5),
     ("check_rows", "bucket_size", "many"),
@@ -41,7 +41,7 @@ WRONG_VALUES: list[tuple[str, str, Any]] = [
 
 # ---------------------------------------------------------------------------------------------------- what is printed
 
-LAYOUT = ["--embedding-dim", "64", "--optimizer", "adagrad", "kv.pt"]
+LAYOUT = ["--embedding-dim", "64", "--method", "adagrad", "kv.pt"]
 
 
 def table() -> None:
@@ -86,12 +86,12 @@ GROUPS = ["rows"]
 COMMANDS = ["rows split", "rows pack", "rows check"]
 # Commands that name their output by an option, last.
 NAMED = [
-    (table, "rows split --embedding-dim 64 --optimizer adagrad kv.pt -o parts"),
+    (table, "rows split --embedding-dim 64 --method adagrad kv.pt -o parts"),
     (None, "rows pack parts -o again.pt"),
 ]
 # Functions of the library that are given a path; those that take several.
 PATHS: dict[str, Callable[[Any], object]] = {
-    "split_rows": lambda value: ckptconv.split_rows(value, "out", embedding_dim=64, optimizer="adagrad"),
+    "split_rows": lambda value: ckptconv.split_rows(value, "out", embedding_dim=64, method="adagrad"),
     "pack_rows": lambda value: ckptconv.pack_rows(value, "out"),
     "check_rows": ckptconv.check_rows,
 }
@@ -105,30 +105,30 @@ def scene(here: Path) -> None:
     """Put kv1.pt, kv2.pt and the directory rows beside what others made."""
     for name in ("kv1", "kv2"):
         torch.save({"t": torch.zeros(2, 76, dtype=torch.float16)}, here / f"{name}.pt")
-    ckptconv.split_rows(here / "kv1.pt", here / "rows", embedding_dim=64, optimizer="adagrad")
+    ckptconv.split_rows(here / "kv1.pt", here / "rows", embedding_dim=64, method="adagrad")
 
 
 READING = {"rows check"}
 # Options of a path that is read.
 READ_THERE = {("rows", "map")}
 REFUSED = """\
-rows split kv1.pt g1.safetensors --embedding-dim 64 --optimizer adagrad
-rows split kv1.pt hf --embedding-dim 64 --optimizer adagrad
-rows split kv1.pt -o dcp --embedding-dim 64 --optimizer adagrad
+rows split kv1.pt g1.safetensors --embedding-dim 64 --method adagrad
+rows split kv1.pt hf --embedding-dim 64 --method adagrad
+rows split kv1.pt -o dcp --embedding-dim 64 --method adagrad
 rows pack rows g1.safetensors
 rows pack rows a.pt
 rows pack rows -o rows
 rows pack rows -o hf
 """
 DONE: dict[str, set[str]] = {
-    "rows split kv1.pt new --embedding-dim 64 --optimizer adagrad": set(),
+    "rows split kv1.pt new --embedding-dim 64 --method adagrad": set(),
     "rows pack rows -o a.pt": {"a.pt"},
 }
 AGAIN = """\
-rows split kv1.pt new --embedding-dim 64 --optimizer adagrad
+rows split kv1.pt new --embedding-dim 64 --method adagrad
 rows pack rows new
 """
 WRITING: list[Callable[[], object]] = [
-    lambda: ckptconv.split_rows("kv1.pt", "hf", embedding_dim=64, optimizer="adagrad"),
+    lambda: ckptconv.split_rows("kv1.pt", "hf", embedding_dim=64, method="adagrad"),
     lambda: ckptconv.pack_rows("rows", "hf"),
 ]

@@ -7,7 +7,7 @@ import struct
 from typing import Any
 
 ROW = struct.Struct("<qq4f")
-LAYOUT = ["--embedding-dim", "4", "--optimizer", "none"]
+LAYOUT = ["--embedding-dim", "4", "--method", "none"]
 
 
 def run(smoke: Any) -> None:

@@ -55,7 +55,7 @@ class Kind:
     def options(self) -> list[object]:
         has = {"partial_row_wise_adam": "12", "adam": "12", "row_wise_rmsprop_ar": "1"}.get(self.optimizer, "")
         return [
-            *("--embedding-dim", self.dim, "--optimizer", self.optimizer),
+            *("--embedding-dim", self.dim, "--method", self.optimizer),
             *(("--max-dim", self.max_dim) if self.max_dim else ()),
             *(("--momentum1-dtype", self.m1) if "1" in has else ()),
             *(("--momentum2-dtype", self.m2) if "2" in has else ()),
@@ -326,8 +326,8 @@ def test_tensors_of_any_names_are_packed(tmp_path: Path) -> None:
     torch.save({**renamed, "m.embeddings.other.weight": torch.ones(2, 2)}, tmp_path / "state.pt")
     save_file({"iterations": parts["prev_iter"].view(-1, 1)}, tmp_path / "more.safetensors")
     out = tmp_path / "packed.pt"
-    options = ["--optimizer", "rmsprop", "--momentum1-dtype", "bfloat16", "--name", "t.weight"]
-    names = ["--part", "weight=m.embeddings.t.weight", "--part", "prev_iter=iterations"]
+    options = ["--method", "rmsprop", "--momentum1-dtype", "bfloat16", "--name", "t.weight"]
+    names = ["--column", "weight=m.embeddings.t.weight", "--column", "prev_iter=iterations"]
     run("pack", *options, *names, tmp_path / "state.pt", tmp_path / "more.safetensors", out)
     is_same_table(out, "t.weight", kind, table)
 
@@ -340,7 +340,7 @@ def test_momentum_saved_in_the_weights_dtype_is_packed_as_the_bits_it_is(tmp_pat
     parts["momentum1"] = parts["momentum1"].view(torch.float16)
     parts["weight_id"] = parts["weight_id"].view(-1, 1)
     save_file(parts, tmp_path / "bits.safetensors")
-    run("pack", "--optimizer", "adam", tmp_path / "bits.safetensors", tmp_path / "packed.safetensors")
+    run("pack", "--method", "adam", tmp_path / "bits.safetensors", tmp_path / "packed.safetensors")
     is_same_table(tmp_path / "packed.safetensors", "weight", kind, table)
 
 
@@ -348,7 +348,7 @@ def test_options_that_say_what_is_recorded_change_nothing_and_others_are_refused
     kind = Kind(8, "none", "float16")
     run("split", *kind.options, table_file(tmp_path / "t.pt", kind, rows_of(kind, 9)), tmp_path / "p.safetensors")
     run("pack", *kind.options, tmp_path / "p.safetensors", tmp_path / "q.pt")
-    for options in (["--embedding-dim", "12"], ["--optimizer", "adam"], ["--weight-dtype", "float32"]):
+    for options in (["--embedding-dim", "12"], ["--method", "adam"], ["--weight-dtype", "float32"]):
         assert "records" in run("pack", *options, tmp_path / "p.safetensors", tmp_path / "q.pt", code=2).err
 
 
@@ -365,18 +365,18 @@ def test_a_dtype_may_be_called_by_its_short_name(tmp_path: Path) -> None:
 
 
 NOT_FITTING = [
-    ("--embedding-dim 6 --optimizer adam", 5, "not a multiple of 4"),
-    ("--embedding-dim 32 --optimizer adam", 2, "--embedding-dim 64 --optimizer exact_row_wise_adagrad"),
-    ("--embedding-dim 64", 2, "--optimizer is missing"),
-    ("--optimizer adagrad", 2, "--embedding-dim 64 --optimizer exact_row_wise_adagrad"),
-    ("--embedding-dim 64 --optimizer sgd", 2, "none of exact_row_wise_adagrad"),
-    ("--embedding-dim 64 --optimizer adagrad --weight-dtype float32", 2, "of float16"),
-    ("--embedding-dim 64 --optimizer adagrad --momentum1-dtype float16", 2, "always float32"),
-    ("--embedding-dim 64 --optimizer adam --momentum1-dtype int8", 2, "none of float32"),
-    ("--embedding-dim 64 --optimizer none --momentum2-dtype float32", 2, "has no momentum2"),
-    ("--embedding-dim 64 --optimizer adam --max-dim 32", 2, "less than --embedding-dim"),
-    ("--embedding-dim 0 --optimizer adam", 2, "not a number"),
-    ("--embedding-dim 64 --optimizer adagrad --tensor nothing", 2, "There is no tensor"),
+    ("--embedding-dim 6 --method adam", 5, "not a multiple of 4"),
+    ("--embedding-dim 32 --method adam", 2, "--embedding-dim 64 --method exact_row_wise_adagrad"),
+    ("--embedding-dim 64", 2, "--method is missing"),
+    ("--method adagrad", 2, "--embedding-dim 64 --method exact_row_wise_adagrad"),
+    ("--embedding-dim 64 --method sgd", 2, "none of exact_row_wise_adagrad"),
+    ("--embedding-dim 64 --method adagrad --weight-dtype float32", 2, "of float16"),
+    ("--embedding-dim 64 --method adagrad --momentum1-dtype float16", 2, "always float32"),
+    ("--embedding-dim 64 --method adam --momentum1-dtype int8", 2, "none of float32"),
+    ("--embedding-dim 64 --method none --momentum2-dtype float32", 2, "has no momentum2"),
+    ("--embedding-dim 64 --method adam --max-dim 32", 2, "less than --embedding-dim"),
+    ("--embedding-dim 0 --method adam", 2, "not a number"),
+    ("--embedding-dim 64 --method adagrad --tensor nothing", 2, "There is no tensor"),
 ]
 ADAGRAD = Kind(64, "exact_row_wise_adagrad", "float16")
 
@@ -414,7 +414,7 @@ class PartiallyMaterializedTensor:
 
 def test_a_handle_without_data_is_refused_and_not_taken_for_a_table(tmp_path: Path) -> None:
     torch.save({"m.embeddings.t.weight": PartiallyMaterializedTensor(), "other": torch.ones(2, 3)}, tmp_path / "t.pt")
-    options = ["--embedding-dim", "64", "--optimizer", "adam", tmp_path / "t.pt"]
+    options = ["--embedding-dim", "64", "--method", "adam", tmp_path / "t.pt"]
     for words in (["split", *options, tmp_path / "out"], ["check", *options]):
         said = run(*words, code=5, said="not in this file").err
         assert "PartiallyMaterializedTensor" in said
@@ -788,20 +788,20 @@ def test_the_library_takes_paths_and_options_as_words(tmp_path: Path) -> None:
     kind = Kind(16, "adam", "float16", m2="bfloat16")
     table = rows_of(kind, 100)
     source, parts, packed = table_file(tmp_path / "t.pt", kind, table), tmp_path / "p.safetensors", tmp_path / "q.pt"
-    layout = {"embedding_dim": 16, "optimizer": "adam", "momentum2_dtype": "bfloat16"}
+    layout = {"embedding_dim": 16, "method": "adam", "momentum2_dtype": "bfloat16"}
     assert library.split_rows(source, parts, **layout, jobs=1).counts["rows"] == 100
     assert split_of(parts) == expected(kind, table)
     library.pack_rows([parts], packed, name="again")
     is_same_table(packed, "again", kind, table)
     assert library.check_rows(str(source), **layout).rows == 100
     with pytest.raises(library.CkptconvError):
-        library.split_rows(source, parts, embedding_dim=16, optimizer="adam")
+        library.split_rows(source, parts, embedding_dim=16, method="adam")
 
 
 def test_a_weight_of_a_width_that_no_row_has_is_not_supported(tmp_path: Path) -> None:
     for width, said in ((0, "ckptconv: The weight has the shape [3, 0]"), (2, "ckptconv: An embedding dim")):
         torch.save({"weight": torch.ones(3, width), "weight_id": torch.arange(3)}, tmp_path / "t.pt")
-        run("pack", "--optimizer", "adam", tmp_path / "t.pt", tmp_path / "out.pt", code=5, said=said)
+        run("pack", "--method", "adam", tmp_path / "t.pt", tmp_path / "out.pt", code=5, said=said)
 
 
 def test_its_options_take_words() -> None:

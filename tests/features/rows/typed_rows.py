@@ -8,7 +8,7 @@ import ckptconv
 
 
 def right(path: Path) -> None:
-    ckptconv.split_rows(path, "out", embedding_dim=64, optimizer="adam", names=["t"], fsync=False)
+    ckptconv.split_rows(path, "out", embedding_dim=64, method="adam", names=["t"], fsync=False)
     ckptconv.pack_rows([path], "out", names={"weight": "w"}, max_dim=8)
     ckptconv.check_rows(path, bucket_size=8, progress=print)
 

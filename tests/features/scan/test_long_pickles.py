@@ -24,8 +24,8 @@ import ckptconv
 from ckptconv.features.scan import survey
 from ckptconv.features.scan.bounds import LONGEST
 from ckptconv.features.scan.contents import ScannedContents
-from ckptconv.features.scan.readers import InMemory
 from ckptconv.pickles.refusing import refusing_attacks
+from ckptconv.storage.reading import InMemory
 
 # More bytes than are held of a pickle, as a value of it.
 _LENGTH = LONGEST + 5

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ckptconv.features.scan.contents import ScannedContents
-from ckptconv.features.scan.readers import InMemory
 from ckptconv.features.scan.report import counts
 from ckptconv.pickles.refusing import refusing_attacks
+from ckptconv.storage.reading import InMemory
 
 
 def found(data: bytes) -> set[str]:

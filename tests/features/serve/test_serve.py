@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import http.client
+import itertools
 import json
 import os
 import shutil
@@ -18,7 +19,8 @@ from urllib.parse import urlsplit
 
 import pytest
 import torch
-from checkpoints import COMMAND, DATA, ZERO, ckptconv_here, contents
+from cells import of_features
+from checkpoints import COMMAND, ZERO, ckptconv_here, contents
 from dcp_checkpoints import checkpoint_of
 from jsonschema import Draft202012Validator
 from processes import PROGRAM, Process, prepared
@@ -36,11 +38,11 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "zero": (),
     "zero in bfloat16": ("--dtype", "bf16"),
     "dcp": (),
-    "step-2": (),
-    "step-2 in bfloat16": ("--dtype", "bf16"),
     "model.pt": (),
     "model.pt in shards": ("--max-shard-size", "5MB"),
     "x.virtual.json": (),
+    **{name: () for more in of_features("SERVED") for name in more},
+    **{f"{name} in bfloat16": ("--dtype", "bf16") for more in of_features("SERVED") for name in more},
 }
 
 
@@ -49,7 +51,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("served")
     shutil.copytree(ZERO / "z3_fp32_w4" / "checkpoint", place / "zero")
     shutil.copytree(checkpoint_of("hsdp_2x2"), place / "dcp")
-    shutil.copytree(DATA / "checkpointing" / "2d-2x2-st" / "step-2", place / "step-2")
+    for name, path in itertools.chain(*(more.items() for more in of_features("SERVED"))):
+        shutil.copytree(path, place / name)
     torch.save(a_model(), place / "model.pt")
     ckptconv.convert(place / "model.pt", place / "x.virtual.json", fsync=False, dtype="bf16", max_shard_size="5MB")
     return place

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 import ckptconv
 from ckptconv.engine.execute import carry_out
 from ckptconv.errors import CorruptError
-from ckptconv.formats.dcp.entries import MAX_VALUE
+from ckptconv.formats.joining.names import MAX_VALUE
 from ckptconv.plan import Data, FilePlan
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.storage.writing import Writer

@@ -41,6 +41,7 @@ from zero_writer import (
 from ckptconv.conversion import convert
 from ckptconv.errors import CkptconvError, CorruptError, UnsafeError, UnsupportedError, UsageError
 from ckptconv.formats.detect import OtherFamilyError, open_source
+from ckptconv.outputs.kinds import FURTHER
 from ckptconv.structure import regexes
 
 
@@ -401,11 +402,12 @@ def test_muon_s_momentum_of_experts_gets_their_numbers(tmp_path: Path) -> None:
     check(tmp_path, checkpoint, expected(model), expected_states(model, {2}))
 
 
-def test_muon_s_momentum_goes_into_a_universal_checkpoint(tmp_path: Path) -> None:
-    model, universal = matrices(), tmp_path / "universal"
+@every("name", [name for name in FURTHER if name != "optimizer"])
+def test_muon_s_momentum_goes_into_what_trainings_go_on_from(name: str, tmp_path: Path) -> None:
+    model, output = matrices(), tmp_path / name
     checkpoint = write(tmp_path / "checkpoint", model, Save(muon=MUON))
-    convert(checkpoint, family="deepspeed", fsync=False, universal=str(universal), verify=True)
-    check(tmp_path, universal, expected(model), expected_states(model, MUON))
+    convert(checkpoint, family="deepspeed", fsync=False, verify=True, **{name: str(output)})
+    check(tmp_path, output, expected(model), expected_states(model, MUON))
 
 
 @every("world", [2, 3])
@@ -691,7 +693,7 @@ def test_tied_masters_of_two_stages_must_be_equal(tmp_path: Path) -> None:
     refused(checkpoint, CorruptError, "tied_modules.embed.weight", "stored twice", "differ")
 
 
-@every("asked", ["optimizer", "universal"])
+@every("asked", FURTHER)
 def test_states_of_tied_masters_must_be_equal_where_they_are_asked_for(asked: str, tmp_path: Path) -> None:
     parts, layers, whole = stages(2)
     save = Save(stage=1, world=1)

@@ -19,6 +19,7 @@ from torch.distributed.checkpoint import FileSystemReader
 
 import ckptconv
 from ckptconv.formats.numbers import orders
+from ckptconv.outputs.kinds import FURTHER
 
 transformers = pytest.importorskip("transformers")
 
@@ -73,7 +74,7 @@ def test_a_trainer_s_checkpoint_has_the_order_of_its_architecture(tmp_path: Path
         # The weights alone, a model's files with the optimizer named, and without any order.
         run = ckptconv_here("convert", step, tmp_path / f"{name}-alone")
         assert "optimizer.pt; --optimizer PATH converts its states" in run.out
-        states = ["--optimizer", step / "optimizer.pt", "--optimizer-key", "optim"]
+        states = ["--states", step / "optimizer.pt", "--optimizer-key", "optim"]
         run = ckptconv_here("safetensors2dcp", step, tmp_path / f"{name}-dcp", *states)
         assert run.code == 0, run.err
         assert "--optimizer PATH" not in run.out
@@ -84,8 +85,8 @@ def test_a_trainer_s_checkpoint_has_the_order_of_its_architecture(tmp_path: Path
         (step / "config.json").write_text(json.dumps({**told, "auto_map": {"AutoModel": "own.Model"}}))
         ckptconv_here("convert", step, "--optimizer", tmp_path / "no").refused(5, "names code of the model's own")
         (step / "config.json").unlink()
-        for words in (["--optimizer", tmp_path / "no"], ["--universal", tmp_path / "no"]):
-            run = ckptconv_here("convert", step, *words)
+        for option in FURTHER:
+            run = ckptconv_here("convert", step, f"--{option}", tmp_path / "no")
             said = run.refused(5, "Beside the model lies", "optimizer.pt, whose states are not taken", "--order")
             assert "zero moments and step 0" not in said
         order = ["--order", tmp_path / "config.json"]
@@ -140,17 +141,17 @@ def test_what_lies_beside_each_other_by_relative_names_is_told_apart(
     save_file(model.state_dict(), "model.safetensors")
     torch.save(optimizer.state_dict(), "optimizer.pt")
     torch.save(model.state_dict(), "order.pt")
-    words = ["safetensors2dcp", "model.safetensors", "out", "--optimizer", "optimizer.pt"]
+    words = ["safetensors2dcp", "model.safetensors", "out", "--states", "optimizer.pt"]
     ckptconv_here(*words).refused(5, "optimizer.pt: the optimizer numbers its 4 parameters", "--order")
     assert ckptconv_here(*words, "--order", "order.pt").code == 0
     with ckptconv.open("out") as checkpoint:
         assert_same(dict(checkpoint.optimizer.get_tensors()), expected)
-    verify = ["verify", "model.safetensors", "out", "--to", "dcp", "--optimizer", "optimizer.pt"]
+    verify = ["verify", "model.safetensors", "out", "--to", "dcp", "--states", "optimizer.pt"]
     ckptconv_here(*verify).refused(5, "--order")
     assert ckptconv_here(*verify, "--order", "order.pt").code == 0
     # The record of a conversion keeps the order.
     assert ckptconv_here("pt2safetensors", "order.pt", "kept.safetensors").code == 0
-    run = ckptconv_here("safetensors2dcp", "kept.safetensors", "again", "--optimizer", "optimizer.pt")
+    run = ckptconv_here("safetensors2dcp", "kept.safetensors", "again", "--states", "optimizer.pt")
     assert "by the order of the state dict" in run.out
     with ckptconv.open("again") as checkpoint:
         assert_same(dict(checkpoint.optimizer.get_tensors()), expected)
@@ -268,9 +269,9 @@ def test_what_tells_an_order_is_an_input(tmp_path: Path) -> None:
         file.write_text(one)
         assert ckptconv_here("convert", step, "--optimizer", out, *words).code == 0
         assert ckptconv_here("convert", step, "--optimizer", parts, "--part", "0/2", *words).code == 0
-        assert ckptconv_here("verify", step, "--optimizer", out, *words).code == 0
+        assert ckptconv_here("verify", step, "--states", out, *words).code == 0
         file.write_text(other)
-        ckptconv_here("verify", step, "--optimizer", out, *words).refused(1)
+        ckptconv_here("verify", step, "--states", out, *words).refused(1)
         assert ckptconv_here("convert", step, "--optimizer", parts, "--part", "1/2", *words).code == 0
         ckptconv_here("finish", parts).refused(2, "The input has changed in between")
 
@@ -321,7 +322,7 @@ def test_a_group_that_muon_sorted_by_size_is_told_by_its_shapes(tmp_path: Path) 
     assert {name: int(value.flatten()[0]) for name, value in found.items()} == {
         f"{name}.momentum_buffer": at for at, name in enumerate(MATRICES)
     }
-    words = ["--to", "dcp", "--optimizer", tmp_path / "train.pt", "--model-key", "model", "--optimizer-key", "optim"]
+    words = ["--to", "dcp", "--states", tmp_path / "train.pt", "--model-key", "model", "--optimizer-key", "optim"]
     run = ckptconv_here("safetensors2dcp", tmp_path / "train.pt", tmp_path / "dcp", *words)
     assert run.code == 0, run.err
     # torch's Muon asks for all its settings.
@@ -421,7 +422,7 @@ def test_an_optimizer_without_its_model_is_of_the_input_s(tmp_path: Path) -> Non
     index = {"metadata": {"param_groups": "pytorch_optim_group.bin"}, "weight_map": weight_map}
     (shards / "pytorch_optim.bin.index.json").write_text(json.dumps(index))
     for at, saved in enumerate((tmp_path / "state.pt", shards, shards / "pytorch_optim.bin.index.json")):
-        words = ["safetensors2dcp", tmp_path / "model.safetensors", tmp_path / f"{at}", "--optimizer", saved]
+        words = ["safetensors2dcp", tmp_path / "model.safetensors", tmp_path / f"{at}", "--states", saved]
         ckptconv_here(*words).refused(5, "--order")
         assert ckptconv_here(*words, "--order", tmp_path / "order.pt").code == 0
         with ckptconv.open(tmp_path / f"{at}") as checkpoint:
@@ -444,7 +445,7 @@ def test_states_of_torchtune_s_modules_are_not_those_of_the_weights_that_it_expo
         save_file({f"{name}.weight": module.weight.detach()}, tmp_path / "model.safetensors")
         rest = {"epochs_run": 1, "total_epochs": 2, "seed": 0, "max_steps_per_epoch": None}
         torch.save({"optimizer": optimizer.state_dict(), **rest}, tmp_path / "recipe_state.pt")
-        words = ["--optimizer", tmp_path / "recipe_state.pt"]
+        words = ["--states", tmp_path / "recipe_state.pt"]
         run = ckptconv_here("safetensors2dcp", tmp_path / "model.safetensors", tmp_path / "out", *words)
         assert run.code == code, run.err
         assert ("torchtune" in run.err) is bool(code)
@@ -454,5 +455,5 @@ def test_states_of_no_parameter_of_the_model_are_refused(tmp_path: Path) -> None
     save_file({"a": torch.zeros(2)}, tmp_path / "model.safetensors")
     states = {"state": {"b": {"exp_avg": torch.zeros(2)}}, "param_groups": [{"params": ["b"]}]}
     torch.save(states, tmp_path / "optimizer.pt")
-    words = ["safetensors2dcp", tmp_path / "model.safetensors", tmp_path / "out", "--optimizer"]
+    words = ["safetensors2dcp", tmp_path / "model.safetensors", tmp_path / "out", "--states"]
     ckptconv_here(*words, tmp_path / "optimizer.pt").refused(5, "has states of 'b', and the model has no parameters")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-import torch
 from checkpoints import DATA, ckptconv_here, done, torch_loaded
 from compare import bits, evaluate, same
 from effort import every
@@ -22,7 +20,7 @@ def of_kind(*kinds: str) -> list[Path]:
 
 def test_there_are_files_of_several_releases() -> None:
     assert [path.name for path in RELEASES] == ["1.13.0", "2.0.1", "2.4.1"]
-    assert len(FILES) == 24
+    assert len(FILES) == 18
 
 
 @every("path", of_kind("training"))
@@ -52,15 +50,6 @@ def test_whole_modules_are_kept_as_data_with_their_tensors(path: Path) -> None:
         assert evaluate(parameters[name]) == bits(getattr(model, name))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@every("path", of_kind("scripted", "traced"))
-def test_scripts(path: Path) -> None:
-    ours, theirs = read_torch(str(path)).value, torch.jit.load(str(path)).state_dict()
-    assert [name for name in ours if not name.startswith("CONSTANTS.")] == list(theirs)
-    for name, tensor in theirs.items():
-        same(ours[name], tensor)
-
-
-@every("path", of_kind("training", "scripted", "traced", "module"))
+@every("path", of_kind("training", "module"))
 def test_all_are_converted(path: Path, tmp_path: Path) -> None:
     done(ckptconv_here("pt2safetensors", path, tmp_path / "out.safetensors"))

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from attacks.assemble import Member, mapped, members, name, pickled, streamed, tensor, text, zipped
+from attacks.assemble import Member, streamed, zipped
 from attacks.corpus import DONE, W_STREAM, M, P
 from attacks.readers import READERS, THREE, entry, record, tar
 from checkpoints import ckptconv_here
@@ -25,10 +25,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
-from ckptconv.formats.torch import script as torch_script
-from ckptconv.formats.torch.file import read, read_torch
+from ckptconv.formats.torch.file import read_torch
 from ckptconv.storage import archive as zip_archives
-from ckptconv.storage.location import Location
 from ckptconv.storage.tar_directory import is_tar
 from ckptconv.storage.zip_directory import normal
 
@@ -300,40 +298,6 @@ def test_how_many_members_an_archive_may_have(tmp_path: Path, monkeypatch: pytes
 )
 def test_names_as_other_readers_take_them(given: str, expected: str) -> None:
     assert normal(given) == expected
-
-
-def module(kind: str, *state: bytes) -> bytes:
-    """The opcodes of a module of a script."""
-    return name("__torch__", kind) + b")\x81" + mapped(*state) + b"b"
-
-
-def script(path: Path, root: bytes, code: str) -> str:
-    constants, source = Member("archive/constants.pkl", b"\x80\2)."), Member("archive/code/__torch__.py", code.encode())
-    path.write_bytes(zipped([*members(pickled(root)), constants, source]))
-    return str(path)
-
-
-def test_the_code_of_a_script_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many modules it describes."""
-    kinds = [f"M{number}" for number in range(50)]
-    code = "".join(f'class {kind}(Module):\n  __parameters__ = ["w", ]\n  __buffers__ = []\n' for kind in kinds)
-
-    inner = [part for kind in kinds[1:] for part in (text(kind), module(kind, text("w"), tensor()))]
-    path = script(tmp_path / "script.pt", module("M0", *inner), code)
-    files: list[str] = []
-    plain = torch_script.modules_in
-    monkeypatch.setattr(torch_script, "modules_in", lambda code: files.append(code) or plain(code))
-    assert len(read(Location(str(path))).weights) == 49
-    assert len(files) == 1
-
-
-def test_modules_nested_without_end_are_refused(tmp_path: Path) -> None:
-    root = module("M")
-    for _ in range(3000):
-        root = module("M", text("a"), root)
-    path = script(tmp_path / "deep.pt", root, "class M(Module):\n  __parameters__ = []\n  __buffers__ = []\n")
-    with pytest.raises(UnsupportedError, match="nested more than 200 levels deep"):
-        read(Location(str(path)))
 
 
 def test_no_file_is_written_beside_what_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,86 @@
+"""Join deltas that follow one another into one, which changes their first base into what the last one makes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ckptconv.comparison.diff import difference
+from ckptconv.errors import UNWRITTEN, UsageError, leaving
+from ckptconv.features.deltas.changes import check_chain
+from ckptconv.features.deltas.options import PATCHING
+from ckptconv.features.deltas.patching import check_changes, expected_of
+from ckptconv.features.deltas.reading import read_delta
+from ckptconv.features.deltas.writing import AskedDelta
+from ckptconv.formats.opening import opened
+from ckptconv.options.option import checked
+from ckptconv.options.table import Options
+from ckptconv.outputs.pipeline import selected
+from ckptconv.process import no_garbage
+from ckptconv.storage.location import Location
+from ckptconv.storage.paths import listed, normalize
+from ckptconv.storage.progress import counter, shown
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ckptconv.comparison.reading import Pair
+    from ckptconv.options.keywords import PatchOptions
+    from ckptconv.result import Report
+    from ckptconv.storage.progress import AnyProgress
+
+# Options that say how OUTPUT is divided and cast, which a delta is not.
+_OF_WEIGHTS = ("max_shard_size", "dtype", "manifest", "dry_run")
+
+
+@leaving(UNWRITTEN)
+@shown
+@checked(PATCHING)
+def squash(
+    base: str | os.PathLike[str],
+    deltas: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    output: str | os.PathLike[str],
+    *,
+    progress: AnyProgress | None = None,
+    on_total: Callable[[int], object] | None = None,
+    before_commit: Callable[[], object] | None = None,
+    **options: Unpack[PatchOptions],
+) -> Report:
+    """Write to `output`, a directory, one delta that changes `base` as `deltas` do, one after the other.
+
+    What they make is compared with their checksums first. Raise as `patch` does.
+    """
+    chosen = Options(**options)
+    for name in _OF_WEIGHTS:
+        if getattr(chosen, name) != getattr(Options(), name):
+            raise UsageError(f"--{name.replace('_', '-')} is about weights, and --squash writes a delta.")
+    places = [Location(each, dict(chosen.storage_options)) for each in listed(deltas, "There is no delta to join.")]
+    with no_garbage():
+        chain = [read_delta(place) for place in places]
+        check_chain(chain)
+        one = opened(normalize(base), chosen, key=chosen.key)
+        other = one.computing(patch=chain)
+        whole = selected(other, chosen)
+        aliases = whole.recorded_aliases()
+        stored = whole.stored(aliases)
+    first, last = chain[0], chain[-1]
+    joined = AskedDelta(os.fspath(output), "auto", last.checksum, last.version, first.base_version)
+    chosen = joined.checked(chosen)
+    check_changes(stored, expected_of(chain, aliases), base, chosen)
+    changed: dict[str, Pair] = {}
+    with joined.encoder(chosen) as encoder:
+        found = difference(
+            one,
+            other,
+            chosen,
+            progress=counter(progress),
+            on_total=on_total,
+            changed=changed,
+            encoder=encoder,
+            measure=False,
+        )
+        if before_commit:
+            before_commit()
+        _, report = joined.written(one, other, found, changed, encoder, chosen)
+    return report

@@ -1,0 +1,428 @@
+"""Megatron-core's checkpoints: what they hold and say beyond other directories of torch.distributed.checkpoint.
+
+Source: megatron/core/dist_checkpointing/{mapping,optimizer,serialization}.py, its strategies/{common,torch}.py and
+megatron/core/optimizer/{optimizer,distrib_optimizer}.py of Megatron-core 0.5 to 0.19.
+
+`metadata.json` names the backend. `common.pt` is a dict of what all ranks had alike; from release 0.19 on, it is a
+ShardedObject called `common_state`. A tensor of a layer is stored in one of all layers, under the name without the
+layer's number. `<key>/shard_<index>_<shape>` is a ShardedObject: a list of pickled values of a rank.
+`[chained_N.]optimizer.state.<state>.<parameter>` is a state of the parameter's shape, or flattened: a distributed
+optimizer cuts each shard of a parameter, as one row, wherever a rank's buffer ends.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
+from ckptconv.formats.chunks import ChunkTile, join
+from ckptconv.formats.dcp.metadata import Description, SavedTensor, Shape
+from ckptconv.formats.integrity import check_file
+from ckptconv.formats.joining.names import named
+from ckptconv.formats.registered import MEGATRON
+from ckptconv.formats.source import Wanted
+from ckptconv.formats.torch.file import Account, read_torch
+from ckptconv.pickles.nodes import Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
+from ckptconv.storage import strict_json
+from ckptconv.storage.location import Location
+from ckptconv.tensors.lazy import LazyTensor, Narrow, View
+from ckptconv.tensors.slices import Steps, strided
+from ckptconv.text import some
+
+_COMMON, _CONFIG = "common.pt", "metadata.json"
+# The object with what all ranks have alike: a list of one dict.
+COMMON_STATE = "common_state/shard_0_1"
+_BACKEND_KEY, BACKEND = "sharded_backend", "torch_dist"
+# Where the values of common.pt, and those of ShardedObjects, are in the tree.
+_COMMON_KEY, _OBJECTS_KEY = "common", "objects"
+# The largest metadata.json that is read, in bytes, and the deepest values that are kept.
+_LARGEST, _DEEPEST = 1 << 20, 32
+# The most layers of a stack, and the most shards of a parameter: far more than any model has.
+_MOST_LAYERS, _MOST_SHARDS = 1 << 14, 1 << 20
+# States that are the parameter itself, in fp32.
+_MASTERS = ("fp32_param", "param")
+# States in the buffers of a distributed optimizer: those of many parameters one after the other.
+_BUFFER = re.compile(
+    r"(?:chained_\d+\.)?optimizer\.distributed\.dp_group_idx_\d+\.(?:gbuf_idx_\d+\..+|param_state/.+)", re.DOTALL
+)
+# Weights of the experts of all ranks, which are named alike whatever class they are of.
+_GROUPED = re.compile(r".+\.mlp\.experts\.experts\.linear_fc[12]\.weight", re.DOTALL)
+_LAYERS = re.compile(r"((?:.+\.)?layers)\.(?!\d+\.)(.+)", re.DOTALL)
+_NAMESPACES = (Global("argparse", "Namespace"), Global("types", "SimpleNamespace"))
+_KEYS = (str, int, float, bool, type(None))
+_KEPT = (bool, int, float, complex, str, bytes, type(None), Size, TorchConstant, NumpyScalar, NumpyArray)
+# What inspect shows of the arguments of a training.
+_SHOWN = {
+    "tensor_model_parallel_size": "TP",
+    "pipeline_model_parallel_size": "PP",
+    "context_parallel_size": "CP",
+    "expert_model_parallel_size": "EP",
+    "expert_tensor_parallel_size": "expert TP",
+    "world_size": "ranks",
+    "consumed_train_samples": "samples",
+}
+
+
+class _NotPlainError(Exception):
+    """A value holds a tensor or an object."""
+
+
+@dataclass
+class Extra:
+    """What a checkpoint of Megatron-core has beside its tensors.
+
+    `common` are the plain values of common.pt, or of the object in its place if it `is_object`; `left` names those that
+    are left out. `without` are weights that have no master. `where` is the directory.
+    """
+
+    where: str
+    format: str = MEGATRON
+    common: dict[str, Any] = field(default_factory=dict)
+    is_object: bool = False
+    left: list[str] = field(default_factory=list)
+    without: list[str] = field(default_factory=list)
+    account: Account = field(default_factory=Account)
+
+    def arranged(
+        self,
+        weights: Any,
+        states: dict[str, Any] | None,
+        described: Description,
+        values: Mapping[str, Any],
+        wanted: Wanted,
+    ) -> tuple[Any, dict[str, Any] | None, CkptconvError | None]:
+        """Return the weights and states that are `wanted`, and why there are no states.
+
+        `values` are those that were read of what is `described`, by name. `states` is as in `Source.optimizer`, as
+        stored.
+        """
+        shapes = {name: tensor.shape for name, tensor in described.tensors.items()}
+        held = {name: value for name, value in weights.items() if name not in values}
+        error = None
+        if wanted.states or wanted.master:
+            error = _without_names((*described.tensors, *described.values), self.where)
+            if error and wanted.master:
+                raise error
+        own = {} if states is None else _shaped_states(states["state"], described.tensors, self.where)
+        if wanted.master:
+            masters = _masters(held, own, self.where)
+            self.without = [name for name in held if name not in masters]
+            held |= masters
+        if wanted.unstack:
+            held = _unstacked(held, {name: shapes[name] for name in held}, self.where)
+            own = _unstacked(own, {name: shapes.get(name, ()) for name in own}, self.where)
+        beside = {name: value for name, value in values.items() if name in weights}
+        if self.is_object:
+            beside.pop(COMMON_STATE, None)
+        objects = _Plain(self.left).take(beside)
+        for key, found in ((_COMMON_KEY, self.common), (_OBJECTS_KEY, objects)):
+            if key in held:
+                raise UnsupportedError(f"{self.where} has a tensor called {key!r}, where the record has other values.")
+            if found:
+                held[key] = found
+        return held, None if states is None else {**states, "state": own}, error
+
+    def notes(self) -> list[str]:
+        """Return what a user should know of what was left out, and of weights that have no master."""
+        found = []
+        if self.left:
+            found.append(f"No plain data, and left out of the record: {some(self.left, form=str)}.")
+        if self.without:
+            found.append(f"Without a master, and taken as they are stored: {some(self.without, form=named)}.")
+        return found
+
+
+# ---------------------------------------------------------------------------------------------------------- reading
+
+
+def read_extra(place: Location, objects: Mapping[str, Any], digests: Mapping[str, str]) -> Extra | None:
+    """Read what is beside the tensors, if Megatron-core wrote the directory; else return None.
+
+    `objects` are the checkpoint's values by name, `digests` the SHA-256 of its files by path. As in Megatron-core,
+    common.pt counts if both it and `COMMON_STATE` are there. Raise UnsupportedError for tensors of another backend than
+    torch_dist, UnsafeError if common.pt is an attack, CorruptError if it is damaged.
+    """
+    check_backend(place)
+    has_common = place.has_file(_COMMON)
+    if not backend_of(place) and not has_common and COMMON_STATE not in objects:
+        return None
+    extra = Extra(place.path)
+    extra.account.bytes_read += sum(check_file(place.join(name), digests) for name in (_CONFIG, _COMMON))
+    common, where = None, f"{place}: {COMMON_STATE}"
+    if has_common:
+        found = read_torch(place.join(_COMMON))
+        common, where = found.value, found.file.path
+        extra.account.add(found, _COMMON)
+    elif COMMON_STATE in objects:
+        state = objects[COMMON_STATE]
+        common = state[0] if type(state) is list and len(state) == 1 else state
+        extra.is_object = True
+    if has_common or extra.is_object:
+        if type(common) not in (dict, OrderedDict):
+            raise CorruptError(f"{where} holds no dict, as Megatron-core writes it.")
+        extra.common = _Plain(extra.left).take(common)
+    return extra
+
+
+def check_backend(place: Location) -> None:
+    """Raise UnsupportedError if metadata.json names another backend than torch_dist."""
+    backend = backend_of(place)
+    if backend not in ("", BACKEND):
+        raise UnsupportedError(
+            f"{place.join(_CONFIG)} says that the tensors are stored by {backend[:100]!r}; only {BACKEND} is read.",
+            f"Load it in Megatron, and save it with --ckpt-format {BACKEND}.",
+        )
+
+
+def is_of_another_backend(place: Location) -> bool:
+    """Whether the tensors were stored otherwise than with torch: with zarr, in a directory for each."""
+    return backend_of(place) not in ("", BACKEND)
+
+
+def backend_of(place: Location) -> str:
+    """Return the backend that metadata.json names; "" if there is no such file of Megatron-core."""
+    entry = place.names.get(_CONFIG)
+    if entry is None or entry.kind != "file" or entry.file.size > _LARGEST:
+        return ""
+    try:
+        told = strict_json.parse(place.join(_CONFIG).read_text(_LARGEST))
+    except ValueError:
+        return ""
+    backend = told.get(_BACKEND_KEY) if isinstance(told, dict) else None
+    return backend if isinstance(backend, str) else ""
+
+
+def _attributes(value: Any) -> Mapping[Any, Any] | None:
+    """Return the entries of a dict, or the attributes of an argparse.Namespace; None for anything else."""
+    if type(value) in (dict, OrderedDict):
+        return value  # type: ignore[no-any-return]
+    if type(value) is Opaque and value.cls in _NAMESPACES and len(value.state) == 1:
+        state = value.state[0]
+        return state if isinstance(state, dict) else None
+    return None
+
+
+@dataclass
+class _Plain:
+    """Takes what is plain of nested values; `left` names the rest: tensors, objects, and what is inside itself."""
+
+    left: list[str]
+    # The containers met before, by identity: one that is shared is made once.
+    known: dict[int, Any] = field(default_factory=dict)
+
+    def take(self, value: Any, path: str = "", depth: int = 0) -> Any:
+        """Return `value` with each Namespace as a dict, and without the entries of dicts that are not plain. Raise
+        _NotPlainError if nothing remains."""
+        if type(value) in _KEPT:
+            return value
+        inner = _attributes(value)
+        if depth > _DEEPEST or self.known.get(id(value)) is _NotPlainError:
+            raise _NotPlainError
+        if id(value) not in self.known:
+            self.known[id(value)] = _NotPlainError
+            if inner is not None:
+                self.known[id(value)] = self._entries(inner, path, depth)
+            elif type(value) in (list, tuple):
+                self.known[id(value)] = type(value)(self.take(each, path, depth + 1) for each in value)
+        if self.known[id(value)] is _NotPlainError:
+            raise _NotPlainError
+        return self.known[id(value)]
+
+    def _entries(self, values: Mapping[Any, Any], path: str, depth: int) -> dict[Any, Any]:
+        made: dict[Any, Any] = {}
+        for key, value in values.items():
+            below = f"{path}.{key}" if path else str(key)
+            try:
+                if type(key) not in _KEYS:
+                    raise _NotPlainError
+                made[key] = self.take(value, below, depth + 1)
+            except _NotPlainError:
+                self.left.append(below)
+        return made
+
+
+# ------------------------------------------------------------------------------------------------------------ facts
+
+
+def facts(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what inspect shows of a training's values: where it was, its mesh, its learning rate."""
+    found: dict[str, Any] = {}
+    for key in ("iteration", "checkpoint_version"):
+        if type(values.get(key)) in (int, float):
+            found[key.replace("_", " ")] = values[key]
+    inner = _attributes(values.get("args"))
+    for key, shown in _SHOWN.items():
+        if inner and type(inner.get(key)) is int:
+            found[shown] = inner[key]
+    rate = _learning_rate(values.get("optimizer"), 0)
+    rate = inner.get("lr") if rate is None and inner else rate
+    if type(rate) in (int, float):
+        found["learning rate"] = rate
+    return found
+
+
+def _learning_rate(optimizer: Any, depth: int) -> Any:
+    """Return the first learning rate in the groups of an optimizer, or of the first of several."""
+    if not isinstance(optimizer, dict) or depth > _DEEPEST:
+        return None
+    groups = optimizer.get("param_groups")
+    if isinstance(groups, list) and groups and isinstance(groups[0], dict):
+        return groups[0].get("lr")
+    inner = (_learning_rate(each, depth + 1) for each in optimizer.values())
+    return next((rate for rate in inner if rate is not None), None)
+
+
+# ----------------------------------------------------------------------------------------------------- the optimizer
+
+
+def _without_names(names: Iterable[str], where: str) -> CkptconvError | None:
+    """Return why states are not converted: they are stored without the names of their parameters."""
+    buffers = [name for name in names if _BUFFER.fullmatch(name)]
+    if not buffers:
+        return None
+    return UnsupportedError(
+        f"{where}: the optimizer's states are in the buffers of a distributed optimizer, such as {named(buffers[0])}, "
+        "and nothing says which elements belong to which parameter.",
+        "Leave out --optimizer and --master to convert the weights. For the states, load it in Megatron and save it "
+        "with --dist-ckpt-optim-fully-reshardable, which stores them by parameter.",
+    )
+
+
+def _shaped_states(states: Mapping[str, Any], weights: Mapping[str, SavedTensor], where: str) -> dict[str, Any]:
+    """Return states by parameter, each in the shape of its parameter."""
+    made: dict[str, Any] = {}
+    for name, own in states.items():
+        made[name] = dict(own)
+        for state, value in own.items():
+            if name in weights and isinstance(value, LazyTensor):
+                what, shape = f"{where}: {named(f'{name}.{state}')}", weights[name].shape
+                if _is_transposed(name, value, weights[name]):
+                    made[name][state] = _transposed(_shaped(value, (*shape[:-2], shape[-1], shape[-2]), what))
+                else:
+                    made[name][state] = _shaped(value, shape, what)
+    return made
+
+
+def _is_transposed(name: str, state: LazyTensor, weight: SavedTensor) -> bool:
+    """Whether a flattened state has the last two dimensions of its parameter in the other order.
+
+    The experts of `GroupedMLP` are transposed when they are saved, as one chunk for all experts of a rank; their
+    flattened states are not, and are cut by expert. Other classes save chunks of one expert, cut like their states.
+    """
+    if not _GROUPED.fullmatch(name) or len(weight.shape) < 3 or len(state.shape) != len(weight.shape) + 1:
+        return False
+    *_, experts, rows, columns = weight.chunks[0].sizes if weight.chunks else weight.shape
+    if not rows or not columns:
+        return False
+    parts = (weight.shape[-2] // rows, weight.shape[-1] // columns)
+    return experts > 1 or (parts != state.shape[-3:-1] and parts[::-1] == state.shape[-3:-1])
+
+
+def _transposed(tensor: LazyTensor) -> LazyTensor:
+    """Return `tensor` with its last two dimensions exchanged."""
+    *outer, rows, columns = range(len(tensor.shape))
+    return strided(
+        tensor, [0] * len(tensor.shape), [Steps(tensor.shape[dim], dim, 1) for dim in (*outer, columns, rows)]
+    )
+
+
+def _shaped(state: LazyTensor, shape: Shape, what: str) -> LazyTensor:
+    """Return `state` in the `shape` of its parameter; raise CorruptError if it cannot have it.
+
+    A flattened state has one row for each shard of the parameter: its shape is the grid of the shards, and the length
+    of a row.
+    """
+    if state.shape == shape:
+        return state
+    *grid, length = state.shape or (0,)
+    if (
+        len(grid) != len(shape)
+        or any(not parts or extent % parts for parts, extent in zip(grid, shape, strict=True))
+        or state.numel != math.prod(shape)
+        or math.prod(grid) > _MOST_SHARDS
+    ):
+        raise CorruptError(
+            f"{what} has the shape {list(state.shape)}, and its parameter {list(shape)}: they are of different saves."
+        )
+    sizes = tuple(extent // parts for parts, extent in zip(grid, shape, strict=True))
+    rows = View(state, state.dtype, (math.prod(grid), length))
+    tiles = [
+        ChunkTile(
+            tuple(at * size for at, size in zip(cell, sizes, strict=True)),
+            View(Narrow(rows, 0, number, 1), state.dtype, sizes),
+        )
+        for number, cell in enumerate(itertools.product(*map(range, grid)))
+    ]
+    return join(state.dtype, shape, tiles, lambda: what)
+
+
+def _masters(weights: Mapping[str, LazyTensor], states: Mapping[str, Any], where: str) -> dict[str, LazyTensor]:
+    """Return the fp32 masters of `weights`, of those that have one.
+
+    Raise UnsupportedError if there are none, CorruptError if one is not fp32 or has another shape.
+    """
+    made = {}
+    for name, weight in weights.items():
+        own = states.get(name, {})
+        master = next((own[key] for key in _MASTERS if isinstance(own.get(key), LazyTensor)), None)
+        if master is None:
+            continue
+        if (master.dtype.name, master.shape) != ("float32", weight.shape):
+            raise CorruptError(
+                f"{where}: the master of {named(name)} is {master.dtype} of shape {list(master.shape)}, and float32 of "
+                f"shape {list(weight.shape)} was expected."
+            )
+        made[name] = master
+    if not made:
+        raise UnsupportedError(
+            f"{where} holds no fp32 masters: neither optimizer.state.{_MASTERS[0]}.* nor "
+            f"optimizer.state.{_MASTERS[1]}.*.",
+            "Leave out --master to convert the weights as they are stored.",
+        )
+    return made
+
+
+# ---------------------------------------------------------------------------------------------------------- layers
+
+
+def _unstacked(values: Mapping[str, Any], shapes: Mapping[str, Shape], where: str) -> dict[str, Any]:
+    """Return `values`, tensors or a parameter's states by name, with one for each layer where one holds all layers.
+
+    `shapes` are those of the tensors or parameters. Raise UnsupportedError if the tensors of one stack differ in the
+    number of their layers, CorruptError if that is no number of layers or a layer is there twice.
+    """
+    made: dict[str, Any] = {}
+    counts: dict[str, tuple[int, str]] = {}
+    for name, value in values.items():
+        match, shape = _LAYERS.fullmatch(name), shapes[name]
+        if match is None or not shape:
+            made[name] = value
+            continue
+        stack, rest = match.groups()
+        if not 0 < shape[0] <= _MOST_LAYERS:
+            raise CorruptError(f"{where}: {named(name)} has {shape[0]} layers; 1 to {_MOST_LAYERS} can be unstacked.")
+        count, other = counts.setdefault(stack, (shape[0], name))
+        if count != shape[0]:
+            raise UnsupportedError(
+                f"{where}: {named(other)} has {count} layers and {named(name)} {shape[0]}: they cannot be unstacked.",
+                "Leave out --unstack.",
+            )
+        for layer in range(count):
+            into = f"{stack}.{layer}.{rest}"
+            if into in values:
+                raise CorruptError(f"{where} holds {named(name)} and {named(into)}, which is one layer of it.")
+            made[into] = _layer(value, layer)
+    return made
+
+
+def _layer(value: Any, layer: int) -> Any:
+    """Return one layer of a tensor, or of each tensor of a parameter's states."""
+    if isinstance(value, LazyTensor):
+        return View(Narrow(value, 0, layer, 1), value.dtype, value.shape[1:])
+    return {key: _layer(each, layer) if isinstance(each, LazyTensor) else each for key, each in value.items()}

@@ -1,0 +1,206 @@
+"""Makes tensors of the arrays of a step: chunks as boxes, joined. No element is read."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Protocol
+
+from ckptconv.errors import CorruptError, LimitError, UnsupportedError, damaged
+from ckptconv.features.orbax import zarr
+from ckptconv.features.orbax.files import Files, Value
+from ckptconv.features.orbax.wire import ZSTANDARD
+from ckptconv.features.orbax.zarr import Layout
+from ckptconv.formats.chunks import ChunkTile, Shape, join
+from ckptconv.storage.crc import crc32c
+from ckptconv.storage.reading import InMemory
+from ckptconv.storage.spool import CRC32C_SIZE, check_crc32c, content_of
+from ckptconv.tensors.geometry import MAX_DIMS
+from ckptconv.tensors.lazy import Convert, Inline, LazyTensor, Picked, Stored, Zeros
+from ckptconv.tensors.moves import File, Packed, Swap
+from ckptconv.text import quoted
+
+# Bytes of the description of an array; of a chunk in a node that is unpacked at once.
+_MOST_JSON, _SMALL = 1 << 20, 1 << 16
+# An array may be cut into so many times the pieces that are there, and these more.
+_GROWTH, _ROOM = 64, 1 << 12
+# The offset and the length of a chunk that is not in a shard.
+_ABSENT = (1 << 64) - 1
+_METHODS = {zarr.ZSTD: ZSTANDARD, zarr.CRC32C: "crc32c"}
+
+
+class Store(Protocol):
+    """Keys with values."""
+
+    def get(self, key: str) -> Value | None:
+        """Return the value of a key; None if there is none."""
+
+    def count(self, prefix: str) -> int:
+        """Return how many keys begin so; or more, but no more than there are."""
+
+    def names(self) -> Iterator[str]:
+        """Yield the keys that it knows without looking."""
+
+
+class Directories:
+    """The files of an item whose arrays are directories, by their paths."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+
+    def get(self, key: str) -> Value | None:
+        file = self._files.find(key)
+        return Value(file, 0, file.size) if file else None
+
+    def count(self, prefix: str) -> int:
+        top = self._files.directory(prefix.rstrip("/"))
+        count, level = 0, [top] if top else []
+        for _ in range(MAX_DIMS + 2):
+            count += sum(len(place.names) for place in level)
+            level = [
+                place.child(name) for place in level for name, entry in place.names.items() if entry.kind == "directory"
+            ]
+        return count
+
+    def names(self) -> Iterator[str]:
+        return iter(())
+
+
+def opened(store: Store, files: Files, names: Iterable[str]) -> dict[str, LazyTensor]:
+    """Return the arrays with these names.
+
+    Raise CorruptError if one is not there, or is not what it is described as; UnsupportedError for one that is stored
+    otherwise than is known.
+    """
+    layouts = _layouts(store, files, list(names))
+    cells = {name: _cells(store, name, layout) for name, layout in layouts.items()}
+    indexed = [(layouts[name], value) for name, own in cells.items() if layouts[name].shards for value in own.values()]
+    indices = iter(files.contents([_index(layout, value) for layout, value in indexed]))
+    made = {}
+    for name, layout in layouts.items():
+        there: dict[Shape, Value] = {}
+        for cell, value in cells[name].items():
+            start = tuple(map(operator.mul, cell, layout.chunk))
+            within = _inner(layout, value, next(indices)) if layout.shards else {(0,) * len(start): value}
+            there.update((tuple(map(operator.add, start, offsets)), part) for offsets, part in within.items())
+        made[name] = _joined(layout, there)
+    for file in {each.stored for tensor in made.values() for each in tensor.inputs()}:
+        files.add(file)
+    return made
+
+
+def _layouts(store: Store, files: Files, names: list[str]) -> dict[str, Layout]:
+    told: list[tuple[str, Value]] = []
+    for name in names:
+        values = ((version, store.get(_prefix(name) + version)) for version in (zarr.SECOND, zarr.THIRD))
+        there = [(version, value) for version, value in values if value]
+        if len(there) != 1 or there[0][1].length > _MOST_JSON:
+            has = "described twice, or at too great length" if there else "not there"
+            raise CorruptError(f"{files.place}: the array {quoted(name)}, which its tree names, is {has}.")
+        told += there
+    contents = files.contents([value for _, value in told])
+    return {
+        name: zarr.layout_of(data, f"{files.place}: the array {quoted(name)}", version)
+        for name, (version, _), data in zip(names, told, contents, strict=True)
+    }
+
+
+def _prefix(name: str) -> str:
+    return f"{name}/" if name else ""
+
+
+def _cells(store: Store, name: str, layout: Layout) -> dict[Shape, Value]:
+    """Return the values of an array that are there, by their index in the grid."""
+    grid = [range(-(-extent // size)) for extent, size in zip(layout.shape, layout.chunk, strict=True)]
+    _check_cut(layout, math.prod(map(len, grid)), store.count(_prefix(name)))
+    keys = ((cell, store.get(_prefix(name) + layout.named(cell))) for cell in itertools.product(*grid))
+    return {cell: value for cell, value in keys if value is not None}
+
+
+def _check_cut(layout: Layout, pieces: int, there: int) -> None:
+    """Raise LimitError if an array is cut into far more pieces than are there."""
+    if pieces > _GROWTH * there + _ROOM:
+        raise LimitError(f"{layout.where} is cut into {pieces} pieces, of which {there} are there at most.")
+
+
+def _inside(layout: Layout) -> list[range]:
+    return [range(size // part) for size, part in zip(layout.chunk, layout.inner, strict=True)]
+
+
+def _index(layout: Layout, value: Value) -> Value:
+    """Return the place of the index of a shard."""
+    assert layout.shards is not None
+    size = 16 * math.prod(map(len, _inside(layout))) + CRC32C_SIZE * layout.shards.is_summed
+    if size > value.length:
+        raise damaged(f"{value.file.path}: a shard of {layout.where} has {value.length} bytes, too few for its index.")
+    return value.part(0 if layout.shards.at_start else value.length - size, size)
+
+
+def _inner(layout: Layout, value: Value, index: bytes) -> dict[Shape, Value]:
+    """Return the chunks in a shard that are there, by where each begins in it."""
+    assert layout.shards is not None
+    where = f"{value.file.path} (shard at byte {value.offset})"
+    if layout.shards.is_summed:
+        check_crc32c(f"{where}: its index", crc32c(index[:-CRC32C_SIZE]), index[-CRC32C_SIZE:])
+    first, last = (len(index), value.length) if layout.shards.at_start else (0, value.length - len(index))
+    found, taken = {}, []
+    for at, cell in enumerate(itertools.product(*_inside(layout))):
+        offset, length = struct.unpack_from("<QQ", index, 16 * at)
+        if offset == length == _ABSENT:
+            continue
+        if not first <= offset <= offset + length <= last:
+            raise damaged(f"{where}: a chunk of {length} bytes is said to begin at byte {offset} of {value.length}.")
+        taken.append((offset, offset + length))
+        found[tuple(map(operator.mul, cell, layout.inner))] = value.part(offset, length)
+    if any(stop > start for (_, stop), (start, _) in itertools.pairwise(sorted(taken))):
+        raise damaged(f"{where}: its chunks overlap.")
+    return found
+
+
+def _joined(layout: Layout, stored: Mapping[Shape, Value]) -> LazyTensor:
+    """Return an array of its stored chunks, by where each begins. Those that are not there are filled."""
+    steps = [range(0, extent, step) for extent, step in zip(layout.shape, layout.inner, strict=True)]
+    # Those of a shard may lie beyond the end of the array.
+    there = {start: value for start, value in stored.items() if all(map(operator.lt, start, layout.shape))}
+    cells = math.prod(map(len, steps))
+    if len(there) < cells and not layout.is_zero:
+        raise UnsupportedError(f"{layout.where} has parts that are not stored, and a value for them that is not zero.")
+    if not there:
+        return Zeros(layout.dtype, layout.shape) if cells else Inline(b"", layout.dtype, layout.shape)
+    _check_cut(layout, cells, len(there))
+    tiles = []
+    for start in itertools.product(*steps):
+        box = tuple(map(min, layout.inner, map(operator.sub, layout.shape, start)))
+        chunk = _chunk(layout, there[start], box) if start in there else Zeros(layout.dtype, box)
+        tiles.append(ChunkTile(start, chunk))
+    return join(layout.dtype, layout.shape, tiles, lambda: layout.where)
+
+
+def _chunk(layout: Layout, value: Value, box: Shape) -> LazyTensor:
+    """Return the part `box`, from its beginning, of a chunk that is stored."""
+    where = f"{value.file.path} (chunk at byte {value.offset})"
+    file, offset, length, data = value
+    is_held = data is not None and (not layout.packings or layout.nbytes <= _SMALL)
+    for at, packing in enumerate(layout.packings):
+        # What is inside may have checksums of its own.
+        size = layout.nbytes + CRC32C_SIZE * layout.packings[at + 1 :].count(zarr.CRC32C)
+        size = length - CRC32C_SIZE if packing == zarr.CRC32C else size
+        if size < 0:
+            raise damaged(f"{where} has {length} bytes, too few for a checksum.")
+        packed = Packed(file, offset, length, None, _METHODS[packing])
+        if is_held and data is not None:
+            held = InMemory(data, where)
+            data = content_of(File(where, size, "", packed._replace(file=held.file, offset=0)), held, size)
+            size = len(data)
+        file, offset, length = File(where, size, file.stamp, packed), 0, size
+    if length != layout.nbytes:
+        raise damaged(f"{where} has {length} bytes, and a chunk of {layout.where} has {layout.nbytes}.")
+    tensor: LazyTensor = Stored(file, offset, layout.dtype, box, layout.strides)
+    if is_held and data is not None:
+        tensor = Picked(Inline(data, layout.dtype, layout.stored), 0, box, layout.strides)
+        if box == layout.stored and layout.order == tuple(range(len(box))):
+            tensor = tensor.tensor
+    return Convert(tensor, Swap(layout.swapped), layout.dtype) if layout.swapped > 1 else tensor

@@ -1,0 +1,83 @@
+"""Opens the files of an item: descriptions as a whole, and ranges of what they describe."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+from ckptconv.errors import CorruptError
+from ckptconv.plan import Input
+from ckptconv.storage.ahead import ranges_of
+from ckptconv.storage.location import Location
+from ckptconv.storage.reading import Range
+from ckptconv.tensors.moves import File
+
+
+class Value(NamedTuple):
+    """The bytes that a store has under a key: `length` bytes from byte `offset` of `file`. `data` are they, where a
+    description holds them; None if it only says where they lie."""
+
+    file: File
+    offset: int
+    length: int
+    data: bytes | None = None
+
+    def part(self, offset: int, length: int) -> Value:
+        """Return a part of it."""
+        data = None if self.data is None else self.data[offset : offset + length]
+        return Value(self.file, self.offset + offset, length, data)
+
+
+class Files:
+    """Opens the files in the directory `place`, and records what identifies them, and how many bytes were read."""
+
+    def __init__(self, place: Location) -> None:
+        self.place = place
+        self.inputs: dict[str, Hashable] = {}
+        self.bytes_read = 0
+
+    def directory(self, path: str) -> Location | None:
+        """Return the directory at a relative path, "" for the place itself; None if there is none."""
+        place = self.place
+        for part in path.split("/") if path else ():
+            if part not in place.names or place.names[part].kind != "directory":
+                return None
+            place = place.child(part)
+        return place
+
+    def find(self, path: str) -> File | None:
+        """Return the file at a relative path; None if there is none. Each directory is listed once."""
+        directory, _, name = path.rpartition("/")
+        listed = self.directory(directory)
+        entry = listed.names.get(name) if listed else None
+        return entry.file if entry and entry.kind == "file" else None
+
+    def add(self, file: File, content: Hashable = None) -> None:
+        """Record a file that is identified by its size and its `content`, by default its stamp."""
+        name = file.path.removeprefix(self.place.path).lstrip("/")
+        self.inputs[name] = Input(file, (file.size, file.stamp if content is None else content))
+
+    def whole(self, path: str, most: int) -> bytes | None:
+        """Return the content of a small file; None if there is none."""
+        file = self.find(path)
+        if file is None:
+            return None
+        if file.size > most:
+            raise CorruptError(f"{file.path} has {file.size} bytes; at most {most} are read.")
+        with self.place.at(file).open_reader() as reader:
+            data = reader.read_at(0, file.size)
+        self.bytes_read += file.size
+        self.add(file, zlib.crc32(data))
+        return data
+
+    def contents(self, values: Sequence[Value]) -> list[bytes]:
+        """Return the bytes of values, which are short."""
+        places = [Range(value.file, value.offset, value.offset + value.length) for value in values]
+        read, size = ranges_of(
+            self.place, (each for each, value in zip(places, values, strict=True) if value.data is None)
+        )
+        self.bytes_read += size
+        for each in read:
+            self.add(each.file)
+        return [read[at] if value.data is None else value.data for at, value in zip(places, values, strict=True)]

@@ -1,0 +1,141 @@
+"""Finds a step of Orbax: by the directory of it, of an item in it, or of the run; and tells whether it is complete.
+
+Source: orbax/checkpoint/_src/path/{step,atomicity}.py. A step is written under a name with .orbax-checkpoint-tmp in it,
+as its items are, and renamed; in Google's store, commit_success.txt is written last.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+from ckptconv.errors import CorruptError, UnsupportedError, UsageError
+from ckptconv.features.orbax import ocdbt, tree
+from ckptconv.formats.format import CERTAIN, Guess, Probe
+from ckptconv.storage import strict_json
+from ckptconv.storage.location import Location
+from ckptconv.text import some
+
+FAMILY = "orbax"
+_GUESS = Guess(CERTAIN, "a checkpoint of Orbax", "convert {} OUTPUT")
+_CHECKPOINT, _COMMITTED, _TIME = "_CHECKPOINT_METADATA", "commit_success.txt", "commit_timestamp_nsecs"
+_MARKS = (tree.NAME, ocdbt.NAME, _CHECKPOINT)
+_UNFINISHED, _OF_PROCESS = ".orbax-checkpoint-tmp", "ocdbt.process_"
+_STEP = re.compile(r"(?:.*_)?(\d{1,18})")
+# Where a store keeps files under their names from the beginning.
+WITHOUT_RENAME = ("gs://", "gcs://")
+# Names of items where a step says nothing of them; steps that are looked at to recognize a run.
+_ITEMS, _LOOKED_AT = ("default", "items", "state", "params"), 4
+_MOST = 1 << 20
+
+
+class Step(NamedTuple):
+    """A step that is complete: its directory, its items by name ("" for the directory itself), and why it was taken."""
+
+    place: Location
+    items: dict[str, Location]
+    note: str = ""
+
+
+def sniff(probe: Probe) -> Guess | None:
+    """Recognize a directory of a step, an item or a run; or a file that describes one."""
+    place = probe.place
+    if probe.is_file:
+        return _GUESS._replace(place=place.parent) if place.name in _MARKS and _is_here(place.parent) else None
+    is_one = probe.is_directory and (_is_here(place) or any(map(_is_here, _steps(place)[:_LOOKED_AT])))
+    return _GUESS if is_one else None
+
+
+def _is_here(place: Location) -> bool:
+    """Whether a directory is a step or an item, finished or not."""
+    return any(map(place.has_file, _MARKS)) or _UNFINISHED in place.name or bool(_items(place))
+
+
+def _is_item(place: Location) -> bool:
+    return any(map(place.has_file, _MARKS[:2])) or _UNFINISHED in place.name
+
+
+def _folders(place: Location) -> list[str]:
+    return [name for name, entry in place.names.items() if entry.kind == "directory"]
+
+
+def _items(place: Location) -> dict[str, Location]:
+    """Return the directories of items, finished or not, in that of a step."""
+    asked = [name for name in _folders(place) if _CHECKPOINT in place.names or name.partition(".")[0] in _ITEMS]
+    return {name: place.child(name) for name in asked if _is_item(place.child(name))}
+
+
+def _steps(place: Location) -> list[Location]:
+    """Return the directories of steps in that of a run, the last first."""
+    numbers = ((_STEP.fullmatch(name.partition(_UNFINISHED)[0]), name) for name in _folders(place))
+    return [
+        place.child(name)
+        for _, name in sorted(((int(match[1]), name) for match, name in numbers if match), reverse=True)
+    ]
+
+
+def located(place: Location) -> Step:
+    """Return the step at a directory, or the last complete one in it.
+
+    Raise CorruptError if it is not complete, UsageError for a directory of one process.
+    """
+    if place.name.startswith(_OF_PROCESS):
+        raise UsageError(f"{place} is what one process wrote of a step.", f"Name that of the step: {place.parent}")
+    if _is_here(place):
+        return _complete(place)
+    errors: dict[str, CorruptError] = {}
+    for step in filter(_is_here, _steps(place)):
+        try:
+            found = _complete(step)
+        except CorruptError as error:
+            errors[step.name] = error
+            continue
+        left = f" Not complete: {some(errors, form=str)}." if errors else ""
+        return found._replace(note=f"Took {step.name}, the last step that is complete.{left}")
+    raise next(iter(errors.values()))
+
+
+def _complete(place: Location) -> Step:
+    """Return the step at its own directory. Raise CorruptError if a mark says that it was not finished."""
+    beside = [name for name in (place.name, place.parent.name, *place.names) if _UNFINISHED in name]
+    if beside:
+        raise _unfinished(place, f"{beside[0]} is called as what is being written")
+    is_item = _is_item(place)
+    told = _told(place.parent if is_item and _CHECKPOINT not in place.names else place)
+    if _TIME in told and told[_TIME] is None:
+        raise _unfinished(place, f"{_CHECKPOINT} has no time at which it was committed")
+    items = {"": place} if is_item else _items(place)
+    handlers = told.get("item_handlers")
+    lacking = (
+        [] if is_item or not isinstance(handlers, dict) else [name for name in handlers if name not in place.names]
+    )
+    if lacking:
+        raise _unfinished(place, f"it lacks {some(lacking)}, which {_CHECKPOINT} names")
+    committed = [place, place.parent] if is_item else [place, *items.values()]
+    if place.path.startswith(WITHOUT_RENAME) and not any(each.join(_COMMITTED).kind == "file" for each in committed):
+        raise _unfinished(place, f"{_COMMITTED} is written last in this store, and is not there")
+    for item in items.values():
+        if not item.has_file(tree.NAME):
+            raise UnsupportedError(
+                f"{item} lacks {tree.NAME}, which says what its arrays are: it was not copied, or a release of Orbax "
+                "before 0.4 wrote it.",
+                "Restore it with the release that wrote it, and save it again with a later one.",
+            )
+        if not item.has_file(ocdbt.NAME) and any(name.startswith(_OF_PROCESS) for name in item.names):
+            raise _unfinished(item, f"what its processes wrote was not merged, as it lacks {ocdbt.NAME}")
+    return Step(place, items)
+
+
+def _unfinished(place: Location, why: str) -> CorruptError:
+    return CorruptError(f"{place} is not complete: {why}.", "Take another step, or a whole copy of it.")
+
+
+def _told(place: Location) -> dict[str, Any]:
+    """Return what a step's own metadata say."""
+    where = place.join(_CHECKPOINT)
+    if where.kind != "file":
+        return {}
+    try:
+        return strict_json.object_of(strict_json.parse(where.read_text(_MOST), constants=True, deepest=64), "it")
+    except ValueError as error:
+        raise CorruptError(f"{where} is not as Orbax writes it: {error}.") from None

@@ -1,0 +1,233 @@
+"""Opens steps of Orbax: the model, the optimizer's states, or whatever is under a key, and reads no array.
+
+A step has items, each with a tree of its own. The model is what is under `params`, in a state or at the top, or all of
+an item without one.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from ckptconv.errors import CorruptError
+from ckptconv.features.orbax import arrays, locate, ocdbt, states, tree, zarr
+from ckptconv.features.orbax.files import Files
+from ckptconv.features.orbax.locate import FAMILY, Step
+from ckptconv.features.orbax.tree import ARRAY, SCALAR, VALUE, Leaf
+from ckptconv.formats.source import STATES_ARE_CONVERTED, Defaults, Source, StateFacts, Wanted
+from ckptconv.formats.values import first_bytes
+from ckptconv.storage import strict_json
+from ckptconv.storage.location import Location
+from ckptconv.tensors.lazy import LazyTensor
+from ckptconv.text import some
+
+_MOST_TREE, _MOST_VALUE = 128 << 20, 16 << 20
+# Keys of what holds a model and its optimizer; those of a model, and of an optimizer.
+_HOLDERS: tuple[tuple[str, ...], ...] = (
+    *((), ("state",), ("train_state",), ("default",), ("items",)),
+    *(("default", "state"), ("items", "state")),
+)
+_MODEL, _OPTIMIZER, _STEP = "params", "opt_state", "step"
+# The only item of a step has no key of its own, if it is called so.
+_ONLY = ("", "default", "items", "state")
+# How numbers are stored that are no arrays.
+_NUMBERS = {
+    "bool": "?", "int8": "b", "uint8": "B", "int16": "<h", "uint16": "<H", "int32": "<i", "uint32": "<I", "int64": "<q",
+    "uint64": "<Q", "float16": "<e", "float32": "<f", "float64": "<d",
+}  # fmt: skip
+
+
+def read(place: Location, wanted: Wanted) -> Source:
+    """Open a step by its directory, that of an item in it, or that of the run. Read descriptions only.
+
+    Raise CorruptError if it is not complete, or contradicts itself; UnsupportedError for what Orbax does not write.
+    """
+    return _read(place.path, locate.located(place), wanted)
+
+
+def _read(path: str, step: Step, wanted: Wanted) -> Source:
+    opened = _Opened(step)
+    model = opened.model()
+    own, found = opened.under(model), opened.optimizer(model)
+    weights = _below(model, opened.tree(own))
+    trees = {wanted.key: opened.tree(opened.at_key(wanted.key))} if wanted.key else {}
+    inputs, optimizer = opened.identified(path), None
+    if wanted.states and found:
+        names = [leaf.keys[len(model) :] for leaf in own if leaf.kind == ARRAY]
+        optimizer = states.by_parameter(_below(found, opened.tree(opened.under(found))), names)
+    notes, warnings = opened.left(model, found, is_converted=optimizer is not None) if not wanted.key else ([], [])
+    return Source(
+        format="Orbax",
+        family=FAMILY,
+        path=path,
+        weights=weights,
+        trees=trees,
+        optimizer=optimizer,
+        of_states=StateFacts(inputs=opened.identified(path) if optimizer else {}),
+        notes=[*([step.note] if step.note else []), *notes],
+        warnings=[*warnings, *opened.warnings],
+        facts={
+            **({} if step.place.path == path else {"directory": step.place.path}),
+            "tensors": len(opened.tensors),
+            "size": sum(tensor.nbytes for tensor in opened.tensors),
+        },
+        inputs=inputs,
+        bytes_read=sum(files.bytes_read for files in opened.files),
+        defaults=Defaults(shard_size=5 * 10**9),
+        wanted=wanted,
+        reread=functools.partial(_read, path, step),
+    )
+
+
+class _Opened:
+    """A step whose trees were read: the leaves of its items, and the values of those that were opened."""
+
+    def __init__(self, step: Step) -> None:
+        self._where = str(step.place)
+        self.files = [*map(Files, step.items.values())]
+        self.warnings: list[str] = []
+        self._values: dict[tuple[int, str], Any] = {}
+        documents = [*_documents(step, self.files)]
+        is_alone = len(step.items) == 1 and not documents and next(iter(step.items)) in _ONLY
+        self.leaves: list[Leaf] = []
+        self._stores: list[arrays.Store] = []
+        for at, (name, files) in enumerate(zip(step.items, self.files, strict=False)):
+            data, texts = files.whole(tree.NAME, _MOST_TREE), files.whole(tree.STRINGS, _MOST_VALUE)
+            where = str(files.place.join(tree.NAME))
+            own = tree.leaves_of(data or b"", texts, where, at, "" if is_alone else name)
+            is_database = ocdbt.NAME in files.place.names
+            store = ocdbt.Database(files) if is_database else arrays.Directories(files)
+            odd = {*_arrays(store.names())} - {leaf.name for leaf in own}
+            if odd:
+                self.warnings.append(f"{where} does not name all arrays beside it: {some(sorted(odd))}.")
+            self.leaves += own
+            self._stores.append(store)
+        self.leaves += documents
+        self._shape = tree.tree_of(((leaf, leaf) for leaf in self.leaves), self._where)
+
+    def model(self) -> tuple[str, ...]:
+        """Return the keys that lead to the model."""
+        for holder in _HOLDERS:
+            keys = (*holder, _MODEL)
+            if _has_arrays(_below(keys, self._shape)):
+                # Flax has the same word again around the parameters of a module.
+                while _below(keys, self._shape).keys() == {_MODEL} and _has_arrays(
+                    _below((*keys, _MODEL), self._shape)
+                ):
+                    keys = (*keys, _MODEL)
+                return keys
+        holding = [key for key, value in self._shape.items() if _has_arrays(value)]
+        return (holding[0],) if len(holding) == 1 and len(self.files) > len(self._stores) else ()
+
+    def optimizer(self, model: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the keys that lead to the states of the optimizer; none if there are none."""
+        around = model[: model.index(_MODEL)] if _MODEL in model else model
+        found = ((*holder, _OPTIMIZER) for holder in (around, *_HOLDERS))
+        return next((keys for keys in found if _has_arrays(_below(keys, self._shape))), ())
+
+    def under(self, keys: tuple[str, ...]) -> list[Leaf]:
+        """Return the leaves below a path of keys."""
+        return [leaf for leaf in self.leaves if leaf.keys[: len(keys)] == keys]
+
+    def at_key(self, key: str) -> list[Leaf]:
+        """Return the leaves under a dotted key."""
+        return [leaf for leaf in self.leaves if key == "." or f"{'.'.join(leaf.keys)}.".startswith(f"{key}.")]
+
+    def left(
+        self, model: tuple[str, ...], optimizer: tuple[str, ...], *, is_converted: bool
+    ) -> tuple[list[str], list[str]]:
+        """Return notes and warnings on what is beside the model: arrays outside an optimizer are worth a warning."""
+        counts: dict[str, Counter[str]] = {}
+        is_usual: dict[str, bool] = {}
+        for leaf in self.leaves:
+            is_state = bool(optimizer) and leaf.keys[: len(optimizer)] == optimizer
+            if leaf.keys[: len(model)] != model and not (is_state and is_converted):
+                is_beside = leaf.keys[: len(model) - 1] == model[:-1]
+                key = ".".join(leaf.keys[: len(model) if is_beside else 1])
+                counts.setdefault(key, Counter())[ARRAY if leaf.kind == ARRAY else VALUE] += 1
+                is_usual[key] = is_usual.get(key, True) and (is_state or leaf.kind != ARRAY or leaf.keys[-1] == _STEP)
+        told: dict[bool, list[str]] = {True: [], False: []}
+        for is_note, texts in told.items():
+            keys = [key for key in counts if is_usual[key] == is_note]
+            if keys:
+                what = some(keys, form=lambda key: f"{key!r} ({_counted(counts[key])})")
+                how = STATES_ARE_CONVERTED if is_note and optimizer and not is_converted else ""
+                texts.append(f"Beside the model there is: {what}; --key {keys[0]} takes such a part, --key . all{how}.")
+        return told[True], told[False]
+
+    def tree(self, leaves: Iterable[Leaf]) -> Any:
+        """Return the tree with the arrays and values of these leaves; others are None in it."""
+        chosen = {(leaf.item, leaf.name): leaf.kind for leaf in leaves}
+        for at, store in enumerate(self._stores):
+            kinds = {name: kind for (item, name), kind in chosen.items() if item == at and kind != VALUE}
+            names = [name for name in kinds if (at, name) not in self._values]
+            for name, tensor in arrays.opened(store, self.files[at], names).items():
+                is_number = kinds[name] == SCALAR and not tensor.shape and tensor.dtype.name in _NUMBERS
+                self._values[at, name] = self._number(tensor, self.files[at]) if is_number else tensor
+        pairs = ((leaf, self._values.get((leaf.item, leaf.name), leaf.value)) for leaf in self.leaves)
+        return tree.tree_of(pairs, self._where)
+
+    @staticmethod
+    def _number(tensor: LazyTensor, files: Files) -> Any:
+        data, size = first_bytes(tensor, tensor.nbytes, files.place.options)
+        files.bytes_read += size
+        return struct.unpack(_NUMBERS[tensor.dtype.name], data)[0]
+
+    @property
+    def tensors(self) -> list[LazyTensor]:
+        """The arrays that were opened."""
+        return [value for value in self._values.values() if isinstance(value, LazyTensor)]
+
+    def identified(self, path: str) -> dict[str, Any]:
+        """Return what identifies the files that were read so far, by their names below `path`."""
+        folders = [files.place.path[len(path) :] for files in self.files]
+        found = zip(folders, self.files, strict=True)
+        return {f"{folder}/{name}".lstrip("/"): each for folder, files in found for name, each in files.inputs.items()}
+
+
+def _below(keys: Iterable[str], node: Any) -> Any:
+    """Return what is under `keys` in a tree of dicts; {} if there is nothing."""
+    for key in keys:
+        node = node.get(key, {}) if isinstance(node, dict) else {}
+    return node
+
+
+def _has_arrays(node: Any) -> bool:
+    """Whether a node of a tree of leaves is a container with arrays."""
+    stack = [node] if isinstance(node, (dict, list)) else []
+    for inner in stack:
+        for each in inner.values() if isinstance(inner, dict) else inner:
+            if isinstance(each, Leaf) and each.kind == ARRAY:
+                return True
+            if type(each) in (dict, list):
+                stack.append(each)
+    return False
+
+
+def _arrays(keys: Iterable[str]) -> Iterator[str]:
+    """Yield the names of the arrays that keys describe."""
+    for key in keys:
+        name, _, last = key.rpartition("/")
+        if last in (zarr.SECOND, zarr.THIRD):
+            yield name
+
+
+def _counted(counts: Counter[str]) -> str:
+    return ", ".join(f"{count:,} {noun}{'s' * (count > 1)}" for noun, count in counts.items())
+
+
+def _documents(step: Step, files: list[Files]) -> Iterator[Leaf]:
+    """Yield the items that are documents of JSON, in the files of the step itself, which are added to `files`."""
+    for name in step.place.names if "" not in step.items else ():
+        own = Files(step.place.child(name)) if step.place.names[name].kind == "directory" else None
+        data = own.whole(name, _MOST_VALUE) if own and name not in step.items else None
+        if own and data is not None:
+            files.append(own)
+            try:
+                value = strict_json.parse(data.decode(), constants=True, deepest=64)
+            except ValueError as error:
+                raise CorruptError(f"{own.place.join(name)} is no document of JSON: {error}.") from None
+            yield Leaf(((tree.KEY, name),), -1, name, VALUE, value)

@@ -1,0 +1,121 @@
+"""Reads the frames and numbers that manifests and nodes of OCDBT consist of.
+
+Source: tensorstore/kvstore/ocdbt/format. A frame is magic bytes, its length, a version, whether zstandard compressed
+the body, the body, and the CRC-32C of all that. In a body, what several items have is stored by column.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from ckptconv.errors import CorruptError, LimitError, UnsupportedError, damaged
+from ckptconv.storage.crc import crc32c
+from ckptconv.storage.reading import InMemory
+from ckptconv.storage.spool import CRC32C_SIZE, check_crc32c, content_of
+from ckptconv.tensors.moves import File, Packed
+
+MANIFEST, NODE = 0x0CDB3A2A, 0x0CDB20DE
+ZSTANDARD = "zstandard"
+# Bytes before a body, and of one at most. It may unpack to so many times its bytes, and some more: keys are alike.
+_HEAD, _MOST_BODY, _GROWTH, _ROOM = 14, 64 << 20, 64, 16 << 20
+# Bytes of a word, and of all that one body spells.
+_LONGEST, _MOST_SPELLED = 1 << 14, 64 << 20
+
+
+class Body:
+    """Reads the body of a frame from its beginning to its end. It lies in `file`, from byte `start` on; if it is
+    compressed, that is what it unpacks to."""
+
+    def __init__(self, file: File, offset: int, data: bytes, magic: int) -> None:
+        """Open the frame `data`, which begins at byte `offset` of `file`. Raise CorruptError if it is none, or has
+        another checksum or length than it says."""
+        self.where = f"{file.path} (node at byte {offset})" if magic == NODE else file.path
+        size, length = len(data) - _HEAD - CRC32C_SIZE, int.from_bytes(data[4:12], "little")
+        if size < 0 or int.from_bytes(data[:4], "big") != magic:
+            raise damaged(f"{self.where} is none of OCDBT: it begins with {data[:12]!r}.")
+        if length != len(data):
+            raise damaged(f"{self.where} has {len(data)} bytes, and says that it has {length}.")
+        check_crc32c(self.where, crc32c(data[:-CRC32C_SIZE]), data[-CRC32C_SIZE:])
+        if data[12] or data[13] > 1:
+            raise UnsupportedError(f"{self.where} is of version {data[12]}, compressed in way {data[13]}: not known.")
+        self.file, self.start, self.at = file, offset + _HEAD, 0
+        self._data = data[_HEAD:-CRC32C_SIZE]
+        if data[13]:
+            held = InMemory(self._data, self.where)
+            packed = held.file._replace(packed=Packed(held.file, 0, size, None, ZSTANDARD))
+            self._data = content_of(packed, held, min(_MOST_BODY, _GROWTH * size + _ROOM))
+            self.file = File(self.where, len(self._data), file.stamp, Packed(file, self.start, size, None, ZSTANDARD))
+            self.start = 0
+
+    def wrong(self, why: str) -> CorruptError:
+        """Return the error for a body that is not as any writer makes it."""
+        return damaged(f"{self.where} is damaged: {why}.")
+
+    def take(self, count: int) -> bytes:
+        """Return the next `count` bytes."""
+        if count > len(self._data) - self.at:
+            raise self.wrong(f"{count} bytes were expected at byte {self.at} of {len(self._data)}")
+        self.at += count
+        return self._data[self.at - count : self.at]
+
+    def fixed(self, size: int) -> int:
+        """Return the next number of `size` bytes."""
+        return int.from_bytes(self.take(size), "little")
+
+    def varint(self) -> int:
+        """Return the next number, of 7 bits a byte, the low ones first."""
+        value = 0
+        for shift in range(0, 70, 7):
+            (byte,) = self.take(1)
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+        raise self.wrong(f"the number before byte {self.at} has no end")
+
+    def count(self) -> int:
+        """Return the next number, of items of which each takes a byte or more."""
+        count = self.varint()
+        if count > len(self._data) - self.at:
+            raise self.wrong(f"it has {count} items in {len(self._data) - self.at} bytes")
+        return count
+
+    def column(self, count: int) -> list[int]:
+        """Return the next `count` numbers."""
+        return [self.varint() for _ in range(count)]
+
+    def words(self, count: int, *, cut: bool) -> tuple[list[bytes], list[int]]:
+        """Return `count` words, each spelled by how much of the one before it begins with, and the rest. With `cut`,
+        also how many bytes of each are a beginning that others share."""
+        prefixes = [0, *self.column(count - 1)] if count else []
+        suffixes = self.column(count)
+        cuts = self.column(count) if cut else [0] * count
+        words: list[bytes] = []
+        word, total = b"", 0
+        for prefix, suffix, shared in zip(prefixes, suffixes, cuts, strict=True):
+            before, word = word, word[:prefix] + self.take(suffix)
+            total += len(word)
+            if prefix > len(before) or shared > len(word):
+                raise self.wrong(f"a word begins with {prefix} bytes of {before[:100]!r}, and shares {shared}")
+            if len(word) > _LONGEST or total > _MOST_SPELLED:
+                raise LimitError(f"{self.where} spells words of {total} bytes, one of {len(word)}: too many.")
+            words.append(word)
+        return words, cuts
+
+    def table(self, base: str) -> list[tuple[str, str]]:
+        """Return the table of data files: the path of each, below the directory `base`, and the directory that paths in
+        it begin from."""
+        words, cuts = self.words(self.count(), cut=True)
+        try:
+            return [(base + word.decode(), base + word[:at].decode()) for word, at in zip(words, cuts, strict=True)]
+        except UnicodeDecodeError:
+            raise self.wrong("the path of a data file is not UTF-8") from None
+
+    def end(self) -> None:
+        """Raise CorruptError if something is left."""
+        if self.at != len(self._data):
+            raise self.wrong(f"{len(self._data) - self.at} bytes follow its end")
+
+
+def first_unordered(words: list[bytes]) -> bytes | None:
+    """Return the first word that does not come after the one before it; None if all do."""
+    return next((word for before, word in itertools.pairwise(words) if word <= before), None)

@@ -1,0 +1,212 @@
+"""Reads how arrays of zarr are stored: shape, dtype, chunks, and what packed them. Pure.
+
+Source: the specifications of zarr 2 and 3 and of sharding_indexed; tensorstore/driver/{zarr,zarr3} for dtypes beyond
+numpy's.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.formats.chunks import Shape
+from ckptconv.pickles.numpy_dtypes import TORCH_NAMES
+from ckptconv.storage import strict_json
+from ckptconv.tensors.dtypes import DTYPES, DType, itemsize_of_components
+from ckptconv.tensors.geometry import MAX_BYTES, MAX_DIMS, contiguous_strides
+from ckptconv.text import brief
+
+SECOND, THIRD = ".zarray", "zarr.json"
+ZSTD, CRC32C = "zstd", "crc32c"
+_NUMPY = re.compile(r"([<>|])(\w{1,8})")
+_SEPARATOR, _CODECS = frozenset({".", "/"}), [{"name": str, "configuration?": dict}]
+_SHAPES: dict[str, Any] = {
+    SECOND: {
+        "zarr_format": range(2, 3), "shape": [int], "chunks": [int], "dtype": object, "fill_value": object,
+        "compressor": strict_json.OrNull(dict), "filters": strict_json.OrNull([object]),
+        "order": frozenset({"C", "F"}), "dimension_separator?": _SEPARATOR,
+    },
+    THIRD: {
+        "zarr_format": range(3, 4), "node_type": frozenset({"array"}), "shape": [int], "data_type": object,
+        "chunk_grid": {"name": frozenset({"regular"}), "configuration": {"chunk_shape": [int]}},
+        "chunk_key_encoding": {"name": frozenset({"default", "v2"}), "configuration?": {"separator?": _SEPARATOR}},
+        "codecs": _CODECS, "fill_value": object, "attributes?": dict, "dimension_names?": object,
+        "storage_transformers?": (),
+    },
+}  # fmt: skip
+# Configurations of codecs.
+_OF_CODECS: dict[str, Any] = {
+    "sharding_indexed": {
+        "chunk_shape": [int], "codecs": _CODECS, "index_codecs": _CODECS, "index_location?": frozenset({"start", "end"})
+    },
+    "transpose": {"order": [int]},
+    "bytes": {"endian?": frozenset({"little", "big"})},
+}  # fmt: skip
+
+
+class Index(NamedTuple):
+    """How the index of a shard is stored: at its start or its end, with its CRC-32C behind it or without."""
+
+    at_start: bool
+    is_summed: bool
+
+
+class Layout(NamedTuple):
+    """How an array is stored. It is cut into values of the shape `chunk`, and these, if they are `shards`, into
+    chunks of the shape `inner`, which is `chunk` otherwise. `key` makes keys: their beginning, what separates indices,
+    and the key of an array without any.
+
+    The elements of a chunk lie in C order of its axes in `order`; units of `swapped` bytes are big-endian if these are
+    more than one. `packings` are what made bytes of them, the last one first. Parts that are not stored are zeros if
+    `is_zero`, else something else.
+    """
+
+    where: str
+    dtype: DType
+    swapped: int
+    shape: Shape
+    chunk: Shape
+    inner: Shape
+    order: Shape
+    packings: tuple[str, ...]
+    shards: Index | None
+    key: tuple[str, str, str]
+    is_zero: bool
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of a chunk that is not packed."""
+        return math.prod(self.inner) * self.dtype.itemsize
+
+    @property
+    def stored(self) -> Shape:
+        """The shape of a chunk as it is stored."""
+        return tuple(self.inner[axis] for axis in self.order)
+
+    @property
+    def strides(self) -> Shape:
+        """The strides of a chunk, in elements."""
+        stored = contiguous_strides(self.stored)
+        return tuple(stored[self.order.index(axis)] for axis in range(len(self.inner)))
+
+    def named(self, cell: Shape) -> str:
+        """Return the key of the value at an index of the grid, below the array's name."""
+        first, separator, alone = self.key
+        return first + separator.join(map(str, cell)) if cell else alone
+
+
+def layout_of(data: bytes, where: str, version: str) -> Layout:
+    """Return the layout that the JSON `data` describes; `where` names the array.
+
+    Raise CorruptError if it contradicts itself, UnsupportedError for what Orbax does not write.
+    """
+    try:
+        told = strict_json.parse(data.decode(), constants=True, deepest=16)
+        strict_json.check(told, _SHAPES[version], f"its {version}")
+        layout = (_second if version == SECOND else _third)(told, where)
+    except ValueError as error:
+        raise CorruptError(f"{where} is described otherwise than zarr does: {error}.") from None
+    shapes = layout.shape, layout.chunk, layout.inner
+    is_cut = (
+        not {0} & {*layout.chunk, *layout.inner} and len({*map(len, shapes)}) == 1 and len(layout.shape) <= MAX_DIMS
+    )
+    if not is_cut or any(whole % part for whole, part in zip(layout.chunk, layout.inner, strict=True)):
+        raise CorruptError(
+            f"{where} is {brief(layout.shape)}, in chunks of {brief(layout.chunk)}, {brief(layout.inner)}."
+        )
+    if any(math.prod(shape) * layout.dtype.itemsize >= MAX_BYTES for shape in shapes):
+        raise CorruptError(f"{where} has the shape {brief(layout.shape)}, in chunks of {brief(layout.chunk)}.")
+    return layout
+
+
+def _second(told: dict[str, Any], where: str) -> Layout:
+    match = _NUMPY.fullmatch(told["dtype"]) if type(told["dtype"]) is str else None
+    is_numpy = match is not None and match[2] in TORCH_NAMES
+    dtype = _dtype(TORCH_NAMES[match[2]] if match and is_numpy else told["dtype"], where)
+    packing, axes = told["compressor"], range(len(told["shape"]))
+    return Layout(
+        where,
+        dtype,
+        itemsize_of_components(dtype) if match and is_numpy and match[1] == ">" else 1,
+        tuple(told["shape"]),
+        tuple(told["chunks"]),
+        tuple(told["chunks"]),
+        tuple(axes if told["order"] == "C" else reversed(axes)),
+        _packings([{"name": brief(each)} for each in told["filters"] or ()], where, ())
+        or _packings([{"name": packing.get("id")}] if packing else [], where, (ZSTD,)),
+        None,
+        ("", told.get("dimension_separator", "."), "0"),
+        _is_zero(told["fill_value"]),
+    )
+
+
+def _third(told: dict[str, Any], where: str) -> Layout:
+    chunk = inner = tuple(told["chunk_grid"]["configuration"]["chunk_shape"])
+    codecs, index = told["codecs"], None
+    if codecs and codecs[0]["name"] == "sharding_indexed":
+        _packings(codecs[1:], where, ())
+        own = _configured(codecs[0])
+        codecs, inner = own["codecs"], tuple(own["chunk_shape"])
+        names = [codec["name"] for codec in own["index_codecs"]]
+        if names not in (["bytes"], ["bytes", CRC32C]) or _configured(own["index_codecs"][0]).get("endian") == "big":
+            raise UnsupportedError(f"{where} has shards whose index is packed by {brief(names)}.")
+        index = Index(own.get("index_location") == "start", CRC32C in names)
+    order = tuple(range(len(chunk)))
+    while codecs and codecs[0]["name"] == "transpose":
+        axes = _configured(codecs[0])["order"]
+        if sorted(axes) != sorted(order):
+            raise ValueError(f"its codec transpose has the order {brief(axes)}")
+        order, codecs = tuple(order[axis] for axis in axes), codecs[1:]
+    if not codecs or codecs[0]["name"] != "bytes":
+        raise UnsupportedError(
+            f"{where} has elements that {brief(codecs[:1])} makes bytes of, where bytes was expected."
+        )
+    dtype, encoding = _dtype(told["data_type"], where), told["chunk_key_encoding"]
+    is_own = encoding["name"] == "default"
+    separator = encoding.get("configuration", {}).get("separator", "/" if is_own else ".")
+    return Layout(
+        where,
+        dtype,
+        itemsize_of_components(dtype) if _configured(codecs[0]).get("endian") == "big" else 1,
+        tuple(told["shape"]),
+        chunk,
+        inner,
+        order,
+        _packings(codecs[1:], where, (ZSTD, CRC32C)),
+        index,
+        (f"c{separator}", separator, "c") if is_own else ("", separator, "0"),
+        _is_zero(told["fill_value"]),
+    )
+
+
+def _configured(codec: dict[str, Any]) -> dict[str, Any]:
+    """Return the checked configuration of a codec."""
+    told: dict[str, Any] = codec.get("configuration", {})
+    strict_json.check(told, _OF_CODECS[codec["name"]], f"its codec {codec['name']}")
+    return told
+
+
+def _packings(codecs: Sequence[dict[str, Any]], where: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of codecs, the last one first. Raise UnsupportedError for one that is not known."""
+    odd = [codec["name"] for codec in codecs if codec["name"] not in known]
+    if odd:
+        raise UnsupportedError(
+            f"{where} is packed by {brief(odd[0])}, which is not read.", "Save it again as Orbax does by itself."
+        )
+    return tuple(codec["name"] for codec in reversed(codecs))
+
+
+def _dtype(name: Any, where: str) -> DType:
+    dtype = DTYPES.get(name) if type(name) is str else None
+    if dtype is None or not (dtype.code or dtype.kind == "c") or dtype.name.endswith("_x2"):
+        raise UnsupportedError(
+            f"{where} has elements of {brief(name)}, which no tensor has.", "--key takes other arrays."
+        )
+    return dtype
+
+
+def _is_zero(fill: Any) -> bool:
+    return fill is None or (type(fill) in (bool, int, float) and fill == 0 and not str(fill).startswith("-"))

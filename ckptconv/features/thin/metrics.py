@@ -1,0 +1,79 @@
+"""Reads the metrics of steps, for --keep-best: JSON lines, a table as CSV, or the `trainer_state.json` of transformers.
+
+Each line or entry that has a step and the metric counts; of several for a step, the last one.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Container, Iterator, Mapping
+from typing import Any
+
+from ckptconv.errors import CorruptError, UsageError
+from ckptconv.storage.location import Location
+from ckptconv.text import some
+
+# The metrics that are compared where none is named, and how lines call the step.
+USUAL = ("eval_loss", "val_loss", "valid_loss", "loss")
+_STEPS = ("step", "global_step", "iteration", "iter", "epoch")
+_MOST = 256 << 20
+
+
+def best_of(place: Location, metric: str, highest: bool, count: int, among: Container[int | None]) -> list[int]:
+    """Return the numbers of the `count` best steps `among` those that there are, by the file at `place`, the best
+    first. Of equal ones, the later one is better. Raise UsageError if it has no such metric, CorruptError if it cannot
+    be read."""
+    rows = list(_rows(place, place.read_text(_MOST)))
+    known = dict.fromkeys(name for row in rows for name in row)
+    chosen = metric or next((name for name in USUAL if name in known), "")
+    found: dict[int, float] = {}
+    for row in rows:
+        step = next((number for name in _STEPS if (number := _number(row.get(name))) is not None), None)
+        value = _number(row.get(chosen))
+        if step is not None and value is not None and step == int(step):
+            found[int(step)] = value
+    if not found:
+        what = f"{metric} of a step" if metric else f"{' or '.join(USUAL)} of a step"
+        raise UsageError(f"{place} has no {what}.", f"It has {some(list(known), 8, str)}: name one with --metric.")
+    there = [step for step in found if step in among]
+    ranked = sorted(there, key=lambda step: (-found[step] if highest else found[step], -step))
+    return ranked[:count]
+
+
+def _rows(place: Location, text: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the rows of a file."""
+    if text.lstrip()[:1] not in ("{", "["):
+        yield from csv.DictReader(io.StringIO(text))
+        return
+    try:
+        whole = json.loads(text)
+    except RecursionError:
+        raise CorruptError(f"{place} is nested too deep.") from None
+    except ValueError:
+        whole = None
+    if whole is None:
+        for number, line in enumerate(text.splitlines(), 1):
+            try:
+                row = json.loads(line) if line.strip() else {}
+            except (ValueError, RecursionError):
+                raise CorruptError(f"{place}: line {number} is no JSON.") from None
+            if isinstance(row, dict):
+                yield row
+        return
+    if isinstance(whole, dict):
+        whole = whole.get("log_history", [whole])
+    yield from (row for row in whole if isinstance(row, dict)) if isinstance(whole, list) else ()
+
+
+def _number(value: Any) -> float | None:
+    """Return a finite number, of a file that may have it as text; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None

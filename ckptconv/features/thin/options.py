@@ -1,0 +1,80 @@
+"""The options of `thin`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from ckptconv.errors import UsageError
+from ckptconv.options import RUNNING, TAKE
+from ckptconv.options.kinds import FLAG, PATH, TEXT, TEXTS, ValueKind, choice, counted
+from ckptconv.options.option import Option, options_in
+from ckptconv.options.table import COMMAND
+from ckptconv.text import brief
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400, "": 1}
+_MOST = 1_000_000_000
+
+
+def parse_time(value: Any, called: str) -> int:
+    """Return the seconds that `value`, such as 90, 10m, 2h or 7d, says. Raise UsageError, naming `called`, if none."""
+    match = re.fullmatch(r"(\d{1,9})([smhdw]?)", value) if isinstance(value, str) else None
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST:
+        return value
+    if match is None:
+        raise UsageError(f"{called} {brief(value)} is no time.", "Times are written as 90s, 10m, 2h, 7d or 4w.")
+    return int(match[1]) * _SECONDS[match[2]]
+
+
+SECONDS = ValueKind(parse_time, stored=int, accepts="int | str")
+_COUNT = counted(1, _MOST)
+
+
+class _Thin:
+    """Options that only `thin` has. A step stays if any of them keeps it."""
+
+    keep_last = Option(_COUNT, "Keep the last N good steps.", metavar="N", group=TAKE, common=True)
+    keep_every = Option(_COUNT, "Keep steps whose number N divides.", metavar="N", group=TAKE, common=True)
+    keep_best = Option(
+        PATH,
+        "Keep the best step by FILE, which has metrics of steps: JSON lines, CSV, or trainer_state.json.",
+        metavar="FILE",
+        group=TAKE,
+        common=True,
+    )
+    metric = Option(
+        TEXT, "What --keep-best compares.", metavar="NAME", group=TAKE, fallback="eval_loss, else loss, the lowest"
+    )
+    highest = Option(FLAG, "With --keep-best, a higher metric is better.", group=TAKE)
+    best = Option(_COUNT, "With --keep-best, keep the best N.", metavar="N", default=1, group=TAKE)
+    keep_within = Option(
+        SECONDS, "Keep steps that are no older than TIME before the newest.", metavar="TIME", group=TAKE
+    )
+    keep_hourly, keep_daily, keep_weekly, keep_monthly, keep_yearly = (
+        Option(_COUNT, f"Keep the last step of each of the last N {period}, in UTC.", metavar="N", group=TAKE)
+        for period in ("hours that have any", "days", "weeks", "months", "years")
+    )
+    keep_step = Option(TEXTS, "Keep the step of this name or number; repeatable.", metavar="STEP", group=TAKE)
+    age = Option(
+        SECONDS,
+        "Leave steps alone that changed less than TIME ago: they may be being written.",
+        metavar="TIME",
+        default="1h",
+        group=TAKE,
+        common=True,
+    )
+    drop = Option(
+        choice("optimizer"),
+        "Keep of the others their weights, as safetensors, and remove the rest of them.",
+        metavar="optimizer",
+        group=TAKE,
+        common=True,
+    )
+    as_ = COMMAND["as_"].explained(
+        "Keep only the weights of the others, cast to DTYPE; or with delta, only what differs from a step that stays.",
+        kind=choice("bf16", "fp16", "fp32", "delta"),
+    )
+    yes = Option(FLAG, "Do it. Without this, say what would be done, and change nothing.", group=RUNNING, common=True)
+
+
+THIN = options_in(_Thin)

@@ -1,0 +1,42 @@
+"""Compares a step of torch_checkpointing with its source: names that its reader finds, then its files as planned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ckptconv.errors import CkptconvError, DifferenceError
+from ckptconv.features.torch_checkpointing import output
+from ckptconv.features.torch_checkpointing.read import read
+from ckptconv.formats.joining.files import leaves
+from ckptconv.formats.joining.names import dotted
+from ckptconv.formats.source import Source, Wanted
+from ckptconv.options.table import Options
+from ckptconv.outputs import dcp
+from ckptconv.tensors.lazy import LazyTensor
+from ckptconv.verification import AGAIN, planned
+from ckptconv.verification.dcp import check_files, check_keys, place_of
+from ckptconv.verification.names import rename_of
+from ckptconv.verification.paired import paired
+from ckptconv.verification.pairs import Attested, Differences
+from ckptconv.verification.report import CheckedOutput, Verification
+from ckptconv.verification.runs import ExpectedPair
+
+
+def pairs(
+    source: Source, target: CheckedOutput, asked: Options, done: Verification, attested: Attested, wrong: Differences
+) -> Iterator[ExpectedPair]:
+    """Compare a step of torch_checkpointing with its source, and yield the pairs of its tensors."""
+    if asked.states:
+        source = source._replace(inputs=source.inputs_of_all)
+    place, path = place_of(target), target.path
+    want = dcp.contents(source, asked, rename_of(asked))
+    try:
+        got = dict(leaves(read(place, Wanted(key=".")).trees["."], path))
+    except CkptconvError as error:
+        raise DifferenceError(f"{path} cannot be read: {error.message}", AGAIN, what="file", file=path) from error
+    tensors = {dotted(at) for at, value in got.items() if isinstance(value, LazyTensor)}
+    check_keys(path, set(want.tensors), tensors, asked)
+    plans = output.file_plans(want, asked)
+    where = {plan.name: place.join(plan.name) for plan in plans}
+    check_files(path, place, where, asked)
+    yield from paired(source, target, planned.compare(path, plans, where), done, attested)

@@ -1,0 +1,31 @@
+"""Steps of torch_checkpointing as an output: its entries in the tables of kinds and of directories."""
+
+from __future__ import annotations
+
+import re
+
+from ckptconv.formats.runs import STEP_METADATA
+from ckptconv.outputs.kinds import OF_CODES, OF_MODELS, OF_UNIVERSAL, OF_WEIGHTS, OutputKind
+from ckptconv.outputs.targets import MANIFEST, Directory
+
+_NAMES = rf"[^/]+_\d+\.(?:pt|safetensors)|{re.escape(STEP_METADATA)}|{re.escape(MANIFEST)}"
+DIRECTORY = Directory(STEP_METADATA, lambda name: re.fullmatch(_NAMES, name) is not None)
+KIND = OutputKind(
+    "dcp",
+    "torch-checkpointing",
+    {
+        **OF_UNIVERSAL,
+        **OF_WEIGHTS,
+        **OF_MODELS,
+        **OF_CODES,
+        "like": ("{} is for checkpoints of torch.distributed.checkpoint.", "Give --chunks N."),
+    },
+    {
+        "copy_config": "copies nothing: from_pretrained reads no step of torch_checkpointing",
+        "tied": "changes nothing in a step of torch_checkpointing, where every name has its own bytes",
+    },
+    compared="ckptconv.features.torch_checkpointing.comparing",
+    plan="ckptconv.features.torch_checkpointing.output",
+    to="torch-checkpointing",
+    key="model",
+)

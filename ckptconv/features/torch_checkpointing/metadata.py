@@ -1,0 +1,330 @@
+"""Read the `metadata.pkl` of a step: where each item of each rank is, and which part of each tensor it has.
+
+Source: torch_checkpointing/{distributed_metadata,dtensor_metadata,default_metadata,checkpoint_layout}.py of 0.1.0 and
+0.1.1. It is a pickle of dicts, lists, tuples, texts and integers. Version 2.0 is grouped by item; version 1.0 has one
+entry for each path, which begins with the item. Paths are JSON lists as text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
+
+from ckptconv.errors import CorruptError, LimitError, UnsupportedError, damaged
+from ckptconv.features.torch_checkpointing.locate import JSON, RAW, SAFETENSORS, TORCH, Held
+from ckptconv.formats.chunks import Shape
+from ckptconv.formats.joining.layouts import Distribution, HeldBox, Mesh, MeshCut
+from ckptconv.formats.joining.names import MAX_DEPTH, Path, dotted, named
+from ckptconv.formats.joining.pieces import MAX_FACTOR, MAX_RANKS
+from ckptconv.pickles.machine import load
+from ckptconv.storage import strict_json
+from ckptconv.storage.inside import check_inside
+from ckptconv.tensors.dtypes import DTYPES, DType
+from ckptconv.tensors.geometry import MAX_BYTES, MAX_DIMS
+from ckptconv.text import brief
+
+_KINDS = frozenset({TORCH, SAFETENSORS, JSON, RAW})
+_VERSIONS = ("1.0", "2.0")
+# Where the boxes of a rank begin in the tensor, and in what the rank has of it, and their extents.
+_BOXES = ("global_offsets", "local_offsets", "local_sizes")
+
+
+class Distributed(NamedTuple):
+    """A tensor that is distributed over a device mesh."""
+
+    layout: Distribution
+    dtype: DType
+
+    @property
+    def shape(self) -> Shape:
+        return self.layout.shape
+
+
+class Rectangles(NamedTuple):
+    """The boxes that a rank has of a tensor."""
+
+    shape: Shape
+    boxes: tuple[HeldBox, ...]
+    dtype: DType
+
+
+Geometry: TypeAlias = "Distributed | Rectangles"
+
+
+@dataclass
+class DescribedItem:
+    """An item: its file on each rank, None for the default one; and its tensors: of which ranks each geometry is. The
+    paths, whose steps are all text, are `ways` in the item's value."""
+
+    files: dict[int, Held | None]
+    tensors: dict[Path, list[tuple[frozenset[int], Geometry]]] = field(default_factory=dict)
+    ways: dict[Path, Path] = field(default_factory=dict)
+
+    def geometry(self, path: Path, rank: int) -> Geometry | None:
+        """Return which part of the tensor at `path` a rank has; None if it has none."""
+        return next((one for ranks, one in self.tensors.get(path, ()) if rank in ranks), None)
+
+    def has_stages(self) -> bool:
+        """Whether some tensors are on ranks other than the first alone, as with pipeline stages."""
+        return any(all(0 not in ranks for ranks, _ in groups) for groups in self.tensors.values())
+
+    def ranks(self) -> set[int]:
+        """Return the ranks that have a part of any tensor."""
+        found: set[int] = set()
+        for each in {ranks for groups in self.tensors.values() for ranks, _ in groups}:
+            found |= each
+        return found
+
+
+@dataclass
+class StepMetadata:
+    """What `metadata.pkl` says: the version, the number of ranks, and the items. `knows_strides` is whether it has a
+    strided placement: 0.1.0 wrote plain ones in their place."""
+
+    version: str
+    world: int
+    items: dict[str, DescribedItem] = field(default_factory=dict)
+    knows_strides: bool = False
+
+
+def text_path(path: Path) -> Path:
+    """Return a path with every step as text, as the metadata and a pickled state dict are compared by."""
+    return tuple(map(str, path))
+
+
+def read_metadata(data: bytes, where: str, directory: str) -> StepMetadata:
+    """Return what the pickle `data` of the file `where` in `directory` describes.
+
+    Raise CorruptError if it contradicts itself, UnsafeError for an attack or a path that leads out, UnsupportedError
+    for what no known release writes.
+    """
+    loaded = load(data, where=where)
+    if loaded.end != len(data):
+        raise CorruptError(f"{where} goes on after its pickle ends.")
+    return _Reading(where, directory).read(loaded.value)
+
+
+@dataclass
+class _Reading:
+    where: str
+    directory: str
+    _meshes: dict[Any, Mesh] = field(default_factory=dict)
+    _layouts: dict[Any, Any] = field(default_factory=dict)
+    _ranks: dict[tuple[int, ...], frozenset[int]] = field(default_factory=dict)
+    _strided: bool = False
+
+    def _corrupt(self, reason: str) -> CorruptError:
+        return damaged(f"{self.where} is no sound metadata of a step: {reason}.")
+
+    def read(self, root: Any) -> StepMetadata:
+        root = self._dict(root, "it")
+        version = root.get("version", "1.0")
+        if version not in _VERSIONS:
+            raise UnsupportedError(
+                f"{self.where} is of version {brief(version)}; {' and '.join(_VERSIONS)} of this format are known."
+            )
+        world = root.get("world_size")
+        if type(world) is not int or not 0 < world <= MAX_RANKS:
+            raise self._corrupt(f"its world_size is {brief(world)}")
+        found = StepMetadata(version, world)
+        metadata = self._dict(root.get("metadata"), "its metadata")
+        if version == "1.0":
+            self._read_flat(found, metadata, self._dict(root.get("rank_to_layout_info_mappings"), "its files"))
+        else:
+            for name, item in metadata.items():
+                what = self._item(name)
+                item = self._dict(item, what)
+                files = self._dict(item.get("rank_to_layout_info"), f"the files of {what}")
+                found.items[name] = DescribedItem(self._files(name, files, world))
+                tensors = self._dict(item.get("nested_path_to_metadata"), f"the tensors of {what}")
+                for text, groups in tensors.items():
+                    self._add(found, name, self._path(text), groups)
+        self._check_files(found)
+        found.knows_strides = self._strided
+        return found
+
+    def _read_flat(self, found: StepMetadata, metadata: Mapping[Any, Any], files: Mapping[Any, Any]) -> None:
+        """Read version 1.0."""
+        for text, groups in metadata.items():
+            path = self._path(text)
+            if not path or type(path[0]) is not str:
+                raise self._corrupt(f"{brief(text)} is the path of no item")
+            name = path[0]
+            if name not in found.items:
+                self._item(name)
+                own = {
+                    rank: self._dict(each, f"the files of rank {brief(rank)}").get(name) for rank, each in files.items()
+                }
+                found.items[name] = DescribedItem(self._files(name, own, found.world))
+            self._add(found, name, path[1:], groups)
+
+    def _dict(self, value: Any, what: str) -> dict[Any, Any]:
+        if type(value) is not dict:
+            raise self._corrupt(f"{what} is no dict")
+        return value
+
+    def _item(self, name: Any) -> str:
+        if type(name) is not str:
+            raise self._corrupt(f"an item is named {brief(name)}")
+        check_inside(f"{name}_0.pt", self.where, self.directory)
+        return named(name)
+
+    def _path(self, text: Any) -> Path:
+        try:
+            path = strict_json.parse(text) if type(text) is str else None
+        except ValueError:
+            path = None
+        if type(path) is not list or any(type(step) not in (str, int) for step in path):
+            raise self._corrupt(f"{brief(text)} is no path")
+        if len(path) > MAX_DEPTH:
+            raise LimitError(f"{self.where} has a path of {len(path)} steps; at most {MAX_DEPTH} are followed.")
+        return tuple(path)
+
+    # ---------------------------------------------------------------------------------------------------------- files
+
+    def _files(self, name: str, told: Mapping[Any, Any], world: int) -> dict[int, Held | None]:
+        files: dict[int, Held | None] = {}
+        for rank, layout in told.items():
+            number = int(rank) if type(rank) is str and rank.isascii() and rank.isdecimal() and len(rank) < 9 else rank
+            if type(number) is not int or number in files:
+                raise self._corrupt(f"the files of {named(name)} are of rank {brief(rank)}")
+            files[number] = None if layout is None else self._held(layout)
+        if files.keys() != set(range(world)):
+            raise self._corrupt(f"it is of {world} ranks, and tells the files of {named(name)} of {len(files)} ranks")
+        return files
+
+    def _held(self, layout: Any) -> Held:
+        layout = self._dict(layout, "a file's entry")
+        path, kind = (
+            layout.get("file_path"),
+            self._dict(layout.get("serialization_format"), "a file's format").get("type"),
+        )
+        if type(path) is not str:
+            raise self._corrupt(f"a file is named {brief(path)}")
+        check_inside(path, self.where, self.directory)
+        if kind not in _KINDS:
+            raise UnsupportedError(f"{self.where}: {path[:200]} is written as {brief(kind)}, which is not known.")
+        return Held(path, kind)
+
+    def _check_files(self, found: StepMetadata) -> None:
+        """Raise CorruptError if two ranks or items have one file."""
+        used: dict[str, str] = {}
+        for name, item in found.items.items():
+            for rank, held in item.files.items():
+                path = held.path if held else f"{name}_{rank}.pt"
+                what = f"{named(name)} of rank {rank}"
+                if path in used:
+                    raise self._corrupt(f"{used[path]} and {what} are both in {path[:200]}")
+                used[path] = what
+
+    # -------------------------------------------------------------------------------------------------------- tensors
+
+    def _add(self, found: StepMetadata, name: str, path: Path, groups: Any) -> None:
+        item, at = found.items[name], text_path(path)
+        what = named(dotted((name, *path)))
+        if at in item.tensors:
+            raise self._corrupt(f"it describes {what} twice")
+        if type(groups) is not list or not groups:
+            raise self._corrupt(f"it has no list of descriptions of {what}")
+        held: set[int] = set()
+        own = []
+        for group in groups:
+            group = self._dict(group, f"a description of {what}")
+            ranks = self._of_ranks(what, group.get("ranks"), found.world)
+            if held & ranks:
+                raise self._corrupt(f"it describes {what} of rank {min(held & ranks)} twice")
+            held |= ranks
+            own.append((ranks, self._geometry(what, self._dict(group.get("sharding_metadata"), what))))
+        if len({(one.shape, one.dtype) for _, one in own}) > 1:
+            raise self._corrupt(f"it gives {what} two shapes or dtypes")
+        item.tensors[at], item.ways[at] = own, path
+
+    def _of_ranks(self, what: str, told: Any, world: int) -> frozenset[int]:
+        if not isinstance(told, (tuple, list)) or len(told) > MAX_RANKS:
+            raise self._corrupt(f"{what} is of ranks {brief(told)}")
+        if any(type(rank) is not int or not 0 <= rank < world for rank in told):
+            raise self._corrupt(f"{what} is of ranks {brief(told)}, and there are {world}")
+        key = tuple(told)
+        return self._ranks.setdefault(key, frozenset(key))
+
+    def _geometry(self, what: str, told: Mapping[Any, Any]) -> Geometry:
+        reader = _GEOMETRIES.get(str(told.get("type")))
+        if reader is None:
+            raise UnsupportedError(f"{self.where}: {what} is placed as {brief(told.get('type'))}, which is not known.")
+        return reader(self, what, self._dict(told.get("data"), what))
+
+    def _counts(self, what: str, value: Any) -> Shape:
+        if not isinstance(value, (tuple, list)) or len(value) > MAX_DIMS:
+            raise self._corrupt(f"{what} has a shape that is none")
+        if any(type(count) is not int or not 0 <= count < MAX_BYTES for count in value) or (
+            math.prod(value) >= MAX_BYTES
+        ):
+            raise self._corrupt(f"{what} has a shape {brief(tuple(value))}")
+        return tuple(value)
+
+    def _dtype(self, what: str, told: Any) -> DType:
+        name = told[len("torch.") :] if type(told) is str and told.startswith("torch.") else ""
+        if name not in DTYPES:
+            raise UnsupportedError(f"{self.where}: {what} is of dtype {brief(told)}, which is not known.")
+        return DTYPES[name]
+
+    def _distributed(self, what: str, data: Mapping[Any, Any]) -> Geometry:
+        shape = self._counts(what, data.get("global_shape"))
+        mesh = self._mesh(what, self._dict(data.get("mesh_spec"), f"the mesh of {what}"))
+        listed = data.get("placements")
+        if not isinstance(listed, (tuple, list)) or len(listed) != len(mesh.shape):
+            raise self._corrupt(f"{what} has placements {brief(listed)} for a mesh of {len(mesh.shape)} dimensions")
+        placements = tuple(self._placement(what, each, shape) for each in listed)
+        if math.prod(cut.factor for cut in placements if cut) > MAX_FACTOR:
+            raise LimitError(f"{self.where}: {what} is cut into more than {MAX_FACTOR} strided pieces.")
+        layout = Distribution(mesh, placements, shape)
+        return Distributed(self._layouts.setdefault(layout, layout), self._dtype(what, data.get("dtype")))
+
+    def _placement(self, what: str, told: Any, shape: Shape) -> MeshCut | None:
+        told = self._dict(told, f"a placement of {what}")
+        kind, dim, factor = told.get("type"), told.get("dim"), told.get("split_factor", 1)
+        if kind == "Replicate":
+            return None
+        if kind not in ("Shard", "StridedShard"):
+            raise UnsupportedError(f"{self.where}: {what} is placed as {brief(kind)}, which is not known.")
+        if type(dim) is not int or not 0 <= dim < len(shape):
+            raise self._corrupt(f"{what} is sharded along dimension {brief(dim)}, and has {len(shape)} dimensions")
+        if type(factor) is not int or not 1 <= factor <= MAX_FACTOR:
+            raise self._corrupt(f"{what} has a strided placement with the split factor {brief(factor)}")
+        self._strided = self._strided or kind == "StridedShard"
+        return MeshCut(dim, factor if kind == "StridedShard" else 1)
+
+    def _mesh(self, what: str, told: Mapping[Any, Any]) -> Mesh:
+        known = self._meshes.get(id(told))
+        if known is not None:
+            return known
+        shape, ranks, names = told.get("mesh_shape"), told.get("mesh_data"), told.get("mesh_dim_names")
+        shape = self._counts(what, shape)
+        if not isinstance(ranks, (tuple, list)) or not 0 < len(ranks) == math.prod(shape) <= MAX_RANKS:
+            raise self._corrupt(f"{what} is on a mesh of {list(shape)} that does not list as many ranks")
+        if any(type(rank) is not int or rank < 0 for rank in ranks) or len(set(ranks)) != len(ranks):
+            raise self._corrupt(f"{what} is on a mesh that lists no ranks, or one twice")
+        dims = names if isinstance(names, (tuple, list)) and len(names) == len(shape) else ()
+        mesh = Mesh(tuple(ranks), shape, tuple(map(str, dims)))
+        return self._meshes.setdefault(id(told), self._layouts.setdefault(mesh, mesh))
+
+    def _rectangles(self, what: str, data: Mapping[Any, Any]) -> Geometry:
+        shape = self._counts(what, data.get("global_shape"))
+        lists = [each for key in _BOXES if isinstance(each := data.get(key), (tuple, list))]
+        if len(lists) != len(_BOXES) or len(set(map(len, lists))) != 1:
+            raise self._corrupt(f"{what} has not as many offsets as sizes of its shards")
+        boxes = tuple(HeldBox(*(self._counts(what, each) for each in box)) for box in zip(*lists, strict=True))
+        for box in boxes:
+            if not len(box.offsets) == len(box.inside) == len(box.sizes) == len(shape):
+                raise self._corrupt(f"{what} has a shard of {len(box.sizes)} dimensions, and is of {len(shape)}")
+            if any(at + size > most for at, size, most in zip(box.offsets, box.sizes, shape, strict=True)):
+                raise self._corrupt(
+                    f"{what} is of {list(shape)}, and its shard of {list(box.sizes)} at {list(box.offsets)} reaches "
+                    "beyond it"
+                )
+        return Rectangles(shape, boxes, self._dtype(what, data.get("dtype")))
+
+
+_GEOMETRIES = {"DTensorShardingMetadata": _Reading._distributed, "default_tensor_v1": _Reading._rectangles}

@@ -1,0 +1,128 @@
+"""Plan steps that torch_checkpointing loads: a file for each item and rank, and `metadata.pkl`.
+
+Source: torch_checkpointing/{distributed_metadata,dtensor_metadata,checkpoint_layout,default_resharder}.py of 0.1.0 and
+0.1.1. An item of tensors alone is written in safetensors, any other as torch.save writes it. A resharder reads either,
+on any number of ranks: what a rank has of a tensor, the metadata tells.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ckptconv.errors import UsageError
+from ckptconv.features.torch_checkpointing.locate import SAFETENSORS, TORCH
+from ckptconv.formats.chunks import Box
+from ckptconv.formats.joining.names import Path, dotted, named, nest
+from ckptconv.formats.model_files import SUFFIX
+from ckptconv.formats.runs import STEP_METADATA
+from ckptconv.formats.source import Source
+from ckptconv.options.table import Options
+from ckptconv.outputs import dcp, dcp_output, safetensors
+from ckptconv.outputs.dcp import DcpContents, Leaf, boxes, cut
+from ckptconv.outputs.planning import Output
+from ckptconv.outputs.selected import METADATA
+from ckptconv.outputs.targets import Target
+from ckptconv.outputs.torch_tree import TorchTree
+from ckptconv.pickles.writer import dumps
+from ckptconv.plan import FilePlan, Literal
+from ckptconv.storage.inside import leads_out
+from ckptconv.tensors.geometry import contiguous_strides
+from ckptconv.tensors.lazy import LazyTensor
+
+_VERSION = "2.0"
+# A name of a mesh that no training has: where it had the same mesh, the library would not reshard, but copy a rank's
+# plain tensor to a DTensor, which it refuses.
+_DIMENSION = "saved_by_ckptconv"
+
+
+def plan(source: Source, target: Target, options: Options) -> Output:
+    """Plan a step: the weights, and with `optimizer` the states beside them."""
+    source = dcp_output.with_states(source, options)
+    found = dcp.contents(source, options)
+    return dcp_output.output_with(source, target, options, found, file_plans(found, options))
+
+
+def file_plans(found: DcpContents, options: Options) -> list[FilePlan]:
+    """Plan the files of a step with what is `found`, as `options.chunks` ranks have it. The metadata comes last.
+
+    Raise UsageError for an item whose name can be that of no file.
+    """
+    ranks = options.chunks or 1
+    items: dict[str, dict[str, Leaf]] = {}
+    for key, leaf in (*found.tensors.items(), *found.values.items()):
+        items.setdefault(str(leaf.path[0]), {})[key] = leaf
+    plans = []
+    described = {}
+    for item, leaves in items.items():
+        _check_name(item)
+        tensors = {key: leaf for key, leaf in leaves.items() if key in found.tensors}
+        values = {leaf.path[1:]: leaf.value for key, leaf in leaves.items() if key in found.values}
+        is_plain = all(len(leaf.path) > 1 and leaf.value.dtype.code for leaf in tensors.values()) and not values
+        held: list[dict[Path, LazyTensor]] = [{} for _ in range(ranks)]
+        paths: dict[str, list[dict[str, Any]]] = {}
+        for leaf in tensors.values():
+            path, shape = leaf.path[1:], leaf.value.shape
+            own = boxes(shape, ranks)
+            for rank, box in enumerate(own):
+                held[rank][path] = cut(leaf.value, box)
+            text = json.dumps(list(path), separators=(",", ":"), ensure_ascii=True)
+            paths[text] = [_described(leaf.value, own, ranks)]
+        suffix = SUFFIX if is_plain else ".pt"
+        files = [f"{item}_{rank}{suffix}" for rank in range(ranks)]
+        for name, own_tensors in zip(files, held, strict=True):
+            if is_plain:
+                flat = {dotted(path): tensor for path, tensor in own_tensors.items()}
+                plans.append(safetensors.file_plan(name, flat, METADATA))
+            else:
+                tree = _nested({**own_tensors, **values}, name)
+                plans.append(TorchTree(tree, options.opaque).plan(name, name.removesuffix(".pt")))
+        if paths:
+            kind = SAFETENSORS if is_plain else TORCH
+            described[item] = {
+                "nested_path_to_metadata": paths,
+                "rank_to_layout_info": {
+                    rank: {"file_path": name, "serialization_format": {"type": kind}} for rank, name in enumerate(files)
+                },
+            }
+    data = dumps({"metadata": described, "world_size": ranks, "version": _VERSION})
+    return [*plans, FilePlan(STEP_METADATA, len(data), (Literal(0, data),))]
+
+
+def _check_name(item: str) -> None:
+    why = "it is empty" if not item else "it is a path" if "/" in item else leads_out(f"{item}_0.pt", "")
+    why = why or ("it begins with a dot" if item.startswith(".") else "")
+    if why:
+        raise UsageError(
+            f"{named(item)} would be an item of the step, and the name of its files: {why}.",
+            "Put the weights under another key with --model-key.",
+        )
+
+
+def _nested(leaves: Mapping[Path, Any], name: str) -> Any:
+    """Return what a rank has of an item: the only value, or the dicts and lists that hold it."""
+    return leaves[()] if () in leaves else nest(leaves, name) if leaves else {}
+
+
+def _described(tensor: LazyTensor, own: tuple[Box, ...], ranks: int) -> dict[str, Any]:
+    """Describe a tensor: cut along its first dimension for all ranks, of which the last may have nothing; or whole, on
+    the first rank."""
+    is_cut = len(own) > 1
+    mesh = tuple(range(ranks if is_cut else 1))
+    data = {
+        "global_shape": list(tensor.shape),
+        "dtype": f"torch.{tensor.dtype}",
+        "stride": list(contiguous_strides(tensor.shape)),
+        "mesh_spec": {
+            "device_type": "cpu",
+            "mesh_shape": (len(mesh),),
+            "mesh_data": mesh,
+            "mesh_dim_names": (_DIMENSION,),
+        },
+        "placements": [{"type": "Shard", "dim": 0} if is_cut else {"type": "Replicate"}],
+    }
+    return {
+        "sharding_metadata": {"type": "DTensorShardingMetadata", "data": data},
+        "ranks": tuple(range(len(own))),
+    }

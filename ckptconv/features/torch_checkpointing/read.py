@@ -1,0 +1,475 @@
+"""Open a step of torch_checkpointing.
+
+The files of the weights are read rank after rank, descriptions only; the optimizer's when its states are wanted, and
+all when a key is. What a rank has of a tensor, its pickled DTensor says, or `metadata.pkl`, or both: then they must
+agree. The ranks' parts are joined as those of one state dict for each rank, whose first steps are the items.
+"""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.features.torch_checkpointing import locate as steps
+from ckptconv.features.torch_checkpointing.locate import (
+    FAMILY,
+    JSON,
+    MANIFEST,
+    RAW,
+    SAFETENSORS,
+    TORCH,
+    Held,
+    Item,
+    check_finished,
+    items_of,
+)
+from ckptconv.features.torch_checkpointing.metadata import (
+    DescribedItem,
+    Distributed,
+    Geometry,
+    Rectangles,
+    StepMetadata,
+    read_metadata,
+    text_path,
+)
+from ckptconv.formats import safetensors
+from ckptconv.formats.chunks import ChunkTile, Shape
+from ckptconv.formats.integrity import check_content, parsed_json, stated_digests
+from ckptconv.formats.joining import names as names_of
+from ckptconv.formats.joining.files import Files, RankFiles, bytes_of, divided, source_of, states_of
+from ckptconv.formats.joining.join import Ranks, lacking, other_save
+from ckptconv.formats.joining.layouts import Distribution, Mesh
+from ckptconv.formats.joining.names import MAX_VALUE, Path, named
+from ckptconv.formats.joining.pieces import Piece, Pieces, RankPart, Shards, Whole, shape_of
+from ckptconv.formats.runs import STEP_METADATA, Located
+from ckptconv.formats.source import MODEL_KEYS, THEIR_STATES_ARE_CONVERTED, Source, Wanted
+from ckptconv.formats.torch.container import MAX_PICKLE
+from ckptconv.formats.torch.file import read_torch
+from ckptconv.formats.torch.packed import is_tensor
+from ckptconv.pickles.children import walk
+from ckptconv.plan import Input
+from ckptconv.storage.ahead import ahead
+from ckptconv.storage.location import Location
+from ckptconv.tensors.lazy import LazyTensor, Narrow, Tagged, TensorFacts
+from ckptconv.text import format_size, some
+
+# The item of a library that saves the whole state of a rank in one file: its contents are the state.
+_WHOLE = "checkpoint"
+
+
+def _is_replica(geometry: Geometry, world: int) -> bool:
+    """Whether each of `world` ranks has the whole tensor, as the metadata says of every plain one."""
+    if not isinstance(geometry, Distributed) or any(geometry.layout.placements):
+        return False
+    return len(geometry.layout.mesh.ranks) == world
+
+
+def read(place: Location, wanted: Wanted) -> Source:
+    """Open a step by its directory, or by a directory above it.
+
+    Raise CorruptError if it is unfinished, if files of ranks are missing, or if they contradict each other or the
+    metadata; UnsupportedError if nothing tells which part of a tensor a rank has.
+    """
+    located = steps.locate(place) or Located(place)
+    check_finished(located.directory)
+    return _read(place.path, located, wanted)
+
+
+def _read(path: str, located: Located, wanted: Wanted) -> Source:
+    step = _Step.open(located.directory)
+    step.read(wanted)
+    opened = RankFiles(step.files)
+    return source_of(
+        opened,
+        located,
+        wanted,
+        states_of(opened, wanted) if wanted.states else (None, None, []),
+        *step.told(wanted, opened.weights),
+        format=f"torch_checkpointing of {step.world} rank{'s' * (step.world > 1)}",
+        family=FAMILY,
+        path=path,
+        facts=step.facts(path),
+        reread=functools.partial(_read, path, located),
+    )
+
+
+@dataclass
+class _Step:
+    """A step: what its directory and its metadata say, and what was read of it.
+
+    `unread` are items of which only one rank's file was read, or none, and whether that has tensors; `undescribed` are
+    tensors of which the metadata says nothing.
+    """
+
+    directory: Location
+    described: StepMetadata | None
+    items: dict[str, Item]
+    files: Files
+    world: int = 1
+    version: str = ""
+    unread: dict[str, bool] = field(default_factory=dict)
+    large: list[str] = field(default_factory=list)
+    undescribed: list[str] = field(default_factory=list)
+    _boxes: dict[Path, frozenset[tuple[Shape, Shape]]] = field(default_factory=dict)
+
+    # ------------------------------------------------------------------------------------------------- the directory
+
+    @classmethod
+    def open(cls, directory: Location) -> _Step:
+        """Read the metadata and the manifest, and find the items."""
+        files = Files(Ranks(directory.path))
+        step = cls(directory, None, {}, files)
+        step._read_manifest()
+        if STEP_METADATA in directory.names:
+            data = step._bytes(STEP_METADATA, MAX_PICKLE)
+            step.described = read_metadata(data, directory.join(STEP_METADATA).path, directory.path)
+        if step.described:
+            described = {name: item.files for name, item in step.described.items.items()}
+            step.items = items_of(directory, described, step.described.world)
+            step.world, step.version = step.described.world, step.described.version
+            over = [each for item in step.items.values() for each in item.files.items() if each[0] >= step.world]
+            if over:
+                raise other_save(
+                    f"{directory.join(over[0][1].path)} is of rank {over[0][0]}, and {STEP_METADATA} says that there "
+                    f"are {step.world} ranks."
+                )
+        else:
+            step.items = items_of(directory)
+            step.world = max((max(item.files) + 1 for item in step.items.values() if item.has_tensors), default=1)
+        return step
+
+    def _bytes(self, name: str, most: int) -> bytes:
+        """Return the contents of a small file, which is an input from now on."""
+        with self.directory.join(name).open_reader() as reader:
+            file = reader.file
+            if file.size > most:
+                raise CorruptError(f"{file.path} has {file.size} bytes; at most {most} are read.")
+            data = reader.read_at(0, file.size)
+        check_content(file.path, data, self.files.account.digests)
+        self.files.account.bytes_read += len(data)
+        self.files.account.inputs[name] = Input(file, (file.size, zlib.crc32(data)))
+        return data
+
+    def _read_manifest(self) -> None:
+        """Read the SHA-256 of the files, and check that they are there."""
+        if MANIFEST in self.directory.names:
+            data = self._bytes(MANIFEST, MAX_VALUE)
+            stated = stated_digests(self.directory, MANIFEST, data, {"version": 1, "granularity": "file"})
+            self.files.account.digests.update(stated)
+
+    # -------------------------------------------------------------------------------------------------------- reading
+
+    def read(self, wanted: Wanted) -> None:
+        """Read the files of what is wanted."""
+        chosen = self._chosen(wanted)
+        for name in chosen:
+            self._check_complete(name)
+        ranks = self.files.ranks
+        for rank in range(self.world):
+            held = {name: self.items[name].files[rank] for name in chosen if rank in self.items[name].files}
+            if held:
+                self._read_rank(rank, held)
+        ranks.check_names(self.described.items if self.described else ())
+        for name, item in self.items.items():
+            if name not in chosen:
+                self._look_into(name, item)
+
+    def _chosen(self, wanted: Wanted) -> list[str]:
+        """Return the names of the items of which all ranks' files are read."""
+        every = list(self.items)
+        if wanted.key:
+            return every
+        holding = [name for name in every if self.items[name].has_tensors]
+        optimizers = [name for name in holding if names_of.is_optimizer(name)]
+        models = [name for name in holding if name in MODEL_KEYS]
+        weights = models or [name for name in holding if name not in optimizers and self._has_tensors(name)]
+        if not weights:
+            return optimizers or every
+        return [*weights, *(optimizers if wanted.states else ())]
+
+    def _has_tensors(self, name: str) -> bool:
+        """Whether the first file of an item has tensors."""
+        if self.described and name in self.described.items:
+            return bool(self.described.items[name].tensors)
+        held = self.items[name].files[min(self.items[name].files)]
+        if held.kind == SAFETENSORS:
+            return True
+        return any(map(is_tensor, walk(read_torch(self._place(held)).value)))
+
+    def _look_into(self, name: str, item: Item) -> None:
+        """Keep the values of the first rank of an item that was not wanted."""
+        if names_of.is_optimizer(name):
+            self.unread[name] = True
+            return
+        held = item.files[min(item.files)]
+        self.unread[name] = item.has_tensors and self._has_tensors(name)
+        if held.kind == JSON:
+            self.files.ranks.values[name,] = self._value(held)
+
+    def _place(self, held: Held) -> Location:
+        names = self.directory.names
+        return self.directory.at(names[held.path].file) if held.path in names else self.directory.join(held.path)
+
+    def _check_complete(self, name: str) -> None:
+        """Raise CorruptError if files of ranks are missing."""
+        item = self.items[name]
+        if item.shared or not item.has_tensors:
+            return
+        own = self.described.items.get(name) if self.described else None
+        needed = own.ranks() if own else set(range(self.world))
+        missing = sorted(needed - item.files.keys())
+        if missing and (own or item.files.keys() != {0} or self._has_tensors(name)):
+            raise lacking(self.directory.path, missing, {rank: held.path for rank, held in item.files.items()})
+
+    def _read_rank(self, rank: int, held: Mapping[str, Held]) -> None:
+        pieces: dict[Path, Piece] = {}
+        values: dict[Path, Any] = {}
+        alone: dict[Path, Any] = {}
+        meshes: dict[Mesh, None] = {}
+        world = self.world
+        places = {name: self._place(one) for name, one in held.items()}
+        pickled = [name for name, one in held.items() if one.kind == TORCH]
+        read = dict(zip(pickled, ahead(read_torch, [places[name] for name in pickled]), strict=True))
+        for name, one in held.items():
+            prefix = () if self._is_whole(name) else (name,)
+            own = self.described.items.get(name) if self.described else None
+            if one.kind == TORCH:
+                file = read.pop(name)
+                reader = Pieces(places[name].path, rank, bytes_of(places[name]))
+                found, told = divided(file.value, reader, prefix)
+                if reader.said not in (None, rank):
+                    raise CorruptError(
+                        f"{places[name]} is named for rank {rank}, and says that it is of {reader.said}."
+                    )
+                self.files.account.add(file, one.path)
+                meshes.update(reader.meshes)
+                world = max(world, reader.world)
+            elif one.kind == SAFETENSORS:
+                found, told = self._stored(name, one, own), {}
+            else:
+                found, told = {}, {prefix: self._value(one)}
+            if own:
+                found = self._placed(name, one, rank, found, own)
+                meshes.update((piece.layout.mesh, None) for piece in found.values() if isinstance(piece, RankPart))
+            elif one.kind == SAFETENSORS and self.world > 1:
+                raise UnsupportedError(
+                    f"{places[name]} holds the parts of {len(found)} tensors that rank {rank} has, and there is no "
+                    f"{STEP_METADATA} that tells which parts these are.",
+                    f"Copy {STEP_METADATA} too: a step that was saved without a resharder has none, and nobody can "
+                    "join it.",
+                )
+            pieces.update(found)
+            (alone if self.items[name].shared else values).update(told)
+            self.files.ranks.parts.update({(rank, at[0]): one.path for at in (*found, *told) if at})
+        ranks = self.files.ranks
+        ranks.add(rank, next(iter(held.values())).path, pieces, meshes, world)
+        ranks.add_values(rank, values)
+        ranks.values.update(alone)
+
+    def _is_whole(self, name: str) -> bool:
+        """Whether an item is the whole state of a rank, and has no name in it."""
+        return name == _WHOLE and sum(item.has_tensors for item in self.items.values()) == 1
+
+    def _value(self, held: Held) -> Any:
+        place = self._place(held)
+        if held.kind == RAW and place.kind == "file" and place.entry.file.size > MAX_VALUE:
+            self.large.append(held.path)
+            return None
+        data = self._bytes(held.path, MAX_VALUE)
+        return data if held.kind == RAW else parsed_json(data, place.path)
+
+    # --------------------------------------------------------------------------------------------------- safetensors
+
+    def _stored(self, name: str, held: Held, own: DescribedItem | None) -> dict[Path, Piece]:
+        """Return the tensors of a safetensors file, whose names are paths joined by dots."""
+        place = self._place(held)
+        header = safetensors.header_of(place)
+        self.files.account.bytes_read += header.bytes_read
+        self.files.account.inputs[held.path] = header.identity
+        paths: dict[str, Path] = {}
+        for path, way in own.ways.items() if own else ():
+            if paths.setdefault(names_of.dotted(path), way) != way:
+                raise CorruptError(
+                    f"{place}: two of the tensors of {named(name)} are stored as {named(names_of.dotted(path))}."
+                )
+        found: dict[Path, Piece] = {}
+        for stored_name, stored in header.tensors.items():
+            way = paths.get(stored_name, (stored_name,))
+            facts = TensorFacts(
+                storage=(place.path, stored_name),
+                storage_nbytes=stored.nbytes,
+                strides=stored.strides,
+            )
+            found[(name, *way)] = Whole(Tagged(stored, facts))
+        return found
+
+    # ------------------------------------------------------------------------------------------------- the metadata
+
+    def _placed(
+        self, name: str, held: Held, rank: int, found: Mapping[Path, Piece], own: DescribedItem
+    ) -> dict[Path, Piece]:
+        """Return the tensors that a rank has of an item, each as the metadata describes it.
+
+        Of a plain tensor, the metadata says what rank 0 has: that all ranks have it, or nothing if rank 0 has not, as
+        with pipeline stages. Raise CorruptError if file and metadata disagree otherwise.
+        """
+        where = f"{self._place(held)}"
+        placed: dict[Path, Piece] = {}
+        # Of local tensors, only other stages that are there tell that they are whole.
+        staged = rank > 0 and (held.kind == TORCH or own.has_stages())
+        expected = {
+            path
+            for path, groups in own.tensors.items()
+            if any(rank in ranks and not (rank and _is_replica(one, self.world)) for ranks, one in groups)
+        }
+        for path, piece in found.items():
+            at = text_path(path[1:])
+            geometry = own.geometry(at, rank)
+            if geometry is None:
+                if staged and self._of_stage(path, piece, own):
+                    placed[path] = piece
+                    continue
+                raise other_save(f"{where} has {named(names_of.dotted(path))}, of which {STEP_METADATA} knows nothing.")
+            expected.discard(at)
+            if isinstance(geometry, Rectangles) and path not in self._boxes:
+                every = (one.boxes for _, one in own.tensors[at] if isinstance(one, Rectangles))
+                self._boxes[path] = frozenset((box.offsets, box.sizes) for boxes in every for box in boxes)
+            placed[path] = self._described(where, path, rank, piece, geometry)
+        if expected:
+            lost = names_of.dotted((name, *min(expected)))
+            raise other_save(f"{where} lacks {named(lost)}, which it has by {STEP_METADATA}.")
+        return placed
+
+    def _of_stage(self, path: Path, piece: Piece, own: DescribedItem) -> bool:
+        """Whether a tensor is plain and not on rank 0: the metadata describes none of these."""
+        found = isinstance(piece, Whole) and text_path(path[1:]) not in own.tensors
+        found = found and 0 not in self.files.ranks.pieces.get(path, ())
+        if found:
+            self.undescribed.append(names_of.dotted(path))
+        return found
+
+    def _described(self, where: str, path: Path, rank: int, piece: Piece, geometry: Geometry) -> Piece:
+        """Return a piece with the geometry that the metadata gives it."""
+        name = names_of.dotted(path)
+        tensor = piece.tensor if isinstance(piece, (Whole, RankPart)) else None
+        said: Any = geometry.shape, geometry.dtype.name
+        if isinstance(piece, RankPart):
+            its = piece.layout
+            has: Any = its.shape, piece.tensor.dtype.name
+            if isinstance(geometry, Distributed):
+                stated = geometry.layout.placements
+                said = (*said, geometry.layout.mesh[:2], stated)
+                # Where 0.1.0 states no stride, there may be one.
+                plain = tuple(
+                    one and (one._replace(factor=1) if other and other.factor == 1 else one)
+                    for one, other in zip(its.placements, stated, strict=False)
+                )
+                has = (*has, its.mesh[:2], plain)
+            agrees = has == said and isinstance(geometry, Distributed)
+        elif tensor is None:
+            agrees = False
+        else:
+            agrees = tensor.dtype.name == geometry.dtype.name and len(tensor.shape) == len(geometry.shape)
+        if not agrees:
+            raise other_save(
+                f"{where} has {named(name)} with the shape {list(shape_of(piece))}"
+                f"{'' if tensor is None else f' and dtype {tensor.dtype}'}, and {STEP_METADATA} describes it with "
+                f"{list(geometry.shape)} and {geometry.dtype}, or placed otherwise."
+            )
+        if isinstance(piece, RankPart) or tensor is None:
+            return piece
+        if isinstance(geometry, Distributed):
+            layout = geometry.layout
+            if tensor.shape == layout.shape and not any(layout.placements):
+                return piece
+            self._check_order(where, name, layout)
+            inside = rank in layout.mesh.ranks
+            return RankPart(layout, layout.mesh.coordinate(rank) if inside else None, tensor)
+        return self._cut(where, name, tensor, geometry, self._boxes[path])
+
+    def _check_order(self, where: str, name: str, layout: Distribution) -> None:
+        """Raise UnsupportedError if several mesh dimensions cut one of the tensor, and nothing tells in which order."""
+        own = zip(layout.placements, layout.mesh.shape, strict=True)
+        dims = [cut.dim for cut, ranks in own if cut and ranks > 1]
+        if len(set(dims)) < len(dims) and not (self.described and self.described.knows_strides):
+            raise UnsupportedError(
+                f"{where}: {named(name)} is cut along one dimension by {len(dims)} dimensions of its mesh, and "
+                f"{STEP_METADATA} does not tell in which order: torch_checkpointing 0.1.0 left that out.",
+                "Save it with a later release, or as torch.save writes it, which tells.",
+            )
+
+    @staticmethod
+    def _cut(
+        where: str, name: str, tensor: Tagged, geometry: Rectangles, every: frozenset[tuple[Shape, Shape]]
+    ) -> Piece:
+        """Return the boxes that a rank has of a tensor, of `every` rank's."""
+        tiles = []
+        for box in geometry.boxes:
+            if any(at + size > most for at, size, most in zip(box.inside, box.sizes, tensor.shape, strict=True)):
+                raise CorruptError(
+                    f"{where} has {list(tensor.shape)} of {named(name)}, and by {STEP_METADATA} a shard of "
+                    f"{list(box.sizes)} at {list(box.inside)} of that."
+                )
+            part: LazyTensor = tensor
+            if box.sizes != tensor.shape:
+                part = tensor.tensor
+                for dim, (start, size) in enumerate(zip(box.inside, box.sizes, strict=True)):
+                    if size != part.shape[dim]:
+                        part = Narrow(part, dim, start, size)
+            tiles.append(ChunkTile(box.offsets, part))
+        return Shards(geometry.shape, every, tuple(tiles))
+
+    # ------------------------------------------------------------------------------------------------------- reports
+
+    def facts(self, path: str) -> dict[str, Any]:
+        ranks = self.files.ranks
+        shapes = list(dict.fromkeys(str(mesh) for held in ranks.meshes.values() for mesh in held))
+        return {
+            **({} if self.directory.path == path else {"directory": self.directory.path}),
+            "ranks": self.world,
+            **({"mesh": ", ".join(shapes)} if shapes else {}),
+            "items": ", ".join(self.items),
+            "files": len(self.files.account.inputs),
+            "metadata": f"version {self.version}" if self.version else "none: its own library cannot reshard the step",
+        }
+
+    def told(self, wanted: Wanted, chosen: list[Path]) -> tuple[list[str], list[str]]:
+        """Return notes and warnings on what was left, and on what the ranks have otherwise."""
+        ranks = self.files.ranks
+        notes: list[str] = []
+        warnings: list[str] = []
+        if not wanted.key:
+            names = dict.fromkeys([*self.unread, *(str(at[0]) for at in ranks.paths())])
+            left = [name for name in names if not any(at[0] == name for at in chosen)]
+            states = [name for name in left if names_of.is_optimizer(name)]
+            left = [name for name in left if not (wanted.states and name in states)]
+            odd = [name for name in left if self.unread.get(name) and name not in states]
+            for told, own in ((notes, [name for name in left if name not in odd]), (warnings, odd)):
+                if own:
+                    how = THEIR_STATES_ARE_CONVERTED if set(own) & set(states) else ""
+                    told.append(
+                        f"Beside the model there is: {some(own)}; {how}--key {own[0]} such a part, --key . everything."
+                    )
+        missing = sorted(ranks.expected - ranks.files.keys())
+        if missing:
+            warnings.append(
+                f"The files of ranks {some(missing, form=str)} are not there; the other ranks' files hold the same."
+            )
+        differing = [each for each in ranks.differing if wanted.key or each in chosen]
+        if differing:
+            warnings.append(
+                f"Values that are no tensors differ between the ranks, and are those of rank {min(ranks.files)}: "
+                f"{some([names_of.dotted(each) for each in differing])}."
+            )
+        if self.undescribed:
+            warnings.append(
+                f"{STEP_METADATA} describes no plain tensor that rank 0 has not. Taken whole from the ranks that have "
+                f"them: {some([*dict.fromkeys(self.undescribed)])}."
+            )
+        if self.large:
+            warnings.append(f"Left out: {some(self.large)}, of more than {format_size(MAX_VALUE)}.")
+        return notes, warnings

@@ -1,0 +1,85 @@
+"""What a training goes on from: the optimizer's states beside weights, and how many steps it has made."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+from ckptconv.errors import CkptconvError, UnsupportedError
+from ckptconv.formats.numbers.matching import WAYS
+from ckptconv.formats.numbers.states import is_numbered
+from ckptconv.formats.optimizers import optimizers_in, weights_key
+from ckptconv.formats.source import Source
+from ckptconv.formats.training import check_key, weights_in, with_states_beside
+from ckptconv.formats.values import first_bytes
+from ckptconv.options.table import Options
+from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.tensors.lazy import Inline, LazyTensor
+from ckptconv.text import some
+
+_STEP = "step"
+_UNPACK = {"float32": "<f", "float64": "<d", "int32": "<i", "int64": "<q"}
+FRESH = "Give --fresh-optimizer for zero moments in their place."
+
+
+def needs_states(options: Options) -> bool:
+    """Whether the optimizer's states are read, if there are any."""
+    return not options.fresh_optimizer
+
+
+def fitted(source: Source, options: Options) -> Source:
+    """Return `source` with its optimizer's states by parameter name, and its step, if it holds an optimizer and
+    `options` do not ask for a fresh one. A ZeRO checkpoint has them already, unless it is for another stage.
+
+    Read the steps. DeepSpeed has one for all parameters of a group: where they differ, as those of experts do that were
+    not always chosen, all get the largest, with a warning. Raise UnsupportedError if nothing tells which states are of
+    which parameter, UsageError if nothing tells where the weights are.
+    """
+    if source.training is not None and not options.zero_stage:
+        return source
+    key = options.key or weights_key(source.weights)
+    for name, _ in optimizers_in(source.weights, key)[:1]:
+        check_key(source, name, key)
+    if options.fresh_optimizer:
+        return source
+    source = with_states_beside(source, key)
+    try:
+        optimizer = source.states()
+    except CkptconvError as error:
+        error.hint = error.hint if FRESH in error.hint else f"{error.hint} {FRESH}".strip()
+        raise
+    if optimizer is None:
+        return source
+    if is_numbered(optimizer, weights_in(source, key)):
+        raise UnsupportedError(
+            f"{source.path} numbers its optimizer's parameters, and nothing tells which states are of which parameter.",
+            f"{WAYS} {FRESH}",
+        )
+    states = dict(optimizer["state"])
+    known = {name: _number(state["step"], options.storage_options) for name, state in states.items() if _STEP in state}
+    warnings = []
+    for group in optimizer["param_groups"]:
+        steps = {name: step for name in group["params"] if (step := known.get(name)) is not None}
+        most = max(steps.values(), default=0)
+        behind = [name for name, step in steps.items() if step != most]
+        for name in behind:
+            states[name] = {**states[name], _STEP: Inline(struct.pack("<f", most), DTYPES["float32"], ())}
+        if behind:
+            warnings.append(
+                f"{some(behind)} have made fewer steps than the {most} of others of their group. DeepSpeed has one "
+                f"number of steps for a group: theirs is {most} from now on."
+            )
+    step = max((step for step in known.values() if step is not None), default=None)
+    return source._replace(
+        of_states=source.of_states._replace(step=step),
+        optimizer={**optimizer, "state": states},
+        warnings=[*source.warnings, *warnings],
+    )
+
+
+def _number(value: Any, storage_options: Mapping[str, Any]) -> int | None:
+    """Return a step as a number; None if there is none."""
+    if isinstance(value, LazyTensor) and value.numel == 1 and value.dtype.name in _UNPACK:
+        (value,) = struct.unpack(_UNPACK[value.dtype.name], first_bytes(value, value.nbytes, storage_options)[0])
+    return int(value) if type(value) in (int, float) and 0 <= value < 1 << 53 else None

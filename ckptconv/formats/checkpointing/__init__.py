@@ -1,5 +1,0 @@
-"""Steps that the library torch_checkpointing saved: a directory of one file for each item of the state dict and rank.
-
-`locate` recognizes a step and finds its files; `metadata` reads `metadata.pkl`, `read` makes a `Source` of both, with
-what joins the parts of ranks.
-"""

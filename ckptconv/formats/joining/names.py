@@ -1,0 +1,233 @@
+"""Tell model from optimizer in a state dict, and rebuild the dict from its leaves. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from ckptconv.errors import CorruptError
+from ckptconv.formats import nesting
+from ckptconv.formats.source import MODEL_KEYS
+from ckptconv.text import quoted
+
+# The path of a value: keys of dicts, and indices of lists.
+Path: TypeAlias = tuple[str | int, ...]
+# Code that walks the tree may recurse; no real state dict is nested this deep.
+MAX_DEPTH = 64
+# The largest value read, in bytes. Values are held in memory; tensors and long texts in them count little.
+MAX_VALUE = 1 << 24
+_LONGEST_NAME = 200
+
+# Megatron numbers several optimizers, in names with dots.
+_OPTIMIZER = re.compile(r"(?:chained_\d+\.)?optim(?:izer)?s?(?:_states?(?:_dict)?)?(?:[_-]?\d+)?")
+_WHOLE_NAME = re.compile(rf"({_OPTIMIZER.pattern})\.(.+)", re.DOTALL)
+# The entries of torch's optimizers: nested, or flat with the parameter's name in the key.
+_STATE, _GROUPS = "state", "param_groups"
+# FSDP's name for several parameters flattened into one; its LOCAL_STATE_DICT has only these.
+FLAT_PARAMETER = re.compile(r"(?:^|\.)_?flat_param(?:_\d+)?(?=$|\.)")
+# Keys that trainers put beside a model whose names are at the top; no model has modules with these names.
+_TRAINING = frozenset({"train_state", "lr_scheduler", "lr_schedulers", "dataloader", "data_loader", "rng_state"})
+
+
+def _begins(step: str | int, word: str) -> bool:
+    """Whether `step` is `word`, or a flat key that begins with it."""
+    return step == word or (type(step) is str and step.startswith(word + "."))
+
+
+def _is_inside(step: str | int) -> bool:
+    return _begins(step, _STATE) or _begins(step, _GROUPS)
+
+
+def is_optimizer(step: str | int) -> bool:
+    """Whether `step` is a name of an optimizer."""
+    return type(step) is str and _OPTIMIZER.fullmatch(step) is not None
+
+
+@dataclass
+class Roles:
+    """The roles of the parts of a state dict.
+
+    `models` maps the path of each container to that of the model in it; it is empty if the model is everything without
+    another role. `optimizers` are the paths of containers of "state" and "param_groups". `training` are the first steps
+    of what a trainer keeps beside a model whose names are at the top.
+    """
+
+    models: dict[Path, Path]
+    optimizers: set[Path]
+    training: set[str | int]
+
+    @classmethod
+    def of(cls, paths: Collection[Path], tensors: Collection[Path]) -> Roles:
+        """Return the roles in a state dict with values at `paths`, of which `tensors` are tensors."""
+        optimizers = _optimizers(paths)
+        rest = [path for path in tensors if _optimizer_of(path, optimizers) is None]
+        models = _models(rest, optimizers)
+        return cls(models, optimizers, set() if models else _beside(rest, tensors, optimizers))
+
+    def optimizer_of(self, path: Path) -> Path | None:
+        """Return the path of the optimizer that `path` leads into, if any."""
+        return _optimizer_of(path, self.optimizers)
+
+    @property
+    def model(self) -> Path:
+        """The path of the only model, if it has a place of its own; else ()."""
+        return next(iter(self.models.values())) if len(self.models) == 1 else ()
+
+    def is_model(self, path: Path) -> bool:
+        """Whether `path` leads into what is converted."""
+        if self.models:
+            return any(self.models.get(path[: depth - 1]) == path[:depth] for depth in range(1, len(path)))
+        return self.optimizer_of(path) is None and not (len(path) > 1 and path[0] in self.training)
+
+    def part_of(self, path: Path) -> Path:
+        """Return the part of the state dict that `path` leads into: an optimizer, or something beside the model."""
+        optimizer = self.optimizer_of(path)
+        if optimizer:
+            return optimizer
+        parent = self.model[:-1]
+        depth = len(parent) if path[: len(parent)] == parent else 0
+        return path[: depth + 1]
+
+    def model_beside(self, optimizer: Path) -> Path:
+        """Return, of several models, the one beside `optimizer`; else ()."""
+        above = (optimizer[:depth] for depth in range(len(optimizer), -1, -1)) if len(self.models) > 1 else ()
+        return next((self.models[place] for place in above if place in self.models), ())
+
+
+def split_name(path: Path) -> Path:
+    """Split an optimizer's entry that is one dotted name, as without planner data, into the optimizer and the rest.
+    Return any other path unchanged."""
+    match = _WHOLE_NAME.fullmatch(path[0]) if len(path) == 1 and type(path[0]) is str else None
+    return (match[1], match[2]) if match else path
+
+
+def _optimizers(paths: Iterable[Path]) -> set[Path]:
+    """Return the paths of all optimizers: what has a name of one, at the top or with an optimizer's entries; and
+    whatever holds param_groups."""
+    found: set[Path] = set()
+    for path in map(split_name, paths):
+        for depth, step in enumerate(path):
+            below = path[depth + 1 :]
+            if below and step in MODEL_KEYS:
+                break
+            if _begins(step, _GROUPS):
+                found.add(path[:depth])
+                break
+            if below and is_optimizer(step) and (depth == 0 or _is_inside(below[0])):
+                found.add(path[: depth + 1])
+    return found
+
+
+def _optimizer_of(path: Path, optimizers: Collection[Path]) -> Path | None:
+    path = split_name(path)
+    for depth in range(len(path) - 1, -1, -1):
+        # Without a name of an optimizer, it may hold other things too.
+        is_inside = _is_inside(path[depth]) or (depth > 0 and is_optimizer(path[depth - 1]))
+        if is_inside and path[:depth] in optimizers:
+            return path[:depth]
+    return None
+
+
+def _models(paths: Iterable[Path], optimizers: Collection[Path]) -> dict[Path, Path]:
+    """Return {path of the container: path of the model} for `paths` of tensors that belong to no optimizer.
+
+    Below the top, something with such a name is a model only beside an optimizer, or if every path leads into one.
+    """
+    found: set[Path] = set()
+    alone = True
+    for path in paths:
+        depth = next((depth for depth, step in enumerate(path[:-1]) if step in MODEL_KEYS), None)
+        if depth is None:
+            alone = False
+        else:
+            found.add(path[: depth + 1])
+    if any(len(model) == 1 for model in found):
+        found = {model for model in found if len(model) == 1}
+    elif not alone:
+        beside = {optimizer[:depth] for optimizer in optimizers for depth in range(len(optimizer) + 1)}
+        found = {model for model in found if model[:-1] in beside}
+    best: dict[Path, Path] = {}
+    for model in sorted(found, key=lambda model: MODEL_KEYS.index(str(model[-1]))):
+        best.setdefault(model[:-1], model)
+    return best
+
+
+def _beside(rest: Iterable[Path], tensors: Iterable[Path], optimizers: Collection[Path]) -> set[str | int]:
+    """Return the first steps of tensors that are no weights, if the model's names are at the top.
+
+    These are names that only trainers use, and, if an optimizer has parameters at the top, modules it has no state of.
+    """
+    top: set[str | int] = set()
+    nested: set[str | int] = set()
+    for path in rest:
+        (nested if len(path) > 1 else top).add(path[0])
+    trained = {name for name in map(_parameter_of(optimizers), tensors) if name} if top and nested else set()
+    if top & trained:
+        modules = {name.split(".", 1)[0] for name in trained}
+        return {step for step in nested if step in _TRAINING or str(step) not in modules}
+    return {step for step in nested if step in _TRAINING} if top else set()
+
+
+def _parameter_of(optimizers: Collection[Path]) -> Callable[[Path], str]:
+    """Return a function from a path into an optimizer to the name of its parameter; "" if the path does not tell."""
+
+    def parameter(path: Path) -> str:
+        path = split_name(path)
+        prefix = _optimizer_of(path, optimizers)
+        below = () if prefix is None else path[len(prefix) :]
+        if len(below) > 2 and below[0] == _STATE:
+            return str(below[1])
+        name = str(below[0]) if len(below) == 1 else ""
+        return name[len(_STATE) + 1 :].rpartition(".")[0] if name.startswith(_STATE + ".") else ""
+
+    return parameter
+
+
+def below(tree: Any, path: Path) -> Any:
+    """Return what `path` leads to in `tree`; None if it leads nowhere."""
+    for step in path:
+        if isinstance(tree, list):
+            tree = tree[step] if type(step) is int and 0 <= step < len(tree) else None
+        else:
+            tree = tree.get(step) if isinstance(tree, dict) else None
+    return tree
+
+
+def dotted(path: Path) -> str:
+    """Return a path as one name."""
+    return ".".join(map(str, path))
+
+
+def nest(leaves: Mapping[Path, Any], where: str) -> Any:
+    """Return the dicts and lists that hold `leaves` at their paths: strings are keys, integers are list indices.
+
+    A list item that is not among the leaves is None. Raise CorruptError for a path that leads through a leaf, or for
+    indices that make no list.
+    """
+    tree, inner = nesting.nest(leaves.items(), where, lambda path: named(dotted(path)))
+    most = 2 * len(leaves)
+    for node, step in reversed(inner):
+        node[step] = _container(node[step], most, where)
+    return _container(tree, most, where)
+
+
+def _container(node: dict[str | int, Any], most: int, where: str) -> Any:
+    """Return a dict, or the list whose indices are its keys."""
+    if not node or all(type(key) is str for key in node):
+        return node
+    positions = [key for key in node if type(key) is int]
+    if len(positions) != len(node) or min(positions) < 0 or max(positions) > most:
+        raise CorruptError(f"{where}: the paths of its values are neither those of a dict nor of a list.")
+    return [node.get(position) for position in range(max(positions) + 1)]
+
+
+def named(name: str) -> str:
+    """A name in a message."""
+    return quoted(name, _LONGEST_NAME)
+
+
+def named_in(where: object, name: str) -> str:
+    """A name in a message about the checkpoint or file `where`."""
+    return f"{where}: {named(name)}"

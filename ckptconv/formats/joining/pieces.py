@@ -1,0 +1,378 @@
+"""What a rank's pickle says of its part of each tensor: DTensor and ShardedTensor, read as data.
+
+Source: torch/distributed/tensor/_api.py, device_mesh.py and _shard/sharded_tensor/ of torch 2.1 to 2.13. Both are
+wrappers: a DTensor has `_local_tensor` and a `_spec` of mesh, placements and shape; a ShardedTensor has its local
+shards, each with offsets and sizes, and the list of all shards. torch knew a mesh by its tensor of ranks, since 2.10 by
+a layout, strides into the ranks of the mesh that it was sliced from.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
+
+from ckptconv.errors import CorruptError, LimitError, UnsupportedError
+from ckptconv.formats.chunks import ChunkTile, Shape
+from ckptconv.formats.joining.layouts import Distribution, Mesh, MeshCut, unravelled
+from ckptconv.formats.joining.names import named
+from ckptconv.pickles.nodes import Composite, Opaque, class_of
+from ckptconv.tensors.geometry import MAX_BYTES, MAX_DIMS
+from ckptconv.tensors.lazy import LazyTensor, Stored, Tagged
+from ckptconv.text import brief
+
+# Ranks of a mesh, and pieces that a strided placement cuts a dimension into.
+MAX_RANKS, MAX_FACTOR = 1 << 16, 1 << 12
+_INTEGERS = {"int64": "q", "int32": "i"}
+# Reads the bytes of a small tensor.
+ReadBytes: TypeAlias = Callable[[Stored], bytes]
+
+
+class Whole(NamedTuple):
+    """A tensor that a rank has whole, or that nothing says to be a part."""
+
+    tensor: Tagged
+
+
+class RankPart(NamedTuple):
+    """A rank's part of a tensor that is distributed as `layout` says; None if the rank is outside the mesh."""
+
+    layout: Distribution
+    coordinate: Shape | None
+    tensor: Tagged
+
+
+class Shards(NamedTuple):
+    """A rank's shards of a tensor of `shape`; `boxes` are the offsets and sizes of those of all ranks."""
+
+    shape: Shape
+    boxes: frozenset[tuple[Shape, Shape]]
+    tiles: tuple[ChunkTile, ...]
+
+
+Piece: TypeAlias = "Whole | RankPart | Shards"
+
+
+def is_distributed(node: Any) -> bool:
+    """Whether a node stands for a DTensor or a ShardedTensor."""
+    return type(node) is Composite and _kind(node) in ("DTensor", "ShardedTensor")
+
+
+def is_partial(node: Composite) -> bool:
+    """Whether a DTensor is placed so that no rank has its values: these are the sum of what all have, or the like."""
+    placements = attributes(_attributes_of(node).get("_spec")).get("placements")
+    return isinstance(placements, (tuple, list)) and any("Partial" in _kind(each) for each in placements)
+
+
+def _kind(node: Any) -> str:
+    """Return the name of a class of torch.distributed; "" for any other."""
+    name = class_of(node) if type(node) is Composite else node.name if type(node) is Opaque else ""
+    return name.rpartition(".")[2] if name.startswith("torch.") and "istributed" in name else ""
+
+
+def attributes(node: Any) -> dict[str, Any]:
+    """Return the attributes of an object as its pickle states them: as a dict, or as a dict and one of slots."""
+    state = node.state[-1] if type(node) is Opaque and node.state else None
+    parts = state if type(state) is tuple and len(state) == 2 else (state,)
+    return {name: value for part in parts if type(part) is dict for name, value in part.items()}
+
+
+@dataclass
+class Pieces:
+    """Reads the distributed tensors of one file, which the rank with the number `rank` in the file's name wrote.
+
+    `meshes` are all that it mentions. `said` is the rank that it says it is of; None if it does not say. `world` is the
+    number of ranks that it mentions, 0 if none.
+    """
+
+    where: str
+    rank: int
+    read: ReadBytes
+    meshes: dict[Mesh, None] = field(default_factory=dict)
+    said: int | None = None
+    world: int = 0
+    _known: dict[int, tuple[Mesh, Shape | None]] = field(default_factory=dict)
+    _lists: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    _slices: dict[Any, tuple[Shape, tuple[int, ...]]] = field(default_factory=dict)
+
+    def of(self, name: str, node: Composite) -> Piece:
+        """Return the piece that `node`, a distributed tensor called `name`, is.
+
+        Raise CorruptError if what it says contradicts itself, UnsupportedError for placements that no file tells the
+        values of.
+        """
+        if _kind(node) == "DTensor":
+            return self._part(name, node)
+        return self._shards(name, node)
+
+    def _corrupt(self, name: str, reason: str) -> CorruptError:
+        return CorruptError(f"{self.where}: {named(name)} {reason}.")
+
+    def _says(self, rank: int) -> None:
+        if self.said not in (None, rank):
+            raise CorruptError(f"{self.where} says that it is of rank {self.said}, and of rank {rank}.")
+        self.said = rank
+
+    # ------------------------------------------------------------------------------------------------------- DTensor
+
+    def _part(self, name: str, node: Composite) -> RankPart:
+        own = _attributes_of(node)
+        spec = attributes(own.get("_spec"))
+        shape = self._counts(name, node.parts["shape"], "a shape")
+        meta = spec.get("tensor_meta")
+        stated = meta.args[0] if type(meta) is Opaque and type(meta.args) is tuple and meta.args else shape
+        if self._counts(name, stated, "a shape") != shape:
+            raise self._corrupt(name, f"is of shape {list(shape)}, and its spec of {list(stated)}")
+        tensor = self._local(name, own.get("_local_tensor"), node)
+        mesh, coordinate = self._mesh(name, spec.get("mesh"))
+        listed = spec.get("placements")
+        if not isinstance(listed, (tuple, list)) or len(listed) != len(mesh.shape):
+            raise self._corrupt(name, f"has placements {brief(listed)} for a mesh of {len(mesh.shape)} dimensions")
+        placements = tuple(self._placement(name, each, shape) for each in listed)
+        if math.prod(cut.factor for cut in placements if cut) > MAX_FACTOR:
+            raise LimitError(f"{self.where}: {named(name)} is cut into more than {MAX_FACTOR} strided pieces.")
+        order = self._order(name, spec.get("shard_order"), placements)
+        return RankPart(Distribution(mesh, placements, shape, order), coordinate, tensor)
+
+    def _local(self, name: str, node: Any, wrapper: Composite) -> Tagged:
+        if type(node) is not Tagged:
+            kind = class_of(node) or type(node).__name__
+            raise UnsupportedError(
+                f"{self.where}: the local part of {named(name)} is a {kind[:200]}; only ordinary tensors are joined.",
+                "Gather whole tensors before saving, or save with torch.distributed.checkpoint.",
+            )
+        dtype = wrapper.parts["dtype"].name
+        if dtype != node.dtype.name:
+            raise self._corrupt(name, f"is of {dtype}, and its local part of {node.dtype}")
+        return node
+
+    def _counts(self, name: str, value: Any, what: str) -> Shape:
+        if not isinstance(value, (tuple, list)) or len(value) > MAX_DIMS:
+            raise self._corrupt(name, f"has {what} that is none")
+        if any(type(count) is not int or not 0 <= count < MAX_BYTES for count in value) or (
+            math.prod(value) >= MAX_BYTES
+        ):
+            raise self._corrupt(name, f"has {what} {brief(tuple(value))}")
+        return tuple(value)
+
+    def _placement(self, name: str, node: Any, shape: Shape) -> MeshCut | None:
+        kind, own = _kind(node), attributes(node)
+        if kind == "Replicate":
+            return None
+        if kind not in ("Shard", "_StridedShard"):
+            shown = kind or type(node).__name__
+            raise UnsupportedError(f"{self.where}: {named(name)} is placed as {shown[:100]}, which is not known.")
+        args = node.args if type(node.args) is tuple else ()
+        dim = own.get("dim", args[0] if args else None)
+        factor = own.get("split_factor", args[1] if len(args) > 1 else 1) if kind == "_StridedShard" else 1
+        if type(dim) is not int or not 0 <= dim < len(shape):
+            raise self._corrupt(name, f"is sharded along dimension {brief(dim)}, and has {len(shape)} dimensions")
+        if type(factor) is not int or factor < 1:
+            raise self._corrupt(name, f"has a strided placement with the split factor {brief(factor)}")
+        if factor > MAX_FACTOR:
+            raise LimitError(f"{self.where}: {named(name)} is cut into {factor} strided pieces; at most {MAX_FACTOR}.")
+        return MeshCut(dim, factor)
+
+    def _order(self, name: str, entries: Any, placements: tuple[MeshCut | None, ...]) -> tuple[int, ...]:
+        """Return the mesh dimensions in the order in which they cut the tensor; () for their own order."""
+        if type(entries) is not tuple:
+            return ()
+        order: list[int] = []
+        for entry in entries:
+            if type(entry) is not Opaque or type(entry.args) is not tuple or len(entry.args) != 2:
+                return ()
+            dim, own = entry.args
+            for at in own if type(own) is tuple else ():
+                cut = placements[at] if type(at) is int and 0 <= at < len(placements) else None
+                if cut is None or cut.dim != dim or at in order:
+                    raise self._corrupt(name, f"has an order of shards, {brief(own)}, that its placements are not of")
+                order.append(at)
+        if len(order) != sum(cut is not None for cut in placements):
+            raise self._corrupt(name, "has an order of shards that lacks some of its placements")
+        return () if order == sorted(order) else tuple(order)
+
+    # ---------------------------------------------------------------------------------------------------------- mesh
+
+    def _mesh(self, name: str, node: Any) -> tuple[Mesh, Shape | None]:
+        """Return a device mesh, and where this rank is in it; None if it is outside."""
+        found = self._known.get(id(node))
+        if found is None:
+            found = self._known[id(node)] = self._read_mesh(name, attributes(node))
+            self.meshes[found[0]] = None
+        return found
+
+    def _read_mesh(self, name: str, own: Mapping[str, Any]) -> tuple[Mesh, Shape | None]:
+        stated = own.get("_coordinate_on_dim")
+        rank = own.get("_rank")
+        if type(rank) is int:
+            self._says(rank)
+        if type(own.get("mesh")) is Tagged:
+            shape = own["mesh"].shape
+            ranks = self._ranks(name, own["mesh"], own.get("_flatten_mesh_list"))
+        else:
+            every = self._ranks(name, own.get("_rank_map"), own.get("_flatten_rank_map"))
+            shape, ranks = self._sliced(name, own.get("_layout"), every, self.rank if self.said is None else self.said)
+        names = own.get("_mesh_dim_names", own.get("mesh_dim_names"))
+        named_dims = names if type(names) in (tuple, list) and len(names) == len(shape) else ()
+        if math.prod(shape) != len(ranks) or not ranks:
+            raise self._corrupt(name, f"is on a mesh of {list(shape)} that lists {len(ranks)} ranks")
+        mesh = Mesh(ranks, shape, tuple(map(str, named_dims)))
+        if stated is None:
+            return mesh, mesh.coordinate(self.said) if self.said in ranks else None
+        coordinate = tuple(stated) if type(stated) in (tuple, list) else ()
+        if len(coordinate) != len(shape) or any(
+            type(at) is not int or not 0 <= at < extent for at, extent in zip(coordinate, shape, strict=True)
+        ):
+            raise self._corrupt(name, f"is at {brief(stated)} of a mesh of {list(shape)}")
+        at = 0
+        for index, extent in zip(coordinate, shape, strict=True):
+            at = at * extent + index
+        self._says(ranks[at])
+        return mesh, coordinate
+
+    def _ranks(self, name: str, tensor: Any, listed: Any) -> tuple[int, ...]:
+        """Return the ranks of a mesh: as they are listed, which most releases do, or from their tensor."""
+        key = id(tensor if listed is None else listed)
+        if key in self._lists:
+            return self._lists[key]
+        ranks = tuple(listed) if isinstance(listed, (tuple, list)) else self._numbers(name, tensor)
+        if len(ranks) > MAX_RANKS or any(type(rank) is not int or rank < 0 for rank in ranks):
+            raise self._corrupt(name, f"is on a mesh of {len(ranks)} ranks that are no ranks, or too many")
+        if len(set(ranks)) != len(ranks):
+            raise self._corrupt(name, f"is on a mesh of {len(ranks)} ranks that lists one twice")
+        self._lists[key] = ranks
+        return ranks
+
+    def _numbers(self, name: str, tensor: Any) -> tuple[int, ...]:
+        stored = tensor.tensor if type(tensor) is Tagged else None
+        if type(stored) is not Stored or stored.dtype.name not in _INTEGERS or not stored.contiguous:
+            raise self._corrupt(name, "is on a mesh whose ranks are not told")
+        if stored.numel > MAX_RANKS:
+            raise self._corrupt(name, f"is on a mesh of {stored.numel} ranks")
+        return struct.unpack(f"<{stored.numel}{_INTEGERS[stored.dtype.name]}", self.read(stored))
+
+    def _sliced(self, name: str, node: Any, every: tuple[int, ...], rank: int) -> tuple[Shape, tuple[int, ...]]:
+        """Return the shape and the ranks of the mesh with `rank` that a layout takes from `every` rank."""
+        axes = self._axes(name, attributes(node))
+        key = (id(every), tuple(axes), rank)
+        if key not in self._slices:
+            self._slices[key] = self._slice(name, axes, every, rank)
+        return self._slices[key]
+
+    def _slice(
+        self, name: str, axes: list[tuple[Shape, Shape]], every: tuple[int, ...], rank: int
+    ) -> tuple[Shape, tuple[int, ...]]:
+        if rank not in every:
+            raise self._corrupt(name, f"is on a mesh that rank {rank} is not in")
+        position = every.index(rank)
+        base = position - sum(
+            position // stride % extent * stride for axis in axes for extent, stride in zip(*axis, strict=True)
+        )
+        shape = tuple(math.prod(extents) for extents, _ in axes)
+        if math.prod(shape) > len(every):
+            raise self._corrupt(name, f"is on a mesh of {list(shape)}, and there are {len(every)} ranks")
+        offsets = []
+        for extents, strides in axes:
+            inner = (unravelled(at, extents) for at in range(math.prod(extents)))
+            offsets.append([sum(map(int.__mul__, at, strides)) for at in inner])
+        places = [base + sum(each) for each in itertools.product(*offsets)]
+        if any(not 0 <= place < len(every) for place in places) or len(set(places)) != len(places):
+            raise self._corrupt(name, f"is on a mesh that reaches beyond its {len(every)} ranks, or has one twice")
+        return shape, tuple(every[place] for place in places)
+
+    def _axes(self, name: str, own: Mapping[str, Any]) -> list[tuple[Shape, Shape]]:
+        """Return the extents and strides of each dimension of a mesh's layout."""
+        listed = own.get("axes")
+        if isinstance(listed, (tuple, list)):
+            told = [(each.get("shape"), each.get("stride")) for each in map(attributes, listed)]
+        else:
+            shape, stride = (own.get(key, own.get(f"{key}s")) for key in ("shape", "stride"))
+            shape = own.get("sizes") if shape is None else shape
+            both = [each if type(each) is tuple else (each,) for each in (shape, stride)]
+            if len(both[0]) != len(both[1]):
+                raise self._corrupt(name, "is on a mesh whose layout is none")
+            told = list(zip(*both, strict=True))
+        axes = []
+        for extents, strides in told:
+            pair = tuple(_flat(each) for each in (extents, strides))
+            if len(pair[0]) != len(pair[1]) or len(pair[0]) > MAX_DIMS:
+                raise self._corrupt(name, "is on a mesh whose layout is none")
+            if any(type(n) is not int or not 1 <= n <= MAX_RANKS for n in pair[0]) or any(
+                type(n) is not int or not 0 <= n <= MAX_RANKS for n in pair[1]
+            ):
+                raise self._corrupt(name, f"is on a mesh of {brief(extents)} ranks in steps of {brief(strides)}")
+            kept = [(extent, stride) for extent, stride in zip(*pair, strict=True) if extent > 1]
+            if any(not stride for _, stride in kept):
+                raise self._corrupt(name, "is on a mesh that has a rank twice")
+            axes.append((tuple(extent for extent, _ in kept), tuple(stride for _, stride in kept)))
+        if not axes or math.prod(extent for axis in axes for extent in axis[0]) > MAX_RANKS:
+            raise self._corrupt(name, "is on a mesh whose layout is none, or too large")
+        return axes
+
+    # ------------------------------------------------------------------------------------------------- ShardedTensor
+
+    def _shards(self, name: str, node: Composite) -> Shards:
+        state = node.parts.get("attributes")
+        if type(state) is not tuple or len(state) != 5 or type(state[0]) is not list:
+            raise self._corrupt(name, "is a ShardedTensor without its shards")
+        local, metadata, group = state[0], attributes(state[1]), attributes(state[2])
+        rank = group.get("global_rank")
+        if type(rank) is int:
+            self._says(rank)
+        world = group.get("global_world_size")
+        if type(world) is int and 0 < world <= MAX_RANKS:
+            self.world = world
+        shape = self._counts(name, metadata.get("size"), "a size")
+        if shape != self._counts(name, node.parts["shape"], "a shape"):
+            raise self._corrupt(name, "has two shapes")
+        listed = metadata.get("shards_metadata")
+        if type(listed) is not list:
+            raise self._corrupt(name, "is a ShardedTensor that does not list its shards")
+        known = [self._box(name, attributes(each), shape) for each in listed]
+        tiles = []
+        for shard in local:
+            own = attributes(shard)
+            tensor = self._local(name, own.get("tensor"), node)
+            offsets, sizes = self._box(name, attributes(own.get("metadata")), shape)
+            if sizes != tensor.shape:
+                raise self._corrupt(name, f"has a shard of {list(tensor.shape)} that is said to be of {list(sizes)}")
+            if (offsets, sizes) not in known:
+                raise self._corrupt(name, f"has a shard at {list(offsets)}, which it does not list")
+            tiles.append(ChunkTile(offsets, tensor))
+        return Shards(shape, frozenset(known), tuple(tiles))
+
+    def _box(self, name: str, own: Mapping[str, Any], shape: Shape) -> tuple[Shape, Shape]:
+        offsets = self._counts(name, own.get("shard_offsets"), "a shard at")
+        sizes = self._counts(name, own.get("shard_sizes"), "a shard of")
+        if not len(offsets) == len(sizes) == len(shape):
+            raise self._corrupt(name, f"has a shard of {len(sizes)} dimensions, and is of {len(shape)}")
+        return offsets, sizes
+
+
+def _attributes_of(node: Composite) -> dict[str, Any]:
+    """Return the attributes of a tensor of a wrapper subclass: a dict, or a dict and one of slots."""
+    state = node.parts.get("attributes")
+    parts = state if type(state) is tuple else (state,)
+    return {name: value for part in parts if type(part) is dict for name, value in part.items()}
+
+
+def _flat(value: Any) -> tuple[Any, ...]:
+    """Return a number, a tuple of numbers, or a tuple of such tuples as one tuple."""
+    if type(value) is not tuple or len(value) > MAX_DIMS:
+        return (value,)
+    return tuple(itertools.chain.from_iterable(each if type(each) is tuple else (each,) for each in value))
+
+
+def parts_of(piece: Piece) -> tuple[LazyTensor, ...]:
+    """Return the tensors that are stored for a piece."""
+    return tuple(tile.tensor for tile in piece.tiles) if isinstance(piece, Shards) else (piece.tensor,)
+
+
+def shape_of(piece: Piece) -> Shape:
+    """Return the shape of the tensor that it is a piece of."""
+    if isinstance(piece, Whole):
+        return piece.tensor.shape
+    return piece.layout.shape if isinstance(piece, RankPart) else piece.shape

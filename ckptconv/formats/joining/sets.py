@@ -1,0 +1,110 @@
+"""The files of a checkpoint that has one for each rank, by their names.
+
+Frameworks name them alike: `model_world_size_8_rank_3.pt` (verl), `pytorch_model_fsdp_rank3.bin` (accelerate),
+`model_rank3.pt`, `rank_3.pt`. One rule reads all: names that differ only in a number after a word for a rank are a set.
+Its other words tell whether it holds weights, an optimizer's states, or something else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from ckptconv.formats.torch import SUFFIXES
+from ckptconv.storage.location import Location
+from ckptconv.storage.reading import Entry
+
+# The number of a rank, and the words before it. DeepSpeed's and Megatron's files are formats of their own.
+_RANK = r"(?<![a-zA-Z])(?<!mp_)(?<!pp_)(?:rank|fsdp|dp|shard|gpu|worker|process|proc)[-_.]?(\d{1,6})(?![0-9])"
+# A number that any name ends in: a rank's if the files say so, as those of torch's own checkpoint_0.pt, else a step's.
+_NUMBER = r"(?<![0-9])(?<!of[-_])(\d{1,6})(?=(?:[-_]of[-_]\d+)?\.[a-z]+$)"
+_WORLD = r"(?:(?<![a-zA-Z])(?:world(?:[-_]?size)?|ws)[-_]?|[-_]of[-_])(\d{1,6})(?![0-9])"
+MODEL, OPTIMIZER, OTHER = "model", "optimizer", "other"
+_OPTIMIZERS = frozenset({"optim", "optimizer", "optimizers", "opt", "optimstate"})
+_OTHERS = frozenset(
+    {"extra", "rng", "random", "scheduler", "sched", "lr", "dataloader", "loader", "data", "sampler", "progress"}
+)
+
+
+class FileSet:
+    """The files of all ranks, by rank. `world` is the number of ranks, if the names tell it; `twice` are two
+    names of one rank, as rank_1.pt and rank_01.pt.
+    """
+
+    def __init__(self, stem: str, world: int | None, files: dict[int, str] | None = None) -> None:
+        self.stem, self.world = stem, world
+        self.files = {} if files is None else files
+        self.twice: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """What the files hold, by their names."""
+        words = frozenset(re.findall(r"[a-z]+", self.stem.lower()))
+        return OPTIMIZER if words & _OPTIMIZERS else OTHER if words & _OTHERS else MODEL
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether this is a set, and not one file with a number in its name."""
+        return len(self.files) > 1 or self.world is not None or "rank" in self.stem
+
+
+def parsed(name: str) -> tuple[str, int, int | None] | None:
+    """Return the name of a file with {} for its rank, the rank, and the number of ranks, if it is told; None if this is
+    not the name of a rank's file.
+
+    >>> parsed("model_world_size_8_rank_3.pt")
+    ('model_world_size_8_rank_{}.pt', 3, 8)
+    """
+    return _parsed(name, _RANK)
+
+
+def _parsed(name: str, pattern: str) -> tuple[str, int, int | None] | None:
+    is_numbered = name.endswith(SUFFIXES) and any(map(str.isdigit, name))
+    found = list(re.finditer(pattern, name)) if is_numbered else []
+    if not found:
+        return None
+    start, stop = found[-1].span(1)
+    world = re.search(_WORLD, name)
+    return f"{name[:start]}{{}}{name[stop:]}", int(name[start:stop]), int(world[1]) if world else None
+
+
+def sets_of(names: Mapping[str, Entry] | Iterable[str], pattern: str = _RANK) -> list[FileSet]:
+    """Return the sets of files of ranks among `names`, in the order of the names; `pattern` finds a rank's number."""
+    found: dict[str, FileSet] = {}
+    for name in names:
+        told = _parsed(name, pattern)
+        if told is None or (isinstance(names, Mapping) and names[name].kind != "file"):
+            continue
+        stem, rank, world = told
+        own = found.setdefault(stem, FileSet(stem, world))
+        if rank in own.files:
+            own.twice = (own.files[rank], name)
+        own.files.setdefault(rank, name)
+    return list(found.values())
+
+
+def sets_in(place: Location) -> list[FileSet]:
+    """Return the sets of files of ranks in a directory: by their names, or if there is none, by what they hold.
+
+    Files that are only numbered are a set if the first of them has a rank's part of a tensor.
+    """
+    found = sets_of(place.names)
+    if any(map(holds_tensors, found)):
+        return found
+    from ckptconv.formats.torch.file import is_distributed  # the first that reads a file
+
+    others = [each for each in found if each.is_certain]
+    left = {name: entry for name, entry in place.names.items() if parsed(name) is None}
+    numbered = (each for each in sets_of(left, _NUMBER) if len(each.files) > 1)
+    parts = [each for each in numbered if is_distributed(place.join(each.files[min(each.files)]))]
+    return [*parts, *others] if parts else found
+
+
+def holds_tensors(files: FileSet) -> bool:
+    """Whether files are a set of weights or of an optimizer's states, by their names."""
+    return files.is_certain and files.kind != OTHER
+
+
+def holds_parts(place: Location) -> bool:
+    """Whether a directory has a set of files with weights or an optimizer's states."""
+    return any(map(holds_tensors, sets_in(place)))

@@ -1,0 +1,50 @@
+"""Hostile and odd files that Megatron-core has beside the tensors of a checkpoint."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from attacks.assemble import listed, mapped, number, streamed, text
+from attacks.corpus import CORRUPT, DONE, UNSAFE, UNSUPPORTED
+from attacks.directories import DCP, Directory
+from attacks.live import PAYLOADS
+
+FILES: list[Directory] = []
+
+
+def _changed(exit_code: int, file: str, why: str, change: Callable[[Path, str], object], live: str = "") -> None:
+    """A sound checkpoint with something changed; `change` is given its directory and the canary."""
+
+    def make(place: Path, canary: str) -> Path:
+        checkpoint = Path(shutil.copytree(DCP, place / "checkpoint"))
+        change(checkpoint, canary)
+        return checkpoint
+
+    FILES.append(Directory(f"dcp_{file}", "DCP", exit_code, why, make, live))
+
+
+def _common(content: Callable[[str], bytes]) -> Callable[[Path, str], object]:
+    """Put Megatron-core's file of common values beside a sound checkpoint."""
+    return lambda checkpoint, canary: (checkpoint / "common.pt").write_bytes(content(canary))
+
+
+_changed(
+    DONE,
+    "common",
+    "Megatron-core's common.pt",
+    _common(lambda canary: streamed(mapped(text("iteration"), number(3)), ())),
+)
+for _name in ("os_system", "eval", "inst"):
+    _changed(
+        UNSAFE, f"common_{_name}", f"a common.pt that is an attack: {PAYLOADS[_name][0]}",
+        _common(lambda canary, payload=PAYLOADS[_name][1]: streamed(mapped(text("args"), payload(canary)), ())),
+        live="checkpoint/common.pt",
+    )  # fmt: skip
+_changed(CORRUPT, "common_list", "a common.pt that is no dict", _common(lambda canary: streamed(listed(number(1)), ())))
+_changed(CORRUPT, "common_empty", "a common.pt that is empty", _common(lambda canary: b""))
+_changed(
+    UNSUPPORTED, "backend", "metadata.json names another backend",
+    lambda checkpoint, canary: (checkpoint / "metadata.json").write_text('{"sharded_backend": "zarr"}'),
+)  # fmt: skip

@@ -1,0 +1,295 @@
+"""`ckptconv steps`: each step of a run is what its trainer's loader says it is, and the last good one is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import ZERO, Run, ckptconv_here, done
+from dcp_checkpoints import checkpoint_of
+from effort import every
+from features.steps.saved import SAVERS, Saver, state_of
+from processes import calls
+from safetensors.torch import load_file, save_file
+from stores import PLACES, Served
+
+from ckptconv.features.steps.survey import survey
+from ckptconv.formats.run_steps import number_of, run_at
+from ckptconv.formats.whole_steps import judged, newest_good
+from ckptconv.storage.location import Location
+
+
+def steps(run: Path, *options: str) -> Run:
+    return ckptconv_here("steps", run, *options)
+
+
+def cuts(step: Path, files: list[str]) -> Iterator[str]:
+    """Make of a whole step what a killed saver leaves, one after the other: the first files whole, one of them cut, and
+    the others missing. Yield what is cut."""
+    whole = {name: (step / name).read_bytes() for name in files}
+    for at, name in enumerate(files):
+        size = len(whole[name])
+        for kept in sorted({0, 1, 9, size // 2, size - 64, size - 1}):
+            for other in files:
+                (step / other).unlink(missing_ok=True)
+            for other in files[:at]:
+                (step / other).write_bytes(whole[other])
+            if kept >= 0:
+                (step / name).write_bytes(whole[name][: max(kept, 0)])
+            yield f"{name} at {kept}"
+        (step / name).unlink()
+        yield f"without {name}"
+        (step / name).write_bytes(whole[name])
+    for name, data in whole.items():
+        (step / name).write_bytes(data)
+
+
+@pytest.mark.parametrize("saver", SAVERS.values(), ids=SAVERS)
+def test_of_a_step_that_was_cut_anywhere_the_last_good_one_is_what_the_loader_takes(
+    saver: Saver, tmp_path: Path
+) -> None:
+    run = saver.run(tmp_path / "run", 10, 20)
+    new = run / saver.name.format(30)
+    files = list(saver.save(new, 30))
+    for cut in cuts(new, files):
+        taken = saver.takes(new)
+        found = steps(run, "--json")
+        assert found.json["last_good"] == str(new if taken else run / saver.name.format(20)), (cut, found.out)
+        assert found.code == (0 if taken else 4), cut
+    assert steps(run).code == 0
+    assert saver.takes(new)
+
+
+def test_convert_of_a_torn_run_says_which_step_is_the_last_good_one_and_last_good_takes_it(tmp_path: Path) -> None:
+    for name, saver in SAVERS.items():
+        run = saver.run(tmp_path / name, 10, 20)
+        files = list(saver.save(run / saver.name.format(30), 30))
+        os.truncate(run / saver.name.format(30) / files[0], 700)
+        output = tmp_path / f"{name}.safetensors"
+        good = run / saver.name.format(20)
+        found = ckptconv_here("convert", run, output)
+        assert found.code != 0, name
+        assert f"The last good step of the run is {good}: --last-good takes it." in found.err, found.err
+        done(ckptconv_here("convert", "--last-good", run, output))
+        for key, tensor in load_file(output).items():
+            assert torch.equal(tensor, state_of(20)[key.removeprefix("model.")]), name
+    ckptconv_here("convert", "--last-good", tmp_path / "dcp" / "step-10", output).refused(2, "has no steps")
+
+
+def test_the_last_line_names_the_last_good_step_and_so_does_last_alone(tmp_path: Path) -> None:
+    run = SAVERS["trainer"].run(tmp_path / "run", 5, 100)
+    assert steps(run).out.splitlines()[-1] == f"last good: {run}/checkpoint-100"
+    assert steps(run, "--last").out == f"{run}/checkpoint-100\n"
+    os.truncate(run / "checkpoint-100" / "optimizer.pt", 1000)
+    found = steps(run, "--last")
+    assert (found.code, found.out) == (4, f"{run}/checkpoint-5\n")
+    assert "checkpoint-100, the newest step, is not good" in found.err
+    shutil.rmtree(run / "checkpoint-5")
+    found = steps(run, "--last")
+    assert (found.code, found.out) == (4, "")
+    assert "No step is good." in found.err
+
+
+def test_sizes_of_weights_optimizer_and_rest_add_up_to_those_of_the_files(tmp_path: Path) -> None:
+    run = SAVERS["trainer"].run(tmp_path / "run", 5)
+    (found,) = steps(run, "--json").json["steps"]
+    weights = sum(tensor.nbytes for tensor in state_of(5).values())
+    assert found["weights_bytes"] == weights
+    assert found["optimizer_bytes"] >= 2 * weights
+    size = sum(path.stat().st_size for path in (run / "checkpoint-5").iterdir())
+    assert found["bytes"] == size == found["weights_bytes"] + found["optimizer_bytes"] + found["rest_bytes"]
+
+
+def test_markers_and_geometry_are_told_apart_where_they_disagree(tmp_path: Path) -> None:
+    run = SAVERS["trainer"].run(tmp_path / "run", 5, 6)
+    (run / "checkpoint-6" / "trainer_state.json").unlink()
+    old, new = steps(run, "--json").json["steps"]
+    assert (old["whole"], old["marked"], old["good"]) == (True, True, True)
+    assert (new["whole"], new["marked"], new["good"]) == (True, False, False)
+    assert "trainer_state.json" in new["marks"]
+    SAVERS["trainer"].run(run, 6)
+    os.truncate(run / "checkpoint-6" / "model.safetensors", 2000)
+    _, new = steps(run, "--json").json["steps"]
+    assert (new["whole"], new["marked"], new["good"]) == (False, True, False)
+    assert "its markers say yes: trainer_state.json" in steps(run).out
+
+
+def test_what_latest_does_not_name_yet_is_not_the_last_good_step(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    source = ZERO / "z3_fp32_w4" / "checkpoint"
+    (tag,) = [path for path in source.iterdir() if path.is_dir()]
+    for number in (10, 20):
+        shutil.copytree(tag, run / f"global_step{number}")
+    (run / "latest").write_text("global_step10")
+    found = steps(run, "--json")
+    assert found.code == 4
+    assert found.json["last_good"] == str(run / "global_step10")
+    assert found.json["steps"][1]["whole"] is True
+    assert "latest names global_step10" in found.json["steps"][1]["marks"]
+    (run / "latest").write_text("global_step20")
+    assert steps(run, "--last").out == f"{run}/global_step20\n"
+    lost = next((run / "global_step20").glob("*optim_states.pt"))
+    lost.unlink()
+    assert steps(run, "--last").out == f"{run}/global_step10\n"
+
+
+def test_a_step_of_the_names_and_sizes_of_another_is_not_opened_but_the_last_good_one_is(tmp_path: Path) -> None:
+    run = SAVERS["dcp"].run(tmp_path / "run", 11, 12, 13)
+    told = {step["name"]: step["like"] for step in steps(run, "--json").json["steps"]}
+    assert told == {"step-11": "step-13", "step-12": "step-13", "step-13": ""}
+    # Of the same size, and no metadata: whoever may be named as the last good one is looked into.
+    for number in (12, 13):
+        path = run / f"step-{number}" / ".metadata"
+        path.write_bytes(b"\x80\x04" + b"N" * (path.stat().st_size - 3) + b".")
+    assert steps(run, "--last").out == f"{run}/step-11\n"
+
+
+def test_files_named_by_step_are_steps_with_their_optimizers(tmp_path: Path) -> None:
+    for number in (100, 200):
+        torch.save(state_of(number), tmp_path / f"model_{number}.pt")
+        torch.save({"state": {}, "param_groups": []}, tmp_path / f"optim_{number}.pt")
+    found = steps(tmp_path, "--json")
+    assert [(step["name"], step["files"]) for step in found.json["steps"]] == [("model_100.pt", 2), ("model_200.pt", 2)]
+    (tmp_path / "optim_200.pt").unlink()
+    assert steps(tmp_path, "--last").out == f"{tmp_path}/model_100.pt\n"
+    os.truncate(tmp_path / "model_200.pt", 500)
+    assert steps(tmp_path, "--last").out == f"{tmp_path}/model_100.pt\n"
+
+
+def test_steps_in_a_folder_of_checkpoints_and_of_lightning_are_found(tmp_path: Path) -> None:
+    place = tmp_path / "checkpoints"
+    place.mkdir()
+    for epoch, step in ((0, 100), (1, 200)):
+        torch.save({"state_dict": state_of(step)}, place / f"epoch={epoch}-step={step}.ckpt")
+    (place / "last.ckpt").symlink_to("epoch=1-step=200.ckpt")
+    found = steps(tmp_path, "--json").json
+    assert [step["number"] for step in found["steps"]] == [100, 200]
+    assert found["named"] == {"last.ckpt": "epoch=1-step=200.ckpt"}
+
+
+NAMES = {
+    "step-100": 100,
+    "global_step20": 20,
+    "checkpoint-500": 500,
+    "iter_0000100": 100,
+    "epoch=3-step=1000.ckpt": 1000,
+    "0300": 300,
+    "ep3-ba1000-rank0.pt": 1000,
+    "epoch_7": 7,
+    "llama-7b": None,
+    "2024-01-02": None,
+    "final": None,
+}
+
+
+@every("name", NAMES)
+def test_the_number_of_a_step_is_what_its_name_tells(name: str) -> None:
+    assert number_of(name) == NAMES[name]
+
+
+def test_links_are_no_steps_and_what_they_lead_to_is_told(tmp_path: Path) -> None:
+    run = SAVERS["torch"].run(tmp_path / "run", 1, 2)
+    (run / "step_99").symlink_to("step_1")
+    (run / "step_98").symlink_to(tmp_path)
+    (run / "loop").symlink_to("loop")
+    found = run_at(Location(str(run)))
+    assert [step.name for step in found.steps] == ["step_1", "step_2"]
+    assert found.links["step_99"] == "step_1"
+    (run / "step_2" / "more").symlink_to(run)
+    assert run_at(Location(str(run))).steps[1].links == ("step_2/more",)
+
+
+def test_what_is_being_written_has_a_name_that_says_so(tmp_path: Path) -> None:
+    run = SAVERS["torch_checkpointing"].run(tmp_path / "run", 1)
+    shutil.copytree(run / "step_1", run / "tmp_step_2")
+    found = steps(run, "--json")
+    assert found.code == 4
+    assert found.json["last_good"] == str(run / "step_1")
+    assert not found.json["steps"][1]["good"]
+
+
+def test_check_finds_what_changed_and_stats_what_is_not_finite(tmp_path: Path) -> None:
+    run = SAVERS["torch"].run(tmp_path / "run", 1, 2)
+    path = run / "step_2" / "model.pt"
+    at = path.read_bytes().index(state_of(2)["a.weight"].numpy().tobytes())
+    assert steps(run, "--check").code == 0
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(b"\0\0\xc0\x7f")
+    assert steps(run).code == 0
+    found = steps(run, "--check", "--json")
+    assert found.code == 4
+    assert found.json["last_good"] == str(run / "step_1")
+    assert "has changed since it was written" in found.json["steps"][1]["damage"]
+    old, new = steps(run, "--stats", "--json").json["steps"]
+    assert (old["nan"], old["inf"], new["nan"]) == (0, 0, 1)
+    norm = torch.cat([tensor.flatten() for tensor in state_of(1).values()]).double().norm().item()
+    assert old["norm"] == pytest.approx(norm, rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", PLACES)
+def test_a_run_on_a_store_is_what_it_is_here_and_takes_three_requests_a_step_at_most(kind: str, tmp_path: Path) -> None:
+    count = 12
+    run = SAVERS["dcp"].run(tmp_path / "run", *range(10, 10 + count))
+    (run / "step-19" / "__0_0.distcp").write_bytes(b"cut")
+    (run / f"step-{9 + count}" / ".metadata").unlink()
+    place = PLACES[kind]()
+    url = place.put(run, "run")
+    with place.link() if isinstance(place, Served) else nullcontext() as link:
+        through = place.through(link).options if isinstance(place, Served) and link else place.options
+        there = survey(url, storage_options=through)
+        if link:
+            asked = [f"{each.method} {each.path}" for each in link.asked]
+            assert len(asked) <= 3 * count, asked
+    here = survey(str(run))
+    assert there.last_good == f"{url}/step-{8 + count}"
+    for far, near in zip(there.steps, here.steps, strict=True):
+        assert (far.name, far.good, far.weights_bytes, far.bytes) == (
+            near.name,
+            near.good,
+            near.weights_bytes,
+            near.bytes,
+        )
+
+
+def test_twice_as_many_steps_take_twice_the_work(tmp_path: Path) -> None:
+    for count in (20, 40):
+        run = SAVERS["torch"].run(tmp_path / f"{count}", 100)
+        for number in range(101, 100 + count):
+            shutil.copytree(run / "step_100", run / f"step_{number}")
+    survey(str(tmp_path / "20"))
+    few, many = (calls(lambda count=count: survey(str(tmp_path / f"{count}"))) for count in (20, 40))
+    assert many < 2.5 * few
+
+
+def test_a_run_without_steps_and_what_is_no_directory_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    steps(tmp_path).refused(2, "has no steps")
+    steps(tmp_path / "none").refused(2, "does not exist")
+    save_file(state_of(0), tmp_path / "x.safetensors")
+    steps(tmp_path / "x.safetensors").refused(2, "where the directory of a run was expected")
+
+
+def test_a_directory_of_a_step_that_nothing_reads_is_not_good_and_no_error(tmp_path: Path) -> None:
+    run = SAVERS["torch"].run(tmp_path / "run", 1)
+    (run / "step_2").mkdir()
+    (run / "step_2" / "data.bin.zst").write_bytes(b"what")
+    (run / "step_3").mkdir()
+    _, odd, empty = steps(run, "--json").json["steps"]
+    assert (odd["whole"], odd["good"]) == (None, False)
+    assert (empty["whole"], empty["why"]) == (False, "it has no files")
+
+
+def test_a_step_is_read_no_further_than_its_descriptions(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(checkpoint_of("hsdp_2x2"), run / "step-1")
+    found = newest_good(judged(run_at(Location(str(run)))))
+    assert found is not None
+    assert found.weights > 0
+    assert json.loads(steps(run, "--json").out)["steps"][0]["format"] == found.format

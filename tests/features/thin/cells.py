@@ -1,0 +1,11 @@
+"""What tests of the trunk ask of `thin` too."""
+
+from __future__ import annotations
+
+from ckptconv.features.thin.options import THIN
+from ckptconv.options.table import COMMAND
+
+# Options of the command that no other has.
+FLAGS = {"thin": ({name: option for name, option in THIN.items() if name not in COMMAND},)}
+# Commands that print JSON, which their own tests look at.
+PRINTED = {"thin"}

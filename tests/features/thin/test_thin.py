@@ -1,0 +1,372 @@
+"""`ckptconv thin`: what a policy does not keep goes, nothing else, and whatever a run looks like."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import Run, ckptconv_here, done
+from effort import every
+from features.steps.saved import SAVERS, state_of
+from processes import before_call, in_child, moments
+from safetensors.torch import load_file
+
+import ckptconv
+from ckptconv.errors import CkptconvError, UnsafeError
+from ckptconv.features.thin.area import AREA
+from ckptconv.features.thin.carrying import carry_out
+from ckptconv.features.thin.options import THIN
+from ckptconv.features.thin.planning import Thinning, planned
+from ckptconv.options.option import filled
+
+SAVER = SAVERS["trainer"]
+
+
+def thin(run: Path, *options: object, age: str = "0") -> Run:
+    return ckptconv_here("thin", run, "--age", age, *options)
+
+
+def names(run: Path) -> set[str]:
+    return {path.name for path in run.iterdir()}
+
+
+def files(run: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(run)): path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+def plan(run: Path, **options: Any) -> tuple[Thinning, dict[str, Any]]:
+    chosen = filled(THIN, {"age": 0, **options})
+    return planned(str(run), chosen, {}, inert=False), chosen
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return SAVER.run(tmp_path / "run", 100, 200, 300, 400)
+
+
+def test_without_yes_it_is_told_what_would_go_and_nothing_changes(run: Path) -> None:
+    before = files(run)
+    found = done(thin(run, "--keep-last", 2))
+    assert found.out.splitlines()[-1] == "nothing was changed: --yes does it"
+    told = json.loads(done(thin(run, "--keep-last", 2, "--json")).out)
+    assert {step["name"]: step["action"] for step in told["steps"]} == {
+        "checkpoint-100": "remove",
+        "checkpoint-200": "remove",
+        "checkpoint-300": "keep",
+        "checkpoint-400": "keep",
+    }
+    assert told["carried_out"] is False
+    assert told["removed_bytes"] == sum(len(data) for path, data in before.items() if path[11] in "12")
+    assert files(run) == before
+    assert names(run) == {f"checkpoint-{number}00" for number in range(1, 5)}
+
+
+def test_with_yes_it_is_done_and_what_stays_is_untouched(run: Path) -> None:
+    before = files(run)
+    done(thin(run, "--keep-last", 1, "--keep-every", 200, "--yes"))
+    assert names(run) == {"checkpoint-200", "checkpoint-400"}
+    assert files(run) == {path: data for path, data in before.items() if path[11] in "24"}
+
+
+def test_the_best_step_stays(run: Path, tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text("".join(json.dumps({"step": s, "eval_loss": abs(s - 200)}) + "\n" for s in (100, 200, 300)))
+    done(thin(run, "--keep-best", metrics, "--yes"))
+    assert names(run) == {"checkpoint-200", "checkpoint-400"}
+
+
+def _torn(run: Path) -> None:
+    os.truncate(run / "checkpoint-100" / "optimizer.pt", 900)
+
+
+def _newest_torn(run: Path) -> None:
+    os.truncate(run / "checkpoint-400" / "model.safetensors", 900)
+
+
+def _unknown(run: Path) -> None:
+    shutil.rmtree(run / "checkpoint-100")
+    (run / "checkpoint-100").mkdir()
+    (run / "checkpoint-100" / "weights.unknown").write_bytes(b"what")
+
+
+def _named(run: Path) -> None:
+    (run / "latest").write_text("checkpoint-100")
+
+
+def _linked(run: Path) -> None:
+    (run / "best").symlink_to("checkpoint-100")
+
+
+def _link_inside(run: Path) -> None:
+    (run / "checkpoint-100" / "data").symlink_to(run.parent)
+
+
+def _file_link_inside(run: Path) -> None:
+    os.rename(run / "checkpoint-100" / "scheduler.pt", run.parent / "scheduler.pt")
+    (run / "checkpoint-100" / "scheduler.pt").symlink_to(run.parent / "scheduler.pt")
+
+
+def _pipe_inside(run: Path) -> None:
+    os.mkfifo(run / "checkpoint-100" / "pipe")
+
+
+def _repository_inside(run: Path) -> None:
+    (run / "checkpoint-100" / ".git").mkdir()
+    (run / "checkpoint-100" / ".git" / "HEAD").write_text("ref")
+
+
+def _run_inside(run: Path) -> None:
+    for number in (1, 2):
+        SAVER.save(run / "checkpoint-100" / f"checkpoint-{number}", number)
+
+
+HELD: Mapping[str, tuple[Callable[[Path], None], str, str]] = {
+    "torn": (_torn, "checkpoint-100", "not good"),
+    "newest torn": (_newest_torn, "checkpoint-300", "the last good step"),
+    "not read": (_unknown, "checkpoint-100", "not read"),
+    "named": (_named, "checkpoint-100", "latest names it"),
+    "linked": (_linked, "checkpoint-100", "best names it"),
+    "a link in it": (_link_inside, "checkpoint-100", "has links in it"),
+    "a link to a file in it": (_file_link_inside, "checkpoint-100", "has links in it"),
+    "a pipe in it": (_pipe_inside, "checkpoint-100", "has more than files in it"),
+    "a repository in it": (_repository_inside, "checkpoint-100", "has more than one step's files in it"),
+    "a run in it": (_run_inside, "checkpoint-100", "has more than one step's files in it"),
+}
+
+
+@pytest.mark.parametrize("case", HELD)
+def test_what_is_held_stays_whatever_the_policy_says(case: str, run: Path) -> None:
+    change, name, why = HELD[case]
+    change(run)
+    found = json.loads(done(thin(run, "--keep-every", 7000, "--json", "--yes")).out)
+    step = next(step for step in found["steps"] if step["name"] == name)
+    assert step["action"] == "keep"
+    assert why in step["why"]
+    assert name in names(run)
+    # What comes after the step that `latest` names was not finished: it is not good, and stays.
+    assert ("checkpoint-200" in names(run)) is (case == "named")
+
+
+def test_what_changed_lately_stays(run: Path) -> None:
+    for path in (run / "checkpoint-100").iterdir():
+        os.utime(path, (time.time() - 7200,) * 2)
+    done(ckptconv_here("thin", run, "--keep-last", 1, "--yes"))
+    assert names(run) == {"checkpoint-200", "checkpoint-300", "checkpoint-400"}
+
+
+def test_a_policy_that_keeps_nothing_and_words_that_make_no_sense_are_refused(run: Path, tmp_path: Path) -> None:
+    thin(run).refused(2, "Nothing says which steps stay")
+    thin(run, "--keep-step", "50").refused(2, "there is no such step")
+    thin(run, "--keep-last", 1, "--metric", "loss").refused(2, "--keep-best")
+    thin(run, "--keep-last", 1, age="soon").refused(2, "is no time")
+    thin(run, "--keep-last", 0).refused(2, "is not a number from 1")
+    thin(tmp_path / "none", "--keep-last", 1).refused(2, "does not exist")
+    assert len(names(run)) == 4
+
+
+def test_steps_of_files_go_with_all_of_their_files(tmp_path: Path) -> None:
+    for number in (1, 2, 3):
+        torch.save(state_of(number), tmp_path / f"model_{number}.pt")
+        torch.save({"state": {}, "param_groups": []}, tmp_path / f"optim_{number}.pt")
+    done(thin(tmp_path, "--keep-last", 1, "--yes"))
+    assert names(tmp_path) == {"model_3.pt", "optim_3.pt"}
+
+
+# ------------------------------------------------------------------------------------------------- less of a step
+
+
+@every("options", [("--drop", "optimizer"), ("--as", "bf16"), ("--drop", "optimizer", "--as", "bf16")])
+def test_less_of_a_step_has_its_weights_and_its_place(options: tuple[str, ...], tmp_path: Path) -> None:
+    run = SAVER.run(tmp_path / "run", 100, 200, 300)
+    kept = files(run / "checkpoint-300")
+    when = max(path.stat().st_mtime for path in (run / "checkpoint-100").iterdir())
+    done(thin(run, "--keep-last", 1, *options, "--yes"))
+    assert names(run) == {"checkpoint-100", "checkpoint-200", "checkpoint-300"}
+    assert files(run / "checkpoint-300") == kept
+    for number in (100, 200):
+        step = run / f"checkpoint-{number}"
+        assert "optimizer.pt" not in names(step)
+        dtype = torch.bfloat16 if "bf16" in options else torch.float32
+        for name, tensor in load_file(step / "model.safetensors").items():
+            assert torch.equal(tensor, state_of(number)[name].to(dtype))
+    assert (run / "checkpoint-100" / "model.safetensors").stat().st_mtime == pytest.approx(when, abs=1e-3)
+    again = json.loads(done(thin(run, "--keep-last", 1, *options, "--yes", "--json")).out)
+    assert [step["action"] for step in again["steps"]] == ["keep"] * 3
+
+
+@pytest.mark.skipif(not hasattr(ckptconv, "patch"), reason="there are no deltas")
+def test_a_step_becomes_a_delta_of_one_that_stays_and_that_one_stays_from_then_on(tmp_path: Path) -> None:
+    run = SAVERS["torch"].run(tmp_path / "run", 1, 2, 3)
+    tree = torch.load(run / "step_3" / "model.pt")
+    for number in (1, 2):
+        tree["b.weight"][number] += 1
+        torch.save(tree, run / f"step_{number}" / "model.pt")
+    weights = {number: torch.load(run / f"step_{number}" / "model.pt") for number in (1, 2, 3)}
+    done(thin(run, "--keep-last", 1, "--as", "delta", "--yes"))
+    assert names(run) == {"step_1", "step_2", "step_3"}
+    for number in (1, 2):
+        step = run / f"step_{number}"
+        assert names(step) == {"delta", "model.virtual.json"}
+        done(ckptconv_here("convert", step / "model.virtual.json", tmp_path / f"{number}.safetensors"))
+        for name, tensor in load_file(tmp_path / f"{number}.safetensors").items():
+            assert torch.equal(tensor, weights[number][name])
+    SAVERS["torch"].run(run, 4)
+    found = json.loads(done(thin(run, "--keep-last", 1, "--json", "--yes")).out)
+    assert found["steps"][2]["why"] == ["other steps are made of it"]
+    assert names(run) == {"step_3", "step_4"}
+    done(thin(run, "--keep-last", 1, "--yes"))
+    assert names(run) == {"step_4"}
+
+
+def test_a_step_of_which_less_cannot_be_made_stays_as_it_was(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = files(run)
+
+    def broken(*_: object, **__: object) -> None:
+        raise CkptconvError("It broke.")
+
+    monkeypatch.setattr("ckptconv.conversion.convert", broken)
+    thin(run, "--keep-last", 1, "--as", "bf16", "--yes").refused(1, "It broke.")
+    assert files(run) == before
+    assert AREA not in names(run)
+
+
+# ------------------------------------------------------------------------------------------------------- killed runs
+
+WAYS: Mapping[str, dict[str, Any]] = {
+    "removed": {"keep_last": 2},
+    "less": {"keep_last": 2, "as_": "bf16"},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_killed_run_leaves_each_step_as_it_was_or_as_it_was_to_be_and_the_next_one_finishes_it(
+    way: str, tmp_path: Path
+) -> None:
+    source = SAVER.run(tmp_path / "source", 100, 200, 300, 400)
+    was = {path.name: files(path) for path in source.iterdir()}
+    count = 0
+
+    def work(run: Path) -> None:
+        thinning, chosen = plan(run, **WAYS[way])
+        carry_out(thinning, chosen, {}, lambda *_: None)
+
+    whole = tmp_path / "whole"
+    shutil.copytree(source, whole)
+    calls = _calls_of(work, whole, tmp_path / "calls.json")
+    to_be = {path.name: files(path) for path in whole.iterdir()}
+    for at in moments(calls):
+        run = tmp_path / f"run-{at}"
+        shutil.copytree(source, run)
+        ended = in_child(lambda run=run, at=at: (before_call(at, lambda: os.kill(os.getpid(), 9)), work(run)))
+        assert ended == -signal.SIGKILL
+        count += 1
+        for name, content in was.items():
+            found = files(run / name) if (run / name).exists() else None
+            assert found is None or _alike(found) in (_alike(content), _alike(to_be.get(name, {}))), (at, name)
+            assert (run / name).exists() or name not in to_be, (at, name)
+        done(thin(run, "--keep-last", 2, *(("--as", "bf16") if way == "less" else ()), "--yes"))
+        assert names(run) == set(to_be), at
+        for name, content in to_be.items():
+            assert _alike(files(run / name)) == _alike(content), (at, name)
+        shutil.rmtree(run)
+    assert count >= 5
+
+
+def _alike(content: dict[str, bytes]) -> dict[str, bytes]:
+    """The files without the manifest, which has times and paths."""
+    return {name: data for name, data in content.items() if not name.startswith(".ckptconv")}
+
+
+def _calls_of(work: Callable[[Path], None], run: Path, into: Path) -> list[str]:
+    def counted() -> None:
+        made = before_call(-1, lambda: None)
+        work(run)
+        into.write_text(json.dumps(made))
+
+    assert in_child(counted) == 0
+    found: list[str] = json.loads(into.read_text())
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------ hostile runs
+
+
+def test_a_step_that_became_something_else_after_it_was_looked_at_is_left_alone(run: Path, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    SAVER.save(victim, 1)
+    thinning, chosen = plan(run, keep_last=1)
+
+    def swap(name: str, _: str) -> None:
+        if name == "checkpoint-100":
+            shutil.rmtree(run / "checkpoint-200")
+            (run / "checkpoint-200").symlink_to(victim)
+
+    with pytest.raises(UnsafeError):
+        carry_out(thinning, chosen, {}, swap)
+    assert SAVER.takes(victim)
+    assert names(run) == {"checkpoint-200", "checkpoint-300", "checkpoint-400"}
+
+
+def test_a_file_that_came_into_a_step_after_it_was_looked_at_keeps_it(run: Path) -> None:
+    thinning, chosen = plan(run, keep_last=1)
+    (run / "checkpoint-100" / "mine.txt").write_text("mine")
+    with pytest.raises(UnsafeError, match="has changed since it was looked at"):
+        carry_out(thinning, chosen, {}, lambda *_: None)
+    assert (run / "checkpoint-100" / "mine.txt").read_text() == "mine"
+    assert len(names(run)) == 4
+
+
+@every("kind", ["link", "directory"])
+def test_what_takes_the_place_of_a_step_while_it_is_moved_gets_its_name_back(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = SAVER.run(tmp_path / "run", 100, 200)
+    victim = tmp_path / "victim"
+    SAVER.save(victim, 1)
+    thinning, chosen = plan(run, keep_last=1)
+    rename, raced = os.rename, []
+
+    def racing(*arguments: Any, **options: Any) -> None:
+        if not raced:
+            raced.append(rename(run / "checkpoint-100", tmp_path / "away"))
+            if kind == "link":
+                (run / "checkpoint-100").symlink_to(victim)
+            else:
+                rename(victim, run / "checkpoint-100")
+        rename(*arguments, **options)
+
+    monkeypatch.setattr(os, "rename", racing)
+    with pytest.raises(UnsafeError):
+        carry_out(thinning, chosen, {}, lambda *_: None)
+    monkeypatch.undo()
+    assert SAVER.takes(run / "checkpoint-100"), "what was put there, by whatever name, is whole"
+    assert SAVER.takes(tmp_path / "away")
+
+
+def test_an_area_of_somebody_else_is_not_used(run: Path) -> None:
+    (run / AREA).symlink_to(run.parent)
+    thin(run, "--keep-last", 1, "--yes").refused(1, "is in the way")
+    assert len(names(run)) == 5
+    (run / AREA).unlink()
+    (run / AREA).mkdir(mode=0o777)
+    (run / AREA).chmod(0o777)
+    thin(run, "--keep-last", 1, "--yes").refused(1, "is in the way")
+    assert len(names(run)) == 5
+
+
+def test_two_runs_do_not_work_at_once(run: Path) -> None:
+    thinning, chosen = plan(run, keep_last=1)
+
+    def again(*_: object) -> None:
+        thin(run, "--keep-last", 1, "--yes").refused(1, "is being written by another process")
+
+    carry_out(thinning, chosen, {}, again)
+    assert names(run) == {"checkpoint-400"}
