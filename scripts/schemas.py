@@ -19,7 +19,6 @@ from ckptconv.cli import printed
 from ckptconv.cli.console import VERSION
 from ckptconv.comparison.changes import Change
 from ckptconv.comparison.diff import STATUSES, Difference, TensorDifference
-from ckptconv.inspection.mapping import MapSummary
 from ckptconv.inspection.module_tree import ModuleInfo, TensorInfo
 from ckptconv.inspection.summary import Summary
 from ckptconv.result import LikeReport, Report
@@ -49,6 +48,7 @@ _PRINTED: dict[str, str] = {
     "rows": "ckptconv.features.rows.printed",
     "serve": "ckptconv.features.serve.printed",
     "scan": "ckptconv.features.scan.printed",
+    "maps": "ckptconv.features.maps.printed",
     "steps": "ckptconv.features.steps.report",
     "thin": "ckptconv.features.thin.report",
 }
@@ -86,7 +86,6 @@ COMMANDS = {
     ),
     "error": Command("Failures", "", (), printed.Failed, ok=False),
     "inspect": Command("inspect", "What `inspect --json` prints.", ("inspect",), Summary, "summary"),
-    "maps": Command("maps", "", ("maps", "maps show", "maps check"), printed.Maps),
     "verify": Command(
         "verify",
         "What `verify --json` prints when the output is exactly that source.",
@@ -122,7 +121,6 @@ _MORE: dict[tuple[type, str], dict[str, Any]] = {
     (Difference, "counts"): _counts(dict(zip(STATUSES, (*_BY_STATUS, "Equal."), strict=True))),
     (TensorDifference, "status"): {"enum": list(STATUSES)},
     (Summary, "values"): {"type": "object", "additionalProperties": {"type": ["string", "boolean", "number"]}},
-    (MapSummary, "rules"): {"type": "integer", "minimum": 1},
     (LikeReport, "casts"): {"type": "object", "additionalProperties": {"type": "integer", "minimum": 1}},
     (printed.OneDifference, "elements"): {"type": "integer", "minimum": 1},
     (printed.FoundDifference, "elements"): {"type": "integer", "minimum": 1},
@@ -279,7 +277,7 @@ def _and(found: dict[str, Any], other: str) -> dict[str, Any]:
     }
 
 
-_KNOWN = {each.__name__: each for each in (Statistics, ModuleInfo, MapSummary)}
+_KNOWN = {each.__name__: each for each in (Statistics, ModuleInfo)}
 
 
 @functools.cache

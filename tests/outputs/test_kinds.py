@@ -66,8 +66,6 @@ MATRIX = {
     "exclude": Row("hhhhhhhhh", {"exclude": "l1.*"}),
     "strip_prefix": Row("hhhhhhhhh", {"strip_prefix": "l1."}),
     "rename": Row("hhhhhhhhh", {"rename": "^l1=q"}),
-    "map": Row("hhhhhhhhh", {"map": "../map.toml"}),
-    "size": Row("sssssssss", {"size": {"n": 4}}),
     "tied": Row("hhshhhhsh", {"tied": "duplicate"}),
     "like": Row("hhrhsshhr", {"like": LIKE}),
     "partial": Row("hhrhssrrr", {"partial": True}, (("like", "../more.safetensors"),)),
