@@ -55,7 +55,7 @@ def all_opened(
     wanted: dict[str, Any] = {
         "key": options.key,
         "states": "optimizer" in holds or has_own_states or goes_on,
-        "like": options.like if {"weights", "virtual"} & set(holds) else "",
+        "like": options.like if "weights" in holds else "",
         "recorded": recorded,
     }
     if isinstance(given, Source):

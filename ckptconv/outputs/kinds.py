@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ckptconv.errors import UsageError
-from ckptconv.formats import virtual
 from ckptconv.formats.model_files import SAFETENSORS, SUFFIX
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.options.table import OPTIONS, Options
@@ -35,7 +34,6 @@ OF_CODES = dict.fromkeys(
     ("quantize", "requantize", "keep"),
     ("{} writes codes and scales, which programs load from safetensors.", "Give a directory as OUTPUT."),
 )
-_OF_DATA = dict.fromkeys(("verify", "part", "checksum"), ("A virtual checkpoint holds no data: {} is of no use.", ""))
 OF_WEIGHTS = dict.fromkeys(
     ("partial", "fill"),
     ("{} is for tensors of a reference that safetensors are to be like, and here --like says how tensors are cut.", ""),
@@ -45,13 +43,14 @@ OF_WEIGHTS = dict.fromkeys(
 class OutputKind(NamedTuple):
     """A kind of output.
 
-    `holds` is the manifest's word for what is in it, and `form` that for how it lies on a disk: "file", "tree",
-    a directory that is replaced as a whole, or one of `targets.DIRECTORIES`. `refused` are the options that such an
-    output cannot have, {option: (message, hint)}; `idle` those that change nothing in it, {option: why}. `suffixes` are
-    the ends of names that ask for it, and `to` is the value of `--to` that does; kinds that have one value are told
-    apart by the name. `compared` says how it is verified: by `pairs` of the module of that name, with a
-    reader of safetensors or of torch, with its plan, or, if it is "", not at all. `plan` is the module whose `plan`
-    plans it. `key` is the one that it has the weights under where the user names none.
+    `holds` is the manifest's word for what is in it, or in files that it describes, and `form` that for how it lies on
+    a disk: "file", "tree", a directory that is replaced as a whole, or one of `targets.DIRECTORIES`. `refused` are
+    the options that such an output cannot have, {option: (message, hint)}; `idle` those that change nothing in it,
+    {option: why}. `suffixes` are the ends of names that ask for it, and `to` is the value of `--to` that does; kinds
+    that have one value are told apart by the name. `compared` says how it is verified: by `pairs` of the module of that
+    name, with a reader of safetensors or of torch, with its plan, or, if it is "", not at all. `plan` is the module
+    whose `plan` plans it. `called` is what people call a file whose name has one of the `suffixes`. `key` is the
+    one that it has the weights under where the user names none.
     """
 
     holds: str
@@ -62,6 +61,7 @@ class OutputKind(NamedTuple):
     to: str = ""
     compared: str = "plan"
     plan: str = "ckptconv.outputs.planning"
+    called: str = ""
     key: str = ""
 
 
@@ -77,10 +77,10 @@ class OfFeature(NamedTuple):
     option: str = ""
 
 
-_ELSEWHERE = {**OF_CHECKPOINT, **OF_UNIVERSAL}
-_SAFETENSORS = {"opaque": "changes nothing in safetensors, which keep objects as data: nothing in them runs"}
+ELSEWHERE = {**OF_CHECKPOINT, **OF_UNIVERSAL}
+IN_SAFETENSORS = {"opaque": "changes nothing in safetensors, which keep objects as data: nothing in them runs"}
 _STATES = {
-    **_SAFETENSORS,
+    **IN_SAFETENSORS,
     **dict.fromkeys(("key", "like", "partial", "fill", "master"), "changes nothing: it is for weights"),
     **dict.fromkeys(("quantize", "requantize", "keep"), "changes nothing: optimizer states are not quantized"),
     "exclude_frozen_parameters": "changes nothing: frozen parameters have no optimizer states",
@@ -88,32 +88,25 @@ _STATES = {
 }
 _CHECKPOINT = {"copy_config": "copies nothing: from_pretrained reads no checkpoint of torch.distributed.checkpoint"}
 
+
 # By name. An output is of one kind, as its path and the options say.
 KINDS: Mapping[str, OutputKind | OfFeature] = {
-    "file": OutputKind("weights", "file", _ELSEWHERE, _SAFETENSORS, (SUFFIX,), SAFETENSORS, SAFETENSORS),
-    "directory": OutputKind("weights", "directory", _ELSEWHERE, _SAFETENSORS, to=SAFETENSORS, compared=SAFETENSORS),
+    "file": OutputKind("weights", "file", ELSEWHERE, IN_SAFETENSORS, (SUFFIX,), SAFETENSORS, SAFETENSORS),
+    "directory": OutputKind("weights", "directory", ELSEWHERE, IN_SAFETENSORS, to=SAFETENSORS, compared=SAFETENSORS),
     "torch": OutputKind(
         "weights",
         "file",
-        {**_ELSEWHERE, **OF_REFERENCE, **OF_MODELS, **OF_CODES},
+        {**ELSEWHERE, **OF_REFERENCE, **OF_MODELS, **OF_CODES},
         {"tied": "changes nothing in a .pt file, where tensors share memory as the structure record says"},
         TORCH_SUFFIXES,
         "pt",
         "torch",
         "ckptconv.outputs.torch_output",
+        "a file for torch.load",
     ),
-    "virtual": OutputKind(
-        "virtual",
-        "file",
-        {**_ELSEWHERE, **_OF_DATA, **OF_MODELS},
-        _SAFETENSORS,
-        (virtual.SUFFIX,),
-        "",
-        "",
-        "ckptconv.outputs.virtual_output",
-    ),
-    "states": OutputKind("optimizer", "directory", {**_ELSEWHERE, **OF_MODELS}, _STATES, compared=SAFETENSORS),
-    "states-file": OutputKind("optimizer", "file", {**_ELSEWHERE, **OF_MODELS}, _STATES, compared=SAFETENSORS),
+    "virtual": OfFeature("ckptconv.features.virtual.kind", "weights", (".virtual.json",)),
+    "states": OutputKind("optimizer", "directory", {**ELSEWHERE, **OF_MODELS}, _STATES, compared=SAFETENSORS),
+    "states-file": OutputKind("optimizer", "file", {**ELSEWHERE, **OF_MODELS}, _STATES, compared=SAFETENSORS),
     "universal": OfFeature("ckptconv.features.universal.kind", "universal", to="universal", option="universal"),
     "dcp": OutputKind(
         "dcp",

@@ -276,9 +276,8 @@ def kind_of_states(path: str, kind: str) -> str:
     there is none."""
     if kind in ("file", "directory"):
         return "states-file" if kind == "file" else "states"
-    called = "a file for torch.load" if kind == "torch" else "a virtual checkpoint"
     raise UsageError(
-        f"{path} is the name of {called}, and optimizer states are written as safetensors.",
+        f"{path} is the name of {entry_of(kind).called}, and optimizer states are written as safetensors.",
         "Give a directory, or a name that ends in .safetensors.",
     )
 
@@ -295,7 +294,7 @@ def resolve_output(path: str, options: Options) -> Target:
     if options.to and not kind_said(path):
         return _resolve_unsaid(place, options)
     kind, is_restored = kind_of(path), options.family == model_files.SAFETENSORS
-    if (kind == "torch" and not is_restored and options.family) or (kind == "virtual" and is_restored):
+    if kind == "torch" and not is_restored and options.family:
         kind = "directory"
     is_file = entry_of(kind).form == "file"
     if is_restored and kind != "torch":
