@@ -31,8 +31,8 @@ DCP = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
 sys.path.insert(0, str(DATA.parents[1]))
 LIBRARIES = (
     *("fsspec", "numpy", "rich", "safetensors", "tomli", "tqdm", "typer"),
-    *("adlfs", "aiohttp", "blake3", "distributed", "gcsfs", "huggingface_hub", "s3fs", "torch", "xxhash"),
-    *("zlib-ng", "zstandard"),
+    *("adlfs", "aiohttp", "blake3", "distributed", "gcsfs", "google-crc32c"),
+    *("huggingface_hub", "s3fs", "torch", "xxhash", "zlib-ng", "zstandard"),
 )
 # A row of four items without a state: an id, a word of metadata, the weight.
 

@@ -5,21 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckptconv.errors import UsageError
 from ckptconv.formats import pipelines
 from ckptconv.formats.detect import complete, open_parts, open_source, with_layout
 from ckptconv.formats.registered import MADE_OF
-from ckptconv.formats.source import Source
+from ckptconv.formats.source import Source, with_states_taken
 from ckptconv.options.table import Options
 from ckptconv.storage import stores
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_same, normalize
 from ckptconv.storage.spool import is_pipe
-
-if TYPE_CHECKING:
-    from ckptconv.structure.maps.chosen import ChosenMap
 
 
 def opened(
@@ -29,7 +26,7 @@ def opened(
     key: str = "",
     states: bool = False,
     like: str = "",
-    recorded: ChosenMap | None = None,
+    recorded: Any = None,
 ) -> Source:
     """Return the checkpoint `given` as `options` ask. The other arguments are those of `open_source`."""
     if not isinstance(given, Source):
@@ -37,8 +34,7 @@ def opened(
         return open_source(normalize(given), recorded=recorded, **settings)
     source = complete(given, key=key, states=states, inert=options.inert)
     layout: dict[str, Any] = {**options.changing(), **options.reaching()}
-    source = with_layout(source, like=like, map=options.map, size=options.size, **layout)
-    return source.computing(map=source.map or recorded) if recorded else source
+    return with_layout(source, like=like, recorded=recorded, **layout)
 
 
 def all_opened(
@@ -46,7 +42,7 @@ def all_opened(
     options: Options,
     holds: Collection[str],
     *,
-    recorded: ChosenMap | None = None,
+    recorded: Any = None,
 ) -> list[Source]:
     """Open `given` with everything that outputs need which hold weights, states and so on (see `Kind.holds`): one
     source, or with `per_rank` one for each tensor-parallel rank, or those of a pipeline of diffusers.
@@ -101,6 +97,8 @@ def fitted(
         from ckptconv.formats.states import with_states
 
         made = [with_states(one, asked, options.states, **options.opening()) for one in made]
+    if "dcp" in holds:
+        made = [one._replace(notes=list(map(with_states_taken, one.notes))) for one in made]
     return _ordered(made) if options.order else made
 
 

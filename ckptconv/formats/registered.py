@@ -96,9 +96,7 @@ FORMATS: tuple[Format, ...] = (
     KnownFormat("dduf", "ckptconv.features.dduf.read", ".dduf"),
     KnownFormat("nemo", "ckptconv.features.nemo.read", ".nemo"),
     KnownFormat("exported", "ckptconv.features.exported.read", ".pt2"),
-    KnownFormat(
-        "orbax", "ckptconv.features.orbax.read", "_METADATA", "_CHECKPOINT_METADATA", "manifest.ocdbt", by="locate"
-    ),
+    KnownFormat("orbax", "ckptconv.features.orbax.read", "_METADATA", "manifest.ocdbt", by="locate"),
     KnownFormat(SAFETENSORS, "ckptconv.formats.safetensors", sniff=model_files.sniff_safetensors),
     KnownFormat(TORCH, "ckptconv.formats.torch.sharded", sniff=model_files.sniff_torch_set),
     KnownFormat(TORCH, "ckptconv.formats.torch.file", sniff=model_files.sniff_torch),

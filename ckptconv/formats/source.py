@@ -19,7 +19,6 @@ from ckptconv.text import parse_path
 if TYPE_CHECKING:
     from ckptconv.formats.configs import Change
     from ckptconv.formats.numbers.matching import Order
-    from ckptconv.structure.maps.chosen import ChosenMap
 
 # How the names of a model's files begin: those of most programs, and by the beginning of an input's name, those of
 # diffusers and of open_clip, and of PEFT's adapters.
@@ -111,6 +110,8 @@ class Quantized(NamedTuple):
 # How notes on optimizer states say what to do with them. What is computed of several checkpoints has none.
 STATES_ARE_CONVERTED = "; --optimizer PATH converts its states"
 THEIR_STATES_ARE_CONVERTED = "--optimizer PATH converts the optimizer's states, "
+# The same, where they would go into the checkpoint of the weights.
+_STATES_ARE_TAKEN = ("--optimizer PATH converts", "--states PATH adds")
 
 
 class StateFacts(NamedTuple):
@@ -308,11 +309,6 @@ class Source(_Fields):
         return self.family != PIPELINE
 
     @property
-    def map(self) -> ChosenMap | None:
-        """The map that gives the weights and states other names and layouts, if the user asked for one."""
-        return self.computed.get("map")
-
-    @property
     def reference(self) -> Source | None:
         """The checkpoint whose names, files and dtypes an output of the weights takes over."""
         return self.computed.get("like")
@@ -412,6 +408,11 @@ class Source(_Fields):
 
 def _without_states(note: str) -> str:
     return note.replace(STATES_ARE_CONVERTED, "").replace(THEIR_STATES_ARE_CONVERTED, "")
+
+
+def with_states_taken(note: str) -> str:
+    """Return a note with how the optimizer's states get into the checkpoint of the weights."""
+    return note.replace(*_STATES_ARE_TAKEN)
 
 
 def combined(source: Source, terms: Sequence[Source], inputs: Mapping[str, Hashable], **given: Any) -> Source:

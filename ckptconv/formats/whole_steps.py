@@ -68,6 +68,8 @@ _OF_TRAINER = re.compile(r"training_args\.bin|scheduler\.(?:pt|bin)|rng_state(?:
 _TRAINER_STATE, _TRAINER_STEP = "trainer_state.json", re.compile(r"checkpoint-\d+")
 # Small files that need not be alike in two steps, and that are looked at in each; at most so many bytes are parsed.
 _TEXTS, _MOST_JSON = (".json", ".txt", ".jsonl", ".log", ".yaml", ".yml", ".csv", ".md", ".py"), 64 << 20
+# Ends of names that trainers choose themselves.
+_CHOSEN = (*TORCH_SUFFIXES, SUFFIX, ".distcp", ".json", ".pkl")
 _OPTIMIZER_FILE = re.compile(r"(?:.*[-_./])?optim(?:izer)?s?(?:[-_.].*)?")
 _DIGITS = re.compile(r"\d+")
 
@@ -384,9 +386,12 @@ def _against(step: Step, names: set[str], used: Iterable[str], last: tuple[str, 
 
 def _compared(steps: Sequence[Judged]) -> list[Judged]:
     """Return the steps of a run, compared with one another: one is not whole, if it lacks a file that all other good
-    ones have. The oldest is compared with none, as a run may be saved otherwise from some step on."""
+    ones have. Names without a suffix that trainers choose may be hashes of what is in them. The oldest is compared with
+    none, as a run may be saved otherwise from some step on."""
     good = [each for each in steps if each.is_good and not is_made_here(each.step)]
-    names = {each.step.name: {_DIGITS.sub("#", path) for path in each.step.shapes} for each in good}
+    names = {
+        each.step.name: {_DIGITS.sub("#", path) for path in each.step.shapes if path.endswith(_CHOSEN)} for each in good
+    }
     counts = Counter(name for own in names.values() for name in own)
     shared = {name for name, count in counts.items() if count >= len(good) - 1}
     lacking = {each.step.name: shared - names[each.step.name] for each in good[1:]}

@@ -6,7 +6,6 @@ an `Opaque`, which records it.
 
 from __future__ import annotations
 
-import functools
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -96,10 +95,11 @@ class Calls:
         # it is known whether what follows contains an attack.
         self.oddity: CorruptError | None = None
 
-    @functools.cached_property
-    def paths(self) -> frozenset[str]:
-        """The dotted names of all constructors and constants."""
-        return frozenset(map(".".join, (*PYTHON, *self.vocabulary.constructors, *self.constants)))
+    def _is_known(self, module: str, name: str) -> bool:
+        """Whether a dotted name is that of a constructor or constant, wherever its module ends."""
+        tables, steps = (PYTHON, self.vocabulary.constructors, self.constants), f"{module}.{name}".split(".", 8)
+        splits = [(".".join(steps[:at]), ".".join(steps[at:])) for at in range(1, len(steps))]
+        return not all(table.keys().isdisjoint(splits) for table in tables)
 
     def odd(self, reason: str) -> None:
         """Record `reason` to refuse the pickle for at its end, and read on."""
@@ -148,7 +148,7 @@ class Calls:
             self.judge.mention(mentioned)
         if max(len(module), len(name)) > _LONGEST_NAME:
             raise ExcessiveError(f"names a class by {max(len(module), len(name))} characters")
-        if mentioned not in self.known and key not in self.meanings and f"{module}.{name}" in self.paths:
+        if mentioned not in self.known and key not in self.meanings and self._is_known(module, name):
             # Python resolves dots in the name as attributes. torch compares the joined path, wherever the module ends.
             self.odd(f"names {brief(mentioned)} with its module and its name divided elsewhere")
         self.charge(1 + (len(module) + len(name)) // _BYTES_EACH)

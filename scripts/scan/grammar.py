@@ -117,6 +117,7 @@ SETTERS = {
     "stable_baselines3.common.vec_env.vec_normalize.VecNormalize.__setstate__": "object",
     "statsmodels.discrete.discrete_model.NegativeBinomial.__setstate__": "{'_initialize?': nothing, **held}",
     "transformers.tokenization_utils_base.BatchEncoding.__setstate__": "object",
+    "transformers.feature_extraction_utils.BatchFeature.__setstate__": "object",
     # Text of a template is compiled.
     "scipy.stats._distn_infrastructure.rv_generic.__setstate__": "rv",
     "numpy.polynomial._polybase.ABCPolyBase.__setstate__": "object",
@@ -125,6 +126,9 @@ SETTERS = {
     "torch.nn.modules.activation.MultiheadAttention.__setstate__": "object",
     "torch.nn.modules.activation.GELU.__setstate__": "object",
     "torch.nn.modules.activation.Softmax.__setstate__": "object",
+    "torch.nn.modules.activation.Softmin.__setstate__": "object",
+    "torch.nn.modules.activation.LogSoftmax.__setstate__": "object",
+    "torch.nn.modules.pooling.AvgPool3d.__setstate__": "object",
     "torch.nn.modules.transformer.TransformerEncoderLayer.__setstate__": "object",
     "torch.nn.modules.transformer.TransformerDecoderLayer.__setstate__": "object",
     "torch.nn.modules.conv._ConvNd.__setstate__": "object",
@@ -321,6 +325,8 @@ def production_of(cls: type) -> str:
         return ""
     if library_of(cls) == "transformers" and any(base.__name__ == "ModelOutput" for base in cls.__mro__):
         return "call(*output, state=object, items=(key, output)) | new(state=object, items=(key, output))"
+    if is_bunch(cls):
+        return "new(*data, state=object)"
     if any(owner_of(cls, name) not in (object, dict, list) for name in RUNNING if runs(cls, name)):
         return ""
     if is_named_tuple(cls):
@@ -400,6 +406,11 @@ def is_named_tuple(cls: type) -> bool:
         and "_make" in dir(cls)
         and owner_of(cls, "__new__").__new__.__code__.co_filename.startswith("<")
     )
+
+
+def is_bunch(cls: type) -> bool:
+    """Whether scipy made a class of results: a named tuple with further attributes, which it pickles as keywords."""
+    return issubclass(cls, tuple) and hasattr(cls, "_extra_fields") and library_of(cls) == "scipy"
 
 
 def state_of(cls: type) -> str:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import subprocess
 import sys
 import tempfile
@@ -22,15 +21,15 @@ from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, cast
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "internals" / "scan.md"
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 OTHER = ("picklescan", "fickling", "modelscan")
-# Run by the Python of the tools, with the name of one: a verdict for each file, flagged, clean or not read.
+# Run by the Python of the tools, with the name of one: its release, and a verdict for each file, flagged, clean or not
+# read, each on a line of its own.
 OTHERS = """
-import io, json, signal, sys, zipfile
+import io, resource, signal, sys, zipfile
 from contextlib import redirect_stdout, redirect_stderr
 from importlib.metadata import version
 def picklescan(path):
@@ -66,9 +65,10 @@ def modelscan(path):
 def late(*_):
     raise TimeoutError
 signal.signal(signal.SIGALRM, late)
+resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
 tool = globals()[sys.argv[1]]
 __import__(sys.argv[1])
-found = {}
+print(version(sys.argv[1]))
 for line in sys.stdin:
     path = line.rstrip("\\n")
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
@@ -78,8 +78,7 @@ for line in sys.stdin:
         except BaseException:
             verdict = "not read"
         signal.alarm(0)
-    found[path] = verdict
-print(json.dumps({"version": version(tool.__name__), "found": found}))
+    print(verdict, flush=True)
 """
 # Our columns, by the level on which a scan fails.
 COLUMNS = {"ckptconv": "call", "ckptconv --fail-on unknown": "unknown"}
@@ -116,30 +115,37 @@ def main() -> None:
         files = made(Path(directory)) | {
             path: kind for kind in EXTRA for root in getattr(asked_for, kind) for path in files_of(kind, root)
         }
-        paths = "\n".join(map(str, files))
         with ThreadPoolExecutor() as threads:
-            others = {tool: threads.submit(asked, tools, tool, paths) for tool in OTHER}
+            others = {tool: threads.submit(asked, tools, tool, list(files)) for tool in OTHER}
             found = {path: ours(path) for path in files}
             told = {tool: other.result() for tool, other in others.items()}
-        for tool, each in told.items():
+        for tool, (_, verdicts) in told.items():
             for path in files:
-                found[path][tool] = each["found"][str(path)]
+                found[path][tool] = verdicts[path]
     page = PAGE.read_text()
     before, _, rest = page.partition(BEGIN)
-    lines = table(files, found, {tool: each["version"] for tool, each in told.items()})
+    lines = table(files, found, {tool: release for tool, (release, _) in told.items()})
     kept = {title: line for line in rest.partition(END)[0].splitlines() for title in KINDS.values() if title in line}
     lines += [kept[title] for kind, title in KINDS.items() if kind not in files.values() and title in kept]
     text = "\n".join(lines)
     PAGE.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.partition(END)[2]}")
 
 
-def asked(tools: Path, tool: str, paths: str) -> dict[str, Any]:
-    """Return the version of a tool, and its verdicts on the files of these paths, one in each line."""
+def asked(tools: Path, tool: str, files: list[Path]) -> tuple[str, dict[Path, str]]:
+    """Return the release of a tool, and its verdicts. Where a file ends its process, it goes on after that file."""
     command = [str(tools / "bin" / "python"), "-c", OTHERS, tool]
-    done = subprocess.run(command, input=paths, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{tool} ended with an error:\n{done.stderr}")
-    return cast(dict[str, Any], json.loads(done.stdout))
+    verdicts: dict[Path, str] = {}
+    while True:
+        left = files[len(verdicts) :]
+        text = "\n".join(map(str, left))
+        done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+        release, *told = done.stdout.splitlines() or [""]
+        if not release:
+            sys.exit(f"{tool} ended with an error:\n{done.stderr}")
+        verdicts |= dict(zip(left, told, strict=False))
+        if len(told) >= len(left):
+            return release, verdicts
+        verdicts[left[len(told)]] = "not read"
 
 
 def files_of(kind: str, root: Path) -> list[Path]:

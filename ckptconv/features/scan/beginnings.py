@@ -57,6 +57,13 @@ def begins_like_pickle(head: bytes, where: str) -> bool:
     return True
 
 
+def may_call(data: bytes) -> bool:
+    """Whether bytes have what a pickle needs to name a function: an opcode, and two lines after those of old protocols;
+    or a persistent id, which the unpickler looks up."""
+    is_old = data.count(b"\n") > 1 and (b"c" in data or b"i" in data)
+    return is_old or b"\x93" in data or b"P" in data or b"Q" in data
+
+
 def place_of_header(head: bytes) -> tuple[int, int]:
     """Return where the header of a numpy file begins, and its length."""
     begin = 12 if head[6:7] >= b"\x02" else 10

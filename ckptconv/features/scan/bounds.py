@@ -1,4 +1,4 @@
-"""How much of a file is looked at, and which members of archives are too long to be held."""
+"""How much of a file is looked at, and which members of archives are too long to be held, or too short to matter."""
 
 from __future__ import annotations
 
@@ -31,8 +31,18 @@ LIMITS = WHOLE_TREES._replace(objects=300_000)
 # The most bytes of a compressed pickle of torch that are unpacked by its reader.
 _COMPRESSED = 1 << 16
 STORED = 0
+# Suffixes of files that are expected to be checkpoints or pickles: if such a file is not read, it is not judged.
+SUFFIXES = (
+    ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".safetensors", ".distcp", ".pt2", ".ptl", ".joblib", ".dill", ".npy",
+    ".npz", ".mar", ".nemo", ".p", ".t7", ".torch", ".sav",
+)  # fmt: skip
+_SUFFIXES = tuple(suffix.encode() for suffix in SUFFIXES)
+# The fewest bytes of a pickle that calls something: two names of one letter, their lines' ends, and three opcodes.
+_SHORTEST = 7
 # Last parts of names of members by which torch's own readers know an archive; and the members of its tar archives.
 _OF_TORCH = frozenset({PICKLE.encode(), b"model.json", b"constants.pkl"})
+# Ends of names that tell what an archive is.
+_TELLING = (*_OF_TORCH, b".pkl", b".npy", b"archive_format", b"extern_modules")
 
 
 @dataclass
@@ -70,7 +80,10 @@ def listed(reader: Reader) -> Listed:
     members, flags = 0, [False] * 4
     for entry in zip_elsewhere.entries(reader):
         members += 1
-        name = entry.name.lower().replace(b"\\", b"/")
+        name = entry.name.lower()
+        if not name.endswith(_TELLING):
+            continue
+        name = name.replace(b"\\", b"/")
         flags[0] |= name.rpartition(b"/")[2] in _OF_TORCH
         flags[1] |= name.endswith((b".npy", b"/archive_format"))
         flags[2] |= name.endswith(b".data/extern_modules")
@@ -82,6 +95,11 @@ def is_long(entry: zip_elsewhere.ZipEntry) -> bool:
     """Whether a member of an archive is a pickle that torch reads, and too long to be held."""
     is_main = entry.name.rpartition(b"/")[2] in _OF_TORCH and entry.name.endswith(b".pkl")
     return is_main and entry.packed > (LONGEST if entry.method == STORED else _COMPRESSED)
+
+
+def is_short(entry: zip_elsewhere.ZipEntry) -> bool:
+    """Whether a member of an archive is too short to run anything, and is not expected to be a pickle."""
+    return entry.method == STORED and 0 < entry.packed < _SHORTEST and not entry.name.endswith(_SUFFIXES)
 
 
 def has_long(reader: Reader) -> bool:

@@ -13,7 +13,7 @@ import re
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, TruncatedError, UnsafeError, UnsupportedError
 from ckptconv.features.scan.beginnings import (
@@ -24,6 +24,7 @@ from ckptconv.features.scan.beginnings import (
     is_pickle,
     is_plain,
     may_be_pickle,
+    may_call,
     place_of_header,
 )
 from ckptconv.features.scan.bounds import (
@@ -31,16 +32,17 @@ from ckptconv.features.scan.bounds import (
     LONGEST,
     MEMBERS,
     STORED,
+    SUFFIXES,
     Room,
     has_long,
     is_long,
+    is_short,
     listed,
     members_of,
 )
 from ckptconv.features.scan.compressed import decompressed, is_compressed
 from ckptconv.features.scan.joblib import Arrays
 from ckptconv.features.scan.names import LOADERS, carries_code, is_needed, is_unusual
-from ckptconv.features.scan.programs import programs_in, texts_in
 from ckptconv.features.scan.readers import PartReader
 from ckptconv.features.scan.readings import Readings, all_bytes
 from ckptconv.features.scan.report import Finding
@@ -67,11 +69,6 @@ _DEPTH, _PICKLES = 8, 10_000
 _ALIKE = 1_000
 # The most bytes of a compressed member or file that are held in memory.
 _INFLATED = 1 << 24
-# Suffixes of files that are expected to be checkpoints or pickles: if such a file is not read, it is not judged.
-SUFFIXES = (
-    ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".safetensors", ".distcp", ".pt2", ".ptl", ".joblib", ".dill", ".npy",
-    ".npz", ".mar", ".nemo", ".p", ".t7", ".torch", ".sav",
-)  # fmt: skip
 # Members of torch's archives that are the bytes of tensors.
 _STORAGES = re.compile(rb"[^/]+/(?:data|constants|tensors)/[^/.]+", re.DOTALL)
 _MACHINE_CODE = (b"\x7fELF", b"MZ\x90", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
@@ -172,7 +169,8 @@ class ScannedContents:
     def _unknown(self, reader: Reader, depth: int) -> str:
         """Look at a file that begins like nothing that is known: it may be a pickle of an old protocol."""
         found = self._inner()
-        found._from_start(reader, depth)
+        if self.expected or reader.file.size > _HELD_FIRST or may_call(reader.read_at(0, reader.file.size)):
+            found._from_start(reader, depth)
         if found.findings:
             self._take(found)
             return "pickle"
@@ -309,8 +307,10 @@ class ScannedContents:
             self.add("unknown-name", f"{where} names {some(names, 3, brief)}, which nobody here has looked at.")
         self._need(brief(each, 200) for each in called if is_needed(each))
         if not reading.broken:
-            for data, is_loaded in _bytes_in(reading.value):
-                self._held(InMemory(data, f"{where}: bytes in it"), depth, is_loaded)
+            for data, is_loaded in all_bytes(reading.value):
+                # Others are looked at if they begin like a file of ours.
+                if is_loaded or _is_file(data):
+                    self._held(InMemory(bytes(data), f"{where}: bytes in it"), depth, is_loaded)
 
     def _held(self, reader: Reader, depth: int, is_loaded: bool) -> None:
         """Look at bytes in a pickle. `is_loaded`: loading the pickle loads them too."""
@@ -457,7 +457,7 @@ class ScannedContents:
         for entry in zip_elsewhere.entries(reader):
             if self.room.stored < 0:
                 break
-            if told.is_torch and not is_other and _STORAGES.fullmatch(entry.name):
+            if is_short(entry) or (told.is_torch and not is_other and _STORAGES.fullmatch(entry.name)):
                 continue
             if _inside(reader, entry) in read:
                 continue
@@ -495,6 +495,8 @@ class ScannedContents:
         if entry.name.endswith(b".py") and b"/code/" in entry.name:
             self._code(path, zip_elsewhere.content(reader, entry, _INFLATED + 1))
             return ""
+        if entry.name.endswith(b"/bytecode.pkl"):
+            self._code(path, zip_elsewhere.content(reader, entry, _INFLATED + 1))
         inner = self._inner(is_expected)
         if entry.method == STORED:
             # Members may lie on the same bytes.
@@ -539,6 +541,8 @@ class ScannedContents:
 
     def _code(self, path: str, code: bytes) -> None:
         """Judge a program of TorchScript."""
+        from ckptconv.features.scan.programs import programs_in  # few files have programs
+
         if len(code) > _INFLATED:
             self.add("not-opened", f"{path} is a program of more than {_INFLATED >> 20} MiB.")
         programs = programs_in(code)
@@ -553,6 +557,8 @@ class ScannedContents:
         """Judge what programs evaluate, or load, of a member that is JSON."""
         if not (name.endswith(b".json") or name.rpartition(b"/")[2] in (b"data", b"_stable_baselines3_data")):
             return
+        from ckptconv.features.scan.programs import texts_in
+
         data = content()
         # Readers of JSON take UTF-16 and marks of the order of bytes too.
         if data.lstrip(b" \t\r\n\0\xef\xbb\xbf\xfe\xff")[:1] not in (b"{", b"["):
@@ -685,13 +691,6 @@ _OF_TAR = frozenset({"storages", "tensors", "pickle"})
 def _inside(reader: Reader, entry: zip_elsewhere.ZipEntry) -> str:
     """Return how messages name a member of an archive."""
     return f"{reader.file.path} ({brief(entry.name.decode('utf-8', 'replace'), 200)[1:-1]})"
-
-
-def _bytes_in(value: Any) -> Iterator[tuple[bytes, bool]]:
-    """Yield the bytes in a tree that begin like a file of ours, and whether loading the tree loads them too."""
-    for data, is_loaded in all_bytes(value):
-        if is_loaded or _is_file(data):
-            yield bytes(data), is_loaded
 
 
 def _is_file(data: bytes | bytearray) -> bool:

@@ -1,4 +1,4 @@
-"""Judge programs and expressions in archives: TorchScript, the arithmetic of torch.export, pickles in JSON.
+"""Judge programs in archives: TorchScript and its bytecode, the arithmetic of torch.export, pickles in JSON.
 
 Sources: `torch/_export/serde/serialize.py` of torch 2.13, which evaluates `expr_str` and the guards of a program with
 sympy and Python; stable-baselines3 2.9, `save_util.json_to_data`, which loads what is under `:serialized:`.
@@ -10,19 +10,30 @@ import ast
 import base64
 import functools
 import json
+import os
 import re
 import warnings
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-OPERATORS = Path(__file__).with_name("operators.txt")
+from ckptconv.errors import CkptconvError
+from ckptconv.pickles.children import walk
+from ckptconv.pickles.machine import load
+from ckptconv.pickles.vocabulary import WHOLE_TREES
+
+OPERATORS = os.path.join(os.path.dirname(__file__), "operators.txt")
 # Operators of torch that read or write files.
 _OF_FILES = frozenset({"save", "from_file", "load", "_load_from_file", "pickle_load"})
 _TOKEN = re.compile(
-    rb"""(?P<space>[ \t\r\n\f\v\\]+|\#[^\n]*)|(?P<text>[rbuRBU]{0,2}(?:\"\"\".*?\"\"\"|'''.*?'''|"(?:[^"\\\n]|\\.)*"|"""
-    rb"""'(?:[^'\\\n]|\\.)*'))|(?P<name>[A-Za-z_][A-Za-z0-9_]*)|(?P<other>.)""",
+    rb"""(?P<space>[ \t\r\n\f\v\\]+|\#[^\n]*)|(?P<name>[A-Za-z_][A-Za-z0-9_]*)|"""
+    rb"""(?P<quote>\"\"\"|'''|["'])|(?P<other>.)""",
     re.DOTALL,
 )
+# What a text of each kind may not pass over: a character after a backslash counts for nothing.
+_ENDS = {
+    quote: re.compile(rb"\\.|" + quote + (rb"|\n" if len(quote) == 1 else b""), re.DOTALL)
+    for quote in (b'"', b"'", b'"""', b"'''")
+}
 # What a path of names may begin with that leads to operators.
 _ROOTS = (b"torch", b"ops")
 # Classes and constants by which TorchScript makes values, which are no operators.
@@ -52,7 +63,7 @@ _SPECS, _IMPORTED, _HARMLESS = ("in_spec", "out_spec"), ("default_factory_module
 
 
 class Programs(NamedTuple):
-    """What a program calls: operators that read or write files, and those that torch does not have."""
+    """What a program names: operators that read or write files, and those that torch does not have."""
 
     files: list[str]
     unknown: list[str]
@@ -68,36 +79,69 @@ class Texts(NamedTuple):
 @functools.cache
 def operators() -> frozenset[str]:
     """Return the names of torch's operators, each without its overload."""
-    return frozenset(OPERATORS.read_text("utf-8").split())
+    with open(OPERATORS, encoding="utf-8") as file:
+        return frozenset(file.read().split())
 
 
 def programs_in(code: bytes) -> Programs:
-    """Return what a program of TorchScript calls that it should not."""
+    """Return what a program of TorchScript, or its bytecode, names that it should not: it may call that under another
+    name."""
     files: dict[str, None] = {}
     unknown: dict[str, None] = {}
+    for path in _operators_in(code) if code.startswith(b"\x80") else _paths_in(code):
+        shown = b".".join(path).decode("utf-8", "replace")
+        if path[-1].decode("utf-8", "replace") in _OF_FILES:
+            files[shown] = None
+        elif not _is_operator(path):
+            unknown[shown] = None
+    return Programs(list(files), list(unknown))
+
+
+def _paths_in(code: bytes) -> Iterator[list[bytes]]:
+    """Yield the paths of names that may lead to operators."""
     path: list[bytes] = []
     before = b""
-    for token in _TOKEN.finditer(code):
-        kind, part = token.lastgroup, token[0]
+    at = 0
+    while at < len(code):
+        token = _TOKEN.match(code, at)
+        assert token
+        kind, part, at = token.lastgroup, token[0], token.end()
         if kind == "space":
             continue
-        if kind == "name" and (before == b"." and path):
+        if kind == "quote":
+            at = _end_of_text(code, at, part)
+        if kind == "name" and before == b"." and path:
             path.append(part)
-        elif kind == "name":
+        elif part != b"." or not path:
+            if path:
+                yield path
             path = [part] if part in _ROOTS and before != b"." else []
-        elif part == b"." and path:
-            pass
-        else:
-            if part == b"(" and len(path) > 1:
-                name = path[-1].decode()
-                shown = b".".join(path).decode()
-                if name in _OF_FILES:
-                    files[shown] = None
-                elif not _is_operator(path):
-                    unknown[shown] = None
-            path = []
         before = part
-    return Programs(list(files), list(unknown))
+    if path:
+        yield path
+
+
+def _operators_in(bytecode: bytes) -> Iterator[list[bytes]]:
+    """Yield the operators that the functions in bytecode call, which is a pickle of tuples, as paths."""
+    try:
+        tree = load(bytecode, where="bytecode", limits=WHOLE_TREES).value
+    except CkptconvError:
+        # torch has an unpickler of its own, which may read it.
+        yield [b"bytecode"]
+        return
+    for node in walk(tree):
+        if type(node) is tuple and len(node) == 2 and node[0] == "operators" and type(node[1]) is tuple:
+            for operator in node[1]:
+                named = operator[0] if type(operator) is tuple and operator else None
+                yield [b"ops", *named.encode("utf-8", "replace").split(b"::")] if type(named) is str else [b"operator"]
+
+
+def _end_of_text(code: bytes, begin: int, quote: bytes) -> int:
+    """Return where the text ends that begins after a quote; `begin` if it does not."""
+    for part in _ENDS[quote].finditer(code, begin):
+        if part[0][:1] != b"\\":
+            return part.end() if part[0] == quote else begin
+    return begin
 
 
 def _is_operator(path: list[bytes]) -> bool:

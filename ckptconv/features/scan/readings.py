@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 from ckptconv.features.scan.grammar.judge import Judge
 from ckptconv.features.scan.names import LOADERS
 from ckptconv.pickles import attacks
-from ckptconv.pickles.children import CHILDREN, walk
+from ckptconv.pickles.children import CHILDREN, MAPPINGS
 from ckptconv.pickles.nodes import Opaque
+from ckptconv.pickles.set_order import ordered
 
 _T = TypeVar("_T")
 
@@ -56,17 +57,23 @@ class Readings:
 
 def all_bytes(value: Any) -> Iterator[tuple[bytes | bytearray, bool]]:
     """Yield the bytes in a tree, and whether loading the tree loads them too."""
-    if type(value) is bytes:
-        yield value, False
-    # The arguments of a call are a tuple, which the walk meets after the call.
+    # Most trees have none: this is `walk`, without what it costs to hand out each node.
+    stack, seen = [value], set[int]()
+    # The arguments of a call are a tuple, which comes after the call.
     loaded: set[int] = set()
-    for node in walk(value):
+    while stack:
+        node = stack.pop()
         kind = type(node)
-        if kind is Opaque and node.name in LOADERS and type(node.args) is tuple:
-            loaded.add(id(node.args))
-        if kind is bytearray:
+        if kind is bytes or kind is bytearray:
             yield node, False
-        elif id(node) in loaded:
-            yield from ((child, True) for child in node if type(child) in (bytes, bytearray))
-        elif kind in CHILDREN and bytes in map(type, CHILDREN[kind](node)):
-            yield from ((child, False) for child in CHILDREN[kind](node) if type(child) is bytes)
+        elif kind in CHILDREN and id(node) not in seen:
+            seen.add(id(node))
+            if kind is Opaque and node.name in LOADERS and type(node.args) is tuple:
+                loaded.add(id(node.args))
+            if id(node) in loaded:
+                yield from ((part, True) for part in node if type(part) in (bytes, bytearray))
+                stack += (part for part in node if type(part) not in (bytes, bytearray))
+            else:
+                stack += ordered(node) if kind in (set, frozenset) else CHILDREN[kind](node)
+            if kind in MAPPINGS:
+                stack += node

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ckptconv.errors import CkptconvError, MissingError, UnsafeError, UnsupportedError
 from ckptconv.features.scan.beginnings import CLOSED, HEAD
-from ckptconv.features.scan.bounds import LONGEST
-from ckptconv.features.scan.contents import SUFFIXES, ScannedContents
+from ckptconv.features.scan.bounds import LONGEST, SUFFIXES
+from ckptconv.features.scan.contents import ScannedContents
 from ckptconv.features.scan.options import SCANNING
 from ckptconv.features.scan.report import RULES, VERDICTS, ScannedFile, ScanReport, worst
 from ckptconv.formats import model_files

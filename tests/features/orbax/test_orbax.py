@@ -15,6 +15,7 @@ from cells import looking
 from checkpoints import assert_same, ckptconv_here, done
 from effort import every
 from features.orbax import writer
+from features.orbax.attacks import STEPS
 from format_suite import FormatSuite
 from safetensors.torch import load_file
 
@@ -327,3 +328,51 @@ def test_each_chunk_is_expected_to_be_read_once(tmp_path: Path) -> None:
         expected = packed([model.source.weights["w"]])
     assert {file.size for file in expected} == {64 * 512 * 4}
     assert {*expected.values()} == {64 * 512 * 4}
+
+
+@every("suffix", ["", ".value"])
+def test_a_step_of_openpi_gets_the_names_of_hugging_face(suffix: str, tmp_path: Path) -> None:
+    case = DATA.parents[2] / "data" / "maps" / "openpi-pi0"
+    arrays = {name: array.numpy() for name, array in load_file(case / "ours.safetensors").items()}
+    place = tmp_path / "step"
+    values: dict[str, bytes] = {}
+    for name, array in arrays.items():
+        values |= writer.chunked(f"params.{name}{suffix}", array, array.shape)
+    writer.database(place / "params", values)
+    tree = (writer.entry("params", *f"{name}{suffix}".split(".")) for name in arrays)
+    (place / "params" / "_METADATA").write_text(writer.metadata(*tree))
+    out = tmp_path / "out.safetensors"
+    for source in (place, place / "params"):
+        done(ckptconv_here("convert", source, out, "--map", "openpi-pi0", "--verify"))
+        assert_same(load_file(out), load_file(case / "hf.safetensors"))
+
+
+# What is said of attacks, of those whose other numbers would be refused elsewhere too.
+SAID = {
+    "manifest_prefix": "begins with 90 bytes of b'a'",
+    "manifest_longer": "says that it has 1099511627776",
+    "manifest_bomb": "unpacks to more than",
+    "node_itself": "leads to one that another leads to",
+    "node_order": "its keys are not in order",
+    "node_overlap": "the values at bytes 0 and 5 overlap",
+    "node_words": "too many",
+    "array_pieces": "is cut into 1000000000000 pieces",
+    "array_shard_index": "a chunk of 24 bytes is said to begin at byte 40 of 84",
+    "array_inflated": "it inflates to more than the 48 bytes",
+    "array_both": "described twice",
+    "tree_inside": "lies inside another value",
+    "tree_up": "'../../w', which its tree names, is not there",
+}
+
+
+@every("file", SAID)
+def test_what_is_wrong_is_said(file: str, tmp_path: Path) -> None:
+    (attack,) = (each for each in STEPS if each.file == f"orbax_{file}")
+    (tmp_path / file).mkdir()
+    run = ckptconv_here("convert", attack.make(tmp_path / file, ""), tmp_path / "out.safetensors")
+    run.refused(attack.exit, SAID[file])
+
+
+def test_a_value_that_is_cut_short_is_found_before_anything_is_written(tmp_path: Path) -> None:
+    run = ckptconv_here("convert", step_of("error-data-cut"), tmp_path / "out.safetensors")
+    run.refused(4, "has 7473 bytes, and 1949 bytes are said to begin at byte 5824")

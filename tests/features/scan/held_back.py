@@ -28,7 +28,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[2]))
 from attacks.assemble import called, dotted, listed, mapped, name, number, raw, several, text
-from features.scan import later
+from features.scan import further, later
 
 Made = Callable[[str], bytes]
 NONE, TRUE = b"N", b"\x88"
@@ -210,7 +210,8 @@ WRAPPED: dict[str, tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]] = 
 
 def payloads(path: str) -> dict[str, tuple[str, bytes]]:
     """By name: a file name, and the bytes of a file that makes the file `path`."""
-    calls = CALLS | {f"later: {each}": make for each, make in later.CALLS.items()}
+    more = {"later": later.CALLS, "further": further.CALLS}
+    calls = CALLS | {f"{when}: {each}": make for when, of in more.items() for each, make in of.items()}
     made = {each: ("x.pkl", b"\x80\x04" + make(path) + b".") for each, make in calls.items()}
     plain = b"\x80\x04" + called(name("posix", "system"), _bash(path)) + b"."
     return made | {f"in {file}": (file, wrap(plain)) for file, (wrap, _) in WRAPPED.items()}

@@ -6,6 +6,7 @@ import ast
 import random
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 from attacks.assemble import NONE, called, dotted, dtype, listed, mapped, name, number, raw, several, text
 
@@ -65,7 +66,7 @@ class Sampler:
         self._class = ""
         self.lines: dict[tuple[str, str], list[ast.expr]] = {}
         self.aliases: dict[str, ast.expr] = {}
-        for line in "".join(table.read_text() for table in TABLES).splitlines():
+        for line in "".join(Path(table).read_text() for table in TABLES).splitlines():
             head, colon, production = line.partition(": ")
             words = head.split()
             if not colon or words[0] == "#":

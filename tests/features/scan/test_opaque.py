@@ -11,10 +11,13 @@ import random
 from pathlib import Path
 from typing import Any
 
+import effort
 import pytest
 import torch
+from attacks.assemble import archive
 from attacks.corpus import CASES
 from checkpoints import ckptconv_here, done, torch_loaded
+from features.scan import further, held_back, later
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
@@ -91,6 +94,22 @@ def test_an_attack_is_not_written(tmp_path: Path) -> None:
     path.write_bytes(CASES["live_partial.pt"].make(str(tmp_path / "canary")))
     done(ckptconv_here("pt2safetensors", path, "--inert"))
     ckptconv_here("safetensors2pt", tmp_path / "x.safetensors", tmp_path / "back.pt", *KEEP).refused(3)
+    assert not (tmp_path / "canary").exists()
+
+
+def test_no_live_payload_is_written_back(tmp_path: Path) -> None:
+    source, between, back = tmp_path / "x.pt", tmp_path / "x.safetensors", tmp_path / "back.pt"
+    calls = {**held_back.CALLS, **later.CALLS, **further.CALLS}
+    tried = 0
+    for what in list(calls)[:: max(25 // effort.TIMES, 1)]:
+        between.unlink(missing_ok=True)
+        source.write_bytes(archive(calls[what](str(tmp_path / "canary"))))
+        if ckptconv_here("pt2safetensors", source, "--inert").code:
+            continue
+        kept = ckptconv_here("safetensors2pt", between, back, *KEEP)
+        assert (kept.code, back.exists()) == (3, False), what
+        tried += 1
+    assert tried > 10
     assert not (tmp_path / "canary").exists()
 
 

@@ -255,6 +255,27 @@ def entry(state: Any) -> bytes:
     return written(lambda out: torch.save(state, out))
 
 
+# The shortest calls there are: of a name of one letter in a module of one letter.
+SHORTEST = {
+    "REDUCE of GLOBAL": b"ca\nb\n)R",
+    "INST": b"(ia\nb\n.",
+    "REDUCE of STACK_GLOBAL": b"\x8c\1a\x8c\1b\x93)R",
+    "OBJ": b"(ca\nb\no",
+}
+
+
+@pytest.mark.parametrize("what", SHORTEST)
+@pytest.mark.parametrize("file", ["notes.txt", "archive/extra"])
+def test_no_call_is_too_short_to_be_seen(what: str, file: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.zip"
+    torch.save({"a": 1}, path)
+    with zipfile.ZipFile(path, "a") as made:
+        made.writestr(file, SHORTEST[what])
+    (tmp_path / "notes.txt").write_bytes(SHORTEST[what])
+    for each in (path, tmp_path / "notes.txt"):
+        assert any(finding.rule == "unknown-call" for one in scanned(each).files for finding in one.findings)
+
+
 def test_entries_of_distributed_checkpoints_are_read_without_their_description(tmp_path: Path) -> None:
     sound = [entry(torch.arange(n)) for n in range(1, 5)]
     assert verdict(tmp_path / "__0_0.distcp", b"".join(sound)) == "safe"

@@ -197,6 +197,13 @@ def _script(code: bytes) -> Callable[[bytes], bytes]:
     )
 
 
+def _bytecode(operator: str) -> bytes:
+    parts = {"instructions": several(), "operators": several(several(text(operator), text("")))}
+    function = several(*(several(text(part), value) for part, value in parts.items()))
+    functions = pickled(several(number(9), several(text("__torch__.M.forward"), function)))
+    return _zip({"a/data.pkl": pickled(b"N"), "a/bytecode.pkl": functions})
+
+
 def _described(described: object) -> bytes:
     return json.dumps(described).encode()
 
@@ -210,6 +217,12 @@ FILES: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "a program with a blank": ("m.pt", _script(b'def f(x):\n  torch.save (x, "y")\n')),
     "a program with a tab": ("m.pt", _script(b'def f(x):\n  torch.save\t(x, "y")\n')),
     "a program with a comment": ("m.pt", _script(b'def f(x):\n  torch . save # a\n  (x, "y")\n')),
+    "a program with parentheses": ("m.pt", _script(b'def f(x):\n  (torch).save(x, "y")\n')),
+    "a program with another name for torch": ("m.pt", _script(b'def f(x):\n  t = torch\n  t.save(x, "y")\n')),
+    "a program with another name for a function": ("m.pt", _script(b'def f(x):\n  s = ops.aten.save\n  s(x, "y")\n')),
+    "a program behind quotes": ("m.pt", _script(b'x = """\\""" """\ntorch.save(x, "y")\ny = """ """\n')),
+    "bytecode": ("m.ptl", lambda evil: _bytecode("aten::save")),
+    "bytecode of an unknown operator": ("m.ptl", lambda evil: _bytecode("mine::run")),
     "a program behind much": ("m.pt", _script(b"#" + b"a" * (17 << 20) + b'\ntorch.save(x, "y")\n')),
     "a program with an unknown operator": ("m.pt", _script(b"ops.my_ops.run(x)\n")),
     "an expression of torch.export": (

@@ -7,10 +7,19 @@ verdict may not be changed afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ckptconv.features.scan.grammar.patterns import _KINDS, GETATTR, UNKNOWN_VALUE, current, is_class, is_name, resolved
+from ckptconv.features.scan.grammar.patterns import (
+    _KINDS,
+    GETATTR,
+    UNKNOWN_VALUE,
+    Pattern,
+    current,
+    is_class,
+    is_name,
+    resolved,
+)
 from ckptconv.features.scan.grammar.table import Entry, Production, grammar
 from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.text import brief
@@ -49,7 +58,9 @@ class Judge:
     """What nobody has reviewed in one pickle: `unknown` names, and `unknown_calls`, in words."""
 
     def __init__(self, size: int = 0) -> None:
-        self.grammar, self.size = grammar(), size
+        self.size = size
+        # What is known of each name that was met. A pickle has one `Global` for all mentions of a name.
+        self._known: dict[Global, Entry | None] = {}
         self.unknown: dict[Global, None] = {}
         self.unknown_calls: dict[str, None] = {}
         # What functions get as arguments that were allowed, and are bytes: some load them.
@@ -71,16 +82,15 @@ class Judge:
         return self._steps > 0
 
     def is_value(self, name: Global) -> bool:
-        entry = self.grammar.entry(name)
+        entry = self._entry(name)
         return entry is not None and entry.is_value
 
     def is_held(self, name: Global) -> bool:
-        entry = self.grammar.entry(name)
+        entry = self._entry(name)
         return entry is not None and (entry.is_value or entry.is_held)
 
     def is_data(self, made: Opaque) -> bool:
-        name = resolved(made.cls)
-        entry = self.grammar.entry(name) if name is not None else None
+        entry = self._entry(made.cls)
         return entry is not None and entry.is_data
 
     def is_function(self, made: Opaque) -> bool:
@@ -94,17 +104,25 @@ class Judge:
 
     def _is_member(self, made: Opaque) -> bool:
         """Whether `getattr` fetches a member of an enumeration."""
-        entry = self.grammar.entry(made.args[0]) if type(made.args[0]) is Global else None
+        entry = self._entry(made.args[0]) if type(made.args[0]) is Global else None
         return entry is not None and entry.is_value and entry.is_data and made.args[1].isupper()
 
-    def _entry(self, made: Opaque) -> Entry | None:
-        return self.grammar.entry(made.cls) if type(made.cls) is Global else None
+    def _entry(self, function: Any) -> Entry | None:
+        """Return what is known of what is called; None if nothing is."""
+        name = function if type(function) is Global else resolved(function)
+        if name is None:
+            return None
+        try:
+            return self._known[name]
+        except KeyError:
+            self._known[name] = entry = grammar().entry(name)
+            return entry
 
     # ---- what the machine does
 
     def mention(self, name: Global) -> None:
         """A class or function is named, which imports its module."""
-        if self.grammar.entry(name) is None and current(name) not in _INERT:
+        if self._entry(name) is None and current(name) not in _INERT:
             self.unknown[name] = None
 
     def put(self, values: Iterable[Any]) -> None:
@@ -116,16 +134,18 @@ class Judge:
 
     def call(self, function: Any, args: tuple[Any, ...], how: str, kwargs: dict[str, Any] | None) -> None:
         """Something is called, or an object is made without arguments."""
-        name = resolved(function)
+        name = function if type(function) is Global else resolved(function)
         if name is None:
             root = function
             while type(root) is Opaque:
                 root = root.cls
             self.unknown_calls[f"what {brief(root, 200)} returns"] = None
             return
-        entry = self.grammar.entry(name)
-        if entry is not None and not kwargs and self._allowed(entry, args, how):
-            self.bytes_given += ((name, each) for each in args if type(each) in (bytes, bytearray))
+        entry = self._entry(name)
+        if entry is not None and self._allowed(entry, args, how, kwargs):
+            for arg in args:
+                if type(arg) is bytes or type(arg) is bytearray:
+                    self.bytes_given.append((name, arg))
             return
         if self._is_grave(name, args if not kwargs else (*args, *kwargs.values()), how):
             self.unknown_calls[brief(name, 200)] = None
@@ -133,9 +153,14 @@ class Judge:
             self.unknown[name] = None
             self.put(args)
 
-    def _allowed(self, entry: Entry, args: tuple[Any, ...], how: str) -> bool:
+    def _allowed(self, entry: Entry, args: tuple[Any, ...], how: str, kwargs: dict[str, Any] | None) -> bool:
+        if kwargs:
+            # They may be what any number of further arguments may be.
+            args = (*args, *kwargs.values())
         for each in entry.productions:
             more = len(args) - len(each.args)
+            if kwargs and (each.rest is None or more < len(kwargs)):
+                continue
             if each.is_call != (how == "reduce") or more < 0 or (more and each.rest is None):
                 continue
             patterns = (*each.args, *(each.rest,) * more)
@@ -156,7 +181,7 @@ class Judge:
             # Cython's function to make an object of a class, which is its first argument.
             return not _data(self, args[1:])
         if not is_class(today):
-            return self.grammar.entry(name) is None or not all(_data(self, arg) for arg in args)
+            return self._entry(name) is None or not all(_data(self, arg) for arg in args)
         if how == "reduce" and today.module.partition(".")[0] in _EVALUATING and args:
             return True
         return not self._is_plain(args)
@@ -166,14 +191,23 @@ class Judge:
         return all(
             _data(self, arg)
             or (type(arg) is Global and self.is_value(arg))
-            or (type(arg) is Opaque and self._entry(arg) is not None and not self.is_function(arg))
+            or (
+                type(arg) is Opaque
+                and type(arg.cls) is Global
+                and self._entry(arg.cls) is not None
+                and not self.is_function(arg)
+            )
             for arg in args
         )
 
     def build(self, target: Opaque, state: Any) -> None:
         """An object is given its state."""
         known = self._of(target)
-        is_allowed = not target.state and any(each.state and each.state(self, state) for each in known)
+        is_allowed = False
+        for each in known if not target.state else ():
+            if each.state and each.state(self, state):
+                is_allowed = True
+                break
         if is_allowed and not _calls_by_name(state):
             self._entered.pop(id(state), None)
             return
@@ -200,32 +234,34 @@ class Judge:
         )
 
     def _of(self, target: Opaque) -> tuple[Production, ...]:
-        name = resolved(target.cls)
-        entry = self.grammar.entry(name) if name is not None else None
-        return tuple(each for each in entry.productions if each.is_call == (target.call == "reduce")) if entry else ()
+        entry = self._entry(target.cls)
+        return tuple([each for each in entry.productions if each.is_call == (target.call == "reduce")]) if entry else ()
 
     def items(self, target: Any, items: list[Any]) -> None:
         """Keys and values, which take turns, are set."""
-        self._add(target, items, lambda each: each.items)
+        self._change(target, items)
+        if type(target) is Opaque:
+            self._add(target, items, [each.items for each in self._of(target) if each.items])
 
     def append(self, target: Any, items: list[Any]) -> None:
         """Values are appended, or added to a set."""
-        self._add(target, items, lambda each: each.append)
+        self._change(target, items)
+        if type(target) is Opaque:
+            self._add(target, items, [(each.append,) for each in self._of(target) if each.append])
 
-    def _add(self, target: Any, items: list[Any], patterns: Any) -> None:
+    def _change(self, target: Any, items: list[Any]) -> None:
         self.put(items)
         if id(target) in self._entered and items:
             self.unknown_calls["what was given a list or dict that is changed afterwards"] = None
-        if type(target) is not Opaque:
-            return
-        known = [patterns(each) for each in self._of(target) if patterns(each)]
-        known = [each if type(each) is tuple else (each,) for each in known]
+
+    def _add(self, target: Opaque, items: list[Any], known: Sequence[tuple[Pattern, ...]]) -> None:
+        """Judge what is added to an object. `known`: patterns for the items, which take turns."""
         if not target.state and any(
             all(each[at % len(each)](self, item) for at, item in enumerate(items)) for each in known
         ):
             return
         name = resolved(target.cls)
-        if target.state or name is None or self.grammar.entry(name) is not None or not is_class(name):
+        if target.state or name is None or self._entry(name) is not None or not is_class(name):
             self.unknown_calls[f"what adds to {brief(target.name, 200)[1:-1]}"] = None
         else:
             self.unknown[name] = None

@@ -30,6 +30,8 @@ from ckptconv.pickles.nodes import Composite, Global, NumpyArray, NumpyScalar, O
 from ckptconv.tensors.lazy import LazyTensor
 
 _TEXT, _BITS, _LONG = 1 << 16, 63, 4096
+# Characters of a text that costs no more to copy than to look at.
+_SHORT = 7
 _MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
 _SEQUENCES = (list, deque)
 _SETS = (set, frozenset)
@@ -70,13 +72,23 @@ UNKNOWN_VALUE = Global("some", "value")
 Pattern: TypeAlias = Callable[[Matcher, Any], bool]
 
 
-@functools.lru_cache(maxsize=4096)
 def current(name: Global) -> Global:
     """Return `name` as today's Python and numpy spell it."""
-    module, attribute = today((name.module, name.name))
+    # Two texts are compared quicker than two names.
+    return _spelled(*name)
+
+
+@functools.lru_cache(maxsize=4096)
+def _spelled(module: str, name: str) -> Global:
+    module, name = today((module, name))
     if module.startswith("numpy.core."):
         module = f"numpy._core.{module.removeprefix('numpy.core.')}"
-    return Global(module, attribute)
+    return Global(module, name)
+
+
+@functools.lru_cache(maxsize=4096)
+def _path(module: str, name: str) -> str:
+    return str(_spelled(module, name))
 
 
 def resolved(function: Any) -> Global | None:
@@ -101,6 +113,9 @@ def is_name(key: Any) -> bool:
 
 def _any(matcher: Matcher, value: Any, is_held: bool = False) -> bool:
     """Whether a value is no function. What is in a list, set or dict was asked when it was put there."""
+    kind = type(value)
+    if kind is not tuple and kind is not Global and kind is not Opaque:
+        return True
     allowed = matcher.is_held if is_held else matcher.is_value
     todo = [value]
     while todo:
@@ -123,7 +138,7 @@ def _data(matcher: Matcher, value: Any) -> bool:
         value = todo.pop()
         kind = type(value)
         if kind in _SCALARS or isinstance(value, (LazyTensor, bytes)):
-            if kind in _SIZED and not matcher.copy(len(value)):
+            if kind in _SIZED and len(value) > _SHORT and not matcher.copy(len(value)):
                 return False
         elif kind is Opaque:
             if not matcher.is_data(value):
@@ -340,7 +355,7 @@ class Notation:
             patterns.append(_made_by(made))
 
         def fits(matcher: Matcher, given: Any) -> bool:
-            # Here and in `_in_turn`, most of the time goes: a loop is quicker than an expression.
+            # Here and in other patterns, most of the time goes: a loop is quicker than an expression.
             for pattern in patterns:  # noqa: SIM110
                 if pattern(matcher, given):
                     return True
@@ -368,8 +383,12 @@ class Notation:
                 if pattern is not None:
                     if not pattern(matcher, value):
                         return False
-                elif not any(of_key(matcher, key) and of_value(matcher, value) for of_key, of_value in others):
-                    return False
+                else:
+                    for of_key, of_value in others:
+                        if of_key(matcher, key) and of_value(matcher, value):
+                            break
+                    else:
+                        return False
             return True
 
         return fits
@@ -380,21 +399,25 @@ def _made_by(paths: frozenset[str]) -> Pattern:
 
     def fits(matcher: Matcher, given: Any) -> bool:
         made = resolved(given.cls) if type(given) is Opaque else None
-        return made is not None and str(current(made)) in paths
+        return made is not None and _path(*made) in paths
 
     return fits
+
+
+@functools.cache  # when it is first needed: this takes longer than the rest of a production
+def _compiled(form: str) -> re.Pattern[str]:
+    return re.compile(form)
 
 
 def _word(word: str, argument: ast.expr) -> Pattern:
     if word == "type":
         path = ast.unparse(argument)
-        return lambda matcher, given: type(given) is Global and str(current(given)) == path
+        return lambda matcher, given: type(given) is Global and _path(*given) == path
     value = ast.literal_eval(argument)
     if word == "upto":
         return lambda matcher, given: type(given) is int and 0 <= given <= value
     if word == "re":
-        form = re.compile(value)
-        return lambda matcher, given: type(given) is str and form.fullmatch(given) is not None
+        return lambda matcher, given: type(given) is str and _compiled(value).fullmatch(given) is not None
     if word == "constant":
         return lambda matcher, given: type(given) is TorchConstant and given.kind == value
     raise ValueError(f"no pattern: {word}")
@@ -404,7 +427,12 @@ def _each(kind: type, pattern: Pattern) -> Pattern:
     kinds: tuple[type, ...] = (tuple, Size) if kind is tuple else _SEQUENCES if kind is list else _SETS
 
     def fits(matcher: Matcher, given: Any) -> bool:
-        return type(given) in kinds and matcher.enter(given) and all(pattern(matcher, part) for part in given)
+        if type(given) not in kinds or not matcher.enter(given):
+            return False
+        for part in given:  # noqa: SIM110
+            if not pattern(matcher, part):
+                return False
+        return True
 
     return fits
 

@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import ast
 import functools
-from pathlib import Path
+import os
+from collections import defaultdict
 from typing import NamedTuple
 
 from ckptconv.features.scan.grammar.patterns import Notation, Pattern, current
@@ -28,7 +29,7 @@ from ckptconv.pickles.nodes import Global
 
 # Patterns of states that become attributes.
 _ATTRIBUTES = ("object", "slots")
-TABLES = tuple(Path(__file__).with_name(name) for name in ("reviewed.txt", "made.txt"))
+TABLES = tuple(os.path.join(os.path.dirname(__file__), name) for name in ("reviewed.txt", "made.txt"))
 
 
 class Production(NamedTuple):
@@ -54,37 +55,41 @@ class Entry(NamedTuple):
 
 
 class Grammar:
-    """The productions of a table, each made when its name is first asked for."""
+    """The productions of a table, each made when its name is first asked for: a file has few of some thousands."""
 
     def __init__(self, text: str) -> None:
-        self._lines: dict[Global, list[str]] = {}
-        aliases: dict[str, str] = {}
-        for line in text.splitlines():
-            head, colon, production = line.partition(": ")
-            words = head.split()
-            if not colon or words[0] == "#":
-                continue
-            if words[0] == "=":
-                aliases[words[1]] = production
-                continue
-            for module in words[0].split(","):
-                for name in words[1:]:
-                    self._lines.setdefault(Global(module, name), []).append(production)
-        self._notation = Notation(aliases)
-        self._entries: dict[Global, Entry | None] = {}
+        # By module; "=" has the aliases.
+        self._lines: defaultdict[str, list[str]] = defaultdict(list)
+        for line in text.split("\n"):
+            modules = line[: line.find(" ")]
+            for module in modules.split(",") if "," in modules else (modules,):
+                self._lines[module].append(line)
+        self._notation = Notation(dict(line[2:].split(": ", 1) for line in self._lines.pop("=", ())))
+        self._lines.pop("#", None)
+        # By module and name, which are compared quicker than a `Global`.
+        self._entries: dict[tuple[str, ...], Entry | None] = {}
 
     @property
     def names(self) -> list[Global]:
         """All names that have a production."""
-        return list(self._lines)
+        return [
+            Global(module, name)
+            for module, lines in self._lines.items()
+            for name in dict.fromkeys(name for line in lines for name in line.partition(": ")[0].split()[1:])
+        ]
 
     def entry(self, name: Global) -> Entry | None:
         """Return what is known of `name`, in the spelling of any release; None if nothing is."""
-        if name not in self._entries:
-            spelled = name if name in self._lines else current(name)
-            lines = self._lines.get(spelled)
-            self._entries[name] = self._read(lines) if lines else None
-        return self._entries[name]
+        key = tuple(name)
+        if key not in self._entries:
+            lines = self._of(name) or self._of(current(name))
+            self._entries[key] = self._read(lines) if lines else None
+        return self._entries[key]
+
+    def _of(self, name: Global) -> list[str]:
+        """Return the productions of `name` in this spelling."""
+        heads = (line.partition(": ") for line in self._lines.get(name.module, ()))
+        return [production for names, _, production in heads if name.name in names.split()[1:]]
 
     def _read(self, lines: list[str]) -> Entry:
         words: set[str] = set()
@@ -124,4 +129,8 @@ class Grammar:
 @functools.cache
 def grammar() -> Grammar:
     """Return the grammar of the tables that come with the package."""
-    return Grammar("".join(table.read_text("utf-8") for table in TABLES))
+    texts = []
+    for table in TABLES:
+        with open(table, encoding="utf-8") as file:
+            texts.append(file.read())
+    return Grammar("".join(texts))

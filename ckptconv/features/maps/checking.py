@@ -1,0 +1,84 @@
+"""What a map says, and what it would make of a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckptconv.features.maps.choosing import read_map
+from ckptconv.features.maps.claims import precedences
+from ckptconv.features.maps.file import Map
+from ckptconv.formats.detect import open_source
+from ckptconv.options.table import Options
+from ckptconv.outputs.pipeline import selected
+from ckptconv.storage.paths import normalize
+
+
+@dataclass(frozen=True)
+class MapSummary:
+    """A map."""
+
+    name: str
+    """The name of the map, or of its file."""
+
+    about: str
+    """What it is for; "" if it does not say."""
+
+    sides: tuple[str, str]
+    """The names of its two sides."""
+
+    rules: int
+    """How many rules it has, with each alternative."""
+
+    sizes: tuple[str, ...]
+    """The axes whose sizes it lists."""
+
+    sha256: str
+    """The digest of its text."""
+
+
+@dataclass(frozen=True)
+class MapCheck:
+    """A map, and what it makes of a checkpoint if there is one.
+
+    `precedence` has pairs of rules of which the first has the names that both have, as it is more special. `made_of`
+    has for each tensor to make the names of those that it is made of; `warnings` say what is left out.
+    """
+
+    map: MapSummary
+    precedence: Sequence[tuple[str, str]] = ()
+    source: str = ""
+    direction: tuple[str, str] | None = None
+    made_of: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    warnings: Sequence[str] = ()
+
+
+def summarized(map_: Map) -> MapSummary:
+    """Return what `map_` says of itself."""
+    return MapSummary(map_.name, map_.about, map_.sides, len(map_.rules), tuple(map_.sizes), map_.digest)
+
+
+def check_map(named: str, source: str | None = None, **options: Any) -> MapCheck:
+    """Return what the map called `named` says, and what it makes of the checkpoint at `source`.
+
+    `options` are those of a conversion that choose and name tensors. Raise UsageError for a map that is none or does
+    not fit, and whatever opening the checkpoint raises.
+    """
+    chosen = Options(map=named, **options)
+    found = read_map(named, chosen.storage_options)
+    precedence = [(first.where, second.where) for first, second in precedences(found)]
+    if source is None:
+        return MapCheck(summarized(found), precedence)
+    opened = open_source(normalize(source), key=chosen.key, **chosen.opening())
+    result = selected(opened, chosen)
+    applied = result.applied
+    assert applied is not None
+    return MapCheck(
+        summarized(found),
+        precedence,
+        opened.path,
+        (applied.source, applied.target),
+        applied.sources,
+        (*opened.warnings, *result.warnings),
+    )

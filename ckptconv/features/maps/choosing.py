@@ -1,0 +1,93 @@
+"""Reads the map that a user has chosen for a checkpoint, and the config.json beside it or beside its reference."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from ckptconv.errors import UsageError
+from ckptconv.features.maps.chosen import ChosenMap, of_record
+from ckptconv.features.maps.file import MAX_BYTES, SUFFIX, Map, catalogue, from_catalogue, parse_map
+from ckptconv.formats import companions, configs
+from ckptconv.formats.source import Source
+from ckptconv.options.table import NONE
+from ckptconv.storage.location import Location
+from ckptconv.storage.paths import basename, is_remote, normalize
+from ckptconv.structure.record import MAP_KEY
+
+# Files that tell sizes: that of transformers, or else the one that Meta has beside Llama.
+_CONFIGS = (companions.CONFIG, companions.PARAMS)
+# In the name of a tensor that holds all layers.
+_STACK = re.compile(r"layers\.(?![\d{])")
+
+
+def with_map(source: Source, named: str, sizes: Mapping[str, int], options: Mapping[str, object]) -> Source:
+    """Return `source` with the map called `named`; as it is without one."""
+    if named and named != NONE:
+        return source.computing(map=choose_map(named, sizes, source, options))
+    if sizes:
+        return source._replace(warnings=[*source.warnings, "--size is of no use without --map."])
+    return source
+
+
+def choose_map(named: str, sizes: Mapping[str, int], source: Source, options: Mapping[str, object]) -> ChosenMap:
+    """Return the map called `named`, for `source`. `NAME:SIDE` says which side to make.
+
+    Raise UsageError for a map that is not there, or is none.
+    """
+    name, side = _name_and_side(named)
+    found = read_map(name, options)
+    if side:
+        found.side(side)
+    record = source.remarks.get(MAP_KEY)
+    made_by = of_record(record, source.path) if record else None
+    if made_by and made_by.map.text == found.text:
+        sizes = {**made_by.sizes, **sizes}
+    config: Mapping[str, object] = {}
+    if found.asks_config:
+        config = _config(source, options) or (_config(source.reference, options) if source.reference else {})
+    return ChosenMap(found, dict(sizes), config, side)
+
+
+def _config(source: Source, options: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the configuration beside `source`; {} if there is none."""
+    beside = companions.beside(source, options, _CONFIGS).files
+    file = next((beside[each] for each in _CONFIGS if each in beside), None)
+    return configs.read(Location(file.path, dict(options))) if file else {}
+
+
+def tells_layers_apart(named: str, options: Mapping[str, object]) -> bool:
+    """Whether the map called `named` has a name for each layer on both sides. Megatron-core stores them in one tensor.
+
+    Raise UsageError for a map that is not there, or is none.
+    """
+    return names_each_layer(read_map(_name_and_side(named)[0], options))
+
+
+def names_each_layer(found: Map) -> bool:
+    """Whether a map has a name for each layer on both sides."""
+    sides = [[str(tensor.name) for rule in found.rules for tensor in rule.sides[side]] for side in (0, 1)]
+    return all(any("layers.{" in name for name in names) for names in sides) and not any(
+        _STACK.search(name) for names in sides for name in names
+    )
+
+
+def _name_and_side(named: str) -> tuple[str, str]:
+    name, _, side = named.rpartition(":")
+    if not name or "/" in side or (side.endswith(SUFFIX) and not name.endswith(SUFFIX)):
+        return named, ""
+    return name, side
+
+
+def read_map(named: str, options: Mapping[str, object]) -> Map:
+    """Return the map called `named`: one that comes with the program, or a file on a disk or a store."""
+    named = normalize(named)
+    is_path = is_remote(named) or "/" in named or named.endswith(SUFFIX)
+    if not is_path and named in catalogue():
+        return from_catalogue(named)
+    place = Location(named, dict(options))
+    if place.kind != "file":
+        if is_path:
+            raise UsageError(f"The map {named} {'does not exist' if place.kind == 'missing' else 'is no file'}.")
+        return from_catalogue(named)
+    return parse_map(place.read_text(MAX_BYTES), basename(named))

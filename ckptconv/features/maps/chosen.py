@@ -1,0 +1,87 @@
+"""A map that was chosen for a checkpoint: with the sizes that are known, and the side to make. Pure.
+
+An output records its map as JSON, in its metadata and its manifest: {"name", "sha256", "from", "to", "sizes": {axis:
+size}, "text"}. `text` is the whole map, so that the record alone leads back, and `sha256` its digest.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckptconv.errors import UsageError
+from ckptconv.features.maps.compile import Applied, Cast, apply_map, unchanged
+from ckptconv.features.maps.file import MAX_BYTES, Map, parse_map
+from ckptconv.features.maps.notation import axes_in
+from ckptconv.options.kinds import SIZES
+from ckptconv.tensors.lazy import LazyTensor
+from ckptconv.text import brief, some
+
+_TEXTS = ("name", "sha256", "from", "to", "text")
+
+
+@dataclass(frozen=True)
+class ChosenMap:
+    """A map, and what is known of the checkpoint that it is for.
+
+    `sizes` are given by the user or by a record; `config` is the config.json beside the checkpoint. `target` is the
+    side to make; "" for the one that the checkpoint's names are not of. `is_back`: it is the reverse of the one
+    by which the checkpoint was made.
+    """
+
+    map: Map
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    target: str = ""
+    is_back: bool = False
+
+    def apply(
+        self,
+        tensors: Mapping[str, LazyTensor],
+        shapes: Mapping[str, Sequence[int]] | None = None,
+        cast: Cast = unchanged,
+    ) -> Applied:
+        """Return the tensors of the other side.
+
+        `shapes` are known shapes of tensors to make; `cast` is for parts of one that have different dtypes. Raises as
+        `apply_map`.
+        """
+        return apply_map(
+            self.map, tensors, sizes=self.sizes, config=self.config, target=self.target, shapes=shapes, cast=cast
+        )
+
+    def idle_sizes(self) -> tuple[str, ...]:
+        """Return the given sizes that no rule has an axis for."""
+        known = {*self.map.sizes}
+        for rule in self.map.rules:
+            for tensor in (*rule.sides[0], *rule.sides[1]):
+                for dim in tensor.dims or ():
+                    known.update(name for axis in axes_in(dim) for name in axis.names)
+            known |= {*rule.stacks, *rule.shifts.values()}
+        return tuple(name for name in self.sizes if name.rpartition(".")[2] not in known)
+
+
+def of_record(told: Any, where: str, back: bool = False) -> ChosenMap:
+    """Return the map of a record, to do the same again, or with `back` the reverse. Raise UsageError if it is none."""
+    if isinstance(told, str):
+        try:
+            told = json.loads(told) if len(told) <= 2 * MAX_BYTES else None
+        except (ValueError, RecursionError):
+            told = None
+    if (
+        not isinstance(told, dict)
+        or told.keys() != {*_TEXTS, "sizes"}
+        or not all(isinstance(told[key], str) for key in _TEXTS)
+        or not isinstance(told["sizes"], dict)
+    ):
+        raise UsageError(f"{where}: its record of a map is none: {brief(told)}.")
+    sizes = SIZES.parse(told["sizes"], f"{where}, the size")
+    map_ = parse_map(told["text"], told["name"][:200])
+    target = told["from"] if back else told["to"]
+    if map_.digest != told["sha256"]:
+        raise UsageError(f"{where}: its record of a map has another digest than the map in it.")
+    if {told["from"], told["to"]} != {*map_.sides}:
+        raise UsageError(f"{where}: its record of a map names the sides {some([told['from'], told['to']])}.")
+    return ChosenMap(map_, sizes, {}, target, back)

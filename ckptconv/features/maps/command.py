@@ -1,0 +1,136 @@
+"""The commands for maps: `maps` lists those that come with the program, `show` prints one, `check` tries one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ckptconv.cli.options import named, output_of, taking
+from ckptconv.cli.typer_compat import Command, Group
+
+if TYPE_CHECKING:
+    from ckptconv.cli.console import Printer
+    from ckptconv.features.maps.checking import MapCheck, MapSummary
+    from ckptconv.features.maps.printed import Maps
+
+maps = typer.Typer(
+    name="maps",
+    cls=Group,
+    invoke_without_command=True,
+    help="""List the maps that come with ckptconv, show one, or check one.
+
+A map gives tensors the names and layouts of another program: --map in a conversion.
+
+\b
+Examples:
+  ckptconv maps
+  ckptconv maps show megatron-qwen3
+  ckptconv maps check my-map.toml checkpoint/
+""",
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+MapName = Annotated[
+    str, typer.Argument(metavar="MAP", show_default=False, help="The name of a map, or a file of rules.")
+]
+
+
+@maps.callback()
+@taking(*named("json"))
+def _listed(ctx: typer.Context, **options: Any) -> None:
+    if ctx.invoked_subcommand is None:
+        from ckptconv.features.maps.checking import summarized
+        from ckptconv.features.maps.file import catalogue, from_catalogue
+
+        _list(output_of("maps", options), [summarized(from_catalogue(name)) for name in catalogue()])
+
+
+@maps.command("show", cls=Command)
+@taking(*named("json storage_options"))
+def maps_show(map_: MapName, **options: Any) -> None:
+    """Print a map.
+
+    It is text in TOML: copied to a file and changed, it is a map of your own.
+
+    \b
+    Examples:
+      ckptconv maps show megatron-qwen3
+      ckptconv maps show megatron-qwen3 > my-map.toml
+    """
+    from ckptconv.features.maps.checking import summarized
+    from ckptconv.features.maps.choosing import read_map
+
+    shown = output_of("maps show", options)
+    found = read_map(map_, options.pop("storage_options", {}))
+    _list(shown, [summarized(found)], found.text)
+
+
+@maps.command("check", cls=Command)
+@taking(*named("size key include exclude strip_prefix rename like partial fill json quiet verbose storage_options"))
+def maps_check(
+    map_: MapName,
+    source: Annotated[
+        str | None, typer.Argument(metavar="SOURCE", show_default=False, help="A checkpoint to try it on.")
+    ] = None,
+    **options: Any,
+) -> None:
+    """Check a map, and with SOURCE whether it fits a checkpoint.
+
+    Both sides of each rule have to hold the same. In SOURCE, a rule has to have each tensor, and the sizes have to fit.
+    With --like, what the map makes has to be what REF has. Only descriptions are read.
+
+    \b
+    Examples:
+      ckptconv maps check my-map.toml
+      ckptconv maps check my-map.toml checkpoint/ --size n=32
+      ckptconv maps check my-map.toml checkpoint/ --like hf://org/model
+    """
+    from ckptconv.features.maps.checking import check_map
+
+    shown = output_of("maps check", options)
+    _tell(shown, check_map(map_, source, **options))
+
+
+def _list(output: Printer, found: Sequence[MapSummary], text: str = "") -> None:
+    """List maps; with `text`, print the one that this is of."""
+    if output.json:
+        fields: Maps = {"maps": found}
+        if text:
+            fields["text"] = text
+        output.print_json(True, fields)
+        return
+    width = max((len(each.name) for each in found), default=0)
+    table = [f"{each.name:{width}}  {' ⇄ '.join(each.sides)}  {each.about}".rstrip() for each in found]
+    output.tell(text.splitlines() if text else table)
+
+
+def _tell(output: Printer, check: MapCheck) -> None:
+    """Report a map that is sound, and what it makes of a checkpoint."""
+    for warning in check.warnings:
+        output.warn(warning)
+    if output.json:
+        fields: Maps = {
+            "maps": [check.map],
+            "precedence": check.precedence,
+            "source": check.source or None,
+        }
+        if check.direction:
+            fields["direction"], fields["made_of"] = check.direction, check.made_of
+            fields["warnings"] = check.warnings
+        output.print_json(True, fields)
+        return
+    from ckptconv.text import count_of
+
+    told = check.map
+    sizes = f"; sizes: {', '.join(told.sizes)}" if told.sizes else ""
+    lines = [f"{told.name}: {count_of(told.rules, 'rule')}, {' ⇄ '.join(told.sides)}{sizes}"]
+    lines.extend(f"{first} goes before {second}" for first, second in check.precedence)
+    if check.direction:
+        made = count_of(len(check.made_of), "tensor")
+        lines.append(f"{check.source}: {' → '.join(check.direction)} makes {made}")
+        if output.verbose:
+            lines.extend(f"{name} ← {', '.join(of)}" for name, of in check.made_of.items())
+    output.tell(lines)

@@ -1,0 +1,670 @@
+"""Applies a map: from names and lazy tensors to those of the other side. Pure.
+
+Each tensor of the source belongs to one use of one rule, or is kept or dropped by name. A use of a rule is the set of
+tensors that its names find for one value of its free indices. The pieces of one side are regular patterns of elements
+(a start, and a step for each axis) in its tensors; those of the other side are put together again by its sums.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import math
+import operator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, TypeAlias
+
+from ckptconv.errors import CorruptError, LimitError, UsageError
+from ckptconv.features.maps.claims import Claims, Use, check_way_back, claimed, source_side
+from ckptconv.features.maps.file import Map
+from ckptconv.features.maps.notation import MapAxis, MapTensor, Node, Product, Rule, Sum, axes_in, expand, written
+from ckptconv.features.maps.sizes import Alternatives, Equation, Expression, KnownSizes, resolve, solve
+from ckptconv.tensors.dtypes import DType
+from ckptconv.tensors.geometry import contiguous_strides
+from ckptconv.tensors.lazy import Concat, LazyTensor, Zeros
+from ckptconv.tensors.slices import Steps, strided, viewed
+from ckptconv.text import quoted, some
+
+# The most tensors that a map makes of a checkpoint, and elements of one: those of any dtype can be counted in bytes.
+MAX_ELEMENTS = 1 << 59
+MAX_TARGETS = 1 << 20
+# Parts of source tensors that all tensors may be joined of.
+MAX_JOINED = 1 << 22
+# Gives part of a tensor another dtype; the second argument are the names that the tensor is made of.
+Cast: TypeAlias = "Callable[[LazyTensor, Sequence[str]], LazyTensor]"
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What a map made of a checkpoint.
+
+    `tensors` are by their new names, `sources` the old names that each is made of. `kept` and `dropped` are old names
+    that no rule has, by the glob that matched. `padding` counts the elements that were dropped as padding, by old name.
+    `sizes` are all sizes that were found and are the same wherever they are used: `n`, or for an axis of a rule alone
+    `RULE.n`. `source` and `target` are the names of the sides. `unchecked` says which sizes shapes alone decide, where
+    the map has more to say of them that nothing beside the checkpoint tells.
+    """
+
+    map: Map
+    source: str
+    target: str
+    tensors: dict[str, LazyTensor]
+    sources: dict[str, tuple[str, ...]]
+    kept: dict[str, str]
+    dropped: dict[str, str]
+    padding: dict[str, int]
+    sizes: dict[str, int] = field(default_factory=dict)
+    unchecked: tuple[str, ...] = ()
+
+    def record(self) -> dict[str, Any]:
+        """Return the record of the map that an output keeps, as `chosen.of_record` reads it."""
+        return {
+            "name": self.map.name,
+            "sha256": self.map.digest,
+            "from": self.source,
+            "to": self.target,
+            "sizes": dict(sorted(self.sizes.items())),
+            "text": self.map.text,
+        }
+
+
+def unchanged(tensor: LazyTensor, _: Sequence[str]) -> LazyTensor:
+    """Cast nothing."""
+    return tensor
+
+
+def apply_map(
+    map_: Map,
+    tensors: Mapping[str, LazyTensor],
+    *,
+    sizes: Mapping[str, int] | None = None,
+    config: Mapping[str, object] | None = None,
+    target: str = "",
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    cast: Cast = unchanged,
+) -> Applied:
+    """Return the tensors of the other side of `map_`.
+
+    `sizes` are known beforehand, such as {"n": 32}; `config` is a config.json. `target` names the side to make; the
+    default is the one that the names of `tensors` are not of. `shapes` are known shapes of tensors to make, by name.
+    `cast` gives parts of one tensor the same dtype where they have different ones.
+    Raise UsageError, which names rule and tensor, if the map does not fit; CorruptError for a stack with a gap.
+    """
+    side = 1 - map_.side(target) if target else source_side(map_, tensors)
+    known = resolve(map_.sizes, config, sizes)
+    map_ = _shifted(map_, known, config or {})
+    claims = claimed(map_, side, tensors)
+    uses = _uses(map_, side, claims, tensors)
+    _solve_globals(map_, side, uses, tensors, known, shapes or {})
+    told = _Told(map_.sizes, config or {}, frozenset(sizes or ()))
+    made = _Made(map_, side, tensors, known, shapes or {}, cast, told)
+    for name in tensors:
+        if name in claims.kept:
+            made.keep(name)
+        elif name in claims.found:
+            use = uses.pop(claims.found[name].use, None)
+            if use:
+                made.make(use)
+    check_way_back(map_, 1 - side, made.made_by)
+    return Applied(
+        map_,
+        map_.sides[side],
+        map_.sides[1 - side],
+        made.tensors,
+        made.sources,
+        claims.kept,
+        claims.dropped,
+        made.padding,
+        made.sizes(),
+        tuple(told.unchecked.values()),
+    )
+
+
+def _shifted(map_: Map, known: dict[str, int], config: Mapping[str, object]) -> Map:
+    """Return `map_` with numbers for the sizes that names add to indices.
+
+    Those that are not in `known` are taken from the configuration, and added; what is not there either is left.
+    """
+    for by in {by for rule in map_.rules for by in rule.shifts.values()} - known.keys():
+        if not by.isdecimal():
+            known |= resolve({by: (by,)}, config)
+    return replace(map_, rules=tuple(rule.shifted(known) for rule in map_.rules))
+
+
+def _check_shifts(rule: Rule) -> None:
+    """Raise UsageError for a rule whose names add a size that is not known."""
+    for index, by in rule.shifts.items():
+        if not by.isdecimal():
+            rule.fail(f"nothing says how large {by} is, in {{{index} + {by}}}.", f"Give --size {by}=NUMBER.")
+
+
+# ------------------------------------------------------------------------------------------------- the use of a rule
+
+
+@dataclass
+class _Use:
+    """A rule, the values of its free indices, and the names it is used for: {(tensor, indices of stacks): name}.
+
+    `counts` are the sizes of stacks whose indices are in names.
+    """
+
+    rule: Rule
+    values: dict[str, str]
+    names: dict[tuple[int, tuple[int, ...]], str]
+    counts: dict[str, int]
+
+    @property
+    def where(self) -> str:
+        indices = ", ".join(f"{index} = {value}" for index, value in self.values.items())
+        return f"{self.rule.where} ({indices})" if indices else self.rule.where
+
+
+def _stacks(rule: Rule, tensor: MapTensor) -> tuple[str, ...]:
+    """Return the indices in the name of `tensor` that count a stack, each once."""
+    return tuple(dict.fromkeys(index for index in tensor.name.indices if index in rule.stacks))
+
+
+def _uses(map_: Map, side: int, claims: Claims, tensors: Mapping[str, LazyTensor]) -> dict[Use, _Use]:
+    """Return each use of a rule. Raise UsageError for one that lacks a tensor, CorruptError for a gap in a stack."""
+    uses: dict[Use, _Use] = {}
+    for name, claim in claims.found.items():
+        rule = map_.rules[claim.rule]
+        use = uses.get(claim.use)
+        if use is None:
+            _check_shifts(rule)
+            use = uses[claim.use] = _Use(rule, {index: claim.values[index] for index in rule.free}, {}, {})
+        at = tuple(int(claim.values[index]) for index in _stacks(rule, rule.sides[side][claim.tensor]))
+        use.names[claim.tensor, at] = name
+    for use in uses.values():
+        _check_complete(use, side)
+        for (index, _), name in use.names.items():
+            tensor = use.rule.sides[side][index]
+            if tensor.dims is not None and len(tensor.dims) != len(tensors[name].shape):
+                raise UsageError(
+                    f"{use.where}: {quoted(name)} has the shape {list(tensors[name].shape)}, and the rule writes "
+                    f"{len(tensor.dims)} dimensions: {written(tensor.dims)}."
+                )
+    return uses
+
+
+def _check_complete(use: _Use, side: int) -> None:
+    rule = use.rule
+    if not rule.stacks and len(use.names) == len(rule.sides[side]):
+        return
+    for index, tensor in enumerate(rule.sides[side]):
+        stacks = _stacks(rule, tensor)
+        for number, at in use.names:
+            if number == index:
+                for stack, value in zip(stacks, at, strict=True):
+                    use.counts[stack] = max(use.counts.get(stack, 0), value + 1)
+    for index, tensor in enumerate(rule.sides[side]):
+        stacks = _stacks(rule, tensor)
+        if any(stack not in use.counts for stack in stacks) or not any(number == index for number, _ in use.names):
+            lacking = tensor.name.of({**dict.fromkeys(stacks, 0), **use.values})
+            raise UsageError(
+                f"{use.where}: {quoted(next(iter(use.names.values())))} is there, and {quoted(lacking)} is not, which "
+                "the rule needs too."
+            )
+        counts = [use.counts[stack] for stack in stacks]
+        found = sum(number == index for number, _ in use.names)
+        if math.prod(counts) != found:
+            # One of the first is missing, as fewer are there; a name may hold any number.
+            combinations = itertools.product(*(range(min(count, found + 1)) for count in counts))
+            gap = next(at for at in combinations if (index, at) not in use.names)
+            lacking = tensor.name.of({**use.values, **dict(zip(stacks, gap, strict=True))})
+            raise CorruptError(
+                f"{use.where}: {quoted(lacking)} is not there, and the stack goes up to "
+                f"{', '.join(f'{stack} = {count - 1}' for stack, count in zip(stacks, counts, strict=True))}."
+            )
+
+
+def _equations(
+    use: _Use, side: int, tensors: Mapping[str, LazyTensor], shapes: Mapping[str, Sequence[int]]
+) -> Iterator[Equation]:
+    """Yield what the shapes of a use say: each distinct shape of each tensor once."""
+    seen = set()
+    for (index, _), name in use.names.items():
+        shape = tensors[name].shape
+        if (index, shape) not in seen:
+            seen.add((index, shape))
+            yield from _dims(use.rule.sides[side][index], name, shape)
+    for tensor in use.rule.sides[1 - side] if shapes else ():
+        first = _first_of(use, tensor)
+        shape = tuple(shapes.get(first, ()))
+        if tensor.dims is not None and len(shape) == len(tensor.dims):
+            yield from _dims(tensor, first, shape)
+
+
+def _first_of(use: _Use, tensor: MapTensor) -> str:
+    """Return the name of the first tensor that `tensor`, of the side to make, stands for."""
+    return tensor.name.of({**dict.fromkeys(use.rule.stacks, 0), **use.values})
+
+
+def _dims(tensor: MapTensor, name: str, shape: Sequence[int]) -> Iterator[Equation]:
+    if tensor.dims is None:  # the rule only renames
+        return
+    for dim, (product, extent) in enumerate(zip(tensor.dims, shape, strict=True)):
+        yield Equation(product, extent, name, dim)
+
+
+def _solved(
+    use: _Use,
+    side: int,
+    tensors: Mapping[str, LazyTensor],
+    known: Mapping[str, int],
+    shapes: Mapping[str, Sequence[int]],
+) -> KnownSizes:
+    """Return the sizes of one use of a rule, as far as they are decided."""
+    sizes = KnownSizes(known)
+    number = use.rule.number
+    sizes.sizes.update((axis.partition(".")[2], size) for axis, size in known.items() if axis.startswith(f"{number}."))
+    for stack, count in use.counts.items():
+        if sizes.sizes.setdefault(stack, count) != count:
+            raise UsageError(f"{use.where}: there are {count} of {{{stack}}}, and its size is {sizes.sizes[stack]}.")
+    solve(_equations(use, side, tensors, shapes), sizes, use.where)
+    return sizes
+
+
+def _solve_globals(
+    map_: Map,
+    side: int,
+    uses: Mapping[Use, _Use],
+    tensors: Mapping[str, LazyTensor],
+    known: dict[str, int],
+    shapes: Mapping[str, Sequence[int]],
+) -> None:
+    """Add to `known` those sizes of the map that the shapes of some use decide: they hold for all rules."""
+    missing = [name for name in map_.sizes if name not in known]
+    distinct: dict[object, _Use] = {}
+    for use in uses.values() if missing else ():
+        key = id(use.rule), frozenset((index, tensors[name].shape) for (index, _), name in use.names.items())
+        distinct.setdefault(key, use)
+    while missing:
+        found: dict[str, tuple[int, _Use]] = {}
+        for use in distinct.values():
+            sizes = _solved(use, side, tensors, known, shapes).sizes
+            for name in missing:
+                if name not in sizes:
+                    continue
+                size, first = found.setdefault(name, (sizes[name], use))
+                if sizes[name] != size:
+                    one, other = (quoted(next(iter(each.names.values()))) for each in (first, use))
+                    raise UsageError(
+                        f"{use.where}: {name} is {sizes[name]} by the shape of {other}, and {size} by that of {one}, "
+                        f"where {first.rule.where} has it.",
+                        "Is this the map of the model?",
+                    )
+        if not found:
+            return
+        known.update((name, size) for name, (size, _) in found.items())
+        missing = [name for name in missing if name not in found]
+
+
+@dataclass
+class _Told:
+    """What a map and a configuration say of sizes, against what shapes made of them.
+
+    `given` are the sizes that need no check. `unchecked` has a sentence for each size that nothing else tells.
+    """
+
+    sizes: Mapping[str, Alternatives]
+    config: Mapping[str, object]
+    given: frozenset[str]
+    unchecked: dict[str, str] = field(default_factory=dict)
+
+    def check(self, use: _Use, found: KnownSizes) -> None:
+        """Raise UsageError for a size of a use that is not what the map says."""
+        axes = {name for side in use.rule.sides for tensor in side for axis in _axes(tensor) for name in axis.names}
+        for name in self.sizes.keys() & axes & found.sizes.keys() - self.given:
+            alternatives, size, tensor = self.sizes[name], found.sizes[name], next(iter(use.names.values()))
+            others = {each: value for each, value in found.sizes.items() if each != name}
+            try:
+                told = resolve({name: alternatives}, self.config, others).get(name)
+            except UsageError as error:
+                raise UsageError(f"{use.where}: {name} is {size} in {quoted(tensor)}. {error.message}") from None
+            if told is not None and told != size:
+                raise UsageError(
+                    f"{use.where}: {name} is {size} by the shape of {quoted(tensor)}, and {told} by [sizes] "
+                    f"({some(alternatives, form=str)}).",
+                    f"Is this the map of the model? If it is, give --size {name}={size}.",
+                )
+            asked = {each for text in alternatives if isinstance(text, str) for each in Expression(text).names}
+            if told is None and asked & (self.sizes.keys() | use.rule.stacks):
+                self.unchecked[name] = (
+                    f"{name} = {size} follows from the shape of {quoted(tensor)} alone: nothing says how large "
+                    f"{some(sorted(asked - others.keys()), form=str)} is, to check it"
+                )
+
+
+class _Piece(NamedTuple):
+    """A piece of a tensor: where it begins along each dimension, and {axis: (dimension, step)}."""
+
+    tensor: int
+    starts: tuple[int, ...]
+    steps: dict[str, tuple[int, int]]
+
+
+def _pieces_of(rule: Rule, side: int, sizes: KnownSizes) -> Iterator[_Piece]:
+    """Yield the pieces of a side that are no padding, in order."""
+    for index, tensor in enumerate(rule.sides[side]):
+        for boxes in itertools.product(*(list(_boxes(dim, sizes)) for dim in tensor.dims or ())):
+            steps = {axis: (dim, step) for dim, (_, along) in enumerate(boxes) for axis, step in along.items()}
+            if not any(axis.startswith("_") for axis in steps):
+                yield _Piece(index, tuple(start for start, _ in boxes), steps)
+
+
+def _boxes(product: Product, sizes: KnownSizes) -> Iterator[tuple[int, dict[str, int]]]:
+    """Yield the pieces of a composed axis: where each begins, and the step of each of its axes."""
+    steps = list(itertools.accumulate((sizes.node(node) for node in reversed(product[1:])), operator.mul, initial=1))
+    choices: list[list[tuple[int, dict[str, int]]]] = []
+    for node, step in zip(product, reversed(steps), strict=False):
+        if isinstance(node, MapAxis):
+            choices.append([(0, {} if node.number == 1 else {node.name: step})])
+            continue
+        terms, start = [], 0
+        for term in node.terms:
+            for begin, inner in _boxes(term, sizes):
+                terms.append(((start + begin) * step, {axis: each * step for axis, each in inner.items()}))
+            start += sizes.product(term)
+        choices.append(terms)
+    for combination in itertools.product(*choices):
+        along = {axis: step for _, steps in combination for axis, step in steps.items()}
+        yield sum(start for start, _ in combination), along
+
+
+class _Layout(NamedTuple):
+    """How a piece of tensors of one shape is read: the axes of the result, and whether that is all of it, in order."""
+
+    steps: tuple[Steps, ...]
+    shape: tuple[int, ...]
+    numel: int
+    is_whole: bool
+
+
+def _layout(piece: _Piece, order: Sequence[MapAxis], source: Sequence[int], sizes: KnownSizes) -> _Layout:
+    """Return how `piece` of tensors of the shape `source` is read, with its axes in the order of `order`."""
+    steps = tuple(Steps(sizes.node(axis), *piece.steps[axis.name]) for axis in order)
+    shape = tuple(each.length for each in steps)
+    within = contiguous_strides(source)
+    flat = tuple(each.step * within[each.dim] for each in steps)
+    is_whole = math.prod(shape) == math.prod(source) and all(
+        stride == wanted or length == 1
+        for length, stride, wanted in zip(shape, flat, contiguous_strides(shape), strict=True)
+    )
+    return _Layout(steps, shape, math.prod(shape), is_whole)
+
+
+# ----------------------------------------------------------------------------------------------------- the new tensors
+
+
+class _Made:
+    """Collects the tensors of the target side."""
+
+    def __init__(
+        self,
+        map_: Map,
+        side: int,
+        tensors: Mapping[str, LazyTensor],
+        known: Mapping[str, int],
+        shapes: Mapping[str, Sequence[int]],
+        cast: Cast,
+        told: _Told,
+    ) -> None:
+        self._cast, self._told = cast, told
+        self.tensors: dict[str, LazyTensor] = {}
+        self.sources: dict[str, tuple[str, ...]] = {}
+        # The rule that made each, and the values of its indices; no rule for what is kept.
+        self.made_by: dict[str, tuple[Rule | None, Mapping[str, str | int]]] = {}
+        self.padding: dict[str, int] = {}
+        self._map, self._side, self._given, self._known, self._shapes = map_, side, tensors, known, shapes
+        self._joined = 0
+        self._found: dict[str, set[int]] = collections.defaultdict(set)
+        # Equal expressions are one object, so that tied tensors stay tied.
+        self._same: dict[LazyTensor, LazyTensor] = {}
+        # Layers have the same shapes, and then the same sizes and pieces.
+        self._solved: dict[object, tuple[KnownSizes, list[_Piece]]] = {}
+        self._layouts: _Layouts = {}
+
+    def keep(self, name: str) -> None:
+        self._add(name, self._given[name], (name,))
+
+    def sizes(self) -> dict[str, int]:
+        """Return the sizes that are the same wherever they were used."""
+        return dict(self._known) | {name: min(sizes) for name, sizes in self._found.items() if len(sizes) == 1}
+
+    def make(self, use: _Use) -> None:
+        """Add what one use of a rule makes. Raise UsageError if the sizes do not fit or are not known."""
+        rule, side = use.rule, self._side
+        if rule.renames:
+            (name,) = use.names.values()
+            self._add(rule.sides[1 - side][0].name.of(use.values), self._given[name], (name,), use)
+            return
+        sizes, pieces = self._sizes_and_pieces(use)
+        following = iter(pieces)
+        made = 0
+        for tensor in rule.sides[1 - side]:
+            count = sum(
+                not any(axis.is_padding for axis in itertools.chain.from_iterable(each)) for each in _expanded(tensor)
+            )
+            taken = list(itertools.islice(following, count))
+            stacks = _stacks(rule, tensor)
+            counts = [sizes.node(MapAxis((stack,))) for stack in stacks]
+            most = math.prod(max(count, 1) for count in counts)
+            if most + len(self.tensors) > MAX_TARGETS:
+                raise LimitError(f"{use.where} makes {most} tensors: more than {MAX_TARGETS} in all.")
+            for at in itertools.product(*map(range, counts)):
+                fixed = dict(zip(stacks, at, strict=True))
+                name = tensor.name.of({**use.values, **fixed})
+                assembly = _Assembly(use, side, self._given, sizes, taken, self._layouts, fixed, name, self._cast)
+                self._add(name, assembly.tensor(tensor), assembly.sources, use, fixed)
+                made += assembly.elements
+                self._joined += assembly.parts
+                if self._joined > MAX_JOINED:
+                    raise LimitError(f"{use.where} joins parts of tensors: with these more than {MAX_JOINED} in all.")
+        self._check_all_used(use, made)
+
+    def _sizes_and_pieces(self, use: _Use) -> tuple[KnownSizes, list[_Piece]]:
+        side, rule = self._side, use.rule
+        shapes = frozenset((index, self._given[name].shape) for (index, _), name in use.names.items())
+        targets = rule.sides[1 - side] if self._shapes else ()
+        wanted = tuple(tuple(self._shapes.get(_first_of(use, tensor), ())) for tensor in targets)
+        key = (id(rule), shapes, wanted, tuple(use.counts.items()))
+        found = self._solved.get(key)
+        if found is None:
+            sizes = _solved(use, side, self._given, self._known, self._shapes)
+            _check_decided(use, sizes, self._map.sizes)
+            self._told.check(use, sizes)
+            found = self._solved[key] = sizes, list(_pieces_of(rule, side, sizes))
+        for tensor in (*rule.sides[0], *rule.sides[1]):
+            for axis in _axes(tensor):
+                size = found[0].of(axis)
+                if size is not None and axis.number is None and axis.name not in self._known:
+                    self._found[f"{rule.number}.{axis.name}"].add(size)
+        return found
+
+    def _check_all_used(self, use: _Use, made: int) -> None:
+        """Count the elements of a use: those of its tensors are in the results once, but for padding."""
+        given = 0
+        for (index, _), name in use.names.items():
+            size = self._given[name].numel
+            given += size
+            tensor = use.rule.sides[self._side][index]
+            if any(axis.is_padding for axis in _axes(tensor)):
+                sizes, _ = self._sizes_and_pieces(use)
+                used = sum(
+                    math.prod(sizes.node(axis) for axis in itertools.chain.from_iterable(piece))
+                    for piece in _expanded(tensor)
+                    if not any(axis.is_padding for axis in itertools.chain.from_iterable(piece))
+                )
+                if size > used:
+                    self.padding[name] = size - used
+                given -= size - used
+        if given != made:
+            use.rule.fail(f"{given} elements would become {made}: the sides do not hold the same.")
+
+    def _add(
+        self,
+        name: str,
+        tensor: LazyTensor,
+        sources: tuple[str, ...],
+        use: _Use | None = None,
+        fixed: Mapping[str, int] | None = None,
+    ) -> None:
+        """Add what `use` made of `sources`, with `fixed` as the indices of stacks, or without one what is kept."""
+        if name in self.tensors:
+            first = self.made_by[name][0]
+            raise UsageError(
+                f"{use.where if use else self._kept}: {some(sources)} would become {quoted(name)}, as "
+                f"{some(self.sources[name])} would by {first.where if first else self._kept}."
+            )
+        self.tensors[name] = self._same.setdefault(tensor, tensor)
+        self.sources[name] = sources
+        self.made_by[name] = (use.rule, {**use.values, **(fixed or {})}) if use else (None, {})
+
+    @property
+    def _kept(self) -> str:
+        return f"[keep] of {self._map.name}"
+
+
+def _axes(tensor: MapTensor) -> Iterator[MapAxis]:
+    for dim in tensor.dims or ():
+        yield from axes_in(dim)
+
+
+def _expanded(tensor: MapTensor) -> Iterator[tuple[tuple[MapAxis, ...], ...]]:
+    """Yield the pieces of a tensor, as the axes in each dimension."""
+    yield from itertools.product(*(list(expand(dim)) for dim in tensor.dims or ()))
+
+
+def _check_decided(use: _Use, sizes: KnownSizes, named: Collection[str]) -> None:
+    """Raise UsageError for sizes that nothing decides, and for those that make more elements than can be counted.
+
+    `named` are those that the map lists.
+    """
+    tensors = (*use.rule.sides[0], *use.rule.sides[1])
+    unknown = dict.fromkeys(axis.name for tensor in tensors for axis in _axes(tensor) if sizes.of(axis) is None)
+    unknown |= dict.fromkeys(name for name in use.rule.stacks if name not in sizes.sizes)
+    if unknown:
+        names = [each for name in unknown for each in name.split(" ")]
+        # Those that the map lists under [sizes] are what it takes; the others follow from them.
+        names = [name for name in names if name in named] or names
+        raise UsageError(
+            f"{use.where}: the shapes do not say how large {' and '.join(names)} "
+            f"{'is' if len(names) == 1 else 'are'}, for {quoted(next(iter(use.names.values())))}.",
+            f"Give {' '.join(f'--size {name}=NUMBER' for name in names)}.",
+        )
+    for tensor in tensors:
+        if math.prod(max(sizes.product(dim), 1) for dim in tensor.dims or ()) >= MAX_ELEMENTS:
+            raise LimitError(f"{use.where}: {quoted(tensor.text)} has more elements than can be counted.")
+
+
+# By the piece's identity: those of equal uses are the same.
+_Layouts: TypeAlias = "dict[tuple[int, tuple[MapAxis, ...], tuple[int, ...]], _Layout]"
+
+
+class _Assembly:
+    """Puts one tensor together from the pieces of a use of a rule. `elements` counts those taken from sources, in
+    `parts` parts."""
+
+    def __init__(
+        self,
+        use: _Use,
+        side: int,
+        given: Mapping[str, LazyTensor],
+        sizes: KnownSizes,
+        pieces: Sequence[_Piece],
+        layouts: _Layouts,
+        fixed: Mapping[str, int],
+        name: str,
+        cast: Cast,
+    ) -> None:
+        self._cast = cast
+        self._use, self._side, self._given, self._sizes, self._fixed, self._name = use, side, given, sizes, fixed, name
+        self._all, self._layouts = pieces, layouts
+        self._pieces = iter(pieces)
+        self._sources: dict[str, None] = {}
+        self.elements = self.parts = 0
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return tuple(self._sources)
+
+    def tensor(self, tensor: MapTensor) -> LazyTensor:
+        dims = tensor.dims or ()
+        nodes = [node for dim in dims for node in dim]
+        shape = tuple(self._sizes.product(dim) for dim in dims)
+        return viewed(self._joined(nodes), shape)
+
+    def _joined(self, nodes: Sequence[Node]) -> LazyTensor:
+        """Return the tensor that has one dimension for each of `nodes`."""
+        at, terms = next(((at, node.terms) for at, node in enumerate(nodes) if isinstance(node, Sum)), (0, ()))
+        shape = tuple(map(self._sizes.node, nodes))
+        if not terms:
+            axes = [node for node in nodes if isinstance(node, MapAxis)]
+            if any(axis.is_padding for axis in axes):
+                return Zeros(self._dtype, shape)
+            return viewed(self._taken(next(self._pieces), axes), shape)
+        parts = []
+        for term in terms:
+            inner = self._joined([*nodes[:at], *term, *nodes[at + 1 :]])
+            part = viewed(inner, (*shape[:at], self._sizes.product(term), *shape[at + 1 :]))
+            if part.shape[at]:
+                parts.append(part)
+        if not parts:
+            return Zeros(self._dtype, shape)
+        return self._concatenated(parts, at)
+
+    @property
+    def _dtype(self) -> DType:
+        """The dtype of the first source."""
+        used = {piece.tensor for piece in self._all}
+        return next(self._given[name].dtype for (index, _), name in self._use.names.items() if index in used)
+
+    def _taken(self, piece: _Piece, axes: Sequence[MapAxis]) -> LazyTensor:
+        """Return a piece of the source, with its axes in the order of `axes`."""
+        tensor = self._use.rule.sides[self._side][piece.tensor]
+        stacks = _stacks(self._use.rule, tensor)
+        starts = list(piece.starts)
+        for axis, value in self._fixed.items():
+            if axis in piece.steps:
+                dim, step = piece.steps[axis]
+                starts[dim] += step * value
+
+        def at(fixed: dict[str, int], order: tuple[MapAxis, ...]) -> LazyTensor:
+            number = next((number for number, axis in enumerate(order) if axis.name in stacks), None)
+            if number is None:
+                return self._read(piece, starts, [fixed[stack] for stack in stacks], order)
+            stack, others, parts = order[number].name, order[:number] + order[number + 1 :], []
+            for value in range(self._sizes.node(order[number])):
+                part = at({**fixed, stack: value}, others)
+                parts.append(viewed(part, (*part.shape[:number], 1, *part.shape[number:])))
+            return self._concatenated(parts, number)
+
+        return at(dict(self._fixed), tuple([axis for axis in axes if axis.number != 1]))
+
+    def _read(self, piece: _Piece, starts: Sequence[int], at: Sequence[int], order: tuple[MapAxis, ...]) -> LazyTensor:
+        name = self._use.names[piece.tensor, tuple(at)]
+        self._sources[name] = None
+        source = self._given[name]
+        key = id(piece), order, source.shape
+        layout = self._layouts.get(key)
+        if layout is None:
+            layout = self._layouts[key] = _layout(piece, order, source.shape, self._sizes)
+        self.elements += layout.numel
+        self.parts += 1
+        return viewed(source, layout.shape) if layout.is_whole else strided(source, starts, layout.steps)
+
+    def _concatenated(self, parts: Sequence[LazyTensor], dim: int) -> LazyTensor:
+        if len(parts) == 1:
+            return parts[0]
+        if len({part.dtype for part in parts}) > 1:
+            parts = [self._cast(part, self.sources) for part in parts]
+        dtypes = dict.fromkeys(part.dtype.name for part in parts)
+        if len(dtypes) > 1:
+            raise UsageError(
+                f"{self._use.where}: {quoted(self._name)} is joined of {some(self._sources)}, which have different "
+                f"dtypes: {', '.join(dtypes)}.",
+                "Give them one dtype, as with --dtype float32, or keep them apart.",
+            )
+        return Concat(tuple(parts), dim)

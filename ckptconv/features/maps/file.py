@@ -1,0 +1,235 @@
+"""Reads a map from TOML text, and the maps that come with the program."""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import hashlib
+import itertools
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckptconv.errors import UsageError
+from ckptconv.features.maps.notation import MAX_LENGTH, Rule, make_rules
+from ckptconv.features.maps.sizes import MAX_SIZE, Alternatives, Expression
+from ckptconv.text import brief, quoted, some
+
+SUFFIX = ".toml"
+# Limits: bytes of a file, rules, globs of a list, sizes, and alternatives of a size. They bound what a map may cost.
+MAX_BYTES, MAX_RULES, MAX_GLOBS, MAX_SIZES, MAX_ALTERNATIVES = 1 << 20, 2000, 100, 100, 16
+_TABLES = ("rule", "sizes", "keep", "drop")
+# Texts for people: of a map, where it comes from and what it is for; of a rule, a note.
+_WORDS = ("about", "description", "note", "notes", "source", "sources", "title", "url", "version")
+_RULE_WORDS = ("about", "note")
+# The keys of globs of both sides.
+_BOTH = ("names", "both", "tensors", "globs", "patterns")
+# A line that begins a rule, and an index in a glob.
+_HEADER = re.compile(r"\s*\[\[\s*rule\s*\]\]")
+_INDEX = re.compile(r"\{\w+\}")
+
+
+@dataclass(frozen=True)
+class Map:
+    """A map: its sides, rules, sizes, and the globs of names that are kept or dropped, by side.
+
+    `name` is the file's, or that of the catalogue; `text` is the whole file, `digest` the sha256 of it.
+    """
+
+    name: str
+    sides: tuple[str, str]
+    rules: tuple[Rule, ...]
+    sizes: Mapping[str, Alternatives]
+    keep: tuple[tuple[str, ...], tuple[str, ...]]
+    drop: tuple[tuple[str, ...], tuple[str, ...]]
+    words: Mapping[str, str] = field(default_factory=dict)
+    text: str = field(default="", repr=False)
+
+    @property
+    def about(self) -> str:
+        """What it is for, in a line."""
+        told = self.words.get("about") or self.words.get("title") or self.words.get("description") or ""
+        return told.strip().partition("\n")[0]
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    @property
+    def asks_config(self) -> bool:
+        """Whether a config.json may have sizes of it."""
+        told = itertools.chain.from_iterable(self.sizes.values())
+        return any(isinstance(each, str) for each in told) or any(rule.shifts for rule in self.rules)
+
+    def side(self, name: str) -> int:
+        """Return the number of the side called `name`. Raise UsageError if there is none."""
+        if name not in self.sides:
+            raise UsageError(f"The map {self.name} has the sides {' and '.join(self.sides)}, and no {quoted(name)}.")
+        return self.sides.index(name)
+
+
+def parse_map(text: str, name: str) -> Map:
+    """Return the map of this TOML text. `name` is its file's name. Raise UsageError, which points into the file, for
+    anything that is no map."""
+    if len(text.encode()) > MAX_BYTES:
+        raise UsageError(f"{name} has more than {MAX_BYTES} bytes, and is no map.")
+    tables = _toml(text, name)
+    for key, value in tables.items():
+        if key not in _TABLES and not (key in _WORDS and _is_text(value)):
+            raise UsageError(f"{name}: {quoted(key)} is no part of a map.", f"A map has {some(_TABLES, form=str)}.")
+    given = tables.get("rule", [])
+    if not isinstance(given, list) or not all(isinstance(each, dict) for each in given) or not given:
+        raise UsageError(f"{name} has no rules.", "Each begins with [[rule]].")
+    if len(given) > MAX_RULES:
+        raise UsageError(f"{name} has {len(given)} rules, and a map may have {MAX_RULES}.")
+    places = _places(text, name, len(given))
+    sides = _sides(given, places)
+    rules: list[Rule] = []
+    for number, (rule, where) in enumerate(zip(given, places, strict=True), 1):
+        texts = [_texts(rule[side], f"{where}, {side}") for side in sides]
+        rules.extend(make_rules(where, number, sides, texts))
+    keep, drop = (_globs(tables.get(key, []), sides, f"{name}, [{key}]") for key in ("keep", "drop"))
+    sizes = _sizes(tables.get("sizes", {}), name)
+    words = {key: _joined(tables[key]) for key in _WORDS if key in tables}
+    return Map(name, sides, tuple(rules), sizes, keep, drop, words, text)
+
+
+def _toml(text: str, name: str) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        found: dict[str, Any] = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{name} is not TOML: {str(error)[:200]}.") from None
+    return found
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, list) and all(isinstance(each, str) for each in value))
+
+
+def _joined(value: Any) -> str:
+    return value if isinstance(value, str) else "\n".join(value)
+
+
+def _places(text: str, name: str, rules: int) -> list[str]:
+    """Return what messages call each rule: FILE:LINE and its number, without the line if rules have no lines."""
+    lines = [number for number, line in enumerate(text.splitlines(), 1) if _HEADER.match(line)]
+    if len(lines) != rules:
+        return [f"{name}, rule {number}" for number in range(1, rules + 1)]
+    return [f"{name}:{line}, rule {number}" for number, line in enumerate(lines, 1)]
+
+
+def _sides(rules: Sequence[Mapping[str, Any]], places: Sequence[str]) -> tuple[str, str]:
+    """Return the names of the two sides, which all rules have."""
+    sides = [key for key in rules[0] if key not in _RULE_WORDS]
+    if len(sides) != 2:
+        raise UsageError(f"{places[0]} has {len(sides)} sides, and a rule has two: {some(sides) or 'none'}.")
+    for rule, where in zip(rules, places, strict=True):
+        found = [key for key in rule if key not in _RULE_WORDS]
+        if {*found} != {*sides}:
+            raise UsageError(f"{where} has the sides {some(found)}; rule 1 has {some(sides)}.")
+    return sides[0], sides[1]
+
+
+def _texts(value: Any, where: str) -> list[str]:
+    texts = [value] if isinstance(value, str) else value
+    if not _is_text(texts):
+        raise UsageError(f"{where} is {brief(value)}, where the text of a tensor was expected, or a list of texts.")
+    return list(texts)
+
+
+def _globs(value: Any, sides: tuple[str, str], where: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the globs of each side."""
+    tables = value if isinstance(value, dict) else {_BOTH[0]: value}
+    found: list[list[str]] = [[], []]
+    for key, globs in tables.items():
+        if key not in (*sides, *_BOTH):
+            raise UsageError(
+                f"{where}: {quoted(key)} is neither {_BOTH[0]} nor one of the sides {' and '.join(sides)}."
+            )
+        texts = _texts(globs, where)
+        for glob in texts:
+            if len(glob) > MAX_LENGTH:
+                raise UsageError(f"{where}, {quoted(glob)}: it has more than {MAX_LENGTH} characters.")
+            if any(_INDEX.search(part) and not _INDEX.fullmatch(part) for part in glob.split(".")):
+                raise UsageError(
+                    f"{where}, {quoted(glob)}: an index stands for a whole part of a name between dots.",
+                    "Write * for some characters of a part.",
+                )
+        for number, side in enumerate(sides):
+            if key == side or key not in sides:
+                found[number].extend(texts)
+    if any(len(globs) > MAX_GLOBS for globs in found):
+        raise UsageError(f"{where} has more than {MAX_GLOBS} globs.")
+    return tuple(found[0]), tuple(found[1])
+
+
+def _sizes(value: Any, name: str) -> dict[str, Alternatives]:
+    if not isinstance(value, dict):
+        raise UsageError(f"{name}, [sizes] is {brief(value)}, where a table was expected.")
+    if len(value) > MAX_SIZES:
+        raise UsageError(f"{name}, [sizes] has {len(value)} sizes, and a map may have {MAX_SIZES}.")
+    sizes: dict[str, Alternatives] = {}
+    for axis, told in value.items():
+        where = f"{name}, [sizes], {axis}"
+        alternatives = told if isinstance(told, list) else [told]
+        if len(alternatives) > MAX_ALTERNATIVES:
+            raise UsageError(f"{where} has {len(alternatives)} alternatives, and may have {MAX_ALTERNATIVES}.")
+        for each in alternatives:
+            is_number = isinstance(each, int) and not isinstance(each, bool) and 0 <= each <= MAX_SIZE
+            if not is_number and not isinstance(each, str):
+                raise UsageError(f"{where}: {brief(each)} is neither a number nor an expression.")
+            if isinstance(each, str):
+                try:
+                    Expression(each)
+                except UsageError as error:
+                    raise UsageError(f"{where}: {error.message}") from None
+        sizes[axis] = tuple(alternatives)
+    return sizes
+
+
+def matches(name: str, globs: Sequence[str]) -> str:
+    """Return the glob that matches `name`, or an ending of it after a dot; "" if none does.
+
+    An index, such as {l}, stands for one whole part of the name. So matching never goes back over a name.
+    """
+    for glob in globs:
+        if _pattern(glob).match(name) or _pattern(f"*.{glob}").match(name):
+            return glob
+    return ""
+
+
+@functools.lru_cache(8 * MAX_GLOBS)
+def _pattern(glob: str) -> re.Pattern[str]:
+    return re.compile(fnmatch.translate(_INDEX.sub("\0", glob)).replace("\0", "[^.]+"))
+
+
+# ----------------------------------------------------------------------------------------------------- the catalogue
+
+
+def catalogue() -> Iterator[str]:
+    """Yield the names of the maps that come with the program, in order."""
+    yield from sorted(each.name.removesuffix(SUFFIX) for each in _folder().iterdir() if each.name.endswith(SUFFIX))
+
+
+def from_catalogue(name: str) -> Map:
+    """Return the map of this name that comes with the program. Raise UsageError if there is none."""
+    names = list(catalogue())
+    if name not in names:
+        import difflib
+
+        close = difflib.get_close_matches(name, names)
+        hint = f"Did you mean {' or '.join(close)}?" if close else f"There are: {some(names, 30, str)}."
+        raise UsageError(f"There is no map {quoted(name)}.", f"{hint} A file is named by its path, such as ./my.toml.")
+    return parse_map(_folder().joinpath(name + SUFFIX).read_text("utf-8"), name)
+
+
+def _folder() -> Any:
+    from importlib import resources
+
+    return resources.files("ckptconv.features.maps") / "catalogue"

@@ -1,0 +1,151 @@
+"""Apply a map to what is selected: to weights by name, or to an optimizer's states by parameter. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ckptconv.errors import UsageError
+from ckptconv.features.maps.options import MapOptions
+from ckptconv.formats.source import Source
+from ckptconv.options.table import NONE, Options
+from ckptconv.outputs import selection
+from ckptconv.outputs.computed import Computing, Elsewhere, Restated, Shown
+from ckptconv.outputs.selected import Selected
+from ckptconv.structure import keymap
+from ckptconv.structure.record import MAP_KEY
+from ckptconv.tensors.lazy import LazyTensor
+from ckptconv.text import some
+
+if TYPE_CHECKING:
+    from ckptconv.features.maps.chosen import ChosenMap
+    from ckptconv.features.maps.compile import Applied
+
+
+def with_owners(tensors: Mapping[str, LazyTensor], owners: Mapping[str, str]) -> dict[str, LazyTensor]:
+    """Return `tensors`, of ties {alias: owner} the owner's: what a map makes of them is tied then, too."""
+    return {name: tensors[owners.get(name, name)] for name in tensors}
+
+
+def mapped(chosen: Selected, map_: ChosenMap | None, options: Options, reference: Selected | None = None) -> Selected:
+    """Return `chosen` with the names and layouts that `map_` gives; as it is without one. No structure record is kept.
+
+    Sizes may follow from the shapes of tensors in `reference`.
+    """
+    if map_ is None:
+        return chosen
+    shapes = {name: tensor.shape for name, tensor in reference.tensors.items()} if reference else {}
+
+    def cast(tensor: LazyTensor, sources: Sequence[str]) -> LazyTensor:
+        if not chosen.fixed.isdisjoint(sources):
+            return tensor
+        return selection.converted(sources[-1], tensor, chosen.dtype, chosen.widen_only)
+
+    applied = map_.apply(with_owners(chosen.tensors, chosen.owners), shapes, cast)
+    made = applied.tensors
+    fixed = frozenset(name for name, sources in applied.sources.items() if not chosen.fixed.isdisjoint(sources))
+    chosen = told_of(chosen, applied, options)
+    return chosen._replace(
+        names={name: name for name in made},
+        known=made,
+        tensors=made,
+        described=keymap.Flattened(made, None, fixed),
+        structured=False,
+        owners={},
+        fixed=fixed,
+        warnings=(*chosen.warnings, *_left_out(chosen, map_, applied)),
+        quantized={},
+        unmapped=chosen,
+    )
+
+
+def told_of(chosen: Selected, applied: Applied | None, options: Options) -> Selected:
+    """Return `chosen` with what is said of the map that was `applied`, if one was."""
+    if not applied:
+        return chosen
+    record = applied.record()
+    record["name"] = Elsewhere(record["name"])  # it may be that of a file
+    reported = {"made_of": {name: list(of) for name, of in applied.sources.items()}} if options.dry_run else {}
+    return chosen._replace(
+        applied=applied,
+        remarks={**chosen.remarks, MAP_KEY: json.dumps(record, ensure_ascii=False, separators=(",", ":"))},
+        record={**chosen.record, "map": record},
+        tellings=(*chosen.tellings, lambda chosen, stored: lambda files: reported),
+    )
+
+
+def _left_out(chosen: Selected, map_: ChosenMap, applied: Applied) -> Iterator[str]:
+    """Yield what a user should know of what a map left out."""
+    if applied.dropped:
+        yield f"left out, as the map {map_.map.name} says: {some(applied.dropped)}"
+    if applied.padding:
+        told = some(applied.padding.items(), form=lambda each: f"{each[1]} elements of {each[0][:100]!r}")
+        yield f"left out as padding: {told}"
+    yield from applied.unchecked
+    if chosen.structured and (chosen.described.values or chosen.described.inert):
+        values = some(chosen.described.values, form=str) or "objects of other classes"
+        yield f"with --map, tensors alone are written; what was left out beside them: {values}"
+    if idle := map_.idle_sizes():
+        yield f"--size {idle[0]} is of no use: the map {map_.map.name} has no such axis."
+
+
+def _selected(chosen: Selected, source: Source, options: Options, reference: Selected | None) -> Selected:
+    return mapped(chosen, source.computed.get("map"), options, reference)
+
+
+def _tree(chosen: Selected, source: Source, options: Options) -> Selected:
+    map_: ChosenMap = source.computed["map"]
+    try:
+        return mapped(chosen, map_, options)
+    except UsageError as error:
+        if not map_.is_back:
+            raise
+        raise UsageError(
+            f"{source.path} was made by a map, and its reverse does not fit. {error.message}",
+            "--map none writes the tensors as they are.",
+        ) from error
+
+
+def _states(source: Source, states: Mapping[str, Any], groups: Sequence[Any], ties: Mapping[str, str]) -> Restated:
+    from ckptconv.features.maps.states import apply_to_states
+
+    every = {**states, **{alias: states[owner] for alias, owner in ties.items() if owner in states}}
+    made = apply_to_states(source.computed["map"], every, groups)
+
+    def told(chosen: Selected, options: Options) -> Selected:
+        return told_of(chosen, made.applied, options)
+
+    return Restated(made.states, made.groups, made.equal, told)
+
+
+def _restored(source: Source, options: Options) -> Source:
+    """Return `source` with the map that the user chose, or else the reverse of the one by which it was made."""
+    if "map" in source.computed or MapOptions.of(options).map == NONE:
+        return source
+    from ckptconv.features.maps.chosen import of_record
+
+    return source.computing(map=of_record(source.remarks[MAP_KEY], source.path, back=True))
+
+
+def _recalled(told: Any, where: str) -> ChosenMap:
+    from ckptconv.features.maps.chosen import of_record
+
+    return of_record(told, where)
+
+
+def _shown(source: Source, tensors: Mapping[str, LazyTensor], ties: Mapping[str, str]) -> Shown:
+    applied = source.computed["map"].apply(with_owners(tensors, ties))
+    return Shown(applied.tensors, {name: list(of) for name, of in applied.sources.items()})
+
+
+COMPUTING = Computing(
+    heading={"map?": dict},
+    selected=_selected,
+    states=_states,
+    tree=_tree,
+    restored=_restored,
+    recalled=_recalled,
+    shown=_shown,
+    facts=lambda source: {"map": source.computed["map"].map.name},
+)

@@ -1,0 +1,84 @@
+"""Alternatives of a rule: names of several releases are read, those of the first are written; and rules that share a
+name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from effort import every
+
+from ckptconv.errors import UsageError
+from ckptconv.features.maps.compile import Applied, apply_map
+from ckptconv.features.maps.file import parse_map
+from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.tensors.lazy import Zeros
+
+RELEASES = """
+[[rule]]
+ours = "blocks.{l}.experts.w{e} : f h | blocks.{l}.moe.{e}.w : f h | blocks.{l}.moe.w : e f h"
+hf = "layers.{l}.{e}.w : f h"
+
+[[rule]]
+ours = "head | output"
+hf = "lm_head"
+"""
+
+MIXED = """
+[[rule]]
+ours = ["{l}.norm : h", "{l}.dense : f h"]
+hf = ["{l}.post_norm : h", "{l}.mlp : f h"]
+
+[[rule]]
+ours = ["{l}.moe_norm : h", "{l}.router : e h"]
+hf = ["{l}.post_norm : h", "{l}.gate : e h"]
+"""
+
+
+def applied(text: str, shapes: dict[str, Sequence[int]], target: str = "") -> Applied:
+    tensors = {name: Zeros(DTYPES["int16"], tuple(shape)) for name, shape in shapes.items()}
+    return apply_map(parse_map(text, "test.toml"), tensors, target=target)
+
+
+@every(
+    "shapes",
+    [
+        {"blocks.0.experts.w0": (2, 3), "blocks.0.experts.w1": (2, 3), "head": (4,)},
+        {"blocks.0.moe.0.w": (2, 3), "blocks.0.moe.1.w": (2, 3), "output": (4,)},
+        {"blocks.0.moe.w": (2, 2, 3), "head": (4,)},
+    ],
+    ids=["first", "second", "third"],
+)
+def test_each_alternative_is_read(shapes: dict[str, Sequence[int]]) -> None:
+    made = applied(RELEASES, shapes).tensors
+    assert {name: tensor.shape for name, tensor in made.items()} == {
+        "layers.0.0.w": (2, 3),
+        "layers.0.1.w": (2, 3),
+        "lm_head": (4,),
+    }
+
+
+def test_the_first_alternative_is_written() -> None:
+    made = applied(RELEASES, {"layers.0.0.w": (2, 3), "layers.0.1.w": (2, 3), "lm_head": (4,)}).tensors
+    assert [*made] == ["blocks.0.experts.w0", "blocks.0.experts.w1", "head"]
+
+
+def test_what_two_alternatives_would_make_is_refused() -> None:
+    with pytest.raises(UsageError, match="'lm_head', as 'head' would"):
+        applied(RELEASES, {"head": (4,), "output": (4,)})
+
+
+def test_tensors_of_a_rule_have_as_many_alternatives() -> None:
+    with pytest.raises(UsageError, match="rule 1: tensors have 2, 3 alternatives"):
+        applied('[[rule]]\na = ["x | y", "p | q | r"]\nb = ["s", "t"]', {"x": (1,)})
+
+
+def test_a_name_of_two_rules_belongs_to_the_one_that_is_complete() -> None:
+    hf = {"0.post_norm": (3,), "0.mlp": (2, 3), "1.post_norm": (3,), "1.gate": (4, 3)}
+    assert [*applied(MIXED, hf, "ours").tensors] == ["0.norm", "0.dense", "1.moe_norm", "1.router"]
+
+
+@every("more", [{}, {"0.mlp": (2, 3), "0.gate": (4, 3)}], ids=["none", "both"])
+def test_a_name_of_two_rules_is_refused_if_none_or_both_are_complete(more: dict[str, Sequence[int]]) -> None:
+    with pytest.raises(UsageError, match=r"two have the name '0\.post_norm'"):
+        applied(MIXED, {"0.post_norm": (3,), **more}, "ours")
