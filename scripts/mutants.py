@@ -524,8 +524,8 @@ MUTANTS = [
     ),
     Mutant(
         "verification/verify",
-        'kind = {"optimizer": "states", UNIVERSAL: UNIVERSAL}.get(told.kind, kind)',
-        'kind = {"optimizer": "states"}.get(told.kind, kind)',
+        "else told.kind if told.kind in FURTHER else kind",
+        "else kind",
         "tests/outputs/test_to.py -k knows_it_again",
     ),
 ]

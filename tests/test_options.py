@@ -380,15 +380,13 @@ def test_a_former_name_works_and_is_told_once(tmp_path: Path, monkeypatch: pytes
         assert run.err.count(f"ckptconv: {told}\n") == 1, words
         assert "is called" not in ckptconv_here(*words.format(step=step).split(), "-q").err
         twice = words.format(step=step).replace(" --optimizer", " --states STEP --optimizer", 1)
-        if "diff" not in words:
-            assert ckptconv_here(*twice.replace("STEP", step).split()).code == 2, words
+        assert ckptconv_here(*twice.replace("STEP", step).split()).code == 2, words
 
 
 FORMER = {
     "safetensors2dcp {step} a --optimizer {step}": "--optimizer is called --states here.",
     "convert {step} b --to dcp --optimizer {step}": "--optimizer is called --states here.",
     "verify {step} b --optimizer {step}": "--optimizer is called --states here.",
-    "diff {step} {step} --optimizer": "--optimizer is called --with-states here.",
 }
 
 
@@ -406,8 +404,6 @@ def test_in_python_too(tmp_path: Path) -> None:
             call(states=step)
         with pytest.raises(UsageError, match=r"one option|reads the optimizer states"):
             call(states=step, optimizer=step)
-    with pytest.warns(FormerName, match="--optimizer is called --with-states"):
-        assert ckptconv.diff(step, step, optimizer=True).equal  # type: ignore[call-arg]
     with pytest.warns(FormerName, match="--states is called --with-states"):
         ckptconv.open(step, states=True)  # type: ignore[call-arg]
 

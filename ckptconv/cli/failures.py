@@ -57,6 +57,7 @@ _WORDS = {
     "--shard-size --split-max-size --max-file-size": "It is --max-shard-size SIZE.",
     "--revision --branch": "A revision stands in the URL: hf://organization/model@revision.",
     "--from --from-format --input-format --source-format": "What an input is, is found out.",
+    "--to --states": "ckptconv convert has it.",
     "--to-format --format --output-format --target-format": "It is --to KIND.",
 }
 

@@ -27,7 +27,7 @@ OF_CHECKPOINT = dict.fromkeys(
 )
 OF_UNIVERSAL = dict.fromkeys(
     ("zero_stage", "fresh_optimizer"),
-    ("{} is about a universal checkpoint, and none was asked for.", "Give --universal DIR."),
+    ("{} is about a universal checkpoint, and none was asked for.", "It goes with --to universal, or --universal DIR."),
 )
 OF_MODELS = {"for_hub": ("{} is for weights in safetensors, with their configuration.", "Leave it out.")}
 OF_CODES = dict.fromkeys(
@@ -66,15 +66,23 @@ class OutputKind(NamedTuple):
 
 
 class OfFeature(NamedTuple):
-    """A kind of output that a feature writes: the module that has its entry as `KIND`, which is imported when an output
-    is of this kind. `holds`, `suffixes` and `to` are those of its entry; `option` is the one that asks for it beside
-    OUTPUT."""
+    """A kind of output that a feature writes: `kind.py` in its folder, which is imported when an output is of this
+    kind, has its entry as `KIND`. `holds`, `suffixes` and `to` are those of its entry; `option` is the one that asks
+    for it beside OUTPUT. The line stays where the feature is not: the kind is refused by name then."""
 
-    module: str
+    feature: str
     holds: str
     suffixes: tuple[str, ...] = ()
     to: str = ""
     option: str = ""
+
+    @property
+    def module(self) -> str:
+        return f"ckptconv.features.{self.feature}.kind"
+
+    @property
+    def is_here(self) -> bool:
+        return find_spec(f"ckptconv.features.{self.feature}") is not None
 
 
 ELSEWHERE = {**OF_CHECKPOINT, **OF_UNIVERSAL}
@@ -90,7 +98,7 @@ _CHECKPOINT = {"copy_config": "copies nothing: from_pretrained reads no checkpoi
 
 
 # By name. An output is of one kind, as its path and the options say.
-KINDS: Mapping[str, OutputKind | OfFeature] = {
+_EVERY: Mapping[str, OutputKind | OfFeature] = {
     "file": OutputKind("weights", "file", ELSEWHERE, IN_SAFETENSORS, (SUFFIX,), SAFETENSORS, SAFETENSORS),
     "directory": OutputKind("weights", "directory", ELSEWHERE, IN_SAFETENSORS, to=SAFETENSORS, compared=SAFETENSORS),
     "torch": OutputKind(
@@ -104,10 +112,10 @@ KINDS: Mapping[str, OutputKind | OfFeature] = {
         "ckptconv.outputs.torch_output",
         "a file for torch.load",
     ),
-    "virtual": OfFeature("ckptconv.features.virtual.kind", "weights", (".virtual.json",)),
+    "virtual": OfFeature("virtual", "weights", (".virtual.json",)),
     "states": OutputKind("optimizer", "directory", {**ELSEWHERE, **OF_MODELS}, _STATES, compared=SAFETENSORS),
     "states-file": OutputKind("optimizer", "file", {**ELSEWHERE, **OF_MODELS}, _STATES, compared=SAFETENSORS),
-    "universal": OfFeature("ckptconv.features.universal.kind", "universal", to="universal", option="universal"),
+    "universal": OfFeature("universal", "universal", to="universal", option="universal"),
     "dcp": OutputKind(
         "dcp",
         "dcp",
@@ -152,7 +160,12 @@ KINDS: Mapping[str, OutputKind | OfFeature] = {
         compared="ckptconv.verification.dcp",
         plan="ckptconv.outputs.accelerate",
     ),
-    "torch-checkpointing": OfFeature("ckptconv.features.torch_checkpointing.kind", "dcp", to="torch-checkpointing"),
+    "torch-checkpointing": OfFeature("torch_checkpointing", "dcp", to="torch-checkpointing"),
+}
+KINDS = {name: kind for name, kind in _EVERY.items() if isinstance(kind, OutputKind) or kind.is_here}
+# The values of `--to` whose features are missing, and these.
+ABSENT = {
+    kind.to: kind.feature for kind in _EVERY.values() if isinstance(kind, OfFeature) and kind.to and not kind.is_here
 }
 # The values of `--to`, each with its kinds; and those for checkpoints of torch.distributed.checkpoint.
 NAMED: Mapping[str, tuple[str, ...]] = {
@@ -171,7 +184,9 @@ FURTHER = ("optimizer", *(kind.option for kind in KINDS.values() if isinstance(k
 
 
 def entry_of(name: str) -> OutputKind:
-    """Return the entry of a kind of output."""
+    """Return the entry of a kind of output. Raise UsageError if no feature that is here has it."""
+    if name not in KINDS:
+        raise UsageError(f"There is no kind of output {name!r} here.", "Do this where the feature is that writes it.")
     kind = KINDS[name]
     entry: OutputKind = import_module(kind.module).KIND if isinstance(kind, OfFeature) else kind
     return entry
@@ -180,6 +195,12 @@ def entry_of(name: str) -> OutputKind:
 def further(options: Options) -> dict[str, str]:
     """Return the outputs beside OUTPUT that are asked for: what each holds, and its path."""
     return {name: path for name in FURTHER if (path := getattr(options, name))}
+
+
+def beside(to: str) -> str:
+    """Return the option that asks, beside OUTPUT, for the kind of output that is a value of `to`; "" if none does."""
+    kind = KINDS[NAMED[to][0]] if to else None
+    return kind.option if isinstance(kind, OfFeature) else ""
 
 
 def kind_said(path: str) -> str:
@@ -207,9 +228,6 @@ def is_given(option: str, options: Options) -> bool:
 
 def check_options(kinds: Iterable[str], options: Options) -> None:
     """Raise UsageError for a given option that some output refuses and none of them, which are of `kinds`, heeds."""
-    kinds = [*kinds]
-    for name in kinds:
-        _check_installed(name)
     every = [entry_of(name) for name in kinds]
     for option in ("part", "per_rank", *FURTHER) if options.for_hub else ():
         if is_given(option, options):
@@ -221,16 +239,6 @@ def check_options(kinds: Iterable[str], options: Options) -> None:
         if is_given(option, options) and all(option in kind.refused or option in kind.idle for kind in every):
             message, hint = next(kind.refused[option] for kind in every if option in kind.refused)
             raise UsageError(message.format(flag(option)), hint)
-
-
-def _check_installed(name: str) -> None:
-    """Raise UsageError for a kind of output whose feature is missing."""
-    kind = KINDS[name]
-    place = kind.module if isinstance(kind, OfFeature) else kind.plan
-    package, _, rest = place.partition(".features.")
-    feature = rest.partition(".")[0]
-    if feature and find_spec(f"{package}.features.{feature}") is None:
-        raise UsageError(f"--to {kind.to} needs the feature {feature}, which is not here.")
 
 
 def idle(kind: str, options: Options) -> dict[str, str]:

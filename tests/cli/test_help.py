@@ -114,7 +114,6 @@ def test_the_help_has_in_full_what_is_a_commands_own_and_names_the_rest() -> Non
             assert (" ".join(flag.text.split()) in long) == (flag not in as_there), (path, flag.word)
         for flag in as_there:
             assert f"{flag.words} {' '.join(flag.text.split())}" in shared, flag.word
-    assert "--dtype DTYPE Cast the floating tensors of both" in help_of("diff", "--help")
 
 
 def test_commands_stand_in_groups_and_strict_spellings_in_a_line() -> None:

@@ -11,6 +11,7 @@ from ckptconv.cli.options import SHOWING, named, run, taking
 from ckptconv.features.inspect.options import OF_INSPECT
 from ckptconv.options.table import OPTIONS
 
+OTHER_OPTIONS = {"--dtype": "It is --as DTYPE here."}
 OTHER_WORDS = {"inspect": ("show", "info", "ls", "list", "view", "describe", "tree", "head", "stat")}
 
 

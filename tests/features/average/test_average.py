@@ -395,3 +395,10 @@ def test_a_last_word_is_looked_up_with_the_settings_of_its_store() -> None:
     words = ("average", "a.safetensors", "guarded://kept/b.safetensors")
     ckptconv_here(*words, "--storage-options", '{"token": "t"}').refused(2, "is no earlier output", "-o")
     assert Guarded(token="t").cat("/kept/b.safetensors") == Path("a.safetensors").read_bytes()
+
+
+def test_an_average_is_no_file_for_torch_whatever_asks_for_it(tmp_path: Path) -> None:
+    save_file({"w": torch.ones(2)}, tmp_path / "m.safetensors")
+    words = ["average", tmp_path / "m.safetensors", tmp_path / "m.safetensors", "-o"]
+    ckptconv_here(*words, tmp_path / "x", "--to", "pt").refused(2, "--to is 'pt'; it may be dcp")
+    ckptconv_here(*words, tmp_path / "x.pt").refused(2, "named as a file for torch.load")

@@ -511,3 +511,18 @@ def test_a_page_counts_tied_tensors_once_and_divides_small_changes(tmp_path: Pat
         assert told["tied"] == {str(told["names"].index("head")): "embed"}
         levels.append(told["levels"][told["level"][told["names"].index("embed")]][0])
     assert levels == ["by less than 0.001%", "by less than 0.01%"]
+
+
+def test_its_own_words_for_an_option_stand_in_its_help() -> None:
+    shown = " ".join(ckptconv_here("diff", "--help").out.split())
+    assert "--dtype DTYPE Cast the floating tensors of both" in shown
+    assert "As for convert, see ckptconv help options: " in shown
+
+
+def test_states_are_asked_for_by_their_former_name_too() -> None:
+    step = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
+    told = "ckptconv: --optimizer is called --with-states here.\n"
+    assert ckptconv_here("diff", step, step, "--optimizer").err == told
+    assert ckptconv_here("diff", step, step, "--with-states").err == ""
+    with pytest.warns(UserWarning, match="--optimizer is called --with-states"):
+        assert diff(step, step, optimizer=True).equal  # type: ignore[call-arg]

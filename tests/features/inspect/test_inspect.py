@@ -723,3 +723,8 @@ def test_values_are_typed_and_on_the_page(tmp_path: Path) -> None:
     values = run.json["values"]
     assert (values["epoch"], values["lr"], values["done"], values["worst"]) == (2, 0.1, True, "nan")
     assert '["epoch","2"]' in (tmp_path / "x.html").read_text()
+
+
+def test_dtype_is_said_to_be_as_here(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(2)}, tmp_path / "m.pt")
+    ckptconv_here("inspect", tmp_path / "m.pt", "--dtype", "bf16").refused(2, "It is --as DTYPE here.")
