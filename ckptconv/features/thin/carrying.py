@@ -19,7 +19,6 @@ from ckptconv.features.thin.area import Area, agrees, entered, entries_of, mark_
 from ckptconv.features.thin.planning import LESSEN, REMOVE, Planned, Thinning
 from ckptconv.formats.registered import DESCRIBING
 from ckptconv.formats.run_steps import Step
-from ckptconv.outputs.kinds import KINDS
 from ckptconv.storage.handles import Handle
 from ckptconv.text import reason
 

@@ -17,12 +17,10 @@ import ckptconv
 from ckptconv.features.deltas.reading import read_delta
 from ckptconv.formats.registered import DESCRIBING
 from ckptconv.library.virtual import VirtualFiles
-from ckptconv.outputs.kinds import KINDS
 from ckptconv.storage.location import Location
 
 DESCRIBED = pytest.mark.skipif(not DESCRIBING, reason="nothing describes files here")
 STEPS = 5
-needs_virtual = pytest.mark.skipif("virtual" not in KINDS, reason="there are no virtual checkpoints")
 ENCODINGS = {
     "xor": itertools.repeat("xor"),
     "overwrite": itertools.repeat("overwrite"),
@@ -106,7 +104,6 @@ def test_a_part_of_a_chain_is_joined_and_takes_its_place_in_it(tmp_path: Path) -
     assert ckptconv.diff(tmp_path / "out.safetensors", tmp_path / f"step-{STEPS}.safetensors").equal
 
 
-@needs_virtual
 def test_deltas_of_another_base_and_out_of_order_make_neither(tmp_path: Path) -> None:
     deltas = chain_in(tmp_path, "xor")
     save_file({name: tensor + 1 for name, tensor in load_file(tmp_path / "base.safetensors").items()}, tmp_path / "o")
@@ -119,7 +116,6 @@ def test_deltas_of_another_base_and_out_of_order_make_neither(tmp_path: Path) ->
 
 
 @DESCRIBED
-@needs_virtual
 def test_a_virtual_checkpoint_of_deltas_that_changed_is_refused(tmp_path: Path) -> None:
     deltas = chain_in(tmp_path, "overwrite")
     whole = tmp_path / "whole.virtual.json"
@@ -130,7 +126,6 @@ def test_a_virtual_checkpoint_of_deltas_that_changed_is_refused(tmp_path: Path) 
 
 
 @DESCRIBED
-@needs_virtual
 def test_an_overwritten_source_larger_than_any_is_refused(tmp_path: Path) -> None:
     deltas = chain_in(tmp_path, "overwrite")
     whole = tmp_path / "whole.virtual.json"

@@ -27,7 +27,6 @@ from ckptconv.features.thin.options import THIN
 from ckptconv.features.thin.planning import Thinning, planned
 from ckptconv.formats.registered import DESCRIBING
 from ckptconv.options.option import filled
-from ckptconv.outputs.kinds import KINDS
 
 SAVER = SAVERS["trainer"]
 
