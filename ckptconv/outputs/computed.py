@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.options.table import NONE, Options
 from ckptconv.outputs.targets import Target, seen_from
-from ckptconv.structure.record import MAP_KEY
 
 if TYPE_CHECKING:
     from ckptconv.formats.source import Source
@@ -121,7 +120,7 @@ class Way(NamedTuple):
 
 # By name, which is that of its entry in `Source.computed`. Those that change the same do so in this order.
 COMPUTED: Mapping[str, Way] = {
-    "map": Way("ckptconv.features.maps.mapped", ("map",), ("map",), MAP_KEY),
+    "map": Way("ckptconv.features.maps.mapped", ("map",), ("map",), "ckptconv.map"),
     "like": Way("ckptconv.outputs.likeness", ("like",), ("like", "partial", "fill")),
     "dequantize": Way("ckptconv.features.quantized.dequantized", ("dequantized",), ("dequantize",)),
     "quantize": Way("ckptconv.features.quantized.quantizing", ("quantized",), ("quantize", "requantize", "keep")),
