@@ -40,8 +40,6 @@ ACCEPTED: dict[str, tuple[Any, Any, list[Any]]] = {
     "exclude": ((), ("a", "b"), [("a", "b"), ["a", "b"]]),
     "strip_prefix": ("", "model.", ["model."]),
     "rename": ((), ("a=b",), ["a=b", ("a=b",), ["a=b"]]),
-    "map": ("", "m.toml", [Path("m.toml"), "m.toml"]),
-    "size": ({}, {"n": 32}, [{"n": 32}, {"n": "32"}, "n=32", ["n=32"]]),
     "tied": ("alias", "duplicate", ["duplicate"]),
     "like": ("", "reference", [Path("reference"), "reference"]),
     "order": ("", "order.txt", [Path("order.txt"), "order.txt"]),
@@ -100,8 +98,6 @@ REFUSED: dict[str, list[Any]] = {
     "like": [3, b"reference", ["reference"]],
     "order": [3, b"order", ["order"]],
     "rename": ["a", "", "(=b", ["a=b", "c"], 3, "(" * 3000 + ")" * 3000 + "=", "a{99999999999999}=b"],
-    "map": [3, b"m"],
-    "size": ["n", "=3", "n=", "n=x", "n=-1", {"n": -1}, {"n": 1.0}, {3: 1}, ["n=1", "n=2"], 3],
     "tied": ["x", "", 3, ["alias"]],
     "to": ["x", 3, ["dcp"]],
     "chunks": [0, -1, (1 << 20) + 1, True, 1.5, "", "all"],
@@ -447,17 +443,11 @@ def test_the_library_makes_the_same_files(python: dict[str, Any], words: list[st
 
 def test_every_path_may_be_a_file_url(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(3)}, tmp_path / "m.pt")
-    (tmp_path / "own.toml").write_text('[[rule]]\na = "w"\nb = "v"\n')
     here = f"file://{tmp_path}"
     paths = {name: f"{here}/{name}" for name in ("manifest", "attest", "depfile")}
-    ckptconv.convert(
-        f"{here}/m.pt", f"{here}/out", map=f"{here}/own.toml", spool_dir=here, digest="sha256", fsync=False, **paths
-    )
+    ckptconv.convert(f"{here}/m.pt", f"{here}/out", spool_dir=here, digest="sha256", fsync=False, **paths)
     assert {*paths, "out"} < {path.name for path in tmp_path.iterdir()}
-    ckptconv.convert(f"{here}/m.pt", f"{here}/more", like=f"{here}/out", map=f"{here}/own.toml:b", fsync=False)
-    for words in (["show", f"{here}/own.toml"], ["check", f"{here}/own.toml", f"{here}/m.pt"]):
-        run = ckptconv_here("maps", *words)
-        assert run.code == 0, run.err
+    ckptconv.convert(f"{here}/m.pt", f"{here}/more", like=f"{here}/out", fsync=False)
 
 
 def test_the_optimizer_goes_to_a_path(tmp_path: Path) -> None:

@@ -105,21 +105,6 @@ class _Renaming(TypedDict, total=False):
     """Leave frozen parameters out."""
 
 
-class _Mapping(TypedDict, total=False):
-    """Convert, Open, Distributed, Average, Inspect, Merge, Rows."""
-
-    map: str | os.PathLike[str] | None
-    """Give tensors the names and layouts of another program, by a map that comes with ckptconv (`ckptconv maps`) or a
-    file of rules."""
-
-
-class _Measuring(TypedDict, total=False):
-    """Convert, Open, Distributed, Average, Diff, Inspect, Merge, Rows."""
-
-    size: Mapping[str, int] | str | list[str] | tuple[str, ...] | None
-    """The size of an axis of the map that shapes and config.json do not tell, such as n=32; repeatable."""
-
-
 class _Tied(TypedDict, total=False):
     """Convert, Average, Merge, Rows."""
 
@@ -348,6 +333,21 @@ class _Dequantizing(TypedDict, total=False):
     """Make weights of quantized ones: of their codes, scales and zero points, as bfloat16 or --dtype."""
 
 
+class _Mapping(TypedDict, total=False):
+    """Convert, Open, Distributed, Average, Inspect, Merge, Rows."""
+
+    map: str | os.PathLike[str] | None
+    """Give tensors the names and layouts of another program, by a map that comes with ckptconv (`ckptconv maps`) or a
+    file of rules."""
+
+
+class _Measuring(TypedDict, total=False):
+    """Convert, Open, Distributed, Average, Diff, Inspect, Merge, Rows."""
+
+    size: Mapping[str, int] | str | list[str] | tuple[str, ...] | None
+    """The size of an axis of the map that shapes and config.json do not tell, such as n=32; repeatable."""
+
+
 class _NamingCheckpoints(TypedDict, total=False):
     """Average, Merge."""
 
@@ -370,8 +370,6 @@ class ConvertOptions(
     _Choosing,
     _Selecting,
     _Renaming,
-    _Mapping,
-    _Measuring,
     _Tied,
     _Imitating,
     _Naming,
@@ -390,6 +388,8 @@ class ConvertOptions(
     _Detecting,
     _Precision,
     _Dequantizing,
+    _Mapping,
+    _Measuring,
     total=False,
 ):
     """Options of `convert`, `verify`, `save_state_dict` and `VirtualFiles`."""
@@ -404,8 +404,6 @@ class FinishOptions(_Publishing, _Overwriting, _Attesting, _Connecting, total=Fa
 
 class OpenOptions(
     _Choosing,
-    _Mapping,
-    _Measuring,
     _Imitating,
     _Ordering,
     _Spooling,
@@ -415,6 +413,8 @@ class OpenOptions(
     _Detecting,
     _Precision,
     _Dequantizing,
+    _Mapping,
+    _Measuring,
     total=False,
 ):
     """Options of `open`."""
@@ -438,14 +438,14 @@ class DistributedOptions(
     _Choosing,
     _Selecting,
     _Renaming,
-    _Mapping,
-    _Measuring,
     _ReadingStates,
     _FindingTheModel,
     _Ordering,
     _Spooling,
     _Connecting,
     _Precision,
+    _Mapping,
+    _Measuring,
     total=False,
 ):
     """Options of `DistributedReader`."""
@@ -457,8 +457,6 @@ class AverageOptions(
     _Choosing,
     _Selecting,
     _Renaming,
-    _Mapping,
-    _Measuring,
     _Tied,
     _Imitating,
     _FindingTheModel,
@@ -472,6 +470,8 @@ class AverageOptions(
     _Undecoded,
     _Precision,
     _Dequantizing,
+    _Mapping,
+    _Measuring,
     _NamingCheckpoints,
     total=False,
 ):
@@ -493,7 +493,6 @@ class DiffOptions(
     _Choosing,
     _Selecting,
     _Renaming,
-    _Measuring,
     _Ordering,
     _Working,
     _Overwriting,
@@ -503,6 +502,7 @@ class DiffOptions(
     _SingleFile,
     _Precision,
     _Dequantizing,
+    _Measuring,
     _Showing,
     total=False,
 ):
@@ -548,14 +548,14 @@ class InspectOptions(
     _Sharding,
     _Choosing,
     _Selecting,
-    _Mapping,
-    _Measuring,
     _Overwriting,
     _Spooling,
     _Connecting,
     _Undecoded,
     _Detecting,
     _Dequantizing,
+    _Mapping,
+    _Measuring,
     _Showing,
     total=False,
 ):
@@ -574,8 +574,6 @@ class MergeOptions(
     _Choosing,
     _Selecting,
     _Renaming,
-    _Mapping,
-    _Measuring,
     _Tied,
     _Imitating,
     _FindingTheModel,
@@ -589,6 +587,8 @@ class MergeOptions(
     _Undecoded,
     _Precision,
     _Dequantizing,
+    _Mapping,
+    _Measuring,
     _NamingCheckpoints,
     total=False,
 ):
@@ -624,8 +624,6 @@ class RowsOptions(
     _Choosing,
     _Selecting,
     _Renaming,
-    _Mapping,
-    _Measuring,
     _Tied,
     _Imitating,
     _Naming,
@@ -644,6 +642,8 @@ class RowsOptions(
     _Detecting,
     _Precision,
     _Dequantizing,
+    _Mapping,
+    _Measuring,
     total=False,
 ):
     """Options of `split_rows`, `pack_rows` and `check_rows`."""

@@ -205,21 +205,8 @@ def test_a_source_that_has_changed_gives_no_byte(tmp_path: Path) -> None:
                     files.read_bytes("model.safetensors", 5000, 5001)
 
 
-def test_a_map_is_applied_to_what_is_described(tmp_path: Path) -> None:
-    torch.save({"w": torch.ones(3)}, tmp_path / "m.pt")
-    (tmp_path / "own.toml").write_text('[[rule]]\na = "w"\nb = "v"\n')
-    for suffix in DESCRIBING:
-        ckptconv.convert(tmp_path / "m.pt", tmp_path / f"x{suffix}", fsync=False)
-    for source in ("m.pt", *(f"x{suffix}" for suffix in DESCRIBING)):
-        with VirtualFiles(tmp_path / source, map=tmp_path / "own.toml") as files:
-            assert load(files.read_bytes("model.safetensors")).keys() == {"v"}
-        with pytest.raises(UsageError, match="There is no map 'nope'"):
-            VirtualFiles(tmp_path / source, map="nope")
-
-
 def test_it_tells_what_a_conversion_would(tmp_path: Path) -> None:
     telling: list[tuple[str, dict[str, Any]]] = [
-        ("zero3", {"size": {"n": 3}}),
         ("zero3", {"master": True}),
         ("nested.pt", {"key": "list", "strip_prefix": "layers"}),
         *itertools.chain(*of_features("TELLING")),

@@ -65,8 +65,6 @@ MATRIX = {
     "exclude": Row("hhhhhhhh", {"exclude": "l1.*"}),
     "strip_prefix": Row("hhhhhhhh", {"strip_prefix": "l1."}),
     "rename": Row("hhhhhhhh", {"rename": "^l1=q"}),
-    "map": Row("hhhhhhhh", {"map": "../map.toml"}),
-    "size": Row("ssssssss", {"size": {"n": 4}}),
     "tied": Row("hhshhhsh", {"tied": "duplicate"}),
     "like": Row("hhrsshhr", {"like": LIKE}),
     "partial": Row("hhrssrrr", {"partial": True}, (("like", "../more.safetensors"),)),

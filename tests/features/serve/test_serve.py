@@ -424,7 +424,7 @@ def test_memory_stays_small_whatever_is_downloaded(tmp_path: Path) -> None:
 
 
 def test_it_says_where_it_is_and_ends_when_asked(place: Path) -> None:
-    with process_serving(place / "zero", "--verbose", "--size", "n=3") as (url, process):
+    with process_serving(place / "zero", "--verbose", "--master") as (url, process):
         assert ask(url, "/model.safetensors").status == 200
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=600)
@@ -432,7 +432,7 @@ def test_it_says_where_it_is_and_ends_when_asked(place: Path) -> None:
     assert out == ""
     assert '"GET /model.safetensors HTTP/1.1" 200' in err
     assert "config.json, which from_pretrained needs, is not beside SOURCE" in err
-    assert "warning: --size is of no use without --map." in err
+    assert "warning: --master is of no use" in err
 
 
 def test_a_signal_that_comes_while_a_connection_is_taken_ends_it_too(served: Server) -> None:

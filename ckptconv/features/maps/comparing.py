@@ -1,0 +1,12 @@
+"""What the option of maps is for `diff`."""
+
+from __future__ import annotations
+
+from ckptconv.features.maps.options import MapOptions
+
+COMPARING = {
+    "map": MapOptions.table["map"].explained(
+        "Give the tensors of A the names and layouts that B has, by a map that comes with ckptconv (`ckptconv maps`) "
+        "or a file of rules.",
+    )
+}
