@@ -1,4 +1,4 @@
-"""Record what frameworks' own converters make of tiny models: tests/data/maps, which the maps are held to.
+"""Record what frameworks' own converters make of tiny models: tests/features/maps/data, which the maps are held to.
 
     make test-maps                          # compares what they make now with what is recorded
     make test-maps MAPS_FLAGS=--write       # records it anew
@@ -20,7 +20,7 @@ import warnings
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-DATA = ROOT / "tests/data/maps"
+DATA = ROOT / "tests/features/maps/data"
 MODULES = (
     "titan",
     "titan2",
@@ -108,7 +108,7 @@ def main() -> int:
             else:
                 failed += [name for name in differing(made, DATA) if name.endswith(".safetensors")]
     for name in failed:
-        print(f"tests/data/maps/{name} is not what the framework makes now", file=sys.stderr)
+        print(f"tests/features/maps/data/{name} is not what the framework makes now", file=sys.stderr)
     for module in (each for each in args.only or MODULES if each in COMPUTING):
         failed += [module] * bool(
             subprocess.run([sys.executable, __file__, "--logits", module], check=False).returncode

@@ -12,6 +12,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,23 +26,36 @@ from ckptconv.errors import ERROR_KINDS, StoppedError
 from ckptconv.options import GROUPS, REPORTING
 from ckptconv.options.kinds import FLAG
 from ckptconv.options.option import Option
-from ckptconv.structure.maps.file import catalogue, from_catalogue
+from ckptconv.options.registered import FEATURES
+from ckptconv.process import of_feature
 from ckptconv.version import __version__
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 HELP = ROOT / "ckptconv" / "cli" / "reference.json"
 SCHEMAS = ROOT / "ckptconv" / "cli" / "schemas"
-CASES = ROOT / "tests" / "data" / "maps"
 # The table of which command is for what, by hand.
 CHOICES = ROOT / "docs" / "commands.md"
 MADE = "This page is made by `scripts/reference.py`; do not edit it."
+# Pages of features: the scripts whose `page` returns each, given the sentence that says that it is made.
+PAGES = {
+    "map-catalogue.md": "map_catalogue",  # features/maps
+}
 # Variables that no option has.
 VARIABLES = {
     "NO_COLOR": "No colours, if it is set.",
     "FORCE_COLOR": "Colours also where no terminal is, if it is set; NO_COLOR comes first.",
     "CKPTCONV_DEBUG": "Show where in the program an unexpected error came from, if it is set.",
 }
+
+
+def _values(option: Option) -> Sequence[str]:
+    """Return the values of an option that a shell completes."""
+    for feature in FEATURES:
+        completed = getattr(of_feature(feature, "options"), "COMPLETED", {})
+        if option.name in completed:
+            return list(completed[option.name]())
+    return option.kind.choices
 
 
 @functools.cache
@@ -109,7 +123,7 @@ def _flag(parameter: Any, option: Option | None, command: str, others: str) -> F
         option.default_of(command),
         f"{option.env}=0" if option.env and option.kind is FLAG else option.env,
         option.common is True or command in str(option.common).split(),
-        list(catalogue()) if option.name == "map" else option.kind.choices,
+        _values(option),
         option.kind is FLAG,
         parameter.multiple,
     )
@@ -139,6 +153,7 @@ def exit_codes() -> dict[str, str]:
 
 
 _OPTIONS = "Each has one meaning. Where commands put it in other words, there is a row for these."
+_FORMERS = "Names that options had before are still taken, and a remark says so:"
 _ENVIRONMENT = "An option comes before its variable. Only the command line reads them, not the library."
 
 
@@ -169,7 +184,12 @@ def cli_page() -> str:
             lines += [f"| {heading} | | default |", "|---|---|---|"]
             lines += [each.row for each in meanings]
             lines.append("")
-    lines += ["## Environment", "", _ENVIRONMENT, ""]
+    lines += [_FORMERS, ""]
+    lines += [
+        f"- {', '.join(f'`{name}`' for name in names)}: `{former}` for `{flag}`"
+        for (former, flag), names in formers().items()
+    ]
+    lines += ["", "## Environment", "", _ENVIRONMENT, ""]
     flags = [flag for each in every for flag in each.flags]
     lines += ["| variable | |", "|---|---|"]
     lines += [f"| `{name}` | {_cell(about)} |" for name, about in {**variables(flags), **VARIABLES}.items()]
@@ -193,6 +213,21 @@ def _as_for(command: Help, base: Help, form: str = "`{}`") -> str:
     others = [flag for flag in base.flags if not any(map(flag.is_as, shared))]
     few = shared if len(shared) <= len(others) else others
     return ("" if few is shared else "all but ") + ", ".join(form.format(flag.word) for flag in few)
+
+
+def formers() -> dict[tuple[str, str], list[str]]:
+    """Return the commands that take an option by a name that it had, by that name and today's."""
+    found: dict[tuple[str, str], list[str]] = {("--optimizer", "--states"): ["convert --to dcp"]}
+
+    def look(command: Any, path: str) -> None:
+        for option in getattr(command.callback, "options", {}).values():
+            if option.former:
+                found.setdefault((option.former, option.flags[0]), []).append(path)
+        for name, each in getattr(command, "commands", {}).items():
+            look(each, f"{path} {name}".strip())
+
+    look(app.made(), "")
+    return found
 
 
 class Meaning(NamedTuple):
@@ -293,74 +328,6 @@ def _type(field: Any) -> str:
     return " or ".join(kinds) if isinstance(kinds, list) else str(kinds)
 
 
-# ---------------------------------------------------------------------------------------------- docs/map-catalogue.md
-
-_MAPS = """\
-`--map NAME` gives a checkpoint the names and layouts of the other side of a built-in map, in either
-direction. Each was made from the framework's own source, named here and in the map (`ckptconv maps show NAME`).
-
-Tiny models with odd sizes, made by the frameworks, are in `tests/data/maps` with what the frameworks' own converters
-made of them. `make test` compares each map with that, both ways, bit for bit. `make test-maps` installs the frameworks
-and compares what they make now; it also converts checkpoints that torchtitan and Megatron-core have just saved, and
-compares the logits that transformers computes with those of the original model."""
-_CONVERTERS = """\
-## Tested conversions
-
-| map | models | converter |
-|---|---|---|"""
-_MORE = """\
-## Limits
-
-- **Sizes.** The number of heads is in no shape. It is taken from `config.json` beside the checkpoint (or Meta's
-  `params.json`), or given: `--size n=32`. The way from Hugging Face to Megatron-core has no padding to look at:
-  `--size _=64` are the rows to add to the embeddings.
-- **Tied embeddings** are stored once by Megatron-core and twice by torchtitan. The second, `lm_head.weight`, is
-  kept, and readers tie it.
-- **Layers for further tokens** (MTP) are numbered on from the last layer in Hugging Face's files of DeepSeek V3 and
-  GLM. The maps have them, but not the embeddings and the head that the files repeat in such a layer.
-- **gpt-oss** has one layout in transformers 4 and 5, and needs no map between these.
-- **NeMo 2** has the names of Megatron-core after `module.`: add `--strip-prefix module.` to Megatron's maps.
-- **Gemma's norms** hold the difference from one on both sides: Megatron-core's with `layernorm_zero_centered_gamma`,
-  which Megatron-Bridge and NeMo set.
-- **Qwen3-Next** has no map for Megatron-core. Megatron-Bridge subtracts one from a norm, which is no move of elements,
-  and ms-swift orders the same tensors in another way.
-- **GPT-2** has the same names on both sides: say what to make, `--map gpt2-linear:hf` or
-  `--map gpt2-linear:linear`.
-
-## Files of model-parallel ranks
-
-Meta's `consolidated.00.pth`, `consolidated.01.pth` … and Megatron-LM's `mp_rank_00/model_optim_rng.pt` … do not say
-which part of a tensor each rank has. A map does: name the directory, and give one.
-
-- A rank's part is called `0.layers.0.attention.wq.weight`, with the rank before the name: `{r}.layers.{l}.…` in a
-  map, and an axis `r` on the other side.
-- What each rank has whole (norms, routers) is there once, under its own name. It must be equal in all ranks.
-- Of Megatron-LM's, what is known to be shared out by rows or columns is joined already; only the first matrix of a
-  feed-forward layer, which holds gate and up of each rank, is left in parts. Layers are numbered through all
-  pipeline stages, virtual ones too, and experts through all ranks.
-- Meta's files of Llama 1 and 2 share out columns of the embeddings, those of Llama 3 rows: `meta-llama2` or
-  `meta-llama3`."""
-
-
-def maps_page() -> str:
-    """The maps that come with the program, in Markdown, from what they say of themselves."""
-    found = [from_catalogue(name) for name in catalogue()]
-    lines = ["# Built-in maps", "", f"<!-- {MADE} -->", "", _MAPS, ""]
-    lines += ["| map | sides | | made from |", "|---|---|---|---|"]
-    lines += [
-        f"| `{each.name}` | `{' ⇄ '.join(each.sides)}` | {_cell(each.about)} | {_cell(each.words['source'])} |"
-        for each in found
-    ]
-    lines += ["", _CONVERTERS]
-    cases = [
-        json.loads(path.read_text("utf-8")) | {"case": path.parent.name} for path in sorted(CASES.glob("*/case.json"))
-    ]
-    for each in cases:
-        versions = ", ".join(f"{name} {number}" for name, number in each["versions"].items() if name != "torch")
-        lines.append(f"| `{each['map']}` | `{each['case']}` | {_cell(each['made'])}: {versions} |")
-    return "\n".join([*lines, "", _MORE]) + "\n"
-
-
 # ----------------------------------------------------------------------------------------------------------- manual
 
 
@@ -442,7 +409,7 @@ def pages() -> dict[Path, str]:
         HELP: as_json(commands()),
         DOCS / "cli.md": cli_page(),
         DOCS / "json.md": json_page(),
-        DOCS / "map-catalogue.md": maps_page(),
+        **{DOCS / name: import_module(module).page(MADE) for name, module in PAGES.items()},
         DOCS / "SKILL.md": skill.page(commands(), exit_codes(), CHOICES.read_text("utf-8"), MADE),
         **{SCHEMAS / name: text for name, text in schemas.texts().items()},
         **manual,

@@ -17,7 +17,6 @@ from typing import Any, Literal, NamedTuple
 
 from ckptconv.cli import printed
 from ckptconv.cli.console import VERSION
-from ckptconv.inspection.mapping import MapSummary
 from ckptconv.result import LikeReport, Report
 from ckptconv.verification.report import Verification
 
@@ -47,6 +46,7 @@ _PRINTED: dict[str, str] = {
     "serve": "ckptconv.features.serve.printed",
     "virtual": "ckptconv.features.virtual.command",
     "scan": "ckptconv.features.scan.printed",
+    "maps": "ckptconv.features.maps.printed",
     "steps": "ckptconv.features.steps.report",
     "thin": "ckptconv.features.thin.report",
 }
@@ -73,7 +73,6 @@ COMMANDS = {
         means="Whether every input was converted: true with exit code 0 only.",
     ),
     "error": Command("Failures", "", (), printed.Failed, ok=False),
-    "maps": Command("maps", "", ("maps", "maps show", "maps check"), printed.Maps),
     "verify": Command(
         "verify",
         "What `verify --json` prints when the output is exactly that source.",
@@ -101,7 +100,6 @@ def _object(fields: dict[str, Any], required: list[str]) -> dict[str, Any]:
 
 # What the type of a field does not say.
 _MORE: dict[tuple[type | str, str], dict[str, Any]] = {
-    (MapSummary, "rules"): {"type": "integer", "minimum": 1},
     (LikeReport, "casts"): {"type": "object", "additionalProperties": {"type": "integer", "minimum": 1}},
     (printed.OneDifference, "elements"): {"type": "integer", "minimum": 1},
     (printed.FoundDifference, "elements"): {"type": "integer", "minimum": 1},
@@ -254,9 +252,7 @@ def _and(found: dict[str, Any], other: str) -> dict[str, Any]:
 
 
 # Classes that annotations name, which their modules import for type checkers alone.
-_KNOWN = {
-    each.__name__: each for each in (MapSummary, *(k for feature in FEATURES for k in getattr(feature, "KNOWN", ())))
-}
+_KNOWN = {each.__name__: each for each in (k for feature in FEATURES for k in getattr(feature, "KNOWN", ()))}
 
 
 @functools.cache

@@ -18,7 +18,6 @@ from processes import prepared
 from said import texts_of_the_package
 
 from ckptconv.cli.commands import app
-from ckptconv.structure.maps.file import parse_map
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -183,13 +182,6 @@ def follow(parts: list[str], text: str) -> bool:
             return False
         at = found + len(part)
     return True
-
-
-def test_maps_that_are_shown_are_maps() -> None:
-    pages = [ROOT / "docs" / "maps.md", ROOT / "docs" / "internals" / "maps.md"]
-    text = "\n".join(page.read_text() for page in pages)
-    shown = re.findall(r"^```toml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    assert [len(parse_map(each, "maps.md").rules) for each in shown] == [1, 4, 1, 1, 1, 2]
 
 
 def test_messages_that_are_quoted_are_those_of_the_program() -> None:

@@ -30,6 +30,7 @@ from ckptconv.options import keywords, registered
 from ckptconv.options.kinds import FLAG, Rules
 from ckptconv.options.option import FormerName, Option
 from ckptconv.options.table import COMMAND, OPENING, OPTIONS, named_in
+from ckptconv.publish.statements import STATEMENTS
 
 # For each option: what its default is, a value, and how that may be written, in Python and last as words.
 ACCEPTED: dict[str, tuple[Any, Any, list[Any]]] = {
@@ -40,8 +41,6 @@ ACCEPTED: dict[str, tuple[Any, Any, list[Any]]] = {
     "exclude": ((), ("a", "b"), [("a", "b"), ["a", "b"]]),
     "strip_prefix": ("", "model.", ["model."]),
     "rename": ((), ("a=b",), ["a=b", ("a=b",), ["a=b"]]),
-    "map": ("", "m.toml", [Path("m.toml"), "m.toml"]),
-    "size": ({}, {"n": 32}, [{"n": 32}, {"n": "32"}, "n=32", ["n=32"]]),
     "tied": ("alias", "duplicate", ["duplicate"]),
     "like": ("", "reference", [Path("reference"), "reference"]),
     "order": ("", "order.txt", [Path("order.txt"), "order.txt"]),
@@ -65,7 +64,6 @@ ACCEPTED: dict[str, tuple[Any, Any, list[Any]]] = {
     "part": (None, (0, 2), [(0, 2), [0, 2], "0/2"]),
     "manifest": ("", "m.json", [Path("m.json"), "m.json"]),
     "digest": ("", "sha256", ["sha256"]),
-    "attest": ("", "m.jsonl", [Path("m.jsonl"), "m.jsonl"]),
     "depfile": ("", "m.d", [Path("m.d"), "m.d"]),
     "dry_run": (False, True, [True]),
     "storage_options": ({}, {"anon": True}, [{"anon": True}, '{"anon": true}']),
@@ -100,8 +98,6 @@ REFUSED: dict[str, list[Any]] = {
     "like": [3, b"reference", ["reference"]],
     "order": [3, b"order", ["order"]],
     "rename": ["a", "", "(=b", ["a=b", "c"], 3, "(" * 3000 + ")" * 3000 + "=", "a{99999999999999}=b"],
-    "map": [3, b"m"],
-    "size": ["n", "=3", "n=", "n=x", "n=-1", {"n": -1}, {"n": 1.0}, {3: 1}, ["n=1", "n=2"], 3],
     "tied": ["x", "", 3, ["alias"]],
     "to": ["x", 3, ["dcp"]],
     "chunks": [0, -1, (1 << 20) + 1, True, 1.5, "", "all"],
@@ -113,7 +109,6 @@ REFUSED: dict[str, list[Any]] = {
     "part": [(3, 2), (0, 0), (-1, 2), (0,), (0, 1, 2), (0, True), (0.0, 2), "3/2", "1", 3, {0: 2}],
     "manifest": [3, b"m", ["m"]],
     "digest": ["md5", 3, True, "SHA256"],
-    "attest": [3, b"m", ["m"]],
     "depfile": [3, True],
     "storage_options": ["[]", "{", "3", 3, {3: 1}, [("anon", True)], "[" * 100_000],
     "family": NOT_TEXT,
@@ -447,17 +442,11 @@ def test_the_library_makes_the_same_files(python: dict[str, Any], words: list[st
 
 def test_every_path_may_be_a_file_url(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(3)}, tmp_path / "m.pt")
-    (tmp_path / "own.toml").write_text('[[rule]]\na = "w"\nb = "v"\n')
     here = f"file://{tmp_path}"
-    paths = {name: f"{here}/{name}" for name in ("manifest", "attest", "depfile")}
-    ckptconv.convert(
-        f"{here}/m.pt", f"{here}/out", map=f"{here}/own.toml", spool_dir=here, digest="sha256", fsync=False, **paths
-    )
+    paths = {name: f"{here}/{name}" for name in ("manifest", *STATEMENTS, "depfile")}
+    ckptconv.convert(f"{here}/m.pt", f"{here}/out", spool_dir=here, digest="sha256", fsync=False, **paths)
     assert {*paths, "out"} < {path.name for path in tmp_path.iterdir()}
-    ckptconv.convert(f"{here}/m.pt", f"{here}/more", like=f"{here}/out", map=f"{here}/own.toml:b", fsync=False)
-    for words in (["show", f"{here}/own.toml"], ["check", f"{here}/own.toml", f"{here}/m.pt"]):
-        run = ckptconv_here("maps", *words)
-        assert run.code == 0, run.err
+    ckptconv.convert(f"{here}/m.pt", f"{here}/more", like=f"{here}/out", fsync=False)
 
 
 def test_the_optimizer_goes_to_a_path(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_the_wheel_holds_every_module_and_the_types_and_nothing_else(wheel: Path
     modules = {str(path.relative_to(ROOT)) for path in ROOT.glob("ckptconv/**/*.py*") if path.suffix in (".py", ".pyi")}
     assert manual == {path.name for path in ROOT.glob("docs/man/*.1")}
     tables = {str(path.relative_to(ROOT)) for path in ROOT.glob("ckptconv/cli/**/*.json")}
-    maps = {str(path.relative_to(ROOT)) for path in ROOT.glob("ckptconv/structure/maps/catalogue/*.toml")}
+    maps = {str(path.relative_to(ROOT)) for path in ROOT.glob("ckptconv/**/*.toml")}
     tables |= {"ckptconv/formats/numbers/orders.json"}
     texts = {str(path.relative_to(ROOT)) for path in ROOT.glob("ckptconv/**/*.txt")}
     assert names == modules | tables | maps | texts | {"ckptconv/py.typed", "ckptconv/inspection/page.html"}

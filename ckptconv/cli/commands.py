@@ -10,15 +10,15 @@ from ckptconv.cli.registered import COMMANDS
 from ckptconv.cli.typer_compat import App, Group
 
 ABOUT = """
-Convert checkpoints of any size to safetensors, with little memory and without running code from them.
+Convert checkpoints of any size to safetensors: nothing in them runs, and memory stays small.
 
 \b
 Examples:
-  ckptconv convert model.pt                  writes model.safetensors
-  ckptconv convert checkpoints/ model/       for example a DeepSpeed run
-  ckptconv inspect model.pt                  shows the format and the contents
+  ckptconv convert model.pt                  makes model.safetensors
+  ckptconv convert checkpoints/ model/       of a DeepSpeed run, for example
+  ckptconv inspect model.pt                  what is it, and what is in it?
 
-ckptconv help COMMAND shows the options of a command, with examples.
+ckptconv help COMMAND has the options of each, and more examples; ckptconv help options has those that they share.
 """
 
 app = App(

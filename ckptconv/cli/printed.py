@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 if TYPE_CHECKING:
     from typing_extensions import NotRequired
-
-    from ckptconv.inspection.mapping import MapSummary
 
 
 class DTypeAndShape(TypedDict):
@@ -190,28 +187,3 @@ class SeveralInputs(TypedDict):
 
     peak_rss_bytes: int
     """The most memory that one process held."""
-
-
-class Maps(TypedDict):
-    """What `maps`, `maps show` and `maps check` print with `--json`."""
-
-    maps: Sequence[MapSummary]
-    """The maps that come with ckptconv; of `maps show` and `maps check`, the one that was named."""
-
-    text: NotRequired[str]
-    """The whole map, in TOML; with `maps show`."""
-
-    precedence: NotRequired[Sequence[tuple[str, str]]]
-    """Pairs of rules of which the first has the names that both have, as it is more special; with `maps check`."""
-
-    source: NotRequired[str | None]
-    """The checkpoint that it was tried on; null for none. With `maps check`."""
-
-    direction: NotRequired[tuple[str, str]]
-    """The side that the checkpoint's names are of, and the side to make; with `maps check` and a checkpoint."""
-
-    made_of: NotRequired[Mapping[str, Sequence[str]]]
-    """Each tensor to make, with those that it is made of; with `maps check` and a checkpoint."""
-
-    warnings: NotRequired[Sequence[str]]
-    """What is left out, each in a sentence; with `maps check` and a checkpoint."""

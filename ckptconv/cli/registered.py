@@ -31,7 +31,7 @@ GROUPS: dict[str, dict[str, str]] = {
     "More": {
         "finish": "ckptconv.cli.finish:finish_",
         "thin": "ckptconv.features.thin.command:thin",
-        "maps": "ckptconv.cli.maps:maps",
+        "maps": "ckptconv.features.maps.command:maps",
         "rows": "ckptconv.features.rows.command:rows",
     },
     STRICT: {

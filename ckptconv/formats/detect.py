@@ -18,11 +18,10 @@ from ckptconv.formats.model_files import TORCH
 from ckptconv.formats.registered import DEEPSPEED, FORMATS, JOINING, MEGATRON
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.options.option import checked
-from ckptconv.options.registered import OPENED, options_of
-from ckptconv.options.table import CHANGING, NO_MAP, OPENING
+from ckptconv.options.registered import opening
+from ckptconv.options.table import CHANGING, OPENING
 from ckptconv.pickles.nodes import is_distributed_class
 from ckptconv.pickles.refusing import refusing_attacks
-from ckptconv.process import of_feature
 from ckptconv.storage import stores
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote, normalize
@@ -31,7 +30,6 @@ from ckptconv.text import UNSET, some
 
 if TYPE_CHECKING:
     from ckptconv.formats.numbers.matching import Order
-    from ckptconv.structure.maps.chosen import ChosenMap
 
 
 class OtherFamilyError(UsageError):
@@ -57,15 +55,13 @@ def open_source(
     master: bool = False,
     unstack: bool = False,
     like: str = "",
-    map: str | os.PathLike[str] = "",  # noqa: A002
-    size: Mapping[str, int] | None = None,
     inert: bool = False,
     raw: bool = False,
     alone: bool = False,
     order: str = "",
     spool_dir: str = "",
     storage_options: Mapping[str, Any] | None = None,
-    recorded: ChosenMap | None = None,
+    recorded: Any = None,
     **asked: Any,
 ) -> Source:
     """Open the checkpoint at `path`, whatever its format. Read descriptions only, no tensor data.
@@ -76,12 +72,12 @@ def open_source(
     optimizer's fp32 masters) and `unstack` (a tensor for each layer) apply to Megatron-core's. A structure record of
     safetensors that does not fit the tensors is an error; with `structure` false it is left out. `like` is the path of
     the source's reference. `order` names what tells the order of its parameters, in which optimizers number them; a
-    reference may tell it too. `map` names a map, which gives other names and layouts, and `size` tells sizes of its
-    axes. What else is `asked` are options of features that change a source. A file that is an attack raises
-    UnsafeError; with `inert` it is opened like any other, and nothing in it runs. `raw` keeps whole modules the objects
-    they are. One file of many, such as a rank's, can be looked at; whoever takes its weights for a model gets an error,
+    reference may tell it too. What else is `asked` are options of features that change a source. A file that is an
+    attack raises UnsafeError; with `inert` it is opened like any other, and nothing in it runs. `raw` keeps whole
+    modules the objects they are. One file of many, such as a rank's, can be looked at; whoever takes its weights for a
+    model gets an error,
     unless it is taken `alone`. "-" is standard input. Input from a pipe is kept in a temporary file in `spool_dir`.
-    `recorded` is the map that was taken when an output was made of this, for where `map` names none.
+    `recorded` is what the record of an output says of how its source was changed.
     """
     path = os.fspath(path)
     if not path:
@@ -92,15 +88,12 @@ def open_source(
         path = take_pipe(path, spool_dir)
     else:
         stores.at(path).taken(path, reached, spool_dir)
-    recorded = None if map else recorded
-    is_mapped, apart = (bool(map) and map != NO_MAP) or recorded is not None, unstack
-    if is_mapped and not unstack:
-        from ckptconv.formats.chosen_map import names_each_layer, tells_layers_apart
-
-        apart = names_each_layer(recorded.map) if recorded else tells_layers_apart(os.fspath(map), reached)
+    asked["recorded"] = recorded
     reaching: dict[str, Any] = {"inert": inert, "spool_dir": spool_dir, "storage_options": storage_options}
     orders = asked_orders(order, like if states else "", reaching)
-    wanted = Wanted(key, states, tag, exclude_frozen, model_rank, structure, raw, master, apart, is_mapped, orders)
+    wanted = Wanted(key, states, tag, exclude_frozen, model_rank, structure, raw, master, unstack, orders=orders)
+    for module in opening(asked):
+        wanted = module.wanted(wanted, asked, reaching) if hasattr(module, "wanted") else wanted
     with refusing_attacks(not inert):
         place = Location(path, reached)
         chosen, guess = _choose(Probe(place, family))
@@ -122,8 +115,7 @@ def open_source(
         if given and not is_theirs
     ]
     source = source._replace(warnings=[*source.warnings, *idle]) if idle else source
-    source = source.computing(map=recorded) if recorded else source
-    return with_layout(source, like=like, map=os.fspath(map), size=size, **reaching, **asked)
+    return with_layout(source, like=like, **reaching, **asked)
 
 
 def _joined(place: Location, source: Source, wanted: Wanted) -> Source:
@@ -140,30 +132,23 @@ def with_layout(
     source: Source,
     *,
     like: str = "",
-    map: str = "",  # noqa: A002
-    size: Mapping[str, int] | None = None,
     inert: bool = False,
     spool_dir: str = "",
     storage_options: Mapping[str, Any] | None = None,
     **asked: Any,
 ) -> Source:
-    """Return `source` with the reference and the map that an output of it is to have, each "" if there is none, and as
-    features change it for what else is `asked`.
+    """Return `source` with the reference that an output of it is to have, "" if there is none, and as features change
+    it for what else is `asked`.
 
     The arguments are those of `open_source`.
     """
     reaching: dict[str, Any] = {"inert": inert, "spool_dir": spool_dir, "storage_options": storage_options}
     if is_pipe(like):
         raise UsageError(f"--like {like} is a pipe, but a reference must be a file or directory.")
-    for feature in OPENED:
-        if any(asked.get(name) for name in options_of(feature)):
-            source = of_feature(feature, "opening").opened(source, asked, reaching)
     if like:
         source = source.computing(like=open_source(normalize(like), structure=False, **reaching))
-    if map or size:
-        from ckptconv.formats.chosen_map import with_map
-
-        source = with_map(source, map, size or {}, storage_options or {})
+    for module in opening(asked):
+        source = module.opened(source, asked, reaching)
     return source
 
 
@@ -189,11 +174,13 @@ def _left(place: Location, source: Source) -> str:
 
 def complete(source: Source, *, key: str = "", states: bool = False, inert: bool = False) -> Source:
     """Return `source` with what is under `key`, and with `states` the optimizer's; reopen it if these are missing. It
-    keeps its reference and its map."""
+    keeps its reference, and what else features have changed in it."""
     wanted = source.wanted._replace(key=key or source.wanted.key, states=states or source.wanted.states)
     if source.reread is not None and wanted != source.wanted:
         with refusing_attacks(not inert):
-            again = source.reread(wanted).computing(map=source.map, like=source.reference)
+            again = source.reread(wanted).computing(
+                **{name: each for name, each in source.computed.items() if name != "dequantize"}
+            )
         source = source.quantized.again(again) if source.quantized else again
     if not states:
         return source

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckptconv.errors import UsageError
 from ckptconv.formats import pipelines
@@ -18,9 +18,6 @@ from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_same, normalize
 from ckptconv.storage.spool import is_pipe
 
-if TYPE_CHECKING:
-    from ckptconv.structure.maps.chosen import ChosenMap
-
 
 def opened(
     given: str | os.PathLike[str] | Source,
@@ -29,7 +26,7 @@ def opened(
     key: str = "",
     states: bool = False,
     like: str = "",
-    recorded: ChosenMap | None = None,
+    recorded: Any = None,
 ) -> Source:
     """Return the checkpoint `given` as `options` ask. The other arguments are those of `open_source`."""
     if not isinstance(given, Source):
@@ -37,8 +34,7 @@ def opened(
         return open_source(normalize(given), recorded=recorded, **settings)
     source = complete(given, key=key, states=states, inert=options.inert)
     layout: dict[str, Any] = {**options.changing(), **options.reaching()}
-    source = with_layout(source, like=like, map=options.map, size=options.size, **layout)
-    return source.computing(map=source.map or recorded) if recorded else source
+    return with_layout(source, like=like, recorded=recorded, **layout)
 
 
 def all_opened(
@@ -46,7 +42,7 @@ def all_opened(
     options: Options,
     holds: Collection[str],
     *,
-    recorded: ChosenMap | None = None,
+    recorded: Any = None,
 ) -> list[Source]:
     """Open `given` with everything that outputs need which hold weights, states and so on (see `Kind.holds`): one
     source, or with `per_rank` one for each tensor-parallel rank, or those of a pipeline of diffusers.

@@ -19,7 +19,6 @@ from ckptconv.text import parse_path
 if TYPE_CHECKING:
     from ckptconv.formats.configs import Change
     from ckptconv.formats.numbers.matching import Order
-    from ckptconv.structure.maps.chosen import ChosenMap
 
 # How the names of a model's files begin: those of most programs, and by the beginning of an input's name, those of
 # diffusers and of open_clip, and of PEFT's adapters.
@@ -310,11 +309,6 @@ class Source(_Fields):
     def is_model(self) -> bool:
         """Whether it has weights, and not only files that go with the models of a pipeline."""
         return self.family != PIPELINE
-
-    @property
-    def map(self) -> ChosenMap | None:
-        """The map that gives the weights and states other names and layouts, if the user asked for one."""
-        return self.computed.get("map")
 
     @property
     def reference(self) -> Source | None:

@@ -11,6 +11,7 @@ from ckptconv.formats.numbers.states import optimizers_alone
 from ckptconv.formats.optimizers import entries
 from ckptconv.formats.source import STATES_ARE_CONVERTED, FileFacts, Source
 from ckptconv.formats.training import weights_in, with_named, without_optimizers
+from ckptconv.options.table import named_in
 from ckptconv.storage.paths import basename, is_same, normalize
 
 # What torchtune's recipe_state.pt has beside the optimizer, and what names of its own models have (0.6.1).
@@ -30,7 +31,8 @@ def with_states(source: Source, asked: str, path: str, **settings: Any) -> Sourc
             raise _none(path)
         return without_optimizers(source, source.wanted.key)
     # Which checkpoint to take, and the layout of the output, are said of the source.
-    of_source = {"family": "", "tag": "", "like": "", "map": "", "size": None, "alone": False}
+    of_source: dict[str, Any] = {"family": "", "tag": "", "like": "", "alone": False}
+    of_source |= {name: option.default for name, option in named_in("map size").items()}
     other = open_source(normalize(path), **{**settings, **of_source, "states": True})
     alone = optimizers_alone(other.weights)
     found = None if alone else other.states()

@@ -105,20 +105,6 @@ class _Renaming(TypedDict, total=False):
     """Leave frozen parameters out."""
 
 
-class _Mapping(TypedDict, total=False):
-    """Convert, Open, Distributed, Average, Inspect, Merge, Rows."""
-
-    map: str | os.PathLike[str] | None
-    """Give tensors the names and layouts of another program, with a built-in map (`ckptconv maps`) or a file of rules."""
-
-
-class _Measuring(TypedDict, total=False):
-    """Convert, Open, Distributed, Average, Diff, Inspect, Merge, Rows."""
-
-    size: Mapping[str, int] | str | list[str] | tuple[str, ...] | None
-    """The size of an axis of the map, such as n=32, if shapes and config.json do not give it; repeatable."""
-
-
 class _Tied(TypedDict, total=False):
     """Convert, Average, Merge, Rows."""
 
@@ -350,6 +336,20 @@ class _Dequantizing(TypedDict, total=False):
     """Convert quantized weights (codes, scales, zero points) to plain ones, in bfloat16 or --dtype."""
 
 
+class _Mapping(TypedDict, total=False):
+    """Convert, Open, Distributed, Average, Inspect, Merge, Rows."""
+
+    map: str | os.PathLike[str] | None
+    """Give tensors the names and layouts of another program, with a built-in map (`ckptconv maps`) or a file of rules."""
+
+
+class _Measuring(TypedDict, total=False):
+    """Convert, Open, Distributed, Average, Diff, Inspect, Merge, Rows."""
+
+    size: Mapping[str, int] | str | list[str] | tuple[str, ...] | None
+    """The size of an axis of the map, such as n=32, if shapes and config.json do not give it; repeatable."""
+
+
 class _NamingCheckpoints(TypedDict, total=False):
     """Average, Merge."""
 
@@ -372,8 +372,6 @@ class ConvertOptions(
     _Choosing,
     _Selecting,
     _Renaming,
-    _Mapping,
-    _Measuring,
     _Tied,
     _Imitating,
     _Naming,
@@ -392,6 +390,8 @@ class ConvertOptions(
     _Detecting,
     _Precision,
     _Dequantizing,
+    _Mapping,
+    _Measuring,
     total=False,
 ):
     """Options of `convert`, `verify`, `save_state_dict` and `VirtualFiles`."""
@@ -406,8 +406,6 @@ class FinishOptions(_Publishing, _Overwriting, _Attesting, _Connecting, total=Fa
 
 class OpenOptions(
     _Choosing,
-    _Mapping,
-    _Measuring,
     _Imitating,
     _Ordering,
     _Spooling,
@@ -417,6 +415,8 @@ class OpenOptions(
     _Detecting,
     _Precision,
     _Dequantizing,
+    _Mapping,
+    _Measuring,
     total=False,
 ):
     """Options of `open`."""
@@ -440,14 +440,14 @@ class DistributedOptions(
     _Choosing,
     _Selecting,
     _Renaming,
-    _Mapping,
-    _Measuring,
     _ReadingStates,
     _FindingTheModel,
     _Ordering,
     _Spooling,
     _Connecting,
     _Precision,
+    _Mapping,
+    _Measuring,
     total=False,
 ):
     """Options of `DistributedReader`."""
@@ -459,8 +459,6 @@ class AverageOptions(
     _Choosing,
     _Selecting,
     _Renaming,
-    _Mapping,
-    _Measuring,
     _Tied,
     _Imitating,
     _FindingTheModel,
@@ -474,6 +472,8 @@ class AverageOptions(
     _Undecoded,
     _Precision,
     _Dequantizing,
+    _Mapping,
+    _Measuring,
     _NamingCheckpoints,
     total=False,
 ):
@@ -494,7 +494,6 @@ class DiffOptions(
     _Choosing,
     _Selecting,
     _Renaming,
-    _Measuring,
     _Ordering,
     _Working,
     _Overwriting,
@@ -504,6 +503,7 @@ class DiffOptions(
     _SingleFile,
     _Precision,
     _Dequantizing,
+    _Measuring,
     _Showing,
     total=False,
 ):
@@ -549,14 +549,14 @@ class InspectOptions(
     _Sharding,
     _Choosing,
     _Selecting,
-    _Mapping,
-    _Measuring,
     _Overwriting,
     _Spooling,
     _Connecting,
     _Undecoded,
     _Detecting,
     _Dequantizing,
+    _Mapping,
+    _Measuring,
     _Showing,
     total=False,
 ):
@@ -576,8 +576,6 @@ class MergeOptions(
     _Choosing,
     _Selecting,
     _Renaming,
-    _Mapping,
-    _Measuring,
     _Tied,
     _Imitating,
     _FindingTheModel,
@@ -591,6 +589,8 @@ class MergeOptions(
     _Undecoded,
     _Precision,
     _Dequantizing,
+    _Mapping,
+    _Measuring,
     _NamingCheckpoints,
     total=False,
 ):
@@ -626,8 +626,6 @@ class RowsOptions(
     _Choosing,
     _Selecting,
     _Renaming,
-    _Mapping,
-    _Measuring,
     _Tied,
     _Imitating,
     _Naming,
@@ -646,6 +644,8 @@ class RowsOptions(
     _Detecting,
     _Precision,
     _Dequantizing,
+    _Mapping,
+    _Measuring,
     total=False,
 ):
     """Options of `split_rows`, `pack_rows` and `check_rows`."""

@@ -14,11 +14,17 @@ from ckptconv.process import of_feature
 # then.
 FEATURES: Mapping[str, str] = {
     "quantized": "dequantize quantize requantize keep",
+    "provenance": "attest",
+    "maps": "map size",
 }
-# Of these, those that change a source when it is opened, in this order: `opening.py` in the folder has
-# `opened(source, asked, reaching)`, which returns the source as the options `asked` say. It is called if one of them is
-# given; `asked` has the dtype too, and `reaching` says how checkpoints are reached.
-OPENED = ("quantized",)
+# Of these, those that change a source when it is opened, in this order, and what asks for that: options, or `recorded`,
+# what the record of an output says of how its source was changed. `opening.py` in the folder has `opened(source, asked,
+# reaching)`, which returns the source as the options `asked` say, the dtype among them; `reaching` says how checkpoints
+# are reached. It may have `wanted(wanted, asked, reaching)`, which returns what is to be read then.
+OPENED: Mapping[str, str] = {
+    "quantized": "dequantize requantize",
+    "maps": "map size recorded",
+}
 
 
 @functools.cache
@@ -32,3 +38,9 @@ def missing(name: str) -> str:
     """Return the feature, which is not here, of the option `name`; "" if it is no such option."""
     every = (feature for feature, names in FEATURES.items() if name in names.split())
     return next((feature for feature in every if name not in options_of(feature)), "")
+
+
+def opening(asked: Mapping[str, Any]) -> list[Any]:
+    """Return the modules `opening` of the features that change a source as is `asked`."""
+    chosen = (feature for feature, names in OPENED.items() if any(asked.get(name) for name in names.split()))
+    return [module for feature in chosen if (module := of_feature(feature, "opening"))]

@@ -27,7 +27,6 @@ from ckptconv.options.kinds import (
     RULES,
     SCATTERED_MEMORY,
     SIZE,
-    SIZES,
     SWITCH,
     TEXT,
     TEXTS,
@@ -40,8 +39,8 @@ from ckptconv.options.registered import FEATURES, OPENED, missing, options_of
 
 # Options with this group are for Python only.
 LIBRARY = "library"
-# The value of --map for none where the input's record names one.
-NO_MAP = "none"
+# The value of an option for what is not to be done again, or undone, though the input's record tells of it.
+NONE = "none"
 
 # The commands that take one checkpoint, whose short help has which part of it to take.
 _OF_ONE = (
@@ -117,20 +116,6 @@ class Options(Given):
         RULES,
         "Rename tensors as re.sub does, such as '^module=model'; repeatable.",
         metavar="REGEX=REPL",
-        group=NAMING,
-    )
-    map: str = option(
-        PATH,
-        "Give tensors the names and layouts of another program, with a built-in map (`ckptconv maps`) or a file of "
-        "rules.",
-        metavar="NAME|FILE",
-        group=NAMING,
-        common="convert",
-    )
-    size: Mapping[str, int] = option(
-        SIZES,
-        "The size of an axis of the map, such as n=32, if shapes and config.json do not give it; repeatable.",
-        metavar="AXIS=N",
         group=NAMING,
     )
     tied: str = deciding(
@@ -272,12 +257,6 @@ class Options(Given):
         metavar="sha256|blake3",
         group=OUTPUT,
     )
-    attest: str = option(
-        PATH,
-        "Write digests and provenance to FILE as an unsigned statement of OpenSSF Model Signing; needs --digest.",
-        metavar="FILE",
-        group=OUTPUT,
-    )
     depfile: str = option(
         PATH, "Write a rule for make to FILE, with the files that the output depends on.", metavar="FILE", group=OUTPUT
     )
@@ -399,8 +378,6 @@ class Options(Given):
             "unstack": self.unstack,
             "like": self.like,
             "order": self.order,
-            "map": self.map,
-            "size": self.size,
             **self.changing(),
             **self.reaching(),
         }
@@ -408,6 +385,10 @@ class Options(Given):
     def changing(self) -> dict[str, Any]:
         """Return what `open_source` takes of these options for what features change in a source."""
         return {name: getattr(self, name) for name in CHANGING}
+
+    def files(self) -> list[str]:
+        """Return the paths of files that tell how a source is changed."""
+        return [path for name, option in CHANGING.items() if option.kind is PATH and (path := getattr(self, name))]
 
     def reaching(self) -> dict[str, Any]:
         """Return what `open_source` takes of these options for any checkpoint: how to reach and to trust it."""

@@ -11,7 +11,7 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckptconv.options.table import Options
+from ckptconv.options.table import NONE, Options
 from ckptconv.outputs.targets import Target, seen_from
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ckptconv.outputs.naming import Named
     from ckptconv.outputs.selected import Selected
     from ckptconv.plan import FilePlan
+    from ckptconv.tensors.lazy import Equal, LazyTensor
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
@@ -46,6 +47,23 @@ class Again(NamedTuple):
     source: Callable[[Source, Mapping[str, Any], Sequence[str | None], Options, str], Source]
 
 
+class Restated(NamedTuple):
+    """States of an optimizer by parameter and groups of parameters, as a way changed them: pairs of values that have to
+    be `equal`, and `told`, which returns a selection with what is said of it."""
+
+    states: Mapping[str, Mapping[str, Any]]
+    groups: Sequence[Mapping[str, Any]]
+    equal: Sequence[Equal]
+    told: Callable[[Selected, Options], Selected]
+
+
+class Shown(NamedTuple):
+    """What `inspect` shows of tensors as a way changes them: the tensors, and of which each is made."""
+
+    tensors: dict[str, LazyTensor]
+    made_of: dict[str, list[str]]
+
+
 class Computing(NamedTuple):
     """What a way to compute does at each of its turns; nothing where it is left out.
 
@@ -53,6 +71,11 @@ class Computing(NamedTuple):
       that contradicts itself.
     - `named` changes the tensors of a source as they are stored there; `selected` those that an output is to have,
       given the reference of the source too.
+    - `states` changes an optimizer's states by parameter, and groups of these, given ties {alias: owner}; None: it
+      leaves them as they are. `tree` does so for what a `.pt` file is to have.
+    - `restored` returns the source of a `.pt` file, of which a remark (`Way.remark`) tells how it was made of another.
+    - `recalled` returns the entry in `Source.computed` of such a remark, given what has it.
+    - `shown` returns what `inspect` shows of tensors, given ties too, and `facts` what it says of the source.
     - `identified` returns the plan id of files, which other choices decide too, of the one that they have without.
     - `record` returns the entries of the heading that follow from the source, and `reported` the fields of a report.
     - `sources` yields the checkpoints that are read beside the source.
@@ -64,6 +87,12 @@ class Computing(NamedTuple):
     check: Callable[[Mapping[str, Any]], None] = lambda heading: None
     named: Callable[[Named, Source, Options], Named] = lambda named, source, options: named
     selected: Callable[[Selected, Source, Options, Selected | None], Selected] = lambda chosen, *_: chosen
+    states: Callable[[Source, Mapping[str, Any], Sequence[Any], Mapping[str, str]], Restated] | None = None
+    tree: Callable[[Selected, Source, Options], Selected] | None = None
+    restored: Callable[[Source, Options], Source] = lambda source, options: source
+    recalled: Callable[[Any, str], Any] = lambda told, where: None
+    shown: Callable[[Source, Mapping[str, LazyTensor], Mapping[str, str]], Shown] | None = None
+    facts: Callable[[Source], Mapping[str, Any]] = lambda source: _NONE
     identified: Callable[[Iterable[FilePlan], Source, str], str] = lambda files, source, plan_id: plan_id
     record: Callable[[Source], Mapping[str, Any]] = lambda source: _NONE
     reported: Callable[[Source], Mapping[str, Any]] = lambda source: _NONE
@@ -74,11 +103,13 @@ class Computing(NamedTuple):
 
 class Way(NamedTuple):
     """A way to compute: its module, the members of a manifest that tell of it, and the options of a
-    conversion that ask for it. If there are none, a command of that name makes such outputs."""
+    conversion that ask for it. If there are none, a command of that name makes such outputs. `remark` is the key under
+    which outputs have it in their metadata, "" if they do not."""
 
     module: str
     members: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
+    remark: str = ""
 
     @property
     def computing(self) -> Computing:
@@ -89,7 +120,7 @@ class Way(NamedTuple):
 
 # By name, which is that of its entry in `Source.computed`. Those that change the same do so in this order.
 COMPUTED: Mapping[str, Way] = {
-    "map": Way("ckptconv.outputs.mapped", ("map",), ("map",)),
+    "map": Way("ckptconv.features.maps.mapped", ("map",), ("map",), "ckptconv.map"),
     "like": Way("ckptconv.outputs.likeness", ("like",), ("like", "partial", "fill")),
     "dequantize": Way("ckptconv.features.quantized.dequantized", ("dequantized",), ("dequantize",)),
     "quantize": Way("ckptconv.features.quantized.quantizing", ("quantized",), ("quantize", "requantize", "keep")),
@@ -106,6 +137,42 @@ def ways_of(source: Source, options: Options | None = None) -> list[Computing]:
         for name, way in COMPUTED.items()
         if name in source.computed or (options and any(getattr(options, option, None) for option in way.options))
     ]
+
+
+def restated(
+    source: Source, states: Mapping[str, Any], groups: Sequence[Any], ties: Mapping[str, str]
+) -> Restated | None:
+    """Return an optimizer's states by parameter, and groups of these, as `source` is computed; None: as they are."""
+    return next((way.states(source, states, groups, ties) for way in ways_of(source) if way.states), None)
+
+
+def restored(source: Source, options: Options) -> Source:
+    """Return `source` as one that is computed back, where a remark tells how it was computed."""
+    for way in COMPUTED.values():
+        if way.remark and way.remark in source.remarks:
+            source = way.computing.restored(source, options)
+    return source
+
+
+def left_as_made(source: Source, options: Options) -> dict[str, Any]:
+    """Return the members of a heading that say that what remarks tell of was not undone."""
+    ways = (way for way in COMPUTED.values() if way.remark and way.remark in source.remarks)
+    return {way.members[0]: {} for way in ways if _is_none(way, options)}
+
+
+def _is_none(way: Way, options: Options) -> bool:
+    return any(getattr(options, option, None) == NONE for option in way.options)
+
+
+def recalled(told: Callable[[Way], tuple[Any, str]], options: Options) -> Any:
+    """Return the entry in `Source.computed` of the way that the record of an output tells of, and `options` do not;
+    None if there is none. `told` returns the record, and what has it."""
+    for way in COMPUTED.values():
+        if way.remark and not any(getattr(options, option, None) for option in way.options):
+            record, where = told(way)
+            if record:
+                return way.computing.recalled(record, where)
+    return None
 
 
 def ways_in(heading: Mapping[str, Any]) -> dict[str, Computing]:
@@ -154,6 +221,11 @@ def reported(source: Source, outputs: Iterable[Mapping[str, Any]]) -> dict[str, 
             before = fields.get(name)
             fields[name] = {**before, **value} if isinstance(before, dict) else before or value
     return fields
+
+
+def facts_of(source: Source) -> dict[str, Any]:
+    """Return what `inspect` says of how `source` is computed."""
+    return {name: fact for way in ways_of(source) for name, fact in way.facts(source).items()}
 
 
 def terms_of(source: Source) -> Iterator[Source]:

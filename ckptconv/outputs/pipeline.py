@@ -1,30 +1,26 @@
 """From a source and options to what an output holds, for planning and verifying alike. Pure.
 
 The steps are the same for the weights, the optimizer's states and the tree of a `.pt` file: choose tensors and name
-them, apply the map, take over what the reference says, and write down in the metadata what readers should know.
+them, change them as features do, by a map or a reference, and write down in the metadata what readers should know.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import computed, selection
-from ckptconv.outputs.mapped import map_back, mapped, mapped_states, told_of
 from ckptconv.outputs.naming import flattened, named, tree_of
 from ckptconv.outputs.selected import METADATA, Selected
 from ckptconv.outputs.selection import Rename
 from ckptconv.structure import keymap, parted
 from ckptconv.structure.choice import Choice
-from ckptconv.tensors.lazy import Equal, untagged
+from ckptconv.tensors.lazy import untagged
 from ckptconv.text import some
-
-if TYPE_CHECKING:
-    from ckptconv.structure.maps.compile import Applied
 
 
 def selected(source: Source, options: Options, rename: Rename = selection.renamed, holds: str = "weights") -> Selected:
@@ -67,14 +63,10 @@ def _states(source: Source, options: Options, rename: Rename) -> Selected:
         for group in optimizer["param_groups"]
     ]
     ties = _owners(source.owners, names)
-    applied: Applied | None = None
-    equal: list[Equal] = []
-    if source.map:
-        states.update({alias: states[owner] for alias, owner in ties.items() if owner in states})
-        states, groups, applied, equal = mapped_states(source.map, states, groups)
-    described = keymap.flatten_states(states, groups)
+    made = computed.restated(source, states, groups, ties)
+    described = keymap.flatten_states(made.states, made.groups) if made else keymap.flatten_states(states, groups)
     owners = {}
-    for alias, owner in ties.items() if options.tied == "alias" and not applied else ():
+    for alias, owner in ties.items() if options.tied == "alias" and not made else ():
         for key in states.get(owner, {}):
             kept, removed = f"{owner}.{key}", f"{alias}.{key}"
             if kept in described.tensors and removed not in described.tensors:
@@ -90,11 +82,11 @@ def _states(source: Source, options: Options, rename: Rename) -> Selected:
         choice,
         dtype,
         widen_only=True,
-        equal=tuple(equal),
+        equal=tuple(made.equal) if made else (),
         of_states=True,
         tied=True,
     )
-    return _with_metadata(told_of(chosen, applied, options), {}, source.path)
+    return _with_metadata(made.told(chosen, options) if made else chosen, {}, source.path)
 
 
 def torch_tree_of(source: Source, options: Options) -> Any:
@@ -113,20 +105,21 @@ def _tree(source: Source, options: Options, rename: Rename) -> Selected:
     """
     from ckptconv.outputs import writable
 
+    source = computed.restored(source, options)
     tree = torch_tree_of(source, options)
     choice = Choice(options.include, options.exclude)
-    map_ = map_back(source, options)
-    applied: Applied | None = None
-    equal: list[Equal] = []
-    if map_ and isinstance(tree, Mapping) and tree.keys() == {"state", "param_groups"}:
-        states, groups, applied, equal = mapped_states(map_, tree["state"], tree["param_groups"])
-        tree, map_ = {"state": states, "param_groups": groups}, None
+    ways = [change for way in computed.ways_of(source) if (change := way.tree)]
+    made: computed.Restated | None = None
+    if ways and isinstance(tree, Mapping) and tree.keys() == {"state", "param_groups"}:
+        made = computed.restated(source, tree["state"], tree["param_groups"], {})
+        if made:
+            tree, ways = {"state": made.states, "param_groups": made.groups}, []
     described = keymap.describe(tree, leave_out=writable.leaving_out(options), tagged=True, choice=choice)
     known = described.tensors
     names = _names(source, known, options, choice, rename)
     fixed = described.fixed | selection.scales(known)
     notes: tuple[str, ...] = ()
-    if options.structure and not map_ and any(old != new for old, new in names.items()):
+    if options.structure and not ways and any(old != new for old, new in names.items()):
         if type(tree) not in (dict, OrderedDict) or tree.keys() != known.keys():
             raise UsageError(
                 f"{source.path} is nested, and its .pt file keeps the structure: --strip-prefix and --rename cannot "
@@ -151,18 +144,12 @@ def _tree(source: Source, options: Options, rename: Rename) -> Selected:
         widen_only=options.dtype is None,
         fixed=frozenset(names[name] for name in fixed if name in names),
         notes=notes,
-        equal=tuple(equal),
+        equal=tuple(made.equal) if made else (),
     )
-    chosen = told_of(chosen, applied, options)
-    try:
-        return mapped(chosen, map_, options)
-    except UsageError as error:
-        if source.map:
-            raise
-        raise UsageError(
-            f"{source.path} was written with a map, but the reverse of that map does not fit. {error.message}",
-            "Use --map none to write the tensors unchanged.",
-        ) from error
+    chosen = made.told(chosen, options) if made else chosen
+    for change in ways:
+        chosen = change(chosen, source, options)
+    return chosen
 
 
 _SELECTIONS = {"weights": _weights, "optimizer": _states, "tree": _tree}

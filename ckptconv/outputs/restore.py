@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 from ckptconv.errors import CkptconvError, UnsafeError, UsageError
 from ckptconv.formats.model_files import SAFETENSORS
 from ckptconv.formats.source import Source
-from ckptconv.options.table import NO_MAP, Options
-from ckptconv.outputs import selection, writable
-from ckptconv.outputs.mapped import map_back
+from ckptconv.options.table import Options
+from ckptconv.outputs import computed, selection, writable
 from ckptconv.outputs.pipeline import selected, torch_tree_of
 from ckptconv.outputs.selected import Selected
 from ckptconv.outputs.told import Told
@@ -21,7 +20,6 @@ from ckptconv.pickles.children import walk
 from ckptconv.plan import FilePlan
 from ckptconv.storage.paths import basename
 from ckptconv.structure import keymap
-from ckptconv.structure.record import MAP_KEY
 from ckptconv.tensors.lazy import LazyTensor, Tagged
 from ckptconv.text import some
 
@@ -62,13 +60,14 @@ def plan_restored(source: Source, path: str, options: Options) -> Restored:
     not known to be data, unless `options.opaque` is "keep" or "drop"; and for an attack in any case.
     """
     tree = torch_tree_of(source, options)
-    told = Told(record={"map": {}} if options.map == NO_MAP and MAP_KEY in source.remarks else {})
+    told = Told(record=computed.left_as_made(source, options))
     found: dict[str, str] = {}
     demoted: dict[str, str] = {}
     selects = options.include or options.exclude or options.dtype not in (None, "keep") or not options.structure
     # Of safetensors, all that there is can be written. Of others, `selected` says if something cannot be.
     selects = selects or source.family != SAFETENSORS
-    if selects or options.strip_prefix or options.rename or map_back(source, options) or _has_unlisted(tree):
+    is_computed = any(way.tree for way in computed.ways_of(computed.restored(source, options)))
+    if selects or options.strip_prefix or options.rename or is_computed or _has_unlisted(tree):
         chosen = selected(source, options, holds="tree")
         described = chosen.described
         found = {name: writable.unlisted(node) for name, node in described.found.items()}

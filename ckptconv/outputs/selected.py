@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.formats.configs import Change
 from ckptconv.formats.source import Source
@@ -14,9 +14,6 @@ from ckptconv.structure import keymap, parted
 from ckptconv.structure.choice import Choice
 from ckptconv.structure.record import RESERVED
 from ckptconv.tensors.lazy import Equal, LazyTensor
-
-if TYPE_CHECKING:
-    from ckptconv.structure.maps.compile import Applied
 
 # The metadata of every safetensors file: loaders ask which library's tensors it holds.
 METADATA = {"format": "pt"}
@@ -65,7 +62,7 @@ class Selected(NamedTuple):
     notes: tuple[str, ...] = ()
     quantized: Mapping[str, parted.PartedTensor] = {}
     unmapped: Selected | None = None
-    applied: Applied | None = None
+    applied: Any = None
     equal: tuple[Equal, ...] = ()
     of_states: bool = False
     settings: Mapping[str, Any] = {}

@@ -97,7 +97,7 @@ class _Production:
         theirs = {path for one in self._references for path in files_behind(one)}
         theirs.update(path for each in self._outputs if each.target.layout for path in each.target.layout.behind)
         order = [self._options.order, join(self._options.order, CONFIG)] if self._options.order else []
-        own = [*inputs_behind(self._sources), *([self._options.map] if self._options.map else []), *order]
+        own = [*inputs_behind(self._sources), *self._options.files(), *order]
         read = (file.path for file in self.inputs if file.path not in theirs)
         claims = [claim_of(each, self._sources, self._options) for each in self._outputs]
         return Replacing(self._options, Spared([*own, *read], theirs), claims)

@@ -21,7 +21,7 @@ from ckptconv.formats.weight_map import read_index
 from ckptconv.storage import strict_json
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, is_remote, join
-from ckptconv.structure.record import FILE_NAME, MAP_KEY, METADATA_KEY
+from ckptconv.structure.record import FILE_NAME, METADATA_KEY
 from ckptconv.tensors.lazy import LazyTensor, Stored
 from ckptconv.tensors.moves import File
 from ckptconv.text import brief, some
@@ -62,8 +62,8 @@ def read_file(path: str, place: Location, expected: Stated) -> Written:
     return found
 
 
-def recorded_map(path: str, place: Location) -> str | None:
-    """Return the record of a map in an output of one file; None if it has none, or is no such file.
+def recorded_remark(path: str, place: Location, key: str) -> str | None:
+    """Return the remark under `key` in an output of one file; None if it has none, or is no such file.
 
     Only the metadata is parsed, which the library writes first: the output is checked when it is read.
     """
@@ -76,7 +76,7 @@ def recorded_map(path: str, place: Location) -> str | None:
     except ValueError:
         return None
     metadata = first.get(METADATA)
-    record = metadata.get(MAP_KEY) if type(metadata) is dict else None
+    record = metadata.get(key) if type(metadata) is dict else None
     return record if type(record) is str else None
 
 

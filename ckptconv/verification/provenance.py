@@ -18,7 +18,7 @@ from ckptconv.formats.model_files import INDEX_SUFFIX, SUFFIX
 from ckptconv.formats.source import Source
 from ckptconv.options.kinds import Rules
 from ckptconv.options.registered import missing
-from ckptconv.options.table import NO_MAP, OPTIONS, Options
+from ckptconv.options.table import NONE, OPTIONS, Options
 from ckptconv.outputs.computed import COMPUTED, Elsewhere, ways_in
 from ckptconv.outputs.planning import heading, planned
 from ckptconv.outputs.schema import check_manifest, parse_json
@@ -140,8 +140,7 @@ def _is_option(name: str, value: Any) -> bool:
 def _options_of(told: Mapping[str, Any]) -> dict[str, Any]:
     """Return the manifest's options as values for `Options`."""
     made = {name: tuple(value) if type(value) is list else value for name, value in told["options"].items()}
-    if told.get("map") == {}:
-        made["map"] = NO_MAP
+    made |= {way.options[0]: NONE for way in COMPUTED.values() if way.remark and told.get(way.members[0]) == {}}
     return {**made, "rename": Rules(made["rename"])} if "rename" in made else made
 
 

@@ -7,6 +7,7 @@ elements. No code that moves or casts the bytes of a conversion takes part.
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections import Counter
@@ -24,7 +25,7 @@ from ckptconv.formats.opening import all_opened, fitted
 from ckptconv.formats.source import MODEL, Opened, Source, source_of
 from ckptconv.options.option import checked
 from ckptconv.options.table import OPTIONS, VERIFYING, Options
-from ckptconv.outputs.computed import COMPUTED
+from ckptconv.outputs.computed import COMPUTED, Way, recalled
 from ckptconv.outputs.kinds import CHECKPOINTS, FURTHER, KINDS, NAMED, entry_of, further, kind_of
 from ckptconv.outputs.targets import (
     ACCELERATE,
@@ -48,7 +49,7 @@ from ckptconv.verification.names import (
     compare_names,
     expected_of,
 )
-from ckptconv.verification.output import Written, read_directory, read_file, recorded_map
+from ckptconv.verification.output import Written, read_directory, read_file, recorded_remark
 from ckptconv.verification.paired import paired
 from ckptconv.verification.pairs import Attested, Differences, compare_pairs
 from ckptconv.verification.provenance import (
@@ -66,7 +67,6 @@ if TYPE_CHECKING:
 
     from ckptconv.options.keywords import ConvertOptions
     from ckptconv.storage.progress import AnyProgress, Progress
-    from ckptconv.structure.maps.chosen import ChosenMap
 
 _AGAIN = "It was changed since it was written, or the source was; convert again."
 
@@ -128,12 +128,7 @@ def verify(
     # A million small objects live until the end: a garbage collector would take longer to scan them than it takes to
     # make them.
     with no_garbage():
-        told, where = _recorded_map(targets[0]) if not asked.map else (None, "")
-        recorded = None
-        if told:
-            from ckptconv.structure.maps.chosen import of_record
-
-            recorded = of_record(told, where)
+        recorded = recalled(functools.partial(_recorded, targets[0]), asked)
         sources = _open(source, targets, asked, recorded)
         told_by = targets[0].manifest
         if told_by:
@@ -224,12 +219,12 @@ def _target(path: str, asked: Options) -> CheckedOutput:
     return CheckedOutput(place, kind, manifest=told)
 
 
-def _recorded_map(target: CheckedOutput) -> tuple[Any, str]:
-    """Return the record of the map that an output was made with, None if there is none, and what has it."""
+def _recorded(target: CheckedOutput, way: Way) -> tuple[Any, str]:
+    """Return what an output records of a way to compute, None if it does not, and what has it."""
     if target.manifest:
-        return target.manifest.told.get("map"), f"The manifest of {target.path}"
+        return target.manifest.told.get(way.members[0]), f"The manifest of {target.path}"
     try:
-        return recorded_map(target.path, target.place), target.path
+        return recorded_remark(target.path, target.place, way.remark), target.path
     except CkptconvError:  # what is wrong with the output is told when it is compared
         return None, ""
 
@@ -254,9 +249,7 @@ def _place(path: str) -> str:
     return dirname(path) if path.endswith(INDEX_SUFFIX) else path
 
 
-def _open(
-    given: str | Source, targets: Sequence[CheckedOutput], asked: Options, recorded: ChosenMap | None
-) -> list[Source]:
+def _open(given: str | Source, targets: Sequence[CheckedOutput], asked: Options, recorded: Any) -> list[Source]:
     holds = {target.holds for target in targets}
     first, is_torch = targets[0].path, targets[0].kind == "torch"
     if isinstance(given, Source):

@@ -84,7 +84,6 @@ def test_the_short_help_is_short_and_leads_to_the_long_one() -> None:
     assert short.count("  ckptconv zero-to-fp32") == 1
     assert short.splitlines()[-1] == f"--help for all {len(read()['ckptconv zero-to-fp32'].flags)} options."
     assert ckptconv_here("zero-to-fp32", "-h", "--help").out == long
-    assert "--help for all" in help_of("maps", "-h")
 
 
 def test_the_short_help_of_convert_has_what_people_use() -> None:
@@ -129,7 +128,7 @@ def test_commands_stand_in_groups_and_strict_spellings_in_a_line() -> None:
 
 
 def test_help_is_a_command_too() -> None:
-    for words in (["convert"], ["maps", "show"], []):
+    for words in (["convert"], ["inspect"], []):
         assert ckptconv_here("help", *words).out == ckptconv_here(*words, "--help").out
 
 
@@ -195,7 +194,7 @@ def test_another_name_of_a_command_leads_to_it() -> None:
 
 
 def test_a_slip_leads_to_the_command_that_is_like_it() -> None:
-    for words, meant in ((["zero-to-fp23"], "zero-to-fp32"), (["maps", "shw"], "maps show")):
+    for words, meant in ((["zero-to-fp23"], "zero-to-fp32"), (["convret"], "convert")):
         run = ckptconv_here(*words)
         assert run.err == f"ckptconv: No such command '{words[-1]}'. Did you mean ckptconv {meant}?\n"
 
@@ -221,7 +220,6 @@ def test_a_shell_completes_the_values_of_options_that_have_few() -> None:
     for command, option, value in (
         (["convert"], "--opaque", "keep"),
         (["convert"], "--dtype", "bf16"),
-        (["convert"], "--map", "megatron-llama"),
         (["convert"], "--to", "dcp-hf"),
     ):
         assert value in [name for name, _ in completion.completed([*command, option], value[:2])], option
@@ -386,7 +384,6 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 """
 COMPLETED = {
     "ckptconv pt2": ["pt2safetensors"],
-    "ckptconv maps ''": ["show", "check"],
     "ckptconv pt2safetensors --dtype b": ["bfloat16", "bf16"],
     "ckptconv zero-to-fp32 'my\\ run' --ta": ["--tag"],
     "ckptconv pt2safetensors mod": [],
@@ -395,7 +392,6 @@ COMPLETED = {
 
 # Of a line that ends where the cursor is, what may stand there.
 TYPED = {
-    "ckptconv maps ": ["show", "check"],
     "ckptconv --show-completion --v": ["--version"],
     "ckptconv convert --dtype=bf1": ["bf16"],
     "ckptconv convert --tied ": ["alias", "duplicate"],

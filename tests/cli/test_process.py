@@ -292,7 +292,7 @@ def test_a_directory_imports_its_format_and_a_cast_numpy_and_not_torch(
 
 # Of the folders of formats, what every path is shown to. The rest of a folder reads what is of its format.
 RECOGNIZING = {"formats.dcp.names"}
-OTHERS = "formats.dcp. formats.deepspeed. formats.joining. structure.maps. tensors.kernels "
+OTHERS = "formats.dcp. formats.deepspeed. formats.joining. tensors.kernels "
 OTHERS += "tensors.computing"
 # What takes an opened checkpoint longer to import than to read its header, and what only pickles need.
 SLOW = {"dataclasses", "inspect", "signal", "queue", "hashlib", "difflib", "tempfile", "subprocess", "random", "numpy"}
@@ -754,7 +754,7 @@ def test_what_is_only_told_needs_no_command_line_library() -> None:
     needless = {"typer", "click", "dataclasses", "inspect", "typing", "shutil", "ckptconv.options.table"}
     completing = {"_CKPTCONV_COMPLETE": "complete_bash", "COMP_WORDS": "x con", "COMP_CWORD": "1"}
     asked: list[tuple[list[str], dict[str, str]]] = [
-        *((words.split(), {}) for words in ("--version", "-h", "convert --help", "help maps show", "")),
+        *((words.split(), {}) for words in ("--version", "-h", "convert --help", "help convert", "")),
         ([], completing),
     ]
     for arguments, environment in asked:

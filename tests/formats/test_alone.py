@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import pickle
 import shutil
 from pathlib import Path
 
@@ -252,14 +251,6 @@ def test_who_asks_for_it_alone_has_it_everywhere(tmp_path: Path) -> None:
         ckptconv.convert(ck, tmp_path / "o.safetensors", fsync=False)
     assert load_file(tmp_path / "o.safetensors").keys() == STATE.keys()
     assert VirtualFiles(path, alone=True).keys() == {"model.safetensors"}
-
-
-def test_the_metadata_of_a_step_says_how_many_ranks_there_are(tmp_path: Path) -> None:
-    save_file(STATE, tmp_path / "model_0.safetensors")
-    for told, code in (({"world_size": 1}, 0), ({"world_size": 2}, 5), ([], 5)):
-        (tmp_path / "metadata.pkl").write_bytes(pickle.dumps(told))
-        run = ckptconv_here("convert", tmp_path / "model_0.safetensors", tmp_path / "o.safetensors", *QUIETLY)
-        assert run.code == code, run.err
 
 
 def test_an_index_says_that_its_files_are_all(tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ def test_only_the_bytes_of_a_range_are_read(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_range_that_is_not_there() -> None:
-    with pytest.raises(UsageError, match="bytes 5 to 3 do not exist"):
+    with pytest.raises(UsageError, match="no bytes 5 to 3"):
         offered("nested").read_bytes("model-00001-of-00003.safetensors", 5, 3)
     with pytest.raises(KeyError):
         offered("nested").read_bytes("other")
@@ -205,21 +205,8 @@ def test_a_source_that_has_changed_gives_no_byte(tmp_path: Path) -> None:
                     files.read_bytes("model.safetensors", 5000, 5001)
 
 
-def test_a_map_is_applied_to_what_is_described(tmp_path: Path) -> None:
-    torch.save({"w": torch.ones(3)}, tmp_path / "m.pt")
-    (tmp_path / "own.toml").write_text('[[rule]]\na = "w"\nb = "v"\n')
-    for suffix in DESCRIBING:
-        ckptconv.convert(tmp_path / "m.pt", tmp_path / f"x{suffix}", fsync=False)
-    for source in ("m.pt", *(f"x{suffix}" for suffix in DESCRIBING)):
-        with VirtualFiles(tmp_path / source, map=tmp_path / "own.toml") as files:
-            assert load(files.read_bytes("model.safetensors")).keys() == {"v"}
-        with pytest.raises(UsageError, match="The map 'nope' does not exist"):
-            VirtualFiles(tmp_path / source, map="nope")
-
-
 def test_it_tells_what_a_conversion_would(tmp_path: Path) -> None:
     telling: list[tuple[str, dict[str, Any]]] = [
-        ("zero3", {"size": {"n": 3}}),
         ("zero3", {"master": True}),
         ("nested.pt", {"key": "list", "strip_prefix": "layers"}),
         *itertools.chain(*of_features("TELLING")),
@@ -236,7 +223,7 @@ def test_a_note_says_what_the_configuration_says_now(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama", "dtype": "float32"}')
     with ckptconv.VirtualFiles(tmp_path, dtype="bf16") as files:
         assert json.loads(files.read_bytes("config.json"))["dtype"] == "bfloat16"
-        assert "config.json was changed from float32 to bfloat16" in " ".join(files.notes)
+        assert "config.json says now that the weights are bfloat16" in " ".join(files.notes)
     with ckptconv.VirtualFiles(tmp_path) as files:
         assert "config.json" not in " ".join(files.notes)
 
@@ -383,7 +370,7 @@ def test_it_is_pickled_by_what_it_is_made_of_and_closed_is_closed(tmp_path: Path
     told = pickle.dumps(files)
     files.close()
     for use in (lambda: files.read_bytes("model.safetensors"), lambda: pickle.dumps(files), lambda: files["x"]):
-        with pytest.raises(UsageError, match="is closed"):
+        with pytest.raises(UsageError, match="was closed"):
             use()
     torch.save({"w": torch.arange(5.0)}, tmp_path / "x.pt")
     with pytest.raises(CorruptError, match="changed"):

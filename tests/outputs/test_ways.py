@@ -17,11 +17,6 @@ from ckptconv.options.table import OPTIONS
 from ckptconv.outputs.computed import COMPUTED, made_as
 
 MANIFEST = ".ckptconv-manifest.json"
-MAP = """
-[[rule]]
-one = "model.layers.{l}.mlp.{p}_proj.weight : a b"
-other = "layers.{l}.{p} : b a"
-"""
 
 
 def test_the_table_names_what_each_of_them_has() -> None:
@@ -35,7 +30,6 @@ def test_the_table_names_what_each_of_them_has() -> None:
 
 # What makes an output with each of them, and the source that verify is asked of.
 WAYS: dict[str, tuple[Callable[..., object], str]] = {
-    "map": (lambda here, source, out: ckptconv.convert(here / source, out, map=str(here / "x.toml")), "a"),
     "like": (lambda here, source, out: ckptconv.convert(here / source, out, like=str(here / "b")), "a"),
     **{name: job for ways in of_features("COMPUTING") for name, job in ways.items()},
 }
@@ -43,9 +37,7 @@ WAYS: dict[str, tuple[Callable[..., object], str]] = {
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = sources(tmp_path_factory.mktemp("ways"))
-    (place / "x.toml").write_text(MAP)
-    return place
+    return sources(tmp_path_factory.mktemp("ways"))
 
 
 def _changed(value: Any) -> Any:

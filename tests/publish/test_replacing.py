@@ -30,7 +30,7 @@ DCP = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
 # What is read, and not written; and what is written to a directory of its own, under names that are not taken.
 READ = {"order", "spool_dir", "like", "map", "minus", "states"}
 # The commands that write nothing.
-READING = {"verify", "maps", "maps show", "maps check"}.union(*of_features("READING"))
+READING = {"verify"}.union(*of_features("READING"))
 
 
 def tensors(seed: int) -> dict[str, torch.Tensor]:

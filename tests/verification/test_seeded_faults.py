@@ -18,6 +18,7 @@ import ckptconv as library
 from ckptconv import convert
 from ckptconv.engine import execute, tasks, worker
 from ckptconv.errors import DifferenceError
+from ckptconv.options.table import OPTIONS
 from ckptconv.outputs import archive, planning, safetensors, torch_tree
 from ckptconv.outputs.kinds import FURTHER
 from ckptconv.plan import Data, FilePlan, Literal
@@ -310,6 +311,10 @@ PT: dict[str, Any] = {"output": "back.pt"}
 SHARDS: dict[str, Any] = {"max_shard_size": 8000}
 Z2, Z3, TP = ({"source": name} for name in ("z2_bf16_w2", "z3_bf16_w2", "tp_fsdp_2x2"))
 TURNED = {**Z3, "map": DATA / "turned.toml", "include": ["l1.weight"]}
+OF_PICKED: Any = {
+    "elements are picked in their old order": (wrapped(Picked, "moves", picked_in_order), TURNED),
+    "half of what is picked is not moved": (moving(Picked, first_part_of_two), TURNED),
+}
 # All tensors but one are taken from a reference.
 FILL: dict[str, Any] = {"like": "pt", "include": "turned", "fill": True}
 
@@ -352,8 +357,7 @@ FAULTS: dict[str, tuple[Plant, dict[str, Any]]] = {
     "parts of rows are mirrored": (wrapped(lazy, "spread", mirrored), TP),
     "ranks are in the wrong order": (moving(Partitioned, other_rank), Z3),
     "pieces of ranks are off by one": (moving(Partitioned, shifted_source(2)), Z3),
-    "elements are picked in their old order": (wrapped(Picked, "moves", picked_in_order), TURNED),
-    "half of what is picked is not moved": (moving(Picked, first_part_of_two), TURNED),
+    **(OF_PICKED if "map" in OPTIONS else {}),
     "parts are joined in the wrong order": (wrapped(Concat, "moves", parts_in_wrong_order), TP),
     "a sign is flipped twice": (moving(Convert, kernels_twice), {}),
     "kernels are left out": (moving(Convert, without_kernels), {}),

@@ -213,7 +213,7 @@ def _changes(told: dict[str, Any]) -> dict[str, Any]:
     return {
         "release": lambda m: m.update(ckptconv="0.0.1"),
         "plan": lambda m: m.update(plan="0" * 16),
-        "kind": lambda m: m.update(kind="weights" if m["kind"] == "universal" else "universal"),
+        "kind": lambda m: m.update(kind="weights" if m["kind"] != "weights" else "optimizer"),
         "format": lambda m: m["source"].update(format="torch tar archive"),
         "rank": lambda m: m["source"].update(model_rank=3),
         "size of an input": lambda m: m["source"]["inputs"][source].update(size=1),

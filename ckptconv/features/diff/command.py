@@ -10,6 +10,7 @@ import typer
 from ckptconv.cli.options import SHOWING, named, run, taking
 from ckptconv.errors import DifferenceError
 from ckptconv.features.diff.options import COMPARING, COMPARING_TOO
+from ckptconv.options.table import OPTIONS, named_in
 from ckptconv.text import format_size, some
 
 if TYPE_CHECKING:
@@ -23,9 +24,7 @@ OTHER_WORDS = {"diff": ("compare", "cmp", "delta", "changes")}
     COMPARING["with_states"],
     *named("order tag exclude_frozen_parameters master raw alone"),
     *named("strip_prefix rename"),
-    COMPARING["map"],
-    *named("size"),
-    COMPARING["dtype"],
+    *named_in("map size dtype", {**OPTIONS, **COMPARING}).values(),
     *named("dequantize"),
     *named("unstack"),
     COMPARING["rtol"],

@@ -15,7 +15,7 @@ from ckptconv.features.diff.options import COMPARING_TOO, DIFFING
 from ckptconv.formats.opening import opened
 from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.options.option import checked, filled
-from ckptconv.options.table import Options
+from ckptconv.options.table import Options, named_in
 from ckptconv.process import no_garbage
 from ckptconv.storage.progress import counter, shown
 from ckptconv.storage.spool import is_pipe
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from ckptconv.options.keywords import DiffOptions
     from ckptconv.storage.progress import AnyProgress
 
+# Options that are about A alone, which are not given for B.
+_OF_ONE = {name: option.default for name, option in named_in("map size").items()}
 # Features that write what changes A into B: the module of each, by its option. `asked` there returns what writes it, or
 # None; it has a method for each step: `checked`, `encoder` (see `reading.Encoding`), and `write`, which returns the
 # fields of `DeltaFiles`.
@@ -87,7 +89,7 @@ def diff(
         raise UsageError("Both sides are a pipe, but there is only one standard input.", "Give a path for one of them.")
     with no_garbage():
         one = opened(given[0], chosen, key=chosen.key, states=with_states)
-        other = opened(given[1], chosen.replaced(map="", size={}), key=chosen.key, states=with_states)
+        other = opened(given[1], chosen.replaced(**_OF_ONE), key=chosen.key, states=with_states)
     changed: dict[str, Pair] = {}
     with delta.encoder(chosen) if delta else nullcontext() as encoder:
         found = difference(

@@ -20,9 +20,6 @@ class _Comparing:
         "Cast the floating-point tensors of both sides to DTYPE before the comparison.",
         "float32 for a DeepSpeed checkpoint, else keep",
     )
-    map = Options.table["map"].explained(
-        "Give the tensors of A the names and layouts of B, with a built-in map (`ckptconv maps`) or a file of rules.",
-    )
     rtol = Option(
         NUMBER,
         "Compare values, not bits; two values are equal if they differ by at most R times the larger one.",
@@ -55,14 +52,17 @@ class _Comparing:
     )
 
 
-# Features that add to them: the module of each, which has its options as `COMPARING`.
+# Features that add to them, or explain options that they add to conversions: the module of each, which has its options
+# as `COMPARING`.
 FEATURES: dict[str, str] = {
     "deltas": "ckptconv.features.deltas.comparing",
+    "maps": "ckptconv.features.maps.comparing",
 }
-COMPARING_TOO: dict[str, Option] = {
+_OF_FEATURES: dict[str, Option] = {
     name: option for module in FEATURES.values() for name, option in import_module(module).COMPARING.items()
 }
-COMPARING = {**options_in(_Comparing), **COMPARING_TOO}
+COMPARING = {**options_in(_Comparing), **_OF_FEATURES}
+COMPARING_TOO = {name: option for name, option in _OF_FEATURES.items() if name not in OPTIONS}
 DIFFING = named_in(
     "key include exclude with_states order strip_prefix rename map size dtype dequantize rtol atol tolerance html "
     "overwrite jobs memory tag exclude_frozen_parameters master unstack raw alone inert spool_dir storage_options "

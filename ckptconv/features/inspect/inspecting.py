@@ -81,7 +81,7 @@ def inspect(
     with no_garbage():
         if isinstance(opened, Source):
             opened = complete(opened, key=asked["key"], inert=asked["inert"])
-            layout = {name: asked[name] for name in ("map", "size", "storage_options", *CHANGING) if name in asked}
+            layout = {name: asked[name] for name in ("storage_options", *CHANGING) if name in asked}
             opened = with_layout(opened, **layout)
         else:
             path = os.fspath(opened)

@@ -17,8 +17,7 @@ from ckptconv.formats.source import Source
 from ckptconv.inspection.quantized import QuantizedSummary
 from ckptconv.inspection.tensor_info import TensorInfo
 from ckptconv.options.table import Options
-from ckptconv.outputs import selection
-from ckptconv.outputs.mapped import with_owners
+from ckptconv.outputs import computed, selection
 from ckptconv.outputs.naming import tree_of
 from ckptconv.outputs.told import idle_sentences
 from ckptconv.pickles.children import ATOMS
@@ -228,11 +227,11 @@ def tensors_of(source: Source, chosen: Options) -> Chosen:
     # What safetensors has to store under another dtype is shown under its own.
     flat = {name: own(tensors[name]) for name in selection.matching(tensors, choice)}
     idle = selection.idle_globs(list(tensors), choice)
-    if source.map:
-        ties = {alias: owner for alias, owner in source.owners.items() if owner in flat}
-        applied = source.map.apply(with_owners(flat, ties))
-        made_of = {name: list(of) for name, of in applied.sources.items()}
-        return Chosen(applied.tensors, selection.untie(applied.tensors, {}), idle, made_of)
+    ties = {alias: owner for alias, owner in source.owners.items() if owner in flat}
+    for way in computed.ways_of(source):
+        if way.shown:
+            made = way.shown(source, flat, ties)
+            return Chosen(made.tensors, selection.untie(made.tensors, {}), idle, made.made_of)
     return Chosen(flat, selection.untie(flat, source.owners), idle)
 
 
@@ -267,9 +266,9 @@ def summarize(
         input=path or source.path,
         format=source.format,
         family=source.family,
-        facts={**source.facts, "map": source.map.map.name} if source.map else dict(source.facts),
+        facts={**source.facts, **computed.facts_of(source)},
         # The kinds of all tensors, not of those that were chosen.
-        counts={} if source.map or chosen.key or chosen.include or chosen.exclude else dict(source.counts),
+        counts={} if made_of is not None or chosen.key or chosen.include or chosen.exclude else dict(source.counts),
         elements=sum(total.elements for total in by_dtype.values()),
         bytes=sum(total.bytes for total in by_dtype.values()),
         totals=by_dtype,

@@ -1,6 +1,6 @@
 """Where in a base the tensors are that an adapter names as the model in memory does. Pure.
 
-A base may have these names, those that transformers' files have for them (`structure.maps.memory`), or either of them
+A base may have these names, those that transformers' files have for them (`memory`), or either of them
 below another module or without the first one, as models with a head and without are saved. One way has to hold for the
 whole adapter.
 """

@@ -13,8 +13,6 @@ def opened(source: Source, asked: Mapping[str, Any], reaching: Mapping[str, Any]
     """Return `source` with weights in the place of quantized ones, as the options `asked` say; `reaching` say how a
     checkpoint is reached."""
     options = Quantizing(**{name: asked[name] for name in Quantizing.table if name in asked})
-    if not (options.dequantize or options.requantize):
-        return source
     from ckptconv.features.quantized.weights import with_weights
 
     dtype = asked.get("dtype")

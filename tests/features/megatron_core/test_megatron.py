@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from checkpoints import assert_same, ckptconv_here, done
@@ -25,6 +26,7 @@ from format_suite import FormatSuite
 from safetensors.torch import load_file
 
 import ckptconv
+from ckptconv.options.table import OPTIONS
 
 DATA = Path(__file__).parent / "data"
 CASES = [
@@ -521,6 +523,7 @@ hf = "model.layers.{l}.mlp.down_proj.weight : h f"
 """
 
 
+@pytest.mark.skipif("map" not in OPTIONS, reason="there are no maps")
 @every("rules", [APART, STACKED], ids=["a name for each layer", "a stack of layers"])
 def test_a_map_finds_layers_as_it_names_them(rules: str, tmp_path: Path) -> None:
     run, map_, out = unpacked("float16_pp2", tmp_path), tmp_path / "map.toml", tmp_path / "o.safetensors"

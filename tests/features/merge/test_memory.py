@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 
+import pytest
+from cells import of_features
 from checkpoints import DATA
 from effort import every
 
 from ckptconv.features.merge.memory import Family, InFiles, families
-from ckptconv.structure.maps.compile import apply_map
-from ckptconv.structure.maps.file import from_catalogue
+from ckptconv.options.table import OPTIONS
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import LazyTensor, Zeros
 
@@ -68,8 +69,10 @@ def test_every_line_of_the_table_is_a_rule() -> None:
             assert rule.files is None or all(rule.files.names) or rule.files.names == ("",)
 
 
+@pytest.mark.skipif("map" not in OPTIONS, reason="there are no maps")
 @every("kind", ["mixtral", "qwen3_moe", "deepseek_v3"])
 def test_they_are_the_names_that_the_map_makes(kind: str) -> None:
+    (maps,) = of_features("MAPS")
     files: dict[str, LazyTensor] = {}
     module = "model.layers.3.mlp.experts"
     found = family(kind, f"{module}.down_proj")
@@ -78,6 +81,6 @@ def test_they_are_the_names_that_the_map_makes(kind: str) -> None:
         for number in range(2):
             for name in each.of_expert(number):
                 files[name] = Zeros(DTYPES["float32"], (4, 6) if parameter == "gate_up_proj" else (6, 4))
-    made = apply_map(from_catalogue(f"transformers5-{kind}"), files, sizes={}, config={}, target="v5").tensors
+    made = maps["apply"](maps["named"](f"transformers5-{kind}"), files, sizes={}, config={}, target="v5").tensors
     shapes = {name: tensor.shape for name, tensor in made.items()}
     assert shapes == {f"{module}.gate_up_proj": (2, 8, 6), f"{module}.down_proj": (2, 6, 4)}

@@ -1,6 +1,6 @@
 """Files of model-parallel ranks that say nothing of their parts: Meta's and Megatron-LM's, which a map joins.
 
-The models are those of tests/data/maps, cut as the frameworks cut them.
+The models are those of the tests of maps, cut as the frameworks cut them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from checkpoints import DATA, ckptconv_here, done
+from cells import of_features
+from checkpoints import ckptconv_here, done
 from compare import evaluate
 from effort import every
 from safetensors.numpy import load_file
@@ -22,11 +23,14 @@ from safetensors.numpy import load_file
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.features.model_parallel import megatron, meta
 from ckptconv.formats.source import Source, Wanted
+from ckptconv.options.table import OPTIONS
 from ckptconv.storage.location import Location
-from ckptconv.structure.maps.compile import apply_map
-from ckptconv.structure.maps.file import from_catalogue
 
 Arrays = Mapping[str, np.ndarray]
+if "map" not in OPTIONS:
+    pytest.skip("there are no maps", allow_module_level=True)
+
+(maps,) = of_features("MAPS")
 # Along which dimension Megatron-core's ranks share out a tensor, and how many halves each rank has of it.
 MEGATRON = (
     (r"word_embeddings|output_layer|linear_qkv\.(weight|bias)|linear_q_up_proj\.w|linear_kv_up_proj\.w", 0, 1),
@@ -37,7 +41,7 @@ MEGATRON = (
 
 def case(name: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[str, object]]:
     """Return what a framework had, what became of it, and config.json."""
-    place = DATA / "maps" / name
+    place = maps["data"] / name
     return (
         load_file(place / "ours.safetensors"),
         load_file(place / "hf.safetensors"),
@@ -47,7 +51,7 @@ def case(name: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[
 
 def check(source: Source, name: str, config: Mapping[str, object], expected: Arrays) -> None:
     """Check that a map makes `expected` of what was read."""
-    made = apply_map(from_catalogue(name), source.weights, config=config, target="hf").tensors
+    made = maps["apply"](maps["named"](name), source.weights, config=config, target="hf").tensors
     assert made.keys() == expected.keys()
     for each, tensor in made.items():
         np.testing.assert_array_equal(np.frombuffer(evaluate(tensor), "i2").reshape(tensor.shape), expected[each], each)

@@ -6,12 +6,15 @@ import argparse
 import shutil
 from pathlib import Path
 
+import pytest
 import torch
 from checkpoints import ckptconv_here
 from effort import every
 from features.model_parallel.cells import PARTS, of_megatron
 from lone_files import moved
 from safetensors.torch import load_file
+
+from ckptconv.options.table import OPTIONS
 
 QUIETLY = ("--no-fsync", "--quiet")
 
@@ -44,6 +47,7 @@ def test_files_of_several_ranks_are_refused(ranks: tuple[str, ...], tmp_path: Pa
     assert not (tmp_path / "o.safetensors").exists()
 
 
+@pytest.mark.skipif("map" not in OPTIONS, reason="there are no maps")
 def test_a_map_does_not_make_a_model_of_one_rank(tmp_path: Path) -> None:
     for family, name in (("Meta, alone", "meta-llama3"), ("Megatron, alone", "megatron-llama")):
         path = PARTS[family][0](tmp_path)

@@ -26,6 +26,7 @@ from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError, Usage
 from ckptconv.features.quantized.table import NOT_READ
 from ckptconv.features.quantized.words import ELSEWHERE
 from ckptconv.formats.registered import DESCRIBING
+from ckptconv.options.table import OPTIONS
 
 NAME = "model.layers.0.self_attn.q_proj.weight"
 SCALE = f"{NAME}_scale_inv"
@@ -669,6 +670,7 @@ hf = "norm.weight"
 """
 
 
+@pytest.mark.skipif("map" not in OPTIONS, reason="there are no maps")
 def test_a_map_and_a_reference_see_the_weights(tmp_path: Path) -> None:
     tensors = {"norm.weight": torch.ones(3).bfloat16()}
     for number in range(3):

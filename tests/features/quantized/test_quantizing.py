@@ -16,6 +16,7 @@ import ckptconv
 from ckptconv import DifferenceError, UnsupportedError, UsageError
 from ckptconv.features.quantized.options import ROUNDING_WAYS
 from ckptconv.features.quantized.table import WAYS
+from ckptconv.options.table import OPTIONS
 
 LEFT = ["model.embed_tokens.weight", "model.layers.0.mlp.gate.weight", "lm_head.weight"]
 LEFT += ["model.layers.0.input_layernorm.weight", "model.layers.0.self_attn.q_proj.bias", "model.conv.weight"]
@@ -176,6 +177,7 @@ def test_where_a_number_would_be_another_it_is_refused_by_name(name: str, way: s
     assert not list(tmp_path.glob("q/*.safetensors"))
 
 
+@pytest.mark.skipif("map" not in OPTIONS, reason="there are no maps")
 def test_a_map_does_not_round_what_is_requantized(tmp_path: Path) -> None:
     """A number between two of bfloat16 would be another one."""
     source = tmp_path / "s"

@@ -14,9 +14,9 @@ import torch
 from checkpoints import ZERO, Run, ckptconv_here, done
 from dcp_checkpoints import checkpoint_of
 from effort import every
-from features.steps.saved import SAVERS, Saver, state_of
 from processes import calls
 from safetensors.torch import load_file, save_file
+from saved_steps import SAVERS, Saver, state_of
 from stores import PLACES, Served
 
 from ckptconv.features.steps.survey import survey

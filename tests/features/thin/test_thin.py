@@ -15,9 +15,9 @@ import pytest
 import torch
 from checkpoints import Run, ckptconv_here, done
 from effort import every
-from features.steps.saved import SAVERS, state_of
 from processes import before_call, in_child, moments
 from safetensors.torch import load_file
+from saved_steps import SAVERS, state_of
 
 import ckptconv
 from ckptconv.errors import CkptconvError, UnsafeError

@@ -19,6 +19,7 @@ from ckptconv.features.diff.difference import Difference, TensorDifference
 from ckptconv.features.diff.showing import overview, page_of
 from ckptconv.features.quantized.options import ROUNDING_WAYS
 from ckptconv.features.quantized.steps import index
+from ckptconv.options.table import OPTIONS
 
 LAYER = "model.layers.{}.mlp.{}_proj.weight"
 NAMES = [LAYER.format(layer, part) for layer in range(2) for part in ("gate", "up")]
@@ -181,6 +182,7 @@ def test_another_step_of_training_is_further_than_half_a_step(model: Path) -> No
             assert steps.scales_differ or way == "fp8-block-ue8m0", (way, name)
 
 
+@pytest.mark.skipif("map" not in OPTIONS, reason="there are no maps")
 def test_weights_that_a_map_joins_are_reproduced_too(model: Path, tmp_path: Path) -> None:
     rules = tmp_path / "my.toml"
     there = ", ".join(f'"{LAYER.format("{l}", part)} : a b"' for part in ("gate", "up"))

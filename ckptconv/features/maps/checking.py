@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptconv.formats.chosen_map import read_map
+from ckptconv.features.maps.choosing import read_map
+from ckptconv.features.maps.claims import precedences
+from ckptconv.features.maps.file import Map
 from ckptconv.formats.detect import open_source
 from ckptconv.options.table import Options
 from ckptconv.outputs.pipeline import selected
 from ckptconv.storage.paths import normalize
-from ckptconv.structure.maps.claims import precedences
-from ckptconv.structure.maps.file import Map
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import pytest
 from effort import every
 
 from ckptconv.errors import UsageError
-from ckptconv.structure.maps.compile import Applied, apply_map
-from ckptconv.structure.maps.file import parse_map
+from ckptconv.features.maps.compile import Applied, apply_map
+from ckptconv.features.maps.file import parse_map
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Zeros
 

@@ -12,11 +12,13 @@ import torch
 from cells import looking
 from checkpoints import DATA, ckptconv_here, done
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, load_file, save_file
 
 import ckptconv
 from ckptconv import convert
 from ckptconv.errors import CorruptError, DifferenceError, UsageError
+from ckptconv.formats.registered import DESCRIBING
+from ckptconv.library.virtual import VirtualFiles
 
 MAP = """
 drop = ["*._extra_state"]
@@ -328,3 +330,26 @@ def test_scalars_that_differ_cannot_become_one(tmp_path: Path, monkeypatch: pyte
     convert("o.pt", "o.safetensors")
     with pytest.raises(CorruptError, match=r"xy\.step"):
         convert("o.safetensors", "back.pt", map="m.toml")
+
+
+def test_a_map_may_be_named_by_a_file_url(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(3)}, tmp_path / "m.pt")
+    (tmp_path / "own.toml").write_text('[[rule]]\na = "w"\nb = "v"\n')
+    here = f"file://{tmp_path}"
+    ckptconv.convert(f"{here}/m.pt", f"{here}/out", map=f"{here}/own.toml", fsync=False)
+    ckptconv.convert(f"{here}/m.pt", f"{here}/more", like=f"{here}/out", map=f"{here}/own.toml:b", fsync=False)
+    for words in (["show", f"{here}/own.toml"], ["check", f"{here}/own.toml", f"{here}/m.pt"]):
+        run = ckptconv_here("maps", *words)
+        assert run.code == 0, run.err
+
+
+def test_a_map_is_applied_to_what_is_described(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(3)}, tmp_path / "m.pt")
+    (tmp_path / "own.toml").write_text('[[rule]]\na = "w"\nb = "v"\n')
+    for suffix in DESCRIBING:
+        ckptconv.convert(tmp_path / "m.pt", tmp_path / f"x{suffix}", fsync=False)
+    for source in ("m.pt", *(f"x{suffix}" for suffix in DESCRIBING)):
+        with VirtualFiles(tmp_path / source, map=tmp_path / "own.toml") as files:
+            assert load(files.read_bytes("model.safetensors")).keys() == {"v"}
+        with pytest.raises(UsageError, match="There is no map 'nope'"):
+            VirtualFiles(tmp_path / source, map="nope")

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptconv.errors import UsageError
+from ckptconv.features.maps.compile import Applied, Cast, apply_map, unchanged
+from ckptconv.features.maps.file import MAX_BYTES, Map, parse_map
+from ckptconv.features.maps.notation import axes_in
 from ckptconv.options.kinds import SIZES
-from ckptconv.structure.maps.compile import Applied, Cast, apply_map, unchanged
-from ckptconv.structure.maps.file import MAX_BYTES, Map, parse_map
-from ckptconv.structure.maps.notation import axes_in
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import brief, some
 
@@ -27,13 +27,15 @@ class ChosenMap:
     """A map, and what is known of the checkpoint that it is for.
 
     `sizes` are given by the user or by a record; `config` is the config.json beside the checkpoint. `target` is the
-    side to make; "" for the one that the checkpoint's names are not of.
+    side to make; "" for the one that the checkpoint's names are not of. `is_back`: it is the reverse of the one
+    by which the checkpoint was made.
     """
 
     map: Map
     sizes: Mapping[str, int] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     target: str = ""
+    is_back: bool = False
 
     def apply(
         self,
@@ -82,4 +84,4 @@ def of_record(told: Any, where: str, back: bool = False) -> ChosenMap:
         raise UsageError(f"{where}: its record of a map contains a map with another digest.")
     if {told["from"], told["to"]} != {*map_.sides}:
         raise UsageError(f"{where}: its record of a map names the sides {some([told['from'], told['to']])}.")
-    return ChosenMap(map_, sizes, {}, target)
+    return ChosenMap(map_, sizes, {}, target, back)

@@ -16,14 +16,14 @@ from effort import every
 from safetensors.numpy import load_file
 
 from ckptconv.errors import UsageError
-from ckptconv.structure.maps.compile import Applied, apply_map
-from ckptconv.structure.maps.file import catalogue, from_catalogue
+from ckptconv.features.maps.compile import Applied, apply_map
+from ckptconv.features.maps.file import catalogue, from_catalogue
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import LazyTensor, Stored
 from ckptconv.tensors.moves import File
 
-DATA = Path(__file__).parents[2] / "data/maps"
+DATA = Path(__file__).parent / "data"
 CASES = sorted(place.name for place in DATA.iterdir())
 
 

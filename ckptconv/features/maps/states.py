@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.structure.maps.chosen import ChosenMap
-from ckptconv.structure.maps.compile import Applied
+from ckptconv.features.maps.chosen import ChosenMap
+from ckptconv.features.maps.compile import Applied
 from ckptconv.tensors.lazy import Equal, LazyTensor, same_bytes, untagged
 from ckptconv.text import quoted, some
 

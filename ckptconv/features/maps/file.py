@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptconv.errors import UsageError
-from ckptconv.structure.maps.notation import MAX_LENGTH, Rule, make_rules
-from ckptconv.structure.maps.sizes import MAX_SIZE, Alternatives, Expression
+from ckptconv.features.maps.notation import MAX_LENGTH, Rule, make_rules
+from ckptconv.features.maps.sizes import MAX_SIZE, Alternatives, Expression
 from ckptconv.text import brief, quoted, some
 
 SUFFIX = ".toml"
@@ -232,4 +232,4 @@ def from_catalogue(name: str) -> Map:
 def _folder() -> Any:
     from importlib import resources
 
-    return resources.files("ckptconv.structure.maps") / "catalogue"
+    return resources.files("ckptconv.features.maps") / "catalogue"

@@ -14,7 +14,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import UsageError
-from ckptconv.structure.maps.notation import MapAxis, Product, Sum, axes_in, written
+from ckptconv.features.maps.notation import MapAxis, Product, Sum, axes_in, written
 from ckptconv.text import quoted
 
 # What a map says of a size: alternatives, each a number or an expression.

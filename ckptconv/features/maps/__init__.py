@@ -42,3 +42,8 @@ after a colon its axes:
 - `keep` (names that pass unchanged) and `drop` (left out) are lists of globs, of one side or, as `keep = [...]` at the
   top of the file, of both. A glob is compared with the whole name and with each of its endings after a dot.
 """
+
+from __future__ import annotations
+
+PAGES = ("maps.md", "map-catalogue.md", "internals/maps.md")
+SCRIPTS = ("maps/", "record_maps.py", "map_catalogue.py")

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from effort import every
-from mapping import Checkpoint, numbered, same, values
+from features.maps.mapping import Checkpoint, numbered, same, values
 
 from ckptconv.errors import CkptconvError, CorruptError, UsageError
-from ckptconv.structure.maps.compile import Applied, apply_map
-from ckptconv.structure.maps.file import parse_map
+from ckptconv.features.maps.compile import Applied, apply_map
+from ckptconv.features.maps.file import parse_map
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import Concat, Narrow, Stored

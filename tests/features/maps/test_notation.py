@@ -6,9 +6,9 @@ import pytest
 from effort import every
 
 from ckptconv.errors import UsageError
-from ckptconv.structure.maps.file import matches, parse_map
-from ckptconv.structure.maps.notation import expand, make_rules, parse_tensor, written
-from ckptconv.structure.maps.sizes import Expression, resolve
+from ckptconv.features.maps.file import matches, parse_map
+from ckptconv.features.maps.notation import expand, make_rules, parse_tensor, written
+from ckptconv.features.maps.sizes import Expression, resolve
 
 
 @every(

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 from effort import examples
+from features.maps.test_bijections import rules, shapes_of, text_of
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
-from structure.maps.test_bijections import rules, shapes_of, text_of
 
 import ckptconv
 

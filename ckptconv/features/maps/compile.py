@@ -16,10 +16,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CorruptError, LimitError, UsageError
-from ckptconv.structure.maps.claims import Claims, Use, check_way_back, claimed, source_side
-from ckptconv.structure.maps.file import Map
-from ckptconv.structure.maps.notation import MapAxis, MapTensor, Node, Product, Rule, Sum, axes_in, expand, written
-from ckptconv.structure.maps.sizes import Alternatives, Equation, Expression, KnownSizes, resolve, solve
+from ckptconv.features.maps.claims import Claims, Use, check_way_back, claimed, source_side
+from ckptconv.features.maps.file import Map
+from ckptconv.features.maps.notation import MapAxis, MapTensor, Node, Product, Rule, Sum, axes_in, expand, written
+from ckptconv.features.maps.sizes import Alternatives, Equation, Expression, KnownSizes, resolve, solve
 from ckptconv.tensors.dtypes import DType
 from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import Concat, LazyTensor, Zeros

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 from effort import every
-from mapping import Checkpoint, numbered
+from features.maps.mapping import Checkpoint, numbered
 
 from ckptconv.errors import LimitError, UsageError
-from ckptconv.structure.maps import sizes
-from ckptconv.structure.maps.claims import Templates, precedences
-from ckptconv.structure.maps.compile import apply_map
-from ckptconv.structure.maps.file import matches, parse_map
-from ckptconv.structure.maps.sizes import Expression, resolve
+from ckptconv.features.maps import sizes
+from ckptconv.features.maps.claims import Templates, precedences
+from ckptconv.features.maps.compile import apply_map
+from ckptconv.features.maps.file import matches, parse_map
+from ckptconv.features.maps.sizes import Expression, resolve
 
 RULE = '[[rule]]\na = "x"\nb = "y"\n'
 
@@ -95,7 +95,7 @@ def test_what_goes_before_what_is_bounded_too() -> None:
 
 
 def test_the_parts_that_tensors_are_joined_of_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ckptconv.structure.maps.compile.MAX_JOINED", 30)
+    monkeypatch.setattr("ckptconv.features.maps.compile.MAX_JOINED", 30)
     map_ = parse_map('[[rule]]\na = "x.{e} : f"\nb = "y.{f} : e"', "many.toml")
     with pytest.raises(LimitError, match="joins parts of tensors"):
         apply_map(map_, Checkpoint(tmp_path / "x", numbered(**{f"x.{e}": (6,) for e in range(6)})).tensors, target="b")

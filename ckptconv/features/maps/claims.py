@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from ckptconv.errors import LimitError, UsageError
-from ckptconv.structure.maps.file import Map, matches
-from ckptconv.structure.maps.notation import Name, Rule
+from ckptconv.features.maps.file import Map, matches
+from ckptconv.features.maps.notation import Name, Rule
 from ckptconv.text import quoted, some
 
 # Ways in which one part of a name may be read after the same parts before it.

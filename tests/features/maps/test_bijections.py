@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 from effort import examples
+from features.maps.mapping import Checkpoint, numbered, same, values
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from mapping import Checkpoint, numbered, same, values
 
 from ckptconv.errors import CkptconvError
-from ckptconv.structure.maps.compile import apply_map
-from ckptconv.structure.maps.file import parse_map
+from ckptconv.features.maps.compile import apply_map
+from ckptconv.features.maps.file import parse_map
 
 AXES = "abcd"
 

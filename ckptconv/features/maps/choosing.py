@@ -6,13 +6,13 @@ import re
 from collections.abc import Mapping
 
 from ckptconv.errors import UsageError
+from ckptconv.features.maps.chosen import ChosenMap, of_record
+from ckptconv.features.maps.file import MAX_BYTES, SUFFIX, Map, catalogue, from_catalogue, parse_map
 from ckptconv.formats import companions, configs
 from ckptconv.formats.source import Source
-from ckptconv.options.table import NO_MAP
+from ckptconv.options.table import NONE
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, is_remote, normalize
-from ckptconv.structure.maps.chosen import ChosenMap, of_record
-from ckptconv.structure.maps.file import MAX_BYTES, SUFFIX, Map, catalogue, from_catalogue, parse_map
 from ckptconv.structure.record import MAP_KEY
 
 # Files that tell sizes: that of transformers, or else the one that Meta has beside Llama.
@@ -23,7 +23,7 @@ _STACK = re.compile(r"layers\.(?![\d{])")
 
 def with_map(source: Source, named: str, sizes: Mapping[str, int], options: Mapping[str, object]) -> Source:
     """Return `source` with the map called `named`; as it is without one."""
-    if named and named != NO_MAP:
+    if named and named != NONE:
         return source.computing(map=choose_map(named, sizes, source, options))
     if sizes:
         return source._replace(warnings=[*source.warnings, "--size has no effect without --map."])

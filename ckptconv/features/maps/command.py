@@ -12,8 +12,8 @@ from ckptconv.cli.typer_compat import Command, Group
 
 if TYPE_CHECKING:
     from ckptconv.cli.console import Printer
-    from ckptconv.cli.printed import Maps
-    from ckptconv.inspection.mapping import MapCheck, MapSummary
+    from ckptconv.features.maps.checking import MapCheck, MapSummary
+    from ckptconv.features.maps.printed import Maps
 
 maps = typer.Typer(
     name="maps",
@@ -42,8 +42,8 @@ MapName = Annotated[
 @taking(*named("json"))
 def _listed(ctx: typer.Context, **options: Any) -> None:
     if ctx.invoked_subcommand is None:
-        from ckptconv.inspection.mapping import summarized
-        from ckptconv.structure.maps.file import catalogue, from_catalogue
+        from ckptconv.features.maps.checking import summarized
+        from ckptconv.features.maps.file import catalogue, from_catalogue
 
         _list(output_of("maps", options), [summarized(from_catalogue(name)) for name in catalogue()])
 
@@ -60,8 +60,8 @@ def maps_show(map_: MapName, **options: Any) -> None:
       ckptconv maps show megatron-qwen3
       ckptconv maps show megatron-qwen3 > my-map.toml
     """
-    from ckptconv.formats.chosen_map import read_map
-    from ckptconv.inspection.mapping import summarized
+    from ckptconv.features.maps.checking import summarized
+    from ckptconv.features.maps.choosing import read_map
 
     shown = output_of("maps show", options)
     shown_map = read_map(map_, options.pop("storage_options", {}))
@@ -88,7 +88,7 @@ def maps_check(
       ckptconv maps check my-map.toml checkpoint/ --size n=32
       ckptconv maps check my-map.toml checkpoint/ --like hf://org/model
     """
-    from ckptconv.inspection.mapping import check_map
+    from ckptconv.features.maps.checking import check_map
 
     shown = output_of("maps check", options)
     _tell(shown, check_map(map_, source, **options))

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 from effort import every
-from mapping import Checkpoint, numbered, same, values
+from features.maps.mapping import Checkpoint, numbered, same, values
 
-from ckptconv.structure.maps.compile import apply_map
-from ckptconv.structure.maps.file import parse_map
+from ckptconv.features.maps.compile import apply_map
+from ckptconv.features.maps.file import parse_map
 
 Arrays = Mapping[str, np.ndarray]
 

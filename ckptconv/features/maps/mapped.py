@@ -6,10 +6,12 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ckptconv.errors import UsageError
+from ckptconv.features.maps.options import MapOptions
 from ckptconv.formats.source import Source
-from ckptconv.options.table import NO_MAP, Options
+from ckptconv.options.table import NONE, Options
 from ckptconv.outputs import selection
-from ckptconv.outputs.computed import Computing, Elsewhere
+from ckptconv.outputs.computed import Computing, Elsewhere, Restated, Shown
 from ckptconv.outputs.selected import Selected
 from ckptconv.structure import keymap
 from ckptconv.structure.record import MAP_KEY
@@ -17,18 +19,8 @@ from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import some
 
 if TYPE_CHECKING:
-    from ckptconv.structure.maps.chosen import ChosenMap
-    from ckptconv.structure.maps.compile import Applied
-    from ckptconv.structure.maps.states import MappedStates
-
-
-def map_back(source: Source, options: Options) -> ChosenMap | None:
-    """Return the map that the user chose for `source`, or else the reverse of the one by which it was made."""
-    if source.map or options.map == NO_MAP or MAP_KEY not in source.remarks:
-        return source.map
-    from ckptconv.structure.maps.chosen import of_record
-
-    return of_record(source.remarks[MAP_KEY], source.path, back=True)
+    from ckptconv.features.maps.chosen import ChosenMap
+    from ckptconv.features.maps.compile import Applied
 
 
 def with_owners(tensors: Mapping[str, LazyTensor], owners: Mapping[str, str]) -> dict[str, LazyTensor]:
@@ -83,15 +75,6 @@ def told_of(chosen: Selected, applied: Applied | None, options: Options) -> Sele
     )
 
 
-def mapped_states(
-    map_: ChosenMap, states: Mapping[str, Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]
-) -> MappedStates:
-    """Return what `map_` makes of the states of parameters, and of their groups. Raises as `apply_to_states`."""
-    from ckptconv.structure.maps.states import apply_to_states
-
-    return apply_to_states(map_, states, groups)
-
-
 def _left_out(chosen: Selected, map_: ChosenMap, applied: Applied) -> Iterator[str]:
     """Yield what a user should know of what a map left out."""
     if applied.dropped:
@@ -108,7 +91,61 @@ def _left_out(chosen: Selected, map_: ChosenMap, applied: Applied) -> Iterator[s
 
 
 def _selected(chosen: Selected, source: Source, options: Options, reference: Selected | None) -> Selected:
-    return mapped(chosen, source.map, options, reference)
+    return mapped(chosen, source.computed.get("map"), options, reference)
 
 
-COMPUTING = Computing(heading={"map?": dict}, selected=_selected)
+def _tree(chosen: Selected, source: Source, options: Options) -> Selected:
+    map_: ChosenMap = source.computed["map"]
+    try:
+        return mapped(chosen, map_, options)
+    except UsageError as error:
+        if not map_.is_back:
+            raise
+        raise UsageError(
+            f"{source.path} was written with a map, but the reverse of that map does not fit. {error.message}",
+            "Use --map none to write the tensors unchanged.",
+        ) from error
+
+
+def _states(source: Source, states: Mapping[str, Any], groups: Sequence[Any], ties: Mapping[str, str]) -> Restated:
+    from ckptconv.features.maps.states import apply_to_states
+
+    every = {**states, **{alias: states[owner] for alias, owner in ties.items() if owner in states}}
+    made = apply_to_states(source.computed["map"], every, groups)
+
+    def told(chosen: Selected, options: Options) -> Selected:
+        return told_of(chosen, made.applied, options)
+
+    return Restated(made.states, made.groups, made.equal, told)
+
+
+def _restored(source: Source, options: Options) -> Source:
+    """Return `source` with the map that the user chose, or else the reverse of the one by which it was made."""
+    if "map" in source.computed or MapOptions.of(options).map == NONE:
+        return source
+    from ckptconv.features.maps.chosen import of_record
+
+    return source.computing(map=of_record(source.remarks[MAP_KEY], source.path, back=True))
+
+
+def _recalled(told: Any, where: str) -> ChosenMap:
+    from ckptconv.features.maps.chosen import of_record
+
+    return of_record(told, where)
+
+
+def _shown(source: Source, tensors: Mapping[str, LazyTensor], ties: Mapping[str, str]) -> Shown:
+    applied = source.computed["map"].apply(with_owners(tensors, ties))
+    return Shown(applied.tensors, {name: list(of) for name, of in applied.sources.items()})
+
+
+COMPUTING = Computing(
+    heading={"map?": dict},
+    selected=_selected,
+    states=_states,
+    tree=_tree,
+    restored=_restored,
+    recalled=_recalled,
+    shown=_shown,
+    facts=lambda source: {"map": source.computed["map"].map.name},
+)

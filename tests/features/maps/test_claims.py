@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 from effort import every
-from mapping import Checkpoint, numbered, same, values
+from features.maps.mapping import Checkpoint, numbered, same, values
 
 from ckptconv.errors import UsageError
-from ckptconv.structure.maps.claims import precedences
-from ckptconv.structure.maps.compile import apply_map
-from ckptconv.structure.maps.file import parse_map
+from ckptconv.features.maps.claims import precedences
+from ckptconv.features.maps.compile import apply_map
+from ckptconv.features.maps.file import parse_map
 
 
 def there_and_back(path: Path, text: str, names: Mapping[str, str], **sizes: int) -> None:

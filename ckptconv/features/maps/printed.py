@@ -1,0 +1,42 @@
+"""What `maps` prints with --json, for its schema (`scripts/schemas.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from ckptconv.features.maps.checking import MapSummary
+
+if TYPE_CHECKING:
+    from typing_extensions import NotRequired
+
+
+class Maps(TypedDict):
+    """What `maps`, `maps show` and `maps check` print with `--json`."""
+
+    maps: Sequence[MapSummary]
+    """The maps that come with ckptconv; of `maps show` and `maps check`, the one that was named."""
+
+    text: NotRequired[str]
+    """The whole map, in TOML; with `maps show`."""
+
+    precedence: NotRequired[Sequence[tuple[str, str]]]
+    """Pairs of rules of which the first has the names that both have, as it is more special; with `maps check`."""
+
+    source: NotRequired[str | None]
+    """The checkpoint that it was tried on; null for none. With `maps check`."""
+
+    direction: NotRequired[tuple[str, str]]
+    """The side that the checkpoint's names are of, and the side to make; with `maps check` and a checkpoint."""
+
+    made_of: NotRequired[Mapping[str, Sequence[str]]]
+    """Each tensor to make, with those that it is made of; with `maps check` and a checkpoint."""
+
+    warnings: NotRequired[Sequence[str]]
+    """What is left out, each in a sentence; with `maps check` and a checkpoint."""
+
+
+# The object: title, what prints it, the commands, and the class of its fields.
+COMMANDS = {"maps": ("maps", "", ("maps", "maps show", "maps check"), Maps)}
+# What the type of a field does not say.
+MORE: dict[tuple[type, str], dict[str, Any]] = {(MapSummary, "rules"): {"type": "integer", "minimum": 1}}

@@ -1,0 +1,47 @@
+"""What tests of the trunk, and of others, ask of maps too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ckptconv
+from ckptconv.features.maps.compile import apply_map
+from ckptconv.features.maps.file import from_catalogue
+
+# How a map is applied, and found by its name; and what frameworks made of tiny models.
+MAPS: dict[str, Any] = {"apply": apply_map, "named": from_catalogue, "data": Path(__file__).parent / "data"}
+
+# Of each option: its default, a value, and how that may be written; and values that it has not.
+ACCEPTED_VALUES: dict[str, tuple[Any, Any, list[Any]]] = {
+    "map": ("", "m.toml", [Path("m.toml"), "m.toml"]),
+    "size": ({}, {"n": 32}, [{"n": 32}, {"n": "32"}, "n=32", ["n=32"]]),
+}
+REFUSED_VALUES: dict[str, list[Any]] = {
+    "map": [3, b"m"],
+    "size": ["n", "=3", "n=", "n=x", "n=-1", {"n": -1}, {"n": 1.0}, {3: 1}, ["n=1", "n=2"], 3],
+}
+# What becomes of each option in each kind of output.
+ROWS_OF_KINDS: dict[str, tuple[Any, ...]] = {
+    "map": ("hhhhhhhh", {"map": "../map.toml"}),
+    "size": ("ssssssss", {"size": {"n": 4}}),
+}
+# Options that a conversion says something of, by source.
+TELLING: list[tuple[str, dict[str, Any]]] = [("zero3", {"size": {"n": 3}})]
+# Commands that write nothing, and those whose printing is tried elsewhere.
+READING = PRINTED = {"maps", "maps show", "maps check"}
+
+MAP = """
+[[rule]]
+one = "model.layers.{l}.mlp.{p}_proj.weight : a b"
+other = "layers.{l}.{p} : b a"
+"""
+
+
+def _mapped(here: Path, source: str, out: Path) -> None:
+    (here / "x.toml").write_text(MAP)
+    ckptconv.convert(here / source, out, map=here / "x.toml")
+
+
+# A way to compute, and what shows it.
+COMPUTING = {"map": (_mapped, "a")}

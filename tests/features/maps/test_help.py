@@ -1,0 +1,22 @@
+"""The help of the commands for maps, and what a shell completes."""
+
+from __future__ import annotations
+
+from checkpoints import ckptconv_here
+
+from ckptconv.cli import completion
+
+
+def test_the_group_of_commands_has_help_of_all_lengths() -> None:
+    assert "--help for all" in ckptconv_here("maps", "-h").out
+    assert ckptconv_here("help", "maps", "show").out == ckptconv_here("maps", "show", "--help").out
+
+
+def test_a_slip_leads_to_the_command_that_is_like_it() -> None:
+    run = ckptconv_here("maps", "shw")
+    assert run.err == "ckptconv: No such command 'shw'. Did you mean ckptconv maps show?\n"
+
+
+def test_a_shell_completes_commands_and_the_names_of_maps() -> None:
+    assert [name for name, _ in completion.completed(["maps"], "")] == ["show", "check"]
+    assert "megatron-llama" in [name for name, _ in completion.completed(["convert", "--map"], "me")]
