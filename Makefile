@@ -78,7 +78,7 @@ $(AZURITE):
 	npm install --no-audit --no-fund --prefix build/azurite azurite
 
 test-page: $(INSTALLED) $(AXE)
-	$(BIN)/python -m pytest tests/inspection
+	$(BIN)/python -m pytest tests/features/inspect
 
 $(AXE):
 	npm install --no-audit --no-fund --prefix build/axe axe-core

@@ -7,8 +7,6 @@ TYPE_CHECKING = False  # typing takes longer to import than all of this
 if TYPE_CHECKING:
     from typing import Any
 
-    from ckptconv.comparison.changes import Change
-    from ckptconv.comparison.diff import Difference, TensorDifference
     from ckptconv.conversion import convert
     from ckptconv.errors import (
         CkptconvError,
@@ -27,6 +25,11 @@ if TYPE_CHECKING:
     )
     from ckptconv.features.average.averaging import average
     from ckptconv.features.deltas.patching import patch
+    from ckptconv.features.diff.changes import Change
+    from ckptconv.features.diff.comparing import diff
+    from ckptconv.features.diff.difference import Difference, TensorDifference
+    from ckptconv.features.inspect.inspecting import inspect
+    from ckptconv.features.inspect.summary import Summary
     from ckptconv.features.merge.merging import merge
     from ckptconv.features.rows.check import check as check_rows
     from ckptconv.features.rows.pack import pack as pack_rows
@@ -34,9 +37,6 @@ if TYPE_CHECKING:
     from ckptconv.features.scan.report import ScanReport
     from ckptconv.features.scan.scanning import scan
     from ckptconv.formats.source import Source
-    from ckptconv.inspection.comparing import diff
-    from ckptconv.inspection.inspecting import inspect
-    from ckptconv.inspection.summary import Summary
     from ckptconv.library.checkpoint import Checkpoint
     from ckptconv.library.checkpoint import open_checkpoint as open  # noqa: A004
     from ckptconv.library.distributed import DistributedReader
@@ -70,13 +70,13 @@ if TYPE_CHECKING:
 # the name of a function: the import system would put the one in the place of the other.
 _HOMES = {
     "AverageOptions": ("options.keywords", "AverageOptions"),
-    "Change": ("comparison.changes", "Change"),
+    "Change": ("features.diff.changes", "Change"),
     "Checkpoint": ("library.checkpoint", "Checkpoint"),
     "CkptconvError": ("errors", "CkptconvError"),
     "ConvertOptions": ("options.keywords", "ConvertOptions"),
     "CorruptError": ("errors", "CorruptError"),
     "DiffOptions": ("options.keywords", "DiffOptions"),
-    "Difference": ("comparison.diff", "Difference"),
+    "Difference": ("features.diff.difference", "Difference"),
     "DifferenceError": ("errors", "DifferenceError"),
     "DistributedOptions": ("options.keywords", "DistributedOptions"),
     "DistributedReader": ("library.distributed", "DistributedReader"),
@@ -98,10 +98,10 @@ _HOMES = {
     "ScanReport": ("features.scan.report", "ScanReport"),
     "Source": ("formats.source", "Source"),
     "StoppedError": ("errors", "StoppedError"),
-    "Summary": ("inspection.summary", "Summary"),
+    "Summary": ("features.inspect.summary", "Summary"),
     "TruncatedError": ("errors", "TruncatedError"),
     "Tensor": ("library.tensor", "Tensor"),
-    "TensorDifference": ("comparison.diff", "TensorDifference"),
+    "TensorDifference": ("features.diff.difference", "TensorDifference"),
     "UnsafeError": ("errors", "UnsafeError"),
     "UnsupportedError": ("errors", "UnsupportedError"),
     "UsageError": ("errors", "UsageError"),
@@ -111,10 +111,10 @@ _HOMES = {
     "average": ("features.average.averaging", "average"),
     "check_rows": ("features.rows.check", "check"),
     "convert": ("conversion", "convert"),
-    "diff": ("inspection.comparing", "diff"),
+    "diff": ("features.diff.comparing", "diff"),
     "finish": ("publish.finish", "finish"),
     "flatten": ("structure.keymap", "flatten"),
-    "inspect": ("inspection.inspecting", "inspect"),
+    "inspect": ("features.inspect.inspecting", "inspect"),
     "load_state_dict": ("library.loading", "load_state_dict"),
     "merge": ("features.merge.merging", "merge"),
     "open": ("library.checkpoint", "open_checkpoint"),

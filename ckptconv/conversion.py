@@ -168,7 +168,7 @@ def _work(sources: list[Source], targets: Sequence[Target], options: Options) ->
     for number, source in enumerate(sources):
         for target in targets:
             taken, goal = source, of_part(target, source, options)
-            if target.holds in ("weights", "virtual"):
+            if target.holds == "weights":
                 taken, goal = accompanied(source, goal, options, parts)
                 sources[number] = taken
             if taken.is_model or taken.companions:

@@ -34,7 +34,10 @@ MODULES = (
     "originals",
     "lit",
     "tune",
+    "openpi",
 )
+# Those that need what no registry has: the variable that says where it is.
+ELSEWHERE = {"openpi": "OPENPI"}
 # Those whose models are also converted, loaded by transformers, and computed with.
 COMPUTING = ("titan", "megatron")
 # Those with packages of their own, each in a directory that the Makefile makes: the last releases that have what is
@@ -88,6 +91,9 @@ def main() -> int:
     failed = []
     with tempfile.TemporaryDirectory() as place:
         for module in args.only or MODULES:
+            if module in ELSEWHERE and ELSEWHERE[module] not in os.environ:
+                print(f"{module}: left out, as {ELSEWHERE[module]} is not set to a checkout of it", flush=True)
+                continue
             made = Path(place, module)
             made.mkdir()
             beside = getattr(args, BESIDE[module]) if module in BESIDE else ""

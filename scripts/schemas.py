@@ -17,13 +17,8 @@ from typing import Any, Literal, NamedTuple
 
 from ckptconv.cli import printed
 from ckptconv.cli.console import VERSION
-from ckptconv.comparison.changes import Change
-from ckptconv.comparison.diff import STATUSES, Difference, TensorDifference
 from ckptconv.inspection.mapping import MapSummary
-from ckptconv.inspection.module_tree import ModuleInfo, TensorInfo
-from ckptconv.inspection.summary import Summary
 from ckptconv.result import LikeReport, Report
-from ckptconv.tensors.statistics import Statistics
 from ckptconv.verification.report import Verification
 
 
@@ -44,17 +39,20 @@ class Command(NamedTuple):
 # What commands of features print: the module of each that has any of COMMANDS, OF_CONVERSIONS, DIFFERENCES and MORE.
 _PRINTED: dict[str, str] = {
     "average": "ckptconv.features.average.command",
+    "diff": "ckptconv.features.diff.printed",
+    "inspect": "ckptconv.features.inspect.printed",
     "merge": "ckptconv.features.merge.command",
     "patch": "ckptconv.features.deltas.printed",
     "rows": "ckptconv.features.rows.printed",
     "serve": "ckptconv.features.serve.printed",
+    "virtual": "ckptconv.features.virtual.command",
     "scan": "ckptconv.features.scan.printed",
     "steps": "ckptconv.features.steps.report",
     "thin": "ckptconv.features.thin.report",
 }
 FEATURES = tuple(map(import_module, _PRINTED.values()))
 _CONVERTING = (
-    *("convert", "pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors", "safetensors2dcp", "virtual"),
+    *("convert", "pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors", "safetensors2dcp"),
     "finish",
     *(command for feature in FEATURES for command in getattr(feature, "OF_CONVERSIONS", ())),
 )
@@ -74,18 +72,7 @@ COMMANDS = {
         ok=None,
         means="Whether every input was converted: true with exit code 0 only.",
     ),
-    "diff": Command(
-        "diff",
-        "What `diff --json` prints, also when something differs.",
-        ("diff",),
-        Difference,
-        "difference",
-        ok=None,
-        means="Whether all is equal, or the delta was written: true with exit code 0 only.",
-        error="What stands for all differences, with the exit code of the process. Only when `ok` is false.",
-    ),
     "error": Command("Failures", "", (), printed.Failed, ok=False),
-    "inspect": Command("inspect", "What `inspect --json` prints.", ("inspect",), Summary, "summary"),
     "maps": Command("maps", "", ("maps", "maps show", "maps check"), printed.Maps),
     "verify": Command(
         "verify",
@@ -98,39 +85,26 @@ COMMANDS = {
 }
 
 # Properties that are printed with the fields.
-_PROPERTIES = {Change: ("relative",), Summary: ("modules",)}
+_PROPERTIES = {each: names for feature in FEATURES for each, names in getattr(feature, "PROPERTIES", {}).items()}
 # Fields that are left out where there is nothing to say, and those that are left out unless they were asked for.
-_LEFT_OUT = {(Summary, "conversion"), (Summary, "not_finite"), (Summary, "made_of"), (Summary, "quantized")}
-_OPTIONAL = {*_LEFT_OUT, (TensorInfo, "stats"), (printed.FoundDifference, "tensor")}
-
-
-def _counts(described: dict[str, str]) -> dict[str, Any]:
-    """Return the schema of an object of these numbers, {name: what is counted}."""
-    fields = {name: {"type": "integer", "minimum": 0, "description": about} for name, about in described.items()}
-    return _object(fields, list(fields))
+_LEFT_OUT = {field for feature in FEATURES for field in getattr(feature, "LEFT_OUT", ())}
+_OPTIONAL = {
+    *_LEFT_OUT,
+    (printed.FoundDifference, "tensor"),
+    *(field for feature in FEATURES for field in getattr(feature, "OPTIONAL", ())),
+}
 
 
 def _object(fields: dict[str, Any], required: list[str]) -> dict[str, Any]:
     return {"type": "object", "properties": fields, "required": required, "additionalProperties": False}
 
 
-_BY_STATUS = ("In A only.", "In B only.", "With another shape.", "With another dtype.", "With elements that differ.")
-_ANY_NUMBER = {"type": ["number", "null"]}
-_PLAIN = ["string", "integer", "number", "boolean", "object", "array", "null"]
 # What the type of a field does not say.
-_MORE: dict[tuple[type, str], dict[str, Any]] = {
-    (Difference, "counts"): _counts(dict(zip(STATUSES, (*_BY_STATUS, "Equal."), strict=True))),
-    (TensorDifference, "status"): {"enum": list(STATUSES)},
-    (Summary, "values"): {"type": "object", "additionalProperties": {"type": ["string", "boolean", "number"]}},
+_MORE: dict[tuple[type | str, str], dict[str, Any]] = {
     (MapSummary, "rules"): {"type": "integer", "minimum": 1},
     (LikeReport, "casts"): {"type": "object", "additionalProperties": {"type": "integer", "minimum": 1}},
     (printed.OneDifference, "elements"): {"type": "integer", "minimum": 1},
     (printed.FoundDifference, "elements"): {"type": "integer", "minimum": 1},
-    (Summary, "facts"): {"type": "object", "additionalProperties": {"type": _PLAIN}},
-    (Statistics, "min"): _ANY_NUMBER,
-    (Statistics, "max"): _ANY_NUMBER,
-    (Statistics, "std"): _ANY_NUMBER,
-    (Statistics, "mean"): {"type": ["number", "array", "null"], "items": {"type": "number"}},
 }
 _SCALARS: dict[Any, dict[str, Any]] = {
     str: {"type": "string"},
@@ -229,7 +203,7 @@ def _of_class(described: type, within: str = "") -> dict[str, Any]:
         hint = typing.get_args(hint)[0] if typing.get_origin(hint) is typing.NotRequired else hint
         if (described, name) in _LEFT_OUT:
             hint = typing.get_args(hint)[0]
-        found = _MORE.get((described, name)) or _of(hint, within)
+        found = _MORE.get((described, name)) or _MORE.get((described.__name__, name)) or _of(hint, within)
         if (described, name) == (printed.Failure, "difference"):
             kinds = [_and(_of_class(kind, within), f"urn:ckptconv:1:{rest}") for kind, rest in _DIFFERENCES]
             found["oneOf"] = [*found["oneOf"], *kinds]
@@ -279,7 +253,10 @@ def _and(found: dict[str, Any], other: str) -> dict[str, Any]:
     }
 
 
-_KNOWN = {each.__name__: each for each in (Statistics, ModuleInfo, MapSummary)}
+# Classes that annotations name, which their modules import for type checkers alone.
+_KNOWN = {
+    each.__name__: each for each in (MapSummary, *(k for feature in FEATURES for k in getattr(feature, "KNOWN", ())))
+}
 
 
 @functools.cache

@@ -1,4 +1,5 @@
-"""Copies the checkout without one feature: its code, options, command, tests, pages, and its lines in registries.
+"""Copies the checkout without one feature: its code, options, command, tests, pages, and its lines in registries; and
+without those that add to it.
 
     python scripts/house.py --without NAME [DIRECTORY]      makes the copy; in build/without/NAME by default
     python scripts/house.py --without NAME --check [FLAG…]  makes it, and runs the checks and all tests there, with
@@ -43,19 +44,21 @@ def names() -> list[str]:
 
 
 def copy(name: str, into: Path) -> None:
-    """Make the copy without the feature `name`. Raise SystemExit if there is none of this name."""
+    """Make the copy without the feature `name`, and those that need it. Raise SystemExit if there is no such one."""
     if name not in names():
         sys.exit(f"There is no feature {name}: there are {', '.join(names())}.")
     shutil.rmtree(into, ignore_errors=True)
-    pages = listed_by(name, "PAGES")
-    gone = [f"{FEATURES / name}/", f"tests/features/{name}/", *(f"docs/{page}" for page in pages)]
-    gone += [f"scripts/{script}" for script in listed_by(name, "SCRIPTS")]
-    gone += listed_by(name, "FILES")
-    public = list(public_names(name))
+    left_out = [name, *needing(name)]
+    pages = [page for each in left_out for page in listed_by(each, "PAGES")]
+    gone = [f"{folder}/{each}/" for each in left_out for folder in (FEATURES, "tests/features")]
+    gone += [f"docs/{page}" for page in pages]
+    gone += [f"scripts/{script}" for each in left_out for script in listed_by(each, "SCRIPTS")]
+    gone += [file for each in left_out for file in listed_by(each, "FILES")]
+    public = [found for each in left_out for found in public_names(each)]
     mentions = re.compile(
         "|".join(
             [
-                rf"\bfeatures[./]{name}\b",
+                rf"\bfeatures[./](?:{'|'.join(left_out)})\b",
                 *(rf"^(\||- |\d+\. ).*\bdocs/{page}|^(\||- ).*\({page}|: {page}$" for page in pages),
                 *(rf"^(\s+\"?{each}\"?,|    \"{each}\": .*|::: ckptconv\.{each})$" for each in public),
             ]
@@ -67,18 +70,20 @@ def copy(name: str, into: Path) -> None:
     about = re.compile(
         "|".join(
             [
-                *(rf"\bckptconv {command}\b" for command in commands_of(name)),
+                *(rf"\bckptconv {command}\b" for each in left_out for command in commands_of(each)),
                 *(rf"\bckptconv\.{each}\(" for each in public),
-                *(rf"\bckptconv .*{flag}\b|^ +With {flag}," for flag in flags_of(name)),
+                *(rf"\bckptconv .*{flag}\b|^ +With {flag}," for each in left_out for flag in flags_of(each)),
             ]
         )
         or "(?!)"
     )
     links = re.compile(rf"\[([^\]]*)\]\([^)\s]*(?:{'|'.join(pages) or '(?!)'})(?:#[^)]*)?\)")
+    # Tests of two features together.
+    together = re.compile(rf"^tests/features/\w+/with_(?:{'|'.join(left_out)})/")
     listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(listing, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     for path in listed.rstrip("\0").split("\0"):
-        if path.startswith(tuple(gone)) or not (ROOT / path).exists():
+        if path.startswith(tuple(gone)) or together.search(path) or not (ROOT / path).exists():
             continue
         target = into / path
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -109,12 +114,12 @@ def parts_of(page: str) -> list[str]:
 
 
 def flags_of(name: str) -> Iterator[str]:
-    """The options that the feature adds to commands of the trunk, and the values of --to that ask for its outputs."""
+    """The options that the feature adds to commands of others, and the values of --to that ask for its outputs."""
     kinds = (ROOT / "ckptconv" / "outputs" / "kinds.py").read_text("utf-8")
-    for kind in re.findall(rf'^    "([\w-]+)": OfFeature\("ckptconv\.features\.{name}\.', kinds, re.MULTILINE):
+    for kind in re.findall(rf'^    "([\w-]+)": OfFeature\("{name}",', kinds, re.MULTILINE):
         yield f"--to {kind}"
-    table = (ROOT / "ckptconv" / "options" / "comparing.py").read_text("utf-8")
-    modules = re.findall(rf'^    "\w+": "ckptconv\.(features\.{name}\.\w+)",', table, re.MULTILINE)
+    tables = "".join(path.read_text("utf-8") for path in sorted((ROOT / FEATURES).glob("*/options.py")))
+    modules = re.findall(rf'^    "\w+": "ckptconv\.(features\.{name}\.\w+)",', tables, re.MULTILINE)
     registered = (ROOT / "ckptconv" / "options" / "registered.py").read_text("utf-8")
     modules += [f"features.{name}.options"] if re.search(rf'^    "{name}": "', registered, re.MULTILINE) else []
     for module in modules:
@@ -130,11 +135,16 @@ def commands_of(name: str) -> list[str]:
 
 
 def listed_by(name: str, what: str) -> tuple[str, ...]:
-    """What the feature's `__init__` lists: PAGES in docs, SCRIPTS in scripts, other FILES."""
+    """What the feature's `__init__` lists: PAGES in docs, SCRIPTS in scripts, other FILES, features that it NEEDS."""
     for node in ast.parse((ROOT / FEATURES / name / "__init__.py").read_text("utf-8")).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == what:
             return tuple(ast.literal_eval(node.value))
     return ()
+
+
+def needing(name: str) -> list[str]:
+    """The features that add to the feature, and are gone without it."""
+    return [each for each in names() if name in listed_by(each, "NEEDS")]
 
 
 def public_names(name: str) -> Iterator[str]:
@@ -153,7 +163,7 @@ def check(name: str, others: list[str], flags: list[str]) -> None:
     environment = {**os.environ, "PYTHONPATH": str(into)}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     (into / ".venv").symlink_to(Path(sys.prefix))
-    left_out = [f"--ignore=tests/features/{each}" for each in names() if each not in (name, *others)]
+    left_out = [f"--ignore=tests/features/{each}" for each in names() if each not in (name, *needing(name), *others)]
     for command in (
         ["git", "init", "--quiet", "."],
         ["git", "add", "--all"],

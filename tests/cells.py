@@ -9,6 +9,11 @@ from typing import Any
 FEATURES = Path(__file__).parent / "features"
 
 
+def looking() -> list[str]:
+    """The commands that show what is at a path, and write nothing."""
+    return [command for commands in of_features("LOOKING") for command in commands]
+
+
 def of_features(name: str) -> list[Any]:
     """Return what each feature has under this name."""
     modules = [import_module(f"features.{path.parent.name}.cells") for path in sorted(FEATURES.glob("*/cells.py"))]

@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from processes import calls, open_files
 
+import ckptconv
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.file import read_torch
@@ -113,7 +114,7 @@ class ContainerSuite:
         assert {name: bits(tensor) for name, tensor in converted.items()} == {
             name: bits(tensor) for name, tensor in tree.items()
         }
-        assert ckptconv_here("inspect", path, "--json").json["format"] == f"torch {self.container}"
+        assert ckptconv.open(path).source.format == f"torch {self.container}"
 
     # ---------------------------------------------------------------------------------------------- what is done for it
 

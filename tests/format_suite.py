@@ -11,12 +11,14 @@ from typing import Any, ClassVar
 import fsspec
 import pytest
 import torch
+from cells import looking
 from checkpoints import assert_same, ckptconv_here, contents, done, load_with_aliases
 from processes import bare
 from reading import assert_reads
 
 import ckptconv
 from ckptconv import CorruptError
+from ckptconv.formats.registered import DESCRIBING
 from ckptconv.library.virtual import VirtualFiles
 
 QUIETLY = ("--no-fsync", "--quiet")
@@ -80,7 +82,8 @@ class FormatSuite:
     def test_every_tensor_comes_out_and_verifies(self, checkpoint: Path, tmp_path: Path) -> None:
         before = contents(tmp_path)
         assert ckptconv.open(checkpoint).source.family == self.family
-        assert ckptconv_here("inspect", checkpoint, "--json").json["format"]
+        for command in looking():
+            assert ckptconv_here(command, checkpoint, "--json").json["format"], command
         output = self.output(tmp_path)
         self.convert(checkpoint, output, "--dry-run")
         assert contents(tmp_path) == before
@@ -126,11 +129,13 @@ class FormatSuite:
     def test_its_files_are_the_same_without_being_written(self, checkpoint: Path, tmp_path: Path) -> None:
         options = {"max_shard_size": "300KB", "dtype": "fp16"}
         ckptconv.convert(checkpoint, tmp_path / "plain", fsync=False, **options)
-        ckptconv.convert(checkpoint, tmp_path / "x.virtual.json", fsync=False, **options)
         written = contents(tmp_path / "plain")
         del written[".ckptconv-manifest.json"]
-        with VirtualFiles(checkpoint, **options) as one, VirtualFiles(tmp_path / "x.virtual.json") as other:
-            for files in (one, other):
+        with VirtualFiles(checkpoint, **options) as files:
+            assert {name: files.read_bytes(name) for name in files} == written
+        for suffix in DESCRIBING:
+            ckptconv.convert(checkpoint, tmp_path / f"x{suffix}", fsync=False, **options)
+            with VirtualFiles(tmp_path / f"x{suffix}") as files:
                 assert {name: files.read_bytes(name) for name in files} == written
 
     def test_parts_make_what_one_process_makes(self, checkpoint: Path, tmp_path: Path) -> None:

@@ -18,11 +18,12 @@ import fsspec
 import pytest
 import torch
 from cells import of_features
-from checkpoints import ZERO, ckptconv_here, contents
+from checkpoints import ZERO, contents
 from processes import Process, prepared
 from remote import KIB, MIB, SHARD, Asked, Proxy, a_model, converted_here, fresh
 from safetensors.torch import load_file
 
+import ckptconv
 from ckptconv import convert
 from ckptconv.errors import CorruptError, FailedError, UsageError
 from ckptconv.storage import remote
@@ -289,11 +290,11 @@ class ServedSuite(PlaceSuite):
         assert replaced
         assert not (tmp_path / "out.safetensors").exists()
 
-    def test_inspecting_a_file_reads_kilobytes_of_it(self, place: Served, link: Proxy, tmp_path: Path) -> None:
+    def test_opening_a_file_reads_kilobytes_of_it(self, place: Served, link: Proxy, tmp_path: Path) -> None:
         torch.save({"first": torch.zeros(2_000_000), "second": torch.zeros(2_000_000)}, tmp_path / "model.pt")
         url = place.put(tmp_path / "model.pt", "model.pt")
-        run = ckptconv_here("inspect", url, "--json", "--storage-options", json.dumps(place.through(link).options))
-        assert run.code == 0, run.err
+        with ckptconv.open(url, storage_options=place.through(link).options) as opened:
+            assert [*opened] == ["first", "second"]
         assert any(asked.reads_range for asked in link.asked)
         assert link.bytes_asked < 400 * KIB
 

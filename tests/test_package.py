@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 import pip
 import pytest
 import torch
+from cells import of_features
 
 ROOT = Path(__file__).parents[1]
 # What building an archive adds.
@@ -108,9 +110,11 @@ def test_it_installs_and_runs_in_an_environment_of_its_own(wheel: Path, tmp_path
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "model.safetensors").stat().st_size > 24
-    shown = [command[0], "inspect", "-q", "--html", "page.html", "model.safetensors"]
-    subprocess.run(shown, cwd=tmp_path, env=environment, check=True)
-    assert (tmp_path / "page.html").stat().st_size > 10_000
+    # A page has a template, which is a file of the package.
+    for words in itertools.chain(*of_features("PAGES")):
+        page = [command[0], *words, "page.html", "model.safetensors", "-q"]
+        subprocess.run(page, cwd=tmp_path, env=environment, check=True)
+        assert (tmp_path / "page.html").stat().st_size > 10_000
     code = "import ckptconv; print(ckptconv.__file__)"
     where = subprocess.check_output([python, "-c", code], cwd=tmp_path, env=environment, text=True)
     assert where.startswith(str(place))

@@ -46,15 +46,12 @@ from ckptconv.outputs.kinds import FURTHER
 import smoke, sys
 
 for command in (
-    ["inspect", smoke.ZERO],
     ["zero-to-fp32", smoke.ZERO, "zero.safetensors", *(f"--{name}={name}" for name in FURTHER)],
     ["dcp2safetensors", smoke.DCP, "dcp", "--max-shard-size", "1KB"],
     ["dcp2safetensors", smoke.DCP, "parts", "--max-shard-size", "1KB", "--part", "0/1"],
     ["finish", "parts"],
     ["safetensors2pt", "zero.safetensors", "model.pt"],
     ["pt2safetensors", "model.pt", "again.safetensors"],
-    ["inspect", "model.pt", "--json"],
-    ["inspect", "model.pt", "--html", "page.html"],
 ):
     try:
         main(list(map(str, command)))

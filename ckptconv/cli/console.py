@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ckptconv.cli.printed import Failed
-    from ckptconv.inspection.overview import Line
+    from ckptconv.inspection.lines import Line
     from ckptconv.result import Report
 
 # The version of all schemas in `schemas`: it changes when a field changes its meaning, or goes.

@@ -161,7 +161,8 @@ def _several(words: Sequence[str], directory: str, template: str, options: dict[
     """Convert each of `words` to an output in `directory`; return the exit code."""
     from ckptconv.cli import batch
     from ckptconv.cli.naming import InputWord, output_paths
-    from ckptconv.outputs.targets import UNIVERSAL, suffix_of
+    from ckptconv.outputs.kinds import beside
+    from ckptconv.outputs.targets import suffix_of
     from ckptconv.storage.files import look
     from ckptconv.storage.paths import is_remote, normalize
     from ckptconv.storage.spool import is_pipe
@@ -171,10 +172,8 @@ def _several(words: Sequence[str], directory: str, template: str, options: dict[
         if options.get(name):
             flag = {**OPTIONS, **COMMAND}[name].flags[0]
             raise UsageError(f"{flag} is for one conversion, and --output-dir for several.", "Leave one of them out.")
-    if options.get("to") == UNIVERSAL:
-        raise UsageError(
-            "--to universal is for one conversion, and --output-dir for several.", "Leave one of them out."
-        )
+    if beside(to := options.get("to", "")):
+        raise UsageError(f"--to {to} is for one conversion, and --output-dir for several.", "Leave one of them out.")
     if any(map(is_pipe, words)):
         raise UsageError("What comes through a pipe is converted by itself.", "Leave --output-dir out.")
     shown = output_of("convert", options)
@@ -186,7 +185,7 @@ def _several(words: Sequence[str], directory: str, template: str, options: dict[
         with contextlib.suppress(Exception):
             entry = look(normalize(word), dict(stores)) if word else None
         inputs.append((InputWord(word, entry is not None and entry.kind == "directory"), entry))
-    suffix = suffix_of(options.get("to", ""))
+    suffix = suffix_of(to)
     outputs = output_paths([each for each, _ in inputs], normalize(directory), template, suffix=suffix)
     hint = "Give another --output-dir or --output-name, or --overwrite to replace it."
     tasks = [

@@ -57,6 +57,7 @@ _WORDS = {
     "--shard-size --split-max-size --max-file-size": "It is --max-shard-size SIZE.",
     "--revision --branch": "A revision stands in the URL: hf://organization/model@revision.",
     "--from --from-format --input-format --source-format": "What an input is, is found out.",
+    "--to --states": "ckptconv convert has it.",
     "--to-format --format --output-format --target-format": "It is --to KIND.",
 }
 
@@ -104,15 +105,15 @@ def meant_by(word: str) -> str:
 
 def _no_command(word: str, group: Any) -> UsageError:
     """Return the error for `word` in the place of a command of `group`, which is its context."""
+    known = list(group.command.commands)
     if os.path.exists(word) or "://" in word or word.endswith(_SUFFIXES):
         path = shlex.quote(word)
+        shown = f"ckptconv inspect {path} shows what it is; " if "inspect" in known else ""
         return UsageError(
             f"{word} is not a command.",
-            f"ckptconv convert {path} converts it; ckptconv inspect {path} shows what it is; ckptconv --help lists the "
-            "commands.",
+            f"ckptconv convert {path} converts it; {shown}ckptconv --help lists the commands.",
         )
     path = group.command_path
-    known = list(group.command.commands)
     meant = difflib.get_close_matches(word, known, n=1)
     if f"--{word}" in ("--help", "--version"):
         meant = [f"--{word}"]

@@ -14,8 +14,8 @@ GROUPS: dict[str, dict[str, str]] = {
         "zero-to-fp32": "ckptconv.cli.zero_to_fp32:zero_to_fp32",
     },
     "Look": {
-        "inspect": "ckptconv.cli.inspect:inspect_",
-        "diff": "ckptconv.cli.compare:diff",
+        "inspect": "ckptconv.features.inspect.command:inspect_",
+        "diff": "ckptconv.features.diff.command:diff",
         "verify": "ckptconv.cli.verify:verify_",
         "steps": "ckptconv.features.steps.command:steps",
         "scan": "ckptconv.features.scan.command:scan",
@@ -38,7 +38,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "dcp2safetensors": "ckptconv.cli.dcp2safetensors:dcp2safetensors",
         "safetensors2pt": "ckptconv.cli.safetensors2pt:safetensors2pt",
         "safetensors2dcp": "ckptconv.cli.safetensors2dcp:safetensors2dcp",
-        "virtual": "ckptconv.cli.virtual:virtual",
+        "virtual": "ckptconv.features.virtual.command:virtual",
     },
 }
 COMMANDS = {name: place for group in GROUPS.values() for name, place in group.items()}

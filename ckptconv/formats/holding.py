@@ -10,10 +10,9 @@ import re
 from ckptconv.formats import model_files
 from ckptconv.formats.dcp import names as dcp
 from ckptconv.formats.instead import what_directory_it_is
-from ckptconv.formats.registered import PIPELINES
+from ckptconv.formats.registered import DESCRIBING, PIPELINES
 from ckptconv.formats.runs import MEGATRON_RANK, POINTERS, STEP_METADATA, is_of_step
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
-from ckptconv.formats.virtual import SUFFIX as VIRTUAL_SUFFIX
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
 
@@ -51,6 +50,6 @@ def is_read_with_others(name: str) -> bool:
 def _is_file_of_weights(name: str) -> bool:
     if _BESIDE.fullmatch(name):
         return False
-    suffixes = (model_files.SUFFIX, model_files.INDEX, VIRTUAL_SUFFIX, *TORCH_SUFFIXES, *_OTHER_SUFFIXES)
+    suffixes = (model_files.SUFFIX, model_files.INDEX, *DESCRIBING, *TORCH_SUFFIXES, *_OTHER_SUFFIXES)
     known = name.endswith(suffixes) or name in POINTERS or name == STEP_METADATA or dcp.is_part(name)
     return known or _ADAPTER.fullmatch(name) is not None or what_directory_it_is([name]) is not None

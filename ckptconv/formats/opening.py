@@ -11,7 +11,7 @@ from ckptconv.errors import UsageError
 from ckptconv.formats import pipelines
 from ckptconv.formats.detect import complete, open_parts, open_source, with_layout
 from ckptconv.formats.registered import MADE_OF
-from ckptconv.formats.source import Source
+from ckptconv.formats.source import Source, with_states_taken
 from ckptconv.options.table import Options
 from ckptconv.storage import stores
 from ckptconv.storage.location import Location
@@ -59,7 +59,7 @@ def all_opened(
     wanted: dict[str, Any] = {
         "key": options.key,
         "states": "optimizer" in holds or has_own_states or goes_on,
-        "like": options.like if {"weights", "virtual"} & set(holds) else "",
+        "like": options.like if "weights" in holds else "",
         "recorded": recorded,
     }
     if isinstance(given, Source):
@@ -101,6 +101,8 @@ def fitted(
         from ckptconv.formats.states import with_states
 
         made = [with_states(one, asked, options.states, **options.opening()) for one in made]
+    if "dcp" in holds:
+        made = [one._replace(notes=list(map(with_states_taken, one.notes))) for one in made]
     return _ordered(made) if options.order else made
 
 

@@ -91,14 +91,12 @@ FORMATS: tuple[Format, ...] = (
     KnownFormat(TORCH, "ckptconv.features.torch_checkpointing.read", by="locate", sniff="sniff_below"),
     KnownFormat(TORCH, "ckptconv.features.ranks.read", by="locate", sniff="sniff_below"),
     KnownFormat(DEEPSPEED, "ckptconv.formats.deepspeed.read", by="locate", sniff="sniff_below"),
-    KnownFormat(SAFETENSORS, "ckptconv.formats.virtual", ".virtual.json", head=b'{"ckptconv.virtual"'),
+    KnownFormat(SAFETENSORS, "ckptconv.features.virtual.description", ".virtual.json", head=b'{"ckptconv.virtual"'),
     KnownFormat("npz", "ckptconv.features.npz.read", head=b".npy"),
     KnownFormat("dduf", "ckptconv.features.dduf.read", ".dduf"),
     KnownFormat("nemo", "ckptconv.features.nemo.read", ".nemo"),
     KnownFormat("exported", "ckptconv.features.exported.read", ".pt2"),
-    KnownFormat(
-        "orbax", "ckptconv.features.orbax.read", "_METADATA", "_CHECKPOINT_METADATA", "manifest.ocdbt", by="locate"
-    ),
+    KnownFormat("orbax", "ckptconv.features.orbax.read", "_METADATA", "manifest.ocdbt", by="locate"),
     KnownFormat(SAFETENSORS, "ckptconv.formats.safetensors", sniff=model_files.sniff_safetensors),
     KnownFormat(TORCH, "ckptconv.formats.torch.sharded", sniff=model_files.sniff_torch_set),
     KnownFormat(TORCH, "ckptconv.formats.torch.file", sniff=model_files.sniff_torch),
@@ -153,6 +151,19 @@ PIPELINES: dict[str, str] = {
     "model_index.json": "ckptconv.features.diffusers.pipelines",
     "modules.json": "ckptconv.features.diffusers.pipelines",
 }
+# Files that describe others, which are not written: how their names end, and the module. There, `is_one` tells by a
+# path and the first bytes whether that is one; `load` returns what it says: plans of the `files`, what their source was
+# `called`, the `roots` that it reads from, and its own `identity`.
+DESCRIBING: dict[str, str] = {
+    ".virtual.json": "ckptconv.features.virtual.description",
+}
+
+
+def describing(path: str) -> str:
+    """Return the module that reads the description at `path`, by its name; "" if that is none."""
+    return next((module for suffix, module in DESCRIBING.items() if path.endswith(suffix)), "")
+
+
 # Ways in which names of tensors in safetensors tell a tree: how the first name begins, and the module. There, `is_used`
 # tells whether all names are such; `restored` returns the tree of the files, and the names of classes in it that are
 # kept as `Opaque`; `CALLED` is what people call it.

@@ -15,10 +15,11 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from ckptconv.errors import LimitError, MissingError, UsageError
-from ckptconv.formats import runs, virtual
+from ckptconv.formats import runs
 from ckptconv.formats.deepspeed.locate import MAX_TAG, is_tag_directory
 from ckptconv.formats.joining.sets import MODEL, FileSet, parsed
 from ckptconv.formats.model_files import SUFFIX
+from ckptconv.formats.registered import describing
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.plan import NUMBERED
 from ckptconv.storage.location import Location
@@ -163,7 +164,7 @@ def _directories(place: Location, there: Mapping[str, Entry]) -> Iterator[Step]:
         links: list[str] = []
         inner = _inside(place, name)
         _walk(inner, name, files, links, _DEEPEST)
-        described = [each for each in inner.names if each.endswith(virtual.SUFFIX)]
+        described = [each for each in inner.names if describing(each)]
         taken = inner.join(described[0]) if len(described) == 1 else inner
         yield Step(name, number, place, taken, files, tuple(links), _UNFINISHED.fullmatch(name) is not None)
 

@@ -12,7 +12,9 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
 from typing import Any, NamedTuple
 
 from ckptconv.errors import (
@@ -25,11 +27,12 @@ from ckptconv.errors import (
     UsageError,
     leaving,
 )
-from ckptconv.formats import runs, safetensors, virtual
+from ckptconv.formats import runs, safetensors
 from ckptconv.formats.dcp.extent import extent_of
 from ckptconv.formats.dcp.names import INTEGRITY, METADATA
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.model_files import MAX_HEADER, SUFFIX
+from ckptconv.formats.registered import describing
 from ckptconv.formats.run_steps import Run, Step, is_beside_weights, run_at
 from ckptconv.formats.runs import STEP_MANIFEST
 from ckptconv.formats.source import Source
@@ -65,6 +68,8 @@ _OF_TRAINER = re.compile(r"training_args\.bin|scheduler\.(?:pt|bin)|rng_state(?:
 _TRAINER_STATE, _TRAINER_STEP = "trainer_state.json", re.compile(r"checkpoint-\d+")
 # Small files that need not be alike in two steps, and that are looked at in each; at most so many bytes are parsed.
 _TEXTS, _MOST_JSON = (".json", ".txt", ".jsonl", ".log", ".yaml", ".yml", ".csv", ".md", ".py"), 64 << 20
+# Ends of names that trainers choose themselves.
+_CHOSEN = (*TORCH_SUFFIXES, SUFFIX, ".distcp", ".json", ".pkl")
 _OPTIMIZER_FILE = re.compile(r"(?:.*[-_./])?optim(?:izer)?s?(?:[-_.].*)?")
 _DIGITS = re.compile(r"\d+")
 
@@ -104,7 +109,7 @@ class Judged(NamedTuple):
 def is_made_here(step: Step) -> bool:
     """Whether this program made a step of another one: then it may lack what that had."""
     names = (path.rpartition("/")[2] for path in step.files)
-    return any(name.startswith(HIDDEN) or name.endswith(virtual.SUFFIX) for name in names)
+    return any(name.startswith(HIDDEN) or bool(describing(name)) for name in names)
 
 
 class Reading(NamedTuple):
@@ -135,7 +140,7 @@ def judged(run: Run, reading: Reading = Reading()) -> list[Judged]:  # noqa: B00
         found = done[step.name] = _marked(found, marks)
         has_good = has_good or found.is_good
     while True:
-        every = [_beside_others(each, done) for each in map(done.__getitem__, done)][::-1]
+        every = _compared([*done.values()][::-1])
         last = newest_good(every)
         if last is None or not last.like:
             return every
@@ -215,7 +220,8 @@ def opened(step: Step, reading: Reading) -> Judged:
     optimizer = sum(_nbytes(each.optimizer) for each in sources) or sum(
         entry.file.size for path, entry in step.files.items() if _OPTIMIZER_FILE.fullmatch(path.rpartition("/")[2])
     )
-    roots = virtual.load(step.place, look=False).roots if step.place.path.endswith(virtual.SUFFIX) else ()
+    reader = describing(step.place.path)
+    roots = import_module(reader).load(step.place, look=False).roots if reader else ()
     reads = tuple(root for root in roots if not f"{root}/".startswith(f"{step.path}/"))
     found = Judged(step, source.format, not lost, lost, weights=weights, optimizer=optimizer)
     return found._replace(path=source.path, reads=reads)
@@ -378,15 +384,20 @@ def _against(step: Step, names: set[str], used: Iterable[str], last: tuple[str, 
         yield f"{last[0]} names {last[1].name}, and no later step"
 
 
-def _beside_others(found: Judged, every: Mapping[str, Judged]) -> Judged:
-    """Return what is known of a step, compared with the others that are good: it is not whole, if it lacks a file that
-    each of them has. The oldest is compared with none, as a run may be saved otherwise from some step on."""
-    good = [each for each in every.values() if each.is_good]
-    others = [each for each in good if each is not found and not is_made_here(each.step)]
-    if not found.is_good or not others or found is good[-1] or is_made_here(found.step):
-        return found
-    shared = set.intersection(*({_DIGITS.sub("#", path) for path in each.step.shapes} for each in others))
-    lacking = shared - {_DIGITS.sub("#", path) for path in found.step.shapes}
-    if not lacking:
-        return found
-    return found._replace(whole=False, why=f"it lacks {some(sorted(lacking), form=str)}, which all other steps have")
+def _compared(steps: Sequence[Judged]) -> list[Judged]:
+    """Return the steps of a run, compared with one another: one is not whole, if it lacks a file that all other good
+    ones have. Names without a suffix that trainers choose may be hashes of what is in them. The oldest is compared with
+    none, as a run may be saved otherwise from some step on."""
+    good = [each for each in steps if each.is_good and not is_made_here(each.step)]
+    names = {
+        each.step.name: {_DIGITS.sub("#", path) for path in each.step.shapes if path.endswith(_CHOSEN)} for each in good
+    }
+    counts = Counter(name for own in names.values() for name in own)
+    shared = {name for name, count in counts.items() if count >= len(good) - 1}
+    lacking = {each.step.name: shared - names[each.step.name] for each in good[1:]}
+    return [
+        each._replace(whole=False, why=f"it lacks {some(sorted(lost), form=str)}, which all other steps have")
+        if (lost := lacking.get(each.step.name))
+        else each
+        for each in steps
+    ]

@@ -1,3 +1,3 @@
-"""What is inside a checkpoint, as data, as lines of text, and as an HTML page.
+"""What reports of checkpoints share: tensors, lines of text that fit a screen, an HTML page; and what a map has.
 
-In: a path, or a `Source`. Out: a `Summary`, and text; a page is a file. Nothing here prints."""
+In: data of a report. Out: lines, and a page, which is a file. Nothing here prints."""

@@ -1,4 +1,4 @@
-"""Make one HTML page that shows what is inside a checkpoint: a map of where the bytes are, and all tensors to search.
+"""Make one HTML page that shows tensors: a map of where the bytes are, and all tensors to search.
 
 The page is one file and loads nothing. Its content security policy allows only its own script and style, by their
 hashes. Names from the checkpoint are embedded as JSON only, so that they are text whatever they contain.
@@ -13,14 +13,11 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from importlib import resources
 from typing import Any
 
-from ckptconv.inspection.module_tree import TensorInfo
-from ckptconv.inspection.summary import Summary
-from ckptconv.tensors.statistics import Statistics
-from ckptconv.text import format_size, printable
+from ckptconv.inspection.tensor_info import TensorInfo
+from ckptconv.text import printable
 from ckptconv.version import __version__
 
 _TEMPLATE = "page.html"
@@ -28,12 +25,6 @@ _TEMPLATE = "page.html"
 _EXACT = 2**53
 _BLOCK = re.compile(r"\{\{(style|script)\}\}(.*?)\{\{end\}\}", re.DOTALL)
 _FIELD = re.compile(r"\{\{(policy|title|data)\}\}")
-
-
-def page_of(summary: Summary) -> str:
-    """Return the page that shows `summary`."""
-    name = printable(summary.input)
-    return page_with(name, _data_of(name, summary))
 
 
 def page_with(name: str, data: Mapping[str, Any]) -> str:
@@ -64,26 +55,6 @@ def _embedded(value: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _data_of(path: str, summary: Summary) -> dict[str, Any]:
-    """Return the data for the page's script."""
-    made = summary.conversion
-    return {
-        **tensors_of(summary.tensors, summary.aliases),
-        "path": path,
-        "format": summary.format,
-        "facts": [[key, _fact(key, value)] for key, value in summary.facts.items()],
-        "counts": [[printable(kind), f"{count:,}"] for kind, count in summary.counts.items()],
-        "totals": [[n, total.tensors, total.elements, total.bytes] for n, total in summary.totals.items()],
-        "stats": [_numbers(row.stats) for row in summary.tensors] if summary.not_finite is not None else None,
-        "values": [[printable(name), printable(str(value))] for name, value in summary.values.items()],
-        "opaque": list(map(printable, summary.opaque)),
-        "classes": [printable(name) for name in summary.classes if name not in summary.opaque],
-        "notes": list(map(printable, [*summary.notes, *summary.tables])),
-        "warnings": list(map(printable, summary.warnings)),
-        "conversion": made and {**asdict(made), "files": len(made.files), "command": printable(made.command)},
-    }
-
-
 def tensors_of(rows: Sequence[TensorInfo], aliases: Mapping[str, str]) -> dict[str, Any]:
     """Return the data about tensors. Dtypes and shapes are few, so tensors refer to them by number."""
     dtypes: dict[str, int] = {}
@@ -101,16 +72,6 @@ def tensors_of(rows: Sequence[TensorInfo], aliases: Mapping[str, str]) -> dict[s
     }
 
 
-def _numbers(stats: Statistics | None) -> list[Any] | None:
-    return None if stats is None else numbers(asdict(stats).values())
-
-
 def numbers(values: Iterable[Any]) -> list[Any]:
     """Return numbers for the page; an integer that a script would round becomes text."""
     return [str(each) if isinstance(each, int) and abs(each) > _EXACT else each for each in values]
-
-
-def _fact(key: str, value: Any) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{printable(str(name))}={printable(str(text))}" for name, text in value.items())
-    return format_size(value) if key == "size" else printable(str(value))

@@ -8,12 +8,15 @@ import os
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.engine.ranges import FileBytes
 from ckptconv.errors import CorruptError, UsageError
-from ckptconv.formats import companions, opening, virtual
+from ckptconv.formats import companions, opening
 from ckptconv.formats.configs import UNCHANGED, Change
+from ckptconv.formats.model_files import SAFETENSORS
+from ckptconv.formats.registered import describing
 from ckptconv.formats.source import Source
 from ckptconv.options import RUNNING
 from ckptconv.options.option import checked
@@ -97,12 +100,13 @@ class VirtualFiles(Mapping[str, VirtualFile]):
         self.path = path
         self.warnings, self.notes = [], []
         with no_garbage():
-            if path.endswith(virtual.SUFFIX) and place.kind == "file" and _asks_for_no_more(chosen):
+            reader = describing(path)
+            if reader and place.kind == "file" and _asks_for_no_more(chosen):
                 # The very files that it describes, however they would be divided today.
-                described = virtual.load(place)
+                described = import_module(reader).load(place)
                 files, self.format, decided = described.files, described.called, repr(described.identity)
                 change = _change(files)
-                opened = Source(self.format, virtual.FAMILY, path, {})
+                opened = Source(self.format, SAFETENSORS, path, {})
                 opened = companions.with_files(opened, companions.together(opened, known), known)
             else:
                 opened = opening.opened(path, chosen, key=chosen.key, like=chosen.like)

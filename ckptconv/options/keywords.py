@@ -10,12 +10,10 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, TypedDict
 
-from ckptconv.options.comparing import DIFFING
 from ckptconv.options.option import Option
 from ckptconv.options.table import (
     DISTRIBUTED,
     FINISHING,
-    INSPECTING,
     LOADING,
     OPTIONS,
     VIEWING,
@@ -24,8 +22,6 @@ from ckptconv.options.table import (
 # The options that each type has, and its docstring.
 TABLES = {
     "ConvertOptions": (OPTIONS, "Options of `convert`, `verify`, `save_state_dict` and `VirtualFiles`."),
-    "InspectOptions": (INSPECTING, "Options of `inspect`."),
-    "DiffOptions": (DIFFING, "Options of `diff`."),
     "FinishOptions": (FINISHING, "Options of `finish`."),
     "OpenOptions": (VIEWING, "Options of `open`."),
     "LoadOptions": (LOADING, "Options of `load_state_dict`."),
@@ -34,6 +30,8 @@ TABLES = {
 # Further types: the modules of features that have their options and docstring, as `KEYWORDS`.
 FEATURES: dict[str, str] = {
     "AverageOptions": "ckptconv.features.average.options",
+    "DiffOptions": "ckptconv.features.diff.options",
+    "InspectOptions": "ckptconv.features.inspect.options",
     "MergeOptions": "ckptconv.features.merge.options",
     "PatchOptions": "ckptconv.features.deltas.options",
     "RowsOptions": "ckptconv.features.rows.options",

@@ -57,7 +57,7 @@ CheckpointName: TypeAlias = Literal[
 
 
 class _Sharding(TypedDict, total=False):
-    """Convert, Inspect, Average, Merge, Patch, Rows."""
+    """Convert, Average, Inspect, Merge, Patch, Rows."""
 
     max_shard_size: int | str | None
     """Split the output into files of at most SIZE, such as 5GB or 2GiB. Default: 5GB for what many processes wrote,
@@ -73,7 +73,7 @@ class _Casting(TypedDict, total=False):
 
 
 class _Choosing(TypedDict, total=False):
-    """Convert, Inspect, Diff, Open, Load, Distributed, Average, Merge, Patch, Rows."""
+    """Convert, Open, Load, Distributed, Average, Diff, Inspect, Merge, Patch, Rows."""
 
     key: str | None
     """Only this subtree, such as state_dict or optimizer.state; . is all."""
@@ -83,7 +83,7 @@ class _Choosing(TypedDict, total=False):
 
 
 class _Selecting(TypedDict, total=False):
-    """Convert, Inspect, Diff, Distributed, Average, Merge, Rows."""
+    """Convert, Distributed, Average, Diff, Inspect, Merge, Rows."""
 
     include: str | list[str] | tuple[str, ...] | None
     """Only names that match, such as 'model.*'; repeatable."""
@@ -93,7 +93,7 @@ class _Selecting(TypedDict, total=False):
 
 
 class _Renaming(TypedDict, total=False):
-    """Convert, Diff, Distributed, Average, Merge, Patch, Rows."""
+    """Convert, Distributed, Average, Diff, Merge, Patch, Rows."""
 
     strip_prefix: str | None
     """Take PREFIX, such as model., off the beginning of names."""
@@ -106,7 +106,7 @@ class _Renaming(TypedDict, total=False):
 
 
 class _Mapping(TypedDict, total=False):
-    """Convert, Inspect, Open, Distributed, Average, Merge, Rows."""
+    """Convert, Open, Distributed, Average, Inspect, Merge, Rows."""
 
     map: str | os.PathLike[str] | None
     """Give tensors the names and layouts of another program, by a map that comes with ckptconv (`ckptconv maps`) or a
@@ -114,7 +114,7 @@ class _Mapping(TypedDict, total=False):
 
 
 class _Measuring(TypedDict, total=False):
-    """Convert, Inspect, Diff, Open, Distributed, Average, Merge, Rows."""
+    """Convert, Open, Distributed, Average, Diff, Inspect, Merge, Rows."""
 
     size: Mapping[str, int] | str | list[str] | tuple[str, ...] | None
     """The size of an axis of the map that shapes and config.json do not tell, such as n=32; repeatable."""
@@ -232,7 +232,7 @@ class _FindingTheModel(TypedDict, total=False):
 
 
 class _Ordering(TypedDict, total=False):
-    """Convert, Diff, Open, Distributed, Rows."""
+    """Convert, Open, Distributed, Diff, Rows."""
 
     order: str | os.PathLike[str] | None
     """The order in which the optimizer numbers its parameters: a file of their names, one a line, or a JSON list of
@@ -242,7 +242,7 @@ class _Ordering(TypedDict, total=False):
 
 
 class _Working(TypedDict, total=False):
-    """Convert, Diff, Average, Merge, Patch, Rows."""
+    """Convert, Average, Diff, Merge, Patch, Rows."""
 
     jobs: int | str | None
     """Work in N threads; an output that is mostly computed, in N processes. Default: what suits the machine."""
@@ -277,7 +277,7 @@ class _Planning(TypedDict, total=False):
 
 
 class _Overwriting(TypedDict, total=False):
-    """Convert, Inspect, Diff, Finish, Average, Merge, Patch, Rows."""
+    """Convert, Finish, Average, Diff, Inspect, Merge, Patch, Rows."""
 
     overwrite: bool
     """Replace files of other programs too, where they have the names of what is written."""
@@ -294,7 +294,7 @@ class _Attesting(TypedDict, total=False):
 
 
 class _Spooling(TypedDict, total=False):
-    """Convert, Inspect, Diff, Open, Distributed, Average, Merge, Patch, Rows."""
+    """Convert, Open, Distributed, Average, Diff, Inspect, Merge, Patch, Rows."""
 
     spool_dir: str | os.PathLike[str] | None
     """For temporary files: of pipes, compressed tensors, remote files. Default: beside OUTPUT, or TMPDIR."""
@@ -304,35 +304,35 @@ class _Spooling(TypedDict, total=False):
 
 
 class _Connecting(TypedDict, total=False):
-    """Convert, Inspect, Diff, Finish, Open, Load, Distributed, Average, Merge, Patch, Rows, Scan."""
+    """Convert, Finish, Open, Load, Distributed, Average, Diff, Inspect, Merge, Patch, Rows, Scan."""
 
     storage_options: Mapping[str, Any] | str | None
     """Settings of a store, for fsspec, such as '{"anon": true}'."""
 
 
 class _Undecoded(TypedDict, total=False):
-    """Convert, Inspect, Diff, Open, Load, Average, Merge, Patch, Rows."""
+    """Convert, Open, Load, Average, Diff, Inspect, Merge, Patch, Rows."""
 
     raw: bool
     """Take whole modules as the objects they are, not as their state dicts."""
 
 
 class _SingleFile(TypedDict, total=False):
-    """Convert, Diff, Open, Load, Patch, Rows."""
+    """Convert, Open, Load, Diff, Patch, Rows."""
 
     alone: bool
     """Take INPUT by itself even if it is one file of many, such as a rank's or a shard."""
 
 
 class _Detecting(TypedDict, total=False):
-    """Convert, Inspect, Open, Rows."""
+    """Convert, Open, Inspect, Rows."""
 
     family: str | None
     """The family that the input must be of: torch, deepspeed, dcp, safetensors, or a plug-in's."""
 
 
 class _Precision(TypedDict, total=False):
-    """Convert, Diff, Open, Load, Distributed, Average, Merge, Patch, Rows."""
+    """Convert, Open, Load, Distributed, Average, Diff, Merge, Patch, Rows."""
 
     master: bool
     """The optimizer's fp32 masters in the place of the weights, of a Megatron-core checkpoint."""
@@ -342,17 +342,10 @@ class _Precision(TypedDict, total=False):
 
 
 class _Dequantizing(TypedDict, total=False):
-    """Convert, Inspect, Diff, Open, Load, Average, Merge, Rows."""
+    """Convert, Open, Load, Average, Diff, Inspect, Merge, Rows."""
 
     dequantize: bool
     """Make weights of quantized ones: of their codes, scales and zero points, as bfloat16 or --dtype."""
-
-
-class _Showing(TypedDict, total=False):
-    """Inspect, Diff."""
-
-    html: str | os.PathLike[str] | None
-    """Write a page that shows it: one file, without links."""
 
 
 class _NamingCheckpoints(TypedDict, total=False):
@@ -362,6 +355,13 @@ class _NamingCheckpoints(TypedDict, total=False):
     """Write a checkpoint of torch.distributed.checkpoint: .distcp files (dcp), or the safetensors shards of its
     HuggingFaceStorageWriter (dcp-hf); the two that accelerate and the Trainer of transformers load with FSDP2
     (accelerate); or a step of torch_checkpointing (torch-checkpointing)."""
+
+
+class _Showing(TypedDict, total=False):
+    """Diff, Inspect."""
+
+    html: str | os.PathLike[str] | None
+    """Write a page that shows it: one file, without links."""
 
 
 class ConvertOptions(
@@ -396,85 +396,6 @@ class ConvertOptions(
 
     optimizer: str | os.PathLike[str] | None
     """Write the optimizer states there, by parameter."""
-
-
-class InspectOptions(
-    _Sharding,
-    _Choosing,
-    _Selecting,
-    _Mapping,
-    _Measuring,
-    _Overwriting,
-    _Spooling,
-    _Connecting,
-    _Undecoded,
-    _Detecting,
-    _Dequantizing,
-    _Showing,
-    total=False,
-):
-    """Options of `inspect`."""
-
-    stats: bool
-    """Read all data, and show min, max, mean, std, zeros, NaN and infinities of each tensor."""
-
-    as_: DTypeName | TorchDType | None
-    """What a conversion to DTYPE (fp32, bf16, fp16, keep) would give."""
-
-
-class DiffOptions(
-    _Choosing,
-    _Selecting,
-    _Renaming,
-    _Measuring,
-    _Ordering,
-    _Working,
-    _Overwriting,
-    _Spooling,
-    _Connecting,
-    _Undecoded,
-    _SingleFile,
-    _Precision,
-    _Dequantizing,
-    _Showing,
-    total=False,
-):
-    """Options of `diff`."""
-
-    with_states: bool
-    """Compare the optimizer states too, by parameter."""
-
-    map: str | os.PathLike[str] | None
-    """Give the tensors of A the names and layouts that B has, by a map that comes with ckptconv (`ckptconv maps`) or a
-    file of rules."""
-
-    dtype: DTypeName | TorchDType | None
-    """Cast the floating tensors of both to DTYPE before they are compared. Default: float32 for a DeepSpeed
-    checkpoint, else keep."""
-
-    rtol: float | str | None
-    """Compare values, not bits; equal is what differs by at most R times the larger of both. Default: bits are
-    compared; 0 with --atol."""
-
-    atol: float | str | None
-    """Compare values, not bits; equal is what differs by at most A. Default: bits are compared; 0 with --rtol."""
-
-    tolerance: Literal["symmetric", "numpy"] | None
-    """How far apart equal values may be: as math.isclose has it, the larger of A and R times the larger of both; or as
-    numpy's isclose, A and R times that of B, together. Default: symmetric."""
-
-    delta: str | os.PathLike[str] | None
-    """Write what changes A into B to the directory DIR, as `ckptconv patch`, slime and sglang read it."""
-
-    delta_encoding: Literal["auto", "xor", "overwrite"] | None
-    """Store the exclusive or of old and new bytes, or the new bytes and where they go; auto: what is smaller. Default:
-    auto."""
-
-    delta_checksum: Literal["adler32", "xxh3-128", "blake3"] | None
-    """Store these checksums of the new tensors; all but adler32 need a package. Default: adler32."""
-
-    delta_version: int | str | None
-    """B is version N of the model, and A the one before. Default: 1."""
 
 
 class FinishOptions(_Publishing, _Overwriting, _Attesting, _Connecting, total=False):
@@ -566,6 +487,85 @@ class AverageOptions(
     minus: str | os.PathLike[str] | None
     """Do not divide: the first STEP, and by their weights what the others have more than BASE; of one STEP, what it
     has more itself."""
+
+
+class DiffOptions(
+    _Choosing,
+    _Selecting,
+    _Renaming,
+    _Measuring,
+    _Ordering,
+    _Working,
+    _Overwriting,
+    _Spooling,
+    _Connecting,
+    _Undecoded,
+    _SingleFile,
+    _Precision,
+    _Dequantizing,
+    _Showing,
+    total=False,
+):
+    """Options of `diff`."""
+
+    with_states: bool
+    """Compare the optimizer states too, by parameter."""
+
+    map: str | os.PathLike[str] | None
+    """Give the tensors of A the names and layouts that B has, by a map that comes with ckptconv (`ckptconv maps`) or a
+    file of rules."""
+
+    dtype: DTypeName | TorchDType | None
+    """Cast the floating tensors of both to DTYPE before they are compared. Default: float32 for a DeepSpeed
+    checkpoint, else keep."""
+
+    rtol: float | str | None
+    """Compare values, not bits; equal is what differs by at most R times the larger of both. Default: bits are
+    compared; 0 with --atol."""
+
+    atol: float | str | None
+    """Compare values, not bits; equal is what differs by at most A. Default: bits are compared; 0 with --rtol."""
+
+    tolerance: Literal["symmetric", "numpy"] | None
+    """How far apart equal values may be: as math.isclose has it, the larger of A and R times the larger of both; or as
+    numpy's isclose, A and R times that of B, together. Default: symmetric."""
+
+    delta: str | os.PathLike[str] | None
+    """Write what changes A into B to the directory DIR, as `ckptconv patch`, slime and sglang read it."""
+
+    delta_encoding: Literal["auto", "xor", "overwrite"] | None
+    """Store the exclusive or of old and new bytes, or the new bytes and where they go; auto: what is smaller. Default:
+    auto."""
+
+    delta_checksum: Literal["adler32", "xxh3-128", "blake3"] | None
+    """Store these checksums of the new tensors; all but adler32 need a package. Default: adler32."""
+
+    delta_version: int | str | None
+    """B is version N of the model, and A the one before. Default: 1."""
+
+
+class InspectOptions(
+    _Sharding,
+    _Choosing,
+    _Selecting,
+    _Mapping,
+    _Measuring,
+    _Overwriting,
+    _Spooling,
+    _Connecting,
+    _Undecoded,
+    _Detecting,
+    _Dequantizing,
+    _Showing,
+    total=False,
+):
+    """Options of `inspect`."""
+
+    stats: bool
+    """Read all data, and show min, max, mean, std, zeros, NaN and infinities of each tensor."""
+
+    as_: DTypeName | TorchDType | None
+    """What a conversion to DTYPE (fp32, bf16, fp16, keep) would give."""
 
 
 class MergeOptions(

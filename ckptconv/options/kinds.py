@@ -203,13 +203,17 @@ def choice(*choices: str, words: Any = str, unset: Any = None) -> ValueKind:
 
 def name_in(place: str, accepts: str) -> ValueKind:
     """Return the kind of values that are names in the registry at `place`, "module:name", which is imported when there
-    is a value to check. That may have `OTHER_WORDS` for them. `accepts` is its type in Python."""
+    is a value to check. Its module may have `OTHER_WORDS` for them, and as `ABSENT` those whose features are missing.
+    `accepts` is its type in Python."""
 
     def parse(value: Any, called: str) -> str:
         if value == "":
             return ""
         if not isinstance(value, str) or value not in kind.choices:
-            words = getattr(import_module(place.partition(":")[0]), "OTHER_WORDS", {})
+            module = import_module(place.partition(":")[0])
+            if isinstance(value, str) and value in getattr(module, "ABSENT", {}):
+                raise UsageError(f"{called} {value} needs the feature {module.ABSENT[value]}, which is not here.")
+            words = getattr(module, "OTHER_WORDS", {})
             meant = words.get(value.lower(), value.lower()) if isinstance(value, str) else ""
             raise UsageError(
                 f"{called} is {brief(value)}; it may be {' or '.join(kind.choices)}.",

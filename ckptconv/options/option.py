@@ -75,7 +75,7 @@ class Option:
     def explained(
         self, about: str, fallback: str | Mapping[str, str] = "", kind: ValueKind | None = None, former: str = ""
     ) -> Option:
-        """Return the same option with another help, with fewer values if `kind` is given, and with a `former` name."""
+        """Return the same option with another help, with other values if `kind` is given, and with a `former` name."""
         other = copy.copy(self)
         other.about, other.fallback, other.written, other.kind = about, fallback, None, kind or self.kind
         other.former = former

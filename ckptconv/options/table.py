@@ -20,7 +20,6 @@ from ckptconv.options.kinds import (
     FAR_MEMORY,
     FLAG,
     MAPPING,
-    MOST_ITEMS,
     OPAQUE,
     OUTPUT_KIND,
     PART,
@@ -454,7 +453,6 @@ class _Command:
     verbose = Option(FLAG, "Print all names, where a few are shown.", flags=("--verbose", "-v"))
     progress = Option(FLAG, "Show no progress.", default=True, env="CKPTCONV_PROGRESS")
     safe_serialization = Option(FLAG, "Accepted and ignored: the output is always safe.", group=OUTPUT)
-    depth = Option(counted(1, 1000), "Levels of modules.", metavar="N", fallback="as many as fit a page", common=True)
     as_ = Option(
         DTYPE,
         "What a conversion to DTYPE (fp32, bf16, fp16, keep) would give.",
@@ -468,13 +466,6 @@ class _Command:
     )
     stats = Option(
         FLAG, "Read all data, and show min, max, mean, std, zeros, NaN and infinities of each tensor.", common=True
-    )
-    top = Option(
-        counted(1, MOST_ITEMS),
-        "List the N tensors that differ most.",
-        metavar="N",
-        fallback="as many as fit a page; with --json, all tensors",
-        common=True,
     )
 
 
@@ -528,10 +519,6 @@ DISTRIBUTED = named_in(
     {**OPTIONS, "states": STATES_READ},
 )
 FINISHING = named_in("checksum manifest attest overwrite fsync storage_options")
-INSPECTING = named_in(
-    f"{_TAKEN} dequantize map size stats as_ max_shard_size html overwrite tag raw family {_REACHED}",
-    {**OPTIONS, **COMMAND},
-)
 # The same `to`, for outputs that are checkpoints of torch.distributed.checkpoint if it is given.
 TO_CHECKPOINT = OPTIONS["to"].explained(
     "Write a checkpoint of torch.distributed.checkpoint: .distcp files (dcp), or the safetensors shards of its "

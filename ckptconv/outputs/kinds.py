@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ckptconv.errors import UsageError
-from ckptconv.formats import virtual
 from ckptconv.formats.model_files import SAFETENSORS, SUFFIX
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.options.table import OPTIONS, Options
@@ -28,14 +27,13 @@ OF_CHECKPOINT = dict.fromkeys(
 )
 OF_UNIVERSAL = dict.fromkeys(
     ("zero_stage", "fresh_optimizer"),
-    ("{} is about a universal checkpoint, and none was asked for.", "Give --universal DIR."),
+    ("{} is about a universal checkpoint, and none was asked for.", "It goes with --to universal, or --universal DIR."),
 )
 OF_MODELS = {"for_hub": ("{} is for weights in safetensors, with their configuration.", "Leave it out.")}
 OF_CODES = dict.fromkeys(
     ("quantize", "requantize", "keep"),
     ("{} writes codes and scales, which programs load from safetensors.", "Give a directory as OUTPUT."),
 )
-_OF_DATA = dict.fromkeys(("verify", "part", "checksum"), ("A virtual checkpoint holds no data: {} is of no use.", ""))
 OF_WEIGHTS = dict.fromkeys(
     ("partial", "fill"),
     ("{} is for tensors of a reference that safetensors are to be like, and here --like says how tensors are cut.", ""),
@@ -45,13 +43,14 @@ OF_WEIGHTS = dict.fromkeys(
 class OutputKind(NamedTuple):
     """A kind of output.
 
-    `holds` is the manifest's word for what is in it, and `form` that for how it lies on a disk: "file", "tree",
-    a directory that is replaced as a whole, or one of `targets.DIRECTORIES`. `refused` are the options that such an
-    output cannot have, {option: (message, hint)}; `idle` those that change nothing in it, {option: why}. `suffixes` are
-    the ends of names that ask for it, and `to` is the value of `--to` that does; kinds that have one value are told
-    apart by the name. `compared` says how it is verified: by `pairs` of the module of that name, with a
-    reader of safetensors or of torch, with its plan, or, if it is "", not at all. `plan` is the module whose `plan`
-    plans it. `key` is the one that it has the weights under where the user names none.
+    `holds` is the manifest's word for what is in it, or in files that it describes, and `form` that for how it lies on
+    a disk: "file", "tree", a directory that is replaced as a whole, or one of `targets.DIRECTORIES`. `refused` are
+    the options that such an output cannot have, {option: (message, hint)}; `idle` those that change nothing in it,
+    {option: why}. `suffixes` are the ends of names that ask for it, and `to` is the value of `--to` that does; kinds
+    that have one value are told apart by the name. `compared` says how it is verified: by `pairs` of the module of that
+    name, with a reader of safetensors or of torch, with its plan, or, if it is "", not at all. `plan` is the module
+    whose `plan` plans it. `called` is what people call a file whose name has one of the `suffixes`. `key` is the
+    one that it has the weights under where the user names none.
     """
 
     holds: str
@@ -62,25 +61,34 @@ class OutputKind(NamedTuple):
     to: str = ""
     compared: str = "plan"
     plan: str = "ckptconv.outputs.planning"
+    called: str = ""
     key: str = ""
 
 
 class OfFeature(NamedTuple):
-    """A kind of output that a feature writes: the module that has its entry as `KIND`, which is imported when an output
-    is of this kind. `holds`, `suffixes` and `to` are those of its entry; `option` is the one that asks for it beside
-    OUTPUT."""
+    """A kind of output that a feature writes: `kind.py` in its folder, which is imported when an output is of this
+    kind, has its entry as `KIND`. `holds`, `suffixes` and `to` are those of its entry; `option` is the one that asks
+    for it beside OUTPUT. The line stays where the feature is not: the kind is refused by name then."""
 
-    module: str
+    feature: str
     holds: str
     suffixes: tuple[str, ...] = ()
     to: str = ""
     option: str = ""
 
+    @property
+    def module(self) -> str:
+        return f"ckptconv.features.{self.feature}.kind"
 
-_ELSEWHERE = {**OF_CHECKPOINT, **OF_UNIVERSAL}
-_SAFETENSORS = {"opaque": "changes nothing in safetensors, which keep objects as data: nothing in them runs"}
+    @property
+    def is_here(self) -> bool:
+        return find_spec(f"ckptconv.features.{self.feature}") is not None
+
+
+ELSEWHERE = {**OF_CHECKPOINT, **OF_UNIVERSAL}
+IN_SAFETENSORS = {"opaque": "changes nothing in safetensors, which keep objects as data: nothing in them runs"}
 _STATES = {
-    **_SAFETENSORS,
+    **IN_SAFETENSORS,
     **dict.fromkeys(("key", "like", "partial", "fill", "master"), "changes nothing: it is for weights"),
     **dict.fromkeys(("quantize", "requantize", "keep"), "changes nothing: optimizer states are not quantized"),
     "exclude_frozen_parameters": "changes nothing: frozen parameters have no optimizer states",
@@ -88,33 +96,26 @@ _STATES = {
 }
 _CHECKPOINT = {"copy_config": "copies nothing: from_pretrained reads no checkpoint of torch.distributed.checkpoint"}
 
+
 # By name. An output is of one kind, as its path and the options say.
-KINDS: Mapping[str, OutputKind | OfFeature] = {
-    "file": OutputKind("weights", "file", _ELSEWHERE, _SAFETENSORS, (SUFFIX,), SAFETENSORS, SAFETENSORS),
-    "directory": OutputKind("weights", "directory", _ELSEWHERE, _SAFETENSORS, to=SAFETENSORS, compared=SAFETENSORS),
+_EVERY: Mapping[str, OutputKind | OfFeature] = {
+    "file": OutputKind("weights", "file", ELSEWHERE, IN_SAFETENSORS, (SUFFIX,), SAFETENSORS, SAFETENSORS),
+    "directory": OutputKind("weights", "directory", ELSEWHERE, IN_SAFETENSORS, to=SAFETENSORS, compared=SAFETENSORS),
     "torch": OutputKind(
         "weights",
         "file",
-        {**_ELSEWHERE, **OF_REFERENCE, **OF_MODELS, **OF_CODES},
+        {**ELSEWHERE, **OF_REFERENCE, **OF_MODELS, **OF_CODES},
         {"tied": "changes nothing in a .pt file, where tensors share memory as the structure record says"},
         TORCH_SUFFIXES,
         "pt",
         "torch",
         "ckptconv.outputs.torch_output",
+        "a file for torch.load",
     ),
-    "virtual": OutputKind(
-        "virtual",
-        "file",
-        {**_ELSEWHERE, **_OF_DATA, **OF_MODELS},
-        _SAFETENSORS,
-        (virtual.SUFFIX,),
-        "",
-        "",
-        "ckptconv.outputs.virtual_output",
-    ),
-    "states": OutputKind("optimizer", "directory", {**_ELSEWHERE, **OF_MODELS}, _STATES, compared=SAFETENSORS),
-    "states-file": OutputKind("optimizer", "file", {**_ELSEWHERE, **OF_MODELS}, _STATES, compared=SAFETENSORS),
-    "universal": OfFeature("ckptconv.features.universal.kind", "universal", to="universal", option="universal"),
+    "virtual": OfFeature("virtual", "weights", (".virtual.json",)),
+    "states": OutputKind("optimizer", "directory", {**ELSEWHERE, **OF_MODELS}, _STATES, compared=SAFETENSORS),
+    "states-file": OutputKind("optimizer", "file", {**ELSEWHERE, **OF_MODELS}, _STATES, compared=SAFETENSORS),
+    "universal": OfFeature("universal", "universal", to="universal", option="universal"),
     "dcp": OutputKind(
         "dcp",
         "dcp",
@@ -159,7 +160,12 @@ KINDS: Mapping[str, OutputKind | OfFeature] = {
         compared="ckptconv.verification.dcp",
         plan="ckptconv.outputs.accelerate",
     ),
-    "torch-checkpointing": OfFeature("ckptconv.features.torch_checkpointing.kind", "dcp", to="torch-checkpointing"),
+    "torch-checkpointing": OfFeature("torch_checkpointing", "dcp", to="torch-checkpointing"),
+}
+KINDS = {name: kind for name, kind in _EVERY.items() if isinstance(kind, OutputKind) or kind.is_here}
+# The values of `--to` whose features are missing, and these.
+ABSENT = {
+    kind.to: kind.feature for kind in _EVERY.values() if isinstance(kind, OfFeature) and kind.to and not kind.is_here
 }
 # The values of `--to`, each with its kinds; and those for checkpoints of torch.distributed.checkpoint.
 NAMED: Mapping[str, tuple[str, ...]] = {
@@ -178,7 +184,9 @@ FURTHER = ("optimizer", *(kind.option for kind in KINDS.values() if isinstance(k
 
 
 def entry_of(name: str) -> OutputKind:
-    """Return the entry of a kind of output."""
+    """Return the entry of a kind of output. Raise UsageError if no feature that is here has it."""
+    if name not in KINDS:
+        raise UsageError(f"There is no kind of output {name!r} here.", "Do this where the feature is that writes it.")
     kind = KINDS[name]
     entry: OutputKind = import_module(kind.module).KIND if isinstance(kind, OfFeature) else kind
     return entry
@@ -187,6 +195,12 @@ def entry_of(name: str) -> OutputKind:
 def further(options: Options) -> dict[str, str]:
     """Return the outputs beside OUTPUT that are asked for: what each holds, and its path."""
     return {name: path for name in FURTHER if (path := getattr(options, name))}
+
+
+def beside(to: str) -> str:
+    """Return the option that asks, beside OUTPUT, for the kind of output that is a value of `to`; "" if none does."""
+    kind = KINDS[NAMED[to][0]] if to else None
+    return kind.option if isinstance(kind, OfFeature) else ""
 
 
 def kind_said(path: str) -> str:
@@ -214,9 +228,6 @@ def is_given(option: str, options: Options) -> bool:
 
 def check_options(kinds: Iterable[str], options: Options) -> None:
     """Raise UsageError for a given option that some output refuses and none of them, which are of `kinds`, heeds."""
-    kinds = [*kinds]
-    for name in kinds:
-        _check_installed(name)
     every = [entry_of(name) for name in kinds]
     for option in ("part", "per_rank", *FURTHER) if options.for_hub else ():
         if is_given(option, options):
@@ -228,16 +239,6 @@ def check_options(kinds: Iterable[str], options: Options) -> None:
         if is_given(option, options) and all(option in kind.refused or option in kind.idle for kind in every):
             message, hint = next(kind.refused[option] for kind in every if option in kind.refused)
             raise UsageError(message.format(flag(option)), hint)
-
-
-def _check_installed(name: str) -> None:
-    """Raise UsageError for a kind of output whose feature is missing."""
-    kind = KINDS[name]
-    place = kind.module if isinstance(kind, OfFeature) else kind.plan
-    package, _, rest = place.partition(".features.")
-    feature = rest.partition(".")[0]
-    if feature and find_spec(f"{package}.features.{feature}") is None:
-        raise UsageError(f"--to {kind.to} needs the feature {feature}, which is not here.")
 
 
 def idle(kind: str, options: Options) -> dict[str, str]:

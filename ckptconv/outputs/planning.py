@@ -51,8 +51,8 @@ class Output(NamedTuple):
 
     `heading` is its manifest without the files, and `inputs` are the entries of `Source.inputs` that it names.
     `restored` holds further facts of a `.pt` file. `by` names the command, where several make outputs of
-    one kind. `described` is the number of tensors of a virtual checkpoint, or of one whose tensors are in several
-    chunks.
+    one kind. `described` is the number of tensors of a file that describes others, or of a checkpoint whose tensors
+    are in several chunks.
     """
 
     target: Target
@@ -81,7 +81,7 @@ class Output(NamedTuple):
 
     def tensors_of(self, file: FilePlan) -> int:
         """Return the number of tensors in one of the files."""
-        if self.described is not None and self.target.kind == "virtual":
+        if self.described is not None and self.target.is_file:
             return self.described
         return self.restored.tensors if self.restored else file.tensors
 
@@ -147,7 +147,7 @@ def output_of(
 def check_size(output: Output, options: Options) -> None:
     """Raise UsageError if an output of one file is larger than `max_shard_size`."""
     size, most = output.plan.nbytes, options.max_shard_size
-    if output.target.is_file and output.target.kind != "virtual" and most and size > most:
+    if output.target.is_file and output.described is None and most and size > most:
         raise UsageError(
             f"{output.target.path} would have {size} bytes, more than --max-shard-size allows ({most}).",
             "Give a directory as OUTPUT: it may hold several files.",

@@ -21,7 +21,19 @@ from ckptconv.formats.source import ADAPTER, MODEL, STEMS, Source
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.options.option import former_given
 from ckptconv.options.table import OPTIONS, Options
-from ckptconv.outputs.kinds import CHECKPOINTS, KINDS, NAMED, OfFeature, entry_of, flag, is_given, kind_of, kind_said
+from ckptconv.outputs.kinds import (
+    CHECKPOINTS,
+    KINDS,
+    NAMED,
+    OfFeature,
+    entry_of,
+    flag,
+    further,
+    is_given,
+    kind_of,
+    kind_said,
+)
+from ckptconv.outputs.kinds import beside as beside_it
 from ckptconv.plan import NUMBERED
 from ckptconv.storage import stores
 from ckptconv.storage.files import look
@@ -119,7 +131,6 @@ _NAMED = "Give the name of a file or a directory."
 _STATES = "Give --states PATH."
 # The two directories of accelerate, as a value of `to`; and the value of `model_key` without weights.
 ACCELERATE, NO_WEIGHTS = "accelerate", "none"
-UNIVERSAL = "universal"
 
 
 class Target(NamedTuple):
@@ -206,7 +217,7 @@ def _checkpoints(path: str, options: Options) -> list[Target]:
     """Return the targets of what `options.to` names, at `path`: one directory, or those of accelerate."""
     if options.to != ACCELERATE:
         return [resolve_output(path, options)]
-    _check_directory(Location(normalize(path), dict(options.storage_options)))
+    check_directory(Location(normalize(path), dict(options.storage_options)))
     halves = of_accelerate(normalize(path), options)
     return [resolve_output(one, own)._replace(kind=ACCELERATE, options=own) for one, own in halves.items()]
 
@@ -224,27 +235,26 @@ def named_outputs(output: str | None, options: Options) -> tuple[dict[str, str],
         options = options.replaced(states=options.optimizer, optimizer="")
     if to and to not in CHECKPOINTS and output is not None:
         _check_said(output, to)
-        if to == UNIVERSAL:
-            options = options.replaced(universal=Proposed(output, "Give another OUTPUT, or --overwrite."))
+        if option := beside_it(to):
+            options = options.replaced(**{option: Proposed(output, "Give another OUTPUT, or --overwrite.")})
             output = None
         if output is None or kind_of(output) in NAMED[to]:
             options = options.replaced(to="")
-    named = {"weights": output, "optimizer": options.optimizer, UNIVERSAL: options.universal}
-    return {holds: path for holds, path in named.items() if path is not None and (path or holds == "weights")}, options
+    return {**({} if output is None else {"weights": output}), **further(options)}, options
 
 
 def _check_alone(output: str | None, options: Options) -> None:
     """Raise UsageError for a kind of output that needs a name and has none, or that is asked for beside another."""
-    kind = KINDS[NAMED[options.to][0]]
-    if kind.holds == "weights":
-        if output is None and (options.optimizer or options.universal):
+    others = further(options)
+    if KINDS[NAMED[options.to][0]].holds == "weights":
+        if output is None and others:
             raise UsageError(f"--to {options.to} says of which kind OUTPUT is, and there is none.", "Name it.")
         return
     if output is None:
-        called = "universal checkpoint" if kind.holds == UNIVERSAL else "checkpoint of torch.distributed.checkpoint"
-        raise UsageError(f"A {called} needs an OUTPUT: a directory.")
-    if options.universal:
-        raise UsageError("--to and --universal are two outputs.", "Write one after the other.")
+        called = "A checkpoint of torch.distributed.checkpoint" if options.to in CHECKPOINTS else f"--to {options.to}"
+        raise UsageError(f"{called} needs an OUTPUT: a directory.")
+    for option in others.keys() - {"optimizer"}:
+        raise UsageError(f"--to and {flag(option)} are two outputs.", "Write one after the other.")
 
 
 def _check_said(path: str, to: str) -> None:
@@ -263,8 +273,8 @@ def _resolve(holds: str, path: str, options: Options) -> Target:
     path = normalize(path)
     if holds != "weights" and not isinstance(path, Proposed):
         path = Proposed(path, f"Give --{holds} another path, or --overwrite to replace it.")
-    if holds == UNIVERSAL:
-        return _resolve_tree(path, options)
+    if holds in KINDS:
+        return _resolve_tree(path, holds, options)
     if holds == "weights":
         return resolve_output(path, options)
     target = resolve_output(path, options.replaced(to=""))
@@ -276,9 +286,8 @@ def kind_of_states(path: str, kind: str) -> str:
     there is none."""
     if kind in ("file", "directory"):
         return "states-file" if kind == "file" else "states"
-    called = "a file for torch.load" if kind == "torch" else "a virtual checkpoint"
     raise UsageError(
-        f"{path} is the name of {called}, and optimizer states are written as safetensors.",
+        f"{path} is the name of {entry_of(kind).called}, and optimizer states are written as safetensors.",
         "Give a directory, or a name that ends in .safetensors.",
     )
 
@@ -295,7 +304,7 @@ def resolve_output(path: str, options: Options) -> Target:
     if options.to and not kind_said(path):
         return _resolve_unsaid(place, options)
     kind, is_restored = kind_of(path), options.family == model_files.SAFETENSORS
-    if (kind == "torch" and not is_restored and options.family) or (kind == "virtual" and is_restored):
+    if kind == "torch" and not is_restored and options.family:
         kind = "directory"
     is_file = entry_of(kind).form == "file"
     if is_restored and kind != "torch":
@@ -339,21 +348,21 @@ def _resolve_unsaid(place: Location, options: Options) -> Target:
     return Target(path, kind, proposed=Proposed(path, "Give another OUTPUT, or --overwrite to replace it."))
 
 
-def _resolve_tree(path: str, options: Options) -> Target:
+def _resolve_tree(path: str, kind: str, options: Options) -> Target:
     """Return the target of a directory that is replaced as a whole. Raise UsageError if none can be written there."""
     check_place(path, options.storage_options)
     if is_remote(path) and "/" not in path.partition("://")[2].rstrip("/"):
         raise UsageError(f"{path}: a file is put beside this directory, so give one below it.")
-    return Target(real_place(path), UNIVERSAL, proposed=_proposed(path))
+    return Target(real_place(path), kind, proposed=_proposed(path))
 
 
 def _resolve_checkpoint(place: Location, options: Options) -> Target:
     """Return the target of a checkpoint of torch.distributed.checkpoint."""
-    _check_directory(place)
+    check_directory(place)
     return Target(place.path, options.to, proposed=_proposed(place.path))
 
 
-def _check_directory(place: Location) -> None:
+def check_directory(place: Location) -> None:
     """Raise UsageError for the place of a checkpoint of torch.distributed.checkpoint that is a file, or named so."""
     path = place.path
     if place.kind not in ("directory", "missing") or path.endswith(_FILE_SUFFIXES):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from typing import Any
@@ -33,14 +32,10 @@ from ckptconv.storage.reading import Entry, Reader
 
 # Made by a run that was killed while it published: of which kind, its records do not say.
 UNFINISHED = "unfinished"
-# Bytes of the beginning and of the end of a file in which its form shows, and most of one that is read whole.
-_HEAD, _TAIL, _WHOLE = 4096, 512, 64 << 20
+# Bytes of the beginning of a file in which its form shows, and most of one that is read whole.
+_HEAD, _WHOLE = 4096, 64 << 20
 # How the keys of this program's records in metadata begin.
 _RECORDS = "ckptconv."
-# How a statement about an output ends.
-_ATTESTED = re.compile(
-    rb'"builder":\{"id":"https://github\.com/ckptconv/ckptconv","version":\{"ckptconv":"[^"]*"\}\}\}\}\}\n\Z'
-)
 
 
 class Directory:
@@ -142,11 +137,6 @@ def _head(reader: Reader) -> bytes:
     return reader.read_at(0, min(reader.file.size, _HEAD))
 
 
-def _tail(reader: Reader) -> bytes:
-    size = min(reader.file.size, _TAIL)
-    return reader.read_at(reader.file.size - size, size)
-
-
 def _has_record(reader: Reader) -> bool:
     """Whether it is a file of safetensors with a record of this program's in its metadata."""
     head = _head(reader)
@@ -179,13 +169,13 @@ _FORMS: dict[str, Callable[[Reader], bool]] = {
     "weights": _has_record,
     "optimizer": _has_record,
     "rows": _has_record,
-    "virtual": _begins(b'{"ckptconv.virtual"'),
     "manifest": _begins(b'{\n "ckptconv": ', b'{"outputs": [\n{\n "ckptconv": '),
-    "attest": lambda reader: _ATTESTED.search(_tail(reader)) is not None,
     "depfile": _is_rule,
     "page": lambda reader: b'<meta name="generator" content="ckptconv">' in _head(reader),
 }
 # Of files that features write: the module with `is_ours(reader)`, which tells whether this program wrote one.
 _OF_FEATURES: dict[str, str] = {
+    "attest": "ckptconv.features.provenance.attesting",
     "sarif": "ckptconv.features.scan.sarif",
+    "virtual": "ckptconv.features.virtual.output",
 }

@@ -18,8 +18,6 @@ from ckptconv.outputs.computed import made_as
 from ckptconv.outputs.schema import MOST_RECORD, PlanDescription, description
 from ckptconv.outputs.targets import MANIFEST, directory_of, final_path
 from ckptconv.process import peak_rss
-from ckptconv.publish.attestation import without_digests
-from ckptconv.publish.inputs import digested, files_in, found_again
 from ckptconv.publish.manifest import Made, document
 from ckptconv.publish.parts import assign
 from ckptconv.publish.publish import Staged, complete, describe, staging_for, unpublished
@@ -27,13 +25,13 @@ from ckptconv.publish.replacing import Replacing, Spared, of_parts, spared_by_pa
 from ckptconv.publish.staging import remote_parts
 from ckptconv.publish.staging.area import StagedParts, described
 from ckptconv.publish.staging.base import Staging
+from ckptconv.publish.statements import asked
 from ckptconv.result import OutputFile, Report
 from ckptconv.storage.files import look, read_text
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote, join, listed, real_place
 from ckptconv.storage.progress import Progress, counter, on_file, shown
 from ckptconv.storage.syncing import Syncing
-from ckptconv.tensors.moves import File
 from ckptconv.text import some
 
 if TYPE_CHECKING:
@@ -99,31 +97,21 @@ def finish(
         spared = Spared(path for each in planned for path in spared_by_parts(each.plan.permissions))
         replacing = Replacing(chosen, spared, claims)
         replacing.check()
-        named = _inputs(planned, chosen)
+        stating, plans = asked(chosen), [(each.path, each.plan) for each in planned]
+        named = {option: module.of_parts(plans, chosen) for option, (_, module) in stating.items()}
         if on_total and (chosen.checksum or named):
             again = sum(size for each in planned for _, size, _ in each.plan.files) if chosen.checksum else 0
-            on_total(again + sum(file.size for file in files_in(named)))
+            on_total(again + sum(stating[option][1].bytes_of(inputs) for option, inputs in named.items()))
         staged = [_staged(each, chosen, counter(progress), stack) for each in planned]
         first = planned[0].plan
-        inputs = digested(named, first.heading["digest"], chosen, counter(progress)) if named else ()
+        inputs = {
+            option: stating[option][1].digested(found, first.heading["digest"], chosen, counter(progress))
+            for option, found in named.items()
+        }
         with Syncing() as syncing:
             beside = describe(staged, inputs, first.plan_id, chosen, syncing, stack)
         complete(staged, beside, replacing, before_commit)
     return _report(planned, chosen, started)
-
-
-def _inputs(planned: Sequence[_Planned], options: Options) -> list[dict[str, File]]:
-    """Return the inputs of each output by name, if they are to be attested."""
-    if not options.attest:
-        return []
-    for each in planned:
-        if "digest" not in each.plan.heading:
-            raise without_digests(each.path)
-    if len({each.plan.heading["digest"] for each in planned}) > 1:
-        raise UsageError("The outputs have digests of two kinds.", "Attest each by itself.")
-    return [
-        found_again(each.path, each.plan.inputs, each.plan.heading["source"]["inputs"], options) for each in planned
-    ]
 
 
 def _staged(planned: _Planned, options: Options, progress: Progress | None, stack: ExitStack) -> Staged:
@@ -137,7 +125,7 @@ def _staged(planned: _Planned, options: Options, progress: Progress | None, stac
         _check_published(planned)
         staging.committed = True
         return Staged(planned.path, planned.is_file, staging, [], partial(_manifest, planned), False)
-    if planned.is_file and "digest" in plan.heading and not (options.manifest or options.attest):
+    if planned.is_file and "digest" in plan.heading and not (options.manifest or asked(options)):
         raise UsageError(
             f"{planned.path} is one file, which has no manifest beside it to keep its digests in.",
             "Give --manifest FILE too.",

@@ -9,13 +9,14 @@ from ckptconv.errors import UsageError
 from ckptconv.options.table import Options
 from ckptconv.outputs.planning import Output
 from ckptconv.plan import FilePlan
+from ckptconv.publish.statements import STATEMENTS
 from ckptconv.storage.paths import is_remote
 
 # The options that are about an output as a whole, and what to do instead of giving them to a part.
 _OF_WHOLE = {
     "verify": "Verify it when it is finished.",
     "manifest": "Give it to `ckptconv finish`.",
-    "attest": "Give it to `ckptconv finish`.",
+    **dict.fromkeys(STATEMENTS, "Give it to `ckptconv finish`."),
     "depfile": "Write the rule by hand, for `ckptconv finish`.",
 }
 
@@ -23,9 +24,8 @@ _OF_WHOLE = {
 def check_part(outputs: Sequence[Output], options: Options, verifies: bool) -> None:
     """Raise UsageError if `outputs` cannot be made in parts, or not with these options. `verifies`: the outputs are to
     be verified."""
-    asked = {"verify": verifies, "manifest": options.manifest, "attest": options.attest, "depfile": options.depfile}
     for option, hint in _OF_WHOLE.items():
-        if asked[option]:
+        if verifies if option == "verify" else getattr(options, option):
             raise UsageError(f"--{option} is about an output as a whole, and --part makes a part of it.", hint)
     for output in outputs:
         if output.target.kind == "dcp-hf" and is_remote(output.target.path):

@@ -25,6 +25,7 @@ from ckptconv.publish.parts import files_of
 from ckptconv.publish.publish import Done, Hooks, Inputs, Verifier, last_path, publish
 from ckptconv.publish.replacing import Replacing, Spared, claim_of, inputs_behind
 from ckptconv.publish.staging.local import LocalStaging
+from ckptconv.publish.statements import asked, needing_inputs
 from ckptconv.result import OutputFile, Report
 from ckptconv.storage.paths import is_remote, join, normalize
 from ckptconv.storage.progress import Progress
@@ -105,10 +106,8 @@ class _Production:
         """Return what `publish` must know of the inputs."""
         options = self._options
         named: list[dict[str, File]] = [{} for _ in self._outputs]
-        if options.attest or (options.part and options.digest):
-            from ckptconv.publish.inputs import inputs_of
-
-            named = [inputs_of(each, self._sources[0].path) for each in self._outputs]
+        if module := needing_inputs(options):
+            named = [module.inputs_of(each, self._sources[0].path) for each in self._outputs]
         return Inputs(
             self._read,
             list(self._equal()),
@@ -190,13 +189,13 @@ def _check_digests(outputs: Sequence[Output], options: Options) -> None:
 
         hasher(options.digest)
         files = [each.target.path for each in outputs if not each.has_manifest]
-        if files and not (options.manifest or options.attest or options.part):
+        if files and not (options.manifest or asked(options) or options.part):
             raise UsageError(
                 f"{files[0]} has no manifest to keep digests in.",
                 "Give --manifest FILE too, or a directory as OUTPUT, without --for-hub.",
             )
-    elif options.attest:
-        raise UsageError("--attest is about digests, and none were asked for.", "Give --digest sha256 too.")
+    for option in asked(options) if not options.digest else ():
+        raise UsageError(f"--{option} is about digests, and none were asked for.", "Give --digest sha256 too.")
 
 
 def _opaque(sources: Sequence[Source], outputs: Sequence[Output]) -> Iterator[str]:

@@ -25,6 +25,7 @@ from ckptconv.publish.parts import check_part, files_of, is_one_upload
 from ckptconv.publish.replacing import Replacing
 from ckptconv.publish.staging.base import Staging
 from ckptconv.publish.staging.local import LocalStaging, TreeStaging
+from ckptconv.publish.statements import asked, needing_inputs
 from ckptconv.storage.files import check_unchanged
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote, normalize
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
 
     from ckptconv.engine.checksums import Checksums
-    from ckptconv.publish.inputs import Digested
 
 # Compares outputs with their sources. Takes the paths of each output's staged files by name (None for files under their
 # final names), and what counts the bytes compared, of which it returns the sum.
@@ -65,8 +65,8 @@ class Inputs(NamedTuple):
 
     `files` are read, and must not change meanwhile. The two tensors of each of `equal` must be the same; where those of
     `alike` are not, it is told. `digests` are the SHA-256 that files must have, by path. `checksums` compares what is
-    read with the checksums recorded for it; None: none are checked. `named` are the inputs of each output by name: an
-    attestation has their digests, and the description of parts what `finish` needs to find them. `replacing` has
+    read with the checksums recorded for it; None: none are checked. `named` are the inputs of each output by name:
+    statements have their digests, and the description of parts what `finish` needs to find them. `replacing` has
     allowed the outputs, and is asked again before the commit.
     """
 
@@ -315,11 +315,7 @@ class _Run:
         if self._hooks.on_total:
             # Verification reads all of it once more.
             verifying = self._nbytes if self._hooks.verify else 0
-            digesting = 0
-            if self._options.attest:
-                from ckptconv.publish.inputs import files_in
-
-                digesting = sum(file.size for file in files_in(self._inputs.named))
+            digesting = sum(module.bytes_of(self._inputs.named) for _, module in asked(self._options).values())
             self._hooks.on_total(self._nbytes - self.done.reused_bytes + verifying + digesting)
 
     def make(self) -> None:
@@ -329,9 +325,10 @@ class _Run:
         part = self._options.part
         if part:
             for index, work in enumerate(self._works):
-                named, replacing = self._inputs.named[index], self._inputs.replacing
+                replacing, module = self._inputs.replacing, needing_inputs(self._options)
                 permissions = [*replacing.claims[index].permissions(), *replacing.told()]
-                work.staging.describe(_description(work.output, part[1], index, named, permissions))
+                inputs = module.described(self._inputs.named[index]) if module else {}
+                work.staging.describe(_description(work.output, part[1], index, inputs, permissions))
         if self._executor:
             self._make_elsewhere([each for each in tasks if not each[0].here], self._executor, counted)
         self._make_here([each for each in tasks if each[0].here], counted)
@@ -339,17 +336,15 @@ class _Run:
         if self._inputs.checksums:
             self._inputs.checksums.check(self._readers, [output.plan for output in self._outputs])
 
-    def digest_inputs(self) -> Sequence[Mapping[str, Digested]]:
-        """Return the digests of each output's inputs by name, if they are to be attested."""
-        if not self._options.attest:
-            return ()
-        from ckptconv.publish.inputs import digested, files_in
-
-        found = digested(self._inputs.named, self._options.digest, self._options, self._hooks.progress)
-        self.done.tally.bytes_read += sum(file.size for file in files_in(self._inputs.named))
+    def digest_inputs(self) -> dict[str, Any]:
+        """Return what was digested of each output's inputs by name, for each option that asks for statements."""
+        named, options, found = self._inputs.named, self._options, {}
+        for option, (_, module) in asked(options).items():
+            found[option] = module.digested(named, options.digest, options, self._hooks.progress)
+            self.done.tally.bytes_read += module.bytes_of(named)
         return found
 
-    def describe(self, inputs: Sequence[Mapping[str, Digested]]) -> list[Staging]:
+    def describe(self, inputs: Mapping[str, Any]) -> list[Staging]:
         """Stage the manifests in directories, and what was asked for beside the outputs. Return the staging of the
         latter. A part has neither."""
         if self._options.digest:
@@ -501,7 +496,7 @@ class _Maker:
 
 def describe(
     outputs: Sequence[Staged],
-    inputs: Sequence[Mapping[str, Digested]],
+    inputs: Mapping[str, Any],
     plan_id: str,
     options: Options,
     syncing: Syncing,
@@ -510,11 +505,12 @@ def describe(
     """Stage the manifests in directories, and what `options` ask for beside the outputs. Return the staging of the
     latter, which `stack` closes.
 
-    `inputs` have the digests of what each output was made of, if a statement is to be written.
+    `inputs` have what was digested of all that the outputs were made of, by the options that ask for statements.
     """
     documents: list[tuple[str, bool, bytes]] = []
+    stating = asked(options)
     for output in outputs:
-        if output.has_manifest or options.manifest or options.attest:
+        if output.has_manifest or options.manifest or stating:
             documents.append((output.path, output.is_file, output.manifest()))
         if output.has_manifest:
             writer = output.staging.put(MANIFEST, documents[-1][2])
@@ -522,10 +518,8 @@ def describe(
     wanted: list[tuple[str, str, bytes]] = []
     if options.manifest:
         wanted.append(("manifest", options.manifest, together([data for _, _, data in documents])))
-    if options.attest:
-        from ckptconv.publish.attestation import statements
-
-        wanted.append(("attest", options.attest, statements(documents, inputs)))
+    for option, (path, module) in stating.items():
+        wanted.append((option, path, module.statements(documents, inputs[option])))
     beside = []
     for kind, path, data in wanted:
         staging = stack.enter_context(staging_for(normalize(path), plan_id, "file", options))
@@ -561,12 +555,10 @@ def complete(
 
 
 def _description(
-    output: Output, parts: int, shift: int, named: Mapping[str, File], permissions: Sequence[str]
+    output: Output, parts: int, shift: int, inputs: Mapping[str, Any], permissions: Sequence[str]
 ) -> bytes:
     """Return what `finish` needs to know of a plan, as JSON: its files, how to publish them, what they are made of, and
     what they may replace."""
-    from ckptconv.publish.inputs import described
-
     target, files = output.target, output.plan.files
     return json.dumps(
         {
@@ -576,7 +568,7 @@ def _description(
             "shift": shift,
             "heading": output.heading,
             "files": [[file.name, file.size, file.tensors] for file in files],
-            "inputs": described(named),
+            "inputs": inputs,
             "permissions": list(permissions),
         }
     ).encode()

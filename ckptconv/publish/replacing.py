@@ -35,6 +35,7 @@ from ckptconv.outputs.targets import (
 )
 from ckptconv.plan import FilePlan
 from ckptconv.publish.earlier import UNFINISHED, Directory, file_made_as
+from ckptconv.publish.statements import STATEMENTS
 from ckptconv.storage.handles import HIDDEN
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize, resolved_name, resolving
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 # Forms of safetensors, which may lie beside what they are made of.
 _BESIDE_INPUT = frozenset(FORMS.values())
 # The options for what is written beside outputs, which are also what it is.
-_BESIDE = ("manifest", "attest", "depfile")
+_BESIDE = ("manifest", *STATEMENTS, "depfile")
 _ELSEWHERE = "Write it to another place; rename it afterwards if it is to have this name."
 # How a permission begins that names what is read in the directory of the output, and what is read anywhere.
 _READ, _INPUT = "read/", "input/"

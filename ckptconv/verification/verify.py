@@ -25,8 +25,15 @@ from ckptconv.formats.source import MODEL, Opened, Source, source_of
 from ckptconv.options.option import checked
 from ckptconv.options.table import OPTIONS, VERIFYING, Options
 from ckptconv.outputs.computed import COMPUTED
-from ckptconv.outputs.kinds import CHECKPOINTS, KINDS, NAMED, entry_of, further, kind_of
-from ckptconv.outputs.targets import ACCELERATE, MANIFEST, UNIVERSAL, kind_of_states, named_outputs, of_accelerate
+from ckptconv.outputs.kinds import CHECKPOINTS, FURTHER, KINDS, NAMED, entry_of, further, kind_of
+from ckptconv.outputs.targets import (
+    ACCELERATE,
+    MANIFEST,
+    check_directory,
+    kind_of_states,
+    named_outputs,
+    of_accelerate,
+)
 from ckptconv.process import no_garbage, peak_rss
 from ckptconv.result import OutputFile
 from ckptconv.storage import progress as bars
@@ -99,6 +106,8 @@ def verify(
     if asked.to:
         named, asked = named_outputs(None if output is None else os.fspath(output), asked)
         output = named.get("weights")
+        if output is not None and asked.to in CHECKPOINTS:
+            check_directory(Location(normalize(output), dict(asked.storage_options)))
     targets = [] if output is None else _targets(_place(normalize(output)), asked, given)
     if targets and targets[-1].options:
         asked = targets[-1].options
@@ -210,7 +219,7 @@ def _target(path: str, asked: Options) -> CheckedOutput:
     to = asked.to or (told.options.get("to") if told else None)
     kind = NAMED[to][0] if to else kind_of(path) if place.kind != "directory" else "directory"
     if told and not to:
-        kind = {"optimizer": "states", UNIVERSAL: UNIVERSAL}.get(told.kind, kind)
+        kind = "states" if told.kind == "optimizer" else told.kind if told.kind in FURTHER else kind
     return CheckedOutput(place, kind, manifest=told)
 
 

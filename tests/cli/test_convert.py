@@ -15,7 +15,7 @@ import pytest
 import torch
 from attacks.assemble import members, pickled, tensor, zipped
 from attacks.corpus import CASES
-from cells import of_features
+from cells import looking, of_features
 from checkpoints import COMMAND, DATA, Run, bits, ckptconv_here, contents, done, metadata_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,7 +55,8 @@ def test_it_has_every_option_of_the_commands_for_a_format() -> None:
     for command in ("pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors"):
         assert flags_of(command) - flags_of("convert") == set(), command
     opening = {"--tag", "--exclude-frozen-parameters", "--master", "--unstack", "--raw", "--inert"}
-    assert opening <= flags_of("virtual")
+    for command in itertools.chain(*of_features("CONVERTING")):
+        assert opening <= flags_of(command), command
 
 
 def a_set(directory: Path) -> None:
@@ -137,7 +138,7 @@ def test_a_prefix_of_wrappers_is_told(place: Path) -> None:
     torch.save({1: torch.ones(2)}, "numbers.pt")
     save_file(names, "flat.safetensors")
     told = "as wrappers of models have it"
-    for command in (("convert", "--output-dir=o", "--dry-run"), ("inspect",)):
+    for command in (("convert", "--output-dir=o", "--dry-run"), *((each,) for each in looking())):
         for name in ("flat.pt", "flat.safetensors"):
             assert (
                 f"{told}; --strip-prefix _orig_mod.module." in succeeding(command[0], name, *command[1:], "--json").out

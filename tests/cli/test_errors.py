@@ -156,7 +156,7 @@ def test_who_writes_says_what_an_error_leaves_untouched(tmp_path: Path) -> None:
         ckptconv.finish(output, before_commit=fail)
     assert str(caught.value) == "The hook failed. Nothing was put under a final name. Mend it."
     path.write_bytes(SOUND[:-40])
-    calls = [(ckptconv.open, False), (ckptconv.inspect, False)]
+    calls: list[tuple[Callable[..., object], bool]] = [(ckptconv.open, False)]
     calls += [(functools.partial(make, out=output), True) for make in of_features("MAKE")]
     for call, told in calls:
         with pytest.raises(CorruptError) as broken:

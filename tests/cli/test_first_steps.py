@@ -55,13 +55,13 @@ REFUSED: list[tuple[str, int, str]] = [
     *((f"{command} nothing.pt {output}", 4, "nothing.pt;is empty (0 bytes)") for command, output in FORMATS.items()),
     ("zero-to-fp32 'my model.pt' out", 2, "ckptconv pt2safetensors 'my model.pt'"),
     ("pt2safetensors run", 2, "ckptconv zero-to-fp32 run OUTPUT"),
-    ("inspect link.pt", 2, "symbolic link to gone.pt"),
-    ("inspect '~/model.pt'", 2, f"did not expand the ~;{os.path.expanduser('~/model.pt')}"),
-    ("inspect s3:/bucket/model.pt", 2, "Did you mean s3://bucket/model.pt?"),
-    ("inspect circle", 1, "too many levels of symbolic links"),
-    ("inspect none.pt", 2, "none.pt does not exist"),
-    ("inspect empty", 2, "holds none that is known;It is empty."),
-    ("inspect notes", 2, "It holds notes.txt"),
+    ("convert link.pt", 2, "symbolic link to gone.pt"),
+    ("convert '~/model.pt'", 2, f"did not expand the ~;{os.path.expanduser('~/model.pt')}"),
+    ("convert s3:/bucket/model.pt x", 2, "Did you mean s3://bucket/model.pt?"),
+    ("convert circle", 1, "too many levels of symbolic links"),
+    ("convert none.pt", 2, "none.pt does not exist"),
+    ("convert empty", 2, "holds none that is known;It is empty."),
+    ("convert notes", 2, "It holds notes.txt"),
     # Files beside the output
     *(
         (f"pt2safetensors model.pt out.safetensors {option} {name}", code, said)
@@ -78,7 +78,6 @@ REFUSED: list[tuple[str, int, str]] = [
         for words in (
             "convert model.pt",
             "safetensors2dcp model.pt",
-            "inspect model.pt --html",
             *itertools.chain(*of_features("WHOLE")),
             "pt2safetensors model.pt out.safetensors --manifest",
             "pt2safetensors model.pt out.safetensors --depfile",
@@ -89,8 +88,6 @@ REFUSED: list[tuple[str, int, str]] = [
             (LONG, 1, "too long. Nothing was written"),
         )
     ),
-    ("diff none none --html gone/page.html", 2, "there is no directory gone"),
-    ("inspect none --html gone/page.html", 2, "there is no directory gone"),
     (f"convert model.pt --output-dir {LONG}", 1, f"{LONG} cannot be written;too long"),
     ("pt2safetensors model.pt --manifest x --depfile x", 2, "both name x"),
     *(
@@ -119,7 +116,6 @@ REFUSED: list[tuple[str, int, str]] = [
         2,
         "more arguments than ckptconv pt2safetensors takes: b.pt c d.pt.;Quote names with blanks",
     ),
-    ("inspect ''", 2, "The input's name is empty.;not set?"),
     *(
         (f"{command} '' out.safetensors", 2, "The input's name is empty.;not set?")
         for command in ("pt2safetensors", "zero-to-fp32", "verify")
@@ -172,7 +168,7 @@ def test_parts_are_not_finished_where_the_manifest_cannot_be_written() -> None:
 # ------------------------------------------------------------------------------------------------ the command itself
 
 COMMANDS = [
-    *["convert", "pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors", "inspect", "verify", "finish"],
+    *["convert", "pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors", "verify", "finish"],
     *itertools.chain(*of_features("COMMANDS")),
 ]
 
@@ -192,11 +188,6 @@ def test_help_has_examples_says_what_each_argument_is_and_fits_80_columns(monkey
             assert all(len(line.split()) > 3 for line in arguments[: arguments.index("")]), command
             for option in ("--json", "--quiet", "--verbose", "--no-progress"):
                 assert option in run.out, (command, option)
-
-
-def test_the_command_that_inspect_shows_can_be_pasted() -> None:
-    run = ckptconv_here("inspect", "my model.pt", "--as", "bf16")
-    assert "    ckptconv pt2safetensors 'my model.pt' OUTPUT --dtype bfloat16\n" in run.out
 
 
 def test_dtypes_are_taken_as_people_say_them() -> None:

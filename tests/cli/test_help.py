@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cells import of_features
+from cells import looking, of_features
 from checkpoints import ckptconv_here, done
 from processes import on_terminal
 from safetensors.torch import save_file
@@ -115,7 +115,6 @@ def test_the_help_has_in_full_what_is_a_commands_own_and_names_the_rest() -> Non
             assert (" ".join(flag.text.split()) in long) == (flag not in as_there), (path, flag.word)
         for flag in as_there:
             assert f"{flag.words} {' '.join(flag.text.split())}" in shared, flag.word
-    assert "--dtype DTYPE Cast the floating tensors of both" in help_of("diff", "--help")
 
 
 def test_commands_stand_in_groups_and_strict_spellings_in_a_line() -> None:
@@ -142,8 +141,6 @@ def test_the_output_can_be_named_by_an_option() -> None:
         "pt2safetensors model.pt --output made-too.safetensors",
         "safetensors2pt made.safetensors -o back.pt",
         "safetensors2dcp made.safetensors --output dcp",
-        "virtual a.safetensors -o a.virtual.json",
-        "convert a.safetensors -o a.virtual.json",
     ):
         done(ckptconv_here(*words.split()))
         assert Path(words.split()[-1]).exists(), words
@@ -156,7 +153,6 @@ def test_the_output_can_be_named_by_an_option() -> None:
 def test_one_output_is_needed_and_no_two() -> None:
     for words, told in (
         *itertools.chain(*of_features("LACKING")),
-        ("virtual a", "OUTPUT is missing"),
         ("convert a.pt b.safetensors -o c.safetensors", "OUTPUT is given twice"),
         ("convert a.pt b.pt -o out --output-dir d", "-o names one output"),
         ("safetensors2pt a.safetensors", "OUTPUT is missing"),
@@ -185,9 +181,7 @@ MEANT = {
     "safetensors-to-torch": "safetensors2pt",
     "fsdp2safetensors": "dcp2safetensors",
     "dcp-to-torch": "dcp2safetensors",
-    "ls": "inspect",
     "check": "verify",
-    "compare": "diff",
     **{word: meant for words in of_features("MEANT") for word, meant in words.items()},
 }
 
@@ -201,7 +195,7 @@ def test_another_name_of_a_command_leads_to_it() -> None:
 
 
 def test_a_slip_leads_to_the_command_that_is_like_it() -> None:
-    for words, meant in ((["zero-to-fp23"], "zero-to-fp32"), (["inspct"], "inspect"), (["maps", "shw"], "maps show")):
+    for words, meant in ((["zero-to-fp23"], "zero-to-fp32"), (["maps", "shw"], "maps show")):
         run = ckptconv_here(*words)
         assert run.err == f"ckptconv: No such command '{words[-1]}'. Did you mean ckptconv {meant}?\n"
 
@@ -224,7 +218,6 @@ def test_options_of_other_programs_are_said_what_they_are_here() -> None:
 def test_a_shell_completes_the_values_of_options_that_have_few() -> None:
     for command, option, value in (
         (["convert"], "--opaque", "keep"),
-        (["inspect"], "--as", "bf16"),
         (["convert"], "--dtype", "bf16"),
         (["convert"], "--map", "megatron-llama"),
         (["convert"], "--to", "dcp-hf"),
@@ -359,14 +352,17 @@ def test_where_there_are_colours() -> None:
 
 
 def test_colours_on_a_real_terminal() -> None:
-    for arguments in (["inspect", "model.pt"], ["inspect", "-h"], ["--help"]):
+    for arguments in (*([command, "model.pt"] for command in looking()), ["convert", "-h"], ["--help"]):
         assert "\x1b[1m" in on_terminal(80, *arguments, TERM="xterm"), arguments
         for environment in ({"TERM": "dumb"}, {"TERM": "xterm", "NO_COLOR": "1"}):
             assert "\x1b" not in on_terminal(80, *arguments, **environment), arguments
 
 
 def test_colours_where_they_are_demanded(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = {word: ckptconv_here(*word.split()).out for word in ("inspect model.pt", "verify --help")}
+    plain = {
+        word: ckptconv_here(*word.split()).out
+        for word in (*(f"{command} model.pt" for command in looking()), "verify --help")
+    }
     assert not [text for text in plain.values() if "\x1b" in text]
     monkeypatch.setenv("FORCE_COLOR", "1")
     for word, text in plain.items():
@@ -374,7 +370,7 @@ def test_colours_where_they_are_demanded(monkeypatch: pytest.MonkeyPatch) -> Non
         assert "\x1b[1m" in styled
         assert "".join(part.partition("m")[2] if n else part for n, part in enumerate(styled.split("\x1b"))) == text
     monkeypatch.setenv("NO_COLOR", "1")
-    assert "\x1b" not in ckptconv_here("inspect", "model.pt").out
+    assert "\x1b" not in ckptconv_here("verify", "--help").out
 
 
 # ---------------------------------------------------------------------------------------------------------- completion
@@ -424,14 +420,14 @@ def test_a_line_is_completed_where_it_ends() -> None:
 
 
 def test_each_shell_is_told_in_its_own_words() -> None:
-    line = {"_TYPER_COMPLETE_ARGS": "ckptconv inspect --st"}
-    about = "Read all data, and show min, max, mean, std, zeros, NaN and infinities of each tensor."
-    zsh = f"""_arguments '*: :(("--stats":"{about}"\n"--storage-options":"Settings"""
+    line = {"_TYPER_COMPLETE_ARGS": "ckptconv convert --checks"}
+    about = OPTIONS["checksum"].about
+    zsh = f"""_arguments '*: :(("--checksum":"{about}"""
     answers = {shell: answered({**line, "_CKPTCONV_COMPLETE": f"complete_{shell}"}) for shell in ("zsh", "fish")}
-    asked = {"_CKPTCONV_COMPLETE": "complete_pwsh", **line, "_TYPER_COMPLETE_WORD_TO_COMPLETE": "--st"}
+    asked = {"_CKPTCONV_COMPLETE": "complete_pwsh", **line, "_TYPER_COMPLETE_WORD_TO_COMPLETE": "--checks"}
     assert (answers["zsh"] or ("",))[0].startswith(zsh)
-    assert (answers["fish"] or ("",))[0].startswith(f"--stats\t{about}\n")
-    assert (answered(asked) or ("",))[0].startswith(f"--stats:::{about}\n")
+    assert (answers["fish"] or ("",))[0].startswith(f"--checksum\t{about}")
+    assert (answered(asked) or ("",))[0].startswith(f"--checksum:::{about}")
     assert answered({"_CKPTCONV_COMPLETE": "complete_no-shell"}) is None
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import os
 import shutil
 import subprocess
@@ -24,8 +23,6 @@ from referencing import Registry, Resource
 
 import ckptconv.cli
 from ckptconv.errors import ERROR_KINDS, StoppedError
-from ckptconv.inspection.overview import overview
-from ckptconv.inspection.page import page_of
 from ckptconv.outputs.kinds import FURTHER
 
 SCHEMAS = {
@@ -71,15 +68,6 @@ WAYS: dict[str, list[list[Any]]] = {
     "zero-to-fp32": [[Z3, "out"], [Z3, *(f"--{name}={name}" for name in FURTHER)]],
     "dcp2safetensors": [[FSDP, "out"]],
     "safetensors2dcp": [["model.safetensors", "dcp"]],
-    "inspect": [
-        ["model.pt"],
-        [Z3, "--as", "bf16"],
-        [FSDP],
-        ["model.safetensors", "--html", "page.html"],
-        ["model.pt", "--stats"],
-    ],
-    "diff": [["model.pt", "model.safetensors"], [Z3, Z3, "--with-states", "--top", "2"]],
-    "virtual": [["model.pt", "model.virtual.json"]],
     "verify": [["model.pt", "model.safetensors"]],
     "finish": [["parts"]],
 }
@@ -172,13 +160,13 @@ def broken() -> None:
     torch.save({"w": torch.zeros(3)}, "other.pt")
 
 
-SOURCES = ["pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors", "inspect", "verify"]
+SOURCES = ["pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors", "verify"]
 INPUTS = {"cut.pt": (4, "corrupt"), "attack.pt": (3, "unsafe"), "packed.pt": (5, "unsupported"), "no.pt": (2, "usage")}
 
 
 def test_what_a_command_prints_of_a_bad_input_is_of_the_schema_of_errors() -> None:
     broken()
-    readers = {name: (name != "inspect", name in ("pt2safetensors", "inspect")) for name in SOURCES}
+    readers = {name: (True, name == "pt2safetensors") for name in SOURCES}
     for more in of_features("READERS"):
         readers |= more
     for command, (writes, reads_first) in readers.items():
@@ -244,15 +232,10 @@ def test_a_difference_says_where_it_is() -> None:
 
 
 def test_what_differs_is_a_report_too() -> None:
-    torch.save({"model": {"w": torch.tensor([1, 2.0, math.nan]), "x": torch.zeros(2)}}, "other.pt")
-    for options in ([], ["--rtol", "1"]):
-        found = check(ckptconv_here("diff", "model.pt", "other.pt", "--json", *options), "diff")
+    for make, words in itertools.chain(*of_features("UNEQUAL")):
+        make()
+        found = check(ckptconv_here(*words, "--json"), SCHEMA_OF[words[0]])
         assert (found["error"]["kind"], found["error"]["exit_code"]) == ("difference", 1)
-        assert {each["name"]: each["status"] for each in found["tensors"]} == {
-            "model.v": "only_a",
-            "model.x": "only_b",
-            "model.w": "changed",
-        }
 
 
 def test_the_report_of_a_difference_that_a_feature_finds_is_of_the_schema() -> None:
@@ -290,24 +273,6 @@ def test_an_error_has_one_of_the_kinds_that_are_published() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------- what it says
-
-
-def test_inspect_says_where_the_bytes_are() -> None:
-    torch.save({"a": {"x": torch.ones(3), "y": {"z": torch.ones(2, dtype=torch.int8)}}, "b": torch.ones(1)}, "m.pt")
-    found = check(ckptconv_here("inspect", "m.pt", "--json"), "inspect")
-    modules = {each["name"]: (each["tensors"], each["elements"], each["bytes"]) for each in found["modules"]}
-    assert modules == {"": (3, 6, 18), "a": (2, 5, 14), "a.y": (1, 2, 2)}
-    assert found["modules"][0]["dtypes"] == ["float32", "int8"]
-
-
-def test_inspect_has_all_that_the_page_and_the_text_show() -> None:
-    arguments = ["inspect", Z3, "--as", "bf16", "--html", "page.html"]
-    found = check(ckptconv_here(*arguments, "--json"), "inspect")
-    summary = ckptconv.inspect(Z3, as_="bf16")
-    assert {**summary.to_dict(), "version": 1, "ok": True, "command": "inspect"} == found
-    assert page_of(summary) == Path("page.html").read_text()
-    lines = ["".join(span.text for span in line) for line in overview(summary)]
-    assert lines == ckptconv_here(*arguments).out.splitlines()
 
 
 def test_classes_of_the_format_are_named_if_asked_for() -> None:

@@ -25,6 +25,7 @@ from typing import Any
 
 import pytest
 import torch
+from cells import looking
 from checkpoints import ckptconv, ckptconv_forked, ckptconv_here, done
 from effort import TIMES
 from processes import PROGRAM, Process, failing, prepared, shown_on
@@ -265,8 +266,7 @@ def test_plain_paths_import_neither_torch_nor_numpy_nor_anything_heavy(
         ["--help"],
         ["--version"],
         ["pt2safetensors", "--help"],
-        ["inspect", small],
-        ["inspect", zero3],
+        *([command, path] for command in looking() for path in (small, zero3)),
         ["pt2safetensors", small, output],
         ["pt2safetensors", small, output, "--json", "--strip-prefix", "layer", "--jobs", 2, "--tied", "duplicate"],
         ["zero-to-fp32", zero3, tmp_path / "shards", "--max-shard-size", "50MB"],
@@ -298,7 +298,7 @@ OTHERS += "tensors.computing"
 SLOW = {"dataclasses", "inspect", "signal", "queue", "hashlib", "difflib", "tempfile", "subprocess", "random", "numpy"}
 OF_PICKLES = {"ckptconv.pickles.machine", "ckptconv.pickles.attacks", "ckptconv.pickles.vocabulary"}
 # Rooms that a conversion, and a checkpoint that is opened, have no use for.
-BESIDE = {"verification", "comparison", "inspection"}
+BESIDE = {"verification", "inspection"}
 # Of features, conversions have options, and files are shown to what tells that they are one of many.
 _PLACES = [*EXECUTORS.values(), *(kind.module for kind in LONE)]
 _PLACES += [f"ckptconv.features.{feature}.options" for feature in registered.FEATURES]
@@ -746,24 +746,6 @@ def test_a_reader_of_the_log_that_goes_away_does_not_end_the_work(small: Path, t
     assert is_small(tmp_path / "out.safetensors")
 
 
-def test_inspect_into_a_pager_that_is_left_early(tmp_path: Path) -> None:
-    torch.save({f"{'long name ' * 20}{n}": torch.ones(1) for n in range(1000)}, tmp_path / "model.pt")
-    for colours in ({}, {"FORCE_COLOR": "1"}):
-        done = in_bash(tmp_path, f"{sys.executable} -m ckptconv inspect -v model.pt | head -1", **colours)
-        assert (done.returncode, done.stderr) == (0, ""), colours
-        assert len(done.stdout.splitlines()) == 1, colours
-
-
-def test_names_are_shown_in_any_encoding(tmp_path: Path) -> None:
-    torch.save({"größe": torch.ones(3, 3)}, tmp_path / "größe.pt")
-    for encoding in ("ascii", "latin-1", "utf-8"):
-        environment = {**os.environ, "PYTHONIOENCODING": encoding}
-        command = [sys.executable, "-m", "ckptconv", "inspect", "größe.pt"]
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=False)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.decode(encoding)
-
-
 # ---------------------------------------------------------------------------------------------------------- start-up
 
 
@@ -794,4 +776,6 @@ def test_a_path_where_a_command_should_be_is_met_with_the_right_one(tmp_path: Pa
     torch.save({"a": torch.ones(3)}, path)
     done = ckptconv_forked(path)
     assert done.code == 2
-    assert f"ckptconv inspect {path} shows what it is" in done.err
+    assert f"ckptconv convert {path} converts it" in done.err
+    for command in looking():
+        assert f"ckptconv {command} {path} shows what it is" in done.err

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
-import pickle
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from cells import of_features
+from cells import looking, of_features
 from checkpoints import DATA, ZERO, ckptconv_here, contents, done
 from effort import every
 from lone_files import STATE, Make, W, making, moved
@@ -91,8 +90,9 @@ def test_one_file_of_many_is_not_a_model(family: str, tmp_path: Path) -> None:
     run = ckptconv_here("convert", path, tmp_path / "o.safetensors", *QUIETLY)
     run.refused(5, path, instead.format(path), "Or convert what is in it with --alone.")
     assert contents(tmp_path) == before
-    shown = done(ckptconv_here("inspect", path, "--json"))
-    assert any(str(path) in each and "--alone" in each for each in shown.json["warnings"])
+    for command in looking():
+        shown = done(ckptconv_here(command, path, "--json"))
+        assert any(str(path) in each and "--alone" in each for each in shown.json["warnings"]), command
 
 
 @every("family", ["ZeRO-3, model", "a shard", "a layer", *itertools.chain(*of_features("TAKEN_ALONE"))])
@@ -230,9 +230,7 @@ def test_no_way_takes_it_for_a_model(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="--alone"):
         VirtualFiles(path)
     for command in (
-        ("diff", other, path),
-        ("diff", path, other),
-        ("virtual", path, tmp_path / "x.virtual.json"),
+        *itertools.chain(*(words(path, tmp_path) for words in of_features("refused_alone"))),
         ("verify", path, other),
         ("safetensors2pt", path, tmp_path / "x.pt"),
         ("safetensors2dcp", path, tmp_path / "dcp"),
@@ -251,15 +249,6 @@ def test_who_asks_for_it_alone_has_it_everywhere(tmp_path: Path) -> None:
         ckptconv.convert(ck, tmp_path / "o.safetensors", fsync=False)
     assert load_file(tmp_path / "o.safetensors").keys() == STATE.keys()
     assert VirtualFiles(path, alone=True).keys() == {"model.safetensors"}
-    assert ckptconv_here("diff", path, tmp_path / "o.safetensors", "--alone").code == 0
-
-
-def test_the_metadata_of_a_step_says_how_many_ranks_there_are(tmp_path: Path) -> None:
-    save_file(STATE, tmp_path / "model_0.safetensors")
-    for told, code in (({"world_size": 1}, 0), ({"world_size": 2}, 5), ([], 5)):
-        (tmp_path / "metadata.pkl").write_bytes(pickle.dumps(told))
-        run = ckptconv_here("convert", tmp_path / "model_0.safetensors", tmp_path / "o.safetensors", *QUIETLY)
-        assert run.code == code, run.err
 
 
 def test_an_index_says_that_its_files_are_all(tmp_path: Path) -> None:

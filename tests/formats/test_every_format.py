@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-import pytest
 import torch
 from checkpoints import (
     ZERO,
@@ -19,8 +18,6 @@ from format_suite import FormatSuite
 from safetensors.torch import load_file, save_file
 from tar_writer import Writer, pack
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-
-import ckptconv
 
 # ------------------------------------------------------------------------------------------------------ files of torch
 
@@ -117,14 +114,3 @@ class TestSafetensors(FormatSuite):
 
     def expected(self, checkpoint: Path) -> Mapping[str, torch.Tensor]:
         return load_file(checkpoint)
-
-
-class TestVirtual(TestShardedSet):
-    family, weights = "safetensors", "*.bin"
-
-    def write(self, place: Path) -> Path:
-        ckptconv.convert(super().write(place), place / "x.virtual.json", fsync=False)
-        return place / "x.virtual.json"
-
-    def test_a_remote_checkpoint_is_converted_read_and_loaded_alike(self, checkpoint: Path, tmp_path: Path) -> None:
-        pytest.skip("a copy is not what was described: tests/formats/test_virtual.py describes what is on a store")

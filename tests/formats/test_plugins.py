@@ -61,8 +61,8 @@ def test_a_file_of_it_is_converted_and_verified_on_the_command_line(site: Path, 
     assert ckptconv_here("verify", path, output).code == 0
     (output / "model.safetensors").write_bytes((output / "model.safetensors").read_bytes()[:-1] + b"\0")
     assert ckptconv_here("verify", path, output).code == 1
-    run = ckptconv_here("inspect", path, "--json")
-    assert (run.json["format"], run.json["family"]) == ("vector", "vector")
+    source = library.open(path).source
+    assert (source.format, source.family) == ("vector", "vector")
 
 
 def test_the_library_takes_it(site: Path, tmp_path: Path) -> None:

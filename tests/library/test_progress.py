@@ -99,25 +99,28 @@ def test_a_progress_of_rich_gets_a_task_for_each_call(model: Path, tmp_path: Pat
     with tasks(io.StringIO()) as progress:
         report = ckptconv.convert(model, tmp_path / "a.safetensors", progress=progress)
         done = ckptconv.verify(model, tmp_path / "a.safetensors", progress=progress)
-        ckptconv.inspect(model, stats=True, progress=progress)
     assert [(task.description, task.completed) for task in progress.tasks] == [
-        ("convert", report.bytes_written), ("verify", done.bytes_compared), ("inspect", done.bytes_compared),
+        ("convert", report.bytes_written), ("verify", done.bytes_compared),
     ]  # fmt: skip
     assert all(task.finished for task in progress.tasks)
 
 
-def test_of_the_class_of_rich_one_is_made_and_stopped(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ckptconv.inspect(model, stats=True, progress=rich.progress.Progress)
-    assert "inspect" in capsys.readouterr().out
+def test_of_the_class_of_rich_one_is_made_and_stopped(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ckptconv.convert(model, tmp_path / "a.safetensors", progress=rich.progress.Progress)
+    assert "convert" in capsys.readouterr().out
 
 
-def test_true_shows_a_bar_and_nothing_shows_none(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_true_shows_a_bar_and_nothing_shows_none(
+    model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     for quiet in (None, False):
-        ckptconv.inspect(model, stats=True, progress=quiet)
+        ckptconv.convert(model, tmp_path / "a.safetensors", progress=quiet)
         assert capfd.readouterr() == ("", "")
-    ckptconv.inspect(model, stats=True, progress=True)
+    ckptconv.convert(model, tmp_path / "a.safetensors", progress=True)
     out, err = capfd.readouterr()
-    assert "inspect" in err
+    assert "convert" in err
     assert "100%" in err
     assert out == ""
 
@@ -210,7 +213,5 @@ def test_ctrl_c_in_the_main_thread_leaves_nothing_behind(model: Path, tmp_path: 
 def test_in_processes_that_are_spawned(model: Path, tmp_path: Path) -> None:
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         assert pool.submit(ckptconv.convert, model, tmp_path / "a.safetensors").result().bytes_written > 3_000_000
-        found = pool.submit(ckptconv.inspect, model).result()
-        assert found == ckptconv.inspect(model)
         error = pool.submit(ckptconv.convert, tmp_path / "none.pt").exception()
     assert isinstance(error, ckptconv.UsageError)

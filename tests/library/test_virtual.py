@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import itertools
@@ -35,11 +36,14 @@ from safetensors.torch import load, save_file
 
 import ckptconv
 from ckptconv.errors import CorruptError, UsageError
+from ckptconv.formats.registered import DESCRIBING
 from ckptconv.library.filesystem import VirtualFileSystem
 from ckptconv.library.virtual import VirtualFiles
 from ckptconv.storage.files import DescriptorReader
 
 SHARDED = {"max_shard_size": 5_000_000}
+# What is offered: a checkpoint, or a file that describes it, whose name ends so.
+WAYS = ("", *DESCRIBING)
 # What is converted, with which options.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "zero3": ("zero3", {}),
@@ -86,11 +90,12 @@ def written(case: str) -> dict[str, bytes]:
 
 
 @functools.cache
-def offered(case: str, described: bool) -> VirtualFiles:
+def offered(case: str, described: str = "") -> VirtualFiles:
+    """What is made of a checkpoint, or of a file that describes it: the name of that ends so."""
     name, options = CASES[case]
     if not described:
         return VirtualFiles(place() / name, **options)
-    output = place() / f"{case}.virtual.json"
+    output = place() / f"{case}{described}"
     ckptconv.convert(place() / name, output, fsync=False, **options)
     return VirtualFiles(output)
 
@@ -99,14 +104,14 @@ def offered(case: str, described: bool) -> VirtualFiles:
 def _cleaned() -> Iterator[None]:
     yield
     for case in CASES:
-        for described in (False, True):
+        for described in WAYS:
             offered(case, described).close()
     shutil.rmtree(place())
 
 
 def test_the_files_are_those_that_a_conversion_writes() -> None:
     for case in CASES:
-        for described in (False, True):
+        for described in WAYS:
             files, expected = offered(case, described), written(case)
             assert {name: files.read_bytes(name) for name in files} == expected, (case, described)
             assert {name: file.size for name, file in files.items()} == {
@@ -117,7 +122,7 @@ def test_the_files_are_those_that_a_conversion_writes() -> None:
 @pytest.mark.parametrize("case", CASES)
 @given(data=st.data())
 def test_any_range_is_that_of_the_file(case: str, data: st.DataObject) -> None:
-    files = offered(case, data.draw(st.booleans()))
+    files = offered(case, data.draw(st.sampled_from(WAYS)))
     name = data.draw(st.sampled_from(sorted(written(case))))
     whole = written(case)[name]
     start = data.draw(st.integers(0, len(whole)))
@@ -130,7 +135,7 @@ def test_any_range_is_that_of_the_file(case: str, data: st.DataObject) -> None:
 
 def test_many_threads_read_at_once() -> None:
     case = "torch in bfloat16, in shards"
-    files = offered(case, True)
+    files = offered(case, WAYS[-1])
     wrong: list[int] = []
 
     def read(name: str) -> None:
@@ -147,7 +152,7 @@ def test_many_threads_read_at_once() -> None:
 
 
 def test_only_the_bytes_of_a_range_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    files = offered("torch", False)
+    files = offered("torch")
     read: list[int] = []
     usual = DescriptorReader.fill
 
@@ -166,18 +171,21 @@ def test_only_the_bytes_of_a_range_are_read(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_range_that_is_not_there() -> None:
     with pytest.raises(UsageError, match="no bytes 5 to 3"):
-        offered("nested", False).read_bytes("model-00001-of-00003.safetensors", 5, 3)
+        offered("nested").read_bytes("model-00001-of-00003.safetensors", 5, 3)
     with pytest.raises(KeyError):
-        offered("nested", False).read_bytes("other")
+        offered("nested").read_bytes("other")
 
 
 def test_a_source_that_has_changed_gives_no_byte(tmp_path: Path) -> None:
     for number, how in enumerate(("in place", "replaced", "gone", "cut")):
-        model, meant = tmp_path / f"{number}.pt", tmp_path / f"{number}.virtual.json"
+        model = tmp_path / f"{number}.pt"
         torch.save({"a": torch.arange(100_000)}, model)
-        ckptconv.convert(model, meant, fsync=False)
-        with VirtualFiles(meant) as described, VirtualFiles(model) as plain:
-            begun = [(files, files.read("model.safetensors", unit=65536)) for files in (described, plain)]
+        described = [tmp_path / f"{number}{suffix}" for suffix in DESCRIBING]
+        for path in described:
+            ckptconv.convert(model, path, fsync=False)
+        with contextlib.ExitStack() as stack:
+            offers = [stack.enter_context(VirtualFiles(path)) for path in (*described, model)]
+            begun = [(files, files.read("model.safetensors", unit=65536)) for files in offers]
             for _, pieces in begun:
                 next(pieces)
             if how == "in place":
@@ -200,8 +208,9 @@ def test_a_source_that_has_changed_gives_no_byte(tmp_path: Path) -> None:
 def test_a_map_is_applied_to_what_is_described(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(3)}, tmp_path / "m.pt")
     (tmp_path / "own.toml").write_text('[[rule]]\na = "w"\nb = "v"\n')
-    ckptconv.convert(tmp_path / "m.pt", tmp_path / "x.virtual.json", fsync=False)
-    for source in ("m.pt", "x.virtual.json"):
+    for suffix in DESCRIBING:
+        ckptconv.convert(tmp_path / "m.pt", tmp_path / f"x{suffix}", fsync=False)
+    for source in ("m.pt", *(f"x{suffix}" for suffix in DESCRIBING)):
         with VirtualFiles(tmp_path / source, map=tmp_path / "own.toml") as files:
             assert load(files.read_bytes("model.safetensors")).keys() == {"v"}
         with pytest.raises(UsageError, match="There is no map 'nope'"):
@@ -304,9 +313,9 @@ class TestFileSystem:
             assert file.read(30_000) == whole[1_000_000:1_030_000]
 
     def test_chained_urls_lead_through_it(self) -> None:
-        offered("zero3", True)
-        for source in ("zero3", "zero3.virtual.json"):
-            with fsspec.open(f"ckptconv://model.safetensors::{place() / source}") as file:
+        for described in WAYS:
+            offered("zero3", described)
+            with fsspec.open(f"ckptconv://model.safetensors::{place() / 'zero3'}{described}") as file:
                 assert file.read() == written("zero3")["model.safetensors"]
 
     def test_ranges_are_as_those_of_other_file_systems(self) -> None:
@@ -328,11 +337,11 @@ def test_a_source_on_a_store_is_read_by_ranges(tmp_path: Path) -> None:
     store = fsspec.filesystem("memory")
     store.pipe_file("/virtual/model.pt", (place() / "model.pt").read_bytes())
     whole = written("torch in bfloat16, in shards")
-    ckptconv.convert("memory://virtual/model.pt", tmp_path / "x.virtual.json", dtype="bf16", **SHARDED)
-    for files in (
-        VirtualFiles("memory://virtual/model.pt", dtype="bf16", **SHARDED),
-        VirtualFiles(tmp_path / "x.virtual.json"),
-    ):
+    options: dict[str, Any] = {"dtype": "bf16", **SHARDED}
+    for suffix in DESCRIBING:
+        ckptconv.convert("memory://virtual/model.pt", tmp_path / f"x{suffix}", **options)
+    described = [VirtualFiles(tmp_path / f"x{suffix}") for suffix in DESCRIBING]
+    for files in (VirtualFiles("memory://virtual/model.pt", **options), *described):
         with files:
             assert {name: files.read_bytes(name) for name in files} == whole
             name = max(whole, key=lambda each: len(whole[each]))

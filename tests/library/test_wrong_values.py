@@ -17,10 +17,8 @@ import ckptconv
 # {call: what it does with a value}. Each takes one in the place of a path.
 PATHS: dict[str, Callable[[Any], object]] = {
     "open": ckptconv.open,
-    "inspect": ckptconv.inspect,
     "convert": lambda value: ckptconv.convert(value, "out"),
     "verify": lambda value: ckptconv.verify(value, "model.pt"),
-    "diff": lambda value: ckptconv.diff("model.pt", value),
     "finish": ckptconv.finish,
     "load_state_dict": ckptconv.load_state_dict,
     "VirtualFiles": ckptconv.VirtualFiles,

@@ -62,7 +62,7 @@ def right(path: Path, size: int, done: list[int]) -> None:
     ckptconv.convert(path, progress=print)
     ckptconv.convert(path, progress=lambda count: done.append(count + 1))
     ckptconv.verify(path, progress=Bar())
-    ckptconv.inspect(path, progress=Bar)
+    ckptconv.verify(path, progress=Bar)
     ckptconv.finish(path, progress=Tasks())
     ckptconv.convert(path, progress=done.append, on_total=print, before_commit=lambda: None)
     same: ckptconv.Verification = ckptconv.verify(path, "out", dtype="fp32")
@@ -73,13 +73,8 @@ def right(path: Path, size: int, done: list[int]) -> None:
         shape: tuple[int, ...] = tensor.shape
         names: list[str] = list(ck)
         print(shape, names, ck.optimizer["w.exp_avg"].nbytes, tensor[1:2, ...])
-        summary: ckptconv.Summary = ckptconv.inspect(ck, stats=True, as_=Bfloat16())
-    for each in summary.tensors:
-        print(each.name.upper(), each.shape[0], each.stats.nan if each.stats else 0)
     with ckptconv.VirtualFiles(path, dtype="bf16", max_shard_size=size) as files:
         print(files.read_bytes("model.safetensors", 0, 8), files["config.json"].size + 1)
-    if summary.conversion:
-        print(summary.conversion.bytes_to_read + 1)
     ckptconv.load_state_dict(path, device="cpu", dtype="bf16")
     ckptconv.save_state_dict({}, path, metadata={"a": "b"}, max_shard_size="1GB", progress=True)
     flat, structure = ckptconv.flatten({"a": 1})
@@ -110,10 +105,8 @@ def wrong(path: Path) -> None:
     ckptconv.open(path, dtype="bf16")  # type: ignore[call-arg]
     ckptconv.load_state_dict(path, keys="model")  # type: ignore[call-arg]
     ckptconv.save_state_dict({}, path, metdata={})  # type: ignore[call-arg]
-    ckptconv.inspect(path, jobs=3)  # type: ignore[call-arg]
     ckptconv.VirtualFiles(path, dtype=16)  # type: ignore[arg-type]
     ckptconv.VirtualFiles(path, max_shard="5GB")  # type: ignore[call-arg]
     print(ckptconv.convert(path).bytes)  # type: ignore[attr-defined]
-    print(ckptconv.inspect(path).tensors[0].size)  # type: ignore[attr-defined]
     ckptconv.load(path)  # type: ignore[attr-defined]
     raise ckptconv.UsageError  # type: ignore[call-arg]

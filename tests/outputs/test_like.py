@@ -33,6 +33,7 @@ from ckptconv import (
     finish,
     verify,
 )
+from ckptconv.formats.registered import DESCRIBING
 from ckptconv.outputs.likeness import compare
 from ckptconv.tensors.dtypes import DTYPES, DType
 
@@ -532,9 +533,11 @@ def test_the_library_and_a_file_system_see_what_a_conversion_writes(
     assert contents(tmp_path / "again") == written
     with pytest.raises(DifferenceError, match=NORM):
         list(ckptconv.open(less, like=reference))
-    convert(less, tmp_path / "it.virtual.json", like=reference, fill=True)
-    convert(tmp_path / "it.virtual.json", tmp_path / "of_it", like=reference, verify=True)
-    assert layout(tmp_path / "of_it") == layout(reference)
+    for suffix in DESCRIBING:
+        described = tmp_path / f"it{suffix}"
+        convert(less, described, like=reference, fill=True)
+        convert(described, tmp_path / "of_it", like=reference, verify=True)
+        assert layout(tmp_path / "of_it") == layout(reference)
 
 
 # ------------------------------------------------------------------------------------ verify, and hostile references

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import DATA, ckptconv_here
+from cells import looking
+from checkpoints import DATA, ckptconv_here, done
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -200,21 +201,21 @@ def test_a_checkpoint_that_is_open_is_converted_with_a_map(place: Path) -> None:
     with ckptconv.open("model.pt") as opened:
         convert(opened, "hf/", map="my.toml", size=SIZES, tied="duplicate", verify=True)
         assert ckptconv.verify(opened, "hf/", map="my.toml", size=SIZES).aliases == {}
-        assert ckptconv.inspect(opened, map="my.toml", size=SIZES).made_of
     same(load_file("hf/model.safetensors"), expected(weights()))
     with ckptconv.open("model.pt", map="my.toml", size=SIZES) as opened:
         convert(opened, "again.safetensors", tied="duplicate")
     same(load_file("again.safetensors"), expected(weights()))
 
 
-def test_inspect_shows_what_a_map_makes(place: Path) -> None:
-    found = ckptconv.inspect("model.pt", map="my.toml", size=SIZES)
-    assert {tensor.name: tensor.shape for tensor in found.tensors} == {
-        name: tuple(tensor.shape) for name, tensor in expected(weights()).items()
-    }
-    assert found.made_of is not None
-    assert found.made_of["model.0.v"] == ["layers.0.linear_qkv"]
-    assert found.aliases == {"head": "model.embed"}
+def test_what_a_map_makes_is_shown(place: Path) -> None:
+    sizes = [word for name, size in SIZES.items() for word in ("--size", f"{name}={size}")]
+    for command in looking():
+        found = done(ckptconv_here(command, "model.pt", "--map", "my.toml", *sizes, "--json")).json
+        assert {tensor["name"]: tuple(tensor["shape"]) for tensor in found["tensors"]} == {
+            name: tuple(tensor.shape) for name, tensor in expected(weights()).items()
+        }
+        assert found["made_of"]["model.0.v"] == ["layers.0.linear_qkv"]
+        assert found["aliases"] == {"head": "model.embed"}
 
 
 def test_the_side_to_make_can_be_said(place: Path) -> None:

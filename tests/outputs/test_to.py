@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import assert_same, ckptconv_here, contents, done
+from checkpoints import DATA, assert_same, ckptconv_here, contents, done
 from safetensors.torch import load_file, save_file
 
 import ckptconv
@@ -41,9 +41,6 @@ def test_an_output_is_the_same_whether_its_name_or_to_says_its_kind() -> None:
             Path(place).mkdir(exist_ok=True)
             done(ckptconv_here("convert", "m.safetensors", f"{place}/{name}", *words))
         assert contents(Path("said")) == contents(Path("asked")), name
-    done(ckptconv_here("convert", "m.safetensors", "--universal", "said/step"))
-    done(ckptconv_here("convert", "m.safetensors", "asked/step", "--to", "universal"))
-    assert contents(Path("said")) == contents(Path("asked"))
 
 
 def test_a_name_of_another_kind_is_refused_and_nothing_is_written() -> None:
@@ -79,7 +76,7 @@ def test_without_an_output_a_pt_file_is_beside_the_input() -> None:
     assert_same(torch.load("model.pt", weights_only=True), WEIGHTS)
     Path("m.pt").write_text("mine")
     ckptconv_here("convert", "m.safetensors", "--to", "pt").refused(2, "m.pt exists")
-    for to in ("universal", *kinds.CHECKPOINTS):
+    for to in NAMED.keys() - {"safetensors", "pt"}:
         ckptconv_here("convert", "m.safetensors", "--to", to).refused(2, "needs an OUTPUT: a directory")
 
 
@@ -88,12 +85,11 @@ def test_several_inputs_each_become_one_of_the_kind() -> None:
     done(ckptconv_here("convert", "m.safetensors", "n.safetensors", "--output-dir", "out", "--to", "pt"))
     assert sorted(contents(Path("out"))) == ["m.pt", "n.pt"]
     words = ["convert", "m.safetensors", "n.safetensors", "--output-dir", "o"]
-    ckptconv_here(*words, "--to", "universal").refused(2, "--to universal is for one conversion")
     ckptconv_here(*words, "--states", "m.safetensors", "--to", "dcp").refused(2, "--states is for one conversion")
 
 
 def test_parts_and_plans_are_of_the_kind() -> None:
-    for to in ("pt", "universal"):
+    for to in ("pt", "dcp"):
         assert "would" in done(ckptconv_here("convert", "m.safetensors", "x", "--to", to, "--dry-run")).out
         assert not Path("x").exists()
         for part in ("0/2", "1/2"):
@@ -102,30 +98,40 @@ def test_parts_and_plans_are_of_the_kind() -> None:
         done(ckptconv_here("verify", "m.safetensors", f"of-{to}", "--to", to))
 
 
-def test_a_kind_goes_with_further_outputs_but_not_with_a_second_of_its_own() -> None:
-    done(ckptconv_here("convert", "m.safetensors", "x", "--to", "pt", "--universal", "u"))
-    assert Path("x").is_file()
-    assert Path("u").is_dir()
-    for to in ("universal", "dcp"):
-        ckptconv_here("convert", "m.safetensors", "y", "--to", to, "--universal", "z").refused(2, "two outputs")
-    ckptconv_here("convert", "m.safetensors", "--to", "pt", "--universal", "z").refused(2, "there is none")
+def test_states_beside_the_weights_are_named_with_the_option_that_takes_them() -> None:
+    step = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
+    for words, option, other in (([], "--optimizer", "--states"), (["--to", "dcp"], "--states", "--optimizer")):
+        said = done(ckptconv_here("convert", step, f"of{len(words)}", *words)).out
+        assert f"{option} PATH" in said
+        assert f"{other} PATH" not in said
+    said = done(ckptconv_here("convert", step, "both", "--to", "dcp", "--states", step)).out
+    assert "--states PATH" not in said
+
+
+def test_options_of_another_kind_are_said_which_kind_they_are_for() -> None:
+    words = ["convert", "m.safetensors", "x"]
+    ckptconv_here(*words, "--to", "dcp", "--zero-stage", "3").refused(2, "--to universal")
+    ckptconv_here(*words, "--to", "pt", "--chunks", "3").refused(2, "--to dcp")
+    Path("m.pt").touch()
+    ckptconv_here("verify", "m.safetensors", "m.pt", "--to", "dcp").refused(2, "m.pt is the name of a file")
+    ckptconv_here("pt2safetensors", "m.pt", "x", "--to", "dcp").refused(2, "ckptconv convert has it")
 
 
 def test_strict_spellings_take_their_own_kinds() -> None:
-    for words in (["safetensors2dcp", "m.safetensors", "x"], *(["average", "m.safetensors", "m.safetensors", "x"],)):
-        said = ckptconv_here(*words, "--to", "pt").refused(2, "--to is 'pt'; it may be dcp")
-        assert "universal" not in said
+    said = ckptconv_here("safetensors2dcp", "m.safetensors", "x", "--to", "pt").refused(2, "'pt'; it may be dcp")
+    assert "universal" not in said
 
 
 def test_every_kind_is_named_in_the_help() -> None:
     assert [to for to in NAMED if to not in OPTIONS["to"].about] == []
     assert "Did" not in ckptconv_here("convert", "m.safetensors", "--to", "gguf").refused(2, "safetensors or pt")
-    for word, meant in {"torch": "pt", "fsdp": "dcp", "DeepSpeed": "universal", "PT": "pt"}.items():
+    for word, meant in {"torch": "pt", "fsdp": "dcp", "PyTorch": "pt", "PT": "pt"}.items():
         ckptconv_here("convert", "m.safetensors", "--to", word).refused(2, f"Did you mean {meant}?")
 
 
 def test_a_kind_whose_feature_is_missing_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    kind = KINDS["dcp"]._replace(plan="ckptconv.features.absent.plan")
-    monkeypatch.setattr(kinds, "KINDS", {**KINDS, "dcp": kind})
-    with pytest.raises(UsageError, match="--to dcp needs the feature absent, which is not here"):
+    monkeypatch.setattr(kinds, "NAMED", {to: names for to, names in NAMED.items() if to != "dcp"})
+    monkeypatch.setattr(kinds, "ABSENT", {"dcp": "absent"})
+    with pytest.raises(UsageError, match="to dcp needs the feature absent, which is not here"):
         ckptconv.convert("m.safetensors", "x", to="dcp")
+    ckptconv_here("convert", "m.safetensors", "x", "--to", "dcp").refused(2, "--to dcp needs the feature absent")

@@ -21,7 +21,7 @@ from attacks.ending import LARGE, Ending, ending_of, size_of
 from attacks.every import ALL, ALL_DIRECTORIES
 from attacks.live import ODD
 from attacks.readers import READERS
-from cells import of_features
+from cells import looking, of_features
 from checkpoints import ckptconv_here
 from effort import TIMES
 from safetensors.torch import load_file
@@ -228,21 +228,19 @@ def test_what_is_left_of_a_safetensors_file_with_calls_in_it_runs_nothing(tmp_pa
     assert ends[corpus.DONE] > 30
 
 
-def test_inspect_refuses_them_too_and_with_inert_shows_every_class_they_mention(tmp_path: Path) -> None:
+MENTIONED = {"os.system", "torch._utils._rebuild_tensor_v2", "torch.FloatStorage", "collections.OrderedDict"}
+
+
+def test_they_are_not_shown_either_and_with_inert_every_class_is_that_they_mention(tmp_path: Path) -> None:
     path = written(CASES["live_os_system.pt"], tmp_path)
-    assert ckptconv_here("inspect", path).code == corpus.UNSAFE
-    run = ckptconv_here("inspect", path, "--inert")
-    assert run.code == 0
-    for name in ("os.system", "torch._utils._rebuild_tensor_v2", "torch.FloatStorage", "collections.OrderedDict"):
-        assert name in run.out
-    described = ckptconv_here("inspect", path, "--inert", "--json").json
-    assert described["opaque"] == ["os.system"]
-    assert set(described["classes"]) == {
-        "os.system",
-        "torch._utils._rebuild_tensor_v2",
-        "torch.FloatStorage",
-        "collections.OrderedDict",
-    }
+    for command in looking():
+        assert ckptconv_here(command, path).code == corpus.UNSAFE
+        run = ckptconv_here(command, path, "--inert")
+        assert run.code == 0
+        assert [name for name in MENTIONED if name not in run.out] == []
+        described = ckptconv_here(command, path, "--inert", "--json").json
+        assert described["opaque"] == ["os.system"]
+        assert set(described["classes"]) == MENTIONED
 
 
 HONEST = [

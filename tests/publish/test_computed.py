@@ -1,5 +1,4 @@
-"""Outputs that are computed are conversions like others: killed and gone on with, in parts, virtual, from and to
-stores."""
+"""Outputs that are computed are conversions like others: killed and gone on with, in parts, from and to stores."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from computed import JOBS, SOME, sources
 from processes import before_call, contents, failing, in_child
 from stores import SOURCES, Place
 
-from ckptconv import VirtualFiles, finish, verify
+from ckptconv import finish, verify
 from ckptconv.errors import FailedError
 
 SHARDS: dict[str, Any] = {"max_shard_size": 30_000, "fsync": False}
@@ -99,19 +98,6 @@ def test_parts_make_the_whole_and_the_manifest_tells_verify_all(
         assert told.get("quantized") == ({ways[job]: 4} if job in ways else None), job
         assert ("average" in told, "adapters" in told) == ("average" in job, job in ("dora", "merge-mxfp8")), job
         assert verify(here / source, out).bytes_compared, job
-
-
-def test_a_virtual_checkpoint_has_the_same_files(
-    here: Path, whole: dict[str, dict[str, bytes]], tmp_path: Path
-) -> None:
-    for job in SOME:
-        make, source = JOBS[job]
-        report = make(here, source, tmp_path / f"{job}.virtual.json", **SHARDS)
-        warned = any("quantization_config" in each for each in report.warnings)
-        assert warned == ("config.json" in whole[job]), job
-        expected = {name: data for name, data in weights(whole[job]).items() if name != "config.json"}
-        with VirtualFiles(tmp_path / f"{job}.virtual.json") as files:
-            assert {name: files.read_bytes(name) for name in files} == expected, job
 
 
 @pytest.mark.parametrize("kind", SOURCES)

@@ -20,7 +20,6 @@ from typer.core import TyperGroup
 
 import ckptconv
 from ckptconv import CkptconvError, FailedError, UsageError, convert
-from ckptconv.options.comparing import COMPARING
 from ckptconv.options.kinds import PATH
 from ckptconv.options.option import Option
 from ckptconv.options.table import COMMAND as OF_COMMANDS
@@ -136,16 +135,6 @@ def changed(before: dict[str, bytes | str], after: dict[str, bytes | str]) -> se
 # Words of commands that would replace what others made, or put an output among it: nothing is changed, and nothing is
 # new.
 REFUSED = """
-inspect --html a.pt b.pt
-inspect --html b.pt b.pt
-inspect --html notes.md a.pt
-inspect --html page.html a.pt
-inspect --html linked.safetensors a.pt
-inspect --html b.pt b.pt --overwrite
-inspect --html hf/config.json hf
-diff --html notes.md g1.safetensors g2.safetensors
-diff --html g1.safetensors g1.safetensors g2.safetensors
-diff --html hard.safetensors g1.safetensors g2.safetensors --overwrite
 convert model.pt
 convert a.pt --manifest notes.md
 convert model.pt --dtype bf16
@@ -153,7 +142,6 @@ convert a.pt new.safetensors --manifest b.pt
 convert a.pt new.safetensors --manifest x.json
 convert a.pt new.safetensors --depfile Makefile
 convert a.pt new.safetensors --depfile empty-rule.d
-convert a.pt new.safetensors --digest sha256 --attest notes.md
 convert a.pt new.safetensors --manifest a.pt --overwrite
 convert a.pt new.safetensors --manifest new.safetensors
 convert a.pt configured --manifest configured/model.safetensors
@@ -206,24 +194,20 @@ pt2safetensors bin hf
 pt2safetensors a.pt b.pt
 pt2safetensors a.pt new.safetensors --manifest g1.safetensors
 pt2safetensors a.pt new.safetensors --depfile g1.safetensors
-pt2safetensors a.pt new.safetensors --digest sha256 --attest g1.safetensors
 pt2safetensors train.pt new --optimizer hf
 pt2safetensors train.pt -o hf
 safetensors2pt g1.safetensors -o new.pt --manifest a.pt
 safetensors2pt g1.safetensors new.pt --depfile a.pt
-safetensors2pt g1.safetensors new.pt --digest sha256 --attest a.pt
 zero-to-fp32 zero dcp
 zero-to-fp32 zero -o step1
 zero-to-fp32 zero new --optimizer step1
 zero-to-fp32 zero new --manifest a.pt
 zero-to-fp32 zero new --depfile Makefile
-zero-to-fp32 zero new --digest sha256 --attest notes.md
 dcp2safetensors dcp hf
 dcp2safetensors dcp -o sharded
 dcp2safetensors dcp new --optimizer step2
 dcp2safetensors dcp new --manifest a.pt
 dcp2safetensors dcp new --depfile Makefile
-dcp2safetensors dcp new --digest sha256 --attest notes.md
 safetensors2dcp g1.safetensors dcp
 safetensors2dcp g1.safetensors hf
 safetensors2dcp hf hf
@@ -234,14 +218,8 @@ safetensors2dcp g1.safetensors hf --to accelerate
 safetensors2dcp g1.safetensors sharded --to dcp-hf
 safetensors2dcp g1.safetensors new --manifest a.pt
 safetensors2dcp g1.safetensors new --depfile Makefile
-safetensors2dcp g1.safetensors new --digest sha256 --attest notes.md
-virtual a.pt x.virtual.json --manifest a.pt
-virtual a.pt x.virtual.json --manifest notes.md
-virtual a.pt x.virtual.json --depfile Makefile
 finish parts --manifest notes.md
-finish parts --attest notes.md
 finish parts --manifest a.pt
-virtual g1.safetensors x.virtual.json --manifest a.pt
 """ + "".join(of_features("REFUSED"))
 
 # What such an error says.
@@ -282,10 +260,6 @@ DONE: dict[str, set[str]] = {
     "convert a.pt --output-dir out --overwrite": {"out/a.safetensors"},
     "convert b.pt --output-dir out": set(),
     "convert a.pt new.safetensors --manifest x.json --overwrite": {"x.json"},
-    "inspect --html notes.md a.pt --overwrite": {"notes.md"},
-    "inspect --html new.html a.pt": set(),
-    "diff --html page.html g1.safetensors g1.safetensors --overwrite": {"page.html"},
-    "virtual a.pt new.virtual.json": set(),
     "safetensors2dcp g1.safetensors configured": set(),
     "finish parts --manifest notes.md --overwrite": {"notes.md"},
     **{words: changed for more in of_features("DONE") for words, changed in more.items()},
@@ -352,7 +326,7 @@ def _written(command: Any) -> list[Option]:
     own = (tables for flags in of_features("FLAGS") for tables in flags.values())
     known = {
         flag: option
-        for table in (OPTIONS, OF_COMMANDS, COMPARING, *itertools.chain(*own))
+        for table in (OPTIONS, OF_COMMANDS, *itertools.chain(*own))
         for option in table.values()
         for flag in option.flags
     }
@@ -398,14 +372,11 @@ convert a.pt new
 convert a.pt new --for-hub
 convert a.pt new --max-shard-size 16
 convert zero new --optimizer new/optimizer
-convert a.pt fresh.safetensors --manifest m.json --depfile m.d --digest sha256 --attest m.jsonl
-inspect --html new.html a.pt
-diff --html new.html g1.safetensors g1.safetensors
+convert a.pt fresh.safetensors --manifest m.json --depfile m.d
 safetensors2dcp g1.safetensors new
 safetensors2dcp g1.safetensors new --to dcp-hf
 safetensors2dcp g1.safetensors new --to accelerate
 safetensors2pt g1.safetensors new.pt
-virtual a.pt new.virtual.json
 dcp2safetensors dcp new
 zero-to-fp32 zero new
 pt2safetensors bin
@@ -451,7 +422,7 @@ def test_what_was_changed_since_is_not_ours_any_more(world: Path) -> None:
     # In place, so that the attributes of the file stay: `save_file` would put a new file there.
     Path("a.safetensors").write_bytes(save(tensors(77), {"format": "pt"}))
     run("convert a.pt").refused(2, "a.safetensors exists")
-    for words, path in (("convert nested.pt", "nested.safetensors"), ("inspect --html new.html a.pt", "new.html")):
+    for words, path in (("convert nested.pt", "nested.safetensors"), *itertools.chain(*of_features("MAKING"))):
         done(run(words))
         with Path(path).open("r+b") as changing:
             changing.seek(-1, os.SEEK_END)
@@ -503,8 +474,8 @@ def test_what_comes_between_parts_stays(world: Path) -> None:
 def test_what_parts_have_read_stays(world: Path) -> None:
     done(run("convert a.pt new --part 0/1 --digest sha256"))
     before = tree(world)
-    for words in ("--manifest ./a.pt", "--attest linked.pt"):
-        run(f"finish new --overwrite {words}").refused(2, "the input itself")
+    for path in ("./a.pt", "linked.pt"):
+        run(f"finish new --overwrite --manifest {path}").refused(2, "the input itself")
     assert tree(world) == before
 
 
@@ -516,8 +487,6 @@ def test_calls_of_the_library_follow_the_same_rule(world: Path) -> None:
     calls: list[Callable[[], object]] = [
         lambda: ckptconv.save_state_dict(state, "hf"),
         lambda: ckptconv.save_state_dict(state, "new", manifest="a.pt"),
-        lambda: ckptconv.diff("g1.safetensors", "g2.safetensors", html="a.pt"),
-        lambda: ckptconv.inspect("a.pt", html="b.pt"),
         lambda: convert("model.pt"),
         lambda: convert("zero", "new", optimizer="hf"),
         lambda: convert("a.pt", "step1", to="dcp"),

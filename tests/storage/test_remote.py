@@ -41,7 +41,7 @@ def test_a_scheme_that_nothing_opens_is_named(tmp_path: Path) -> None:
 def test_without_its_feature_a_scheme_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stores, "STORES", {**stores.STORES, "lost": "lost"})
     for url in ("lost://bucket/x.pt", "simplecache::lost://bucket/x.pt"):
-        for words in (("inspect", url), ("convert", "x.pt", url)):
+        for words in (("convert", url, "x.safetensors"), ("convert", "x.pt", url)):
             ckptconv_here(*words).refused(2, "lost:// needs the feature lost, which is not here")
 
 

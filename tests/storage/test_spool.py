@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from cells import looking
 from checkpoints import ZERO, Run, assert_same, ckptconv, ckptconv_forked, ckptconv_here, load_with_aliases
 from compare import numbers, same
 from effort import examples
@@ -180,7 +181,8 @@ def test_only_what_is_used_is_unpacked(plain: Path, tmp_path: Path) -> None:
     damaged = bytearray(path.read_bytes())
     damaged[zeros.packed.offset + 5] ^= 1
     path.write_bytes(damaged)
-    assert ckptconv_here("inspect", path).code == 0
+    for command in looking():
+        assert ckptconv_here(command, path).code == 0, command
     assert ckptconv_here("pt2safetensors", path, "--exclude", "zeros").code == 0
     run = ckptconv_here("pt2safetensors", path)
     assert run.code == 4
@@ -659,10 +661,11 @@ def test_a_terminal_is_not_waited_for(tmp_path: Path) -> None:
     assert "terminal" in run.err
 
 
-def test_inspect_reads_a_pipe_too(plain: Path, tmp_path: Path) -> None:
-    run = piped(plain.read_bytes(), "inspect", "-", "--json")
-    assert run.code == 0, run.err
-    assert {row["name"] for row in run.json["tensors"]} == set(tree()) - {"plain"}
+def test_what_is_only_looked_at_may_come_through_a_pipe_too(plain: Path, tmp_path: Path) -> None:
+    for command in looking():
+        run = piped(plain.read_bytes(), command, "-", "--json")
+        assert run.code == 0, run.err
+        assert {row["name"] for row in run.json["tensors"]} == set(tree()) - {"plain"}
 
 
 def test_a_large_pipe_takes_little_memory(tmp_path: Path) -> None:

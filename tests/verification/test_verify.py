@@ -30,6 +30,7 @@ from safetensors.torch import load_file, save_file
 import ckptconv as library
 from ckptconv import convert
 from ckptconv.errors import CkptconvError, DifferenceError, FailedError, UnsupportedError, UsageError
+from ckptconv.outputs.kinds import KINDS, entry_of
 from ckptconv.storage.files import Readers
 from ckptconv.storage.reading import Reader
 from ckptconv.structure import regexes
@@ -212,7 +213,7 @@ def _changes(told: dict[str, Any]) -> dict[str, Any]:
     return {
         "release": lambda m: m.update(ckptconv="0.0.1"),
         "plan": lambda m: m.update(plan="0" * 16),
-        "kind": lambda m: m.update(kind="weights" if m["kind"] == "universal" else "universal"),
+        "kind": lambda m: m.update(kind="weights" if m["kind"] != "weights" else "optimizer"),
         "format": lambda m: m["source"].update(format="torch tar archive"),
         "rank": lambda m: m["source"].update(model_rank=3),
         "size of an input": lambda m: m["source"]["inputs"][source].update(size=1),
@@ -340,11 +341,12 @@ def test_tensor_parallel_ranks(tmp_path: Path) -> None:
         convert(source, tmp_path / "model", per_rank=True, clobber=False)
 
 
-@pytest.mark.parametrize(("name", "what"), [("x.pt", "a file for torch.load"), ("x.virtual.json", "a virtual")])
-def test_optimizer_states_are_in_safetensors(name: str, what: str, tmp_path: Path) -> None:
+def test_optimizer_states_are_in_safetensors(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(2)}, tmp_path / "x.pt")
-    with pytest.raises(UsageError, match=f"is the name of {what}"):
-        library.verify(tmp_path / "x.pt", optimizer=tmp_path / name)
+    for kind in map(entry_of, KINDS):
+        for suffix in kind.suffixes if kind.called else ():
+            with pytest.raises(UsageError, match=f"is the name of {kind.called}"):
+                library.verify(tmp_path / "x.pt", optimizer=tmp_path / f"x{suffix}")
 
 
 def test_a_source_of_another_format_than_the_output_was_made_of_is_said_to_be_one(tmp_path: Path) -> None:

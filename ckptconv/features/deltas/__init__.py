@@ -7,3 +7,5 @@ In: two checkpoints that `diff` compares, with an encoder of what changes; or a 
 from __future__ import annotations
 
 PAGES = ("deltas.md",)
+# Features that this one adds to: without them, it is gone too.
+NEEDS = ("diff",)

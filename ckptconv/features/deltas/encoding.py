@@ -6,9 +6,8 @@ The size of what is encoded is known only afterwards, and the header of a file b
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from ckptconv.comparison.reading import Pair
 from ckptconv.errors import UnsupportedError
 from ckptconv.features.deltas.overwriting import CHANGE, NUMBER
 from ckptconv.features.deltas.reading import ENCODINGS, MOST_OVERWRITTEN, OVERWRITE, XOR
@@ -31,6 +30,13 @@ _LEVEL, _WINDOW = 1, 17
 _SPARSE, _FEW = 2048, 4096
 _ZEROS = bytes(1 << 18)
 _U8 = DTYPES["uint8"]
+
+
+class Pair(Protocol):
+    """Two tensors of one shape, which are compared."""
+
+    one: LazyTensor
+    other: LazyTensor
 
 
 class Places(NamedTuple):

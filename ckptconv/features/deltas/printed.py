@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ckptconv.comparison.diff import DeltaFiles
 from ckptconv.features.deltas.reading import CHECKSUMS, ENCODINGS
 
 # The commands that print the report of a conversion.
 OF_CONVERSIONS = ("patch",)
-# What the type of a field does not say.
-MORE: dict[tuple[type, str], dict[str, Any]] = {
-    (DeltaFiles, "encoding"): {"enum": list(ENCODINGS)},
-    (DeltaFiles, "checksum"): {"enum": list(CHECKSUMS)},
-    (DeltaFiles, "version"): {"type": "integer", "minimum": 1},
+# What the type of a field does not say; the class is known by its name where it is another feature's.
+MORE: dict[tuple[str, str], dict[str, Any]] = {
+    ("DeltaFiles", "encoding"): {"enum": list(ENCODINGS)},
+    ("DeltaFiles", "checksum"): {"enum": list(CHECKSUMS)},
+    ("DeltaFiles", "version"): {"type": "integer", "minimum": 1},
 }

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ckptconv.comparison.diff import difference
 from ckptconv.errors import UNWRITTEN, UsageError, leaving
 from ckptconv.features.deltas.changes import check_chain
 from ckptconv.features.deltas.options import PATCHING
@@ -25,11 +25,13 @@ from ckptconv.storage.progress import counter, shown
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ckptconv.comparison.reading import Pair
+    from ckptconv.features.deltas.encoding import Pair
     from ckptconv.options.keywords import PatchOptions
     from ckptconv.result import Report
     from ckptconv.storage.progress import AnyProgress
 
+# What compares two checkpoints: the module of the feature that deltas add to, with `difference`.
+_COMPARING = "ckptconv.features.diff.difference"
 # Options that say how OUTPUT is divided and cast, which a delta is not.
 _OF_WEIGHTS = ("max_shard_size", "dtype", "manifest", "dry_run")
 
@@ -70,7 +72,7 @@ def squash(
     check_changes(stored, expected_of(chain, aliases), base, chosen)
     changed: dict[str, Pair] = {}
     with joined.encoder(chosen) as encoder:
-        found = difference(
+        found = import_module(_COMPARING).difference(
             one,
             other,
             chosen,

@@ -8,12 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ckptconv.comparison.diff import CHANGED, EQUAL, DeltaFiles, Difference
-from ckptconv.comparison.reading import Pair
 from ckptconv.errors import UNWRITTEN, UnsupportedError, UsageError, leaving
 from ckptconv.features.deltas.changes import delta_files
 from ckptconv.features.deltas.comparing import COMPARING
-from ckptconv.features.deltas.encoding import Encoder, check_installed
+from ckptconv.features.deltas.encoding import Encoder, Pair, check_installed
 from ckptconv.features.deltas.reading import OVERWRITE
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
@@ -63,13 +61,13 @@ class AskedDelta:
         self,
         one: Source,
         other: Source,
-        found: Difference,
+        found: Any,
         changed: Mapping[str, Pair],
         encoder: Encoder,
         options: Options,
-    ) -> DeltaFiles:
-        """Write the delta that makes `other` of `one`, which differ in `changed` as `found` says, and of which
-        `encoder` has the encoded changes.
+    ) -> dict[str, Any]:
+        """Write the delta that makes `other` of `one`, which differ in `changed` as `found` says, a `Difference`, and
+        of which `encoder` has the encoded changes. Return the fields of its `DeltaFiles`.
 
         Raise UnsupportedError if more than values of tensors differ, as a delta tells nothing else.
         """
@@ -79,14 +77,14 @@ class AskedDelta:
         self,
         one: Source,
         other: Source,
-        found: Difference,
+        found: Any,
         changed: Mapping[str, Pair],
         encoder: Encoder,
         options: Options,
-    ) -> tuple[DeltaFiles, Report]:
+    ) -> tuple[dict[str, Any], Report]:
         """Write it, as `write` does. Return what it is, and the report of the conversion that it is."""
         started = time.monotonic()
-        unlike = [tensor.name for tensor in found.tensors if tensor.status not in (CHANGED, EQUAL)]
+        unlike = [tensor.name for tensor in found.tensors if not tensor.is_alike]
         if unlike:
             raise UnsupportedError(
                 f"A delta gives new values to tensors that {one.path} and {other.path} both have, in one shape and "
@@ -119,7 +117,15 @@ class AskedDelta:
                 f"the delta has {size} bytes, more than the {whole} of the tensors that it changes: with so much "
                 f"changed, give the new checkpoint itself{_SMALLER if encoding == OVERWRITE else ''}."
             )
-        made = DeltaFiles(target.path, base_version, self.version, encoding, self.checksum, len(changed), size)
+        made = {
+            "path": target.path,
+            "base_version": base_version,
+            "version": self.version,
+            "encoding": encoding,
+            "checksum": self.checksum,
+            "tensors": len(changed),
+            "bytes": size,
+        }
         return made, report
 
 

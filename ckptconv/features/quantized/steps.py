@@ -9,23 +9,22 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
-from ckptconv.comparison.quantization import Quantization, Steps
-from ckptconv.comparison.reading import Pair, compare
 from ckptconv.engine.worker import Worker
 from ckptconv.features.quantized.computing import Dequantize, Quantize
 from ckptconv.features.quantized.making import tiles_of
 from ckptconv.features.quantized.quantize import fits
+from ckptconv.inspection.quantized import Quantization, Steps
 from ckptconv.options.table import Options
 from ckptconv.plan import Data
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.tensors import kernels
 from ckptconv.tensors.compare import place_of
 from ckptconv.tensors.computing import Axis, Tiled
-from ckptconv.tensors.dtypes import DTYPES, SUMMED
+from ckptconv.tensors.dtypes import DTYPES, SUMMED, DType
 from ckptconv.tensors.float_formats import numpy_module
 from ckptconv.tensors.lazy import Concat, Convert, Inline, LazyTensor, Narrow, Picked, Tagged, View, Zeros, packed
 from ckptconv.tensors.moves import Cast
@@ -53,6 +52,22 @@ _RULES: Mapping[str, Sequence[tuple[tuple[float, ...], bool]]] = {
 _F32 = DTYPES["float32"]
 
 
+# Two tensors of one shape; and what counts the elements that differ, of each two.
+_Both: TypeAlias = "tuple[LazyTensor, LazyTensor]"
+Count: TypeAlias = "Callable[[Sequence[_Both]], Sequence[int]]"
+
+
+class Pair(Protocol):
+    """Two tensors of one shape that were compared, and what was found to differ; None if all bytes are equal."""
+
+    one: LazyTensor
+    other: LazyTensor
+    found: Any
+
+    @property
+    def dtypes(self) -> tuple[DType, DType]: ...
+
+
 class _Weight(NamedTuple):
     """A quantized side of a pair: its numbers before they are rounded to a dtype, the scale of each of them, what its
     codes are, and how many scales it has."""
@@ -63,7 +78,7 @@ class _Weight(NamedTuple):
     scales: int
 
 
-def measured(pairs: Mapping[Any, Pair], options: Options) -> dict[Any, Steps]:
+def measured(pairs: Mapping[Any, Pair], options: Options, count: Count) -> dict[Any, Steps]:
     """Return for each of `pairs`, of which one side is quantized, how far they are apart in steps."""
     found: dict[Any, Steps] = {}
     whole: dict[Any, tuple[Pair, str]] = {}
@@ -77,16 +92,19 @@ def measured(pairs: Mapping[Any, Pair], options: Options) -> dict[Any, Steps]:
                     found[key], is_finite = _measured(worker, pair, weight, _exact(other), side)
                     whole.update({key: (pair, side)} if is_finite else {})
                     break
-    for key, (scales, is_same) in _remade(whole, options).items():
+    for key, (scales, is_same) in _remade(whole, count).items():
         found[key] = replace(found[key], reproduced=is_same and not scales, scales_differ=scales)
     return found
 
 
-def through_codes(pairs: Mapping[Any, Pair], options: Options) -> tuple[dict[Any, Steps], Quantization | None]:
-    """Return what is found of the pairs of which a side is quantized: of those that differ, and of all together."""
+def through_codes(
+    pairs: Mapping[Any, Pair], options: Options, count: Count
+) -> tuple[dict[Any, Steps], Quantization | None]:
+    """Return what is found of the pairs of which a side is quantized: of those that differ, and of all together.
+    `count` counts in how many elements further tensors differ."""
     of_codes = {key: pair for key, pair in pairs.items() if is_quantized(pair.one) or is_quantized(pair.other)}
     equal = {key: not (pair.found and pair.found.elements) for key, pair in of_codes.items()}
-    steps = measured({key: pair for key, pair in of_codes.items() if not equal[key]}, options)
+    steps = measured({key: pair for key, pair in of_codes.items() if not equal[key]}, options, count)
     return steps, summed(of_codes, steps, equal) if of_codes else None
 
 
@@ -274,30 +292,28 @@ def index(codes: str, numbers: Array) -> Array:
 # -------------------------------------------------------------------------------------------------- quantizing again
 
 
-def _remade(pairs: Mapping[Any, tuple[Pair, str]], options: Options) -> dict[Any, tuple[int, bool]]:
+def _remade(pairs: Mapping[Any, tuple[Pair, str]], count: Count) -> dict[Any, tuple[int, bool]]:
     """Return for each pair, of which one side is quantized, how many scales quantizing the other gives differently, at
     least, and whether the codes are the same then; nothing for those of which it is not known how they were
     quantized."""
     found: dict[Any, tuple[int, bool]] = {}
     for attempt in range(max(map(len, _RULES.values()))):
-        made: dict[Any, list[tuple[Pair, Pair]]] = {}
+        made: dict[Any, list[tuple[_Both, _Both]]] = {}
         for key, (pair, side) in pairs.items():
             one, other = (pair.one, pair.other) if side == "a" else (pair.other, pair.one)
             every = _again(one, _exact(other), attempt) if found.get(key) != (0, True) else []
             if every:
                 made[key] = every
-        compare([each for every in made.values() for both in every for each in both], options)
+        counts = iter(count([each for every in made.values() for both in every for each in both]))
         for key, every in made.items():
-            codes, scales = (
-                sum(each.found.elements for each in side if each.found) for side in zip(*every, strict=True)
-            )
+            codes, scales = map(sum, zip(*((next(counts), next(counts)) for _ in every), strict=True))
             told = scales, not codes
             if key not in found or (told[0], codes) < (found[key][0], not found[key][1]):
                 found[key] = told
     return found
 
 
-def _again(tensor: LazyTensor, other: LazyTensor, attempt: int) -> list[tuple[Pair, Pair]]:
+def _again(tensor: LazyTensor, other: LazyTensor, attempt: int) -> list[tuple[_Both, _Both]]:
     """Return the codes and the scales of each quantized weight that `tensor` is joined of, beside those that quantizing
     `other` gives by one of the rules that are known for it; nothing if there is none for one of them."""
     while isinstance(tensor, (Tagged, Convert)):
@@ -316,7 +332,7 @@ def _again(tensor: LazyTensor, other: LazyTensor, attempt: int) -> list[tuple[Pa
     return [both] if both else []
 
 
-def _alone(tensor: LazyTensor, other: LazyTensor, attempt: int) -> tuple[Pair, Pair] | None:
+def _alone(tensor: LazyTensor, other: LazyTensor, attempt: int) -> tuple[_Both, _Both] | None:
     if not isinstance(tensor, Tiled) or not isinstance(tensor.kernel, Dequantize) or len(tensor.shape) < 2:
         return None
     kernel, codes, scale, dims = tensor.kernel, tensor.parts[0], tensor.parts[1], len(tensor.shape)
@@ -341,4 +357,4 @@ def _alone(tensor: LazyTensor, other: LazyTensor, attempt: int) -> tuple[Pair, P
         for what, stored in (("codes", codes), ("scales", scale))
     ]
     alike = View(codes, made[0].dtype, codes.shape)
-    return Pair(alike, made[0]), Pair(scale, made[1])
+    return (alike, made[0]), (scale, made[1])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ckptconv.errors import CkptconvError
 from ckptconv.features.quantized.parts import parts_among
 from ckptconv.formats.source import Source
-from ckptconv.inspection.summary import QuantizedGroup, QuantizedSummary
+from ckptconv.inspection.quantized import QuantizedGroup, QuantizedSummary
 from ckptconv.options.table import Options
 from ckptconv.outputs.naming import tree_of
 from ckptconv.structure import keymap

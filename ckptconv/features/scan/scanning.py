@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckptconv.errors import CkptconvError, MissingError, UnsafeError, UnsupportedError
@@ -14,13 +16,14 @@ from ckptconv.features.scan.bounds import LONGEST, SUFFIXES
 from ckptconv.features.scan.contents import ScannedContents
 from ckptconv.features.scan.options import SCANNING
 from ckptconv.features.scan.report import RULES, VERDICTS, ScannedFile, ScanReport, worst
-from ckptconv.formats import model_files, virtual
+from ckptconv.formats import model_files
 from ckptconv.formats.dcp import names as dcp
 from ckptconv.formats.dcp.locate import is_metadata
 from ckptconv.formats.deepspeed import locate as deepspeed
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.instead import what_it_is
 from ckptconv.formats.model_files import SAFETENSORS
+from ckptconv.formats.registered import DESCRIBING
 from ckptconv.formats.runs import LATEST, LATEST_UNIVERSAL
 from ckptconv.formats.weight_map import read_index
 from ckptconv.options.option import checked, filled
@@ -202,9 +205,9 @@ def _index(contents: ScannedContents, place: Location) -> str:
     return _only_unsafe(contents, "index", lambda: read_index(place))
 
 
-def _virtual(contents: ScannedContents, place: Location) -> str:
+def _virtual(contents: ScannedContents, place: Location, module: str) -> str:
     def action() -> None:
-        roots = virtual.load(place, look=False).roots
+        roots = import_module(module).load(place, look=False).roots
         elsewhere = [root for root in roots if root != place.parent.path]
         if elsewhere:
             contents.add("reads-elsewhere", f"{place} reads from {some(elsewhere, 3, brief)}.")
@@ -267,6 +270,13 @@ class _Special(NamedTuple):
     look: Callable[[ScannedContents, Location], str]
 
 
+def _describing(module: str) -> _Special:
+    """Return how a file is looked at that describes others, as `module` reads it."""
+    return _Special(
+        lambda place, head: import_module(module).is_one(place.path, head), functools.partial(_virtual, module=module)
+    )
+
+
 _SPECIAL = (
     _Special(lambda place, head: place.name.endswith(dcp.SUFFIX), _entries),
     _Special(lambda place, head: dcp.is_part(place.path) or is_metadata(head), _metadata),
@@ -281,6 +291,6 @@ _SPECIAL = (
         _safetensors,
     ),
     _Special(lambda place, head: place.name.endswith(".index.json"), _index),
-    _Special(lambda place, head: virtual.is_one(place.path, head), _virtual),
+    *map(_describing, DESCRIBING.values()),
     _Special(lambda place, head: place.name in (LATEST, LATEST_UNIVERSAL), _pointer),
 )

@@ -17,6 +17,7 @@ from typing import Any
 from ckptconv.errors import DifferenceError, FailedError, UnsafeError, UnsupportedError
 from ckptconv.features.thin.area import Area, agrees, entered, entries_of, mark_of
 from ckptconv.features.thin.planning import LESSEN, REMOVE, Planned, Thinning
+from ckptconv.formats.registered import DESCRIBING
 from ckptconv.formats.run_steps import Step
 from ckptconv.storage.handles import Handle
 from ckptconv.text import reason
@@ -163,13 +164,12 @@ def _as_weights(each: Planned, new: str, dtype: Any, reaching: Mapping[str, Any]
 def _as_delta(each: Planned, new: str, _: Any, reaching: Mapping[str, Any]) -> None:
     """Write what changes the base of a step into it to the directory `new`, with a virtual checkpoint of both, and
     compare that with the step. Raise UnsupportedError if this program has no deltas."""
-    from ckptconv.inspection.comparing import diff
-
-    patch, base = getattr(import_module("ckptconv"), "patch", None), each.base
-    if patch is None or base is None:
+    diff, patch = (getattr(import_module("ckptconv"), name, None) for name in ("diff", "patch"))
+    suffix, base = next(iter(DESCRIBING), ""), each.base
+    if not (diff and patch and suffix) or base is None:
         raise UnsupportedError("--as delta needs deltas, which were left out of this program.")
     step = each.judged.path
-    delta, whole = os.path.join(new, "delta"), os.path.join(new, "model.virtual.json")
+    delta, whole = os.path.join(new, "delta"), os.path.join(new, f"model{suffix}")
     os.mkdir(new, 0o777)
     diff(base.path, step, measure=False, delta=delta, **reaching)
     with Handle.open(delta) as made:

@@ -82,7 +82,6 @@ average g1.safetensors g2.safetensors g3.safetensors --overwrite
 average bin step1 -o bin
 average g1.safetensors g2.safetensors -o new.safetensors --manifest a.pt
 average g1.safetensors g2.safetensors -o new.safetensors --depfile Makefile
-average g1.safetensors g2.safetensors -o new.safetensors --digest sha256 --attest a.pt
 """
 # On a store, where `place` has others' files.
 REFUSED_THERE = [

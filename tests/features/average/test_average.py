@@ -13,7 +13,7 @@ import fsspec
 import numpy as np
 import pytest
 import torch
-from checkpoints import ZERO, ckptconv_here, contents
+from checkpoints import ZERO, assert_same, ckptconv_here, contents, load_with_aliases
 from dcp_checkpoints import checkpoint_of
 from effort import examples
 from faults import other_fields
@@ -23,7 +23,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from ckptconv import DifferenceError, UnsupportedError, UsageError, average, convert, diff, load_state_dict, verify
+from ckptconv import DifferenceError, UnsupportedError, UsageError, average, convert, load_state_dict, verify
+from ckptconv.formats.registered import DESCRIBING
 from ckptconv.library.virtual import VirtualFiles
 from ckptconv.tensors.computing import WeightedSum
 
@@ -179,7 +180,7 @@ def test_an_fsdp_checkpoint_averaged_with_itself_is_itself() -> None:
     step = checkpoint_of("hsdp_2x2")
     convert(step, "once.safetensors")
     average([step, step], "twice.safetensors")
-    assert diff("once.safetensors", "twice.safetensors").equal
+    assert_same(load_with_aliases(Path("once.safetensors")), load_with_aliases(Path("twice.safetensors")))
 
 
 def test_states_of_an_optimizer_are_those_of_the_last() -> None:
@@ -267,10 +268,11 @@ def test_one_checkpoint_has_no_average() -> None:
 def test_what_is_described_is_what_is_written() -> None:
     names = saved(model(0), model(1))
     average(names, "out", max_shard_size=1000)
-    average(names, "x.virtual.json", max_shard_size=1000)
-    with VirtualFiles("x.virtual.json") as files:
-        read = {name: files.read_bytes(name) for name in files}
-    assert read == {name: data for name, data in contents(Path("out")).items() if not name.startswith(".ckptconv")}
+    written = {name: data for name, data in contents(Path("out")).items() if not name.startswith(".ckptconv")}
+    for suffix in DESCRIBING:
+        average(names, f"x{suffix}", max_shard_size=1000)
+        with VirtualFiles(f"x{suffix}") as files:
+            assert {name: files.read_bytes(name) for name in files} == written
 
 
 def test_parts_make_the_whole() -> None:
@@ -393,3 +395,10 @@ def test_a_last_word_is_looked_up_with_the_settings_of_its_store() -> None:
     words = ("average", "a.safetensors", "guarded://kept/b.safetensors")
     ckptconv_here(*words, "--storage-options", '{"token": "t"}').refused(2, "is no earlier output", "-o")
     assert Guarded(token="t").cat("/kept/b.safetensors") == Path("a.safetensors").read_bytes()
+
+
+def test_an_average_is_no_file_for_torch_whatever_asks_for_it(tmp_path: Path) -> None:
+    save_file({"w": torch.ones(2)}, tmp_path / "m.safetensors")
+    words = ["average", tmp_path / "m.safetensors", tmp_path / "m.safetensors", "-o"]
+    ckptconv_here(*words, tmp_path / "x", "--to", "pt").refused(2, "--to is 'pt'; it may be dcp")
+    ckptconv_here(*words, tmp_path / "x.pt").refused(2, "named as a file for torch.load")

@@ -41,7 +41,7 @@ def test_codes_of_quantized_weights_are_refused_and_their_weights_averaged(place
         ckptconv.average([case, case], "out")
     ckptconv.average([case, case], "out", dequantize=True, verify=True)
     ckptconv.convert(case, "once", dequantize=True)
-    assert ckptconv.diff("once", "out").equal
+    assert Path("once/model.safetensors").read_bytes() == Path("out/model.safetensors").read_bytes()
 
 
 def test_quantized_weights_of_every_step_are_counted(place: Path) -> None:

@@ -15,9 +15,11 @@ from safetensors.torch import load_file, save_file
 
 import ckptconv
 from ckptconv.features.deltas.reading import read_delta
+from ckptconv.formats.registered import DESCRIBING
 from ckptconv.library.virtual import VirtualFiles
 from ckptconv.storage.location import Location
 
+DESCRIBED = pytest.mark.skipif(not DESCRIBING, reason="nothing describes files here")
 STEPS = 5
 ENCODINGS = {
     "xor": itertools.repeat("xor"),
@@ -57,6 +59,7 @@ def chain_in(place: Path, encodings: str) -> list[Path]:
 
 
 @every("encodings", ENCODINGS)
+@DESCRIBED
 def test_a_base_and_a_chain_are_one_virtual_checkpoint_of_the_bytes_that_patch_writes(
     encodings: str, tmp_path: Path
 ) -> None:
@@ -112,6 +115,7 @@ def test_deltas_of_another_base_and_out_of_order_make_neither(tmp_path: Path) ->
     )
 
 
+@DESCRIBED
 def test_a_virtual_checkpoint_of_deltas_that_changed_is_refused(tmp_path: Path) -> None:
     deltas = chain_in(tmp_path, "overwrite")
     whole = tmp_path / "whole.virtual.json"
@@ -121,6 +125,7 @@ def test_a_virtual_checkpoint_of_deltas_that_changed_is_refused(tmp_path: Path) 
         VirtualFiles(whole)
 
 
+@DESCRIBED
 def test_an_overwritten_source_larger_than_any_is_refused(tmp_path: Path) -> None:
     deltas = chain_in(tmp_path, "overwrite")
     whole = tmp_path / "whole.virtual.json"

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 import zstandard
+from cells import looking
 from checkpoints import ckptconv_here, contents
 from effort import examples
 from faults import one_bit, spoiled
@@ -36,15 +37,14 @@ from ckptconv import (
     UsageError,
     convert,
     diff,
-    inspect,
     load_state_dict,
     patch,
     verify,
 )
-from ckptconv.comparison import reading
-from ckptconv.comparison.reading import Pair
 from ckptconv.features.deltas import encoding, overwriting
 from ckptconv.features.deltas.kernels import Overlay, Xor
+from ckptconv.features.diff import reading
+from ckptconv.features.diff.reading import Pair
 from ckptconv.options.table import OPTIONS
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Zeros
@@ -439,7 +439,8 @@ def test_a_delta_is_shown_and_never_taken_for_a_checkpoint(
     pair: tuple[Path, Path], tmp_path: Path, encoded_as: str
 ) -> None:
     made, out = delta_of(pair, encoded_as), tmp_path / "made"
-    assert any("ckptconv patch BASE" in warning for warning in inspect(made).warnings)
+    for command in looking():
+        assert "ckptconv patch BASE" in " ".join(ckptconv_here(command, made, "--json").json["warnings"]), command
     taken: list[Callable[[], object]] = [
         lambda: convert(made, out),
         lambda: convert(made, tmp_path / "made.pt"),

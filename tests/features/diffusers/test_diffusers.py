@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from cells import of_features
-from checkpoints import contents
+from cells import looking, of_features
+from checkpoints import ckptconv_here, contents, done
 from effort import every
 from safetensors.torch import load_file, save_file
 
@@ -149,13 +149,20 @@ def test_a_variant_is_taken_where_there_is_no_other(pipeline: Path) -> None:
     assert f"left in {vae}: {OF_DIFFUSERS}.fp16.bin." in report.notes
 
 
-def test_inspect_shows_all_models(pipeline: Path) -> None:
-    found = ckptconv.inspect(pipeline)
+def shown(command: str, path: Path, *options: str) -> tuple[set[str], dict[str, Any]]:
+    """The names of the tensors that a command shows, and all that it says."""
+    told = done(ckptconv_here(command, path, *options, "--json")).json
+    return {tensor["name"] for tensor in told["tensors"]}, told
+
+
+def test_all_models_are_shown(pipeline: Path) -> None:
     expected = {f"{name}/{key}" for name, weights in MODELS.items() for key in weights}
-    assert {tensor.name for tensor in found.tensors} == expected
-    assert found.facts["models"] == 3
-    some = ckptconv.inspect(pipeline, include=["unet/*"], stats=True)
-    assert {tensor.name for tensor in some.tensors} == {f"unet/{key}" for key in UNET}
+    for command in looking():
+        names, told = shown(command, pipeline)
+        assert names == expected
+        assert told["facts"]["models"] == 3
+        some, _ = shown(command, pipeline, "--include", "unet/*", "--stats")
+        assert some == {f"unet/{key}" for key in UNET}
 
 
 MODULES = [
@@ -195,7 +202,8 @@ def test_modules_of_sentence_transformers_are_converted_whole(sentences: Path) -
     assert ckptconv.verify(sentences, output).tensors == 2
     for name in ("", "2_Dense"):
         assert json.loads((output / name / "config.json").read_text()) == {"dtype": "bfloat16"}
-    assert {tensor.name for tensor in ckptconv.inspect(sentences).tensors} == {*TEXT, "2_Dense/linear.weight"}
+    for command in looking():
+        assert shown(command, sentences)[0] == {*TEXT, "2_Dense/linear.weight"}
     # Half of a model is none.
     with pytest.raises(UsageError, match="becomes a directory"):
         ckptconv.convert(sentences, sentences.parent / "out.safetensors")

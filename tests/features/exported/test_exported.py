@@ -182,6 +182,6 @@ def test_an_attack_in_an_older_archive_is_one(tmp_path: Path) -> None:
 
 
 def test_an_archive_that_is_cut_is_refused(tmp_path: Path) -> None:
-    done(ckptconv_here("inspect", export(tmp_path / "x.pt2")))
+    done(ckptconv_here("convert", export(tmp_path / "x.pt2"), tmp_path / "whole"))
     (tmp_path / "x.pt2").write_bytes((tmp_path / "x.pt2").read_bytes()[:-50])
     ckptconv_here("convert", tmp_path / "x.pt2", tmp_path / "x").refused(4, "it was cut short")

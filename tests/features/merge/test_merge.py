@@ -28,6 +28,7 @@ from ckptconv.features.merge import adapters as merging
 from ckptconv.features.merge import files
 from ckptconv.features.merge.kernels import LowRank
 from ckptconv.features.merge.memory import families
+from ckptconv.formats.registered import DESCRIBING
 from ckptconv.library.virtual import VirtualFiles
 from ckptconv.options.table import OPTIONS
 
@@ -449,10 +450,11 @@ def test_an_adapter_has_a_configuration() -> None:
 def test_what_is_described_is_what_is_written() -> None:
     given = adapter(factors("a", 6, 5))
     merge(model(), given, "out")
-    assert ckptconv_here("merge", "base.safetensors", given, "x.virtual.json").code == 0
-    with VirtualFiles("x.virtual.json") as files:
-        read = {name: files.read_bytes(name) for name in files}
-    assert read == {name: data for name, data in contents(Path("out")).items() if not name.startswith(".ckptconv")}
+    written = {name: data for name, data in contents(Path("out")).items() if not name.startswith(".ckptconv")}
+    for suffix in DESCRIBING:
+        assert ckptconv_here("merge", "base.safetensors", given, f"x{suffix}").code == 0
+        with VirtualFiles(f"x{suffix}") as files:
+            assert {name: files.read_bytes(name) for name in files} == written
 
 
 def test_the_manifest_names_the_adapters_and_verify_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:

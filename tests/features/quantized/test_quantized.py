@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cells import of_features
+from cells import looking, of_features
 from checkpoints import ckptconv_here
 from effort import every
 from features.quantized.dialects import CASES, QUANTIZED
@@ -25,7 +25,7 @@ import ckptconv
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError, UsageError
 from ckptconv.features.quantized.table import NOT_READ
 from ckptconv.features.quantized.words import ELSEWHERE
-from ckptconv.library.virtual import VirtualFiles
+from ckptconv.formats.registered import DESCRIBING
 
 NAME = "model.layers.0.self_attn.q_proj.weight"
 SCALE = f"{NAME}_scale_inv"
@@ -213,17 +213,6 @@ def test_a_nested_configuration_does_not_outlive_what_is_quantized_anew(tmp_path
     assert weights(tmp_path / "codes", tmp_path / "out")[NAME].dtype == torch.bfloat16
 
 
-def test_what_serves_a_description_says_what_was_made_of_the_weights(tmp_path: Path) -> None:
-    source = model_directory(tmp_path / "in", {NAME: codes(4, 4), SCALE: torch.ones(1, 1)})
-    ckptconv.convert(source, source / "x.virtual.json", dequantize=True, dtype="float32")
-    with VirtualFiles(source / "x.virtual.json") as files:
-        assert json.loads(files.read_bytes("config.json")) == {
-            "model_type": "llama",
-            "dtype": "float32",
-            "layers": [1, 2.5],
-        }
-
-
 def test_fields_of_other_types_are_refused(tmp_path: Path) -> None:
     source = model_directory(tmp_path / "in", {NAME: codes(4, 4), SCALE: torch.ones(1, 1)})
     for told in WRONG:
@@ -255,16 +244,17 @@ def test_a_cast_without_the_option_is_refused(tmp_path: Path) -> None:
     ckptconv.convert(source, tmp_path / "out")
 
 
-def test_inspect_says_what_is_quantized() -> None:
-    told = ckptconv.inspect(QUANTIZED / "modelopt-mixed").to_dict()["quantized"]
-    assert told["parameters"] == 48 * 64 + 32 * 64
-    assert told["formats"]["NVFP4"] == {"weights": 1, "parameters": 48 * 64, "bits_per_weight": 4.51}
-    assert told["formats"]["FP8"]["weights"] == 1
-    assert "quantized" not in ckptconv.inspect(QUANTIZED / "not-quantized").to_dict()
-    for ending in ("safetensors", "pt") if "int8" in PARTED else ():
-        summary = ckptconv.inspect(f"{PARTED['int8']}.{ending}")
-        assert summary.to_dict()["quantized"]["formats"]["torchao int8"]["parameters"] == 8 * 32
-        assert not summary.warnings
+def test_what_is_quantized_is_told() -> None:
+    for command in looking():
+        told = ckptconv_here(command, QUANTIZED / "modelopt-mixed", "--json").json["quantized"]
+        assert told["parameters"] == 48 * 64 + 32 * 64
+        assert told["formats"]["NVFP4"] == {"weights": 1, "parameters": 48 * 64, "bits_per_weight": 4.51}
+        assert told["formats"]["FP8"]["weights"] == 1
+        assert "quantized" not in ckptconv_here(command, QUANTIZED / "not-quantized", "--json").json
+        for ending in ("safetensors", "pt") if "int8" in PARTED else ():
+            told = ckptconv_here(command, f"{PARTED['int8']}.{ending}", "--json").json
+            assert told["quantized"]["formats"]["torchao int8"]["parameters"] == 8 * 32
+            assert not told["warnings"]
 
 
 # -------------------------------------------------------------------------------------------------------- every refusal
@@ -649,19 +639,20 @@ def test_whatever_is_written_holds_the_same_weights(case: str, tmp_path: Path) -
     ckptconv.convert(source, plain, dequantize=True)
     ckptconv.convert(source, tmp_path / "dcp", dequantize=True, to="dcp", chunks=2)
     ckptconv.convert(source, tmp_path / "x.pt", dequantize=True)
-    ckptconv.convert(source, tmp_path / "v.virtual.json", dequantize=True)
+    described = [f"v{suffix}" for suffix in DESCRIBING]
+    for made in described:
+        ckptconv.convert(source, tmp_path / made, dequantize=True)
     ckptconv.convert(source, tmp_path / "like", dequantize=True, like=plain)
     for part in range(2):
         ckptconv.convert(source, tmp_path / "parts", dequantize=True, part=(part, 2))
     ckptconv.finish(tmp_path / "parts")
-    for made in ("dcp", "x.pt", "v.virtual.json", "like", "parts"):
+    for made in ("dcp", "x.pt", *described, "like", "parts"):
         assert bits(ckptconv.load_state_dict(tmp_path / made)) == expected, made
     whole = (plain / "model.safetensors").read_bytes()
     with ckptconv.VirtualFiles(source, dequantize=True) as files:
         assert files.read_bytes("model.safetensors") == whole
         assert "quantization_config" not in json.loads(files.read_bytes("config.json"))
     assert (tmp_path / "parts" / "model.safetensors").read_bytes() == whole
-    assert ckptconv.diff(source, plain, dequantize=True).equal
 
 
 _STACKED = """

@@ -74,11 +74,3 @@ def test_a_cast_goes_through_views_to_what_was_computed() -> None:
     assert casting.unrounded(bits) == bits
     # So are elements that a file holds.
     assert casting.unrounded(casting.cast(inner, narrow)).dtype == narrow
-
-
-def test_a_virtual_checkpoint_is_read_as_the_files_that_it_describes(tmp_path: Path) -> None:
-    source = QUANTIZED / "bnb-nf4-in-bfloat16"
-    ckptconv.convert(source, tmp_path / "m.virtual.json", dequantize=True, fsync=False)
-    ckptconv.convert(tmp_path / "m.virtual.json", tmp_path / "wide", dtype="fp32", fsync=False)
-    expected = load_file(source / "expected.safetensors")["m.weight"].float()
-    assert torch.equal(load_file(tmp_path / "wide" / "model.safetensors")["m.weight"], expected)

@@ -70,8 +70,7 @@ def test_a_run_s_directory_stands_for_the_step_that_its_file_names(
     source = ckptconv.open(tmp_path / "run").source
     assert list(source.pointers) == [str(tmp_path / "run" / pointer)]
     assert f"Took global_step_20, as {pointer} says. Took {model}." in source.notes
-    told = ckptconv_here("inspect", tmp_path / "run", "--json").json
-    assert [each["name"] for each in told["tensors"]] == ["weight"]
+    assert list(ckptconv.open(tmp_path / "run")) == ["weight"]
 
 
 @every("text", ["40", "", "[" * 2000])

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from checkpoints import assert_same, ckptconv_here, load_with_aliases, metadata_of
+from checkpoints import assert_same, load_with_aliases, metadata_of
 from dtensors import placed, playing
 from effort import every
 from features.ranks.rank_files import CASES, RANKS, converted, refused, write
@@ -107,7 +107,7 @@ def test_a_whole_state_of_training_gives_its_model_and_shows_the_rest(tmp_path: 
     run = converted(source, tmp_path / "out")
     assert_same(load_with_aliases(tmp_path / "out"), EXPECTED)
     assert "differ" not in run.err
-    told = ckptconv_here("inspect", source, "--json").json["facts"]
+    told = ckptconv.open(source).source.facts
     assert told["epoch"] == 7
     assert told["ranks"] == 2
     everything = converted(source, tmp_path / "all", "--key", ".", "--json").json
@@ -128,8 +128,8 @@ def test_a_file_of_a_rank_that_is_alone_and_whole_is_a_file_like_any_other(tmp_p
     assert "epoch" in metadata_of(tmp_path / "out.safetensors")["ckptconv.structure"]
 
 
-def test_inspect_names_framework_mesh_ranks_and_settings() -> None:
-    facts = ckptconv_here("inspect", RANKS / "fsdp2_tp" / "checkpoint", "--json").json["facts"]
+def test_the_source_names_framework_mesh_ranks_and_settings() -> None:
+    facts = ckptconv.open(RANKS / "fsdp2_tp" / "checkpoint").source.facts
     assert facts["mesh"] == "dp 2 × tp 2, dp 2, tp 2" or facts["mesh"].startswith("dp 2 × tp 2")
     assert facts["ranks"] == 4
     assert facts["lr_scheduler.last_epoch"] == 2

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 import ckptconv
+from ckptconv.cli import registered
 from ckptconv.features.rows.options import PACKING, ROWS
 
 # Options of commands that no other command has, by the beginning of the command.
@@ -62,7 +63,7 @@ def wrong_table() -> None:
 # Each command, and what it is called with, one after another, where `BEFORE` was done.
 BEFORE = [table, ["rows", "split", *LAYOUT, "split"]]
 WAYS: dict[str, list[list[str]]] = {
-    "inspect": [["kv.pt"]],
+    **({"inspect": [["kv.pt"]]} if "inspect" in registered.COMMANDS else {}),
     "rows split": [[*LAYOUT, "again"]],
     "rows pack": [["split", "again.pt"]],
     "rows check": [LAYOUT, ["split"]],

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cells import looking
 from checkpoints import Run, ckptconv, ckptconv_here, metadata_of
 from effort import examples
 from hypothesis import HealthCheck, example, given
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 from ckptconv.features.rows.options import PACKING, ROWS, RowOptions
+from ckptconv.features.rows.tables import notes_of
 
 SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
 TORCH = {
@@ -650,7 +652,7 @@ def test_ids_that_repeat_are_counted_in_any_order_with_any_memory(ids: list[int]
     assert values == twice[:3]
 
 
-def test_inspect_says_which_tables_may_be_whole_rows_and_how_to_split_them(tmp_path: Path) -> None:
+def test_it_is_said_which_tables_may_be_whole_rows_and_how_to_split_them(tmp_path: Path) -> None:
     ordinary = {
         "m.embeddings.plain.weight": torch.ones(4, 64),
         "m.embeddings.plain.weight_id": torch.arange(4),
@@ -658,21 +660,22 @@ def test_inspect_says_which_tables_may_be_whole_rows_and_how_to_split_them(tmp_p
     }
     path = tmp_path / "t.pt"
     torch.save({**ordinary, "m.embeddings.h.weight": PartiallyMaterializedTensor(), **whole()}, path)
-    told = ckptconv_here("inspect", path).out
-    notes = ckptconv_here("inspect", "--json", path).json["tables"]
-    assert all(note in told for note in notes)
+    notes = [*notes_of(ckptconv.open(path).source)]
+    for command in looking():
+        assert ckptconv_here(command, "--json", path).json["tables"] == notes
+        assert all(note in ckptconv_here(command, path).out for note in notes)
     assert [note.split()[0] for note in notes] == ["m.embeddings.t.weight", "m.embeddings.h.weight"]
     assert "whole rows, of 72 bytes: ckptconv rows split --embedding-dim" in notes[0]
     assert "PartiallyMaterializedTensor" in notes[1]
     kind = Kind(64, "adam")
     table = {"a.embedding_bags.b.weight": as_tensor(rows_of(kind, 3), "float32")}
     torch.save({**table, "a.embedding_bags.b.weight_id": torch.arange(3)}, path)
-    (note,) = ckptconv_here("inspect", "--json", path).json["tables"]
+    (note,) = notes_of(ckptconv.open(path).source)
     command = (
         note.split("ckptconv rows split ")[1].split(", if that")[0].replace("OUTPUT", str(tmp_path / "p.safetensors"))
     )
     run("split", *command.split())
-    (note,) = ckptconv_here("inspect", "--json", tmp_path / "p.safetensors").json["tables"]
+    (note,) = notes_of(ckptconv.open(tmp_path / "p.safetensors").source)
     assert "rows pack" in note
 
 

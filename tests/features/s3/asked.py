@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from cells import looking
 from checkpoints import DATA, ckptconv
 from features.s3.server import BUCKET, proxy_to, s3_server
 from remote import SHARD, a_model
@@ -29,7 +30,7 @@ def of_s3() -> dict[str, Any]:
             ("pt2safetensors", url + "model.pt", url + "out", "--max-shard-size", str(SHARD)),
             ("zero-to-fp32", url + "zero", url + "fp32"),
             ("dcp2safetensors", url + "dcp", url + "joined"),
-            ("inspect", url + "model.pt"),
+            *((command, url + "model.pt") for command in looking()),
             ("verify", url + "model.pt", url + "out"),
         ):
             proxy.asked.clear()

@@ -43,6 +43,7 @@ from attacks.assemble import (
 )
 from attacks.live import ODD, SYSTEM
 from attacks.readers import READERS
+from cells import of_features
 from checkpoints import ckptconv_here
 from safetensors.torch import save_file
 
@@ -289,10 +290,6 @@ REASONS: dict[str, tuple[str, bytes]] = {
     "a name": ("dangerous-name", pickled(SYSTEM)),
     "a function": ("unknown-call", pickled(called(name("torch.jit.annotations", "_eval_no_call"), text("a")))),
     "a class": ("unknown-name", pickled(name("invoke.context", "Context") + b")\x81")),
-    "a description of others": (
-        "reads-elsewhere",
-        b'{"ckptconv.virtual":1,"format":"x","plan":"0","roots":["s3://a"],"sources":[],"lists":[],"files":[]}',
-    ),
     "an archive in an archive": ("not-opened", in_zip(b"7z\xbc\xaf\x27\x1c" + bytes(60), "x.7z", zipfile.ZIP_STORED)),
     "a decoder": ("unusual-call", pickled(called(name("base64", "b64decode"), text("AAAA")))),
     "a function of Python 2": ("unusual-call", pickled(called(name("__builtin__", "map"), text("a"), listed()))),
@@ -313,6 +310,7 @@ REASONS: dict[str, tuple[str, bytes]] = {
     "nothing": ("unreadable", b""),
     "zstandard": ("unreadable", b"\x28\xb5\x2f\xfd" + bytes(50)),
     "deep": ("excessive", None),  # type: ignore[dict-item]
+    **{what: told for each in of_features("SCANNED") for what, told in each.items()},
 }  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gzip
+import itertools
 import lzma
 import pickle
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from attacks.assemble import archive, called, mapped, name, number, pickled, raw, several, text
+from cells import of_features
 from checkpoints import DATA, ckptconv_here
 from features.scan.unknown import COMPRESSED, FILES, HIDDEN, RUNNERS, SQUEEZED, evaluated, joblib_file
 from features.scan.verdicts import fails, found
@@ -155,14 +157,11 @@ def test_nothing_that_a_description_names_is_opened(tmp_path: Path, monkeypatch:
     asked = []
     at = Location.at
     monkeypatch.setattr(Location, "at", lambda self, path, *more: asked.append(str(path)) or at(self, path, *more))
-    description = tmp_path / "model.virtual.json"
-    description.write_text(
-        '{"ckptconv.virtual": 1, "format": "safetensors", "plan": "0", "roots": ["s3://somewhere"], '
-        '"sources": [{"root": 0, "name": "a.safetensors", "size": 9, "stamp": "0"}], "lists": [], "files": []}'
-    )
-    (scanned,) = ckptconv.scan(description).files
-    assert [finding.rule for finding in scanned.findings] == ["reads-elsewhere"]
-    assert not any("somewhere" in path for path in asked)
+    for file, told in itertools.chain(*(each.items() for each in of_features("ELSEWHERE"))):
+        (tmp_path / file).write_text(told.format(elsewhere="s3://somewhere"))
+        (scanned,) = ckptconv.scan(tmp_path / file).files
+        assert [finding.rule for finding in scanned.findings] == ["reads-elsewhere"]
+        assert not any("somewhere" in path for path in asked)
 
 
 def test_a_conversion_says_what_the_way_back_does_not_write(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ import ckptconv
 from ckptconv.errors import StoppedError
 from ckptconv.features.serve import server
 from ckptconv.features.serve.server import Server
+from ckptconv.formats.registered import DESCRIBING
 from ckptconv.library.virtual import VirtualFiles
 
 MIB = 1 << 20
@@ -40,7 +41,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "dcp": (),
     "model.pt": (),
     "model.pt in shards": ("--max-shard-size", "5MB"),
-    "x.virtual.json": (),
+    **{f"x{suffix}": () for suffix in DESCRIBING},
     **{name: () for more in of_features("SERVED") for name in more},
     **{f"{name} in bfloat16": ("--dtype", "bf16") for more in of_features("SERVED") for name in more},
 }
@@ -54,7 +55,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, path in itertools.chain(*(more.items() for more in of_features("SERVED"))):
         shutil.copytree(path, place / name)
     torch.save(a_model(), place / "model.pt")
-    ckptconv.convert(place / "model.pt", place / "x.virtual.json", fsync=False, dtype="bf16", max_shard_size="5MB")
+    for suffix in DESCRIBING:
+        ckptconv.convert(place / "model.pt", place / f"x{suffix}", fsync=False, dtype="bf16", max_shard_size="5MB")
     return place
 
 

@@ -14,8 +14,9 @@ import torch
 from checkpoints import ZERO, Run, ckptconv_here, done
 from dcp_checkpoints import checkpoint_of
 from effort import every
-from features.steps.saved import SAVERS, Saver, state_of
+from processes import calls
 from safetensors.torch import load_file, save_file
+from saved_steps import SAVERS, Saver, state_of
 from stores import PLACES, Served
 
 from ckptconv.features.steps.survey import survey
@@ -255,6 +256,24 @@ def test_a_run_on_a_store_is_what_it_is_here_and_takes_three_requests_a_step_at_
             near.weights_bytes,
             near.bytes,
         )
+
+
+def test_files_that_are_named_by_what_is_in_them_are_not_missed_in_other_steps(tmp_path: Path) -> None:
+    run = SAVERS["torch"].run(tmp_path / "run", 1, 2)
+    for number, name in ((1, "3fa2c1"), (2, "9bd40e")):
+        (run / f"step_{number}" / "d").mkdir()
+        (run / f"step_{number}" / "d" / name).write_bytes(b"data")
+    assert steps(run).code == 0
+
+
+def test_twice_as_many_steps_take_twice_the_work(tmp_path: Path) -> None:
+    for count in (20, 40):
+        run = SAVERS["torch"].run(tmp_path / f"{count}", 100)
+        for number in range(101, 100 + count):
+            shutil.copytree(run / "step_100", run / f"step_{number}")
+    survey(str(tmp_path / "20"))
+    few, many = (calls(lambda count=count: survey(str(tmp_path / f"{count}"))) for count in (20, 40))
+    assert many < 2.5 * few
 
 
 def test_a_run_without_steps_and_what_is_no_directory_are_refused(tmp_path: Path) -> None:

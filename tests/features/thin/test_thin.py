@@ -15,9 +15,9 @@ import pytest
 import torch
 from checkpoints import Run, ckptconv_here, done
 from effort import every
-from features.steps.saved import SAVERS, state_of
 from processes import before_call, in_child, moments
 from safetensors.torch import load_file
+from saved_steps import SAVERS, state_of
 
 import ckptconv
 from ckptconv.errors import CkptconvError, UnsafeError
@@ -25,6 +25,7 @@ from ckptconv.features.thin.area import AREA
 from ckptconv.features.thin.carrying import carry_out
 from ckptconv.features.thin.options import THIN
 from ckptconv.features.thin.planning import Thinning, planned
+from ckptconv.formats.registered import DESCRIBING
 from ckptconv.options.option import filled
 
 SAVER = SAVERS["trainer"]
@@ -202,7 +203,7 @@ def test_less_of_a_step_has_its_weights_and_its_place(options: tuple[str, ...], 
     assert [step["action"] for step in again["steps"]] == ["keep"] * 3
 
 
-@pytest.mark.skipif(not hasattr(ckptconv, "patch"), reason="there are no deltas")
+@pytest.mark.skipif(not (hasattr(ckptconv, "patch") and DESCRIBING), reason="there are no deltas")
 def test_a_step_becomes_a_delta_of_one_that_stays_and_that_one_stays_from_then_on(tmp_path: Path) -> None:
     run = SAVERS["torch"].run(tmp_path / "run", 1, 2, 3)
     tree = torch.load(run / "step_3" / "model.pt")

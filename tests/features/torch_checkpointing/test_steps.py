@@ -21,6 +21,7 @@ from dtensors import placed, playing
 from effort import every
 from features.torch_checkpointing.step_files import REPLICA, SHARD, dtensor, write_step
 from format_suite import FormatSuite
+from lone_files import STATE
 from optimizer_files import muon_saved
 from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import init_device_mesh
@@ -470,6 +471,14 @@ def test_two_optimizers_go_on_in_a_step(tmp_path: Path) -> None:
     done(ckptconv_here("safetensors2dcp", tmp_path / "model", tmp_path / "step", *step))
     with ckptconv.open(tmp_path / "step") as checkpoint:
         assert_same(dict(checkpoint.optimizer.get_tensors()), expected)
+
+
+def test_the_metadata_of_a_step_says_how_many_ranks_there_are(tmp_path: Path) -> None:
+    save_file(STATE, tmp_path / "model_0.safetensors")
+    for told, code in (({"world_size": 1}, 0), ({"world_size": 2}, 5), ([], 5)):
+        (tmp_path / "metadata.pkl").write_bytes(pickle.dumps(told))
+        run = ckptconv_here("convert", tmp_path / "model_0.safetensors", tmp_path / "o.safetensors", *QUIETLY)
+        assert run.code == code, run.err
 
 
 class TestStep(FormatSuite):

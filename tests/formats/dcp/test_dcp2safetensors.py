@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dist_checkpoint
+from cells import looking
 from checkpoints import bits, ckptconv_here, done
 from compare import assert_same
 from dcp_checkpoints import DCP, checkpoint_of, converted, expected_of, refused
@@ -140,11 +141,12 @@ def assert_alike(got: Any, expected: Any, where: str = "") -> None:
 
 
 @every("case", CASES)
-def test_inspect_tells_what_there_is_and_reads_no_tensor(case: str) -> None:
-    run = done(ckptconv_here("inspect", checkpoint_of(case), "--json"))
-    assert run.json["format"].endswith("torch.distributed.checkpoint")
-    assert run.json["facts"]["tensors"] == len(expected_of(case)["tensors"])
-    assert {row["name"] for row in run.json["tensors"]}
+def test_what_there_is_is_told(case: str) -> None:
+    for command in looking():
+        told = done(ckptconv_here(command, checkpoint_of(case), "--json")).json
+        assert told["format"].endswith("torch.distributed.checkpoint")
+        assert told["facts"]["tensors"] == len(expected_of(case)["tensors"])
+        assert {row["name"] for row in told["tensors"]}
 
 
 def test_the_optimizer_is_written_by_parameter(tmp_path: Path) -> None:
@@ -233,9 +235,9 @@ def test_the_metadata_stands_for_its_directory(tmp_path: Path) -> None:
     assert (tmp_path / "one.safetensors").read_bytes() == (tmp_path / "other.safetensors").read_bytes()
 
 
-@every("command", ["dcp2safetensors", "pt2safetensors", "inspect"])
+@every("command", ["dcp2safetensors", "pt2safetensors", *looking()])
 def test_a_single_file_of_it_is_explained(command: str, tmp_path: Path) -> None:
-    outputs = () if command == "inspect" else (tmp_path / "out.safetensors",)
+    outputs = () if command in looking() else (tmp_path / "out.safetensors",)
     run = ckptconv_here(command, checkpoint_of("fsdp2_w2_nested") / "__0_0.distcp", *outputs)
     assert run.code == 2
     assert "dcp2safetensors" in run.err or "Name the directory" in run.err
@@ -256,9 +258,8 @@ def test_other_commands_name_the_right_one(command: str, name: str, tmp_path: Pa
 def test_the_metadata_alone_lacks_its_files(tmp_path: Path) -> None:
     """Without a command that wants another family, it stands for its directory: what is missing there is named."""
     shutil.copy(checkpoint_of("fsdp2_w2_nested") / ".metadata", tmp_path)
-    run = ckptconv_here("inspect", tmp_path / ".metadata")
-    assert run.code == 4
-    assert "lacks 2 of the 2 files that hold its tensors: '__" in run.err
+    for command in looking():
+        ckptconv_here(command, tmp_path / ".metadata").refused(4, "lacks 2 of the 2 files that hold its tensors: '__")
     with pytest.raises(CorruptError, match="lacks 2 of the 2 files that hold its tensors: '__"):
         ckptconv.load_state_dict(tmp_path / ".metadata")
 

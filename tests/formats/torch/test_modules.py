@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from cells import looking
 from checkpoints import ckptconv_here, done
 from effort import every, examples
 from hypothesis import HealthCheck, given
@@ -261,27 +262,19 @@ def test_a_key_takes_one_of_several(tmp_path: Path) -> None:
     compare(load_state_dict(tmp_path / "ema.safetensors"), run["ema"].state_dict())
 
 
-def test_inspect_shows_modules_by_name_and_values_beside_them(tmp_path: Path) -> None:
-    run = done(ckptconv_here("inspect", saved(a_run(), tmp_path / "run.pt"), "--json"))
-    assert {"model.embed.weight", "ema.one.bias"} <= {row["name"] for row in run.json["tensors"]}
-    values = run.json["values"]
-    assert (values["epoch"], values["train_args.lr0"]) == (7, 0.01)
-    assert (values["Odd.names.0"], values["Odd.yaml.nc"]) == ("'person'", 80)
-    shown = ckptconv_here("inspect", tmp_path / "run.pt").out
-    assert "epoch: 7" in shown
-    assert "Odd.yaml.nc: 80" in shown
-    assert "more value" in shown
-    assert "more value" not in ckptconv_here("inspect", tmp_path / "run.pt", "--verbose").out
-
-
-def test_values_are_shown_in_a_few_printable_characters(tmp_path: Path) -> None:
-    deep: dict[str, Any] = {"end": 1}
-    for _ in range(100):
-        deep = {"k" * 10_000: deep}
-    deep.update({"\x1b[31m": "\x1b[0m", "w": torch.ones(1), "big": 1 << 20_000, "many": ["x" * 100_000]})
-    run = done(ckptconv_here("inspect", saved(deep, tmp_path / "run.pt")))
-    assert "\x1b" not in run.out
-    assert len(run.out) < 10_000
+def test_modules_are_shown_by_name_and_values_beside_them(tmp_path: Path) -> None:
+    path = saved(a_run(), tmp_path / "run.pt")
+    for command in looking():
+        run = done(ckptconv_here(command, path, "--json"))
+        assert {"model.embed.weight", "ema.one.bias"} <= {row["name"] for row in run.json["tensors"]}
+        values = run.json["values"]
+        assert (values["epoch"], values["train_args.lr0"]) == (7, 0.01)
+        assert (values["Odd.names.0"], values["Odd.yaml.nc"]) == ("'person'", 80)
+        shown = ckptconv_here(command, path).out
+        assert "epoch: 7" in shown
+        assert "Odd.yaml.nc: 80" in shown
+        assert "more value" in shown
+        assert "more value" not in ckptconv_here(command, path, "--verbose").out
 
 
 def test_raw_takes_the_objects(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import nn
 
+import ckptconv
 import ckptconv as library
 
 INDEX = "pytorch_model.bin.index.json"
@@ -218,13 +219,13 @@ def test_shards_in_the_stream_format(tmp_path: Path) -> None:
     assert_same(load_with_aliases(tmp_path / "out"), tensors)
 
 
-def test_inspect_shows_the_set_as_one(tmp_path: Path) -> None:
+def test_the_set_is_opened_as_one(tmp_path: Path) -> None:
     tensors = state_dict()
     directory = sharded(tensors, tmp_path / "in")
     for path in (directory, directory / INDEX):
-        described = ckptconv_here("inspect", path, "--json").json
-        assert {row["name"] for row in described["tensors"]} == set(tensors)
-        assert described["facts"]["files"] == 3
+        opened = ckptconv.open(path)
+        assert set(opened) == set(tensors)
+        assert opened.source.facts["files"] == 3
 
 
 def test_a_directory_of_deepspeed_that_also_holds_a_set(tmp_path: Path) -> None:

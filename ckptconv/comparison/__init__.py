@@ -1,6 +1,0 @@
-"""Compare two checkpoints of any formats: which tensors differ, in how many elements, and by how much.
-
-In: two `Source`s and options. Out: a `Difference`. `pairing` matches names, dtypes and shapes, and is pure; `reading`
-reads both sides of each pair, block by block, with the engine's threads; `changes` counts and measures what differs in
-a block. No more than a few blocks are in memory at a time.
-"""

@@ -1,0 +1,488 @@
+"""Compare two checkpoints: match their tensors by name, and tell what differs. `Difference` is what `diff` returns."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shlex
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from fractions import Fraction
+from importlib import import_module
+from typing import Any
+
+from ckptconv.errors import LimitError, UsageError
+from ckptconv.features.diff.changes import Change, Tolerance, widened
+from ckptconv.features.diff.reading import Encoding, Pair, compare
+from ckptconv.formats.source import Source
+from ckptconv.inspection.quantized import Quantization, Steps
+from ckptconv.options.table import Options
+from ckptconv.outputs import selection
+from ckptconv.outputs.pipeline import selected
+from ckptconv.outputs.selected import Selected
+from ckptconv.outputs.told import idle_sentences
+from ckptconv.plan import MAX_GROWTH, ROOM_TO_GROW
+from ckptconv.process import no_garbage, peak_rss
+from ckptconv.storage.progress import Progress
+from ckptconv.structure.choice import Choice
+from ckptconv.structure.dtype_views import own
+from ckptconv.tensors.lazy import LazyTensor
+from ckptconv.tensors.statistics import root
+from ckptconv.text import Shown
+
+# What a pair of tensors is found to be, in the order in which they are listed.
+STATUSES = (ONLY_A, ONLY_B, SHAPE, DTYPE, CHANGED, EQUAL) = ("only_a", "only_b", "shape", "dtype", "changed", "equal")
+# The modules of features whose `through_codes(pairs, options, count)` returns how far apart, in steps, pairs are that
+# differ and of which a side is made of codes, and what was found of all such pairs; {} and None if there are none.
+# `count` counts in how many elements further tensors differ.
+THROUGH_CODES: dict[str, str] = {
+    "quantized": "ckptconv.features.quantized.steps",
+}
+# What stands before the names of optimizer states.
+_STATES = "optimizer."
+# Names that are tried, with so many dots, for a prefix that one side has and the other lacks.
+_TRIED, _DEEPEST = 50, 60
+
+
+@dataclass(frozen=True, slots=True)
+class TensorDifference:
+    """A tensor of A, of B, or of both."""
+
+    name: str
+    """Its name, as the options change it."""
+
+    status: str
+    """Whether it is on one side only, has another shape or dtype, or elements that differ, or is equal."""
+
+    dtype_a: str | None
+    """Its dtype in A; null if it is not there."""
+
+    dtype_b: str | None
+    """Its dtype in B; null if it is not there."""
+
+    shape_a: tuple[int, ...] | None
+    """Its shape in A."""
+
+    shape_b: tuple[int, ...] | None
+    """Its shape in B."""
+
+    bytes_a: int | None
+    """Its size in A."""
+
+    bytes_b: int | None
+    """Its size in B."""
+
+    tied: str
+    """The name whose tensor it is on each side that has it, if it is tied; else empty."""
+
+    change: Change | None
+    """What differs between the elements; null if all bytes are equal, or the elements cannot be compared, or what
+    differs was not measured."""
+
+    steps: Steps | None = None
+    """With `--dequantize`, how far a quantized weight is from the other side, in steps; null if it is equal."""
+
+    @property
+    def rank(self) -> tuple[int, float, str]:
+        """The key to sort by: those that cannot be compared first, then by falling change; equal ones last."""
+        change = self.change
+        if self.status in (DTYPE, CHANGED) and change is not None:
+            relative = change.relative
+            size = relative if relative is not None else 0.0
+            return STATUSES.index(CHANGED), -(float("inf") if change.not_finite else size), self.name
+        return STATUSES.index(self.status), 0.0, self.name
+
+    @property
+    def is_alike(self) -> bool:
+        """Whether both sides have it, in one shape and dtype."""
+        return self.status in (CHANGED, EQUAL)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape on the side that has it, A's if both do."""
+        return self.shape_a if self.shape_a is not None else self.shape_b or ()
+
+    @property
+    def bytes(self) -> int:
+        """The size of the larger side."""
+        return max(self.bytes_a or 0, self.bytes_b or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaFiles:
+    """The delta that was written of a difference."""
+
+    path: str
+    """Its directory."""
+
+    base_version: int
+    """The version that it changes."""
+
+    version: int
+    """The version that it makes."""
+
+    encoding: str
+    """How the changes are stored."""
+
+    checksum: str
+    """The checksums of the new tensors."""
+
+    tensors: int
+    """How many tensors it changes."""
+
+    bytes: int
+    """The bytes of its files."""
+
+
+@dataclass
+class Difference(Shown):
+    """What differs between A and B. Sizes are in bytes.
+
+    Tied names count once in `elements`, `elements_differ`, `max_abs`, `max_rel` and `norm`.
+    """
+
+    input: str
+    """A: its path."""
+
+    other: str
+    """B: its path."""
+
+    format: str
+    """What A is, in words."""
+
+    other_format: str
+    """What B is, in words."""
+
+    equal: bool
+    """Whether every tensor is on both sides, and equal."""
+
+    rtol: float | None
+    """The relative tolerance; null if bits were compared."""
+
+    atol: float | None
+    """The absolute tolerance; null if bits were compared."""
+
+    tolerance: str | None
+    """The rule of both; null if bits were compared."""
+
+    counts: dict[str, int]
+    """How many names there are of each status."""
+
+    elements: int
+    """How many elements were compared. Tied names count once."""
+
+    elements_differ: int | None
+    """How many of them differ; null if that was not measured."""
+
+    max_abs: float | None
+    """The largest difference of two elements; null likewise."""
+
+    max_rel: float | None
+    """The largest difference divided by the larger of both absolute values; null likewise."""
+
+    norm: float | None
+    """The norm of all differences together; null likewise."""
+
+    tensors: list[TensorDifference]
+    """Every name, or as many as `--top` says: those that cannot be compared first, then by falling change."""
+
+    warnings: list[str] = field(default_factory=list)
+    """What may be wrong, each in a sentence."""
+
+    hints: list[str] = field(default_factory=list)
+    """What may have been meant, each in a sentence."""
+
+    quantization: Quantization | None = None
+    """With `--dequantize`, what was found of the weights that are quantized on either side; null if none are, or that
+    was not measured."""
+
+    delta: DeltaFiles | None = None
+    """The delta that `--delta` wrote; null without it."""
+
+    bytes_compared: int = 0
+    """Bytes of tensors that were compared, of both sides."""
+
+    bytes_read: int = 0
+    """Bytes read."""
+
+    seconds: float = 0.0
+    """How long it took."""
+
+    peak_rss_bytes: int = 0
+    """The most memory that the process had."""
+
+    def to_dict(self, top: int | None = None) -> dict[str, Any]:
+        """Return it as the command prints it, of plain values: the schema is `diff.json`. At most `top` tensors."""
+        found = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        parts = {name: found[name] and asdict(found[name]) for name in ("delta", "quantization")}
+        return {**found, **parts, "tensors": [_row(each) for each in self.tensors[:top]]}
+
+    def to_json(self, top: int | None = None) -> str:
+        """Return `to_dict(top)` as text: one line of ASCII."""
+        return json.dumps(self.to_dict(top), ensure_ascii=True, allow_nan=False, default=str)
+
+
+def _row(tensor: TensorDifference) -> dict[str, Any]:
+    change = tensor.change and {**asdict(tensor.change), "relative": tensor.change.relative}
+    return {**asdict(tensor), "change": change}
+
+
+@dataclass
+class _Side:
+    """The tensors of one checkpoint by name, as they are compared, and which are tied: {name: kept}.
+
+    `known` are all names that it has. `choice` chooses names. `idle` are options that do nothing here: {option: why}.
+    `warnings` say what a map left out.
+    """
+
+    known: Mapping[str, Any]
+    choice: Choice
+    idle: Mapping[str, str]
+    warnings: Sequence[str] = ()
+    tensors: dict[str, LazyTensor] = field(default_factory=dict)
+    ties: dict[str, str] = field(default_factory=dict)
+
+    def key(self, name: str) -> str:
+        """Return the name under which the bytes of `name` are compared."""
+        return self.ties.get(name, name)
+
+
+def difference(
+    one: Source,
+    other: Source,
+    options: Options,
+    *,
+    optimizer: bool = False,
+    tolerance: Tolerance | None = None,
+    progress: Progress | None = None,
+    on_total: Callable[[int], object] | None = None,
+    changed: dict[str, Pair] | None = None,
+    encoder: Encoding | None = None,
+    measure: bool = True,
+) -> Difference:
+    """Compare two opened checkpoints.
+
+    Names are chosen and changed by `options` on both sides, and floats cast, as in a conversion. With `optimizer`,
+    optimizer states are compared too, under `optimizer.<parameter>.<state>`. `progress` and `on_total` get the bytes of
+    both sides. If `changed` is given, the tensors of both whose elements differ are put into it, by name; those of tied
+    names are one pair. `encoder` encodes what changes in each pair. Without `measure`, it is only told which tensors
+    differ. Raise UsageError if a glob of `include` matches on
+    neither side, and what selecting or reading raises.
+    """
+    started = time.monotonic()
+    with no_garbage():
+        a, b = (_side(source, options, optimizer) for source in (one, other))
+        _check_globs(a, b)
+        names = list(dict.fromkeys([*a.tensors, *b.tensors]))
+        if not names:
+            raise UsageError("There is nothing to compare: no tensor is chosen.", "Change --include or --exclude.")
+        pairs = dict(_pairs(names, a, b))
+    if encoder:
+        encoder.check({name: pair for (name, _), pair in pairs.items()})
+    read = compare(list(pairs.values()), options, tolerance, progress, on_total, encoder, measure)
+    steps, quantization = _through_codes(pairs, options) if measure else ({}, None)
+    with no_garbage():
+        changes = {key: pair.change() for key, pair in pairs.items() if measure}
+        tensors = [_compared(name, a, b, pairs, changes, tolerance is not None) for name in names]
+        if steps:
+            tensors = [replace(each, steps=steps.get((a.key(each.name), b.key(each.name)))) for each in tensors]
+    if changed is not None:
+        both = ((name, pairs.get((a.key(name), b.key(name)))) for name in names)
+        changed.update((name, pair) for name, pair in both if pair and pair.found)
+    counts = Counter(tensor.status for tensor in tensors)
+    a.choice.used |= b.choice.used
+    unused = selection.idle_globs(list(dict.fromkeys([*a.known, *b.known])), a.choice)
+    idle = {option: why for option, why in ({**unused, **a.idle} | unused).items() if option in {*unused, *b.idle}}
+    found = [change for change in changes.values() if change]
+    return Difference(
+        input=one.path,
+        other=other.path,
+        format=one.format,
+        other_format=other.format,
+        equal=len(tensors) == counts[EQUAL],
+        rtol=tolerance and tolerance.rtol,
+        atol=tolerance and tolerance.atol,
+        tolerance=tolerance and tolerance.rule,
+        counts={status: counts[status] for status in STATUSES},
+        elements=sum(pair.one.numel for pair in pairs.values()),
+        elements_differ=sum(change.elements for change in found) if measure else None,
+        max_abs=max((change.max_abs or 0 for change in found), default=0) if measure else None,
+        max_rel=max((change.max_rel or 0 for change in found), default=0) if measure else None,
+        norm=_norm(pairs.values()) if measure else None,
+        tensors=sorted(tensors, key=lambda tensor: tensor.rank),
+        warnings=[*one.warnings, *other.warnings, *a.warnings, *b.warnings, *idle_sentences(idle)],
+        hints=list(_hints(tensors)),
+        quantization=quantization,
+        bytes_compared=sum(pair.nbytes for pair in pairs.values()),
+        bytes_read=one.bytes_read + other.bytes_read + read,
+        seconds=time.monotonic() - started,
+        peak_rss_bytes=peak_rss(),
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ pairing
+
+
+def _side(source: Source, options: Options, optimizer: bool) -> _Side:
+    """Return what is compared of one checkpoint. A glob of `include` or `exclude` may match nothing, or everything: the
+    other side may have other names."""
+    choice = Choice(options.include, options.exclude)
+    # Parameters whose data is nowhere are an error unless they are left out; of these, the globs decide here.
+    source = source._replace(unaccounted=[name for name in source.unaccounted if name in choice])
+    asked = options.replaced(include=(), exclude=())
+    weights = selected(source, asked)
+    side = _Side(weights.known, choice, weights.idle(asked), weights.warnings if weights.applied else ())
+    _add(side, weights)
+    _check_growth(source, side.tensors.values())
+    if optimizer:
+        _add(side, selected(source, asked, holds="optimizer"), _STATES)
+    return side
+
+
+def _check_growth(source: Source, tensors: Collection[LazyTensor]) -> None:
+    """Raise LimitError for tensors that repeat a few elements so often that reading them would take forever."""
+    total = sum(tensor.nbytes for tensor in tensors)
+    if total <= ROOM_TO_GROW:
+        return
+    files = dict.fromkeys(file.stored for tensor in tensors for file in tensor.inputs())
+    stored = sum(file.size for file in files)
+    if total > MAX_GROWTH * stored + ROOM_TO_GROW:
+        raise LimitError(
+            f"{source.path}: its tensors would have {total} bytes, made of {stored}: they repeat the same elements. "
+            "They were not compared.",
+            "Leave them out with --exclude.",
+        )
+
+
+def _add(side: _Side, chosen: Selected, prefix: str = "") -> None:
+    choice = side.choice
+    old = {new: name for name, new in chosen.names.items()}
+
+    def is_chosen(name: str) -> bool:
+        # A state is named after its parameter.
+        parameter = name.rpartition(".")[0] if prefix else name
+        names = (name, old.get(parameter, name))
+        return not any(map(choice.excludes, names)) and (not choice.include or any(map(choice.includes, names)))
+
+    tensors = {name: chosen.cast(name) for name in chosen.tensors if not choice or is_chosen(name)}
+    shared = {removed: kept for removed, kept in chosen.owners.items() if kept in tensors}
+    tensors.update((removed, tensors[kept]) for removed, kept in shared.items() if removed not in tensors)
+    side.ties.update((prefix + alias, prefix + kept) for alias, kept in selection.untie(tensors, shared).items())
+    side.tensors.update((prefix + name, tensor) for name, tensor in tensors.items())
+
+
+def _check_globs(a: _Side, b: _Side) -> None:
+    """Raise UsageError for a glob of `include` that matches nothing on either side."""
+    for glob in a.choice.include:
+        if glob not in a.choice.used | b.choice.used:
+            names = list(dict.fromkeys([*a.known, *b.known]))
+            raise UsageError(f"--include {glob!r} matches no name on either side.", selection.candidates(glob, names))
+
+
+def _pairs(names: Iterable[str], a: _Side, b: _Side) -> Iterator[tuple[tuple[str, str], Pair]]:
+    """Yield what is to be read: a pair for each two tensors that are comparable, by the names that are kept of both."""
+    for name in names:
+        one, other = _both(name, a, b)
+        if one is not None and other is not None and _are_comparable(one, other):
+            yield (a.key(name), b.key(name)), Pair(one, other)
+
+
+def _both(name: str, a: _Side, b: _Side) -> tuple[LazyTensor | None, LazyTensor | None]:
+    """Return the tensors of a name, None for a side that lacks it.
+
+    What safetensors has to store under another dtype is compared under its own, unless that is lost on one side.
+    """
+    one, other = a.tensors.get(name), b.tensors.get(name)
+    if one is None or other is None:
+        return one, other
+    both = own(one), own(other)
+    return both if both[0] is not one and both[1] is not other else (one, other)
+
+
+def _are_comparable(one: LazyTensor, other: LazyTensor) -> bool:
+    alike = one.dtype == other.dtype or widened(one.dtype, other.dtype)
+    return bool(alike) and tuple(one.shape) == tuple(other.shape)
+
+
+def _through_codes(
+    pairs: Mapping[tuple[Any, Any], Pair], options: Options
+) -> tuple[dict[tuple[Any, Any], Steps], Quantization | None]:
+    """Return what is found of the pairs of which a side is quantized: of those that differ, and of all together."""
+    if not any(pair.one.computed or pair.other.computed for pair in pairs.values()):
+        return {}, None
+    for module in THROUGH_CODES.values():
+        count = functools.partial(_counts, options=options)
+        steps, together = import_module(module).through_codes(pairs, options, count)
+        if together:
+            return steps, together
+    return {}, None
+
+
+def _counts(sides: Sequence[tuple[LazyTensor, LazyTensor]], options: Options) -> list[int]:
+    """Return in how many elements the two tensors of each of `sides` differ."""
+    pairs = [Pair(one, other) for one, other in sides]
+    compare(pairs, options)
+    return [pair.found.elements if pair.found else 0 for pair in pairs]
+
+
+def _compared(
+    name: str,
+    a: _Side,
+    b: _Side,
+    pairs: Mapping[tuple[str, str], Pair],
+    changes: Mapping[tuple[str, str], Change | None],
+    is_tolerant: bool,
+) -> TensorDifference:
+    """Return what the tensors of one name are found to be. `is_tolerant`: what counts are values, not dtypes."""
+    one, other = _both(name, a, b)
+    key = a.key(name), b.key(name)
+    change = None
+    if one is None or other is None:
+        status = ONLY_B if one is None else ONLY_A
+    elif tuple(one.shape) != tuple(other.shape):
+        status = SHAPE
+    elif not _are_comparable(one, other):
+        status = DTYPE
+    else:
+        change, found = changes.get(key), pairs[key].found
+        status = CHANGED if found and found.elements else EQUAL
+        if one.dtype != other.dtype and not is_tolerant:
+            status = DTYPE
+    tied = {side.ties.get(name, "") for side, tensor in ((a, one), (b, other)) if tensor is not None}
+    return TensorDifference(
+        name=name,
+        status=status,
+        dtype_a=None if one is None else one.dtype.name,
+        dtype_b=None if other is None else other.dtype.name,
+        shape_a=None if one is None else tuple(one.shape),
+        shape_b=None if other is None else tuple(other.shape),
+        bytes_a=None if one is None else one.nbytes,
+        bytes_b=None if other is None else other.nbytes,
+        tied=tied.pop() if len(tied) == 1 else "",
+        change=change,
+    )
+
+
+def _norm(pairs: Iterable[Pair]) -> float:
+    """Return the norm of all differences."""
+    return root(sum((pair.found.squares.change for pair in pairs if pair.found), Fraction(0)))
+
+
+def _hints(tensors: Iterable[TensorDifference]) -> Iterator[str]:
+    """Yield the prefix that names of one side have and those of the other lack, as an option that takes it off."""
+    only = {status: [each.name for each in tensors if each.status == status] for status in (ONLY_A, ONLY_B)}
+    for longer, shorter, side in ((ONLY_A, ONLY_B, "A"), (ONLY_B, ONLY_A, "B")):
+        there = set(only[shorter])
+        prefixes: Counter[str] = Counter()
+        for name in only[longer][:_TRIED]:
+            words = name.split(".")
+            ends = (".".join(words[at:]) for at in range(1, min(len(words), _DEEPEST)))
+            prefixes.update(name[: -len(end)] for end in ends if end in there)
+        for prefix, _ in prefixes.most_common(1):
+            count = sum(name.startswith(prefix) and name[len(prefix) :] in there for name in only[longer])
+            yield (
+                f"{count:,} names of {side} would be in both without the prefix {prefix!r}: --strip-prefix "
+                f"{shlex.quote(prefix)} takes it off."
+            )

@@ -1,0 +1,43 @@
+"""What `diff` prints with --json, for its schema (`scripts/schemas.py`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ckptconv.features.diff.changes import Change
+from ckptconv.features.diff.difference import STATUSES, Difference, TensorDifference
+
+# Title, what prints it, the commands, the class of the fields; then: what others call these, `ok`, what that means, and
+# the error.
+COMMANDS = {
+    "diff": (
+        "diff",
+        "What `diff --json` prints, also when something differs.",
+        ("diff",),
+        Difference,
+        "difference",
+        None,
+        "Whether all is equal, or the delta was written: true with exit code 0 only.",
+        "What stands for all differences, with the exit code of the process. Only when `ok` is false.",
+    )
+}
+# Properties that are printed with the fields.
+PROPERTIES = {Change: ("relative",)}
+_COUNTED = (
+    *("In A only.", "In B only.", "With another shape.", "With another dtype.", "With elements that differ."),
+    "Equal.",
+)
+_COUNTS = {
+    status: {"type": "integer", "minimum": 0, "description": about}
+    for status, about in zip(STATUSES, _COUNTED, strict=True)
+}
+# What the type of a field does not say.
+MORE: dict[tuple[type, str], dict[str, Any]] = {
+    (Difference, "counts"): {
+        "type": "object",
+        "properties": _COUNTS,
+        "required": list(_COUNTS),
+        "additionalProperties": False,
+    },
+    (TensorDifference, "status"): {"enum": list(STATUSES)},
+}

@@ -1,0 +1,508 @@
+"""Read pairs of tensors, and tell what differs: block by block, in bounded memory, with the engine's threads.
+
+Bytes are compared first; only blocks that differ are measured. The norms of a tensor that turns out to differ need its
+equal blocks too: those that were passed before its first difference was found are read again, on one side.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+from ckptconv.engine.execute import in_threads
+from ckptconv.engine.processes import in_processes
+from ckptconv.engine.tasks import ALIGNMENT, Needs, Piece, Window
+from ckptconv.engine.worker import Worker
+from ckptconv.features.diff.changes import Change, Measured, Squares, Tolerance, compared, squares_of, widened
+from ckptconv.options.table import Options
+from ckptconv.plan import Data
+from ckptconv.process import is_forkable, settled
+from ckptconv.storage.files import Readers, is_far
+from ckptconv.storage.prefetch import Prefetch
+from ckptconv.storage.progress import Progress
+from ckptconv.storage.spool import SpoolingReaders
+from ckptconv.tensors.compare import place_of, same
+from ckptconv.tensors.dtypes import DType
+from ckptconv.tensors.float_formats import numpy_module
+from ckptconv.tensors.lazy import LazyTensor, packed
+from ckptconv.verification.arithmetic import shown
+from ckptconv.verification.runs import Run, runs
+
+# Bytes of both sides together that are compared at a time, at most and with little memory, and the least that is worth
+# a thread of its own. A thread has up to four times that in buffers.
+UNIT, _LEAST_UNIT, _BUFFERS = 1 << 20, 1 << 16, 4
+_MOST_JOBS = 4
+# Most runs of small tensors that are read together.
+_MOST_RUNS = 512
+# Bytes of both sides for which processes are worth starting.
+WORTH_PROCESSES = 1 << 26
+# Tasks that a process takes at once.
+_FEW = 8
+# A list of runs that is longer than this is merged.
+_RUNS = 256
+
+
+@dataclass(slots=True)
+class Pair:
+    """Two tensors of one shape, whose elements are comparable, and what is found to differ.
+
+    `found` is None while all bytes are equal. `runs` were equal before that was known, and are not measured yet.
+    """
+
+    one: LazyTensor
+    other: LazyTensor
+    found: Measured | None = None
+    first: tuple[int, bytes, bytes] | None = None
+    runs: list[Run] | None = None
+
+    @property
+    def dtypes(self) -> tuple[DType, DType]:
+        return self.one.dtype, self.other.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of both tensors."""
+        return self.one.nbytes + self.other.nbytes
+
+    def change(self) -> Change | None:
+        """Return what differs; None if all bytes are equal."""
+        if self.found is None:
+            return None
+        place, values = None, ("", "")
+        if self.first is not None:
+            number, *bits = self.first
+            place = place_of(number, self.one.shape)
+            values = (shown(self.one.dtype, bits[0]), shown(self.other.dtype, bits[1]))
+        return self.found.change(place, values, numbers=bool(widened(*self.dtypes)))
+
+
+class Encoding(Protocol):
+    """What encodes the changes of pairs that are being compared: a context manager."""
+
+    def check(self, pairs: Mapping[str, Pair]) -> None:
+        """Raise an error for pairs, by name, that cannot be encoded."""
+
+    def add(self, pair: Pair, one: memoryview, other: memoryview, is_equal: bool) -> None:
+        """Take the next bytes of a pair."""
+
+    def reserve(self, count: int) -> None:
+        """Get ready to be copied into so many processes."""
+
+    def share(self, number: int) -> None:
+        """From now on, work in process `number` of these, for the pairs that it takes."""
+
+    def done(self) -> Any:
+        """Return what was encoded in this process."""
+
+    def include(self, done: Any) -> None:
+        """Take what was encoded in another."""
+
+
+class _Done(NamedTuple):
+    """What a process has done: the bytes read, what it found in which of the pairs, and what it encoded."""
+
+    bytes_read: int
+    found: list[tuple[int, Measured | None, tuple[int, bytes, bytes] | None, list[Run] | None]]
+    encoded: Any
+
+
+class _Part(NamedTuple):
+    """A run of a pair in a task: where its bytes of each side are in the window."""
+
+    pair: Pair
+    run: Run
+    one: slice
+    other: slice
+
+
+class _Task(NamedTuple):
+    """Runs that are read together: the first `size` bytes of the window are of one side, those from `half` on of the
+    other, if that is read at all.
+
+    `bitwise`: equal bytes are all that makes the runs equal.
+    """
+
+    window: Window
+    parts: list[_Part]
+    size: int
+    half: int
+    bitwise: bool
+
+
+def compare(
+    pairs: Sequence[Pair],
+    options: Options,
+    tolerance: Tolerance | None = None,
+    progress: Progress | None = None,
+    on_total: Callable[[int], object] | None = None,
+    encoder: Encoding | None = None,
+    measure: bool = True,
+) -> int:
+    """Compare the elements of `pairs`, and put what differs into each. Return the bytes read.
+
+    `progress` and `on_total` get the bytes of both sides. `encoder` gets the bytes of each pair in order. Without
+    `measure`, what is found of a pair only tells whether elements differ. Raise what reading a file raises.
+    """
+    if on_total:
+        on_total(sum(pair.nbytes for pair in pairs))
+    numpy_module()
+    far = any(is_far(file.stored.path) for pair in pairs for side in (pair.one, pair.other) for file in side.inputs())
+    jobs = 1 if far else options.jobs or min(os.cpu_count() or 1, _MOST_JOBS)
+    memory = options.buffers(far)
+    unit = min(UNIT, max(memory // jobs // _BUFFERS, _LEAST_UNIT))
+    jobs = min(jobs, max(memory // (_BUFFERS * unit), 1))
+    with settled(), SpoolingReaders(dict(options.storage_options), options.spool_dir) as readers:
+        readers.expect(packed(tensor for pair in pairs for tensor in (pair.one, pair.other)))
+        # A conversion keeps the other half for uploads.
+        comparing = _Comparing(readers, unit, jobs, memory // 2 if far else 0, tolerance, progress, encoder, measure)
+        comparing.carry_out(
+            pairs,
+            lambda: _in_order(pairs, unit) if encoder else _one_by_one(_tasks(_runs(pairs, unit), unit)),
+            sum(pair.nbytes for pair in pairs),
+        )
+        comparing.measure_only()
+        left = [pair for pair in pairs if pair.runs and pair.found and widened(*pair.dtypes)]
+        passed = [(pair, pair.runs or []) for pair in left]
+        for pair in pairs:
+            pair.runs = None
+        comparing.carry_out(
+            left,
+            lambda: _one_by_one(_tasks(_cut(passed, unit), unit, measuring=True)),
+            sum(pair.one.nbytes for pair in left),
+        )
+        return comparing.bytes_read + readers.bytes_unpacked
+
+
+# -------------------------------------------------------------------------------------------------------------- tasks
+
+
+def _runs(pairs: Iterable[Pair], unit: int) -> Iterator[tuple[Pair, Run]]:
+    """Yield the runs that cover all pairs, in the order of their first side's files."""
+    for pair in sorted(pairs, key=lambda pair: pair.one.origin()):
+        for run in runs(pair.one, pair.other, unit):
+            yield pair, run
+
+
+def _in_order(pairs: Iterable[Pair], unit: int) -> Iterator[Iterable[_Task]]:
+    """Yield the tasks that cover all pairs, each element in C order: those of a group are for one thread, in order."""
+    small: list[Pair] = []
+    size = 0
+    for pair in sorted(pairs, key=lambda pair: pair.one.origin()):
+        if small and size + pair.nbytes > unit:
+            yield _tasks(_whole(small, unit), unit)
+            small, size = [], 0
+        if pair.one.numel:
+            small.append(pair)
+            size += pair.nbytes
+    if small:
+        yield _tasks(_whole(small, unit), unit)
+
+
+def _whole(pairs: Sequence[Pair], unit: int) -> Iterator[tuple[Pair, Run]]:
+    """Yield the runs that cover all pairs in C order."""
+    for pair in pairs:
+        yield from ((pair, run) for run in _within(Run(0, pair.one.numel), pair, unit))
+
+
+def _one_by_one(tasks: Iterable[_Task]) -> Iterator[Iterable[_Task]]:
+    """Yield tasks that threads may take in any order."""
+    return ((task,) for task in tasks)
+
+
+def _several(groups: Iterator[Iterable[_Task]], few: int) -> Iterator[Iterable[_Task]]:
+    """Yield as many groups as one: of each that is done, a process tells another."""
+    while taken := list(itertools.islice(groups, few)):
+        yield itertools.chain.from_iterable(taken)
+
+
+def _within(run: Run, pair: Pair, unit: int) -> Iterator[Run]:
+    """Cut a run into such as fit a window."""
+    return run.cut(max(unit // sum(dtype.itemsize for dtype in pair.dtypes), 1))
+
+
+def _cut(passed: Iterable[tuple[Pair, list[Run]]], unit: int) -> Iterator[tuple[Pair, Run]]:
+    """Yield the runs of pairs that were not measured."""
+    for pair, left in passed:
+        for run in left:
+            yield from ((pair, each) for each in ((run,) if run.box else _within(run, pair, unit)))
+
+
+def _tasks(runs: Iterable[tuple[Pair, Run]], unit: int, measuring: bool = False) -> Iterator[_Task]:
+    """Yield the tasks: small tensors are read together. `measuring`: only the first side is read."""
+    taken: list[tuple[Pair, Run]] = []
+    size = 0
+    for pair, run in runs:
+        item = pair.one.dtype.itemsize + pair.other.dtype.itemsize
+        length = (run.stop - run.start) * item
+        if taken and (size + length > unit or len(taken) == _MOST_RUNS):
+            yield _task(taken, measuring)
+            taken, size = [], 0
+        taken.append((pair, run))
+        size += length
+    if taken:
+        yield _task(taken, measuring)
+
+
+def _task(taken: Sequence[tuple[Pair, Run]], measuring: bool) -> _Task:
+    size = sum((run.stop - run.start) * pair.one.dtype.itemsize for pair, run in taken)
+    stop, half = size, -(-size // ALIGNMENT) * ALIGNMENT
+    one, other = 0, half
+    ones: list[Piece] = []
+    others: list[Piece] = []
+    parts = []
+    for pair, run in taken:
+        first, second = _slice(one, run, pair.one.dtype), _slice(other, run, pair.other.dtype)
+        one, other = first.stop, second.stop
+        parts.append(_Part(pair, run, first, second))
+        ones.append(_piece(run.of(pair.one), run, first))
+        if not measuring:
+            others.append(_piece(run.of(pair.other), run, second))
+            stop = second.stop
+    bitwise = all(pair.one.dtype == pair.other.dtype for pair, _ in taken)
+    return _Task(Window(0, stop, [*ones, *others]), parts, size, half, bitwise)
+
+
+def _slice(start: int, run: Run, dtype: DType) -> slice:
+    return slice(start, start + (run.stop - run.start) * dtype.itemsize)
+
+
+def _piece(tensor: LazyTensor, run: Run, place: slice) -> Piece:
+    """Return the piece that puts a run of `tensor` at `place` of a window from 0 on."""
+    item = tensor.dtype.itemsize
+    start, stop = run.start * item, run.stop * item
+    return Piece(Data(place.start - start, tensor, ""), start, stop)
+
+
+# ----------------------------------------------------------------------------------------------------------- comparing
+
+
+class _Comparing:
+    """Carries out tasks of at most `unit` bytes, in `jobs` processes or threads. If something is remote, that is one
+    thread, and `ahead` bytes are prefetched for it; else 0. `bytes_read` counts what was read."""
+
+    def __init__(
+        self,
+        readers: SpoolingReaders,
+        unit: int,
+        jobs: int,
+        ahead: int,
+        tolerance: Tolerance | None,
+        progress: Progress | None,
+        encoder: Encoding | None,
+        measure: bool,
+    ) -> None:
+        self._readers, self._unit, self._jobs, self._ahead = readers, unit, jobs, ahead
+        self._tolerance, self._progress, self._encoder, self._measure = tolerance, progress, encoder, measure
+        self._lock = threading.Lock()
+        self.bytes_read = 0
+
+    def measure_only(self) -> None:
+        """From now on, take what is read as read before: for those blocks of which a side is read again."""
+        self._progress = self._encoder = None
+
+    def carry_out(self, pairs: Sequence[Pair], groups: Callable[[], Iterator[Iterable[_Task]]], nbytes: int) -> None:
+        """Carry out `groups()` of tasks for `pairs`, the same each time, which read about `nbytes`."""
+        if self._ahead:
+            needs = Needs(self._unit)
+            with Prefetch[_Task](
+                self._readers, self._readers.spool, lambda task: needs(task.window), memory=self._ahead
+            ) as prefetch:
+                workers = [self._worker(prefetch)]
+                workers[0].run(prefetch.over(itertools.chain.from_iterable(groups())))
+            self.bytes_read += prefetch.bytes_fetched
+        else:
+            jobs = min(self._jobs, nbytes // self._unit + 1)
+            if jobs > 1 and nbytes >= WORTH_PROCESSES and self._forked(pairs, groups, jobs):
+                return
+            workers = [self._worker(self._readers) for _ in range(jobs)]
+            in_threads(groups(), workers, None)
+        self.bytes_read += sum(worker.bytes_read for worker in workers)
+
+    def _forked(self, pairs: Sequence[Pair], groups: Callable[[], Iterator[Iterable[_Task]]], jobs: int) -> bool:
+        """Carry out tasks in processes. Return whether that was possible: then all is done."""
+        packed = (file for pair in pairs for side in (pair.one, pair.other) for file in side.inputs() if file.packed)
+        if not is_forkable() or any(packed):
+            return False
+        if self._encoder:
+            self._encoder.reserve(jobs)
+        # Groups that are encoded are large.
+        few = 1 if self._encoder else _FEW
+        workers = [partial(self._alone, pairs, number) for number in range(jobs)]
+        ended = in_processes(lambda: _several(groups(), few), workers, self._progress)
+        for done in ended:
+            self.bytes_read += done.bytes_read
+            for index, found, first, left in done.found:
+                pair = pairs[index]
+                if found:
+                    _add(pair, found)
+                _meet(pair, first)
+                for run in left or ():
+                    pair.runs = _appended(pair.runs or [], run)
+            if self._encoder:
+                self._encoder.include(done.encoded)
+        return bool(ended)
+
+    def _alone(self, pairs: Sequence[Pair], number: int) -> _Alone:
+        """Return what works in process `number`, of which this one is a copy."""
+        if self._encoder:
+            self._encoder.share(number)
+        self._progress = None  # the first process is told
+        return _Alone(self._worker(self._readers), pairs, self._encoder)
+
+    def _worker(self, readers: Readers | Prefetch[_Task]) -> _Worker:
+        worker = Worker(readers, None, self._unit + ALIGNMENT)  # type: ignore[arg-type]
+        return _Worker(worker, self._tolerance, self._lock, self._progress, self._encoder, self._measure)
+
+
+class _Worker:
+    """Compares what an engine's worker reads, instead of writing it. `lock` is held while a pair is changed."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        tolerance: Tolerance | None,
+        lock: threading.Lock,
+        progress: Progress | None,
+        encoder: Encoding | None,
+        measure: bool,
+    ) -> None:
+        self._worker, self._tolerance, self._lock = worker, tolerance, lock
+        self._progress, self._encoder, self._is_measuring = progress, encoder, measure
+
+    @property
+    def bytes_read(self) -> int:
+        """The bytes read so far."""
+        return self._worker.tally.bytes_read
+
+    def run(self, group: Iterable[_Task]) -> int:
+        """Compare the runs of tasks. Return the bytes read for them."""
+        total = 0
+        for task in group:
+            size = self._run(task)
+            total += size
+            if self._progress:
+                self._progress(size)
+        return total
+
+    def _run(self, task: _Task) -> int:
+        if not self._is_measuring and not self._encoder and all(map(_is_told, task.parts)):
+            return task.size + task.window.stop - task.half
+        data = self._worker.assemble(task.window)
+        one, other = data[: task.size], data[task.half :]
+        if not other:
+            for part in task.parts:
+                self._measure(part, data)
+        elif task.bitwise and same(one, other):
+            for part in task.parts:
+                self._pass(part, data)
+        else:
+            for part in task.parts:
+                self._compare(part, data, may_be_equal=len(task.parts) > 1)
+        return len(one) + len(other)
+
+    def _pass(self, part: _Part, data: memoryview) -> None:
+        """Take note of a run that is equal: it is measured at once if its tensors are known to differ."""
+        pair = part.pair
+        self._encode(part, data, is_equal=True)
+        if not self._is_measuring:
+            return
+        with self._lock:
+            known = pair.found is not None
+            if not known and part.run.stop - part.run.start < pair.one.numel:
+                pair.runs = _appended(pair.runs or [], part.run)
+        if known:
+            self._measure(part, data)
+
+    def _encode(self, part: _Part, data: memoryview, is_equal: bool) -> None:
+        if self._encoder:
+            self._encoder.add(part.pair, data[part.one], data[part.other], is_equal)
+
+    def _measure(self, part: _Part, data: memoryview) -> None:
+        """Add the squares of a run that is equal on both sides."""
+        squares = squares_of(data[part.one], part.pair.one.dtype)
+        with self._lock:
+            _add(part.pair, Measured(squares=Squares(a=squares, b=squares)))
+
+    def _compare(self, part: _Part, data: memoryview, may_be_equal: bool) -> None:
+        pair, one, other = part.pair, data[part.one], data[part.other]
+        if may_be_equal and pair.one.dtype == pair.other.dtype and same(one, other):
+            self._pass(part, data)
+            return
+        self._encode(part, data, is_equal=False)
+        if not self._is_measuring and self._tolerance is None and pair.one.dtype == pair.other.dtype:
+            with self._lock:
+                pair.found = Measured(1)  # or more
+            return
+        found = compared(one, other, pair.dtypes, self._tolerance)
+        first = None
+        if found.first is not None:
+            bits = (
+                bytes(side[found.first * dtype.itemsize :][: dtype.itemsize])
+                for side, dtype in zip((one, other), pair.dtypes, strict=True)
+            )
+            first = part.run.number(found.first, pair.one.shape), next(bits), next(bits)
+        with self._lock:
+            _add(pair, found)
+            _meet(pair, first)
+
+
+class _Alone:
+    """Compares in a process of its own, to which `pairs` are as new."""
+
+    def __init__(self, worker: _Worker, pairs: Sequence[Pair], encoder: Encoding | None) -> None:
+        self._worker, self._pairs, self._encoder = worker, pairs, encoder
+        for pair in pairs:
+            pair.found = pair.first = pair.runs = None
+
+    def run(self, group: Iterable[_Task]) -> int:
+        """Compare the runs of tasks. Return the bytes read for them."""
+        return self._worker.run(group)
+
+    def done(self) -> _Done:
+        """Return what was found and encoded here."""
+        found = [
+            (index, pair.found, pair.first, pair.runs)
+            for index, pair in enumerate(self._pairs)
+            if pair.found or pair.runs
+        ]
+        return _Done(self._worker.bytes_read, found, self._encoder and self._encoder.done())
+
+
+def _is_told(part: _Part) -> bool:
+    """Whether elements of the pair are known to differ."""
+    return bool(part.pair.found and part.pair.found.elements)
+
+
+def _meet(pair: Pair, first: tuple[int, bytes, bytes] | None) -> None:
+    """Take note of an element that differs, if none before it does."""
+    if first is not None and (pair.first is None or first < pair.first):
+        pair.first = first
+
+
+def _add(pair: Pair, found: Measured) -> None:
+    if pair.found is None:
+        pair.found = found
+    else:
+        pair.found.add(found)
+
+
+def _appended(runs: list[Run], run: Run) -> list[Run]:
+    """Return `runs` and `run`, with those in C order that touch made one: blocks end in about the order they begin."""
+    if runs and run.box is None and runs[-1].stop == run.start:
+        runs[-1] = Run(runs[-1].start, run.stop)
+        return runs
+    runs.append(run)
+    if run.box is not None or len(runs) < _RUNS:
+        return runs
+    merged: list[Run] = []
+    for each in sorted(runs):
+        if merged and merged[-1].stop == each.start:
+            merged[-1] = Run(merged[-1].start, each.stop)
+        else:
+            merged.append(each)
+    return merged

@@ -1,0 +1,314 @@
+"""What differs between two checkpoints, as lines of styled text and as the data of a page. Pure; prints nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+from ckptconv.features.diff.changes import Change
+from ckptconv.features.diff.difference import CHANGED, DTYPE, EQUAL, ONLY_A, ONLY_B, SHAPE, Difference, TensorDifference
+from ckptconv.inspection.lines import Line, Words, table_row
+from ckptconv.inspection.quantized import Quantization, Steps
+from ckptconv.inspection.tensor_info import TensorInfo
+from ckptconv.text import cells, count_of, cut_column, format_memory, format_size, padded, printable
+
+# Most tensors that are listed by default, and most cells of a name if there is no screen to fit into.
+LISTED = 40
+_WIDE, _NARROW = 60, 16
+_HEADS = ("name", "differ", "relative", "largest", "first at", "")
+_COUNTED = {
+    ONLY_A: "only in A",
+    ONLY_B: "only in B",
+    SHAPE: "of other shapes",
+    DTYPE: "of other dtypes",
+    CHANGED: "changed",
+    EQUAL: "equal",
+}
+
+
+# --------------------------------------------------------------------------------------------------------------- text
+
+
+def overview(
+    found: Difference, *, width: int | None = None, top: int | None = None, verbose: bool = False
+) -> Iterator[Line]:
+    """Yield the lines that show `found`, each at most `width` cells wide (None: as wide as needed).
+
+    The `top` tensors that differ most are listed; by default as many as fit a page, and all if `verbose`.
+    """
+    for side, path, called in (("A", found.input, found.format), ("B", found.other, found.other_format)):
+        yield [Words(f"{side}  "), Words(printable(path), "name"), Words(": "), Words(printable(called), "title")]
+    differing = [tensor for tensor in found.tensors if tensor.status != EQUAL]
+    most = top or (None if verbose else LISTED)
+    if differing:
+        yield []
+        yield from _table(differing[:most], width)
+        if most is not None and len(differing) > most:
+            how = "--top N shows more" if top else "--verbose shows all"
+            yield [Words(f"  … and {len(differing) - most:,} more ({how})", "dim")]
+        yield []
+    for hint in found.hints:
+        yield [Words(printable(hint), "warning")]
+    yield from _totals(found)
+
+
+def _totals(found: Difference) -> Iterator[Line]:
+    if found.equal:
+        by = " by numpy's rule" if found.tolerance == "numpy" else ""
+        close = "" if found.rtol is None else f" within rtol {found.rtol:g} and atol {found.atol:g}{by}"
+        yield from _through(found)
+        yield [Words("equal", "good"), Words(f"{close}: {count_of(len(found.tensors), 'tensor')}, {_compared(found)}")]
+        return
+    counts = ", ".join(f"{found.counts[status]:,} {word}" for status, word in _COUNTED.items() if found.counts[status])
+    yield [Words("different", "warning"), Words(f": of {count_of(len(found.tensors), 'tensor')}, {counts}")]
+    if found.elements_differ:
+        share = _share(found.elements_differ, found.elements)
+        yield [
+            Words(
+                f"{found.elements_differ:,} of {count_of(found.elements, 'element')} differ ({share}), by at most "
+                f"{_number(found.max_abs)}, and relatively by at most {_number(found.max_rel)}"
+            )
+        ]
+    yield from _through(found)
+    yield [Words(_compared(found))]
+
+
+def _through(found: Difference) -> Iterator[Line]:
+    """Yield what was found of weights that are quantized on either side."""
+    told = found.quantization
+    if told is None:
+        return
+    counts = {
+        "equal": told.equal,
+        "reproduced": told.reproduced,
+        "within half a step": told.within_half_step,
+        "further apart": told.beyond,
+        "without steps": told.unmeasured,
+    }
+    yield [
+        Words(f"of {count_of(told.tensors, 'quantized weight')} with {count_of(told.scales, 'scale')}, "),
+        Words(", ".join(f"{count:,} {word}" for word, count in counts.items() if count)),
+        Words(f"; at most {_number(told.largest)} steps apart, in the mean {_number(told.mean)}"),
+    ]
+
+
+def _compared(found: Difference) -> str:
+    seconds = f"{max(found.seconds, 0.01):.2f} s" if found.seconds < 10 else f"{found.seconds:.0f} s"
+    return (
+        f"{format_size(found.bytes_compared)} compared in {seconds}, peak memory {format_memory(found.peak_rss_bytes)}"
+    )
+
+
+def _table(tensors: Sequence[TensorDifference], width: int | None) -> Iterator[Line]:
+    rows = [_HEADS, *(_cells(tensor) for tensor in tensors)]
+    widths = [max(cells(row[column]) for row in rows) for column in range(len(_HEADS) - 1)]
+    others = 2 + sum(size + 2 for size in widths[1:])
+    widths[0] = min(widths[0], _WIDE if width is None else max(width - others, _NARROW))
+    names = cut_column([row[0] for row in rows], widths[0])
+    if width is not None and max(map(cells, names)) > widths[0]:
+        # Names have lines of their own.
+        widths[0] = max(min(widths[0], width - others), cells(_HEADS[0]))
+    for number, (name, row) in enumerate(zip(names, rows, strict=True)):
+        values = "".join(
+            "  " + padded(text, size, right=True) for text, size in zip(row[1:-1], widths[1:], strict=True)
+        )
+        style = "" if number else "dim"
+        line = [Words(f"{values}  {row[-1]}".rstrip(), style)]
+        yield from table_row(Words("  "), Words(name, style or "name"), widths[0], line, width)
+
+
+def _cells(tensor: TensorDifference) -> tuple[str, ...]:
+    change = tensor.change
+    told = described(tensor)
+    if change is None:
+        return printable(tensor.name), "", "", "", "", told
+    elements = 1
+    for extent in tensor.shape:
+        elements *= extent
+    return (
+        printable(tensor.name),
+        f"{change.elements:,} ({_share(change.elements, elements)})",
+        _number(change.relative),
+        _largest(change),
+        "" if change.first is None else str(change.first),
+        f"{change.first_a} → {change.first_b}{f'; {told}' if told else ''}" if change.elements else told,
+    )
+
+
+def described(tensor: TensorDifference) -> str:
+    """Return what a tensor is found to be, beside its numbers, in words."""
+    kinds = [
+        (dtype, " × ".join(map(str, shape)) or "scalar")
+        for dtype, shape in ((tensor.dtype_a, tensor.shape_a), (tensor.dtype_b, tensor.shape_b))
+        if dtype is not None and shape is not None
+    ]
+    tied = f", tied to {printable(tensor.tied)}" if tensor.tied else ""
+    if tensor.status in (ONLY_A, ONLY_B):
+        return f"{_COUNTED[tensor.status]}: {' '.join(kinds[0])}{tied}"
+    if tensor.status == SHAPE:
+        return " → ".join(" ".join(kind) for kind in kinds)
+    if tensor.status == DTYPE:
+        return ", ".join(filter(None, [" → ".join(dtype for dtype, _ in kinds), _apart(tensor.steps)]))
+    return ", ".join(filter(None, [_remark(tensor.change), _apart(tensor.steps)]))
+
+
+def _apart(steps: Steps | None) -> str:
+    """Return how far the sides of a quantized weight are apart."""
+    if steps is None:
+        return ""
+    if steps.reproduced:
+        return "reproduced"
+    far = f"{_number(steps.largest)} steps apart at {steps.worst}" if steps.worst else "no steps apart"
+    if steps.beyond:
+        far += f", {steps.beyond:,} by more than half, first {steps.first}"
+    return far + (f", {steps.scales_differ:,} of {steps.scales:,} scales differ" if steps.scales_differ else "")
+
+
+def _remark(change: Change | None) -> str:
+    if change is None:
+        return ""
+    remarks = []
+    if change.not_finite:
+        remarks.append(f"{change.not_finite:,} NaN or infinite")
+    if change.same_value:
+        remarks.append(f"{change.same_value:,} of the same value in other bits")
+    return ", ".join(remarks)
+
+
+def _share(part: int, whole: int) -> str:
+    """Return a share in percent. One that is not all is never shown as 100 %, and one that is not none never as 0."""
+    if not part or part == whole:
+        return "100 %" if part else "0 %"
+    percent = 100 * part / whole
+    return "<0.01 %" if percent < 0.01 else f"{min(percent, 99.99):.4g} %"
+
+
+def _largest(change: Change) -> str:
+    """Return the largest change; none is shown where all that differ are NaN or infinite."""
+    return "–" if change.not_finite and not change.max_abs else _number(change.max_abs)
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}"
+
+
+# --------------------------------------------------------------------------------------------------------------- page
+
+# The colours of a page, from what is equal to what is on one side only.
+_LEVELS = (
+    ("equal", "#8b919b"),
+    ("other bits, same values", "#76b7b2"),
+    ("changed by less than 0.0001%", "#4b3f9e"),
+    ("by less than 0.001%", "#4e79a7"),
+    ("by less than 0.01%", "#2f9bb3"),
+    ("by less than 0.1%", "#59a14f"),
+    ("by less than 1%", "#d9b13b"),
+    ("by less than 10%", "#f28e2b"),
+    ("by 10% or more", "#e15759"),
+    ("NaN or infinite", "#d1242f"),
+    ("changed, no numbers", "#b07aa1"),
+    ("other dtype or shape", "#9c755f"),
+    ("only in A", "#5f8fd0"),
+    ("only in B", "#8cb25c"),
+)
+_BOUNDS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+_COLUMNS = ("differ", "relative", "largest", "norm of change", "norm of A", "norm of B", "same value")
+
+
+def page_of(found: Difference) -> str:
+    """Return the page that shows `found`: a map coloured by change, and a table of all tensors."""
+    name = f"{printable(found.input)} → {printable(found.other)}"
+    rows = [TensorInfo(each.name, _dtype(each), each.shape, each.bytes) for each in found.tensors]
+    totals: dict[str, list[int]] = {}
+    tied = {each.name: each.tied for each in found.tensors if each.tied}
+    for row in rows:
+        if row.name in tied:
+            continue
+        total = totals.setdefault(row.dtype, [0, 0, 0])
+        elements = 1
+        for extent in row.shape:
+            elements *= extent
+        for place, more in enumerate((1, elements, row.bytes)):
+            total[place] += more
+    from ckptconv.inspection.page import page_with, tensors_of  # it imports much
+
+    return page_with(
+        name,
+        {
+            **tensors_of(rows, tied),
+            "path": name,
+            "format": f"{printable(found.format)} → {printable(found.other_format)}",
+            "facts": [["A", printable(found.input)], ["B", printable(found.other)]],
+            "counts": [
+                *([word, f"{found.counts[status]:,}"] for status, word in _COUNTED.items() if found.counts[status]),
+                ["elements compared", f"{found.elements:,}"],
+                ["elements that differ", f"{found.elements_differ:,}"],
+                ["largest change", _number(found.max_abs)],
+                *_counted(found.quantization),
+            ],
+            "totals": [[dtype, *counts] for dtype, counts in totals.items()],
+            "levels": _LEVELS,
+            "level": [_level(tensor) for tensor in found.tensors],
+            "columns": _COLUMNS,
+            "stats": [tensor.change and _numbers(tensor.change) for tensor in found.tensors],
+            "values": [],
+            "opaque": [],
+            "classes": [],
+            "notes": list(map(printable, chain(found.hints, filter(None, map(_note, found.tensors))))),
+            "warnings": list(map(printable, found.warnings)),
+            "conversion": None,
+        },
+    )
+
+
+def _counted(told: Quantization | None) -> list[list[str]]:
+    """Return what a page says of quantized weights."""
+    if told is None:
+        return []
+    return [
+        ["quantized weights", f"{told.tensors:,}"],
+        ["scales", f"{told.scales:,}"],
+        ["equal weights", f"{told.equal:,}"],
+        ["reproduced", f"{told.reproduced:,}"],
+        ["within half a step", f"{told.within_half_step:,}"],
+        ["further apart", f"{told.beyond:,}"],
+        ["most steps apart", _number(told.largest)],
+    ]
+
+
+def _note(tensor: TensorDifference) -> str:
+    """Return what a page says of a tensor beside its colour and its numbers."""
+    is_told = tensor.status not in (EQUAL, CHANGED) or tensor.steps is not None
+    return f"{tensor.name}: {described(tensor)}" if is_told else ""
+
+
+def _dtype(tensor: TensorDifference) -> str:
+    return " → ".join(dict.fromkeys(filter(None, (tensor.dtype_a, tensor.dtype_b))))
+
+
+def _numbers(change: Change) -> list[Any]:
+    sizes = change.relative, change.max_abs, change.norm, change.norm_a, change.norm_b
+    from ckptconv.inspection.page import numbers
+
+    return numbers((change.elements, *sizes, change.same_value))
+
+
+def _level(tensor: TensorDifference) -> int:
+    """Return the number of the tensor's colour in `_LEVELS`."""
+    places = {name: place for place, (name, _) in enumerate(_LEVELS)}
+    change = tensor.change
+    if tensor.status in (ONLY_A, ONLY_B):
+        return places[_COUNTED[tensor.status]]
+    if tensor.status in (SHAPE, DTYPE):
+        return places["other dtype or shape"]
+    if tensor.status == EQUAL or change is None:
+        return 0
+    if change.not_finite:
+        return places["NaN or infinite"]
+    if change.relative is None:
+        return places["changed, no numbers"]
+    if change.elements == change.same_value:
+        return places["other bits, same values"]
+    first = places["changed by less than 0.0001%"]
+    return first + sum(change.relative >= bound for bound in _BOUNDS)

@@ -1,0 +1,62 @@
+"""`ckptconv inspect`: shows what is inside a checkpoint."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Any
+
+import typer
+
+from ckptconv.cli.options import SHOWING, named, run, taking
+from ckptconv.features.inspect.options import OF_INSPECT
+from ckptconv.options.table import OPTIONS
+
+OTHER_OPTIONS = {"--dtype": "It is --as DTYPE here."}
+OTHER_WORDS = {"inspect": ("show", "info", "ls", "list", "view", "describe", "tree", "head", "stat")}
+
+
+@taking(
+    *named("raw tag"),
+    OF_INSPECT["depth"],
+    *named("as_"),
+    OPTIONS["max_shard_size"].explained("And that in files of at most SIZE."),
+    *named("key include exclude dequantize map size"),
+    *named("stats html overwrite"),
+    *SHOWING,
+)
+def inspect_(
+    path: Annotated[
+        str, typer.Argument(metavar="PATH", show_default=False, help="A file, a directory or a URL, of any format.")
+    ],
+    *,
+    depth: int | None = None,
+    html: str = "",
+    **options: Any,
+) -> None:
+    """Show what is inside a checkpoint. No tensor data is read, unless --stats asks for it.
+
+    Modules that are alike, such as layers, are shown once. The page of --html has a map of where the bytes are, and a
+    table of all tensors to search.
+
+    \b
+    Examples:
+      ckptconv inspect model.pt
+      ckptconv inspect --depth 2 --as bf16 checkpoints/
+      ckptconv inspect --html model.html model.safetensors
+      ckptconv inspect --stats --include '*.mlp.*' model.pt
+    """
+    from ckptconv.cli.console import width
+    from ckptconv.features.inspect.inspecting import inspect
+    from ckptconv.features.inspect.overview import overview
+    from ckptconv.storage.paths import normalize
+    from ckptconv.text import format_size
+
+    output, summary = run("inspect", options, inspect, path, html=html)
+    if html:
+        output.note(f"wrote {html} ({format_size(os.stat(normalize(html)).st_size)})")
+    if output.json:
+        output.print_json(True, summary.to_dict())
+    else:
+        for warning in summary.warnings:
+            output.warn(warning)
+        output.show(overview(summary, width=width(), depth=depth, verbose=output.verbose))

@@ -1,0 +1,31 @@
+"""What `inspect` prints with --json, for its schema (`scripts/schemas.py`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ckptconv.features.inspect.module_tree import ModuleInfo
+from ckptconv.features.inspect.summary import Summary
+from ckptconv.inspection.tensor_info import TensorInfo
+from ckptconv.tensors.statistics import Statistics
+
+# Title, what prints it, the commands, the class of the fields, and what others call these.
+COMMANDS = {"inspect": ("inspect", "What `inspect --json` prints.", ("inspect",), Summary, "summary")}
+# Properties that are printed with the fields.
+PROPERTIES = {Summary: ("modules",)}
+# Fields that are left out where there is nothing to say, and those that are left out unless they were asked for.
+LEFT_OUT = {(Summary, "conversion"), (Summary, "not_finite"), (Summary, "made_of"), (Summary, "quantized")}
+OPTIONAL = {(TensorInfo, "stats")}
+# Classes that annotations name, which their modules import for type checkers alone.
+KNOWN = (Statistics, ModuleInfo)
+_ANY_NUMBER = {"type": ["number", "null"]}
+_PLAIN = ["string", "integer", "number", "boolean", "object", "array", "null"]
+# What the type of a field does not say.
+MORE: dict[tuple[type, str], dict[str, Any]] = {
+    (Summary, "values"): {"type": "object", "additionalProperties": {"type": ["string", "boolean", "number"]}},
+    (Summary, "facts"): {"type": "object", "additionalProperties": {"type": _PLAIN}},
+    (Statistics, "min"): _ANY_NUMBER,
+    (Statistics, "max"): _ANY_NUMBER,
+    (Statistics, "std"): _ANY_NUMBER,
+    (Statistics, "mean"): {"type": ["number", "array", "null"], "items": {"type": "number"}},
+}

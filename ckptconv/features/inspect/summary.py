@@ -1,0 +1,398 @@
+"""What is inside a checkpoint, as data: what `inspect` returns and shows. Pure; no tensor data is read here."""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import json
+import math
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ckptconv.features.inspect.module_tree import ModuleInfo, totals, tree
+from ckptconv.formats.source import Source
+from ckptconv.inspection.quantized import QuantizedSummary
+from ckptconv.inspection.tensor_info import TensorInfo
+from ckptconv.options.table import Options
+from ckptconv.outputs import selection
+from ckptconv.outputs.mapped import with_owners
+from ckptconv.outputs.naming import tree_of
+from ckptconv.outputs.told import idle_sentences
+from ckptconv.pickles.children import ATOMS
+from ckptconv.pickles.nodes import TorchConstant
+from ckptconv.plan import Data, Plan
+from ckptconv.structure import keymap
+from ckptconv.structure.choice import Choice
+from ckptconv.structure.dtype_views import own
+from ckptconv.tensors.lazy import Concat, Convert, Inline, LazyTensor, Narrow, Partitioned, Stored, Tagged, View
+from ckptconv.tensors.moves import File
+from ckptconv.text import Shown, brief
+
+if TYPE_CHECKING:
+    from ckptconv.tensors.statistics import Statistics
+
+# So many of the largest tensors are named.
+LARGEST = 10
+# So many values are told, with so many characters of each and of each key; no deeper than names of so many.
+_VALUES, _LONGEST, _DEEPEST = 1000, 200, 2000
+
+
+@dataclass(slots=True)
+class Total:
+    """How many tensors of a dtype there are. Tied tensors count once."""
+
+    tensors: int = 0
+    """How many tensors."""
+
+    elements: int = 0
+    """How many elements."""
+
+    bytes: int = 0
+    """Their size."""
+
+
+@dataclass(slots=True)
+class PlannedFile:
+    """A file that a conversion would write."""
+
+    name: str
+    """Its name."""
+
+    bytes: int
+    """Its size."""
+
+    tensors: int
+    """How many tensors it holds."""
+
+
+@dataclass(slots=True)
+class Forecast:
+    """What a conversion would write. Sizes are in bytes."""
+
+    dtype: str
+    """The dtype of --as, or the default."""
+
+    command: str
+    """The command that does it."""
+
+    bytes: int
+    """The size of all its files."""
+
+    files: list[PlannedFile]
+    """The files it writes."""
+
+    shards: int
+    """How many of the files hold tensors."""
+
+    bytes_to_read: int
+    """About how many bytes it reads."""
+
+    input_bytes: int
+    """The size of all files that it reads."""
+
+
+@dataclass
+class Summary(Shown):
+    """What is inside a checkpoint. Sizes are in bytes."""
+
+    input: str
+    """The path, as it was given."""
+
+    format: str
+    """What it is, in words."""
+
+    family: str
+    """The family of formats: torch, deepspeed, dcp, safetensors, or that of a plug-in."""
+
+    facts: dict[str, Any]
+    """Facts about it, by what they are called: size, tag, world size, …"""
+
+    counts: dict[str, int]
+    """How many tensors there are of each kind, where a format has kinds."""
+
+    elements: int
+    """Elements of all tensors; of tied ones once."""
+
+    bytes: int
+    """Size of all tensors; of tied ones once."""
+
+    totals: dict[str, Total]
+    """Tensors, elements and bytes by dtype; of tied tensors once."""
+
+    tensors: list[TensorInfo]
+    """Every tensor."""
+
+    largest: list[str]
+    """Names of the largest tensors, by falling size."""
+
+    aliases: dict[str, str]
+    """Tied tensors: {name: name of the one that it is tied to}."""
+
+    values: dict[str, str | bool | int | float]
+    """Numbers, booleans and texts that are saved beside the tensors, by name; 1,000 at most."""
+
+    opaque: list[str]
+    """Classes of objects that are kept as inert data; nothing of them runs."""
+
+    classes: list[str]
+    """Classes and functions that its pickles name, those in `opaque` among them."""
+
+    tables: list[str]
+    """Notes on tables of whole rows, each in a sentence."""
+
+    notes: list[str]
+    """What is worth knowing, each in a sentence."""
+
+    warnings: list[str]
+    """What may be wrong, each in a sentence."""
+
+    bytes_read: int
+    """Bytes read to find this out."""
+
+    conversion: Forecast | None = None
+    """The conversion that --as or --max-shard-size asks about."""
+
+    not_finite: list[str] | None = None
+    """Names of tensors with a NaN or an infinity, each once; with --stats."""
+
+    made_of: dict[str, list[str]] | None = None
+    """With --map: the tensors of which each is made."""
+
+    quantized: QuantizedSummary | None = None
+    """What is quantized; only if something is."""
+
+    @functools.cached_property
+    def modules(self) -> list[ModuleInfo]:
+        """Every module, by the dots in names, with what is in it: where the bytes are."""
+        return list(totals(tree(self.tensors, self.aliases)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as the command prints it, of plain values: the schema is `inspect.json`."""
+        found = _fields(self)
+        for name in ("conversion", "not_finite", "made_of", "quantized"):
+            if found[name] is None:
+                del found[name]
+        if self.conversion:
+            found["conversion"] = asdict(self.conversion)
+        if self.quantized:
+            found["quantized"] = asdict(self.quantized)
+        with_stats = self.not_finite is not None
+        return {
+            **found,
+            "totals": {name: asdict(total) for name, total in self.totals.items()},
+            "tensors": [_row(tensor, with_stats) for tensor in self.tensors],
+            "modules": [_fields(module) for module in self.modules],
+        }
+
+    def to_json(self) -> str:
+        """Return `to_dict()` as text: one line of ASCII."""
+        return json.dumps(self.to_dict(), ensure_ascii=True, allow_nan=False, default=str)
+
+
+def _fields(value: Summary | ModuleInfo) -> dict[str, Any]:
+    # There may be as many modules as tensors: `asdict`, which copies what is in the fields, takes twenty times as long.
+    return {name: getattr(value, name) for name in value.__dataclass_fields__}
+
+
+def _row(tensor: TensorInfo, with_stats: bool) -> dict[str, Any]:
+    row = {"name": tensor.name, "dtype": tensor.dtype, "shape": list(tensor.shape), "bytes": tensor.bytes}
+    if with_stats:
+        row["stats"] = tensor.stats and asdict(tensor.stats)
+    return row
+
+
+class Chosen(NamedTuple):
+    """The tensors of a checkpoint that options choose, or with a map, those that it makes of them.
+
+    `aliases` are their ties, {alias: kept}; `idle` are globs that match nothing, {option: reason}. `made_of` has the
+    names of which a map makes each; None without a map.
+    """
+
+    tensors: dict[str, LazyTensor]
+    aliases: dict[str, str]
+    idle: dict[str, str]
+    made_of: dict[str, list[str]] | None = None
+
+
+def tensors_of(source: Source, chosen: Options) -> Chosen:
+    """Return the tensors that the options `key`, `include` and `exclude` choose.
+
+    Raise UsageError if `key` or a glob of `include` matches nothing.
+    """
+    tree = tree_of(source, chosen)
+    tensors = keymap.flatten(tree)[0] if source.structured else tree
+    choice = Choice(chosen.include, chosen.exclude)
+    # What safetensors has to store under another dtype is shown under its own.
+    flat = {name: own(tensors[name]) for name in selection.matching(tensors, choice)}
+    idle = selection.idle_globs(list(tensors), choice)
+    if source.map:
+        ties = {alias: owner for alias, owner in source.owners.items() if owner in flat}
+        applied = source.map.apply(with_owners(flat, ties))
+        made_of = {name: list(of) for name, of in applied.sources.items()}
+        return Chosen(applied.tensors, selection.untie(applied.tensors, {}), idle, made_of)
+    return Chosen(flat, selection.untie(flat, source.owners), idle)
+
+
+def summarize(
+    source: Source,
+    tables: Sequence[str] = (),
+    chosen: Options | None = None,
+    *,
+    path: str = "",
+    found: Mapping[str, Statistics] | None = None,
+    held: Chosen | None = None,
+) -> Summary:
+    """Return what is in `source`, which was opened at `path`.
+
+    `tables` are notes on tables of whole rows, which are shown along. `chosen` are the options that choose tensors.
+    `found` are the statistics of tensors, by name, if they were measured. `held` are the tensors that `chosen` choose,
+    if they are known.
+    """
+    chosen = chosen or Options()
+    flat, aliases, idle, made_of = held or tensors_of(source, chosen)
+    by_dtype: dict[str, Total] = {}
+    for name, tensor in flat.items():
+        if name not in aliases:
+            total = by_dtype.setdefault(tensor.dtype.name, Total())
+            total.tensors += 1
+            total.elements += tensor.numel
+            total.bytes += tensor.nbytes
+    kept = (name for name in flat if name not in aliases)
+    stats = found or {}
+    content = tree_of(source, chosen) if source.structured else {}
+    return Summary(
+        input=path or source.path,
+        format=source.format,
+        family=source.family,
+        facts={**source.facts, "map": source.map.map.name} if source.map else dict(source.facts),
+        # The kinds of all tensors, not of those that were chosen.
+        counts={} if source.map or chosen.key or chosen.include or chosen.exclude else dict(source.counts),
+        elements=sum(total.elements for total in by_dtype.values()),
+        bytes=sum(total.bytes for total in by_dtype.values()),
+        totals=by_dtype,
+        tensors=[
+            TensorInfo(name, tensor.dtype.name, tuple(tensor.shape), tensor.nbytes, stats.get(aliases.get(name, name)))
+            for name, tensor in flat.items()
+        ],
+        largest=heapq.nlargest(LARGEST, kept, key=lambda name: flat[name].nbytes),
+        aliases=aliases,
+        values=dict(islice(_values(content, source.values), _VALUES)),
+        opaque=list(source.files.opaque),
+        classes=list(source.files.mentioned),
+        tables=list(tables),
+        notes=[*source.told(), *source.hints],
+        warnings=[*source.warnings, *idle_sentences(idle)],
+        bytes_read=source.bytes_read,
+        not_finite=None if found is None else [name for name in flat if name in found and not found[name].is_finite],
+        made_of=made_of,
+    )
+
+
+def _values(*trees: Any) -> Iterator[tuple[str, str | bool | int | float]]:
+    """Yield the values in `trees` that are no tensors, by name: numbers as they are, others as text."""
+    stack: list[tuple[str, Any]] = [("", tree) for tree in reversed(trees)]
+    seen: set[int] = set()
+    while stack:
+        name, value = stack.pop()
+        kind = type(value)
+        is_list = kind in (list, tuple) and all(type(each) in ATOMS for each in value)
+        if is_list or kind in ATOMS or kind is TorchConstant:
+            if name and value is not None:
+                yield name, value if _is_number(value) else brief(value, _LONGEST)
+        elif id(value) not in seen:
+            seen.add(id(value))
+            inner = value.items() if isinstance(value, Mapping) else enumerate(value) if kind in (list, tuple) else ()
+            prefix = name + "." if name else ""
+            found = [(prefix + _word(key), each) for key, each in inner if not isinstance(each, LazyTensor)]
+            stack.extend(reversed(found if len(prefix) < _DEEPEST else []))
+
+
+def _is_number(value: Any) -> bool:
+    """Whether JSON has a number or a truth value for it, which every reader reads as it is."""
+    return (
+        type(value) is bool
+        or (type(value) is int and abs(value) < 2**53)
+        or (type(value) is float and math.isfinite(value))
+    )
+
+
+def _word(key: Any) -> str:
+    """Return a key as a part of a value's name."""
+    return key[:_LONGEST] if type(key) is str else brief(key, _LONGEST)
+
+
+# For each family of formats the command that converts it, and what its output is called.
+_COMMANDS = {
+    "torch": ("pt2safetensors", "OUTPUT"),
+    "deepspeed": ("zero-to-fp32", "OUTPUT"),
+    "dcp": ("dcp2safetensors", "OUTPUT"),
+    "safetensors": ("safetensors2pt", "OUTPUT.pt"),
+}
+
+
+def command_for(source: Source) -> tuple[str, str]:
+    """The command that converts `source`, and a name for what it makes."""
+    return _COMMANDS.get(source.family, _COMMANDS["torch"])
+
+
+def forecast(source: Source, dtype: str | None, max_shard_size: int | None = None, **chosen: Any) -> Forecast:
+    """The conversion of `source` to `dtype` (None: as it is done by default): files, bytes, and bytes to be read.
+
+    `chosen` are the options that choose tensors. Of safetensors it is the one to a file for torch.load. Raises what
+    planning the conversion raises.
+    """
+    from ckptconv.outputs.planning import planned
+    from ckptconv.outputs.targets import Target
+
+    command, output = command_for(source)
+    options = Options(dtype=dtype, max_shard_size=max_shard_size, **chosen)
+    made = planned(source, Target(output, "torch" if source.family == "safetensors" else "directory"), options)
+    asked = f" --dtype {dtype}" if dtype else ""
+    asked += f" --max-shard-size {max_shard_size}" if max_shard_size else ""
+    for name in ("key", "include", "exclude"):
+        values = chosen.get(name, ())
+        for value in filter(None, (values,) if isinstance(values, str) else values):
+            asked += f" --{name} {shlex.quote(value)}"
+    return Forecast(
+        dtype=dtype or source.defaults.dtype,
+        command=f"ckptconv {command} {shlex.quote(source.path)} {output}{asked}",
+        bytes=made.plan.nbytes,
+        files=[PlannedFile(file.name, file.size, file.tensors) for file in made.plan.files],
+        shards=sum(file.tensors > 0 for file in made.plan.files),
+        bytes_to_read=source.bytes_read + bytes_to_read(made.plan),
+        input_bytes=sum(file.size for file in {file.stored: None for file in made.plan.inputs()}),
+    )
+
+
+def bytes_to_read(plan: Plan) -> int:
+    """About how many bytes of its inputs carrying out `plan` reads."""
+    packed: dict[File, None] = {}
+    total = 0
+    for file in plan.files:
+        for part in file.parts:
+            if isinstance(part, Data):
+                inputs = [each for each in part.tensor.inputs() if each.packed]
+                packed.update(dict.fromkeys(inputs))
+                total += 0 if inputs else _stored_bytes(part.tensor)
+    # What is packed is unpacked whole.
+    return total + sum(file.packed.nbytes for file in packed if file.packed)
+
+
+def _stored_bytes(tensor: LazyTensor) -> int:
+    """How many bytes of files the elements of `tensor` are."""
+    if isinstance(tensor, (Tagged, View, Convert)):
+        return _stored_bytes(tensor.tensor)
+    if isinstance(tensor, Concat):
+        return sum(map(_stored_bytes, tensor.parts))
+    if isinstance(tensor, Narrow):
+        extent = tensor.tensor.shape[tensor.dim]
+        return _stored_bytes(tensor.tensor) * tensor.length // extent if extent else 0
+    if isinstance(tensor, Stored):
+        size = tensor.dtype.itemsize
+        for extent, stride in zip(tensor.shape, tensor.strides, strict=True):
+            size *= extent if stride else min(extent, 1)
+        return size
+    return tensor.nbytes if isinstance(tensor, Partitioned) or not isinstance(tensor, Inline) else 0

@@ -1,0 +1,38 @@
+"""What `publish` asks of a feature that writes statements beside outputs (`publish/statements.py`)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from ckptconv.errors import UsageError
+from ckptconv.features.provenance.attestation import statements, without_digests
+from ckptconv.features.provenance.inputs import Named, bytes_of, described, digested, found_again, inputs_of
+from ckptconv.options.table import Options
+from ckptconv.outputs.schema import PlanDescription
+from ckptconv.storage.reading import Reader
+
+__all__ = ["bytes_of", "described", "digested", "inputs_of", "is_ours", "of_parts", "statements"]
+
+# How a statement about an output ends, and how many bytes of it are read for that.
+_ENDING = re.compile(
+    rb'"builder":\{"id":"https://github\.com/ckptconv/ckptconv","version":\{"ckptconv":"[^"]*"\}\}\}\}\}\n\Z'
+)
+_TAIL = 512
+
+
+def of_parts(planned: Sequence[tuple[str, PlanDescription]], options: Options) -> list[Named]:
+    """Return the inputs of each output, given as its path and the plan of its parts, by name. Raise UsageError if
+    nothing can be attested of one."""
+    for path, plan in planned:
+        if "digest" not in plan.heading:
+            raise without_digests(path)
+    if len({plan.heading["digest"] for _, plan in planned}) > 1:
+        raise UsageError("The outputs have digests of two kinds.", "Attest each by itself.")
+    return [found_again(path, plan.inputs, plan.heading["source"]["inputs"], options) for path, plan in planned]
+
+
+def is_ours(reader: Reader) -> bool:
+    """Whether this program wrote the file, as its form shows."""
+    size = min(reader.file.size, _TAIL)
+    return _ENDING.search(reader.read_at(reader.file.size - size, size)) is not None

@@ -1,0 +1,175 @@
+"""Digests of the files that an output was made of, for statements about it.
+
+A conversion reads parts of a file, in any order: for its digest it is read once more, from beginning to end.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from ckptconv.engine.execute import in_threads
+from ckptconv.errors import FailedError
+from ckptconv.options.table import Options
+from ckptconv.outputs.planning import Output
+from ckptconv.plan import Input
+from ckptconv.storage.files import Readers, check_unchanged, is_far, is_held, look
+from ckptconv.storage.paths import basename, is_remote
+from ckptconv.storage.progress import Progress, on_file
+from ckptconv.storage.reading import Range
+from ckptconv.storage.spool import SpoolingReaders
+from ckptconv.tensors.moves import File
+
+if TYPE_CHECKING:
+    from ckptconv.storage.prefetch import Prefetch
+
+# Inputs of an output, by name.
+Named: TypeAlias = Mapping[str, File]
+# Bytes that are read at a time, and files at once.
+_READ, _MOST_JOBS = 1 << 20, 4
+# What the progress says meanwhile.
+_DIGESTING = "digesting the inputs"
+
+
+def inputs_of(output: Output, source: str) -> dict[str, File]:
+    """Return the files of which `output` is made, by the names of its manifest, and those read that have no name there.
+
+    The latter are called by their path within the directory of `source`, or else by their own name: the data behind a
+    virtual checkpoint, and the files of formats of other packages.
+    """
+    found = {name: each.file for name, each in output.inputs.items() if isinstance(each, Input)}
+    known = {file.path for file in found.values()}
+    directory = f"{source.rstrip('/')}/"
+    for file in dict.fromkeys(file.stored for file in output.plan.inputs()):
+        if file.path not in known:
+            inside = file.path.startswith(directory)
+            known.add(file.path)
+            name = file.path[len(directory) :] if inside else basename(file.path)
+            found[name if name not in found else file.path] = file
+    return found
+
+
+class Digested(NamedTuple):
+    """An input: its size in bytes, and its content digest in hex."""
+
+    size: int
+    digest: str
+
+
+def digested(
+    inputs: Sequence[Named], algorithm: str, options: Options, progress: Progress | None = None
+) -> list[dict[str, Digested]]:
+    """Return the digests of the `inputs` of each output, by name. Each file is read once, in bounded memory.
+
+    `progress` gets the bytes read. Raises CorruptError if a file has changed since it was opened.
+    """
+    files = files_in(inputs)
+    found: dict[File, str] = {}
+    on_file(progress, _DIGESTING)
+    with SpoolingReaders(dict(options.storage_options), options.spool_dir) as readers:
+        # The largest first, so that no thread is left alone with it.
+        near = sorted((file for file in files if not is_far(file.path)), key=lambda file: -file.size)
+        jobs = max(min(options.jobs or min(os.cpu_count() or 1, _MOST_JOBS), len(near)), 1)
+        in_threads(iter(near), [_Digester(readers, algorithm, found, progress) for _ in range(jobs)], None)
+        far = [file for file in files if is_far(file.path)]
+        memory = options.buffers(far=True) // 2
+        from ckptconv.storage.prefetch import Prefetch
+
+        with Prefetch[Range](readers, readers.spool, _needed, memory=memory) as prefetch:
+            digester = _Digester(prefetch, algorithm, found, progress)
+            for each in prefetch.over(_ranges(far)):
+                digester.add(each)
+    check_unchanged(files, dict(options.storage_options))
+    return [{name: Digested(file.size, found[file]) for name, file in each.items()} for each in inputs]
+
+
+def bytes_of(inputs: Iterable[Named]) -> int:
+    """Return how many bytes `digested` reads."""
+    return sum(file.size for file in files_in(inputs))
+
+
+def files_in(inputs: Iterable[Named]) -> list[File]:
+    """Return the files of all outputs, each once."""
+    return list(dict.fromkeys(file for each in inputs for file in each.values()))
+
+
+def _ranges(files: Iterable[File]) -> Iterator[Range]:
+    """Yield the ranges to read `files` in, at least one of each."""
+    for file in files:
+        for at in range(0, max(file.size, 1), _READ):
+            yield Range(file, at, min(at + _READ, file.size))
+
+
+def _needed(part: Range) -> list[Range]:
+    return [part] if part.stop > part.start else []
+
+
+class _Digester:
+    """Digests one file after the other, and puts each digest into `found`."""
+
+    def __init__(
+        self, readers: Readers | Prefetch[Range], algorithm: str, found: dict[File, str], progress: Progress | None
+    ) -> None:
+        self._readers, self._algorithm, self._found, self._progress = readers, algorithm, found, progress
+        self._buffer = memoryview(bytearray(_READ))
+        self._hashing: Any = None
+
+    def run(self, file: File) -> int:
+        """Digest a file. Return the bytes read."""
+        for each in _ranges([file]):
+            self.add(each)
+        return file.size
+
+    def add(self, part: Range) -> None:
+        """Add the next range of a file. Its first begins its digest, and its last completes it."""
+        file, start, stop = part
+        if not start:
+            from ckptconv.storage.digests import hasher
+
+            self._hashing = hasher(self._algorithm)
+        data = self._buffer[: stop - start]
+        if data:
+            with self._readers.reading(file) as reader:
+                reader.fill(start, [data])
+            self._hashing.update(data)
+        if stop == file.size:
+            self._found[file] = self._hashing.hexdigest()
+        if self._progress:
+            self._progress(len(data))
+
+
+# ------------------------------------------------------------------------------------------------------------- parts
+
+
+def described(inputs: Mapping[str, File]) -> dict[str, list[Any]]:
+    """Return where the inputs are, as the description of parts has it: {name: [path, size, stamp]}.
+
+    A pipe is nowhere once its part is made: it is left out.
+    """
+    kept = ((name, file) for name, file in inputs.items() if not is_held(file.path))
+    return {
+        name: [file.path if is_remote(file.path) else os.path.abspath(file.path), file.size, file.stamp]
+        for name, file in kept
+    }
+
+
+def found_again(
+    path: str, told: Mapping[str, Sequence[Any]], named: Iterable[str], options: Options
+) -> dict[str, File]:
+    """Return the inputs of parts of the output `path` by name, as `described` told. `named` are those of its manifest.
+
+    Raises FailedError for one that is not there any more, as on a machine that does not see it.
+    """
+    found = {name: File(*each) for name, each in told.items()}
+    gone = [file.path for file in found.values() if look(file.path, dict(options.storage_options)).kind != "file"]
+    gone += [name for name in named if name not in found]
+    if gone:
+        counted = Counter(gone)
+        others = f", and {len(counted) - 1} more" if len(counted) > 1 else ""
+        raise FailedError(
+            f"The statement about {path} needs the digests of its inputs, and {gone[0]}{others} cannot be read here.",
+            "Run finish where the parts were made, or without --attest.",
+        )
+    return found

@@ -1,0 +1,51 @@
+"""`ckptconv virtual`: `convert` to a virtual checkpoint, and to nothing else."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from ckptconv.cli.convert import convert_one
+from ckptconv.cli.options import SHOWING, named, required, taking
+from ckptconv.errors import UsageError
+from ckptconv.options.table import TENSORS
+
+# Commands whose report is that of a conversion.
+OF_CONVERSIONS = ("virtual",)
+
+
+@taking(
+    *named("into tag exclude_frozen_parameters master unstack raw alone"),
+    *TENSORS,
+    *named("fsync clobber overwrite manifest depfile dry_run spool_dir"),
+    *SHOWING,
+)
+def virtual(
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", show_default=False, help="A checkpoint of any format: a path or a URL.")
+    ],
+    output: Annotated[
+        str | None, typer.Argument(metavar="OUTPUT", show_default=False, help="A name that ends in .virtual.json.")
+    ] = None,
+    **options: Any,
+) -> None:
+    """Describe the safetensors files of a conversion, without writing them.
+
+    OUTPUT is a small file that says which bytes of SOURCE, cast how, make up each file. Every command reads it like the
+    files themselves, as long as SOURCE stays as it is. ckptconv convert SOURCE OUTPUT does the same, if OUTPUT is
+    called so.
+
+    \b
+    Examples:
+      ckptconv virtual runs/7b/checkpoints step.virtual.json
+      ckptconv virtual --dtype bf16 --max-shard-size 5GB dcp/step-1000 step.virtual.json
+    """
+    from ckptconv.features.virtual.description import SUFFIX
+
+    target = required(output, options)
+    if not target.endswith(SUFFIX):
+        raise UsageError(
+            f"{target or 'An empty text'} is no name for a virtual checkpoint.", f"Give one that ends in {SUFFIX}."
+        )
+    convert_one("virtual", "", source, target, options)

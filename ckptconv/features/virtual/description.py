@@ -1,0 +1,412 @@
+"""Virtual checkpoints: safetensors files that are described and not written. `docs/virtual.md` has the format.
+
+A description is a JSON object: the files with their headers, and for each tensor the expression that makes its bytes of
+ranges of other files. `document` writes it, `load` reads it as plans of files, `read` as a checkpoint.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import zlib
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ckptconv.errors import CorruptError, UnsafeError, UnsupportedError, UsageError
+from ckptconv.formats.format import CERTAIN, Guess, Probe
+from ckptconv.storage import strict_json
+from ckptconv.storage.files import is_held
+from ckptconv.storage.inside import check_inside, leads_out
+from ckptconv.storage.location import Location
+from ckptconv.storage.paths import dirname, is_quoted, is_remote, join
+from ckptconv.storage.reading import Entry
+from ckptconv.storage.spool import check_ratio
+from ckptconv.storage.strict_json import count_of, list_of, object_of, text_of
+from ckptconv.tensors.moves import File, Packed
+
+if TYPE_CHECKING:
+    from ckptconv.formats.source import Source, Wanted
+    from ckptconv.plan import FilePlan
+    from ckptconv.tensors.expressions import Decoder
+    from ckptconv.tensors.lazy import LazyTensor
+
+SUFFIX = ".virtual.json"
+VERSION = 1
+# The member that comes first, and says which version of the format this is.
+_MARK = "ckptconv.virtual"
+BEGINNING = f'{{"{_MARK}"'.encode()
+_GUESS = Guess(CERTAIN, "a virtual checkpoint", "virtual {} OUTPUT.virtual.json", also=("torch", "deepspeed", "dcp"))
+# The root of files below the directory of the description.
+_HERE = "."
+# Stores of fsspec that lie within another one, which such a URL does not name.
+_WITHIN = frozenset(
+    {"blockcache", "cached", "dir", "filecache", "libarchive", "reference", "simplecache", "tar", "zip"}
+)
+# With more sources than this in a remote directory, it is listed once.
+_FEW = 4
+# How a source may be packed; and the most bytes of one that a delta overwrites, which are mostly zeros: two for each
+# byte of a tensor, as no delta overwrites larger ones.
+_METHODS = ("deflate", "zstandard", "crc32c", "overwriting")
+_MOST_OVERWRITTEN = 1 << 33
+_MISSING = Entry("missing", File("", 0))
+
+
+def sniff(probe: Probe) -> Guess | None:
+    """Recognize a description by its name, or by its beginning."""
+    return _GUESS if probe.is_file and is_one(probe.place.path, probe.head[0]) else None
+
+
+def is_one(path: str, head: bytes) -> bool:
+    """Whether a file that begins with `head` is a description, or is called so."""
+    return path.endswith(SUFFIX) or head.startswith(BEGINNING)
+
+
+# ----------------------------------------------------------------------------------------------------------- writing
+
+
+def document(path: str, files: Sequence[FilePlan], called: str, plan_id: str) -> bytes:
+    """Return the description, to be written to `path`, of `files`, which are those of a safetensors output.
+
+    `called` is the format of their source, for people. Sources below the directory of `path` are named relative to it.
+    Raise UsageError for a source that cannot be named.
+    """
+    from ckptconv.plan import Data
+    from ckptconv.tensors.expressions import Encoder
+
+    encoder = Encoder()
+    described = []
+    for file in files:
+        head, *parts = file.parts
+        data = [encoder.encode(part.tensor) for part in parts if isinstance(part, Data)]
+        assert len(data) == len(parts)
+        raw: bytes = head.data  # type: ignore[union-attr]
+        told: dict[str, Any] = {"name": file.name, "size": file.size}
+        if file.name.endswith(".safetensors"):
+            described.append({**told, "header": raw[8:].decode(), "tensors": _Lines(data)})
+        else:
+            described.append({**told, "text": raw.decode()})
+    roots: dict[str, int] = {}
+    indices = {file: number for number, file in enumerate(encoder.files)}
+    sources = [_source(path, file, roots, indices) for file in encoder.files]
+    whole = {
+        _MARK: VERSION,
+        "format": called,
+        "plan": plan_id,
+        "roots": list(roots),
+        "sources": _Lines(sources),
+        "lists": _Lines(encoder.lists),
+        "files": _Lines(described),
+    }
+    return (_json(whole) + "\n").encode()
+
+
+class _Lines(list[Any]):
+    """A list that is written with a line for each of its items."""
+
+
+def _json(value: Any) -> str:
+    if isinstance(value, _Lines):
+        return "[\n" + ",\n".join(map(_json, value)) + "\n]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{_json(key)}:{_json(each)}" for key, each in value.items()) + "}"
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _source(path: str, file: File, roots: dict[str, int], indices: dict[File, int]) -> dict[str, Any]:
+    """Return how `file` is named in the description at `path`. Add its directory to `roots`, if it is new."""
+    if file.packed:
+        within, offset, nbytes, crc, method = file.packed
+        packed = {"in": indices[within], "offset": offset, "nbytes": nbytes, "crc": crc, "method": method}
+        return {**packed, "name": file.path, "size": file.size}
+    if is_held(file.path) or "::" in file.path:
+        raise UsageError(
+            f"{file.path} cannot be named in a virtual checkpoint, which is read again later: only files and plain "
+            "URLs can.",
+            "Put it where it has a path, and describe it there.",
+        )
+    root, name = _divided(path, file.path)
+    if leads_out(name, root):
+        raise UsageError(
+            f"{file.path} has a name that a virtual checkpoint cannot hold: {leads_out(name, root)}.",
+            "Rename it.",
+        )
+    return {"root": roots.setdefault(root, len(roots)), "name": name, "size": file.size, "stamp": file.stamp}
+
+
+def _divided(path: str, source: str) -> tuple[str, str]:
+    """Return the root and the name under which the description at `path` names `source`."""
+    base = dirname(path)
+    if not is_remote(path):
+        base = os.path.abspath(base)
+    if not is_remote(source):
+        source = os.path.abspath(source)
+    if source.startswith(base.rstrip("/") + "/"):
+        root, name = _HERE, source[len(base.rstrip("/")) + 1 :]
+    elif is_remote(path):
+        raise UsageError(
+            f"{path} could not name {source}: on a store, a virtual checkpoint names only what is below its own "
+            "directory.",
+            "Write it beside the checkpoint, or to a local file.",
+        )
+    else:
+        root = dirname(source)
+        name = source[len(root.rstrip("/")) + 1 :]
+    if not is_quoted(source):
+        return root, name
+    from urllib.parse import unquote
+
+    return root, unquote(name)
+
+
+# ----------------------------------------------------------------------------------------------------------- reading
+
+
+class VirtualDescription(NamedTuple):
+    """A description that was read: the plans of its files, what their source was called, the plan id, the directories
+    that it reads from, and what identifies the description itself."""
+
+    files: tuple[FilePlan, ...]
+    called: str
+    plan_id: str
+    roots: tuple[str, ...]
+    identity: Hashable
+    size: int
+
+
+def load(place: Location, *, look: bool = True) -> VirtualDescription:
+    """Read a description, and check that its sources are as they were when it was made; not without `look`, which opens
+    nothing but the description.
+
+    Raise CorruptError for a description that contradicts itself and for a source that has changed, UnsafeError for one
+    that names files it may not name, UnsupportedError for a version of the format that is not known.
+    """
+    text = place.read_text(strict_json.MOST)
+    try:
+        told = object_of(strict_json.parse(text), "it")
+        version = told.get(_MARK)
+        if type(version) is int and version > VERSION:
+            raise UnsupportedError(
+                f"{place} is a virtual checkpoint of version {version}, and versions up to {VERSION} are known.",
+                "Read it with a newer ckptconv.",
+            )
+        if version != VERSION:
+            raise ValueError(f"it does not begin with {BEGINNING.decode()}: {VERSION}")
+        roots = tuple(_root(place, text_of(each, "a root")) for each in list_of(told.get("roots"), "its 'roots'"))
+        sources = _sources(place, roots, list_of(told.get("sources"), "its 'sources'"), look)
+        files = _files(place, sources, told)
+        called, plan_id = (text_of(told.get(key), f"its {key!r}") for key in ("format", "plan"))
+    except ValueError as error:
+        raise CorruptError(
+            f"{place} is no sound virtual checkpoint: {error}.", "Make it again with ckptconv virtual."
+        ) from error
+    raw = text.encode()
+    return VirtualDescription(files, called, plan_id, roots, (len(raw), zlib.crc32(raw)), len(raw))
+
+
+def read(place: Location, wanted: Wanted) -> Source:
+    """Open a virtual checkpoint as the safetensors files that it describes. Raise as `load` does."""
+    from ckptconv.formats import model_files, safetensors
+    from ckptconv.plan import Data, Input
+    from ckptconv.structure.record import FILE_NAME, METADATA_KEY
+
+    described = load(place)
+    found = safetensors.TensorFiles(place.path, described.size)
+    found.inputs[place.name] = Input(place.entry.file, described.identity)
+    grouping: dict[str, str] = {}
+    for file in described.files:
+        raw: bytes = file.parts[0].data  # type: ignore[union-attr]
+        found.size += file.size
+        if file.name.endswith(model_files.SUFFIX):
+            _, metadata = safetensors.described(raw[8:], _within(place, file.name))
+            held = {part.name: part.tensor for part in file.parts if isinstance(part, Data)}
+            found.tensors.update(held)
+            grouping.update(dict.fromkeys(held, file.name))
+            found.metadata.update(metadata)
+            found.record = metadata.get(METADATA_KEY)
+        elif file.name.endswith(model_files.INDEX_SUFFIX):
+            found.metadata.update(_index_metadata(place, file.name, raw))
+    _keep_apart(found.tensors)
+    found.record_path = place.path
+    for file in described.files:
+        if file.name == FILE_NAME:
+            found.record = file.parts[0].data.decode()  # type: ignore[union-attr]
+    source = safetensors.source_of(place, found, [], wanted)
+    facts = {**source.facts, "files": len(described.files), "reads": ", ".join(described.roots)}
+    is_set = len({*grouping.values()}) > 1
+    return source._replace(format=f"virtual: {described.called}", facts=facts, grouping=grouping if is_set else {})
+
+
+def _keep_apart(tensors: dict[str, LazyTensor]) -> None:
+    """Make each of `tensors` one of its own: those that are made of the same bytes are stored twice in the files, where
+    only an alias or a structure record ties tensors."""
+    from ckptconv.tensors.lazy import Narrow, View, same_bytes
+
+    seen: set[Hashable] = set()
+    for name, tensor in tensors.items():
+        key = same_bytes(tensor)
+        if key in seen:
+            of_one = Narrow(View(tensor, tensor.dtype, (1, *tensor.shape)), 0, 0, 1)
+            tensors[name] = View(of_one, tensor.dtype, tensor.shape)
+        elif key is not None:
+            seen.add(key)
+
+
+def _index_metadata(place: Location, name: str, raw: bytes) -> dict[str, str]:
+    """Return the texts in the metadata of an index: aliases."""
+    try:
+        index = strict_json.parse(raw.decode())
+        metadata = object_of(object_of(index, "it").get("metadata", {}), "its 'metadata'")
+    except ValueError as error:
+        raise CorruptError(f"{_within(place, name)} is no sound index: {error}.") from error
+    return {key: value for key, value in metadata.items() if type(value) is str}
+
+
+def _root(place: Location, told: str) -> str:
+    """Return the directory that a root names. Raise UnsafeError for one that may not be read."""
+    if told == _HERE:
+        return place.parent.path
+    scheme, colon, rest = told.partition("://")
+    server = rest.partition("/")[0]
+    why = ""
+    if is_remote(place.path):
+        why = "on a store, only its own directory may be named"
+    elif not told.isprintable() or "\\" in told or ".." in told.split("/"):
+        why = "it has parts or characters that no such name has"
+    elif is_remote(told):
+        if scheme in _WITHIN or "::" in told or not colon or not server or any(each in told for each in "?#"):
+            why = "it is no plain URL"
+        elif ":" in server.rpartition("@")[0]:
+            why = "it has a password"
+    elif not os.path.isabs(told):
+        why = "it is neither a URL nor an absolute path"
+    if why:
+        raise UnsafeError(
+            f"{place} reads from {told[:200]!r}, which it may not: {why}. Nothing was read from there.",
+            "Do not trust its source.",
+        )
+    return told
+
+
+def _sources(place: Location, roots: Sequence[str], told: list[Any], look: bool) -> list[File]:
+    """Return the files that the description reads, each as it is now if `look`."""
+    sources: list[File] = []
+    directories: Counter[str] = Counter()
+    for each in told:
+        entry = object_of(each, "a source")
+        name = text_of(entry.get("name"), "the name of a source")
+        size = count_of(entry.get("size"), f"the size of {name[:100]!r}")
+        if "in" in entry:
+            sources.append(_packed(entry, name, size, sources))
+            continue
+        root = count_of(entry.get("root"), f"the root of {name[:100]!r}")
+        if root >= len(roots):
+            raise ValueError(f"a source names root {root} of {len(roots)}")
+        check_inside(name, place.path, roots[root])
+        path = join(roots[root], name)
+        directories[dirname(path)] += 1
+        sources.append(File(path, size, text_of(entry.get("stamp"), f"the stamp of {name[:100]!r}")))
+    if not look:
+        return sources
+    listed = {path: place.at(path) for path, count in directories.items() if count > _FEW and is_remote(path)}
+    for file in sources:
+        if file.packed is None:
+            directory, at = listed.get(dirname(file.path)), place.at(file.path)
+            now = directory.names.get(at.name, _MISSING) if directory else at.entry
+            _check_unchanged(place, file, now)
+    return sources
+
+
+def _packed(entry: dict[str, Any], name: str, size: int, sources: Sequence[File]) -> File:
+    """Return a source that is compressed in one of `sources`."""
+    index, offset, nbytes = (
+        count_of(entry.get(key), f"{key!r} of {name[:100]!r}") for key in ("in", "offset", "nbytes")
+    )
+    crc, method = entry.get("crc"), text_of(entry.get("method"), f"the method of {name[:100]!r}")
+    if index >= len(sources) or _is_twice_packed(sources[index]) or method not in _METHODS:
+        raise ValueError(f"{name[:100]!r} is packed in a way that is not known")
+    if crc is not None:
+        count_of(crc, f"the checksum of {name[:100]!r}")
+    if offset + nbytes > sources[index].size:
+        raise ValueError(f"{name[:100]!r} ends at byte {offset + nbytes} of a file of {sources[index].size}")
+    if method == "deflate":
+        check_ratio(name, nbytes, size)
+    if method == "overwriting" and size > _MOST_OVERWRITTEN:
+        raise ValueError(f"{name[:100]!r} is said to be {size} bytes")
+    return File(name, size, "", Packed(sources[index], offset, nbytes, crc, method))
+
+
+def _is_twice_packed(file: File) -> bool:
+    return file.packed is not None and file.packed.file.packed is not None
+
+
+def _check_unchanged(place: Location, file: File, now: Entry) -> None:
+    if now.kind == "file" and (now.file.size, now.file.stamp) == (file.size, file.stamp):
+        return
+    if now.kind != "file":
+        here = place.parent.path
+        is_below = file.path.startswith(here if here in ("", "/") else f"{here}/")
+        raise CorruptError(
+            f"{file.path} has changed since {place} was made of it: it is gone now."
+            + (" The virtual checkpoint was moved without what it reads, or that was removed." if is_below else ""),
+            f"{'Move it back, or what it reads beside it' if is_below else 'Put it back'}; or make it again.",
+        )
+    found = "was written since" if now.file.size == file.size else f"has {now.file.size} now"
+    raise CorruptError(
+        f"{file.path} has changed since {place} was made of it: it had {file.size} bytes, and {found}. Nothing was "
+        "read from there.",
+        "Make the virtual checkpoint again.",
+    )
+
+
+def _files(place: Location, sources: list[File], told: dict[str, Any]) -> tuple[FilePlan, ...]:
+    from ckptconv.tensors.expressions import Decoder
+
+    decoder = Decoder(sources, told.get("lists"))
+    files: dict[str, FilePlan] = {}
+    names: set[str] = set()
+    for each in list_of(told.get("files"), "its 'files'"):
+        file = _file(place, object_of(each, "a file"), decoder)
+        held = [part.name for part in file.parts[1:]]  # type: ignore[union-attr]
+        twice = next(itertools.chain((name for name in held if name in names), filter(files.get, [file.name])), None)
+        if twice is not None:
+            raise ValueError(f"it has {twice[:100]!r} twice")
+        names.update(held)
+        files[file.name] = file
+    return tuple(files.values())
+
+
+def _file(place: Location, told: dict[str, Any], decoder: Decoder) -> FilePlan:
+    """Return the plan of one file. Raise ValueError unless its header, its tensors and its size agree."""
+    from ckptconv.formats import model_files, safetensors
+    from ckptconv.plan import Data, FilePlan, Literal
+
+    name, size = text_of(told.get("name"), "the name of a file"), count_of(told.get("size"), "the size of a file")
+    check_inside(name, place.path, "", nested=False)
+    if name.endswith(model_files.SUFFIX):
+        raw = text_of(told.get("header"), f"the header of {name[:100]!r}").encode()
+        places, _ = safetensors.described(raw, _within(place, name))
+        start = 8 + len(raw)
+        stored = safetensors.tensors_of(places, File(_within(place, name), size), start)
+        tensors = [decoder.decode(each) for each in list_of(told.get("tensors"), "what gives its tensors")]
+        if len(tensors) != len(stored):
+            raise ValueError(f"{name} has {len(stored)} tensors in its header, and {len(tensors)} expressions")
+        for (key, expected), tensor in zip(stored.items(), tensors, strict=True):
+            if (tensor.dtype, tensor.shape) != (expected.dtype, expected.shape):
+                raise ValueError(
+                    f"{key[:100]!r} is {expected.dtype} {list(expected.shape)} in its header, and its expression gives "
+                    f"{tensor.dtype} {list(tensor.shape)}"
+                )
+        data = [Data(at.offset, tensor, key) for (key, at), tensor in zip(stored.items(), tensors, strict=True)]
+        head = len(raw).to_bytes(8, "little") + raw
+        return FilePlan(name, size, (Literal(0, head), *data))
+    text = text_of(told.get("text"), f"the text of {name[:100]!r}").encode()
+    if len(text) != size:
+        raise ValueError(f"{name} has {len(text)} bytes of text, and is said to have {size}")
+    return FilePlan(name, size, (Literal(0, text),))
+
+
+def _within(place: Location, name: str) -> str:
+    """Return what a described file is called in messages."""
+    return f"{name} in {place}"

@@ -1,0 +1,55 @@
+"""Lines of styled text, for a screen or a log, that fit a width. Pure; prints nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ckptconv.text import cells, padded, split
+
+# Fewest cells of a screen that a label gets.
+NARROW = 16
+
+
+class Words(NamedTuple):
+    """Text and its style: "title", "name", "dim", "good", "warning" or "" for plain."""
+
+    text: str
+    style: str = ""
+
+
+Line = list[Words]
+
+
+def fitted(line: Line, width: int | None) -> Line:
+    """Return `line`, with its end cut off if it is wider than `width`."""
+    if width is None:
+        return line
+    left, fitted = width, []
+    for index, span in enumerate(line):
+        size = cells(span.text)
+        if size > left or (
+            size == left and index < len(line) - 1 and any(each.text.strip() for each in line[index + 1 :])
+        ):
+            text = ""
+            for char in span.text:
+                if cells(text + char) > left - 1:
+                    break
+                text += char
+            fitted.append(Words(text + "…", span.style))
+            break
+        fitted.append(span)
+        left -= size
+    return fitted
+
+
+def table_row(indent: Words, name: Words, column: int, others: Line, width: int | None) -> Iterator[Line]:
+    """Yield a row of a table: a name in a `column` of so many cells, or if it is wider in lines of its own; and the
+    `others`."""
+    label = padded(name.text, column)
+    if width is not None and cells(name.text) > column:
+        for piece in split(name.text, max(width - cells(indent.text), NARROW)):
+            yield [indent, name._replace(text=piece)]
+            indent = indent._replace(text=" " * len(indent.text))
+        label = " " * column
+    yield fitted([indent, name._replace(text=label), *others], width)

@@ -1,0 +1,29 @@
+"""A tensor, as reports and pages list it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ckptconv.tensors.statistics import Statistics
+
+
+@dataclass(slots=True)
+class TensorInfo:
+    """A tensor."""
+
+    name: str
+    """Its name."""
+
+    dtype: str
+    """Its dtype, such as bfloat16."""
+
+    shape: tuple[int, ...]
+    """Its shape."""
+
+    bytes: int
+    """Its size."""
+
+    stats: Statistics | None = None
+    """Statistics of its values, with --stats; null for dtypes that are no numbers. A tied name has its tensor's."""

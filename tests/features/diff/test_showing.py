@@ -1,0 +1,66 @@
+"""diff: what is printed of it, in any width and as JSON, and with the options that other commands have too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from checkpoints import ckptconv_here
+from features.diff.cells import UNEQUAL
+from lone_files import STATE, making
+from safetensors.torch import save_file
+
+import ckptconv
+from ckptconv.features.diff.showing import overview
+from ckptconv.text import cells
+
+
+def test_rows_of_different_names_differ_in_any_width(tmp_path: Path) -> None:
+    names = [
+        f"model.layers.{layer}.mlp.experts.{expert}.{way}_proj.weight"
+        for layer in (1, 11) for expert in (7, 17) for way in ("up", "down")
+    ]  # fmt: skip
+    for number, file in enumerate(("a", "b")):
+        save_file({name: torch.full((3, 4), float(number)) for name in names}, tmp_path / f"{file}.safetensors")
+    difference = ckptconv.diff(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+    for width in (40, 50, 60, 80, 100, 200, None):
+        shown = ["".join(words.text for words in line) for line in overview(difference, width=width)]
+        lines = shown[shown.index("") + 1 : shown.index("", 3)]
+        text = "".join(line.strip() for line in lines)
+        assert all(name in text for name in names) or len({*lines}) == len(lines) == len(names) + 1, width
+        assert width is None or not [line for line in lines if cells(line) > width], width
+
+
+def test_json_has_the_status_of_each_tensor(place: Path) -> None:
+    torch.save({"model": {"w": torch.ones(3), "v": torch.ones(2, 2)}, "epoch": 3}, place / "model.pt")
+    for make, words in UNEQUAL:
+        make()
+        found = ckptconv_here(*words, "--json").json
+        assert {each["name"]: each["status"] for each in found["tensors"]} == {
+            "model.v": "only_a",
+            "model.x": "only_b",
+            "model.w": "changed",
+        }
+
+
+def test_a_notebook_shows_what_was_found(tmp_path: Path) -> None:
+    torch.save({"b": torch.ones(2000)}, tmp_path / "x.pt")
+    found = ckptconv.diff(tmp_path / "x.pt", tmp_path / "x.pt")
+    assert found._repr_html_().startswith("<table><caption>Difference</caption><tr>")
+
+
+def test_one_file_of_many_is_compared_by_whoever_says_so(tmp_path: Path) -> None:
+    path = making(STATE, "model-00002-of-00002.safetensors")(tmp_path)
+    ckptconv.convert(path, tmp_path / "o.safetensors", alone=True, fsync=False)
+    assert ckptconv_here("diff", path, tmp_path / "o.safetensors", "--alone").code == 0
+
+
+def test_what_a_map_makes_of_the_first_is_compared(place: Path) -> None:
+    told = 'drop = ["*._extra_state"]\n[[rule]]\none = "{l}.qkv : (q + k) h"\nother = ["{l}.q : q h", "{l}.k : k h"]\n'
+    (place / "my.toml").write_text(f"{told}[sizes]\nq = 8\nk = 4\n")
+    torch.save({"0.qkv": torch.arange(48.0).reshape(12, 4), "0._extra_state": torch.ones(2)}, "m.pt")
+    assert ckptconv_here("convert", "m.pt", "other.safetensors", "--map", "my.toml").code == 0
+    run = ckptconv_here("diff", "m.pt", "other.safetensors", "--map", "my.toml")
+    assert (run.code, "equal: 2 tensors" in run.out) == (0, True)
+    assert "left out, as the map my.toml says: '0._extra_state'" in run.err
+    assert ckptconv_here("diff", "m.pt", "other.safetensors").code == 1

@@ -1,0 +1,28 @@
+"""What tests of the trunk ask of statements too."""
+
+from __future__ import annotations
+
+from ckptconv.cli import registered
+
+# What others make that statements could be about, by command.
+_MAKING = {
+    "average": "average g1.safetensors g2.safetensors -o new.safetensors",
+    "merge": "merge base ad1 -o new.safetensors",
+}
+_MADE = [words for command, words in _MAKING.items() if command in registered.COMMANDS]
+REFUSED = """\
+convert a.pt new.safetensors --digest sha256 --attest notes.md
+pt2safetensors a.pt new.safetensors --digest sha256 --attest g1.safetensors
+safetensors2pt g1.safetensors new.pt --digest sha256 --attest a.pt
+zero-to-fp32 zero new --digest sha256 --attest notes.md
+dcp2safetensors dcp new --digest sha256 --attest notes.md
+safetensors2dcp g1.safetensors new --digest sha256 --attest notes.md
+finish parts --attest notes.md
+""" + "".join(f"{words} --digest sha256 --attest a.pt\n" for words in _MADE)
+AGAIN = """\
+convert a.pt stated.safetensors --manifest s.json --digest sha256 --attest s.jsonl
+"""
+# What a command writes to a directory that others write to: the name, and its words.
+WRITTEN: dict[str, tuple[str, tuple[object, ...]]] = {
+    "attest": ("x.jsonl", ("convert", "MODEL", "OWN", "--digest", "sha256", "--attest", "PATH"))
+}

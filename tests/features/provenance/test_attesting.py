@@ -1,0 +1,240 @@
+"""`--attest`: statements for others, of what outputs are and of what they were made."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import torch
+from checkpoints import DATA, ZERO, seven_shards
+
+from ckptconv import convert, finish
+from ckptconv.errors import CorruptError, FailedError, UsageError
+from ckptconv.formats.registered import DESCRIBING
+
+MANIFEST = ".ckptconv-manifest.json"
+RUN = ZERO / "z3_bf16_w2" / "checkpoint"
+DCP = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
+SHARD = 100_000
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return seven_shards(tmp_path_factory.mktemp("model") / "model.pt", rows=25)
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tensors larger and smaller than what is read at a time, tied, empty."""
+    path = tmp_path_factory.mktemp("mixed") / "mixed.pt"
+    state = {f"small{n}": torch.full((n,), float(n)) for n in range(1, 40)}
+    torch.save({**state, "large": torch.randn(700, 1100), "tied": state["small9"], "empty": torch.empty(0)}, path)
+    return path
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def test_what_contradicts_is_refused(mixed: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="none were asked for"):
+        convert(mixed, tmp_path / "out", attest=tmp_path / "out.jsonl")
+    with pytest.raises(UsageError, match="both name"):
+        convert(mixed, tmp_path / "out", digest="sha256", attest=tmp_path / "x", depfile=tmp_path / "x")
+    assert not list(tmp_path.iterdir())
+
+
+def test_parts_without_digests_are_not_attested(shards: Path, tmp_path: Path) -> None:
+    convert(shards, tmp_path / "out", max_shard_size=SHARD, part=(0, 1))
+    with pytest.raises(UsageError, match="without digests"):
+        finish(tmp_path / "out", attest=tmp_path / "out.jsonl")
+    finish(tmp_path / "out")
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+# ------------------------------------------------------------------------------------------------------ statements
+
+
+def statements(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_model_signing_is_told_all_files_of_the_directory(shards: Path, tmp_path: Path) -> None:
+    convert(shards, tmp_path / "out", max_shard_size=SHARD, digest="sha256", attest=tmp_path / "out.jsonl")
+    signing, _ = statements(tmp_path / "out.jsonl")
+    found = sorted((path.name, sha256(path.read_bytes())) for path in (tmp_path / "out").iterdir())
+    # As model_signing 1.1.1 has it: the digest of the model is that of the digests of its files.
+    root = sha256(b"".join(bytes.fromhex(digest) for _, digest in found))
+    assert signing["_type"] == "https://in-toto.io/Statement/v1"
+    assert signing["predicateType"] == "https://model_signing/signature/v1.0"
+    assert signing["subject"] == [{"name": "out", "digest": {"sha256": root}}]
+    assert signing["predicate"]["resources"] == [
+        {"name": name, "algorithm": "sha256", "digest": digest} for name, digest in found
+    ]
+    assert signing["predicate"]["serialization"]["method"] == "files"
+
+
+def test_a_single_file_is_the_model(mixed: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.safetensors"
+    convert(mixed, out, digest="sha256", attest=tmp_path / "out.jsonl")
+    signing, provenance = statements(tmp_path / "out.jsonl")
+    digest = sha256(out.read_bytes())
+    assert signing["predicate"]["resources"] == [{"name": ".", "algorithm": "sha256", "digest": digest}]
+    assert provenance["subject"] == [{"name": out.name, "digest": {"sha256": digest}}]
+
+
+def test_the_provenance_says_of_what_and_how_it_was_made(mixed: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    convert(mixed, out, digest="sha256", attest=tmp_path / "out.jsonl", dtype="bf16")
+    _, provenance = statements(tmp_path / "out.jsonl")
+    told = json.loads((out / MANIFEST).read_text())
+    assert provenance["predicateType"] == "https://slsa.dev/provenance/v1"
+    files = {entry["name"]: entry["digest"]["sha256"] for entry in provenance["subject"]}
+    assert files == {path.name: sha256(path.read_bytes()) for path in out.iterdir()}
+    definition = provenance["predicate"]["buildDefinition"]
+    assert definition["externalParameters"]["options"] == {"dtype": "bfloat16"}
+    assert definition["internalParameters"] == {"plan": told["plan"]}
+    assert {each["name"]: each["annotations"] for each in definition["resolvedDependencies"]} == told["source"][
+        "inputs"
+    ]
+    assert provenance["predicate"]["runDetails"]["builder"]["version"] == {"ckptconv": told["ckptconv"]}
+
+
+# ----------------------------------------------------------------------------------------- the inputs in a statement
+
+
+def dependencies(path: Path) -> dict[str, str]:
+    """The sha256 of each input, by name, as the statement about the last output has it."""
+    definition = statements(path)[-1]["predicate"]["buildDefinition"]
+    return {each["name"]: each["digest"]["sha256"] for each in definition["resolvedDependencies"]}
+
+
+def digests_in(directory: Path, prefix: str = "") -> dict[str, str]:
+    files = (path for path in directory.rglob("*") if path.is_file())
+    return {f"{prefix}{path.relative_to(directory)}": sha256(path.read_bytes()) for path in files}
+
+
+def test_every_input_has_the_digest_that_sha256sum_prints(mixed: Path, tmp_path: Path) -> None:
+    for number, path in enumerate((mixed, RUN, DCP)):
+        place = tmp_path / str(number)
+        place.mkdir()
+        kinds: Any = {"optimizer": place / "states"} if path is RUN else {}
+        total: list[int] = []
+        done: list[int] = []
+        asked: Any = {"digest": "sha256", "on_total": total.append, "progress": done.append, **kinds}
+        report = convert(path, place / "out", attest=place / "out.jsonl", **asked)
+        found = dependencies(place / "out.jsonl")
+        assert found, path
+        known = digests_in(path if path.is_dir() else path.parent)
+        assert found == {name: next(known[each] for each in known if each.endswith(name)) for name in found}
+        assert sum(done) == total[0], path
+        # Nothing but the statements depends on it.
+        plain = convert(path, place / "plain", digest="sha256")
+        assert (place / "plain" / MANIFEST).read_bytes() == (place / "out" / MANIFEST).read_bytes()
+        assert report.bytes_read > plain.bytes_read, path
+
+
+def test_a_reference_and_companions_are_inputs(mixed: Path, tmp_path: Path) -> None:
+    convert(mixed, tmp_path / "like")
+    (tmp_path / "like" / "config.json").write_text("{}")
+    convert(mixed, tmp_path / "out", like=tmp_path / "like", digest="sha256", attest=tmp_path / "out.jsonl")
+    like = digests_in(tmp_path / "like", "--like/")
+    assert dependencies(tmp_path / "out.jsonl") == {
+        "mixed.pt": sha256(mixed.read_bytes()),
+        "config.json": like["--like/config.json"],
+        "--like/model.safetensors": like["--like/model.safetensors"],
+    }
+
+
+def test_the_data_behind_a_description_is_an_input(mixed: Path, tmp_path: Path) -> None:
+    for suffix in DESCRIBING:
+        described = tmp_path / f"mixed{suffix}"
+        convert(mixed, described)
+        convert(described, tmp_path / "out", digest="sha256", attest=tmp_path / "out.jsonl")
+        assert dependencies(tmp_path / "out.jsonl") == {
+            described.name: sha256(described.read_bytes()),
+            mixed.name: sha256(mixed.read_bytes()),
+        }
+
+
+def test_what_came_through_a_pipe_or_is_remote_has_a_digest(mixed: Path, tmp_path: Path) -> None:
+    small = tmp_path / "small.pt"
+    torch.save({"w": torch.arange(9)}, small)
+    reading, writing = os.pipe()
+    os.write(writing, small.read_bytes())  # less than a pipe holds
+    os.close(writing)
+    fsspec.filesystem("memory").pipe_file("/digests/mixed.pt", mixed.read_bytes())
+    try:
+        for source, data in ((f"/dev/fd/{reading}", small), ("memory://digests/mixed.pt", mixed)):
+            convert(source, tmp_path / "out", digest="sha256", attest=tmp_path / "out.jsonl")
+            assert [*dependencies(tmp_path / "out.jsonl").values()] == [sha256(data.read_bytes())]
+    finally:
+        os.close(reading)
+        fsspec.filesystem("memory").rm("/digests", recursive=True)
+
+
+def test_an_input_that_changes_before_it_is_digested_is_found(mixed: Path, tmp_path: Path) -> None:
+    class Changing:
+        def __call__(self, count: int) -> None: ...
+
+        def on_file(self, name: str) -> None:
+            if name == "digesting the inputs":
+                source.write_bytes(source.read_bytes())
+                os.utime(source, ns=(1, 1))
+
+    source = tmp_path / "source.pt"
+    source.write_bytes(mixed.read_bytes())
+    with pytest.raises(CorruptError, match=r"source\.pt changed while it was read"):
+        convert(source, tmp_path / "out", digest="sha256", attest=tmp_path / "out.jsonl", progress=Changing())
+    assert [path.name for path in tmp_path.iterdir()] == ["source.pt"]
+
+
+def test_parts_give_what_a_whole_run_gives(mixed: Path, tmp_path: Path) -> None:
+    options: Any = {"max_shard_size": 1_000_000}
+    convert(mixed, tmp_path / "out", digest="sha256", attest=tmp_path / "whole.jsonl", **options)
+    for first in ("", "sha256"):
+        parts, told = tmp_path / f"parts{first}" / "out", tmp_path / f"parts{first}.jsonl"
+        for number, digest in enumerate((first, "sha256")):
+            convert(mixed, parts, part=(number, 2), digest=digest, **options)
+        finish(parts, attest=told)
+        assert told.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+
+
+def test_what_other_threads_write_is_attested_too(shards: Path, tmp_path: Path) -> None:
+    asked: Any = {"max_shard_size": SHARD, "digest": "sha256", "attest": tmp_path / "out.jsonl"}
+    with ThreadPoolExecutor(2) as executor:
+        convert(shards, tmp_path / "out", executor=executor, **asked)
+    assert dependencies(tmp_path / "out.jsonl") == {shards.name: sha256(shards.read_bytes())}
+
+
+def test_what_parts_have_read_stays(mixed: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source.pt"
+    source.write_bytes(mixed.read_bytes())
+    convert(source, tmp_path / "new", digest="sha256", part=(0, 1))
+    with pytest.raises(UsageError, match="the input itself"):
+        finish(tmp_path / "new", overwrite=True, attest=source)
+    assert source.read_bytes() == mixed.read_bytes()
+
+
+def test_parts_are_attested_where_their_inputs_are(mixed: Path, tmp_path: Path) -> None:
+    source, out, told = tmp_path / "source.pt", tmp_path / "out", tmp_path / "out.jsonl"
+    source.write_bytes(mixed.read_bytes())
+    convert(source, out, digest="sha256", part=(0, 1))
+    stamp = source.stat().st_mtime_ns
+    os.utime(source, ns=(1, 1))
+    with pytest.raises(CorruptError, match="changed while it was read"):
+        finish(out, attest=told)
+    os.utime(source, ns=(stamp, stamp))
+    source.rename(tmp_path / "elsewhere.pt")
+    with pytest.raises(FailedError, match=r"source\.pt cannot be read here"):
+        finish(out, attest=told)
+    assert not told.exists()
+    (tmp_path / "elsewhere.pt").rename(source)
+    finish(out, attest=told)
+    assert dependencies(told) == {"source.pt": sha256(source.read_bytes())}

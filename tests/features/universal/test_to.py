@@ -1,0 +1,55 @@
+"""`--to universal`, of which `--universal` is another spelling."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import ckptconv_here, contents, done
+from safetensors.torch import save_file
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_file({"a.weight": torch.arange(6.0).view(2, 3), "a.bias": torch.ones(2)}, "m.safetensors")
+
+
+def convert(*words: str) -> list[str]:
+    return ["convert", "m.safetensors", *words]
+
+
+def test_both_spellings_write_the_same() -> None:
+    for place, words in (("said", ["--universal", "said/step"]), ("asked", ["asked/step", "--to", "universal"])):
+        Path(place).mkdir()
+        done(ckptconv_here(*convert(*words)))
+    assert contents(Path("said")) == contents(Path("asked"))
+    done(ckptconv_here("verify", "m.safetensors", "asked/step"))
+    done(ckptconv_here("verify", "m.safetensors", "--universal", "asked/step"))
+
+
+def test_it_is_planned_and_made_in_parts() -> None:
+    assert "would" in done(ckptconv_here(*convert("x", "--to", "universal", "--dry-run"))).out
+    assert not Path("x").exists()
+    for part in ("0/2", "1/2"):
+        done(ckptconv_here(*convert("x", "--to", "universal", "--part", part)))
+    done(ckptconv_here("finish", "x"))
+    done(ckptconv_here("verify", "m.safetensors", "x", "--to", "universal"))
+
+
+def test_it_stands_beside_other_outputs_but_not_beside_one_of_its_own() -> None:
+    done(ckptconv_here(*convert("x", "--to", "pt", "--universal", "u")))
+    assert Path("x").is_file()
+    assert Path("u").is_dir()
+    for to in ("universal", "dcp"):
+        ckptconv_here(*convert("y", "--to", to, "--universal", "z")).refused(2, "two outputs")
+    ckptconv_here(*convert("--to", "pt", "--universal", "z")).refused(2, "there is none")
+
+
+def test_it_is_made_of_one_input_and_has_a_name() -> None:
+    ckptconv_here(*convert("--to", "universal")).refused(2, "needs an OUTPUT: a directory")
+    ckptconv_here(*convert("n.safetensors", "--output-dir", "o", "--to", "universal")).refused(
+        2, "--to universal is for one conversion"
+    )
+    ckptconv_here(*convert("x", "--to", "DeepSpeed")).refused(2, "Did you mean universal?")

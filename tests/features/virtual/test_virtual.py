@@ -1,0 +1,331 @@
+"""Descriptions of files that are not written: read like the files, refused where they are damaged or hostile."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import torch
+from cells import looking
+from checkpoints import ZERO, assert_same, ckptconv_here, contents, done, load_with_aliases, tag_of
+from effort import every
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+import ckptconv
+from ckptconv.errors import CkptconvError, CorruptError, UnsafeError, UnsupportedError, UsageError
+from ckptconv.features.virtual.description import load
+from ckptconv.storage.location import Location
+
+
+@pytest.fixture
+def zero(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(ZERO / "z3_fp32_w4" / "checkpoint", tmp_path / "zero"))
+
+
+def described(source: Path, output: Path, *options: object) -> Path:
+    done(ckptconv_here("virtual", source, output, "--quiet", "--no-fsync", *options))
+    return output
+
+
+# ------------------------------------------------------------------------------------------------------- what it gives
+
+
+def test_a_conversion_of_it_writes_what_one_of_the_source_writes(zero: Path, tmp_path: Path) -> None:
+    made = described(zero, tmp_path / "x.virtual.json", "--dtype", "bf16")
+    ckptconv.convert(zero, tmp_path / "one", dtype="bf16")
+    ckptconv.convert(made, tmp_path / "other", verify=True)
+    name = "model.safetensors"
+    assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "other" / name).read_bytes()
+
+
+def test_what_it_describes_can_be_cast_chosen_renamed_and_described_again(zero: Path, tmp_path: Path) -> None:
+    first = described(zero, tmp_path / "1.virtual.json")
+    again = described(first, tmp_path / "2.virtual.json", "--dtype", "fp16", "--include", "l*", "--rename", "^l=layer")
+    ckptconv.convert(again, tmp_path / "out.safetensors")
+    ckptconv.convert(zero, tmp_path / "plain.safetensors", include="l*")
+    expected = load_with_aliases(tmp_path / "plain.safetensors")
+    assert_same(
+        load_with_aliases(tmp_path / "out.safetensors"),
+        {name.replace("l", "layer", 1): tensor.half() for name, tensor in expected.items()},
+    )
+
+
+def test_nested_state_comes_back_whole(tmp_path: Path) -> None:
+    state = {"model": {"a": torch.arange(9.0)}, "step": 7, "names": ["x", ("y",)], "tied": [torch.ones(2)] * 2}
+    torch.save(state, tmp_path / "x.pt")
+    for options in ((), ("--max-shard-size", "10B")):
+        made = described(tmp_path / "x.pt", tmp_path / "x.virtual.json", *options)
+        assert ckptconv_here("safetensors2pt", made, tmp_path / "back.pt").code == 0
+        back = torch.load(tmp_path / "back.pt", weights_only=True)
+        assert torch.equal(back["model"]["a"], state["model"]["a"])  # type: ignore[index,call-overload]
+        assert (back["step"], back["names"]) == (7, ["x", ("y",)])
+        assert back["tied"][0].data_ptr() == back["tied"][1].data_ptr()
+
+
+@every("command", ["pt2safetensors", "zero-to-fp32", "dcp2safetensors"])
+def test_every_command_reads_it(command: str, zero: Path, tmp_path: Path) -> None:
+    made = described(zero, zero.with_name(f"{command}.virtual.json"))
+    assert ckptconv_here(command, made, tmp_path / "out.safetensors").code == 0
+    assert load_file(tmp_path / "out.safetensors")
+    assert ckptconv_here("verify", zero, tmp_path / "out.safetensors").code == 0
+    assert ckptconv.open(made).source.format == "virtual: DeepSpeed ZeRO-3"
+
+
+def test_it_is_the_output_of_every_command_by_its_name(zero: Path, tmp_path: Path) -> None:
+    one, other = tmp_path / "1.virtual.json", tmp_path / "2.virtual.json"
+    described(zero, one)
+    run = ckptconv_here("zero-to-fp32", zero, other, "--json")
+    assert json.loads(run.out)["tensors"] == len(ckptconv.open(one).source.weights) - 1
+    assert one.read_bytes() == other.read_bytes()
+
+
+def test_it_moves_with_what_lies_below_its_directory(zero: Path, tmp_path: Path) -> None:
+    described(zero, tmp_path / "x.virtual.json")
+    (tmp_path / "there").mkdir()
+    for name in ("zero", "x.virtual.json"):
+        (tmp_path / name).rename(tmp_path / "there" / name)
+    ckptconv.convert(tmp_path / "there" / "x.virtual.json", tmp_path / "out.safetensors")
+    # From another directory, sources are named by their absolute paths.
+    (tmp_path / "elsewhere").mkdir()
+    made = described(tmp_path / "there" / "zero", tmp_path / "elsewhere" / "x.virtual.json")
+    assert json.loads(made.read_text())["roots"] == [str(tag_of(tmp_path / "there" / "zero"))]
+    made.rename(tmp_path / "x.virtual.json")
+    ckptconv.convert(tmp_path / "x.virtual.json", tmp_path / "other.safetensors")
+    assert (tmp_path / "out.safetensors").read_bytes() == (tmp_path / "other.safetensors").read_bytes()
+
+
+def test_sources_on_a_store(zero: Path, tmp_path: Path) -> None:
+    store = fsspec.filesystem("memory")
+    for name, data in contents(zero).items():
+        store.pipe_file(f"/virtual/zero/{name}", data)
+    ckptconv.convert("memory://virtual/zero", tmp_path / "x.virtual.json")
+    ckptconv.convert("memory://virtual/zero", "memory://virtual/x.virtual.json")
+    ckptconv.convert(zero, tmp_path / "plain.safetensors")
+    for place in (str(tmp_path / "x.virtual.json"), "memory://virtual/x.virtual.json"):
+        ckptconv.convert(place, tmp_path / "out.safetensors")
+        assert (tmp_path / "out.safetensors").read_bytes() == (tmp_path / "plain.safetensors").read_bytes()
+    with pytest.raises(UsageError, match="only what is below its own directory"):
+        ckptconv.convert(zero, "memory://virtual/other.virtual.json")
+    store.rm("/virtual", recursive=True)
+
+
+def test_what_makes_no_sense_is_refused(zero: Path, tmp_path: Path) -> None:
+    for output, options, message in (
+        ("x.json", (), "no name for a virtual checkpoint"),
+        ("x.virtual.json", ("--verify",), "no data: --verify is of no use"),
+        ("x.virtual.json", ("--part", "0/2"), "no data: --part is of no use"),
+        ("x.virtual.json", ("--optimizer", tmp_path / "y.virtual.json"), "optimizer states are written as safetensors"),
+    ):
+        command = "zero-to-fp32" if options else "virtual"
+        run = ckptconv_here(command, zero, tmp_path / output, *options)
+        assert run.code == 2, run
+        assert message in run.err
+    assert [path.name for path in tmp_path.iterdir()] == ["zero"]
+
+
+@pytest.mark.parametrize("how", ["touched", "cut", "gone"])
+def test_a_source_that_has_changed_is_named(how: str, zero: Path, tmp_path: Path) -> None:
+    made = described(zero, tmp_path / "x.virtual.json")
+    changed = next(zero.rglob("*rank_2*optim_states.pt"))
+    if how == "touched":
+        os.utime(changed, ns=(1, 1))
+    elif how == "cut":
+        os.truncate(changed, 100)
+    else:
+        changed.unlink()
+    for words in (("pt2safetensors", made, tmp_path / "out.safetensors"), *((each, made) for each in looking())):
+        ckptconv_here(*words).refused(4, f"{changed} has changed since {made} was made of it")
+    assert not (tmp_path / "out.safetensors").exists()
+
+
+# ------------------------------------------------------------------------------------------------- damaged and hostile
+
+Change = Callable[[dict[str, Any]], object]
+
+
+def first(key: str, **values: Any) -> Change:
+    """Set `values` in the first entry of `key`."""
+    return lambda told: told[key][0].update(values)
+
+
+def outside(name: str) -> Change:
+    return first("sources", name=name)
+
+
+HEADER = '{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+CHANGES: dict[str, tuple[Change, type[CkptconvError], str]] = {
+    "no version": (lambda told: told.pop("ckptconv.virtual"), CorruptError, "does not begin with"),
+    "a later version": (lambda told: told.update({"ckptconv.virtual": 2}), UnsupportedError, "a newer ckptconv"),
+    "no files": (lambda told: told.pop("files"), CorruptError, "'files' is no list"),
+    "a file that is none": (lambda told: told["files"].append(3), CorruptError, "no object"),
+    "a file twice": (lambda told: told["files"].append(told["files"][0]), CorruptError, "twice"),
+    "a name with a path": (first("files", name="../model.safetensors"), UnsafeError, "leads out"),
+    "an absolute name": (first("files", name="/x.safetensors"), UnsafeError, "absolute"),
+    "a size": (first("files", size=9), CorruptError, "of the data, which has"),
+    "no header": (first("files", header="x"), CorruptError, "in its header"),
+    "another header": (first("files", header=HEADER, size=8 + len(HEADER) + 4), CorruptError, "1 tensors in its head"),
+    "tensors that are missing": (lambda told: told["files"][0]["tensors"].pop(), CorruptError, "expressions"),
+    "tensors in another order": (lambda told: told["files"][0]["tensors"].reverse(), CorruptError, "its expression"),
+    "a source outside": (outside("../secret"), UnsafeError, "it leads out"),
+    "an absolute source": (outside("/etc/passwd"), UnsafeError, "it is an absolute path"),
+    "a URL as a source": (outside("s3://x/y"), UnsafeError, "it is a URL"),
+    "another source": (outside("nothing"), CorruptError, "is gone now"),
+    "a directory": (outside("zero"), CorruptError, "is gone now"),
+    "another root": (first("sources", root=7), CorruptError, "names root 7 of 1"),
+    "a relative root": (lambda told: told.update(roots=["zero"]), UnsafeError, "neither a URL nor an absolute path"),
+    "a root that climbs": (lambda told: told.update(roots=["/a/../etc"]), UnsafeError, "parts or characters"),
+    "a root of two lines": (lambda told: told.update(roots=["/a\n/etc"]), UnsafeError, "parts or characters"),
+    "a chained root": (lambda told: told.update(roots=["zip://x::s3://a/b"]), UnsafeError, "no plain URL"),
+    "a root with a password": (lambda told: told.update(roots=["sftp://me:pw@host/x"]), UnsafeError, "a password"),
+    "a root of no server": (lambda told: told.update(roots=["http:///x"]), UnsafeError, "no plain URL"),
+    "a root of a directory in a directory": (lambda told: told.update(roots=["dir://x"]), UnsafeError, "no plain URL"),
+    "a root with a query": (lambda told: told.update(roots=["http://x/y?z"]), UnsafeError, "no plain URL"),
+    "a source in itself": (
+        lambda told: told["sources"].append(
+            {"in": 5, "offset": 0, "nbytes": 4, "crc": None, "method": "deflate", "name": "x", "size": 4}
+        ),
+        CorruptError,
+        "not known",
+    ),
+    "a bomb": (
+        lambda told: told["sources"].append(
+            {"in": 0, "offset": 0, "nbytes": 4, "crc": None, "method": "deflate", "name": "x", "size": 1 << 50}
+        ),
+        CorruptError,
+        "deflate makes no more",
+    ),
+    "lists of text": (lambda told: told.update(lists=[["a"]]), CorruptError, "stands where a count should"),
+    "an endless tensor": (
+        lambda told: told["files"].append(
+            {
+                "name": "x.safetensors",
+                "size": 1 << 70,
+                "header": HEADER.replace("[1]", "[1152921504606846976]").replace("4]", "4611686018427387904]"),
+                "tensors": [["zeros", "float32", [1 << 60]]],
+            }
+        ),
+        CorruptError,
+        "is no count",
+    ),
+}
+
+
+@every("case", CHANGES)
+def test_a_damaged_or_hostile_description_is_refused(case: str, zero: Path, tmp_path: Path) -> None:
+    change, kind, message = CHANGES[case]
+    made = described(zero, zero.with_name(f"{case}.virtual.json"))
+    told = json.loads(made.read_text())
+    change(told)
+    made.write_text(json.dumps(told))
+    run = ckptconv_here("pt2safetensors", made, tmp_path / "out.safetensors", "--json")
+    assert (run.code, json.loads(run.out)["error"]["exit_code"]) == (kind.exit_code, kind.exit_code), run
+    assert message in run.err
+    assert str(made) in run.err or "deflate" in run.err
+    assert not (tmp_path / "out.safetensors").exists()
+
+
+@every("text", ["", "{", "[]", "3", '{"ckptconv.virtual": 1}', '{"ckptconv.virtual": 1, "x": NaN}'])
+def test_what_is_no_description_is_corrupt(text: str, tmp_path: Path) -> None:
+    (tmp_path / "x.virtual.json").write_text(text)
+    ckptconv_here("convert", tmp_path / "x.virtual.json", tmp_path / "out").refused(4)
+
+
+def test_deep_nesting_is_corrupt(zero: Path, tmp_path: Path) -> None:
+    made = described(zero, tmp_path / "x.virtual.json")
+    text = made.read_text()
+    made.write_text(text.replace('"roots":["."]', f'"roots":{"[" * 100_000}{"]" * 100_000}'))
+    ckptconv_here("convert", made, tmp_path / "out").refused(4)
+
+
+def test_on_a_store_only_its_own_directory_is_read(zero: Path, tmp_path: Path) -> None:
+    made = described(zero, tmp_path / "x.virtual.json")
+    told = {**json.loads(made.read_text()), "roots": [str(tmp_path)]}
+    fsspec.filesystem("memory").pipe_file("/x.virtual.json", json.dumps(told).encode())
+    with pytest.raises(UnsafeError, match="on a store, only its own directory"):
+        ckptconv.open("memory://x.virtual.json")
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("mutated")
+    shutil.copytree(ZERO / "z3_bf16_w2" / "checkpoint", place / "zero")
+    return described(place / "zero", place / "x.virtual.json")
+
+
+@given(data=st.data())
+def test_no_change_of_a_byte_makes_a_traceback(example: Path, data: st.DataObject) -> None:
+    raw = bytearray(example.read_bytes())
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(raw) - 1))
+        raw[at : at + data.draw(st.integers(0, 2))] = data.draw(st.sampled_from([b"", b"0", b"9", b"[", b'"', b"null"]))
+    other = example.with_name("y.virtual.json")
+    other.write_bytes(raw)
+    problem: CkptconvError | None = None
+    try:
+        load(Location(str(other)))
+    except CkptconvError as error:
+        problem = error
+    assert problem is None or problem.exit_code in (3, 4, 5)
+    assert "\n" not in str(problem)
+
+
+def test_a_description_of_shards_becomes_shards(tmp_path: Path) -> None:
+    torch.save({f"w{number}": torch.full((100,), number) for number in range(5)}, tmp_path / "x.pt")
+    described = tmp_path / "x.virtual.json"
+    ckptconv.convert(tmp_path / "x.pt", described, max_shard_size="2KB")
+    ckptconv.convert(tmp_path / "x.pt", tmp_path / "plain", max_shard_size="2KB", fsync=False)
+    ckptconv.convert(described, tmp_path / "out", fsync=False)
+    ckptconv.convert(described, tmp_path / "renamed", rename="w=v", fsync=False)
+    ckptconv.convert(described, tmp_path / "one.safetensors", fsync=False)
+    files = sorted(path.name for path in (tmp_path / "plain").glob("*.safetensors"))
+    assert len(files) == 3
+    assert sorted(path.name for path in (tmp_path / "renamed").glob("*.safetensors")) == files
+    for name in files:
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "plain" / name).read_bytes()
+
+
+def test_a_description_of_shards_becomes_the_shards_that_its_files_become(tmp_path: Path) -> None:
+    # The structure record has the names in another order than the files do.
+    torch.save({"b": torch.ones(3), "a": torch.zeros(3000)}, tmp_path / "x.pt")
+    for output in ("x.virtual.json", "plain"):
+        ckptconv.convert(tmp_path / "x.pt", tmp_path / output, max_shard_size=500, fsync=False)
+    for source, output in (("x.virtual.json", "one"), ("plain", "other")):
+        ckptconv.convert(tmp_path / source, tmp_path / output, fsync=False)
+    one, other = (
+        {path.name: path.read_bytes() for path in (tmp_path / output).iterdir() if "manifest" not in path.name}
+        for output in ("one", "other")
+    )
+    assert one == other
+
+
+@every("structure", [True, False])
+def test_tensors_that_are_stored_twice_stay_so(structure: bool, tmp_path: Path) -> None:
+    weight, number = torch.arange(6.0).reshape(2, 3), torch.tensor(7)
+    state = {"a": weight, "b": weight.view(2, 3), "c": weight, "n": number, "m": number[...]}
+    torch.save(state, tmp_path / "x.pt")
+    made = {}
+    for output in ("x.virtual.json", "x.safetensors"):
+        ckptconv.convert(tmp_path / "x.pt", tmp_path / output, tied="duplicate", structure=structure, fsync=False)
+        ckptconv.convert(tmp_path / output, tmp_path / "out.safetensors", verify=True, fsync=False)
+        made[output] = (tmp_path / "out.safetensors").read_bytes()
+    assert made["x.virtual.json"] == made["x.safetensors"]
+    names = ["a", "b", "m", "n"] if structure else ["a", "b", "c", "m", "n"]
+    assert sorted(load_file(tmp_path / "out.safetensors")) == names
+
+
+def test_a_description_that_was_moved_says_so(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    torch.save({"w": torch.ones(3)}, tmp_path / "a/x.pt")
+    ckptconv.convert(tmp_path / "a/x.pt", tmp_path / "a/x.virtual.json")
+    (tmp_path / "a/x.virtual.json").rename(tmp_path / "b/x.virtual.json")
+    with pytest.raises(CorruptError, match=r"b/x\.pt .* is gone now\. .* was moved without what it reads"):
+        ckptconv.open(tmp_path / "b/x.virtual.json")
