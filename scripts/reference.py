@@ -153,6 +153,7 @@ def exit_codes() -> dict[str, str]:
 
 
 _OPTIONS = "Each has one meaning. Where commands put it in other words, there is a row for these."
+_FORMERS = "Names that options had before are still taken, and a remark says so:"
 _ENVIRONMENT = "An option comes before its variable. Only the command line reads them, not the library."
 
 
@@ -183,7 +184,12 @@ def cli_page() -> str:
             lines += [f"| {heading} | | default |", "|---|---|---|"]
             lines += [each.row for each in meanings]
             lines.append("")
-    lines += ["## Environment", "", _ENVIRONMENT, ""]
+    lines += [_FORMERS, ""]
+    lines += [
+        f"- {', '.join(f'`{name}`' for name in names)}: `{former}` for `{flag}`"
+        for (former, flag), names in formers().items()
+    ]
+    lines += ["", "## Environment", "", _ENVIRONMENT, ""]
     flags = [flag for each in every for flag in each.flags]
     lines += ["| variable | |", "|---|---|"]
     lines += [f"| `{name}` | {_cell(about)} |" for name, about in {**variables(flags), **VARIABLES}.items()]
@@ -207,6 +213,21 @@ def _as_for(command: Help, base: Help, form: str = "`{}`") -> str:
     others = [flag for flag in base.flags if not any(map(flag.is_as, shared))]
     few = shared if len(shared) <= len(others) else others
     return ("" if few is shared else "all but ") + ", ".join(form.format(flag.word) for flag in few)
+
+
+def formers() -> dict[tuple[str, str], list[str]]:
+    """Return the commands that take an option by a name that it had, by that name and today's."""
+    found: dict[tuple[str, str], list[str]] = {("--optimizer", "--states"): ["convert --to dcp"]}
+
+    def look(command: Any, path: str) -> None:
+        for option in getattr(command.callback, "options", {}).values():
+            if option.former:
+                found.setdefault((option.former, option.flags[0]), []).append(path)
+        for name, each in getattr(command, "commands", {}).items():
+            look(each, f"{path} {name}".strip())
+
+    look(app.made(), "")
+    return found
 
 
 class Meaning(NamedTuple):

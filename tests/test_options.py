@@ -30,6 +30,7 @@ from ckptconv.options import keywords, registered
 from ckptconv.options.kinds import FLAG, Rules
 from ckptconv.options.option import FormerName, Option
 from ckptconv.options.table import COMMAND, OPENING, OPTIONS, named_in
+from ckptconv.publish.statements import STATEMENTS
 
 # For each option: what its default is, a value, and how that may be written, in Python and last as words.
 ACCEPTED: dict[str, tuple[Any, Any, list[Any]]] = {
@@ -63,7 +64,6 @@ ACCEPTED: dict[str, tuple[Any, Any, list[Any]]] = {
     "part": (None, (0, 2), [(0, 2), [0, 2], "0/2"]),
     "manifest": ("", "m.json", [Path("m.json"), "m.json"]),
     "digest": ("", "sha256", ["sha256"]),
-    "attest": ("", "m.jsonl", [Path("m.jsonl"), "m.jsonl"]),
     "depfile": ("", "m.d", [Path("m.d"), "m.d"]),
     "dry_run": (False, True, [True]),
     "storage_options": ({}, {"anon": True}, [{"anon": True}, '{"anon": true}']),
@@ -109,7 +109,6 @@ REFUSED: dict[str, list[Any]] = {
     "part": [(3, 2), (0, 0), (-1, 2), (0,), (0, 1, 2), (0, True), (0.0, 2), "3/2", "1", 3, {0: 2}],
     "manifest": [3, b"m", ["m"]],
     "digest": ["md5", 3, True, "SHA256"],
-    "attest": [3, b"m", ["m"]],
     "depfile": [3, True],
     "storage_options": ["[]", "{", "3", 3, {3: 1}, [("anon", True)], "[" * 100_000],
     "family": NOT_TEXT,
@@ -444,7 +443,7 @@ def test_the_library_makes_the_same_files(python: dict[str, Any], words: list[st
 def test_every_path_may_be_a_file_url(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(3)}, tmp_path / "m.pt")
     here = f"file://{tmp_path}"
-    paths = {name: f"{here}/{name}" for name in ("manifest", "attest", "depfile")}
+    paths = {name: f"{here}/{name}" for name in ("manifest", *STATEMENTS, "depfile")}
     ckptconv.convert(f"{here}/m.pt", f"{here}/out", spool_dir=here, digest="sha256", fsync=False, **paths)
     assert {*paths, "out"} < {path.name for path in tmp_path.iterdir()}
     ckptconv.convert(f"{here}/m.pt", f"{here}/more", like=f"{here}/out", fsync=False)

@@ -18,7 +18,7 @@ Examples:
   ckptconv convert checkpoints/ model/       of a DeepSpeed run, for example
   ckptconv inspect model.pt                  what is it, and what is in it?
 
-ckptconv help COMMAND has the options of each, and more examples.
+ckptconv help COMMAND has the options of each, and more examples; ckptconv help options has those that they share.
 """
 
 app = App(

@@ -14,6 +14,7 @@ from ckptconv.process import of_feature
 # then.
 FEATURES: Mapping[str, str] = {
     "quantized": "dequantize quantize requantize keep",
+    "provenance": "attest",
     "maps": "map size",
 }
 # Of these, those that change a source when it is opened, in this order, and what asks for that: options, or `recorded`,

@@ -251,12 +251,6 @@ class Options(Given):
         metavar="sha256|blake3",
         group=OUTPUT,
     )
-    attest: str = option(
-        PATH,
-        "Write there, to be signed, the digests as OpenSSF Model Signing has them, and the provenance; needs --digest.",
-        metavar="FILE",
-        group=OUTPUT,
-    )
     depfile: str = option(
         PATH, "Write a rule for make there: which files the output is made of.", metavar="FILE", group=OUTPUT
     )

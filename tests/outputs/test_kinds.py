@@ -89,7 +89,6 @@ MATRIX = {
     "part": Row("hhhhhhhh", {"part": (0, 2)}),
     "manifest": Row("hhhhhhhh", {"manifest": "manifest.json"}),
     "digest": Row("hhhhhhhh", {"digest": "sha256"}, (("manifest", "manifest.json"),)),
-    "attest": Row("hhhhhhhh", {"attest": "attested"}, (("digest", "sha256"),)),
     "depfile": Row("hhhhhhhh", {"depfile": "x.d"}),
     "dry_run": Row("hhhhhhhh", {"dry_run": True}),
     **{option: Row(*row) for rows in of_features("ROWS_OF_KINDS") for option, row in rows.items()},

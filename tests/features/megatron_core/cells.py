@@ -7,6 +7,8 @@ from pathlib import Path
 
 from lone_files import STATE, Make, W, making
 
+from ckptconv.cli import registered
+
 from .attacks import FILES
 
 ATTACKS = FILES
@@ -34,7 +36,7 @@ def _commands(file: Path) -> tuple[tuple[str, ...], ...]:
         (*convert, "masters.safetensors", "--master"),
         (*convert, "--optimizer", "states"),
         ("verify", where, "unstacked", "--json"),
-        ("inspect", where),
+        *(("inspect", where) for command in registered.COMMANDS if command == "inspect"),
     )
 
 

@@ -11,13 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cells import looking
 from checkpoints import assert_same, ckptconv_here, done
 from effort import every
 from features.orbax import writer
+from features.orbax.attacks import STEPS
 from format_suite import FormatSuite
 from safetensors.torch import load_file
 
 import ckptconv
+from ckptconv.formats.registered import DESCRIBING
 from ckptconv.tensors.lazy import packed
 
 DATA = Path(__file__).parent / "data"
@@ -181,7 +184,7 @@ def test_two_arrays_of_one_name_are_both_named(tmp_path: Path) -> None:
 
 def test_a_file_of_a_step_means_the_step(tmp_path: Path) -> None:
     for name in ("_METADATA", "manifest.ocdbt"):
-        done(ckptconv_here("inspect", step_of("small-chunks") / name))
+        done(ckptconv_here("convert", step_of("small-chunks") / name, tmp_path / f"{name}.safetensors"))
     run = ckptconv_here("convert", step_of("two-processes") / "ocdbt.process_1", tmp_path / "out")
     run.refused(2, "what one process wrote", "Name that of the step")
 
@@ -252,8 +255,9 @@ def test_what_tensorstore_can_store_comes_out(way: str, inline: int, tmp_path: P
     out = tmp_path / "out.safetensors"
     done(ckptconv_here("convert", place, out, "--verify"))
     assert torch.equal(load_file(out)["w"], torch.from_numpy(ARRAY)), way
-    ckptconv.convert(place, tmp_path / "x.virtual.json", overwrite=True)
-    assert torch.equal(ckptconv.load_state_dict(tmp_path / "x.virtual.json")["w"], torch.from_numpy(ARRAY)), way
+    for suffix in DESCRIBING:
+        ckptconv.convert(place, tmp_path / f"x{suffix}", overwrite=True)
+        assert torch.equal(ckptconv.load_state_dict(tmp_path / f"x{suffix}")["w"], torch.from_numpy(ARRAY)), way
     shutil.rmtree(place)
 
 
@@ -279,7 +283,8 @@ def test_a_large_chunk_that_lies_in_a_node_is_unpacked_where_it_is_wanted(tmp_pa
         (tmp_path / "_METADATA").write_text(writer.metadata(writer.entry("w")))
         done(ckptconv_here("convert", tmp_path, tmp_path / "out.safetensors", "--verify"))
         assert torch.equal(load_file(tmp_path / "out.safetensors")["w"], torch.from_numpy(zeros))
-        assert ckptconv_here("inspect", tmp_path).code == 0
+        for command in looking():
+            assert ckptconv_here(command, tmp_path).code == 0, command
 
 
 def test_only_what_is_converted_is_opened(tmp_path: Path) -> None:
@@ -325,9 +330,10 @@ def test_each_chunk_is_expected_to_be_read_once(tmp_path: Path) -> None:
     assert {*expected.values()} == {64 * 512 * 4}
 
 
+@pytest.mark.skipif(not importlib.util.find_spec("ckptconv.features.maps"), reason="a copy without maps")
 @every("suffix", ["", ".value"])
 def test_a_step_of_openpi_gets_the_names_of_hugging_face(suffix: str, tmp_path: Path) -> None:
-    case = DATA.parents[2] / "data" / "maps" / "openpi-pi0"
+    case = DATA.parents[1] / "maps" / "data" / "openpi-pi0"
     arrays = {name: array.numpy() for name, array in load_file(case / "ours.safetensors").items()}
     place = tmp_path / "step"
     values: dict[str, bytes] = {}
@@ -340,3 +346,34 @@ def test_a_step_of_openpi_gets_the_names_of_hugging_face(suffix: str, tmp_path: 
     for source in (place, place / "params"):
         done(ckptconv_here("convert", source, out, "--map", "openpi-pi0", "--verify"))
         assert_same(load_file(out), load_file(case / "hf.safetensors"))
+
+
+# What is said of attacks, of those whose other numbers would be refused elsewhere too.
+SAID = {
+    "manifest_prefix": "begins with 90 bytes of b'a'",
+    "manifest_longer": "says that it has 1099511627776",
+    "manifest_bomb": "unpacks to more than",
+    "node_itself": "leads to one that another leads to",
+    "node_order": "its keys are not in order",
+    "node_overlap": "the values at bytes 0 and 5 overlap",
+    "node_words": "too many",
+    "array_pieces": "is cut into 1000000000000 pieces",
+    "array_shard_index": "a chunk of 24 bytes is said to begin at byte 40 of 84",
+    "array_inflated": "it inflates to more than the 48 bytes",
+    "array_both": "described twice",
+    "tree_inside": "lies inside another value",
+    "tree_up": "'../../w', which its tree names, is not there",
+}
+
+
+@every("file", SAID)
+def test_what_is_wrong_is_said(file: str, tmp_path: Path) -> None:
+    (attack,) = (each for each in STEPS if each.file == f"orbax_{file}")
+    (tmp_path / file).mkdir()
+    run = ckptconv_here("convert", attack.make(tmp_path / file, ""), tmp_path / "out.safetensors")
+    run.refused(attack.exit, SAID[file])
+
+
+def test_a_value_that_is_cut_short_is_found_before_anything_is_written(tmp_path: Path) -> None:
+    run = ckptconv_here("convert", step_of("error-data-cut"), tmp_path / "out.safetensors")
+    run.refused(4, "has 7473 bytes, and 1949 bytes are said to begin at byte 5824")

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 from ckptconv.cli import registered
 
+# Of the option: its default, a value, and how that may be written; values that it has not; and what becomes of it in
+# each kind of output, with an option that it needs.
+ACCEPTED_VALUES: dict[str, tuple[Any, Any, list[Any]]] = {"attest": ("", "m.jsonl", [Path("m.jsonl"), "m.jsonl"])}
+REFUSED_VALUES: dict[str, list[Any]] = {"attest": [3, b"m", ["m"]]}
+ROWS_OF_KINDS: dict[str, tuple[Any, ...]] = {"attest": ("hhhhhhhh", {"attest": "attested"}, (("digest", "sha256"),))}
 # What others make that statements could be about, by command.
 _MAKING = {
     "average": "average g1.safetensors g2.safetensors -o new.safetensors",
