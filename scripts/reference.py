@@ -38,7 +38,7 @@ SCHEMAS = ROOT / "ckptconv" / "cli" / "schemas"
 CHOICES = ROOT / "docs" / "commands.md"
 MADE = "This page is made by `scripts/reference.py`; do not edit it."
 # Pages of features: the scripts whose `page` returns each, given the sentence that says that it is made.
-PAGES = {
+PAGES: dict[str, str] = {
     "map-catalogue.md": "map_catalogue",  # features/maps
 }
 # Variables that no option has.

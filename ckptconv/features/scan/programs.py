@@ -36,6 +36,8 @@ _ENDS = {
 }
 # What a path of names may begin with that leads to operators.
 _ROOTS = (b"torch", b"ops")
+# One part more than that of an operator has.
+_PARTS = 4
 # Classes and constants by which TorchScript makes values, which are no operators.
 _MAKERS = frozenset({"device", "dtype", "Tensor", "Generator", "layout", "memory_format", "annotate", "Size", "Stream"})
 # In expressions of torch.export: functions of sympy and of torch, by name.
@@ -111,7 +113,8 @@ def _paths_in(code: bytes) -> Iterator[list[bytes]]:
         if kind == "quote":
             at = _end_of_text(code, at, part)
         if kind == "name" and before == b"." and path:
-            path.append(part)
+            # Of a longer one than any operator's, the beginning is told.
+            path += [part] if len(path) < _PARTS else []
         elif part != b"." or not path:
             if path:
                 yield path

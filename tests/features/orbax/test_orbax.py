@@ -331,24 +331,6 @@ def test_each_chunk_is_expected_to_be_read_once(tmp_path: Path) -> None:
     assert {*expected.values()} == {64 * 512 * 4}
 
 
-@pytest.mark.skipif(not importlib.util.find_spec("ckptconv.features.maps"), reason="a copy without maps")
-@every("suffix", ["", ".value"])
-def test_a_step_of_openpi_gets_the_names_of_hugging_face(suffix: str, tmp_path: Path) -> None:
-    case = DATA.parents[1] / "maps" / "data" / "openpi-pi0"
-    arrays = {name: array.numpy() for name, array in load_file(case / "ours.safetensors").items()}
-    place = tmp_path / "step"
-    values: dict[str, bytes] = {}
-    for name, array in arrays.items():
-        values |= writer.chunked(f"params.{name}{suffix}", array, array.shape)
-    writer.database(place / "params", values)
-    tree = (writer.entry("params", *f"{name}{suffix}".split(".")) for name in arrays)
-    (place / "params" / "_METADATA").write_text(writer.metadata(*tree))
-    out = tmp_path / "out.safetensors"
-    for source in (place, place / "params"):
-        done(ckptconv_here("convert", source, out, "--map", "openpi-pi0", "--verify"))
-        assert_same(load_file(out), load_file(case / "hf.safetensors"))
-
-
 # What is said of attacks, of those whose other numbers would be refused elsewhere too.
 SAID = {
     "manifest_prefix": "begins with 90 bytes of b'a'",
