@@ -204,7 +204,7 @@ def test_options_of_other_programs_are_said_what_they_are_here() -> None:
         "--bf16": "Use --dtype bf16.",
         "--half": "Use --dtype fp16.",
         "--force": "--overwrite",
-        "--device": "Nothing is put on a device",
+        "--device": "ckptconv uses no device",
         **{option: text for table in of_features("OTHER_OPTIONS") for option, text in table.items()},
         "--num-workers": "Use --jobs N.",
     }.items():
