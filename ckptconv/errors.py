@@ -78,7 +78,7 @@ def leaving(untouched: str) -> Iterator[None]:
     except StoppedError:
         raise
     except CkptconvError as error:
-        if untouched and not error._told and "Nothing was " not in error.message:
+        if untouched and not error._told and not any(said in error.message for said in ("Nothing was ", UNPUBLISHED)):
             error.message += f" {untouched}"
         error._told = True
         raise

@@ -41,7 +41,7 @@ _FENCED = re.compile(
 )
 # What differs from run to run.
 _MEASURED = re.compile(r"\d+\.\d\d s\b|(?<=peak memory )\d+ MiB")
-_COMMAND = re.compile(rf"({'|'.join(_commands(app.made()))})(?![\w-])")
+_COMMAND = re.compile(rf"ckptconv ({'|'.join(_commands(app.made()))})(?![\w-])")
 
 
 def examples(language: str) -> list[tuple[str, str, str]]:

@@ -14,9 +14,9 @@ Convert checkpoints of any size to safetensors: nothing in them runs, and memory
 
 \b
 Examples:
-  ckptconv convert model.pt                  writes model.safetensors
-  ckptconv convert checkpoints/ model/       converts a DeepSpeed run, for example
-  ckptconv inspect model.pt                  shows its format, tensors and sizes
+  ckptconv convert model.pt              writes model.safetensors
+  ckptconv convert checkpoints/ model/   converts a DeepSpeed run, for example
+  ckptconv inspect model.pt              shows its format, tensors and sizes
 
 ckptconv help COMMAND has the options of each, and more examples; ckptconv help options has those that they share.
 """

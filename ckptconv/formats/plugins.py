@@ -66,7 +66,7 @@ class _Plugin:
 
     def _broken(self, why: str) -> FailedError:
         return FailedError(
-            f"The format {self.FAMILY!r}of the package {self._package} cannot be used: {why}.",
+            f"The format {self.FAMILY!r} of the package {self._package} cannot be used: {why}.",
             "Update that package, or uninstall it.",
         )
 

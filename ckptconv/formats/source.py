@@ -111,7 +111,7 @@ class Quantized(NamedTuple):
 STATES_ARE_CONVERTED = ". Use --optimizer PATH for its states"
 THEIR_STATES_ARE_CONVERTED = "--optimizer PATH for the optimizer states, "
 # The same, where they would go into the checkpoint of the weights.
-_STATES_ARE_TAKEN = ("--optimizer PATH converts", "--states PATH adds")
+_STATES_ARE_TAKEN = ("--optimizer PATH for", "--states PATH for")
 
 
 class StateFacts(NamedTuple):

@@ -666,8 +666,7 @@ class RowsOptions(
     """As --momentum1-dtype. Default: float32."""
 
     max_dim: int | str | None
-    """The embedding dimension The embedding dimension D of the widest table of the same operator. Default: this
-    table's."""
+    """The embedding dimension D of the widest table of the same operator. Default: this table's."""
 
 
 class ScanOptions(_Connecting, total=False):

@@ -140,7 +140,7 @@ for _file, _why, _header in (
     ("entry_null", "a tensor that is null", {"w": None}),
     ("entry_list", "a tensor that is a list", {"w": ["F32", [2, 3], [0, 24]]}),
     ("no_dtype", "no dtype", {"w": {"shape": [2, 3], "data_offsets": [0, 24]}}),
-    ("no_shape", "not a shape", {"w": {"dtype": "F32", "data_offsets": [0, 24]}}),
+    ("no_shape", "no shape", {"w": {"dtype": "F32", "data_offsets": [0, 24]}}),
     ("no_offsets", "no offsets", {"w": {"dtype": "F32", "shape": [2, 3]}}),
     ("dtype_number", "a dtype that is a number", {"w": entry(7)}),
     ("dtype_null", "a dtype that is null", {"w": entry(None)}),
@@ -396,7 +396,7 @@ for _file, _why, _kind, _parts in (
      ["crow_indices", {"name": "i"}, "col_indices", {"name": "i"}, "values", {"name": "w"}, "shape", ["size", 7, 7]]),
     ("quantized", "a quantized tensor of floats", "quantized",
      ["values", {"name": "w"}, "qscheme", ["torch", "qscheme", "per_tensor_affine"], "scale", 1, "zero_point", 0]),
-    ("part", "a sparse tensor with a part that the reference lacks", "sparse_coo",
+    ("part", "a sparse tensor with a part that it does not have", "sparse_coo",
      ["indices", {"name": "i"}, "values", {"name": "w"}, "shape", ["size", 9, 3], "data", 1]),
 ):  # fmt: skip
     _used = json.dumps(_parts)

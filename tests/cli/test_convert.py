@@ -137,14 +137,13 @@ def test_a_prefix_of_wrappers_is_told(place: Path) -> None:
     torch.save({"model.a": torch.ones(2)}, "model.pt")  # which may be the module's own name
     torch.save({1: torch.ones(2)}, "numbers.pt")
     save_file(names, "flat.safetensors")
-    told = "as wrappers of models have it"
+    told = "the prefix of a model wrapper"
     for command in (("convert", "--output-dir=o", "--dry-run"), *((each,) for each in looking())):
         for name in ("flat.pt", "flat.safetensors"):
-            assert (
-                f"{told}; --strip-prefix _orig_mod.module." in succeeding(command[0], name, *command[1:], "--json").out
-            )
+            said = succeeding(command[0], name, *command[1:], "--json").out
+            assert f"{told}; --strip-prefix _orig_mod.module. removes it." in said
     words = ("convert", "train.pt", "out.safetensors")
-    assert f"{told}; --key state_dict --strip-prefix _orig_mod.module." in succeeding(*words).out
+    assert f"{told}; --key state_dict --strip-prefix _orig_mod.module. removes it." in succeeding(*words).out
     assert told not in succeeding(*words, "--key", "state_dict", "--strip-prefix", "_orig_mod.module.").out
     for name in ("model.pt", "numbers.pt"):
         assert told not in succeeding("convert", name).out
@@ -157,8 +156,8 @@ def test_an_output_that_cannot_be_written_is_refused_with_what_to_do(place: Path
     succeeding("convert", "a.pt", "b.pt", "--output-dir", "o")
     before = contents(place)
     for command, code, said in (
-        ("convert a.safetensors ./a.safetensors", 2, "Write it to another place; rename it afterwards"),
-        ("convert a.safetensors", 2, "is in safetensors already, so an OUTPUT is needed"),
+        ("convert a.safetensors ./a.safetensors", 2, "Write it to another path, and rename it afterwards"),
+        ("convert a.safetensors", 2, "is already in safetensors, so it needs an OUTPUT"),
         ("pt2safetensors a.pt b.pt", 2, "is an existing checkpoint"),
         ("pt2safetensors a.pt b.pt", 2, "convert INPUT... --output-dir DIR"),
         ("convert a.pt b.pt --output-dir o --no-clobber", 1, "--no-clobber"),
@@ -325,7 +324,7 @@ def test_files_of_a_set_that_say_different_things_are_told_of(place: Path) -> No
     Path("model.safetensors.index.json").write_text(json.dumps(index))
     run = succeeding("convert", ".", "out.safetensors")
     assert "the metadata of its files differs in 'step'; the metadata of the last file is used" in run.err
-    assert "a structure record in one of its files was left out" in run.err
+    assert "the structure record of one of its files was left out" in run.err
     assert metadata_of(place / "out.safetensors") == {"format": "pt", "step": "2"}
 
 
@@ -390,7 +389,7 @@ def test_a_structure_record_that_does_not_fit_is_refused_or_left_out(place: Path
     for tensors in (less, {**whole, "extra": torch.ones(1)}):
         save_file(tensors, "in.safetensors", metadata=metadata_of(place / "in.safetensors"))
         err = refused(4, "convert", "in.safetensors", "out.safetensors")
-        assert "--no-structure converts the tensors without the record" in err
+        assert "Use --no-structure to convert the tensors without the record" in err
         run = succeeding("convert", "in.safetensors", "out.safetensors", "--no-structure", "--verify")
         assert "its structure record was left out" in run.err
         assert metadata_of(place / "out.safetensors") == {"format": "pt"}
@@ -441,7 +440,8 @@ def test_of_twenty_the_broken_ones_do_not_stop_the_others(place: Path) -> None:
         lines = run.out.splitlines()
         assert lines[0].split() == ["input", "input", "format", "output", "size", "time"]
         assert [line.split()[0] for line in lines[1:21]] == words, "in the order in which they were given"
-        assert [line for line in lines if line.startswith("values are recorded beside the tensors of in/m0.pt, in/m1.")]
+        also = [line for line in lines if line.startswith("the structure record of in/m0.pt, in/m1.")]
+        assert [line for line in also if " also holds values" in line]
         assert lines[-1].startswith("17 of 20 inputs converted, 3 failed: wrote ")
         kinds = {line.split()[0]: line.split()[1] for line in lines[1:-1]}
         assert [kinds[f"in/{name}"] for name in CODES] == ["unsafe", "corrupt", "unsupported"], jobs
@@ -496,8 +496,8 @@ def test_options_for_one_output_are_refused_for_several(place: Path) -> None:
     )
     for option in options:
         said = refused(2, "convert", "a.pt", "--output-dir", "o", option)
-        assert f"{option.partition('=')[0]} is for one conversion" in said
-    assert "by itself" in refused(2, "convert", "-", "a.pt", "--output-dir", "o")
+        assert f"{option.partition('=')[0]} applies to one conversion" in said
+    assert "must be converted alone" in refused(2, "convert", "-", "a.pt", "--output-dir", "o")
     assert os.listdir() == ["a.pt"]
 
 
@@ -589,7 +589,7 @@ def test_no_two_outputs_have_one_name_and_none_leads_out_of_the_directory(
 
 
 def test_what_is_no_template_or_leads_out_is_refused() -> None:
-    fields = r"no template.*\{stem\}, \{name\}, \{parent\}, \{number\}"
+    fields = r"not a template.*\{stem\}, \{name\}, \{parent\}, \{number\}"
     for said, templates in (
         ("not a valid name in out", ["..", "../{stem}", "/{stem}", "{stem}/..", "{stem}//x", ".", "a/./b"]),
         (fields, ["{stem", "{}", "{0}", "{other}", "{stem.upper}", "{stem!r}", "{number:03}", "}"]),

@@ -96,7 +96,7 @@ REFUSED: list[tuple[str, int, str]] = [
     ),
     # The command itself
     ("pt2safetensors --max_shard_siz 1 model.pt", 2, "Did you mean --max-shard-size?"),
-    ("transform model.pt", 2, "There are: convert, pt2safetensors, ;zero-to-fp32"),
+    ("transform model.pt", 2, "Its commands are convert, pt2safetensors, ;zero-to-fp32"),
     ("--json", 2, "no option --json of ckptconv itself;ckptconv COMMAND --json"),
     ("-q inspect model.pt", 2, "no option -q of ckptconv itself;ckptconv COMMAND -q"),
     (
@@ -114,7 +114,7 @@ REFUSED: list[tuple[str, int, str]] = [
     (
         "pt2safetensors a.pt out b.pt 'c d.pt'",
         2,
-        "more arguments than ckptconv pt2safetensors takes: b.pt c d.pt.;Quote names with blanks",
+        "ckptconv pt2safetensors does not take so many arguments: b.pt c d.pt.;Quote names with blanks",
     ),
     *(
         (f"{command} '' out.safetensors", 2, "The input's name is empty.;not set?")

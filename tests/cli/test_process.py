@@ -470,7 +470,7 @@ def disturbed(*arguments):
 {function}, {place} = {place}, disturbed
 main.main(sys.argv[1:])
 """
-ENDED = r"ckptconv: Stopped by SIG(INT|TERM)\. Nothing was put under a final name\."
+ENDED = r"ckptconv: Stopped by SIG(INT|TERM)\. No output was published\."
 
 
 def test_two_signals_at_any_time_are_one_end(small: Path, tmp_path: Path) -> None:
@@ -778,4 +778,4 @@ def test_a_path_where_a_command_should_be_is_met_with_the_right_one(tmp_path: Pa
     assert done.code == 2
     assert f"ckptconv convert {path} converts it" in done.err
     for command in looking():
-        assert f"ckptconv {command} {path} shows what it is" in done.err
+        assert f"ckptconv {command} {path} shows its contents" in done.err

@@ -137,7 +137,7 @@ def test_what_is_wrong_with_it_is_one_sentence(module: str, why: str, site: Path
     path = a_vector(tmp_path / "a.vec")
     with pytest.raises(FailedError) as caught:
         library.open(path)
-    assert caught.value.message.startswith("The format 'vector'of the package ckptconv-vector cannot be")
+    assert caught.value.message.startswith("The format 'vector' of the package ckptconv-vector cannot be")
     assert why in caught.value.message
     run = ckptconv_here("pt2safetensors", path, tmp_path / "out.safetensors")
     assert run.code == FailedError.exit_code
@@ -147,5 +147,5 @@ def test_what_is_wrong_with_it_is_one_sentence(module: str, why: str, site: Path
 def test_what_fails_later_may_be_its_mistake(site: Path, tmp_path: Path) -> None:
     install(site, MODULE.replace('DTYPES["float32"]', "3"))
     run = ckptconv_here("convert", a_vector(tmp_path / "a.vec"), tmp_path / "out.safetensors")
-    run.refused(FailedError.exit_code, "a mistake in the package ckptconv-vector, which brings the format 'vector'")
+    run.refused(FailedError.exit_code, "a bug in the package ckptconv-vector, which provides the format 'vector'")
     assert not (tmp_path / "out.safetensors").exists()

@@ -73,7 +73,11 @@ OTHERS: dict[str, tuple[Callable[[Any], object], Any, str]] = {
         "x",
         "before_commit 'x' is not a function",
     ),
-    "device": (lambda value: ckptconv.load_state_dict("model.pt", device=value), "no:thing", "'no:thing' is no device"),
+    "device": (
+        lambda value: ckptconv.load_state_dict("model.pt", device=value),
+        "no:thing",
+        "'no:thing' is not a device",
+    ),
     "framework": (lambda value: ckptconv.open("model.pt", framework=value), ["np"], "The framework ['np']"),
     "raw": (lambda value: ckptconv.open("model.pt")["weight"].numpy(raw=value), [], "neither True nor False"),
     "metadata": (lambda value: ckptconv.save_state_dict({}, "out", metadata=value), 5, "metadata 5 is not a mapping"),

@@ -632,7 +632,7 @@ def test_a_checkpoint_of_training_is_never_replaced(tmp_path: Path) -> None:
         (["--chunks", "2", "--like", NESTED], "--chunks and --like"),
         (["--to", "dcp-hf", "--max-shard-size", "1GB"], "--max-shard-size"),
         (["--states", DCP / "nowhere"], "does not exist"),
-        (["--like", DCP], "no checkpoint of torch.distributed.checkpoint"),
+        (["--like", DCP], "is not a checkpoint of torch.distributed.checkpoint"),
         (["--to", "pt"], "dcp"),
     ],
 )
@@ -681,6 +681,6 @@ def test_what_a_checkpoint_cannot_hold_is_refused(tmp_path: Path) -> None:
         ckptconv.convert(tmp_path / "m.pt", tmp_path / "out", to="dcp")
     with pytest.raises(UsageError, match="needs an OUTPUT"):
         ckptconv.convert(tmp_path / "m.pt", to="dcp")
-    with pytest.raises(UsageError, match="chunks is for a checkpoint"):
+    with pytest.raises(UsageError, match="--chunks applies only to a checkpoint"):
         ckptconv.convert(tmp_path / "m.pt", tmp_path / "out", chunks=3)
     assert not (tmp_path / "out").exists()

@@ -54,7 +54,7 @@ def test_numbers_that_nothing_names_are_refused_in_every_output(tmp_path: Path) 
     state = training_saved(tmp_path / "t.pt")
     state["model"]["3.bias"] = torch.zeros(3)
     torch.save(state, tmp_path / "t.pt")
-    words = "numbers its 6 parameters", "nothing tells which states", "named_parameters()"
+    words = "numbers its 6 parameters", "the states cannot be matched to parameters", "named_parameters()"
     refused(ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "s.safetensors"), 5, *words)
     run = ckptconv_here("safetensors2dcp", tmp_path / "t.pt", tmp_path / "d", "--states", tmp_path / "t.pt")
     refused(run, 5, *words)
@@ -67,7 +67,7 @@ def test_factors_of_a_square_parameter_are_not_taken_for_states_of_a_vector(tmp_
     optimizer = {"state": states, "param_groups": [{"lr": 1.0, "params": [0]}]}
     torch.save({"model": model, "optimizer": optimizer}, tmp_path / "t.pt")
     run = ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "s.safetensors")
-    refused(run, 5, "so the states cannot be matched to parameters.")
+    refused(run, 5, "and the states cannot be matched to parameters: ")
 
 
 def test_two_optimizers_in_a_file_share_the_parameters(tmp_path: Path) -> None:

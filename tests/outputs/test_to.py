@@ -32,7 +32,7 @@ def test_a_name_that_says_nothing_takes_any_kind_and_verify_knows_it_again() -> 
             done(ckptconv_here("verify", "m.safetensors", f"of-{to}"))
     assert_same(torch.load("of-pt", weights_only=True), WEIGHTS)
     assert_same(load_file("of-safetensors/model.safetensors"), WEIGHTS)
-    assert "Say with --to" in ckptconv_here("verify", "m.safetensors", "of-pt").refused(2, "of-pt is no output")
+    assert "Say with --to" in ckptconv_here("verify", "m.safetensors", "of-pt").refused(2, "of-pt is not an output")
 
 
 def test_an_output_is_the_same_whether_its_name_or_to_says_its_kind() -> None:
@@ -85,7 +85,7 @@ def test_several_inputs_each_become_one_of_the_kind() -> None:
     done(ckptconv_here("convert", "m.safetensors", "n.safetensors", "--output-dir", "out", "--to", "pt"))
     assert sorted(contents(Path("out"))) == ["m.pt", "n.pt"]
     words = ["convert", "m.safetensors", "n.safetensors", "--output-dir", "o"]
-    ckptconv_here(*words, "--states", "m.safetensors", "--to", "dcp").refused(2, "--states is for one conversion")
+    ckptconv_here(*words, "--states", "m.safetensors", "--to", "dcp").refused(2, "--states applies to one conversion")
 
 
 def test_parts_and_plans_are_of_the_kind() -> None:
@@ -132,6 +132,6 @@ def test_every_kind_is_named_in_the_help() -> None:
 def test_a_kind_whose_feature_is_missing_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kinds, "NAMED", {to: names for to, names in NAMED.items() if to != "dcp"})
     monkeypatch.setattr(kinds, "ABSENT", {"dcp": "absent"})
-    with pytest.raises(UsageError, match="to dcp needs the feature absent, which is not here"):
+    with pytest.raises(UsageError, match="to dcp needs the feature absent, which is not installed"):
         ckptconv.convert("m.safetensors", "x", to="dcp")
     ckptconv_here("convert", "m.safetensors", "x", "--to", "dcp").refused(2, "--to dcp needs the feature absent")

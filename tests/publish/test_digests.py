@@ -278,7 +278,7 @@ def test_digests_that_nothing_writes_are_refused(mixed: Path, tmp_path: Path) ->
         told = json.loads(sound)
         change(told, told["files"]["model.safetensors"])
         (tmp_path / "out" / MANIFEST).write_text(json.dumps(told))
-        with pytest.raises(DifferenceError, match="is no sound manifest"):
+        with pytest.raises(DifferenceError, match="is not a valid manifest"):
             verify(mixed, tmp_path / "out")
 
 
@@ -319,7 +319,7 @@ def test_the_package_blake3_gives_the_digests(mixed: Path, tmp_path: Path, monke
 
 
 def test_digests_that_would_be_kept_nowhere_are_refused(mixed: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no manifest to keep digests in"):
+    with pytest.raises(UsageError, match="has no manifest for the digests"):
         convert(mixed, tmp_path / "out.safetensors", digest="sha256")
     with pytest.raises(UsageError, match="both name"):
         convert(mixed, tmp_path / "out", digest="sha256", manifest=tmp_path / "x", depfile=tmp_path / "x")
@@ -329,7 +329,7 @@ def test_digests_that_would_be_kept_nowhere_are_refused(mixed: Path, tmp_path: P
 def test_a_part_of_a_single_file_is_finished_with_a_place_for_its_digests(mixed: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.safetensors"
     convert(mixed, out, digest="sha256", part=(0, 1))
-    with pytest.raises(UsageError, match="no manifest beside it"):
+    with pytest.raises(UsageError, match="is one file without a manifest"):
         finish(out)
     finish(out, manifest=tmp_path / "out.json")
     assert_digested((tmp_path / "out.json").read_text(), {out.name: out.read_bytes()})

@@ -226,8 +226,9 @@ finish parts --manifest a.pt
 REASONS = (
     "would replace",
     "ckptconv did not write",
-    "read as one",
-    "is not known to be",
+    "read as another input",
+    "would be read as one.",
+    "is not recognised as",
     "forbids",
     "contradict",
     "replace each other",
@@ -237,7 +238,7 @@ REASONS = (
     "files of another kind",
     "both name",
     "is empty",
-    "read together with",
+    "read it together with",
     "other programs there",
 )
 

@@ -304,7 +304,7 @@ def test_a_pipe_in_the_place_of_an_input_does_not_hold_the_work_up(model: Path, 
     file = look(str(path)).file
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(CkptconvError, match="not a file"):
+    with pytest.raises(CkptconvError, match="no longer the file that was opened"):
         LocalReader(file)
     run = ckptconv_here("pt2safetensors", path, tmp_path / "out")
     assert run.code != 0

@@ -42,7 +42,7 @@ def test_without_its_feature_a_scheme_is_refused_by_name(monkeypatch: pytest.Mon
     monkeypatch.setattr(stores, "STORES", {**stores.STORES, "lost": "lost"})
     for url in ("lost://bucket/x.pt", "simplecache::lost://bucket/x.pt"):
         for words in (("convert", url, "x.safetensors"), ("convert", "x.pt", url)):
-            ckptconv_here(*words).refused(2, "lost:// needs the feature lost, which is not here")
+            ckptconv_here(*words).refused(2, "lost:// needs the feature lost, which is not installed")
 
 
 def test_a_checkpoint_inside_an_archive_is_read_where_it_is(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def _read(place: Location, wanted: Wanted, reader: Reader) -> Source:
         raise archive.odd
     members = {name.removeprefix("./"): span for name, span in archive.members.items()}
     if len(members) != len(archive.members):
-        raise CorruptError(f"{place} has two members with the same name, one of them with a leading ./")
+        raise CorruptError(f"{place} has two members with the same name, one of them with a leading './'.")
     if _WEIGHTS not in members:
         raise _elsewhere(place, members)
     start, stop = members[_WEIGHTS]

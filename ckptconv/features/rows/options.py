@@ -32,7 +32,7 @@ class RowOptions(Given):
     momentum2_dtype: str | None = naming(ROW_DTYPE, "As --momentum1-dtype.", metavar="DTYPE", fallback="float32")
     max_dim: int | None = naming(
         counted(1, MOST_ITEMS),
-        "The embedding dimension The embedding dimension D of the widest table of the same operator.",
+        "The embedding dimension D of the widest table of the same operator.",
         metavar="D",
         fallback="this table's",
     )

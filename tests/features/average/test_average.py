@@ -346,7 +346,7 @@ def test_a_step_that_is_given_twice_is_told() -> None:
 def test_a_difference_is_no_average() -> None:
     steps = saved(model(0), model(1))
     report = average(steps[1], "out.safetensors", minus=steps[0])
-    assert report.notes[0] == "took 0.pt off 1 checkpoint: 5 tensors."
+    assert report.notes[0] == "subtracted 0.pt from 1 checkpoint: 5 tensors."
     assert not any("average" in note for note in report.notes)
     assert (report.averaged, report.weights) == (["1.safetensors", "0.pt"], [1.0, -1.0])
     average(steps[1], "out", minus=steps[0])
@@ -401,4 +401,4 @@ def test_an_average_is_no_file_for_torch_whatever_asks_for_it(tmp_path: Path) ->
     save_file({"w": torch.ones(2)}, tmp_path / "m.safetensors")
     words = ["average", tmp_path / "m.safetensors", tmp_path / "m.safetensors", "-o"]
     ckptconv_here(*words, tmp_path / "x", "--to", "pt").refused(2, "--to is 'pt'; it may be dcp")
-    ckptconv_here(*words, tmp_path / "x.pt").refused(2, "named as a file for torch.load")
+    ckptconv_here(*words, tmp_path / "x.pt").refused(2, "has the name of a file for torch.load")

@@ -275,7 +275,7 @@ def test_a_process_that_is_killed_is_one_sentence(steps: list[Path], tmp_path: P
     os.kill(pids[0], signal.SIGKILL)
     _, err = process.communicate(timeout=600)
     assert process.returncode == 1
-    assert err.startswith("ckptconv: A process that did a part of the work was killed")
+    assert err.startswith("ckptconv: A worker process was killed")
     assert len(err.splitlines()) == 1
     assert all(map(is_gone, pids))
     assert not (tmp_path / "out.safetensors").exists()

@@ -52,4 +52,4 @@ def test_quantized_weights_of_every_step_are_counted(place: Path) -> None:
         count = steps.count(case)
         assert report.dequantized == {name: count * each for name, each in weights.dequantized.items()}
         assert json.loads(Path(f"out{n}/.ckptconv-manifest.json").read_text())["dequantized"] == report.dequantized
-        assert not any("changes nothing" in note for note in report.notes)
+        assert not any("has no effect" in note for note in report.notes)

@@ -69,11 +69,16 @@ def test_a_changed_byte_is_seen(tmp_path: Path) -> None:
     "index, others, method, words",
     [
         (INDEX, {}, zipfile.ZIP_DEFLATED, "is compressed, but DDUF stores members uncompressed."),
-        ([], {}, zipfile.ZIP_STORED, "its model_index.json is no object"),
+        ([], {}, zipfile.ZIP_STORED, "its model_index.json is not an object"),
         ({"unet": []}, {}, zipfile.ZIP_STORED, "'vae/config.json' is not allowed in DDUF."),
         (INDEX, {"unet__x.bin": b""}, zipfile.ZIP_STORED, "'unet/x.bin' is not allowed in DDUF."),
         (INDEX, {"unet__in__x.txt": b""}, zipfile.ZIP_STORED, "'unet/in/x.txt' is not allowed in DDUF."),
-        (INDEX, {"vae__b.safetensors": safetensors.torch.save(VAE)}, zipfile.ZIP_STORED, "have 'vae/conv'"),
+        (
+            INDEX,
+            {"vae__b.safetensors": safetensors.torch.save(VAE)},
+            zipfile.ZIP_STORED,
+            "two of its files contain 'vae/conv'",
+        ),
         (INDEX, {"vae__b.safetensors": safetensors.torch.save(VAE)[:-2]}, zipfile.ZIP_STORED, "'vae/b.safetensors': "),
         (INDEX, {"vae__b.safetensors": safetensors.torch.save(VAE) + b"x"}, zipfile.ZIP_STORED, "has 13"),
         (INDEX, {"vae__b.safetensors": b"\xff" * 9}, zipfile.ZIP_STORED, "'vae/b.safetensors': "),
@@ -97,4 +102,4 @@ def test_an_archive_without_an_index_or_cut_is_refused(tmp_path: Path) -> None:
     ckptconv_here("convert", tmp_path / "none.dduf", tmp_path / "x").refused(4, "no member 'model_index.json'")
     export_entries_as_dduf(tmp_path / "cut.dduf", entries())
     (tmp_path / "cut.dduf").write_bytes((tmp_path / "cut.dduf").read_bytes()[:-40])
-    ckptconv_here("convert", tmp_path / "cut.dduf", tmp_path / "x").refused(4, "it was cut short")
+    ckptconv_here("convert", tmp_path / "cut.dduf", tmp_path / "x").refused(4, "the file was cut short")

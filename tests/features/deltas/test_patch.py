@@ -511,7 +511,7 @@ def test_options_that_contradict_a_delta_are_refused(tmp_path: Path, pair: tuple
         assert ckptconv_here("diff", *pair, "--delta", tmp_path / "d", *options).refused(2, "--delta", options[0])
     assert ckptconv_here("diff", *pair, "--delta", tmp_path / "d.safetensors").refused(2, "a delta is a directory")
     assert ckptconv_here("patch", pair[0], tmp_path / "c.safetensors").refused(2, "at least one DELTA")
-    assert ckptconv_here("patch", pair[0], tmp_path, tmp_path / "c.safetensors").refused(2, "No delta")
+    assert ckptconv_here("patch", pair[0], tmp_path, tmp_path / "c.safetensors").refused(2, "is not a delta")
     assert ckptconv_here("patch", pair[0], tmp_path / "none", tmp_path / "c").refused(2, "does not exist")
 
 
@@ -551,10 +551,10 @@ HOSTILE: dict[str, tuple[str, bytes, str]] = {
     "the largest count": ("overwrite", numbers(0xFFFFFFFF), "overwrites 4294967295 bytes"),
     "a count of more than there is": ("overwrite", numbers(5, 0, 1), "is shorter than its count of changes says"),
     "a position beyond the tensor": ("overwrite", numbers(1, 70) + b"x", "byte 70 of a tensor of 70"),
-    "a position twice": ("overwrite", numbers(2, 3, 3) + b"xy", "do not ascend"),
-    "positions that descend": ("overwrite", numbers(2, 4, 3) + b"xy", "do not ascend"),
-    "values too many": ("overwrite", numbers(1, 3) + b"xy", "more than the 9 bytes"),
-    "an overwriting bomb": ("overwrite", numbers(1, 3) + bytes(64 << 20), "more than the 9 bytes"),
+    "a position twice": ("overwrite", numbers(2, 3, 3) + b"xy", "are not in ascending order"),
+    "positions that descend": ("overwrite", numbers(2, 4, 3) + b"xy", "are not in ascending order"),
+    "values too many": ("overwrite", numbers(1, 3) + b"xy", "longer than the 9 bytes"),
+    "an overwriting bomb": ("overwrite", numbers(1, 3) + bytes(64 << 20), "longer than the 9 bytes"),
 }
 
 
@@ -611,7 +611,7 @@ DESCRIPTIONS: dict[str, tuple[Callable[[Path], object], int, str]] = {
     "another checksum": (edited(lambda index: index["metadata"].update(checksum_format=["md5"])), 5, "checksum_format"),
     "a version that is no number": (edited(lambda index: index["metadata"].update(version="x")), 4, "'x'"),
     "a version of another type": (edited(lambda index: index["metadata"].update(version=7)), 4, "7"),
-    "No delta": (edited(lambda index: index["metadata"].pop("base_version")), 2, "No delta"),
+    "No delta": (edited(lambda index: index["metadata"].pop("base_version")), 2, "is not a delta"),
     "a tensor that no file has": (
         edited(lambda index: index["weight_map"].update(x="model-00000-of-00001.safetensors")),
         4,
@@ -623,7 +623,7 @@ DESCRIPTIONS: dict[str, tuple[Callable[[Path], object], int, str]] = {
         "y.safetensors",
     ),
     "a file elsewhere": (edited(lambda index: index["weight_map"].update(x="../a.safetensors")), 3, "a.safetensors"),
-    "no index": (lambda delta: (delta / INDEX).unlink(), 2, "No delta"),
+    "no index": (lambda delta: (delta / INDEX).unlink(), 2, "is not a delta"),
     "no checksum": (lambda delta: rewritten(delta, lambda _, sums: sums.pop("steps")), 4, "no checksum of 'steps'"),
     "another checksum of a tensor": (
         lambda delta: rewritten(delta, lambda _, sums: sums.update({"steps": "00000001"})),

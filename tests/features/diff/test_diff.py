@@ -384,7 +384,7 @@ def test_the_exit_code_says_whether_anything_differs(two: tuple[str, str]) -> No
     assert "different: of 60 tensors, 55 changed, 5 equal" in other.out
     assert other.err == ""
     assert ckptconv_here("diff", "a.pt", "none.pt").refused(2, "none.pt does not exist")
-    assert ckptconv_here("diff", "--rtol", "-1", *two).refused(2, "--rtol", "number from 0 on")
+    assert ckptconv_here("diff", "--rtol", "-1", *two).refused(2, "--rtol", "number of at least 0")
     assert ckptconv_here("diff", "a.pt").code == 2
     assert ckptconv_here("diff", "-", "-").refused(2, "Both sides are a pipe")
 
@@ -515,7 +515,7 @@ def test_a_page_counts_tied_tensors_once_and_divides_small_changes(tmp_path: Pat
 
 def test_its_own_words_for_an_option_stand_in_its_help() -> None:
     shown = " ".join(ckptconv_here("diff", "--help").out.split())
-    assert "--dtype DTYPE Cast the floating tensors of both" in shown
+    assert "--dtype DTYPE Cast the floating-point tensors of both" in shown
     assert "As for convert, see ckptconv help options: " in shown
 
 

@@ -226,7 +226,7 @@ def test_none_of_its_modules_is_published_without_the_others(sentences: Path) ->
     calls: list[tuple[str, Callable[[], object]]] = [
         *(("1_Pooling", functools.partial(make, sentences, out, for_hub=True)) for make in of_features("MAKE")),
         ("2_Dense", lambda: ckptconv.convert(sentences / "model.safetensors", out, copy_config=True)),
-        ("reads such a module of one", lambda: convert(sentences, for_hub=True, max_shard_size=8)),
+        ("reads such a module from one file", lambda: convert(sentences, for_hub=True, max_shard_size=8)),
     ]
     torch.save(
         {"linear.weight": torch.ones(2, 3), "linear.bias": torch.ones(2)}, sentences / "2_Dense" / "pytorch_model.bin"
@@ -252,8 +252,8 @@ def test_a_model_with_one_module_of_weights_is_one_file_if_nothing_is_copied(sen
         ([{"path": "9_Dense", "type": "Dense"}], "but that folder does not exist."),
         ([{"path": "../x", "type": "Dense"}], "is outside its directory"),
         ([{"path": 3, "type": "Dense"}], "0.path is not text"),
-        (["2_Dense"], "0 is no object"),
-        ({}, "no list"),
+        (["2_Dense"], "0 is not an object"),
+        ({}, "it is not a list"),
     ],
 )
 def test_modules_that_are_not_true_are_refused(sentences: Path, modules: Any, error: str) -> None:
@@ -297,7 +297,7 @@ def test_what_it_cannot_become_is_refused(
 
 
 def test_other_commands_name_its_models(pipeline: Path) -> None:
-    with pytest.raises(UsageError, match=r"pipeline of diffusers.*pipeline/text_encoder.*pipeline/unet.*pipeline/vae"):
+    with pytest.raises(UsageError, match=r"diffusers pipeline.*pipeline/text_encoder.*pipeline/unet.*pipeline/vae"):
         ckptconv.open(pipeline)
 
 
@@ -305,7 +305,7 @@ def test_other_commands_name_its_models(pipeline: Path) -> None:
     "index, error",
     [
         ('{"unet": ["diffusers", "X"], "other": ["diffusers", "X"]}', "but the folders 'other' do not exist."),
-        ('{"../pipeline": ["diffusers", "X"]}', "no folders of '../pipeline'"),
+        ('{"../pipeline": ["diffusers", "X"]}', "but the folders '../pipeline' do not exist"),
         ('{"unet": ["diffusers", "X"], "unet": ["diffusers", "Y"]}', "unet"),
         ("[]", "not an object: a list"),
         ("{", "not JSON"),

@@ -154,7 +154,7 @@ def written(path: Path, members: Mapping[str, bytes], method: int = zipfile.ZIP_
             5,
             "b_weig",
         ),
-        ({"x/archive_format": b"pt2", f"x/{CONFIG}": b"[]"}, 4, "it is no object"),
+        ({"x/archive_format": b"pt2", f"x/{CONFIG}": b"[]"}, 4, "it is not an object"),
         ({"x/archive_format": b"pt2", f"x/{CONFIG}": b'{"config": {"a": 1, "a": 1}}'}, 4, "'a' twice"),
         ({"x/archive_format": b"pt2", f"x/{CONFIG}": b'{"config": {}}', "x/byteorder": b"big"}, 5, "big-endian"),
         ({"serialized_state_dict.pt": b"cut"}, 4, "In member 'serialized_state_dict.pt'"),
@@ -184,4 +184,4 @@ def test_an_attack_in_an_older_archive_is_one(tmp_path: Path) -> None:
 def test_an_archive_that_is_cut_is_refused(tmp_path: Path) -> None:
     done(ckptconv_here("convert", export(tmp_path / "x.pt2"), tmp_path / "whole"))
     (tmp_path / "x.pt2").write_bytes((tmp_path / "x.pt2").read_bytes()[:-50])
-    ckptconv_here("convert", tmp_path / "x.pt2", tmp_path / "x").refused(4, "it was cut short")
+    ckptconv_here("convert", tmp_path / "x.pt2", tmp_path / "x").refused(4, "the file was cut short")

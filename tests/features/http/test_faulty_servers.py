@@ -62,9 +62,9 @@ def test_a_server_that_does_as_it_should_is_read(fault: str, small: Path, tmp_pa
 
 
 FAULTS: dict[str, tuple[type[Exception], str]] = {
-    "shifted": (FailedError, "says that it gives 'bytes "),
-    "unlabelled": (FailedError, "says that it gives no range"),
-    "parts": (FailedError, "says that it gives no range"),
+    "shifted": (FailedError, "answered with 'bytes "),
+    "unlabelled": (FailedError, "answered with no range"),
+    "parts": (FailedError, "answered with no range"),
     "packed": (FailedError, r"compressed \(gzip\)"),
     "other": (CorruptError, "changed while it was read"),
     "grown": (FailedError, "bytes"),

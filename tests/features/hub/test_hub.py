@@ -165,7 +165,7 @@ def test_which_of_several_was_read_is_said(hub: Hub, repository: str, tmp_path: 
     hub.commit(repository, {**both, "training_args.bin": saved({"lr": 1})})
     one = convert(f"hf://{repository}", tmp_path / "one", storage_options=hub.options, family="torch")
     assert is_model(tmp_path / "one", model())
-    assert noted(one, "not read: model.safetensors. Name one")
+    assert noted(one, "were not read: model.safetensors. To convert one of them, give its name")
     other = convert(f"hf://{repository}/model.safetensors", tmp_path / "two", storage_options=hub.options)
     assert is_model(tmp_path / "two", model(1))
     assert not noted(other, "not read")

@@ -238,7 +238,7 @@ def test_the_side_to_make_can_be_said(place: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "error", "told"),
     [
-        (lambda state: state.pop("layers.1.experts.1.fc1"), CorruptError, r"'layers\.1\.experts\.1\.fc1' is not there"),
+        (lambda state: state.pop("layers.1.experts.1.fc1"), CorruptError, r"'layers\.1\.experts\.1\.fc1' is missing"),
         (lambda state: state.update(extra=torch.ones(2)), UsageError, "no rule for 1 of the tensors.*'extra'"),
         (lambda state: state.update({"layers.0.linear_qkv": torch.ones(41, 6)}), UsageError, r"layers\.0\.linear_qkv"),
         (
@@ -351,5 +351,5 @@ def test_a_map_is_applied_to_what_is_described(tmp_path: Path) -> None:
     for source in ("m.pt", *(f"x{suffix}" for suffix in DESCRIBING)):
         with VirtualFiles(tmp_path / source, map=tmp_path / "own.toml") as files:
             assert load(files.read_bytes("model.safetensors")).keys() == {"v"}
-        with pytest.raises(UsageError, match="There is no map 'nope'"):
+        with pytest.raises(UsageError, match="The map 'nope' does not exist"):
             VirtualFiles(tmp_path / source, map="nope")

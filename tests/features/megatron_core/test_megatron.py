@@ -240,7 +240,7 @@ def test_files_are_those_of_the_manifest(tmp_path: Path) -> None:
         flip(file)
     file = checkpoint / "iter_0000020" / "__1_0.distcp"
     file.rename(tmp_path / "elsewhere")
-    ckptconv_here("convert", checkpoint, output).refused(4, "__1_0.distcp", "not there")
+    ckptconv_here("convert", checkpoint, output).refused(4, "of which 1 are missing: '__1_0.distcp'.")
 
 
 def test_a_common_pt_is_that_of_the_manifest(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_a_common_pt_is_that_of_the_manifest(tmp_path: Path) -> None:
 @every(
     "manifest, code, word",
     [
-        ("{", 4, "not sound"),
+        ("{", 4, "integrity.json is not valid: "),
         ("[]", 5, "supported are manifests"),
         ('{"algorithm": "md5", "files": {}}', 5, "'md5'"),
         ('{"algorithm": "sha256", "files": {"common.pt": "0"}}', 4, "no SHA-256"),
@@ -303,7 +303,7 @@ def test_a_common_pt_that_torch_did_not_write_is_refused(content: bytes, code: i
 
 
 def test_a_common_pt_without_a_dict_is_corrupt(tmp_path: Path) -> None:
-    assert "not a dict" in refused(with_common([1], tmp_path), tmp_path / "o.safetensors", 4)
+    assert "common.pt does not hold a dict" in refused(with_common([1], tmp_path), tmp_path / "o.safetensors", 4)
 
 
 def test_shared_values_are_read_once(tmp_path: Path) -> None:

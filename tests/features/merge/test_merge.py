@@ -152,7 +152,7 @@ def test_factors_and_rows_longer_than_any_adapter_has_are_refused(monkeypatch: p
     given = {**factors("a", 6, 5), "a.lora_magnitude_vector": random(6, seed=5).abs()}
     base, tuned = model(), adapter(given, use_dora=True)
     for limit, told in (
-        ("MOST_RANK", "rank 2, where 1 is"),
+        ("MOST_RANK", "factors of rank 2; at most 1 is supported"),
         ("MOST_COLUMNS", "rows of 5 elements; at most 1 are supported"),
     ):
         with monkeypatch.context() as patch:
@@ -397,7 +397,7 @@ WRONG: dict[str, tuple[Change, type[Exception], str]] = {
     "an invalid pattern": (
         lambda t, c: c.update(rank_pattern={"(": 2}),
         UnsupportedError,
-        r"adapter_config.json has patterns that are no regular expressions: '\('",
+        r"adapter_config.json has patterns that are not regular expressions: '\('",
     ),
     "factors that are not targeted": (lambda t, c: c.update(target_modules=["b"]), CorruptError, "has factors of 'a'"),
     "factors that an expression leaves out": (

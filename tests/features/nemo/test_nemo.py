@@ -99,9 +99,12 @@ def member(name: str, data: bytes = b"", kind: bytes = tarfile.REGTYPE) -> tuple
 @every(
     "members, words",
     [
-        ([member("model_weights.ckpt", saved()), member("./model_weights.ckpt", saved())], "two members of one name"),
+        (
+            [member("model_weights.ckpt", saved()), member("./model_weights.ckpt", saved())],
+            "two members with the same name, one of them with a leading './'.",
+        ),
         ([member("model_weights.ckpt", saved()), member("model_weights.ckpt", saved())], "two members named"),
-        ([member("model_weights.ckpt", kind=tarfile.SYMTYPE)], "no plain file"),
+        ([member("model_weights.ckpt", kind=tarfile.SYMTYPE)], "is not a plain file"),
         ([member("model_weights.ckpt", saved()[:-30])], "In its model_weights.ckpt"),
     ],
 )

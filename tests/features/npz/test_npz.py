@@ -88,8 +88,8 @@ def objects() -> bytes:
 @every(
     "members, code, words",
     [
-        ({"w.npy": npy(W), "data.pkl": b"x"}, 4, "'data.pkl' is no array"),
-        ({"w.npy": objects()}, 5, "Python's objects, which tensors do not support."),
+        ({"w.npy": npy(W), "data.pkl": b"x"}, 4, "'data.pkl' is not an array"),
+        ({"w.npy": objects()}, 5, "Python objects, which tensors do not support."),
         ({"w.npy": npy(np.ones(2, "f4,i4"))}, 5, "an array of records"),
         ({"w.npy": npy(np.array(["a"]))}, 5, "which tensors do not support."),
         ({"w.npy": npy(W)[:-1]}, 4, "23 bytes of elements, but its shape needs 24"),
@@ -130,7 +130,7 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-30])
 
 
-@every("make, words", [(two_of_one_name, "two members named 'w.npy'"), (cut, "it was cut short")])
+@every("make, words", [(two_of_one_name, "two members named 'w.npy'"), (cut, "the file was cut short")])
 def test_an_archive_that_is_not_sound_is_refused(make: Callable[[Path], None], words: str, tmp_path: Path) -> None:
     make(tmp_path / "x.npz")
     ckptconv_here("convert", tmp_path / "x.npz", tmp_path / "x.safetensors").refused(4, words)

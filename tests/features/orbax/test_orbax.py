@@ -135,7 +135,7 @@ def test_the_model_is_what_is_under_params_and_a_note_says_what_is_beside_it(tmp
     mu = {name[15:]: array for name, array in every_array.items() if name.startswith("opt_state.0.mu.")}
     assert_same(load_file(out), mu)
     refused = ckptconv_here("convert", step_of("train-state"), out, "--key", "opt_state.7")
-    refused.refused(2, "no key '7' under 'opt_state'")
+    refused.refused(2, "The key '7' does not exist under 'opt_state'")
 
 
 def test_states_of_optax_are_converted_by_parameter(tmp_path: Path) -> None:
@@ -343,7 +343,7 @@ SAID = {
     "array_shard_index": "a chunk of 24 bytes is said to begin at byte 40 of 84",
     "array_inflated": "it inflates to more than the 48 bytes",
     "array_both": "described twice",
-    "tree_inside": "lies inside another value",
+    "tree_inside": "is inside another value",
     "tree_up": "'../../w', which its tree names, is not there",
 }
 

@@ -81,7 +81,7 @@ def test_nan_is_refused_by_name_and_nothing_gets_its_final_name(tmp_path: Path) 
 def test_groups_that_are_cut_short_are_left_and_said(tmp_path: Path) -> None:
     source = model(tmp_path / "m", **{"a.weight": torch.ones(4, 40)})
     report = ckptconv.convert(source, tmp_path / "q", quantize="int4-g32")
-    assert any("a.weight (rows of no multiple of 32 elements)" in each for each in report.warnings)
+    assert any("a.weight (rows whose length is not a multiple of 32)" in each for each in report.warnings)
     ckptconv.convert(source, tmp_path / "p", quantize="fp8-block")
     assert load_file(tmp_path / "p" / "model.safetensors")["a.weight"].dtype == torch.float8_e4m3fn
 
@@ -114,7 +114,9 @@ def test_a_scale_of_nothing_that_is_known_is_said(tmp_path: Path) -> None:
     more = {"attn.kv_cache_scale": torch.ones(1), "attn.logit.bias": torch.ones(1), "attn.k_scale": torch.ones(1)}
     save_file({**tensors, **more}, source / "model.safetensors")
     report = ckptconv.convert(source, tmp_path / "w", dequantize=True)
-    assert any(note.endswith("left as they are: 'attn.kv_cache_scale'.") for note in report.notes)
+    assert any(
+        note.endswith("Left unchanged: scales of unknown purpose: 'attn.kv_cache_scale'.") for note in report.notes
+    )
     assert {"attn.kv_cache_scale", "attn.logit.bias"} <= load_file(tmp_path / "w" / "model.safetensors").keys()
 
 

@@ -69,7 +69,7 @@ def test_a_run_s_directory_stands_for_the_step_that_its_file_names(
     assert value_of(tmp_path / "out") == 20
     source = ckptconv.open(tmp_path / "run").source
     assert list(source.pointers) == [str(tmp_path / "run" / pointer)]
-    assert f"Took global_step_20, as {pointer} says. Took {model}." in source.notes
+    assert f"Converted global_step_20, which {pointer} names. Took {model}." in source.notes
     assert list(ckptconv.open(tmp_path / "run")) == ["weight"]
 
 

@@ -142,7 +142,7 @@ def test_a_note_names_the_optimizer_and_an_adapter(tmp_path: Path) -> None:
     source = Path(shutil.copytree(RANKS / "fsdp2_tp" / "checkpoint", tmp_path / "in"))
     (source / "lora_adapter").mkdir()
     notes = json.loads(converted(source, tmp_path / "out", "--json").out)["notes"]
-    assert any("optim_world_size_4_rank_0.pt; --optimizer PATH" in note for note in notes)
+    assert any("optim_world_size_4_rank_0.pt. Use --optimizer PATH" in note for note in notes)
     assert any("LoRA adapter" in note for note in notes)
 
 
@@ -469,7 +469,7 @@ def test_factors_of_a_square_parameter_are_not_taken_for_states_of_a_vector(tmp_
     source = write(tmp_path / "in", (2,), model)
     write(source, (2,), optimizer, name="optim_rank{}.pt")
     error = refused(source, tmp_path / "out", 5, "--optimizer", tmp_path / "states.safetensors")
-    assert "the states cannot be matched to parameters:" in error
+    assert ", so the states cannot be matched to parameters. " in error
 
 
 def test_states_that_are_local_tensors_have_the_parts_of_their_parameters(tmp_path: Path) -> None:

@@ -371,14 +371,18 @@ NOT_FITTING = [
     ("--embedding-dim 32 --method adam", 2, "--embedding-dim 64 --method exact_row_wise_adagrad"),
     ("--embedding-dim 64", 2, "--method is missing"),
     ("--method adagrad", 2, "--embedding-dim 64 --method exact_row_wise_adagrad"),
-    ("--embedding-dim 64 --method sgd", 2, "none of exact_row_wise_adagrad"),
-    ("--embedding-dim 64 --method adagrad --weight-dtype float32", 2, "of float16"),
+    ("--embedding-dim 64 --method sgd", 2, "is not one of exact_row_wise_adagrad"),
+    (
+        "--embedding-dim 64 --method adagrad --weight-dtype float32",
+        2,
+        "The table and its weights are float16, but --weight-dtype says float32.",
+    ),
     ("--embedding-dim 64 --method adagrad --momentum1-dtype float16", 2, "always float32"),
-    ("--embedding-dim 64 --method adam --momentum1-dtype int8", 2, "none of float32"),
+    ("--embedding-dim 64 --method adam --momentum1-dtype int8", 2, "is not one of float32"),
     ("--embedding-dim 64 --method none --momentum2-dtype float32", 2, "has no momentum2"),
     ("--embedding-dim 64 --method adam --max-dim 32", 2, "less than --embedding-dim"),
     ("--embedding-dim 0 --method adam", 2, "not a number"),
-    ("--embedding-dim 64 --method adagrad --tensor nothing", 2, "There is no tensor"),
+    ("--embedding-dim 64 --method adagrad --tensor nothing", 2, "has no tensor 'nothing'"),
 ]
 ADAGRAD = Kind(64, "exact_row_wise_adagrad", "float16")
 
@@ -399,7 +403,7 @@ def test_what_is_no_table_is_refused(tmp_path: Path) -> None:
         ({"a": one, "b": one}, (), 2, "--tensor"),
         ({"a": torch.ones(4, 76, 1).half()}, (), 2, "no table"),
         ({}, (), 2, "no table"),
-        ({"a": one, "b": other}, names, 5, "of one width"),
+        ({"a": one, "b": other}, names, 5, "of the same width"),
         ({"a": one, "b": other}, names, 5, "76 items"),
     ]
     for tensors, options, code, said in no_tables:

@@ -230,4 +230,4 @@ def test_findings_of_one_kind_are_counted_up_to_a_thousand() -> None:
     with refusing_attacks():
         contents.look(InMemory(zipped([Member(f"{place}.pkl", evil) for place in range(1_100)]), "x.zip"))
     assert len(contents.findings) == 1_001
-    assert "more than 1000" in list(contents.findings)[-1].message
+    assert "More than 1000" in list(contents.findings)[-1].message

@@ -395,7 +395,7 @@ def test_without_the_code_all_tensors_come_out(sound: dict[str, bytes], tmp_path
     [
         (b'["weight", "bias", ]', b'["weight", "bi\\"as", ]', "cannot be read"),
         (b'["weight", "bias", ]', b"weight", "cannot be read"),
-        (b'["weight", "bias", ]', b'["weight", "bias", "training", ]', "is no tensor"),
+        (b'["weight", "bias", ]', b'["weight", "bias", "training", ]', "is not a tensor"),
     ],
 )
 def test_code_that_does_not_say_what_is_what(
@@ -653,17 +653,17 @@ def change(where: str, value: object) -> Callable[[dict[str, Any]], None]:
 @every(
     "where, value, kind, reason",
     [
-        ("tensors.0.offset", "1", CorruptError, "goes beyond"),
+        ("tensors.0.offset", "1", CorruptError, "extends beyond"),
         ("tensors.0.offset", "-1", CorruptError, "offset"),
-        ("tensors.0.dims", ["3", "2"], CorruptError, "goes beyond"),
+        ("tensors.0.dims", ["3", "2"], CorruptError, "extends beyond"),
         ("tensors.0.dims", ["2"], CorruptError, "1 dimensions and 2 strides"),
         ("tensors.0.strides", ["-2", "1"], CorruptError, "counts"),
         ("tensors.0.dims", ["9" * 19, "2"], CorruptError, "64 bits"),
-        ("tensors.0.dims", "2", CorruptError, "no list"),
+        ("tensors.0.dims", "2", CorruptError, "not a list"),
         ("tensors.0.dims", ["0x2", "2"], CorruptError, "64 bits"),
         ("tensors.0.dims", [True, "2"], CorruptError, "64 bits"),
         ("tensors.0.dataType", "INT64", CorruptError, "requires gradients"),
-        ("tensors.1.dataType", "DOUBLE", CorruptError, "goes beyond"),
+        ("tensors.1.dataType", "DOUBLE", CorruptError, "extends beyond"),
         ("tensors.0.dataType", "STRING", UnsupportedError, "not known"),
         ("tensors.0.dataType", None, CorruptError, "dataType"),
         ("tensors.0.data.key", "tensors/9", CorruptError, "lacks"),

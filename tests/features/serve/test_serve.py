@@ -431,8 +431,8 @@ def test_it_says_where_it_is_and_ends_when_asked(place: Path) -> None:
         assert process.wait() == 0
     assert out == ""
     assert '"GET /model.safetensors HTTP/1.1" 200' in err
-    assert "config.json, which from_pretrained needs, is not beside SOURCE" in err
-    assert "warning: --master is of no use" in err
+    assert "config.json, which from_pretrained needs, is not next to SOURCE" in err
+    assert "warning: --master has no effect" in err
 
 
 def test_a_signal_that_comes_while_a_connection_is_taken_ends_it_too(served: Server) -> None:
@@ -458,9 +458,9 @@ def test_it_tells_programs_where_it_is(place: Path) -> None:
 def test_what_cannot_be_served(place: Path, served: Server) -> None:
     port = served.server_address[1]
     for options, code, message in (
-        (("--port", port), 1, "cannot be listened at"),
+        (("--port", port), 1, "cannot be used to listen"),
         (("--port", 70_000), 2, "--port"),
-        (("--host", "256.1.1.1"), 1, "cannot be listened at"),
+        (("--host", "256.1.1.1"), 1, "cannot be used to listen"),
     ):
         run = ckptconv_here("serve", place / "zero", *options)
         assert run.code == code, run

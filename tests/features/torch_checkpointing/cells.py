@@ -30,7 +30,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
 }
 # One file of many, and what is to be named in its place; and one that may be all, and what is said of it.
 PARTS: dict[str, tuple[Make, str]] = {
-    "torch_checkpointing": (making(STATE, "model_0.safetensors", "metadata.pkl"), "step's directory")
+    "torch_checkpointing": (making(STATE, "model_0.safetensors", "metadata.pkl"), "directory of the step")
 }
 MAYBE_WHOLE = [(making(STATE, "model_1.safetensors"), "named like a rank's file of torch_checkpointing, but")]
 REFUSED = """\

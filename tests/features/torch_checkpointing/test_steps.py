@@ -230,7 +230,7 @@ def test_files_are_those_of_the_manifest(tmp_path: Path) -> None:
     convert(step, tmp_path / "other").refused(4, "model_1.safetensors", "SHA-256")
     assert not (tmp_path / "other").exists()
     file.unlink()
-    convert(step, tmp_path / "other").refused(4, "model_1.safetensors", "not there")
+    convert(step, tmp_path / "other").refused(4, "of which 1 are missing: 'model_1.safetensors'.")
 
 
 # ------------------------------------------------------------------------------------------------- what is refused
@@ -268,11 +268,15 @@ def files(tree: Mapping[str, Any]) -> Any:
         (lambda tree: data(tree).update(dtype="os.system"), 5, "dtype"),
         (lambda tree: data(tree).update(placements=[{"type": "Shard", "dim": 7}]), 4, "dimension 7"),
         (lambda tree: data(tree).update(placements=[{"type": "Partial"}]), 5, "Partial"),
-        (lambda tree: data(tree)["mesh_spec"].update(mesh_data=(0, 0)), 4, "one twice"),
+        (lambda tree: data(tree)["mesh_spec"].update(mesh_data=(0, 0)), 4, "a rank twice"),
         (lambda tree: data(tree)["mesh_spec"].update(mesh_data=(0, 1, 2)), 4, "mesh"),
         (lambda tree: tree["metadata"]["model"]["nested_path_to_metadata"].pop('["bias"]'), 4, "bias"),
         (lambda tree: tree["metadata"]["model"]["nested_path_to_metadata"].update({'["c"]': groups(tree)}), 4, "lacks"),
-        (lambda tree: tree["metadata"]["model"]["nested_path_to_metadata"].update({"{": groups(tree)}), 4, "no path"),
+        (
+            lambda tree: tree["metadata"]["model"]["nested_path_to_metadata"].update({"{": groups(tree)}),
+            4,
+            "is not a path",
+        ),
         (lambda tree: tree["metadata"].update({"../x": tree["metadata"]["model"]}), 3, "leads out"),
     ],
 )

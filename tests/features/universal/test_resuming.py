@@ -177,7 +177,7 @@ def test_zero_3_takes_the_settings_of_a_single_group(tmp_path: Path) -> None:
 @every("case, stages", [("z3_bf16_w2", "for ZeRO-3"), ("z2_bf16_w2", "for ZeRO-1 and 2")])
 def test_that_of_a_zero_checkpoint_says_for_which_stages_it_is(case: str, stages: str, tmp_path: Path) -> None:
     run = ckptconv_here("zero-to-fp32", ZERO / case / "checkpoint", "--universal", tmp_path / "u")
-    assert f"The universal checkpoint is {stages}, as INPUT is: --zero-stage" in run.out
+    assert f"The universal checkpoint is {stages}, like INPUT: --zero-stage" in run.out
 
 
 def test_a_zero_checkpoint_is_made_for_another_stage(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_names_are_chosen_and_changed_as_for_weights(tmp_path: Path) -> None:
     state = training_saved(tmp_path / "t.pt")
     options = ["--rename", "^0=first", "--exclude", "1.*", "--dtype", "bf16"]
     run = done(ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u", *options))
-    assert "--dtype changes nothing in a universal checkpoint" in run.err
+    assert "--dtype has no effect on a universal checkpoint" in run.err
     weights, states = read_back(tmp_path / "u")
     assert sorted(weights) == ["2.bias", "2.weight", "count", "first.bias", "first.weight"]
     assert torch.equal(states["first.weight.exp_avg"], by_name(state)["0.weight.exp_avg"])

@@ -44,7 +44,7 @@ def test_it_stands_beside_other_outputs_but_not_beside_one_of_its_own() -> None:
     assert Path("u").is_dir()
     for to in ("universal", "dcp"):
         ckptconv_here(*convert("y", "--to", to, "--universal", "z")).refused(2, "two outputs")
-    ckptconv_here(*convert("--to", "pt", "--universal", "z")).refused(2, "there is none")
+    ckptconv_here(*convert("--to", "pt", "--universal", "z")).refused(2, "OUTPUT is missing")
 
 
 def test_it_is_made_of_one_input_and_has_a_name() -> None:

@@ -112,16 +112,16 @@ def test_sources_on_a_store(zero: Path, tmp_path: Path) -> None:
     for place in (str(tmp_path / "x.virtual.json"), "memory://virtual/x.virtual.json"):
         ckptconv.convert(place, tmp_path / "out.safetensors")
         assert (tmp_path / "out.safetensors").read_bytes() == (tmp_path / "plain.safetensors").read_bytes()
-    with pytest.raises(UsageError, match="only what is below its own directory"):
+    with pytest.raises(UsageError, match="can only name files below its own directory"):
         ckptconv.convert(zero, "memory://virtual/other.virtual.json")
     store.rm("/virtual", recursive=True)
 
 
 def test_what_makes_no_sense_is_refused(zero: Path, tmp_path: Path) -> None:
     for output, options, message in (
-        ("x.json", (), "no name for a virtual checkpoint"),
+        ("x.json", (), "is not a name for a virtual checkpoint"),
         ("x.virtual.json", ("--verify",), "--verify has no effect: a virtual checkpoint holds no data"),
-        ("x.virtual.json", ("--part", "0/2"), "no data: --part has no effect"),
+        ("x.virtual.json", ("--part", "0/2"), "--part has no effect: a virtual checkpoint holds no data"),
         ("x.virtual.json", ("--optimizer", tmp_path / "y.virtual.json"), "optimizer states are written as safetensors"),
     ):
         command = "zero-to-fp32" if options else "virtual"
@@ -142,7 +142,7 @@ def test_a_source_that_has_changed_is_named(how: str, zero: Path, tmp_path: Path
     else:
         changed.unlink()
     for words in (("pt2safetensors", made, tmp_path / "out.safetensors"), *((each, made) for each in looking())):
-        ckptconv_here(*words).refused(4, f"{changed} has changed since {made} was made of it")
+        ckptconv_here(*words).refused(4, f"{changed} has changed since {made} was made: ")
     assert not (tmp_path / "out.safetensors").exists()
 
 
@@ -165,7 +165,7 @@ CHANGES: dict[str, tuple[Change, type[CkptconvError], str]] = {
     "no version": (lambda told: told.pop("ckptconv.virtual"), CorruptError, "does not begin with"),
     "a later version": (lambda told: told.update({"ckptconv.virtual": 2}), UnsupportedError, "a newer ckptconv"),
     "no files": (lambda told: told.pop("files"), CorruptError, "'files' is not a list"),
-    "a file that is none": (lambda told: told["files"].append(3), CorruptError, "no object"),
+    "a file that is none": (lambda told: told["files"].append(3), CorruptError, "a file is not an object: 3"),
     "a file twice": (lambda told: told["files"].append(told["files"][0]), CorruptError, "twice"),
     "a name with a path": (first("files", name="../model.safetensors"), UnsafeError, "leads out"),
     "an absolute name": (first("files", name="/x.safetensors"), UnsafeError, "absolute"),
@@ -177,30 +177,34 @@ CHANGES: dict[str, tuple[Change, type[CkptconvError], str]] = {
     "a source outside": (outside("../secret"), UnsafeError, "it leads out"),
     "an absolute source": (outside("/etc/passwd"), UnsafeError, "it is an absolute path"),
     "a URL as a source": (outside("s3://x/y"), UnsafeError, "it is a URL"),
-    "another source": (outside("nothing"), CorruptError, "is gone now"),
-    "a directory": (outside("zero"), CorruptError, "is gone now"),
+    "another source": (outside("nothing"), CorruptError, "it no longer exists"),
+    "a directory": (outside("zero"), CorruptError, "it no longer exists"),
     "another root": (first("sources", root=7), CorruptError, "names root 7 of 1"),
     "a relative root": (lambda told: told.update(roots=["zero"]), UnsafeError, "neither a URL nor an absolute path"),
     "a root that climbs": (lambda told: told.update(roots=["/a/../etc"]), UnsafeError, "parts or characters"),
     "a root of two lines": (lambda told: told.update(roots=["/a\n/etc"]), UnsafeError, "parts or characters"),
-    "a chained root": (lambda told: told.update(roots=["zip://x::s3://a/b"]), UnsafeError, "no plain URL"),
+    "a chained root": (lambda told: told.update(roots=["zip://x::s3://a/b"]), UnsafeError, "not a plain URL"),
     "a root with a password": (lambda told: told.update(roots=["sftp://me:pw@host/x"]), UnsafeError, "a password"),
-    "a root of no server": (lambda told: told.update(roots=["http:///x"]), UnsafeError, "no plain URL"),
-    "a root of a directory in a directory": (lambda told: told.update(roots=["dir://x"]), UnsafeError, "no plain URL"),
-    "a root with a query": (lambda told: told.update(roots=["http://x/y?z"]), UnsafeError, "no plain URL"),
+    "a root of no server": (lambda told: told.update(roots=["http:///x"]), UnsafeError, "not a plain URL"),
+    "a root of a directory in a directory": (
+        lambda told: told.update(roots=["dir://x"]),
+        UnsafeError,
+        "not a plain URL",
+    ),
+    "a root with a query": (lambda told: told.update(roots=["http://x/y?z"]), UnsafeError, "not a plain URL"),
     "a source in itself": (
         lambda told: told["sources"].append(
             {"in": 5, "offset": 0, "nbytes": 4, "crc": None, "method": "deflate", "name": "x", "size": 4}
         ),
         CorruptError,
-        "not known",
+        "uses an unknown compression",
     ),
     "a bomb": (
         lambda told: told["sources"].append(
             {"in": 0, "offset": 0, "nbytes": 4, "crc": None, "method": "deflate", "name": "x", "size": 1 << 50}
         ),
         CorruptError,
-        "deflate makes no more",
+        "deflate cannot produce more",
     ),
     "lists of text": (lambda told: told.update(lists=[["a"]]), CorruptError, "stands where a count should"),
     "an endless tensor": (
@@ -213,7 +217,7 @@ CHANGES: dict[str, tuple[Change, type[CkptconvError], str]] = {
             }
         ),
         CorruptError,
-        "is no count",
+        "is not a count",
     ),
 }
 
@@ -249,7 +253,7 @@ def test_on_a_store_only_its_own_directory_is_read(zero: Path, tmp_path: Path) -
     made = described(zero, tmp_path / "x.virtual.json")
     told = {**json.loads(made.read_text()), "roots": [str(tmp_path)]}
     fsspec.filesystem("memory").pipe_file("/x.virtual.json", json.dumps(told).encode())
-    with pytest.raises(UnsafeError, match="on a store, only its own directory"):
+    with pytest.raises(UnsafeError, match="on a store, it may only refer to its own directory"):
         ckptconv.open("memory://x.virtual.json")
 
 
@@ -327,5 +331,5 @@ def test_a_description_that_was_moved_says_so(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(3)}, tmp_path / "a/x.pt")
     ckptconv.convert(tmp_path / "a/x.pt", tmp_path / "a/x.virtual.json")
     (tmp_path / "a/x.virtual.json").rename(tmp_path / "b/x.virtual.json")
-    with pytest.raises(CorruptError, match=r"b/x\.pt .* is gone now\. .* was moved without what it reads"):
+    with pytest.raises(CorruptError, match=r"b/x\.pt .* it no longer exists\. .* was moved without its source"):
         ckptconv.open(tmp_path / "b/x.virtual.json")

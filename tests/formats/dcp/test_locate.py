@@ -97,7 +97,7 @@ def test_lightning_s_directory_that_is_called_like_a_file(tmp_path: Path) -> Non
 
 def test_a_directory_that_holds_none(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    assert "is no checkpoint" in refused(tmp_path / "empty", tmp_path / "out.safetensors", 2)
+    assert "is not a checkpoint" in refused(tmp_path / "empty", tmp_path / "out.safetensors", 2)
 
 
 def test_what_is_no_part_of_the_save_is_left_alone(tmp_path: Path) -> None:
@@ -386,11 +386,11 @@ def test_metadata_under_another_name(command: str, name: str, tmp_path: Path) ->
     if command != "pt2safetensors":
         run = ckptconv_here(command, directory, *output)
         assert (run.code, run.out) == (4, "")
-        assert f"has 2 .distcp files and no .metadata, which describes them; {name} is one" in run.err
+        assert f"has 2 .distcp files and no .metadata, which describes them; {name} is a renamed one" in run.err
         assert "Rename it to .metadata." in run.err
     run = ckptconv_here(command, directory / name, *output)
     assert (run.code, run.out) == (2, "")
-    assert f"{directory / name} is the .metadata of a checkpoint" in run.err
+    assert f"{directory / name} is a renamed .metadata of a checkpoint" in run.err
     (directory / name).rename(directory / ".metadata")
     assert weights(directory, tmp_path) == ONES
 
@@ -497,7 +497,7 @@ def test_a_shard_in_the_middle_is_missed(tmp_path: Path) -> None:
 def test_one_file_of_a_shard_is_missed(tmp_path: Path) -> None:
     directory = copy_of("hf_sharded_w2", tmp_path)
     (directory / "shard-00001-model-00002-of-00002.safetensors").unlink()
-    assert "lack" in refused(directory, tmp_path / "out.safetensors", 4)
+    assert "chunks are missing" in refused(directory, tmp_path / "out.safetensors", 4)
 
 
 @every("info", ["", "{", "[]", '{"up.bias": 5}', '{"up.bias": {"saved_offsets": [-1]}}'])

@@ -1026,7 +1026,7 @@ def test_ranks_without_patterns_are_converted_one_by_one_when_asked(tmp_path: Pa
 
 
 def test_ties_are_known_to_every_tensor_parallel_rank(tmp_path: Path) -> None:
-    """The states of the first rank file alone names them; under ZeRO-3 the others hold placeholders."""
+    """The first rank's file alone names them; under ZeRO-3 the others hold placeholders."""
     parts = whole_and_slices(2)[1]
     parts[0].tied["head.weight"] = "words.weight"
     for part in parts:
@@ -1394,7 +1394,7 @@ def test_the_only_checkpoint_of_a_run_is_taken_and_named(tmp_path: Path) -> None
     source = open_source(run, family="deepspeed")
     assert source.path == str(run / "checkpoint-500" / TAG)
     assert source.notes == [
-        f"Took {run}/checkpoint-500/{TAG}: the tag that `latest` names, in the only checkpoint in {run}."
+        f"Converted {run}/checkpoint-500/{TAG}: the tag that `latest` names, in the only checkpoint in {run}."
     ]
 
 

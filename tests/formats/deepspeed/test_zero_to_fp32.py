@@ -212,4 +212,4 @@ def test_tags_are_listed_in_the_order_of_their_numbers_whatever_they_are_called(
         (tmp_path / tag).mkdir()
         (tmp_path / tag / "mp_rank_00_model_states.pt").touch()
     refused = ckptconv_here("zero-to-fp32", tmp_path, tmp_path / "out")
-    refused.refused(2, "There are: ², step9, step10 (choose one with --tag).")
+    refused.refused(2, "The tags are ², step9, step10 (choose one with --tag).")

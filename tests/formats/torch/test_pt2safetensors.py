@@ -432,9 +432,9 @@ def test_a_replacement_is_split_at_the_last_equals_sign(tmp_path: Path) -> None:
 @every(
     "options, words",
     [
-        (["--key", "modle"], ["no key 'modle'", "'model'"]),
+        (["--key", "modle"], ["The key 'modle' does not exist", "'model'"]),
         (["--key", "model.nope"], ["under 'model'", "conv.weight"]),
-        (["--key", "epoch"], ["no tensor"]),
+        (["--key", "epoch"], ["No tensor to convert"]),
         (["--include", "*.wieght"], ["--include '*.wieght'", "matches none"]),
         (["--exclude", "*"], ["excluded"]),
         (["--rename", r"\d=0"], ["the same name"]),
@@ -732,8 +732,8 @@ def test_outputs_that_cannot_be(tmp_path: Path) -> None:
     refused(2, "out.safetensors?", path, tmp_path / "out.bin")
     refused(2, "old.safetensors?", path, tmp_path / "old.bin")
     refused(2, "notes.safetensors?", path, tmp_path / "notes.txt")
-    refused(2, "no directory", str(tmp_path / "missing"), path, tmp_path / "missing" / "out.safetensors")
-    refused(2, "no directory", path, tmp_path / "notes.txt" / "out.safetensors")
+    refused(2, f"the directory {tmp_path / 'missing'} does not exist", path, tmp_path / "missing" / "out.safetensors")
+    refused(2, "the directory", "notes.txt does not exist", path, tmp_path / "notes.txt" / "out.safetensors")
     refused(1, "cannot be written", "not a directory", path, tmp_path / "notes.txt" / "out")
     refused(1, "/proc", path, Path("/proc/out.safetensors"))
     refused(1, "cannot be written", path, Path("/proc/out"))
@@ -883,8 +883,8 @@ def test_a_state_without_a_tensor_is_kept_by_its_record(tree: Any, output: str, 
 
 def test_a_part_without_a_tensor_or_one_of_which_all_is_excluded_is_a_slip(tmp_path: Path) -> None:
     tree = {"weight": torch.ones(1), "epoch": 3, "groups": [{"lr": 0.1}]}
-    refused(2, "no tensor under 'epoch'", torch_file(tmp_path, tree), "--key", "epoch")
-    refused(2, "no tensor under 'groups.0'", torch_file(tmp_path, tree), "--key", "groups.0")
+    refused(2, "No tensor to convert is under 'epoch'", torch_file(tmp_path, tree), "--key", "epoch")
+    refused(2, "No tensor to convert is under 'groups.0'", torch_file(tmp_path, tree), "--key", "groups.0")
     refused(2, "No tensors are left", torch_file(tmp_path, tree), "--exclude", "*")
     refused(2, "No tensors are left", torch_file(tmp_path, {"w": torch.empty(2, device="meta")}), "--exclude", "w")
     refused(2, "matches none of the 0 names", torch_file(tmp_path, {"epoch": 3}), "--include", "*")

@@ -277,7 +277,7 @@ def test_an_index_may_not_lead_out_of_its_directory(file: str, tmp_path: Path) -
 def test_missing_files_are_named(tmp_path: Path) -> None:
     directory = sharded(state_dict(), tmp_path / "in")
     (directory / "pytorch_model-00002-of-00003.bin").unlink()
-    refused(4, "3 files, of which 1 are not there: pytorch_model-00002-of-00003.bin", path=directory)
+    refused(4, "3 files, of which 1 are missing: pytorch_model-00002-of-00003.bin", path=directory)
     (directory / INDEX).unlink()
     refused(4, "2 of 3 shards; missing: pytorch_model-00002-of-00003.bin", path=directory)
 
@@ -319,7 +319,7 @@ INDEXES: dict[str, tuple[str, int, str]] = {
     "empty names of files": ('{"weight_map": {"a": ""}}', 3, "is outside its directory"),
     "no tensors": ('{"weight_map": {}}', 2, "names no tensors"),
     "safetensors": ('{"weight_map": {"a": "model-00001-of-00001.safetensors"}}', 5, "safetensors files already"),
-    "a directory": ('{"weight_map": {"a": "."}}', 4, "not there"),
+    "a directory": ('{"weight_map": {"a": "."}}', 4, "of which 1 are missing: .."),
     "half a character": ('{"weight_map": {"a": "\\ud800"}}', 4, "half of a surrogate pair"),
 }
 
@@ -363,7 +363,7 @@ def test_an_attack_in_one_shard_is_an_attack(tmp_path: Path) -> None:
 
 def test_a_directory_without_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    refused(2, "holds none", path=tmp_path)
+    refused(2, "does not contain a known checkpoint", path=tmp_path)
 
 
 # ------------------------------------------------------------------------------------------------------------ on stores
