@@ -676,7 +676,7 @@ def test_it_is_said_which_tables_may_be_whole_rows_and_how_to_split_them(tmp_pat
         note.split("ckptconv rows split ")[1].split(", if that")[0].replace("OUTPUT", str(tmp_path / "p.safetensors"))
     )
     run("split", *command.split())
-    (note,) = notes_of(ckptconv.open(tmp_path / "p.safetensors").source)
+    (note,) = notes_of(open_checkpoint(tmp_path / "p.safetensors").source)
     assert "rows pack" in note
 
 
