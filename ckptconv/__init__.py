@@ -57,6 +57,7 @@ if TYPE_CHECKING:
         PatchOptions,
         RowsOptions,
         ScanOptions,
+        VerifyOptions,
     )
     from ckptconv.options.table import Options
     from ckptconv.publish.finish import finish
@@ -95,6 +96,7 @@ _HOMES = {
     "RowsOptions": ("options.keywords", "RowsOptions"),
     "PatchOptions": ("options.keywords", "PatchOptions"),
     "ScanOptions": ("options.keywords", "ScanOptions"),
+    "VerifyOptions": ("options.keywords", "VerifyOptions"),
     "ScanReport": ("features.scan.report", "ScanReport"),
     "Source": ("formats.source", "Source"),
     "StoppedError": ("errors", "StoppedError"),
@@ -165,6 +167,7 @@ __all__ = [
     "UnsupportedError",
     "UsageError",
     "Verification",
+    "VerifyOptions",
     "VirtualFiles",
     "__version__",
     "average",

@@ -8,6 +8,7 @@ import pkgutil
 from typing import Any
 
 import pytest
+from cells import of_features
 
 import ckptconv
 from ckptconv.storage.writing import writing
@@ -20,6 +21,7 @@ MADE_OF: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "StoppedError": (("It was stopped.",), {"exit_code": 143}),
     "_MisfitError": (("a reason", ckptconv.UnsupportedError), {}),
     "_SyntaxError": (("a bracket", 3), {}),
+    **{name: made for table in of_features("EXCEPTIONS") for name, made in table.items()},
 }
 
 

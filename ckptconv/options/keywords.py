@@ -16,12 +16,14 @@ from ckptconv.options.table import (
     FINISHING,
     LOADING,
     OPTIONS,
+    VERIFYING,
     VIEWING,
 )
 
 # The options that each type has, and its docstring.
 TABLES = {
-    "ConvertOptions": (OPTIONS, "Options of `convert`, `verify`, `save_state_dict` and `VirtualFiles`."),
+    "ConvertOptions": (OPTIONS, "Options of `convert`, `save_state_dict` and `VirtualFiles`."),
+    "VerifyOptions": (VERIFYING, "Options of `verify`."),
     "FinishOptions": (FINISHING, "Options of `finish`."),
     "OpenOptions": (VIEWING, "Options of `open`."),
     "LoadOptions": (LOADING, "Options of `load_state_dict`."),

@@ -57,7 +57,7 @@ CheckpointName: TypeAlias = Literal[
 
 
 class _Sharding(TypedDict, total=False):
-    """Convert, Average, Inspect, Merge, Patch, Rows."""
+    """Convert, Verify, Average, Inspect, Merge, Patch, Rows."""
 
     max_shard_size: int | str | None
     """Split the output into files of at most SIZE, such as 5GB or 2GiB. Default: 5GB for distributed checkpoints, else
@@ -65,7 +65,7 @@ class _Sharding(TypedDict, total=False):
 
 
 class _Casting(TypedDict, total=False):
-    """Convert, Load, Distributed, Average, Merge, Patch, Rows."""
+    """Convert, Verify, Load, Distributed, Average, Merge, Patch, Rows."""
 
     dtype: DTypeName | TorchDType | None
     """Cast floating-point tensors to float32, bfloat16 or float16 (or fp32, bf16, fp16); keep leaves them as they are.
@@ -73,7 +73,7 @@ class _Casting(TypedDict, total=False):
 
 
 class _Choosing(TypedDict, total=False):
-    """Convert, Open, Load, Distributed, Average, Diff, Inspect, Merge, Patch, Rows."""
+    """Convert, Verify, Open, Load, Distributed, Average, Diff, Inspect, Merge, Patch, Rows."""
 
     key: str | None
     """Convert only this subtree, such as state_dict or optimizer.state; . is everything."""
@@ -83,7 +83,7 @@ class _Choosing(TypedDict, total=False):
 
 
 class _Selecting(TypedDict, total=False):
-    """Convert, Distributed, Average, Diff, Inspect, Merge, Rows."""
+    """Convert, Verify, Distributed, Average, Diff, Inspect, Merge, Rows."""
 
     include: str | list[str] | tuple[str, ...] | None
     """Convert only tensors whose names match, such as 'model.*'; repeatable."""
@@ -93,7 +93,7 @@ class _Selecting(TypedDict, total=False):
 
 
 class _Renaming(TypedDict, total=False):
-    """Convert, Distributed, Average, Diff, Merge, Patch, Rows."""
+    """Convert, Verify, Distributed, Average, Diff, Merge, Patch, Rows."""
 
     strip_prefix: str | None
     """Remove PREFIX, such as model., from the beginning of names."""
@@ -106,7 +106,7 @@ class _Renaming(TypedDict, total=False):
 
 
 class _Tied(TypedDict, total=False):
-    """Convert, Average, Merge, Rows."""
+    """Convert, Verify, Average, Merge, Rows."""
 
     tied: Literal["alias", "duplicate"] | None
     """Store tied tensors once (alias), or under each of their names (duplicate). Default: alias."""
@@ -151,7 +151,7 @@ class _Tied(TypedDict, total=False):
 
 
 class _Imitating(TypedDict, total=False):
-    """Convert, Open, Average, Merge, Rows."""
+    """Convert, Verify, Open, Average, Merge, Rows."""
 
     like: str | os.PathLike[str] | None
     """Give the output the names, files and dtypes of REF, a checkpoint, and its config.json and tokenizer; of
@@ -169,7 +169,7 @@ class _Imitating(TypedDict, total=False):
 
 
 class _Naming(TypedDict, total=False):
-    """Convert, Rows."""
+    """Convert, Verify, Rows."""
 
     to: OutputName | None
     """The kind of output, where the name of OUTPUT does not say it: safetensors, pt, universal, dcp, dcp-hf,
@@ -199,6 +199,18 @@ class _ReadingStates(TypedDict, total=False):
     """Also write optimizer states, from PATH: the --optimizer output of another conversion, or a checkpoint with
     states, such as INPUT itself."""
 
+
+class _FindingTheModel(TypedDict, total=False):
+    """Convert, Verify, Distributed, Average, Merge, Rows."""
+
+    model_key: str | None
+    """Store the weights under KEY, such as model; . is the top of the state dict; none leaves out the weights, for use
+    with --states."""
+
+
+class _FindingStates(TypedDict, total=False):
+    """Convert, Verify, Distributed, Rows."""
+
     optimizer_key: str | None
     """Store the optimizer states under KEY."""
 
@@ -211,16 +223,8 @@ class _ReadingStates(TypedDict, total=False):
     every parameter."""
 
 
-class _FindingTheModel(TypedDict, total=False):
-    """Convert, Distributed, Average, Merge, Rows."""
-
-    model_key: str | None
-    """Store the weights under KEY, such as model; . is the top of the state dict; none leaves out the weights, for use
-    with --states."""
-
-
 class _Ordering(TypedDict, total=False):
-    """Convert, Open, Distributed, Diff, Rows."""
+    """Convert, Verify, Open, Distributed, Diff, Rows."""
 
     order: str | os.PathLike[str] | None
     """The order in which the optimizer numbers its parameters. FILE is a list of their names, one per line or in JSON
@@ -230,7 +234,7 @@ class _Ordering(TypedDict, total=False):
 
 
 class _Working(TypedDict, total=False):
-    """Convert, Average, Diff, Merge, Patch, Rows."""
+    """Convert, Verify, Average, Diff, Merge, Patch, Rows."""
 
     jobs: int | str | None
     """Use N threads, or N processes for an output that is mostly computed. Default: chosen for the machine."""
@@ -240,7 +244,7 @@ class _Working(TypedDict, total=False):
 
 
 class _Publishing(TypedDict, total=False):
-    """Convert, Finish, Average, Merge, Patch, Rows."""
+    """Convert, Verify, Finish, Average, Merge, Patch, Rows."""
 
     fsync: bool
     """False: Do not wait for the disk: a power cut may lose the output."""
@@ -250,7 +254,7 @@ class _Publishing(TypedDict, total=False):
 
 
 class _Planning(TypedDict, total=False):
-    """Convert, Average, Merge, Patch, Rows."""
+    """Convert, Verify, Average, Merge, Patch, Rows."""
 
     clobber: bool
     """False: Refuse to replace an output."""
@@ -264,14 +268,14 @@ class _Planning(TypedDict, total=False):
 
 
 class _Overwriting(TypedDict, total=False):
-    """Convert, Finish, Average, Diff, Inspect, Merge, Patch, Rows."""
+    """Convert, Verify, Finish, Average, Diff, Inspect, Merge, Patch, Rows."""
 
     overwrite: bool
     """Also replace files of other programs that have the names of output files."""
 
 
 class _Attesting(TypedDict, total=False):
-    """Convert, Finish, Average, Merge, Rows."""
+    """Convert, Verify, Finish, Average, Merge, Rows."""
 
     checksum: bool
     """Check the checksums that the input records, for all data that is read."""
@@ -281,7 +285,7 @@ class _Attesting(TypedDict, total=False):
 
 
 class _Spooling(TypedDict, total=False):
-    """Convert, Open, Distributed, Average, Diff, Inspect, Merge, Patch, Rows."""
+    """Convert, Verify, Open, Distributed, Average, Diff, Inspect, Merge, Patch, Rows."""
 
     spool_dir: str | os.PathLike[str] | None
     """Store temporary files in DIR: for pipes, compressed tensors and remote files. Default: next to OUTPUT, or
@@ -292,35 +296,35 @@ class _Spooling(TypedDict, total=False):
 
 
 class _Connecting(TypedDict, total=False):
-    """Convert, Finish, Open, Load, Distributed, Average, Diff, Inspect, Merge, Patch, Rows, Scan."""
+    """Convert, Verify, Finish, Open, Load, Distributed, Average, Diff, Inspect, Merge, Patch, Rows, Scan."""
 
     storage_options: Mapping[str, Any] | str | None
     """Settings of a store, for fsspec, such as '{"anon": true}'."""
 
 
 class _Undecoded(TypedDict, total=False):
-    """Convert, Open, Load, Average, Diff, Inspect, Merge, Patch, Rows."""
+    """Convert, Verify, Open, Load, Average, Diff, Inspect, Merge, Patch, Rows."""
 
     raw: bool
     """Convert whole modules as objects, not as their state dicts."""
 
 
 class _SingleFile(TypedDict, total=False):
-    """Convert, Open, Load, Diff, Patch, Rows."""
+    """Convert, Verify, Open, Load, Diff, Patch, Rows."""
 
     alone: bool
     """Convert INPUT alone, even if it is one file of a set, such as a rank's file or a shard."""
 
 
 class _Detecting(TypedDict, total=False):
-    """Convert, Open, Inspect, Rows."""
+    """Convert, Verify, Open, Inspect, Rows."""
 
     family: str | None
     """The required family of the input: torch, deepspeed, dcp, safetensors, or that of a plug-in."""
 
 
 class _Precision(TypedDict, total=False):
-    """Convert, Open, Load, Distributed, Average, Diff, Merge, Patch, Rows."""
+    """Convert, Verify, Open, Load, Distributed, Average, Diff, Merge, Patch, Rows."""
 
     master: bool
     """For Megatron-core: write the optimizer's fp32 master weights instead of the weights."""
@@ -330,21 +334,21 @@ class _Precision(TypedDict, total=False):
 
 
 class _Dequantizing(TypedDict, total=False):
-    """Convert, Open, Load, Average, Diff, Inspect, Merge, Rows."""
+    """Convert, Verify, Open, Load, Average, Diff, Inspect, Merge, Rows."""
 
     dequantize: bool
     """Convert quantized weights (codes, scales, zero points) to plain ones, in bfloat16 or --dtype."""
 
 
 class _Mapping(TypedDict, total=False):
-    """Convert, Open, Distributed, Average, Inspect, Merge, Rows."""
+    """Convert, Verify, Open, Distributed, Average, Inspect, Merge, Rows."""
 
     map: str | os.PathLike[str] | None
     """Give tensors the names and layouts of another program, with a built-in map (`ckptconv maps`) or a file of rules."""
 
 
 class _Measuring(TypedDict, total=False):
-    """Convert, Open, Distributed, Average, Diff, Inspect, Merge, Rows."""
+    """Convert, Verify, Open, Distributed, Average, Diff, Inspect, Merge, Rows."""
 
     size: Mapping[str, int] | str | list[str] | tuple[str, ...] | None
     """The size of an axis of the map, such as n=32, if shapes and config.json do not give it; repeatable."""
@@ -377,6 +381,7 @@ class ConvertOptions(
     _Naming,
     _ReadingStates,
     _FindingTheModel,
+    _FindingStates,
     _Ordering,
     _Working,
     _Publishing,
@@ -394,10 +399,45 @@ class ConvertOptions(
     _Measuring,
     total=False,
 ):
-    """Options of `convert`, `verify`, `save_state_dict` and `VirtualFiles`."""
+    """Options of `convert`, `save_state_dict` and `VirtualFiles`."""
 
     optimizer: str | os.PathLike[str] | None
     """Write the optimizer states to PATH, by parameter."""
+
+
+class VerifyOptions(
+    _Sharding,
+    _Casting,
+    _Choosing,
+    _Selecting,
+    _Renaming,
+    _Tied,
+    _Imitating,
+    _Naming,
+    _FindingTheModel,
+    _FindingStates,
+    _Ordering,
+    _Working,
+    _Publishing,
+    _Planning,
+    _Overwriting,
+    _Attesting,
+    _Spooling,
+    _Connecting,
+    _Undecoded,
+    _SingleFile,
+    _Detecting,
+    _Precision,
+    _Dequantizing,
+    _Mapping,
+    _Measuring,
+    total=False,
+):
+    """Options of `verify`."""
+
+    states: str | os.PathLike[str] | None
+    """The optimizer states: those that the conversion wrote there, or of a checkpoint of torch.distributed.checkpoint
+    those that went into it."""
 
 
 class FinishOptions(_Publishing, _Overwriting, _Attesting, _Connecting, total=False):
@@ -442,6 +482,7 @@ class DistributedOptions(
     _Renaming,
     _ReadingStates,
     _FindingTheModel,
+    _FindingStates,
     _Ordering,
     _Spooling,
     _Connecting,
@@ -631,6 +672,7 @@ class RowsOptions(
     _Naming,
     _ReadingStates,
     _FindingTheModel,
+    _FindingStates,
     _Ordering,
     _Working,
     _Publishing,

@@ -65,7 +65,7 @@ from ckptconv.verification.trees import compare_torch, expected_tree
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ckptconv.options.keywords import ConvertOptions
+    from ckptconv.options.keywords import VerifyOptions
     from ckptconv.storage.progress import AnyProgress, Progress
 
 _AGAIN = "It was changed since it was written, or the source was; convert again."
@@ -83,7 +83,7 @@ def verify(
     *,
     progress: AnyProgress | None = None,
     on_total: Callable[[int], object] | None = None,
-    **options: Unpack[ConvertOptions],
+    **options: Unpack[VerifyOptions],
 ) -> Verification:
     """Compare `output` with what converting `source`, a path or an opened checkpoint, gives with the same `options`.
 

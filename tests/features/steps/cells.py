@@ -9,3 +9,5 @@ from ckptconv.options.table import COMMAND
 FLAGS = {"steps": ({name: option for name, option in STEPS.items() if name not in COMMAND},)}
 # Commands that print JSON, which their own tests look at.
 PRINTED = {"steps"}
+# A command that writes nothing.
+READING = {"steps"}

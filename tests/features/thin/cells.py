@@ -9,3 +9,7 @@ from ckptconv.options.table import COMMAND
 FLAGS = {"thin": ({name: option for name, option in THIN.items() if name not in COMMAND},)}
 # Commands that print JSON, which their own tests look at.
 PRINTED = {"thin"}
+# A command that writes no path that it is given; its own tests look at what it removes.
+READING = {"thin"}
+# Of the exceptions that take other arguments than a text: what one is made of.
+EXCEPTIONS = {"StrangeError": (("/runs/step-1", "has a link in it"), {})}
