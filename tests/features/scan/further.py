@@ -143,6 +143,8 @@ def trees(path: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+# Those that leave no file: three remove what they made when the process ends, and numpy asks no class for an array.
+WITHOUT_A_FILE = {"a store in a file", "a listener", "a directory for a while", "a class's array"}
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _TURNED = str.maketrans(
     _LETTERS + _LETTERS.upper(), (_LETTERS[13:] + _LETTERS[:13]) + (_LETTERS[13:] + _LETTERS[:13]).upper()
