@@ -32,7 +32,8 @@ _NUMBER = re.compile(r"([a-z]*)[-_=.]*(\d{1,18})")
 # What names of steps contain while they are written: of torch_checkpointing, transformers, Orbax, and of others.
 _UNFINISHED = re.compile(r"\.?(?:tmp|temp)[-_.].*|.*[-_.](?:tmp|temp|part|partial|incomplete)(?:[-_.].*)?")
 _DIGITS = re.compile(r"\d+")
-_SUFFIXES = (*TORCH_SUFFIXES, SUFFIX)
+# Ends of the names of files that are checkpoints.
+SUFFIXES = (*TORCH_SUFFIXES, SUFFIX)
 # Where a run keeps its steps, if not in its own directory.
 _FOLDERS = ("checkpoints", "checkpoint", "ckpts", "ckpt")
 # How deep the files of a step lie at most, and how many files a run has at most.
@@ -235,7 +236,7 @@ def _stem(name: str) -> str:
 
 @functools.cache
 def _of_file() -> re.Pattern[str]:
-    suffixes = "|".join(map(re.escape, _SUFFIXES))
+    suffixes = "|".join(map(re.escape, SUFFIXES))
     return re.compile(rf"(.+?)(?:{suffixes})(?:\.(?:tmp|part|partial|incomplete).*)?")
 
 

@@ -33,7 +33,7 @@ from ckptconv.formats.dcp.names import INTEGRITY, METADATA
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.model_files import MAX_HEADER, SUFFIX
 from ckptconv.formats.registered import describing
-from ckptconv.formats.run_steps import Run, Step, is_beside_weights, run_at
+from ckptconv.formats.run_steps import SUFFIXES, Run, Step, is_beside_weights, run_at
 from ckptconv.formats.runs import STEP_MANIFEST
 from ckptconv.formats.source import Source
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
@@ -69,7 +69,7 @@ _TRAINER_STATE, _TRAINER_STEP = "trainer_state.json", re.compile(r"checkpoint-\d
 # Small files that need not be alike in two steps, and that are looked at in each; at most so many bytes are parsed.
 _TEXTS, _MOST_JSON = (".json", ".txt", ".jsonl", ".log", ".yaml", ".yml", ".csv", ".md", ".py"), 64 << 20
 # Ends of names that trainers choose themselves.
-_CHOSEN = (*TORCH_SUFFIXES, SUFFIX, ".distcp", ".json", ".pkl")
+_CHOSEN = (*SUFFIXES, ".distcp", ".json", ".pkl")
 _OPTIMIZER_FILE = re.compile(r"(?:.*[-_./])?optim(?:izer)?s?(?:[-_.].*)?")
 _DIGITS = re.compile(r"\d+")
 
@@ -252,7 +252,7 @@ def _with_states(place: Location, reading: Reading) -> Source:
 
 def _files_of(step: Step) -> list[str]:
     """Return the paths of the files of a step that are checkpoints by their names, those with weights first."""
-    paths = [path for path in step.files if path.endswith((*TORCH_SUFFIXES, SUFFIX)) and path.count("/") < 2]
+    paths = [path for path in step.files if path.endswith(SUFFIXES) and path.count("/") < 2]
     return sorted(paths, key=lambda path: (is_beside_weights(path), path))
 
 

@@ -63,6 +63,13 @@ def delta_files(
     return (safetensors.file_plan(_FILE, payloads, checksums), listed) if payloads else (listed,)
 
 
+def read_chain(places: Iterable[Location]) -> list[Delta]:
+    """Return the deltas in these directories. Raise what `read_delta` and `check_chain` raise."""
+    deltas = [read_delta(place) for place in places]
+    check_chain(deltas)
+    return deltas
+
+
 def check_chain(deltas: Sequence[Delta]) -> None:
     """Raise UsageError unless each delta changes what the one before makes, and the encodings do not alternate."""
     for before, after in itertools.pairwise(deltas):

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from ckptconv.engine.execute import in_threads
 from ckptconv.engine.together import blocks_of
 from ckptconv.errors import UNWRITTEN, CorruptError, UsageError, leaving
-from ckptconv.features.deltas.changes import check_chain
+from ckptconv.features.deltas.changes import read_chain
 from ckptconv.features.deltas.options import PATCHING
-from ckptconv.features.deltas.reading import Delta, read_delta
+from ckptconv.features.deltas.reading import Delta
 from ckptconv.formats.opening import opened
 from ckptconv.options.option import checked
 from ckptconv.options.table import Options
@@ -87,8 +87,7 @@ def patch(
     chosen = chosen.replaced(spool_dir=chosen.spool_dir or beside([target]))
     with no_garbage():
         places = [Location(each, dict(chosen.storage_options)) for each in given]
-        chain = [read_delta(place) for place in places]
-        check_chain(chain)
+        chain = read_chain(places)
         source = opened(base, chosen, key=chosen.key)
         source, target = accompanied(source, target, chosen)
         source = source.computing(patch=chain)

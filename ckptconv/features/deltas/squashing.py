@@ -8,10 +8,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ckptconv.errors import UNWRITTEN, UsageError, leaving
-from ckptconv.features.deltas.changes import check_chain
+from ckptconv.features.deltas.changes import read_chain
 from ckptconv.features.deltas.options import PATCHING
 from ckptconv.features.deltas.patching import check_changes, expected_of
-from ckptconv.features.deltas.reading import read_delta
 from ckptconv.features.deltas.writing import AskedDelta
 from ckptconv.formats.opening import opened
 from ckptconv.options.option import checked
@@ -59,8 +58,7 @@ def squash(
             raise UsageError(f"--{name.replace('_', '-')} is about weights, and --squash writes a delta.")
     places = [Location(each, dict(chosen.storage_options)) for each in listed(deltas, "There is no delta to join.")]
     with no_garbage():
-        chain = [read_delta(place) for place in places]
-        check_chain(chain)
+        chain = read_chain(places)
         one = opened(normalize(base), chosen, key=chosen.key)
         other = one.computing(patch=chain)
         whole = selected(other, chosen)
@@ -84,5 +82,5 @@ def squash(
         )
         if before_commit:
             before_commit()
-        _, report = joined.written(one, other, found, changed, encoder, chosen)
+        _, report = joined.write(one, other, found, changed, encoder, chosen)
     return report

@@ -65,24 +65,12 @@ class AskedDelta:
         changed: Mapping[str, Pair],
         encoder: Encoder,
         options: Options,
-    ) -> dict[str, Any]:
+    ) -> tuple[dict[str, Any], Report]:
         """Write the delta that makes `other` of `one`, which differ in `changed` as `found` says, a `Difference`, and
-        of which `encoder` has the encoded changes. Return the fields of its `DeltaFiles`.
+        of which `encoder` has the encoded changes. Return the fields of its `DeltaFiles`, and the report of its output.
 
         Raise UnsupportedError if more than values of tensors differ, as a delta tells nothing else.
         """
-        return self.written(one, other, found, changed, encoder, options)[0]
-
-    def written(
-        self,
-        one: Source,
-        other: Source,
-        found: Any,
-        changed: Mapping[str, Pair],
-        encoder: Encoder,
-        options: Options,
-    ) -> tuple[dict[str, Any], Report]:
-        """Write it, as `write` does. Return what it is, and the report of the conversion that it is."""
         started = time.monotonic()
         unlike = [tensor.name for tensor in found.tensors if not tensor.is_alike]
         if unlike:

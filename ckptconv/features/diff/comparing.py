@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _OF_ONE = {name: option.default for name, option in named_in("map size").items()}
 # Features that write what changes A into B: the module of each, by its option. `asked` there returns what writes it, or
 # None; it has a method for each step: `checked`, `encoder` (see `reading.Encoding`), and `write`, which returns the
-# fields of `DeltaFiles`.
+# fields of `DeltaFiles`, and the report of its output.
 WRITERS: dict[str, str] = {
     "delta": "ckptconv.features.deltas.writing",
 }
@@ -105,7 +105,8 @@ def diff(
             measure=measure,
         )
         if delta and encoder:
-            found.delta = DeltaFiles(**delta.write(one, other, found, changed, encoder, chosen))
+            fields, _ = delta.write(one, other, found, changed, encoder, chosen)
+            found.delta = DeltaFiles(**fields)
     if html:
         from ckptconv.features.diff.showing import page_of
         from ckptconv.inspection.file import PAGE, write_whole
