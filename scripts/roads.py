@@ -8,6 +8,8 @@ Lines are those that are not blank.
 from __future__ import annotations
 
 import json
+import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -60,15 +62,20 @@ def trunk(*, deepspeed: bool = True) -> Size:
 
 def loaded(job: str) -> list[Path]:
     """The modules that a main job loads."""
-    with tempfile.TemporaryDirectory() as made:
+    # Without digits: a name with some may be like that of a rank, which is then looked for.
+    made = Path(tempfile.gettempdir(), "road" + "".join(random.choices("abx", k=20)))
+    made.mkdir(mode=0o700)
+    try:
         source = ROOT / ROADS[job]
         if not ROADS[job]:
             import torch
 
-            source = Path(made, "model.pt")
+            source = made / "model.pt"
             torch.save({"model": {"a.weight": torch.zeros(3, 4), "b.bias": torch.ones(3)}, "step": 7}, source)
         command = [sys.executable, "-c", _PROGRAM, job, str(source), f"{made}/model.safetensors", "--quiet"]
         done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    finally:
+        shutil.rmtree(made)
     return [Path(path) for path in json.loads(done.stdout)]
 
 
