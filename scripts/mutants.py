@@ -319,12 +319,6 @@ MUTANTS = [
         "tests/outputs/test_kinds.py -k structure",
     ),
     Mutant(
-        "outputs/likeness",
-        "        if casts and name not in differing and not _fits(",
-        "        if not casts and not _fits(",
-        "tests/outputs/test_like.py",
-    ),
-    Mutant(
         "publish/replacing",
         "        if not self._options.clobber:\n            raise",
         "        if False:\n            raise",

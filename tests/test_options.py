@@ -42,10 +42,7 @@ ACCEPTED: dict[str, tuple[Any, Any, list[Any]]] = {
     "strip_prefix": ("", "model.", ["model."]),
     "rename": ((), ("a=b",), ["a=b", ("a=b",), ["a=b"]]),
     "tied": ("alias", "duplicate", ["duplicate"]),
-    "like": ("", "reference", [Path("reference"), "reference"]),
     "order": ("", "order.txt", [Path("order.txt"), "order.txt"]),
-    "partial": (False, True, [True]),
-    "fill": (False, True, [True]),
     "structure": (True, False, [False]),
     "to": ("", "dcp", ["dcp"]),
     "chunks": (None, 3, [3, np.uint8(3), "3"]),
@@ -95,7 +92,6 @@ REFUSED: dict[str, list[Any]] = {
     "include": [3, b"x", [3], {"a"}, {"a": 1}],
     "exclude": [3, ("a", None)],
     "strip_prefix": NOT_TEXT,
-    "like": [3, b"reference", ["reference"]],
     "order": [3, b"order", ["order"]],
     "rename": ["a", "", "(=b", ["a=b", "c"], 3, "(" * 3000 + ")" * 3000 + "=", "a{99999999999999}=b"],
     "tied": ["x", "", 3, ["alias"]],
@@ -215,8 +211,6 @@ DECIDING = {
     "rename": st.lists(st.sampled_from(["a=b", "^(x)=\\1", "="])),
     "tied": st.sampled_from(["alias", "duplicate"]),
     "structure": st.booleans(),
-    "partial": st.booleans(),
-    "fill": st.booleans(),
     "to": st.sampled_from(["", "dcp", "dcp-hf"]),
     "chunks": st.integers(1, 1 << 20),
     "model_key": TEXT,
@@ -446,7 +440,6 @@ def test_every_path_may_be_a_file_url(tmp_path: Path) -> None:
     paths = {name: f"{here}/{name}" for name in ("manifest", *STATEMENTS, "depfile")}
     ckptconv.convert(f"{here}/m.pt", f"{here}/out", spool_dir=here, digest="sha256", fsync=False, **paths)
     assert {*paths, "out"} < {path.name for path in tmp_path.iterdir()}
-    ckptconv.convert(f"{here}/m.pt", f"{here}/more", like=f"{here}/out", fsync=False)
 
 
 def test_the_optimizer_goes_to_a_path(tmp_path: Path) -> None:

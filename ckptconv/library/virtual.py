@@ -109,7 +109,7 @@ class VirtualFiles(Mapping[str, VirtualFile]):
                 opened = Source(self.format, SAFETENSORS, path, {})
                 opened = companions.with_files(opened, companions.together(opened, known), known)
             else:
-                opened = opening.opened(path, chosen, key=chosen.key, like=chosen.like)
+                opened = opening.opened(path, chosen, key=chosen.key, **chosen.fitting())
                 opened = companions.with_files(opened, companions.together(opened, known), known)
                 output = planned(opened._replace(companions={}), Target(path, "directory"), chosen)
                 change, plan = output.told.change, output.plan

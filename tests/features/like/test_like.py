@@ -33,8 +33,8 @@ from ckptconv import (
     finish,
     verify,
 )
+from ckptconv.features.like.likeness import compare
 from ckptconv.formats.registered import DESCRIBING
-from ckptconv.outputs.likeness import compare
 from ckptconv.tensors.dtypes import DTYPES, DType
 
 INDEX = "model.safetensors.index.json"
@@ -702,3 +702,10 @@ def test_what_is_proposed_for_a_lightning_file_works(
     option = re.search(r"With (.*) 3 of these 3 have names of the reference\. .* --partial", run.err)
     assert option, run.err
     assert ckptconv_here(*convert, *shlex.split(option[1]), "--partial").code == 0
+
+
+def test_a_reference_may_be_named_by_a_file_url(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(3)}, tmp_path / "m.pt")
+    here = f"file://{tmp_path}"
+    convert(f"{here}/m.pt", f"{here}/out")
+    convert(f"{here}/m.pt", f"{here}/more", like=f"{here}/out", fsync=False, verify=True)
