@@ -72,10 +72,10 @@ def open_source(
     safetensors that does not fit the tensors is an error; with `structure` false it is left out. `order` names what
     tells the order of its parameters, in which optimizers number them. What else is `asked` are options of features
     that change a source; a feature may tell the order too. A file that is an attack raises UnsafeError; with `inert` it
-    is opened like any other, and nothing in it runs. `raw` keeps whole modules the objects they are. One file of many, such as a rank's, can be looked at; whoever takes its weights for a
-    model gets an error,
-    unless it is taken `alone`. "-" is standard input. Input from a pipe is kept in a temporary file in `spool_dir`.
-    `recorded` is what the record of an output says of how its source was changed.
+    is opened like any other, and nothing in it runs. `raw` keeps whole modules the objects they are. One file of many,
+    such as a rank's, can be looked at; whoever takes its weights for a model gets an error, unless it is taken `alone`.
+    "-" is standard input. Input from a pipe is kept in a temporary file in `spool_dir`. `recorded` is what the record
+    of an output says of how its source was changed.
     """
     path = os.fspath(path)
     if not path:
