@@ -22,7 +22,6 @@ import pickletools
 import random
 import shutil
 import sys
-import tarfile
 import tempfile
 import time
 import warnings
@@ -45,7 +44,6 @@ from mutations import VALUES, members_of, of_bytes, of_json, of_members, of_pick
 from safetensors import safe_open
 from safetensors.torch import load_file
 from samples import STREAMS, TREES, ZIPS
-from tar_writer import Writer, pack
 
 from ckptconv.conversion import convert
 from ckptconv.errors import CkptconvError
@@ -88,19 +86,6 @@ def changed_stream(chance: random.Random) -> bytes:
     which = chance.choice([0, 1, 2, 3, 3, 3, 3, 4])
     pickles[which] = of_pickle(pickles[which], chance)
     return b"".join(pickles) + data[at:]
-
-
-def changed_tar(chance: random.Random) -> bytes:
-    """The format of torch before 0.1.10."""
-    with tempfile.TemporaryDirectory() as place:
-        path = Path(place) / "model.pt"
-        members = Writer({"a": torch.arange(6.0).view(2, 3), "b": [torch.arange(4), torch.ones(1)]}).members()
-        if chance.random() < 0.7:
-            name = chance.choice(["pickle", "storages", "tensors"])
-            content = members[name]
-            members[name] = of_pickle(content, chance) if name == "pickle" else of_bytes(content, chance)
-        data = pack(members, path, chance.choice([tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])).read_bytes()
-    return data if chance.random() < 0.7 else of_bytes(data, chance)
 
 
 def network() -> torch.nn.Module:
@@ -562,7 +547,6 @@ def fuzz_parts(chance: random.Random, place: Path) -> str:
 READERS: dict[str, Callable[[random.Random, Path], str]] = {
     "zip": lambda chance, place: fuzz_files(changed_zip, chance, place),
     "stream": lambda chance, place: fuzz_files(changed_stream, chance, place),
-    "tar": lambda chance, place: fuzz_files(changed_tar, chance, place),
     "module": lambda chance, place: fuzz_files(changed_module, chance, place),
     "index": fuzz_index,
     "safetensors": fuzz_safetensors,
