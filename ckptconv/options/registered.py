@@ -17,6 +17,7 @@ FEATURES: Mapping[str, str] = {
     "provenance": "attest",
     "maps": "map size",
     "like": "like partial fill",
+    "universal": "universal zero_stage fresh_optimizer",
 }
 # Of these, those that change a source when it is opened, in this order, and what asks for that: options, or `recorded`,
 # what the record of an output says of how its source was changed. `opening.py` in the folder has `opened(source, asked,

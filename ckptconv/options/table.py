@@ -312,19 +312,6 @@ class Options(Given):
         group=OUTPUT,
         common=True,
     )
-    universal: str = option(
-        PATH, "Write a DeepSpeed universal checkpoint to DIR, to resume training from.", metavar="DIR", group=OUTPUT
-    )
-    zero_stage: int | None = deciding(
-        counted(1, 3),
-        "The ZeRO stage of the training that will load the universal checkpoint.",
-        metavar="1|2|3",
-        group=OUTPUT,
-        fallback="any; for a ZeRO checkpoint, its own stage",
-    )
-    fresh_optimizer: bool = deciding(
-        FLAG, "Start the universal checkpoint with zero moments at step 0, whatever INPUT holds.", group=OUTPUT
-    )
     per_rank: bool = option(FLAG, "Write one output per tensor-parallel rank: OUTPUT/mp_rank_NN/.", group=OUTPUT)
     opaque: str = deciding(
         OPAQUE,

@@ -17,6 +17,7 @@ from ckptconv.formats.optimizers import weights_key
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.computed import reported
+from ckptconv.outputs.kinds import further
 from ckptconv.outputs.planning import Output, check_growth, check_size
 from ckptconv.outputs.targets import files_behind, named_inputs
 from ckptconv.outputs.telling import is_inert, notes_of, warnings_of
@@ -135,7 +136,7 @@ class _Production:
 
     @property
     def _has_states(self) -> bool:
-        return bool(self._options.optimizer or self._options.states or self._options.universal)
+        return bool(self._options.states or further(self._options))
 
     def report(self, done: Done, started: float) -> Report:
         """Return what was done, or planned. `started` is as in `produce`."""

@@ -75,8 +75,6 @@ MATRIX = {
     "fill_states": Row("rrrrrrrr", {"fill_states": True}),
     "order": Row("ssssssss", {"order": "../order.txt"}),
     "opaque": Row("sshsshsh", {"opaque": "drop"}, source="opaque"),
-    "zero_stage": Row("rrrrrrrr", {"zero_stage": 3}),
-    "fresh_optimizer": Row("rrrrrrrr", {"fresh_optimizer": True}),
     "for_hub": Row("hhrrrrrr", {"for_hub": True}, source="nested"),
     "copy_config": Row("shssssss", {"copy_config": True}),
     "exclude_frozen_parameters": Row("hhssshhh", {"exclude_frozen_parameters": True}, source="zero"),
@@ -91,7 +89,7 @@ MATRIX = {
     **{option: Row(*row) for rows in of_features("ROWS_OF_KINDS") for option, row in rows.items()},
 }
 # Options that name the outputs, or are about how the input is reached and read, or how fast: they know of no kind.
-OTHERS = {"to", "optimizer", "universal", "per_rank", "drop_opaque", "jobs", "memory", "fsync", "spool_dir"}
+OTHERS = {"to", *FURTHER, "per_rank", "drop_opaque", "jobs", "memory", "fsync", "spool_dir"}
 OTHERS |= {"overwrite", "storage_options", "inert", "raw", "alone", "family", "tag", "master", "unstack"}
 
 
