@@ -397,12 +397,6 @@ MUTANTS = [
         "tests/verification tests/publish/test_digests.py",
     ),
     Mutant(
-        "publish/parts",
-        "(-sizes[index], index)",
-        "(sizes[index], index)",
-        "tests/publish/test_parts.py",
-    ),
-    Mutant(
         "publish/staging/local",
         "or now.st_size != size or",
         "or",

@@ -37,6 +37,7 @@ class Command(NamedTuple):
 
 # What commands of features print: the module of each that has any of COMMANDS, OF_CONVERSIONS, DIFFERENCES and MORE.
 _PRINTED: dict[str, str] = {
+    "finish": "ckptconv.features.parts.command",
     "like": "ckptconv.features.like.printed",
     "average": "ckptconv.features.average.command",
     "diff": "ckptconv.features.diff.printed",
@@ -54,7 +55,6 @@ _PRINTED: dict[str, str] = {
 FEATURES = tuple(map(import_module, _PRINTED.values()))
 _CONVERTING = (
     *("convert", "pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors", "safetensors2dcp"),
-    "finish",
     *(command for feature in FEATURES for command in getattr(feature, "OF_CONVERSIONS", ())),
 )
 COMMANDS = {

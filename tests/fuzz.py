@@ -50,7 +50,6 @@ from ckptconv.errors import CkptconvError
 from ckptconv.options.table import OPTIONS
 from ckptconv.outputs import planning
 from ckptconv.outputs.targets import MANIFEST
-from ckptconv.publish.finish import finish
 from ckptconv.structure.keymap import unflatten
 from ckptconv.structure.record import METADATA_KEY
 from ckptconv.verification.verify import verify
@@ -525,25 +524,6 @@ def fuzz_manifest(chance: random.Random, place: Path) -> str:
     return ended
 
 
-def fuzz_parts(chance: random.Random, place: Path) -> str:
-    """A record or description of staged parts, changed: what `finish` publishes is what the parts made."""
-    model, output = place / "model.pt", place / "parts"
-    shutil.rmtree(output, ignore_errors=True)
-    model.write_bytes(zipped(members_of(ZIPS[0])))
-    for part in ("0/2", "1/2"):
-        convert(model, output, max_shard_size=20, part=part, fsync=False)
-    files = {path.name: path.read_bytes() for path in output.rglob("*.safetensors")}
-    victim = chance.choice([path for path in output.rglob(".*") if path.stat().st_size and path.is_file()])
-    victim.write_text(of_json(json.loads(victim.read_text()), chance))
-    if chance.random() < 0.3:
-        ending(lambda: convert(model, output, max_shard_size=20, part="1/2", fsync=False))
-    manifest = chance.choice(["", str(place / "manifest.json")])
-    ended = ending(lambda: finish(output, checksum=chance.random() < 0.5, manifest=manifest))
-    published = {path.name: path.read_bytes() for path in output.glob("*.safetensors")}
-    assert published == (files if ended == "done" else {}), "what was published is not what was made"
-    return ended
-
-
 READERS: dict[str, Callable[[random.Random, Path], str]] = {
     "zip": lambda chance, place: fuzz_files(changed_zip, chance, place),
     "stream": lambda chance, place: fuzz_files(changed_stream, chance, place),
@@ -556,7 +536,6 @@ READERS: dict[str, Callable[[random.Random, Path], str]] = {
     "bits": fuzz_bits,
     **({"quantized": fuzz_quantized} if quantized_cases() else {}),
     "manifest": fuzz_manifest,
-    "parts": fuzz_parts,
     **{name: work for works in of_features("FUZZED") for name, work in works.items()},
 }
 

@@ -29,7 +29,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "serve": "ckptconv.features.serve.command:serve",
     },
     "More": {
-        "finish": "ckptconv.cli.finish:finish_",
+        "finish": "ckptconv.features.parts.command:finish_",
         "thin": "ckptconv.features.thin.command:thin",
         "maps": "ckptconv.features.maps.command:maps",
         "rows": "ckptconv.features.rows.command:rows",

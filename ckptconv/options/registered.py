@@ -18,6 +18,7 @@ FEATURES: Mapping[str, str] = {
     "maps": "map size",
     "like": "like partial fill",
     "universal": "universal zero_stage fresh_optimizer",
+    "parts": "part",
 }
 # Of these, those that change a source when it is opened, in this order, and what asks for that: options, or `recorded`,
 # what the record of an output says of how its source was changed. `opening.py` in the folder has `opened(source, asked,

@@ -22,7 +22,6 @@ from ckptconv.options.kinds import (
     MAPPING,
     OPAQUE,
     OUTPUT_KIND,
-    PART,
     PATH,
     RULES,
     SCATTERED_MEMORY,
@@ -230,12 +229,6 @@ class Options(Given):
         metavar="DIR",
         fallback="next to OUTPUT, or TMPDIR",
         env="CKPTCONV_SPOOL_DIR",
-    )
-    part: tuple[int, int] | None = _running(
-        PART,
-        "Convert part I (from 0) of N, and leave it staged for `finish`; auto takes I and N from the environment of "
-        "Slurm, torchrun or Kubernetes.",
-        metavar="I/N",
     )
     manifest: str = option(
         PATH, "Write a manifest of inputs and outputs, with checksums, to FILE.", metavar="FILE", group=OUTPUT
@@ -494,7 +487,6 @@ DISTRIBUTED = named_in(
     f"dtype {_TAKEN} {_NAMED} states model_key optimizer_key flat_optimizer fill_states order {_READ} {_REACHED}",
     {**OPTIONS, "states": STATES_READ},
 )
-FINISHING = named_in("checksum manifest attest overwrite fsync storage_options")
 # The same `to`, for outputs that are checkpoints of torch.distributed.checkpoint if it is given.
 TO_CHECKPOINT = OPTIONS["to"].explained(
     "Write a checkpoint of torch.distributed.checkpoint: .distcp files (dcp), or the safetensors shards of its "

@@ -79,7 +79,7 @@ def _accompanied(source: Source, target: Target, options: Options) -> tuple[Sour
     # What is on a store is asked for only if something is copied. Parts there remove the manifest. Beside the input,
     # and beside a reference, nothing goes.
     is_near = is_beside(target.path, [one for one in (source, source.reference) if one])
-    is_known = not is_near and (not is_remote(target.path) or (bool(asked) and not options.part))
+    is_known = not is_near and (not is_remote(target.path) or (bool(asked) and not is_given("part", options)))
     earlier = earlier_companions(directory) if is_known else {}
     goal = target._replace(replaces=frozenset(earlier))
     if not asked and options.copy_config is None and source.quantized and source.quantized.says:

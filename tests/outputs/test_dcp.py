@@ -516,6 +516,7 @@ def test_safetensors_shards_are_read_by_torch_and_by_us(chunks: int, tmp_path: P
 # ------------------------------------------------------------------------------------------ publishing and verifying
 
 
+@pytest.mark.skipif("part" not in OPTIONS, reason="there are no parts")
 def test_in_parts_it_is_the_same(tmp_path: Path) -> None:
     whole = made(NESTED, tmp_path / "whole", "--chunks", 3, "--key", ".")
     for part in ("0/2", "1/2"):
@@ -556,6 +557,7 @@ def test_what_accelerate_loads_is_verified_as_a_whole_and_each_directory_by_itse
         ckptconv.verify(model, step, states=states)
 
 
+@pytest.mark.skipif("part" not in OPTIONS, reason="there are no parts")
 def test_what_accelerate_loads_is_made_in_parts(tmp_path: Path) -> None:
     model, states, step = for_accelerate(tmp_path)
     for part in ("0/2", "1/2"):

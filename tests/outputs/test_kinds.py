@@ -81,7 +81,6 @@ MATRIX = {
     "clobber": Row("hhhhhhhh", {"clobber": False}),
     "verify": Row("hhhhhhhh", {"verify": True}),
     "checksum": Row("hhhhhhhh", {"checksum": True}),
-    "part": Row("hhhhhhhh", {"part": (0, 2)}),
     "manifest": Row("hhhhhhhh", {"manifest": "manifest.json"}),
     "digest": Row("hhhhhhhh", {"digest": "sha256"}, (("manifest", "manifest.json"),)),
     "depfile": Row("hhhhhhhh", {"depfile": "x.d"}),

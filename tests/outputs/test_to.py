@@ -92,10 +92,11 @@ def test_parts_and_plans_are_of_the_kind() -> None:
     for to in ("pt", "dcp"):
         assert "would" in done(ckptconv_here("convert", "m.safetensors", "x", "--to", to, "--dry-run")).out
         assert not Path("x").exists()
-        for part in ("0/2", "1/2"):
-            done(ckptconv_here("convert", "m.safetensors", f"of-{to}", "--to", to, "--part", part))
-        done(ckptconv_here("finish", f"of-{to}"))
-        done(ckptconv_here("verify", "m.safetensors", f"of-{to}", "--to", to))
+        if "part" in OPTIONS:
+            for part in ("0/2", "1/2"):
+                done(ckptconv_here("convert", "m.safetensors", f"of-{to}", "--to", to, "--part", part))
+            done(ckptconv_here("finish", f"of-{to}"))
+            done(ckptconv_here("verify", "m.safetensors", f"of-{to}", "--to", to))
 
 
 def test_states_beside_the_weights_are_named_with_the_option_that_takes_them() -> None:
