@@ -30,15 +30,15 @@ def part_of(value: tuple[int, int]) -> Part:
 
 
 class Part(NamedTuple):
-    """A part of a conversion: its number, from 0, and how many there are. `publish.parts.Part` says what it has."""
+    """A part of a conversion: its number, from 0, of how many `parts`. `publish.parts.Part` says what it has."""
 
     number: int
-    count: int
+    parts: int
 
     @property
     def name(self) -> str:
         """What reports call it."""
-        return f"{self.number}/{self.count}"
+        return f"{self.number}/{self.parts}"
 
     @property
     def is_first(self) -> bool:
@@ -69,8 +69,8 @@ class Part(NamedTuple):
         """Return the files of an output to make now; `index` is its place among the outputs."""
         files = output.plan.files
         # Assign each output separately, so that `finish` can tell which part a file belongs to.
-        parts = assign([file.size for file in files], self.count, index)
-        return [file for file, of in zip(files, parts, strict=True) if of == self.number]
+        numbers = assign([file.size for file in files], self.parts, index)
+        return [file for file, number in zip(files, numbers, strict=True) if number == self.number]
 
     def described(
         self, output: Output, index: int, inputs: Mapping[str, Any], permissions: Sequence[str]
@@ -82,7 +82,7 @@ class Part(NamedTuple):
             {
                 "plan": output.plan.plan_id,
                 "kind": target.form,
-                "parts": self.count,
+                "parts": self.parts,
                 "shift": index,
                 "heading": output.heading,
                 "files": [[file.name, file.size, file.tensors] for file in files],
