@@ -15,7 +15,7 @@ import torch
 from checkpoints import DATA, ZERO, seven_shards
 
 from ckptconv import convert
-from ckptconv.errors import CorruptError, FailedError, UsageError
+from ckptconv.errors import CorruptError, UsageError
 from ckptconv.formats.registered import DESCRIBING
 from ckptconv.options.table import OPTIONS
 
