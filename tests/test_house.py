@@ -78,13 +78,14 @@ def test_only_the_command_line_prints() -> None:
     assert {path.relative_to(PACKAGE).parts[0] for path in printing} <= {"cli"}
 
 
-# What each main job may load at most, and how large the trunk may be, in round numbers. These fall, and never rise.
+# What each main job may load at most, and how large the trunk may be, in round numbers. These fall, and never rise, but
+# for modules: the options of a feature are two, its package and `options.py`.
 ROADS = {
-    "pt2safetensors": roads.Size(142, 21_000),
-    "dcp2safetensors": roads.Size(157, 23_300),
-    "zero-to-fp32": roads.Size(160, 24_200),
+    "pt2safetensors": roads.Size(148, 20_700),
+    "dcp2safetensors": roads.Size(163, 23_200),
+    "zero-to-fp32": roads.Size(166, 23_900),
 }
-TRUNK, WITHOUT_DEEPSPEED = 44_000, 41_200
+TRUNK, WITHOUT_DEEPSPEED = 43_000, 40_200
 
 
 @pytest.mark.parametrize("job", [job for job, path in roads.ROADS.items() if (ROOT / path).exists()])
