@@ -21,7 +21,7 @@ import functools
 import math
 import re
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from ckptconv.pickles import numpy_dtypes
@@ -226,6 +226,33 @@ def _arrow_array(matcher: Matcher, value: Any) -> bool:
     return sizes[1] * 8 >= (need + (count == 3)) * width and sizes[0] * 8 >= (need if sizes[0] >= 0 else sizes[0] * 8)
 
 
+def _pandas_blocks(matcher: Matcher, value: Any) -> bool:
+    """Whether a value is a tuple of blocks of pandas whose rows are those from 0 on, each once: pandas writes to the
+    place of each row in an array of as many rows, without comparing the two."""
+    if (
+        type(value) is not tuple
+        or not matcher.enter(value)
+        or not all(_made_by(_BLOCK)(matcher, part) for part in value)
+    ):
+        return False
+    rows = [row for block in value for row in _rows(matcher, block.args[1])]
+    return sorted(rows) == [*range(len(rows))]
+
+
+def _rows(matcher: Matcher, place: Any) -> Sequence[int]:
+    """Return the rows of a block, by the slice or array that names them; [-1] for what names none that is known."""
+    if _made_by(_PLACEMENT)(matcher, place):
+        place = place.args[0]
+    if type(place) is slice:
+        bounds = (place.start, place.stop, place.step)
+        is_known = all(type(bound) is int and 0 <= bound <= matcher.size for bound in bounds) and place.step
+        return range(*bounds) if is_known else [-1]
+    if type(place) is NumpyArray and place.dtype in ("<i8", "<i4") and matcher.copy(len(place.data)):
+        width = int(place.dtype[-1])
+        return [int.from_bytes(place.data[at : at + width], "little") for at in range(0, len(place.data), width)]
+    return [-1]
+
+
 def _is_raw(args: Any) -> bool:
     return type(args) is tuple and len(args) == 1 and type(args[0]) in (bytes, bytearray)
 
@@ -244,6 +271,7 @@ _ARROW = {
     )
     for alias in aliases.split()
 }
+_BLOCK, _PLACEMENT = (frozenset({f"pandas._libs.internals.{name}"}) for name in ("_unpickle_block", "BlockPlacement"))
 _BUFFER = frozenset({"pyarrow.lib.py_buffer"})
 _ARRAYS = frozenset({"numpy._core.multiarray._reconstruct", "joblib.numpy_pickle.NumpyArrayWrapper"})
 
@@ -279,6 +307,7 @@ _KINDS: dict[str, Pattern] = {
     "array_state": _array_state,
     "masked_state": _masked_state,
     "arrow_array": _arrow_array,
+    "pandas_blocks": _pandas_blocks,
     "wkb": lambda matcher, value: type(value) is bytes and _is_wkb(value),
     "plain_dtype": lambda matcher, value: _dtype(matcher, value, is_plain=True),
     "slice": lambda matcher, value: type(value) is slice and _data(matcher, value),
