@@ -15,16 +15,16 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
-from ckptconv.formats.adapter_names import FACTOR, NAMED, other_program
+from ckptconv.formats.adapter_names import ADAPTER_NAME, FACTOR, other_program
 from ckptconv.tensors.dtypes import SUMMED
 from ckptconv.tensors.lazy import LazyTensor, untagged
 from ckptconv.text import brief, some
 
 PREFIX = "base_model.model."
-_LENGTHS = re.compile(rf"(?P<module>.+?)\.lora_magnitude_vector{NAMED}(?:\.weight)?")
-_TOKENS = re.compile(rf"(?P<module>.+?)\.token_adapter\.trainable_tokens_(?P<what>delta|original){NAMED}")
+_LENGTHS = re.compile(rf"(?P<module>.+?)\.lora_magnitude_vector{ADAPTER_NAME}(?:\.weight)?")
+_TOKENS = re.compile(rf"(?P<module>.+?)\.token_adapter\.trainable_tokens_(?P<what>delta|original){ADAPTER_NAME}")
 # Where the wrappers hold what they wrap, and copies of it; in these the adapter's name follows.
-_WRAPPED = re.compile(rf"\.(?:base_layer|token_adapter|original_module|modules_to_save{NAMED})(?=\.)")
+_WRAPPED = re.compile(rf"\.(?:base_layer|token_adapter|original_module|modules_to_save{ADAPTER_NAME})(?=\.)")
 _ORIGINAL = ".original_module."
 # Where an nn.MultiheadAttention that is adapted has its output projection, which is adapted with it.
 _OUT = ".base_layer.out_proj"

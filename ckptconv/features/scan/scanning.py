@@ -21,7 +21,7 @@ from ckptconv.formats.dcp import names as dcp
 from ckptconv.formats.dcp.locate import is_metadata
 from ckptconv.formats.deepspeed import locate as deepspeed
 from ckptconv.formats.detect import open_source
-from ckptconv.formats.instead import what_it_is
+from ckptconv.formats.foreign import foreign_file
 from ckptconv.formats.model_files import SAFETENSORS
 from ckptconv.formats.registered import DESCRIBING
 from ckptconv.formats.runs import LATEST, LATEST_UNIVERSAL
@@ -148,7 +148,7 @@ def _scanned(place: Location, is_named: bool) -> ScannedFile | None:
         contents.add("not-opened", f"{place} is {other or 'a file of unknown format'}: it was not judged.")
         kind = kind or other or "other file"
     if not kind and not contents.findings:
-        what = what_it_is(head, size)
+        what = foreign_file(head, size)
         is_missing = contents.expected and not isinstance(what, UnsupportedError)
         if not (is_missing or head.startswith(_LFS)):
             return None

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
-from ckptconv.formats.instead import plain_pickle, what_archive_it_is, what_it_is
+from ckptconv.formats.foreign import foreign_archive, foreign_file, plain_pickle
 from ckptconv.formats.torch.container import (
     SCANNED,
     SCRIPT_ATTRIBUTES,
@@ -197,7 +197,7 @@ class TorchArchive(Archive):
 
     def no_directory(self) -> CkptconvError:
         head = self.read_at(0, min(self.size, 512))
-        refusal = what_it_is(head, self.size)
+        refusal = foreign_file(head, self.size)
         if refusal is None and is_pickle(self.read_at(0, min(self.size, SCANNED)), self.name):
             refusal = plain_pickle()
         if refusal:
@@ -251,7 +251,7 @@ class TorchArchive(Archive):
 
     def _refuse_other_archive(self) -> None:
         """Raise UnsupportedError that names the kind of an archive not from torch.save, if its members show it."""
-        known = what_archive_it_is(self.rows)
+        known = foreign_archive(self.rows)
         if known:
             raise UnsupportedError(f"{self.name} is {known[0]}, not a file of torch.save.", known[1])
 
