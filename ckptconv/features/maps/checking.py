@@ -1,4 +1,4 @@
-"""What a map says, and what it would make of a checkpoint."""
+"""A map's summary, and a check of a map on a checkpoint."""
 
 from __future__ import annotations
 
@@ -66,16 +66,16 @@ def check_map(named: str, source: str | None = None, **options: Any) -> MapCheck
     not fit, and whatever opening the checkpoint raises.
     """
     chosen = Options(map=named, **options)
-    found = read_map(named, chosen.storage_options)
-    precedence = [(first.where, second.where) for first, second in precedences(found)]
+    map_ = read_map(named, chosen.storage_options)
+    precedence = [(first.where, second.where) for first, second in precedences(map_)]
     if source is None:
-        return MapCheck(summarized(found), precedence)
+        return MapCheck(summarized(map_), precedence)
     opened = open_source(normalize(source), key=chosen.key, **chosen.opening())
     result = selected(opened, chosen)
     applied = result.applied
     assert applied is not None
     return MapCheck(
-        summarized(found),
+        summarized(map_),
         precedence,
         opened.path,
         (applied.source, applied.target),
