@@ -134,8 +134,7 @@ def _handle(content: RowsContents, name: str) -> UnsupportedError:
 
 
 def join(tables: Sequence[RowTable], where: str) -> RowTable:
-    """Join a table's shards. Raise UnsupportedError for a tensor that is not a table of rows, or for different
-    widths."""
+    """Join a table's shards. Raise UnsupportedError for a tensor that is no table of rows, or for different widths."""
     for name, tensor, _ in tables:
         if len(tensor.shape) != 2:
             raise UnsupportedError(
