@@ -65,7 +65,7 @@ class LoneFile(NamedTuple):
             below: dict[int, Any] = {}
             for node in level:
                 values = node.values() if isinstance(node, Mapping) else node if isinstance(node, list) else ()
-                # There may be a million, of few types.
+                # There may be a million values, of few types.
                 kinds = {kind for kind in {*map(type, values)} if issubclass(kind, (Mapping, list))}
                 below.update((id(value), value) for value in values if type(value) in kinds)
                 keys = [key for key in node if type(key) is str] if isinstance(node, Mapping) else []

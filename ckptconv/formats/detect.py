@@ -192,7 +192,7 @@ def asked_orders(order: str, like: str, reaching: Mapping[str, Any]) -> tuple[Or
     """Return the orders of parameters that the user gives: by `order`, or by a reference that keeps one."""
     if not (order or like):
         return ()
-    from ckptconv.formats.numbers import told
+    from ckptconv.formats.numbers import order_files
     from ckptconv.formats.training import liked
 
     settings = {name: reaching[name] for name in ("inert", "spool_dir", "storage_options")}
@@ -201,7 +201,7 @@ def asked_orders(order: str, like: str, reaching: Mapping[str, Any]) -> tuple[Or
         return liked(open_source(path, structure=False, **settings))
 
     if order:
-        return (told.asked(normalize(order), reaching["storage_options"] or {}, of_checkpoint),)
+        return (order_files.order_at(normalize(order), reaching["storage_options"] or {}, of_checkpoint),)
     kept_order = of_checkpoint(normalize(like))
     return (kept_order,) if kept_order else ()
 

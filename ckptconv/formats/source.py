@@ -110,8 +110,7 @@ class Quantized(NamedTuple):
         return self.path if self.formats else ""
 
 
-# The end of notes on optimizer states, which says how to convert them. What is computed of several checkpoints has
-# none.
+# The end of notes on optimizer states, which says how to convert them. The result of several checkpoints has none.
 STATES_ARE_CONVERTED = ". Use --optimizer PATH for its states"
 THEIR_STATES_ARE_CONVERTED = "--optimizer PATH for the optimizer states, "
 # The same for states that would go into the checkpoint of the weights.
@@ -221,7 +220,7 @@ class Source(_Fields):
     - `format` names it for people; `family`, such as "torch" or "deepspeed", says which command converts it.
     - `weights` is the tree to convert. `structured`: its nesting and order are the user's own and worth a record;
       otherwise it is a flat state dict whose order means nothing.
-    - `optimizer` is the optimizer's state dict by parameter name, if the checkpoint tells the names; `of_states` are
+    - `optimizer` is the optimizer's state dict by parameter name, if the checkpoint has the names; `of_states` are
       facts about it.
     - `weights_error` is the reason why its tensors are no weights, although they can be read and shown.
     - `trees` maps a key to a tree that holds the value under it, if `weights` does not.

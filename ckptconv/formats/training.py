@@ -7,9 +7,9 @@ from typing import Any
 
 from ckptconv.errors import CkptconvError, UsageError
 from ckptconv.formats.numbers.matching import Order
+from ckptconv.formats.numbers.order_files import model_of
 from ckptconv.formats.numbers.orders import is_kept
 from ckptconv.formats.numbers.states import named
-from ckptconv.formats.numbers.told import model_of
 from ckptconv.formats.optimizers import below, entries, optimizers_in, weights_key
 from ckptconv.formats.source import OF_REFERENCE, Source
 from ckptconv.storage.location import Location

@@ -1,4 +1,4 @@
-"""What `patch`, and `diff` of a delta, print with --json, for its schemas (`scripts/schemas.py`)."""
+"""The output of `patch`, and of `diff` with a delta, with --json, for its schemas (`scripts/schemas.py`)."""
 
 from __future__ import annotations
 

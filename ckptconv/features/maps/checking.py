@@ -60,7 +60,7 @@ def summarized(map_: Map) -> MapSummary:
 
 
 def check_map(named: str, source: str | None = None, **options: Any) -> MapCheck:
-    """Return what the map called `named` says, and what it makes of the checkpoint at `source`.
+    """Return the summary of the map called `named`, and its result for the checkpoint at `source`.
 
     `options` are those of a conversion that choose and name tensors. Raise UsageError for a map that is none or does
     not fit, and whatever opening the checkpoint raises.

@@ -57,7 +57,7 @@ def _digests(path: str, is_file: bool, record: Mapping[str, Any], manifest: byte
     if is_file:
         return {basename(path): digest for digest in digests.values()}
     if record["kind"] == "universal":
-        digests.pop(LATEST_UNIVERSAL, None)  # which is beside the directory
+        digests.pop(LATEST_UNIVERSAL, None)  # a file next to the directory
     hashing = hasher(record["digest"])
     hashing.update(manifest)
     return {**digests, MANIFEST: hashing.hexdigest()}

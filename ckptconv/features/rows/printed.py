@@ -1,4 +1,4 @@
-"""What the commands for rows print with --json, for its schemas (`scripts/schemas.py`)."""
+"""The output of the commands for rows with --json, for its schemas (`scripts/schemas.py`)."""
 
 from __future__ import annotations
 

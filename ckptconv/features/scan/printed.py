@@ -1,4 +1,4 @@
-"""What `scan --json` prints, for its schema (`scripts/schemas.py`)."""
+"""The output of `scan --json`, for its schema (`scripts/schemas.py`)."""
 
 from __future__ import annotations
 

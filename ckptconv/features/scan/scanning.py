@@ -55,7 +55,7 @@ def scan(
     """Return a verdict for each file in `paths`, files or directories, by what loading it would run.
 
     The verdict on a file is "safe", "suspicious", "attack" or "unreadable"; `ckptconv.features.scan.report.RULES`
-    describes the reasons. Files are told by their content, whatever they are called. Those that are no checkpoints are
+    describes the reasons. A file's content decides its kind, not its name. Those that are no checkpoints are
     counted and skipped. Directories are searched to any depth, hidden files too; symbolic links in them are not
     followed. Pickles and descriptions are read, no tensor data, and nothing is run.
 

@@ -239,5 +239,5 @@ def states_of(opened: RankFiles, wanted: Wanted) -> tuple[dict[str, Any] | None,
         states = by_parameter([("", names_of.below(tree, root))], list(parameters), ranks.where)
         if states:
             trees.append(("", renamed(states, known[root].names)))
-    opened.by = next((numbering for numbering in known.values() if numbering.told), opened.by)
+    opened.by = next((numbering for numbering in known.values() if numbering.source), opened.by)
     return by_parameter(trees, list(parameters), ranks.where), None, joined.equal

@@ -37,14 +37,14 @@ class Mesh(NamedTuple):
 
 
 class MeshCut(NamedTuple):
-    """How a mesh dimension cuts a tensor: along `dim`, into `factor` times as many pieces as it has ranks."""
+    """The cut of a tensor by a mesh dimension: along `dim`, into `factor` times as many pieces as it has ranks."""
 
     dim: int
     factor: int = 1
 
 
 class Distribution(NamedTuple):
-    """How a tensor of `shape` is distributed over `mesh`: one placement for each mesh dimension, None for a replica.
+    """The distribution of a tensor of `shape` over `mesh`: one placement for each mesh dimension, None for a replica.
 
     `order` lists mesh dimensions in the order in which they cut the tensor; () for their own order.
     """

@@ -36,18 +36,18 @@ WAYS = (
 
 class Order(NamedTuple):
     """Names of a model's parameters in the order of its modules, or the `architecture` in the catalogue that has them.
-    `told` is the source of the order, as the end of "by …".
+    `source` is the end of "by …", for messages.
 
-    With `groups`, the names are those of each of the optimizer's groups, and nothing is matched. `asked`: the user
+    With `groups`, the names are those of each of the optimizer's groups, and nothing is matched. `is_asked`: the user
     named the order, so it holds, or is an error. `inputs` identify the files that contain it, as the inputs of a source
     do.
     """
 
-    told: str
+    source: str
     names: Sequence[str] = ()
     architecture: str = ""
     groups: Sequence[Sequence[str]] = ()
-    asked: bool = False
+    is_asked: bool = False
     inputs: Mapping[str, Hashable] = {}
 
 
@@ -105,7 +105,7 @@ class Named(NamedTuple):
     identities of the files that gave them; and the number of those left out, which are another model's."""
 
     names: Mapping[str, str] = {}
-    told: str = ""
+    source: str = ""
     inputs: Mapping[str, Hashable] = {}
     left: int = 0
 
@@ -113,7 +113,7 @@ class Named(NamedTuple):
     def notes(self) -> list[str]:
         """Notes for the user on the source of the names."""
         left = f" It has no names for {self.left} of the parameters, whose states are left out." if self.left else ""
-        return [f"{NAMED} {self.told}.{left}"] if self.told else []
+        return [f"{NAMED} {self.source}.{left}"] if self.source else []
 
 
 def named(numbers: Numbers, model: Model, where: str) -> Named:
@@ -144,13 +144,13 @@ def attempted(numbers: Numbers, model: Model, reasons: list[str]) -> Named | Non
     if len({*every}) < len(every) or not numbers.shapes.keys() <= {*every}:
         reasons.append("its groups do not list each number exactly once")
         return None
-    is_asked = any(order.asked for order in model.orders)
+    is_asked = any(order.is_asked for order in model.orders)
     if not is_asked and (names := _by_shapes(numbers, model.shapes)) is not None:
         return Named(names, "shapes that occur once")
     for order in model.orders:
         names = _by_order(numbers, model, order)
         if names is not None:
-            source = order.told if order.groups else f"{order.told}{_ASSUMED}"
+            source = order.source if order.groups else f"{order.source}{_ASSUMED}"
             return Named(names, source, order.inputs, numbers.total - len(names))
         reasons.append(_misfit(model, order))
         if is_asked:
@@ -162,7 +162,7 @@ def _misfit(model: Model, order: Order) -> str:
     """Return why an order gives no names."""
     unknown = [name for name in model.called(itertools.chain(order.names, *order.groups)) if name not in model.shapes]
     left = f"; {some(unknown)} are not names of weights: it must use the names of the weights' file" if unknown else ""
-    return f"the order from {order.told} fits the shapes of the states in several ways, or in none{left}"
+    return f"the order from {order.source} fits the shapes of the states in several ways, or in none{left}"
 
 
 def refusal(numbers: Numbers, model: Model, where: str, why: str) -> UnsupportedError:
@@ -193,7 +193,7 @@ def _by_order(numbers: Numbers, model: Model, order: Order) -> dict[str, str] | 
     wanted = [[numbers.shapes.get(number) for number in group] for group in ordered.groups]
     chosen = matched(wanted, [(name, model.shapes[name]) for name in ordered_names if name in model.shapes])
     matching_names = None if chosen is None or not chosen.is_only else _pairs(ordered, chosen.groups)
-    if not order.asked or not order.names or len(numbers.groups) == 1 or len(ordered_names) != numbers.total:
+    if not order.is_asked or not order.names or len(numbers.groups) == 1 or len(ordered_names) != numbers.total:
         return matching_names
     # A user may list the names as they are numbered, group after group.
     following = iter(ordered_names)

@@ -173,7 +173,7 @@ def named(
             names = recorded and matching.confirmed(recorded, tree[_STATE], numbers_of(tree), model)
             if recorded and not names:
                 # Names of another model would be numbered in its order.
-                model = model._replace(orders=[order for order in model.orders if order.asked])
+                model = model._replace(orders=[order for order in model.orders if order.is_asked])
                 if not model.orders:
                     why = "the names in its groups do not match the model's names and the shapes of the states"
                     raise matching.refusal(numbers_of(tree), model, f"{where}: {_called([label])}", why)

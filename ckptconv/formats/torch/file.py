@@ -30,7 +30,7 @@ def read_torch(place: Location | str, *, limits: Limits = DEFAULT_LIMITS) -> Tor
 
 
 def is_distributed(place: Location) -> bool:
-    """Whether a file mentions tensors of which each rank has a part."""
+    """Whether a file mentions distributed tensors, of which each rank has a part."""
     try:
         mentioned = read_torch(place).globals
     except CkptconvError:

@@ -245,7 +245,7 @@ def _convolution(value: Any) -> dict[str, Any] | None:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value is made of numbers, text and containers alone."""
+    """Whether a value consists of numbers, text and containers alone."""
     return all(type(node) in (*MAPPINGS, list, tuple) for node in walk(value))
 
 

@@ -277,15 +277,14 @@ def _arguments(args: tuple[Any, ...], name: str, *counts: int) -> None:
         raise MalformedError(f"calls {name} with {len(args)} arguments; it takes {' or '.join(map(str, counts))}")
 
 
-def _unknown(made_thing: str, value: Any) -> Any:
-    """Return NotImplemented if `value`, which `made_thing` is made of, is Opaque: the call then becomes an `Opaque`
-    too.
+def _unknown(result: str, value: Any) -> Any:
+    """Return NotImplemented if `value` is Opaque: the call with `result` then becomes an `Opaque` too.
 
-    Raises MalformedError for any other value: `made_thing` cannot be made of it.
+    Raises MalformedError for any other value: it does not give a `result`, as messages call it.
     """
     if type(value) is Opaque:
         return NotImplemented
-    raise MalformedError(f"makes {made_thing} of a value of type {type(value).__name__}")
+    raise MalformedError(f"makes {result} of a value of type {type(value).__name__}")
 
 
 def _composite(kind: str, parts: dict[str, Any]) -> Any:

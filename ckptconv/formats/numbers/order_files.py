@@ -28,7 +28,7 @@ def model_of(weights: Mapping[str, Any], orders: list[Order], tree: Any = None, 
     one, and the order of the configuration in the directory `place`."""
     trainable, aliases = parameters(weights)
     shapes = {name: tensor.shape for name, tensor in trainable.items()}
-    if orders and orders[0].asked:
+    if orders and orders[0].is_asked:
         return Model(shapes, aliases, orders)
     known = [*orders]
     why = "names in safetensors are sorted"
@@ -94,7 +94,7 @@ def _identified(prefix: str, place: Location) -> dict[str, Hashable]:
     return {f"{prefix}{place.name}": Input.stamped(place.entry.file)}
 
 
-def asked(path: str, options: Mapping[str, Any], liked: Callable[[str], Order | None]) -> Order:
+def order_at(path: str, options: Mapping[str, Any], liked: Callable[[str], Order | None]) -> Order:
     """Return the order at `path`, which the user gives: a file of names, a configuration's directory, or a checkpoint,
     of which `liked` returns the order.
 
@@ -114,20 +114,20 @@ def asked(path: str, options: Mapping[str, Any], liked: Callable[[str], Order | 
         if len({*texts}) < len(texts):
             raise UsageError(f"{path} names a parameter twice.")
         names_given = {"groups": names} if grouped else {"names": texts}
-        return Order(source, asked=True, inputs=_identified(_ASKED, place), **names_given)
+        return Order(source, is_asked=True, inputs=_identified(_ASKED, place), **names_given)
     if place.kind == "directory" or place.name == _CONFIG:
         config = configured(place if place.kind == "directory" else place.parent)
         if config.architecture:
             inputs = {f"{_ASKED}{name}": identity for name, identity in config.inputs.items()}
             source = f"{config.architecture} in {path}"
-            return Order(source, architecture=config.architecture, asked=True, inputs=inputs)
+            return Order(source, architecture=config.architecture, is_asked=True, inputs=inputs)
     order = liked(path)
     if order is None:
         raise UsageError(
             f"{path} does not give the order of a model's parameters: it is neither a list of names, nor a checkpoint "
             f"that keeps their order, nor a directory with the {_CONFIG} of a known model.",
         )
-    return order._replace(told=source, asked=True)
+    return order._replace(source=source, is_asked=True)
 
 
 def _listed(place: Location) -> Any:
