@@ -71,7 +71,7 @@ def open_source(
     for the value under a key and for the optimizer's states, if these are not read along with the weights. `master`
     (the optimizer's fp32 masters) and `unstack` (a tensor for each layer) apply to Megatron-core's. A structure record
     of safetensors that does not fit the tensors is an error; with `structure` false it is left out. `like` is the path
-    of the source's reference. `order` is the path of a file with the order of the parameters, in which optimizers
+    of the source's reference. `order` is a path that has the order of the parameters, in which optimizers
     number them; a reference may have the order too. `feature_options` are options of features that change a source. A
     file that is an attack raises UnsafeError; with `inert` it is opened like any other, and nothing in it runs. `raw`
     keeps whole modules as objects. One file of many, such as a rank's, can be inspected; a caller that takes its

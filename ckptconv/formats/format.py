@@ -59,8 +59,8 @@ class Format(Protocol):
     """A format. For each path, `sniff` is called on one format after another until one is CERTAIN. Then `read` is
     called, once, on the surest; of equally sure ones, on the first.
 
-    `FAMILY` is its name: callers ask for it, and its sources have it as their `family`. Its module is imported for
-    every path that its words call for, so it must import quickly: `read` imports what only it needs.
+    `FAMILY` is its name: callers ask for it, and its sources have it as their `family`. A module that
+    is asked about every path must import quickly: `read` imports what only it needs.
     """
 
     FAMILY: str

@@ -17,7 +17,7 @@ class Xor(NamedTuple):
 
 
 class Overlay(NamedTuple):
-    """Replace some bytes. The input is the old bytes, then, for each of `layers`, a unit of two bytes for each of them.
+    """Replace some bytes. The input is the old bytes, then, for each of `layers`, a unit of two bytes for each byte.
 
     The bits of 1 in the second byte of a unit mark the bits of the first byte that replace the old ones.
     """

@@ -33,8 +33,8 @@ from ckptconv.tensors.lazy import LazyTensor, packed
 from ckptconv.verification.arithmetic import shown
 from ckptconv.verification.runs import Run, runs
 
-# Bytes of both sides together that are compared at a time: the usual number, and the smallest that is worth a thread of
-# its own with little memory. A thread has up to four times that in buffers.
+# Bytes of both sides together that are compared at a time: the most, and the fewest, if memory is small, that are worth
+# a thread of its own. A thread has up to four times that in buffers.
 UNIT, _LEAST_UNIT, _BUFFERS = 1 << 20, 1 << 16, 4
 _MOST_JOBS = 4
 # The most runs of small tensors that are read together.

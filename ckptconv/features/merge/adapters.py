@@ -349,7 +349,7 @@ class _Work:
             memory == parameter or memory.endswith(f".{parameter}") for parameter in self._adapter.parameters
         )
         scale = self._factor(memory if is_parameter else parts.attention or module, left, right)
-        # PEFT adds this product twice; merging does as each step of the training does.
+        # PEFT adds this product twice, both when it merges and in each step of the training.
         scale *= 2 if parts.attention else 1
         if pair.bias is not None:
             self._bias(module, pair.bias, scale)

@@ -22,8 +22,8 @@ _TAIL = 512
 
 
 def of_parts(planned: Sequence[tuple[str, PlanDescription]], options: Options) -> list[Named]:
-    """Return the inputs of each output, given as its path and the plan of its parts, by name. Raise UsageError for an
-    output without a statement."""
+    """Return the inputs of each output, given as its path and the plan of its parts, by name. Raise UsageError if no
+    statement about an output is possible."""
     for path, plan in planned:
         if "digest" not in plan.heading:
             raise without_digests(path)

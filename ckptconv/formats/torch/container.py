@@ -24,7 +24,7 @@ MAX_PICKLE = 1 << 30
 _SEARCHED = 1 << 26
 # Headers of pickles without frames: all pickles of a file begin with the same one.
 _PROTOCOLS = (b"\x80\x02", b"\x80\x03")
-# Bytes of a refused file that are searched for an attack. Files without any other content are short.
+# Bytes of a refused file that are searched for an attack. A file with nothing but an attack is short.
 SCANNED = 1 << 20
 
 # The magic number of the stream format, and how it is pickled by protocols 2 and up, and by protocol 1.
