@@ -17,8 +17,7 @@ FACTOR = re.compile(
     rf"(?P<module>.+?)(?P<depth>(?:\.base_layer)*)\.lora_(?P<embedding>embedding_)?(?P<side>[AB]){ADAPTER_NAME}"
     r"(?:\.(?P<parameter>weight|bias))?"
 )
-# Adapters of other programs: the beginnings of their names, parts of the names, the program, and the programs that read
-# them.
+# Adapters of other programs: the beginnings of their names, parts of the names, the program, and their readers.
 _OTHERS = (
     (
         ("lora_unet_", "lora_te", "lora_transformer_"),

@@ -79,10 +79,9 @@ class OfSetError(UnsupportedError):
 
 
 class LoneKind(NamedTuple):
-    """A kind of file. `called` describes such a file, as the end of a sentence; `instead` says which path to give in
-    its place, with {} for the directory `up` levels above the file; `is_one` recognizes the kind; `error` is the class
-    of its error. A kind that is not `refused` may be a whole model. `lies`: whether a file is where its program puts
-    it. `is_written`: this program writes such files."""
+    """A kind of file. `called` describes it, as the end of a sentence; `instead` says which path to give instead, with
+    {} for the directory `up` levels above; `is_one` recognizes it; `error` is the class of its error. If not `refused`,
+    it may be a whole model. `lies`: a file is where its program puts it. `is_written`: this program writes it."""
 
     called: str
     instead: str

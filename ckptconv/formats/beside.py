@@ -74,14 +74,10 @@ def _with_states_of(source: Source, place: Location, files: list[Location], key:
     holders: list[Source] = []
     try:
         holders += (read_torch(file, Wanted(key=".")) for file in files)
-        found_in = [(holder.path, optimizers_alone(holder.weights)) for holder in holders]
-        if not all(labelled for _, labelled in found_in):
+        trees = [(holder.path, optimizers_alone(holder.weights)) for holder in holders]
+        if not all(inner for _, inner in trees):
             return source
-        optimizers = [
-            (path if len(found_in) > 1 else label, optimizer)
-            for path, labelled in found_in
-            for label, optimizer in labelled
-        ]
+        optimizers = [(path if len(trees) > 1 else label, tree) for path, inner in trees for label, tree in inner]
         source = with_named(source, optimizers, files[0].path, key, place)
     except CkptconvError as error:
         message = f"Not converted: the states in {files[0].path}. {error.message}"

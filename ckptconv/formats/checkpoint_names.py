@@ -1,5 +1,4 @@
-"""Names in a directory that belong to a checkpoint, of any program: weights, training steps, adapters, pointers to a
-step.
+"""Names of a checkpoint in a directory, of any program: weights, training steps, adapters, pointers to a step.
 
 The entries are not read: their names alone decide whether an output may be written next to them.
 """

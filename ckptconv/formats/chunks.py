@@ -53,11 +53,9 @@ class _MisfitError(Exception):
 
 
 def join(dtype: DType, shape: Shape, tiles: Sequence[ChunkTile], subject: Callable[[], str]) -> LazyTensor:
-    """Return the tensor of `dtype` and `shape` that consists of `tiles`, none of them empty. `subject` names it in
-    errors.
+    """Return the tensor of `dtype` and `shape` that consists of `tiles`, none empty. `subject` names it in errors.
 
-    Raise CorruptError if they leave a hole, overlap, or extend beyond it; UnsupportedError if no sharding gives such
-    tiles.
+    Raise CorruptError if they leave a hole, overlap, or extend beyond it; UnsupportedError if no sharding gives them.
     """
     if len(tiles) == 1 and tiles[0].tensor.shape == shape and not any(tiles[0].offsets):
         return tiles[0].tensor
@@ -133,13 +131,9 @@ def _misfit(start: Shape, stop: Shape, tiles: Sequence[ChunkTile]) -> _MisfitErr
     region = f"the region from {list(start)} to {list(stop)}"
     if sum(tile.tensor.numel for tile in tiles) != math.prod(high - low for low, high in zip(start, stop, strict=True)):
         return _MisfitError(f"its {len(tiles)} chunks do not fill {region}, or overlap")
-    for tile, neighbour in combinations(tiles[:_COMPARED], 2):
-        if all(
-            tile.start(dim) < neighbour.stop(dim) and neighbour.start(dim) < tile.stop(dim) for dim in range(len(start))
-        ):
-            return _MisfitError(
-                f"in {region}, its chunks at {list(tile.offsets)} and {list(neighbour.offsets)} overlap"
-            )
+    for tile, later in combinations(tiles[:_COMPARED], 2):
+        if all(tile.start(dim) < later.stop(dim) and later.start(dim) < tile.stop(dim) for dim in range(len(start))):
+            return _MisfitError(f"in {region}, its chunks at {list(tile.offsets)} and {list(later.offsets)} overlap")
     return _MisfitError(
         f"{region} is cut into {len(tiles)} chunks in a way that no sharding produces", UnsupportedError
     )

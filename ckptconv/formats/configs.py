@@ -42,10 +42,7 @@ UNCHANGED = Change()
 
 
 def read(place: Location) -> dict[str, Any]:
-    """Return the configuration at `place`.
-
-    Raise CorruptError if it is not a JSON object, FailedError if it cannot be read.
-    """
+    """Return the configuration at `place`. Raise CorruptError if it is no JSON object, FailedError if unreadable."""
     return parsed(place.path, place.read_text(_LARGEST))
 
 

@@ -138,8 +138,7 @@ def plain_pickle() -> UnsupportedError:
 
 
 def foreign_file(head: bytes, size: int) -> CorruptError | UnsupportedError | None:
-    """Return the error for a foreign file that is no zip archive, by its first 512 bytes; its message lacks the file's
-    name.
+    """Return the error, without the file's name, for a foreign file that is no zip archive, by its first 512 bytes.
 
     Return None if the file is not known.
     """

@@ -1,8 +1,7 @@
 """Manifests that state the SHA-256 of each file of a checkpoint: torch_checkpointing's and Megatron-core's.
 
-Both are a JSON object with `algorithm` and `files` {name: hex}; torch_checkpointing's also has a version. If a
-conversion copies data of a file, it reads the file once more, and compares it, before an output gets its name:
-`Source.digests`.
+Both are a JSON object with `algorithm` and `files` {name: hex}; torch_checkpointing's also has a version. A conversion
+reads each file whose data it copies once more, and compares it, before an output gets its name: `Source.digests`.
 """
 
 from __future__ import annotations
@@ -33,8 +32,7 @@ def parsed_json(data: bytes, where: str) -> Any:
 
 
 def stated_digests(directory: Location, name: str, data: bytes, heading: Mapping[str, Any]) -> dict[str, str]:
-    """Return the SHA-256, in lower-case hex, of files in `directory` by path. `data` is the manifest `name`, which
-    states them.
+    """Return the SHA-256, in lower-case hex, of files in `directory` by path, as the manifest `name` (`data`) has them.
 
     `heading` are the manifest's members besides its algorithm and its files. Raise UnsupportedError for a manifest with
     other members, CorruptError if it is damaged or if a file that it names does not exist, and UnsafeError if a name

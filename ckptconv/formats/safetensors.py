@@ -157,6 +157,7 @@ def source_of(place: Location, content: TensorFiles, warnings: list[str], wanted
     shown = parted.without(content.metadata) if quantized else content.metadata
     shown = {key: text[:200] for key, text in shown.items() if key != METADATA_KEY and key not in aliases}
     shown = dict(itertools.islice(shown.items(), _TOLD))
+    left_out = {*aliases, *_OF_THE_OUTPUT}
     return Source(
         format=name,
         family=SAFETENSORS,
@@ -180,9 +181,7 @@ def source_of(place: Location, content: TensorFiles, warnings: list[str], wanted
         bytes_read=content.bytes_read,
         shards=content.shards,
         metadata=content.metadata,
-        remarks={
-            key: text for key, text in content.metadata.items() if key not in aliases and key not in _OF_THE_OUTPUT
-        },
+        remarks={key: text for key, text in content.metadata.items() if key not in left_out},
     )
 
 
@@ -235,11 +234,8 @@ def _read_single(place: Location) -> TensorFiles:
     header = header_of(place)
     content = TensorFiles(place.path, header.bytes_read)
     content.tensors = header.tensors  # type: ignore[assignment]  # this set's alone from here on
-    content.metadata, content.record, content.record_path = (
-        header.metadata,
-        header.metadata.get(METADATA_KEY),
-        place.path,
-    )
+    content.metadata, content.record_path = header.metadata, place.path
+    content.record = header.metadata.get(METADATA_KEY)
     content.inputs, content.size = {place.name: header.identity}, header.size
     return content
 

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from ckptconv.formats.configs import Change
     from ckptconv.formats.numbers.matching import Order
 
-# The beginnings of the names of a model's files: that of most programs, and of open_clip, diffusers and PEFT's
-# adapters.
+# The beginnings of the names of a model's files: those of most programs, open_clip, diffusers and PEFT's adapters.
 # diffusers and of open_clip, and of PEFT's adapters.
 MODEL, ADAPTER, OPEN_CLIP = "model", "adapter_model", "open_clip_model"
 _STEMS = {
@@ -92,11 +91,9 @@ class Training(NamedTuple):
 
 
 class Quantized(NamedTuple):
-    """The weights in the place of quantized ones: their `dtype` ("": all are quantized anew), and `formats` {format:
-    count}.
+    """The weights in the place of quantized ones, of `dtype` ("": all are quantized anew), and `formats` {name: count}.
 
-    `path` is the configuration of the quantization, "" if there is none. `again` does the same to the source when it is
-    reread.
+    `path` is the configuration of the quantization, or "". `again` does the same to the source when it is reread.
     """
 
     dtype: str
@@ -325,9 +322,7 @@ class Source(_Fields):
     def computing(self, **computations: Any) -> Source:
         """Return it with further `computations`, by the names of `computed`, and without those that are None."""
         every = {**self.computed, **computations}
-        return self._replace(
-            computed={name: computation for name, computation in every.items() if computation is not None}
-        )
+        return self._replace(computed={name: entry for name, entry in every.items() if entry is not None})
 
     @property
     def folder(self) -> str:
@@ -351,11 +346,7 @@ class Source(_Fields):
         """Return `inputs`, those of the companions, and those of the reference's files as `--like/<name>`."""
         companions = {name: Input.stamped(file) for name, file in self.companions.items()}
         reference = self.reference.inputs if self.reference else {}
-        return {
-            **self.inputs,
-            **companions,
-            **{f"{OF_REFERENCE}{name}": identity for name, identity in reference.items()},
-        }
+        return {**self.inputs, **companions, **{f"{OF_REFERENCE}{name}": read for name, read in reference.items()}}
 
     def content(self, name: str, file: File, change: Change) -> LazyTensor:
         """Return the bytes of the companion `file` as the output has them: unchanged, except for a configuration that

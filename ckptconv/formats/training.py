@@ -56,10 +56,10 @@ def with_states_beside(source: Source, key: str = "") -> Source:
     if source.optimizer is not None or source.of_states.error is not None or source.training is not None:
         return source
     key = key or weights_key(source.weights)
-    around, _, weights_name = key.rpartition(".")
-    optimizers = optimizers_in(source.weights, key) or (
-        optimizers_in(below(source.weights, around), weights_name) if around else []
-    )
+    around, _, name = key.rpartition(".")
+    optimizers = optimizers_in(source.weights, key)
+    if not optimizers and around:
+        optimizers = optimizers_in(below(source.weights, around), name)
     if not optimizers:
         return source
     try:
@@ -79,16 +79,14 @@ def with_named(
     """Return `source` with the states of `optimizers`, of the checkpoint `where`, by the names of its weights, which
     are under `key`, and a note on the source of the names of numbers.
 
-    `place` is where it was opened. Raise UnsupportedError if the names are unknown, CorruptError if one parameter has
-    two states.
+    `place`: where it was opened. Raise UnsupportedError if names are unknown, CorruptError for two states of one name.
     """
     place = place or (None if is_remote(source.path) else Location(source.path))
     if place is not None and place.kind != "directory":
         place = place.parent if place.kind == "file" else None
     tree = model_tree(source, key) if source.structured else None
-    optimizer, numbering = named(
-        optimizers, model_of(weights_in(source, key), [*source.wanted.orders], tree, place), where
-    )
+    model = model_of(weights_in(source, key), [*source.wanted.orders], tree, place)
+    optimizer, numbering = named(optimizers, model, where)
     of_states = source.of_states._replace(error=None, inputs={**source.of_states.inputs, **numbering.inputs})
     return source._replace(optimizer=optimizer, of_states=of_states, notes=[*source.notes, *numbering.notes])
 

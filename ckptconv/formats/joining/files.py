@@ -216,23 +216,19 @@ def states_of(opened: RankFiles, wanted: Wanted) -> tuple[dict[str, Any] | None,
     roots = sorted(roles.optimizers, key=names_of.dotted) or ([()] if opened.optimizer else [])
     if not roots:
         return None, None, []
-    weight_roles = opened.roles
-    parameters = {
-        names_of.dotted(path[len(weight_roles.model) :]): path for path in model.pieces if weight_roles.is_model(path)
-    }
+    weights = opened.roles
+
+    def is_of_state(path: Path) -> bool:
+        return ranks is not model or weights.optimizer_of(path) is not None
+
+    parameters = {names_of.dotted(path[len(weights.model) :]): path for path in model.pieces if weights.is_model(path)}
     try:
         known = {root: by_name(ranks, root, model, parameters, wanted.orders) for root in roots}
         paths = [*ranks.pieces, *ranks.ready]
-        joined = ranks.join(
-            [path for path in paths if ranks is not model or weight_roles.optimizer_of(path) is not None]
-        )
+        joined = ranks.join([path for path in paths if is_of_state(path)])
     except UnsupportedError as error:
         return None, error, []
-    leading = {
-        path: value
-        for path, value in ranks.values.items()
-        if ranks is not model or weight_roles.optimizer_of(path) is not None
-    }
+    leading = {path: value for path, value in ranks.values.items() if is_of_state(path)}
     tree = names_of.nest({**joined.tensors, **leading}, ranks.where)
     trees = []
     for root in roots:

@@ -212,11 +212,8 @@ class Ranks:
         wrong: tuple[int, Shape] | None = None
         for candidate in (layout, *([reordered] if reordered else [])):
             by_rank = {rank: spans(candidate, part.coordinate or ()) for rank, part in parts.items()}
-            bad = [
-                (rank, extents(indices))
-                for rank, indices in by_rank.items()
-                if extents(indices) != parts[rank].tensor.shape
-            ]
+            shapes = {rank: extents(indices) for rank, indices in by_rank.items()}
+            bad = [(rank, shape) for rank, shape in shapes.items() if shape != parts[rank].tensor.shape]
             wrong = wrong or (bad[0] if bad else None)
             if not bad:
                 fits.append((candidate, by_rank))

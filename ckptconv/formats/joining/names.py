@@ -133,8 +133,7 @@ def _optimizer_of(path: Path, optimizers: Collection[Path]) -> Path | None:
 def _models(paths: Iterable[Path], optimizers: Collection[Path]) -> dict[Path, Path]:
     """Return {path of the container: path of the model} for `paths` of tensors that belong to no optimizer.
 
-    Below the top, a container with a model's name is a model only next to an optimizer, or if every path leads into
-    one.
+    Below the top, a container with a model's name is one only next to an optimizer, or if all paths lead into models.
     """
     models: set[Path] = set()
     alone = True
@@ -158,8 +157,7 @@ def _models(paths: Iterable[Path], optimizers: Collection[Path]) -> dict[Path, P
 def _beside(others: Iterable[Path], tensors: Iterable[Path], optimizers: Collection[Path]) -> set[str | int]:
     """Return the first steps of tensors that are no weights, if the model's names are at the top.
 
-    These are names that only trainers use. If an optimizer has parameters at the top, they are also the modules of
-    which it has no state.
+    These are names that only trainers use; and, if an optimizer has parameters at the top, modules without states.
     """
     top: set[str | int] = set()
     nested: set[str | int] = set()

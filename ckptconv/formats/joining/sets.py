@@ -16,8 +16,7 @@ from ckptconv.storage.reading import Entry
 
 # The number of a rank, and the words before it. DeepSpeed's and Megatron's files are formats of their own.
 _RANK = r"(?<![a-zA-Z])(?<!mp_)(?<!pp_)(?:rank|fsdp|dp|shard|gpu|worker|process|proc)[-_.]?(\d{1,6})(?![0-9])"
-# A number at the end of any name. It is a rank's if the files' content says so, as in torch's own checkpoint_0.pt;
-# otherwise it is a step's.
+# A number at the end of any name: a rank's if the files' content says so, as in torch's checkpoint_0.pt; else a step's.
 _NUMBER = r"(?<![0-9])(?<!of[-_])(\d{1,6})(?=(?:[-_]of[-_]\d+)?\.[a-z]+$)"
 _WORLD = r"(?:(?<![a-zA-Z])(?:world(?:[-_]?size)?|ws)[-_]?|[-_]of[-_])(\d{1,6})(?![0-9])"
 MODEL, OPTIMIZER, OTHER = "model", "optimizer", "other"

@@ -62,12 +62,7 @@ def _names(ranks: Ranks, root: Path, model: Ranks, parameters: Mapping[str, Path
     # A tensor that is whole on each rank may be a buffer, or a parameter that is not distributed. A plain state may
     # belong to such a parameter, or be a part of the state of a distributed one.
     ways = [
-        (
-            spread,
-            _distinct(
-                {name: by_rank for name, by_rank in pieces.items() if not isinstance(by_rank[min(by_rank)], Whole)}
-            ),
-        ),
+        (spread, _distinct({name: by_rank for name, by_rank in pieces.items() if not _kind(by_rank).is_whole})),
         (kinds, _distinct({name: by_rank for name, by_rank in pieces.items() if _is_floating(by_rank)})),
     ]
     recorded = recorded_names({_GROUPS: groups, _STATE: kinds})
@@ -147,12 +142,7 @@ def _distinct(known: Mapping[str, Mapping[int, Piece]]) -> list[tuple[str, _Kind
     """Return the names and kinds of tensors in order, each tied tensor once."""
     first_of: dict[Any, tuple[str, _Kind]] = {}
     for name, by_rank in known.items():
-        sample = by_rank[min(by_rank)]
-        tensor = (
-            sample.tensor
-            if isinstance(sample, (Whole, RankPart))
-            else next((tile.tensor for tile in sample.tiles), None)
-        )
+        tensor = next(iter(parts_of(by_rank[min(by_rank)])), None)
         facts = getattr(tensor, "facts", None)
         key = name if facts is None or not facts.storage else (facts.storage, facts.storage_offset)
         first_of.setdefault(key, (name, _kind(by_rank)))

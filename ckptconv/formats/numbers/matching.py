@@ -39,8 +39,7 @@ class Order(NamedTuple):
     `source` is the end of "by …", for messages.
 
     With `groups`, the names are those of each of the optimizer's groups, and nothing is matched. `is_asked`: the user
-    named the order, so it holds, or is an error. `inputs` identify the files that contain it, as the inputs of a source
-    do.
+    named the order, so it holds, or is an error. `inputs` identify its files, as the inputs of a source do.
     """
 
     source: str
@@ -77,9 +76,8 @@ class Model(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """The numbers of the parameters in each group of the optimizers at one place, and the shapes of their states; any
-    values that can be compared. A number without a shape may have any. `sorted`: whether each group is sorted by
-    shape."""
+    """The numbers of the parameters in each group of the optimizers at one place, and the shapes of their states, as
+    any values that can be compared. A number without a shape may have any. `sorted`: each group is sorted by shape."""
 
     groups: Sequence[Sequence[str]]
     shapes: Mapping[str, Any]
@@ -181,14 +179,10 @@ def _by_order(numbers: Numbers, model: Model, order: Order) -> dict[str, str] | 
     if order.groups:
         pairs = [*zip(numbers.groups, order.groups, strict=False)] if len(numbers.groups) == len(order.groups) else []
         named_groups = [(group, model.called(names)) for group, names in pairs if names]
-        return _paired(
-            numbers._replace(groups=[group for group, _ in named_groups]),
-            [names for _, names in named_groups],
-            model.shapes,
-        )
-    ordered_names = [
-        *dict.fromkeys(model.called(order.names or in_order(order.architecture, [*model.shapes, *model.aliases])))
-    ]
+        groups = [group for group, _ in named_groups]
+        return _paired(numbers._replace(groups=groups), [names for _, names in named_groups], model.shapes)
+    listed = order.names or in_order(order.architecture, [*model.shapes, *model.aliases])
+    ordered_names = [*dict.fromkeys(model.called(listed))]
     ordered = numbers.in_order()
     wanted = [[numbers.shapes.get(number) for number in group] for group in ordered.groups]
     chosen = matched(wanted, [(name, model.shapes[name]) for name in ordered_names if name in model.shapes])

@@ -59,8 +59,7 @@ class Configured(NamedTuple):
 def configured(place: Location) -> Configured:
     """Return the architecture that the configuration in a directory names.
 
-    For an adapter of PEFT, it is that of its base: adapter_config.json names it, or the directory with its
-    configuration.
+    For an adapter of PEFT, it is its base's: adapter_config.json names it, or the directory with its configuration.
     """
     read = place.join(_CONFIG)
     inputs: dict[str, Hashable] = {}

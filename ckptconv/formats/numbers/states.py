@@ -36,8 +36,7 @@ _FACTORS = ("_row", "_col")
 
 
 def by_parameter(trees: Iterable[tuple[str, Any]], weights: Collection[str], where: str) -> dict[str, Any] | None:
-    """Return the optimizers' states by parameter, and their groups: {"state": {name: {key: value}}, "param_groups":
-    […]}.
+    """Return the optimizers' states by parameter, and groups: {"state": {name: {key: value}}, "param_groups": […]}.
 
     `trees` are the optimizers, each with the prefix of its parameters' names. States and groups are nested, or flat
     with the parameter's name in the key (flatten_optimizer_state_dict). Megatron puts the state before the parameter;
@@ -150,8 +149,7 @@ def optimizers_alone(tree: Any) -> list[tuple[str, Mapping[str, Any]]]:
 def named(
     optimizers: Sequence[tuple[str, Mapping[str, Any]]], model: Model, where: str
 ) -> tuple[dict[str, Any], Named]:
-    """Return the states of `optimizers` of a model, by parameter, and their groups; and the names of numbers, with
-    their source.
+    """Return the states of `optimizers` of a model, by parameter, and their groups; and the numbers' names and source.
 
     Each of several optimizers has some of the parameters. Raise UnsupportedError if the parameter of a state is
     unknown, CorruptError if two optimizers have a state of one parameter.
@@ -245,11 +243,8 @@ def recorded_names(optimizer: Mapping[str, Any]) -> dict[str, str] | None:
     if not groups or not any(names) or [*map(len, names)] != [*map(len, numbers)]:
         return None
     pairs = zip(numbers, names, strict=True)
-    recorded = {
-        name_of(number): name_of(name)
-        for group_numbers, group_names in pairs
-        for number, name in zip(group_numbers, group_names, strict=True)
-    }
+    flat = [pair for group in pairs for pair in zip(*group, strict=True)]
+    recorded = {name_of(number): name_of(name) for number, name in flat}
     if len(recorded) < sum(map(len, numbers)):
         return None
     return recorded if {*map(str, optimizer[_STATE])} <= recorded.keys() else None
@@ -279,9 +274,8 @@ def _unwrapped(by_name: dict[str, Any], model: Model) -> dict[str, Any]:
 
 
 def _shape(state: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """Return the shape of a parameter by its states; None if they have none, or several. Factored states have shapes of
-    their own, and the two factors of a square parameter look like states of a vector. bitsandbytes has a dict of
-    states.
+    """Return the shape of a parameter by its states; None if they have none, or several. Factored ones have shapes of
+    their own, and the two factors of a square parameter look like states of a vector. bitsandbytes nests a dict.
     """
     if any(map(is_factor, state)):
         return None
@@ -290,11 +284,8 @@ def _shape(state: Mapping[str, Any]) -> tuple[int, ...] | None:
     codes = state.get(_CODES)
     if isinstance(codes, LazyTensor):
         return codes.shape
-    shapes = {
-        nested.shape
-        for key, nested in state.items()
-        if isinstance(nested, LazyTensor) and key != _STEP and nested.shape
-    }
+    tensors = [value for key, value in state.items() if isinstance(value, LazyTensor) and key != _STEP]
+    shapes = {tensor.shape for tensor in tensors if tensor.shape}
     return shapes.pop() if len(shapes) == 1 else None
 
 

@@ -69,8 +69,7 @@ class Pickles:
     """Reads consecutive pickles in bytes `start` to `stop` of a file; only parsing them gives their lengths.
 
     `position` is where the next pickle begins, and may be set. `last` holds the bytes of the last pickle read.
-    `globals` are the names that the pickles of plain data mention; `opaque` are those of them that they call and that
-    are not known.
+    `globals` are the names that the pickles of plain data mention; `opaque` are the unknown names that they call.
     """
 
     def __init__(

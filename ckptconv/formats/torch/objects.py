@@ -288,10 +288,7 @@ def _unknown(result: str, value: Any) -> Any:
 
 
 def _composite(kind: str, parts: dict[str, Any]) -> Any:
-    """Return a tensor that consists of `parts`; NotImplemented if one of them is Opaque.
-
-    Raises MalformedError if the parts do not fit together.
-    """
+    """Return a tensor of these `parts`; NotImplemented if one is Opaque. Raises MalformedError if they do not fit."""
     for part in parts.values():
         if type(part) is Opaque:
             return NotImplemented
@@ -406,9 +403,8 @@ def _made_without_state(cls: Global) -> Constructor:
 def _build_variable(value: Opaque, state: Any) -> Any:
     """Set the state of a Variable or Parameter of torch before 0.4, as torch.Tensor.__setstate__ does.
 
-    The state is (requires_grad, volatile, hooks) if the Variable was constructed from its tensor. Until torch 0.1.9, if
-    it was constructed from nothing, the state is (tensor, gradient, hooks, requires_grad, volatile); torch ignores the
-    gradient.
+    The state is (requires_grad, volatile, hooks) if the Variable was constructed from its tensor; until torch 0.1.9, if
+    it was constructed from nothing, (tensor, gradient, hooks, requires_grad, volatile). Torch ignores the gradient.
     """
     if type(state) is tuple and len(state) == 5 and not value.args:
         data, _, _, requires_grad, _ = state

@@ -158,8 +158,7 @@ class Unpacked:
 
     def __init__(self, where: str) -> None:
         self._where = where
-        # By id: a container or object (kept so that no id is reused), and its plain form; None while that is being
-        # made.
+        # By id: a container or object, kept so that no id is reused, and its plain form; None until that is made.
         self._made: dict[int, tuple[Any, Any]] = {}
 
     def plain(self, value: Any, path: str, depth: int = 0) -> Any:

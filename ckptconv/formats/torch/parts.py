@@ -1,8 +1,7 @@
 """Files of model-parallel ranks that do not say which parts of tensors they hold. A map joins the parts.
 
 Rank 3's part of `layers.0.wq.weight` is called `3.layers.0.wq.weight`. A tensor that every rank has whole, such as a
-norm, is there once, under its own name; all ranks must have the same. Tensors known to be split along a dimension are
-joined.
+norm, must be equal in all, and keeps its name. Tensors known to be split along a dimension are joined.
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@ Source: huggingface_hub's `serialization/_torch.py` and transformers' `save_pret
 is pytorch_model.bin.index.json: {"metadata": {"total_size": …}, "weight_map": {name of a tensor: name of a file}}. The
 files are pytorch_model-00001-of-00002.bin and so on.
 
-ColossalAI's checkpoint_io/general_checkpoint_io.py (0.5.0) saves an optimizer in the same way.
-pytorch_optim.bin.index.json names the file of each number's state; `param_groups` in its metadata names the file of the
-groups.
+ColossalAI's checkpoint_io/general_checkpoint_io.py (0.5.0) saves an optimizer in the same way: in its index,
+pytorch_optim.bin.index.json, metadata.param_groups names the file of the groups.
 """
 
 from __future__ import annotations
@@ -125,9 +124,8 @@ def _complete_set(path: str, names: Iterable[str]) -> list[str]:
 def _source(
     path: str, files: Mapping[str, Location], weight_map: Mapping[str, str] | None, groups: Location | None = None
 ) -> Source:
-    """Join all files into one state dict, each tensor once. `weight_map`, if given, says which file holds which tensor.
-
-    `groups` is the file of an optimizer's groups; with it, the files hold the optimizer's states by number."""
+    """Join all files into one state dict, each tensor once; `weight_map`, if given, says which file holds which. If
+    there are `groups`, the file of an optimizer's groups, they hold its states by number."""
     expected: dict[str, set[str]] = {file: set() for file in files}
     for name, file in (weight_map or {}).items():
         expected[file].add(name)

@@ -83,8 +83,7 @@ class StorageId(NamedTuple):
 
 
 # Takes an id, and returns a function for ids that differ from it only in the key: from keys to the file, byte offsets
-# and identities of the storages. That function stops before the first storage that must be resolved in full. None if
-# all must be.
+# and identities of storages, up to the first that must be resolved in full. None if all must be.
 Places: TypeAlias = Callable[
     [StorageId], Callable[[Sequence[str]], tuple[File, Sequence[int], Sequence[Hashable]]] | None
 ]
