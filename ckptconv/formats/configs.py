@@ -8,7 +8,7 @@ vLLM's and SGLang's readers, which look for `quantization_config` and dtypes in 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
@@ -29,13 +29,13 @@ _LARGEST, _DEEPEST = 8 << 20, 64
 
 class Change(NamedTuple):
     """What an output changes of what a configuration says: the `dtype` that weights were cast to, "" for none; with
-    `plain`, they are not quantized any more, and with `quantization`, they are quantized as that says. `settings` are
-    other values of it."""
+    `plain`, they are not quantized any more, and with `quantization`, they are quantized as that says. `edit` returns
+    it as it is true of the tensors, where they are others than those of the input."""
 
     dtype: str = ""
     plain: bool = False
     quantization: Mapping[str, Any] | None = None
-    settings: Mapping[str, Any] = {}
+    edit: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
 
 
 UNCHANGED = Change()
@@ -137,18 +137,8 @@ def changed(told: Mapping[str, Any], change: Change) -> dict[str, Any]:
     # Loaders take the dtype of a configuration that says nothing for another than that of weights that were codes.
     if change.plain and change.dtype and not dtype_of(made):
         made[DTYPE[0]] = change.dtype
-    made = _with_settings(made, change.settings) if change.settings else made
+    made = change.edit(made) if change.edit else made
     return made if change.quantization is None else {**made, QUANTIZING[0]: change.quantization}
-
-
-def _with_settings(told: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration with other `settings`: at its top, and where it says these of its language model."""
-    inner = told.get("text_config")
-    inner = inner if isinstance(inner, Mapping) else {}
-    made = dict(told)
-    if inner:
-        made["text_config"] = {key: settings.get(key, value) for key, value in inner.items()}
-    return {**made, **{key: value for key, value in settings.items() if key in told or key not in inner}}
 
 
 def text_of(told: Mapping[str, Any]) -> str:

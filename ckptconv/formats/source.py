@@ -360,7 +360,7 @@ class Source(_Fields):
         if self.quantized and self.quantized.says != file.path:
             change = change._replace(plain=False)  # it is a reference's, which says nothing of these
         if self.reference:
-            change = change._replace(settings={})
+            change = change._replace(edit=None)
         told = configs.changed(self.config, change)
         if told == self.config:
             return whole(file)

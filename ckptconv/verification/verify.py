@@ -137,9 +137,8 @@ def verify(
     pairs = [(kept_apart(one, target.path), _of_part(one, target, asked)) for one in sources for target in targets]
     done = verify_outputs(pairs, asked, progress=bars.counter(progress), on_total=on_total)
     deciding = targets[-1 if asked.to in CHECKPOINTS else 0].manifest
-    done.options = {name: getattr(asked, name) for name in asked.recorded()}
-    if asked.like:
-        done.options["like"] = asked.like
+    shown = dict.fromkeys([*asked.recorded(), "like", *(deciding.options if deciding else ())])
+    done.options = {name: value for name in shown if (value := getattr(asked, name)) != OPTIONS[name].default}
     done.manifest = deciding.place.path if deciding and deciding.options else ""
     for name, paths in deciding.others.items() if deciding else ():
         if again := COMPUTED[name].computing.again:
@@ -367,9 +366,9 @@ def _copied(target: CheckedOutput, asked: Options) -> list[str]:
 
 
 def _with_companions(source: Source, target: CheckedOutput, copied: Sequence[str]) -> Source:
-    """Return `source` with the companions that were `copied` to `target`, unless it was opened with some."""
-    if not copied or source.companions:
-        return source
+    """Return `source` with the companions that were `copied` to `target`, and no others."""
+    if not copied:
+        return source._replace(companions={}, config=None)
     return with_files(source, together(source, target.place.options, copied), target.place.options)
 
 

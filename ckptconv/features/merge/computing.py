@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -39,12 +40,23 @@ def _merged(own: Named, source: Source, options: Options) -> Named:
         made[name] = known.setdefault((id(tensor), goal.name), cast)
     described = own.described._replace(tensors={**base.tensors, **made}, apart=False)
     ties = {alias: owner for alias, owner in own.ties.items() if not {alias, owner} & found.untied}
-    merged = own._replace(described=described, ties=ties, notes=(*own.notes, *found.notes), settings=found.settings)
+    edit = functools.partial(_with_settings, settings=found.settings) if found.settings else own.edit
+    merged = own._replace(described=described, ties=ties, notes=(*own.notes, *found.notes), edit=edit)
     is_same = all(name in base.tensors and base.tensors[name].shape == made[name].shape for name in made)
     if (is_same and not found.untied) or described.structure is None:
         return merged
     why = "an adapter adds tensors, or changes which tensors are tied."
     return merged.without_record(f"{source.path}: the structure record was left out: {why}")
+
+
+def _with_settings(told: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration with other `settings`: at its top, and where it says these of its language model."""
+    inner = told.get("text_config")
+    inner = inner if isinstance(inner, Mapping) else {}
+    made = dict(told)
+    if inner:
+        made["text_config"] = {key: settings.get(key, value) for key, value in inner.items()}
+    return {**made, **{key: value for key, value in settings.items() if key in told or key not in inner}}
 
 
 def _record(source: Source) -> Mapping[str, Any]:
