@@ -337,7 +337,8 @@ def _compare(
     pairs = compare_names(source, expected, found, asked, wrong)
     if of_weights:
         copied = _copied(target, asked)
-        source = _with_companions(source, target, copied)
+        files = together(source, target.place.options, copied) if copied else {}
+        source = with_files(source, files, target.place.options)
         pairs.extend(_compare_companions(source, target, found, copied, expected.change))
     if not wrong:  # other names make another record
         check_structure(expected, found)
@@ -363,13 +364,6 @@ def _copied(target: CheckedOutput, asked: Options) -> list[str]:
     if asked.for_hub and asked.copy_config and not told and target.place.kind == "directory":
         told = target.place.names
     return list(filter(is_companion_name, told))
-
-
-def _with_companions(source: Source, target: CheckedOutput, copied: Sequence[str]) -> Source:
-    """Return `source` with the companions that were `copied` to `target`, and no others."""
-    if not copied:
-        return source._replace(companions={}, config=None)
-    return with_files(source, together(source, target.place.options, copied), target.place.options)
 
 
 def _compare_companions(
