@@ -100,8 +100,8 @@ def read_manifest(place: Location, asked: Options, output: str = "") -> Manifest
                 _YOURSELF,
             )
     given = {name: value for name, value in _options_of(told).items() if name not in _IGNORED}
-    if "like" in told:
-        given["like"] = _reference(told["like"], output)
+    for way in ways_in(told).values():
+        given.update(way.asked(told, lambda path: _reference(path, output)))
     others: dict[str, tuple[str | None, ...]] = {}
     for name, way in ways_in(told).items():
         if way.again is None:
