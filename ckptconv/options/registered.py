@@ -19,6 +19,7 @@ FEATURES: Mapping[str, str] = {
     "like": "like partial fill",
     "universal": "universal zero_stage fresh_optimizer",
     "parts": "part",
+    "model_parts": "layers experts component vocab graft config",
 }
 # Of these, those that change a source when it is opened, in this order, and what asks for that: options, or `recorded`,
 # what the record of an output says of how its source was changed. `opening.py` in the folder has `opened(source, asked,
@@ -27,6 +28,7 @@ FEATURES: Mapping[str, str] = {
 # `orders(asked, reaching)`, which returns the orders of parameters that it knows.
 OPENED: Mapping[str, str] = {
     "like": "like",
+    "model_parts": "layers experts component vocab graft config",
     "quantized": "dequantize requantize",
     "maps": "map size recorded",
 }
