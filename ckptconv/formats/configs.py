@@ -11,11 +11,10 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
+from ckptconv.errors import CkptconvError, CorruptError
 from ckptconv.storage import strict_json
 from ckptconv.storage.location import Location
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.text import brief
 
 # Keys under which a configuration says how weights are quantized, and the dtype of the weights; both at any depth.
 QUANTIZING = ("quantization_config", "compression_config")
@@ -93,20 +92,10 @@ def values(told: Any, *keys: str, at: str = "") -> Iterator[tuple[str, Any]]:
             yield from values(each, *keys, at=f"{at}{number}.")
 
 
-def agreed(told: Mapping[str, Any], key: str) -> Any:
-    """Return what all `told`, by where they are told, say under `key`; None if none says anything.
-
-    Raise UnsupportedError if two of them differ.
-    """
-    said = {where: value for where, value in told.items() if value is not None}
-    first = next(iter(said), "")
-    for where, value in said.items():
-        if value != said[first]:
-            raise UnsupportedError(
-                f"{first} and {where} contradict each other: their {key} is {brief(said[first])} and {brief(value)}.",
-                "Correct the wrong one.",
-            )
-    return said.get(first)
+def is_of_codes(key: str, told: Any) -> bool:
+    """Whether a member of a configuration is about quantized weights; "quantization" is, if it is mlx-lm's."""
+    is_of_mlx = key == "quantization" and isinstance(told, Mapping) and "group_size" in told
+    return is_of_mlx or key in QUANTIZING or key == EXPERT_DTYPE
 
 
 def dtype_of(told: Mapping[str, Any]) -> str:
@@ -122,14 +111,14 @@ def _dtype(value: Any) -> str:
 
 def changed(told: Mapping[str, Any], change: Change) -> dict[str, Any]:
     """Return a configuration as `change` says, at every depth. Everything else stays as it is, in its order."""
-    without = (*QUANTIZING, EXPERT_DTYPE) if change.plain or change.quantization is not None else ()
+    is_new = change.plain or change.quantization is not None
 
     def of(value: Any) -> Any:
         if isinstance(value, list):
             return [of(each) for each in value]
         if not isinstance(value, Mapping):
             return value
-        kept = {key: of(each) for key, each in value.items() if key not in without}
+        kept = {key: of(each) for key, each in value.items() if not (is_new and is_of_codes(key, each))}
         stale = [key for key in DTYPE if change.dtype and _dtype(kept.get(key)) not in ("", change.dtype)]
         return {**kept, **dict.fromkeys(stale, change.dtype)}
 
