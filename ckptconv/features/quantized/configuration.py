@@ -140,12 +140,12 @@ def of_all(
     return Configuration(statements[0].method, told, expert, named, statements[0].path, tuple(statements))
 
 
-def _agreed(told: Mapping[str, Any], key: str) -> Any:
-    """Return what all `told`, by where they are told, say under `key`; None if none says anything.
+def _agreed(configs: Mapping[str, Any], key: str) -> Any:
+    """Return the one value under `key` in all `configs`, which are by their place; None if none has a value.
 
-    Raise UnsupportedError if two of them differ.
+    Raise UnsupportedError if two values differ.
     """
-    said = {where: value for where, value in told.items() if value is not None}
+    said = {where: value for where, value in configs.items() if value is not None}
     first = next(iter(said), "")
     for where, value in said.items():
         if value != said[first]:
