@@ -411,7 +411,6 @@ class _Command:
         group=OUTPUT,
         fallback="x.pt becomes x.safetensors, a directory keeps its name",
     )
-    last_good = Option(FLAG, "INPUT is a run: convert its last step that is whole, and marked as complete.", group=TAKE)
     json = Option(FLAG, "Print one JSON object, also after a failure.", common=True)
     quiet = Option(FLAG, "Print warnings and errors only.", flags=("--quiet", "-q"))
     verbose = Option(FLAG, "Print all names, not only the first few.", flags=("--verbose", "-v"))
@@ -444,8 +443,8 @@ OPTIONS = Options.table
 for _name, _option in [pair for feature in FEATURES for pair in options_of(feature).items()]:
     OPTIONS[_name] = _option
     setattr(Options, _name, _option)  # for help
-# What the sources that features change for outputs of weights depend on; and those that they change for everything:
-# on their own options, and the dtype.
+# What the sources that features change for outputs of weights depend on; and those that they choose or change for
+# everything: their own options, and the dtype.
 FITTING = {name: one for each in FITTED for name, one in options_of(each).items()}
 CHANGING = {"dtype": OPTIONS["dtype"]} | {
     name: one for each in OPENED for name, one in options_of(each).items() if name not in FITTING
