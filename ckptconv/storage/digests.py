@@ -53,13 +53,13 @@ class _Adler32:
         return f"{self._value:08x}"
 
 
-# Those that need no package, and for the others: the package, which has an extra of its name, and what it calls them.
+# Algorithms that need no package; and for the others: the package, which has an extra of its name, and its function.
 _BUILT_IN: Mapping[str, Callable[[], Any]] = {"sha256": hashlib.sha256, "adler32": _Adler32}
 _PACKAGED = {"blake3": ("blake3", "blake3"), "xxh3-128": ("xxhash", "xxh3_128")}
 
 
 def hasher(algorithm: str) -> Any:
-    """Return a new hash object, with `update` and `hexdigest`: for these, "xxh3-128" and "adler32".
+    """Return a new hash object of an `algorithm`, such as "xxh3-128" or "adler32", with `update` and `hexdigest`.
 
     Raises UsageError if its package is not installed.
     """
@@ -83,15 +83,15 @@ def digests_of(
         data = memoryview(read_at(at, min(READ, size - at)))
         for hashing in hashings:
             hashing.update(data)
-    own, of_ranges = hashings
-    return Digests(algorithm, own.found[""], of_ranges.found)
+    whole, of_ranges = hashings
+    return Digests(algorithm, whole.found[""], of_ranges.found)
 
 
-def check_digest(path: str, found: str, stated: str) -> None:
+def check_digest(path: str, actual: str, stated: str) -> None:
     """Raise CorruptError if the SHA-256 of a file is not the stated one."""
-    if found != stated:
+    if actual != stated:
         raise damaged(
-            f"{path} has the SHA-256 {found}, but its checkpoint states {stated}: the file was changed or damaged."
+            f"{path} has the SHA-256 {actual}, but its checkpoint states {stated}: the file was changed or damaged."
         )
 
 
@@ -145,7 +145,7 @@ class DigestingWriter(Writer):
         self.digests = Digests(algorithm)
         self._writer, self._size = writer, size
         self._hashings = _whole(size, algorithm), _Hashing(ranges, algorithm)
-        # Blocks of `READ` bytes: how many are complete from the beginning on, and what is written of later ones.
+        # Blocks of `READ` bytes: how many are complete from the beginning on, and the bytes written of later ones.
         self._complete, self._written = 0, Counter[int]()
         self._all_written = self._given_up = False
         self._changed = threading.Condition()
@@ -155,7 +155,7 @@ class DigestingWriter(Writer):
     def start(self) -> None:
         """Start to follow what is written."""
         if self.positioned and self._size > READ:
-            self._threads = [Thread(partial(self._follow, each)) for each in self._hashings]
+            self._threads = [Thread(partial(self._follow, hashing)) for hashing in self._hashings]
             self._threads = start_threads(self._threads)
 
     def write_at(self, offset: int, data: memoryview) -> None:
@@ -185,7 +185,7 @@ class DigestingWriter(Writer):
         return self._writer.read_at(offset, length)
 
     def _count(self, written: Iterable[tuple[int, int]]) -> None:
-        """Note how many bytes of which blocks are written."""
+        """Count the written bytes, which come as (block, bytes)."""
         with self._changed:
             for block, count in written:
                 self._written[block] += count
@@ -222,8 +222,8 @@ class DigestingWriter(Writer):
                 self._follow(hashing)
         if self._failures:
             raise self._failures[0]
-        own, of_ranges = self._hashings
-        self.digests.file, self.digests.tensors = own.found[""], of_ranges.found
+        whole, of_ranges = self._hashings
+        self.digests.file, self.digests.tensors = whole.found[""], of_ranges.found
 
     def give_up(self) -> None:
         """End the threads: the file will not be complete."""

@@ -64,7 +64,7 @@ _SLOW: dict[str, Callable[[], _Sum]] = {
 
 
 class Check:
-    """Compares bytes with the checksums `told`, (algorithm, digest), of an object of `size` bytes. Leaves out
+    """Compares bytes with the `stated` checksums, (algorithm, digest), of an object of `size` bytes. Leaves out
     algorithms that are unknown, or too slow for the size."""
 
     def __init__(self, stated: Iterable[tuple[str, bytes]], size: int) -> None:
