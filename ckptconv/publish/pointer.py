@@ -1,4 +1,4 @@
-"""Decides whether the file beside a universal checkpoint, which names it, may be written."""
+"""Decide whether the file next to a universal checkpoint, which names it, may be written."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _OF_STEP = "_states.pt"
 
 
 def check_pointer(path: str, made_as: str, overwrite: bool, stores: Mapping[str, Any]) -> None:
-    """Raise UsageError if the file beside the tree at `path` is another program's, or would hide a model of others:
-    what reads a directory with it reads the tree."""
+    """Raise UsageError if the file next to the tree at `path` is another program's, or would hide a model of others:
+    a program that reads a directory with it reads the tree."""
     pointer = Location(pointer_of(path), dict(stores))
     if pointer.kind == "missing" and (hidden := _models_beside(pointer)):
         raise UsageError(

@@ -21,7 +21,7 @@ from ckptconv.storage.writing import BusyError, is_locked, lock
 PATIENCE = 60.0
 
 
-# How the names of hidden siblings of an output end: with the plan id, or `BUSY`, then perhaps a random suffix. Earlier
+# The endings of names of hidden siblings of an output: the plan id, or `BUSY`, then perhaps a random suffix. Earlier
 # releases appended `-parts`.
 _ENDING = re.compile(r"[0-9A-Za-z]+(-parts|-[0-9a-f]{8})?")
 
@@ -38,9 +38,9 @@ def hidden(name: str) -> str:
     return f".{os.fsdecode(data)}{HIDDEN}"
 
 
-def is_sibling(found: str, prefix: str) -> bool:
-    """Whether `found` is a name that this program gives to hidden siblings with the prefix `prefix`."""
-    return found.startswith(prefix) and _ENDING.fullmatch(found, len(prefix)) is not None
+def is_sibling(name: str, prefix: str) -> bool:
+    """Whether this program gives `name` to hidden siblings with the prefix `prefix`."""
+    return name.startswith(prefix) and _ENDING.fullmatch(name, len(prefix)) is not None
 
 
 class Place(NamedTuple):
