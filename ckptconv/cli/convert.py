@@ -1,4 +1,4 @@
-"""`ckptconv convert`: find out what each input is, and do what the command for it does."""
+"""`ckptconv convert`: recognize each input, and do the same as the command for its format."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def convert_(
 
 
 def repeated(words: Sequence[str]) -> str:
-    """Return the words of a command line for a hint. What tells a store who asks is left out: errors get into logs."""
+    """Return the words of a command line for a hint, without the credentials for stores: errors get into logs."""
     secret = OPTIONS["storage_options"].flags[0]
     shown: list[str] = []
     for word in words:
@@ -182,21 +182,23 @@ def _several(words: Sequence[str], directory: str, template: str, options: dict[
     stores = options.get("storage_options", {})
     inputs = []
     for word in words:
-        # What cannot be looked at is a failure of that input, later.
+        # An error here becomes the failure of that input, later.
         entry = None
         with contextlib.suppress(Exception):
             entry = look(normalize(word), dict(stores)) if word else None
         inputs.append((InputWord(word, entry is not None and entry.kind == "directory"), entry))
     suffix = suffix_of(to)
-    outputs = output_paths([each for each, _ in inputs], normalize(directory), template, suffix=suffix)
+    outputs = output_paths([input_word for input_word, _ in inputs], normalize(directory), template, suffix=suffix)
     hint = "Give another --output-dir or --output-name, or --overwrite to replace it."
     tasks = [
         batch.Conversion(
-            each.word, Proposed(output, hint), entry.file.size if entry is not None and entry.kind == "file" else 0
+            input_word.word,
+            Proposed(output, hint),
+            entry.file.size if entry is not None and entry.kind == "file" else 0,
         )
         if isinstance(output, str)
-        else batch.Conversion(each.word, "", error=output)
-        for (each, entry), output in zip(inputs, outputs, strict=True)
+        else batch.Conversion(input_word.word, "", error=output)
+        for (input_word, entry), output in zip(inputs, outputs, strict=True)
     ]
     at_once, each_one = shares(options, len(words), any(map(is_remote, (*words, directory))))
     with shown.progress() as progress:

@@ -1,4 +1,4 @@
-"""Changes to typer and click: the help, what is known of a call for its error, and a faster start."""
+"""Changes to typer and click: the help, the record of a call for its error, and a faster start."""
 
 from __future__ import annotations
 
