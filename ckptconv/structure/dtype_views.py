@@ -43,7 +43,7 @@ def stored(tensor: Any) -> Any:
 
 
 def own(tensor: LazyTensor) -> LazyTensor:
-    """Return the tensor of a dtype that safetensors lacks if `tensor` is what is stored of one; else `tensor`."""
+    """Return the tensor of a dtype that safetensors lacks if `tensor` is its stored form; else `tensor`."""
     return tensor.tensor if isinstance(tensor, View) and tensor.tensor.dtype.name in STORED_AS else tensor
 
 

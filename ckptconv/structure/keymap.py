@@ -100,12 +100,12 @@ def describe(
     tagged: bool = False,
     choice: Choice | None = None,
 ) -> Flattened:
-    """Return what `flatten` returns, and more. `tagged` keeps lazy tensors tagged with their facts.
+    """Return the result of `flatten`, and more. `tagged` keeps lazy tensors tagged with their facts.
 
     `leave_out` is called with the name that a tensor in its place would have, and each `Opaque`, `Global` and
-    `Composite`. It returns True to leave that out, False to keep it, or what to write in its place and list in `found`:
-    the object itself, or a container of what it holds. `choice` says which tensors and values the record has. A dict
-    lacks the keys of those not chosen; a sequence has None in their place. The result has all tensors.
+    `Composite`. It returns True to leave that out, False to keep it, or a replacement to write and list in `found`: the
+    object itself, or a container of its content. `choice` says which tensors and values the record has. A dict lacks
+    the keys of those not chosen; a sequence has None in their place. The result has all tensors.
     """
     choice = choice or None
     plain = plain_tensors(tree, tagged)
@@ -146,8 +146,8 @@ def unflatten(
         >>> ckptconv.unflatten(flat, structure)
         {'layers': [tensor([1., 1.])], 'step': 7}
     """
-    given: tuple[object, object] = flat, structure
-    if not (isinstance(given[0], Mapping) and isinstance(given[1], (str, type(None)))):
+    arguments: tuple[object, object] = flat, structure
+    if not (isinstance(arguments[0], Mapping) and isinstance(arguments[1], (str, type(None)))):
         raise UsageError(f"unflatten takes a mapping and text, not {brief(flat)} and {brief(structure)}.")
     if structure is None:
         return dict(flat)
@@ -260,8 +260,8 @@ def plain_tensors(tree: Any, tagged: bool) -> dict[str, Any] | None:
 
 
 def plain_dict(record: StructureRecord, flat: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return what the decoder makes of a record that tells the order of tensors by their names and nothing else, as
-    `plain_record` does, and of lazy tensors; None if it is another, or does not fit."""
+    """Return the tree of a record that has the order of tensors by their names and nothing else, as that of
+    `plain_record`, and of lazy tensors; None if the record is another, or does not fit."""
     root, nodes, storages = record
     if nodes or storages or type(root) is not list or root[:1] != ["dict"] or len(root) % 2 == 0:
         return None
