@@ -1,4 +1,4 @@
-"""A checkpoint of any format as what `torch.distributed.checkpoint.load` reads.
+"""A checkpoint of any format as a storage reader of `torch.distributed.checkpoint.load`.
 
 Source: torch/distributed/checkpoint/{storage,planner,metadata}.py of torch 2.4 to 2.13. The planner asks for boxes of
 tensors by the key that `dcp.save` would have given them: those of the shards that the rank has, and no others are read.
@@ -70,7 +70,7 @@ class DistributedReader(StorageReader):
         """Close the files."""
         self._memory.close()
 
-    # ---- what torch calls
+    # ---- called by torch
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin another load, of the same checkpoint."""
@@ -107,7 +107,7 @@ class DistributedReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read what a rank's plan asks for into its tensors. Raise as `Tensor.read_into` does."""
+        """Read the items of a rank's plan into its tensors. Raise as `Tensor.read_into` does."""
         import torch
         from torch.distributed.checkpoint.planner import LoadItemType
 

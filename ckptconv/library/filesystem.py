@@ -28,14 +28,14 @@ class VirtualFileSystem(AbstractFileSystem):  # type: ignore[misc]
     cachable = False
 
     def __init__(self, source: str | os.PathLike[str] = "", fo: str = "", **options: Any) -> None:
-        given = {name: options.pop(name) for name in _OF_FSSPEC if name in options}
-        super().__init__(**given)
+        of_fsspec = {name: options.pop(name) for name in _OF_FSSPEC if name in options}
+        super().__init__(**of_fsspec)
         if not source and not fo:
             raise UsageError(
                 "The file system needs a checkpoint.", 'Give it as source: filesystem("ckptconv", source=PATH).'
             )
-        if given.get("target_options"):
-            options.setdefault("storage_options", given["target_options"])
+        if of_fsspec.get("target_options"):
+            options.setdefault("storage_options", of_fsspec["target_options"])
         self.files = VirtualFiles(source or fo, **options)
 
     @classmethod

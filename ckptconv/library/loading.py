@@ -65,7 +65,7 @@ def load_state_dict(
         source.check_weights()
         warn_of(source)
         tree = selection.subtree(source.tree(key), key, path) if key else source.weights
-        # What the tensors become is a dict in the order of the tree, whatever order a file would have.
+        # The tensors become a dict in the order of the tree, even if a file would have another order.
         described = keymap.describe(tree, keep_order=False, tagged=True)
         check_pieces(source, described.tensors)
         wanted = _wanted(source, described, dtype)
@@ -87,11 +87,11 @@ def load_state_dict(
 
 
 def _wanted(source: Source, described: keymap.Flattened, dtype: str | None) -> list[WantedArray]:
-    """Return what to make arrays of: the tensors as they are cast, and the memory that they share."""
+    """Return the arrays to make: the tensors as they are cast, and the memory that they share."""
     # In torch files, tensors share memory as they did when saved; in other formats each has its own elements.
     in_place = source.family == model_files.TORCH
     plain = {name: untagged(tensor) for name, tensor in described.tensors.items()}
-    # Of tensors that all lie apart, only those are tied of which the source says so.
+    # If all tensors have their own storage, only those are tied that the source names.
     tied = {} if in_place else selection.untie({} if described.apart and not source.owners else plain, source.owners)
     shared = {*tied, *tied.values()}
     wanted = []
@@ -115,7 +115,7 @@ def _itemsize(tensor: LazyTensor) -> int:
 
 
 def _warn_of_newer(path: str) -> None:
-    """Warn if a torch file beside the safetensors file `path` is newer."""
+    """Warn if a torch file next to the safetensors file `path` is newer."""
     stem, suffix = os.path.splitext(path)
     if suffix != ".safetensors" or is_remote(path):
         return

@@ -116,8 +116,8 @@ class VirtualFiles(Mapping[str, VirtualFile]):
                 files, self.format, decided = plan.files, opened.format, plan.plan_id
                 self.warnings = list(warnings_of([opened], [output], chosen))
                 self.notes = list(notes_of([opened], [output], chosen))
-        inputs = dict.fromkeys(each.stored for file in files for each in file.inputs())
-        self.version = _hash(decided, *(f"{each.size} {each.stamp}" for each in inputs))
+        inputs = dict.fromkeys(source_file.stored for file in files for source_file in file.inputs())
+        self.version = _hash(decided, *(f"{source_file.size} {source_file.stamp}" for source_file in inputs))
         if opened.config is not None:
             self.notes += companions.notes(opened.config, change.dtype)
         names = {file.name for file in files}
@@ -130,7 +130,7 @@ class VirtualFiles(Mapping[str, VirtualFile]):
         self._files = {file.name: self._file(file, known) for file in (*files, *copies)}
 
     def _file(self, file: FilePlan, options: dict[str, Any]) -> VirtualFile:
-        copied = [each.stamp for each in file.inputs()] if not isinstance(file.parts[0], Literal) else []
+        copied = [original.stamp for original in file.inputs()] if not isinstance(file.parts[0], Literal) else []
         content = FileBytes(file, self._readers, options, partial(self.overflows.met, file.name))
         return VirtualFile(content, _hash(self.version, file.name, *copied))
 
@@ -150,7 +150,7 @@ class VirtualFiles(Mapping[str, VirtualFile]):
             return b"".join(map(bytes, pieces))
 
     def close(self) -> None:
-        """Close the inputs: what asks for more bytes raises UsageError."""
+        """Close the inputs: further reads raise UsageError."""
         self._closed = True
         self._readers.close()
 
@@ -197,10 +197,11 @@ def _asks_for_no_more(options: Options) -> bool:
 
 
 def _change(files: Sequence[FilePlan]) -> Change:
-    """Return what was done to the weights in `files` that a configuration is to say."""
+    """Return the change of the weights in `files` that a configuration is to state."""
     tensors = [part.tensor for file in files for part in file.parts if isinstance(part, Data)]
     plain = [tensor for tensor in tensors if is_decoded(tensor)]
-    dtypes = {each.dtype.name for each in (*plain, *(each for each in tensors if isinstance(untagged(each), Convert)))}
+    converted = [tensor for tensor in tensors if isinstance(untagged(tensor), Convert)]
+    dtypes = {tensor.dtype.name for tensor in (*plain, *converted)}
     return Change(dtypes.pop() if len(dtypes) == 1 else "", bool(plain))
 
 
@@ -209,6 +210,6 @@ def _copy(name: str, content: LazyTensor) -> FilePlan:
     return FilePlan(name, content.nbytes, (Data(0, content, name),))
 
 
-def _hash(*told: str) -> str:
+def _hash(*texts: str) -> str:
     """Return 40 hexadecimal digits, as a commit has."""
-    return hashlib.sha256("\0".join(told).encode(errors="surrogateescape")).hexdigest()[:40]
+    return hashlib.sha256("\0".join(texts).encode(errors="surrogateescape")).hexdigest()[:40]
