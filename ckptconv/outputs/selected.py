@@ -1,4 +1,4 @@
-"""What an output holds of its source: the names and tensors that were selected, and how they are stored. Pure."""
+"""The selection of an output from its source: names and tensors, and how they are stored. Pure."""
 
 from __future__ import annotations
 
@@ -24,25 +24,23 @@ Telling: TypeAlias = Callable[[Sequence[FilePlan]], Mapping[str, Any]]
 
 
 class Selected(NamedTuple):
-    """What is selected of a source.
+    """The selection from a source.
 
-    `names` are the selected names, {old: new}; `known` are all there are, by old name. `tensors` are by new name, as
-    the source has them; `cast` returns them as they are stored. `described` is the flattened tree they come from, under
-    its old names. `structured`: its structure record belongs to the output. `owners` are the source's own ties, {alias:
-    owner}, by new name; all aliases, if they are `tied`. `fixed` are new names of tensors that are never cast; those of
-    them that are `settled` were not to be. `dtypes` are those of tensors that have others than `dtype` says.
+    `names` are the selected names, {old: new}; `known` are all tensors, by old name. `tensors` are by new name, as the
+    source has them; `cast` returns them as they are stored. `described` is the flattened tree they come from, under its
+    old names. `structured`: its structure record belongs to the output. `owners` are the source's own ties, {alias:
+    owner}, by new name; all aliases, if they are `tied`. `fixed` are new names of tensors that are never cast; the
+    `settled` ones among them were not to be. `dtypes` has the dtypes of tensors for which `dtype` does not hold.
     `quantized` are tensors that are stored in parts, by old name. `metadata` is that of every file of the output,
-    without aliases, structure record and what is said of `quantized`; `remarks` are entries of it beside those of the
-    source.
-    `warnings` say what of the source is left out, `notes` what was computed. `settings` is what a configuration has to
-    say of that, and `quantization` what of how weights are quantized.
+    without aliases, structure record and entries about `quantized`; `remarks` are its entries that the source does not
+    have. `warnings` name parts of the source that are left out, `notes` computations. `settings` are the settings of a
+    configuration about these, and `quantization` those about quantized weights.
 
-    Of what is computed, `unmapped` is what was selected before it had other names, as a map that was `applied` gives.
-    `equal` are tensors by name of which
-    one was kept: they have to be equal. `missing` are names that were to be there and are left out. `files` are names
-    of the files that tensors are to be in. `record` is what a manifest says of it, and each of `tellings` returns, of
-    what is selected and the tensors that are stored, what a report says. `patched` returns a tensor as it is stored, of
-    its name and what it is before that.
+    For computed tensors, `unmapped` is the selection before it had other names, as a map that was `applied` gives.
+    `equal` are tensors by name of which one was kept: they have to be equal. `missing` are names that were expected and
+    are left out. `files` are names of the files that tensors are to be in. `record` is the record of the selection in a
+    manifest. Each of `tellings` returns the fields of a report, from the selection and the stored tensors. `patched`
+    returns a tensor as it is stored, from its name and the tensor before that.
 
     If it is `of_states`, `names` are of parameters, and tensors are named <parameter>.<state> in `described` too.
     """
@@ -112,17 +110,17 @@ class Selected(NamedTuple):
 
     @property
     def first(self) -> Selected:
-        """What was selected before it had other names."""
+        """The selection before it had other names."""
         return self.unmapped or self
 
     def telling(self, stored: Mapping[str, LazyTensor]) -> Telling:
-        """Return the function that returns what a report says of it, where its tensors are `stored`. It keeps no more
-        of them than it needs."""
-        tellings = [each(self, stored) for each in self.tellings]
-        return lambda files: {name: value for each in tellings for name, value in each(files).items()}
+        """Return the function that returns the fields of a report about it, with its tensors as they are `stored`. It
+        keeps no more of them than it needs."""
+        tellings = [telling(self, stored) for telling in self.tellings]
+        return lambda files: {name: value for fields_of in tellings for name, value in fields_of(files).items()}
 
     def change(self, source: Source) -> Change:
-        """Return what a configuration beside `source`, of which this was selected, is to say of it."""
+        """Return the change that a configuration of `source`, from which this was selected, is to state."""
         is_plain = bool(source.quantized and source.quantized.formats)
         usual = source.quantized.dtype if source.quantized and is_plain else ""
         dtype = usual if self.dtype == "keep" else self.dtype
