@@ -116,7 +116,7 @@ def _add(files: Files, place: Location, file: TorchFile, rank: int) -> None:
     own = rank if reader.said is None else reader.said
     files.ranks.add(own, place.name, pieces, reader.meshes, reader.world)
     files.ranks.add_values(own, values)
-    files.account.add(file, place.name)
+    files.log.add(file, place.name)
 
 
 # --------------------------------------------------------------------------------------------------------- the source
@@ -127,7 +127,7 @@ def _read(path: str, located: Located, chosen: FileSet, found: list[FileSet], wa
     model = _opened(directory, chosen)
     ranks = model.ranks
     others = _optimizers(located, chosen, found)
-    is_alone = len(model.account.records) == 1 and chosen.world is None and not any(distributed(ranks.pieces))
+    is_alone = len(model.log.records) == 1 and chosen.world is None and not any(distributed(ranks.pieces))
     if is_alone and not (wanted.states and others):
         return torch_file.read(directory.join(chosen.files[min(chosen.files)]), wanted)
     opened = RankFiles(model)
@@ -157,9 +157,9 @@ def _read(path: str, located: Located, chosen: FileSet, found: list[FileSet], wa
         family=FAMILY,
         path=path,
         facts={**facts, **{name: value for name, value in settings.items() if name not in facts}},
-        inputs={**model.account.inputs, **(state_inputs if local else {})},
+        inputs={**model.log.inputs, **(state_inputs if local else {})},
         state_inputs=state_inputs,
-        bytes_read=sum(each.account.bytes_read for each in (model, opened.optimizer) if each),
+        bytes_read=sum(each.log.bytes_read for each in (model, opened.optimizer) if each),
         reread=functools.partial(_read, path, located, chosen, found),
     )
 
@@ -175,10 +175,10 @@ def _state_inputs(opened: RankFiles, beside: Location | None) -> dict[str, Hasha
     if opened.optimizer:
         own = opened.optimizer
         prefix = "" if own.ranks.where == opened.model.ranks.where else f"{basename(own.ranks.where)}/"
-        return {f"{prefix}{name}": identity for name, identity in own.account.inputs.items()}
+        return {f"{prefix}{name}": identity for name, identity in own.log.inputs.items()}
     if opened.beside and beside:
         return {f"{beside.name}/{name}": identity for name, identity in opened.beside.all_inputs().items()}
-    return opened.model.account.inputs
+    return opened.model.log.inputs
 
 
 def _checkpoint_beside(directory: Location) -> Location | None:
@@ -201,8 +201,8 @@ def _facts(directory: Location, model: Files, ranks: Ranks) -> dict[str, Any]:
         **({"framework": "verl"} if _VERL in directory.names else {}),
         "ranks": len(ranks.files),
         **({"mesh": ", ".join(shapes)} if shapes else {}),
-        "files": len(model.account.records),
-        "size": model.account.size,
+        "files": len(model.log.records),
+        "size": model.log.size,
     }
 
 

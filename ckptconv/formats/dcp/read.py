@@ -102,10 +102,10 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
     if described.nested:
         extra = None  # Megatron-core's have no paths: these are another program's files of the same names
     if extra:
-        described.mentioned.update(extra.account.mentioned)
+        described.mentioned.update(extra.log.mentioned)
         weights, states, unnamed = extra.arranged(weights, states, described, checkpoint.values, wanted)
         states_error = states_error or unnamed
-        inputs = {**(state_inputs if wanted.master else inputs), **extra.account.inputs}
+        inputs = {**(state_inputs if wanted.master else inputs), **extra.log.inputs}
         notes += [*extra.notes(), *checkpoint.warnings]
         checkpoint.warnings.clear()
     if other and not wanted.states:
@@ -124,7 +124,7 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
         facts={**_facts(path, checkpoint), **dialects.facts(extra.common if extra else checkpoint.values)},
         files=FileFacts.of_all(each.files for each in read),
         inputs=inputs,
-        bytes_read=sum(each.entries.bytes_read for each in read) + (extra.account.bytes_read if extra else 0),
+        bytes_read=sum(each.entries.bytes_read for each in read) + (extra.log.bytes_read if extra else 0),
         defaults=Defaults(shard_size=5 * 10**9),
         structured=described.nested or bool(described.values) or extra is not None,
         pieces=dcp_names.FLAT_PARAMETER,

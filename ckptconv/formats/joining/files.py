@@ -21,7 +21,7 @@ from ckptconv.formats.numbers.matching import Named
 from ckptconv.formats.numbers.states import by_parameter, renamed
 from ckptconv.formats.runs import Located
 from ckptconv.formats.source import Defaults, FileFacts, Source, StateFacts, Wanted
-from ckptconv.formats.torch.file import Account
+from ckptconv.formats.torch.file import InputLog
 from ckptconv.formats.torch.packed import is_tensor
 from ckptconv.pickles.children import walk
 from ckptconv.pickles.nodes import Composite, class_of
@@ -37,7 +37,7 @@ class Files:
     """The files of a set that were read, and what they hold together."""
 
     ranks: Ranks
-    account: Account = field(default_factory=Account)
+    log: InputLog = field(default_factory=InputLog)
 
 
 def divided(tree: Any, reader: Pieces, prefix: Path = ()) -> tuple[dict[Path, Piece], dict[Path, Any]]:
@@ -147,8 +147,8 @@ def source_of(
 ) -> Source:
     """Return what is `wanted` of the files of all ranks as a source, with `states` as `states_of` gives them; `fields`
     are the rest of its fields, and those that its files alone do not tell."""
-    ranks, account = opened.model.ranks, opened.model.account
-    every = [each.account.files for each in (opened.model, opened.optimizer) if each]
+    ranks, log = opened.model.ranks, opened.model.log
+    every = [each.log.files for each in (opened.model, opened.optimizer) if each]
     files = FileFacts.of_all([*every, *([opened.beside.files] if opened.beside else [])])
     weights, equal, structured = weights_of(ranks, opened.weights, opened.roles.model)
     trees: dict[str, Any] = {}
@@ -156,9 +156,9 @@ def source_of(
         trees, equal = everything(ranks, wanted.key)
         structured = True
     told = {
-        **account.told(),
+        **log.fields(),
         "files": files._replace(opaque=[name for name in files.opaque if not _is_understood(name)]),
-        "warnings": [*account.warnings, *warnings],
+        "warnings": [*log.warnings, *warnings],
         "notes": [
             *([located.note] if located.note else []),
             *notes,

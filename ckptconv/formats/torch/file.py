@@ -117,8 +117,8 @@ def fingerprint(torch_file: TorchFile) -> Input:
     return Input(file, (file.size, file.stamp if digest is None else digest))
 
 
-class Account:
-    """The files of torch.save that were read, and what they all add to a source: `size` is that of all of them."""
+class InputLog:
+    """A log of the files of torch.save that were read: facts of a source that they add up to. `size` is that of all."""
 
     def __init__(self) -> None:
         self.opaque: dict[str, None] = {}
@@ -141,11 +141,11 @@ class Account:
 
     @property
     def files(self) -> FileFacts:
-        """What they have beside tensors."""
+        """Facts of the files apart from tensors."""
         return FileFacts(list(self.opaque), list(self.mentioned), self.records, self.digests)
 
-    def told(self) -> dict[str, Any]:
-        """Return the fields of a source that are what its files add to it; their warnings are for it to add."""
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of a source that its files fill in; the source itself adds their warnings."""
         return {"files": self.files, "inputs": self.inputs, "bytes_read": self.bytes_read}
 
 
