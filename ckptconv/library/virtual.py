@@ -22,9 +22,9 @@ from ckptconv.options import RUNNING
 from ckptconv.options.option import checked
 from ckptconv.options.table import OPTIONS, Options
 from ckptconv.outputs.kinds import is_given
+from ckptconv.outputs.messages import notes_of, warnings_of
 from ckptconv.outputs.planning import planned
 from ckptconv.outputs.targets import Target
-from ckptconv.outputs.telling import notes_of, warnings_of
 from ckptconv.plan import Data, FilePlan, Literal
 from ckptconv.process import no_garbage
 from ckptconv.storage.files import is_held
@@ -112,7 +112,7 @@ class VirtualFiles(Mapping[str, VirtualFile]):
                 opened = opening.opened(path, chosen, key=chosen.key, like=chosen.like)
                 opened = companions.with_files(opened, companions.together(opened, known), known)
                 output = planned(opened._replace(companions={}), Target(path, "directory"), chosen)
-                change, plan = output.told.change, output.plan
+                change, plan = output.notices.change, output.plan
                 files, self.format, decided = plan.files, opened.format, plan.plan_id
                 self.warnings = list(warnings_of([opened], [output], chosen))
                 self.notes = list(notes_of([opened], [output], chosen))

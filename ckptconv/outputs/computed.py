@@ -92,7 +92,7 @@ class Computing(NamedTuple):
     states: Callable[[Source, Mapping[str, Any], Sequence[Any], Mapping[str, str]], Restated] | None = None
     tree: Callable[[Selected, Source, Options], Selected] | None = None
     restored: Callable[[Source, Options], Source] = lambda source, options: source
-    recalled: Callable[[Any, str], Any] = lambda told, where: None
+    recalled: Callable[[Any, str], Any] = lambda remark, where: None
     shown: Callable[[Source, Mapping[str, LazyTensor], Mapping[str, str]], Shown] | None = None
     facts: Callable[[Source], Mapping[str, Any]] = lambda source: _NONE
     identified: Callable[[Iterable[FilePlan], Source, str], str] = lambda files, source, plan_id: plan_id

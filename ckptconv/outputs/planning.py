@@ -14,9 +14,9 @@ from ckptconv.formats.source import ADAPTER, MODEL, OPEN_CLIP, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import computed, kinds, safetensors, selection
 from ckptconv.outputs.counted import contradicted
+from ckptconv.outputs.notices import Notices
 from ckptconv.outputs.pipeline import selected
 from ckptconv.outputs.targets import Target
-from ckptconv.outputs.told import Told
 from ckptconv.plan import (
     MAX_GROWTH,
     ROOM_TO_GROW,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ckptconv.outputs.restore import Restored
 
 # The files of an output, its aliases {removed: kept}, and the notices about it.
-_Files: TypeAlias = tuple[tuple[FilePlan, ...], dict[str, str], Told]
+_Files: TypeAlias = tuple[tuple[FilePlan, ...], dict[str, str], Notices]
 # Keys of the configurations of transformers and of diffusers, which read shards.
 _OF_SHARDS = frozenset({"model_type", "architectures", "_class_name"})
 
@@ -60,7 +60,7 @@ class Output(NamedTuple):
     aliases: dict[str, str]
     heading: dict[str, Any]
     restored: Restored | None = None
-    told: Told = Told()
+    notices: Notices = Notices()
     described: int | None = None
     inputs: Mapping[str, Hashable] = {}
     by: str = ""
@@ -91,14 +91,14 @@ def plan(source: Source, target: Target, options: Options) -> Output:
     of_states = target.holds == "optimizer"
     inputs = source.inputs_of_all if of_states else source.all_inputs()
     source = source._replace(inputs=inputs, companions={} if of_states else source.companions)
-    files, aliases, notices = safetensors_files(source, target, options) if source.is_model else ((), {}, Told())
+    files, aliases, notices = safetensors_files(source, target, options) if source.is_model else ((), {}, Notices())
     contents = {name: source.content(name, file, notices.change) for name, file in source.companions.items()}
     notices = notices if "config.json" in contents else unsaid(notices)
     copied = tuple(FilePlan(name, content.nbytes, _copied(content)) for name, content in contents.items())
     return output_of(target.holds, [source], target, options, (*copied, *files), aliases, notices)
 
 
-def unsaid(notices: Told) -> Told:
+def unsaid(notices: Notices) -> Notices:
     """Return `notices` with a warning: the user has to state how weights are quantized, as no configuration is
     written."""
     said = notices.change.quantization
@@ -131,12 +131,12 @@ def output_of(
     options: Options,
     files: tuple[FilePlan, ...],
     aliases: dict[str, str],
-    notices: Told | None = None,
+    notices: Notices | None = None,
     restored: Restored | None = None,
 ) -> Output:
     """Return the output that consists of `files`, with its plan id. `kind` is the manifest's word for it."""
     inputs = {name: content for source in sources for name, content in source.inputs.items()}
-    notices = notices or Told()
+    notices = notices or Notices()
     first = sources[0]._replace(inputs=inputs)
     head = heading(first, target, options.recorded(), kind, files, aliases, notices.record)
     if options.digest:
@@ -248,7 +248,7 @@ def _notices(
     idle: Mapping[str, str],
     fixed: Iterable[str],
     warnings: tuple[str, ...] = (),
-) -> Told:
+) -> Notices:
     """Return the notices about an output with this `structure` record; `fixed` are names in the output."""
     bits = () if options.structure or not source.structured else tuple(sorted(fixed))
     is_part = options.key or options.include or options.exclude or not options.structure
@@ -259,7 +259,7 @@ def _notices(
         if options.for_hub and described.values
         else []
     )
-    return Told(idle, values, described.inert, bits, kept, warnings, tuple(left))
+    return Notices(idle, values, described.inert, bits, kept, warnings, tuple(left))
 
 
 def _reader_of_one(source: Source) -> str:

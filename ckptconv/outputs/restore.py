@@ -12,9 +12,9 @@ from ckptconv.formats.model_files import SAFETENSORS
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import computed, selection, writable
+from ckptconv.outputs.notices import Notices
 from ckptconv.outputs.pipeline import selected, torch_tree_of
 from ckptconv.outputs.selected import Selected
-from ckptconv.outputs.told import Told
 from ckptconv.outputs.torch_tree import TorchTree
 from ckptconv.pickles.children import walk
 from ckptconv.plan import FilePlan
@@ -37,7 +37,7 @@ class Restored(NamedTuple):
     demoted: dict[str, str]
     kept: dict[str, str]
     tree: TorchTree
-    told: Told
+    notices: Notices
 
     def warnings(self) -> Iterator[str]:
         """Yield the warnings about these values."""
@@ -60,7 +60,7 @@ def plan_restored(source: Source, path: str, options: Options) -> Restored:
     not known to be data, unless `options.opaque` is "keep" or "drop"; and for an attack in any case.
     """
     tree = torch_tree_of(source, options)
-    notices = Told(record=computed.left_as_made(source, options))
+    notices = Notices(record=computed.left_as_made(source, options))
     unknown: dict[str, str] = {}
     demoted: dict[str, str] = {}
     selects = options.include or options.exclude or options.dtype not in (None, "keep") or not options.structure
@@ -93,7 +93,7 @@ def plan_restored(source: Source, path: str, options: Options) -> Restored:
     return Restored(file, written.tensors, unknown, demoted, kept, written, notices)
 
 
-def _noticed(chosen: Selected, flat: Mapping[str, LazyTensor], notices: Told, options: Options) -> Told:
+def _noticed(chosen: Selected, flat: Mapping[str, LazyTensor], notices: Notices, options: Options) -> Notices:
     """Return `notices` with those about the tensors that were chosen, which are stored as `flat`."""
     known, names = chosen.known, chosen.names
     cast = [old for old, new in names.items() if flat[new].dtype != known[old].dtype]

@@ -23,4 +23,4 @@ def plan(source: Source, target: Target, options: Options) -> Output:
             f"{target.path} has the name of a file for torch.load, but --like applies only to safetensors."
         )
     restored = plan_restored(source, target.path, options)
-    return output_of("weights", [source], target, options, (restored.file,), {}, restored.told, restored)
+    return output_of("weights", [source], target, options, (restored.file,), {}, restored.notices, restored)

@@ -17,9 +17,9 @@ from ckptconv.formats.optimizers import weights_key
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.computed import reported
+from ckptconv.outputs.messages import is_inert, notes_of, warnings_of
 from ckptconv.outputs.planning import Output, check_growth, check_size
 from ckptconv.outputs.targets import files_behind, named_inputs
-from ckptconv.outputs.telling import is_inert, notes_of, warnings_of
 from ckptconv.process import peak_rss
 from ckptconv.publish.parts import files_of
 from ckptconv.publish.publish import Done, Hooks, Inputs, Verifier, last_path, publish
@@ -125,7 +125,7 @@ class _Production:
         for source in self._sources:
             yield from source.equal
         for output in self._outputs:
-            yield from output.told.equal
+            yield from output.notices.equal
         if self._has_states:
             for source in self._sources:
                 yield from source.of_states.equal
@@ -144,7 +144,7 @@ class _Production:
         sources, outputs, options = self._sources, self._outputs, self._options
         mine = files_of(outputs, options.part)
         checked, extra = (known.checked, known.extra_bytes) if (known := self._checksums) else (0, 0)
-        recorded = list(dict.fromkeys(key for output in outputs for key in output.told.recorded))
+        recorded = list(dict.fromkeys(key for output in outputs for key in output.notices.recorded))
         counts: Counter[str] = Counter()
         for source in sources:
             counts.update(source.counts)
@@ -182,7 +182,7 @@ class _Production:
             },
             recorded=recorded,
             weights_key=_weights_key(sources, options) if recorded else "",
-            **reported(sources[0], [output.told.reported for output in outputs]),
+            **reported(sources[0], [output.notices.reported for output in outputs]),
         )
 
 
@@ -206,7 +206,7 @@ def _opaque(sources: Sequence[Source], outputs: Sequence[Output]) -> Iterator[st
     """Yield the opaque classes (known by name only) that an output keeps. A `.pt` file keeps none."""
     every = dict.fromkeys(name for source in sources for name in source.files.opaque)
     for name in every if not outputs[0].restored else ():
-        if any(output.told.kept is None or name in output.told.kept for output in outputs):
+        if any(output.notices.kept is None or name in output.notices.kept for output in outputs):
             yield name
 
 

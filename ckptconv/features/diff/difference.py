@@ -20,9 +20,9 @@ from ckptconv.formats.source import Source
 from ckptconv.inspection.quantized import Quantization, Steps
 from ckptconv.options.table import Options
 from ckptconv.outputs import selection
+from ckptconv.outputs.notices import idle_sentences
 from ckptconv.outputs.pipeline import selected
 from ckptconv.outputs.selected import Selected
-from ckptconv.outputs.told import idle_sentences
 from ckptconv.plan import MAX_GROWTH, ROOM_TO_GROW
 from ckptconv.process import no_garbage, peak_rss
 from ckptconv.storage.progress import Progress

@@ -19,7 +19,7 @@ from ckptconv.inspection.tensor_info import TensorInfo
 from ckptconv.options.table import Options
 from ckptconv.outputs import computed, selection
 from ckptconv.outputs.naming import tree_of
-from ckptconv.outputs.told import idle_sentences
+from ckptconv.outputs.notices import idle_sentences
 from ckptconv.pickles.children import ATOMS
 from ckptconv.pickles.nodes import TorchConstant
 from ckptconv.plan import Data, Plan

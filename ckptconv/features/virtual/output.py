@@ -16,11 +16,11 @@ def plan(source: Source, target: Target, options: Options) -> Output:
     """Plan the description of the files that a conversion of the weights to a directory would write."""
     meant = Target(dirname(target.path), "directory", stem=source.stem)
     source = source._replace(inputs=source.all_inputs())
-    files, aliases, told = safetensors_files(source, meant, options)
-    real = output_of("weights", [source], meant, options, files, aliases, unsaid(told))
+    files, aliases, notices = safetensors_files(source, meant, options)
+    real = output_of("weights", [source], meant, options, files, aliases, unsaid(notices))
     data = description.document(target.path, real.plan.files, source.format, real.plan.plan_id)
     file = FilePlan(basename(target.path), len(data), (Literal(0, data),))
-    made = output_of("virtual", [source], target, options, (file,), real.aliases, real.told)
+    made = output_of("virtual", [source], target, options, (file,), real.aliases, real.notices)
     return made._replace(described=real.tensors)
 
 

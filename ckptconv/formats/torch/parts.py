@@ -102,7 +102,7 @@ class Parts:
 
 
 def read_all(files: Mapping[str, Location]) -> tuple[list[TorchFile], InputLog]:
-    """Read the descriptions in files, given by their names relative to the source, ahead of one another; and keep
+    """Read the descriptions in files, given by their names relative to the source, ahead of one another; and keep a
     log of them."""
     log, opened = InputLog(), list(ahead(read_torch, [*files.values()]))
     for name, file in zip(files, opened, strict=True):

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
+from ckptconv.outputs.notices import idle_sentences
 from ckptconv.outputs.planning import Output
-from ckptconv.outputs.told import idle_sentences
 from ckptconv.text import some
 
 
@@ -18,7 +18,7 @@ def notes_of(sources: Sequence[Source], outputs: Sequence[Output], chosen: Optio
         yield from source.told()
         yield from () if has_chosen_names else source.hints
     for output in outputs:
-        yield from output.told.notes
+        yield from output.notices.notes
 
 
 def warnings_of(sources: Sequence[Source], outputs: Sequence[Output], chosen: Options) -> Iterator[str]:
@@ -26,16 +26,16 @@ def warnings_of(sources: Sequence[Source], outputs: Sequence[Output], chosen: Op
     references = (source.reference for source in sources if source.reference)
     yield from dict.fromkeys(warning for source in (*sources, *references) for warning in source.warnings)
     for output in outputs:
-        yield from output.told.warnings
+        yield from output.notices.warnings
         yield from output.restored.warnings() if output.restored else ()
     # An option that affects none of the outputs is probably a mistake.
-    first, *others = (output.told.idle for output in outputs)
+    first, *others = (output.notices.idle for output in outputs)
     yield from idle_sentences({option: first[option] for option in first if all(option in idle for idle in others)})
     for output in outputs:
-        if output.told.bits:
+        if output.notices.bits:
             yield (
-                f"{some(output.told.bits)} cannot be restored without the structure record, because safetensors lack "
-                "their dtype."
+                f"{some(output.notices.bits)} cannot be restored without the structure record, because safetensors "
+                "lack their dtype."
             )
     if is_inert(outputs):
         yield _no_model(sources[0], outputs, chosen)
@@ -46,7 +46,7 @@ def warnings_of(sources: Sequence[Source], outputs: Sequence[Output], chosen: Op
 
 def is_inert(outputs: Sequence[Output]) -> bool:
     """Whether the outputs hold no tensor outside objects of opaque classes (known by name only)."""
-    return all(output.told.inert for output in outputs)
+    return all(output.notices.inert for output in outputs)
 
 
 def _no_model(source: Source, outputs: Sequence[Output], chosen: Options) -> str:
