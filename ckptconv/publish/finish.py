@@ -18,7 +18,7 @@ from ckptconv.outputs.computed import made_as
 from ckptconv.outputs.schema import MOST_RECORD, PlanDescription, description
 from ckptconv.outputs.targets import MANIFEST, directory_of, final_path
 from ckptconv.process import peak_rss
-from ckptconv.publish.manifest import Made, document
+from ckptconv.publish.manifest import FinishedFile, document
 from ckptconv.publish.parts import assign
 from ckptconv.publish.publish import Staged, complete, describe, staging_for, unpublished
 from ckptconv.publish.replacing import Replacing, Spared, of_parts, spared_by_parts
@@ -221,8 +221,8 @@ def _planned(output: Location) -> list[_Planned]:
     return [_Planned(real_place(path) if plan.kind == "tree" else path, plan, each.published)]
 
 
-def _collected(planned: _Planned, staging: Staging) -> dict[str, Made]:
-    """Return the `Made` of every file, by name. Raises FailedError if some are missing."""
+def _collected(planned: _Planned, staging: Staging) -> dict[str, FinishedFile]:
+    """Return the `FinishedFile` of every file, by name. Raises FailedError if some are missing."""
     digest = planned.plan.heading.get("digest", "")
     every = ((name, staging.finished(name, size, digest)) for name, size, _ in planned.plan.files)
     records = {name: record for name, record in every if record is not None}

@@ -20,7 +20,7 @@ from ckptconv.outputs.planning import Output
 from ckptconv.outputs.targets import MANIFEST, Target, directory_of, kind_of_directory
 from ckptconv.plan import FilePlan, Plan
 from ckptconv.publish.jobs import Elsewhere, Task, make, make_elsewhere, packed_in
-from ckptconv.publish.manifest import Made, document, together
+from ckptconv.publish.manifest import FinishedFile, document, together
 from ckptconv.publish.parts import check_part, files_of, is_one_upload
 from ckptconv.publish.replacing import Replacing
 from ckptconv.publish.staging.base import Staging
@@ -169,12 +169,12 @@ class _Work:
     digested: bool
     files: list[FilePlan]
     here: bool
-    made: dict[str, Made] = field(default_factory=dict)
+    finished: dict[str, FinishedFile] = field(default_factory=dict)
 
     @property
     def left(self) -> list[FilePlan]:
         """The files still to make."""
-        return [file for file in self.files if file.name not in self.made]
+        return [file for file in self.files if file.name not in self.finished]
 
     @property
     def nbytes(self) -> int:
@@ -189,7 +189,8 @@ class _Work:
             resumed = self.staging.finished(file.name, file.size, "" if in_parts else digest) if known else None
             if resumed and (resumed.digested or not self.digested):
                 # The manifest must not depend on whether the run was resumed.
-                self.made[file.name] = resumed if self.digested else resumed._replace(crcs=dict.fromkeys(resumed.crcs))
+                undigested = resumed._replace(crcs=dict.fromkeys(resumed.crcs))
+                self.finished[file.name] = resumed if self.digested else undigested
 
     def paths(self) -> dict[str, str]:
         """Return the paths of the output's staged files by name."""
@@ -202,7 +203,7 @@ class _Work:
         return Staged(target.path, target.is_file, self.staging, names, self._manifest, output.has_manifest)
 
     def _manifest(self) -> bytes:
-        return document(self.output.heading, {file.name: self.made[file.name] for file in self.output.plan.files})
+        return document(self.output.heading, {file.name: self.finished[file.name] for file in self.output.plan.files})
 
 
 def publish(
@@ -305,7 +306,7 @@ class _Run:
         """Count the files that an earlier run has finished as made."""
         for work in self._works:
             work.resume(self._options.part is not None, self._options.digest)
-            sizes = [file.size for file in work.made.values()]
+            sizes = [file.size for file in work.finished.values()]
             self.done.reused += len(sizes)
             self.done.reused_bytes += sum(sizes)
             work.staging.expect(work.left)
@@ -422,7 +423,7 @@ class _Run:
         result, seal = make(task, self._readers, counted, self._inputs.checksums)
         with self._noting:
             self.done.tally.add(result.tally)
-            work.made[task.file.name] = result.made
+            work.finished[task.file.name] = result.finished
         if self._options.fsync:
             self._syncing.add(seal)
         else:
@@ -450,7 +451,7 @@ class _Run:
                     result = future.result()
                     if isinstance(result, CkptconvError):
                         raise result
-                    work.made[task.file.name] = result.made
+                    work.finished[task.file.name] = result.finished
                     if task.recorded:
                         work.staging.recorded.add(task.file.name)
                     self.done.tally.add(result.tally)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import CkptconvError, FailedError, StoppedError
 from ckptconv.plan import FilePlan
-from ckptconv.publish.manifest import Made, made
+from ckptconv.publish.manifest import FinishedFile, finished_file
 from ckptconv.storage.crc import crc32
 from ckptconv.storage.handles import ForeignError
 from ckptconv.storage.reading import Reader
@@ -54,7 +54,7 @@ class Staging:
     recorded: set[str] = field(default_factory=set)
     _writers: list[Writer] = field(default_factory=list)
 
-    def finished(self, name: str, size: int, digest: str = "") -> Made | None:
+    def finished(self, name: str, size: int, digest: str = "") -> FinishedFile | None:
         """Return the file `name` as an earlier run of the same plan has made it; None if it has to be made.
 
         With `digest`, an algorithm, it has content digests: if its record has none, the file is read once more.
@@ -63,7 +63,7 @@ class Staging:
         if record is None:
             return None
         self.recorded.add(name)
-        result = made(record)
+        result = finished_file(record)
         if not digest or (result.digests and result.digests.algorithm == digest):
             return result if digest else result._replace(digests=None)
         from ckptconv.storage.digests import digests_of

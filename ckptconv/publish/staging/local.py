@@ -21,7 +21,7 @@ from ckptconv.formats.companions import is_companion_name
 from ckptconv.outputs.schema import MOST_RECORD, file_record
 from ckptconv.outputs.targets import MANIFEST
 from ckptconv.plan import Copied, FilePlan
-from ckptconv.publish.manifest import Made, record
+from ckptconv.publish.manifest import FinishedFile, record
 from ckptconv.publish.staging.area import (
     BUSY,
     DESCRIPTION,
@@ -264,7 +264,7 @@ class LocalStaging(Staging):
 
     # ---- finished files
 
-    def finished(self, name: str, size: int, digest: str = "") -> Made | None:
+    def finished(self, name: str, size: int, digest: str = "") -> FinishedFile | None:
         self._files += 1
         with writing(self.path):
             return super().finished(name, size, digest)
