@@ -12,7 +12,7 @@ from typing import Any
 
 from ckptconv.errors import CorruptError
 from ckptconv.pickles import attacks
-from ckptconv.pickles.containers import BUILTINS, CONSTANTS, PYTHON, TAKES_ARGUMENTS, Deques, Keys, Made, today
+from ckptconv.pickles.containers import BUILTINS, CONSTANTS, PYTHON, TAKES_ARGUMENTS, Constructors, Deques, Keys, today
 from ckptconv.pickles.nodes import (
     CALL_DEPTH,
     Global,
@@ -64,7 +64,7 @@ class Calls:
         self.limits = limits
         self.keys = Keys(limits, size)
         self.deques = Deques(self.charge)
-        self.made = Made(self.keys, self.deques, self.charge)
+        self.constructors = Constructors(self.keys, self.deques, self.charge)
         self.constants: dict[tuple[str, str], Any] = {**CONSTANTS, **vocabulary.constants}
         self.builders: Mapping[tuple[str, str], Builder] = vocabulary.builders
         self.enums = vocabulary.enums
@@ -162,7 +162,7 @@ class Calls:
     def constructor(self, name: tuple[str, str]) -> Constructor | None:
         """Return the constructor of the value of a call of `name`: the vocabulary's, else that of Python's types."""
         construct = self.vocabulary.constructors.get(name)
-        return PYTHON[name](self.made) if construct is None and name in PYTHON else construct
+        return PYTHON[name](self.constructors) if construct is None and name in PYTHON else construct
 
     def call(self, function: Any, args: Any, how: str, kwargs: dict[str, Any] | None = None) -> Any:
         """Return the value of a call, or an `Opaque` that records it."""

@@ -358,7 +358,7 @@ def _pairs(value: Any, name: str) -> Iterable[tuple[Any, Any]]:
     raise _odd(name)
 
 
-class Made:
+class Constructors:
     """The constructors of `PYTHON`. Many calls may share an argument, and each copies it, so every copy is charged."""
 
     def __init__(self, keys: Keys, deques: Deques, charge: Callable[[int], None]) -> None:
@@ -499,7 +499,7 @@ def _can_be_sliced(value: Any, levels: int = 4) -> bool:
 
 
 # The getter of each type's constructor, which few pickles ask for.
-_BUILTINS: dict[str, Callable[[Made], Constructor]] = {
+_BUILTINS: dict[str, Callable[[Constructors], Constructor]] = {
     "dict": lambda make: make.mapping(dict),
     "list": lambda make: make.sequence(list),
     "tuple": lambda make: make.sequence(tuple),
@@ -516,7 +516,7 @@ _BUILTINS: dict[str, Callable[[Made], Constructor]] = {
     "slice": lambda make: make.slice,
 }
 # The constructors of Python's own types. All but that of defaultdict refuse arguments that they do not understand.
-PYTHON: dict[tuple[str, str], Callable[[Made], Constructor]] = {
+PYTHON: dict[tuple[str, str], Callable[[Constructors], Constructor]] = {
     **{(module, name): made for module in BUILTINS for name, made in _BUILTINS.items()},
     ("_codecs", "encode"): lambda make: make.encoded,
     ("collections", "OrderedDict"): lambda make: make.mapping(OrderedDict),
