@@ -34,7 +34,7 @@ class Flattened(NamedTuple):
     """A tree as tensors by name, in its order, and its structure record; None if it needs none.
 
     `fixed` are names of tensors that must not be cast, as their values mean nothing alone: parts of complex numbers
-    stored as pairs, of quantized tensors, and of those of other classes. `apart`: no two tensors have the same bytes.
+    stored as pairs, of quantized tensors, and of those of other classes. `owns_storage`: no two tensors share bytes.
     `values` are the top-level keys that lead to values in the record, other than tensors and the versions of a state
     dict. `inert`: the record has objects known by name only, and no tensor outside them. `found` are, by name, chosen
     objects that were left out or replaced. `quantized` are the tensors that are stored in parts, by name.
@@ -43,7 +43,7 @@ class Flattened(NamedTuple):
     tensors: dict[str, Any]
     structure: str | None
     fixed: frozenset[str]
-    apart: bool = False
+    owns_storage: bool = False
     values: tuple[str, ...] = ()
     inert: bool = False
     found: Mapping[str, Any] = MappingProxyType({})
@@ -112,7 +112,7 @@ def describe(
     if plain is not None:
         kept = plain if choice is None else {name: tensor for name, tensor in plain.items() if name in choice}
         in_order = not keep_order or _in_file_order(kept)
-        return Flattened(plain, None if in_order else plain_record(kept), frozenset(), apart=True)
+        return Flattened(plain, None if in_order else plain_record(kept), frozenset(), owns_storage=True)
     from ckptconv.structure.encoder import RecordEncoder  # most need none
 
     encoder = RecordEncoder(leave_out, tagged, choice)

@@ -314,7 +314,7 @@ def test_tensors_with_the_same_bytes_do_not_lie_apart(tagged: bool) -> None:
     tensor = lazy()
     for again in (tensor, copy.copy(tensor)):
         described = describe({"a": tensor, "b": again}, tagged=tagged)
-        assert not described.apart
+        assert not described.owns_storage
         assert described.structure is not None
 
 

@@ -213,7 +213,7 @@ def _averages(own: Named, source: Source, options: Options) -> Named:
     dtype = options.dtype or source.defaults.dtype
     stored_as = functools.partial(selection.goal, dtype=dtype, widen_only=source.defaults.dtype == dtype == "float32")
     found = averaged(terms, terms[_given(source).terms.index(None)], _given(source), stored_as)
-    described = own.described._replace(tensors={**own.described.tensors, **found.tensors}, apart=False)
+    described = own.described._replace(tensors={**own.described.tensors, **found.tensors}, owns_storage=False)
     made = own._replace(described=described, ties=found.ties, notes=found.notes)
     if not found.untied or described.structure is None:
         return made

@@ -37,7 +37,7 @@ def _merged(own: Named, source: Source, options: Options) -> Named:
         cast = casting.rounded(tensor, goal) if is_number else selection.converted(name, tensor, goal.name)
         # Tied names have one object.
         made[name] = known.setdefault((id(tensor), goal.name), cast)
-    described = own.described._replace(tensors={**base.tensors, **made}, apart=False)
+    described = own.described._replace(tensors={**base.tensors, **made}, owns_storage=False)
     ties = {alias: owner for alias, owner in own.ties.items() if not {alias, owner} & found.untied}
     merged = own._replace(described=described, ties=ties, notes=(*own.notes, *found.notes), settings=found.settings)
     is_same = all(name in base.tensors and base.tensors[name].shape == made[name].shape for name in made)
