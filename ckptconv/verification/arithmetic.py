@@ -137,7 +137,7 @@ _JOINED: ByKernel[Callable[[Any, Sequence[Array]], Array]] = ByKernel(
 )
 
 
-class Given(NamedTuple):
+class InputBox(NamedTuple):
     """A box of an input of a tile: bits of elements of `dtype` from index `starts` on, and its dimensions' axes."""
 
     dtype: str
@@ -157,7 +157,7 @@ class Given(NamedTuple):
 
 
 # Functions that compute the bits of a tile, by kernel.
-TILES: ByKernel[Callable[[Any, Sequence[Given], Sequence[Array]], Array]] = ByKernel(
+TILES: ByKernel[Callable[[Any, Sequence[InputBox], Sequence[Array]], Array]] = ByKernel(
     "TILES",
     {},
     evaluating=True,

@@ -33,7 +33,7 @@ from ckptconv.tensors.lazy import (
     Zeros,
 )
 from ckptconv.tensors.moves import File
-from ckptconv.verification.arithmetic import CAST_BLOCK, TILES, Given, code_of, converted, joined
+from ckptconv.verification.arithmetic import CAST_BLOCK, TILES, InputBox, code_of, converted, joined
 from ckptconv.verification.runs import Run
 
 if TYPE_CHECKING:
@@ -448,7 +448,7 @@ def _tile(
     """Return a box of a tile, made of `boxes` of its parts."""
     np = numpy_module()
     parts = [
-        Given(part.dtype.name, array, tuple(axes), tuple(first))
+        InputBox(part.dtype.name, array, tuple(axes), tuple(first))
         for part, axes, (first, _), array in zip(tensor.parts, tensor.axes, boxes, arrays, strict=True)
     ]
     at = [start + more for start, more in zip(starts, tensor.starts, strict=True)]

@@ -9,7 +9,7 @@ from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.features.quantized.computing import Dequantize, Quantize, Rescale
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.float_formats import numpy_module
-from ckptconv.verification.arithmetic import FORMATS, Format, Given, nearest, table_of, values
+from ckptconv.verification.arithmetic import FORMATS, Format, InputBox, nearest, table_of, values
 
 if TYPE_CHECKING:
     from ckptconv.verification.arithmetic import Array
@@ -21,7 +21,7 @@ _E2M1 = [sign * value for sign in (1.0, -1.0) for value in (0, 0.5, 1, 1.5, 2, 3
 _AWQ = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
-def _dequantized(kernel: Dequantize, parts: Sequence[Given], indices: Sequence[Array]) -> Array:
+def _dequantized(kernel: Dequantize, parts: Sequence[InputBox], indices: Sequence[Array]) -> Array:
     """Return the bits of the weights at `indices`: each product in float64, rounded as the kernel says."""
     np = numpy_module()
     given = dict(zip(("codes", *kernel.roles), parts, strict=True))
@@ -50,7 +50,7 @@ def _dequantized(kernel: Dequantize, parts: Sequence[Given], indices: Sequence[A
     return result
 
 
-def _looked_up(given: Given, indices: Sequence[Array], group: Array | None) -> Array:
+def _looked_up(given: InputBox, indices: Sequence[Array], group: Array | None) -> Array:
     """Return the elements of an input for those of a tile, those of a dimension that is whole by `group`."""
     place = given.place(indices)
     for dim, axis in enumerate(given.axes):
@@ -63,7 +63,7 @@ def _looked_up(given: Given, indices: Sequence[Array], group: Array | None) -> A
 
 
 def _codes(
-    codes: str, given: Given, indices: Sequence[Array], table: Array | None, group: Array | None = None
+    codes: str, given: InputBox, indices: Sequence[Array], table: Array | None, group: Array | None = None
 ) -> Array:
     """Return the codes of the elements at `indices` as float64 numbers."""
     np = numpy_module()
@@ -96,7 +96,7 @@ def _codes(
     return made
 
 
-def _placed(given: Given, indices: Sequence[Array], group: Array) -> list[Array]:
+def _placed(given: InputBox, indices: Sequence[Array], group: Array) -> list[Array]:
     place = given.place(indices)
     return [group if not axis.num else at for axis, at in zip(given.axes, place, strict=True)]
 
@@ -112,7 +112,7 @@ def _plain(dtype: str, bits: Array) -> Array:
     return bits.view(f"{DTYPES[dtype].kind}1").astype("f8") if dtype in ("uint8", "int8") else values(dtype, bits)
 
 
-def _quantized(kernel: Quantize, parts: Sequence[Given], indices: Sequence[Array]) -> Array:
+def _quantized(kernel: Quantize, parts: Sequence[InputBox], indices: Sequence[Array]) -> Array:
     """Return the bits of codes or scales at `indices`: the exact value of each step in float64, rounded as it is
     stored."""
     np = numpy_module()
@@ -207,7 +207,7 @@ def _scale_bits(dtype: str, scale: Array) -> Array:
     return single if dtype == "float32" else (single // (1 << 16)).astype("u2")
 
 
-def _rescaled(kernel: Rescale, parts: Sequence[Given], indices: Sequence[Array]) -> Array:
+def _rescaled(kernel: Rescale, parts: Sequence[InputBox], indices: Sequence[Array]) -> Array:
     """Return the bits of the scales of NVFP4 at `indices`, or of the one that divides them: as exact powers of two."""
     np = numpy_module()
     every = values("float8_e8m0fnu", parts[-1].bits.reshape(-1))
@@ -231,7 +231,7 @@ def _rescaled(kernel: Rescale, parts: Sequence[Given], indices: Sequence[Array])
     return made
 
 
-TILES: dict[type[Any], Callable[[Any, Sequence[Given], Sequence[Array]], Array]] = {
+TILES: dict[type[Any], Callable[[Any, Sequence[InputBox], Sequence[Array]], Array]] = {
     Dequantize: _dequantized,
     Quantize: _quantized,
     Rescale: _rescaled,
