@@ -161,7 +161,7 @@ def _several(words: Sequence[str], directory: str, template: str, options: dict[
     """Convert each of `words` to an output in `directory`; return the exit code."""
     from ckptconv.cli import batch
     from ckptconv.cli.naming import InputWord, output_paths
-    from ckptconv.outputs.kinds import beside
+    from ckptconv.outputs.kinds import option_for
     from ckptconv.outputs.targets import suffix_of
     from ckptconv.storage.files import look
     from ckptconv.storage.paths import is_remote, normalize
@@ -174,7 +174,7 @@ def _several(words: Sequence[str], directory: str, template: str, options: dict[
             raise UsageError(
                 f"{flag} applies to one conversion, but --output-dir makes several.", "Leave one of them out."
             )
-    if beside(to := options.get("to", "")):
+    if option_for(to := options.get("to", "")):
         raise UsageError(f"--to {to} is for one conversion, and --output-dir for several.", "Leave one of them out.")
     if any(map(is_pipe, words)):
         raise UsageError("Input from a pipe must be converted alone.", "Leave --output-dir out.")

@@ -197,7 +197,7 @@ def further(options: Options) -> dict[str, str]:
     return {name: path for name in FURTHER if (path := getattr(options, name))}
 
 
-def beside(to: str) -> str:
+def option_for(to: str) -> str:
     """Return the option that asks for a value of `to` as a further kind of output; "" if none does."""
     kind = KINDS[NAMED[to][0]] if to else None
     return kind.option if isinstance(kind, OfFeature) else ""

@@ -32,8 +32,8 @@ from ckptconv.outputs.kinds import (
     is_given,
     kind_of,
     kind_said,
+    option_for,
 )
-from ckptconv.outputs.kinds import beside as beside_it
 from ckptconv.plan import NUMBERED
 from ckptconv.storage import stores
 from ckptconv.storage.files import look
@@ -235,7 +235,7 @@ def named_outputs(output: str | None, options: Options) -> tuple[dict[str, str],
         options = options.replaced(states=options.optimizer, optimizer="")
     if to and to not in CHECKPOINTS and output is not None:
         _check_said(output, to)
-        if option := beside_it(to):
+        if option := option_for(to):
             options = options.replaced(**{option: Proposed(output, "Give another OUTPUT, or --overwrite.")})
             output = None
         if output is None or kind_of(output) in NAMED[to]:
@@ -589,7 +589,7 @@ def of_part(target: Target, source: Source, options: Options) -> Target:
     return target._replace(path=resolve_output(path, options).path)
 
 
-def beside(targets: Iterable[Target]) -> str:
+def nearest_directory(targets: Iterable[Target]) -> str:
     """Return the nearest existing directory at or above the first target; "" if that is remote, or there is none."""
     for target in targets:
         if is_remote(target.path):

@@ -58,7 +58,7 @@ def _left(source: Source, target: Target, options: Options, parts: Collection[st
         # next to the file that points to the step. A store is not asked for them.
         if is_remote(path):
             return path, []
-        near = companions.beside(source, stores)
+        near = companions.siblings(source, stores)
         path, near_files = near.directory, near.files
     place = Location(path, stores)
     directory, output = resolved_name(path), resolved_name(target.path)
@@ -114,7 +114,7 @@ def _with_companions(
 ) -> Source:
     """Return `source` with the companions of `origins`; those of the first replace those of the second."""
     wanted = [(origin, _wanted(origin, source, options)) for origin in origins]
-    every = [companions.beside(origin, directory.options, copied=names) for origin, names in wanted]
+    every = [companions.siblings(origin, directory.options, copied=names) for origin, names in wanted]
     others = [near for near in every if resolved_name(near.directory) != resolved_name(directory.path)]
     if not others:
         return _told(source, "OUTPUT is the directory of the input", options)

@@ -160,7 +160,7 @@ def _is_rule(reader: Reader) -> bool:
     return bool(colon and head and others) and named == " ".join(rule.removesuffix(":") for rule in others)
 
 
-def _begins(*beginnings: bytes) -> Callable[[Reader], bool]:
+def _prefixed(*beginnings: bytes) -> Callable[[Reader], bool]:
     return lambda reader: _head(reader).startswith(beginnings)
 
 
@@ -169,7 +169,7 @@ _FORMS: dict[str, Callable[[Reader], bool]] = {
     "weights": _has_record,
     "optimizer": _has_record,
     "rows": _has_record,
-    "manifest": _begins(b'{\n "ckptconv": ', b'{"outputs": [\n{\n "ckptconv": '),
+    "manifest": _prefixed(b'{\n "ckptconv": ', b'{"outputs": [\n{\n "ckptconv": '),
     "depfile": _is_rule,
     "page": lambda reader: b'<meta name="generator" content="ckptconv">' in _head(reader),
 }

@@ -64,7 +64,7 @@ class Handle:
         return Handle(os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=self.fd), os.path.join(self.path, name))
 
     @contextlib.contextmanager
-    def below(self, names: Sequence[str], make: bool = False) -> Iterator[Handle]:
+    def descend(self, names: Sequence[str], make: bool = False) -> Iterator[Handle]:
         """Yield the directory reached by `names`, one inside the other; with `make`, create those that are missing."""
         current = self
         try:

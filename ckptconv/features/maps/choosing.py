@@ -51,7 +51,7 @@ def choose_map(named: str, sizes: Mapping[str, int], source: Source, options: Ma
 
 def _config(source: Source, options: Mapping[str, object]) -> Mapping[str, object]:
     """Return the configuration beside `source`; {} if there is none."""
-    beside = companions.beside(source, options, _CONFIGS).files
+    beside = companions.siblings(source, options, _CONFIGS).files
     file = next((beside[each] for each in _CONFIGS if each in beside), None)
     return configs.read(Location(file.path, dict(options))) if file else {}
 

@@ -79,7 +79,7 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
     if not any(name in described.tensors for name in chosen) and not roles.models:
         chosen = list(described.paths)  # the checkpoint is an optimizer's
     # A model saved as one value with tensors in it is left out: then `below` finds nothing.
-    model = dcp_names.below(checkpoint.tree(chosen), roles.model)
+    model = dcp_names.subtree(checkpoint.tree(chosen), roles.model)
     weights = {} if model is None else model
     # A user who names a key, or asks for the optimizer, need not be told of them.
     left = _Left() if wanted.key else _Left.beside(set(chosen), checkpoint)
@@ -159,7 +159,7 @@ def _optimizer(
     for at, own in names.items():
         tree = checkpoint.tree(own, key=dcp_names.dotted(at))
         beside = dcp_names.dotted(roles.model_beside(at))
-        trees.append((f"{beside}." if beside else "", dcp_names.below(tree, at)))
+        trees.append((f"{beside}." if beside else "", dcp_names.subtree(tree, at)))
     parameters = model.parameters()
     numbered = [tree for _, tree in trees if is_numbered(tree, parameters)]
     if not numbered or len(numbered) < len(trees):

@@ -197,7 +197,7 @@ def weights_of(ranks: Ranks, paths: list[Path], model: Path) -> tuple[Any, list[
             return state, joined.equal, False
     found = {**joined.tensors, **{each: ranks.values[each] for each in values}}
     tree = names_of.nest({each: found[each] for each in paths if each in found}, ranks.where)
-    inner = names_of.below(tree, model)
+    inner = names_of.subtree(tree, model)
     return ({} if inner is None else inner), joined.equal, True
 
 
@@ -230,7 +230,7 @@ def states_of(opened: RankFiles, wanted: Wanted) -> tuple[dict[str, Any] | None,
     tree = names_of.nest({**joined.tensors, **leading}, ranks.where)
     trees = []
     for root in roots:
-        told = by_parameter([("", names_of.below(tree, root))], list(parameters), ranks.where)
+        told = by_parameter([("", names_of.subtree(tree, root))], list(parameters), ranks.where)
         if told:
             trees.append(("", renamed(told, known[root].names)))
     opened.by = next((each for each in known.values() if each.told), opened.by)

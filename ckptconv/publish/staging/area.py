@@ -52,7 +52,7 @@ class Place(NamedTuple):
 
     @contextlib.contextmanager
     def open(self, make: bool = False) -> Iterator[Handle]:
-        with self.root.below(self.above, make) as directory:
+        with self.root.descend(self.above, make) as directory:
             yield directory
 
     def stat(self) -> os.stat_result | None:
