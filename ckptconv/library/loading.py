@@ -92,7 +92,8 @@ def _wanted(source: Source, described: keymap.Flattened, dtype: str | None) -> l
     in_place = source.family == model_files.TORCH
     plain = {name: untagged(tensor) for name, tensor in described.tensors.items()}
     # If all tensors have their own storage, only those are tied that the source names.
-    tied = {} if in_place else selection.untie({} if described.owns_storage and not source.owners else plain, source.owners)
+    is_untied = described.owns_storage and not source.owners
+    tied = {} if in_place else selection.untie({} if is_untied else plain, source.owners)
     shared = {*tied, *tied.values()}
     wanted = []
     for name, leaf in described.tensors.items():

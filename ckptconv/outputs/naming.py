@@ -92,4 +92,6 @@ def _as_stored(stored: StoredTensors, described: keymap.Flattened, structured: b
     fixed = {same_bytes(described.tensors[name]) for name in described.fixed}
     names = frozenset(name for name, tensor in stored.tensors.items() if same_bytes(tensor) in fixed)
     record = stored.record if structured else None
-    return described._replace(tensors=dict(stored.tensors), structure=record, fixed=names, owns_storage=False, quantized={})
+    return described._replace(
+        tensors=dict(stored.tensors), structure=record, fixed=names, owns_storage=False, quantized={}
+    )
