@@ -97,11 +97,11 @@ class _Known:
     memory, in bytes, that processes which it forked have held in addition."""
 
     ours = False
-    beside = 0
+    forked = 0
 
 
 def make_ours() -> None:
-    """Say that this process is our own: it does nothing but what ckptconv does."""
+    """Declare this process our own: it does nothing but the work of ckptconv."""
     _Known.ours = True
     # Imports make many objects, of which hardly any is garbage.
     gc.set_threshold(_MADE)
@@ -124,12 +124,12 @@ def peak_rss() -> int:
     Read from /proc, because the value of getrusage survives fork and exec, and so may be the parent's.
     """
     peak = _kilobytes("status").get("VmHWM", 0) << 10
-    return peak + _Known.beside if peak else 0
+    return peak + _Known.forked if peak else 0
 
 
-def held_beside(memory: int) -> None:
+def note_forked(memory: int) -> None:
     """Note that forked processes have together held `memory` bytes of their own."""
-    _Known.beside = max(_Known.beside, memory)
+    _Known.forked = max(_Known.forked, memory)
 
 
 def own_memory() -> int:

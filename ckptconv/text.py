@@ -72,7 +72,7 @@ def parse_count(value: Any, option: str, least: int, most: int) -> int:
 
 
 def parse_part(value: Any, option: str, environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
-    """The part that `value` names: "I/N", (I, N), or "auto" for what a batch system has put into the environment.
+    """Return the part that `value` names: "I/N", (I, N), or "auto" for that of a batch system in the environment.
 
     Raises UsageError, naming `option`, if it names none.
     """
@@ -201,7 +201,7 @@ class LastWord(Proposed):
 
 def parse_path(value: object, called: str = "") -> str:
     """Return a path or URL as text: a file:// URL as the local path that it names, hf.co/org/model without a scheme as
-    hf://org/model unless there is such a path. Raise UsageError, which names it `called`, for what is none."""
+    hf://org/model unless there is such a path. Raise UsageError, which names it `called`, for any other value."""
     path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
     if not isinstance(path, str):
         raise UsageError(f"{called} {brief(value)} is not a path.".lstrip())

@@ -27,9 +27,9 @@ REFERENCE = os.path.join(os.path.dirname(__file__), "reference.json")
 
 
 class Flag:
-    """An option in the help: its names, what stands after them, its help, its default in words, its environment
-    variable. `group` is its heading; `common`: the short help has it. `values` are those that it may have, if they are
-    few; a `switch` takes none, and `repeats` may be given more than once."""
+    """An option in the help: its names, the word after them, its help, its default in words, its environment variable.
+    `group` is its heading; `common`: the short help has it. `values` are those that it may have, if they are few; a
+    `switch` takes none, and `repeats` may be given more than once."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ def read() -> dict[str, Help]:
     }
 
 
-def asked_for(arguments: Sequence[str]) -> str | None:
+def help_for(arguments: Sequence[str]) -> str | None:
     """Return the help that these words of a command line ask for, if they ask for nothing else."""
     *path, last = arguments or [BRIEF]
     if last not in (BRIEF, LONG):

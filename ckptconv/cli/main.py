@@ -67,9 +67,9 @@ def _text_only(arguments: list[str]) -> tuple[str, int] | None:
 
         return "".join(f"{version}\n" for version in versions()), 0
     if not arguments or arguments[-1] in ("-h", "--help"):
-        from ckptconv.cli.help import asked_for
+        from ckptconv.cli.help import help_for
 
-        text = asked_for(arguments)
+        text = help_for(arguments)
         return (text, 0 if arguments else UsageError.exit_code) if text else None
     return None
 

@@ -36,7 +36,7 @@ class _Words:
 
 
 class App(typer.Typer):
-    """A program that imports and makes only the command that it is called with: to make all of them takes 20 ms.
+    """A program that imports only the command that it is called with: all of them take 20 ms.
 
     `commands` are its commands, or groups of them: {name: "module:name"}.
     """

@@ -87,9 +87,9 @@ def carry_out(
 
 
 def worth_processes(file: FilePlan, seen: Seen | None) -> bool:
-    """Whether processes, rather than threads, are to make `file`: most of it is computed, of files that each of them
-    can read for itself, what they read need not be `seen` here, and this process may be forked. Packed files are each
-    for one tensor, so that no two of them unpack one."""
+    """Whether processes, rather than threads, are to make `file`: most of it is computed, from files that each process
+    can read for itself, the data need not be `seen` here, and this process may be forked. Each packed file is for one
+    tensor, so that no two processes unpack one."""
     if seen or not is_forkable():
         return False
     data = [part for part in file.parts if type(part) is Data]

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, cast
 
 from ckptconv.errors import CkptconvError, FailedError
-from ckptconv.process import held_beside, own_memory, reuse_memory, settled
+from ckptconv.process import note_forked, own_memory, reuse_memory, settled
 from ckptconv.storage.progress import Progress
 from ckptconv.tensors.float_formats import numpy_module
 
@@ -34,7 +34,7 @@ _Task_contra = TypeVar("_Task_contra", contravariant=True)
 _Done_co = TypeVar("_Done_co", covariant=True)
 
 
-class Telling(Protocol[_Task_contra, _Done_co]):
+class Reporting(Protocol[_Task_contra, _Done_co]):
     """Carries out tasks, and can report its results to another process."""
 
     def run(self, task: _Task_contra, /) -> int:
@@ -60,7 +60,7 @@ class _Raised(NamedTuple):
 
 def in_processes(
     queue: Callable[[], Iterator[_Task]],
-    workers: Sequence[Callable[[], Telling[_Task, _Done]]],
+    workers: Sequence[Callable[[], Reporting[_Task, _Done]]],
     progress: Progress | None,
 ) -> list[_Done]:
     """Carry out the tasks of `queue()`, the same each time, in a process for each of `workers`, which it calls.
@@ -96,13 +96,13 @@ def in_processes(
             connection.close()
         for pid in started.values():
             os.waitpid(pid, 0)
-    held_beside(sum(end.memory for end in ended))
+    note_forked(sum(end.memory for end in ended))
     return [cast("_Done", end.done) for end in ended]
 
 
 def _start(
     queue: Callable[[], Iterator[_Task]],
-    worker: Callable[[], Telling[_Task, _Done]],
+    worker: Callable[[], Reporting[_Task, _Done]],
     numbers: int,
     giving: int,
     started: dict[Connection, int],
@@ -112,7 +112,7 @@ def _start(
 
     with contextlib.ExitStack() as stack:
         try:
-            receiving, telling = map(stack.enter_context, Pipe(duplex=False))
+            receiving, sending = map(stack.enter_context, Pipe(duplex=False))
             with warnings.catch_warnings():
                 # Python knows of threads of libraries, which hold nothing that is wanted here.
                 warnings.simplefilter("ignore", DeprecationWarning)
@@ -121,7 +121,7 @@ def _start(
             return False
         stack.pop_all()
     if pid:
-        telling.close()
+        sending.close()
         started[receiving] = pid
         return True
     try:
@@ -131,13 +131,13 @@ def _start(
             connection.close()
         reuse_memory()
         with settled():
-            _work(queue(), worker, numbers, telling)
+            _work(queue(), worker, numbers, sending)
     finally:
         os._exit(0)
 
 
 def _work(
-    queue: Iterator[_Task], worker: Callable[[], Telling[_Task, _Done]], numbers: int, telling: Connection
+    queue: Iterator[_Task], worker: Callable[[], Reporting[_Task, _Done]], numbers: int, sending: Connection
 ) -> None:
     """Carry out tasks of `queue`, whose numbers come from `numbers`. Send the size of each, then the results, or the
     error."""
@@ -149,22 +149,22 @@ def _work(
             if task is None:
                 break
             at = index + 1
-            telling.send(working.run(task))
-        telling.send(_Ended(working.done(), own_memory()))
+            sending.send(working.run(task))
+        sending.send(_Ended(working.done(), own_memory()))
     except BrokenPipeError:
         pass  # the reader has gone
     except BaseException as error:
-        _tell(error, telling)
+        _send_error(error, sending)
 
 
-def _tell(error: BaseException, telling: Connection) -> None:
+def _send_error(error: BaseException, sending: Connection) -> None:
     """Send `error` and its cause; that of a mistake is where it was made."""
     cause = error.__cause__
     if not isinstance(error, (CkptconvError, MemoryError, OSError)):
         cause = RuntimeError(traceback.format_exc())
         if type(error).__module__ != "builtins":  # other errors may be impossible to send
             error = RuntimeError(f"{type(error).__name__}: {error}")
-    telling.send(_Raised(error, cause))
+    sending.send(_Raised(error, cause))
 
 
 def _followed(started: dict[Connection, int], giving: int, progress: Progress | None) -> list[_Ended]:

@@ -80,7 +80,7 @@ def tasks(file: FilePlan, unit: int, positioned: bool, tile: int = 0, several: b
     groups = _sharing_rows(file, unit) if positioned else []
     shared = {id(part) for group in groups for part, _ in group}
     dtype = shape = None
-    new = tuple.__new__  # what Piece calls
+    new = tuple.__new__  # as Piece does
     for part in file.parts:
         if part.offset != at:
             raise ValueError(f"{file.name}: a part begins at {part.offset}, and the one before ends at {at}")

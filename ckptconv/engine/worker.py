@@ -233,7 +233,7 @@ class Worker:
                     out[base + start : base + stop] = part.data[start:stop]
                     continue
                 if isinstance(part, Trailer):
-                    continue  # made of what comes before it, at the end
+                    continue  # computed from the bytes before it, at the end
             tensor = part.tensor
             # Many small tensors share these with the one before.
             if type(tensor) is Stored and tensor.file is near and tensor.shape is shape and tensor.strides is strides:

@@ -81,9 +81,9 @@ class Names(KeysView[str], Sequence[str]):
 
 
 class Tensors(Mapping[str, Tensor], Generic[ArrayT]):
-    """Tensors by name, in the order in which they lie in the files. Nothing of them is read before it is asked for.
+    """Tensors by name, in the order in which they lie in the files. A tensor's data is read only when it is requested.
 
-    It has the methods of safetensors' `safe_open` beside those of a mapping.
+    It has the methods of safetensors' `safe_open` and those of a mapping.
     """
 
     def __init__(self, path: str, memory: Memory, framework: str, device: Any) -> None:
@@ -163,12 +163,12 @@ class Tensors(Mapping[str, Tensor], Generic[ArrayT]):
         return self[name]
 
     def get_tensors(self, names: Iterable[str] | None = None) -> dict[str, ArrayT]:
-        """Return arrays by name, of all tensors or of `names`. What has to be copied is read together."""
+        """Return arrays by name, of all tensors or of `names`. Tensors that have to be copied are read together."""
         chosen = [self[name] for name in (self._tensors if names is None else names)]
         return dict(zip([tensor.name for tensor in chosen], self._arrays(chosen), strict=True))
 
     def metadata(self) -> dict[str, str] | None:
-        """Return the metadata of a safetensors file; of others, what a conversion would write; None for none."""
+        """Return the metadata of a safetensors file, or that which a conversion would write; None for none."""
         self._memory.check_open()
         with no_garbage():
             chosen = self._selected()
@@ -235,9 +235,9 @@ class Checkpoint(Tensors[ArrayT]):
 
     @functools.cached_property
     def optimizer(self) -> Tensors[ArrayT]:
-        """The optimizer's states, named `<parameter>.<state>`; read only when they are asked for.
+        """The optimizer's states, named `<parameter>.<state>`; read only when they are used.
 
-        Its first use raises UsageError for a checkpoint without states, or whose states cannot be told by parameter.
+        Its first use raises UsageError for a checkpoint without states, or if states cannot be assigned to parameters.
         """
         return _States(self)
 
@@ -407,21 +407,21 @@ def open_checkpoint(
     backend: Literal["mmap", "pread"] = "mmap",
     **options: Unpack[OpenOptions],
 ) -> Checkpoint[Any]:
-    """Open the checkpoint at `path`, whatever its format, as safetensors' `safe_open` opens a file: `filename` is its
-    name for `path`.
+    """Open the checkpoint at `path`, of any format, as safetensors' `safe_open` opens a file: `filename` is its name
+    for `path`.
 
     Only descriptions are read, no tensor data. `framework` is "pt" for torch or "np" for numpy, which are imported with
     the first array; `device` is where torch's arrays go. `key` selects a subtree, as in "state_dict". `tag`,
     `exclude_frozen` and `model_rank` (one tensor-parallel rank) apply to DeepSpeed checkpoints, `master` (fp32 masters)
     and `unstack` (a tensor for each layer) to Megatron-core's. `with_states` reads the description of the optimizer's
-    states now, not when they are asked for. A file that is an attack raises UnsafeError;
-    with `inert` it is opened like any other, and nothing in it runs. A path of another `family` than the expected one
-    raises UsageError. `like` names a reference, whose names and dtypes the tensors have; what of it is missing is left
-    out with `partial`, or taken from it with `fill`. The weights of one file of many, such as a rank's, are read only
-    with `alone`, but for those of a shard of safetensors, which are whole; its `tree` can be read anyway. `backend`
-    "pread" copies what is read, where "mmap" maps it.
-    "-" is standard input; what comes through a pipe, or is compressed, is kept in a temporary file in `spool_dir`.
-    What a conversion would warn of, such as a tensor that is left out, is a UserWarning. Raise a CkptconvError.
+    states now, not when they are used. A file that is an attack raises UnsafeError; with `inert` it is opened like any
+    other, and nothing in it runs. A path of another `family` than the expected one raises UsageError. `like` names a
+    reference, whose names and dtypes the tensors have; tensors that only the reference has are left out with `partial`,
+    or taken from it with `fill`. The weights of one file of many, such as a rank's, are read only with `alone`, but for
+    those of a shard of safetensors, which are whole; its `tree` can be read anyway. `backend` "pread" copies the bytes
+    of a file, where "mmap" maps them. "-" is standard input; data from a pipe, and compressed data, is kept in a
+    temporary file in `spool_dir`. The warnings of a conversion, such as one about a tensor that is left out, are
+    UserWarnings. Raise a CkptconvError.
 
     Examples:
         >>> with ckptconv.open("model.pt", framework="np") as ck:

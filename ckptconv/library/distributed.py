@@ -42,10 +42,10 @@ class DistributedReader(StorageReader):
     `path` is anything that is converted: a file, a ZeRO, FSDP or Megatron-core checkpoint, quantized weights with a
     map, a URL. Its tensors have the keys that `safetensors2dcp` gives them: `model_key="model"` is for a state dict
     {"model": …}; `states` names the checkpoint with the optimizer's states, `path` itself for one. `options` choose,
-    rename and cast them. Each rank reads the bytes of its own shards only. What is stored twice is not compared, and
-    objects of classes that are known by name only are left out.
+    rename and cast them. Each rank reads the bytes of its own shards only. Tensors that are stored twice are not
+    compared, and objects of classes that are known by name only are left out.
 
-    Raises a `CkptconvError` for what cannot be opened.
+    Raises a `CkptconvError` for a path that cannot be opened.
 
     Examples:
         >>> state = {"model": get_model_state_dict(model)}  # doctest: +SKIP
@@ -126,7 +126,7 @@ class DistributedReader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Return whether torch may make a reader by itself of a path, which it may not."""
+        """Return False: torch may not make a reader from a path by itself."""
         return False
 
     # ---- reading

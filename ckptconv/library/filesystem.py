@@ -18,8 +18,8 @@ from ckptconv.library.virtual import VirtualFiles
 class VirtualFileSystem(AbstractFileSystem):  # type: ignore[misc]
     """The files that a conversion of `source` with `options` would write to a directory. Read-only.
 
-    `source` is a path, a URL or a virtual checkpoint; `fo` is the same, as fsspec names what a chained URL leads to.
-    Raise a `CkptconvError` as `VirtualFiles` does, FileNotFoundError for a name that is none of the files.
+    `source` is a path, a URL or a virtual checkpoint; `fo` is the same, as fsspec names the target of a chained URL.
+    Raise a `CkptconvError` as `VirtualFiles` does, FileNotFoundError for a name that none of the files has.
     """
 
     protocol = "ckptconv"

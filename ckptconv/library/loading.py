@@ -39,16 +39,15 @@ def load_state_dict(
     The tensors are in a private map of the files: they are read, and take memory, only when used. They can be changed
     in place; that does not change the file. They share memory as the saved tensors did. Data that cannot be used in
     place (cast, other byte order, unaligned, in pieces on several ranks, compressed, remote) is copied into memory.
-    From a safetensors file, tensors that overlap in part are copied too, and all others are in C order, whatever their
-    strides were.
+    From a safetensors file, tensors that overlap in part are copied too, and all others are in C order, even if their
+    strides were others.
 
     With a structure record, or from a `.pt` file, the result is nested as it was saved; else it is a dict of tensors by
-    name. `key` selects a subtree, as in "state_dict"; `tag` is for DeepSpeed, `master` and
-    `unstack` for Megatron-core; `raw` keeps whole modules the objects they are; `alone` takes one file of many, such
-    as a rank's, by itself. Floating-point tensors are cast to
-    `dtype`, and all moved to `device`, if these are given. Objects of classes known by name only stay
-    `ckptconv.pickles.nodes.Opaque`. Raises a `CkptconvError`. Warns of what a conversion would, such as a tensor that
-    is left out, and if a `.pt` file beside `path` is newer.
+    name. `key` selects a subtree, as in "state_dict"; `tag` is for DeepSpeed, `master` and `unstack` for Megatron-core;
+    `raw` keeps whole modules as objects; `alone` takes one file of many, such as a rank's, by itself. Floating-point
+    tensors are cast to `dtype`, and all moved to `device`, if these are given. Objects of classes known by name only
+    stay `ckptconv.pickles.nodes.Opaque`. Raises a `CkptconvError`. Gives the warnings of a conversion, such as one
+    about a tensor that is left out, and warns if a `.pt` file next to `path` is newer.
 
     Examples:
         >>> state = ckptconv.load_state_dict("model.pt", dtype="bf16")

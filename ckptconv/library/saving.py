@@ -53,13 +53,13 @@ def save_state_dict(
 
     `path` is one file if it ends in ".safetensors", else a directory, of shards and an index with `max_shard_size`.
     Tensors are torch's, on any device, numpy's arrays in mappings, which come back as torch's, and those of an opened
-    checkpoint; each that shares its memory with another is stored once. What else the state holds goes into the
-    structure record, as a conversion has it. `metadata` is written beside that. `options` are the fields of `Options`
-    that a conversion from memory can use: `max_shard_size`, `dtype`, `include`, `exclude`, `rename`, `structure`,
-    `verify`, `manifest` and so on.
+    checkpoint; each that shares its memory with another is stored once. Other values of the state go into the structure
+    record, as in a conversion. `metadata` is written in addition. `options` are the fields of `Options` that a
+    conversion from memory can use: `max_shard_size`, `dtype`, `include`, `exclude`, `rename`, `structure`, `verify`,
+    `manifest` and so on.
 
-    `progress` and `on_total` are those of `convert`. Nothing has a final name before all is complete. Raise a
-    CkptconvError: UsageError for what cannot be stored.
+    `progress` and `on_total` are those of `convert`. Files get their final names when all are complete. Raise a
+    CkptconvError: UsageError for values that cannot be stored.
 
     Examples:
         >>> report = ckptconv.save_state_dict({"w": torch.ones(2), "step": 7}, "saved.safetensors")

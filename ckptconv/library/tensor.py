@@ -21,12 +21,12 @@ from ckptconv.tensors.slices import Span, as_stored, sliced
 
 
 class Tensor(Handle):
-    """A tensor that is not loaded: a name, a dtype, a shape, and where its bytes are.
+    """A tensor that is not loaded: a name, a dtype, a shape, and the places of its bytes.
 
-    `tensor[1:3, ..., 0]` reads only what that needs, and returns an array of the framework that the checkpoint was
-    opened for; `torch()` and `numpy()` return all of it. An array is a view of the file, in memory only where it is
+    `tensor[1:3, ..., 0]` reads only the bytes of that slice, and returns an array of the framework that the checkpoint
+    was opened for; `torch()` and `numpy()` return all of it. An array is a view of the file, in memory only where it is
     used, if the bytes lie there as they are needed, and else a copy. A view can be written: that changes neither the
-    file nor what other processes see, but it does change other views of the same bytes. All of these raise
+    file nor the memory of other processes, but it does change other views of the same bytes. All of these raise
     CorruptError if a file has changed since the checkpoint was opened.
 
     Examples:

@@ -21,7 +21,7 @@ from ckptconv.formats.source import Source
 from ckptconv.options import RUNNING
 from ckptconv.options.option import checked
 from ckptconv.options.table import OPTIONS, Options
-from ckptconv.outputs.kinds import is_given
+from ckptconv.outputs.kinds import is_set
 from ckptconv.outputs.messages import notes_of, warnings_of
 from ckptconv.outputs.planning import planned
 from ckptconv.outputs.targets import Target
@@ -63,7 +63,7 @@ class Overflows:
         self._files: set[str] = set()
         self.warn: Callable[[str], object] = warnings.warn
 
-    def met(self, name: str) -> None:
+    def add(self, name: str) -> None:
         """Warn of such values in a file."""
         if name not in self._files:
             self._files.add(name)
@@ -71,14 +71,14 @@ class Overflows:
 
 
 class VirtualFiles(Mapping[str, VirtualFile]):
-    """The files that a conversion of a source would write to a directory, by name, and those that belong beside them.
+    """The files that a conversion of a source would write to a directory, by name, and their companions.
 
-    `source` is what `convert` takes, or a virtual checkpoint, and `options` are those of `convert` that choose, name,
-    cast and shard. Only descriptions are read. Bytes are made when they are read, by any number of threads, and equal
-    those that `convert` writes. Pickled, it is opened again. `version` is a hash of all that decides them. `warnings`
-    and `notes` are what the report of `convert` would say before anything is written; of values that become infinite
-    in a cast, reading them warns. Raise a `CkptconvError` as `convert` does; CorruptError from `read` for an input that
-    has changed since.
+    `source` is a source of `convert`, or a virtual checkpoint, and `options` are those of `convert` that choose, name,
+    cast and shard. Only descriptions are read. Bytes are computed when they are read, by any number of threads, and
+    equal those that `convert` writes. Pickled, it is opened again. `version` is a hash of everything that decides them.
+    `warnings` and `notes` are those that the report of `convert` would have before anything is written; reading values
+    that become infinite in a cast warns. Raise a `CkptconvError` as `convert` does; CorruptError from `read` for an
+    input that has changed since.
     """
 
     version: str
@@ -131,7 +131,7 @@ class VirtualFiles(Mapping[str, VirtualFile]):
 
     def _file(self, file: FilePlan, options: dict[str, Any]) -> VirtualFile:
         copied = [original.stamp for original in file.inputs()] if not isinstance(file.parts[0], Literal) else []
-        content = FileBytes(file, self._readers, options, partial(self.overflows.met, file.name))
+        content = FileBytes(file, self._readers, options, partial(self.overflows.add, file.name))
         return VirtualFile(content, _hash(self.version, file.name, *copied))
 
     def read(
@@ -193,7 +193,7 @@ def _reopened(path: str, options: dict[str, Any], version: str) -> VirtualFiles:
 
 def _asks_for_no_more(options: Options) -> bool:
     """Whether the `options` leave a virtual checkpoint as it is: none but those of how to work is given."""
-    return all(OPTIONS[name].group == RUNNING for name in OPTIONS if is_given(name, options))
+    return all(OPTIONS[name].group == RUNNING for name in OPTIONS if is_set(name, options))
 
 
 def _change(files: Sequence[FilePlan]) -> Change:

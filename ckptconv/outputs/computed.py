@@ -156,7 +156,7 @@ def restored(source: Source, options: Options) -> Source:
     return source
 
 
-def left_as_made(source: Source, options: Options) -> dict[str, Any]:
+def not_undone(source: Source, options: Options) -> dict[str, Any]:
     """Return the members of a heading which say that the computations in remarks were not undone."""
     ways = (way for way in COMPUTED.values() if way.remark and way.remark in source.remarks)
     return {way.members[0]: {} for way in ways if _is_none(way, options)}
@@ -179,10 +179,10 @@ def recalled(read: Callable[[Way], tuple[Any, str]], options: Options) -> Any:
 
 def ways_in(heading: Mapping[str, Any]) -> dict[str, Computing]:
     """Return the ways that the heading of a manifest names, by name."""
-    return {name: COMPUTED[name].computing for name in _told_in(heading)}
+    return {name: COMPUTED[name].computing for name in _names_in(heading)}
 
 
-def _told_in(heading: Mapping[str, Any]) -> list[str]:
+def _names_in(heading: Mapping[str, Any]) -> list[str]:
     return [name for name, way in COMPUTED.items() if not heading.keys().isdisjoint(way.members)]
 
 
@@ -194,7 +194,7 @@ def command_of(names: Iterable[str]) -> str:
 def made_as(heading: Mapping[str, Any]) -> str:
     """Return the kind of an output whose manifest begins with `heading`, and the command that computes it from several
     inputs, as in "weights/average"."""
-    command = command_of(_told_in(heading))
+    command = command_of(_names_in(heading))
     return f"{heading['kind']}/{command}" if command else str(heading["kind"])
 
 

@@ -81,7 +81,7 @@ class OfFeature(NamedTuple):
         return f"ckptconv.features.{self.feature}.kind"
 
     @property
-    def is_here(self) -> bool:
+    def is_installed(self) -> bool:
         return find_spec(f"ckptconv.features.{self.feature}") is not None
 
 
@@ -162,10 +162,12 @@ _EVERY: Mapping[str, OutputKind | OfFeature] = {
     ),
     "torch-checkpointing": OfFeature("torch_checkpointing", "dcp", to="torch-checkpointing"),
 }
-KINDS = {name: kind for name, kind in _EVERY.items() if isinstance(kind, OutputKind) or kind.is_here}
+KINDS = {name: kind for name, kind in _EVERY.items() if isinstance(kind, OutputKind) or kind.is_installed}
 # The values of `--to` whose features are missing, and these.
 ABSENT = {
-    kind.to: kind.feature for kind in _EVERY.values() if isinstance(kind, OfFeature) and kind.to and not kind.is_here
+    kind.to: kind.feature
+    for kind in _EVERY.values()
+    if isinstance(kind, OfFeature) and kind.to and not kind.is_installed
 }
 # The values of `--to`, each with its kinds; and those for checkpoints of torch.distributed.checkpoint.
 NAMED: Mapping[str, tuple[str, ...]] = {
@@ -203,14 +205,14 @@ def option_for(to: str) -> str:
     return kind.option if isinstance(kind, OfFeature) else ""
 
 
-def kind_said(path: str) -> str:
+def kind_by_suffix(path: str) -> str:
     """Return the kind of output that the suffix of a path asks for; "" if it has none of theirs."""
     return next((name for name, kind in KINDS.items() if path.endswith(kind.suffixes)), "")
 
 
 def kind_of(path: str) -> str:
     """Return the kind of output of weights that a path asks for: a directory, unless it has the suffix of a file."""
-    return kind_said(path) or "directory"
+    return kind_by_suffix(path) or "directory"
 
 
 def flag(option: str) -> str:
@@ -218,7 +220,7 @@ def flag(option: str) -> str:
     return OPTIONS[option].flags[0].partition("/")[0]
 
 
-def is_given(option: str, options: Options) -> bool:
+def is_set(option: str, options: Options) -> bool:
     """Whether an option asks for something other than its default."""
     if option not in OPTIONS:  # of a feature that is not here
         return False
@@ -230,17 +232,17 @@ def check_options(kinds: Iterable[str], options: Options) -> None:
     """Raise UsageError for a given option that some output refuses and none of them, which are of `kinds`, heeds."""
     every = [entry_of(name) for name in kinds]
     for option in ("part", "per_rank", *FURTHER) if options.for_hub else ():
-        if is_given(option, options):
+        if is_set(option, options):
             raise UsageError(
                 f"{flag('for_hub')} writes a model to publish, and cannot be combined with {flag(option)}.",
                 "Convert twice.",
             )
     for option in dict.fromkeys(option for kind in every for option in kind.refused):
-        if is_given(option, options) and all(option in kind.refused or option in kind.idle for kind in every):
+        if is_set(option, options) and all(option in kind.refused or option in kind.idle for kind in every):
             message, hint = next(kind.refused[option] for kind in every if option in kind.refused)
             raise UsageError(message.format(flag(option)), hint)
 
 
 def idle(kind: str, options: Options) -> dict[str, str]:
     """Return the given options that change nothing in an output of this kind, and why: {option: reason}."""
-    return {flag(option): why for option, why in entry_of(kind).idle.items() if is_given(option, options)}
+    return {flag(option): why for option, why in entry_of(kind).idle.items() if is_set(option, options)}

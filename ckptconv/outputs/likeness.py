@@ -16,7 +16,7 @@ from ckptconv.formats import model_files
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.computed import Computing, From
-from ckptconv.outputs.selected import Selected, Telling
+from ckptconv.outputs.selected import Reporter, Selected
 from ckptconv.outputs.targets import is_output_name
 from ckptconv.plan import NUMBERED, Data, FilePlan, shard_names
 from ckptconv.result import LikeReport, LikeRow
@@ -286,7 +286,7 @@ def _selected(chosen: Selected, source: Source, options: Options, theirs: Select
     dtypes = {name: wanted[name].dtype.name for name in wanted} if casts else {}
     dtypes.update({alias: dtypes[kept] for alias, kept in found.aliases.items() if casts})
     fixed = {name for name, before in found.others.items() if before in chosen.fixed}
-    tell = functools.partial(_telling, LikeReport(reference.path, 0, list(missing), list(filled), {}), found, options)
+    tell = functools.partial(_reporter, LikeReport(reference.path, 0, list(missing), list(filled), {}), found, options)
     return chosen._replace(
         tensors={**chosen.tensors, **others, **{name: wanted[name] for name in filled}},
         structured=False,
@@ -301,7 +301,7 @@ def _selected(chosen: Selected, source: Source, options: Options, theirs: Select
         warnings=(*chosen.warnings, *_left_out(missing, reference.path, source.path)),
         equal=(*chosen.equal, *(pair for pair in reference.equal if pair[0] in filled)),
         record={**chosen.record, "like": From(reference.path)},
-        tellings=(*chosen.tellings, tell),
+        reporters=(*chosen.reporters, tell),
     )
 
 
@@ -312,9 +312,9 @@ def _left_out(names: Sequence[str], reference: str, source: str) -> Iterator[str
         yield f"{len(names):,} {what} left out that {reference} has, as {source} lacks them: {some(names)}."
 
 
-def _telling(
+def _reporter(
     report: LikeReport, found: Comparison, options: Options, chosen: Selected, stored: Mapping[str, LazyTensor]
-) -> Telling:
+) -> Reporter:
     """Return what returns the `report`, of which the rest is known now."""
     origins = {new: (old, chosen.tensors[new].dtype.name) for old, new in chosen.names.items()}
     origins.update((name, origins[before]) for name, before in found.others.items())

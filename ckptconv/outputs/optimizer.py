@@ -52,10 +52,10 @@ _UNFILLED = "Leave --fill-states out, and load with DefaultLoadPlanner(allow_par
 def arranged(tree: Mapping[str, Any], *, flat: bool = False) -> dict[str, Any]:
     """Return {"state": {parameter: {key: value}}, "param_groups": [group]} as torch's optimizers have it.
 
-    A step that is a number becomes a tensor, as torch keeps it, but beside states that torch's optimizers do not have:
-    those are of another optimizer, which loads them as it saved them. Groups of Adam and Muon get the settings that
-    torch's have and others lack, at torch's defaults. With `flat`, the result is one dict with a key for each state and
-    each setting of a parameter, as `flatten_optimizer_state_dict` makes it: state.<parameter>.exp_avg,
+    A step that is a number becomes a tensor, as torch keeps it, unless the parameter has states that torch's optimizers
+    do not have: these are of another optimizer, which loads them as it saved them. Groups of Adam and Muon get the
+    settings that torch's have and others lack, at torch's defaults. With `flat`, the result is one dict with a key for
+    each state and each setting of a parameter, as that of `flatten_optimizer_state_dict`: state.<parameter>.exp_avg,
     param_groups.<parameter>.lr.
     """
     states = {str(name): _with_step(state) for name, state in tree["state"].items()}

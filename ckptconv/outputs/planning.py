@@ -209,7 +209,7 @@ def safetensors_files(source: Source, target: Target, options: Options) -> _File
     notices = notices._replace(
         notes=(*notices.notes, *chosen.notes), change=chosen.change(source), record=chosen.record, equal=chosen.equal
     )
-    telling, metadata, homes = chosen.telling(kept), chosen.stated(aliases), chosen.files
+    reporter, metadata, homes = chosen.reporter(kept), chosen.stated(aliases), chosen.files
     # With a million tensors, each of these takes as much memory as all buffers.
     del chosen, tensors, names, described
     limit = options.max_shard_size or source.defaults.shard_size
@@ -229,7 +229,7 @@ def safetensors_files(source: Source, target: Target, options: Options) -> _File
         raise UsageError(
             f"{target.path} would have {count} files, but {reader} from one file.", "Leave --max-shard-size out."
         )
-    return files, aliases, notices._replace(reported=telling(files))
+    return files, aliases, notices._replace(reported=reporter(files))
 
 
 def _grouped(names: Iterable[str], files: Mapping[str, str]) -> dict[str, list[str]]:

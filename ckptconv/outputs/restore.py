@@ -60,7 +60,7 @@ def plan_restored(source: Source, path: str, options: Options) -> Restored:
     not known to be data, unless `options.opaque` is "keep" or "drop"; and for an attack in any case.
     """
     tree = torch_tree_of(source, options)
-    notices = Notices(record=computed.left_as_made(source, options))
+    notices = Notices(record=computed.not_undone(source, options))
     unknown: dict[str, str] = {}
     demoted: dict[str, str] = {}
     selects = options.include or options.exclude or options.dtype not in (None, "keep") or not options.structure
@@ -105,7 +105,7 @@ def _noticed(chosen: Selected, flat: Mapping[str, LazyTensor], notices: Notices,
         warnings=(*chosen.warnings, *left),
         notes=chosen.notes,
         record=chosen.record or notices.record,
-        reported=chosen.telling(flat)(()),
+        reported=chosen.reporter(flat)(()),
         equal=chosen.equal,
     )
 

@@ -20,7 +20,7 @@ METADATA = {"format": "pt"}
 
 
 # The fields of a report that are known of an output, once its files are planned.
-Telling: TypeAlias = Callable[[Sequence[FilePlan]], Mapping[str, Any]]
+Reporter: TypeAlias = Callable[[Sequence[FilePlan]], Mapping[str, Any]]
 
 
 class Selected(NamedTuple):
@@ -39,7 +39,7 @@ class Selected(NamedTuple):
     For computed tensors, `unmapped` is the selection before it had other names, as a map that was `applied` gives.
     `equal` are tensors by name of which one was kept: they have to be equal. `missing` are names that were expected and
     are left out. `files` are names of the files that tensors are to be in. `record` is the record of the selection in a
-    manifest. Each of `tellings` returns the fields of a report, from the selection and the stored tensors. `patched`
+    manifest. Each of `reporters` returns the fields of a report, from the selection and the stored tensors. `patched`
     returns a tensor as it is stored, from its name and the tensor before that.
 
     If it is `of_states`, `names` are of parameters, and tensors are named <parameter>.<state> in `described` too.
@@ -72,7 +72,7 @@ class Selected(NamedTuple):
     missing: tuple[str, ...] = ()
     files: Mapping[str, str] = {}
     record: Mapping[str, Any] = {}
-    tellings: tuple[Callable[[Selected, Mapping[str, LazyTensor]], Telling], ...] = ()
+    reporters: tuple[Callable[[Selected, Mapping[str, LazyTensor]], Reporter], ...] = ()
     patched: Callable[[str, LazyTensor], LazyTensor] | None = None
 
     def cast(self, name: str) -> LazyTensor:
@@ -113,11 +113,11 @@ class Selected(NamedTuple):
         """The selection before it had other names."""
         return self.unmapped or self
 
-    def telling(self, stored: Mapping[str, LazyTensor]) -> Telling:
+    def reporter(self, stored: Mapping[str, LazyTensor]) -> Reporter:
         """Return the function that returns the fields of a report about it, with its tensors as they are `stored`. It
         keeps no more of them than it needs."""
-        tellings = [telling(self, stored) for telling in self.tellings]
-        return lambda files: {name: value for fields_of in tellings for name, value in fields_of(files).items()}
+        reporters = [reporter(self, stored) for reporter in self.reporters]
+        return lambda files: {name: value for fields_of in reporters for name, value in fields_of(files).items()}
 
     def change(self, source: Source) -> Change:
         """Return the change that a configuration of `source`, from which this was selected, is to state."""

@@ -269,7 +269,7 @@ _SHOWN = 5
 
 def check_unscaled(cast: Collection[str], known: Mapping[str, LazyTensor], dtype: str) -> None:
     """Raise UsageError if any of the tensors to `cast` is part of a quantized weight among those that are `known`."""
-    from ckptconv.formats.coded import parts_among  # casts of what may be quantized are few
+    from ckptconv.formats.coded import parts_among  # casts of tensors that may be quantized are few
 
     parts = parts_among(known)
     coded = dict.fromkeys(parts[name] for name in cast if name in parts)

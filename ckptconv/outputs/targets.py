@@ -29,9 +29,9 @@ from ckptconv.outputs.kinds import (
     entry_of,
     flag,
     further,
-    is_given,
+    is_set,
+    kind_by_suffix,
     kind_of,
-    kind_said,
     option_for,
 )
 from ckptconv.plan import NUMBERED
@@ -259,7 +259,7 @@ def _check_alone(output: str | None, options: Options) -> None:
 
 def _check_said(path: str, to: str) -> None:
     """Raise UsageError if the name of an output says that it is of another kind than `to`."""
-    said, ending = kind_said(path), os.path.splitext(path)[1]
+    said, ending = kind_by_suffix(path), os.path.splitext(path)[1]
     if said and said not in NAMED[to]:
         raise UsageError(
             f"{path} ends in {ending}, and --to {to} asks for another kind of output.",
@@ -301,7 +301,7 @@ def resolve_output(path: str, options: Options) -> Target:
     entry = place.entry
     if options.to in CHECKPOINTS:
         return _resolve_checkpoint(place, options)
-    if options.to and not kind_said(path):
+    if options.to and not kind_by_suffix(path):
         return _resolve_unsaid(place, options)
     kind, is_restored = kind_of(path), options.family == model_files.SAFETENSORS
     if kind == "torch" and not is_restored and options.family:
@@ -379,7 +379,7 @@ def _proposed(path: str) -> Proposed | None:
 def check_checkpoint(options: Options) -> None:
     """Raise UsageError for options that contradict an output of torch.distributed.checkpoint."""
     for name in ("optimizer_key", "flat_optimizer", "fill_states") if not options.states else ():
-        if is_given(name, options):
+        if is_set(name, options):
             raise UsageError(f"{flag(name)} applies only to optimizer states, and none were requested.", _STATES)
     if options.like and options.chunks is not None:
         raise UsageError("--chunks and --like both say how to cut tensors: give one of them.")

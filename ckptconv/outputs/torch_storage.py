@@ -16,7 +16,7 @@ from ckptconv.tensors.lazy import Convert, LazyTensor, Narrow, Stored, View, unt
 from ckptconv.tensors.moves import BLOCK, File, Move, Order, Runs
 
 _BYTE = DTYPES["uint8"]
-# Where views interleave, this many bytes of the storage are assembled at a time.
+# If views interleave, this many bytes of the storage are assembled at a time.
 _STRETCH = 1 << 16
 # Strides of bytes one after the other.
 _STEP = (1,)

@@ -286,7 +286,7 @@ def judge(size: int) -> Judge | None:
     return watcher.judge(size) if watcher is not None and watcher.judge is not None else None
 
 
-def tell(reading: Callable[[], PickleReading]) -> None:
+def report(reading: Callable[[], PickleReading]) -> None:
     """Pass the reading of a pickle to the watcher (`watched`), if there is one."""
     watcher = _watching.get()
     if watcher is not None:

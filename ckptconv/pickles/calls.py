@@ -229,7 +229,7 @@ class Calls:
         return result
 
     def _note_place(self, result: Opaque) -> None:
-        """Remember the memo index that `result` will get: picklers store what they make at once."""
+        """Remember the memo index that `result` will get: picklers store an object as soon as they have made it."""
         self.places[id(result)] = len(self.memo) + len(self.spill)
 
     def build(self, state: Any) -> None:

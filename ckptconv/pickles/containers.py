@@ -88,7 +88,7 @@ class Keys:
     def _count(self, container: Any, code: int) -> None:
         hashes = self.seen.setdefault(id(container), (container, {}))[1]
         hashes[code] = count = hashes.get(code, 0) + 1
-        # Objects without numbers are told apart by their other parts.
+        # Objects without numbers are distinguished by their other parts.
         if count > self.limits.same_hash and code != _NO_NUMBERS:
             raise ExcessiveError(f"has more than {self.limits.same_hash} keys with the same hash in one container")
 
@@ -96,7 +96,7 @@ class Keys:
         """Check that an object, or a tuple, is hashed soon: a class may hash the parts of its objects, and each part as
         often as it occurs.
         """
-        # Tuples and objects being walked: what is left of their parts, how many these are, and their levels.
+        # Tuples and objects being walked: the parts that are left, the number of parts, and their levels.
         path: list[list[Any]] = [[key, _hashed(key), 1, 1]]
         while path:
             node, parts, weight, levels = path[-1]
@@ -517,7 +517,7 @@ _BUILTINS: dict[str, Callable[[Constructors], Constructor]] = {
 }
 # The constructors of Python's own types. All but that of defaultdict refuse arguments that they do not understand.
 PYTHON: dict[tuple[str, str], Callable[[Constructors], Constructor]] = {
-    **{(module, name): made for module in BUILTINS for name, made in _BUILTINS.items()},
+    **{(module, name): getter for module in BUILTINS for name, getter in _BUILTINS.items()},
     ("_codecs", "encode"): lambda make: make.encoded,
     ("collections", "OrderedDict"): lambda make: make.mapping(OrderedDict),
     ("collections", "Counter"): lambda make: make.mapping(Counter),

@@ -78,17 +78,17 @@ def run(machine: Machine) -> Loaded:
         loaded = machine.run()
     except TruncatedError:
         # Callers read truncated data again, with more of it, so it does not count as broken.
-        machine.tell(broken=True)
+        machine.report(broken=True)
         machine.refuse_attack()
         raise
     except CkptconvError as error:
-        machine.tell(broken=True)
+        machine.report(broken=True)
         machine.refuse_attack(broken=True)
         if machine.around and attacks_are_refused():
             _run_on(machine)
         raise machine.oddity or error from None
     else:
-        machine.tell(loaded.value)
+        machine.report(loaded.value)
         machine.refuse_attack()
         return loaded
     finally:
@@ -104,7 +104,7 @@ def _run_on(machine: Machine) -> None:
     try:
         with contextlib.suppress(CkptconvError):
             again.run()
-        again.tell(broken=True)
+        again.report(broken=True)
         again.refuse_attack(broken=True)
     finally:
         vars(again).clear()
@@ -174,7 +174,7 @@ class Machine(State):
         if self.suspects and (self.opaque or broken) and attacks_are_refused():
             raise attacks.error(self.where, self.suspects, self.opaque) from None
 
-    def tell(self, value: Any = None, *, broken: bool = False) -> None:
+    def report(self, value: Any = None, *, broken: bool = False) -> None:
         """Pass the reading so far to the watcher, if there is one."""
 
         def reading() -> attacks.PickleReading:
@@ -183,7 +183,7 @@ class Machine(State):
             unknown = (tuple(judge.unknown), tuple(judge.unknown_calls)) if judge else ((), ())
             return attacks.PickleReading(self.where, *names, *unknown, broken, value)
 
-        attacks.tell(reading)
+        attacks.report(reading)
 
     def _loop(self) -> Any:
         """Run the opcodes and return the value.

@@ -74,9 +74,9 @@ def _left(source: Source, target: Target, options: Options, parts: Collection[st
 
 def _accompanied(source: Source, target: Target, options: Options) -> tuple[Source, Target]:
     directory = Location(target.path, dict(options.storage_options))
-    origins = [origin for origin in (source.reference, source) if origin and _is_asked(origin, source, options)]
+    origins = [origin for origin in (source.reference, source) if origin and _is_copied(origin, source, options)]
     if target.is_file:
-        return _told(source, "one file has no directory to copy to", options), target
+        return _not_copied(source, "one file has no directory to copy to", options), target
     # A store is asked only if something is copied. Parts there remove the manifest. In the directory of the input, and
     # in that of a reference, nothing is removed.
     is_near = is_beside(target.path, [origin for origin in (source, source.reference) if origin])
@@ -89,7 +89,7 @@ def _accompanied(source: Source, target: Target, options: Options) -> tuple[Sour
     return (_with_companions(source, origins, directory, options, earlier) if origins else source), goal
 
 
-def _is_asked(origin: Source, source: Source, options: Options) -> bool:
+def _is_copied(origin: Source, source: Source, options: Options) -> bool:
     """Whether the companions of `origin`, which is `source` or its reference, are to be copied."""
     if options.copy_config is None:
         is_bare = origin.component is not None or origin.stem == ADAPTER
@@ -117,14 +117,14 @@ def _with_companions(
     every = [companions.siblings(origin, directory.options, copied=names) for origin, names in wanted]
     others = [near for near in every if resolved_name(near.directory) != resolved_name(directory.path)]
     if not others:
-        return _told(source, "OUTPUT is the directory of the input", options)
+        return _not_copied(source, "OUTPUT is the directory of the input", options)
     copies = {name: file for near in reversed(others) for name, file in near.files.items()}
     if _is_retold(source, options) or (source.quantized and source.quantized.formats):
         copies.pop(companions.QUANTIZED, None)  # it describes weights that the output does not have
     source = source._replace(warnings=[*source.warnings, *(warning for near in others for warning in near.warnings)])
     if not copies:
         places = " and ".join("the current directory" if near.directory == "." else near.directory for near in others)
-        return _told(source, f"{places} has no configuration, tokenizer or README", options)
+        return _not_copied(source, f"{places} has no configuration, tokenizer or README", options)
     present = _present(directory)
     kept = {
         name: present[name]
@@ -192,7 +192,7 @@ def _is_same(left: File, right: File, near: Location) -> bool:
         return all(first.read_at(*span) == second.read_at(*span) for span in sizes)
 
 
-def _told(source: Source, reason: str, options: Options) -> Source:
+def _not_copied(source: Source, reason: str, options: Options) -> Source:
     """Return `source` with a warning that nothing is copied, if the user asked for it."""
     if not options.copy_config:
         return source

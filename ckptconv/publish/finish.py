@@ -25,7 +25,7 @@ from ckptconv.publish.replacing import Replacing, Spared, of_parts, spared_by_pa
 from ckptconv.publish.staging import remote_parts
 from ckptconv.publish.staging.area import StagedParts, described
 from ckptconv.publish.staging.base import Staging
-from ckptconv.publish.statements import asked
+from ckptconv.publish.statements import requested
 from ckptconv.result import OutputFile, Report
 from ckptconv.storage.files import look, read_text
 from ckptconv.storage.location import Location
@@ -97,7 +97,7 @@ def finish(
         spared = Spared(path for each in planned for path in spared_by_parts(each.plan.permissions))
         replacing = Replacing(chosen, spared, claims)
         replacing.check()
-        stating, plans = asked(chosen), [(each.path, each.plan) for each in planned]
+        stating, plans = requested(chosen), [(each.path, each.plan) for each in planned]
         named = {option: module.of_parts(plans, chosen) for option, (_, module) in stating.items()}
         if on_total and (chosen.checksum or named):
             again = sum(size for each in planned for _, size, _ in each.plan.files) if chosen.checksum else 0
@@ -125,7 +125,7 @@ def _staged(planned: _Planned, options: Options, progress: Progress | None, stac
         _check_published(planned)
         staging.committed = True
         return Staged(planned.path, planned.is_file, staging, [], partial(_manifest, planned), False)
-    if planned.is_file and "digest" in plan.heading and not (options.manifest or asked(options)):
+    if planned.is_file and "digest" in plan.heading and not (options.manifest or requested(options)):
         raise UsageError(
             f"{planned.path} is one file without a manifest, so its digests have no place.",
             "Add --manifest FILE.",

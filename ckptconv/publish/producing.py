@@ -25,7 +25,7 @@ from ckptconv.publish.parts import files_of
 from ckptconv.publish.publish import Done, Hooks, Inputs, Verifier, last_path, publish
 from ckptconv.publish.replacing import Replacing, Spared, claim_of, inputs_behind
 from ckptconv.publish.staging.local import LocalStaging
-from ckptconv.publish.statements import asked, needing_inputs
+from ckptconv.publish.statements import needing_inputs, requested
 from ckptconv.result import OutputFile, Report
 from ckptconv.storage.paths import is_remote, join, normalize
 from ckptconv.storage.progress import Progress
@@ -162,7 +162,7 @@ class _Production:
             opaque=list(_opaque(sources, outputs)),
             warnings=[
                 *warnings_of(sources, outputs, options),
-                *_met(outputs, options, self._checksums, done),
+                *_write_warnings(outputs, options, self._checksums, done),
             ],
             notes=list(notes_of(sources, outputs, options)),
             input_bytes=sum(file.size for file in self.inputs),
@@ -193,12 +193,12 @@ def _check_digests(outputs: Sequence[Output], options: Options) -> None:
 
         hasher(options.digest)
         files = [output.target.path for output in outputs if not output.has_manifest]
-        if files and not (options.manifest or asked(options) or options.part):
+        if files and not (options.manifest or requested(options) or options.part):
             raise UsageError(
                 f"{files[0]} has no manifest for the digests.",
                 "Give --manifest FILE too, or a directory as OUTPUT, without --for-hub.",
             )
-    for option in asked(options) if not options.digest else ():
+    for option in requested(options) if not options.digest else ():
         raise UsageError(f"--{option} is about digests, and none were asked for.", "Add --digest sha256.")
 
 
@@ -215,7 +215,9 @@ def _weights_key(sources: Sequence[Source], chosen: Options) -> str:
     return "" if chosen.key else weights_key(sources[0].weights)
 
 
-def _met(outputs: Sequence[Output], chosen: Options, checksums: Checksums | None, done: Done) -> Iterator[str]:
+def _write_warnings(
+    outputs: Sequence[Output], chosen: Options, checksums: Checksums | None, done: Done
+) -> Iterator[str]:
     """Yield warnings about events while the outputs were written."""
     if checksums and checksums.unrecorded:
         paths = list(checksums.unrecorded)

@@ -25,7 +25,7 @@ from ckptconv.publish.parts import check_part, files_of, is_one_upload
 from ckptconv.publish.replacing import Replacing
 from ckptconv.publish.staging.base import Staging
 from ckptconv.publish.staging.local import LocalStaging, TreeStaging
-from ckptconv.publish.statements import asked, needing_inputs
+from ckptconv.publish.statements import needing_inputs, requested
 from ckptconv.storage.files import check_unchanged
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote, normalize
@@ -316,7 +316,7 @@ class _Run:
         if self._hooks.on_total:
             # Verification reads all of it once more.
             verifying = self._nbytes if self._hooks.verify else 0
-            digesting = sum(module.bytes_of(self._inputs.named) for _, module in asked(self._options).values())
+            digesting = sum(module.bytes_of(self._inputs.named) for _, module in requested(self._options).values())
             self._hooks.on_total(self._nbytes - self.done.reused_bytes + verifying + digesting)
 
     def make(self) -> None:
@@ -340,7 +340,7 @@ class _Run:
     def digest_inputs(self) -> dict[str, Any]:
         """Return the digests of each output's inputs by name, for each option that asks for statements."""
         named, options, digests = self._inputs.named, self._options, {}
-        for option, (_, module) in asked(options).items():
+        for option, (_, module) in requested(options).items():
             digests[option] = module.digested(named, options.digest, options, self._hooks.progress)
             self.done.tally.bytes_read += module.bytes_of(named)
         return digests
@@ -509,7 +509,7 @@ def describe(
     `inputs` have the digests of the outputs' inputs, by the options that ask for statements.
     """
     documents: list[tuple[str, bool, bytes]] = []
-    stating = asked(options)
+    stating = requested(options)
     for output in outputs:
         if output.has_manifest or options.manifest or stating:
             documents.append((output.path, output.is_file, output.manifest()))

@@ -151,7 +151,7 @@ def spared_by_parts(permissions: Iterable[str]) -> Iterator[str]:
     return (permission.removeprefix(_INPUT) for permission in permissions if permission.startswith(_INPUT))
 
 
-def _written_beside(options: Options) -> dict[str, tuple[str, str]]:
+def _further_files(options: Options) -> dict[str, tuple[str, str]]:
     """Return the files that are written next to outputs, {option: (path, kind)}."""
     files = {f"--{kind}": (getattr(options, kind), kind) for kind in _BESIDE}
     return {option: (normalize(path), kind) for option, (path, kind) in files.items() if path}
@@ -170,7 +170,7 @@ class Replacing:
         beside: Mapping[str, tuple[str, str]] | None = None,
     ) -> None:
         self._options, self._spared, self.claims = options, spared, claims
-        self._beside = _written_beside(options) if beside is None else beside
+        self._beside = _further_files(options) if beside is None else beside
         self._stores = dict(options.storage_options)
         self._same: set[tuple[str, str]] = set()
 

@@ -20,7 +20,7 @@ STATEMENTS: dict[str, str] = {
 }
 
 
-def asked(options: Options) -> dict[str, tuple[str, Any]]:
+def requested(options: Options) -> dict[str, tuple[str, Any]]:
     """Return the path and the module of each that `options` ask for, by option."""
     paths = {option: getattr(options, option) for option in STATEMENTS}
     return {option: (path, import_module(STATEMENTS[option])) for option, path in paths.items() if path}
@@ -30,4 +30,4 @@ def needing_inputs(options: Options) -> Any:
     """Return the module for which inputs have to be known: now, or when parts that have digests are finished; None if
     there is none."""
     later = STATEMENTS.values() if options.part and options.digest else ()
-    return next((module for _, module in asked(options).values()), None) or next(map(import_module, later), None)
+    return next((module for _, module in requested(options).values()), None) or next(map(import_module, later), None)

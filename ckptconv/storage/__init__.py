@@ -8,5 +8,5 @@ format."""
 
 from __future__ import annotations
 
-# How a zip archive begins.
+# The first bytes of a zip archive.
 LOCAL_SIGNATURE = b"PK\x03\x04"

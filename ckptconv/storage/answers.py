@@ -22,7 +22,7 @@ CHUNK = 1 << 18
 NOTICE, PATIENCE = 10.0, 60.0
 
 
-def asked_soon(fs: Any, method: str, inner: str, **settings: Any) -> Any:
+def call_soon(fs: Any, method: str, inner: str, **settings: Any) -> Any:
     """Return the answer of a file system's method "info" or "ls" for a path. It waits no longer than for bytes."""
     return run(fs, soon(getattr(fs, f"_{method}")(inner, **settings), inner))
 
@@ -36,7 +36,7 @@ class _Watch:
 
         self._inner, self._cancelled = inner, asyncio.CancelledError
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
-        self._is_told = self._is_hung = False
+        self._is_reported = self._is_hung = False
 
     def __enter__(self) -> _Watch:
         self.came()
@@ -44,7 +44,7 @@ class _Watch:
         return self
 
     def came(self) -> None:
-        self._since, self._is_told = self._loop.time(), False
+        self._since, self._is_reported = self._loop.time(), False
 
     def _look(self) -> None:
         """Look how long nothing has come, and again when it may have been too long."""
@@ -54,10 +54,10 @@ class _Watch:
             assert self._task is not None
             self._task.cancel()
             return
-        if waited >= NOTICE and not self._is_told:
-            self._is_told = True
+        if waited >= NOTICE and not self._is_reported:
+            self._is_reported = True
             stores.on_wait(f"Waiting for {self._inner}: its server sent no data for {NOTICE:g} seconds.")
-        until = PATIENCE if self._is_told else min(NOTICE, PATIENCE)
+        until = PATIENCE if self._is_reported else min(NOTICE, PATIENCE)
         self._timer = self._loop.call_later(until - waited, self._look)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -102,7 +102,7 @@ class Archive:
         self._reader = reader
         self._buffer = bytearray()
         # Of a remote file, read the directory along with the end, unless the archive is very large. Of a local file,
-        # read only what is needed: what precedes the end may be other files' data.
+        # read only the necessary bytes: those before the end may be other files' data.
         self._read_tail(TAIL if is_remote(self.file.path) else END_RECORDS)
         if not ends_there(self._tail, find_end(self._tail)):
             self._read_tail(TAIL)
@@ -261,7 +261,7 @@ class Archive:
     def _name_of(self, raw: bytes, flags: int, extra: bytes) -> tuple[str, int]:
         """Return a member's name, and its flags, with the UTF-8 flag set if the name is UTF-8.
 
-        Record what other readers call it: no two alike, and each the same but for the leading directory.
+        Record its names for other readers: no two alike, and each the same but for the leading directory.
         """
         try:
             name = decoded(raw, bool(flags & _UTF8))

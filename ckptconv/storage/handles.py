@@ -28,7 +28,7 @@ _DEEPEST = 32
 _MOST_LINKS = 40
 # Permissions of other users on a file or directory.
 _OTHERS = 0o077
-# How the names begin, or end, of hidden files and directories in which an output is made.
+# The beginning, or the end, of the names of hidden files and directories in which an output is made.
 HIDDEN = ".ckptconv-"
 _PROBE = f"{HIDDEN}spool-"
 
@@ -81,7 +81,7 @@ class Handle:
             if current is not self:
                 current.close()
 
-    def own(self, name: str) -> Handle:
+    def private(self, name: str) -> Handle:
         """Open the directory `name` in this one, if it is private to this user.
 
         Raises FileNotFoundError if there is none, ForeignError for anything else.
@@ -152,7 +152,7 @@ class Handle:
             raise ForeignError(path, "not a regular file")
         return fd
 
-    def open_own(self, name: str) -> int:
+    def open_private(self, name: str) -> int:
         """Open the regular file `name` for writing. Raises ForeignError if it has another owner, or a second name."""
         try:
             fd = self.open_file(name, os.O_RDWR)
@@ -175,7 +175,7 @@ class Handle:
             with contextlib.suppress(FileExistsError):
                 return self.create(name, mode)
             with contextlib.suppress(FileNotFoundError):
-                return self.open_own(name)
+                return self.open_private(name)
 
     def read(self, name: str, most: int) -> bytes | None:
         """Return the content of the file `name`, None if there is none. Raises ValueError for over `most` bytes."""
@@ -273,7 +273,7 @@ def unnamed(directory: Handle) -> int:
         # A process killed between the two steps below has left one.
         if name.startswith(_PROBE):
             with contextlib.suppress(OSError, FailedError):
-                os.close(directory.open_own(name))
+                os.close(directory.open_private(name))
                 directory.unlink(name)
     name = _PROBE + os.urandom(8).hex()
     fd = directory.create(name, 0o600)

@@ -173,7 +173,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def status(error: BaseException) -> int:
-    """Return the status of HTTP that an error, or what caused it, reports; 0 if none does."""
+    """Return the status of HTTP that an error, or one of its causes, reports; 0 if none does."""
     for cause in causes(error):
         for name in ("status", "status_code", "code"):
             value = getattr(cause, name, None)
@@ -203,7 +203,7 @@ def info(fs: Any, inner: str) -> dict[str, Any] | None:
     """Return fsspec's info of a path, requested anew; None if nothing is there."""
     _refresh(fs, inner)
     try:
-        facts: dict[str, Any] = retrying(lambda: stores.of(fs).asked(fs, "info", inner))
+        facts: dict[str, Any] = retrying(lambda: stores.of(fs).call(fs, "info", inner))
     except (FileNotFoundError, NotADirectoryError) as error:
         if is_transient(error) or status(error) in (401, 403):
             raise error.__cause__ or error from None
@@ -214,7 +214,7 @@ def info(fs: Any, inner: str) -> dict[str, Any] | None:
 def names(fs: Any, inner: str) -> list[dict[str, Any]]:
     """List a directory, requested anew. Each entry is as `info` returns it."""
     _refresh(fs, inner)
-    return list(retrying(lambda: stores.of(fs).asked(fs, "ls", inner, detail=True)))
+    return list(retrying(lambda: stores.of(fs).call(fs, "ls", inner, detail=True)))
 
 
 def _refresh(fs: Any, inner: str) -> None:

@@ -510,7 +510,7 @@ def _laid_out(file: File, packed: Packed, reader: Reader) -> Iterator[bytes]:
 
 
 def _summed(file: File, packed: Packed, reader: Reader) -> Iterator[bytes]:
-    """Yield what is in front of its own CRC-32C, and compare the two at the end."""
+    """Yield data that is followed by its own CRC-32C, and compare the checksums at the end."""
     size, crc = packed.nbytes - CRC32C_SIZE, 0
     for chunk in _chunks_at(reader, packed._replace(nbytes=size)):
         crc = crc32c(chunk, crc)

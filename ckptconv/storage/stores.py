@@ -39,7 +39,7 @@ Ranges = Callable[[int, int, Put], None]
 class Meant(NamedTuple):
     """The URL that a user means by other text, and the kind of thing that it names: "a repository of …"."""
 
-    what: str
+    kind: str
     url: str
 
 
@@ -47,7 +47,7 @@ class Store(NamedTuple):
     """The special ways of a store. `fs` is its file system of fsspec, and `inner` a path inside it.
 
     - `extra` is the extra of this package with the packages that fsspec needs.
-    - `asked` calls the method "info" or "ls" of `fs`. `fixed`: the entry at `inner` never changes.
+    - `call` calls the method "info" or "ls" of `fs`. `fixed`: the entry at `inner` never changes.
     - `ranges` returns how ranges of a file of a size, and of the version that `remote.stamp` returned, are read;
       `parallel`: several may be read at a time. None: as fsspec reads them.
     - `pinned` returns the URL of a URL's present version; `plain` that URL without the version. `repository`: files
@@ -60,7 +60,7 @@ class Store(NamedTuple):
     """
 
     extra: str = ""
-    asked: Callable[..., Any] = lambda fs, method, inner, **settings: getattr(fs, method)(inner, **settings)
+    call: Callable[..., Any] = lambda fs, method, inner, **settings: getattr(fs, method)(inner, **settings)
     fixed: Callable[[str], bool] = lambda inner: False
     ranges: Callable[[Any, str, int, str], Ranges] | None = None
     parallel: bool = False

@@ -57,7 +57,7 @@ def parse(
     With `surrogates`, strings may hold halves of surrogate pairs, as names of files do that are not UTF-8. With
     `constants`, NaN and Infinity are numbers, as Python writes them. `deepest` is how many lists and objects may be
     inside one another; 0: as many as Python's parser takes. Raises ValueError if `text` is not JSON or could take more
-    than `MOST` bytes; the message says what is wrong with "it".
+    than `MOST` bytes; the message is a sentence about "it".
     """
     cost = sys.getsizeof(text)
     if len(text) * max(price for _, price in _COSTS) > MOST:

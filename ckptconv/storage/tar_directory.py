@@ -1,4 +1,4 @@
-"""Lists tar archives as Python's tarfile does, by their headers.
+"""List tar archives as Python's tarfile does, by their headers.
 
 tarfile supports member types and extension headers that plain archives lack. They are interpreted as tarfile does, but
 only to decide what an archive is meant for: its readers refuse an odd one.

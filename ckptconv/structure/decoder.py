@@ -19,7 +19,7 @@ from ckptconv.errors import CorruptError, LimitError
 from ckptconv.pickles import numpy_dtypes
 from ckptconv.pickles.nodes import CALL_DEPTH, Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
 from ckptconv.structure import leaves, live
-from ckptconv.structure.dtype_views import seen_as
+from ckptconv.structure.dtype_views import viewed_as
 from ckptconv.structure.record import (
     DISTRUST,
     FACTORIES,
@@ -474,7 +474,7 @@ class RecordDecoder:
         name = name_of(leaf, implied)
         tensor = self.flat[name]
         if "view" in leaf:
-            tensor = seen_as(untagged(tensor) if isinstance(tensor, LazyTensor) else tensor, leaf["view"])
+            tensor = viewed_as(untagged(tensor) if isinstance(tensor, LazyTensor) else tensor, leaf["view"])
         kind = self._text(leaf.get("kind", "tensor"))
         expect(kind, "a tensor has no kind")
         expect(kind != "storage" or len(tensor.shape) == 1, "a storage is not flat")

@@ -43,7 +43,7 @@ MAX_DEPTH, MAX_DIMS, MAX_ELEMENTS = 32, 64, 1 << 63
 class Kind(NamedTuple):
     """An expression: its class, and its fields with the form of each."""
 
-    made: type[LazyTensor]
+    cls: type[LazyTensor]
     fields: tuple[tuple[str, str], ...]
 
 
@@ -84,10 +84,10 @@ EXPRESSIONS: dict[str, Kind] = {
     "inline": Kind(Inline, (("data", "data"), ("dtype", "dtype"), ("shape", "shape"))),
     "zeros": Kind(Zeros, (("dtype", "dtype"), ("shape", "shape"))),
 }
-_NAMES = {kind.made: name for name, kind in EXPRESSIONS.items()}
+_NAMES = {kind.cls: name for name, kind in EXPRESSIONS.items()}
 # A kernel is a list too: its name, then its fields. These are the trunk's own.
 KERNELS: dict[str, type[Any]] = {
-    maker.name: made for makers in (CONVERTING, JOINING, TILING) for made, maker in makers.items()
+    maker.name: kernel for makers in (CONVERTING, JOINING, TILING) for kernel, maker in makers.items()
 }
 
 
@@ -157,7 +157,7 @@ _ENCODE: dict[str, Callable[[Encoder, Any], Any]] = {
     "tensor": Encoder.encode,
     "tensors": lambda self, parts: [self.encode(part) for part in parts],
     "kernel": lambda _, kernel: [_name_of(type(kernel)), *kernel],
-    "axes": lambda _, axes: [[list(axis) for axis in each] for each in axes],
+    "axes": lambda _, axes: [[list(axis) for axis in part] for part in axes],
     "data": lambda _, data: base64.b64encode(data).decode(),
 }
 

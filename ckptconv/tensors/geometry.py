@@ -330,8 +330,8 @@ def row_runs(start: int, stop: int, row: int, limit: int) -> Iterator[tuple[int,
 def spread(move: Move, width: int, row: int, begin: int) -> Iterator[Move]:
     """Yield `move` for a wider tensor.
 
-    It makes bytes of a tensor with rows of `width` bytes. In the wider tensor these are in rows of `row` bytes, from
-    byte `begin` of each.
+    Its result are bytes of a tensor with rows of `width` bytes. In the wider tensor these are in rows of `row` bytes,
+    from byte `begin` of each.
     """
     if width == row:
         yield move

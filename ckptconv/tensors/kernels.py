@@ -427,5 +427,5 @@ JOINING = ByKernel(
     },
 )
 FUNCTIONS = _Functions(
-    {made: maker.run for made, maker in (*CONVERTING.items(), *JOINING.items())} | {Gather: _gather, Tile: _tile}
+    {kernel: maker.run for kernel, maker in (*CONVERTING.items(), *JOINING.items())} | {Gather: _gather, Tile: _tile}
 )

@@ -75,7 +75,7 @@ def in_order(want: LazyTensor, got: LazyTensor, size: int) -> Iterator[Run]:
 def _boxes(tensor: LazyTensor, size: int) -> Iterator[tuple[list[int], list[int]]]:
     """Yield boxes of at most `size` bytes that cover `tensor`, with sides as equal as its shape allows.
 
-    Such a box consists of runs that are not too short, in whatever order the file stores the elements.
+    Such a box consists of runs that are not too short, in any order in which a file may store the elements.
     """
     limit = max(size // tensor.dtype.itemsize, 1)
     sides = [1] * len(tensor.shape)

@@ -85,15 +85,15 @@ def verify(
     on_total: Callable[[int], object] | None = None,
     **options: Unpack[VerifyOptions],
 ) -> Verification:
-    """Compare `output` with what converting `source`, a path or an opened checkpoint, gives with the same `options`.
+    """Compare `output` with the result of converting `source`, a path or an opened checkpoint, with the same `options`.
 
     `options` are those of the conversion, the fields of `Options`. Options not given are taken from the output's
     manifest, in its directory or at the path `manifest`. `output` may be omitted if `states` or `universal` is
     given. `progress` and `on_total` are those of `convert`, for the bytes compared.
 
-    Return what was compared if every tensor, name, alias and structure record is equal, bit for bit. Raise
-    DifferenceError with all tensors that differ, or with what else is wrong first, UsageError for a path that does not
-    exist, and whatever opening the source raises.
+    Return a report if every tensor, name, alias and structure record is equal, bit for bit. Raise DifferenceError with
+    all tensors that differ, or with the first other difference, UsageError for a path that does not exist, and the
+    errors of opening the source.
 
     Examples:
         >>> report = ckptconv.convert("model.pt", "model.safetensors")
@@ -405,7 +405,7 @@ def _compare_companions(
 def _compare_plan(
     source: Source, target: CheckedOutput, options: Options, done: Verification, attested: Attested
 ) -> Iterator[ExpectedPair]:
-    """Compare an output whose format has no reader here with what a conversion plans."""
+    """Compare an output whose format has no reader here with the plan of a conversion."""
     from ckptconv.outputs import planning
 
     files = planning.planned(source, target.planned, options).plan.files

@@ -27,7 +27,7 @@ from ckptconv.plan import MAX_GROWTH, ROOM_TO_GROW
 from ckptconv.process import no_garbage, peak_rss
 from ckptconv.storage.progress import Progress
 from ckptconv.structure.choice import Choice
-from ckptconv.structure.dtype_views import own
+from ckptconv.structure.dtype_views import original
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.tensors.statistics import root
 from ckptconv.text import Shown
@@ -397,7 +397,7 @@ def _both(name: str, a: _Side, b: _Side) -> tuple[LazyTensor | None, LazyTensor 
     one, other = a.tensors.get(name), b.tensors.get(name)
     if one is None or other is None:
         return one, other
-    both = own(one), own(other)
+    both = original(one), original(other)
     return both if both[0] is not one and both[1] is not other else (one, other)
 
 

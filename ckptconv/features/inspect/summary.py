@@ -25,7 +25,7 @@ from ckptconv.pickles.nodes import TorchConstant
 from ckptconv.plan import Data, Plan
 from ckptconv.structure import keymap
 from ckptconv.structure.choice import Choice
-from ckptconv.structure.dtype_views import own
+from ckptconv.structure.dtype_views import original
 from ckptconv.tensors.lazy import Concat, Convert, Inline, LazyTensor, Narrow, Partitioned, Stored, Tagged, View
 from ckptconv.tensors.moves import File
 from ckptconv.text import Shown, brief
@@ -225,7 +225,7 @@ def tensors_of(source: Source, chosen: Options) -> Chosen:
     tensors = keymap.flatten(tree)[0] if source.structured else tree
     choice = Choice(chosen.include, chosen.exclude)
     # What safetensors has to store under another dtype is shown under its own.
-    flat = {name: own(tensors[name]) for name in selection.matching(tensors, choice)}
+    flat = {name: original(tensors[name]) for name in selection.matching(tensors, choice)}
     idle = selection.idle_globs(list(tensors), choice)
     ties = {alias: owner for alias, owner in source.owners.items() if owner in flat}
     for way in computed.ways_of(source):

@@ -71,7 +71,7 @@ def told_of(chosen: Selected, applied: Applied | None, options: Options) -> Sele
         applied=applied,
         remarks={**chosen.remarks, MAP_KEY: json.dumps(record, ensure_ascii=False, separators=(",", ":"))},
         record={**chosen.record, "map": record},
-        tellings=(*chosen.tellings, lambda chosen, stored: lambda files: reported),
+        reporters=(*chosen.reporters, lambda chosen, stored: lambda files: reported),
     )
 
 

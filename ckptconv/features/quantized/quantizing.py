@@ -111,7 +111,7 @@ def _quantized(chosen: Selected, source: Source, options: Options, reference: Se
         settled=frozenset(parts),
         quantization=told,
         record={**chosen.record, "quantized": counts},
-        tellings=(*chosen.tellings, lambda chosen, stored: lambda files: {"quantized": counts}),
+        reporters=(*chosen.reporters, lambda chosen, stored: lambda files: {"quantized": counts}),
     )
 
 

@@ -149,7 +149,7 @@ def entered(path: str) -> Iterator[Area]:
         try:
             with contextlib.suppress(FileExistsError):
                 home.make_private(AREA)
-            inside = home.own(AREA)
+            inside = home.private(AREA)
             held = inside.open_or_create(_LOCK, 0o600)
         except OSError as error:
             raise FailedError(f"{path}: {AREA} cannot be made: {reason(error)}.") from error

@@ -114,7 +114,7 @@ def described(path: str) -> list[StagedParts]:
 def _description_in(home: Handle, token: str, plan_id: str, kinds: tuple[str, ...]) -> Iterator[StagedParts]:
     if not stat.S_ISDIR(home.stat(token).st_mode):
         return
-    with home.own(token) as staging:
+    with home.private(token) as staging:
         for name in (DESCRIPTION, PUBLISHED):
             try:
                 data = staging.read(name, MOST_DESCRIPTION)
@@ -150,7 +150,7 @@ def enter(home: Handle, name: str, path: str, shared: bool) -> tuple[Handle, int
         with contextlib.suppress(FileExistsError):
             home.make_private(name)
         try:
-            staging = home.own(name)
+            staging = home.private(name)
             try:
                 present = staging.names()
                 if present and LOCK not in present:
@@ -198,16 +198,16 @@ def remove_dead(home: Handle, name: str, recover: Callable[[Handle], None] | Non
     """
     with contextlib.suppress(OSError, FailedError):
         if not stat.S_ISDIR(home.stat(name).st_mode):
-            fd = home.open_own(name)
+            fd = home.open_private(name)
             try:
                 if not is_locked(fd) and os.path.samestat(os.fstat(fd), home.stat(name)):
                     home.unlink(name)
             finally:
                 os.close(fd)
             return
-        with home.own(name) as staging:
+        with home.private(name) as staging:
             try:
-                guard = staging.open_own(LOCK)
+                guard = staging.open_private(LOCK)
             except FileNotFoundError:
                 os.rmdir(name, dir_fd=home.fd)
                 return

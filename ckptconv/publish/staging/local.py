@@ -186,7 +186,7 @@ class LocalStaging(Staging):
         # If the staging directory is gone, no run wants the file any more, and this raises.
         with writing(self.path):
             self._home = Handle.open(self.home)
-            self._staging = self._home.own(self.token)
+            self._staging = self._home.private(self.token)
         try:
             with super().opened():
                 yield
