@@ -17,10 +17,10 @@ FEATURES: Mapping[str, str] = {
     "provenance": "attest",
     "maps": "map size",
 }
-# Of these, those that change a source when it is opened, in this order, and what asks for that: options, or `recorded`,
-# what the record of an output says of how its source was changed. `opening.py` in the folder has `opened(source, asked,
-# reaching)`, which returns the source as the options `asked` say, the dtype among them; `reaching` says how checkpoints
-# are reached. It may have `wanted(wanted, asked, reaching)`, which returns what is to be read then.
+# Features that change a source when it is opened, in this order, and the options that ask for it, or `recorded`: the
+# record in an output about the change of its source. `opening.py` in the folder has `opened(source, asked, reaching)`,
+# which returns the source as the options `asked` say, the dtype among them; `reaching` says how checkpoints are
+# reached. It may have `wanted(wanted, asked, reaching)`, which returns the parts to be read then.
 OPENED: Mapping[str, str] = {
     "quantized": "dequantize requantize",
     "maps": "map size recorded",
@@ -40,7 +40,7 @@ def missing(name: str) -> str:
     return next((feature for feature in every if name not in options_of(feature)), "")
 
 
-def opening(asked: Mapping[str, Any]) -> list[Any]:
-    """Return the modules `opening` of the features that change a source as is `asked`."""
-    chosen = (feature for feature, names in OPENED.items() if any(asked.get(name) for name in names.split()))
+def opening(options: Mapping[str, Any]) -> list[Any]:
+    """Return the modules `opening` of the features that change a source by `options`."""
+    chosen = (feature for feature, names in OPENED.items() if any(options.get(name) for name in names.split()))
     return [module for feature in chosen if (module := of_feature(feature, "opening"))]
