@@ -48,7 +48,7 @@ class CkptconvError(Exception):
     exit_code: int = 1
     kind: ClassVar[str] = "failed"
     # Whether the message says what was left untouched, or must not.
-    _told = False
+    _is_explained = False
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message, hint)
@@ -78,9 +78,10 @@ def leaving(untouched: str) -> Iterator[None]:
     except StoppedError:
         raise
     except CkptconvError as error:
-        if untouched and not error._told and not any(said in error.message for said in ("Nothing was ", UNPUBLISHED)):
+        is_explained = error._is_explained or any(part in error.message for part in ("Nothing was ", UNPUBLISHED))
+        if untouched and not is_explained:
             error.message += f" {untouched}"
-        error._told = True
+        error._is_explained = True
         raise
 
 

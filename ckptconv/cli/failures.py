@@ -29,12 +29,12 @@ def _instead(option: str, close: Iterable[str], ctx: Any) -> str:
     options = {name for parameter in ctx.command.params for name in parameter.opts}
     # The advice about a word names options: it is given if this command has one of them.
     every = (pair for table in (_WORDS, *_of_commands("OTHER_OPTIONS")) for pair in table.items())
-    said = next((text for words, text in every if option in words.split()), "")
-    named = re.findall(r"(?<![\w-])--[\w-]+", said)
+    advice = next((text for words, text in every if option in words.split()), "")
+    named = re.findall(r"(?<![\w-])--[\w-]+", advice)
     if option == "--output-dir":
         meant = "Several inputs: ckptconv convert INPUT... --output-dir DIR. "
-    elif said and (not named or options.intersection(named)):
-        meant = f"{said} "
+    elif advice and (not named or options.intersection(named)):
+        meant = f"{advice} "
     elif option in _options_below(ctx.command):
         meant = f"It is an option of commands, and goes after the command: {ctx.command_path} COMMAND {option}. "
     else:

@@ -182,25 +182,25 @@ def _followed(started: dict[Connection, int], giving: int, progress: Progress | 
     while len(ended) < len(started):
         open_ones = [connection for connection in started if connection not in ended]
         for connection in cast("list[Connection]", wait(open_ones)):
-            said = _heard(connection)
-            if isinstance(said, _Ended):
-                ended[connection] = said
+            message = _heard(connection)
+            if isinstance(message, _Ended):
+                ended[connection] = message
                 continue
             give(1)
             if progress:
-                progress(said)
+                progress(message)
     return list(ended.values())
 
 
 def _heard(connection: Connection) -> int | _Ended:
     """Return the next message of a process. Raise its error, and FailedError if it has ended without a message."""
     try:
-        said: int | _Ended | _Raised = connection.recv()
+        message: int | _Ended | _Raised = connection.recv()
     except EOFError:
         raise FailedError(
             "A worker process was killed, perhaps for lack of memory.",
             "Lower --memory or --jobs.",
         ) from None
-    if isinstance(said, _Raised):
-        raise said.error from said.cause
-    return said
+    if isinstance(message, _Raised):
+        raise message.error from message.cause
+    return message

@@ -93,18 +93,18 @@ def plan(source: Source, target: Target, options: Options) -> Output:
     source = source._replace(inputs=inputs, companions={} if of_states else source.companions)
     files, aliases, notices = safetensors_files(source, target, options) if source.is_model else ((), {}, Notices())
     contents = {name: source.content(name, file, notices.change) for name, file in source.companions.items()}
-    notices = notices if "config.json" in contents else unsaid(notices)
+    notices = notices if "config.json" in contents else warned_of_quantization(notices)
     copied = tuple(FilePlan(name, content.nbytes, _copied(content)) for name, content in contents.items())
     return output_of(target.holds, [source], target, options, (*copied, *files), aliases, notices)
 
 
-def unsaid(notices: Notices) -> Notices:
+def warned_of_quantization(notices: Notices) -> Notices:
     """Return `notices` with a warning: the user has to state how weights are quantized, as no configuration is
     written."""
-    said = notices.change.quantization
-    if not said:
+    quantization = notices.change.quantization
+    if not quantization:
         return notices
-    shown = {key: value for key, value in said.items() if not isinstance(value, list) or len(value) < 5}
+    shown = {key: value for key, value in quantization.items() if not isinstance(value, list) or len(value) < 5}
     warning = (
         f"no config.json was written, where programs look for the quantization of the weights. Give it "
         f'"quantization_config": {json.dumps(shown)}, with the names of the modules that are not quantized.'

@@ -297,16 +297,16 @@ class Replacing:
         present = next((name for name in directory.names if is_output_name(name) or is_ours(name)), "")
         if present:
             self._check_clobber(join(claim.path, present))
-        seen = [name for name in directory.names if not name.startswith(HIDDEN)]
+        visible = [name for name in directory.names if not name.startswith(HIDDEN)]
         if (
             isinstance(claim.proposed, LastWord)
-            and seen
-            and not any(claim.is_like(directory.made_as(name)) for name in seen)
+            and visible
+            and not any(claim.is_like(directory.made_as(name)) for name in visible)
         ):
             raise taken_for_input(claim.path)
         others, foreign = [], []
         # `publish.companions` decides of companions.
-        for name in (name for name in seen if not is_companion_name(name)):
+        for name in (name for name in visible if not is_companion_name(name)):
             is_written = name in claim.names or is_ours(name)
             if is_written or not (claim.beside or name in claim.read or not holding.held(directory.place, name)):
                 earlier = self._made_as(claim, directory, name)
@@ -329,8 +329,8 @@ class Replacing:
         """Raise UsageError if the directory `path`, in which some outputs are to lie, holds files of other programs."""
         directory = Directory(Location(path, self._stores))
         inside = {basename(claim.path) for claim in claims}.union(*(claim.read for claim in claims))
-        seen = [name for name in directory.names if not name.startswith(HIDDEN) and name not in inside]
-        foreign = [name for name in seen if holding.held(directory.place, name)]
+        visible = [name for name in directory.names if not name.startswith(HIDDEN) and name not in inside]
+        foreign = [name for name in visible if holding.held(directory.place, name)]
         foreign = [name for name in foreign if not self._made_as(claims[0], directory, name)]
         if claims[0].overwrite:
             foreign = [*filter(claims[0].is_mixed_with, foreign)]

@@ -459,10 +459,10 @@ class RecordDecoder:
 
     def _again(self, leaf: dict[str, Any], implied: str | None, number: int) -> Any:
         """Return the tensor that was already read as the same object, perhaps under another name."""
-        tensor, said, first = self.tensors[number]
+        tensor, description, first = self.tensors[number]
         name = name_of(leaf, implied)
         again = self.flat[name]
-        same = _said(leaf) == said and leaves.dtype_name(again) == leaves.dtype_name(first)
+        same = _description(leaf) == description and leaves.dtype_name(again) == leaves.dtype_name(first)
         # For lazy tensors, the reader of their bytes compares these.
         same = same and tuple(again.shape) == tuple(first.shape)
         same = same and (not leaves.is_tensor(again) or live.same(again, first))
@@ -503,7 +503,7 @@ class RecordDecoder:
                 tensor = memory
         self.used.add(name)
         if "is" in leaf:
-            self.tensors[leaf["is"]] = tensor, _said(leaf), self.flat[name]
+            self.tensors[leaf["is"]] = tensor, _description(leaf), self.flat[name]
         return tensor
 
     def _lazy(self, leaf: dict[str, Any], tensor: LazyTensor, kind: str, grad: bool, attributes: Any) -> LazyTensor:
@@ -569,7 +569,7 @@ class RecordDecoder:
             live.hold(memory, tensor)
 
 
-def _said(leaf: Mapping[str, Any]) -> dict[str, Any]:
+def _description(leaf: Mapping[str, Any]) -> dict[str, Any]:
     """Return the description of a tensor object in a record, which is the same at each occurrence."""
     return {key: value for key, value in leaf.items() if key not in ("name", "attributes")}
 
