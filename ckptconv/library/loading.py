@@ -97,7 +97,7 @@ def _wanted(source: Source, described: keymap.Flattened, dtype: str | None) -> l
     wanted = []
     for name, leaf in described.tensors.items():
         tensor = plain[tied.get(name, name)]
-        if name not in described.fixed:
+        if name not in described.uncastable:
             widen_only = dtype is None
             tensor = selection.converted(name, tensor, dtype or source.defaults.dtype, widen_only)
         before, storage = 0, None

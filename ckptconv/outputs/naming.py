@@ -89,9 +89,9 @@ def flattened(source: Source, tree: Any, choice: Choice) -> keymap.Flattened:
 
 def _as_stored(stored: StoredTensors, described: keymap.Flattened, structured: bool) -> keymap.Flattened:
     """Return `described` with the tensors under the names that the file has for them, and the file's own record."""
-    fixed = {same_bytes(described.tensors[name]) for name in described.fixed}
-    names = frozenset(name for name, tensor in stored.tensors.items() if same_bytes(tensor) in fixed)
+    uncastable = {same_bytes(described.tensors[name]) for name in described.uncastable}
+    names = frozenset(name for name, tensor in stored.tensors.items() if same_bytes(tensor) in uncastable)
     record = stored.record if structured else None
     return described._replace(
-        tensors=dict(stored.tensors), structure=record, fixed=names, owns_storage=False, quantized={}
+        tensors=dict(stored.tensors), structure=record, uncastable=names, owns_storage=False, quantized={}
     )

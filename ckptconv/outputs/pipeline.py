@@ -121,7 +121,7 @@ def _tree(source: Source, options: Options, rename: Rename) -> Selected:
     described = keymap.describe(tree, leave_out=writable.leaving_out(options), tagged=True, choice=choice)
     known = described.tensors
     names = _names(source, known, options, choice, rename)
-    fixed = described.fixed | selection.scales(known)
+    uncastable = described.uncastable | selection.scales(known)
     notes: tuple[str, ...] = ()
     if options.structure and not ways and any(old != new for old, new in names.items()):
         if type(tree) not in (dict, OrderedDict) or tree.keys() != known.keys():
@@ -146,7 +146,7 @@ def _tree(source: Source, options: Options, rename: Rename) -> Selected:
         choice,
         dtype,
         widen_only=options.dtype is None,
-        fixed=frozenset(names[name] for name in fixed if name in names),
+        uncastable=frozenset(names[name] for name in uncastable if name in names),
         notes=notes,
         equal=tuple(restated.equal) if restated else (),
     )
@@ -178,7 +178,7 @@ def _chosen(source: Source, options: Options, rename: Rename) -> Selected:
     if flat and not names:
         raise UsageError(f"No tensors are left to convert: all {len(flat)} are excluded.")
     dtype = options.dtype or source.defaults.dtype
-    fixed = described.fixed | selection.scales(flat) | parted.parts_of(quantized)
+    uncastable = described.uncastable | selection.scales(flat) | parted.parts_of(quantized)
     return Selected(
         names,
         flat,
@@ -189,7 +189,7 @@ def _chosen(source: Source, options: Options, rename: Rename) -> Selected:
         choice,
         dtype,
         widen_only=options.dtype is None,
-        fixed=frozenset(names[name] for name in fixed if name in names),
+        uncastable=frozenset(names[name] for name in uncastable if name in names),
         warnings=warnings,
         notes=notes,
         quantized=quantized,

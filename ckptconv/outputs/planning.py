@@ -189,11 +189,11 @@ def safetensors_files(source: Source, target: Target, options: Options) -> _File
     cast = [old for old, stored, dtype in new_dtypes if stored != dtype]
     goal = kept[names[cast[0]]].dtype.name if cast else chosen.dtype
     if cast:
-        selection.check_unscaled([name for name in cast if names[name] not in chosen.fixed], chosen.known, goal)
-    still = chosen.fixed - chosen.settled
+        selection.check_unscaled([name for name in cast if names[name] not in chosen.uncastable], chosen.known, goal)
+    still = chosen.uncastable - chosen.settled
     left = selection.left_alone({name: kept[name] for name in (kept if still else ()) if name in still}, chosen.dtype)
     if chosen.widen_only and chosen.dtype != "keep":
-        left += selection.left_wider({name: kept[name] for name in kept if name not in chosen.fixed}, chosen.dtype)
+        left += selection.left_wider({name: kept[name] for name in kept if name not in chosen.uncastable}, chosen.dtype)
     warnings = (*chosen.warnings, *left)
     if source.config is not None:
         before = [*chosen.first.known, *chosen.missing]
@@ -202,10 +202,10 @@ def safetensors_files(source: Source, target: Target, options: Options) -> _File
     idle, is_structured = chosen.idle(options), chosen.structured
     if of_states and options.dtype not in (None, "keep", source.defaults.dtype):
         idle["--dtype"] = "has no effect: optimizer states are not cast to it"
-    fixed = described.fixed if of_states else [names[name] for name in described.fixed if name in names]
+    uncastable = described.uncastable if of_states else [names[name] for name in described.uncastable if name in names]
     of = source.grouping
     grouping = {new: of[old] for old, new in names.items() if old in of} if of else {}
-    notices = _notices(source, described, structure, options, idle, fixed, warnings)
+    notices = _notices(source, described, structure, options, idle, uncastable, warnings)
     notices = notices._replace(
         notes=(*notices.notes, *chosen.notes), change=chosen.change(source), record=chosen.record, equal=chosen.equal
     )
@@ -246,11 +246,11 @@ def _notices(
     structure: str | None,
     options: Options,
     idle: Mapping[str, str],
-    fixed: Iterable[str],
+    uncastable: Iterable[str],
     warnings: tuple[str, ...] = (),
 ) -> Notices:
-    """Return the notices about an output with this `structure` record; `fixed` are names in the output."""
-    bits = () if options.structure or not source.structured else tuple(sorted(fixed))
+    """Return the notices about an output with this `structure` record; `uncastable` are names in the output."""
+    bits = () if options.structure or not source.structured else tuple(sorted(uncastable))
     is_part = options.key or options.include or options.exclude or not options.structure
     kept = keymap.classes(structure) if source.files.opaque and is_part else None
     values = described.values if structure is not None else ()

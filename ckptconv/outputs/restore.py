@@ -99,7 +99,7 @@ def _noticed(chosen: Selected, flat: Mapping[str, LazyTensor], notices: Notices,
     cast = [old for old, new in names.items() if flat[new].dtype != known[old].dtype]
     if cast:
         selection.check_unscaled(cast, known, chosen.dtype)
-    left = selection.left_alone({name: flat[name] for name in flat if name in chosen.fixed}, chosen.dtype)
+    left = selection.left_alone({name: flat[name] for name in flat if name in chosen.uncastable}, chosen.dtype)
     return notices._replace(
         idle=chosen.idle(options),
         warnings=(*chosen.warnings, *left),

@@ -29,7 +29,7 @@ class Selected(NamedTuple):
     `names` are the selected names, {old: new}; `known` are all tensors, by old name. `tensors` are by new name, as the
     source has them; `cast` returns them as they are stored. `described` is the flattened tree they come from, under its
     old names. `structured`: its structure record belongs to the output. `owners` are the source's own ties, {alias:
-    owner}, by new name; all aliases, if they are `tied`. `fixed` are new names of tensors that are never cast; the
+    owner}, by new name; all aliases, if they are `tied`. `uncastable` are new names of tensors that are never cast; the
     `settled` ones among them were not to be. `dtypes` has the dtypes of tensors for which `dtype` does not hold.
     `quantized` are tensors that are stored in parts, by old name. `metadata` is that of every file of the output,
     without aliases, structure record and entries about `quantized`; `remarks` are its entries that the source does not
@@ -54,7 +54,7 @@ class Selected(NamedTuple):
     choice: Choice
     dtype: str
     widen_only: bool
-    fixed: frozenset[str] = frozenset()
+    uncastable: frozenset[str] = frozenset()
     metadata: Mapping[str, str] = METADATA
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -79,7 +79,7 @@ class Selected(NamedTuple):
         """Return the tensor of this new name, cast as it is stored."""
         tensor = self.tensors[name]
         dtype = self.dtypes.get(name, self.dtype)
-        if dtype != "keep" and name not in self.fixed:
+        if dtype != "keep" and name not in self.uncastable:
             tensor = selection.converted(name, tensor, dtype, self.widen_only)
         return self.patched(name, tensor) if self.patched else tensor
 

@@ -229,11 +229,11 @@ def scales(flat: Mapping[str, LazyTensor]) -> set[str]:
     return names & flat.keys()
 
 
-def left_alone(fixed: Mapping[str, LazyTensor], dtype: str) -> tuple[str, ...]:
-    """Return a warning about the floats among `fixed` that a cast to `dtype` leaves as they are; else ()."""
+def left_alone(uncastable: Mapping[str, LazyTensor], dtype: str) -> tuple[str, ...]:
+    """Return a warning about the floats among `uncastable` that a cast to `dtype` leaves as they are; else ()."""
     left = [
         name
-        for name, tensor in fixed.items()
+        for name, tensor in uncastable.items()
         if dtype != "keep"
         and tensor.dtype.kind == "f"
         and tensor.dtype.name != dtype

@@ -120,8 +120,8 @@ class _Frame:
     """
 
     __slots__ = (
-        "at", "children", "depth", "fixed", "form", "holds", "identity", "implied", "index", "inert", "kept", "lost",
-        "met", "out", "owner", "pinned", "prefix", "rule", "silent", "tensors", "valued",
+        "at", "children", "depth", "form", "holds", "identity", "implied", "index", "inert", "kept", "lost", "met",
+        "out", "owner", "pinned", "prefix", "rule", "silent", "tensors", "uncastable", "valued",
     )  # fmt: skip
 
     def __init__(
@@ -141,7 +141,7 @@ class _Frame:
         self.met: Mapping[str, Any] = {}  # objects to list in `found`, if this is kept
         self.inert = form.tag == _OPAQUE  # whether this is inside an object known by name only
         # Whether this is inside a tensor whose parts mean nothing alone: a quantized one, or one of another class.
-        self.fixed = form.tag == _COMPOSITE and (children[0] == QUANTIZED or children[0] not in COMPOSITES)
+        self.uncastable = form.tag == _COMPOSITE and (children[0] == QUANTIZED or children[0] not in COMPOSITES)
         self.silent = False  # whether its values are not worth listing
         self.valued = False  # whether there are values in it
         self.kept = self.lost = False  # whether something in it was chosen, and something was not
@@ -188,8 +188,8 @@ class RecordEncoder:
     `leave_out` is called with the name that a tensor in its place would have, and each `Opaque`, `Global` and
     `Composite`. It returns True to leave that out, False to write it, or a replacement to write: the object itself, or
     a container of its content. The dict `found` has, by name, the objects that were chosen and not simply written.
-    `fixed` are the names of tensors that must not be cast: parts of complex numbers, of quantized tensors, and of those
-    of other classes. `quantized` are those that their library's metadata describes. `tagged` keeps lazy tensors
+    `uncastable` are the names of tensors that must not be cast: parts of complex numbers, of quantized tensors, and of
+    those of other classes. `quantized` are those that their library's metadata describes. `tagged` keeps lazy tensors
     tagged with their facts.
 
     `choice` says which names go into the record; `flat` has all tensors anyway. `values` are the top-level keys that
@@ -216,7 +216,7 @@ class RecordEncoder:
         # The nodes that were written incomplete, and the rule for which they were.
         self.spoilt: dict[Hashable, int] = {}
         self.flat: dict[str, Any] = {}
-        self.fixed: set[str] = set()
+        self.uncastable: set[str] = set()
         self.quantized: dict[str, parted.PartedTensor] = {}
         self.nodes: list[Any] = []
         self.storages: list[list[Any]] = []
@@ -502,7 +502,7 @@ class RecordEncoder:
         inner.rule, inner.identity, inner.met = rule, identity, met
         inner.owner = (frame.out, len(frame.out) - 1)
         inner.inert |= frame.inert
-        inner.fixed |= frame.fixed
+        inner.uncastable |= frame.uncastable
         inner.silent = not frame.of_values(at) or (form is FORMS[dict] and _is_state_dict_metadata(frame, at))
         return inner
 
@@ -562,8 +562,8 @@ class RecordEncoder:
             node["name"] = name
         if bits is not leaf.bare:
             node["view"] = leaves.dtype_name(leaf.bare)
-        if bits is not leaf.bare or frame.fixed:
-            self.fixed.add(name)
+        if bits is not leaf.bare or frame.uncastable:
+            self.uncastable.add(name)
         if facts.kind != "tensor":
             node["kind"] = self._atom(facts.kind)
         if facts.requires_grad != (facts.kind == "parameter"):

@@ -33,16 +33,16 @@ __all__ = [
 class Flattened(NamedTuple):
     """A tree as tensors by name, in its order, and its structure record; None if it needs none.
 
-    `fixed` are names of tensors that must not be cast, as their values mean nothing alone: parts of complex numbers
-    stored as pairs, of quantized tensors, and of those of other classes. `owns_storage`: no two tensors share bytes.
-    `values` are the top-level keys that lead to values in the record, other than tensors and the versions of a state
-    dict. `inert`: the record has objects known by name only, and no tensor outside them. `found` are, by name, chosen
-    objects that were left out or replaced. `quantized` are the tensors that are stored in parts, by name.
+    `uncastable` are names of tensors that must not be cast, as their values mean nothing alone: parts of complex
+    numbers stored as pairs, of quantized tensors, and of those of other classes. `owns_storage`: no two tensors share
+    bytes. `values` are the top-level keys that lead to values in the record, other than tensors and the versions of a
+    state dict. `inert`: the record has objects known by name only, and no tensor outside them. `found` are, by name,
+    chosen objects that were left out or replaced. `quantized` are the tensors that are stored in parts, by name.
     """
 
     tensors: dict[str, Any]
     structure: str | None
-    fixed: frozenset[str]
+    uncastable: frozenset[str]
     owns_storage: bool = False
     values: tuple[str, ...] = ()
     inert: bool = False
@@ -88,7 +88,7 @@ def flatten_states(states: Mapping[str, Mapping[str, Any]], groups: Sequence[Map
     return described._replace(
         tensors={names[name]: tensor for name, tensor in flat.items()},
         structure=remap(described.structure, names),
-        fixed=frozenset(names[name] for name in described.fixed),
+        uncastable=frozenset(names[name] for name in described.uncastable),
     )
 
 
@@ -118,13 +118,13 @@ def describe(
     encoder = RecordEncoder(leave_out, tagged, choice)
     encoder.survey(tree)
     root = encoder.encode(tree)
-    flat, fixed = encoder.flat, frozenset(encoder.fixed)
+    flat, uncastable = encoder.flat, frozenset(encoder.uncastable)
     kept = flat if choice is None else {name: tensor for name, tensor in flat.items() if name in choice}
     inert = encoder.foreign and not encoder.outside
     if type(tree) is dict and not encoder.nodes and _is_plain(root) and (not keep_order or _in_file_order(kept)):
-        return Flattened(flat, None, fixed, inert=inert, found=encoder.found)
+        return Flattened(flat, None, uncastable, inert=inert, found=encoder.found)
     record = dump(root, encoder.nodes, encoder.storages)
-    return Flattened(flat, record, fixed, False, encoder.values(), inert, encoder.found, encoder.quantized)
+    return Flattened(flat, record, uncastable, False, encoder.values(), inert, encoder.found, encoder.quantized)
 
 
 def unflatten(

@@ -37,7 +37,7 @@ class Term(NamedTuple):
 
     path: str
     tensors: Mapping[str, LazyTensor]
-    fixed: Collection[str]
+    uncastable: Collection[str]
     ties: Mapping[str, str]
     optimizers: tuple[str, ...]
 
@@ -91,7 +91,7 @@ def averaged(terms: Sequence[Term], own: Term, average: Average, stored_as: Call
     places: dict[str, Hashable] = {}
     for name, tensor in theirs.items():
         parts = tuple(casting.unrounded(untagged(each[name])) for each in every)
-        if name in own.fixed or not _is_number(tensor):
+        if name in own.uncastable or not _is_number(tensor):
             continue
         # Names are tied if they are in every checkpoint.
         places[name] = key = tuple(term.place(name) for term in terms)
@@ -208,8 +208,8 @@ def _averages(own: Named, source: Source, options: Options) -> Named:
         theirs = own if each is None else named(each, options)
         flat = theirs.described.tensors
         chosen = {name: flat[name] for name in selection.matching(flat, Choice(options.include, options.exclude))}
-        fixed = theirs.described.fixed | parted.parts_of(theirs.described.quantized)
-        terms.append(Term((each or source).path, chosen, fixed, theirs.ties, theirs.optimizers))
+        uncastable = theirs.described.uncastable | parted.parts_of(theirs.described.quantized)
+        terms.append(Term((each or source).path, chosen, uncastable, theirs.ties, theirs.optimizers))
     dtype = options.dtype or source.defaults.dtype
     stored_as = functools.partial(selection.goal, dtype=dtype, widen_only=source.defaults.dtype == dtype == "float32")
     found = averaged(terms, terms[_given(source).terms.index(None)], _given(source), stored_as)

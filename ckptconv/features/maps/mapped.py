@@ -38,22 +38,24 @@ def mapped(chosen: Selected, map_: ChosenMap | None, options: Options, reference
     shapes = {name: tensor.shape for name, tensor in reference.tensors.items()} if reference else {}
 
     def cast(tensor: LazyTensor, sources: Sequence[str]) -> LazyTensor:
-        if not chosen.fixed.isdisjoint(sources):
+        if not chosen.uncastable.isdisjoint(sources):
             return tensor
         return selection.converted(sources[-1], tensor, chosen.dtype, chosen.widen_only)
 
     applied = map_.apply(with_owners(chosen.tensors, chosen.owners), shapes, cast)
     made = applied.tensors
-    fixed = frozenset(name for name, sources in applied.sources.items() if not chosen.fixed.isdisjoint(sources))
+    uncastable = frozenset(
+        name for name, sources in applied.sources.items() if not chosen.uncastable.isdisjoint(sources)
+    )
     chosen = told_of(chosen, applied, options)
     return chosen._replace(
         names={name: name for name in made},
         known=made,
         tensors=made,
-        described=keymap.Flattened(made, None, fixed),
+        described=keymap.Flattened(made, None, uncastable),
         structured=False,
         owners={},
-        fixed=fixed,
+        uncastable=uncastable,
         warnings=(*chosen.warnings, *_left_out(chosen, map_, applied)),
         quantized={},
         unmapped=chosen,
