@@ -65,9 +65,7 @@ def _states(source: Source, options: Options, rename: Rename) -> Selected:
     ties = _owners(source.owners, names)
     restated = computed.restated(source, states, groups, ties)
     described = (
-        keymap.flatten_states(restated.states, restated.groups)
-        if restated
-        else keymap.flatten_states(states, groups)
+        keymap.flatten_states(restated.states, restated.groups) if restated else keymap.flatten_states(states, groups)
     )
     owners = {}
     for alias, owner in ties.items() if options.tied == "alias" and not restated else ():

@@ -162,9 +162,7 @@ class Differences:
         if not errors:
             return
         differences = [
-            difference
-            for error in errors
-            for difference in error.difference.pop("tensors", None) or [error.difference]
+            difference for error in errors for difference in error.difference.pop("tensors", None) or [error.difference]
         ]
         first = errors[0]
         message = first.message

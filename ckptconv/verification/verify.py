@@ -135,9 +135,7 @@ def verify(
             sources = [first.computed(opened, chosen, targets[0].path) for opened in sources]
         sources = fitted(sources, source, chosen, {target.holds for target in targets})
     pairs = [
-        (kept_apart(opened, target.path), _of_part(opened, target, chosen))
-        for opened in sources
-        for target in targets
+        (kept_apart(opened, target.path), _of_part(opened, target, chosen)) for opened in sources for target in targets
     ]
     done = verify_outputs(pairs, chosen, progress=bars.counter(progress), on_total=on_total)
     deciding = targets[-1 if chosen.to in CHECKPOINTS else 0].manifest

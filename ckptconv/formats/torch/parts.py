@@ -82,9 +82,7 @@ class Parts:
                     "The files come from different saves, or one is damaged.",
                 )
 
-    def source(
-        self, place: Location, called: str, log: InputLog, facts: Mapping[str, Any], wanted: Wanted
-    ) -> Source:
+    def source(self, place: Location, called: str, log: InputLog, facts: Mapping[str, Any], wanted: Wanted) -> Source:
         """Return these parts as what is at `place`, in the format `called`, by the `log` of their files."""
         return Source(
             format=called,
