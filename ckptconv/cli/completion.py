@@ -22,8 +22,7 @@ def answered(environment: Mapping[str, str]) -> tuple[str, int] | None:
 
 
 def completed(words: list[str], begun: str) -> Iterator[tuple[str, str]]:
-    """Yield the completions of the word that is `begun` after `words`, those after the program's name; and their
-    help."""
+    """Yield the completions of the word `begun` after `words`, those after the program's name; and their help."""
     name, equals, after = begun.partition("=")
     if equals and (begun.startswith("-") or not name):
         words, begun = [*words, name], after

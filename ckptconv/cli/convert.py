@@ -188,17 +188,15 @@ def _several(words: Sequence[str], directory: str, template: str, options: dict[
             entry = look(normalize(word), dict(stores)) if word else None
         inputs.append((InputWord(word, entry is not None and entry.kind == "directory"), entry))
     suffix = suffix_of(to)
-    outputs = output_paths([input_word for input_word, _ in inputs], normalize(directory), template, suffix=suffix)
+    outputs = output_paths([source for source, _ in inputs], normalize(directory), template, suffix=suffix)
     hint = "Give another --output-dir or --output-name, or --overwrite to replace it."
     tasks = [
         batch.Conversion(
-            input_word.word,
-            Proposed(output, hint),
-            entry.file.size if entry is not None and entry.kind == "file" else 0,
+            source.word, Proposed(output, hint), entry.file.size if entry is not None and entry.kind == "file" else 0
         )
         if isinstance(output, str)
-        else batch.Conversion(input_word.word, "", error=output)
-        for (input_word, entry), output in zip(inputs, outputs, strict=True)
+        else batch.Conversion(source.word, "", error=output)
+        for (source, entry), output in zip(inputs, outputs, strict=True)
     ]
     at_once, each_one = shares(options, len(words), any(map(is_remote, (*words, directory))))
     with shown.progress() as progress:

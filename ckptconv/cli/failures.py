@@ -127,10 +127,8 @@ def _no_command(word: str, group: Any) -> UsageError:
 
 def described(error: CkptconvError) -> Failure:
     """Return `error` as --json has it."""
-    members: dict[str, Any] = {name: getattr(error, name) for name in ("exit_code", "kind", "message", "hint")}
-    if isinstance(error, DifferenceError):
-        members["difference"] = error.difference
-    return cast("Failure", members)
+    facts: dict[str, Any] = {name: getattr(error, name) for name in ("exit_code", "kind", "message", "hint")}
+    return cast("Failure", {**facts, "difference": error.difference} if isinstance(error, DifferenceError) else facts)
 
 
 def failure_of(error: BaseException) -> CkptconvError | None:

@@ -1,9 +1,8 @@
 """Carry out tasks in processes that are forked for them.
 
 Threads that compute wait for each other: numpy gives up the interpreter's lock for a few microseconds at a time, and
-each handing over costs as much. Processes do not. They share everything that this one has read and planned, and return
-only their results. They claim tasks by numbers, which they read from a pipe. If this process is killed, there are no
-more numbers.
+each handing over costs as much. Processes do not. They share all that this one has read and planned, and return only
+their results. They claim tasks by numbers, which they read from a pipe. If this process is killed, there are no more.
 """
 
 from __future__ import annotations
@@ -180,8 +179,7 @@ def _followed(started: dict[Connection, int], giving: int, progress: Progress | 
     give(_AHEAD * len(started))
     ended: dict[Connection, _Ended] = {}
     while len(ended) < len(started):
-        open_ones = [connection for connection in started if connection not in ended]
-        for connection in cast("list[Connection]", wait(open_ones)):
+        for connection in cast("list[Connection]", wait([pipe for pipe in started if pipe not in ended])):
             message = _heard(connection)
             if isinstance(message, _Ended):
                 ended[connection] = message

@@ -56,10 +56,8 @@ def with_states_beside(source: Source, key: str = "") -> Source:
     if source.optimizer is not None or source.of_states.error is not None or source.training is not None:
         return source
     key = key or weights_key(source.weights)
-    around, _, own = key.rpartition(".")
-    found = optimizers_in(source.weights, key)
-    if around and not found:
-        found = optimizers_in(subtree(source.weights, around), own)
+    outer, _, own = key.rpartition(".")
+    found = optimizers_in(source.weights, key) or (optimizers_in(subtree(source.weights, outer), own) if outer else [])
     if not found:
         return source
     try:

@@ -249,8 +249,7 @@ class Index(NamedTuple):
 
 
 def parsed(name: str, key: Any, shape: tuple[int, ...]) -> Index:
-    """Return the selection of `key` in a tensor of `shape`; `name` is for messages. Raise as `Tensor.__getitem__`
-    does."""
+    """Return the selection of `key` in a tensor of `shape`; `name` is for messages. Raise as `__getitem__` does."""
     keys = key if isinstance(key, tuple) else (key,)
     used = sum(part is not None and part is not Ellipsis for part in keys)
     ellipses = sum(part is Ellipsis for part in keys)

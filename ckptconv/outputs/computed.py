@@ -1,8 +1,7 @@
 """Ways to compute the tensors of an output from more than the bytes of its source, and their records in an output.
 
-A way is a module with `COMPUTING`; `COMPUTED` names it, and it is imported when its turn comes. The entries of
-`Source.computed` name the ways in which a source is computed. Pure, but for `Again.source`, which opens the checkpoints
-that a manifest names.
+A way is a module with `COMPUTING`; `COMPUTED` names it, and it is imported when its turn comes. `Source.computed` names
+the ways in which a source is computed. Pure, but for `Again.source`, which opens the checkpoints of a manifest.
 """
 
 from __future__ import annotations
@@ -80,8 +79,7 @@ class Computing(NamedTuple):
     - `identified` returns the plan id of files that its choices decide too, from the plan id without them.
     - `record` returns the entries of the heading that follow from the source, and `reported` the fields of a report.
     - `sources` yields the checkpoints that are read in addition to the source.
-    - `retold`: the configuration of an output has other settings than that of the source, so it is written without an
-      option.
+    - `retold`: the configuration of an output differs from that of the source, so it is written without an option.
     - `again` plans the output again if a command has computed it.
     """
 

@@ -81,7 +81,7 @@ class OfFeature(NamedTuple):
         return f"ckptconv.features.{self.feature}.kind"
 
     @property
-    def is_installed(self) -> bool:
+    def exists(self) -> bool:
         return find_spec(f"ckptconv.features.{self.feature}") is not None
 
 
@@ -162,12 +162,10 @@ _EVERY: Mapping[str, OutputKind | OfFeature] = {
     ),
     "torch-checkpointing": OfFeature("torch_checkpointing", "dcp", to="torch-checkpointing"),
 }
-KINDS = {name: kind for name, kind in _EVERY.items() if isinstance(kind, OutputKind) or kind.is_installed}
+KINDS = {name: kind for name, kind in _EVERY.items() if isinstance(kind, OutputKind) or kind.exists}
 # The values of `--to` whose features are missing, and these.
 ABSENT = {
-    kind.to: kind.feature
-    for kind in _EVERY.values()
-    if isinstance(kind, OfFeature) and kind.to and not kind.is_installed
+    kind.to: kind.feature for kind in _EVERY.values() if isinstance(kind, OfFeature) and kind.to and not kind.exists
 }
 # The values of `--to`, each with its kinds; and those for checkpoints of torch.distributed.checkpoint.
 NAMED: Mapping[str, tuple[str, ...]] = {

@@ -63,12 +63,10 @@ def _states(source: Source, options: Options, rename: Rename) -> Selected:
         for group in optimizer["param_groups"]
     ]
     ties = _owners(source.owners, names)
-    restated = computed.restated(source, states, groups, ties)
-    described = (
-        keymap.flatten_states(restated.states, restated.groups) if restated else keymap.flatten_states(states, groups)
-    )
+    change = computed.restated(source, states, groups, ties)
+    described = keymap.flatten_states(change.states, change.groups) if change else keymap.flatten_states(states, groups)
     owners = {}
-    for alias, owner in ties.items() if options.tied == "alias" and not restated else ():
+    for alias, owner in ties.items() if options.tied == "alias" and not change else ():
         for key in states.get(owner, {}):
             kept, removed = f"{owner}.{key}", f"{alias}.{key}"
             if kept in described.tensors and removed not in described.tensors:
@@ -84,11 +82,11 @@ def _states(source: Source, options: Options, rename: Rename) -> Selected:
         choice,
         dtype,
         widen_only=True,
-        equal=tuple(restated.equal) if restated else (),
+        equal=tuple(change.equal) if change else (),
         of_states=True,
         tied=True,
     )
-    return _with_metadata(restated.noted(chosen, options) if restated else chosen, {}, source.path)
+    return _with_metadata(change.noted(chosen, options) if change else chosen, {}, source.path)
 
 
 def torch_tree_of(source: Source, options: Options) -> Any:

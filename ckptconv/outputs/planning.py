@@ -99,8 +99,7 @@ def plan(source: Source, target: Target, options: Options) -> Output:
 
 
 def warned_of_quantization(notices: Notices) -> Notices:
-    """Return `notices` with a warning: the user has to state how weights are quantized, as no configuration is
-    written."""
+    """Return `notices` with a warning that the user has to state the quantization: no configuration is written."""
     quantization = notices.change.quantization
     if not quantization:
         return notices
@@ -263,8 +262,7 @@ def _notices(
 
 
 def _reader_of_one(source: Source) -> str:
-    """Return the program that reads the output of `source` only if it is one file, and its word for it; "" if shards
-    are read."""
+    """Return the program that reads an output of `source` from one file only, and its word; "" if shards are read."""
     config = source.config or {}
     if source.stem == ADAPTER:
         return "PEFT reads an adapter"

@@ -122,8 +122,7 @@ def _has_unlisted(tree: Any) -> bool:
 
 
 def refusal(path: str, classes: Mapping[str, str], output: str, values: list[Any]) -> UnsafeError:
-    """Return the error for `values` that `output` is not to hold unless the user says so, with their `classes` by
-    name."""
+    """Return the error for `values` of these `classes`, by name, that `output` holds only if the user says so."""
     try:
         TorchTree(values, "keep")
         may_keep = True

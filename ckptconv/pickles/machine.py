@@ -8,8 +8,7 @@ by exact match, in tables of names that are understood as data (`Vocabulary`). A
 The machine understands all opcodes of protocols 0 to 5, as documented in CPython's `Lib/pickletools.py`. It refuses
 out-of-band buffers (protocol 5) and the extension registry, because they need things that a file does not hold. It also
 refuses opcodes that CPython's C unpickler, its Python unpickler and torch's for `weights_only` read differently:
-numbers that no pickler writes so, arguments that go beyond their frame, and calls with arguments that no pickler
-passes.
+numbers that no pickler writes so, arguments beyond their frame, and calls with arguments that no pickler passes.
 
 Time and memory are proportional to the length of the pickle: every length and index in it is checked before use, and
 nothing recurses.

@@ -52,24 +52,22 @@ def _config_at(target: Target, options: Options) -> Mapping[str, Any] | None:
 def _left(source: Source, target: Target, options: Options, parts: Collection[str]) -> tuple[str, list[str]]:
     """Return the directory of `source`, and the names in it that are neither read nor copied; none for an output in the
     same directory."""
-    stores, path, near_files = dict(options.storage_options), source.path, None
+    stores, path, files = dict(options.storage_options), source.path, None
     if source.family in (DEEPSPEED, DCP):
         # Files of ranks, of which some repeat others, are the format's own: only companions are named, which may lie
         # next to the file that points to the step. A store is not asked for them.
         if is_remote(path):
             return path, []
         near = companions.siblings(source, stores)
-        path, near_files = near.directory, near.files
+        path, files = near.directory, near.files
     place = Location(path, stores)
-    directory, output = resolved_name(path), resolved_name(target.path)
-    if place.kind != "directory" or directory in (output, dirname(output) if target.is_file else output):
+    root, output = resolved_name(path), resolved_name(target.path)
+    if place.kind != "directory" or root in (output, dirname(output) if target.is_file else output):
         return path, []
     paths = [*(file.path for file in source.companions.values()), *source.pointers, target.path]
-    resolved = map(resolved_name, paths)
-    beside = {path[len(directory) + 1 :] for path in resolved if path.startswith(f"{directory}/")}
+    beside = {resolved_name(path)[len(root) + 1 :] for path in paths if resolved_name(path).startswith(f"{root}/")}
     used = {FILE_NAME} | {name.partition("/")[0] for name in (*source.inputs_of_all, *beside, *parts)}
-    names = place.names if near_files is None else near_files
-    return path, [name for name in names if name not in used and name[0] != "."]
+    return path, [name for name in (place.names if files is None else files) if name not in used and name[0] != "."]
 
 
 def _accompanied(source: Source, target: Target, options: Options) -> tuple[Source, Target]:
@@ -113,8 +111,7 @@ def _with_companions(
     source: Source, origins: Sequence[Source], directory: Location, options: Options, earlier: Collection[str]
 ) -> Source:
     """Return `source` with the companions of `origins`; those of the first replace those of the second."""
-    wanted = [(origin, _wanted(origin, source, options)) for origin in origins]
-    every = [companions.siblings(origin, directory.options, copied=names) for origin, names in wanted]
+    every = [companions.siblings(owner, directory.options, copied=_wanted(owner, source, options)) for owner in origins]
     others = [near for near in every if resolved_name(near.directory) != resolved_name(directory.path)]
     if not others:
         return _not_copied(source, "OUTPUT is the directory of the input", options)

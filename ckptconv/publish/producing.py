@@ -83,9 +83,8 @@ class _Production:
         if options.checksum:
             from ckptconv.engine.checksums import Checksums
 
-            self._checksums = Checksums(
-                {path: records for source in self.every for path, records in source.files.records.items()}
-            )
+            records = [source.files.records for source in self.every]
+            self._checksums = Checksums({path: known for by_path in records for path, known in by_path.items()})
 
     def check(self) -> None:
         """Raise an error if an output would replace a protected file, or cannot be written as planned."""
@@ -162,7 +161,7 @@ class _Production:
             opaque=list(_opaque(sources, outputs)),
             warnings=[
                 *warnings_of(sources, outputs, options),
-                *_write_warnings(outputs, options, self._checksums, done),
+                *_warnings(outputs, options, self._checksums, done),
             ],
             notes=list(notes_of(sources, outputs, options)),
             input_bytes=sum(file.size for file in self.inputs),
@@ -215,9 +214,7 @@ def _weights_key(sources: Sequence[Source], chosen: Options) -> str:
     return "" if chosen.key else weights_key(sources[0].weights)
 
 
-def _write_warnings(
-    outputs: Sequence[Output], chosen: Options, checksums: Checksums | None, done: Done
-) -> Iterator[str]:
+def _warnings(outputs: Sequence[Output], chosen: Options, checksums: Checksums | None, done: Done) -> Iterator[str]:
     """Yield warnings about events while the outputs were written."""
     if checksums and checksums.unrecorded:
         paths = list(checksums.unrecorded)

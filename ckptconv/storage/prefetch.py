@@ -332,8 +332,7 @@ class _Prefetched(Reader):
     def _fill(self, offset: int, buffer: memoryview) -> int:
         after = bisect.bisect_right(self._extents, offset, key=attrgetter("start"))
         extent = self._extents[after - 1] if after and offset < self._extents[after - 1].stop else None
-        following = self._extents[after : after + 1]
-        stop = extent.stop if extent else following[0].start if following else None
+        stop = extent.stop if extent else next((later.start for later in self._extents[after : after + 1]), None)
         count = len(buffer) if stop is None else min(len(buffer), stop - offset)
         self._prefetch.fill(self.file, extent, offset, buffer[:count])
         return count

@@ -70,7 +70,7 @@ def directory_of(tail: bytes, at: int, position: int) -> ZipDirectory:
 
     Raises ContradictionError if some reader would find another directory or none, DisksError for a multi-part archive.
     """
-    _, disk, first_disk, on_disk, count, size, start, _ = END.unpack_from(tail, at)
+    _, disk, first_disk, rows, count, size, start, _ = END.unpack_from(tail, at)
     limit = position
     if tail[max(at - LOCATOR.size, 0) : at].startswith(LOCATOR_SIGNATURE):
         limit = position - LOCATOR.size - END64.size
@@ -80,19 +80,16 @@ def directory_of(tail: bytes, at: int, position: int) -> ZipDirectory:
             raise ContradictionError(
                 f"its zip64 end record is not at byte {where}: data was inserted or removed before it"
             )
-        _, length, _, _, disk, first_disk, on_disk64, count64, size64, start64 = END64.unpack(record)
+        _, length, _, _, disk, first_disk, rows64, count64, size64, start64 = END64.unpack(record)
         narrow = (
-            (on_disk, on_disk64, _ZIP64_COUNT),
-            (count, count64, _ZIP64_COUNT),
-            (size, size64, ZIP64),
-            (start, start64, ZIP64),
-        )
+            (rows, rows64, _ZIP64_COUNT), (count, count64, _ZIP64_COUNT), (size, size64, ZIP64), (start, start64, ZIP64)
+        )  # fmt: skip
         if length != END64.size - 12 or any(stated not in (most, min(true, most)) for stated, true, most in narrow):
             raise ContradictionError("its two end records contradict each other")
-        on_disk, count, size, start = on_disk64, count64, size64, start64
+        rows, count, size, start = rows64, count64, size64, start64
         if where_disk or disks > 1:
             raise DisksError
-    if disk or first_disk or on_disk != count:
+    if disk or first_disk or rows != count:
         raise DisksError
     # Nothing may lie between the directory and the end records. Data put before an archive, or another archive, shifts
     # one of `start + size` and `limit` and not the other.

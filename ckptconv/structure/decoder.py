@@ -461,11 +461,10 @@ class RecordDecoder:
         """Return the tensor that was already read as the same object, perhaps under another name."""
         tensor, description, first = self.tensors[number]
         name = name_of(leaf, implied)
-        again = self.flat[name]
-        same = _description(leaf) == description and leaves.dtype_name(again) == leaves.dtype_name(first)
+        new = self.flat[name]
+        same = _description(leaf) == description and leaves.dtype_name(new) == leaves.dtype_name(first)
         # For lazy tensors, the reader of their bytes compares these.
-        same = same and tuple(again.shape) == tuple(first.shape)
-        same = same and (not leaves.is_tensor(again) or live.same(again, first))
+        same = same and tuple(new.shape) == tuple(first.shape) and (not leaves.is_tensor(new) or live.same(new, first))
         expect(same, f"{name[:100]!r} should be the same object as another tensor, but differs from it")
         self.used.add(name)
         return tensor

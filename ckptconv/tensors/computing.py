@@ -205,8 +205,7 @@ class Joined(Computed):
 
 
 class Tiled(Computed):
-    """A tensor computed by `kernel`, tile by tile: `axes` say, for each dimension of each part, which of its elements a
-    tile needs.
+    """A tensor computed by `kernel`, tile by tile: `axes` say for each dimension of a part which elements a tile needs.
 
     It is a box of the tensor that `axes` describe, from index `starts` on. `whole` are the sides of the tiles, at
     multiples of them, for which the kernel needs the inputs of every element; () if an element needs its own only.

@@ -150,11 +150,9 @@ def _compare_values(path: str, key: str, want: Any, got: Any, home: str) -> Iter
     """Yield the tensors in two values, which are equal but for the elements of these."""
     if type(want) in ATOMS and type(got) is type(want) and repr(want) == repr(got):
         return
-    (want_tensors, want_record), (got_tensors, got_record) = keymap.flatten({"": want}), keymap.flatten({"": got})
-    kinds = [
-        {name: (tensor.dtype, tensor.shape) for name, tensor in flat.items()} for flat in (want_tensors, got_tensors)
-    ]
-    if without_storages(want_record, want_tensors) != without_storages(got_record, got_tensors) or kinds[0] != kinds[1]:
+    (wanted, want_record), (stored, got_record) = keymap.flatten({"": want}), keymap.flatten({"": got})
+    kinds = [{name: (tensor.dtype, tensor.shape) for name, tensor in flat.items()} for flat in (wanted, stored)]
+    if without_storages(want_record, wanted) != without_storages(got_record, stored) or kinds[0] != kinds[1]:
         differs(path, f"the value {named(key)} differs from the source", what="value", tensor=key)
-    for number, name in enumerate(want_tensors):
-        yield ExpectedPair(want_tensors[name], got_tensors[name], home, f"{key} [{number}]")
+    for number, name in enumerate(wanted):
+        yield ExpectedPair(wanted[name], stored[name], home, f"{key} [{number}]")

@@ -161,14 +161,12 @@ class Differences:
         errors = [*self._errors, *(values.error() for values in self._values.values())]
         if not errors:
             return
-        differences = [
-            difference for error in errors for difference in error.difference.pop("tensors", None) or [error.difference]
-        ]
+        rows = [row for error in errors for row in error.difference.pop("tensors", None) or [error.difference]]
         first = errors[0]
         message = first.message
         if len(errors) > 1:
-            message += f" In all, {len(differences):,} tensors differ: {some(differences, _SHOWN, _shown)}."
-        raise DifferenceError(message, first.hint, **first.difference, differences=differences)
+            message += f" In all, {len(rows):,} tensors differ: {some(rows, _SHOWN, _shown)}."
+        raise DifferenceError(message, first.hint, **first.difference, differences=rows)
 
 
 def _shown(difference: Mapping[str, Any]) -> str:

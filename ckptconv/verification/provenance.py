@@ -77,8 +77,7 @@ def read_manifest(place: Location, options: Options, output: str = "") -> Manife
     """Return the manifest at `place`; None if there is none. A reference and deltas are found from the path `output` of
     the output. An option in it that `options` have too, with the same value, is trusted.
 
-    Raise DifferenceError for a damaged manifest, UsageError for one with unknown options, or with deltas that are not
-    found.
+    Raise DifferenceError for a damaged one, UsageError for one with unknown options, or with deltas that are not found.
     """
     if place.kind != "file":
         return None
@@ -325,19 +324,17 @@ def _members_of(heading: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in {**heading, **heading["source"]}.items() if name not in apart}
 
 
-def _is_so(stated: Any, want: Any) -> bool:
-    """Whether a `stated` value of a manifest is the wanted one. The place of a file may have changed since."""
+def _is_so(have: Any, want: Any) -> bool:
+    """Whether the value in a manifest is the wanted one. The place of a file may have changed since."""
     if isinstance(want, Elsewhere):
-        return isinstance(stated, str)
+        return isinstance(have, str)
     if isinstance(want, dict):
         return (
-            isinstance(stated, dict)
-            and stated.keys() == want.keys()
-            and all(_is_so(stated[key], want[key]) for key in want)
+            isinstance(have, dict) and have.keys() == want.keys() and all(_is_so(have[key], want[key]) for key in want)
         )
     if isinstance(want, list):
-        return isinstance(stated, list) and len(stated) == len(want) and all(map(_is_so, stated, want))
-    return bool(stated == want)
+        return isinstance(have, list) and len(have) == len(want) and all(map(_is_so, have, want))
+    return bool(have == want)
 
 
 def _may_be(source: Location, inputs: Mapping[str, Hashable], name: str, stated: Mapping[str, Any]) -> bool:

@@ -132,11 +132,9 @@ def verify(
         sources = _open(source, targets, chosen, recorded)
         first = targets[0].manifest
         if first:
-            sources = [first.computed(opened, chosen, targets[0].path) for opened in sources]
+            sources = [first.computed(part, chosen, targets[0].path) for part in sources]
         sources = fitted(sources, source, chosen, {target.holds for target in targets})
-    pairs = [
-        (kept_apart(opened, target.path), _of_part(opened, target, chosen)) for opened in sources for target in targets
-    ]
+    pairs = [(kept_apart(part, target.path), _of_part(part, target, chosen)) for part in sources for target in targets]
     done = verify_outputs(pairs, chosen, progress=bars.counter(progress), on_total=on_total)
     deciding = targets[-1 if chosen.to in CHECKPOINTS else 0].manifest
     done.options = {name: getattr(chosen, name) for name in chosen.recorded()}

@@ -171,8 +171,7 @@ class LocalStaging(Staging):
             raise
 
     def recover(self, staging: Handle) -> None:
-        """Restore files that a killed run has moved into `staging` and that are not its own, before `staging` is
-        removed."""
+        """Restore files of others that a killed run has moved into `staging`, before `staging` is removed."""
 
     def elsewhere(self) -> LocalStaging:
         staging = copy.copy(self)

@@ -272,8 +272,7 @@ def _is_any(name: str) -> bool:
 
 
 def _get(place: Location, most: int) -> bytes | None:
-    """Return the content of `place`; None if it does not exist. Raises CorruptError if it is larger than `most`
-    bytes."""
+    """Return the content of `place`; None if it is missing. Raises CorruptError if it is larger than `most` bytes."""
     fs, inner = place.filesystem()
     with explained(place.path), contextlib.suppress(FileNotFoundError):
         data: bytes = remote.retrying(lambda: fs.cat_file(inner, start=0, end=most + 1))
