@@ -48,7 +48,7 @@ class CkptconvError(Exception):
     exit_code: int = 1
     kind: ClassVar[str] = "failed"
     # Whether the message says what was left untouched, or must not.
-    _is_explained = False
+    _noted = False
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message, hint)
@@ -78,10 +78,9 @@ def leaving(untouched: str) -> Iterator[None]:
     except StoppedError:
         raise
     except CkptconvError as error:
-        is_explained = error._is_explained or any(part in error.message for part in ("Nothing was ", UNPUBLISHED))
-        if untouched and not is_explained:
+        if untouched and not error._noted and not any(part in error.message for part in ("Nothing was ", UNPUBLISHED)):
             error.message += f" {untouched}"
-        error._is_explained = True
+        error._noted = True
         raise
 
 

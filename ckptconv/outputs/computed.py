@@ -190,8 +190,7 @@ def command_of(names: Iterable[str]) -> str:
 
 
 def made_as(heading: Mapping[str, Any]) -> str:
-    """Return the kind of an output whose manifest begins with `heading`, and the command that computes it from several
-    inputs, as in "weights/average"."""
+    """Return the kind of an output with this `heading`, and the command that computes it: "weights/average"."""
     command = command_of(_names_in(heading))
     return f"{heading['kind']}/{command}" if command else str(heading["kind"])
 

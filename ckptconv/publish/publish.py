@@ -185,12 +185,11 @@ class _Work:
         """Count the files that an earlier run has finished as made. Those of a part get their digests in `finish`."""
         for file in self.files:
             # Files without tensors are quickly made again.
-            known = file.tensors or in_parts
-            resumed = self.staging.finished(file.name, file.size, "" if in_parts else digest) if known else None
-            if resumed and (resumed.digested or not self.digested):
+            is_kept = file.tensors or in_parts
+            known = self.staging.finished(file.name, file.size, "" if in_parts else digest) if is_kept else None
+            if known and (known.digested or not self.digested):
                 # The manifest must not depend on whether the run was resumed.
-                undigested = resumed._replace(crcs=dict.fromkeys(resumed.crcs))
-                self.finished[file.name] = resumed if self.digested else undigested
+                self.finished[file.name] = known if self.digested else known._replace(crcs=dict.fromkeys(known.crcs))
 
     def paths(self) -> dict[str, str]:
         """Return the paths of the output's staged files by name."""

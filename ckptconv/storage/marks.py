@@ -23,8 +23,7 @@ def mark(fd: int, label: str) -> None:
 
 
 def marked(path: str) -> str:
-    """Return the label of the local file at `path`: "" if it has no mark, CHANGED if it was changed after it was
-    marked."""
+    """Return the label of the local file at `path`: "" if it has no mark, CHANGED if it was changed since."""
     with contextlib.suppress(OSError, AttributeError, ValueError):
         label, size, time = os.getxattr(path, _NAME).decode().split()
         status = os.stat(path)

@@ -260,8 +260,7 @@ def _needs(piece: _Piece | _Neighbours) -> Iterator[Range]:
 def _compare_elements(
     evaluator: Evaluator, piece: _Piece, progress: Progress, attested: Attested, wrong: Differences
 ) -> int:
-    """Compare the bits of the elements of a piece, and add those that differ to `wrong`. Return the number of compared
-    bytes."""
+    """Compare the bits of the elements of a piece, and add those that differ to `wrong`. Return the bytes compared."""
     pair, equal = piece.pair, True
     want, got, _, _ = pair
     for run in piece.runs:

@@ -270,8 +270,7 @@ def check_compared(manifest: Manifest, source: Source, target: Target, compared:
 
 
 def _check_digests(manifest: Manifest, files: Mapping[str, FoundFile]) -> None:
-    """Raise DifferenceError if a digest in the manifest, of a file or of a tensor, is wrong. Every file is read
-    once."""
+    """Raise DifferenceError if a digest in the manifest, of a file or a tensor, is wrong. Each file is read once."""
     algorithm: str = manifest.members.get("digest", "")
     for name, entry in manifest.members["files"].items() if algorithm else ():
         with contextlib.closing(files[name].place.open_reader()) as reader:

@@ -191,11 +191,10 @@ def _targets(path: str, options: Options, explicit: Collection[str]) -> list[Che
     names of the options that the user gave."""
     halves = of_accelerate(path, options)
     of_both = of_accelerate(path, options.replaced(states=path))
-    storage = dict(options.storage_options)
-    recorded = [name for name in of_both if Location(join(name, MANIFEST), storage).kind == "file"]
-    if options.to != ACCELERATE and (options.to or not recorded):
+    stated = [name for name in of_both if Location(join(name, MANIFEST), dict(options.storage_options)).kind == "file"]
+    if options.to != ACCELERATE and (options.to or not stated):
         return [_target(path, options)]
-    if unasked := [name for name in recorded if name not in halves]:
+    if unasked := [name for name in stated if name not in halves]:
         raise UsageError(
             f"{unasked[0]} holds optimizer states, which were not requested. Nothing was compared.",
             "Say what they come from: --states PATH.",
