@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckptconv.errors import FailedError, UsageError
-from ckptconv.formats import holding
+from ckptconv.formats.checkpoint_names import is_of_checkpoint, is_read_with_others
 from ckptconv.formats.companions import is_companion_name
 from ckptconv.formats.runs import LATEST_UNIVERSAL
 from ckptconv.formats.source import Source
@@ -99,7 +99,7 @@ class Claim(NamedTuple):
         """Whether the file `name` in its directory is not replaced, and read together with the output."""
         directory = directory_of(self.form)
         is_own = directory is not None and directory.is_file(name)
-        return name not in self.names and (is_own or holding.is_read_with_others(name))
+        return name not in self.names and (is_own or is_read_with_others(name))
 
     def permissions(self) -> list[str]:
         """Return the permissions of this claim that `finish` needs, for `of_parts`."""
@@ -308,7 +308,7 @@ class Replacing:
         # `publish.companions` decides of companions.
         for name in (name for name in visible if not is_companion_name(name)):
             is_written = name in claim.names or is_ours(name)
-            if is_written or not (claim.beside or name in claim.read or not holding.held(directory.place, name)):
+            if is_written or not (claim.beside or name in claim.read or not is_of_checkpoint(directory.place, name)):
                 earlier = self._made_as(claim, directory, name)
                 if not earlier:
                     foreign.append(name)
@@ -330,7 +330,7 @@ class Replacing:
         directory = Directory(Location(path, self._stores))
         inside = {basename(claim.path) for claim in claims}.union(*(claim.read for claim in claims))
         visible = [name for name in directory.names if not name.startswith(HIDDEN) and name not in inside]
-        foreign = [name for name in visible if holding.held(directory.place, name)]
+        foreign = [name for name in visible if is_of_checkpoint(directory.place, name)]
         foreign = [name for name in foreign if not self._made_as(claims[0], directory, name)]
         if claims[0].overwrite:
             foreign = [*filter(claims[0].is_mixed_with, foreign)]
