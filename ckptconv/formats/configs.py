@@ -8,7 +8,7 @@ vLLM's and SGLang's readers, which look for `quantization_config` and dtypes in 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
@@ -30,12 +30,12 @@ _LARGEST, _DEEPEST = 8 << 20, 64
 class Change(NamedTuple):
     """The changes that an output makes to a configuration. `dtype` is that to which weights were cast, "" for none.
     With `plain`, the weights are no longer quantized; with `quantization`, they are quantized as that describes.
-    `settings` are other changed values."""
+    `edit` returns the configuration that is true of the tensors, where they are others than those of the input."""
 
     dtype: str = ""
     plain: bool = False
     quantization: Mapping[str, Any] | None = None
-    settings: Mapping[str, Any] = {}
+    edit: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
 
 
 UNCHANGED = Change()
@@ -136,18 +136,8 @@ def changed(config: Mapping[str, Any], change: Change) -> dict[str, Any]:
     # If a configuration has no dtype, loaders assume another one than that of weights that were codes.
     if change.plain and change.dtype and not dtype_of(result):
         result[DTYPE[0]] = change.dtype
-    result = _with_settings(result, change.settings) if change.settings else result
+    result = change.edit(result) if change.edit else result
     return result if change.quantization is None else {**result, QUANTIZING[0]: change.quantization}
-
-
-def _with_settings(config: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration with other `settings`: at its top, and where it has those of its language model."""
-    inner = config.get("text_config")
-    inner = inner if isinstance(inner, Mapping) else {}
-    result = dict(config)
-    if inner:
-        result["text_config"] = {key: settings.get(key, value) for key, value in inner.items()}
-    return {**result, **{key: value for key, value in settings.items() if key in config or key not in inner}}
 
 
 def text_of(config: Mapping[str, Any]) -> str:

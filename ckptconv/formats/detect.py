@@ -180,6 +180,7 @@ def complete(source: Source, *, key: str = "", states: bool = False, inert: bool
             again = source.reread(wanted).computing(
                 **{name: computation for name, computation in source.computed.items() if name != "dequantize"}
             )
+        again = again._replace(companions=source.companions, config=source.config)
         source = source.quantized.again(again) if source.quantized else again
     if not states:
         return source

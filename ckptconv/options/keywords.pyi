@@ -354,6 +354,31 @@ class _Measuring(TypedDict, total=False):
     """The size of an axis of the map, such as n=32, if shapes and config.json do not give it; repeatable."""
 
 
+class _Layers(TypedDict, total=False):
+    """Convert, Verify, Open, Rows."""
+
+    layers: str | list[int] | tuple[int, ...] | range | None
+    """Convert only these layers, such as 0-3,60, renumbered in this order, and change config.json with them."""
+
+    experts: str | list[int] | list[list[int]] | list[str] | range | None
+    """Convert only these experts of each layer, such as 0-7, renumbered, with their rows of the routers; or FILE, JSON
+    with a list of numbers for each layer that has experts."""
+
+    component: Literal["text", "vision", "mtp"] | None
+    """Convert only the language model (text) or the vision model of a model of both, with its own config.json, or the
+    layers that predict further tokens (mtp). --part I/N divides work among machines."""
+
+    vocab: int | str | None
+    """Convert only the first N rows of embeddings and head."""
+
+    graft: str | list[str] | tuple[str, ...] | None
+    """Add the tensors of REF, a checkpoint, whose names match GLOB, unchanged; repeatable. --fill adds missing
+    tensors, cast as the output is."""
+
+    config: str | os.PathLike[str] | None
+    """The configuration of the model, for a checkpoint with none next to it. A part has it as config.json."""
+
+
 class _NamingCheckpoints(TypedDict, total=False):
     """Average, Merge."""
 
@@ -397,6 +422,7 @@ class ConvertOptions(
     _Dequantizing,
     _Mapping,
     _Measuring,
+    _Layers,
     total=False,
 ):
     """Options of `convert`, `save_state_dict` and `VirtualFiles`."""
@@ -431,6 +457,7 @@ class VerifyOptions(
     _Dequantizing,
     _Mapping,
     _Measuring,
+    _Layers,
     total=False,
 ):
     """Options of `verify`."""
@@ -457,6 +484,7 @@ class OpenOptions(
     _Dequantizing,
     _Mapping,
     _Measuring,
+    _Layers,
     total=False,
 ):
     """Options of `open`."""
@@ -688,6 +716,7 @@ class RowsOptions(
     _Dequantizing,
     _Mapping,
     _Measuring,
+    _Layers,
     total=False,
 ):
     """Options of `split_rows`, `pack_rows` and `check_rows`."""

@@ -16,12 +16,14 @@ FEATURES: Mapping[str, str] = {
     "quantized": "dequantize quantize requantize keep",
     "provenance": "attest",
     "maps": "map size",
+    "model_parts": "layers experts component vocab graft config",
 }
 # Features that change a source when it is opened, in this order, and the options that ask for it, or `recorded`: the
 # record in an output about the change of its source. `opening.py` in the folder has `opened(source, asked, reaching)`,
 # which returns the source as the options `asked` say, the dtype among them; `reaching` says how checkpoints are
 # reached. It may have `wanted(wanted, asked, reaching)`, which returns the parts to be read then.
 OPENED: Mapping[str, str] = {
+    "model_parts": "layers experts component vocab graft config",
     "quantized": "dequantize requantize",
     "maps": "map size recorded",
 }

@@ -494,10 +494,12 @@ _OF_TENSORS = (
     f"max_shard_size dtype dequantize quantize requantize keep {_TAKEN} {_NAMED} tied like partial fill structure"
 )
 
+_PART = "layers experts component vocab graft config"
+
 # The options of calls of the library that are no conversions.
 OPENING = named_in(
     f"key tag exclude_frozen model_rank states structure {_AS_IT_IS} master unstack dequantize map size like order "
-    f"family {_REACHED}",
+    f"{_PART} family {_REACHED}",
     {**OPTIONS, **options_in(_Opening)},
 )
 # The options about names and dtypes of an opened checkpoint, in addition to those about reading it.
@@ -536,4 +538,4 @@ VERIFYING = {
     ),
 }
 # Which tensors to convert, and how.
-TENSORS = tuple(named_in(_OF_TENSORS).values())
+TENSORS = tuple(named_in(f"{_OF_TENSORS} {_PART}").values())

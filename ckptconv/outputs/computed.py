@@ -79,6 +79,7 @@ class Computing(NamedTuple):
     - `identified` returns the plan id of files that its choices decide too, from the plan id without them.
     - `record` returns the entries of the heading that follow from the source, and `reported` the fields of a report.
     - `sources` yields the checkpoints that are read in addition to the source.
+    - `asked` returns options with paths from a heading. It gets a function that returns a path as it is seen from here.
     - `retold`: the configuration of an output differs from that of the source, so it is written without an option.
     - `again` plans the output again if a command has computed it.
     """
@@ -97,6 +98,7 @@ class Computing(NamedTuple):
     record: Callable[[Source], Mapping[str, Any]] = lambda source: _NONE
     reported: Callable[[Source], Mapping[str, Any]] = lambda source: _NONE
     sources: Callable[[Source], Iterable[Source]] = lambda source: ()
+    asked: Callable[[Mapping[str, Any], Callable[[str], str]], Mapping[str, Any]] = lambda heading, seen: _NONE
     retold: bool = False
     again: Again | None = None
 
@@ -120,10 +122,12 @@ class Way(NamedTuple):
 
 # Ways by name, which is that of their entry in `Source.computed`. Ways that change the same do so in this order.
 COMPUTED: Mapping[str, Way] = {
+    "part": Way("ckptconv.features.model_parts.parting", ("part",), ("layers", "experts", "component", "vocab")),
     "map": Way("ckptconv.features.maps.mapped", ("map",), ("map",), "ckptconv.map"),
     "like": Way("ckptconv.outputs.likeness", ("like",), ("like", "partial", "fill")),
     "dequantize": Way("ckptconv.features.quantized.dequantized", ("dequantized",), ("dequantize",)),
     "quantize": Way("ckptconv.features.quantized.quantizing", ("quantized",), ("quantize", "requantize", "keep")),
+    "graft": Way("ckptconv.features.model_parts.grafting", ("graft",), ("graft",)),
     "average": Way("ckptconv.features.average.averages", ("average",)),
     "merge": Way("ckptconv.features.merge.computing", ("adapters", "adapter")),
     "patch": Way("ckptconv.features.deltas.changes", ("deltas",)),

@@ -340,4 +340,4 @@ def _rows(origins: Mapping[str, tuple[str, str]], files: Iterable[FilePlan]) -> 
     ]
 
 
-COMPUTING = Computing(heading={"like?": str}, selected=_selected)
+COMPUTING = Computing(heading={"like?": str}, selected=_selected, asked=lambda told, seen: {"like": seen(told["like"])})

@@ -163,7 +163,7 @@ def _chosen(source: Source, options: Options, rename: Rename) -> Selected:
     chosen = named(source, options)
     for way in computed.ways_of(source):
         chosen = way.named(chosen, source, options)
-    described, ties, structured, choice, warnings, notes, _, settings = chosen
+    described, ties, structured, choice, warnings, notes, _, edit = chosen
     flat = described.tensors
     names = _names(source, flat, options, choice, rename)
     quantized = described.quantized or parted.read(source.remarks, flat)
@@ -189,7 +189,7 @@ def _chosen(source: Source, options: Options, rename: Rename) -> Selected:
         warnings=warnings,
         notes=notes,
         quantized=quantized,
-        settings=settings,
+        edit=edit,
     )
 
 

@@ -33,8 +33,8 @@ class Selected(NamedTuple):
     `settled` ones among them were not to be. `dtypes` has the dtypes of tensors for which `dtype` does not hold.
     `quantized` are tensors that are stored in parts, by old name. `metadata` is that of every file of the output,
     without aliases, structure record and entries about `quantized`; `remarks` are its entries that the source does not
-    have. `warnings` name parts of the source that are left out, `notes` computations. `settings` are the settings of a
-    configuration about these, and `quantization` those about quantized weights.
+    have. `warnings` name parts of the source that are left out, `notes` computations. `edit` changes a configuration to
+    one that is true of these, and `quantization` are its settings about quantized weights.
 
     For computed tensors, `unmapped` is the selection before it had other names, as a map that was `applied` gives.
     `equal` are tensors by name of which one was kept: they have to be equal. `missing` are names that were expected and
@@ -63,7 +63,7 @@ class Selected(NamedTuple):
     applied: Any = None
     equal: tuple[Equal, ...] = ()
     of_states: bool = False
-    settings: Mapping[str, Any] = {}
+    edit: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
     quantization: Mapping[str, Any] | None = None
     tied: bool = False
     settled: frozenset[str] = frozenset()
@@ -124,7 +124,7 @@ class Selected(NamedTuple):
         is_plain = bool(source.quantized and source.quantized.formats)
         usual = source.quantized.dtype if source.quantized and is_plain else ""
         dtype = usual if self.dtype == "keep" else self.dtype
-        return Change(dtype, is_plain, self.quantization, self.settings)
+        return Change(dtype, is_plain, self.quantization, self.edit)
 
     def idle_globs(self) -> dict[str, str]:
         """Return the globs that match nothing: {option: reason}."""

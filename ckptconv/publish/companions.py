@@ -73,6 +73,8 @@ def _left(source: Source, target: Target, options: Options, parts: Collection[st
 def _accompanied(source: Source, target: Target, options: Options) -> tuple[Source, Target]:
     directory = Location(target.path, dict(options.storage_options))
     origins = [origin for origin in (source.reference, source) if origin and _is_copied(origin, source, options)]
+    if source.is_model and (target.is_file or not origins):
+        source = source._replace(companions={}, config=None)
     if target.is_file:
         return _not_copied(source, "one file has no directory to copy to", options), target
     # A store is asked only if something is copied. Parts there remove the manifest. In the directory of the input, and

@@ -100,8 +100,8 @@ def read_manifest(place: Location, options: Options, output: str = "") -> Manife
                 _YOURSELF,
             )
     recorded = {name: value for name, value in _options_of(members).items() if name not in _IGNORED}
-    if "like" in members:
-        recorded["like"] = _reference(members["like"], output)
+    for way in ways_in(members).values():
+        recorded.update(way.asked(members, lambda path: _reference(path, output)))
     others: dict[str, tuple[str | None, ...]] = {}
     for name, way in ways_in(members).items():
         if way.again is None:

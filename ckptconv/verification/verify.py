@@ -137,9 +137,8 @@ def verify(
     pairs = [(kept_apart(part, target.path), _of_part(part, target, chosen)) for part in sources for target in targets]
     done = verify_outputs(pairs, chosen, progress=bars.counter(progress), on_total=on_total)
     deciding = targets[-1 if chosen.to in CHECKPOINTS else 0].manifest
-    done.options = {name: getattr(chosen, name) for name in chosen.recorded()}
-    if chosen.like:
-        done.options["like"] = chosen.like
+    shown = dict.fromkeys([*chosen.recorded(), "like", *(deciding.options if deciding else ())])
+    done.options = {name: value for name in shown if (value := getattr(chosen, name)) != OPTIONS[name].default}
     done.manifest = deciding.place.path if deciding and deciding.options else ""
     for name, paths in deciding.others.items() if deciding else ():
         if again := COMPUTED[name].computing.again:
@@ -338,7 +337,8 @@ def _compare(
     pairs = compare_names(source, expected, written, options, wrong)
     if of_weights:
         copied = _copied(target, options)
-        source = _with_companions(source, target, copied)
+        files = together(source, target.place.options, copied) if copied else {}
+        source = with_files(source, files, target.place.options)
         pairs.extend(_compare_companions(source, target, written, copied, expected.change))
     if not wrong:  # other names make another record
         check_structure(expected, written)
@@ -364,13 +364,6 @@ def _copied(target: CheckedOutput, options: Options) -> list[str]:
     if options.for_hub and options.copy_config and not names and target.place.kind == "directory":
         names = target.place.names
     return list(filter(is_companion_name, names))
-
-
-def _with_companions(source: Source, target: CheckedOutput, copied: Sequence[str]) -> Source:
-    """Return `source` with the companions that were `copied` to `target`, unless it was opened with some."""
-    if not copied or source.companions:
-        return source
-    return with_files(source, together(source, target.place.options, copied), target.place.options)
 
 
 def _compare_companions(

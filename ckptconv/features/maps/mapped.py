@@ -58,7 +58,7 @@ def mapped(chosen: Selected, map_: ChosenMap | None, options: Options, reference
         uncastable=uncastable,
         warnings=(*chosen.warnings, *_left_out(chosen, map_, applied)),
         quantized={},
-        unmapped=chosen,
+        unmapped=chosen.first,
     )
 
 
