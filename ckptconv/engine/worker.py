@@ -152,8 +152,8 @@ class Worker:
         # Buffers of assembled moves, by how deep they are inside one another.
         self.assemblies: list[memoryview] = []
         self.depth = 0
-        # The content of the first buffer, which the next tile may need again, as those of one row do; and the last number
-        # that was computed from many, which every tile of a tensor may need.
+        # The content of the first buffer, which the next tile may need again, as those of one row do; and the last
+        # number that was computed from many, which every tile of a tensor may need.
         self.held: Assembled | None = None
         self.number: tuple[Any, bytes] = (None, b"")
         self.junk = memoryview(bytearray(GAP))
