@@ -18,7 +18,7 @@ from ckptconv.formats.model_files import TORCH
 from ckptconv.formats.registered import DEEPSPEED, FORMATS, JOINING, MEGATRON
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.options.option import checked
-from ckptconv.options.registered import opening
+from ckptconv.options.registered import opening, placed
 from ckptconv.options.table import CHANGING, OPENING
 from ckptconv.pickles.nodes import is_distributed_class
 from ckptconv.pickles.refusing import refusing_attacks
@@ -62,6 +62,7 @@ def open_source(
     spool_dir: str = "",
     storage_options: Mapping[str, Any] | None = None,
     recorded: Any = None,
+    known: Location | None = None,
     **feature_options: Any,
 ) -> Source:
     """Open the checkpoint at `path`, whatever its format. Read descriptions only, no tensor data.
@@ -77,24 +78,25 @@ def open_source(
     keeps whole modules as objects. One file of many, such as a rank's, can be inspected; a caller that takes its
     weights for a model gets an error, unless the file is taken `alone`. "-" is standard input. Input from a pipe is
     kept in a temporary file in `spool_dir`. `recorded` is the record in an output of the changes to its source.
+    `known` is the location of `path`, if that was inspected before.
     """
     path = os.fspath(path)
     if not path:
         raise UsageError("The input's name is empty.", UNSET)
     reached = dict(storage_options or {})
+    reaching: dict[str, Any] = {"inert": inert, "spool_dir": spool_dir, "storage_options": storage_options}
+    path, feature_options = placed(path, {**feature_options, "recorded": recorded}, reaching)
     path = stores.pinned(path, reached)
     if is_pipe(path):
         path = take_pipe(path, spool_dir)
     else:
         stores.at(path).taken(path, reached, spool_dir)
-    feature_options["recorded"] = recorded
-    reaching: dict[str, Any] = {"inert": inert, "spool_dir": spool_dir, "storage_options": storage_options}
     orders = asked_orders(order, like if states else "", reaching)
     wanted = Wanted(key, states, tag, exclude_frozen, model_rank, structure, raw, master, unstack, orders=orders)
-    for module in opening(feature_options):
-        wanted = module.wanted(wanted, feature_options, reaching) if hasattr(module, "wanted") else wanted
+    for widened in opening(feature_options, "wanted"):
+        wanted = widened(wanted, feature_options, reaching)
     with refusing_attacks(not inert):
-        place = Location(path, reached)
+        place = known or Location(path, reached)
         chosen, guess = _choose(Probe(place, family))
         source = _joined(place, chosen.read(guess.place or place, wanted), wanted)
         source = alone_files.marked(guess.place or place, source, alone)
@@ -146,8 +148,8 @@ def with_layout(
         raise UsageError(f"--like {like} is a pipe, but a reference must be a file or directory.")
     if like:
         source = source.computing(like=open_source(normalize(like), structure=False, **reaching))
-    for module in opening(feature_options):
-        source = module.opened(source, feature_options, reaching)
+    for changed in opening(feature_options, "opened"):
+        source = changed(source, feature_options, reaching)
     return source
 
 

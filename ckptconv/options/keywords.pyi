@@ -192,6 +192,9 @@ class _Naming(TypedDict, total=False):
     per_rank: bool
     """Write one output per tensor-parallel rank: OUTPUT/mp_rank_NN/."""
 
+    last_good: bool
+    """INPUT is a run: convert its last step that is whole, and marked as complete."""
+
 
 class _ReadingStates(TypedDict, total=False):
     """Convert, Distributed, Rows."""

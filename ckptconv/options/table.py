@@ -439,7 +439,6 @@ class _Command:
         group=OUTPUT,
         fallback="x.pt becomes x.safetensors, a directory keeps its name",
     )
-    last_good = Option(FLAG, "INPUT is a run: convert its last step that is whole, and marked as complete.", group=TAKE)
     json = Option(FLAG, "Print one JSON object, also after a failure.", common=True)
     quiet = Option(FLAG, "Print warnings and errors only.", flags=("--quiet", "-q"))
     verbose = Option(FLAG, "Print all names, not only the first few.", flags=("--verbose", "-v"))
@@ -472,7 +471,7 @@ OPTIONS = Options.table
 for _name, _option in [pair for feature in FEATURES for pair in options_of(feature).items()]:
     OPTIONS[_name] = _option
     setattr(Options, _name, _option)  # for help
-# The options on which sources that features change depend: their own, and the dtype.
+# The options on which sources that features choose or change depend: their own, and the dtype.
 CHANGING = {"dtype": OPTIONS["dtype"], **{name: one for each in OPENED for name, one in options_of(each).items()}}
 COMMAND = {**options_in(_Command), **{name: import_module(place).OPTIONS[name] for name, place in EXECUTORS.items()}}
 

@@ -96,6 +96,7 @@ MATRIX = {
 # Options that name the outputs, or are about how the input is reached and read, or how fast: they know of no kind.
 OTHERS = {"to", "optimizer", "universal", "per_rank", "drop_opaque", "jobs", "memory", "fsync", "spool_dir"}
 OTHERS |= {"overwrite", "storage_options", "inert", "raw", "alone", "family", "tag", "master", "unstack"}
+OTHERS = OTHERS.union(*of_features("OF_INPUTS"))
 
 
 def outcomes(option: str) -> dict[str, str]:
