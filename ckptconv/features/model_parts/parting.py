@@ -43,7 +43,7 @@ def _parted(chosen: Selected, source: Source, options: Options, reference: Selec
     """Return `chosen` with the tensors of the part alone, under its names, and with the change of its configuration."""
     part: Part = source.computed["part"]
     made = cut(part.asked, chosen.tensors, part.config, source.path, part.grafted)
-    fixed = frozenset(made.names[name] for name in chosen.fixed if name in made.names)
+    uncastable = frozenset(made.names[name] for name in chosen.uncastable if name in made.names)
     notes: list[str] = []
     warnings = [*_warnings(part, made, chosen)]
     changes: dict[str, list[str]] = {}
@@ -68,20 +68,20 @@ def _parted(chosen: Selected, source: Source, options: Options, reference: Selec
         names={name: name for name in made.tensors},
         known=made.tensors,
         tensors=made.tensors,
-        described=keymap.Flattened(made.tensors, None, fixed),
+        described=keymap.Flattened(made.tensors, None, uncastable),
         structured=False,
         owners={
             made.names[alias]: made.names[owner]
             for alias, owner in chosen.owners.items()
             if alias in made.names and owner in made.names
         },
-        fixed=fixed,
+        uncastable=uncastable,
         quantized=_quantized(chosen, made),
         unmapped=chosen.first,
         edit=None if part.asked.component == "mtp" else functools.partial(_edited, facts=made.facts),
         warnings=(*chosen.warnings, *warnings),
         notes=(*chosen.notes, _note(part, made, len(chosen.tensors)), *notes),
-        tellings=(*chosen.tellings, lambda chosen, stored: lambda files: {"configuration": changes}),
+        reporters=(*chosen.reporters, lambda chosen, stored: lambda files: {"configuration": changes}),
     )
 
 
