@@ -25,8 +25,8 @@ _DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _BINARY = {letter: 1 << (10 * power) for power, letter in enumerate(("", "K", "M", "G", "T", "P"))}
 _SIZE = re.compile(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([kmgtp]?)(i?)(b?)\s*", re.IGNORECASE)
 
-# Where batch systems say which of how many a process is: its number, the lowest number there is, and how many there
-# are. Of each the first that is set counts.
+# Variables in which batch systems give the number of a process, the lowest number, and the number of processes. Of each
+# the first that is set counts.
 _SYSTEMS: tuple[tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]], ...] = (
     ("a Slurm array", ("SLURM_ARRAY_TASK_ID",), ("SLURM_ARRAY_TASK_MIN",), ("SLURM_ARRAY_TASK_COUNT",)),
     ("torchrun", ("RANK",), (), ("WORLD_SIZE",)),
@@ -72,7 +72,7 @@ def parse_count(value: Any, option: str, least: int, most: int) -> int:
 
 
 def parse_part(value: Any, option: str, environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
-    """The part that `value` names: "I/N", (I, N), or "auto" for what a batch system has put into the environment.
+    """Return the part that `value` names: "I/N", (I, N), or "auto" for that of a batch system in the environment.
 
     Raises UsageError, naming `option`, if it names none.
     """
@@ -82,7 +82,7 @@ def parse_part(value: Any, option: str, environment: Mapping[str, str] = os.envi
     if isinstance(value, str):
         match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", value)
         value = tuple(map(int, match.groups())) if match else ()
-    numbers = [_whole(each) for each in value] if isinstance(value, (tuple, list)) else []
+    numbers = [_whole(number_of) for number_of in value] if isinstance(value, (tuple, list)) else []
     number, count = numbers if len(numbers) == 2 else (None, None)
     if number is None or count is None:
         raise UsageError(f"{option} {shown}: expected I/N, such as 0/4, or auto.")
@@ -141,9 +141,9 @@ def format_time(seconds: float) -> str:
     whole = round(seconds)
     if whole < 120:
         return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
+    minutes, remainder = divmod(whole, 60)
     if minutes < 120:
-        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+        return f"{minutes} min {remainder} s" if remainder else f"{minutes} min"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if minutes else f"{hours} h"
 
@@ -173,7 +173,7 @@ def some(items: Collection[_Item], most: int = 5, form: Callable[[_Item], str] =
     return f"{few} and {len(items) - most} more" if len(items) > most else few
 
 
-# How many elements of a tuple or list are shown.
+# Elements of a tuple or list that are shown.
 _SHOWN = 8
 
 
@@ -182,7 +182,7 @@ _HUB = ("hf.co", "huggingface.co", "www.huggingface.co")
 
 
 class Proposed(str):
-    """A path to write to that nobody typed as OUTPUT. `hint` says how to have a file replaced that is there."""
+    """A path to write to that the user did not type as OUTPUT. `hint` says how to have a present file replaced."""
 
     hint: str
 
@@ -201,17 +201,17 @@ class LastWord(Proposed):
 
 def parse_path(value: object, called: str = "") -> str:
     """Return a path or URL as text: a file:// URL as the local path that it names, hf.co/org/model without a scheme as
-    hf://org/model unless there is such a path. Raise UsageError, which names it `called`, for what is none."""
+    hf://org/model unless there is such a path. Raise UsageError, which names it `called`, for any other value."""
     path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
     if not isinstance(path, str):
         raise UsageError(f"{called} {brief(value)} is not a path.".lstrip())
     if "\0" in path:
         raise UsageError(f"{called} {brief(path)} is not a path: names cannot contain a NUL character.".lstrip())
-    host, slash, rest = path.partition("/")
+    host, slash, after = path.partition("/")
     if slash and host in _HUB and not os.path.lexists(path):
         # The address of a page about a file is refused as such.
         local = (
-            f"https://{path}" if any(f"/{word}/" in rest for word in ("tree", "blob", "resolve")) else f"hf://{rest}"
+            f"https://{path}" if any(f"/{word}/" in after for word in ("tree", "blob", "resolve")) else f"hf://{after}"
         )
     else:
         local = path.removeprefix("file://")
@@ -294,7 +294,7 @@ def html_table(caption: str, rows: Iterable[Sequence[str]]) -> str:
 def _cell(name: str, value: Any) -> str:
     """Return a field's value as a table shows it: of many items their number and the first, of bytes the size."""
     if isinstance(value, Mapping):
-        value = [f"{key}: {brief(each)}" for key, each in value.items()]
+        value = [f"{key}: {brief(item)}" for key, item in value.items()]
     if isinstance(value, (list, tuple)):
         return some(value, form=_called)
     return format_size(value) if type(value) is int and "bytes" in name.split("_") else str(value)

@@ -18,7 +18,7 @@ from ckptconv.options.table import OPTIONS, STATES_READ, TO_CHECKPOINT
     OPTIONS["like"].explained("Cut the tensors like the checkpoint in REF, with its keys and its files."),
     STATES_READ,
     *named("order opaque drop_opaque raw alone tag exclude_frozen_parameters master unstack per_rank"),
-    *(each for each in CONVERTING if each not in named("copy_config like partial fill")),
+    *(name for name in CONVERTING if name not in named("copy_config like partial fill")),
 )
 def safetensors2dcp(
     source: Annotated[

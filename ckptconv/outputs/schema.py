@@ -1,7 +1,7 @@
-"""Checks descriptions of parts, records of files and manifests before anything uses them. Pure.
+"""Check descriptions of parts, records of files and manifests before anything uses them. Pure.
 
 They are read from directories to which others may have written, or which came with a download. Anything that we would
-not write raises ValueError, whose text says what is wrong with "it".
+not write raises ValueError, whose text is a sentence about "it".
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ _RECORD = {
 
 
 class PlanDescription(NamedTuple):
-    """What `finish` must know of a plan.
+    """The description of a plan for `finish`.
 
     `kind` is that of the output, as `Target.form` has it. The files were assigned to `parts` parts with `shift`,
     as in `publish.parts.assign`. `heading` is that of the manifest. `files` are (name, size in bytes, number of
-    tensors). `inputs` are what it is made of: [path, size in bytes, stamp] by name. `permissions` say what it may
-    replace, as `publish.replacing.Claim` has them.
+    tensors). `inputs` are its input files: [path, size in bytes, stamp] by name. `permissions` name the files that it
+    may replace, as `publish.replacing.Claim` has them.
     """
 
     plan_id: str
@@ -107,16 +107,16 @@ def description(
     """
     parsed = parse_json(data)
     heading = parsed.get("heading") if isinstance(parsed, dict) else None
-    told = check(parsed, {**_DESCRIPTION, "heading": _shape_of(heading)}, "it")
-    kind, parts = told["kind"], told["parts"]
-    if told["plan"] != plan_id or kind not in kinds:
+    members = check(parsed, {**_DESCRIPTION, "heading": _shape_of(heading)}, "it")
+    kind, parts = members["kind"], members["parts"]
+    if members["plan"] != plan_id or kind not in kinds:
         raise ValueError(f"it is not of the plan {plan_id}, or of another kind of output than {' or '.join(kinds)}")
     if not 0 < parts <= MOST_PARTS:
         raise ValueError(f"it has {parts} parts")
-    _check_heading(told["heading"])
-    if told["heading"]["plan"] != plan_id:
+    _check_heading(members["heading"])
+    if members["heading"]["plan"] != plan_id:
         raise ValueError("its heading belongs to another plan")
-    files = [(name, size, tensors) for name, size, tensors in told["files"]]
+    files = [(name, size, tensors) for name, size, tensors in members["files"]]
     if not files:
         raise ValueError("it names no files")
     names = [name for name, _, _ in files]
@@ -129,14 +129,14 @@ def description(
             if "/" in name or (directory and not directory.may_have(name)):
                 raise ValueError(f"{name!r} is not the name of a file of such an output")
     if directory and kind == "directory":
-        _check_shards(names, directory.last, gaps=told["heading"]["options"].get("partial") is True)
+        _check_shards(names, directory.last, gaps=members["heading"]["options"].get("partial") is True)
     elif directory and directory.last not in names:
         raise ValueError(f"its files lack {directory.last!r}")
-    inputs = told.get("inputs", {})
+    inputs = members.get("inputs", {})
     if any("\0" in path for path, _, _ in inputs.values()):
         raise ValueError("the path of one of its inputs is not valid")
-    permissions = told.get("permissions", [])
-    return PlanDescription(plan_id, kind, parts, told["shift"], told["heading"], files, inputs, permissions)
+    permissions = members.get("permissions", [])
+    return PlanDescription(plan_id, kind, parts, members["shift"], members["heading"], files, inputs, permissions)
 
 
 def check_names(names: Iterable[str]) -> None:
@@ -161,31 +161,31 @@ def _check_shards(names: list[str], index: str, gaps: bool) -> None:
 
 
 def _shape_of(heading: Any) -> dict[str, Any]:
-    """Return what a heading may be, with the members of what it says was computed."""
+    """Return the shape of a heading, with the members of the ways in which it was computed."""
     ways = ways_in(heading).values() if isinstance(heading, dict) else ()
     return {**_HEADING, **{name: shape for way in ways for name, shape in way.heading.items()}}
 
 
-def _check_heading(told: Mapping[str, Any]) -> None:
+def _check_heading(heading: Mapping[str, Any]) -> None:
     """Raise ValueError if the members of a heading contradict one another."""
-    for way in ways_in(told).values():
-        way.check(told)
+    for way in ways_in(heading).values():
+        way.check(heading)
 
 
-def check_manifest(told: Any) -> None:
-    """Raise ValueError unless `told` is a manifest."""
-    check(told, {**_shape_of(told), "files": _FILES}, "it")
-    _check_heading(told)
-    check_names(told["files"])
-    for name, found in told["files"].items():
-        if ("digest" in told) != ("digests" in found):
-            raise ValueError(f"its entry for {name!r} {'lacks' if 'digest' in told else 'has'} 'digests'")
-        _check_digests(found, found["tensors"])
+def check_manifest(manifest: Any) -> None:
+    """Raise ValueError unless `manifest` is one."""
+    check(manifest, {**_shape_of(manifest), "files": _FILES}, "it")
+    _check_heading(manifest)
+    check_names(manifest["files"])
+    for name, entry in manifest["files"].items():
+        if ("digest" in manifest) != ("digests" in entry):
+            raise ValueError(f"its entry for {name!r} {'lacks' if 'digest' in manifest else 'has'} 'digests'")
+        _check_digests(entry, entry["tensors"])
 
 
-def _check_digests(told: Mapping[str, Any], tensors: Collection[str]) -> None:
-    """Raise ValueError unless the digests in `told`, if there are any, are those of its `tensors`."""
-    if "digests" in told and told["digests"]["tensors"].keys() != set(tensors):
+def _check_digests(entry: Mapping[str, Any], tensors: Collection[str]) -> None:
+    """Raise ValueError unless the digests in `entry`, if there are any, are those of its `tensors`."""
+    if "digests" in entry and entry["digests"]["tensors"].keys() != set(tensors):
         raise ValueError("its digests do not match its tensors")
 
 
@@ -195,19 +195,19 @@ def file_record(data: bytes) -> dict[str, Any]:
 
 
 def object_record(data: bytes) -> dict[str, Any]:
-    """The record of a file that a part has put on a store: `version` is what tells its object from others."""
+    """The record of a file that a part has put on a store: `version` identifies its object."""
     return _record(data, {"version": str})
 
 
 def _record(data: bytes, facts: Mapping[str, type]) -> dict[str, Any]:
-    found: dict[str, Any] = check(parse_json(data), {**_RECORD, **facts}, "it")
-    names = [name for *_, name in found["spans"] if name is not None]
-    for at, length, crc, _ in found["spans"]:
-        if at + length > found["size"]:
+    entry: dict[str, Any] = check(parse_json(data), {**_RECORD, **facts}, "it")
+    names = [name for *_, name in entry["spans"] if name is not None]
+    for at, length, crc, _ in entry["spans"]:
+        if at + length > entry["size"]:
             raise ValueError("one of its spans ends beyond the file")
         if crc is not None and crc >> 32:
             raise ValueError("one of its checksums is not valid")
     if len(set(names)) != len(names):
         raise ValueError("the name of a tensor occurs twice")
-    _check_digests(found, names)
-    return found
+    _check_digests(entry, names)
+    return entry

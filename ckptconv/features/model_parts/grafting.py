@@ -35,16 +35,16 @@ def _grafted(chosen: Selected, source: Source, options: Options, reference: Sele
             )
         added.update(graft.tensors)
     note = "; ".join(f"{count_of(len(graft.tensors), 'tensor')} of {graft.source.path}" for graft in grafts)
-    kept = chosen.fixed | added.keys()
+    kept = chosen.uncastable | added.keys()
     return chosen._replace(
         names={**{name: name for name in chosen.tensors}, **{name: name for name in added}},
         known={**chosen.tensors, **added},
         tensors={**chosen.tensors, **added},
         described=chosen.described._replace(
-            tensors={**chosen.tensors, **added}, structure=None, fixed=kept, apart=False
+            tensors={**chosen.tensors, **added}, structure=None, uncastable=kept, owns_storage=False
         ),
         structured=False,
-        fixed=kept,
+        uncastable=kept,
         settled=chosen.settled | added.keys(),
         files={**chosen.files, **_files(chosen, added)},
         unmapped=chosen.first,

@@ -37,7 +37,7 @@ def opened(source: Source, settings: Mapping[str, Any], reaching: Mapping[str, A
         with_config = {**source.companions, companions.CONFIG: place.entry.file}
         source = companions.with_files(source, with_config, stores)
     read = (companions.CONFIG, companions.QUANTIZED, *(_TOKENIZERS if options.vocab else ()))
-    files = companions.beside(source, stores, read).files
+    files = companions.siblings(source, stores, read).files
     stated = {name: configs.read(Location(files[name].path, stores)) for name in read[:2] if name in files}
     grafts = [_graft(text, reaching) for text in options.graft]
     part = Part(

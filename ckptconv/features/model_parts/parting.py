@@ -43,7 +43,7 @@ def _parted(chosen: Selected, source: Source, options: Options, reference: Selec
     """Return `chosen` with the tensors of the part alone, under its names, and with the change of its configuration."""
     part: Part = source.computed["part"]
     cut_part = cut(part.asked, chosen.tensors, part.config, source.path, part.grafted)
-    fixed = frozenset(cut_part.names[name] for name in chosen.fixed if name in cut_part.names)
+    uncastable = frozenset(cut_part.names[name] for name in chosen.uncastable if name in cut_part.names)
     notes: list[str] = []
     warnings = [*_warnings(part, cut_part, chosen)]
     changes: dict[str, list[str]] = {}
@@ -68,20 +68,20 @@ def _parted(chosen: Selected, source: Source, options: Options, reference: Selec
         names={name: name for name in cut_part.tensors},
         known=cut_part.tensors,
         tensors=cut_part.tensors,
-        described=keymap.Flattened(cut_part.tensors, None, fixed),
+        described=keymap.Flattened(cut_part.tensors, None, uncastable),
         structured=False,
         owners={
             cut_part.names[alias]: cut_part.names[owner]
             for alias, owner in chosen.owners.items()
             if alias in cut_part.names and owner in cut_part.names
         },
-        fixed=fixed,
+        uncastable=uncastable,
         quantized=_quantized(chosen, cut_part),
         unmapped=chosen.first,
         edit=None if part.asked.component == "mtp" else functools.partial(_edited, facts=cut_part.facts),
         warnings=(*chosen.warnings, *warnings),
         notes=(*chosen.notes, _note(part, cut_part, len(chosen.tensors)), *notes),
-        tellings=(*chosen.tellings, lambda chosen, stored: lambda files: {"configuration": changes}),
+        reporters=(*chosen.reporters, lambda chosen, stored: lambda files: {"configuration": changes}),
     )
 
 
