@@ -15,7 +15,7 @@ from ckptconv.publish.parts import is_one_upload
 from ckptconv.publish.statements import STATEMENTS
 from ckptconv.storage.paths import is_remote
 
-# The options that are about an output as a whole, and what to do instead of giving them to a part.
+# The options that are about an output as a whole, and the advice to a user who gives them to a part.
 _OF_WHOLE = {
     "verify": "Verify the finished output.",
     "manifest": "Give it to `ckptconv finish`.",
@@ -30,19 +30,19 @@ def part_of(value: tuple[int, int]) -> Part:
 
 
 class Part(NamedTuple):
-    """A part of a conversion: its number, from 0, of how many `parts`. `publish.parts.Part` says what it has."""
+    """A part of a conversion: its number, from 0, and the number of `parts`. See `publish.parts.Part`."""
 
     number: int
     parts: int
 
     @property
     def name(self) -> str:
-        """What reports call it."""
+        """Its name in reports."""
         return f"{self.number}/{self.parts}"
 
     @property
     def is_first(self) -> bool:
-        """Whether it compares what all parts have in common."""
+        """Whether it makes the comparisons that all parts share."""
         return self.number == 0
 
     def check(self, outputs: Sequence[Output], options: Options, verifies: bool) -> None:
