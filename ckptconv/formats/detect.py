@@ -15,7 +15,7 @@ from ckptconv.formats import model_files, pipelines
 from ckptconv.formats.format import CERTAIN, LIKELY, Format, Guess, Probe
 from ckptconv.formats.instead import what_directory_it_is, what_it_is
 from ckptconv.formats.model_files import TORCH
-from ckptconv.formats.registered import DEEPSPEED, FORMATS, JOINING, MEGATRON
+from ckptconv.formats.registered import BY_RANK, DEEPSPEED, FORMATS, JOINING, MEGATRON
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.options.option import checked
 from ckptconv.options.registered import opening
@@ -228,10 +228,10 @@ def open_parts(place: Location, *, per_rank: bool, **settings: Any) -> list[Sour
         found = pipelines.reader_of(place).read(place)
         models = [_component(place.join(name) if name else place, name, settings) for name in found.models]
         return [*found.others, *models]
-    from ckptconv.formats.deepspeed import read
-
+    if not BY_RANK:
+        raise UsageError("--per-rank needs the feature deepspeed, which is not installed.")
     with refusing_attacks(not settings["inert"]):
-        ranks = read.ranks_to_convert(place, settings["tag"])
+        ranks = import_module(BY_RANK[0]).ranks_to_convert(place, settings["tag"])
     return [open_source(place.path, model_rank=rank, **settings) for rank in ranks]
 
 

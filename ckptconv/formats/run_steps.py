@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 from ckptconv.errors import LimitError, MissingError, UsageError
 from ckptconv.formats import runs
-from ckptconv.formats.deepspeed.locate import MAX_TAG, is_tag_directory
 from ckptconv.formats.joining.sets import MODEL, FileSet, parsed
 from ckptconv.formats.model_files import SUFFIX
 from ckptconv.formats.registered import describing
+from ckptconv.formats.tags import MAX_TAG, is_tag_directory
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.plan import NUMBERED
 from ckptconv.storage.location import Location
