@@ -11,7 +11,7 @@ from typing import Any
 
 from ckptconv.features.deepspeed.locate import identity
 from ckptconv.formats.alone import LoneFile, LoneKind, listed
-from ckptconv.formats.tags import COMMON, WEIGHTS, ZERO
+from ckptconv.formats.run_names import COMMON, WEIGHTS, ZERO
 from ckptconv.tensors.lazy import LazyTensor
 
 # Keys of an optimizer under which a rank's part of the master weights is, and keys of model files.

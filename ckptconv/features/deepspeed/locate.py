@@ -1,6 +1,6 @@
 """Locate a DeepSpeed checkpoint, and assign its files to ranks. Only names are read.
 
-Source: the file names of every release of DeepSpeed, see `_KINDS` and `formats.tags`.
+Source: the file names of every release of DeepSpeed, see `_KINDS`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,16 @@ from ckptconv.errors import CorruptError, MissingError, UsageError
 from ckptconv.formats.format import CERTAIN, LIKELY, POSSIBLE, Guess, Probe
 from ckptconv.formats.model_files import may_lie_below
 from ckptconv.formats.registered import DEEPSPEED
-from ckptconv.formats.runs import LATEST, LATEST_UNIVERSAL
-from ckptconv.formats.tags import MAX_TAG, MODEL, OPTIMIZER, SUFFIX, is_tag_directory, tags_in
+from ckptconv.formats.run_names import (
+    LATEST,
+    LATEST_UNIVERSAL,
+    MAX_TAG,
+    MODEL_STATES,
+    OPTIMIZER_STATES,
+    STATES,
+    is_tag_directory,
+    tags_in,
+)
 from ckptconv.storage.inside import check_inside, leads_out
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
@@ -27,8 +35,8 @@ GUESS = Guess(CERTAIN, "a DeepSpeed checkpoint", "zero-to-fp32 {} OUTPUT")
 RECOVERY_SCRIPT = "zero_to_fp32.py"
 
 _KINDS = {
-    "optim": OPTIMIZER,
-    "model": MODEL,
+    "optim": OPTIMIZER_STATES,
+    "model": MODEL_STATES,
     "expert": r"(?:layer_(?P<layer>\d+)_)?expert_(?P<expert>\d+)_mp_rank_(?P<mp>\d+)_model_states\.pt",
     "layer": r"layer_(?P<layer>\d+)(?:-model_(?P<mp>\d+))?-model_states\.pt",
     "expert_optim": r"expp_rank_(?P<ep>\d+)_mp_rank_(?P<mp>\d+)_optim_states\.pt",
@@ -209,7 +217,7 @@ def _numbered(names: list[str]) -> list[str]:
 
 def identity(name: str) -> tuple[str, tuple[int, ...]] | None:
     """Return the kind and the ranks of a file of this name; None if it is not a tag's."""
-    for kind, pattern in _KINDS.items() if name.endswith(SUFFIX) else ():
+    for kind, pattern in _KINDS.items() if name.endswith(STATES) else ():
         if match := re.fullmatch(pattern, name):
             numbers = {key: int(value or 0) for key, value in match.groupdict().items()}
             if kind == "expert" and match["layer"] is None:

@@ -18,9 +18,8 @@ from ckptconv.features.deepspeed.partitions import Shape
 from ckptconv.features.deepspeed.records import Fields, ModelFile, Reading
 from ckptconv.features.deepspeed.states import own
 from ckptconv.features.deepspeed.weights import Weights
-from ckptconv.formats.runs import LATEST, LATEST_UNIVERSAL
+from ckptconv.formats.run_names import COMMON, LATEST, LATEST_UNIVERSAL, MAX_TAG, WEIGHTS, ZERO
 from ckptconv.formats.source import Defaults, Source, Wanted
-from ckptconv.formats.tags import COMMON, MAX_TAG, WEIGHTS, ZERO
 from ckptconv.storage.inside import check_inside
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename

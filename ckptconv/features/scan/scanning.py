@@ -23,8 +23,7 @@ from ckptconv.formats.detect import open_source
 from ckptconv.formats.instead import what_it_is
 from ckptconv.formats.model_files import SAFETENSORS
 from ckptconv.formats.registered import DESCRIBING
-from ckptconv.formats.runs import LATEST, LATEST_UNIVERSAL
-from ckptconv.formats.tags import MAX_TAG, tags_in
+from ckptconv.formats.run_names import LATEST, LATEST_UNIVERSAL, MAX_TAG, tags_in
 from ckptconv.formats.weight_map import read_index
 from ckptconv.options.option import checked, filled
 from ckptconv.pickles import attacks

@@ -14,9 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ckptconv.errors import UnsafeError, UnsupportedError
-from ckptconv.formats.runs import LATEST_UNIVERSAL
+from ckptconv.formats.run_names import COMMON, LATEST_UNIVERSAL, WEIGHTS, ZERO
 from ckptconv.formats.source import Training
-from ckptconv.formats.tags import COMMON, WEIGHTS, ZERO
 from ckptconv.outputs.torch_tree import plan_tree
 from ckptconv.plan import Data, FilePlan, Literal
 from ckptconv.storage.paths import basename

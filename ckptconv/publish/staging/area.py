@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from ckptconv.errors import CorruptError, FailedError
-from ckptconv.outputs.schema import MOST_DESCRIPTION
 from ckptconv.outputs.targets import DIRECTORIES
 from ckptconv.storage.handles import HIDDEN, ForeignError, Handle, resolved
 from ckptconv.storage.writing import BusyError, is_locked, lock
@@ -114,6 +113,8 @@ def described(path: str) -> list[StagedParts]:
 def _description_in(home: Handle, token: str, plan_id: str, kinds: tuple[str, ...]) -> Iterator[StagedParts]:
     if not stat.S_ISDIR(home.stat(token).st_mode):
         return
+    from ckptconv.outputs.schema import MOST_DESCRIPTION
+
     with home.own(token) as staging:
         for name in (DESCRIPTION, PUBLISHED):
             try:
