@@ -164,8 +164,7 @@ def _several(words: Sequence[str], directory: str, template: str, options: dict[
     from ckptconv.outputs.kinds import beside
     from ckptconv.outputs.targets import suffix_of
     from ckptconv.storage.files import look
-    from ckptconv.storage.paths import is_remote, normalize
-    from ckptconv.storage.spool import is_pipe
+    from ckptconv.storage.paths import is_pipe, is_remote, normalize
 
     started = time.monotonic()
     for name in _OF_ONE:

@@ -15,8 +15,7 @@ from ckptconv.formats.source import Source, with_states_taken
 from ckptconv.options.table import Options
 from ckptconv.storage import stores
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import is_same, normalize
-from ckptconv.storage.spool import is_pipe
+from ckptconv.storage.paths import is_pipe, is_same, normalize
 
 
 def opened(
