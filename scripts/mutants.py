@@ -72,7 +72,7 @@ MUTANTS = [
         "tests/outputs/test_torch_zip.py -k several",
     ),
     Mutant(
-        "tensors/geometry",
+        "tensors/strides",
         "            if stride != step:",
         "            if stride < step:",
         "tests/tensors",

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ckptconv.tensors.dtypes import DType
-from ckptconv.tensors.geometry import bands, boxes_of, cells, contiguous_strides, is_contiguous, tiles, trim
+from ckptconv.tensors.geometry import bands, boxes_of, cells, tiles, trim
 from ckptconv.tensors.lazy import Composed, LazyTensor, Picked, Stored, untagged
 from ckptconv.tensors.moves import BLOCK, Assembled, Kernel, Move, Order, Runs
+from ckptconv.tensors.strides import contiguous_strides, is_contiguous
 
 # Bytes of an input of a tile, if whole rows or columns of it are needed.
 MOST_NEEDED = 8 << 20
