@@ -44,13 +44,14 @@ smoke.main()
 # Copies as they are: numpy is for casts, rows and verification.
 PLAIN = """
 from ckptconv.cli.main import main
+from ckptconv.options.table import OPTIONS
 import json, smoke, sys
 
+PARTS = "dcp2safetensors", smoke.DCP, "parts", "--max-shard-size", "1KB"
 for command in (
     *json.loads(sys.argv[1]),
     ["dcp2safetensors", smoke.DCP, "dcp", "--max-shard-size", "1KB"],
-    ["dcp2safetensors", smoke.DCP, "parts", "--max-shard-size", "1KB", "--part", "0/1"],
-    ["finish", "parts"],
+    *([[*PARTS, "--part", "0/1"], ["finish", "parts"]] if "part" in OPTIONS else []),
     ["safetensors2pt", "dcp", "model.pt"],
     ["pt2safetensors", "model.pt", "again.safetensors"],
 ):
