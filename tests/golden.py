@@ -34,8 +34,6 @@ from cells import of_features
 from checkpoints import DATA, ckptconv, ckptconv_here
 from remote import a_model
 
-from ckptconv.options.table import OPTIONS
-
 # A fixed time for all inputs: the plan id of a file without checksums depends on it.
 THEN = 1_700_000_000
 # What a run says of itself, and of the machine.

@@ -19,7 +19,6 @@ from safetensors.torch import load_file
 
 import ckptconv
 from ckptconv import DistributedReader
-from ckptconv.outputs.kinds import FURTHER
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
 import make_example
