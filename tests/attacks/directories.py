@@ -17,7 +17,6 @@ from .assemble import (
     many_numbers,
     mapped,
     members,
-    number,
     pickled,
     tensor,
     text,
