@@ -54,15 +54,16 @@ class Part(NamedTuple):
         for output in outputs:
             if output.target.kind == "dcp-hf" and is_remote(output.target.path):
                 raise UsageError(
-                    f"{output.target.path}: on a store, parts need an index that is written last, but safetensors shards "
-                    "of torch.distributed.checkpoint have none.",
+                    f"{output.target.path}: on a store, parts need an index that is written last, but safetensors "
+                    "shards of torch.distributed.checkpoint have none.",
                     "Convert it without --part, or write it to a shared disk.",
                 )
             if is_one_upload(output):
                 raise UsageError(
-                    f"{output.target.path}: on a store, --part needs an output of several files with an index, but this "
-                    "output is one file.",
-                    "Convert it without --part, write it to a shared disk, or divide it with a smaller --max-shard-size.",
+                    f"{output.target.path}: on a store, --part needs an output of several files with an index, but "
+                    "this output is one file.",
+                    "Convert it without --part, write it to a shared disk, or divide it with a smaller "
+                    "--max-shard-size.",
                 )
 
     def files_of(self, output: Output, index: int) -> list[FilePlan]:
@@ -72,9 +73,7 @@ class Part(NamedTuple):
         numbers = assign([file.size for file in files], self.parts, index)
         return [file for file, number in zip(files, numbers, strict=True) if number == self.number]
 
-    def described(
-        self, output: Output, index: int, inputs: Mapping[str, Any], permissions: Sequence[str]
-    ) -> bytes:
+    def described(self, output: Output, index: int, inputs: Mapping[str, Any], permissions: Sequence[str]) -> bytes:
         """Return what `finish` needs to know of a plan, as JSON: its files, how to publish them, what they are made of,
         and what they may replace."""
         target, files = output.target, output.plan.files
