@@ -15,7 +15,7 @@ import pytest
 import torch
 from attacks.assemble import members, pickled, tensor, zipped
 from attacks.corpus import CASES
-from cells import looking, of_features
+from cells import looking, of_features, trained
 from checkpoints import COMMAND, DATA, Run, bits, ckptconv_here, contents, done, metadata_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -118,15 +118,18 @@ def test_safetensors_become_a_file_for_torch_if_the_output_is_called_so(place: P
 def test_without_an_output_it_is_beside_the_input(place: Path) -> None:
     (place / "runs").mkdir()
     torch.save(NESTED, "runs/x.pt")
-    a_set(Path("runs/set"))
-    shutil.copytree(DCP, "runs/dcp")
-    for source in ("runs/x.pt", "runs/set", "runs/dcp/"):
+    steps = {f"step{number}": step for number, step in enumerate(trained())}
+    for name, step in steps.items():
+        shutil.copytree(step, f"runs/{name}")
+    for source in ("runs/x.pt", *(f"runs/{name}/" for name in steps)):
         succeeding("convert", source)
-    assert set(os.listdir("runs")) == {"x.pt", "x.safetensors", "set", "set-safetensors", "dcp", "dcp-safetensors"}
-    os.chdir("runs/set")
-    shutil.rmtree("../set-safetensors")
-    succeeding("convert", ".")
-    assert Path("../set-safetensors").is_dir()
+    made = {name for step in steps for name in (step, f"{step}-safetensors")}
+    assert set(os.listdir("runs")) == {"x.pt", "x.safetensors", *made}
+    for name in steps:
+        os.chdir(place / "runs" / name)
+        shutil.rmtree(f"../{name}-safetensors")
+        succeeding("convert", ".")
+        assert Path(f"../{name}-safetensors").is_dir()
 
 
 def test_a_prefix_of_wrappers_is_told(place: Path) -> None:
