@@ -12,6 +12,7 @@ from ckptconv.formats import pipelines
 from ckptconv.formats.detect import complete, open_parts, open_source, with_layout
 from ckptconv.formats.registered import MADE_OF
 from ckptconv.formats.source import Source, with_states_taken
+from ckptconv.options.registered import placed
 from ckptconv.options.table import Options
 from ckptconv.storage import stores
 from ckptconv.storage.location import Location
@@ -24,15 +25,15 @@ def opened(
     *,
     key: str = "",
     states: bool = False,
-    **feature_options: Any,
+    **asked: Any,
 ) -> Source:
     """Return the checkpoint `origin`, as `options` ask for it. The other arguments are those of `open_source`, such as
     `options.fitting()`."""
     if not isinstance(origin, Source):
-        settings = {**options.opening(), **feature_options}
+        settings = {**options.opening(), **asked}
         return open_source(normalize(origin), key=key, states=states, **settings)
     source = complete(origin, key=key, states=states, inert=options.inert)
-    layout: dict[str, Any] = {**options.changing(), **options.reaching(), **feature_options}
+    layout: dict[str, Any] = {**options.changing(), **options.reaching(), **asked}
     return with_layout(source, **layout)
 
 
@@ -71,6 +72,7 @@ def opened_at(path: str, settings: Mapping[str, Any], *, copies: bool | None, pe
         if per_rank:
             raise UsageError("Input from a pipe has no ranks.")
         return [open_source(path, **settings)]
+    path, settings = placed(path, settings, settings)
     reaching = dict(settings["storage_options"] or {})
     place = Location(stores.pinned(path, reaching), reaching)
     copies = stores.at(place.path).repository if copies is None else copies
@@ -95,9 +97,8 @@ def fitted(
     if options.to and options.states:
         from ckptconv.formats.states import with_states
 
-        fitting = [
-            with_states(source, path, options.states, **options.opening(), **options.fitting()) for source in fitting
-        ]
+        settings = {**options.opening(), **options.fitting()}
+        fitting = [with_states(source, path, options.states, **settings) for source in fitting]
     if "dcp" in holds:
         fitting = [source._replace(notes=list(map(with_states_taken, source.notes))) for source in fitting]
     return _ordered(fitting) if options.order else fitting

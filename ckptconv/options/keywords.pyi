@@ -133,10 +133,11 @@ class _Tied(TypedDict, total=False):
     drop_opaque: bool
     """The same as --opaque drop."""
 
-    quantize: Literal["fp8-block", "fp8-block-ue8m0", "mxfp8", "int4-g32"] | None
+    quantize: Literal["fp8-block", "fp8-block-ue8m0", "fp8-dynamic", "mxfp8", "int4-g32", "mxfp4", "nvfp4", "nvfp4-modelopt"] | None
     """Quantize the weight matrices of layers: to FP8 with one scale for each block of 128 by 128 (fp8-block; with
-    powers of two as scales: fp8-block-ue8m0) or for 32 elements (mxfp8), or to 4 bits with one scale for 32
-    elements (int4-g32). Embeddings, heads, norms and routers stay as they are."""
+    powers of two as scales: fp8-block-ue8m0), for each row (fp8-dynamic) or for 32 elements (mxfp8), or to 4 bits
+    with one scale for 32 elements (int4-g32, mxfp4) or for 16 (nvfp4 as compressed-tensors stores it,
+    nvfp4-modelopt as Model Optimizer does). Embeddings, heads, norms and routers stay as they are."""
 
     requantize: Literal["fp8-block", "fp8-block-ue8m0", "mxfp8", "nvfp4"] | None
     """Change the format of quantized weights without changing any number; if the format cannot hold the same numbers,
@@ -190,6 +191,9 @@ class _Naming(TypedDict, total=False):
 
     fresh_optimizer: bool
     """Start the universal checkpoint with zero moments at step 0, whatever INPUT holds."""
+
+    last_good: bool
+    """INPUT is a run: convert its last step that is whole, and marked as complete."""
 
 
 class _ReadingStates(TypedDict, total=False):
@@ -354,6 +358,31 @@ class _Measuring(TypedDict, total=False):
     """The size of an axis of the map, such as n=32, if shapes and config.json do not give it; repeatable."""
 
 
+class _Layers(TypedDict, total=False):
+    """Convert, Verify, Open, Rows."""
+
+    layers: str | list[int] | tuple[int, ...] | range | None
+    """Convert only these layers, such as 0-3,60, renumbered in this order, and change config.json with them."""
+
+    experts: str | list[int] | list[list[int]] | list[str] | range | None
+    """Convert only these experts of each layer, such as 0-7, renumbered, with their rows of the routers; or FILE, JSON
+    with a list of numbers for each layer that has experts."""
+
+    component: Literal["text", "vision", "mtp"] | None
+    """Convert only the language model (text) or the vision model of a model of both, with its own config.json, or the
+    layers that predict further tokens (mtp). --part I/N divides work among machines."""
+
+    vocab: int | str | None
+    """Convert only the first N rows of embeddings and head."""
+
+    graft: str | list[str] | tuple[str, ...] | None
+    """Add the tensors of REF, a checkpoint, whose names match GLOB, unchanged; repeatable. --fill adds missing
+    tensors, cast as the output is."""
+
+    config: str | os.PathLike[str] | None
+    """The configuration of the model, for a checkpoint with none next to it. A part has it as config.json."""
+
+
 class _NamingCheckpoints(TypedDict, total=False):
     """Average, Merge."""
 
@@ -397,6 +426,7 @@ class ConvertOptions(
     _Dequantizing,
     _Mapping,
     _Measuring,
+    _Layers,
     total=False,
 ):
     """Options of `convert`, `save_state_dict` and `VirtualFiles`."""
@@ -431,6 +461,7 @@ class VerifyOptions(
     _Dequantizing,
     _Mapping,
     _Measuring,
+    _Layers,
     total=False,
 ):
     """Options of `verify`."""
@@ -453,6 +484,7 @@ class OpenOptions(
     _Dequantizing,
     _Mapping,
     _Measuring,
+    _Layers,
     total=False,
 ):
     """Options of `open`."""
@@ -688,6 +720,7 @@ class RowsOptions(
     _Dequantizing,
     _Mapping,
     _Measuring,
+    _Layers,
     total=False,
 ):
     """Options of `split_rows`, `pack_rows` and `check_rows`."""
