@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -88,6 +89,10 @@ def convert_(
         if template:
             raise UsageError("--output-name names outputs in a directory.", "Give the directory too: --output-dir DIR.")
         output = destination(words[1] if len(words) > 1 else None, options)
+        if len(words) > 2 and any(re.fullmatch("[KMGT]i?B", word) for word in words):
+            raise UsageError(
+                f"Expected INPUT and OUTPUT, but found {len(words)} arguments.", "Write a size in one word: 5GB."
+            )
         if len(words) > 2:
             raise UsageError(
                 f"Expected INPUT and OUTPUT, but found {len(words)} arguments.",

@@ -57,6 +57,7 @@ _WORDS = {
     ),
     "--num-workers --workers --threads --num-threads --max-workers": "Use --jobs N.",
     "--shard-size --split-max-size --max-file-size": "Use --max-shard-size SIZE.",
+    "--precision --torch-dtype": "Use --dtype, such as --dtype bf16.",
     "--revision --branch": "Put the revision into the URL: hf://organization/model@revision.",
     "--from --from-format --input-format --source-format": "The format of the input is detected.",
     "--to --states": "ckptconv convert has it.",
@@ -116,7 +117,7 @@ def _no_command(word: str, group: Any) -> UsageError:
             f"ckptconv convert {path} converts it; {shown}ckptconv --help lists the commands.",
         )
     path = group.command_path
-    meant = difflib.get_close_matches(word, known, n=1)
+    meant = difflib.get_close_matches(word, known, n=1, cutoff=0.75)
     if f"--{word}" in ("--help", "--version"):
         meant = [f"--{word}"]
     elif path == "ckptconv" and meant_by(word):
@@ -149,10 +150,10 @@ def failure_of(error: BaseException) -> CkptconvError | None:
         message = " ".join(error.format_message().replace("Value error, ", "").split())
         more = re.fullmatch(r"Got unexpected extra argument(?:\(s\)|s)? \((.*)\)", message)
         if more:
+            options = {name for parameter in error.ctx.command.params for name in parameter.opts} if error.ctx else ()
+            several = "Several inputs: ckptconv convert INPUT... --output-dir DIR. " if "--dry-run" in options else ""
             return UsageError(
-                f"Too many arguments: {more[1]}.",
-                "Several inputs: ckptconv convert INPUT... --output-dir DIR. Quote names with blanks in them. See "
-                f"{command} --help.",
+                f"Too many arguments: {more[1]}.", f"{several}Quote names with blanks in them. See {command} --help."
             )
         named = re.match(r"No such command '(.*?)'\.", message)
         if named and error.ctx:

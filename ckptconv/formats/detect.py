@@ -260,9 +260,9 @@ def _choose(probe: Probe) -> _Found:
         if probe.is_file and guess.sure < CERTAIN:
             _check_beginning(probe)
         meant = (guess.place or place).path
-        raise OtherFamilyError(
-            f"{meant} is {guess.called}.", f"Use: ckptconv {guess.command.format(shlex.quote(meant))}"
-        )
+        # A strict spelling from or to safetensors may go the wrong way: the user's OUTPUT is not known here.
+        command = "convert {} OUTPUT" if model_files.SAFETENSORS in (family, chosen.FAMILY) else guess.command
+        raise OtherFamilyError(f"{meant} is {guess.called}.", f"Use: ckptconv {command.format(shlex.quote(meant))}")
     return best
 
 
