@@ -72,14 +72,13 @@ def _options_below(group: Any) -> set[str]:
     return options.union(*map(_options_below, commands))
 
 
-# Words that users type in the place of a command, and the commands that they mean.
-_KINDS = {
-    "pt": ("pt", "pth", "bin", "ckpt", "pkl", "pickle", "torch", "pytorch"),
-    "zero": ("zero", "zero1", "zero2", "zero3", "deepspeed", "ds"),
-    "dcp": ("dcp", "distcp", "fsdp"),
-    "safetensors": ("safetensors", "safetensor", "st"),
+# Words that users type in the place of a command, by the command that they mean; a feature's are in the module of its
+# command.
+INPUT_WORDS: dict[str, tuple[str, ...]] = {
+    "pt2safetensors": ("pt", "pth", "bin", "ckpt", "pkl", "pickle", "torch", "pytorch"),
+    "dcp2safetensors": ("dcp", "distcp", "fsdp"),
+    "convert": ("safetensors", "safetensor", "st"),
 }
-_CONVERT = {"pt": "pt2safetensors", "zero": "zero-to-fp32", "dcp": "dcp2safetensors", "safetensors": "convert"}
 _SUFFIXES = (*TORCH_SUFFIXES, ".safetensors", ".json", ".distcp", "/")
 
 
@@ -93,13 +92,14 @@ def _of_commands(name: str) -> Iterator[Mapping[str, Any]]:
 def meant_by(word: str) -> str:
     """Return the command that a user means by `word`, such as zero2fp32, pt2st, show; "" if that is not known."""
     source, _, target = word.lower().removesuffix(".py").replace("_", "-").replace("-to-", "2").partition("2")
-    kind = next((kind for kind, words in _KINDS.items() if source in words), "")
-    if kind == "safetensors" and target in _KINDS["pt"]:
+    inputs = dict(INPUT_WORDS)
+    for table in _of_commands("INPUT_WORDS"):
+        inputs |= table
+    command = next((command for command, words in inputs.items() if source in words), "")
+    if command == "convert" and target in inputs["pt2safetensors"]:
         return "safetensors2pt"
-    if kind:
-        return _CONVERT[kind]
-    if target:
-        return ""
+    if command or target:
+        return command
     others: dict[str, Sequence[str]] = {}
     for table in _of_commands("OTHER_WORDS"):
         others |= table

@@ -16,8 +16,7 @@ from ckptconv.options.registered import placed
 from ckptconv.options.table import Options
 from ckptconv.storage import stores
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import is_same, normalize
-from ckptconv.storage.spool import is_pipe
+from ckptconv.storage.paths import is_pipe, is_same, normalize
 
 
 def opened(

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from cells import trained
 from checkpoints import DATA, ZERO, ckptconv_here, seven_shards
 from stores import PLACES
 
@@ -29,7 +30,6 @@ from ckptconv.storage import digests
 
 MANIFEST = ".ckptconv-manifest.json"
 INDEX = "model.safetensors.index.json"
-RUN = ZERO / "z3_bf16_w2" / "checkpoint"
 DCP = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
 SHARD = 100_000
 
@@ -101,7 +101,7 @@ def written(directory: Path) -> dict[str, bytes]:
 
 def test_every_file_and_tensor_has_the_digest_of_its_bytes(shards: Path, mixed: Path, tmp_path: Path) -> None:
     conversions: list[tuple[Path, dict[str, Any]]] = [
-        (RUN, {"max_shard_size": 50_000}),
+        *((path, {}) for path in trained()),
         (DCP, {}),
         (mixed, {"jobs": 4}),
         (mixed, {"dtype": "bf16", "jobs": 1}),
@@ -151,7 +151,7 @@ def test_a_checkpoint_of_torch_has_them(mixed: Path, tmp_path: Path) -> None:
 
 
 def test_optimizer_states_have_them(tmp_path: Path) -> None:
-    convert(RUN, tmp_path / "out", digest="sha256", optimizer=tmp_path / "states")
+    convert(ZERO / "z3_bf16_w2/checkpoint", tmp_path / "out", digest="sha256", optimizer=tmp_path / "states")
     assert_digested((tmp_path / "states" / MANIFEST).read_text(), written(tmp_path / "states"))
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ckptconv.errors import CkptconvError
+from ckptconv.formats.source import Training
 from ckptconv.tensors.lazy import Equal, LazyTensor
+from ckptconv.tensors.moves import File
 
 
 @dataclass
@@ -55,6 +58,11 @@ class Weights:
             "aliases": len(self.aliases),
         }
         return {kind: count for kind, count in counts.items() if count}
+
+    def training(self, common: Mapping[str, Any], models: Iterable[File]) -> Training:
+        """Return what a universal checkpoint takes over: `common` is what the optimizer's file says of all parameters
+        together, and `models` are the model files."""
+        return Training(self.stage, list(self.trainable), common, list(models))
 
     def names(self) -> list[str]:
         """Return every name but aliases."""

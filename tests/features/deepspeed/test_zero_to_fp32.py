@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from ckptconv import unflatten
 
 # Tensor parallel checkpoints have a result for every rank, and are tested below.
-CASES = sorted(path.name for path in ZERO.iterdir() if (path / "expected.safetensors").exists())
+CASES = ZERO.cases
 
 
 def expected_of(case: str, name: str = "expected") -> dict[str, torch.Tensor]:
@@ -89,7 +89,7 @@ def test_each_tensor_parallel_rank_is_converted_for_itself_when_asked(tmp_path: 
 # ------------------------------------------------------------------------------------------------ optimizer states
 
 
-STATES = sorted(path.parent.name for path in ZERO.glob("*/optimizer.safetensors"))
+STATES = [name for name in ZERO.names if (ZERO / name / "optimizer.safetensors").exists()]
 
 
 @every("case", STATES)

@@ -6,9 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
-from ckptconv.cli.convert import convert_one
+from ckptconv.cli.making import convert_one
 from ckptconv.cli.options import CONVERTING, Destination, destination, named, taking
 from ckptconv.errors import UsageError
+
+# Words for what it reads, in names of commands that there are not.
+INPUT_WORDS = {"zero-to-fp32": ("zero", "zero1", "zero2", "zero3", "deepspeed", "ds")}
 
 
 @taking(
