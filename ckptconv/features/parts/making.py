@@ -74,8 +74,8 @@ class Part(NamedTuple):
         return [file for file, number in zip(files, numbers, strict=True) if number == self.number]
 
     def described(self, output: Output, index: int, inputs: Mapping[str, Any], permissions: Sequence[str]) -> bytes:
-        """Return what `finish` needs to know of a plan, as JSON: its files, how to publish them, what they are made of,
-        and what they may replace."""
+        """Return the description of a plan for `finish`, as JSON: its files, how to publish them, their inputs, and the
+        files that they may replace."""
         target, files = output.target, output.plan.files
         return json.dumps(
             {
