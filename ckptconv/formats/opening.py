@@ -11,11 +11,11 @@ from ckptconv.errors import UsageError
 from ckptconv.formats import pipelines
 from ckptconv.formats.detect import complete, open_parts, open_source, with_layout
 from ckptconv.formats.registered import MADE_OF
-from ckptconv.formats.source import Source, with_states_taken
+from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.storage import stores
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import is_same, normalize
+from ckptconv.storage.paths import normalize
 from ckptconv.storage.spool import is_pipe
 
 
@@ -50,11 +50,10 @@ def all_opened(
     A pipe is read now.
     """
     path = given.path if isinstance(given, Source) else normalize(given)
-    has_own_states = bool(options.to and options.states) and is_same(path, options.states)
-    goes_on = any(module.needs_states(options) for module in _needing(holds))
+    needs_states = any(module.needs_states(options, path) for module in _needing(holds))
     wanted: dict[str, Any] = {
         "key": options.key,
-        "states": "optimizer" in holds or has_own_states or goes_on,
+        "states": "optimizer" in holds or needs_states,
         "like": options.like if "weights" in holds else "",
         "recorded": recorded,
     }
@@ -92,13 +91,7 @@ def fitted(
 
         made = [model_alone(one, options.key) for one in made]
     for module in _needing(holds):
-        made = [module.fitted(one, options) for one in made]
-    if options.to and options.states:
-        from ckptconv.formats.states import with_states
-
-        made = [with_states(one, asked, options.states, **options.opening()) for one in made]
-    if "dcp" in holds:
-        made = [one._replace(notes=list(map(with_states_taken, one.notes))) for one in made]
+        made = [module.fitted(one, options, asked) for one in made]
     return _ordered(made) if options.order else made
 
 

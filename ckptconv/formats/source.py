@@ -110,8 +110,6 @@ class Quantized(NamedTuple):
 # How notes on optimizer states say what to do with them. What is computed of several checkpoints has none.
 STATES_ARE_CONVERTED = ". Use --optimizer PATH for its states"
 THEIR_STATES_ARE_CONVERTED = "--optimizer PATH for the optimizer states, "
-# The same, where they would go into the checkpoint of the weights.
-_STATES_ARE_TAKEN = ("--optimizer PATH for", "--states PATH for")
 
 
 class StateFacts(NamedTuple):
@@ -410,11 +408,6 @@ class Source(_Fields):
 
 def _without_states(note: str) -> str:
     return note.replace(STATES_ARE_CONVERTED, "").replace(THEIR_STATES_ARE_CONVERTED, "")
-
-
-def with_states_taken(note: str) -> str:
-    """Return a note with how the optimizer's states get into the checkpoint of the weights."""
-    return note.replace(*_STATES_ARE_TAKEN)
 
 
 def combined(source: Source, terms: Sequence[Source], inputs: Mapping[str, Hashable], **given: Any) -> Source:

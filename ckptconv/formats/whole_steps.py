@@ -28,8 +28,8 @@ from ckptconv.errors import (
     leaving,
 )
 from ckptconv.formats import runs, safetensors
-from ckptconv.formats.dcp.extent import extent_of
-from ckptconv.formats.dcp.names import INTEGRITY, METADATA
+from ckptconv.features.dcp.extent import extent_of
+from ckptconv.features.dcp.names import INTEGRITY, METADATA
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.model_files import MAX_HEADER, SUFFIX
 from ckptconv.formats.registered import describing

@@ -16,6 +16,7 @@ FEATURES: Mapping[str, str] = {
     "quantized": "dequantize quantize requantize keep",
     "provenance": "attest",
     "maps": "map size",
+    "dcp": "chunks model_key optimizer_key flat_optimizer fill_states",
 }
 # Of these, those that change a source when it is opened, in this order, and what asks for that: options, or `recorded`,
 # what the record of an output says of how its source was changed. `opening.py` in the folder has `opened(source, asked,

@@ -28,12 +28,6 @@ def check_part(outputs: Sequence[Output], options: Options, verifies: bool) -> N
         if verifies if option == "verify" else getattr(options, option):
             raise UsageError(f"--{option} needs a whole output, but --part makes only a part of it.", hint)
     for output in outputs:
-        if output.target.kind == "dcp-hf" and is_remote(output.target.path):
-            raise UsageError(
-                f"{output.target.path}: on a store, parts need an index that is written last, but safetensors shards "
-                "of torch.distributed.checkpoint have none.",
-                "Convert it without --part, or write it to a shared disk.",
-            )
         if is_one_upload(output):
             raise UsageError(
                 f"{output.target.path}: on a store, --part needs an output of several files with an index, but this "

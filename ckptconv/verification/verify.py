@@ -26,15 +26,8 @@ from ckptconv.formats.source import MODEL, Opened, Source, source_of
 from ckptconv.options.option import checked
 from ckptconv.options.table import OPTIONS, VERIFYING, Options
 from ckptconv.outputs.computed import COMPUTED, Way, recalled
-from ckptconv.outputs.kinds import CHECKPOINTS, FURTHER, KINDS, NAMED, entry_of, further, kind_of
-from ckptconv.outputs.targets import (
-    ACCELERATE,
-    MANIFEST,
-    check_directory,
-    kind_of_states,
-    named_outputs,
-    of_accelerate,
-)
+from ckptconv.outputs.kinds import CHECKPOINTS, DIVIDED, FURTHER, KINDS, NAMED, entry_of, further, kind_of
+from ckptconv.outputs.targets import MANIFEST, check_directory, kind_of_states, named_outputs
 from ckptconv.process import no_garbage, peak_rss
 from ckptconv.result import OutputFile
 from ckptconv.storage import progress as bars
@@ -107,7 +100,7 @@ def verify(
         named, asked = named_outputs(None if output is None else os.fspath(output), asked)
         output = named.get("weights")
         if output is not None and asked.to in CHECKPOINTS:
-            check_directory(Location(normalize(output), dict(asked.storage_options)))
+            check_directory(Location(normalize(output), dict(asked.storage_options)), asked.to)
     targets = [] if output is None else _targets(_place(normalize(output)), asked, given)
     if targets and targets[-1].options:
         asked = targets[-1].options
@@ -187,22 +180,29 @@ def verify_outputs(
 
 
 def _targets(path: str, asked: Options, given: Collection[str]) -> list[CheckedOutput]:
-    """Return the output at `path`, or both of accelerate's in it, each with options of its own. `given` are the names
-    of the options that the user gave."""
-    halves = of_accelerate(path, asked)
-    of_both = of_accelerate(path, asked.replaced(states=path))
-    there = [name for name in of_both if Location(join(name, MANIFEST), dict(asked.storage_options)).kind == "file"]
-    if asked.to != ACCELERATE and (asked.to or not there):
+    """Return the output at `path`, or those that it consists of, each with options of its own. `given` are the names of
+    the options that the user gave."""
+    stores = dict(asked.storage_options)
+    inner = {name: [join(path, folder) for folder in kind.folders] for name, kind in DIVIDED.items()}
+    there = {
+        name: [one for one in folders if Location(join(one, MANIFEST), stores).kind == "file"]
+        for name, folders in inner.items()
+        if asked.to in ("", DIVIDED[name].to)
+    }
+    kind = next((name for name, outputs in there.items() if asked.to or outputs), "")
+    divided = entry_of(kind).divided if kind else None
+    if divided is None:
         return [_target(path, asked)]
-    if unasked := [name for name in there if name not in halves]:
+    parts = divided(path, asked)
+    if unasked := [one for one in there[kind] if one not in parts]:
         raise UsageError(
             f"{unasked[0]} holds optimizer states, which were not requested. Nothing was compared.",
             "Say what they come from: --states PATH.",
         )
-    found = {name: _target(name, own) for name, own in halves.items()}
+    targets = {one: _target(one, own) for one, own in parts.items()}
     return [
-        one._replace(options=_with(one.manifest, halves[name], given) if one.manifest else halves[name])
-        for name, one in found.items()
+        target._replace(options=_with(target.manifest, parts[one], given) if target.manifest else parts[one])
+        for one, target in targets.items()
     ]
 
 

@@ -280,7 +280,7 @@ def test_plain_paths_import_neither_torch_nor_numpy_nor_anything_heavy(
 def test_a_directory_imports_its_format_and_a_cast_numpy_and_not_torch(
     zero3: Path, small: Path, tmp_path: Path
 ) -> None:
-    dcp, deepspeed = "ckptconv.formats.dcp.read", "ckptconv.formats.deepspeed.read"
+    dcp, deepspeed = "ckptconv.features.dcp.read", "ckptconv.formats.deepspeed.read"
     of_zero, of_cast = imported(
         ["zero-to-fp32", zero3, tmp_path / "zero.safetensors"],
         ["pt2safetensors", small, tmp_path / "out.safetensors", "--dtype", "bfloat16"],

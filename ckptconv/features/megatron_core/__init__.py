@@ -7,3 +7,5 @@ the optimizer's states, and takes masters or single layers where they are asked 
 from __future__ import annotations
 
 PAGES = ()
+# What it adds to.
+NEEDS = ("dcp",)

@@ -8,5 +8,7 @@ what joins the parts of ranks. `kind` has the entries of such an output in the t
 from __future__ import annotations
 
 PAGES = ()
+# Its output is the state dict that a checkpoint of torch.distributed.checkpoint is, with the same options.
+NEEDS = ("dcp",)
 # Why it is larger than a container of files may be.
 EXCEEDS = "it reads a format, with a description of its own, and writes it, and compares its output"

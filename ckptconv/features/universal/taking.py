@@ -23,12 +23,12 @@ _UNPACK = {"float32": "<f", "float64": "<d", "int32": "<i", "int64": "<q"}
 FRESH = "Use --fresh-optimizer to start with zero moments instead."
 
 
-def needs_states(options: Options) -> bool:
-    """Whether the optimizer's states are read, if there are any."""
+def needs_states(options: Options, asked: str) -> bool:
+    """Whether the optimizer's states of the checkpoint that was opened as `asked` are read, if there are any."""
     return not options.fresh_optimizer
 
 
-def fitted(source: Source, options: Options) -> Source:
+def fitted(source: Source, options: Options, asked: str) -> Source:
     """Return `source` with its optimizer's states by parameter name, and its step, if it holds an optimizer and
     `options` do not ask for a fresh one. A ZeRO checkpoint has them already, unless it is for another stage.
 

@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 
 import ckptconv
 from ckptconv.engine.execute import carry_out
-from ckptconv.formats.dcp import archive_templates
+from ckptconv.features.dcp import archive_templates
 from ckptconv.plan import Data, FilePlan
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.storage.writing import Writer

@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch.distributed._shard.sharded_tensor import metadata as sharded_metadata
 
 import ckptconv
-from ckptconv.formats.dcp import entries
+from ckptconv.features.dcp import entries
 
 
 def model(value: float = 1.0) -> Checkpoint:

@@ -11,15 +11,16 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from ckptconv.features.dcp.contents import TORCH, contents
+from ckptconv.features.dcp.distributed_options import DISTRIBUTED
+from ckptconv.features.dcp.states import with_states
 from ckptconv.formats.chunks import Box
 from ckptconv.formats.opening import opened
-from ckptconv.formats.states import with_states
 from ckptconv.library.frameworks import framework
 from ckptconv.library.memory import Memory, warn_of
 from ckptconv.library.tensor import Tensor
 from ckptconv.options.option import checked
-from ckptconv.options.table import DISTRIBUTED, Options
-from ckptconv.outputs import dcp
+from ckptconv.options.table import Options
 from ckptconv.storage.paths import normalize
 from ckptconv.structure import keymap
 from ckptconv.tensors.slices import Span, sliced
@@ -55,13 +56,13 @@ class DistributedReader(StorageReader):
     @checked(DISTRIBUTED)
     def __init__(self, path: str | os.PathLike[str], **options: Unpack[DistributedOptions]) -> None:
         path = normalize(path)
-        chosen = Options(**{"to": dcp.TORCH, "opaque": "drop", **options})
+        chosen = Options(**{"to": TORCH, "opaque": "drop", **options})
         is_own = bool(chosen.states) and normalize(chosen.states) == path
         source = opened(path, chosen, key=chosen.key, states=is_own)
         if chosen.states:
             source = with_states(source, path, chosen.states, **chosen.opening())
         warn_of(source)
-        saved = dcp.contents(source, chosen)
+        saved = contents(source, chosen)
         self._leaves = {**saved.tensors, **saved.values}
         self._tensors = {key: leaf.value for key, leaf in saved.tensors.items()}
         self._memory = Memory(source.path, dict(chosen.storage_options), mapped=False, spool_dir=chosen.spool_dir)

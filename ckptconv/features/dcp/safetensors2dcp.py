@@ -8,7 +8,8 @@ import typer
 
 from ckptconv.cli.convert import convert_one
 from ckptconv.cli.options import CONVERTING, named, required, taking
-from ckptconv.options.table import OPTIONS, STATES_READ, TO_CHECKPOINT
+from ckptconv.features.dcp.distributed_options import STATES_READ
+from ckptconv.options.table import OPTIONS, TO_CHECKPOINT
 
 
 @taking(

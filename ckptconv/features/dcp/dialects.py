@@ -11,10 +11,25 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
-from ckptconv.formats.registered import DIALECTS
 from ckptconv.storage.location import Location
+
+
+class Dialect(NamedTuple):
+    """A program that puts more into such directories: the module that reads it, and names of files and of values that
+    it is asked of."""
+
+    module: str
+    files: tuple[str, ...]
+    values: tuple[str, ...]
+
+
+# The names of values that Megatron-core has.
+_MEGATRON = ("common_state/shard_0_1", "iteration", "checkpoint_version", "args", "optimizer")
+DIALECTS: tuple[Dialect, ...] = (
+    Dialect("ckptconv.features.megatron_core.extra", ("metadata.json", "common.pt"), _MEGATRON),
+)
 
 
 def _asked(files: Collection[str], values: Collection[str] = ()) -> Iterator[Any]:

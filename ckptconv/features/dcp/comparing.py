@@ -12,20 +12,21 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ckptconv.errors import CkptconvError, DifferenceError
+from ckptconv.features.dcp.contents import SHARDS, contents, cut, entry_name, file_plans
+from ckptconv.features.dcp.gathered import Gathered
+from ckptconv.features.dcp.layout import layout_of
+from ckptconv.features.dcp.names import METADATA
+from ckptconv.features.dcp.options import GIVEN
+from ckptconv.features.dcp.read import Described
 from ckptconv.formats.chunks import Box
 from ckptconv.formats.chunks import join as join_tiles
-from ckptconv.formats.dcp.layout import layout_of
-from ckptconv.formats.dcp.names import METADATA
-from ckptconv.formats.dcp.read import Described
 from ckptconv.formats.joining.names import named, named_in
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
-from ckptconv.outputs import dcp
 from ckptconv.outputs.selection import Rename
 from ckptconv.outputs.targets import MANIFEST, kind_of_directory
 from ckptconv.pickles.children import ATOMS
 from ckptconv.plan import FilePlan
-from ckptconv.storage.gathered import Gathered
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import join
 from ckptconv.structure import keymap
@@ -62,7 +63,7 @@ def compare(source: Source, place: Location, path: str, asked: Options, rename: 
 
     Neither elements nor what is between the tensors are compared yet: see `Compared`.
     """
-    want = dcp.contents(source, asked, rename)
+    want = contents(source, asked, rename)
     try:
         got = Described.open(place)
         described = got.described
@@ -75,11 +76,11 @@ def compare(source: Source, place: Location, path: str, asked: Options, rename: 
         for name in place.names:
             message = message.replace(place.join(name).path, join(path, name))
         raise DifferenceError(f"{path} cannot be read: {message}", AGAIN, what="file", file=path) from error
-    values = {} if asked.to == dcp.SHARDS else want.values
+    values = {} if asked.to == SHARDS else want.values
     check_keys(path, {*want.tensors, *values}, {*described.tensors, *described.values}, asked)
-    plans = dcp.file_plans(want, asked)
-    if asked.chunks is None and not _is_planned(plans[-1], place):
-        plans = dcp.file_plans(want, asked, layout_of(described, path))  # it was made like another checkpoint
+    plans = file_plans(want, asked)
+    if GIVEN.of(asked).chunks is None and not _is_planned(plans[-1], place):
+        plans = file_plans(want, asked, layout_of(described, path))  # it was made like another checkpoint
     where = {plan.name: place.join(plan.name) for plan in plans}
     found = Compared(path, len(want.tensors), plans, where)
     check_files(path, place, where, asked)
@@ -87,7 +88,7 @@ def compare(source: Source, place: Location, path: str, asked: Options, rename: 
         if key not in described.tensors:
             differs(join(path, METADATA), f"{named(key)} is described as a value, but is a tensor")
         saved = described.tensors[key]
-        if asked.to != dcp.SHARDS and described.paths[key] != steps:
+        if asked.to != SHARDS and described.paths[key] != steps:
             differs(join(path, METADATA), f"{named(key)} has the path {described.paths[key]!r} in it, not {steps!r}")
         if saved.shape != tensor.shape:
             raise DifferenceError(
@@ -99,8 +100,8 @@ def compare(source: Source, place: Location, path: str, asked: Options, rename: 
         for tile in chunks[key]:
             box = Box(tile.offsets, tile.tensor.shape)
             home = next(iter(tile.tensor.inputs())).path
-            name = key if asked.to == dcp.SHARDS else dcp.entry_name(key, box.offsets)
-            found.pairs.append(ExpectedPair(dcp.cut(tensor, box), tile.tensor, home, name))
+            name = key if asked.to == SHARDS else entry_name(key, box.offsets)
+            found.pairs.append(ExpectedPair(cut(tensor, box), tile.tensor, home, name))
     for key, (steps, value) in values.items():
         if key not in described.values or described.paths[key] != steps:
             differs(join(path, METADATA), f"{named(key)} is not described as a value at {steps!r}")

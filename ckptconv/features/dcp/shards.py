@@ -6,7 +6,7 @@ Source: torch's distributed/checkpoint/hf_storage.py.
 from __future__ import annotations
 
 from ckptconv.formats.alone import LoneKind, matching
-from ckptconv.formats.dcp.names import SHARD, SHARDING
+from ckptconv.features.dcp.names import SHARD, SHARDING
 
 LONE = (
     LoneKind(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError
-from ckptconv.formats.dcp import MODULE
+from ckptconv.features.dcp import MODULE
 from ckptconv.formats.instead import what_it_is
 from ckptconv.formats.joining.names import MAX_DEPTH, Path, named
 from ckptconv.formats.torch.objects import vocabulary

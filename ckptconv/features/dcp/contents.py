@@ -17,22 +17,24 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from ckptconv.errors import LimitError, UnsupportedError, UsageError
+from ckptconv.features.dcp import optimizer
+from ckptconv.features.dcp.describing import Saved, SavedChunk, description
+from ckptconv.features.dcp.kind import NO_WEIGHTS
+from ckptconv.features.dcp.layout import Layout
+from ckptconv.features.dcp.metadata import Shape
+from ckptconv.features.dcp.names import METADATA, SHARDING, shard_name
+from ckptconv.features.dcp.options import GIVEN
 from ckptconv.formats.chunks import Box
-from ckptconv.formats.dcp.layout import Layout
-from ckptconv.formats.dcp.metadata import Shape
-from ckptconv.formats.dcp.names import METADATA
-from ckptconv.formats.joining.names import MAX_DEPTH, Path, Roles, dotted, named
+from ckptconv.formats.joining.names import MAX_DEPTH, Path, dotted, named
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
-from ckptconv.outputs import optimizer, safetensors, selection, writable
-from ckptconv.outputs.dcp_metadata import Saved, SavedChunk, description
+from ckptconv.outputs import safetensors, selection, writable
 from ckptconv.outputs.kinds import entry_of
 from ckptconv.outputs.pipeline import selected
 from ckptconv.outputs.restore import refusal
 from ckptconv.outputs.selected import METADATA as FORMAT
 from ckptconv.outputs.selected import Selected
 from ckptconv.outputs.selection import Rename
-from ckptconv.outputs.targets import NO_WEIGHTS, shard_name
 from ckptconv.outputs.torch_tree import STORAGE, TorchTree, plan_tree
 from ckptconv.pickles.children import ATOMS, MAPPINGS, walk
 from ckptconv.pickles.nodes import Composite
@@ -46,8 +48,8 @@ TORCH, SHARDS = "dcp", "dcp-hf"
 # The largest `.distcp` file, in bytes, if the user names no size. A single entry may be larger.
 DEFAULT_FILE_SIZE = 5 * 10**9
 DEFAULT_OPTIMIZER_KEY = "optimizer"
-# Metadata of the shards, as torch.distributed.checkpoint._hf_utils names it.
-_SHARDING, _VERSION = "DCP_SHARDING_INFO", {"DCP_VERSION": "1.0"}
+# Metadata of the shards beside `SHARDING`, as torch.distributed.checkpoint._hf_utils names it.
+_VERSION = {"DCP_VERSION": "1.0"}
 # Where the record has values of Megatron-core: those that all ranks have alike, which are one object, and those that
 # are parts of a tensor's state, and how the keys of these end. Its loader looks for them beside the tensors.
 COMMON_STATE = "common_state/shard_0_1"
@@ -89,18 +91,18 @@ def contents(source: Source, options: Options, rename: Rename = selection.rename
     Raise UsageError if two leaves get one key, UnsafeError for objects of classes that are not known to be data, and
     UnsupportedError for tensors that a checkpoint cannot hold.
     """
-    chosen = selected(source, options, rename)
+    chosen, given = selected(source, options, rename), GIVEN.of(options)
     found = DcpContents(chosen)
     empty: list[str] = []
-    has_weights = options.model_key != NO_WEIGHTS
+    has_weights = given.model_key != NO_WEIGHTS
     leaves: Iterable[Leaf] = _weights(source, chosen, empty) if has_weights else ()
     usual = entry_of(options.to).key if options.to and options.key != "." else ""
-    under = _path(options.model_key or usual)
+    under = _path(given.model_key or usual)
     if under:
         leaves = (Leaf(under + path, value) for path, value in leaves)
     _add(found, leaves, source, options)
     if options.states:
-        key = _path(options.optimizer_key or DEFAULT_OPTIMIZER_KEY)
+        key = _path(given.optimizer_key or DEFAULT_OPTIMIZER_KEY)
         prefix = f"{dotted(key)}."
         present = next((name for name in chain(found.tensors, found.values) if f"{name}.".startswith(prefix)), "")
         if present:
@@ -110,7 +112,7 @@ def contents(source: Source, options: Options, rename: Rename = selection.rename
             )
         tree = _states(source, options, rename)
         if lacking := optimizer.unused(tree):
-            if options.fill_states:
+            if given.fill_states:
                 tree = optimizer.filled(tree, _by_name(chosen), source.path)
                 found.warnings.append(f"{some(lacking)} have no optimizer states yet, and got zeros.")
             else:
@@ -118,7 +120,7 @@ def contents(source: Source, options: Options, rename: Rename = selection.rename
                     f"{some(lacking)} have no optimizer states yet. torch's strict load requires states for trained "
                     "parameters: --fill-states writes zeros."
                 )
-        states = optimizer.arranged(tree, flat=options.flat_optimizer)
+        states = optimizer.arranged(tree, flat=given.flat_optimizer)
         _add(found, _flattened(states, key, empty), source, options)
     if options.tied == "alias" and options.to == TORCH:
         found.aliases = selection.untie({key: leaf.value for key, leaf in found.tensors.items()}, {})
@@ -318,40 +320,15 @@ def entry_name(key: str, offsets: Shape) -> str:
 
 def _placed(tensors: Mapping[str, Leaf], options: Options, layout: Layout | None) -> Iterator[tuple[str, Box, str]]:
     """Yield each chunk: the key of its tensor, its box, and its file in the layout; without one, the rank's number."""
+    chunks = GIVEN.of(options).chunks or 1
     for key, (_, tensor) in tensors.items():
         if layout is None:
-            every = enumerate(boxes(tensor.shape, options.chunks or 1))
+            every = enumerate(boxes(tensor.shape, chunks))
             yield from ((key, box, str(rank)) for rank, box in every)
         elif layout.boxes.get(key) and layout.shapes[key] == tensor.shape:
             yield from ((key, box, layout.files[file]) for box, file in layout.boxes[key])
         else:
             yield from ((key, box, layout.first) for box in boxes(tensor.shape, 1))
-
-
-def fitted(options: Options, layout: Layout, source: Source) -> Options:
-    """Return the options with the keys that a checkpoint of this layout has its weights and states under, if the user
-    names none. A state that has such a key itself gets no other."""
-    tensors = [layout.paths[key] for key in layout.shapes]
-    roles = Roles.of(layout.paths.values(), tensors)
-    given: dict[str, Any] = {}
-    top = options.key or (type(source.weights) in MAPPINGS and roles.model[:1] and roles.model[0] in source.weights)
-    if not options.model_key and roles.model and not top:
-        given["model_key"] = dotted(roles.model)
-    if not options.optimizer_key and len(roles.optimizers) == 1:
-        (path,) = roles.optimizers
-        inside = [
-            each[len(path)] for each in layout.paths.values() if each[: len(path)] == path and len(each) > len(path)
-        ]
-        given["optimizer_key"] = dotted(path)
-        given["flat_optimizer"] = options.flat_optimizer or any(
-            type(step) is str and step.startswith("param_groups.") for step in inside
-        )
-    return options.replaced(**given)
-
-
-def unlike(tensors: Mapping[str, Leaf], layout: Layout) -> list[str]:
-    """Return the keys of tensors that the checkpoint of `layout` lacks, or has with another shape."""
-    return [key for key, (_, tensor) in tensors.items() if layout.shapes.get(key) != tensor.shape]
 
 
 # ------------------------------------------------------------------------------------------------------ the files
@@ -551,7 +528,7 @@ def _shards(tensors: Mapping[str, Leaf], placed: Iterable[tuple[str, Box, str]])
     plans = []
     for number, file in enumerate(sorted(files, key=_numbered), 1):
         info = {key: {"saved_offsets": list(box.offsets)} for key, (_, box) in files[file].items()}
-        metadata = {**FORMAT, **_VERSION, _SHARDING: json.dumps(info)}
+        metadata = {**FORMAT, **_VERSION, SHARDING: json.dumps(info)}
         parts = {key: part for key, (part, _) in files[file].items()}
         plans.append(safetensors.file_plan(shard_name(number), parts, metadata))
     return [*plans[1:], *plans[:1]]

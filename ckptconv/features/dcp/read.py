@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
 from ckptconv.formats import model_files, safetensors
-from ckptconv.formats.dcp import dialects
-from ckptconv.formats.dcp.entries import Entries, offsets_of, records_of
-from ckptconv.formats.dcp.locate import BEGINNING, FAMILY, is_metadata, located
-from ckptconv.formats.dcp.metadata import Chunk, Description, EntryPlace, SavedTensor, read_description
-from ckptconv.formats.dcp.names import INTEGRITY, METADATA, RANK, SHARD, SUFFIX
+from ckptconv.features.dcp import dialects
+from ckptconv.features.dcp.entries import Entries, offsets_of, records_of
+from ckptconv.features.dcp.locate import BEGINNING, FAMILY, is_metadata, located
+from ckptconv.features.dcp.metadata import Chunk, Description, EntryPlace, SavedTensor, read_description
+from ckptconv.features.dcp.names import INTEGRITY, METADATA, RANK, SHARD, SUFFIX
 from ckptconv.formats.instead import what_directory_it_is
 from ckptconv.formats.integrity import check_content, stated_digests
 from ckptconv.formats.joining import names as dcp_names
@@ -139,7 +139,7 @@ def _optimizer(
 ) -> tuple[dict[str, Any] | None, CkptconvError | None, list[str], Mapping[str, Hashable]]:
     """Return the states by parameter, and the groups, of the optimizers in `checkpoint`, None if there are none; why
     they cannot be converted; what told the names of numbers; and what identifies the files that did."""
-    from ckptconv.formats.dcp.numbered import pieces_error  # few conversions ask for states
+    from ckptconv.features.dcp.numbered import pieces_error  # few conversions ask for states
     from ckptconv.formats.numbers.states import by_parameter, is_numbered
     from ckptconv.formats.numbers.states import named as named_states
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ckptconv.formats.chunks import Box, ChunkTile, join
-from ckptconv.formats.dcp.locate import located
-from ckptconv.formats.dcp.metadata import Description, EntryPlace, Shape
-from ckptconv.formats.dcp.names import FILE, SUFFIX
+from ckptconv.features.dcp.locate import located
+from ckptconv.features.dcp.metadata import Description, EntryPlace, Shape
+from ckptconv.features.dcp.names import FILE, SUFFIX
 from ckptconv.formats.joining.names import Path, named_in
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
@@ -45,7 +45,7 @@ class Layout:
 
 def read_layout(place: Location) -> Layout:
     """Read the layout of the checkpoint in the directory `place`, or below it. Raise UsageError if there is none."""
-    from ckptconv.formats.dcp.read import describe
+    from ckptconv.features.dcp.read import describe
 
     directory = located(place).directory
     behind = [join_path(directory.path, name) for name in directory.names]

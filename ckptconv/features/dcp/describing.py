@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from ckptconv.formats.dcp import MODULE
-from ckptconv.formats.dcp.metadata import Shape
+from ckptconv.features.dcp import MODULE
+from ckptconv.features.dcp.metadata import Shape
 from ckptconv.formats.joining.names import Path
 from ckptconv.pickles.nodes import Global
 from ckptconv.pickles.writer import Call, Known, Plain, dumps

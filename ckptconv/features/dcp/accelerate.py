@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from ckptconv.features.dcp import output
+from ckptconv.features.dcp.kind import NO_WEIGHTS
+from ckptconv.features.dcp.options import GIVEN
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
-from ckptconv.outputs import dcp_output
 from ckptconv.outputs.planning import Output
-from ckptconv.outputs.targets import NO_WEIGHTS, Target
+from ckptconv.outputs.targets import Target
 from ckptconv.storage.paths import dirname
 
 
 def plan(source: Source, target: Target, options: Options) -> Output:
     """Plan one of the directories that accelerate loads; that of the weights says what else it looks for."""
     own = target.options or options
-    made = dcp_output.plan(source, target, own)
-    if own.model_key == NO_WEIGHTS:
+    made = output.plan(source, target, own)
+    if GIVEN.of(own).model_key == NO_WEIGHTS:
         return made
     step = dirname(target.path)
     left = "" if options.states else "There are no optimizer states (optimizer_0): --states PATH adds them. "

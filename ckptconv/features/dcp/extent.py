@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ckptconv.errors import CorruptError
-from ckptconv.formats.dcp.entries import Entries
-from ckptconv.formats.dcp.locate import located
-from ckptconv.formats.dcp.metadata import Description
-from ckptconv.formats.dcp.read import describe
+from ckptconv.features.dcp.entries import Entries
+from ckptconv.features.dcp.locate import located
+from ckptconv.features.dcp.metadata import Description
+from ckptconv.features.dcp.read import describe
 from ckptconv.formats.joining import names as dcp_names
 from ckptconv.formats.joining.names import named
 from ckptconv.storage.location import Location

@@ -14,8 +14,15 @@ RANK = r"__(\d{1,9})\.metadata"
 # What torch calls the files of a rank.
 FILE = r"__\d+_\d+\.distcp"
 SHARD = r"shard-(\d{5})-.*\.safetensors"
+# The name of the shard of a rank, as torch's HuggingFaceStorageWriter has it.
+_OF_RANK = "shard-{:05d}-model-00001-of-00001.safetensors"
 # The key, in a safetensors file's metadata, of where each tensor begins in the tensor that it is a chunk of.
 SHARDING = "DCP_SHARDING_INFO"
+
+
+def shard_name(number: int) -> str:
+    """Return the name of the shard of rank `number`, from 1."""
+    return _OF_RANK.format(number)
 
 
 def is_part(path: str) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator
 from typing import TypeAlias
 
 from ckptconv.errors import UnsupportedError
-from ckptconv.formats.dcp.metadata import Description, EntryPlace, SavedTensor, Shape
+from ckptconv.features.dcp.metadata import Description, EntryPlace, SavedTensor, Shape
 from ckptconv.formats.joining.names import Path, dotted, named, split_name
 from ckptconv.text import some
 
