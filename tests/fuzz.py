@@ -36,7 +36,6 @@ import torch
 from attacks.assemble import DATA, Member, mapped, pickled, text, zipped
 from attacks.assemble import tensor as a_tensor
 from cells import of_features
-from checkpoints import DATA as DATA_HERE
 from checkpoints import ZERO, load_with_aliases
 from differential.cases import KINDS
 from differential.hunt import Hunter, limited, told
@@ -251,25 +250,6 @@ def fuzz_zero(chance: random.Random, place: Path) -> str:
         # The files that are there are sound: in their own places, or not at all. (ZeRO-3's model files do not say whose
         # they are where no archive does.)
         assert output.read_bytes() == sound(case), "files in the wrong places were converted"
-    output.unlink(missing_ok=True)
-    return ended
-
-
-def fuzz_dcp(chance: random.Random, place: Path) -> str:
-    """A checkpoint of torch.distributed.checkpoint with its metadata changed, or one of its parts."""
-    checkpoint, output = place / "checkpoint", place / "out.safetensors"
-    shutil.rmtree(checkpoint, ignore_errors=True)
-    case = chance.choice(["dtensor_noncontig_w2", "ddp_w2", "fsdp2_w2_nested", "torch2.3.1_dtensor_w2"])
-    shutil.copytree(DATA_HERE / "dcp" / case / "checkpoint", checkpoint)
-    victim = chance.choice([*[checkpoint / ".metadata"] * 4, *sorted(checkpoint.iterdir())])
-    data = victim.read_bytes()
-    if victim.name == ".metadata" and chance.random() < 0.8:
-        victim.write_bytes(of_pickle(data, chance))
-    elif chance.random() < 0.1:
-        victim.unlink()
-    else:
-        victim.write_bytes(of_bytes(data, chance))
-    ended = outcome(checkpoint, output)
     output.unlink(missing_ok=True)
     return ended
 
@@ -507,10 +487,9 @@ def outputs() -> list[tuple[Path, Path]]:
     for way, (job, name) in computed.JOBS.items():
         job(here, name, here / "made" / way)
         made.append((here / name, here / "made" / way))
-    zero, dcp = ZERO / "z3_bf16_w2" / "checkpoint", here / "dcp"
+    zero = ZERO / "z3_bf16_w2" / "checkpoint"
     convert(zero, here / "shards", max_shard_size=500, digest="sha256", fsync=False)
-    convert(zero, dcp, to="dcp", fsync=False)
-    return [*made, (zero, here / "shards"), (zero, dcp)]
+    return [*made, (zero, here / "shards"), *((zero, make(zero, here)) for make in of_features("with_manifest"))]
 
 
 def changed_manifest(path: Path, chance: random.Random) -> str:
@@ -568,7 +547,6 @@ READERS: dict[str, Callable[[random.Random, Path], str]] = {
     "safetensors": fuzz_safetensors,
     "set": fuzz_set,
     "zero": fuzz_zero,
-    "dcp": fuzz_dcp,
     "bits": fuzz_bits,
     **({"quantized": fuzz_quantized} if quantized_cases() else {}),
     "manifest": fuzz_manifest,

@@ -95,24 +95,8 @@ def of_fixtures() -> Iterator[Golden]:
                 ("convert", "out", "merged.safetensors", "--dtype", "bf16", "--json"),
             ),
         )
-    for case in sorted((DATA / "dcp").iterdir()):
-        convert = ("dcp2safetensors", "in", "--json")
-        yield Golden(
-            f"dcp/{case.name}",
-            _copied(case / "checkpoint"),
-            (
-                (*convert, "out"),
-                (*convert, "all", "--key", ".", "--max-shard-size", "20KB"),
-                (*convert, "model.safetensors", "--dtype", "bf16"),
-                (*convert, "--optimizer", "states"),
-                ("verify", "in", "out", "--json"),
-                ("inspect", "in"),
-                ("inspect", "in", "--json"),
-                ("safetensors2pt", "all", "back.pt", "--json"),
-                ("convert", "in", "converted.safetensors", "--json"),
-                ("convert", "all", "again", "--max-shard-size", "10KB", "--json"),
-            ),
-        )
+    for name, path, commands in (each for more in of_features("CHECKPOINTS") for each in more):
+        yield Golden(name, _copied(path), commands)
     for name, path in sorted((name, path) for more in of_features("DIRECTORIES") for name, path in more.items()):
         convert = ("pt2safetensors", "in", "--json")
         yield Golden(

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import DATA, ZERO, ckptconv_here
+from cells import trained
+from checkpoints import ZERO, ckptconv_here
 from processes import prepared
 from said import texts_of_the_package
 
@@ -87,7 +88,8 @@ def place(tmp_path: Path) -> Path:
         'hf = "model.layers.{l}.self_attn.q_proj.weight : (n two e) h"\n[sizes]\nn = "num_attention_heads"\ntwo = 2\n'
     )
     shutil.copytree(ZERO / "z3_bf16_w2" / "checkpoint", tmp_path / "checkpoints")
-    shutil.copytree(DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint", tmp_path / "step-1000")
+    for step in trained():
+        shutil.copytree(step, tmp_path / "step-1000", dirs_exist_ok=True)
     return tmp_path
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from attacks.assemble import members, pickled, tensor, zipped
 from attacks.corpus import CASES
-from cells import looking, of_features
+from cells import looking, of_features, trained
 from checkpoints import COMMAND, DATA, Run, bits, ckptconv_here, contents, done, metadata_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,10 +27,9 @@ from ckptconv.cli.batch import SEVERITY, Outcome, first_sentence, table, worst
 from ckptconv.cli.convert import repeated, shares
 from ckptconv.cli.naming import InputWord, output_paths
 from ckptconv.errors import CorruptError, UsageError
-from ckptconv.outputs.kinds import FURTHER, KINDS, entry_of
+from ckptconv.outputs.kinds import FURTHER
 
 ZERO = DATA / "zero" / "z3_bf16_w2" / "checkpoint"
-DCP = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
 WEIGHTS = {"model.a": torch.arange(6.0).reshape(2, 3), "model.b": torch.tensor([1.0, -0.5]), "n": torch.arange(4)}
 NESTED = {"s": {"x": torch.ones(3), "y": torch.zeros(2, 2)}, "epoch": 3}
 
@@ -52,7 +51,7 @@ def flags_of(command: str) -> set[str]:
 
 
 def test_it_has_every_option_of_the_commands_for_a_format() -> None:
-    for command in ("pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors"):
+    for command in ("pt2safetensors", "safetensors2pt", "zero-to-fp32", *itertools.chain(*of_features("FORMATS"))):
         assert flags_of(command) - flags_of("convert") == set(), command
     opening = {"--tag", "--exclude-frozen-parameters", "--master", "--unstack", "--raw", "--inert"}
     for command in itertools.chain(*of_features("CONVERTING")):
@@ -75,7 +74,7 @@ MAKERS: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "file": (lambda path: torch.save(NESTED, path), "in.pt", "pt2safetensors"),
     "set": (a_set, "in", "pt2safetensors"),
     "deepspeed": (lambda path: shutil.copytree(ZERO, path), "in", "zero-to-fp32"),
-    "dcp": (lambda path: shutil.copytree(DCP, path), "in", "dcp2safetensors"),
+    **{name: maker for more in of_features("MAKERS") for name, maker in more.items()},
 }
 
 
@@ -120,10 +119,13 @@ def test_without_an_output_it_is_beside_the_input(place: Path) -> None:
     (place / "runs").mkdir()
     torch.save(NESTED, "runs/x.pt")
     shutil.copytree(ZERO, "runs/zero")
-    shutil.copytree(DCP, "runs/dcp")
-    for source in ("runs/x.pt", "runs/zero", "runs/dcp/"):
+    steps = {f"step{number}": step for number, step in enumerate(trained())}
+    for name, step in steps.items():
+        shutil.copytree(step, f"runs/{name}")
+    for source in ("runs/x.pt", "runs/zero", *(f"runs/{name}/" for name in steps)):
         succeeding("convert", source)
-    assert set(os.listdir("runs")) == {"x.pt", "x.safetensors", "zero", "zero-safetensors", "dcp", "dcp-safetensors"}
+    made = {name for step in ("zero", *steps) for name in (step, f"{step}-safetensors")}
+    assert set(os.listdir("runs")) == {"x.pt", "x.safetensors", *made}
     os.chdir("runs/zero")
     shutil.rmtree("../zero-safetensors")
     succeeding("convert", ".")
@@ -407,14 +409,15 @@ CODES = {"attack.pt": 3, "cut.pt": 4, "unknown.json": 5}
 def mixed(place: Path) -> list[str]:
     """Twenty inputs of every format, three of them broken."""
     (place / "in").mkdir()
-    for number in range(9):
+    for number, step in enumerate(trained()):
+        shutil.copytree(step, place / "in" / f"step{number}")
+    for number in range(10 - len(trained())):
         torch.save({**NESTED, "epoch": number}, place / "in" / f"m{number}.pt")
     for number in range(3):
         save_file(cast(WEIGHTS, torch.float16), place / "in" / f"s{number}.safetensors")
     for number in range(2):
         a_set(place / "in" / f"set{number}")
     shutil.copytree(ZERO, place / "in" / "zero")
-    shutil.copytree(DCP, place / "in" / "dcp")
     save_file(WEIGHTS, place / "whole.safetensors")
     succeeding("convert", place / "whole.safetensors", place / "in" / "shards", "--max-shard-size", "20")
     (place / "in" / "attack.pt").write_bytes(CASES["live_os_system.pt"].make("canary"))
@@ -519,30 +522,6 @@ def test_templates_name_files_and_directories(place: Path) -> None:
         succeeding("convert", *words, "--output-dir", "o", "--output-name", template)
         assert sorted(name for name in contents(place / "o") if name.endswith(".safetensors")) == expected
         shutil.rmtree("o")
-
-
-def test_checkpoints_for_training_are_made_of_one_input_or_several(place: Path) -> None:
-    """With the kinds of checkpoint that `safetensors2dcp` makes, whose outputs are the same."""
-    torch.save(NESTED, "a.pt")
-    save_file(WEIGHTS, "b.safetensors")
-    for kind in (name for name in KINDS if entry_of(name).holds == "dcp"):
-        succeeding("convert", "a.pt", kind, "--to", kind, "--chunks", "2")
-        succeeding("safetensors2dcp", "a.pt", f"{kind}-strict", "--to", kind, "--chunks", "2")
-        # All but the manifest, which says who made it.
-        made, strict = (
-            {
-                path.relative_to(place / name): path.read_bytes()
-                for path in (place / name).rglob("*.*")
-                if path.is_file()
-            }
-            for name in (kind, f"{kind}-strict")
-        )
-        assert made.keys() == strict.keys()
-        assert [name for name in made if made[name] != strict[name] and "manifest" not in str(name)] == [], kind
-        succeeding("verify", "a.pt", kind)
-    succeeding("convert", "a.pt", "b.safetensors", "--to", "dcp", "--output-dir", "o")
-    assert {path.parent.name for path in (place / "o").rglob("*.metadata")} == {"a", "b"}
-    assert "needs an OUTPUT" in refused(2, "convert", "a.pt", "--to", "dcp")
 
 
 # ------------------------------------------------------------------------------------------------------- its pure parts

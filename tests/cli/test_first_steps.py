@@ -20,9 +20,9 @@ LONG = "x" * 300
 # Commands for a format, and the names of their outputs.
 FORMATS = {
     "zero-to-fp32": "out.safetensors",
-    "dcp2safetensors": "out.safetensors",
     "safetensors2pt": "out.pt",
     "pt2safetensors": "out.safetensors",
+    **{command: output for more in of_features("FORMATS") for command, output in more.items()},
 }
 
 
@@ -77,7 +77,6 @@ REFUSED: list[tuple[str, int, str]] = [
         (f"{words} {name}", code, said)
         for words in (
             "convert model.pt",
-            "safetensors2dcp model.pt",
             *itertools.chain(*of_features("WHOLE")),
             "pt2safetensors model.pt out.safetensors --manifest",
             "pt2safetensors model.pt out.safetensors --depfile",
@@ -168,7 +167,7 @@ def test_parts_are_not_finished_where_the_manifest_cannot_be_written() -> None:
 # ------------------------------------------------------------------------------------------------ the command itself
 
 COMMANDS = [
-    *["convert", "pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors", "verify", "finish"],
+    *["convert", "pt2safetensors", "safetensors2pt", "zero-to-fp32", "verify", "finish"],
     *itertools.chain(*of_features("COMMANDS")),
 ]
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 from attacks.corpus import CASES
 from cells import of_features
-from checkpoints import COMMAND, DATA, ZERO, Run, ckptconv_here, done
+from checkpoints import COMMAND, ZERO, Run, ckptconv_here, done
 from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
 
@@ -54,7 +54,6 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 # ------------------------------------------------------------------------------------------------------------- success
 
 Z3 = ZERO / "z3_bf16_w2" / "checkpoint"
-FSDP = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
 # Each command, and what it is called with, one after another.
 WAYS: dict[str, list[list[Any]]] = {
     "convert": [["model.pt", "other.safetensors"], [Z3, "out", "--dry-run"], ["model.safetensors", "again.pt"]],
@@ -66,8 +65,6 @@ WAYS: dict[str, list[list[Any]]] = {
     ],
     "safetensors2pt": [["model.safetensors", "again.pt"], ["model.safetensors", "again.pt", "--opaque", "drop"]],
     "zero-to-fp32": [[Z3, "out"], [Z3, *(f"--{name}={name}" for name in FURTHER)]],
-    "dcp2safetensors": [[FSDP, "out"]],
-    "safetensors2dcp": [["model.safetensors", "dcp"]],
     "verify": [["model.pt", "model.safetensors"]],
     "finish": [["parts"]],
 }
@@ -159,7 +156,7 @@ def broken() -> None:
     torch.save({"w": torch.zeros(3)}, "other.pt")
 
 
-SOURCES = ["pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors", "verify"]
+SOURCES = ["pt2safetensors", "safetensors2pt", "zero-to-fp32", "verify"]
 INPUTS = {"cut.pt": (4, "corrupt"), "attack.pt": (3, "unsafe"), "packed.pt": (5, "unsupported"), "no.pt": (2, "usage")}
 
 

@@ -13,11 +13,9 @@ from checkpoints import (
     seven_shards,
     widened,
 )
-from dcp_checkpoints import checkpoint_of
 from format_suite import FormatSuite
 from safetensors.torch import load_file, save_file
 from tar_writer import Writer, pack
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 # ------------------------------------------------------------------------------------------------------ files of torch
 
@@ -90,19 +88,6 @@ class TestZero2(Zero):
 
 class TestZero3(Zero):
     case = "z3_fp32_w4"
-
-
-class TestDcp(FormatSuite):
-    command, family = "dcp2safetensors", "dcp"
-    case = "hsdp_2x2"
-
-    def write(self, place: Path) -> Path:
-        return Path(shutil.copytree(checkpoint_of(self.case), place / "step"))
-
-    def expected(self, checkpoint: Path) -> Mapping[str, torch.Tensor]:
-        made = checkpoint.parent.parent / "expected.pt"
-        dcp_to_torch_save(checkpoint, made)
-        return torch.load(made, weights_only=False)["model"]  # type: ignore[no-any-return]
 
 
 class TestSafetensors(FormatSuite):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import struct
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cells import of_features
 from checkpoints import DATA, ckptconv, ckptconv_here, done
 from safetensors.torch import load_file
 
@@ -80,7 +82,7 @@ def test_other_commands_name_the_one_that_takes_it(site: Path, tmp_path: Path) -
     path = a_vector(tmp_path / "a.vec")
     for command, ending in (
         ("zero-to-fp32", "safetensors"),
-        ("dcp2safetensors", "safetensors"),
+        *((command, "safetensors") for command in itertools.chain(*of_features("FORMATS"))),
         ("safetensors2pt", "pt"),
     ):
         run = ckptconv_here(command, path, tmp_path / f"out.{ending}")

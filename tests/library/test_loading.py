@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 import torch
+from cells import trained
 from checkpoints import ZERO, ckptconv_here, load_with_aliases, torch_file, torch_loaded
 from checkpoints import assert_same as assert_same_tensors
 from compare import assert_same
-from dcp_checkpoints import DCP
 from processes import prepared
 from safetensors.torch import load_file, save_file
 from states import STATES
@@ -187,7 +187,7 @@ def test_an_optimizer_takes_its_state(tmp_path: Path) -> None:
 STEPS = {
     "ZeRO-3": ZERO / "z3_bf16_w2" / "checkpoint",
     "ZeRO-2": ZERO / "z2_bf16_w2" / "checkpoint",
-    "DCP": DCP / "fsdp2_w2_nested" / "checkpoint",
+    **{f"step {number}": step for number, step in enumerate(trained())},
 }
 
 

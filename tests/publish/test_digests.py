@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import DATA, ZERO, ckptconv_here, seven_shards
+from cells import trained
+from checkpoints import ZERO, ckptconv_here, seven_shards
 from stores import PLACES
 
 from ckptconv import convert, finish, verify
@@ -28,7 +29,6 @@ from ckptconv.storage import digests
 MANIFEST = ".ckptconv-manifest.json"
 INDEX = "model.safetensors.index.json"
 RUN = ZERO / "z3_bf16_w2" / "checkpoint"
-DCP = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
 SHARD = 100_000
 
 
@@ -100,7 +100,7 @@ def written(directory: Path) -> dict[str, bytes]:
 def test_every_file_and_tensor_has_the_digest_of_its_bytes(shards: Path, mixed: Path, tmp_path: Path) -> None:
     conversions: list[tuple[Path, dict[str, Any]]] = [
         (RUN, {"max_shard_size": 50_000}),
-        (DCP, {}),
+        *((path, {}) for path in trained()),
         (mixed, {"jobs": 4}),
         (mixed, {"dtype": "bf16", "jobs": 1}),
         (mixed, {"max_shard_size": 4_000_000, "jobs": 2}),
@@ -123,105 +123,6 @@ def test_a_single_file_has_them_in_its_manifest(mixed: Path, tmp_path: Path) -> 
     verify(out, back, manifest=tmp_path / "back.json")
 
 
-def test_a_checkpoint_of_torch_has_them(mixed: Path, tmp_path: Path) -> None:
-    from torch.distributed.checkpoint import FileSystemReader
-
-    out = tmp_path / "out"
-    convert(mixed, out, to="dcp", digest="sha256")
-    told, files = json.loads((out / MANIFEST).read_text())["files"], written(out)
-    assert {name: entry["digests"]["file"] for name, entry in told.items()} == {
-        name: sha256(data) for name, data in files.items()
-    }
-    entries = FileSystemReader(out).read_metadata().storage_data
-    of_place: dict[tuple[str, int], list[str]] = {}
-    for key, place in entries.items():
-        of_place.setdefault((place.relative_path, place.offset), []).append(key.fqn)
-    for place in entries.values():
-        record = files[place.relative_path][place.offset : place.offset + place.length]
-        found = torch.load(io.BytesIO(record), weights_only=False)
-        if isinstance(found, torch.Tensor) and found.numel():
-            expected = sha256(found.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-            # Of keys that are tied, one has the data, and the digest.
-            names = [f"{name} {[0] * found.dim()}" for name in of_place[place.relative_path, place.offset]]
-            digests = told[place.relative_path]["digests"]["tensors"]
-            assert [digests[name] for name in names if name in digests] == [expected]
-    verify(mixed, out, to="dcp")
-
-
-def test_optimizer_states_have_them(tmp_path: Path) -> None:
-    convert(RUN, tmp_path / "out", digest="sha256", optimizer=tmp_path / "states")
-    assert_digested((tmp_path / "states" / MANIFEST).read_text(), written(tmp_path / "states"))
-
-
-# ---------------------------------------------------------------------------------------------- however it was made
-
-
-def test_a_conversion_that_goes_on_gives_the_same_manifest(
-    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stop() -> None:
-        raise FailedError("It was stopped.")
-
-    read: list[int] = []
-    digests_of = digests.digests_of
-    monkeypatch.setattr(digests, "digests_of", lambda *args: read.append(args[1]) or digests_of(*args))
-    options: Any = {"max_shard_size": SHARD}
-    convert(shards, tmp_path / "whole", digest="sha256", **options)
-    # What has no digest in its record is read once.
-    for before, count in (("sha256", 0), ("", 7)):
-        out = tmp_path / f"out{before}"
-        with pytest.raises(FailedError, match="stopped"):
-            convert(shards, out, digest=before, before_commit=stop, **options)
-        assert convert(shards, out, digest="sha256", **options).reused == 7
-        assert_digested((out / MANIFEST).read_text(), written(out))
-        assert len(read) == count
-        assert (out / MANIFEST).read_bytes() == (tmp_path / "whole" / MANIFEST).read_bytes()
-
-
-def test_parts_give_what_a_whole_run_gives(mixed: Path, tmp_path: Path) -> None:
-    options: Any = {"max_shard_size": 4_000_000}
-    convert(mixed, tmp_path / "out", digest="sha256", **options)
-    for first in ("", "sha256"):
-        parts = tmp_path / f"parts{first}" / "out"
-        for number, digest in enumerate((first, "sha256")):
-            convert(mixed, parts, part=(number, 2), digest=digest, **options)
-        finish(parts)
-        assert (parts / MANIFEST).read_bytes() == (tmp_path / "out" / MANIFEST).read_bytes()
-
-
-def test_the_process_that_writes_a_file_digests_it(shards: Path, tmp_path: Path) -> None:
-    with ThreadPoolExecutor(2) as executor:
-        convert(shards, tmp_path / "out", executor=executor, max_shard_size=SHARD, digest="sha256")
-    assert_digested((tmp_path / "out" / MANIFEST).read_text(), written(tmp_path / "out"))
-
-
-@pytest.mark.parametrize("kind", PLACES)
-def test_what_is_sent_to_a_store_is_digested_on_its_way(kind: str, shards: Path, mixed: Path) -> None:
-    for source, size, part in ((mixed, 4_000_000, None), (shards, SHARD, (0, 1))):
-        place = PLACES[kind]()
-        known: Any = {"storage_options": place.options}
-        convert(source, place.url, digest="sha256", max_shard_size=size, part=part, **known)
-        if part:
-            finish(place.url, **known)
-        files = place.contents()
-        assert_digested(files.pop(MANIFEST), files)
-        verify(source, place.url, **known)
-
-
-def test_a_conversion_that_fails_leaves_no_thread(mixed: Path, tmp_path: Path) -> None:
-    def full(count: int) -> None:
-        raise FailedError("The disk is full.")
-
-    before = set(threading.enumerate())  # those of earlier tests may end meanwhile
-    with pytest.raises(FailedError, match="full"):
-        convert(mixed, tmp_path / "out", digest="sha256", progress=full)
-    assert not set(threading.enumerate()) - before
-    assert not (tmp_path / "out").exists()
-
-
-# -------------------------------------------------------------------------------------------------------- verifying
-
-
 def test_verify_finds_a_byte_that_only_a_digest_tells(shards: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     convert(shards, out, max_shard_size=SHARD, digest="sha256")
@@ -236,11 +137,9 @@ def test_verify_finds_a_byte_that_only_a_digest_tells(shards: Path, tmp_path: Pa
 def test_verify_finds_a_digest_that_is_not_so(mixed: Path, tmp_path: Path) -> None:
     convert(mixed, tmp_path / "m.safetensors")
     convert(mixed, tmp_path / "out", digest="sha256")
-    convert(mixed, tmp_path / "dcp", digest="sha256", to="dcp")
     convert(tmp_path / "m.safetensors", tmp_path / "back.pt", digest="sha256", manifest=tmp_path / "m.json")
     outputs: list[tuple[Path, str, Path, dict[str, Any]]] = [
         (mixed, "out", tmp_path / "out" / MANIFEST, {}),
-        (mixed, "dcp", tmp_path / "dcp" / MANIFEST, {}),
         (tmp_path / "m.safetensors", "back.pt", tmp_path / "m.json", {"manifest": tmp_path / "m.json"}),
     ]
     for source, output, manifest, asked in outputs:

@@ -26,7 +26,6 @@ from ckptconv.options.table import COMMAND as OF_COMMANDS
 from ckptconv.options.table import OPTIONS
 
 PEFT = DATA / "peft" / "lora-bf16"
-DCP = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
 # What is read, and not written; and what is written to a directory of its own, under names that are not taken.
 READ = {"order", "spool_dir", "like", "map", "minus", "states"}
 # The commands that write nothing.
@@ -69,7 +68,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (here / "empty").mkdir()
     (here / "configured").mkdir()
     (here / "configured" / "config.json").write_text('{"mine": 1}')
-    shutil.copytree(DCP, here / "dcp")
     shutil.copytree(ZERO / "z2_bf16_frozen_w2" / "checkpoint", here / "zero")
     shutil.copytree(PEFT / "base", here / "base")
     for name in ("ad1", "ad2"):
@@ -151,7 +149,6 @@ convert hf/model.safetensors linked.safetensors
 convert linked.safetensors hf
 convert a.pt hf
 convert a.pt sharded
-convert a.pt dcp
 convert a.pt zero
 convert a.pt ad1
 convert a.pt bin
@@ -160,7 +157,6 @@ convert a.pt runs/checkpoint-500
 convert a.pt megatron
 convert a.pt uni
 convert a.pt paddle
-convert zero dcp
 convert zero hf
 convert zero new --optimizer step1
 convert zero new --optimizer g1.safetensors
@@ -170,7 +166,6 @@ convert a.pt new --manifest=
 convert a.pt new --part=
 convert train.pt new --order notes.md --manifest notes.md --overwrite
 convert a.pt sharded --overwrite
-convert a.pt dcp --overwrite
 convert a.pt ad1 --overwrite
 convert zero hf --overwrite --no-clobber
 convert model.pt --output-dir .
@@ -198,26 +193,10 @@ pt2safetensors train.pt new --optimizer hf
 pt2safetensors train.pt -o hf
 safetensors2pt g1.safetensors -o new.pt --manifest a.pt
 safetensors2pt g1.safetensors new.pt --depfile a.pt
-zero-to-fp32 zero dcp
 zero-to-fp32 zero -o step1
 zero-to-fp32 zero new --optimizer step1
 zero-to-fp32 zero new --manifest a.pt
 zero-to-fp32 zero new --depfile Makefile
-dcp2safetensors dcp hf
-dcp2safetensors dcp -o sharded
-dcp2safetensors dcp new --optimizer step2
-dcp2safetensors dcp new --manifest a.pt
-dcp2safetensors dcp new --depfile Makefile
-safetensors2dcp g1.safetensors dcp
-safetensors2dcp g1.safetensors hf
-safetensors2dcp hf hf
-safetensors2dcp g1.safetensors bin
-safetensors2dcp g1.safetensors -o zero
-safetensors2dcp g1.safetensors runs --to accelerate
-safetensors2dcp g1.safetensors hf --to accelerate
-safetensors2dcp g1.safetensors sharded --to dcp-hf
-safetensors2dcp g1.safetensors new --manifest a.pt
-safetensors2dcp g1.safetensors new --depfile Makefile
 finish parts --manifest notes.md
 finish parts --manifest a.pt
 """ + "".join(of_features("REFUSED"))
@@ -261,7 +240,6 @@ DONE: dict[str, set[str]] = {
     "convert a.pt --output-dir out --overwrite": {"out/a.safetensors"},
     "convert b.pt --output-dir out": set(),
     "convert a.pt new.safetensors --manifest x.json --overwrite": {"x.json"},
-    "safetensors2dcp g1.safetensors configured": set(),
     "finish parts --manifest notes.md --overwrite": {"notes.md"},
     **{words: changed for more in of_features("DONE") for words, changed in more.items()},
 }
@@ -374,11 +352,7 @@ convert a.pt new --for-hub
 convert a.pt new --max-shard-size 16
 convert zero new --optimizer new/optimizer
 convert a.pt fresh.safetensors --manifest m.json --depfile m.d
-safetensors2dcp g1.safetensors new
-safetensors2dcp g1.safetensors new --to dcp-hf
-safetensors2dcp g1.safetensors new --to accelerate
 safetensors2pt g1.safetensors new.pt
-dcp2safetensors dcp new
 zero-to-fp32 zero new
 pt2safetensors bin
 """ + "".join(of_features("AGAIN"))
@@ -490,7 +464,6 @@ def test_calls_of_the_library_follow_the_same_rule(world: Path) -> None:
         lambda: ckptconv.save_state_dict(state, "new", manifest="a.pt"),
         lambda: convert("model.pt"),
         lambda: convert("zero", "new", optimizer="hf"),
-        lambda: convert("a.pt", "step1", to="dcp"),
         lambda: ckptconv.finish("parts", manifest="a.pt"),
         *itertools.chain(*of_features("WRITING")),
     ]

@@ -12,7 +12,8 @@ from typing import Any
 import fsspec
 import pytest
 import torch
-from checkpoints import DATA, ZERO, seven_shards
+from cells import trained
+from checkpoints import ZERO, seven_shards
 
 from ckptconv import convert, finish
 from ckptconv.errors import CorruptError, FailedError, UsageError
@@ -20,7 +21,6 @@ from ckptconv.formats.registered import DESCRIBING
 
 MANIFEST = ".ckptconv-manifest.json"
 RUN = ZERO / "z3_bf16_w2" / "checkpoint"
-DCP = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
 SHARD = 100_000
 
 
@@ -121,7 +121,7 @@ def digests_in(directory: Path, prefix: str = "") -> dict[str, str]:
 
 
 def test_every_input_has_the_digest_that_sha256sum_prints(mixed: Path, tmp_path: Path) -> None:
-    for number, path in enumerate((mixed, RUN, DCP)):
+    for number, path in enumerate((mixed, RUN, *trained())):
         place = tmp_path / str(number)
         place.mkdir()
         kinds: Any = {"optimizer": place / "states"} if path is RUN else {}

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 DATA = Path(__file__).resolve().parents[2] / "data"
-STEPS = DATA / "zero" / "z3_bf16_w2" / "checkpoint", DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
+_OF_RANKS = Path(__file__).parents[1] / "dcp" / "data" / "fsdp2_w2_nested" / "checkpoint"
+STEPS = DATA / "zero" / "z3_bf16_w2" / "checkpoint", *([_OF_RANKS] if _OF_RANKS.exists() else [])
 
 
 def run(smoke: Any) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import ZERO, Run, ckptconv_here, done
-from dcp_checkpoints import checkpoint_of
 from effort import every
 from processes import calls
 from safetensors.torch import load_file, save_file
@@ -79,7 +78,7 @@ def test_convert_of_a_torn_run_says_which_step_is_the_last_good_one_and_last_goo
         done(ckptconv_here("convert", "--last-good", run, output))
         for key, tensor in load_file(output).items():
             assert torch.equal(tensor, state_of(20)[key.removeprefix("model.")]), name
-    ckptconv_here("convert", "--last-good", tmp_path / "dcp" / "step-10", output).refused(2, "has no steps")
+    ckptconv_here("convert", "--last-good", tmp_path / "trainer" / "checkpoint-10", output).refused(2, "has no steps")
 
 
 def test_the_last_line_names_the_last_good_step_and_so_does_last_alone(tmp_path: Path) -> None:
@@ -137,17 +136,6 @@ def test_what_latest_does_not_name_yet_is_not_the_last_good_step(tmp_path: Path)
     lost = next((run / "global_step20").glob("*optim_states.pt"))
     lost.unlink()
     assert steps(run, "--last").out == f"{run}/global_step10\n"
-
-
-def test_a_step_of_the_names_and_sizes_of_another_is_not_opened_but_the_last_good_one_is(tmp_path: Path) -> None:
-    run = SAVERS["dcp"].run(tmp_path / "run", 11, 12, 13)
-    told = {step["name"]: step["like"] for step in steps(run, "--json").json["steps"]}
-    assert told == {"step-11": "step-13", "step-12": "step-13", "step-13": ""}
-    # Of the same size, and no metadata: whoever may be named as the last good one is looked into.
-    for number in (12, 13):
-        path = run / f"step-{number}" / ".metadata"
-        path.write_bytes(b"\x80\x04" + b"N" * (path.stat().st_size - 3) + b".")
-    assert steps(run, "--last").out == f"{run}/step-11\n"
 
 
 def test_files_named_by_step_are_steps_with_their_optimizers(tmp_path: Path) -> None:
@@ -233,31 +221,6 @@ def test_check_finds_what_changed_and_stats_what_is_not_finite(tmp_path: Path) -
     assert old["norm"] == pytest.approx(norm, rel=1e-6)
 
 
-@pytest.mark.parametrize("kind", PLACES)
-def test_a_run_on_a_store_is_what_it_is_here_and_takes_three_requests_a_step_at_most(kind: str, tmp_path: Path) -> None:
-    count = 12
-    run = SAVERS["dcp"].run(tmp_path / "run", *range(10, 10 + count))
-    (run / "step-19" / "__0_0.distcp").write_bytes(b"cut")
-    (run / f"step-{9 + count}" / ".metadata").unlink()
-    place = PLACES[kind]()
-    url = place.put(run, "run")
-    with place.link() if isinstance(place, Served) else nullcontext() as link:
-        through = place.through(link).options if isinstance(place, Served) and link else place.options
-        there = survey(url, storage_options=through)
-        if link:
-            asked = [f"{each.method} {each.path}" for each in link.asked]
-            assert len(asked) <= 3 * count, asked
-    here = survey(str(run))
-    assert there.last_good == f"{url}/step-{8 + count}"
-    for far, near in zip(there.steps, here.steps, strict=True):
-        assert (far.name, far.good, far.weights_bytes, far.bytes) == (
-            near.name,
-            near.good,
-            near.weights_bytes,
-            near.bytes,
-        )
-
-
 def test_files_that_are_named_by_what_is_in_them_are_not_missed_in_other_steps(tmp_path: Path) -> None:
     run = SAVERS["torch"].run(tmp_path / "run", 1, 2)
     for number, name in ((1, "3fa2c1"), (2, "9bd40e")):
@@ -292,12 +255,3 @@ def test_a_directory_of_a_step_that_nothing_reads_is_not_good_and_no_error(tmp_p
     _, odd, empty = steps(run, "--json").json["steps"]
     assert (odd["whole"], odd["good"]) == (None, False)
     assert (empty["whole"], empty["why"]) == (False, "it has no files")
-
-
-def test_a_step_is_read_no_further_than_its_descriptions(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(checkpoint_of("hsdp_2x2"), run / "step-1")
-    found = newest_good(judged(run_at(Location(str(run)))))
-    assert found is not None
-    assert found.weights > 0
-    assert json.loads(steps(run, "--json").out)["steps"][0]["format"] == found.format

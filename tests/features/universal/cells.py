@@ -56,7 +56,6 @@ def scene(here: Path) -> None:
 
 
 REFUSED = """\
-convert zero new --universal dcp
 convert zero new --universal uni
 convert zero new --universal uni --overwrite
 convert zero new --universal trained/step
@@ -68,7 +67,6 @@ convert zero new --universal trained --overwrite
 convert zero new --universal=
 pt2safetensors train.pt new --universal hf
 zero-to-fp32 zero --universal hf
-dcp2safetensors dcp new --universal step2
 """
 DONE: dict[str, set[str]] = {
     "convert zero new --optimizer new/optimizer --universal new/universal": set(),

@@ -1,4 +1,4 @@
-"""The checkpoints of tests/data/dcp: what they hold, and how they are converted."""
+"""The checkpoints in `data`: what they hold, and how they are converted."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from checkpoints import DATA, Run, ckptconv_here
+from checkpoints import Run, ckptconv_here
 
-DCP = DATA / "dcp"
+DCP = Path(__file__).parent / "data"
 
 
 def checkpoint_of(case: str) -> Path:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dist_checkpoint
-from dcp_checkpoints import converted, refused
+from features.dcp.cases import converted, refused
 from effort import every
 from safetensors.torch import load_file
 

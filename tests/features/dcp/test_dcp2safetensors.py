@@ -13,7 +13,7 @@ import torch.distributed.checkpoint as dist_checkpoint
 from cells import looking
 from checkpoints import bits, ckptconv_here, done
 from compare import assert_same
-from dcp_checkpoints import DCP, checkpoint_of, converted, expected_of, refused
+from features.dcp.cases import DCP, checkpoint_of, converted, expected_of, refused
 from effort import every
 from safetensors import safe_open
 from safetensors.torch import load_file

@@ -17,7 +17,7 @@ import torch
 import torch.distributed.checkpoint as dist_checkpoint
 from cells import looking
 from checkpoints import bits, ckptconv_here, done
-from dcp_writer import Box, Checkpoint, cut, entry_of, grid, one, shards, whole
+from features.dcp.writer import Box, Checkpoint, cut, entry_of, grid, one, shards, whole
 from effort import TIMES, every, examples
 from hypothesis import given
 from hypothesis import strategies as st

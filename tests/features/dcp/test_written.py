@@ -19,8 +19,8 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from checkpoints import ZERO, assert_same, ckptconv_here, contents, done, load_with_aliases
-from dcp_checkpoints import DCP, checkpoint_of
-from dcp_writer import one, shards
+from features.dcp.cases import DCP, checkpoint_of
+from features.dcp.writer import one, shards
 from effort import every
 from hypothesis import given
 from hypothesis import strategies as st

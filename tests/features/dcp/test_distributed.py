@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -12,11 +12,13 @@ import torch
 import torch.distributed.checkpoint as dcp
 from checkpoints import ZERO, assert_same
 from dtensors import placed, playing
+from features.dcp.cases import checkpoint_of
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
+import ckptconv
 from ckptconv import DistributedReader, UsageError
 from ckptconv.storage.files import DescriptorReader
 
@@ -97,3 +99,28 @@ def test_a_class_known_by_name_only_is_left_out(tmp_path: Path) -> None:
     state = {"weight": torch.zeros(9, 4)}
     load(state, DistributedReader(tmp_path / "model.pt"))
     assert torch.equal(state["weight"], WEIGHT)
+
+
+def test_a_reader_of_a_checkpoint_without_tensors_has_its_values(tmp_path: Path) -> None:
+    torch.save({"step": 7}, tmp_path / "x.pt")
+    reader = DistributedReader(tmp_path / "x.pt", key=".")
+    state = {"step": 0}
+    dcp.load(state, storage_reader=reader, no_dist=True)
+    assert state == {"step": 7}
+
+
+def test_what_a_conversion_warns_of_is_warned_of() -> None:
+    path = checkpoint_of("leaves_nodist")
+    expected = ckptconv.convert(path, "out", dry_run=True).warnings
+    ways: list[Callable[..., Any]] = [ckptconv.open, ckptconv.load_state_dict, DistributedReader]
+    for reading in ways:
+        with pytest.warns(UserWarning, match="Left out: ") as caught:
+            reading(path)
+        assert [str(each.message) for each in caught] == expected, reading
+        assert {each.filename for each in caught} == {__file__}, reading
+
+
+def test_the_tree_is_nested_as_it_was_saved() -> None:
+    with ckptconv.open(checkpoint_of("fsdp2_w2_nested")) as opened:
+        assert set(opened.tree) == {"model", "optim"}
+        assert set(opened.tree["model"]) == set(opened)
