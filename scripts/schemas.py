@@ -38,6 +38,8 @@ class Command(NamedTuple):
 # What commands of features print: the module of each that has any of COMMANDS, OF_CONVERSIONS, DIFFERENCES and MORE.
 _PRINTED: dict[str, str] = {
     "average": "ckptconv.features.average.command",
+    "dcp2safetensors": "ckptconv.features.dcp.dcp2safetensors",
+    "safetensors2dcp": "ckptconv.features.dcp.safetensors2dcp",
     "diff": "ckptconv.features.diff.printed",
     "inspect": "ckptconv.features.inspect.printed",
     "merge": "ckptconv.features.merge.command",
@@ -52,7 +54,7 @@ _PRINTED: dict[str, str] = {
 }
 FEATURES = tuple(map(import_module, _PRINTED.values()))
 _CONVERTING = (
-    *("convert", "pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors", "safetensors2dcp"),
+    *("convert", "pt2safetensors", "safetensors2pt", "zero-to-fp32"),
     "finish",
     *(command for feature in FEATURES for command in getattr(feature, "OF_CONVERSIONS", ())),
 )

@@ -144,7 +144,7 @@ WRONG = [
     ("tensors/lazy.py", "from ckptconv import options, plan", house.upwards),
     ("errors.py", "from .storage.paths import join", house.upwards),
     ("tensors/dtypes.py", "from ckptconv.tensors.lazy import View", house.cycles),
-    ("formats/dcp/locate.py", "def later():\n    from ckptconv.features.dcp import read", house.cycles),
+    ("features/dcp/locate.py", "def later():\n    from ckptconv.features.dcp import read", house.cycles),
 ]
 
 

@@ -96,7 +96,7 @@ def meant_by(word: str) -> str:
     if kind == "safetensors" and target in _KINDS["pt"]:
         return "safetensors2pt"
     if kind:
-        return _CONVERT[kind]
+        return _CONVERT[kind] if _CONVERT[kind] in COMMANDS else "convert"
     if target:
         return ""
     others: dict[str, Sequence[str]] = {}

@@ -123,6 +123,80 @@ def test_a_single_file_has_them_in_its_manifest(mixed: Path, tmp_path: Path) -> 
     verify(out, back, manifest=tmp_path / "back.json")
 
 
+def test_optimizer_states_have_them(tmp_path: Path) -> None:
+    convert(RUN, tmp_path / "out", digest="sha256", optimizer=tmp_path / "states")
+    assert_digested((tmp_path / "states" / MANIFEST).read_text(), written(tmp_path / "states"))
+
+
+# ---------------------------------------------------------------------------------------------- however it was made
+
+
+def test_a_conversion_that_goes_on_gives_the_same_manifest(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop() -> None:
+        raise FailedError("It was stopped.")
+
+    read: list[int] = []
+    digests_of = digests.digests_of
+    monkeypatch.setattr(digests, "digests_of", lambda *args: read.append(args[1]) or digests_of(*args))
+    options: Any = {"max_shard_size": SHARD}
+    convert(shards, tmp_path / "whole", digest="sha256", **options)
+    # What has no digest in its record is read once.
+    for before, count in (("sha256", 0), ("", 7)):
+        out = tmp_path / f"out{before}"
+        with pytest.raises(FailedError, match="stopped"):
+            convert(shards, out, digest=before, before_commit=stop, **options)
+        assert convert(shards, out, digest="sha256", **options).reused == 7
+        assert_digested((out / MANIFEST).read_text(), written(out))
+        assert len(read) == count
+        assert (out / MANIFEST).read_bytes() == (tmp_path / "whole" / MANIFEST).read_bytes()
+
+
+def test_parts_give_what_a_whole_run_gives(mixed: Path, tmp_path: Path) -> None:
+    options: Any = {"max_shard_size": 4_000_000}
+    convert(mixed, tmp_path / "out", digest="sha256", **options)
+    for first in ("", "sha256"):
+        parts = tmp_path / f"parts{first}" / "out"
+        for number, digest in enumerate((first, "sha256")):
+            convert(mixed, parts, part=(number, 2), digest=digest, **options)
+        finish(parts)
+        assert (parts / MANIFEST).read_bytes() == (tmp_path / "out" / MANIFEST).read_bytes()
+
+
+def test_the_process_that_writes_a_file_digests_it(shards: Path, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(2) as executor:
+        convert(shards, tmp_path / "out", executor=executor, max_shard_size=SHARD, digest="sha256")
+    assert_digested((tmp_path / "out" / MANIFEST).read_text(), written(tmp_path / "out"))
+
+
+@pytest.mark.parametrize("kind", PLACES)
+def test_what_is_sent_to_a_store_is_digested_on_its_way(kind: str, shards: Path, mixed: Path) -> None:
+    for source, size, part in ((mixed, 4_000_000, None), (shards, SHARD, (0, 1))):
+        place = PLACES[kind]()
+        known: Any = {"storage_options": place.options}
+        convert(source, place.url, digest="sha256", max_shard_size=size, part=part, **known)
+        if part:
+            finish(place.url, **known)
+        files = place.contents()
+        assert_digested(files.pop(MANIFEST), files)
+        verify(source, place.url, **known)
+
+
+def test_a_conversion_that_fails_leaves_no_thread(mixed: Path, tmp_path: Path) -> None:
+    def full(count: int) -> None:
+        raise FailedError("The disk is full.")
+
+    before = set(threading.enumerate())  # those of earlier tests may end meanwhile
+    with pytest.raises(FailedError, match="full"):
+        convert(mixed, tmp_path / "out", digest="sha256", progress=full)
+    assert not set(threading.enumerate()) - before
+    assert not (tmp_path / "out").exists()
+
+
+# -------------------------------------------------------------------------------------------------------- verifying
+
+
 def test_verify_finds_a_byte_that_only_a_digest_tells(shards: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     convert(shards, out, max_shard_size=SHARD, digest="sha256")

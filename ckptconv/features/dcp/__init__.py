@@ -13,6 +13,7 @@ itself. `dcp2safetensors` and `safetensors2dcp` are the commands.
 from __future__ import annotations
 
 PAGES = ()
+SCRIPTS = ("test_dcp.py",)
 # Why it is larger than a container of files may be.
 EXCEEDS = "it reads a format of several writers, and writes it, and compares its output, and has torch load others"
 # The module of the classes in `.metadata`, which names one of them after its first few bytes.

@@ -10,6 +10,9 @@ from ckptconv.cli.convert import convert_one
 from ckptconv.cli.options import CONVERTING, Destination, destination, named, taking
 from ckptconv.errors import UsageError
 
+# Commands whose report is that of a conversion.
+OF_CONVERSIONS = ("dcp2safetensors",)
+
 
 @taking(*named("into optimizer order for_hub universal zero_stage fresh_optimizer master unstack"), *CONVERTING)
 def dcp2safetensors(

@@ -11,6 +11,9 @@ from ckptconv.cli.options import CONVERTING, named, required, taking
 from ckptconv.features.dcp.distributed_options import STATES_READ
 from ckptconv.options.table import OPTIONS, TO_CHECKPOINT
 
+# Commands whose report is that of a conversion.
+OF_CONVERSIONS = ("safetensors2dcp",)
+
 
 @taking(
     *named("into"),
