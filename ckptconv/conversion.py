@@ -111,7 +111,7 @@ def convert(
                 named, chosen = named_outputs(beside_it, chosen)
                 targets = targets_of(named, chosen)
                 chosen = chosen.replaced(spool_dir=chosen.spool_dir or beside(targets))
-            if chosen.like and (module := entry_of(targets[0].kind).like):
+            if any(chosen.fitting().values()) and (module := entry_of(targets[0].kind).like):
                 targets, chosen = import_module(module).like(sources[0], targets, chosen)
             work = [(kept_apart(one, target.path), target) for one, target in _work(sources, targets, chosen)]
             outputs = [planned(one, target, chosen) for one, target in work]

@@ -19,7 +19,7 @@ from ckptconv.formats.registered import DEEPSPEED, FORMATS, JOINING, MEGATRON
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.options.option import checked
 from ckptconv.options.registered import opening
-from ckptconv.options.table import CHANGING, OPENING
+from ckptconv.options.table import CHANGING, FITTING, OPENING
 from ckptconv.pickles.nodes import is_distributed_class
 from ckptconv.pickles.refusing import refusing_attacks
 from ckptconv.storage import stores
@@ -41,7 +41,7 @@ _Found: TypeAlias = tuple[Format, Guess]
 _LOOKED_AT, _FEW = 50, 5
 
 
-@checked({**OPENING, **CHANGING})
+@checked({**OPENING, **CHANGING, **FITTING})
 def open_source(
     path: str | os.PathLike[str],
     *,
@@ -54,7 +54,6 @@ def open_source(
     structure: bool = True,
     master: bool = False,
     unstack: bool = False,
-    like: str = "",
     inert: bool = False,
     raw: bool = False,
     alone: bool = False,
@@ -70,14 +69,13 @@ def open_source(
     `exclude_frozen` and `model_rank` (one tensor-parallel rank) apply to DeepSpeed checkpoints. `key` and `states` ask
     for what is under a key and for the optimizer's states, if these are not read along with the weights. `master` (the
     optimizer's fp32 masters) and `unstack` (a tensor for each layer) apply to Megatron-core's. A structure record of
-    safetensors that does not fit the tensors is an error; with `structure` false it is left out. `like` is the path of
-    the source's reference. `order` names what tells the order of its parameters, in which optimizers number them; a
-    reference may tell it too. What else is `asked` are options of features that change a source. A file that is an
-    attack raises UnsafeError; with `inert` it is opened like any other, and nothing in it runs. `raw` keeps whole
-    modules the objects they are. One file of many, such as a rank's, can be looked at; whoever takes its weights for a
-    model gets an error,
-    unless it is taken `alone`. "-" is standard input. Input from a pipe is kept in a temporary file in `spool_dir`.
-    `recorded` is what the record of an output says of how its source was changed.
+    safetensors that does not fit the tensors is an error; with `structure` false it is left out. `order` names what
+    tells the order of its parameters, in which optimizers number them. What else is `asked` are options of features
+    that change a source; a feature may tell the order too. A file that is an attack raises UnsafeError; with `inert` it
+    is opened like any other, and nothing in it runs. `raw` keeps whole modules the objects they are. One file of many,
+    such as a rank's, can be looked at; whoever takes its weights for a model gets an error, unless it is taken `alone`.
+    "-" is standard input. Input from a pipe is kept in a temporary file in `spool_dir`. `recorded` is what the record
+    of an output says of how its source was changed.
     """
     path = os.fspath(path)
     if not path:
@@ -90,7 +88,7 @@ def open_source(
         stores.at(path).taken(path, reached, spool_dir)
     asked["recorded"] = recorded
     reaching: dict[str, Any] = {"inert": inert, "spool_dir": spool_dir, "storage_options": storage_options}
-    orders = asked_orders(order, like if states else "", reaching)
+    orders = asked_orders(order, asked if states else {}, reaching)
     wanted = Wanted(key, states, tag, exclude_frozen, model_rank, structure, raw, master, unstack, orders=orders)
     for module in opening(asked):
         wanted = module.wanted(wanted, asked, reaching) if hasattr(module, "wanted") else wanted
@@ -115,7 +113,7 @@ def open_source(
         if given and not is_theirs
     ]
     source = source._replace(warnings=[*source.warnings, *idle]) if idle else source
-    return with_layout(source, like=like, **reaching, **asked)
+    return with_layout(source, **reaching, **asked)
 
 
 def _joined(place: Location, source: Source, wanted: Wanted) -> Source:
@@ -131,22 +129,13 @@ def _joined(place: Location, source: Source, wanted: Wanted) -> Source:
 def with_layout(
     source: Source,
     *,
-    like: str = "",
     inert: bool = False,
     spool_dir: str = "",
     storage_options: Mapping[str, Any] | None = None,
     **asked: Any,
 ) -> Source:
-    """Return `source` with the reference that an output of it is to have, "" if there is none, and as features change
-    it for what else is `asked`.
-
-    The arguments are those of `open_source`.
-    """
+    """Return `source` as features change it for what is `asked`. The arguments are those of `open_source`."""
     reaching: dict[str, Any] = {"inert": inert, "spool_dir": spool_dir, "storage_options": storage_options}
-    if is_pipe(like):
-        raise UsageError(f"--like {like} is a pipe, but a reference must be a file or directory.")
-    if like:
-        source = source.computing(like=open_source(normalize(like), structure=False, **reaching))
     for module in opening(asked):
         source = module.opened(source, asked, reaching)
     return source
@@ -189,22 +178,23 @@ def complete(source: Source, *, key: str = "", states: bool = False, inert: bool
     return with_states_beside(source, wanted.key)
 
 
-def asked_orders(order: str, like: str, reaching: Mapping[str, Any]) -> tuple[Order, ...]:
-    """Return the orders of parameters that the user names: by `order`, or by a reference that keeps one."""
-    if not (order or like):
-        return ()
-    from ckptconv.formats.numbers import told
+def asked_orders(order: str, asked: Mapping[str, Any], reaching: Mapping[str, Any]) -> tuple[Order, ...]:
+    """Return the orders of parameters that the user names by `order`; without one, those that features know for what is
+    `asked`."""
+    if order:
+        from ckptconv.formats.numbers import told
+
+        return (told.asked(normalize(order), reaching["storage_options"] or {}, lambda path: order_in(path, reaching)),)
+    knowing = (module for module in opening(asked) if hasattr(module, "orders"))
+    return tuple(known for module in knowing for known in module.orders(asked, reaching))
+
+
+def order_in(path: str, reaching: Mapping[str, Any]) -> Order | None:
+    """Return the order of the weights of the checkpoint at `path`; None if it keeps none."""
     from ckptconv.formats.training import liked
 
     own = {name: reaching[name] for name in ("inert", "spool_dir", "storage_options")}
-
-    def of_checkpoint(path: str) -> Order | None:
-        return liked(open_source(path, structure=False, **own))
-
-    if order:
-        return (told.asked(normalize(order), reaching["storage_options"] or {}, of_checkpoint),)
-    found = of_checkpoint(normalize(like))
-    return (found,) if found else ()
+    return liked(open_source(path, structure=False, **own))
 
 
 def _with_optimizer(source: Source, place: Location, wanted: Wanted) -> Source:

@@ -25,16 +25,16 @@ def opened(
     *,
     key: str = "",
     states: bool = False,
-    like: str = "",
-    recorded: Any = None,
+    **asked: Any,
 ) -> Source:
-    """Return the checkpoint `given` as `options` ask. The other arguments are those of `open_source`."""
+    """Return the checkpoint `given` as `options` ask. The other arguments are those of `open_source`, such as
+    `options.fitting()`."""
     if not isinstance(given, Source):
-        settings = {**options.opening(), "key": key, "states": states, "like": like}
-        return open_source(normalize(given), recorded=recorded, **settings)
+        settings = {**options.opening(), **asked}
+        return open_source(normalize(given), key=key, states=states, **settings)
     source = complete(given, key=key, states=states, inert=options.inert)
-    layout: dict[str, Any] = {**options.changing(), **options.reaching()}
-    return with_layout(source, like=like, recorded=recorded, **layout)
+    layout: dict[str, Any] = {**options.changing(), **options.reaching(), **asked}
+    return with_layout(source, **layout)
 
 
 def all_opened(
@@ -54,8 +54,8 @@ def all_opened(
     wanted: dict[str, Any] = {
         "key": options.key,
         "states": "optimizer" in holds or needs_states,
-        "like": options.like if "weights" in holds else "",
         "recorded": recorded,
+        **(options.fitting() if "weights" in holds else {}),
     }
     if isinstance(given, Source):
         return [opened(given, options, **wanted)]

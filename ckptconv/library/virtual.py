@@ -21,7 +21,7 @@ from ckptconv.formats.source import Source
 from ckptconv.options import RUNNING
 from ckptconv.options.option import checked
 from ckptconv.options.table import OPTIONS, Options
-from ckptconv.outputs.kinds import is_given
+from ckptconv.outputs.kinds import further, is_given
 from ckptconv.outputs.planning import planned
 from ckptconv.outputs.targets import Target
 from ckptconv.outputs.telling import notes_of, warnings_of
@@ -89,7 +89,7 @@ class VirtualFiles(Mapping[str, VirtualFile]):
     def __init__(self, source: str | os.PathLike[str], **options: Unpack[ConvertOptions]) -> None:
         chosen = Options(**options)
         path = normalize(source)
-        if chosen.per_rank or chosen.optimizer or chosen.universal or chosen.to:
+        if chosen.per_rank or chosen.to or further(chosen):
             raise UsageError("A virtual checkpoint describes the weights of one rank or of all ranks joined.")
         self._given = (path, dict(options))
         self._closed = False
@@ -109,7 +109,7 @@ class VirtualFiles(Mapping[str, VirtualFile]):
                 opened = Source(self.format, SAFETENSORS, path, {})
                 opened = companions.with_files(opened, companions.together(opened, known), known)
             else:
-                opened = opening.opened(path, chosen, key=chosen.key, like=chosen.like)
+                opened = opening.opened(path, chosen, key=chosen.key, **chosen.fitting())
                 opened = companions.with_files(opened, companions.together(opened, known), known)
                 output = planned(opened._replace(companions={}), Target(path, "directory"), chosen)
                 change, plan = output.told.change, output.plan

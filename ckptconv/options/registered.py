@@ -17,15 +17,22 @@ FEATURES: Mapping[str, str] = {
     "provenance": "attest",
     "maps": "map size",
     "dcp": "chunks model_key optimizer_key flat_optimizer fill_states",
+    "like": "like partial fill",
+    "universal": "universal zero_stage fresh_optimizer",
+    "parts": "part",
 }
 # Of these, those that change a source when it is opened, in this order, and what asks for that: options, or `recorded`,
 # what the record of an output says of how its source was changed. `opening.py` in the folder has `opened(source, asked,
 # reaching)`, which returns the source as the options `asked` say, the dtype among them; `reaching` says how checkpoints
-# are reached. It may have `wanted(wanted, asked, reaching)`, which returns what is to be read then.
+# are reached. It may have `wanted(wanted, asked, reaching)`, which returns what is to be read then, and
+# `orders(asked, reaching)`, which returns the orders of parameters that it knows.
 OPENED: Mapping[str, str] = {
+    "like": "like",
     "quantized": "dequantize requantize",
     "maps": "map size recorded",
 }
+# Of these, those that do so for an output of weights alone: what it is to be like.
+FITTED = ("like",)
 
 
 @functools.cache

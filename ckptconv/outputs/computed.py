@@ -81,6 +81,8 @@ class Computing(NamedTuple):
     - `sources` yields the checkpoints that are read beside the source.
     - `retold`: the configuration of an output says what that of the source does not, so it is written unasked.
     - `again` is how the output is planned again if a command has made it.
+    - `lost`: the option of the way's name is the path of a checkpoint, which a manifest has as the member of that name.
+      This is what was done, for where the checkpoint is not found, and what to do then.
     """
 
     heading: Mapping[str, Any] = _NONE
@@ -99,6 +101,7 @@ class Computing(NamedTuple):
     sources: Callable[[Source], Iterable[Source]] = lambda source: ()
     retold: bool = False
     again: Again | None = None
+    lost: tuple[str, str] | None = None
 
 
 class Way(NamedTuple):
@@ -121,7 +124,7 @@ class Way(NamedTuple):
 # By name, which is that of its entry in `Source.computed`. Those that change the same do so in this order.
 COMPUTED: Mapping[str, Way] = {
     "map": Way("ckptconv.features.maps.mapped", ("map",), ("map",), "ckptconv.map"),
-    "like": Way("ckptconv.outputs.likeness", ("like",), ("like", "partial", "fill")),
+    "like": Way("ckptconv.features.like.likeness", ("like",), ("like", "partial", "fill")),
     "dequantize": Way("ckptconv.features.quantized.dequantized", ("dequantized",), ("dequantize",)),
     "quantize": Way("ckptconv.features.quantized.quantizing", ("quantized",), ("quantize", "requantize", "keep")),
     "average": Way("ckptconv.features.average.averages", ("average",)),

@@ -522,7 +522,7 @@ def of_part(target: Target, source: Source, options: Options) -> Target:
             f"{target.path} cannot hold a diffusers pipeline, which becomes a directory of safetensors.",
             "Give a directory, or convert one of its models alone.",
         )
-    if source.component is not None and options.part:
+    if source.component is not None and is_given("part", options):
         raise UsageError(
             "--part divides one output, but a diffusers pipeline becomes one output per model.",
             "Convert the models one by one.",

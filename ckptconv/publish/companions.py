@@ -10,6 +10,7 @@ from ckptconv.formats.registered import DCP, DEEPSPEED
 from ckptconv.formats.source import ADAPTER, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.computed import ways_of
+from ckptconv.outputs.kinds import is_given
 from ckptconv.outputs.targets import Target, is_beside
 from ckptconv.publish.earlier import Directory
 from ckptconv.storage import stores
@@ -33,7 +34,7 @@ def accompanied(source: Source, target: Target, options: Options, parts: Collect
     sources.
     """
     source, goal = _accompanied(source, target, options)
-    may_be_less = options.include or options.exclude or options.partial
+    may_be_less = options.include or options.exclude or is_given("partial", options)
     if source.config is None and may_be_less and companions.CONFIG not in goal.replaces:
         source = source._replace(config=_config_at(target, options))
     directory, left = _left(source, target, options, parts)
@@ -78,7 +79,7 @@ def _accompanied(source: Source, target: Target, options: Options) -> tuple[Sour
     # What is on a store is asked for only if something is copied. Parts there remove the manifest. Beside the input,
     # and beside a reference, nothing goes.
     is_near = is_beside(target.path, [one for one in (source, source.reference) if one])
-    is_known = not is_near and (not is_remote(target.path) or (bool(asked) and not options.part))
+    is_known = not is_near and (not is_remote(target.path) or (bool(asked) and not is_given("part", options)))
     earlier = earlier_companions(directory) if is_known else {}
     goal = target._replace(replaces=frozenset(earlier))
     if not asked and options.copy_config is None and source.quantized and source.quantized.says:

@@ -20,7 +20,7 @@ from ckptconv.formats import holding
 from ckptconv.formats.companions import is_companion_name
 from ckptconv.formats.runs import LATEST_UNIVERSAL
 from ckptconv.formats.source import Source
-from ckptconv.outputs.computed import made_as, terms_of
+from ckptconv.outputs.computed import terms_of
 from ckptconv.outputs.kinds import DIVIDED
 from ckptconv.outputs.targets import (
     FORMS,
@@ -45,7 +45,6 @@ from ckptconv.text import LastWord, Proposed, some
 if TYPE_CHECKING:
     from ckptconv.options.table import Options
     from ckptconv.outputs.planning import Output
-    from ckptconv.outputs.schema import PlanDescription
 
 # Forms of safetensors, which may lie beside what they are made of.
 _BESIDE_INPUT = frozenset(FORMS.values())
@@ -53,9 +52,9 @@ _BESIDE_INPUT = frozenset(FORMS.values())
 _BESIDE = ("manifest", *STATEMENTS, "depfile")
 _ELSEWHERE = "Write it to another path, and rename it afterwards if it needs this name."
 # How a permission begins that names what is read in the directory of the output, and what is read anywhere.
-_READ, _INPUT = "read/", "input/"
+READ, INPUT = "read/", "input/"
 _NEW_DIRECTORY = "Give a directory that does not exist yet."
-_NEW_NAME = "Give another name, or --overwrite to replace it."
+NEW_NAME = "Give another name, or --overwrite to replace it."
 # Bytes of a planned file that are compared at a time with one that exists.
 _UNIT, _MEMORY = 512 << 10, 8 << 20
 
@@ -102,9 +101,9 @@ class Claim(NamedTuple):
         return name not in self.names and (is_own or holding.is_read_with_others(name))
 
     def permissions(self) -> list[str]:
-        """Return what `finish` has to know of it, for `of_parts`."""
+        """Return what has to be known of it by who publishes what others have made."""
         granted = {"typed": self.proposed is None, "beside": self.beside, "overwrite": self.overwrite}
-        return [name for name, is_so in granted.items() if is_so] + [f"{_READ}{name}" for name in sorted(self.read)]
+        return [name for name, is_so in granted.items() if is_so] + [f"{READ}{name}" for name in sorted(self.read)]
 
 
 def claim_of(output: Output, sources: Sequence[Source], options: Options) -> Claim:
@@ -137,20 +136,6 @@ def _entries(directory: str, sources: Iterable[Source]) -> Iterator[str]:
             yield place.removeprefix(above).partition("/")[0]
 
 
-def of_parts(path: str, plan: PlanDescription, overwrite: bool) -> Claim:
-    """Return the claim of an output whose parts are staged, as their description says."""
-    names, permissions = [name for name, _, _ in plan.files], plan.permissions
-    proposed = None if "typed" in permissions else Proposed(path, _NEW_NAME)
-    beside, overwrite = "beside" in permissions, overwrite or "overwrite" in permissions
-    read = frozenset(each.removeprefix(_READ) for each in permissions if each.startswith(_READ))
-    return Claim(path, plan.kind, made_as(plan.heading), names, proposed, beside, overwrite, read=read)
-
-
-def spared_by_parts(permissions: Iterable[str]) -> Iterator[str]:
-    """Yield the paths of what parts have read, as their `permissions` say."""
-    return (each.removeprefix(_INPUT) for each in permissions if each.startswith(_INPUT))
-
-
 def _written_beside(options: Options) -> dict[str, tuple[str, str]]:
     """Return what is written beside outputs, {option: (path, what it is)}."""
     asked = {f"--{kind}": (getattr(options, kind), kind) for kind in _BESIDE}
@@ -175,8 +160,8 @@ class Replacing:
         self._same: set[tuple[str, str]] = set()
 
     def told(self) -> list[str]:
-        """Return what `finish` has to know of the files that are read, for `spared_by_parts`."""
-        return [f"{_INPUT}{place}" for place in self._spared.places]
+        """Return what has to be known of the files that are read by who publishes what others have made."""
+        return [f"{INPUT}{place}" for place in self._spared.places]
 
     def check(self, again: bool = False) -> None:
         """Raise UsageError if something would replace what it may not; FailedError if --no-clobber forbids it.
@@ -213,7 +198,7 @@ class Replacing:
         if not self._options.overwrite and file_made_as(place, kind) != kind:
             raise UsageError(
                 f"{option} would replace {path}, which ckptconv did not write for {option}.",
-                _NEW_NAME,
+                NEW_NAME,
             )
 
     def _check_apart(self, claims: Sequence[Claim], beside: Mapping[str, str]) -> None:
@@ -237,7 +222,7 @@ class Replacing:
             if place in taken or any(claim.form == "tree" and _lies_below(path, claim.path) for claim in claims):
                 raise UsageError(f"The output of {option} would replace {path}, the output.", "Give it another path.")
             if basename(path).startswith(HIDDEN):
-                raise UsageError(f"{option} {path}: ckptconv reserves names with this prefix.", _NEW_NAME)
+                raise UsageError(f"{option} {path}: ckptconv reserves names with this prefix.", NEW_NAME)
             if (other := named.setdefault(place, option)) != option:
                 raise UsageError(f"{other} and {option} both name {path}.", "Give one of them another path.")
 

@@ -25,7 +25,7 @@ from ckptconv.formats.opening import all_opened, fitted
 from ckptconv.formats.source import MODEL, Opened, Source, source_of
 from ckptconv.options.option import checked
 from ckptconv.options.table import OPTIONS, VERIFYING, Options
-from ckptconv.outputs.computed import COMPUTED, Way, recalled
+from ckptconv.outputs.computed import COMPUTED, Way, recalled, ways_in
 from ckptconv.outputs.kinds import CHECKPOINTS, DIVIDED, FURTHER, KINDS, NAMED, entry_of, further, kind_of
 from ckptconv.outputs.targets import MANIFEST, check_directory, kind_of_states, named_outputs
 from ckptconv.process import no_garbage, peak_rss
@@ -131,8 +131,7 @@ def verify(
     done = verify_outputs(pairs, asked, progress=bars.counter(progress), on_total=on_total)
     deciding = targets[-1 if asked.to in CHECKPOINTS else 0].manifest
     done.options = {name: getattr(asked, name) for name in asked.recorded()}
-    if asked.like:
-        done.options["like"] = asked.like
+    done.options |= {name: value for name, value in asked.fitting().items() if value}
     done.manifest = deciding.place.path if deciding and deciding.options else ""
     for name, paths in deciding.others.items() if deciding else ():
         if again := COMPUTED[name].computing.again:
@@ -236,11 +235,10 @@ def _with(manifest: Manifest, asked: Options, given: Collection[str]) -> Options
         for name, value in manifest.options.items()
         if name not in given and getattr(asked, name) == OPTIONS[name].default
     }
-    if "like" in manifest.told and not (asked.like or left["like"]):
-        raise UsageError(
-            f"{manifest.place} says that the conversion had a reference, but not where to find it from here.",
-            "Give it with --like REF.",
-        )
+    for name, way in ways_in(manifest.told).items():
+        if way.lost and not (getattr(asked, name) or left[name]):
+            done, advice = way.lost
+            raise UsageError(f"{manifest.place} says that {done}, but not where to find it from here.", advice)
     return asked.replaced(**left, family=asked.family or manifest.family)
 
 

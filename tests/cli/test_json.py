@@ -60,20 +60,17 @@ WAYS: dict[str, list[list[Any]]] = {
     "pt2safetensors": [
         ["model.pt"],
         ["model.pt", "--dry-run"],
-        ["model.pt", "--part", "0/2"],
         ["model.pt", "--verify", "--checksum", "--key", "model"],
     ],
     "safetensors2pt": [["model.safetensors", "again.pt"], ["model.safetensors", "again.pt", "--opaque", "drop"]],
     "zero-to-fp32": [[Z3, "out"], [Z3, *(f"--{name}={name}" for name in FURTHER)]],
     "verify": [["model.pt", "model.safetensors"]],
-    "finish": [["parts"]],
 }
 
 
 def test_what_a_command_prints_is_of_its_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for before in (
         ["pt2safetensors", "model.pt"],
-        ["pt2safetensors", "--part", "0/1", "model.pt", "parts"],
         *itertools.chain(*of_features("BEFORE")),
     ):
         _ = before() if callable(before) else done(ckptconv_here(*before))
@@ -189,7 +186,6 @@ def test_wrong_usage_names_command_and_input_as_far_as_they_are_known() -> None:
         ("pt2safetensors", "pt2safetensors", None),
         ("zero-to-fp32 model.pt", "zero-to-fp32", "model.pt"),
         *itertools.chain(*of_features("USAGE")),
-        ("finish nothing", "finish", "nothing"),
         ("model.pt", None, None),
         ("zero2fp32", None, None),
         ("--nonsense", None, None),

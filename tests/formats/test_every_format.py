@@ -15,7 +15,6 @@ from checkpoints import (
 )
 from format_suite import FormatSuite
 from safetensors.torch import load_file, save_file
-from tar_writer import Writer, pack
 
 # ------------------------------------------------------------------------------------------------------ files of torch
 
@@ -35,15 +34,6 @@ class TestStream(TestZip):
         state = torch.load(seven_shards(place / "model.pt"), weights_only=True)
         torch.save(state, place / "model.pt", _use_new_zipfile_serialization=False)
         return place / "model.pt"
-
-
-class TestTar(TestZip):
-    def write(self, place: Path) -> Path:
-        state = torch.load(seven_shards(place / "model.pt"), weights_only=True)
-        return pack(Writer(state).members(), place / "model.pt")
-
-    def expected(self, checkpoint: Path) -> Mapping[str, torch.Tensor]:
-        return torch.load(checkpoint, weights_only=False)  # type: ignore[no-any-return]
 
 
 class TestShardedSet(FormatSuite):

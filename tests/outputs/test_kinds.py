@@ -63,22 +63,16 @@ MATRIX = {
     "strip_prefix": Row("hhhhh", {"strip_prefix": "l1."}),
     "rename": Row("hhhhh", {"rename": "^l1=q"}),
     "tied": Row("hhshh", {"tied": "duplicate"}),
-    "like": Row("hhrss", {"like": LIKE}),
-    "partial": Row("hhrss", {"partial": True}, (("like", "../more.safetensors"),)),
-    "fill": Row("hhrss", {"fill": True}, (("like", "../more.safetensors"),)),
     "structure": Row("hhhhh", {"structure": False}, source="nested"),
     "states": Row("rrrrr", {"states": "../zero"}),
     "order": Row("sssss", {"order": "../order.txt"}),
     "opaque": Row("sshss", {"opaque": "drop"}, source="opaque"),
-    "zero_stage": Row("rrrrr", {"zero_stage": 3}),
-    "fresh_optimizer": Row("rrrrr", {"fresh_optimizer": True}),
     "for_hub": Row("hhrrr", {"for_hub": True}, source="nested"),
     "copy_config": Row("shsss", {"copy_config": True}),
     "exclude_frozen_parameters": Row("hhsss", {"exclude_frozen_parameters": True}, source="zero"),
     "clobber": Row("hhhhh", {"clobber": False}),
     "verify": Row("hhhhh", {"verify": True}),
     "checksum": Row("hhhhh", {"checksum": True}),
-    "part": Row("hhhhh", {"part": (0, 2)}),
     "manifest": Row("hhhhh", {"manifest": "manifest.json"}),
     "digest": Row("hhhhh", {"digest": "sha256"}, (("manifest", "manifest.json"),)),
     "depfile": Row("hhhhh", {"depfile": "x.d"}),
@@ -86,7 +80,7 @@ MATRIX = {
     **{option: Row(*row) for rows in of_features("ROWS_OF_KINDS") for option, row in rows.items()},
 }
 # Options that name the outputs, or are about how the input is reached and read, or how fast: they know of no kind.
-OTHERS = {"to", "optimizer", "universal", "per_rank", "drop_opaque", "jobs", "memory", "fsync", "spool_dir"}
+OTHERS = {"to", *FURTHER, "per_rank", "drop_opaque", "jobs", "memory", "fsync", "spool_dir"}
 OTHERS |= {"overwrite", "storage_options", "inert", "raw", "alone", "family", "tag", "master", "unstack"}
 
 

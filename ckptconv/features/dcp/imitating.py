@@ -19,7 +19,7 @@ from ckptconv.storage.paths import normalize
 
 def like(source: Source, targets: Sequence[Target], options: Options) -> tuple[list[Target], Options]:
     """Return the targets with the layout of the checkpoint that they are to be like, and the options with its keys."""
-    layout = read_layout(Location(normalize(options.like), dict(options.storage_options)))
+    layout = read_layout(Location(normalize(options.fitting()["like"]), dict(options.storage_options)))
     return [target._replace(layout=layout) for target in targets], _fitted(options, layout, source)
 
 

@@ -23,7 +23,7 @@ def check(options: Options) -> None:
     for name in ("optimizer_key", "flat_optimizer", "fill_states") if not options.states else ():
         if is_given(name, options):
             raise UsageError(f"{flag(name)} applies only to optimizer states, and none were requested.", _STATES)
-    if options.like and given.chunks is not None:
+    if is_given("like", options) and given.chunks is not None:
         raise UsageError("--chunks and --like both say how to cut tensors: give one of them.")
     if given.model_key == NO_WEIGHTS and not options.states:
         raise UsageError("--model-key none leaves out the weights, so nothing is left to write.", _STATES)

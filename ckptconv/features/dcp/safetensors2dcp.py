@@ -9,7 +9,7 @@ import typer
 from ckptconv.cli.convert import convert_one
 from ckptconv.cli.options import CONVERTING, named, required, taking
 from ckptconv.features.dcp.distributed_options import STATES_READ
-from ckptconv.options.table import OPTIONS, TO_CHECKPOINT
+from ckptconv.options.table import TO_CHECKPOINT
 
 # Commands whose report is that of a conversion.
 OF_CONVERSIONS = ("safetensors2dcp",)
@@ -19,7 +19,10 @@ OF_CONVERSIONS = ("safetensors2dcp",)
     *named("into"),
     TO_CHECKPOINT,
     *named("chunks model_key optimizer_key flat_optimizer fill_states"),
-    OPTIONS["like"].explained("Cut the tensors like the checkpoint in REF, with its keys and its files."),
+    *(
+        each.explained("Cut the tensors like the checkpoint in REF, with its keys and its files.")
+        for each in named("like")
+    ),
     STATES_READ,
     *named("order opaque drop_opaque raw alone tag exclude_frozen_parameters master unstack per_rank"),
     *(each for each in CONVERTING if each not in named("copy_config like partial fill")),

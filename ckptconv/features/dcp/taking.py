@@ -19,5 +19,5 @@ def needs_states(options: Options, asked: str) -> bool:
 def fitted(source: Source, options: Options, asked: str) -> Source:
     """Return `source`, opened as `asked`, with the optimizer's states of the checkpoint that `options.states` names."""
     if options.states:
-        source = with_states(source, asked, options.states, **options.opening())
+        source = with_states(source, asked, options.states, **options.opening(), **options.fitting())
     return source._replace(notes=[note.replace(*_STATES_ARE_TAKEN) for note in source.notes])

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckptconv.errors import UnsupportedError, UsageError
+from ckptconv.features.universal.options import UniversalOptions
 from ckptconv.features.universal.taking import FRESH
 from ckptconv.formats.deepspeed.partitions import expert_of
 from ckptconv.formats.optimizers import weights_key
@@ -63,7 +64,8 @@ def resumable(source: Source, options: Options, rename: Rename = selection.renam
     That of a ZeRO checkpoint holds all as it is, unless `options` ask for another stage or a fresh optimizer. Raise
     UnsupportedError for states or weights that ZeRO cannot have, UsageError if there is no parameter.
     """
-    if source.training is None or options.zero_stage or options.fresh_optimizer:
+    asked = UniversalOptions.of(options)
+    if source.training is None or asked.zero_stage or asked.fresh_optimizer:
         return _derived(source, options, rename)
     states = (source.states() or {}).get("state", {})
     renaming = [option for option, _ in selection.renaming(options.strip_prefix, options.rename)]
@@ -132,7 +134,8 @@ def _derived(source: Source, options: Options, rename: Rename) -> Resumable:
     aliases = selection.untie(chosen.tensors, chosen.owners)
     masters = {name: chosen.cast(name) for name in chosen.tensors if name not in aliases}
     masters = {name: tensor for name, tensor in masters.items() if tensor.dtype.name == _MASTER}
-    optimizer = None if options.fresh_optimizer else source.states()
+    asked = UniversalOptions.of(options)
+    optimizer = None if asked.fresh_optimizer else source.states()
     named = {old: aliases.get(new, new) for old, new in chosen.names.items()}
     groups: list[dict[str, Any]] = [{"params": list(masters)}]
     warnings: list[str] = []
@@ -152,7 +155,7 @@ def _derived(source: Source, options: Options, rename: Rename) -> Resumable:
         states, warnings = _complete(states, masters, groups, step, source.path)
     rest = {name: untagged(tensor) for name, tensor in chosen.tensors.items() if name not in {*masters, *aliases}}
     model = _model(masters, groups, rest, aliases, step)
-    stage = options.zero_stage
+    stage = asked.zero_stage
     training = Training(
         stage=3 if stage == 3 else 1,
         parameters=parameters,

@@ -16,8 +16,7 @@ def run(smoke: Any) -> None:
     smoke.run("dcp2safetensors", STEP, "all.safetensors", "--key", ".")
     compressed = DATA / "zstd_w2" / "checkpoint"
     smoke.run("dcp2safetensors", compressed, "zstd.safetensors", code=0 if find_spec("zstandard") else 5)
-    smoke.run("dcp2safetensors", STEP, "dcp-parts", "--max-shard-size", "1KB", "--part", "0/1")
-    smoke.run("finish", "dcp-parts")
+    smoke.run("dcp2safetensors", STEP, "dcp-shards", "--max-shard-size", "1KB")
     for command in ("dcp2safetensors", "safetensors2dcp"):
         if "Usage" not in smoke.run(command, "--help"):
             raise SystemExit(f"The help of {command} says nothing of its usage.")

@@ -19,9 +19,9 @@ from processes import PROGRAM, prepared
 from ckptconv import finish
 from ckptconv.cli import console as report
 from ckptconv.errors import UsageError
+from ckptconv.features.parts.making import assign
+from ckptconv.features.parts.numbers import parse_part
 from ckptconv.outputs.kinds import FURTHER
-from ckptconv.publish.parts import assign
-from ckptconv.text import parse_part
 
 SHARDED = ("--max-shard-size", "100kB")
 

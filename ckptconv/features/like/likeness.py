@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from ckptconv.errors import DifferenceError, UsageError
+from ckptconv.features.like.options import LikeOptions
 from ckptconv.formats import model_files
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
@@ -128,7 +129,8 @@ def check(
     found: Comparison, given: Mapping[str, Typed], wanted: Mapping[str, Typed], source: Source, options: Options
 ) -> None:
     """Raise DifferenceError if `source`, with its reference, has a difference that the options do not allow."""
-    allowed = {"missing"} if options.partial or options.fill else set()
+    asked = LikeOptions.of(options)
+    allowed = {"missing"} if asked.partial or asked.fill else set()
     kinds = {what: names for what, names in found.kinds.items() if what not in allowed}
     if not kinds:
         return
@@ -250,7 +252,7 @@ def files_of(reference: Source, stored: Mapping[str, LazyTensor]) -> dict[str, s
     return {tensor: name_of[path] for tensor, path in first.items()}
 
 
-def _check_like(source: Source, options: Options) -> None:
+def _check_like(source: Source, options: LikeOptions) -> None:
     """Raise UsageError for options about a reference without one, or that exclude each other."""
     given = " and ".join(name for name in ("--partial", "--fill") if getattr(options, name[2:]))
     if given and source.reference is None:
@@ -268,7 +270,8 @@ def _selected(chosen: Selected, source: Source, options: Options, theirs: Select
 
     No structure record then belongs to the output: the reference has none.
     """
-    _check_like(source, options)
+    asked = LikeOptions.of(options)
+    _check_like(source, asked)
     reference = source.reference
     if reference is None or theirs is None:
         return chosen
@@ -281,8 +284,8 @@ def _selected(chosen: Selected, source: Source, options: Options, theirs: Select
     found = compare(chosen.tensors, wanted, ties, their_ties, fixed=chosen.fixed, casts=casts)
     others = {name: chosen.tensors[before] for name, before in found.others.items()}
     check(found, {**chosen.tensors, **others}, wanted, source, options)
-    filled = found.missing if options.fill else ()
-    missing = found.missing if options.partial else ()
+    filled = found.missing if asked.fill else ()
+    missing = found.missing if asked.partial else ()
     dtypes = {name: wanted[name].dtype.name for name in wanted} if casts else {}
     dtypes.update({alias: dtypes[kept] for alias, kept in found.aliases.items() if casts})
     fixed = {name for name, before in found.others.items() if before in chosen.fixed}
@@ -340,4 +343,8 @@ def _rows(origins: Mapping[str, tuple[str, str]], files: Iterable[FilePlan]) -> 
     ]
 
 
-COMPUTING = Computing(heading={"like?": str}, selected=_selected)
+COMPUTING = Computing(
+    heading={"like?": str},
+    selected=_selected,
+    lost=("the conversion had a reference", "Give it with --like REF."),
+)

@@ -15,6 +15,7 @@ import torch
 from compare import bits, evaluate, numbers, same
 from containers import ContainerSuite, refusal
 from effort import TIMES, every
+from features.tar.attacks import FILES
 from tar_writer import CLASSES, Part, Writer, pack, storages, tensors
 from torch import nn
 
@@ -194,3 +195,15 @@ def test_other_tar_archives_are_called_what_they_are(tmp_path: Path) -> None:
         b"".join(tarfile.TarInfo(f"f{number}").tobuf() for number in range(200)) + bytes(1024)
     )
     assert "it holds f0, f1, f2, f3, f4." in refusal(tmp_path / "endless.tar")
+
+
+def test_it_is_said_what_is_read_in_two_ways(tmp_path: Path) -> None:
+    cases = {case.file: case for case in FILES}
+    for name, reason in {
+        "two_tar_more.pt": "it holds 'readme.txt'",
+        "two_tar_sparse.pt": "is not a plain file, but of type b'S'",
+        "two_tar_and_pickle.pt": "begins as a tar archive and as a pickle",
+    }.items():
+        path = tmp_path / name
+        path.write_bytes(cases[name].make(""))
+        assert reason in refusal(path), name

@@ -14,11 +14,11 @@ import struct
 from typing import Any
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.formats.torch.container import SCANNED, Pickles, TorchFile, first_identity, refuse_attack
+from ckptconv.formats.torch.container import SCANNED, Pickles, TorchFile, first_identity, is_pickle, refuse_attack
 from ckptconv.formats.torch.objects import vocabulary
 from ckptconv.formats.torch.storages import Storage, storage_dtype
 from ckptconv.pickles.nodes import Global
-from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, Constructor, Limits, MalformedError
+from ckptconv.pickles.vocabulary import Constructor, Limits, MalformedError
 from ckptconv.storage.reading import Reader
 from ckptconv.storage.records import Records
 from ckptconv.storage.tar_directory import listed
@@ -34,12 +34,21 @@ _COUNT = struct.Struct("<q")
 _DIMENSIONS = struct.Struct("<i4x")
 
 
-def read_tar(reader: Reader, *, limits: Limits = DEFAULT_LIMITS) -> TorchFile:
+def read(reader: Reader, limits: Limits) -> TorchFile:
     """Read a file in the tar format: everything but the elements.
 
-    Raises CorruptError for a file that contradicts itself, is truncated, or contains more than torch.save writes;
-    UnsupportedError for a tar archive of anything else.
+    Raises CorruptError for a file that contradicts itself, is truncated, contains more than torch.save writes, or is a
+    pickle too; UnsupportedError for a tar archive of anything else.
     """
+    file = _read(reader, limits)
+    if is_pickle(reader.read_at(0, min(SCANNED, reader.file.size)), reader.file.path, or_begins=True):
+        raise CorruptError(
+            f"{reader.file.path} begins as a tar archive and as a pickle: different readers would read it differently."
+        )
+    return file
+
+
+def _read(reader: Reader, limits: Limits) -> TorchFile:
     listing = listed(reader)
     members, odd = listing.members, listing.odd
     if not members.keys() >= set(_PARTS) and (odd is None or members.keys() - set(_PARTS)):

@@ -2,37 +2,38 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckptconv.errors import CorruptError, FailedError, UsageError, leaving
+from ckptconv.features.parts.description import description
+from ckptconv.features.parts.finishing import FINISHING
+from ckptconv.features.parts.making import assign
+from ckptconv.features.parts.staged import described, directories
 from ckptconv.options.option import checked
-from ckptconv.options.table import FINISHING, Options
+from ckptconv.options.table import Options
 from ckptconv.outputs.computed import made_as
-from ckptconv.outputs.schema import MOST_RECORD, PlanDescription, description
+from ckptconv.outputs.schema import MOST_RECORD
 from ckptconv.outputs.targets import MANIFEST, directory_of, final_path
 from ckptconv.process import peak_rss
 from ckptconv.publish.manifest import Made, document
-from ckptconv.publish.parts import assign
+from ckptconv.publish.parts import PlanDescription
 from ckptconv.publish.publish import Staged, complete, describe, staging_for, unpublished
-from ckptconv.publish.replacing import Replacing, Spared, of_parts, spared_by_parts
-from ckptconv.publish.staging import remote_parts
-from ckptconv.publish.staging.area import StagedParts, described
+from ckptconv.publish.replacing import INPUT, NEW_NAME, READ, Claim, Replacing, Spared
 from ckptconv.publish.staging.base import Staging
 from ckptconv.publish.statements import asked
 from ckptconv.result import OutputFile, Report
 from ckptconv.storage.files import look, read_text
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import is_remote, join, listed, real_place
+from ckptconv.storage.paths import join, listed, real_place
 from ckptconv.storage.progress import Progress, counter, on_file, shown
 from ckptconv.storage.syncing import Syncing
-from ckptconv.text import some
+from ckptconv.text import Proposed, some
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -93,8 +94,8 @@ def finish(
     with ExitStack() as stack:
         stack.enter_context(leaving(unpublished(places, in_parts=True)))
         planned = [each for place in places for each in _planned(place)]
-        claims = [of_parts(each.path, each.plan, chosen.overwrite) for each in planned if not each.published]
-        spared = Spared(path for each in planned for path in spared_by_parts(each.plan.permissions))
+        claims = [_claim_of(each.path, each.plan, chosen.overwrite) for each in planned if not each.published]
+        spared = Spared(path for each in planned for path in _spared(each.plan.permissions))
         replacing = Replacing(chosen, spared, claims)
         replacing.check()
         stating, plans = asked(chosen), [(each.path, each.plan) for each in planned]
@@ -180,23 +181,26 @@ def _manifest(planned: _Planned) -> bytes:
     return read_text(path, MOST_RECORD).encode()
 
 
-def _described(place: Location) -> list[StagedParts]:
-    return remote_parts.described(place) if is_remote(place.path) else described(place.path)
+def _claim_of(path: str, plan: PlanDescription, overwrite: bool) -> Claim:
+    """Return the claim of an output whose parts are staged, as their description says."""
+    names, permissions = [name for name, _, _ in plan.files], plan.permissions
+    proposed = None if "typed" in permissions else Proposed(path, NEW_NAME)
+    beside, overwrite = "beside" in permissions, overwrite or "overwrite" in permissions
+    read = frozenset(each.removeprefix(READ) for each in permissions if each.startswith(READ))
+    return Claim(path, plan.kind, made_as(plan.heading), names, proposed, beside, overwrite, read=read)
 
 
-def _directories(path: str) -> list[str]:
-    with contextlib.suppress(OSError), os.scandir(path) as found:
-        return sorted(entry.name for entry in found if entry.is_dir(follow_symlinks=False))
-    return []
+def _spared(permissions: Iterable[str]) -> Iterator[str]:
+    """Yield the paths of what parts have read, as their `permissions` say."""
+    return (each.removeprefix(INPUT) for each in permissions if each.startswith(INPUT))
 
 
 def _planned(output: Location) -> list[_Planned]:
     """Return `output`, or the outputs of the tensor-parallel ranks in it."""
-    path, descriptions = output.path, _described(output)
+    path, descriptions = output.path, described(output)
     if not descriptions:
-        listed = remote_parts.directories(output) if is_remote(path) else _directories(path)
-        ranks = [output.join(name) for name in listed if _RANK.fullmatch(name)]
-        if any(map(_described, ranks)):
+        ranks = [output.join(name) for name in directories(output) if _RANK.fullmatch(name)]
+        if any(map(described, ranks)):
             return [each for rank in ranks for each in _planned(rank)]
     if not descriptions:
         raise UsageError(

@@ -18,7 +18,7 @@ from stores import COUNT, INDEX, MANIFEST, PLACES, SHARD_OF_SIX, Output, Place, 
 
 from ckptconv import convert
 from ckptconv.errors import CkptconvError, CorruptError, FailedError, UsageError
-from ckptconv.publish.finish import finish
+from ckptconv.features.parts.finish import finish
 
 THIRD = "model-00003-of-00006.safetensors"
 

@@ -11,6 +11,8 @@ from ckptconv.cli.options import named, run, taking
 from ckptconv.options.table import OPTIONS
 
 OTHER_WORDS = {"finish": ("commit", "publish", "finalize")}
+# It prints what conversions print.
+OF_CONVERSIONS = ("finish",)
 
 
 @taking(
@@ -33,7 +35,7 @@ def finish_(
       ckptconv zero-to-fp32 --part 1/2 checkpoints model/
       ckptconv finish model/
     """
-    from ckptconv.publish.finish import finish
+    from ckptconv.features.parts.finish import finish
 
     shown, report = run("finish", options, finish, outputs, before_commit=signals.ignore)
     shown.done(report)
