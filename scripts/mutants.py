@@ -247,22 +247,10 @@ MUTANTS = [
         "tests/formats/test_safetensors.py tests/storage/test_strict_json.py",
     ),
     Mutant(
-        "formats/deepspeed/partitions",
-        "partitions[0] if len(partitions) == 1 else",
-        "partitions[0] if len(partitions) <= 2 else",
-        "tests/formats/deepspeed/test_partitions.py",
-    ),
-    Mutant(
         "pickles/nodes",
         "    return node.name if type(node) is Opaque else",
         "    return node.name if type(node) is Composite else",
         "tests/pickles/test_nodes.py",
-    ),
-    Mutant(
-        "formats/deepspeed/partitions",
-        "if size > -(-(ends[stop] - ends[start]) // unit) * unit:",
-        "if size > (ends[stop] - ends[start]) + unit * unit:",
-        "tests/formats/deepspeed/test_partitions.py",
     ),
     Mutant(
         "outputs/selection",

@@ -71,31 +71,7 @@ def _unpacked(file: Path) -> Callable[[Path], object]:
 
 
 def of_fixtures() -> Iterator[Golden]:
-    for case in sorted((DATA / "zero").iterdir()):
-        convert = ("zero-to-fp32", "in", "--json")
-        yield Golden(
-            f"zero/{case.name}",
-            _copied(case / "checkpoint"),
-            (
-                (*convert, "out"),
-                (*convert, "model.safetensors", "--manifest", "manifest.json", "--depfile", "model.d"),
-                (*convert, "kept", "--dtype", "keep", "--tied", "duplicate", "--max-shard-size", "20KB"),
-                (*convert, "frozen", "--exclude-frozen-parameters", "--exclude", "*.bias", "--rename", "^a=b"),
-                (*convert, "ranks", "--per-rank"),
-                (*convert, "--optimizer", "states"),
-                *((*convert, "parts", "--part", part) for part in ("0/2", "1/2") if "part" in OPTIONS),
-                *([("finish", "parts", "--json")] if "part" in OPTIONS else []),
-                ("verify", "in", "out", "--json"),
-                *itertools.chain(*of_features("OF_ZERO")),
-                ("inspect", "in"),
-                ("inspect", "in", "--json"),
-                ("inspect", "in", "--html", "page.html"),
-                ("safetensors2pt", "out", "back.pt", "--json"),
-                ("convert", "in", "converted", "--json"),
-                ("convert", "out", "merged.safetensors", "--dtype", "bf16", "--json"),
-            ),
-        )
-    for name, path, commands in (each for more in of_features("CHECKPOINTS") for each in more):
+    for name, path, commands in itertools.chain(*of_features("CHECKPOINTS")):
         yield Golden(name, _copied(path), commands)
     for name, path in sorted((name, path) for more in of_features("DIRECTORIES") for name, path in more.items()):
         convert = ("pt2safetensors", "in", "--json")

@@ -87,9 +87,8 @@ def place(tmp_path: Path) -> Path:
         '[[rule]]\ntitan = "layers.{l}.attention.wq.weight : (n e two) h"\n'
         'hf = "model.layers.{l}.self_attn.q_proj.weight : (n two e) h"\n[sizes]\nn = "num_attention_heads"\ntwo = 2\n'
     )
-    shutil.copytree(ZERO / "z3_bf16_w2" / "checkpoint", tmp_path / "checkpoints")
-    for step in trained():
-        shutil.copytree(step, tmp_path / "step-1000", dirs_exist_ok=True)
+    for name, step in {step.parent.parent.parent.name: step for step in trained()}.items():
+        shutil.copytree(step, tmp_path / {"deepspeed": "checkpoints", "dcp": "step-1000"}[name])
     return tmp_path
 
 

@@ -86,7 +86,7 @@ ROADS = {
     "dcp2safetensors": roads.Size(157, 23_300),
     "zero-to-fp32": roads.Size(160, 24_200),
 }
-TRUNK, WITHOUT_DEEPSPEED = 44_000, 41_200
+TRUNK = 41_200
 
 
 @pytest.mark.parametrize("job", [job for job, path in roads.ROADS.items() if (ROOT / path).exists()])
@@ -97,7 +97,6 @@ def test_a_main_job_loads_no_more_than_it_did(job: str) -> None:
 
 def test_the_trunk_is_no_larger_than_it_was() -> None:
     assert roads.trunk().lines <= TRUNK
-    assert roads.trunk(deepspeed=False).lines <= WITHOUT_DEEPSPEED
 
 
 # The most lines of a feature that reads a format of input, unless its `EXCEEDS` says why it has more.

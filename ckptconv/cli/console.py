@@ -12,7 +12,6 @@ import time
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ckptconv.cli.failures import described
 from ckptconv.cli.registered import DIFFERENCES
 from ckptconv.cli.terminal import can_rewrite, coloured, columns, has_colours
 from ckptconv.errors import CkptconvError, FailedError
@@ -107,6 +106,8 @@ class Printer:
     def failed(self, error: CkptconvError, asked: str | None = None) -> None:
         """Report the error that ended a command. `asked` is its input, as far as it is known."""
         if self.json:
+            from ckptconv.cli.failures import described
+
             with contextlib.suppress(FailedError):
                 failed: Failed = {"input": asked, "error": described(error)}
                 self.print_json(False, failed)

@@ -71,14 +71,11 @@ def _options_below(group: Any) -> set[str]:
     return own.union(*map(_options_below, commands))
 
 
-# What a word in the place of a command may mean, and the commands that were meant.
-_KINDS = {
-    "pt": ("pt", "pth", "bin", "ckpt", "pkl", "pickle", "torch", "pytorch"),
-    "zero": ("zero", "zero1", "zero2", "zero3", "deepspeed", "ds"),
-    "dcp": ("dcp", "distcp", "fsdp"),
-    "safetensors": ("safetensors", "safetensor", "st"),
+# Words for what commands read, by the command; those of features are in the modules of their commands.
+INPUT_WORDS: dict[str, tuple[str, ...]] = {
+    "pt2safetensors": ("pt", "pth", "bin", "ckpt", "pkl", "pickle", "torch", "pytorch"),
+    "convert": ("safetensors", "safetensor", "st"),
 }
-_CONVERT = {"pt": "pt2safetensors", "zero": "zero-to-fp32", "dcp": "dcp2safetensors", "safetensors": "convert"}
 _SUFFIXES = (*TORCH_SUFFIXES, ".safetensors", ".json", ".distcp", "/")
 
 
@@ -92,13 +89,14 @@ def _of_commands(name: str) -> Iterator[Mapping[str, Any]]:
 def meant_by(word: str) -> str:
     """Return the command that is meant by `word`, which is none; "" if nobody knows: zero2fp32, pt2st, show."""
     source, _, target = word.lower().removesuffix(".py").replace("_", "-").replace("-to-", "2").partition("2")
-    kind = next((kind for kind, words in _KINDS.items() if source in words), "")
-    if kind == "safetensors" and target in _KINDS["pt"]:
+    inputs = dict(INPUT_WORDS)
+    for table in _of_commands("INPUT_WORDS"):
+        inputs |= table
+    command = next((command for command, words in inputs.items() if source in words), "")
+    if command == "convert" and target in inputs["pt2safetensors"]:
         return "safetensors2pt"
-    if kind:
-        return _CONVERT[kind] if _CONVERT[kind] in COMMANDS else "convert"
-    if target:
-        return ""
+    if command or target:
+        return command
     others: dict[str, Sequence[str]] = {}
     for table in _of_commands("OTHER_WORDS"):
         others |= table

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
+from ckptconv.formats.change import Change
 from ckptconv.storage import strict_json
 from ckptconv.storage.location import Location
 from ckptconv.tensors.dtypes import DTYPES
@@ -25,20 +26,6 @@ EXPERT_DTYPE = "expert_dtype"
 # The largest configuration that is read, in bytes, and how many lists and objects may be inside one another. Those of
 # quantized weights may name every module.
 _LARGEST, _DEEPEST = 8 << 20, 64
-
-
-class Change(NamedTuple):
-    """What an output changes of what a configuration says: the `dtype` that weights were cast to, "" for none; with
-    `plain`, they are not quantized any more, and with `quantization`, they are quantized as that says. `settings` are
-    other values of it."""
-
-    dtype: str = ""
-    plain: bool = False
-    quantization: Mapping[str, Any] | None = None
-    settings: Mapping[str, Any] = {}
-
-
-UNCHANGED = Change()
 
 
 def read(place: Location) -> dict[str, Any]:

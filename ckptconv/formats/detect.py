@@ -13,9 +13,8 @@ from ckptconv.errors import CkptconvError, MissingError, UsageError
 from ckptconv.formats import alone as alone_files
 from ckptconv.formats import model_files, pipelines
 from ckptconv.formats.format import CERTAIN, LIKELY, Format, Guess, Probe
-from ckptconv.formats.instead import what_directory_it_is, what_it_is
 from ckptconv.formats.model_files import TORCH
-from ckptconv.formats.registered import DEEPSPEED, FORMATS, JOINING, MEGATRON
+from ckptconv.formats.registered import BY_RANK, DEEPSPEED, FORMATS, JOINING, MEGATRON
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.options.option import checked
 from ckptconv.options.registered import opening
@@ -218,10 +217,10 @@ def open_parts(place: Location, *, per_rank: bool, **settings: Any) -> list[Sour
         found = pipelines.reader_of(place).read(place)
         models = [_component(place.join(name) if name else place, name, settings) for name in found.models]
         return [*found.others, *models]
-    from ckptconv.formats.deepspeed import read
-
+    if not BY_RANK:
+        raise UsageError("--per-rank needs the feature deepspeed, which is not installed.")
     with refusing_attacks(not settings["inert"]):
-        ranks = read.ranks_to_convert(place, settings["tag"])
+        ranks = import_module(BY_RANK[0]).ranks_to_convert(place, settings["tag"])
     return [open_source(place.path, model_rank=rank, **settings) for rank in ranks]
 
 
@@ -282,6 +281,8 @@ def _surest(formats: Iterable[Format], probe: Probe, best: _Found | None = None)
 
 def _check_beginning(probe: Probe) -> None:
     """Raise the error for a file that no command reads, such as a web page: naming another command would not help."""
+    from ckptconv.formats.instead import what_it_is
+
     what = what_it_is(*probe.head)
     if what:
         raise type(what)(f"{probe.place} {what.message}", what.hint)
@@ -290,6 +291,8 @@ def _check_beginning(probe: Probe) -> None:
 def _check_foreign(place: Location) -> None:
     """Raise the error for a directory of a format that is not read, or with such directories in it, or in these, as a
     run has steps, and a step items."""
+    from ckptconv.formats.instead import what_directory_it_is
+
     inner = [*islice(_directories(place), _LOOKED_AT)]
     items = islice((item for step in inner for item in _directories(step)), _LOOKED_AT)
     for each in (place, *inner, *items):

@@ -10,7 +10,8 @@ import re
 from ckptconv.formats import model_files
 from ckptconv.formats.instead import what_directory_it_is
 from ckptconv.formats.registered import DESCRIBING, PIPELINES
-from ckptconv.formats.runs import MEGATRON_RANK, POINTERS, STEP_METADATA, is_of_step
+from ckptconv.formats.run_names import POINTERS, ZERO
+from ckptconv.formats.runs import MEGATRON_RANK, STEP_METADATA, is_of_step
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
@@ -24,7 +25,7 @@ _DISTRIBUTED = re.compile(r".*\.distcp|(?:__\d{1,9})?\.metadata", re.DOTALL)
 _BESIDE = re.compile(
     r"(?:training_args|meta|scheduler|sampler|dl_state_dict|scaler|rng_state|random_states)(?:_\d+)*\.\w+"
 )
-_RANK = re.compile(rf"{MEGATRON_RANK}|zero")
+_RANK = re.compile(rf"{MEGATRON_RANK}|{ZERO}")
 # How deep the weights of a step may lie below the directory that it is in: iter_0000100/mp_rank_00/model_optim_rng.pt.
 _LEVELS = 3
 
@@ -34,7 +35,7 @@ def held(place: Location, name: str, levels: int = _LEVELS) -> bool:
     if place.names[name].kind != "directory":
         return _is_file_of_weights(name)
     # Folders of parameters in a universal checkpoint's `zero`, and of models in a pipeline, have any name.
-    is_part = basename(place.path) == "zero" or any(each in place.names for each in PIPELINES)
+    is_part = basename(place.path) == ZERO or any(each in place.names for each in PIPELINES)
     if not levels or not (is_part or is_of_step(name) or _RANK.fullmatch(name) or name.endswith(".ckpt")):
         return False
     inner = place.child(name)

@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 from ckptconv.errors import LimitError, MissingError, UsageError
 from ckptconv.formats import runs
-from ckptconv.formats.deepspeed.locate import MAX_TAG, is_tag_directory
 from ckptconv.formats.joining.sets import MODEL, FileSet, parsed
 from ckptconv.formats.model_files import SUFFIX
 from ckptconv.formats.registered import describing
+from ckptconv.formats.run_names import LATEST, LATEST_UNIVERSAL, MAX_TAG, POINTERS, is_tag_directory
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.plan import NUMBERED
 from ckptconv.storage.location import Location
@@ -243,10 +243,10 @@ def _of_file() -> re.Pattern[str]:
 def _pointers(place: Location, there: Mapping[str, Entry], names: Mapping[str, str]) -> dict[str, str]:
     """Return the step that each file names which says where a checkpoint is."""
     found: dict[str, str] = {}
-    for name in runs.POINTERS:
+    for name in POINTERS:
         if name not in there or there[name].kind != "file":
             continue
-        if name in (runs.LATEST, runs.LATEST_UNIVERSAL):
+        if name in (LATEST, LATEST_UNIVERSAL):
             told = place.join(name).read_text(MAX_TAG).strip()
             found[name] = names.get(told, "")
         else:

@@ -17,7 +17,7 @@ from ckptconv.tensors.moves import File
 from ckptconv.text import parse_path
 
 if TYPE_CHECKING:
-    from ckptconv.formats.configs import Change
+    from ckptconv.formats.change import Change
     from ckptconv.formats.numbers.matching import Order
 
 # How the names of a model's files begin: those of most programs, and by the beginning of an input's name, those of
@@ -80,7 +80,7 @@ class Training(NamedTuple):
 
     `stage` is the ZeRO stage; `parameters` are the names of the trained parameters; `common` is what the optimizer's
     file says of all of them together. The model files are `copies` of those that there are; of other checkpoints,
-    `models` has their contents by name.
+    `models` has their contents by name. `has_experts`: some parameters are those of experts.
     """
 
     stage: int | None
@@ -88,6 +88,7 @@ class Training(NamedTuple):
     common: Mapping[str, Any]
     copies: Sequence[File] = ()
     models: Mapping[str, Any] = {}
+    has_experts: bool = False
 
 
 class Quantized(NamedTuple):

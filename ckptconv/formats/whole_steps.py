@@ -27,12 +27,13 @@ from ckptconv.errors import (
     UsageError,
     leaving,
 )
-from ckptconv.formats import runs, safetensors
 from ckptconv.features.dcp.extent import extent_of
 from ckptconv.features.dcp.names import INTEGRITY, METADATA
+from ckptconv.formats import safetensors
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.model_files import MAX_HEADER, SUFFIX
 from ckptconv.formats.registered import describing
+from ckptconv.formats.run_names import LATEST_UNIVERSAL
 from ckptconv.formats.run_steps import SUFFIXES, Run, Step, is_beside_weights, run_at
 from ckptconv.formats.runs import STEP_MANIFEST
 from ckptconv.formats.source import Source
@@ -353,7 +354,7 @@ def _marks(run: Run) -> dict[str, tuple[bool | None, str]]:
         (
             (pointer, step)
             for pointer, name in run.pointers.items()
-            if pointer != runs.LATEST_UNIVERSAL
+            if pointer != LATEST_UNIVERSAL
             for step in run.steps
             if step.name == name
         ),

@@ -13,7 +13,6 @@ from ckptconv.formats.model_files import SUFFIX
 from ckptconv.formats.source import ADAPTER, MODEL, OPEN_CLIP, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import computed, kinds, safetensors, selection
-from ckptconv.outputs.counted import contradicted
 from ckptconv.outputs.pipeline import selected
 from ckptconv.outputs.targets import Target
 from ckptconv.outputs.told import Told
@@ -197,6 +196,8 @@ def safetensors_files(source: Source, target: Target, options: Options) -> _File
     if source.config is not None:
         before = [*chosen.first.known, *chosen.missing]
         if len(chosen.first.names) < len(before):
+            from ckptconv.outputs.counted import contradicted
+
             warnings = (*warnings, *contradicted(source.config, before, chosen.first.names))
     idle, is_structured = chosen.idle(options), chosen.structured
     if of_states and options.dtype not in (None, "keep", source.defaults.dtype):

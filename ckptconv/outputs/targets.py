@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ckptconv.errors import FailedError, UsageError
 from ckptconv.formats import model_files
 from ckptconv.formats.companions import CONFIG, is_companion_name
-from ckptconv.formats.runs import LATEST_UNIVERSAL, POINTERS
+from ckptconv.formats.run_names import LATEST_UNIVERSAL, POINTERS
 from ckptconv.formats.source import ADAPTER, MODEL, STEMS, Source
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.options.option import former_given

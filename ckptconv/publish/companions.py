@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from ckptconv.formats import companions, configs, pipelines
+from ckptconv.formats import companions, pipelines
 from ckptconv.formats.registered import DCP, DEEPSPEED
 from ckptconv.formats.source import ADAPTER, Source
 from ckptconv.options.table import Options
@@ -45,6 +45,8 @@ def accompanied(source: Source, target: Target, options: Options, parts: Collect
 
 def _config_at(target: Target, options: Options) -> Mapping[str, Any] | None:
     """Return the configuration that lies where the output goes; None if there is none."""
+    from ckptconv.formats import configs
+
     path = join(dirname(target.path) if target.is_file else target.path, companions.CONFIG)
     # One that cannot be read is nothing that this conversion reads or writes.
     return configs.known(Location(path, dict(options.storage_options)))

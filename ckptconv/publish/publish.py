@@ -13,7 +13,7 @@ from ckptconv.engine.execute import in_threads, is_scattered, same, usual_thread
 from ckptconv.engine.worker import Tally
 from ckptconv.errors import UNPUBLISHED, CkptconvError, CorruptError, FailedError, StoppedError, leaving
 from ckptconv.formats.companions import is_companion_name
-from ckptconv.formats.runs import LATEST_UNIVERSAL
+from ckptconv.formats.run_names import LATEST_UNIVERSAL
 from ckptconv.options.table import Options
 from ckptconv.outputs.planning import Output
 from ckptconv.outputs.targets import MANIFEST, Target, directory_of, kind_of_directory

@@ -16,9 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckptconv.errors import FailedError, UsageError
-from ckptconv.formats import holding
 from ckptconv.formats.companions import is_companion_name
-from ckptconv.formats.runs import LATEST_UNIVERSAL
+from ckptconv.formats.run_names import LATEST_UNIVERSAL
 from ckptconv.formats.source import Source
 from ckptconv.outputs.computed import terms_of
 from ckptconv.outputs.kinds import DIVIDED
@@ -96,6 +95,8 @@ class Claim(NamedTuple):
 
     def is_mixed_with(self, name: str) -> bool:
         """Whether what lies in its directory under `name` is not replaced, and read together with it."""
+        from ckptconv.formats import holding
+
         directory = directory_of(self.form)
         is_own = directory is not None and directory.is_file(name)
         return name not in self.names and (is_own or holding.is_read_with_others(name))
@@ -278,6 +279,8 @@ class Replacing:
     # ---- directories
 
     def _check_directory(self, claim: Claim) -> None:
+        from ckptconv.formats import holding
+
         directory, own = Directory(Location(claim.path, self._stores)), kind_of_directory(claim.form).is_file
         present = next((name for name in directory.names if is_output_name(name) or own(name)), "")
         if present:
@@ -312,6 +315,8 @@ class Replacing:
 
     def _check_within(self, path: str, claims: Sequence[Claim]) -> None:
         """Raise UsageError if the directory `path`, in which some outputs are to lie, holds what others made."""
+        from ckptconv.formats import holding
+
         directory = Directory(Location(path, self._stores))
         inside = {basename(claim.path) for claim in claims}.union(*(claim.read for claim in claims))
         seen = [name for name in directory.names if not name.startswith(HIDDEN) and name not in inside]

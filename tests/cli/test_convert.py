@@ -29,7 +29,6 @@ from ckptconv.cli.naming import InputWord, output_paths
 from ckptconv.errors import CorruptError, UsageError
 from ckptconv.outputs.kinds import FURTHER
 
-ZERO = DATA / "zero" / "z3_bf16_w2" / "checkpoint"
 WEIGHTS = {"model.a": torch.arange(6.0).reshape(2, 3), "model.b": torch.tensor([1.0, -0.5]), "n": torch.arange(4)}
 NESTED = {"s": {"x": torch.ones(3), "y": torch.zeros(2, 2)}, "epoch": 3}
 
@@ -51,7 +50,7 @@ def flags_of(command: str) -> set[str]:
 
 
 def test_it_has_every_option_of_the_commands_for_a_format() -> None:
-    for command in ("pt2safetensors", "safetensors2pt", "zero-to-fp32", *itertools.chain(*of_features("FORMATS"))):
+    for command in ("pt2safetensors", "safetensors2pt", *itertools.chain(*of_features("FORMATS"))):
         assert flags_of(command) - flags_of("convert") == set(), command
     opening = {"--tag", "--exclude-frozen-parameters", "--master", "--unstack", "--raw", "--inert"}
     for command in itertools.chain(*of_features("CONVERTING")):
@@ -73,7 +72,6 @@ def a_set(directory: Path) -> None:
 MAKERS: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "file": (lambda path: torch.save(NESTED, path), "in.pt", "pt2safetensors"),
     "set": (a_set, "in", "pt2safetensors"),
-    "deepspeed": (lambda path: shutil.copytree(ZERO, path), "in", "zero-to-fp32"),
     **{name: maker for more in of_features("MAKERS") for name, maker in more.items()},
 }
 
@@ -118,18 +116,18 @@ def test_safetensors_become_a_file_for_torch_if_the_output_is_called_so(place: P
 def test_without_an_output_it_is_beside_the_input(place: Path) -> None:
     (place / "runs").mkdir()
     torch.save(NESTED, "runs/x.pt")
-    shutil.copytree(ZERO, "runs/zero")
+    a_set(Path("runs/set"))
     steps = {f"step{number}": step for number, step in enumerate(trained())}
     for name, step in steps.items():
         shutil.copytree(step, f"runs/{name}")
-    for source in ("runs/x.pt", "runs/zero", *(f"runs/{name}/" for name in steps)):
+    for source in ("runs/x.pt", "runs/set", *(f"runs/{name}/" for name in steps)):
         succeeding("convert", source)
-    made = {name for step in ("zero", *steps) for name in (step, f"{step}-safetensors")}
+    made = {name for step in ("set", *steps) for name in (step, f"{step}-safetensors")}
     assert set(os.listdir("runs")) == {"x.pt", "x.safetensors", *made}
-    os.chdir("runs/zero")
-    shutil.rmtree("../zero-safetensors")
+    os.chdir("runs/set")
+    shutil.rmtree("../set-safetensors")
     succeeding("convert", ".")
-    assert Path("../zero-safetensors").is_dir()
+    assert Path("../set-safetensors").is_dir()
 
 
 def test_a_prefix_of_wrappers_is_told(place: Path) -> None:
@@ -191,15 +189,6 @@ def test_a_directory_of_one_file_names_it(place: Path) -> None:
     (place / "in").mkdir()
     torch.save(NESTED, "in/epoch=0.ckpt")
     assert "Give the checkpoint in it: in/epoch=0.ckpt" in refused(2, "convert", "in", "out")
-
-
-def test_a_run_with_one_deepspeed_checkpoint_is_converted_as_by_its_command(place: Path) -> None:
-    shutil.copytree(ZERO, place / "in" / "epoch=0.ckpt")
-    succeeding("convert", "in", "out")
-    succeeding("zero-to-fp32", "in", "special")
-    assert contents(place / "out") == contents(place / "special")
-    shutil.copytree(ZERO, place / "in" / "epoch=1.ckpt")
-    assert "It holds several: in/epoch=0.ckpt, in/epoch=1.ckpt." in refused(2, "convert", "in", "again")
 
 
 def test_a_variable_that_was_not_set_replaces_no_input(place: Path) -> None:
@@ -415,9 +404,8 @@ def mixed(place: Path) -> list[str]:
         torch.save({**NESTED, "epoch": number}, place / "in" / f"m{number}.pt")
     for number in range(3):
         save_file(cast(WEIGHTS, torch.float16), place / "in" / f"s{number}.safetensors")
-    for number in range(2):
+    for number in range(3):
         a_set(place / "in" / f"set{number}")
-    shutil.copytree(ZERO, place / "in" / "zero")
     save_file(WEIGHTS, place / "whole.safetensors")
     succeeding("convert", place / "whole.safetensors", place / "in" / "shards", "--max-shard-size", "20")
     (place / "in" / "attack.pt").write_bytes(CASES["live_os_system.pt"].make("canary"))

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import itertools
 import os
-import shutil
 import signal
 import stat
 import struct
@@ -22,7 +21,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from cells import looking
-from checkpoints import ZERO, Run, assert_same, ckptconv, ckptconv_forked, ckptconv_here, load_with_aliases
+from checkpoints import Run, assert_same, ckptconv, ckptconv_forked, ckptconv_here, load_with_aliases
 from compare import numbers, same
 from effort import examples
 from hypothesis import given
@@ -155,24 +154,6 @@ def test_big_endian_storages_are_swapped_after_they_are_unpacked(tmp_path: Path)
     for name in ("little", "big"):
         convert(tmp_path / f"{name}.pt", tmp_path / f"{name}.safetensors")
     assert (tmp_path / "little.safetensors").read_bytes() == (tmp_path / "big.safetensors").read_bytes()
-
-
-@pytest.mark.parametrize("case", ["z3_bf16_w2", "z1_bf16_frozen_w2"])
-def test_deflated_files_of_deepspeed(case: str, tmp_path: Path) -> None:
-    checkpoint = Path(shutil.copytree(ZERO / case / "checkpoint", tmp_path / "checkpoint"))
-    for path in checkpoint.rglob("*.pt"):
-        deflated(path, tmp_path / "packed")
-        os.replace(tmp_path / "packed", path)
-    outputs = []
-    for source in (ZERO / case / "checkpoint", checkpoint):
-        output = tmp_path / f"{len(outputs)}.safetensors"
-        run = ckptconv_here(
-            "zero-to-fp32", source, output, "--optimizer", tmp_path / f"optimizer{len(outputs)}.safetensors"
-        )
-        assert run.code == 0, run.err
-        outputs.append(output.read_bytes())
-    assert outputs[0] == outputs[1]
-    assert (tmp_path / "optimizer0.safetensors").read_bytes() == (tmp_path / "optimizer1.safetensors").read_bytes()
 
 
 def test_only_what_is_used_is_unpacked(plain: Path, tmp_path: Path) -> None:

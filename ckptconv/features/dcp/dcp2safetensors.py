@@ -10,6 +10,8 @@ from ckptconv.cli.convert import convert_one
 from ckptconv.cli.options import CONVERTING, Destination, destination, named, taking
 from ckptconv.errors import UsageError
 
+# Words for what it reads.
+INPUT_WORDS = {"dcp2safetensors": ("dcp", "distcp", "fsdp")}
 # Commands whose report is that of a conversion.
 OF_CONVERSIONS = ("dcp2safetensors",)
 

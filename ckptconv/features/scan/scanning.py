@@ -17,12 +17,11 @@ from ckptconv.features.scan.contents import ScannedContents
 from ckptconv.features.scan.options import SCANNING
 from ckptconv.features.scan.report import RULES, VERDICTS, ScannedFile, ScanReport, worst
 from ckptconv.formats import model_files
-from ckptconv.formats.deepspeed import locate as deepspeed
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.instead import what_it_is
 from ckptconv.formats.model_files import SAFETENSORS
 from ckptconv.formats.registered import DESCRIBING
-from ckptconv.formats.runs import LATEST, LATEST_UNIVERSAL
+from ckptconv.formats.run_names import LATEST, LATEST_UNIVERSAL, MAX_TAG, tags_in
 from ckptconv.formats.weight_map import read_index
 from ckptconv.options.option import checked, filled
 from ckptconv.pickles import attacks
@@ -216,11 +215,11 @@ def _virtual(contents: ScannedContents, place: Location, module: str) -> str:
 
 def _pointer(contents: ScannedContents, place: Location) -> str:
     """Check the file `latest` of DeepSpeed, if that is what it is."""
-    if not deepspeed.tags_in(place.parent):
+    if not tags_in(place.parent):
         return ""
 
     def action() -> None:
-        check_inside(place.read_text(deepspeed.MAX_TAG).strip(), place.path, place.parent.path, nested=False)
+        check_inside(place.read_text(MAX_TAG).strip(), place.path, place.parent.path, nested=False)
 
     return _only_unsafe(contents, "pointer", action)
 

@@ -17,7 +17,6 @@ from typing import Any
 from ckptconv.errors import UnsupportedError, UsageError
 from ckptconv.features.universal.options import UniversalOptions
 from ckptconv.features.universal.taking import FRESH
-from ckptconv.formats.deepspeed.partitions import expert_of
 from ckptconv.formats.optimizers import weights_key
 from ckptconv.formats.source import Source, Training
 from ckptconv.options.table import TENSORS, Options
@@ -81,7 +80,7 @@ def resumable(source: Source, options: Options, rename: Rename = selection.renam
 
 def _of_experts(training: Training) -> tuple[str, ...]:
     """Return a warning where DeepSpeed does not find its experts on all ranks."""
-    if not any(map(expert_of, training.parameters)):
+    if not training.has_experts:
         return ()
     warning = (
         "Load this universal checkpoint with ep_size=1: its experts are numbered across all ranks, but DeepSpeed "

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from ckptconv.errors import CorruptError, FailedError
-from ckptconv.outputs.schema import MOST_DESCRIPTION
 from ckptconv.outputs.targets import DIRECTORIES
 from ckptconv.storage.handles import HIDDEN, ForeignError, Handle, resolved
 from ckptconv.storage.writing import BusyError, is_locked, lock

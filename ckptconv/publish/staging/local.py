@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import CorruptError, FailedError
 from ckptconv.formats.companions import is_companion_name
-from ckptconv.outputs.schema import MOST_RECORD, file_record
 from ckptconv.outputs.targets import MANIFEST
 from ckptconv.plan import Copied, FilePlan
 from ckptconv.publish.manifest import Made, record
@@ -301,6 +300,8 @@ class LocalStaging(Staging):
         return None
 
     def _read_record(self, name: str) -> dict[str, Any] | None:
+        from ckptconv.outputs.schema import MOST_RECORD, file_record
+
         assert self._staging is not None
         try:
             data = self._staging.read(record_of(name), MOST_RECORD)

@@ -136,7 +136,6 @@ def _of(command: str, *lines: str) -> str:
 REFUSED = (
     """\
 convert a.pt dcp
-convert zero dcp
 convert a.pt dcp --overwrite
 dcp2safetensors dcp hf
 dcp2safetensors dcp -o sharded
@@ -147,18 +146,17 @@ safetensors2dcp g1.safetensors dcp
 safetensors2dcp g1.safetensors hf
 safetensors2dcp hf hf
 safetensors2dcp g1.safetensors bin
-safetensors2dcp g1.safetensors -o zero
 safetensors2dcp g1.safetensors runs --to accelerate
 safetensors2dcp g1.safetensors hf --to accelerate
 safetensors2dcp g1.safetensors sharded --to dcp-hf
 safetensors2dcp g1.safetensors new --manifest a.pt
 safetensors2dcp g1.safetensors new --depfile Makefile
 """
-    + _of("zero-to-fp32", "zero-to-fp32 zero dcp")
+    + _of("zero-to-fp32", "convert zero dcp", "zero-to-fp32 zero dcp", "safetensors2dcp g1.safetensors -o zero")
     + _of("average", "average step1 step2 dcp")
     + _of("patch", "diff --delta dcp g1.safetensors g2.safetensors")
     + _of("rows", "rows split kv1.pt -o dcp --embedding-dim 64 --method adagrad")
-    + _of("universal", "convert zero new --universal dcp", "dcp2safetensors dcp new --universal step2")
+    + _of("universal", "convert train.pt new --universal dcp", "dcp2safetensors dcp new --universal step2")
 )
 DONE: dict[str, set[str]] = {"safetensors2dcp g1.safetensors configured": set()}
 AGAIN = """\
@@ -192,8 +190,6 @@ LACKING = [("safetensors2dcp a.safetensors", "OUTPUT is missing")]
 MEANT = {"fsdp2safetensors": "dcp2safetensors", "dcp-to-torch": "dcp2safetensors"}
 # The dtype and the size of files that are the default of a command, in words.
 DEFAULTS = [("dcp2safetensors", "keep", "5GB")]
-# Values of options that a shell completes.
-COMPLETED_VALUES = [(["convert"], "--to", "dcp-hf")]
 
 # ---------------------------------------------------------------------------------------------------- golden set, fuzz
 
@@ -242,6 +238,9 @@ def with_manifest(source: Path, here: Path) -> Path:
     ckptconv.convert(source, here / "dcp", to="dcp", fsync=False)
     return here / "dcp"
 
+
+# Words that need neither torch nor numpy.
+COPYING = [["dcp2safetensors", NESTED, "dcp", "--max-shard-size", "1KB"]]
 
 # ----------------------------------------------------------------------------------------------------------- elsewhere
 

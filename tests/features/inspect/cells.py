@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from checkpoints import ZERO
 
 import ckptconv
 from ckptconv.features.inspect.options import OF_INSPECT
@@ -29,12 +28,10 @@ def look_at(path: Path) -> object:
 
 # ---------------------------------------------------------------------------------------------------- what is printed
 
-_Z3 = ZERO / "z3_bf16_w2" / "checkpoint"
 # The command, and what it is called with, one after another.
 WAYS: dict[str, list[list[Any]]] = {
     "inspect": [
         ["model.pt"],
-        [_Z3, "--as", "bf16"],
         ["model.safetensors", "--html", "page.html"],
         ["model.pt", "--stats"],
     ]

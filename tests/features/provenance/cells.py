@@ -22,7 +22,6 @@ REFUSED = """\
 convert a.pt new.safetensors --digest sha256 --attest notes.md
 pt2safetensors a.pt new.safetensors --digest sha256 --attest g1.safetensors
 safetensors2pt g1.safetensors new.pt --digest sha256 --attest a.pt
-zero-to-fp32 zero new --digest sha256 --attest notes.md
 """ + "".join(
     f"{words} --digest sha256 --attest {name}\n"
     for name, commands in (("a.pt", _MAKING), ("notes.md", _OF_RANKS))

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from cells import looking, of_features
-from checkpoints import DATA, ckptconv
+from checkpoints import ckptconv
 from features.s3.server import BUCKET, proxy_to, s3_server
 from remote import SHARD, a_model
 
@@ -22,7 +22,6 @@ def of_s3() -> dict[str, Any]:
         place = Path(where)
         torch.save(a_model(layers=10), place / "model.pt")
         s3.put(place / "model.pt", "model.pt")
-        s3.put(DATA / "zero" / "z3_bf16_w2" / "checkpoint", "zero")
         others = [asked for more in of_features("ASKED") for asked in more]
         for _, path, name, _ in others:
             s3.put(path, name)
@@ -30,8 +29,7 @@ def of_s3() -> dict[str, Any]:
         url = f"s3://{BUCKET}/"
         for command in (
             ("pt2safetensors", url + "model.pt", url + "out", "--max-shard-size", str(SHARD)),
-            ("zero-to-fp32", url + "zero", url + "fp32"),
-            *((command, url + name, url + out) for command, _, name, out in others),
+            *((command, url + name, url + output) for command, _, name, output in others),
             *((command, url + "model.pt") for command in looking()),
             ("verify", url + "model.pt", url + "out"),
         ):

@@ -16,11 +16,7 @@ import pytest
 import torch
 from checkpoints import assert_same, bits, ckptconv_here, load_with_aliases
 from effort import every, examples
-from hypothesis import HealthCheck, given
-from hypothesis import strategies as st
-from processes import counted
-from safetensors.torch import load_file
-from zero_writer import (
+from features.deepspeed.zero_writer import (
     NEWEST,
     RELEASES,
     TAG,
@@ -37,6 +33,10 @@ from zero_writer import (
     write_layers,
     write_rank,
 )
+from hypothesis import HealthCheck, given
+from hypothesis import strategies as st
+from processes import counted
+from safetensors.torch import load_file
 
 from ckptconv.conversion import convert
 from ckptconv.errors import CkptconvError, CorruptError, UnsafeError, UnsupportedError, UsageError

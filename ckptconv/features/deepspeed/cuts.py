@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.formats.deepspeed import partitions as zero_layout
-from ckptconv.formats.deepspeed.partitions import Shape, Slice
-from ckptconv.formats.deepspeed.records import ModelFile, OptimFile
+from ckptconv.features.deepspeed import partitions as zero_layout
+from ckptconv.features.deepspeed.partitions import Shape, Slice
+from ckptconv.features.deepspeed.records import ModelFile, OptimFile
 from ckptconv.storage.paths import basename
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import brief

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.formats.deepspeed import partitions as zero_layout
-from ckptconv.formats.deepspeed.cuts import Group, GroupCut
-from ckptconv.formats.deepspeed.records import ModelFile, OptimFile, misfit
-from ckptconv.formats.deepspeed.weights import Weights
+from ckptconv.features.deepspeed import partitions as zero_layout
+from ckptconv.features.deepspeed.cuts import Group, GroupCut
+from ckptconv.features.deepspeed.records import ModelFile, OptimFile, misfit
+from ckptconv.features.deepspeed.weights import Weights
 from ckptconv.tensors.lazy import Inline, LazyTensor, View, untagged
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ckptconv.formats.deepspeed.partitions import cut_flat, split_list, walk_flat
+from ckptconv.features.deepspeed.partitions import cut_flat, split_list, walk_flat
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Stored
 from ckptconv.tensors.moves import File

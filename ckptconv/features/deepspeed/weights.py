@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ckptconv.errors import CkptconvError
+from ckptconv.features.deepspeed.partitions import expert_of
+from ckptconv.formats.source import Training
 from ckptconv.tensors.lazy import Equal, LazyTensor
+from ckptconv.tensors.moves import File
 
 
 @dataclass
@@ -55,6 +59,12 @@ class Weights:
             "aliases": len(self.aliases),
         }
         return {kind: count for kind, count in counts.items() if count}
+
+    def training(self, common: Mapping[str, Any], models: Iterable[File]) -> Training:
+        """Return what a universal checkpoint takes over: `common` is what the optimizer's file says of all parameters
+        together, and `models` are the model files."""
+        parameters = list(self.trainable)
+        return Training(self.stage, parameters, common, list(models), has_experts=any(map(expert_of, parameters)))
 
     def names(self) -> list[str]:
         """Return every name but aliases."""

@@ -13,33 +13,34 @@ from ckptconv.errors import CorruptError, MissingError, UsageError
 from ckptconv.formats.format import CERTAIN, LIKELY, POSSIBLE, Guess, Probe
 from ckptconv.formats.model_files import may_lie_below
 from ckptconv.formats.registered import DEEPSPEED
-from ckptconv.formats.runs import LATEST, LATEST_UNIVERSAL
+from ckptconv.formats.run_names import (
+    LATEST,
+    LATEST_UNIVERSAL,
+    MAX_TAG,
+    MODEL_STATES,
+    OPTIMIZER_STATES,
+    STATES,
+    is_tag_directory,
+    tags_in,
+)
 from ckptconv.storage.inside import check_inside, leads_out
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
-from ckptconv.storage.reading import Entry
 from ckptconv.tensors.moves import File
 from ckptconv.text import format_size
 
 FAMILY = DEEPSPEED
 GUESS = Guess(CERTAIN, "a DeepSpeed checkpoint", "zero-to-fp32 {} OUTPUT")
-# The directory of the parameters in a universal checkpoint; in it, the file of what all share; in the directory of a
-# parameter, that of its weights.
-ZERO, COMMON, WEIGHTS = "zero", "optimizer_state.pt", "fp32.pt"
-MAX_TAG = 4096
-
 # Most checkpoint directories hold this script; its path stands for the directory.
 RECOVERY_SCRIPT = "zero_to_fp32.py"
 
 _KINDS = {
-    "optim": r"(?:bf16_)?(?:zero_pp_rank_(?P<dp>\d+)_)?mp_rank_(?P<mp>\d+)_?optim_states\.pt",
-    "model": r"(?:zero_pp_rank_(?P<dp>\d+)_)?mp_rank_(?P<mp>\d+)_model_states\.pt",
+    "optim": OPTIMIZER_STATES,
+    "model": MODEL_STATES,
     "expert": r"(?:layer_(?P<layer>\d+)_)?expert_(?P<expert>\d+)_mp_rank_(?P<mp>\d+)_model_states\.pt",
     "layer": r"layer_(?P<layer>\d+)(?:-model_(?P<mp>\d+))?-model_states\.pt",
     "expert_optim": r"expp_rank_(?P<ep>\d+)_mp_rank_(?P<mp>\d+)_optim_states\.pt",
 }
-# What all of these names end in.
-_SUFFIX = "_states.pt"
 _FIELDS = {"optim": "optim", "model": "model", "expert": "experts", "layer": "layers", "expert_optim": "expert_optims"}
 # How a message calls a file's numbers if two files have the same.
 _RANKS = {
@@ -95,11 +96,6 @@ def sniff_below(probe: Probe) -> Guess | None:
 def holds_below(place: Location) -> bool:
     """Whether a directory holds the directory of one checkpoint, as Lightning writes it."""
     return len(checkpoints_in(place)) == 1
-
-
-def is_tag_directory(names: Mapping[str, Entry]) -> bool:
-    """Whether a directory itself holds the files of a tag."""
-    return any(kind_of(name) in ("optim", "model") for name in names)
 
 
 def kind_of(name: str) -> str:
@@ -194,15 +190,6 @@ def checkpoints_in(place: Location, tag: str = "") -> list[str]:
     return [name for name, each in inner.items() if (tag in tags_in(each) if tag else LATEST in each.names)]
 
 
-def tags_in(place: Location) -> list[str]:
-    """Return the directories in `place` that hold the files of a tag."""
-    return [
-        name
-        for name, entry in place.names.items()
-        if entry.kind == "directory" and is_tag_directory(place.child(name).names)
-    ]
-
-
 def _check_tag(tag: str) -> None:
     if leads_out(tag) or "/" in tag or tag == ".":
         raise UsageError(f"--tag names {tag!r}, which is not a directory next to the tags.")
@@ -230,7 +217,7 @@ def _numbered(names: list[str]) -> list[str]:
 
 def identity(name: str) -> tuple[str, tuple[int, ...]] | None:
     """Return the kind and the ranks of a file of this name; None if it is not a tag's."""
-    for kind, pattern in _KINDS.items() if name.endswith(_SUFFIX) else ():
+    for kind, pattern in _KINDS.items() if name.endswith(STATES) else ():
         if match := re.fullmatch(pattern, name):
             numbers = {key: int(value or 0) for key, value in match.groupdict().items()}
             if kind == "expert" and match["layer"] is None:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.formats.deepspeed.locate import described, identity
-from ckptconv.formats.deepspeed.partitions import Shape
+from ckptconv.features.deepspeed.locate import described, identity
+from ckptconv.features.deepspeed.partitions import Shape
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.file import Account, read_torch
 from ckptconv.formats.values import first_bytes

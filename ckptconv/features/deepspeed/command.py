@@ -10,6 +10,9 @@ from ckptconv.cli.convert import convert_one
 from ckptconv.cli.options import CONVERTING, Destination, destination, named, taking
 from ckptconv.errors import UsageError
 
+# Words for what it reads, in names of commands that there are not.
+INPUT_WORDS = {"zero-to-fp32": ("zero", "zero1", "zero2", "zero3", "deepspeed", "ds")}
+
 
 @taking(
     *named("into tag exclude_frozen_parameters optimizer order for_hub universal zero_stage fresh_optimizer per_rank"),

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.formats.deepspeed import partitions as zero_layout
-from ckptconv.formats.deepspeed.partitions import Shape
-from ckptconv.formats.deepspeed.records import ModelFile, OptimFile
+from ckptconv.features.deepspeed import partitions as zero_layout
+from ckptconv.features.deepspeed.partitions import Shape
+from ckptconv.features.deepspeed.records import ModelFile, OptimFile
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import brief
 

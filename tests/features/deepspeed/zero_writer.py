@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
 from make_example import LossScaler, ZeroStageEnum, fragment_address, stand_ins
 
 Tensors = dict[str, torch.Tensor]

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.formats.deepspeed.partitions import TIED, Shape
-from ckptconv.formats.deepspeed.weights import Weights
+from ckptconv.features.deepspeed.partitions import TIED, Shape
+from ckptconv.features.deepspeed.weights import Weights
 from ckptconv.structure.regexes import ExpressionError, LimitsError, first_matches
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.geometry import contiguous_strides

@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.formats.deepspeed import partitions as zero_layout
-from ckptconv.formats.deepspeed.cuts import FUSED, cut_flat, cut_pieces, experts_of
-from ckptconv.formats.deepspeed.partitions import Shape
-from ckptconv.formats.deepspeed.records import ModelFile, OptimFile, misfit
-from ckptconv.formats.deepspeed.shapes import Layers, find_shapes
-from ckptconv.formats.deepspeed.states import read_states, read_whole_states
-from ckptconv.formats.deepspeed.weights import Weights
+from ckptconv.features.deepspeed import partitions as zero_layout
+from ckptconv.features.deepspeed.cuts import FUSED, cut_flat, cut_pieces, experts_of
+from ckptconv.features.deepspeed.partitions import Shape
+from ckptconv.features.deepspeed.records import ModelFile, OptimFile, misfit
+from ckptconv.features.deepspeed.shapes import Layers, find_shapes
+from ckptconv.features.deepspeed.states import read_states, read_whole_states
+from ckptconv.features.deepspeed.weights import Weights
 from ckptconv.storage.paths import basename
 from ckptconv.tensors.lazy import Concat, LazyTensor, View, same_bytes
 

@@ -14,8 +14,8 @@ import sys
 import time
 from typing import Any
 
-from ckptconv.formats.deepspeed.assemble import assemble
-from ckptconv.formats.deepspeed.records import ModelFile, OptimFile
+from ckptconv.features.deepspeed.assemble import assemble
+from ckptconv.features.deepspeed.records import ModelFile, OptimFile
 from ckptconv.formats.source import Defaults, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.planning import planned

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
-from ckptconv.formats.deepspeed import locate as zero_files
-from ckptconv.formats.deepspeed import model_parallel, universal
-from ckptconv.formats.deepspeed.assemble import assemble, is_whole, whole
-from ckptconv.formats.deepspeed.locate import FAMILY, TagFiles
-from ckptconv.formats.deepspeed.records import MAX_RANKS, ModelFile, OptimFile, Reading
-from ckptconv.formats.deepspeed.weights import Weights
+from ckptconv.features.deepspeed import locate as zero_files
+from ckptconv.features.deepspeed import model_parallel, universal
+from ckptconv.features.deepspeed.assemble import assemble, is_whole, whole
+from ckptconv.features.deepspeed.locate import FAMILY, TagFiles
+from ckptconv.features.deepspeed.records import MAX_RANKS, ModelFile, OptimFile, Reading
+from ckptconv.features.deepspeed.weights import Weights
 from ckptconv.formats.source import Defaults, Source, StateFacts, Training, Wanted
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, dirname, is_remote
@@ -475,7 +475,7 @@ def _unite(opened: _Opened, grid: _Grid, ranks: Sequence[int], parts: Mapping[in
 def _training(files: TagFiles, optims: Sequence[OptimFile], weights: Weights) -> Training | None:
     if not optims:
         return None
-    return Training(weights.stage, list(weights.trainable), optims[0].common(), list(files.model.values()))
+    return weights.training(optims[0].common(), files.model.values())
 
 
 def _facts(files: TagFiles, grid: _Grid, model: ModelFile, weights: Weights) -> dict[str, Any]:

@@ -9,8 +9,9 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ckptconv.features.deepspeed.locate import identity
 from ckptconv.formats.alone import LoneFile, LoneKind, listed
-from ckptconv.formats.deepspeed.locate import COMMON, WEIGHTS, ZERO, identity
+from ckptconv.formats.run_names import COMMON, WEIGHTS, ZERO
 from ckptconv.tensors.lazy import LazyTensor
 
 # Keys of an optimizer under which a rank's part of the master weights is, and keys of model files.

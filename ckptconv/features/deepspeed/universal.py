@@ -12,15 +12,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckptconv.errors import CorruptError
-from ckptconv.formats.deepspeed import locate as zero_files
-from ckptconv.formats.deepspeed.assemble import complete
-from ckptconv.formats.deepspeed.locate import COMMON, WEIGHTS, ZERO
-from ckptconv.formats.deepspeed.partitions import Shape
-from ckptconv.formats.deepspeed.records import Fields, ModelFile, Reading
-from ckptconv.formats.deepspeed.states import own
-from ckptconv.formats.deepspeed.weights import Weights
-from ckptconv.formats.runs import LATEST, LATEST_UNIVERSAL
-from ckptconv.formats.source import Defaults, Source, Training, Wanted
+from ckptconv.features.deepspeed import locate as zero_files
+from ckptconv.features.deepspeed.assemble import complete
+from ckptconv.features.deepspeed.partitions import Shape
+from ckptconv.features.deepspeed.records import Fields, ModelFile, Reading
+from ckptconv.features.deepspeed.states import own
+from ckptconv.features.deepspeed.weights import Weights
+from ckptconv.formats.run_names import COMMON, LATEST, LATEST_UNIVERSAL, MAX_TAG, WEIGHTS, ZERO
+from ckptconv.formats.source import Defaults, Source, Wanted
 from ckptconv.storage.inside import check_inside
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
@@ -43,7 +42,7 @@ def _locate(place: Location, tag: str) -> Location | None:
     missing = Entry("missing", File("", 0))
     if not tag and LATEST_UNIVERSAL in names:
         where = place.join(LATEST_UNIVERSAL)
-        tag = where.read_text(zero_files.MAX_TAG).strip()
+        tag = where.read_text(MAX_TAG).strip()
         check_inside(tag, where.path, place.path, nested=False)
         if names.get(tag, missing).kind != "directory":
             raise CorruptError(f"{where} names {tag!r}, but no such directory is next to it.")
@@ -108,9 +107,7 @@ def read(place: Location, wanted: Wanted) -> Source | None:
         path=directory,
         weights=weights.state_dict(),
         optimizer=weights.optimizer(),
-        training=Training(
-            weights.stage, list(weights.trainable), common.values if common else {}, list(files.model.values())
-        ),
+        training=weights.training(common.values if common else {}, files.model.values()),
         structured=False,
         owners=weights.aliases,
         counts=weights.counts(),
