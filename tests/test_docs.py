@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from cells import trained
+from cells import of_features
 from checkpoints import ZERO, ckptconv_here
 from processes import prepared
 from said import texts_of_the_package
@@ -87,7 +87,7 @@ def place(tmp_path: Path) -> Path:
         '[[rule]]\ntitan = "layers.{l}.attention.wq.weight : (n e two) h"\n'
         'hf = "model.layers.{l}.self_attn.q_proj.weight : (n two e) h"\n[sizes]\nn = "num_attention_heads"\ntwo = 2\n'
     )
-    for name, step in {step.parent.parent.parent.name: step for step in trained()}.items():
+    for name, step in {steps[0].parents[2].name: steps[0] for steps in of_features("TRAINED")}.items():
         shutil.copytree(step, tmp_path / {"deepspeed": "checkpoints", "dcp": "step-1000"}[name])
     return tmp_path
 

@@ -62,14 +62,6 @@ def test_the_example_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     assert "without a file in between" in capsys.readouterr().out
 
 
-def test_torch_loads_it_like_any_other_checkpoint() -> None:
-    expected = load_file(ZERO / "z3_bf16_untied_w2" / "expected.safetensors")
-    state = {"model": {name: torch.zeros_like(tensor) for name, tensor in expected.items()}}
-    reader = DistributedReader(ZERO / "z3_bf16_untied_w2/checkpoint", model_key="model")
-    dcp.load(state, storage_reader=reader, no_dist=True)
-    assert_same(state["model"], expected)
-
-
 def test_all_outputs_in_parts(tmp_path: Path) -> None:
     for place, options in (("one", [[]]), ("many", [["--part", f"{n}/3"] for n in range(3)])):
         (tmp_path / place).mkdir()
