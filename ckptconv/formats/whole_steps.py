@@ -27,8 +27,6 @@ from ckptconv.errors import (
     UsageError,
     leaving,
 )
-from ckptconv.features.dcp.extent import extent_of
-from ckptconv.features.dcp.names import INTEGRITY, METADATA
 from ckptconv.formats import safetensors
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.model_files import MAX_HEADER, SUFFIX
@@ -39,6 +37,7 @@ from ckptconv.formats.runs import STEP_MANIFEST
 from ckptconv.formats.source import Source
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.pickles.children import walk
+from ckptconv.process import of_feature
 from ckptconv.storage import LOCAL_SIGNATURE
 from ckptconv.storage.handles import HIDDEN
 from ckptconv.storage.location import Location
@@ -48,12 +47,14 @@ from ckptconv.storage.zip_directory import TAIL, ends_there, find_end
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import some
 
+# What describes a directory of torch.distributed.checkpoint.
+METADATA = ".metadata"
 # Files that trainers write when a step is complete, or that say what it consists of. Not every release writes them: one
 # is missed where other steps of the run have it.
 MARKERS = (
     METADATA,
     STEP_MANIFEST,
-    INTEGRITY,
+    "integrity.json",
     "trainer_state.json",
     "ckpt_contents.json",
     "checkpoint_manifest.json",
@@ -193,8 +194,9 @@ def opened(step: Step, reading: Reading) -> Judged:
         torn = _torn_file(step, in_full=True)
         if torn:
             return Judged(step, whole=False, why=torn)
-        if is_remote(step.place.path) and _is_dcp(step):
-            extent = extent_of(step.place)
+        extents = of_feature("dcp", "extent")
+        if is_remote(step.place.path) and _is_dcp(step) and extents:
+            extent = extents.extent_of(step.place)
             return Judged(
                 step,
                 "torch.distributed.checkpoint",
@@ -204,8 +206,8 @@ def opened(step: Step, reading: Reading) -> Judged:
                 path=step.place.path,
             )
         sources = sources_of(step, reading)
-        for directory in _described(step):
-            extent_of(directory)
+        for directory in _described(step) if extents else ():
+            extents.extent_of(directory)
     except StoppedError:
         raise
     except CorruptError as error:
