@@ -20,12 +20,12 @@ import ckptconv
 from ckptconv import CorruptError
 from ckptconv.formats.registered import DESCRIBING
 from ckptconv.library.virtual import VirtualFiles
+from ckptconv.options.table import OPTIONS
 
 QUIETLY = ("--no-fsync", "--quiet")
 IMPORTED = """
 import sys
 from ckptconv.cli.main import main
-from ckptconv.options.table import OPTIONS
 try:
     main(sys.argv[1:])
 finally:

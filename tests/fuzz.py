@@ -203,7 +203,6 @@ def fuzz_files(make: Callable[[random.Random], bytes], chance: random.Random, pl
         output.unlink()
     return kind
 
-
     output.unlink(missing_ok=True)
     return ended
 

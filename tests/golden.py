@@ -31,10 +31,8 @@ import torch
 from attacks.assemble import listed, mapped, streamed, tensor, text
 from attacks.every import ALL, ALL_DIRECTORIES
 from cells import of_features
-from checkpoints import DATA, ckptconv, ckptconv_here
+from checkpoints import ckptconv, ckptconv_here
 from remote import a_model
-
-from ckptconv.options.table import OPTIONS
 
 # A fixed time for all inputs: the plan id of a file without checksums depends on it.
 THEN = 1_700_000_000

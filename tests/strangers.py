@@ -53,6 +53,7 @@ def a_directory_that_was_moved_there(place: Path, home: Path) -> None:
     place.mkdir(mode=0o700)
     (place / "important").write_bytes(b"important")
 
+
 ANY = [
     a_link,
     a_link_to_a_file,

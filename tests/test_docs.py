@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from cells import of_features
-from checkpoints import ZERO, ckptconv_here
+from checkpoints import ckptconv_here
 from processes import prepared
 from said import texts_of_the_package
 

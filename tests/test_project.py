@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import yaml
-from checkpoints import ZERO, ckptconv_here
 
 if sys.version_info >= (3, 11):
     import tomllib

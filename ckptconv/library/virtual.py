@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ckptconv.engine.ranges import FileBytes
 from ckptconv.errors import CorruptError, UsageError
 from ckptconv.formats import companions, opening
+from ckptconv.formats.change import UNCHANGED, Change
 from ckptconv.formats.model_files import SAFETENSORS
 from ckptconv.formats.registered import describing
-from ckptconv.formats.change import UNCHANGED, Change
 from ckptconv.formats.source import Source
 from ckptconv.options import RUNNING
 from ckptconv.options.option import checked

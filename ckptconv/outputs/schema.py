@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
-from ckptconv.formats.source import STEMS
 from ckptconv.options.kinds import ALGORITHMS
 from ckptconv.outputs.computed import ways_in
-from ckptconv.plan import NUMBERED
 from ckptconv.storage import strict_json
 from ckptconv.storage.strict_json import OrNull, check
 
 if TYPE_CHECKING:
-    from ckptconv.outputs.targets import Directory
+    pass
 
 # At most so many bytes are read. A record has a line for every tensor of a file.
 MOST_DESCRIPTION, MOST_RECORD = 32 << 20, 256 << 20

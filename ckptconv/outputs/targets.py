@@ -27,6 +27,7 @@ from ckptconv.outputs.kinds import (
     entry_of,
     flag,
     further,
+    is_given,
     kind_of,
     kind_said,
 )
@@ -116,9 +117,9 @@ class Target(NamedTuple):
     """Where an output goes, and of which of `KINDS` it is.
 
     `replaces` are files in the directory that an earlier output has copied there; the names of its own begin with
-    `stem`. It is cut like `layout` if a feature gives one, which has as `behind` the paths of the files that it was read
-    from. `options` are its own, if they are others than those of the conversion. `proposed` is its path where nobody
-    typed that as OUTPUT.
+    `stem`. It is cut like `layout` if a feature gives one, which has the paths of the files that it was read from as
+    `behind`. `options` are its own, if they are others than those of the conversion. `proposed` is its path where
+    nobody typed that as OUTPUT.
     """
 
     path: str

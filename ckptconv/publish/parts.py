@@ -38,9 +38,7 @@ class Part(Protocol):
     def is_first(self) -> bool: ...
     def check(self, outputs: Sequence[Output], options: Options, verifies: bool) -> None: ...
     def files_of(self, output: Output, index: int) -> list[FilePlan]: ...
-    def described(
-        self, output: Output, index: int, inputs: Mapping[str, Any], permissions: Sequence[str]
-    ) -> bytes: ...
+    def described(self, output: Output, index: int, inputs: Mapping[str, Any], permissions: Sequence[str]) -> bytes: ...
 
 
 def part_of(options: Options) -> Part | None:
@@ -54,9 +52,7 @@ def part_of(options: Options) -> Part | None:
 
 def files_of(outputs: Sequence[Output], part: Part | None) -> list[list[FilePlan]]:
     """Return the files of each output to make now: all, or those of one part."""
-    return [
-        part.files_of(output, index) if part else list(output.plan.files) for index, output in enumerate(outputs)
-    ]
+    return [part.files_of(output, index) if part else list(output.plan.files) for index, output in enumerate(outputs)]
 
 
 def is_one_upload(output: Output) -> bool:

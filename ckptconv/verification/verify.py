@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import CkptconvError, DifferenceError, MissingError, UsageError
 from ckptconv.formats.alone import kept_apart
+from ckptconv.formats.change import Change
 from ckptconv.formats.companions import is_companion_name, together, with_files
 from ckptconv.formats.detect import OtherFamilyError
 from ckptconv.formats.model_files import INDEX_SUFFIX, SUFFIX
 from ckptconv.formats.opening import all_opened, fitted
-from ckptconv.formats.change import Change
 from ckptconv.formats.source import MODEL, Opened, Source, source_of
 from ckptconv.options.option import checked
 from ckptconv.options.table import OPTIONS, VERIFYING, Options

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,15 +16,13 @@ from .assemble import (
     many_numbers,
     mapped,
     members,
-    number,
     pickled,
     tensor,
     text,
     zipped,
 )
 from .corpus import CORRUPT, DONE, UNSAFE, UNSUPPORTED
-from .live import PAYLOADS, SYSTEM, touch
-
+from .live import SYSTEM, touch
 
 
 @dataclass(frozen=True)

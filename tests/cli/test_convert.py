@@ -16,7 +16,7 @@ import torch
 from attacks.assemble import members, pickled, tensor, zipped
 from attacks.corpus import CASES
 from cells import looking, of_features, trained
-from checkpoints import COMMAND, DATA, Run, bits, ckptconv_here, contents, done, metadata_of
+from checkpoints import COMMAND, Run, bits, ckptconv_here, contents, done, metadata_of
 from hypothesis import given
 from hypothesis import strategies as st
 from processes import prepared

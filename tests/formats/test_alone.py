@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ import torch
 from cells import looking, of_features
 from checkpoints import ckptconv_here, contents, done
 from effort import every
-from lone_files import STATE, Make, W, making, moved
+from lone_files import STATE, Make, W, making
 from safetensors.torch import load_file, save_file
 
 import ckptconv
@@ -22,8 +21,6 @@ from ckptconv.options.table import OPTIONS
 from ckptconv.outputs.kinds import FURTHER
 
 QUIETLY = ("--no-fsync", "--quiet")
-
-
 
 
 SHARD = {"model": {"w": torch.zeros(6)}, "shard_metadata": {"rank": 0, "world_size": 2, "shard_info": {}}}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -50,8 +49,6 @@ class TestShardedSet(FormatSuite):
 
 
 # --------------------------------------------------------------------------------------------------------- directories
-
-
 
 
 class TestSafetensors(FormatSuite):

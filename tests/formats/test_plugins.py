@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import struct
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from cells import of_features, trained
-from checkpoints import DATA, ckptconv, ckptconv_here, done
+from checkpoints import ckptconv, ckptconv_here, done
 from safetensors.torch import load_file
 
 import ckptconv as library

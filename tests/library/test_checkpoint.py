@@ -49,8 +49,6 @@ def test_every_tensor_and_slice_is_that_of_the_conversion(tmp_path: Path) -> Non
             assert list(ck.get_tensors()) == list(ck), path
 
 
-
-
 def test_the_states_of_the_optimizer_are_those_of_the_conversion(tmp_path: Path) -> None:
     for case in ("z3_bf16_w2", "z2_bf16_w2", "z1_fp32_empty_w2"):
         path, output = ZERO / case / "checkpoint", tmp_path / f"{case}.safetensors"

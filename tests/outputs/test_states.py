@@ -8,10 +8,8 @@ from typing import Any
 import torch
 from checkpoints import assert_same, ckptconv_here, done
 from effort import every
-from optimizer_files import by_name, muon_saved, trained, training_saved
+from optimizer_files import by_name, muon_saved, training_saved
 from safetensors.torch import load_file
-from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
 import ckptconv
 

@@ -23,7 +23,7 @@ from stores import PLACES
 
 import ckptconv
 from ckptconv import convert, verify
-from ckptconv.errors import CorruptError, DifferenceError, FailedError, UsageError
+from ckptconv.errors import DifferenceError, FailedError, UsageError
 from ckptconv.options.table import OPTIONS
 from ckptconv.outputs.schema import check_manifest, file_record
 from ckptconv.storage import digests

@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptconv.errors import CorruptError, UnsupportedError, damaged
-from ckptconv.formats import model_files, safetensors
-from ckptconv.formats.chunks import ChunkTile
-from ckptconv.formats.chunks import join as join_tiles
 from ckptconv.features.dcp.archive_templates import ArchivePatterns
 from ckptconv.features.dcp.metadata import Chunk, Description, EntryPlace, SavedTensor, Shape
 from ckptconv.features.dcp.names import SHARDING
+from ckptconv.formats import model_files, safetensors
+from ckptconv.formats.chunks import ChunkTile
+from ckptconv.formats.chunks import join as join_tiles
 from ckptconv.formats.joining.names import MAX_VALUE, named, named_in
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.zip import read_zip

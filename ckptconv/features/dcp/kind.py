@@ -51,5 +51,5 @@ KIND = OutputKind(
     plan="ckptconv.features.dcp.output",
     called=CALLED,
     check=check,
-    like="ckptconv.features.dcp.layout",
+    like="ckptconv.features.dcp.imitating",
 )

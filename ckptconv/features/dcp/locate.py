@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 
 from ckptconv.errors import UsageError
-from ckptconv.formats import runs
 from ckptconv.features.dcp import MODULE, dialects
 from ckptconv.features.dcp.names import METADATA, SHARD, SUFFIX, is_part
+from ckptconv.formats import runs
 from ckptconv.formats.format import CERTAIN, POSSIBLE, Guess, Probe
 from ckptconv.formats.joining.sets import holds_parts
 from ckptconv.formats.model_files import may_lie_below

@@ -17,12 +17,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
-from ckptconv.formats import model_files, safetensors
 from ckptconv.features.dcp import dialects
 from ckptconv.features.dcp.entries import Entries, offsets_of, records_of
 from ckptconv.features.dcp.locate import BEGINNING, FAMILY, is_metadata, located
 from ckptconv.features.dcp.metadata import Chunk, Description, EntryPlace, SavedTensor, read_description
 from ckptconv.features.dcp.names import INTEGRITY, METADATA, RANK, SHARD, SUFFIX
+from ckptconv.formats import model_files, safetensors
 from ckptconv.formats.instead import what_directory_it_is
 from ckptconv.formats.integrity import check_content, stated_digests
 from ckptconv.formats.joining import names as dcp_names

@@ -5,8 +5,8 @@ Source: torch's distributed/checkpoint/hf_storage.py.
 
 from __future__ import annotations
 
-from ckptconv.formats.alone import LoneKind, matching
 from ckptconv.features.dcp.names import SHARD, SHARDING
+from ckptconv.formats.alone import LoneKind, matching
 
 LONE = (
     LoneKind(

@@ -27,5 +27,5 @@ KIND = OutputKind(
     plan="ckptconv.features.dcp.output",
     called=CALLED,
     check=check_of_ranks,
-    like="ckptconv.features.dcp.layout",
+    like="ckptconv.features.dcp.imitating",
 )

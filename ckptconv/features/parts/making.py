@@ -13,7 +13,6 @@ from ckptconv.outputs.planning import Output
 from ckptconv.plan import FilePlan
 from ckptconv.publish.parts import is_one_upload
 from ckptconv.publish.statements import STATEMENTS
-from ckptconv.storage.paths import is_remote
 
 # The options that are about an output as a whole, and what to do instead of giving them to a part.
 _OF_WHOLE = {
@@ -66,9 +65,7 @@ class Part(NamedTuple):
         numbers = assign([file.size for file in files], self.parts, index)
         return [file for file, number in zip(files, numbers, strict=True) if number == self.number]
 
-    def described(
-        self, output: Output, index: int, inputs: Mapping[str, Any], permissions: Sequence[str]
-    ) -> bytes:
+    def described(self, output: Output, index: int, inputs: Mapping[str, Any], permissions: Sequence[str]) -> bytes:
         """Return what `finish` needs to know of a plan, as JSON: its files, how to publish them, what they are made of,
         and what they may replace."""
         target, files = output.target, output.plan.files

@@ -31,7 +31,7 @@ LIMITS = WHOLE_TREES._replace(objects=300_000)
 # The most bytes of a compressed pickle of torch that are unpacked by its reader.
 _COMPRESSED = 1 << 16
 STORED = 0
-# How the names of files end that are archives of torch.save one after another, as torch.distributed.checkpoint has them.
+# How the names of files end that are archives one after another, as torch.distributed.checkpoint has them.
 ENTRIES = ".distcp"
 # Suffixes of files that are expected to be checkpoints or pickles: if such a file is not read, it is not judged.
 SUFFIXES = (

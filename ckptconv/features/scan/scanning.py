@@ -235,7 +235,9 @@ def _only_unsafe(contents: ScannedContents, kind: str, action: Callable[[], obje
     return kind
 
 
-def _describes(contents: ScannedContents, place: Location, *, kind: str, read: Callable[[Location, bytes], None]) -> str:
+def _describes(
+    contents: ScannedContents, place: Location, *, kind: str, read: Callable[[Location, bytes], None]
+) -> str:
     """Read the description in a directory, a file of a `kind` that names others. A long one was surveyed."""
     with place.open_reader() as reader:
         if reader.file.size > LONGEST:

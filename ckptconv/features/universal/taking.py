@@ -37,13 +37,13 @@ def fitted(source: Source, options: Options, asked: str) -> Source:
     not always chosen, all get the largest, with a warning. Raise UnsupportedError if nothing tells which states are of
     which parameter, UsageError if nothing tells where the weights are.
     """
-    asked = UniversalOptions.of(options)
-    if source.training is not None and not asked.zero_stage:
+    given = UniversalOptions.of(options)
+    if source.training is not None and not given.zero_stage:
         return source
     key = options.key or weights_key(source.weights)
     for name, _ in optimizers_in(source.weights, key)[:1]:
         check_key(source, name, key)
-    if asked.fresh_optimizer:
+    if given.fresh_optimizer:
         return source
     source = with_states_beside(source, key)
     try:

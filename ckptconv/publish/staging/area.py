@@ -11,9 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from ckptconv.errors import CorruptError, FailedError
-from ckptconv.outputs.targets import DIRECTORIES
-from ckptconv.storage.handles import HIDDEN, ForeignError, Handle, resolved
+from ckptconv.errors import FailedError
+from ckptconv.storage.handles import HIDDEN, ForeignError, Handle
 from ckptconv.storage.writing import BusyError, is_locked, lock
 
 # Seconds to wait for another conversion that publishes into the same directory; it only renames files.

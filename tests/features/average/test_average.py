@@ -13,7 +13,7 @@ import fsspec
 import numpy as np
 import pytest
 import torch
-from checkpoints import ZERO, assert_same, ckptconv_here, contents, load_with_aliases
+from checkpoints import ZERO, ckptconv_here, contents
 from effort import examples
 from faults import other_fields
 from fsspec.implementations.memory import MemoryFileSystem

@@ -17,8 +17,8 @@ import torch
 import torch.distributed.checkpoint as dist_checkpoint
 from cells import looking
 from checkpoints import bits, ckptconv_here, done
-from features.dcp.writer import Box, Checkpoint, cut, entry_of, grid, one, shards, whole
 from effort import TIMES, every, examples
+from features.dcp.writer import Box, Checkpoint, cut, entry_of, grid, one, shards, whole
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file

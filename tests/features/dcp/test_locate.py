@@ -16,9 +16,9 @@ import torch
 import torch.distributed.checkpoint as dist_checkpoint
 from cells import looking
 from checkpoints import ckptconv_here
+from effort import every
 from features.dcp.cases import checkpoint_of, converted, copy_of, expected_of, refused
 from features.dcp.writer import Checkpoint, one, shards
-from effort import every
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch.distributed._shard.sharded_tensor import metadata as sharded_metadata

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dist_checkpoint
-from features.dcp.cases import converted, refused
 from effort import every
+from features.dcp.cases import converted, refused
 from safetensors.torch import load_file
 
 from ckptconv.outputs.kinds import FURTHER

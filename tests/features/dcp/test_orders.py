@@ -9,7 +9,7 @@ import pytest
 import torch
 from checkpoints import ckptconv_here, done
 from optimizer_files import stepped
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.checkpoint import FileSystemReader
 

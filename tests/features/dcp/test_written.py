@@ -19,9 +19,9 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from checkpoints import ZERO, assert_same, ckptconv_here, contents, done, load_with_aliases
+from effort import every
 from features.dcp.cases import DCP, checkpoint_of
 from features.dcp.writer import one, shards
-from effort import every
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -33,8 +33,8 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
 import ckptconv
 from ckptconv.errors import CkptconvError, DifferenceError, UnsupportedError, UsageError
-from ckptconv.options.table import OPTIONS
 from ckptconv.features.dcp.contents import boxes
+from ckptconv.options.table import OPTIONS
 
 NESTED = checkpoint_of("fsdp2_w2_nested")
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")

@@ -13,12 +13,10 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from checkpoints import ZERO, assert_same, ckptconv_here, contents, copy_of, done, load_with_aliases
 from safetensors.torch import load_file
 
 import ckptconv
-from ckptconv import DistributedReader
 from ckptconv.outputs.kinds import FURTHER
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-
 import ckptconv
 from ckptconv.features.inspect.options import OF_INSPECT
 from ckptconv.features.inspect.summary import summarize

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from cells import trained
-from checkpoints import ZERO, ckptconv_here
+from checkpoints import ckptconv_here
 
 import ckptconv
 from ckptconv import Summary

@@ -91,6 +91,7 @@ def changed(path: Path, change: Callable[[Any], Any]) -> None:
 def renamed_to(name: object) -> Callable[[Any], Any]:
     return lambda told: told["files"][0].__setitem__(0, name)
 
+
 DESCRIPTIONS: list[Callable[[Any], Any]] = [
     *map(
         renamed_to, ["../home/precious", "/etc/precious", "..", ".", "", "a/b", "x\0", ".lock", "config.json", 3, None]
@@ -141,6 +142,7 @@ def test_a_description_that_is_none_is_refused_and_nothing_touched(model: Path, 
         assert len(ckptconv_here("finish", out).refused(4)) < 1000, text[:9]
     assert is_untouched(home)
 
+
 NO_JSON = ["", "{", "[" * 100_000, "[]," * 6_000_000, '{"plan": 1, "plan": 2}', "9" * 10_000, " " * (33 << 20), "\xff"]
 
 
@@ -148,6 +150,7 @@ def test_the_most_parts_there_can_be_take_no_longer_than_one(model: Path, tmp_pa
     """Nobody is to wait for a list of them."""
     done(convert(model, tmp_path / "out", "--part", "0/999999999"))
     assert ckptconv_here("finish", tmp_path / "out").code == 1
+
 
 RECORDS: list[Callable[[Any], Any]] = [
     lambda told: told.update(name="../../home/precious"),

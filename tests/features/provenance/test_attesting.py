@@ -16,7 +16,7 @@ from cells import trained
 from checkpoints import seven_shards
 
 from ckptconv import convert
-from ckptconv.errors import CorruptError, FailedError, UsageError
+from ckptconv.errors import CorruptError, UsageError
 from ckptconv.formats.registered import DESCRIBING
 from ckptconv.options.table import OPTIONS
 

@@ -12,15 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import effort
-import pytest
 import torch
 from attacks.assemble import archive
 from attacks.corpus import CASES
 from checkpoints import ckptconv_here, done, torch_loaded
 from features.scan import further, held_back, later
-from torch.distributed.checkpoint import FileSystemReader
-from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
-from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
 from ckptconv import convert
 

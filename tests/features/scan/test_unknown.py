@@ -7,14 +7,13 @@ import gzip
 import itertools
 import lzma
 import pickle
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from attacks.assemble import archive, called, mapped, name, number, pickled, raw, several, text
 from cells import of_features
-from checkpoints import DATA, ckptconv_here
+from checkpoints import ckptconv_here
 from features.scan.unknown import COMPRESSED, FILES, HIDDEN, RUNNERS, SQUEEZED, evaluated, joblib_file
 from features.scan.verdicts import fails, found
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -16,11 +14,9 @@ from effort import every
 from processes import calls
 from safetensors.torch import load_file, save_file
 from saved_steps import SAVERS, Saver, state_of
-from stores import PLACES, Served
 
 from ckptconv.features.steps.survey import survey
 from ckptconv.formats.run_steps import number_of, run_at
-from ckptconv.formats.whole_steps import judged, newest_good
 from ckptconv.storage.location import Location
 
 

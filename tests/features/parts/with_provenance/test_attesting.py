@@ -45,13 +45,13 @@ def dependencies(path: Path) -> dict[str, str]:
     definition = statements(path)[-1]["predicate"]["buildDefinition"]
     return {each["name"]: each["digest"]["sha256"] for each in definition["resolvedDependencies"]}
 
+
 def test_parts_without_digests_are_not_attested(shards: Path, tmp_path: Path) -> None:
     convert(shards, tmp_path / "out", max_shard_size=SHARD, part=(0, 1))
     with pytest.raises(UsageError, match="without digests"):
         finish(tmp_path / "out", attest=tmp_path / "out.jsonl")
     finish(tmp_path / "out")
     assert not (tmp_path / "out.jsonl").exists()
-
 
 
 def test_parts_give_what_a_whole_run_gives(mixed: Path, tmp_path: Path) -> None:
@@ -65,7 +65,6 @@ def test_parts_give_what_a_whole_run_gives(mixed: Path, tmp_path: Path) -> None:
         assert told.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
 
 
-
 def test_what_parts_have_read_stays(mixed: Path, tmp_path: Path) -> None:
     source = tmp_path / "source.pt"
     source.write_bytes(mixed.read_bytes())
@@ -73,7 +72,6 @@ def test_what_parts_have_read_stays(mixed: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="the input itself"):
         finish(tmp_path / "new", overwrite=True, attest=source)
     assert source.read_bytes() == mixed.read_bytes()
-
 
 
 def test_parts_are_attested_where_their_inputs_are(mixed: Path, tmp_path: Path) -> None:
