@@ -34,6 +34,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import shutil
 import socket
 import statistics
@@ -536,9 +537,10 @@ def measure(case: Case) -> Run:
 
 
 def make_room(size: int, directory: Path) -> None:
-    """Have `size` bytes of memory free for a new file in `directory`: else whoever runs first after many pays for their
-    pages."""
-    with tempfile.TemporaryFile(dir=directory) as file:
+    """Have `size` bytes of memory free for a new file in `directory`, which may not exist yet: else whoever runs first
+    after many pays for their pages."""
+    place = next(above for above in (directory, *directory.parents) if above.exists())
+    with tempfile.TemporaryFile(dir=place) as file:
         for _ in range(0, size, len(_PAGES)):
             file.write(_PAGES)
 
@@ -1109,7 +1111,8 @@ def run(task: Task, rounds: int, cold: bool) -> None:
 
 
 def run_all(directory: Path, options: argparse.Namespace) -> list[Task]:
-    """Run all tasks. Remove the outputs of each at its end, and its inputs when the next task does not need them."""
+    """Run all tasks. Remove the outputs of each at its end, and its inputs when the next task does not need them. With
+    --write, the page gets the table of each at its end: what ends a run loses no figures."""
     done: list[Task] = []
     for task in tasks(directory, options.kinds, options.sizes):
         if done and not options.keep:
@@ -1119,6 +1122,8 @@ def run_all(directory: Path, options: argparse.Namespace) -> list[Task]:
         for path in {case.output for case in task.cases} - {*task.made}:
             remove(path)
         done.append(task)
+        if options.write:
+            write(done, options, is_whole=False)
     if done and not options.keep:
         for path in done[-1].made:
             remove(path)
@@ -1200,6 +1205,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     if options.rounds < 1:
         parser.error("--rounds has to be at least 1")
     options.kinds = options.only.split(",")
+    options.is_whole = all(getattr(options, name) == parser.get_default(name) for name in ("only", "sizes"))
     if unknown := set(options.kinds) - {*KINDS}:
         parser.error(f"--only: no such task: {', '.join(sorted(unknown))}")
     try:
@@ -1209,16 +1215,30 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def write(done: Sequence[Task], lines: list[str], cold: bool) -> None:
+def tables_of(page: str) -> dict[str, str]:
+    """Return the tables of a page by their headings; under "" what is before the first."""
+    first, *rest = re.split(r"^(?=## )", page, flags=re.MULTILINE)
+    return {"": first, **{part.partition("\n")[0]: part for part in rest}}
+
+
+def write(done: Sequence[Task], options: argparse.Namespace, is_whole: bool) -> None:
+    """Write the tables of the tasks that are done, in place of earlier ones. A run that `is_whole` leaves no other
+    table, and draws the pictures."""
     DOCS.mkdir(exist_ok=True)
-    made = {} if cold else pictures(done)
+    cold = options.cold
+    report = DOCS / "benchmarks-cold.md" if cold else REPORT
+    tables = tables_of(report.read_text() if report.exists() else "")
+    new = {table(task)[0]: "\n".join(table(task)) for task in done}
+    made = pictures(done) if is_whole and not cold else {}
     for name, picture in made.items():
         (DOCS / name).write_text(picture)
-    shown = [f"![{name.removesuffix('.svg')}]({name})" for name in made]
-    report = DOCS / "benchmarks-cold.md" if cold else REPORT
-    title = "# Benchmarks, with nothing of the input in memory" if cold else "# Benchmarks"
-    report.write_text("\n".join([title, "", *shown, *([""] if shown else []), *lines]))
-    if not cold:
+    if is_whole:
+        shown = [f"![{name.removesuffix('.svg')}]({name})" for name in made]
+        title = "# Benchmarks, with nothing of the input in memory" if cold else "# Benchmarks"
+        lines = [title, "", *shown, *([""] if shown else []), *heading(options.rounds, cold)]
+        tables = {"": "\n".join(lines) + "\n"}
+    report.write_text("\n\n".join(text.rstrip() for text in (tables | new).values() if text.strip()) + "\n")
+    if not cold and is_whole:
         measured.write(REPORT.read_text())
 
 
@@ -1232,7 +1252,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     lines = [*heading(options.rounds, options.cold), *(line for task in done for line in table(task))]
     print("\n".join(lines))
     if options.write:
-        write(done, lines, options.cold)
+        write(done, options, is_whole=options.is_whole)
     return 0
 
 

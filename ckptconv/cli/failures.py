@@ -148,7 +148,7 @@ def failure_of(error: BaseException) -> CkptconvError | None:
         more = re.fullmatch(r"Got unexpected extra argument(?:\(s\)|s)? \((.*)\)", message)
         if more:
             return UsageError(
-                f"{asked} does not take so many arguments: {more[1]}.",
+                f"Too many arguments: {more[1]}.",
                 "Several inputs: ckptconv convert INPUT... --output-dir DIR. Quote names with blanks in them. See "
                 f"{asked} --help.",
             )

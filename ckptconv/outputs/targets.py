@@ -298,8 +298,12 @@ def resolve_output(path: str, options: Options) -> Target:
 
 def _check_above(path: str) -> None:
     """Raise UsageError if there is no directory for a file; stores have none that must exist."""
-    if not is_remote(path) and look(dirname(path)).kind != "directory":
-        raise UsageError(f"{path} cannot be written: the directory {dirname(path)} does not exist.", "Create it first.")
+    above = dirname(path)
+    kind = "directory" if is_remote(path) else look(above).kind
+    if kind == "missing":
+        raise UsageError(f"{path} cannot be written: the directory {above} does not exist.", "Create it first.")
+    if kind != "directory":
+        raise UsageError(f"{path} cannot be written: {above} is not a directory.", "Choose another OUTPUT.")
 
 
 def _resolve_unsaid(place: Location, options: Options) -> Target:

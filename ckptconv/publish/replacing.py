@@ -373,7 +373,7 @@ def _foreign(path: str, names: Sequence[str], overwrite: bool) -> UsageError:
         return UsageError(
             f"{path} holds {names[0]}, which --overwrite does not replace: programs would read it together with the "
             "output.",
-            f"Remove it. {_NEW_DIRECTORY}",
+            "Remove it, or give a directory that does not exist yet.",
         )
     return UsageError(
         f"{path} holds {some(names, 3, str)}, which ckptconv did not write: an output there would replace these files, "

@@ -112,7 +112,7 @@ REFUSED: list[tuple[str, int, str]] = [
     (
         "pt2safetensors a.pt out b.pt 'c d.pt'",
         2,
-        "ckptconv pt2safetensors does not take so many arguments: b.pt c d.pt.;Quote names with blanks",
+        "Too many arguments: b.pt c d.pt.;Quote names with blanks",
     ),
     *(
         (f"{command} '' out.safetensors", 2, "The input's name is empty.;not set?")
