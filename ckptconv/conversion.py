@@ -35,9 +35,8 @@ from ckptconv.publish.producing import produce
 from ckptconv.publish.publish import Verifier
 from ckptconv.result import Report
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import is_remote, normalize
+from ckptconv.storage.paths import is_pipe, is_remote, normalize
 from ckptconv.storage.progress import Progress, counter, shown
-from ckptconv.storage.spool import is_pipe
 from ckptconv.text import Proposed, brief, parse_path
 
 if TYPE_CHECKING:

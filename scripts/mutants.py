@@ -72,7 +72,7 @@ MUTANTS = [
         "tests/outputs/test_torch_zip.py -k several",
     ),
     Mutant(
-        "tensors/geometry",
+        "tensors/strides",
         "            if stride != step:",
         "            if stride < step:",
         "tests/tensors",
@@ -168,13 +168,13 @@ MUTANTS = [
         "tests/engine/test_coalesce.py",
     ),
     Mutant(
-        "storage/spool",
+        "storage/unpacking",
         "if self._process != os.getpid():",
         "if not self._process:",
         "tests/storage/test_spool.py -k copy",
     ),
     Mutant(
-        "storage/spool",
+        "storage/unpacking",
         "is_next = offset >= content.unpacking.at and",
         "is_next = offset != content.unpacking.at - 1 and",
         "tests/storage/test_spool.py",

@@ -206,7 +206,8 @@ def _of_class(described: type, within: str = "") -> dict[str, Any]:
             hint = typing.get_args(hint)[0]
         found = _MORE.get((described, name)) or _MORE.get((described.__name__, name)) or _of(hint, within)
         if (described, name) == (printed.Failure, "difference"):
-            found = {"type": "object", "oneOf": [found, *(_difference(*kind, within) for kind in _DIFFERENCES)]}
+            others = [_difference(kind, rest, within) for kind, rest in _DIFFERENCES]
+            found = {"type": "object", "oneOf": [found, *others]}
         fields[name] = {**found, "description": told[name]}
         required += [] if optional else [name]
     about = " ".join((inspect.getdoc(described) or "").partition("\n\n")[0].split())

@@ -23,8 +23,7 @@ from ckptconv.pickles.nodes import is_distributed_class
 from ckptconv.pickles.refusing import refusing_attacks
 from ckptconv.storage import stores
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import is_remote, normalize
-from ckptconv.storage.spool import is_pipe, take_pipe
+from ckptconv.storage.paths import is_pipe, is_remote, normalize
 from ckptconv.text import UNSET, some
 
 if TYPE_CHECKING:
@@ -82,6 +81,8 @@ def open_source(
     reached = dict(storage_options or {})
     path = stores.pinned(path, reached)
     if is_pipe(path):
+        from ckptconv.storage.pipes import take_pipe
+
         path = take_pipe(path, spool_dir)
     else:
         stores.at(path).taken(path, reached, spool_dir)

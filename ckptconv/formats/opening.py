@@ -15,8 +15,7 @@ from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.storage import stores
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import normalize
-from ckptconv.storage.spool import is_pipe
+from ckptconv.storage.paths import is_pipe, normalize
 
 
 def opened(

@@ -1,4 +1,4 @@
-"""Names of files in the directories of runs and of their steps, by which others tell them. Nothing is read but names.
+"""Names in the directories of runs and of their steps, by which others tell them. Nothing is read but names.
 
 Source: the file names of every release of DeepSpeed; Megatron-LM's, verl's, SkyRL's and EasyR1's checkpointing.
 """
@@ -27,6 +27,8 @@ MODEL_STATES = r"(?:zero_pp_rank_(?P<dp>\d+)_)?mp_rank_(?P<mp>\d+)_model_states\
 # The directory of the parameters in a universal checkpoint; in it, the file of what all share; in the directory of a
 # parameter, that of its weights.
 ZERO, COMMON, WEIGHTS = "zero", "optimizer_state.pt", "fp32.pt"
+# The name of a parameter of one of DeepSpeed's experts: their layer, the number of the expert, and the rest.
+EXPERT = r"(.*\bdeepspeed_experts\.)(\d+)(\..*)"
 
 
 def is_tag_directory(names: Iterable[str]) -> bool:

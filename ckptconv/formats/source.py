@@ -80,7 +80,7 @@ class Training(NamedTuple):
 
     `stage` is the ZeRO stage; `parameters` are the names of the trained parameters; `common` is what the optimizer's
     file says of all of them together. The model files are `copies` of those that there are; of other checkpoints,
-    `models` has their contents by name. `has_experts`: some parameters are those of experts.
+    `models` has their contents by name.
     """
 
     stage: int | None
@@ -88,7 +88,6 @@ class Training(NamedTuple):
     common: Mapping[str, Any]
     copies: Sequence[File] = ()
     models: Mapping[str, Any] = {}
-    has_experts: bool = False
 
 
 class Quantized(NamedTuple):

@@ -16,6 +16,7 @@ from ckptconv.errors import CkptconvError
 from ckptconv.formats.model_files import METADATA, looks_like_safetensors
 from ckptconv.outputs.computed import made_as
 from ckptconv.outputs.targets import MANIFEST
+from ckptconv.publish.manifest import MOST_RECORD
 from ckptconv.publish.staging.area import is_sibling, record_of
 from ckptconv.storage.handles import HIDDEN
 from ckptconv.storage.location import Location
@@ -102,8 +103,6 @@ class Directory:
 
 def _json(place: Location, parse: Callable[[bytes], Any]) -> dict[str, Any] | None:
     """Return what `parse` makes of a small file; None if it is not there, or not what it should be."""
-    from ckptconv.outputs.schema import MOST_RECORD
-
     try:
         parsed: dict[str, Any] = parse(place.read_text(MOST_RECORD).encode(errors="surrogatepass"))
     except (CkptconvError, ValueError):

@@ -27,10 +27,10 @@ from ckptconv.publish.staging.local import LocalStaging, TreeStaging
 from ckptconv.publish.statements import asked, needing_inputs
 from ckptconv.storage.files import check_unchanged
 from ckptconv.storage.location import Location
+from ckptconv.storage.packed import SpoolingReaders
 from ckptconv.storage.paths import is_remote, normalize
 from ckptconv.storage.progress import Announced, Progress, on_file
 from ckptconv.storage.reading import REQUESTS
-from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.storage.syncing import Syncing
 from ckptconv.tensors.lazy import Equal, LazyTensor
 from ckptconv.tensors.moves import File

@@ -261,7 +261,7 @@ class Replacing:
         if (entry.file.path, entry.file.stamp) in self._same:
             return True
         from ckptconv.engine.ranges import FileBytes
-        from ckptconv.storage.spool import SpoolingReaders
+        from ckptconv.storage.packed import SpoolingReaders
 
         with SpoolingReaders(self._stores, self._options.spool_dir) as readers, place.open_reader() as reader:
             try:

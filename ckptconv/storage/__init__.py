@@ -2,7 +2,8 @@
 
 In: paths and URLs. Out: readers of ranges, writers, listings. `files` reads, and buffers descriptions; `archive` reads
 zip archives; `writing` writes; `coalesce` groups what lies near; `prefetch` fetches what tasks will read from remote
-files, in few requests; `spool` keeps what can be read only once. `stores` names the features for stores; `remote`
+files, in few requests; `spool` is a temporary file, into which `pipes` and `unpacking` put what can be read only once;
+`packed` reads files, unpacked if need be. `stores` names the features for stores; `remote`
 reaches any store through fsspec, `remote_files` reads there, and `uploads` writes. Nothing here knows a format."""
 
 from __future__ import annotations

@@ -116,18 +116,18 @@ def test_safetensors_become_a_file_for_torch_if_the_output_is_called_so(place: P
 def test_without_an_output_it_is_beside_the_input(place: Path) -> None:
     (place / "runs").mkdir()
     torch.save(NESTED, "runs/x.pt")
-    a_set(Path("runs/set"))
     steps = {f"step{number}": step for number, step in enumerate(trained())}
     for name, step in steps.items():
         shutil.copytree(step, f"runs/{name}")
-    for source in ("runs/x.pt", "runs/set", *(f"runs/{name}/" for name in steps)):
+    for source in ("runs/x.pt", *(f"runs/{name}/" for name in steps)):
         succeeding("convert", source)
-    made = {name for step in ("set", *steps) for name in (step, f"{step}-safetensors")}
+    made = {name for step in steps for name in (step, f"{step}-safetensors")}
     assert set(os.listdir("runs")) == {"x.pt", "x.safetensors", *made}
-    os.chdir("runs/set")
-    shutil.rmtree("../set-safetensors")
-    succeeding("convert", ".")
-    assert Path("../set-safetensors").is_dir()
+    for name in steps:
+        os.chdir(place / "runs" / name)
+        shutil.rmtree(f"../{name}-safetensors")
+        succeeding("convert", ".")
+        assert Path(f"../{name}-safetensors").is_dir()
 
 
 def test_a_prefix_of_wrappers_is_told(place: Path) -> None:

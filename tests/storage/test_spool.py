@@ -31,8 +31,9 @@ from processes import PROGRAM, open_files, prepared
 from ckptconv.conversion import convert
 from ckptconv.errors import CkptconvError, CorruptError, FailedError, LimitError
 from ckptconv.formats.torch.file import read_torch
-from ckptconv.storage import spool
-from ckptconv.storage.spool import Spool, SpoolingReaders
+from ckptconv.storage import pipes, spool, unpacking
+from ckptconv.storage.packed import SpoolingReaders
+from ckptconv.storage.spool import Spool
 from ckptconv.tensors.moves import File, Packed
 
 MIB = 1 << 20
@@ -433,7 +434,7 @@ def test_what_is_read_once_without_a_checksum_is_unpacked_where_it_is_wanted(
     cuts = [0, *sorted(data.draw(st.sets(st.integers(1, 199)))), 200]
     pieces = list(itertools.pairwise(cuts))
     order = data.draw(st.permutations(pieces) | st.lists(st.sampled_from(pieces)) | st.just(pieces))
-    most_kept, spool.MOST_KEPT = spool.MOST_KEPT, data.draw(st.sampled_from([2, 64]))
+    most_kept, unpacking.MOST_KEPT = unpacking.MOST_KEPT, data.draw(st.sampled_from([2, 64]))
     written = 0
     try:
         with SpoolingReaders(directory=str(tmp_path_factory.getbasetemp())) as readers:
@@ -450,7 +451,7 @@ def test_what_is_read_once_without_a_checksum_is_unpacked_where_it_is_wanted(
                 with readers.reading(file) as reader:
                     assert reader.read_at(start, stop - start) == content[start:stop]
     finally:
-        spool.MOST_KEPT = most_kept
+        unpacking.MOST_KEPT = most_kept
     if order == pieces:
         assert written == 0
     if len(set(order)) == len(order):
@@ -667,4 +668,4 @@ def test_where_to_spool_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_errors_are_ours(tmp_path: Path) -> None:
     with pytest.raises(CkptconvError, match="/dev/fd/99999 cannot be read"):
-        spool.take_pipe("/dev/fd/99999", str(tmp_path))
+        pipes.take_pipe("/dev/fd/99999", str(tmp_path))

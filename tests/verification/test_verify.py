@@ -36,9 +36,9 @@ from ckptconv.storage.reading import Reader
 from ckptconv.structure import regexes
 from ckptconv.tensors.computing import Bits, Join, Joined
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import Concat, Convert, Inline, LazyTensor, Narrow, Partitioned, Picked, Stored, View, Zeros
 from ckptconv.tensors.moves import Cast, File, Negate, Swap
+from ckptconv.tensors.strides import contiguous_strides
 from ckptconv.verification import arithmetic
 from ckptconv.verification import evaluate as reference
 from ckptconv.verification.evaluate import Evaluator

@@ -18,9 +18,9 @@ from ckptconv.features.deepspeed.partitions import TIED, Shape
 from ckptconv.features.deepspeed.weights import Weights
 from ckptconv.structure.regexes import ExpressionError, LimitsError, first_matches
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import Concat, Convert, Equal, Inline, LazyTensor, Narrow, View
 from ckptconv.tensors.moves import Cast
+from ckptconv.tensors.strides import contiguous_strides
 from ckptconv.text import brief
 
 _T = TypeVar("_T")

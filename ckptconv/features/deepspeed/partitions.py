@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from ckptconv.formats.run_names import EXPERT
 from ckptconv.tensors.lazy import Concat, LazyTensor, Narrow, Partitioned, Stored, View
 
 Shape = tuple[int, ...]
@@ -22,7 +23,7 @@ MOST_WAYS = 1000
 
 # Prefix of the names of modules that several layers of a pipeline share.
 TIED = "tied_modules."
-_EXPERT = re.compile(r"(.*\bdeepspeed_experts\.)(\d+)(\..*)")
+_EXPERT = re.compile(EXPERT)
 
 
 class Slice(NamedTuple):

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
 from ckptconv.features.deepspeed import locate as zero_files
-from ckptconv.features.deepspeed import model_parallel, universal
+from ckptconv.features.deepspeed import universal
 from ckptconv.features.deepspeed.assemble import assemble, is_whole, whole
 from ckptconv.features.deepspeed.locate import FAMILY, TagFiles
 from ckptconv.features.deepspeed.records import MAX_RANKS, ModelFile, OptimFile, Reading
@@ -443,6 +443,10 @@ def _unite(opened: _Opened, grid: _Grid, ranks: Sequence[int], parts: Mapping[in
     """Merge model-parallel ranks: the stages of a pipeline, then tensor-parallel slices if the checkpoint says how they
     were cut."""
     where = opened.files.directory
+    if grid.pipeline == 1 and len(ranks) == 1 and not opened.files.layers:
+        return parts[ranks[0]].weights
+    from ckptconv.features.deepspeed import model_parallel
+
     united = []
     for rank in ranks:
         stages = [parts[mp] for mp in grid.stages(rank)]

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptconv.errors import CkptconvError
-from ckptconv.features.deepspeed.partitions import expert_of
 from ckptconv.formats.source import Training
 from ckptconv.tensors.lazy import Equal, LazyTensor
 from ckptconv.tensors.moves import File
@@ -63,8 +62,7 @@ class Weights:
     def training(self, common: Mapping[str, Any], models: Iterable[File]) -> Training:
         """Return what a universal checkpoint takes over: `common` is what the optimizer's file says of all parameters
         together, and `models` are the model files."""
-        parameters = list(self.trainable)
-        return Training(self.stage, parameters, common, list(models), has_experts=any(map(expert_of, parameters)))
+        return Training(self.stage, list(self.trainable), common, list(models))
 
     def names(self) -> list[str]:
         """Return every name but aliases."""

@@ -18,10 +18,9 @@ from ckptconv.features.parts.staged import described, directories
 from ckptconv.options.option import checked
 from ckptconv.options.table import Options
 from ckptconv.outputs.computed import made_as
-from ckptconv.outputs.schema import MOST_RECORD
 from ckptconv.outputs.targets import MANIFEST, directory_of, final_path
 from ckptconv.process import peak_rss
-from ckptconv.publish.manifest import Made, document
+from ckptconv.publish.manifest import MOST_RECORD, Made, document
 from ckptconv.publish.parts import PlanDescription
 from ckptconv.publish.publish import Staged, complete, describe, staging_for, unpublished
 from ckptconv.publish.replacing import INPUT, NEW_NAME, READ, Claim, Replacing, Spared

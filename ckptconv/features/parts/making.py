@@ -53,9 +53,10 @@ class Part(NamedTuple):
         for output in outputs:
             if is_one_upload(output):
                 raise UsageError(
-                    f"{output.target.path}: on a store, --part needs an output of several files with an index, but this "
-                    "output is one file.",
-                    "Convert it without --part, write it to a shared disk, or divide it with a smaller --max-shard-size.",
+                    f"{output.target.path}: on a store, --part needs an output of several files with an index, but "
+                    "this output is one file.",
+                    "Convert it without --part, write it to a shared disk, or divide it with a smaller "
+                    "--max-shard-size.",
                 )
 
     def files_of(self, output: Output, index: int) -> list[FilePlan]:

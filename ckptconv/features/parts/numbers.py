@@ -25,7 +25,7 @@ _SYSTEMS: tuple[tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]], .
 
 
 def parse_part(value: Any, option: str, environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
-    """Return the part that `value` names: "I/N", (I, N), or "auto" for what a batch system has put into the environment.
+    """Return the part that `value` names: "I/N", (I, N), or "auto" for what a batch system puts into the environment.
 
     Raise UsageError, naming `option`, if it names none.
     """

@@ -30,8 +30,8 @@ from ckptconv.outputs.torch_tree import TorchTree
 from ckptconv.pickles.writer import dumps
 from ckptconv.plan import FilePlan, Literal
 from ckptconv.storage.inside import leads_out
-from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import LazyTensor
+from ckptconv.tensors.strides import contiguous_strides
 
 _VERSION = "2.0"
 # A name of a mesh that no training has: where it had the same mesh, the library would not reshard, but copy a rank's

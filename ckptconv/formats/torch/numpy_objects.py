@@ -14,9 +14,9 @@ from ckptconv.pickles import numpy_dtypes
 from ckptconv.pickles.nodes import Global, NumpyArray, NumpyScalar, Opaque
 from ckptconv.pickles.vocabulary import MalformedError
 from ckptconv.tensors.dtypes import DTYPES, itemsize_of_components
-from ckptconv.tensors.geometry import MAX_BYTES, MAX_DIMS
 from ckptconv.tensors.lazy import Convert, Inline, LazyTensor
 from ckptconv.tensors.moves import Swap
+from ckptconv.tensors.strides import MAX_BYTES, MAX_DIMS
 from ckptconv.text import brief
 
 _NUMPY_DTYPE_CLASS, _NUMPY_ARRAY_CLASS = Global("numpy", "dtype"), Global("numpy", "ndarray")

@@ -31,9 +31,9 @@ from ckptconv.pickles.nodes import (
 )
 from ckptconv.pickles.vocabulary import Builder, Constructor, Maker, MalformedError, Phrase, RefusedError, Vocabulary
 from ckptconv.tensors.dtypes import DTYPES, DType, is_differentiable, itemsize_of_components
-from ckptconv.tensors.geometry import MAX_BYTES, MAX_DIMS
 from ckptconv.tensors.lazy import Convert, LazyTensor, Stored, Tagged, TensorFacts
 from ckptconv.tensors.moves import Cast, Conjugate, Negate
+from ckptconv.tensors.strides import MAX_BYTES, MAX_DIMS
 from ckptconv.text import brief
 
 _REBUILD = Global("torch._utils", "_rebuild_tensor_v2")

@@ -20,7 +20,7 @@ from ckptconv.errors import CorruptError, FailedError
 from ckptconv.formats.companions import is_companion_name
 from ckptconv.outputs.targets import MANIFEST
 from ckptconv.plan import Copied, FilePlan
-from ckptconv.publish.manifest import Made, record
+from ckptconv.publish.manifest import MOST_RECORD, Made, record
 from ckptconv.publish.staging.area import (
     BUSY,
     DESCRIPTION,
@@ -300,12 +300,14 @@ class LocalStaging(Staging):
         return None
 
     def _read_record(self, name: str) -> dict[str, Any] | None:
-        from ckptconv.outputs.schema import MOST_RECORD, file_record
-
         assert self._staging is not None
         try:
             data = self._staging.read(record_of(name), MOST_RECORD)
-            return None if data is None else file_record(data)
+            if data is None:
+                return None
+            from ckptconv.outputs.schema import file_record
+
+            return file_record(data)
         except (OSError, ValueError, ForeignError) as error:
             self._no_record(name, str(error))
             return None

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import CorruptError
-from ckptconv.outputs.schema import MOST_RECORD, object_record
+from ckptconv.outputs.schema import object_record
 from ckptconv.outputs.targets import MANIFEST
 from ckptconv.plan import FilePlan
-from ckptconv.publish.manifest import record
+from ckptconv.publish.manifest import MOST_RECORD, record
 from ckptconv.publish.staging.area import DESCRIPTION, is_sibling, record_of
 from ckptconv.publish.staging.remote import UploadStaging, names_in
 from ckptconv.storage import remote, stores

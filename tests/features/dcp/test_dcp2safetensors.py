@@ -23,7 +23,7 @@ from ckptconv.engine.execute import carry_out
 from ckptconv.errors import CorruptError
 from ckptconv.formats.joining.names import MAX_VALUE
 from ckptconv.plan import Data, FilePlan
-from ckptconv.storage.spool import SpoolingReaders
+from ckptconv.storage.packed import SpoolingReaders
 from ckptconv.storage.writing import Writer
 from ckptconv.structure import keymap
 from ckptconv.tensors.lazy import LazyTensor

@@ -89,7 +89,7 @@ def test_each_tensor_parallel_rank_is_converted_for_itself_when_asked(tmp_path: 
 # ------------------------------------------------------------------------------------------------ optimizer states
 
 
-STATES = sorted(path.parent.name for path in ZERO.glob("*/optimizer.safetensors"))
+STATES = [name for name in ZERO.names if (ZERO / name / "optimizer.safetensors").exists()]
 
 
 @every("case", STATES)
