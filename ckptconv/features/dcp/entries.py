@@ -21,7 +21,7 @@ from ckptconv.errors import CorruptError, UnsupportedError, damaged
 from ckptconv.features.dcp.archive_templates import ArchivePatterns
 from ckptconv.features.dcp.metadata import Chunk, Description, EntryPlace, SavedTensor, Shape
 from ckptconv.features.dcp.names import SHARDING
-from ckptconv.formats import model_files, safetensors
+from ckptconv.formats import model_files
 from ckptconv.formats.chunks import ChunkTile
 from ckptconv.formats.chunks import join as join_tiles
 from ckptconv.formats.joining.names import MAX_VALUE, named, named_in
@@ -264,7 +264,9 @@ class Entries:
                     f"{where()} is not an archive of torch.save: at byte {place.offset} is {head!r}. The file belongs "
                     "to another save, or is damaged."
                 )
-            header = safetensors.read_header(reader, place.offset)
+            from ckptconv.formats.safetensors import read_header
+
+            header = read_header(reader, place.offset)
             self._headers[key] = {
                 found: Chunk(offsets, stored.shape, stored)
                 for found, (offsets, stored) in offsets_of(header.tensors, header.metadata, reader.file.path).items()

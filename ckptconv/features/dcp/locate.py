@@ -10,7 +10,6 @@ from ckptconv.features.dcp import MODULE, dialects
 from ckptconv.features.dcp.names import METADATA, SHARD, SUFFIX, is_part
 from ckptconv.formats import runs
 from ckptconv.formats.format import CERTAIN, POSSIBLE, Guess, Probe
-from ckptconv.formats.joining.sets import holds_parts
 from ckptconv.formats.model_files import may_lie_below
 from ckptconv.formats.registered import DCP
 from ckptconv.storage.location import Location
@@ -96,6 +95,8 @@ def sniff_below(probe: Probe) -> Guess | None:
 
 def holds_below(place: Location) -> bool:
     """Whether there is a checkpoint in a directory, or below it."""
+    from ckptconv.formats.joining.sets import holds_parts  # few directories have theirs below
+
     found = locate(place)
     # The model of an optimizer that was saved so may be in a file for each rank, as accelerate writes it.
     return found is not None and not (

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError
 from ckptconv.features.dcp import MODULE
-from ckptconv.formats.instead import what_it_is
 from ckptconv.formats.joining.names import MAX_DEPTH, Path, named
 from ckptconv.formats.torch.objects import vocabulary
 from ckptconv.pickles.machine import Loaded, load
@@ -219,6 +218,8 @@ def read_description(pickles: Iterable[tuple[str, bytes]], *, of_ranks: bool) ->
         try:
             loaded = load(data, words, where=where)
         except CorruptError:
+            from ckptconv.formats.instead import what_it_is
+
             what = None if data.startswith(b"\x80") else what_it_is(data[:512], len(data))
             if what is None:
                 raise

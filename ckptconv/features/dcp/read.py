@@ -22,9 +22,7 @@ from ckptconv.features.dcp.entries import Entries, offsets_of, records_of
 from ckptconv.features.dcp.locate import BEGINNING, FAMILY, is_metadata, located
 from ckptconv.features.dcp.metadata import Chunk, Description, EntryPlace, SavedTensor, read_description
 from ckptconv.features.dcp.names import INTEGRITY, METADATA, RANK, SHARD, SUFFIX
-from ckptconv.formats import model_files, safetensors
-from ckptconv.formats.instead import what_directory_it_is
-from ckptconv.formats.integrity import check_content, stated_digests
+from ckptconv.formats import model_files
 from ckptconv.formats.joining import names as dcp_names
 from ckptconv.formats.joining.names import MAX_VALUE, Path, named
 from ckptconv.formats.runs import Located
@@ -416,6 +414,8 @@ def _read_digests(place: Location, entries: Entries, inputs: dict[str, Any]) -> 
     """Return the SHA-256 of the files by path, as the checkpoint's manifest states them; none if there is none."""
     if METADATA not in place.names or not place.has_file(INTEGRITY):
         return {}
+    from ckptconv.formats.integrity import stated_digests
+
     data = _whole_file(place.join(INTEGRITY), MAX_VALUE, entries, inputs)
     return stated_digests(place, INTEGRITY, data, {})
 
@@ -447,6 +447,8 @@ def _describes(place: Location, entry: Entry) -> bool:
 
 
 def _not_described(directory: Location) -> CkptconvError:
+    from ckptconv.formats.instead import what_directory_it_is
+
     names = directory.names
     other = what_directory_it_is(names)
     if other:
@@ -489,7 +491,10 @@ def _pickles(
     for name in wanted:
         place = directory.join(name)
         data = _whole_file(place, MAX_PICKLE, entries, inputs)
-        check_content(place.path, data, digests)
+        if digests:
+            from ckptconv.formats.integrity import check_content
+
+            check_content(place.path, data, digests)
         yield place.path, data
 
 
@@ -510,6 +515,8 @@ def _whole_file(place: Location, most: int, entries: Entries, inputs: dict[str, 
 
 def _read_shards(directory: Location, entries: Entries, inputs: dict[str, Any]) -> Description:
     """Return what files of HuggingFaceStorageWriter hold together; each says where its tensors begin."""
+    from ckptconv.formats import safetensors
+
     names = directory.names
     files = [name for name in names if re.fullmatch(SHARD, name)]
     numbers = sorted({int(name[6:11]) for name in files})
