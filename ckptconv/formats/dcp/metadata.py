@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError
 from ckptconv.formats.dcp import MODULE
-from ckptconv.formats.instead import what_it_is
+from ckptconv.formats.foreign import foreign_file
 from ckptconv.formats.joining.names import MAX_DEPTH, Path, named
 from ckptconv.formats.torch.objects import vocabulary
 from ckptconv.pickles.machine import Loaded, load
@@ -219,7 +219,7 @@ def read_description(pickles: Iterable[tuple[str, bytes]], *, of_ranks: bool) ->
         try:
             loaded = load(data, words, where=where)
         except CorruptError:
-            what = None if data.startswith(b"\x80") else what_it_is(data[:512], len(data))
+            what = None if data.startswith(b"\x80") else foreign_file(data[:512], len(data))
             if what is None:
                 raise
             raise type(what)(f"{where} {what.message}", what.hint) from None

@@ -23,7 +23,7 @@ from ckptconv.formats.dcp.entries import Entries, offsets_of, records_of
 from ckptconv.formats.dcp.locate import BEGINNING, FAMILY, is_metadata, located
 from ckptconv.formats.dcp.metadata import Chunk, Description, EntryPlace, SavedTensor, read_description
 from ckptconv.formats.dcp.names import INTEGRITY, METADATA, RANK, SHARD, SUFFIX
-from ckptconv.formats.instead import what_directory_it_is
+from ckptconv.formats.foreign import foreign_directory
 from ckptconv.formats.integrity import check_content, stated_digests
 from ckptconv.formats.joining import names as dcp_names
 from ckptconv.formats.joining.names import MAX_VALUE, Path, named
@@ -448,7 +448,7 @@ def _describes(place: Location, entry: Entry) -> bool:
 
 def _not_described(directory: Location) -> CkptconvError:
     names = directory.names
-    other = what_directory_it_is(names)
+    other = foreign_directory(names)
     if other:
         return type(other)(f"{directory} {other.message}", other.hint)
     if f"{METADATA}.tmp" in names:
