@@ -79,8 +79,8 @@ MUTANTS = [
     ),
     Mutant(
         "formats/torch/zip",
-        "found = itertools.takewhile(fits,",
-        "found = filter(fits,",
+        "fitting = itertools.takewhile(fits,",
+        "fitting = filter(fits,",
         "tests/formats/torch/test_zip.py",
     ),
     Mutant(
@@ -422,13 +422,13 @@ MUTANTS = [
     ),
     Mutant(
         "formats/numbers/matching",
-        "return found if fits and len({*found.values()}) == len(found) else {}",
-        "return found if fits else {}",
+        "return names if fits and len({*names.values()}) == len(names) else {}",
+        "return names if fits else {}",
         "tests/formats/numbers/test_orders.py -k records",
     ),
     Mutant(
         "formats/numbers/matching",
-        "fits = all(shape is not None and own in (None, shape) for own, shape in shapes)",
+        "fits = all(shape is not None and stated in (None, shape) for stated, shape in shapes)",
         "fits = True",
         "tests/formats/numbers/test_orders.py -k records",
     ),
@@ -440,7 +440,7 @@ MUTANTS = [
     ),
     Mutant(
         "formats/numbers/states",
-        "model = model._replace(orders=[order for order in model.orders if order.asked])",
+        "model = model._replace(orders=[order for order in model.orders if order.is_asked])",
         "model = model._replace(orders=model.orders)",
         "tests/formats/numbers/test_orders.py -k records",
     ),

@@ -1,4 +1,4 @@
-"""Names of tensors that are those of an adapter, and whose.
+"""Names of tensors in adapters: those of PEFT's factors, and how to recognize adapters of other programs.
 
 Source: PEFT 0.21, utils/save_and_load.py and tuners/lora.
 """
@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from ckptconv.errors import CkptconvError, UnsupportedError
 from ckptconv.text import brief
 
-# What stands behind the word for a part: the name of the adapter, and that the parameter is one of a module.
-NAMED = r"(?:\.(?P<adapter>(?!(?:weight|bias)$)[^.]+))?"
+# The name of the adapter, after the word for a factor; "weight" and "bias" are parameters of a module instead.
+ADAPTER_NAME = r"(?:\.(?P<adapter>(?!(?:weight|bias)$)[^.]+))?"
 FACTOR = re.compile(
-    rf"(?P<module>.+?)(?P<depth>(?:\.base_layer)*)\.lora_(?P<embedding>embedding_)?(?P<side>[AB]){NAMED}"
+    rf"(?P<module>.+?)(?P<depth>(?:\.base_layer)*)\.lora_(?P<embedding>embedding_)?(?P<side>[AB]){ADAPTER_NAME}"
     r"(?:\.(?P<parameter>weight|bias))?"
 )
-# How the names of other programs' adapters begin and what is in them, whose they are, and which program reads them.
+# Adapters of other programs: the beginnings of their names, parts of the names, the program, and their readers.
 _OTHERS = (
     (
         ("lora_unet_", "lora_te", "lora_transformer_"),
@@ -36,14 +36,14 @@ _OTHERS = (
 
 
 def is_adapter(names: Mapping[str, object]) -> bool:
-    """Whether one of these names of tensors is that of a factor."""
+    """Whether one of these names of tensors is that of a factor of PEFT."""
     return any(".lora_" in name and FACTOR.fullmatch(name) for name in names)
 
 
 def other_program(path: str, names: Mapping[str, object]) -> CkptconvError | None:
-    """Return the error for an adapter of another program, if its names tell whose it is."""
+    """Return the error for an adapter of another program, if its names show the program."""
     for begins, holds, program, readers in _OTHERS:
-        name = next((name for name in names if name.startswith(begins) and any(each in name for each in holds)), "")
+        name = next((name for name in names if name.startswith(begins) and any(part in name for part in holds)), "")
         if name:
             return UnsupportedError(
                 f"{path} is an adapter of {program}, as its names show ({brief(name)}); only adapters of PEFT can be "

@@ -1,8 +1,8 @@
-"""Files that are one of many, each with a part of a model, and what to name in their place.
+"""Files that are one of many, each with a part of a model, and the paths to give in their place.
 
-What a file holds decides where it can: placeholders for parameters, numbers of ranks, the shape of a matrix. Its name
-decides the rest, and the names beside it. The kinds of such files are in the modules of their formats, which
-`registered.LONE` names; here are those that no format reads.
+If possible, the content of a file decides: placeholders for parameters, numbers of ranks, the shape of a matrix.
+Otherwise its name decides, with the names next to it. The kinds of such files are in the modules of their formats,
+which `registered.LONE` names. This module has the kinds that no format reads.
 
 Source: vLLM's sharded_state_loader.py; TensorRT-LLM's convert_checkpoint.py; DeepSeek-V3's inference/convert.py;
 torch_xla's xla_fully_sharded_data_parallel.py; fairseq's checkpoint_utils.py.
@@ -30,7 +30,7 @@ from ckptconv.structure.record import ALONE_KEY
 
 _HOW = "Or convert this file alone with --alone."
 # Names with numbers, as patterns that are compiled when a name with a number comes.
-# A file of a set with an index; diffusers puts the variant, as in fp16, before the numbers or behind.
+# A file of a set with an index. In diffusers, the variant, such as fp16, stands before or after the numbers.
 _OF_INDEX = rf".*{NUMBERED}(?:\.[\w-]+)?(?:{'|'.join(map(re.escape, (*TORCH_SUFFIXES, SUFFIX)))})"
 # Files with numbers of ranks: of vLLM and SGLang, TensorRT-LLM, fairseq, DeepSeek.
 _NUMBERED = (
@@ -39,12 +39,12 @@ _NUMBERED = (
     r".*-model_part-(\d{1,6})(?:-shard(\d{1,6}))?\.pt",
     r"model\d{1,6}-mp(?P<of>\d{1,6})\.safetensors",
 )
-# How deep a tree is searched for keys.
+# The depth to which a tree is searched for keys.
 _LEVELS = 6
 
 
 class LoneFile(NamedTuple):
-    """A file: where it is, the tree and the metadata in it, and whether its parameters are joined from ranks' parts."""
+    """A file: its place, its tree and metadata, and whether its parameters are joined from ranks' parts."""
 
     place: Location
     tree: Any
@@ -55,7 +55,7 @@ class LoneFile(NamedTuple):
         return self.tree.get(key) if isinstance(self.tree, Mapping) else None
 
     def has(self, key: str) -> bool:
-        """Whether it has a key in its tree, or in its metadata."""
+        """Whether the file has a key in its tree, or in its metadata."""
         return (isinstance(self.tree, Mapping) and key in self.tree) or key in self.metadata
 
     def keys(self, part: str) -> Iterator[str]:
@@ -64,10 +64,10 @@ class LoneFile(NamedTuple):
         for _ in range(_LEVELS):
             below: dict[int, Any] = {}
             for node in level:
-                held = node.values() if isinstance(node, Mapping) else node if isinstance(node, list) else ()
-                # There may be a million, of few types.
-                kinds = {kind for kind in {*map(type, held)} if issubclass(kind, (Mapping, list))}
-                below.update((id(value), value) for value in held if type(value) in kinds)
+                values = node.values() if isinstance(node, Mapping) else node if isinstance(node, list) else ()
+                # There may be a million values, of few types.
+                kinds = {kind for kind in {*map(type, values)} if issubclass(kind, (Mapping, list))}
+                below.update((id(value), value) for value in values if type(value) in kinds)
                 keys = [key for key in node if type(key) is str] if isinstance(node, Mapping) else []
                 if part in "\n".join(keys):
                     yield from (key for key in keys if part in key)
@@ -79,9 +79,9 @@ class OfSetError(UnsupportedError):
 
 
 class LoneKind(NamedTuple):
-    """A kind of file: what one is, as the end of a sentence; what to name in its place, with {} for the directory `up`
-    levels above it; whether a file is one; and the class of the error for it. Those that are not `refused` may be a
-    whole model. `lies`: whether a file is where its program puts it. `is_written`: this program writes such files."""
+    """A kind of file. `called` describes it, as the end of a sentence; `instead` says which path to give instead, with
+    {} for the directory `up` levels above; `is_one` recognizes it; `error` is the class of its error. If not `refused`,
+    it may be a whole model. `lies`: a file is where its program puts it. `is_written`: this program writes it."""
 
     called: str
     instead: str
@@ -94,65 +94,65 @@ class LoneKind(NamedTuple):
 
 
 def marked(place: Location, source: Source, alone: bool) -> Source:
-    """Return `source`, which was read from `place`. If it is one file of many, it has the error for whoever takes it
-    for a model; if it is taken `alone`, a note."""
+    """Return `source`, which was read from `place`. If it is one file of many, the source gets an error for callers
+    that take it for a model, or, if it is taken `alone`, a note."""
     file = _only_file(place, source)
     kind = _kind_of(file) if file else None
     if file is None or kind is None:
         idle = f"--alone has no effect: {place} is not one file of a set."
         return source._replace(warnings=[*source.warnings, idle]) if alone else source
-    what = f"{file.place} {kind.called}"
+    described = f"{file.place} {kind.called}"
     if alone:
         remarks = {**source.remarks, ALONE_KEY: "true"}
-        return source._replace(notes=[*source.notes, f"{what} It was converted alone."], remarks=remarks)
+        return source._replace(notes=[*source.notes, f"{described} It was converted alone."], remarks=remarks)
     if ALONE_KEY in source.remarks:
         return source._replace(notes=[*source.notes, f"{file.place} was made with --alone from one file of a set."])
     above = file.place
     for _ in range(kind.up):
         above = above.parent
-    # Only outputs of this program have a structure record. What such a one was made of lies elsewhere.
+    # Only outputs of this program have a structure record. The files from which such an output was made lie elsewhere.
     is_elsewhere = source.family == SAFETENSORS and source.structured and not kind.is_written
     is_known = kind.lies(file.place) and not is_elsewhere
     instead = kind.instead.format(shlex.quote(above.path or ".") if is_known else "DIRECTORY")
     if not kind.refused:
-        return source._replace(warnings=[*source.warnings, f"{what} {instead}"])
-    error: CkptconvError = kind.error(what, f"{instead} {_HOW}")
+        return source._replace(warnings=[*source.warnings, f"{described} {instead}"])
+    error: CkptconvError = kind.error(described, f"{instead} {_HOW}")
     if place.kind == "directory" and not is_elsewhere:
-        error = CorruptError(f"{what} {place} lacks the other files.", f"Copy or download them too. {_HOW}")
+        error = CorruptError(f"{described} {place} lacks the other files.", f"Copy or download them too. {_HOW}")
     return source._replace(weights_error=error, warnings=[*source.warnings, str(error)])
 
 
 def _kind_of(file: LoneFile) -> LoneKind | None:
-    """Return the first kind that a file is of; None if it is of none."""
-    asked = (import_module(lone.module).LONE for lone in KINDS if _may_be(lone, file))
-    return next((kind for kinds in asked for kind in kinds if kind.is_one(file)), None)
+    """Return the first kind of the file; None if it has none."""
+    groups = (import_module(lone.module).LONE for lone in KINDS if _may_be(lone, file))
+    return next((kind for kinds in groups for kind in kinds if kind.is_one(file)), None)
 
 
 def _may_be(lone: Lone, file: LoneFile) -> bool:
-    """Whether the kinds of `lone` are asked for a file."""
+    """Whether a file may be of one of the kinds of `lone`."""
     if has_one(file.place.path, lone.words) or any(map(file.has, lone.keys)):
         return True
     return next(file.keys(lone.part), None) is not None if lone.part else not (lone.words or lone.keys)
 
 
 def kept_apart(source: Source, output: str) -> Source:
-    """Return `source` for an output of that name. What is made of one file of a sharded set is taken for no model if
-    its name says that it is one."""
+    """Return `source` for an output called `output`. An output that was made from one file of a sharded set is not
+    taken for a model if its name says that it is such a file."""
     if not isinstance(source.weights_error, OfSetError) or not matching(_OF_INDEX, basename(output)):
         return source
     return source._replace(weights_error=None)
 
 
 def by_name(source: Source) -> Source:
-    """Return `source` for whoever takes tensors by name: those of one safetensors file of a sharded set are whole."""
+    """Return `source` for callers that take tensors by name: in one safetensors file of a set, tensors are whole."""
     error = source.weights_error
     if not isinstance(error, OfSetError) or source.family != SAFETENSORS:
         return source
-    return source._replace(weights_error=None, warnings=[each for each in source.warnings if each != str(error)])
+    return source._replace(weights_error=None, warnings=[text for text in source.warnings if text != str(error)])
 
 
 def _only_file(place: Location, source: Source) -> LoneFile | None:
-    """Return the file that was read; None if there are several, or a set that is complete, or no weights anyway."""
+    """Return the file that was read; None if there are several, a complete set, or no weights."""
     is_alone = source.family in ("torch", "safetensors") and len(source.inputs) == 1 and not source.shards
     if not is_alone or source.weights_error:
         return None
@@ -175,9 +175,9 @@ def matching(pattern: str, name: str) -> re.Match[str] | None:
 
 
 def is_numbered(place: Location, *patterns: str) -> bool:
-    """Whether the name of `place` is one of many: it says so; its number is not the first; or one beside it differs
-    only in numbers."""
-    match = next((found for each in patterns if (found := matching(each, place.name))), None)
+    """Whether `place` is one of many by its name: the name says so; its number is not the first; or a name next to it
+    differs only in numbers."""
+    match = next((name_match for pattern in patterns if (name_match := matching(pattern, place.name))), None)
     if match is None:
         return False
     if "of" in match.re.groupindex:
@@ -187,11 +187,11 @@ def is_numbered(place: Location, *patterns: str) -> bool:
 
 
 def _of_xla(file: LoneFile) -> bool:
-    told = file.get("shard_metadata")
-    return isinstance(told, Mapping) and "shard_info" in told and told.get("world_size") != 1
+    metadata = file.get("shard_metadata")
+    return isinstance(metadata, Mapping) and "shard_info" in metadata and metadata.get("world_size") != 1
 
 
-# Those of no format that is read.
+# The kinds that no format reads.
 LONE = (
     LoneKind(
         "is one file of a sharded set: its tensors are complete, but other files hold the rest of the model.",

@@ -1,4 +1,4 @@
-"""The optimizer that a program saves in a file beside a model's weights, with its parameters by number.
+"""The optimizer that a program saves in a file next to a model's weights, with its parameters by number.
 
 Source: transformers' trainer.py (optimizer.pt, with scheduler.pt and trainer_state.json); accelerate's checkpointing.py
 (optimizer.bin, of one process or of data parallel ones).
@@ -19,38 +19,38 @@ from ckptconv.formats.training import with_named, with_states_beside
 from ckptconv.storage.location import Location
 from ckptconv.storage.reading import Entry
 
-# What these call the model beside it, if that is one file, or an adapter of PEFT.
+# The model next to the optimizer, if it is one file, or an adapter of PEFT.
 _MODELS = ("model.safetensors", "adapter_model.safetensors", "pytorch_model.bin", "adapter_model.bin")
 
 
 def with_optimizer(source: Source, place: Location, wanted: Wanted) -> Source:
-    """Return `source`, which was read from `place`, with the states of its optimizer, or of the one in a file beside
-    it, or the reason why they cannot be named; without them, as one that is reread for those, if they are not wanted.
+    """Return `source`, which was read from `place`, with the states of its optimizer, or of one in a file next to it,
+    or the reason why they have no names. If states are not wanted, return a source that can be reread for them.
     """
     if wanted.orders:
         source = source._replace(wanted=source.wanted._replace(orders=wanted.orders))
     if wanted.states:
         source = with_states_beside(source, wanted.key)
-    found = lying(source, place) if source.optimizer is None and source.of_states.error is None else []
-    if not found:
+    files = lying(source, place) if source.optimizer is None and source.of_states.error is None else []
+    if not files:
         return source
     if not wanted.states:
         again = functools.partial(_again, source, place)
-        note = f"Not converted: {found[0].path}{STATES_ARE_CONVERTED}."
+        note = f"Not converted: {files[0].path}{STATES_ARE_CONVERTED}."
         source = source._replace(notes=[*source.notes, note])
         return source._replace(wanted=wanted, reread=again) if source.reread is None else source
-    return _with_states_of(source, place, found, wanted.key)
+    return _with_states_of(source, place, files, wanted.key)
 
 
 def lying(source: Source, place: Location) -> list[Location]:
-    """Return the files with the optimizers of a model that was read from `place`, which lie beside it."""
+    """Return the files with the optimizers of a model that was read from `place`, in the model's directory."""
     if source.family not in (SAFETENSORS, TORCH) or source.training is not None:
         return []
     if place.kind != "directory" and place.name not in _MODELS:
         return []
     directory = place if place.kind == "directory" else place.parent
     names = _names(directory)
-    first = next((each for each in OPTIMIZERS if each in names and names[each].kind == "file"), "")
+    first = next((name for name in OPTIMIZERS if name in names and names[name].kind == "file"), "")
     stem, _, suffix = first.rpartition(".")
     numbered = re.compile(rf"{stem}_\d{{1,6}}\.{suffix}")
     more = [name for name, entry in names.items() if numbered.fullmatch(name) and entry.kind == "file"]
@@ -66,26 +66,26 @@ def _names(directory: Location) -> Mapping[str, Entry]:
 
 
 def _again(source: Source, place: Location, wanted: Wanted) -> Source:
-    """Return `source` with the states beside it, if they are `wanted`."""
+    """Return `source` with the states next to it, if they are `wanted`."""
     return with_optimizer(source._replace(reread=None, wanted=wanted), place, wanted)
 
 
 def _with_states_of(source: Source, place: Location, files: list[Location], key: str) -> Source:
-    others: list[Source] = []
+    holders: list[Source] = []
     try:
-        others += (read_torch(file, Wanted(key=".")) for file in files)
-        held = [(each.path, optimizers_alone(each.weights)) for each in others]
-        if not all(own for _, own in held):
+        holders += (read_torch(file, Wanted(key=".")) for file in files)
+        trees = [(holder.path, optimizers_alone(holder.weights)) for holder in holders]
+        if not all(inner for _, inner in trees):
             return source
-        optimizers = [(path if len(held) > 1 else label, one) for path, own in held for label, one in own]
+        optimizers = [(path if len(trees) > 1 else label, tree) for path, inner in trees for label, tree in inner]
         source = with_named(source, optimizers, files[0].path, key, place)
     except CkptconvError as error:
         message = f"Not converted: the states in {files[0].path}. {error.message}"
         return source._replace(of_states=source.of_states._replace(error=type(error)(message, error.hint)))
-    read = {name: what for each in others for name, what in each.inputs.items()}
+    read = {name: identity for holder in holders for name, identity in holder.inputs.items()}
     return source._replace(
-        files=FileFacts.of_all(each.files for each in (source, *others)),
-        warnings=[text for each in (source, *others) for text in each.warnings],
+        files=FileFacts.of_all(holder.files for holder in (source, *holders)),
+        warnings=[text for holder in (source, *holders) for text in holder.warnings],
         of_states=source.of_states._replace(inputs={**source.of_states.inputs, **read}),
-        bytes_read=sum(each.bytes_read for each in (source, *others)),
+        bytes_read=sum(holder.bytes_read for holder in (source, *holders)),
     )

@@ -1,4 +1,4 @@
-"""What an output changes of what a configuration beside it says."""
+"""The changes that an output makes to the configuration beside it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 
 class Change(NamedTuple):
-    """What an output changes of what a configuration says: the `dtype` that weights were cast to, "" for none; with
-    `plain`, they are not quantized any more, and with `quantization`, they are quantized as that says. `settings` are
-    other values of it."""
+    """The changes that an output makes to a configuration. `dtype` is that to which weights were cast, "" for none.
+    With `plain`, the weights are no longer quantized; with `quantization`, they are quantized as that describes.
+    `settings` are other changed values."""
 
     dtype: str = ""
     plain: bool = False

@@ -1,8 +1,8 @@
-"""Join the chunks of a tensor into one expression, and prove that they cover it exactly. Pure.
+"""Joins the chunks of a tensor into one expression, and proves that they cover it exactly. Pure.
 
-Sharding cuts a tensor by planes: into rows (Shard(0)), columns (Shard(1)), tiles, or interleaved blocks. This undoes
-it: the tensor is cut along all planes of a dimension that cross no chunk, and each part is cut again until it is one
-chunk. The proof that nothing is missing or stored twice: in the end, each region has exactly the chunk that fills it.
+Sharding cuts a tensor by planes: into rows (Shard(0)), columns (Shard(1)), tiles, or interleaved blocks. `join` undoes
+it: it cuts the tensor along all planes of a dimension that cross no chunk, and cuts each part again until it is one
+chunk. This proves that nothing is missing or stored twice: in the end, exactly one chunk fills each region.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ckptconv.tensors.lazy import Concat, Inline, LazyTensor
 
 Shape: TypeAlias = tuple[int, ...]
 
-# How often a region is cut again along each dimension. A grid takes one cut; blocks that are each a grid take two.
+# The most cuts of a region along each dimension. A grid takes one cut; blocks that are each a grid take two.
 _CUTS = 2
-# So many chunks are compared with each other to tell why they cannot be joined.
+# The most chunks that are compared with each other for a reason why they cannot be joined.
 _COMPARED = 512
 
 
 class Box(NamedTuple):
-    """A part of a tensor: where it begins, and its extent in each dimension."""
+    """A part of a tensor: its first index, and its extent, in each dimension."""
 
     offsets: Shape
     sizes: Shape
@@ -52,39 +52,39 @@ class _MisfitError(Exception):
         self.error = error
 
 
-def join(dtype: DType, shape: Shape, tiles: Sequence[ChunkTile], what: Callable[[], str]) -> LazyTensor:
-    """Return the tensor of `dtype` and `shape` that `tiles`, none of them empty, make up. `what` names it in errors.
+def join(dtype: DType, shape: Shape, tiles: Sequence[ChunkTile], subject: Callable[[], str]) -> LazyTensor:
+    """Return the tensor of `dtype` and `shape` that consists of `tiles`, none empty. `subject` names it in errors.
 
-    Raise CorruptError if they leave a hole, overlap, or reach out of it; UnsupportedError if no sharding makes them.
+    Raise CorruptError if they leave a hole, overlap, or extend beyond it; UnsupportedError if no sharding gives them.
     """
     if len(tiles) == 1 and tiles[0].tensor.shape == shape and not any(tiles[0].offsets):
         return tiles[0].tensor
     for tile in tiles:
         if any(tile.stop(dim) > extent for dim, extent in enumerate(shape)):
             raise CorruptError(
-                f"{what()} has the shape {list(shape)}, and a chunk of {list(tile.tensor.shape)} at "
+                f"{subject()} has the shape {list(shape)}, and a chunk of {list(tile.tensor.shape)} at "
                 f"{list(tile.offsets)} extends beyond it."
             )
     missing = math.prod(shape) - sum(tile.tensor.numel for tile in tiles)
     if missing > 0:
         raise CorruptError(
-            f"{what()} has {math.prod(shape)} elements, but {missing} of them are in no chunk: chunks are missing.",
+            f"{subject()} has {math.prod(shape)} elements, but {missing} of them are in no chunk: chunks are missing.",
             "Copy the files of all ranks. If the checkpoint was saved like this, the elements are lost.",
         )
     if missing < 0:
         raise CorruptError(
-            f"{what()} has {math.prod(shape)} elements, but its chunks have {-missing} more: they overlap."
+            f"{subject()} has {math.prod(shape)} elements, but its chunks have {-missing} more: they overlap."
         )
     if not tiles:
         return Inline(b"", dtype, shape)
     try:
         return _joined((0,) * len(shape), shape, list(tiles), _CUTS * len(shape))
     except _MisfitError as reason:
-        raise reason.error(f"{what()}: {reason}.") from None
+        raise reason.error(f"{subject()}: {reason}.") from None
 
 
 def _joined(start: Shape, stop: Shape, tiles: list[ChunkTile], cuts: int) -> LazyTensor:
-    """Return the region from `start` to `stop`, in which `tiles` lie, cut at most `cuts` times, one inside another."""
+    """Return the region from `start` to `stop`, which `tiles` fill, cut at most `cuts` times in depth."""
     if len(tiles) == 1:
         tile = tiles[0]
         if tile.offsets != start or any(tile.stop(dim) != end for dim, end in enumerate(stop)):
@@ -114,7 +114,7 @@ def _hole(dim: int, at: int, start: Shape, stop: Shape) -> _MisfitError:
 
 
 def _cut(tiles: list[ChunkTile], dim: int) -> list[list[ChunkTile]]:
-    """Group the tiles so that the planes between groups cross none."""
+    """Group the tiles so that the planes between groups cross no tile."""
     tiles.sort(key=lambda tile: tile.offsets[dim])
     groups: list[list[ChunkTile]] = []
     reach = -1
@@ -127,13 +127,13 @@ def _cut(tiles: list[ChunkTile], dim: int) -> list[list[ChunkTile]]:
 
 
 def _misfit(start: Shape, stop: Shape, tiles: Sequence[ChunkTile]) -> _MisfitError:
-    """Return why the `tiles` of a region cannot be joined: they leave a hole, overlap, or are cut in an odd way."""
+    """Return the reason why the `tiles` of a region cannot be joined: a hole, an overlap, or an unknown way to cut."""
     region = f"the region from {list(start)} to {list(stop)}"
     if sum(tile.tensor.numel for tile in tiles) != math.prod(high - low for low, high in zip(start, stop, strict=True)):
         return _MisfitError(f"its {len(tiles)} chunks do not fill {region}, or overlap")
-    for one, other in combinations(tiles[:_COMPARED], 2):
-        if all(one.start(dim) < other.stop(dim) and other.start(dim) < one.stop(dim) for dim in range(len(start))):
-            return _MisfitError(f"in {region}, its chunks at {list(one.offsets)} and {list(other.offsets)} overlap")
+    for tile, later in combinations(tiles[:_COMPARED], 2):
+        if all(tile.start(dim) < later.stop(dim) and later.start(dim) < tile.stop(dim) for dim in range(len(start))):
+            return _MisfitError(f"in {region}, its chunks at {list(tile.offsets)} and {list(later.offsets)} overlap")
     return _MisfitError(
         f"{region} is cut into {len(tiles)} chunks in a way that no sharding produces", UnsupportedError
     )

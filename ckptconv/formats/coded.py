@@ -1,4 +1,4 @@
-"""Tensors that are no weights by themselves, such as codes and scales: features tell which these are."""
+"""Tensors that are no weights by themselves, such as codes and scales. Features recognize them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ckptconv.tensors.lazy import LazyTensor
 
-# The modules of features whose `parts_among(tensors)` returns {name: the weight that it is part of}.
+# The modules of features whose `parts_among(tensors)` returns {name: the weight that it is a part of}.
 CODED: dict[str, str] = {
     "quantized": "ckptconv.features.quantized.parts",
 }
 
 
 def parts_among(tensors: Mapping[str, LazyTensor]) -> dict[str, str]:
-    """Return {name: what it is part of} for those of `tensors` that are parts of weights, by names and dtypes."""
+    """Return {name: the weight that it is a part of} for the parts of weights among `tensors`, by names and dtypes."""
     return {
         part: name for module in CODED.values() for part, name in import_module(module).parts_among(tensors).items()
     }

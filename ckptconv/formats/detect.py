@@ -1,4 +1,4 @@
-"""Detect the format of a checkpoint, and open it."""
+"""Detects the format of a checkpoint, and opens it."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 
 class OtherFamilyError(UsageError):
-    """What is there is not of the family that was expected."""
+    """A path is not of the expected family."""
 
 
 _Found: TypeAlias = tuple[Format, Guess]
-# Most entries of a directory that are looked at for checkpoints to suggest, and most that are suggested.
+# The most entries of a directory that are searched for checkpoints to suggest, and the most that are suggested.
 _LOOKED_AT, _FEW = 50, 5
 
 
@@ -59,21 +59,21 @@ def open_source(
     spool_dir: str = "",
     storage_options: Mapping[str, Any] | None = None,
     recorded: Any = None,
-    **asked: Any,
+    **feature_options: Any,
 ) -> Source:
     """Open the checkpoint at `path`, whatever its format. Read descriptions only, no tensor data.
 
     `family` is the expected family: a path of another one raises UsageError, which names the right command. `tag`,
     `exclude_frozen` and `model_rank` (one tensor-parallel rank) apply to DeepSpeed checkpoints. `key` and `states` ask
-    for what is under a key and for the optimizer's states, if these are not read along with the weights. `master` (the
-    optimizer's fp32 masters) and `unstack` (a tensor for each layer) apply to Megatron-core's. A structure record of
-    safetensors that does not fit the tensors is an error; with `structure` false it is left out. `order` names what
-    tells the order of its parameters, in which optimizers number them. What else is `asked` are options of features
-    that change a source; a feature may tell the order too. A file that is an attack raises UnsafeError; with `inert` it
-    is opened like any other, and nothing in it runs. `raw` keeps whole modules the objects they are. One file of many,
-    such as a rank's, can be looked at; whoever takes its weights for a model gets an error, unless it is taken `alone`.
-    "-" is standard input. Input from a pipe is kept in a temporary file in `spool_dir`. `recorded` is what the record
-    of an output says of how its source was changed.
+    for the value under a key and for the optimizer's states, if these are not read along with the weights. `master`
+    (the optimizer's fp32 masters) and `unstack` (a tensor for each layer) apply to Megatron-core's. A structure record
+    of safetensors that does not fit the tensors is an error; with `structure` false it is left out. `order` is a path
+    that has the order of the parameters, in which optimizers number them; a feature may have the order too.
+    `feature_options` are options of features that change a source. A file that is an attack raises UnsafeError; with
+    `inert` it is opened like any other, and nothing in it runs. `raw` keeps whole modules as objects. One file of many,
+    such as a rank's, can be inspected; a caller that takes its weights for a model gets an error, unless the file is
+    taken `alone`. "-" is standard input. Input from a pipe is kept in a temporary file in `spool_dir`. `recorded` is
+    the record in an output of the changes to its source.
     """
     path = os.fspath(path)
     if not path:
@@ -86,12 +86,12 @@ def open_source(
         path = take_pipe(path, spool_dir)
     else:
         stores.at(path).taken(path, reached, spool_dir)
-    asked["recorded"] = recorded
+    feature_options["recorded"] = recorded
     reaching: dict[str, Any] = {"inert": inert, "spool_dir": spool_dir, "storage_options": storage_options}
-    orders = asked_orders(order, asked if states else {}, reaching)
+    orders = asked_orders(order, feature_options if states else {}, reaching)
     wanted = Wanted(key, states, tag, exclude_frozen, model_rank, structure, raw, master, unstack, orders=orders)
-    for module in opening(asked):
-        wanted = module.wanted(wanted, asked, reaching) if hasattr(module, "wanted") else wanted
+    for module in opening(feature_options):
+        wanted = module.wanted(wanted, feature_options, reaching) if hasattr(module, "wanted") else wanted
     with refusing_attacks(not inert):
         place = Location(path, reached)
         chosen, guess = _choose(Probe(place, family))
@@ -103,22 +103,22 @@ def open_source(
     is_deepspeed, is_megatron = source.family == DEEPSPEED, source.format == MEGATRON
     idle = [
         f"{option} has no effect: {path} is {guess.called}, but the option applies only to {whose} checkpoints."
-        for option, given, whose, is_theirs in (
+        for option, is_given, whose, is_theirs in (
             ("--tag", tag, "DeepSpeed's", is_deepspeed),
             ("--exclude-frozen-parameters", exclude_frozen, "DeepSpeed's", is_deepspeed),
             ("--master", master, "Megatron-core's", is_megatron),
             ("--unstack", unstack, "Megatron-core's", is_megatron),
             ("--raw", raw, "torch.save's", source.family == TORCH),
         )
-        if given and not is_theirs
+        if is_given and not is_theirs
     ]
     source = source._replace(warnings=[*source.warnings, *idle]) if idle else source
-    return with_layout(source, **reaching, **asked)
+    return with_layout(source, **reaching, **feature_options)
 
 
 def _joined(place: Location, source: Source, wanted: Wanted) -> Source:
-    """Return `source`, that of the file of torch.save at `place`; with its distributed tensors joined if the file holds
-    all of their parts, as that of a single rank does."""
+    """Return `source`, which is the file of torch.save at `place`. Its distributed tensors are joined if the file holds
+    all of their parts, as the file of a single rank does."""
     is_of_a_rank = source.family == TORCH and any(map(is_distributed_class, source.files.mentioned))
     if not is_of_a_rank or place.kind != "file":
         return source
@@ -132,17 +132,18 @@ def with_layout(
     inert: bool = False,
     spool_dir: str = "",
     storage_options: Mapping[str, Any] | None = None,
-    **asked: Any,
+    **feature_options: Any,
 ) -> Source:
-    """Return `source` as features change it for what is `asked`. The arguments are those of `open_source`."""
+    """Return `source` with the changes that features make for `feature_options`. The arguments are those of
+    `open_source`."""
     reaching: dict[str, Any] = {"inert": inert, "spool_dir": spool_dir, "storage_options": storage_options}
-    for module in opening(asked):
-        source = module.opened(source, asked, reaching)
+    for module in opening(feature_options):
+        source = module.opened(source, feature_options, reaching)
     return source
 
 
 def _repository_notes(place: Location, source: Source) -> Iterator[str]:
-    """Yield what a repository is read at, and which other weights it holds."""
+    """Yield the revision of a repository, and the other weights in it."""
     yield f"Read {place}."
     if place.kind != "directory":
         return
@@ -152,7 +153,7 @@ def _repository_notes(place: Location, source: Source) -> Iterator[str]:
 
 
 def _left(place: Location, source: Source) -> str:
-    """Return which weights in the directory at `place` are not those of `source`; "" if there are none."""
+    """Return the weights in the directory at `place` that are not those of `source`; "" if there are none."""
     left = [
         name
         for name in place.names
@@ -162,13 +163,13 @@ def _left(place: Location, source: Source) -> str:
 
 
 def complete(source: Source, *, key: str = "", states: bool = False, inert: bool = False) -> Source:
-    """Return `source` with what is under `key`, and with `states` the optimizer's; reopen it if these are missing. It
-    keeps its reference, and what else features have changed in it."""
+    """Return `source` with the value under `key`, and with `states` the optimizer's states; reopen it if these are
+    missing. It keeps its reference, and the other changes of features."""
     wanted = source.wanted._replace(key=key or source.wanted.key, states=states or source.wanted.states)
     if source.reread is not None and wanted != source.wanted:
         with refusing_attacks(not inert):
             again = source.reread(wanted).computing(
-                **{name: each for name, each in source.computed.items() if name != "dequantize"}
+                **{name: computation for name, computation in source.computed.items() if name != "dequantize"}
             )
         source = source.quantized.again(again) if source.quantized else again
     if not states:
@@ -178,28 +179,28 @@ def complete(source: Source, *, key: str = "", states: bool = False, inert: bool
     return with_states_beside(source, wanted.key)
 
 
-def asked_orders(order: str, asked: Mapping[str, Any], reaching: Mapping[str, Any]) -> tuple[Order, ...]:
-    """Return the orders of parameters that the user names by `order`; without one, those that features know for what is
-    `asked`."""
+def asked_orders(order: str, feature_options: Mapping[str, Any], reaching: Mapping[str, Any]) -> tuple[Order, ...]:
+    """Return the orders of parameters that the user gives: by `order`, or by an option of a feature."""
     if order:
-        from ckptconv.formats.numbers import told
+        from ckptconv.formats.numbers import order_files
 
-        return (told.asked(normalize(order), reaching["storage_options"] or {}, lambda path: order_in(path, reaching)),)
-    knowing = (module for module in opening(asked) if hasattr(module, "orders"))
-    return tuple(known for module in knowing for known in module.orders(asked, reaching))
+        settings = reaching["storage_options"] or {}
+        return (order_files.order_at(normalize(order), settings, lambda path: order_in(path, reaching)),)
+    knowing = (module for module in opening(feature_options) if hasattr(module, "orders"))
+    return tuple(known for module in knowing for known in module.orders(feature_options, reaching))
 
 
 def order_in(path: str, reaching: Mapping[str, Any]) -> Order | None:
     """Return the order of the weights of the checkpoint at `path`; None if it keeps none."""
     from ckptconv.formats.training import liked
 
-    own = {name: reaching[name] for name in ("inert", "spool_dir", "storage_options")}
-    return liked(open_source(path, structure=False, **own))
+    settings = {name: reaching[name] for name in ("inert", "spool_dir", "storage_options")}
+    return liked(open_source(path, structure=False, **settings))
 
 
 def _with_optimizer(source: Source, place: Location, wanted: Wanted) -> Source:
-    """Return `source`, which was read from `place`, with the states of the optimizer in it, or in a file beside it, if
-    they are wanted; else as one that is reread for those beside it."""
+    """Return `source`, which was read from `place`, with the states of the optimizer in it, or in a file next to it, if
+    they are wanted; otherwise as a source that can be reread for those next to it."""
     if wanted.key and source.reread is None:
         source = source._replace(wanted=source.wanted._replace(key=wanted.key))
     lies = place.kind == "directory" and any(name in place.names for name in model_files.OPTIMIZERS)
@@ -211,13 +212,13 @@ def _with_optimizer(source: Source, place: Location, wanted: Wanted) -> Source:
 
 
 def open_parts(place: Location, *, per_rank: bool, **settings: Any) -> list[Source]:
-    """Open what is at `place` as several sources: the tensor-parallel ranks of a DeepSpeed checkpoint with `per_rank`,
-    else what a pipeline of diffusers consists of. The others are as in `open_source`."""
+    """Open the checkpoint at `place` as several sources: with `per_rank`, the tensor-parallel ranks of a DeepSpeed
+    checkpoint, else the parts of a pipeline of diffusers. The other arguments are those of `open_source`."""
     place = place.at(stores.pinned(place.path, place.options))
     if not per_rank:
-        found = pipelines.reader_of(place).read(place)
-        models = [_component(place.join(name) if name else place, name, settings) for name in found.models]
-        return [*found.others, *models]
+        pipeline = pipelines.reader_of(place).read(place)
+        models = [_component(place.join(name) if name else place, name, settings) for name in pipeline.models]
+        return [*pipeline.others, *models]
     if not BY_RANK:
         raise UsageError("--per-rank needs the feature deepspeed, which is not installed.")
     with refusing_attacks(not settings["inert"]):
@@ -231,12 +232,11 @@ def _component(place: Location, name: str, settings: Mapping[str, Any]) -> Sourc
 
 
 def _choose(probe: Probe) -> _Found:
-    """Return the format of what is there, and its guess. Raise UsageError if there is none, or if it is not of the
-    expected family."""
+    """Return the format of a path, and its guess. Raise UsageError if there is none of the expected family."""
     place, family = probe.place, probe.expected
     if place.kind == "missing":
         raise MissingError(f"{place} does not exist.", _nearby(place))
-    best = _surest(sorted((*_named(family), *FORMATS), key=lambda each: family != each.FAMILY), probe)
+    best = _surest(sorted((*_named(family), *FORMATS), key=lambda candidate: family != candidate.FAMILY), probe)
     if best is None or best[1].sure < LIKELY:
         # importlib.metadata takes as long to import as everything else.
         from ckptconv.formats.plugins import installed
@@ -249,8 +249,8 @@ def _choose(probe: Probe) -> _Found:
             f"{place} is {place.entry.described}, but does not contain a known checkpoint.",
             _within(place) if probe.is_directory else "",
         )
-    found, guess = best
-    if family not in ("", found.FAMILY, *guess.also):
+    chosen, guess = best
+    if family not in ("", chosen.FAMILY, *guess.also):
         if probe.is_file and guess.sure < CERTAIN:
             _check_beginning(probe)
         meant = (guess.place or place).path
@@ -262,7 +262,7 @@ def _choose(probe: Probe) -> _Found:
 
 def _named(family: str) -> list[Format]:
     """Return the expected format if another package provides it."""
-    if not family or any(family == each.FAMILY for each in FORMATS):
+    if not family or any(family == known.FAMILY for known in FORMATS):
         return []
     from ckptconv.formats.plugins import named
 
@@ -270,36 +270,36 @@ def _named(family: str) -> list[Format]:
 
 
 def _surest(formats: Iterable[Format], probe: Probe, best: _Found | None = None) -> _Found | None:
-    """Return the surest format, the first of equal ones, and its guess; `best` is that so far. Stop at CERTAIN."""
-    for each in formats:
-        guess = each.sniff(probe)
+    """Return the surest format, the first of equal ones, and its guess; `best` is the best so far. Stop at CERTAIN."""
+    for candidate in formats:
+        guess = candidate.sniff(probe)
         if guess and (best is None or guess.sure > best[1].sure):
-            best = each, guess
+            best = candidate, guess
             if guess.sure == CERTAIN:
                 break
     return best
 
 
 def _check_beginning(probe: Probe) -> None:
-    """Raise the error for a file that no command reads, such as a web page: naming another command would not help."""
-    from ckptconv.formats.instead import what_it_is
+    """Raise the error for a file that no command reads, such as a web page: another command would not help."""
+    from ckptconv.formats.foreign import foreign_file
 
-    what = what_it_is(*probe.head)
-    if what:
-        raise type(what)(f"{probe.place} {what.message}", what.hint)
+    error = foreign_file(*probe.head)
+    if error:
+        raise type(error)(f"{probe.place} {error.message}", error.hint)
 
 
 def _check_foreign(place: Location) -> None:
-    """Raise the error for a directory of a format that is not read, or with such directories in it, or in these, as a
-    run has steps, and a step items."""
-    from ckptconv.formats.instead import what_directory_it_is
+    """Raise the error for a directory of a format that is not read. It may be up to two levels below: a run has steps,
+    and a step has items."""
+    from ckptconv.formats.foreign import foreign_directory
 
     inner = [*islice(_directories(place), _LOOKED_AT)]
     items = islice((item for step in inner for item in _directories(step)), _LOOKED_AT)
-    for each in (place, *inner, *items):
-        what = what_directory_it_is(each.names)
-        if what:
-            raise type(what)(f"{each} {what.message}", what.hint)
+    for directory in (place, *inner, *items):
+        error = foreign_directory(directory.names)
+        if error:
+            raise type(error)(f"{directory} {error.message}", error.hint)
 
 
 def _directories(place: Location) -> Iterator[Location]:
@@ -308,38 +308,38 @@ def _directories(place: Location) -> Iterator[Location]:
 
 
 def _within(place: Location) -> str:
-    """Say what a directory without a checkpoint holds, and what to do."""
+    """Return a sentence on the content of a directory without a checkpoint, and on what to do."""
     names = sorted(place.names)
     if not names:
         return "It is empty."
     pipeline = pipelines.reader_of(place)
     if pipeline:
         return str(pipeline.hint(place))
-    found = [str(place.join(name)) for name in names[:_LOOKED_AT] if _is_checkpoint(place.join(name))]
-    if len(found) > 1:
-        words = " ".join(map(shlex.quote, found)) if len(found) <= _FEW else "INPUT..."
+    checkpoints = [str(place.join(name)) for name in names[:_LOOKED_AT] if _is_checkpoint(place.join(name))]
+    if len(checkpoints) > 1:
+        words = " ".join(map(shlex.quote, checkpoints)) if len(checkpoints) <= _FEW else "INPUT..."
         return (
-            f"It holds several: {some(found, _FEW, str)}. Give one of them, or convert several: ckptconv convert "
+            f"It holds several: {some(checkpoints, _FEW, str)}. Give one of them, or convert several: ckptconv convert "
             f"{words} --output-dir DIR"
         )
-    if found:
-        return f"Give the checkpoint in it: {found[0]}"
+    if checkpoints:
+        return f"Give the checkpoint in it: {checkpoints[0]}"
     return f"Give a file, or the directory of the checkpoint. It holds {some(names, form=str)}."
 
 
 def _is_checkpoint(place: Location) -> bool:
-    """Whether one of our formats is fairly sure to read what is at `place`. A file in a store is not asked."""
+    """Whether one of our formats is fairly sure to read `place`. A file in a store is not opened for this."""
     if is_remote(place.path) or place.name.endswith(".json"):  # a set with an index was recognized before
         return False
     try:
-        found = _surest(FORMATS, Probe(place))
+        best = _surest(FORMATS, Probe(place))
     except (CkptconvError, OSError):
         return False
-    return found is not None and found[1].sure >= LIKELY
+    return best is not None and best[1].sure >= LIKELY
 
 
 def _nearby(place: Location) -> str:
-    """Suggest what a path that does not exist may mean: its link's target, or a similar name beside it."""
+    """Suggest the meaning of a path that does not exist: its link's target, or a similar name next to it."""
     import difflib
     import glob
 
@@ -349,13 +349,13 @@ def _nearby(place: Location) -> str:
     if path.startswith("~"):
         return f"The shell did not expand the ~. Did you mean {os.path.expanduser(path)}?"
     if glob.has_magic(path) and not is_remote(path):
-        found = sorted(glob.glob(path))
-        if not found:
+        matches = sorted(glob.glob(path))
+        if not matches:
             return "The shell found no match for the pattern, and passed it unchanged."
-        return f"The shell did not expand it; without quotes it would match {some(found, form=str)}."
-    scheme, colon, rest = path.partition(":/")
-    if colon and scheme.isalnum() and not rest.startswith("/"):
-        return f"Did you mean {scheme}://{rest}?"
+        return f"The shell did not expand it; without quotes it would match {some(matches, form=str)}."
+    scheme, colon, path_in_store = path.partition(":/")
+    if colon and scheme.isalnum() and not path_in_store.startswith("/"):
+        return f"Did you mean {scheme}://{path_in_store}?"
     if is_remote(path) or place.parent.kind != "directory":
         meant = stores.meant(path)
         return f"If it is {meant.what}, give {meant.url}." if meant else ""

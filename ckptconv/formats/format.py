@@ -9,18 +9,18 @@ if TYPE_CHECKING:
     from ckptconv.formats.source import Source, Wanted
     from ckptconv.storage.location import Location
 
-# How sure a format is. CERTAIN: no other format need be asked. LIKELY: it reads this, unless another of ours is
-# certain. POSSIBLE: it reads this, unless any other does.
+# How sure a format is. CERTAIN: no other format is asked. LIKELY: it reads this path, unless another of ours is
+# certain. POSSIBLE: it reads this path, unless any other does.
 CERTAIN, LIKELY, POSSIBLE = 3, 2, 1
 # Bytes of the beginning of a file that formats look at.
 HEAD = 512
 
 
 class Guess(NamedTuple):
-    """A format's answer for a path: how sure it is; what people call what is there, as in "a DeepSpeed checkpoint"; and
-    the command that converts it, with {} for the path.
+    """A format's answer for a path: how sure it is; the name for people, as in "a DeepSpeed checkpoint"; and the
+    command that converts it, with {} for the path.
 
-    `also` are families whose commands accept it too. `place` is the checkpoint that is meant, if not the path itself.
+    `also` are families whose commands accept it too. `place` is the checkpoint itself, if that is not the path.
     """
 
     sure: int
@@ -31,9 +31,9 @@ class Guess(NamedTuple):
 
 
 class Probe:
-    """What is at a path. Each property is read once, when it is first asked for.
+    """The content of a path. Each property is read once, when it is first used.
 
-    `expected` is the family that the caller expects: of several that are there, it is meant.
+    `expected` is the family that the caller expects: if several are there, the caller means this one.
     """
 
     def __init__(self, place: Location, expected: str = "") -> None:
@@ -59,16 +59,16 @@ class Format(Protocol):
     """A format. For each path, `sniff` is called on one format after another until one is CERTAIN. Then `read` is
     called, once, on the surest; of equally sure ones, on the first.
 
-    `FAMILY` is its name: callers ask for it, and its sources have it as their `family`. A module that is asked for
-    every path must import quickly: `read` imports what only it needs.
+    `FAMILY` is its name: callers ask for it, and its sources have it as their `family`. A module that
+    is asked about every path must import quickly: `read` imports what only it needs.
     """
 
     FAMILY: str
 
     def sniff(self, probe: Probe) -> Guess | None:
-        """Return how sure it is that it reads this, and what this is called; None if it does not read it.
+        """Return how sure it is that it reads this path, and the name for people; None if it does not read it.
 
-        Raise a CkptconvError if something has a checkpoint's name and is none.
+        Raise a CkptconvError if an entry has a checkpoint's name and is none.
         """
 
     def read(self, place: Location, wanted: Wanted) -> Source:

@@ -1,7 +1,7 @@
 """Manifests that state the SHA-256 of each file of a checkpoint: torch_checkpointing's and Megatron-core's.
 
-Both are a JSON object with `algorithm` and `files` {name: hex}; torch_checkpointing's has a version besides. Each file
-of which a conversion copies data is read once more, and compared, before an output gets its name: `Source.digests`.
+Both are a JSON object with `algorithm` and `files` {name: hex}; torch_checkpointing's also has a version. A conversion
+reads each file whose data it copies once more, and compares it, before an output gets its name: `Source.digests`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _HEX = re.compile(r"[0-9a-fA-F]{64}")
 
 
 def parsed_json(data: bytes, where: str) -> Any:
-    """Return the value of the JSON in `data`, the file `where`. Raise CorruptError if it is none."""
+    """Return the value of the JSON in `data`, the file `where`. Raise CorruptError if it is not JSON."""
     try:
         return strict_json.parse(data.decode())
     except (ValueError, RecursionError) as error:
@@ -32,10 +32,10 @@ def parsed_json(data: bytes, where: str) -> Any:
 
 
 def stated_digests(directory: Location, name: str, data: bytes, heading: Mapping[str, Any]) -> dict[str, str]:
-    """Return the SHA-256, in lower-case hex, of files in `directory` by path, as `data`, its manifest `name`, states.
+    """Return the SHA-256, in lower-case hex, of files in `directory` by path, as the manifest `name` (`data`) has them.
 
-    `heading` is what the manifest says beside its algorithm and its files. Raise UnsupportedError for one that says
-    something else, CorruptError if it is damaged or if a file that it names is not there, and UnsafeError if a name
+    `heading` are the manifest's members besides its algorithm and its files. Raise UnsupportedError for a manifest with
+    other members, CorruptError if it is damaged or if a file that it names does not exist, and UnsafeError if a name
     leads out of the directory.
     """
     where = directory.join(name).path
@@ -64,17 +64,17 @@ def stated_digests(directory: Location, name: str, data: bytes, heading: Mapping
 
 
 def check_content(path: str, data: bytes, digests: Mapping[str, str]) -> None:
-    """Raise CorruptError if `data`, the whole file at `path`, has not the SHA-256 that `digests` state, if they do."""
+    """Raise CorruptError unless `data`, the whole file at `path`, has the SHA-256 that `digests` state, if they do."""
     if path in digests:
         check_digest(path, hashlib.sha256(data).hexdigest(), digests[path])
 
 
 def check_file(place: Location, digests: Mapping[str, str]) -> int:
-    """Check the file at `place` as `check_content` does, reading it in pieces. Return the bytes read."""
+    """Check the file at `place` as `check_content` does, but read it in pieces. Return the bytes read."""
     if place.path not in digests:
         return 0
     with place.open_reader() as reader:
         size = reader.file.size
-        found = digests_of(reader.read_at, size, (), _ALGORITHM).file
-    check_digest(place.path, found, digests[place.path])
+        digest = digests_of(reader.read_at, size, (), _ALGORITHM).file
+    check_digest(place.path, digest, digests[place.path])
     return size

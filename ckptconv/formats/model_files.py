@@ -1,6 +1,6 @@
-"""Models that are whole, of safetensors or torch.save: recognized by the names of their files and how these begin.
+"""Whole models of safetensors or torch.save: recognized by the names of their files and their first bytes.
 
-Every path is asked for them, so this imports nothing that reads one.
+Every path is checked here, so this module imports none that reads one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TORCH = Guess(LIKELY, "a single file", "pt2safetensors {}")
 SUFFIX = ".safetensors"
 INDEX = ".index.json"
 INDEX_SUFFIX = f"{SUFFIX}{INDEX}"
-# Indexes of other programs' files, which stand beside those of torch in repositories of the hub.
+# Indexes of other programs' files, which stand next to those of torch in repositories of the hub.
 _FOREIGN = tuple(f"{suffix}{INDEX}" for suffix in (SUFFIX, ".h5", ".msgpack"))
 # Models of torch in one file: those of transformers, of diffusers, and of open_clip; and PEFT's adapters.
 TORCH_MODELS = (
@@ -31,7 +31,7 @@ TORCH_MODELS = (
     "open_clip_pytorch_model.bin",
     "adapter_model.bin",
 )
-# The optimizer beside a model of one file or set, as transformers' Trainer and accelerate save it.
+# The optimizer next to a model of one file or set, as transformers' Trainer and accelerate save it.
 OPTIMIZERS = ("optimizer.pt", "optimizer.bin")
 # The longest header of a safetensors file, in bytes; and the key of the metadata in it.
 MAX_HEADER, METADATA = 100_000_000, "__metadata__"
@@ -46,7 +46,7 @@ def sniff_safetensors(probe: Probe) -> Guess | None:
         head, size = probe.head
         named = path.endswith(SUFFIX) and not head.startswith(LOCAL_SIGNATURE)
         return _SAFETENSORS if named or looks_like_safetensors(head, size) else None
-    # Trainers put weights beside what DeepSpeed saves: a caller who expects DeepSpeed is told what is missing of that.
+    # Trainers put weights next to DeepSpeed's files: a caller that expects DeepSpeed gets DeepSpeed's error instead.
     is_meant = probe.is_directory and probe.expected != "deepspeed"
     return _SAFETENSORS if is_meant and _holds_safetensors(probe.place.names) else None
 
@@ -57,8 +57,7 @@ def looks_like_safetensors(head: bytes, size: int) -> bool:
 
 
 def sniff_torch_set(probe: Probe) -> Guess | None:
-    """Recognize an index of files of torch.save, or a directory with a set, unless another family's files are expected
-    in it."""
+    """Recognize an index of torch.save's files, or a directory with a set, unless another family is expected in it."""
     if probe.is_file:
         return _TORCH if probe.place.path.endswith(".json") else None
     is_meant = probe.is_directory and probe.expected in ("", TORCH)
@@ -66,8 +65,8 @@ def sniff_torch_set(probe: Probe) -> Guess | None:
 
 
 def sniff_torch(probe: Probe) -> Guess | None:
-    """Recognize most files of torch.save by name or beginning; any other is POSSIBLE: read if no other format knows
-    it."""
+    """Recognize most files of torch.save by name or beginning. Any other file is POSSIBLE: it is read if no other
+    format knows it."""
     if not probe.is_file:
         return None
     head, _ = probe.head
@@ -76,9 +75,9 @@ def sniff_torch(probe: Probe) -> Guess | None:
 
 
 def may_lie_below(probe: Probe, expected: str = "", beside: str = "") -> bool:
-    """Whether a checkpoint may be meant that lies in a directory, or below it, without a sign there: of a run, or of a
-    step. It may be the `expected` family; a whole model is what is meant instead, but for one made of the shards that
-    are `beside` it."""
+    """Whether a run or a step may be meant: a directory whose checkpoint lies in it or below it, without a sign at the
+    top. It may be of the `expected` family. A directory with a whole model means that model, unless the model was made
+    of the shards in `beside`."""
     if probe.expected not in ("", expected) or not probe.is_directory:
         return False
     names = probe.place.names
@@ -86,7 +85,7 @@ def may_lie_below(probe: Probe, expected: str = "", beside: str = "") -> bool:
 
 
 def holds_whole(names: Iterable[str]) -> bool:
-    """Whether a directory with these names holds a model that is not in pieces."""
+    """Whether a directory with these names holds a whole model."""
     return _holds_safetensors(names) or _holds_torch(names)
 
 
@@ -107,7 +106,7 @@ def is_torch_index(name: str) -> bool:
 
 def torch_model(names: Iterable[str]) -> str:
     """Return the file of a directory that is a model of torch in one file; "" if there is none. A variant, such as
-    fp16, is one if it is the only one."""
+    fp16, counts if it is the only one."""
     every = set(names)
     variants = [name for name in every if _variant().fullmatch(name)]
     return next((name for name in TORCH_MODELS if name in every), variants[0] if len(variants) == 1 else "")
@@ -115,7 +114,7 @@ def torch_model(names: Iterable[str]) -> str:
 
 @functools.cache  # these patterns are for directories: most paths are files
 def torch_shard() -> re.Pattern[str]:
-    """Return the pattern of names of the files of a set of torch's: stem, number, how many, suffix."""
+    """Return the pattern of names of the files of torch's sets: stem, number, count, suffix."""
     return re.compile(rf"(.+){NUMBERED}({'|'.join(map(re.escape, TORCH_SUFFIXES))})")
 
 

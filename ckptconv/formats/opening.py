@@ -1,4 +1,4 @@
-"""Open what a command was given, a path or a checkpoint that is open, with all that its outputs are made of."""
+"""Opens a path, or completes an open checkpoint, with everything that its outputs need."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ from ckptconv.storage.paths import is_pipe, normalize
 
 
 def opened(
-    given: str | os.PathLike[str] | Source,
+    origin: str | os.PathLike[str] | Source,
     options: Options,
     *,
     key: str = "",
     states: bool = False,
-    **asked: Any,
+    **feature_options: Any,
 ) -> Source:
-    """Return the checkpoint `given` as `options` ask. The other arguments are those of `open_source`, such as
+    """Return the checkpoint `origin`, as `options` ask for it. The other arguments are those of `open_source`, such as
     `options.fitting()`."""
-    if not isinstance(given, Source):
-        settings = {**options.opening(), **asked}
-        return open_source(normalize(given), key=key, states=states, **settings)
-    source = complete(given, key=key, states=states, inert=options.inert)
-    layout: dict[str, Any] = {**options.changing(), **options.reaching(), **asked}
+    if not isinstance(origin, Source):
+        settings = {**options.opening(), **feature_options}
+        return open_source(normalize(origin), key=key, states=states, **settings)
+    source = complete(origin, key=key, states=states, inert=options.inert)
+    layout: dict[str, Any] = {**options.changing(), **options.reaching(), **feature_options}
     return with_layout(source, **layout)
 
 
 def all_opened(
-    given: str | os.PathLike[str] | Source,
+    origin: str | os.PathLike[str] | Source,
     options: Options,
     holds: Collection[str],
     *,
     recorded: Any = None,
 ) -> list[Source]:
-    """Open `given` with everything that outputs need which hold weights, states and so on (see `Kind.holds`): one
-    source, or with `per_rank` one for each tensor-parallel rank, or those of a pipeline of diffusers.
+    """Open `origin` with everything that its outputs need, which hold weights, states and so on (see `Kind.holds`).
+    Return one source, with `per_rank` one for each tensor-parallel rank, or those of a pipeline of diffusers.
 
-    A pipe is read now.
+    Input from a pipe is read now.
     """
-    path = given.path if isinstance(given, Source) else normalize(given)
+    path = origin.path if isinstance(origin, Source) else normalize(origin)
     needs_states = any(module.needs_states(options, path) for module in _needing(holds))
     wanted: dict[str, Any] = {
         "key": options.key,
@@ -56,16 +56,16 @@ def all_opened(
         "recorded": recorded,
         **(options.fitting() if "weights" in holds else {}),
     }
-    if isinstance(given, Source):
-        return [opened(given, options, **wanted)]
+    if isinstance(origin, Source):
+        return [opened(origin, options, **wanted)]
     settings = {**options.opening(), **wanted}
     return opened_at(path, settings, copies=options.copy_config, per_rank=options.per_rank)
 
 
 def opened_at(path: str, settings: Mapping[str, Any], *, copies: bool | None, per_rank: bool = False) -> list[Source]:
-    """Open what is at `path`, with the `settings` of `open_source`: one source, with `per_rank` one for each
-    tensor-parallel rank, or those of a pipeline of diffusers. A directory with one model is a pipeline only if `copies`
-    says that its other files are wanted too; None: if it is on the hub."""
+    """Open the checkpoint at `path`, with the `settings` of `open_source`. Return one source, with `per_rank` one for
+    each tensor-parallel rank, or those of a pipeline of diffusers. A directory with one model is a pipeline only if
+    `copies` asks for its other files too; None: if it is on the hub."""
     if is_pipe(path):
         if per_rank:
             raise UsageError("Input from a pipe has no ranks.")
@@ -79,31 +79,31 @@ def opened_at(path: str, settings: Mapping[str, Any], *, copies: bool | None, pe
 
 
 def fitted(
-    sources: Sequence[Source], given: str | os.PathLike[str] | Source, options: Options, holds: Collection[str]
+    sources: Sequence[Source], origin: str | os.PathLike[str] | Source, options: Options, holds: Collection[str]
 ) -> list[Source]:
-    """Return `sources`, opened as `given`, with the part of them that is a model, what a training goes on from, or the
-    optimizer's states of another checkpoint, where outputs that hold such things need that."""
-    asked = given.path if isinstance(given, Source) else normalize(given)
-    made = list(sources)
+    """Return `sources`, opened from `origin`, with the parts that outputs need: the model alone, the state from which a
+    training goes on, or the optimizer's states of another checkpoint."""
+    path = origin.path if isinstance(origin, Source) else normalize(origin)
+    fitting = list(sources)
     if options.for_hub:
         from ckptconv.formats.training import model_alone
 
-        made = [model_alone(one, options.key) for one in made]
+        fitting = [model_alone(source, options.key) for source in fitting]
     for module in _needing(holds):
-        made = [module.fitted(one, options, asked) for one in made]
-    return _ordered(made) if options.order else made
+        fitting = [module.fitted(source, options, path) for source in fitting]
+    return _ordered(fitting) if options.order else fitting
 
 
 def _needing(holds: Collection[str]) -> list[Any]:
-    """Return the modules that say what outputs need beside weights."""
-    return [import_module(module) for what, module in MADE_OF.items() if what in holds]
+    """Return the modules that fit sources to outputs that hold more than weights."""
+    return [import_module(module) for part, module in MADE_OF.items() if part in holds]
 
 
 def _ordered(sources: list[Source]) -> list[Source]:
     """Return `sources`, with a warning if --order changed none of them."""
     from ckptconv.formats.numbers.matching import NAMED
 
-    if any(note.startswith(NAMED) for one in sources for note in one.notes):
+    if any(note.startswith(NAMED) for source in sources for note in source.notes):
         return sources
     idle = "--order has no effect: the input has no numbered optimizer states that it could name."
-    return [one._replace(warnings=[*one.warnings, idle]) for one in sources]
+    return [source._replace(warnings=[*source.warnings, idle]) for source in sources]

@@ -1,4 +1,4 @@
-"""The optimizers in a training checkpoint, and the weights beside them: where each is. Pure."""
+"""The places of the optimizers in a training checkpoint, and of the weights next to them. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _STATE, _GROUPS = "state", "param_groups"
 
 
 def optimizers_in(tree: Any, key: str = "") -> list[tuple[str, Mapping[str, Any]]]:
-    """Return the optimizers' state dicts beside the weights of a training, which are under `key`, with their names."""
+    """Return the optimizers' state dicts next to a training's weights, which are under `key`, with their names."""
     if isinstance(tree, Mapping) and {*map(type, tree.values())} == {Tagged}:
         return []
     return [
@@ -27,14 +27,14 @@ def optimizers_in(tree: Any, key: str = "") -> list[tuple[str, Mapping[str, Any]
 
 
 def entries(tree: Any) -> dict[str, Any]:
-    """Return what a dict, a list or a tuple holds, by name or number; nothing for anything else."""
+    """Return the items of a dict, a list or a tuple, by name or number; none for other values."""
     if isinstance(tree, Mapping):
         return {name_of(name): value for name, value in tree.items()}
     return {str(at): value for at, value in enumerate(tree)} if isinstance(tree, (list, tuple)) else {}
 
 
 def _several(value: Any) -> Iterable[Any]:
-    """Return the optimizers that a list or a dict by name holds, or the only one."""
+    """Return the optimizers in a list, or in a dict by name, or the only one."""
     if isinstance(value, (list, tuple)):
         return value
     is_named = isinstance(value, Mapping) and bool(value) and all(map(_is_optimizer, value.values()))
@@ -42,7 +42,7 @@ def _several(value: Any) -> Iterable[Any]:
 
 
 def _is_optimizer(value: Any) -> bool:
-    """Whether this is the state dict of an optimizer."""
+    """Whether a value is the state dict of an optimizer."""
     if not isinstance(value, Mapping) or not isinstance(value.get(_STATE), Mapping):
         return False
     groups = value.get(_GROUPS)
@@ -59,16 +59,16 @@ def is_optimizer_alone(tree: Any) -> bool:
 
 
 def weights_key(tree: Any) -> str:
-    """Return the key that selects the weights in a training checkpoint; "" if there is none. In a list or tuple, it is
-    the number of what is no optimizer, beside those that are."""
+    """Return the key that selects the weights in a training checkpoint; "" if there is none. In a list or tuple with
+    optimizers, it is the number of the only other item."""
     if isinstance(tree, (list, tuple)) and (beside := {name for name, _ in optimizers_in(tree)}):
         left = [name for name, value in entries(tree).items() if name not in beside and keymap.flatten(value)[0]]
         return left[0] if len(left) == 1 else ""
     for around in ("", _STATE):  # where Composer has the model and the optimizers
         inner = below(tree, around) if around else tree
-        found = next((key for key in MODEL_KEYS if _holds_names(inner, key)), "")
-        if found:
-            return f"{around}.{found}" if around else found
+        name = next((key for key in MODEL_KEYS if _holds_names(inner, key)), "")
+        if name:
+            return f"{around}.{name}" if around else name
     return ""
 
 
@@ -77,7 +77,7 @@ def _holds_names(tree: Any, key: str) -> bool:
 
 
 def below(tree: Any, key: str) -> Any:
-    """Return what is under `key`, a name or names joined with dots; {} if there is nothing."""
+    """Return the value under `key`, a name or names joined with dots; {} if there is none."""
     if isinstance(tree, Mapping) and key in tree:
         return tree[key]
     for name in key.split("."):

@@ -1,13 +1,12 @@
-"""Pipelines: directories of several models, each in a folder of its own, and what goes with them.
+"""Pipelines: directories of several models, each in a folder of its own, and files that belong to them.
 
-Which names tell one is in `registered.PIPELINES`, with the module that reads it. That has
+`registered.PIPELINES` has the names that mark a pipeline, with the module that reads it. The module has
 
-- `is_one(place, family, copies)`: whether a directory is one that may be meant where a `family` is expected. If it has
-  a single model, it may be one only if what is beside that is copied too (`copies`).
-- `read(place)`: the `Pipeline` there. `together(place, sources)`: all of its sources as one, to be looked at.
-- `hint(place)`: what to do where one model is needed.
-- `check_copied(source, files, options)`: raises UsageError if a name that tells a pipeline is copied without it.
-- `cast_warnings(source, dtype, options)`: what a user should know of a part that is cast to a dtype.
+- `is_one(place, family, copies)`: whether a directory is a pipeline where a `family` is expected. A directory with a
+single model counts only if its other files are copied too (`copies`). - `read(place)`: the `Pipeline` there.
+`together(place, sources)`: all of its sources as one, to be inspected. - `hint(place)`: what to do if one model is
+needed. - `check_copied(source, files, options)`: raises UsageError if a name that marks a pipeline is copied without
+it. - `cast_warnings(source, dtype, options)`: warnings about a part that is cast to a dtype.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from ckptconv.formats.registered import PIPELINES
 from ckptconv.formats.source import PIPELINE, Source
 from ckptconv.storage.location import Location
 
-# Where one of these is expected, or any, a pipeline may be meant. Else its directory is not looked at.
+# If one of these families, or any, is expected, a pipeline may be meant. Otherwise its directory is not searched.
 _FAMILIES = ("", PIPELINE, SAFETENSORS, TORCH)
 
 
 class Pipeline(NamedTuple):
-    """What a pipeline consists of: the folders of its models, "" for the pipeline's own, and sources of other files, in
+    """The parts of a pipeline: the folders of its models, "" for the pipeline's own, and the sources of other files, in
     folders or of the pipeline's own."""
 
     models: Sequence[str]
@@ -34,7 +33,7 @@ class Pipeline(NamedTuple):
 
 
 def told_by(names: Iterable[str]) -> Iterator[Any]:
-    """Yield the modules of pipelines that one of `names` tells."""
+    """Yield the modules of the pipelines that one of `names` marks."""
     every = set(names)
     yield from map(import_module, dict.fromkeys(module for name, module in PIPELINES.items() if name in every))
 
@@ -46,6 +45,6 @@ def reader_of(place: Location, family: str = "", *, copies: bool = True) -> Any:
 
 
 def cast_warnings(source: Source, dtype: str, options: Any) -> list[str]:
-    """Return what a user should know of a part of a pipeline that is cast to `dtype`."""
-    asked = PIPELINES if source.component is not None else ()
-    return [text for module in told_by(asked) for text in module.cast_warnings(source, dtype, options)]
+    """Return warnings about a part of a pipeline that is cast to `dtype`."""
+    marks = PIPELINES if source.component is not None else ()
+    return [text for module in told_by(marks) for text in module.cast_warnings(source, dtype, options)]

@@ -1,7 +1,7 @@
 """Formats of other packages, by the entry-point group `ckptconv.formats`.
 
-They are looked up only if none of our formats recognizes a path, or if one is asked for by name: importlib.metadata is
-slow to import. An exception in one becomes an error message that names its package.
+They are looked up only if none of our formats recognizes a path, or if a caller names one: importlib.metadata is slow
+to import. An exception in one becomes an error message that names its package.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ckptconv.formats.source import Source, Wanted
 from ckptconv.storage.location import Location
 
 GROUP = "ckptconv.formats"
-# Those that have read a checkpoint in this process, and their packages: what fails later may be their mistake.
+# The plugins that have read a checkpoint in this process, and their packages: they may cause later failures.
 USED: dict[str, str] = {}
 # The command that accepts files of a format that has no command of its own.
 _COMMAND_OF = "torch"
@@ -56,13 +56,13 @@ class _Plugin:
         USED[self.FAMILY] = self._package
         return source._replace(family=self.FAMILY)
 
-    def _called(self, what: str, call: Any, *arguments: object) -> Any:
+    def _called(self, step: str, call: Any, *arguments: object) -> Any:
         try:
             return call(*arguments)
         except (CkptconvError, MemoryError):
             raise
         except (Exception, SystemExit) as error:
-            raise self._broken(f"{what} fails with {type(error).__name__}: {error}") from error
+            raise self._broken(f"{step} fails with {type(error).__name__}: {error}") from error
 
     def _broken(self, why: str) -> FailedError:
         return FailedError(

@@ -1,4 +1,4 @@
-"""Find a checkpoint below the directory of a run or of a training step, as frameworks lay them out.
+"""Finds a checkpoint below the directory of a run or of a training step, as frameworks lay them out.
 
 A run has a directory for each step, and often a file that says which step is the last. A step has one for each model:
 verl's `actor` and `critic`, SkyRL's `policy`, NeMo's `weights`, accelerate's `pytorch_model_fsdp_0` and `optimizer_0`.
@@ -16,32 +16,32 @@ from ckptconv.formats.run_names import TRACKERS
 from ckptconv.storage.location import Location
 from ckptconv.text import some
 
-# Where HuggingFaceStorageWriter puts the shards that it consolidates into an ordinary set.
+# The directory of the shards that HuggingFaceStorageWriter consolidates into an ordinary set.
 SHARDED = "sharded"
-# Names that frameworks give the directory of a model; of an optimizer beside it; of a training step.
-# These and others are compiled at first use: most paths are files, whose formats need none of them.
+# Names that frameworks give the directory of a model; of an optimizer next to it; of a training step.
+# These and other patterns are compiled at first use: most paths are files, whose formats need none of them.
 _MODELS = r"pytorch_model_fsdp_\d+|model_and_optim|model|checkpoint|dcp|sharded|dist_ckpt|(?:model_)?weights"
 _OPTIMIZERS = r"optimizer_\d+|optimizer|optim"
 _STEP = r"(?:step|global_step|checkpoint|iter|epoch)?[-_=]?(\d+)"
 # The directory of a rank of Megatron-LM: its tensor rank, pipeline rank, expert rank.
 MEGATRON_RANK = r"mp_rank_(\d{1,6})(?:_(\d{1,6}))?(?:_(\d{1,6}))?"
-# What describes a step of torch_checkpointing, and its manifest.
+# The file that describes a step of torch_checkpointing, and its manifest.
 STEP_METADATA, STEP_MANIFEST = "metadata.pkl", "_integrity_manifest.json"
-# Megatron's word for weights without a training, in the place of a step.
+# Megatron's word for weights without a training; it stands in the place of a step.
 _RELEASE = "release"
 _LONGEST_POINTER = 4096
-# Names that NeMo, verl, SkyRL and prime-rl give the directory of a model's files, the first first. A critic is another
-# model, which is the one that is meant only if it is alone.
+# Names that NeMo, verl, SkyRL and prime-rl give the directory of a model's files, in the order of preference. A critic
+# is another model: it is meant only if it is alone.
 _HOLDERS = ("actor", "policy", "trainer", "weights", "model", "dist_ckpt", _RELEASE, "critic")
 _CRITIC = _HOLDERS[-1]
-# How deep a checkpoint may lie below the named directory: run, step, actor, model.
+# The most levels between the given directory and the checkpoint: run, step, actor, model.
 _LEVELS = 4
 
 
 class Located(NamedTuple):
-    """A checkpoint's directory, that of its optimizer if it is another, and a note of why this one was taken.
+    """A checkpoint's directory, that of its optimizer if it is another, and a note on why this one was taken.
 
-    `pointers` are the paths of files that said so.
+    `pointers` are the paths of files that named it.
     """
 
     directory: Location
@@ -53,12 +53,12 @@ class Located(NamedTuple):
 def locate(
     place: Location, is_here: Callable[[Location], bool], *, takes_last: bool = True, levels: int = _LEVELS
 ) -> Located | None:
-    """Return the checkpoint in a directory: itself, or one that a framework put at most `levels` below. None if there
-    is none. `is_here` tells whether a directory is one; of several steps without a file that names one, the last is
-    taken if it `takes_last`.
+    """Return the checkpoint in a directory: the directory itself, or one that a framework put at most `levels` below.
+    Return None if there is none. `is_here` recognizes a checkpoint's directory. If there are several steps, and no file
+    names one, the last is taken if `takes_last`.
 
-    Raise UsageError if there are several, and nothing tells which is meant; CorruptError if the step that is named is
-    not there.
+    Raise UsageError if there are several, and it is unclear which is meant; CorruptError if a file names a step that
+    does not exist.
     """
     if is_here(place):
         return Located(place)
@@ -71,13 +71,13 @@ def locate(
     named = pointed(place)
     if named:
         step, pointer = named
-        found = below(step.name)
-        return _noted(found, f"Converted {step.name}, which {pointer.name} names.", pointer.path) if found else None
+        located = below(step.name)
+        return _noted(located, f"Converted {step.name}, which {pointer.name} names.", pointer.path) if located else None
     lost = _pointer(place)
     if lost:
-        there = some([*_steps(place).values()], form=str)
+        known_steps = some([*_steps(place).values()], form=str)
         raise CorruptError(
-            f"{lost} names a step that does not exist; the directory has: {there or 'none'}.",
+            f"{lost} names a step that does not exist; the directory has: {known_steps or 'none'}.",
             "Give the directory of a step.",
         )
     names = [name for name, entry in place.names.items() if entry.kind == "directory" and not name.startswith(".")]
@@ -86,10 +86,10 @@ def locate(
         return beside
     steps = _steps(place)
     last = sorted(steps, reverse=True)
-    held = ((steps[step], found) for step in last if (found := below(steps[step])))
-    taken = next(held, None)
+    located_steps = ((steps[step], located) for step in last if (located := below(steps[step])))
+    taken = next(located_steps, None)
     if taken:
-        others = [] if takes_last else [name for name, _ in held]
+        others = [] if takes_last else [name for name, _ in located_steps]
         if others:
             raise UsageError(
                 f"{place} holds the checkpoints of several steps: {some([taken[0], *others][::-1], form=str)}.",
@@ -97,17 +97,17 @@ def locate(
             )
         why = f", the last of {len(steps)} steps" if len(steps) > 1 else ""
         return _noted(taken[1], f"Took {taken[0]}{why}.")
-    holders = [(name, found) for name in _HOLDERS if name in names and (found := below(name))]
+    holders = [(name, located) for name in _HOLDERS if name in names and (located := below(name))]
     if not holders:
         return None
-    name, found = holders[0]
-    critic = name != _CRITIC and any(other == _CRITIC for other, _ in holders)
+    name, located = holders[0]
+    critic = name != _CRITIC and any(role == _CRITIC for role, _ in holders)
     more = f" {place.join(_CRITIC)} is another model: to convert it, give its path." if critic else ""
-    return _noted(found, f"Took {name}.{more}")
+    return _noted(located, f"Took {name}.{more}")
 
 
 def pointed(place: Location) -> tuple[Location, Location] | None:
-    """Return the step's directory that a file in a run's directory names, if it is there, and the file."""
+    """Return the step's directory that a file in a run's directory names, if it exists, and the file."""
     pointer = _pointer(place)
     if pointer is None:
         return None
@@ -120,12 +120,12 @@ def pointed(place: Location) -> tuple[Location, Location] | None:
 
 
 def _pointer(place: Location) -> Location | None:
-    there = (name for name in TRACKERS if name in place.names and place.names[name].kind == "file")
-    return next((place.join(name) for name in there), None)
+    pointers = (name for name in TRACKERS if name in place.names and place.names[name].kind == "file")
+    return next((place.join(name) for name in pointers), None)
 
 
 def _said(pointer: Location) -> str:
-    """Return what a pointer file says, "" if it says nothing."""
+    """Return the content of a pointer file, "" if it has none."""
     text = pointer.read_text(_LONGEST_POINTER)
     key = TRACKERS[pointer.name]
     if key is None:
@@ -137,23 +137,23 @@ def _said(pointer: Location) -> str:
     return str(tree.get(key, "")) if isinstance(tree, dict) else ""
 
 
-def _beside(place: Location, found: list[str]) -> Located | None:
-    """Return the checkpoint in the directories `found`, by the names that frameworks give a model and its optimizer."""
-    optimizers = [name for name in found if is_of_optimizer(name)]
-    models = [name for name in found if name not in optimizers]
+def _beside(place: Location, names: list[str]) -> Located | None:
+    """Return the checkpoint in the directories `names`, by the names that frameworks give a model and its optimizer."""
+    optimizers = [name for name in names if is_of_optimizer(name)]
+    models = [name for name in names if name not in optimizers]
     if len(models) > 1 and SHARDED in models:
         models.remove(SHARDED)
     if len(models) > 1 or (not models and len(optimizers) > 1):
-        raise UsageError(f"{place} holds several checkpoints: {', '.join(sorted(found))}.", "Name one of them.")
+        raise UsageError(f"{place} holds several checkpoints: {', '.join(sorted(names))}.", "Name one of them.")
     optimizer = place.join(optimizers[0]) if len(optimizers) == 1 else None
     if models:
         return Located(place.join(models[0]), optimizer)
     return Located(optimizer) if optimizer else None
 
 
-def _noted(found: Located, note: str, *pointers: str) -> Located:
-    """Return what was found further below, with the note and pointers of this level before its own."""
-    return found._replace(note=f"{note} {found.note}".rstrip(), pointers=(*pointers, *found.pointers))
+def _noted(located: Located, note: str, *pointers: str) -> Located:
+    """Return the checkpoint that was `located` further below, with this level's note and pointers before its own."""
+    return located._replace(note=f"{note} {located.note}".rstrip(), pointers=(*pointers, *located.pointers))
 
 
 def _steps(place: Location) -> dict[int, str]:

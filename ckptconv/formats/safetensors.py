@@ -1,9 +1,9 @@
-"""Read safetensors files, and sharded sets of them, by their headers. No tensor data is read.
+"""Reads safetensors files, and sharded sets of them, by their headers. No tensor data is read.
 
 Source: https://huggingface.co/docs/safetensors and `safetensors/src/tensor.rs`. A file is the length of its header (8
 bytes, little-endian), the header (a JSON object), and the data. A sharded set has an index that says which file holds
-which tensor. If there is a structure record, in the metadata or beside the files, the tree it describes is rebuilt. A
-tied name stored under another is restored.
+which tensor. If there is a structure record, in the metadata or next to the files, the tree it describes is rebuilt. A
+tied name that is stored under another name is restored.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ckptconv.errors import (
     UsageError,
     damaged,
 )
-from ckptconv.formats.instead import what_directory_it_is, what_it_is
+from ckptconv.formats.foreign import foreign_directory, foreign_file
 from ckptconv.formats.model_files import INDEX_SUFFIX, MAX_HEADER, METADATA, SAFETENSORS, SUFFIX
 from ckptconv.formats.registered import NAMINGS, NO_WEIGHTS
 from ckptconv.formats.source import STEMS, FileFacts, Source, StoredTensors, Wanted
@@ -48,23 +48,23 @@ from ckptconv.tensors.moves import File
 from ckptconv.tensors.strides import contiguous_strides
 from ckptconv.text import quoted, some
 
-# What a directory's model is called, the first first.
+# Names of the model in a directory, in the order of preference.
 _MODELS = [(stem, suffix) for stem in STEMS for suffix in (INDEX_SUFFIX, SUFFIX)]
-# Describing that many takes 1 GiB of memory.
+# The most tensors. Their descriptions take 1 GiB of memory.
 MAX_TENSORS = 1 << 20
-# A record takes some 100 bytes for a tensor, plus its other values.
+# The largest record, in bytes. A record takes some 100 bytes for a tensor, plus its other values.
 MAX_RECORD = 1 << 30
 # torch's limit.
 MAX_DIMS = 64
-# Metadata that is no remark of the user's: it describes one output, and is made anew for another.
+# Metadata that is not a user's remark: it describes one output, and another output gets its own.
 _OF_THE_OUTPUT = frozenset({"total_size", METADATA_KEY})
-# Dtypes with 6-bit elements, which torch does not have.
+# Dtypes with 6-bit elements, which torch lacks.
 _SIX_BITS = frozenset({"F6_E2M3", "F6_E3M2"})
 _MOST = 1 << 63
 # The nesting, inside a tensor's object, that the library's parser accepts, of 127 levels in all; and the largest
 # integer that rounds to a finite float64.
 _LEVELS, _LARGEST = 125, (1 << 1024) - (1 << 970) - 1
-# Entries of the metadata that are shown, at most.
+# The most entries of the metadata that are shown.
 _TOLD = 20
 # Bytes of the first request for a remote file.
 _FAR = 1 << 18
@@ -73,20 +73,20 @@ _FAR = 1 << 18
 def locate(directory: Location) -> Location | None:
     """Return the index, or the only file, of the safetensors output in `directory`; None if there is none."""
     names = [name for name, entry in directory.names.items() if entry.kind == "file"]
-    for found in (
+    for names_of_kind in (
         *([name for name in names if name == stem + suffix] for stem, suffix in _MODELS),
         [name for name in names if name.endswith(INDEX_SUFFIX)],
         [name for name in names if name.endswith(SUFFIX)],
     ):
-        if len(found) == 1:
-            return directory.join(found[0])
-        if found:
-            if other := what_directory_it_is(found):
-                raise type(other)(f"{directory} {other.message}", other.hint)
-            is_set = all(re.search(rf"{NUMBERED}{re.escape(SUFFIX)}$", name) for name in found)
+        if len(names_of_kind) == 1:
+            return directory.join(names_of_kind[0])
+        if names_of_kind:
+            if error := foreign_directory(names_of_kind):
+                raise type(error)(f"{directory} {error.message}", error.hint)
+            is_set = all(re.search(rf"{NUMBERED}{re.escape(SUFFIX)}$", name) for name in names_of_kind)
             raise UsageError(
                 f"{directory} holds several safetensors files, but no index of the files that belong together: "
-                f"{some(found)}.",
+                f"{some(names_of_kind)}.",
                 f"Copy or download their index too, such as model{INDEX_SUFFIX}; or convert one of them with --alone."
                 if is_set
                 else "Give one of them.",
@@ -100,14 +100,14 @@ def read(place: Location, wanted: Wanted | None = None) -> Source:
     Raise CorruptError for a file or set that contradicts itself or is incomplete, UnsafeError for an index that leads
     out of its directory, UnsupportedError for a dtype that torch lacks.
     """
-    asked = place
+    given_place = place
     warnings = []
     if place.kind == "directory":
-        found = locate(place)
-        if found is None:
+        located = locate(place)
+        if located is None:
             raise UsageError(f"{place} is a directory without safetensors files.")
-        place = found
-        single = asked.join(f"{place.name.removesuffix(INDEX_SUFFIX)}{SUFFIX}")
+        place = located
+        single = given_place.join(f"{place.name.removesuffix(INDEX_SUFFIX)}{SUFFIX}")
         if place.path.endswith(INDEX_SUFFIX) and single.kind == "file":
             warnings.append(f"{single} was not read, because the directory has an index.")
     if place.path.endswith(INDEX_SUFFIX):
@@ -115,15 +115,15 @@ def read(place: Location, wanted: Wanted | None = None) -> Source:
         beside = True
     else:
         found_set = _read_single(place)
-        beside = place.name == f"model{SUFFIX}" or asked != place
+        beside = place.name == f"model{SUFFIX}" or given_place != place
     if found_set.record is None and beside:
         found_set.record, found_set.record_path = _record_beside(place.parent)
-    return source_of(asked, found_set, warnings, wanted or Wanted())
+    return source_of(given_place, found_set, warnings, wanted or Wanted())
 
 
 class TensorFiles:
-    """What the files of an output hold together: tensors in order, metadata, the record, and the path of its file.
-    `shards` are the paths of the files if there is an index."""
+    """The content of an output's files together: tensors in order, metadata, the record, and the path of the record's
+    file. `shards` are the paths of the files if there is an index."""
 
     def __init__(self, path: str, bytes_read: int = 0) -> None:
         self.path, self.bytes_read, self.size = path, bytes_read, 0
@@ -135,94 +135,95 @@ class TensorFiles:
         self.shards: list[str] = []
 
 
-def source_of(place: Location, found: TensorFiles, warnings: list[str], wanted: Wanted) -> Source:
-    """Return the source that the files `found` at `place` are together."""
+def source_of(place: Location, content: TensorFiles, warnings: list[str], wanted: Wanted) -> Source:
+    """Return the source of the files at `place`, which have this `content`."""
     opaque: list[str] = []
-    aliases = _aliases(found)
-    flat: dict[str, LazyTensor] = {**found.tensors, **{name: found.tensors[kept] for name, kept in aliases.items()}}
-    tree: Any = _restored(found, wanted, warnings) if found.record is not None else None
+    aliases = _aliases(content)
+    flat: dict[str, LazyTensor] = {**content.tensors, **{name: content.tensors[kept] for name, kept in aliases.items()}}
+    tree: Any = _restored(content, wanted, warnings) if content.record is not None else None
     name, structured = "safetensors", True
     equal: list[Equal] = []
-    if found.record is not None:
-        equal = list(keymap.claimed_equal(found.tensors, found.record))
-        if '["opaque"' in found.record:
+    if content.record is not None:
+        equal = list(keymap.claimed_equal(content.tensors, content.record))
+        if '["opaque"' in content.record:
             opaque = list(dict.fromkeys(node.name for node in walk(tree) if type(node) is Opaque))
-    elif naming := _naming_of(found):
+    elif naming := _naming_of(content):
         name = f"safetensors with {naming.CALLED}"
-        tree, opaque = naming.restored(found, place)
+        tree, opaque = naming.restored(content, place)
     else:
         structured = False
         tree = flat
-    quantized = parted.read(found.metadata, found.tensors)
-    told = parted.without(found.metadata) if quantized else found.metadata
-    told = {key: text[:200] for key, text in told.items() if key != METADATA_KEY and key not in aliases}
-    told = dict(itertools.islice(told.items(), _TOLD))
+    quantized = parted.read(content.metadata, content.tensors)
+    shown = parted.without(content.metadata) if quantized else content.metadata
+    shown = {key: text[:200] for key, text in shown.items() if key != METADATA_KEY and key not in aliases}
+    shown = dict(itertools.islice(shown.items(), _TOLD))
+    left_out = {*aliases, *_OF_THE_OUTPUT}
     return Source(
         format=name,
         family=SAFETENSORS,
         path=place.path,
         weights=tree,
-        weights_error=_no_weights(found, warnings),
+        weights_error=_no_weights(content, warnings),
         structured=structured,
         owners=aliases if not structured else {},
-        stored=StoredTensors(flat, aliases, found.record) if found.record is not None else None,
+        stored=StoredTensors(flat, aliases, content.record) if content.record is not None else None,
         facts={
-            "size": found.size,
-            "files": len(found.inputs),
-            "structure record": "yes" if found.record is not None else "no",
+            "size": content.size,
+            "files": len(content.inputs),
+            "structure record": "yes" if content.record is not None else "no",
             **({parted.called(quantized): len(quantized)} if quantized else {}),
-            **({"metadata": told} if told else {}),
+            **({"metadata": shown} if shown else {}),
         },
         files=FileFacts(opaque),
         equal=equal,
         warnings=warnings,
-        inputs=found.inputs,
-        bytes_read=found.bytes_read,
-        shards=found.shards,
-        metadata=found.metadata,
-        remarks={key: text for key, text in found.metadata.items() if key not in aliases and key not in _OF_THE_OUTPUT},
+        inputs=content.inputs,
+        bytes_read=content.bytes_read,
+        shards=content.shards,
+        metadata=content.metadata,
+        remarks={key: text for key, text in content.metadata.items() if key not in left_out},
     )
 
 
-def _naming_of(found: TensorFiles) -> Any:
-    """Return the module of the way in which names of tensors tell a tree; None if they do not."""
-    first = next(iter(found.tensors), "")
-    if not all(type(tensor) is Stored for tensor in found.tensors.values()):
+def _naming_of(content: TensorFiles) -> Any:
+    """Return the module of the naming scheme whose names describe a tree; None if the names describe none."""
+    first = next(iter(content.tensors), "")
+    if not all(type(tensor) is Stored for tensor in content.tensors.values()):
         return None
-    asked = (import_module(module) for beginning, module in NAMINGS.items() if first.startswith(beginning))
-    return next((module for module in asked if module.is_used(found.tensors)), None)
+    modules = (import_module(module) for beginning, module in NAMINGS.items() if first.startswith(beginning))
+    return next((module for module in modules if module.is_used(content.tensors)), None)
 
 
-def _no_weights(found: TensorFiles, warnings: list[str]) -> CkptconvError | None:
-    """If the metadata say that the tensors are no weights, warn of that, and return the error for whoever takes them
-    for such."""
-    module = next((NO_WEIGHTS[key] for key in NO_WEIGHTS if key in found.metadata), None)
+def _no_weights(content: TensorFiles, warnings: list[str]) -> CkptconvError | None:
+    """If the metadata say that the tensors are no weights, add a warning, and return the error for callers that take
+    them for weights."""
+    module = next((NO_WEIGHTS[key] for key in NO_WEIGHTS if key in content.metadata), None)
     if module is None:
         return None
-    what, how = import_module(module).no_weights(found.path)
-    warnings.append(f"{what} {how}")
-    return UnsupportedError(what, how)
+    reason, how = import_module(module).no_weights(content.path)
+    warnings.append(f"{reason} {how}")
+    return UnsupportedError(reason, how)
 
 
-def _restored(found: TensorFiles, wanted: Wanted, warnings: list[str]) -> Any:
-    """Return the tree that the record describes. Without one that fits, remove it if no structure is wanted."""
+def _restored(content: TensorFiles, wanted: Wanted, warnings: list[str]) -> Any:
+    """Return the tree that the record describes. If it does not fit and no structure is wanted, drop the record."""
     try:
-        return keymap.unflatten(found.tensors, found.record, live_values=False)
+        return keymap.unflatten(content.tensors, content.record, live_values=False)
     except CkptconvError as error:
         if not wanted.structure:
-            warnings.append(f"{found.record_path}: its structure record was left out: {error.message}")
-            found.record = None
+            warnings.append(f"{content.record_path}: its structure record was left out: {error.message}")
+            content.record = None
             return None
         hint = f"{error.hint} Use --no-structure to convert the tensors without the record.".lstrip()
-        raise type(error)(f"{found.record_path}: {error.message}", hint) from error
+        raise type(error)(f"{content.record_path}: {error.message}", hint) from error
 
 
-def _aliases(found: TensorFiles) -> dict[str, str]:
+def _aliases(content: TensorFiles) -> dict[str, str]:
     """Return the aliases, {removed: kept}: metadata entries whose value names a tensor and whose key does not."""
     return {
         removed: kept
-        for removed, kept in found.metadata.items()
-        if removed not in RESERVED and removed not in found.tensors and kept in found.tensors
+        for removed, kept in content.metadata.items()
+        if removed not in RESERVED and removed not in content.tensors and kept in content.tensors
     }
 
 
@@ -231,11 +232,12 @@ def _aliases(found: TensorFiles) -> dict[str, str]:
 
 def _read_single(place: Location) -> TensorFiles:
     header = header_of(place)
-    found = TensorFiles(place.path, header.bytes_read)
-    found.tensors = header.tensors  # type: ignore[assignment]  # this set's alone from here on
-    found.metadata, found.record, found.record_path = header.metadata, header.metadata.get(METADATA_KEY), place.path
-    found.inputs, found.size = {place.name: header.identity}, header.size
-    return found
+    content = TensorFiles(place.path, header.bytes_read)
+    content.tensors = header.tensors  # type: ignore[assignment]  # this set's alone from here on
+    content.metadata, content.record_path = header.metadata, place.path
+    content.record = header.metadata.get(METADATA_KEY)
+    content.inputs, content.size = {place.name: header.identity}, header.size
+    return content
 
 
 def _read_set(place: Location, warnings: list[str]) -> TensorFiles:
@@ -254,21 +256,21 @@ def _read_set(place: Location, warnings: list[str]) -> TensorFiles:
             f"{place} names {len(names)} files, of which {len(missing)} are missing: {some(missing)}.",
             "Copy or download them too.",
         )
-    found = TensorFiles(place.path, index.size)
-    found.shards = [place.parent.join(name).path for name in names]
+    content = TensorFiles(place.path, index.size)
+    content.shards = [place.parent.join(name).path for name in names]
     differing: dict[str, None] = {}
     members = {name: place.parent.at(entry.file) for name, entry in entries.items()}
     for name, header in zip(names, ahead(header_of, [*members.values()]), strict=True):
         _check_contents(members[name].path, place.path, header.tensors, wanted.pop(name))
-        found.tensors.update(header.tensors)
-        told = found.metadata
-        differing.update(dict.fromkeys(key for key, text in header.metadata.items() if told.get(key, text) != text))
-        found.metadata.update(header.metadata)
-        found.inputs[name] = header.identity
-        found.size += header.size
-        found.bytes_read += header.bytes_read
+        content.tensors.update(header.tensors)
+        known = content.metadata
+        differing.update(dict.fromkeys(key for key, text in header.metadata.items() if known.get(key, text) != text))
+        content.metadata.update(header.metadata)
+        content.inputs[name] = header.identity
+        content.size += header.size
+        content.bytes_read += header.bytes_read
     # A record in one of several files says nothing of the others.
-    if found.metadata.pop(METADATA_KEY, None) is not None:
+    if content.metadata.pop(METADATA_KEY, None) is not None:
         warnings.append(
             f"{place}: the structure record of one of its files was left out, because it does not cover the other "
             "files."
@@ -278,8 +280,8 @@ def _read_set(place: Location, warnings: list[str]) -> TensorFiles:
         warnings.append(
             f"{place}: the metadata of its files differs in {some(differing)}; the metadata of the last file is used."
         )
-    found.metadata.update({key: value for key, value in metadata.items() if type(value) is str})
-    return found
+    content.metadata.update({key: value for key, value in metadata.items() if type(value) is str})
+    return content
 
 
 def _check_contents(path: str, index: str, tensors: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
@@ -295,7 +297,7 @@ def _check_contents(path: str, index: str, tensors: Mapping[str, Any], wanted: M
 
 
 def _record_beside(directory: Location) -> tuple[str | None, str]:
-    """Return the structure record stored as a file in `directory`, and its path."""
+    """Return the structure record that is stored as a file in `directory`, and its path."""
     beside = directory.join(FILE_NAME)
     if beside.kind != "file":
         return None, ""
@@ -306,7 +308,7 @@ def _record_beside(directory: Location) -> tuple[str | None, str]:
 
 
 class Header(NamedTuple):
-    """What a file's header describes: its tensors in the order of the data, and its metadata."""
+    """The content of a file's header: its tensors in the order of the data, and its metadata."""
 
     tensors: dict[str, Stored]
     metadata: dict[str, str]
@@ -344,7 +346,7 @@ def header_of(place: Location) -> Header:
 
 
 def read_header(reader: Reader, base: int = 0, stop: int | None = None) -> Header:
-    """Read the header of the safetensors file that `reader` holds from byte `base` to byte `stop`, or to its end."""
+    """Read the header of the safetensors file in `reader`, from byte `base` to byte `stop`, or to its end."""
     stop = reader.file.size if stop is None else stop
     raw, bytes_read = _raw_header(reader, base, stop)
     file = reader.file
@@ -378,12 +380,12 @@ def described(raw: bytes, path: str) -> tuple[list[_Place], dict[str, str]]:
     return places, metadata or {}
 
 
-def _metadata(path: str, told: Any) -> dict[str, str]:
-    if told is None:
+def _metadata(path: str, value_given: Any) -> dict[str, str]:
+    if value_given is None:
         return {}
-    if type(told) is not dict or not all(type(value) is str for value in told.values()):
+    if type(value_given) is not dict or not all(type(value) is str for value in value_given.values()):
         raise _corrupt(path, "its metadata is not an object of strings")
-    return told
+    return value_given
 
 
 def _raw_header(reader: Reader, base: int, stop: int) -> tuple[bytes, int]:
@@ -392,9 +394,9 @@ def _raw_header(reader: Reader, base: int, stop: int) -> tuple[bytes, int]:
     head = reader.read_at(base, min(size, _FAR if is_remote(path) else 512))
     length = int.from_bytes(head[:8], "little")
     if len(head) < 9 or head[8:9] != b"{":
-        what = what_it_is(head[:512], size)
-        if what:
-            raise type(what)(f"{path} {what.message}", what.hint)
+        error = foreign_file(head[:512], size)
+        if error:
+            raise type(error)(f"{path} {error.message}", error.hint)
     if len(head) < 8:
         raise _corrupt(path, f"it has {size} bytes, too few for the length of a header")
     if length > MAX_HEADER:
@@ -417,28 +419,28 @@ _Kinds: TypeAlias = "dict[tuple[str, tuple[int, ...]], tuple[DType, tuple[int, .
 
 
 def _place(path: str, name: str, entry: Any, kinds: _Kinds) -> _Place:
-    """Check the header's `entry` for the tensor `name`. `kinds` caches what its dtype and shape give."""
+    """Check the header's `entry` for the tensor `name`. `kinds` caches the results for its dtype and shape."""
     if type(entry) is not _Entry:
         raise _corrupt(path, f"{quoted(name)} has no dtype, shape and data_offsets")
-    code, told, offsets, more = entry
+    code, stated_shape, offsets, more = entry
     for value in more:
         _check_skipped(path, value)
     if len(offsets) != 2 or not _are_counts(offsets):
         raise _corrupt(path, f"{quoted(name)} has data_offsets that are not two counts")
     if type(code) is not str:
         raise _corrupt(path, f"{quoted(name)} has a dtype that is not text")
-    if not _are_counts(told):
+    if not _are_counts(stated_shape):
         raise _corrupt(path, f"{quoted(name)} has a shape that is not a list of counts")
-    key = code, tuple(told)
+    key = code, tuple(stated_shape)
     kind = kinds.get(key)
     if kind is None:
         dtype = _dtype(path, name, code)
-        kind = kinds[key] = (dtype, *_shape(path, name, told, dtype))
+        kind = kinds[key] = (dtype, *_shape(path, name, stated_shape, dtype))
     dtype, shape, nbytes = kind
     begin, stop = offsets
     if stop - begin != nbytes:
-        what = f"{code} of shape {_brief(told)}"
-        raise _corrupt(path, f"{quoted(name)} has {stop - begin} bytes, but {what} has {nbytes}")
+        expected = f"{code} of shape {_brief(stated_shape)}"
+        raise _corrupt(path, f"{quoted(name)} has {stop - begin} bytes, but {expected} has {nbytes}")
     return _Place(begin, stop, name, dtype, shape)
 
 
@@ -481,7 +483,7 @@ def _dtype(path: str, name: str, code: str) -> DType:
 
 
 def _shape(path: str, name: str, shape: list[int], dtype: DType) -> tuple[tuple[int, ...], int]:
-    """Return the shape as torch counts it, and its bytes."""
+    """Return the shape as torch counts it, and its size in bytes."""
     if len(shape) > MAX_DIMS:
         raise UnsupportedError(
             f"{path}: {quoted(name)} has {len(shape)} dimensions; torch supports at most {MAX_DIMS}."
@@ -507,26 +509,26 @@ def _shape(path: str, name: str, shape: list[int], dtype: DType) -> tuple[tuple[
 
 
 def _object(pairs: list[tuple[str, Any]]) -> Any:
-    """Make an object of a header; a tensor's takes the form that uses least memory."""
+    """Return an object of a header. A tensor's entry takes the form that uses least memory."""
     if len(pairs) == 3:
         (first, dtype), (second, shape), (third, offsets) = pairs
-        # What the library writes: in a file of a million tensors, a dict for each takes time.
+        # The library writes this form. In a file of a million tensors, a dict for each takes time.
         if (first, second, third) == _KEYS and type(shape) is list and type(offsets) is list:
             return _Entry(dtype, shape, offsets)
-    made = strict_json.unique(pairs)
-    if type(made.get("shape")) is not list or type(made.get("data_offsets")) is not list:
-        return made
-    dtype, shape, offsets = made.pop("dtype", None), made.pop("shape"), made.pop("data_offsets")
-    return _Entry(dtype, shape, offsets, tuple(made.values()))
+    entry = strict_json.unique(pairs)
+    if type(entry.get("shape")) is not list or type(entry.get("data_offsets")) is not list:
+        return entry
+    dtype, shape, offsets = entry.pop("dtype", None), entry.pop("shape"), entry.pop("data_offsets")
+    return _Entry(dtype, shape, offsets, tuple(entry.values()))
 
 
 def _check_skipped(path: str, value: Any) -> None:
-    """Raise CorruptError if an ignored value is more than the library's parser accepts."""
+    """Raise CorruptError if the library's parser does not accept an ignored value."""
     level = [value]
     for _ in range(_LEVELS + 1):
-        if any(type(each) is int and abs(each) > _LARGEST for each in level):
+        if any(type(item) is int and abs(item) > _LARGEST for item in level):
             raise _corrupt(path, "its header has a number that is too large for any float")
-        inner = [_INSIDE[type(each)](each) for each in level if type(each) in _INSIDE]
+        inner = [_INSIDE[type(item)](item) for item in level if type(item) in _INSIDE]
         if not inner:
             return
         level = list(itertools.chain.from_iterable(inner))

@@ -1,4 +1,4 @@
-"""What reading a checkpoint of any format returns."""
+"""`Source`: an opened checkpoint of any format, which every reader returns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ckptconv.formats.change import Change
     from ckptconv.formats.numbers.matching import Order
 
-# How the names of a model's files begin: those of most programs, and by the beginning of an input's name, those of
+# The beginnings of the names of a model's files: those of most programs, open_clip, diffusers and PEFT's adapters.
 # diffusers and of open_clip, and of PEFT's adapters.
 MODEL, ADAPTER, OPEN_CLIP = "model", "adapter_model", "open_clip_model"
 _STEMS = {
@@ -29,23 +29,23 @@ _STEMS = {
     ADAPTER: ADAPTER,
 }
 STEMS = (MODEL, *_STEMS.values())
-# The family of what goes with the models of a pipeline, and of the models together.
+# The family of files that belong to the models of a pipeline, and of the models together.
 PIPELINE = "diffusers"
-# Stands before the names of a reference's files among those of the source.
+# The prefix of the names of a reference's files among those of the source.
 OF_REFERENCE = "--like/"
 # Keys under which training checkpoints keep the weights; the first one present is meant.
 MODEL_KEYS = ("state_dict", "model_state_dict", "model", "module")
 
 
 class Wanted(NamedTuple):
-    """What of a checkpoint to read beside its weights, and which of several to open.
+    """The parts of a checkpoint to read besides its weights, and which of several checkpoints to open.
 
     `key` is a dotted path into the state, "." all of it. `states` asks for the optimizer's states. Formats that
     describe everything in one place read these anyway. `structure`: a structure record that does not fit is an error;
     otherwise it is left out. `tag`, `exclude_frozen` and `model_rank` (one tensor-parallel rank) are for DeepSpeed;
     `master` (the fp32 masters in the place of the weights) and `unstack` (a tensor for each layer) for Megatron-core.
-    `raw` keeps whole modules the objects that they are. `parts`: ranks' files that do not say how they are joined are
-    opened all the same, for a map to join them. `orders` are those of the model's parameters that the user names.
+    `raw` keeps whole modules as objects. `parts`: ranks' files that do not say how they are joined are opened all the
+    same, for a map to join them. `orders` are the orders of the model's parameters that the user gives.
     """
 
     key: str = ""
@@ -65,7 +65,7 @@ _ALL = Wanted()
 
 
 class StoredTensors(NamedTuple):
-    """The tensors of a safetensors output under the names that it has for them, which may not be those of the tree.
+    """The tensors of a safetensors output under its own names for them, which may not be those of the tree.
 
     `tensors` has every name, aliases {removed: kept} included. `record` is the structure record.
     """
@@ -76,11 +76,11 @@ class StoredTensors(NamedTuple):
 
 
 class Training(NamedTuple):
-    """What a DeepSpeed checkpoint holds beside weights and states, for a universal checkpoint.
+    """The content of a DeepSpeed checkpoint besides weights and states, for a universal checkpoint.
 
-    `stage` is the ZeRO stage; `parameters` are the names of the trained parameters; `common` is what the optimizer's
-    file says of all of them together. The model files are `copies` of those that there are; of other checkpoints,
-    `models` has their contents by name.
+    `stage` is the ZeRO stage; `parameters` are the names of the trained parameters; `common` is the part of the
+    optimizer's file about all of them together. `copies` are the model files to copy; for other checkpoints, `models`
+    has the contents of model files by name.
     """
 
     stage: int | None
@@ -91,9 +91,9 @@ class Training(NamedTuple):
 
 
 class Quantized(NamedTuple):
-    """What was made of quantized weights: weights of `dtype` ("": all are quantized anew), `formats` {format: count}.
+    """The weights in the place of quantized ones, of `dtype` ("": all are quantized anew), and `formats` {name: count}.
 
-    `path` is the configuration that says so, "" if none does. `again` does the same to the source when it is reread.
+    `path` is the configuration of the quantization, or "". `again` does the same to the source when it is reread.
     """
 
     dtype: str
@@ -103,22 +103,22 @@ class Quantized(NamedTuple):
 
     @property
     def says(self) -> str:
-        """The configuration that is no longer true, as weights were made; "" if there is none."""
+        """The configuration that is no longer true, because weights replaced quantized ones; else ""."""
         return self.path if self.formats else ""
 
 
-# How notes on optimizer states say what to do with them. What is computed of several checkpoints has none.
+# The end of notes on optimizer states, which says how to convert them. The result of several checkpoints has none.
 STATES_ARE_CONVERTED = ". Use --optimizer PATH for its states"
 THEIR_STATES_ARE_CONVERTED = "--optimizer PATH for the optimizer states, "
 
 
 class StateFacts(NamedTuple):
-    """What is known of the optimizer's states, beside their values.
+    """The known facts about the optimizer's states, besides their values.
 
-    `error` says why they cannot be converted although the weights can. `equal` are stored twice, by name, and must be
-    equal; of those that are `alike`, each rank keeps its own copy: a difference is worth a warning. `inputs` identifies
-    what was read only for them; it tells more of a file that was read for the weights too. `step` is how many steps the
-    optimizer has made, where `formats.training` has looked.
+    `error` is the reason why they cannot be converted although the weights can. `equal` are stored twice, by name, and
+    must be equal. Of those that are `alike`, each rank keeps its own copy: a difference is worth a warning. `inputs`
+    identify the files that were read only for the states, and more of a file that was read for the weights too. `step`
+    is the number of steps that the optimizer has made, if `formats.training` has read it.
     """
 
     error: CkptconvError | None = None
@@ -129,7 +129,7 @@ class StateFacts(NamedTuple):
 
 
 class FileFacts(NamedTuple):
-    """What the files of a checkpoint have beside tensors.
+    """The facts about a checkpoint's files besides tensors.
 
     `opaque` are the names of classes kept as inert data; `mentioned` are all names that its pickles mention. `records`
     maps a file's path to its storages, with their checksums. `digests` are the SHA-256 of files by path, as the
@@ -143,18 +143,18 @@ class FileFacts(NamedTuple):
 
     @classmethod
     def of_all(cls, every: Iterable[FileFacts]) -> FileFacts:
-        """Return those of several checkpoints together."""
+        """Return the facts of several checkpoints together."""
         several = list(every)
         return cls(
-            list(dict.fromkeys(name for each in several for name in each.opaque)),
-            list(dict.fromkeys(name for each in several for name in each.mentioned)),
-            {path: records for each in several for path, records in each.records.items()},
-            {path: digest for each in several for path, digest in each.digests.items()},
+            list(dict.fromkeys(name for facts in several for name in facts.opaque)),
+            list(dict.fromkeys(name for facts in several for name in facts.mentioned)),
+            {path: records for facts in several for path, records in facts.records.items()},
+            {path: digest for facts in several for path, digest in facts.digests.items()},
         )
 
 
 class Defaults(NamedTuple):
-    """The dtype of an output, and the bytes of its files at most, unless the user asks for others."""
+    """The dtype of an output, and the largest size of its files in bytes, unless the user chooses others."""
 
     dtype: str = "keep"
     shard_size: int | None = None
@@ -200,7 +200,7 @@ class _Fields(NamedTuple):
     reread: Callable[[Wanted], Source] | None = None
 
 
-# What fields are that must be there, as formats of other packages may mistake them.
+# The abstract types of fields that must have a value: formats of other packages may mistake them.
 _ABSTRACT: Mapping[type, Any] = {dict: Mapping, tuple: Sequence}
 _KINDS: Mapping[str, Any] = {"format": str, "family": str, "path": str} | {
     name: _ABSTRACT.get(type(value), type(value))
@@ -215,30 +215,29 @@ class Source(_Fields):
     - `format` names it for people; `family`, such as "torch" or "deepspeed", says which command converts it.
     - `weights` is the tree to convert. `structured`: its nesting and order are the user's own and worth a record;
       otherwise it is a flat state dict whose order means nothing.
-    - `optimizer` is the optimizer's state dict by parameter name, if the checkpoint tells the names; `of_states` are
+    - `optimizer` is the optimizer's state dict by parameter name, if the checkpoint has the names; `of_states` are
       facts about it.
-    - `weights_error` says why its tensors are no weights, although they can be read and shown.
-    - `trees` maps a key to a tree that holds what is under it, if `weights` does not.
-    - `training` is what else DeepSpeed needs to resume the training, if DeepSpeed wrote it.
+    - `weights_error` is the reason why its tensors are no weights, although they can be read and shown.
+    - `trees` maps a key to a tree that holds the value under it, if `weights` does not.
+    - `training` is the rest of DeepSpeed's state to resume the training, if DeepSpeed wrote it.
     - `owners` are ties that the checkpoint itself names: {alias: owner}.
     - `unaccounted` are names whose data is nowhere in it: the user excludes them by name, or it is an error.
     - `equal` are tensors that are stored twice, by name; if they differ, the checkpoint is corrupt.
     - `counts` are the numbers of tensors in the weights, by kind.
-    - `files` is what its files have beside tensors.
+    - `files` are the facts about its files besides tensors.
     - `warnings` are causes for concern; `notes` are not.
-    - `values` are values that it holds beside `weights`, by name, for people: they are not converted.
-    - `inputs` identifies every file that was read, by a name relative to the source, as an `Input` or by what tells its
-      content from others alone.
-    - `companions` are small files beside it, or beside its reference, by name, that are copied along with the weights.
-    - `config` is what the config.json among the companions says, or one that lies where the output goes.
-    - `computed` says of what else its tensors are computed, by the names of `outputs.computed.COMPUTED`; they are
-      as they are stored, but for weights in the place of quantized ones.
-    - `wanted` is what was read. If that was not everything, `reread` opens the checkpoint again for more.
+    - `values` are values that it holds next to `weights`, by name, for people: they are not converted.
+    - `inputs` identifies every file that was read, by a name relative to the source: by an `Input`, or by another value
+    that only this content has. - `companions` are small files next to it, or next to its reference, by name, that are
+    copied along with the weights. - `config` is the content of the config.json among the companions, or of one in the
+    output's directory. - `computed` are the computations of its tensors from others, by the names of
+    `outputs.computed.COMPUTED`; the tensors are as they are stored, except weights in the place of quantized ones.
+    - `wanted` are the parts that were read. If that was not everything, `reread` opens the checkpoint again for more.
     - `pointers` are the paths of files that only say where the checkpoint is, such as `latest`.
     - `shards` are the paths of the files of a sharded set: the output keeps the grouping. Of a set that is only
       described, `grouping` has {tensor: name of its file}.
-    - `part` says which it is of several: the tensor-parallel rank, or the folder in a pipeline of diffusers, "" for the
-      pipeline's own.
+    - `part` names one of several sources: the tensor-parallel rank, or the folder in a pipeline of diffusers, "" for
+    the pipeline's own.
     - `pieces` matches the names of tensors that are pieces of parameters; these are not converted.
     - `metadata` is the metadata of safetensors files, `remarks` that part of it which an output keeps.
     - `stored` are the tensors of a safetensors output that has a structure record.
@@ -252,16 +251,16 @@ class Source(_Fields):
 
         def __new__(cls, *values: Any, **fields: Any) -> Source:
             """Make a source, and check it."""
-            made = super().__new__(cls, *values, **fields)
-            made.__post_init__()
-            return made
+            source = super().__new__(cls, *values, **fields)
+            source.__post_init__()
+            return source
 
         @classmethod
         def _make(cls, values: Iterable[Any]) -> Source:
             return cls(*values)
 
     def __post_init__(self) -> None:
-        """Raise TypeError or ValueError if its fields contradict what is said of them, or one another."""
+        """Raise TypeError or ValueError if its fields contradict the documentation, or one another."""
         for name, kind in _KINDS.items():
             if not isinstance(getattr(self, name), kind):
                 raise TypeError(
@@ -276,11 +275,11 @@ class Source(_Fields):
             "dtype is not known": self.defaults.dtype not in ("keep", *DTYPES),
             "shard_size is not valid": self.defaults.shard_size is not None and self.defaults.shard_size < 1,
         }
-        for what, is_so in wrong.items():
+        for mistake, is_so in wrong.items():
             if is_so:
-                raise ValueError(f"{self.path}: its {what}")
+                raise ValueError(f"{self.path}: its {mistake}")
 
-    # Equal only to itself: it may be large, and some of it is no key.
+    # Equal only to itself: it may be large, and some of its fields cannot be hashed.
     def __eq__(self, other: object) -> bool:
         return self is other
 
@@ -305,7 +304,7 @@ class Source(_Fields):
 
     @property
     def is_model(self) -> bool:
-        """Whether it has weights, and not only files that go with the models of a pipeline."""
+        """Whether it has weights, and not only files that belong to the models of a pipeline."""
         return self.family != PIPELINE
 
     @property
@@ -315,24 +314,23 @@ class Source(_Fields):
 
     @property
     def quantized(self) -> Quantized | None:
-        """What was made of quantized weights, if weights were asked for in their place."""
+        """The weights in the place of quantized ones, if they were asked for."""
         return self.computed.get("dequantize")
 
-    def computing(self, **given: Any) -> Source:
-        """Return it as one that is computed of what is `given` too, by the names of `computed`; without those that are
-        None."""
-        every = {**self.computed, **given}
-        return self._replace(computed={name: each for name, each in every.items() if each is not None})
+    def computing(self, **computations: Any) -> Source:
+        """Return it with further `computations`, by the names of `computed`, and without those that are None."""
+        every = {**self.computed, **computations}
+        return self._replace(computed={name: entry for name, entry in every.items() if entry is not None})
 
     @property
     def folder(self) -> str:
-        """The directory in OUTPUT that its output has if it is one of several sources; "" for OUTPUT itself."""
+        """The directory in OUTPUT for its output, if it is one of several sources; "" for OUTPUT itself."""
         return self.component or ("" if self.model_rank is None else f"mp_rank_{self.model_rank:02d}")
 
     @property
     def stem(self) -> str:
-        """How the names of the files of its output in a directory begin: as its own if these are those of diffusers, of
-        open_clip or of PEFT's adapters, or those of its reference."""
+        """The beginning of the names of its output's files in a directory: its own, if it is that of diffusers, of
+        open_clip or of PEFT's adapters, or that of its reference."""
         names = (self.reference or self).inputs
         stems = (stem for beginning, stem in _STEMS.items() if any(name.startswith(beginning) for name in names))
         return next(stems, MODEL)
@@ -343,39 +341,39 @@ class Source(_Fields):
         return {**self.inputs, **self.of_states.inputs}
 
     def all_inputs(self) -> Mapping[str, Hashable]:
-        """Return `inputs`, and likewise the companions, and the files of the reference as `--like/<name>`."""
+        """Return `inputs`, those of the companions, and those of the reference's files as `--like/<name>`."""
         companions = {name: Input.stamped(file) for name, file in self.companions.items()}
         reference = self.reference.inputs if self.reference else {}
-        return {**self.inputs, **companions, **{f"{OF_REFERENCE}{name}": each for name, each in reference.items()}}
+        return {**self.inputs, **companions, **{f"{OF_REFERENCE}{name}": read for name, read in reference.items()}}
 
     def content(self, name: str, file: File, change: Change) -> LazyTensor:
-        """Return the bytes of the companion `file` as the output has them: as they are, but for a configuration that
-        is no longer true, which says what `change` does."""
+        """Return the bytes of the companion `file` as the output has them: unchanged, except for a configuration that
+        is no longer true, which gets `change`."""
         if name != "config.json" or self.config is None:
             return whole(file)
         from ckptconv.formats import configs
 
         if self.quantized and self.quantized.says != file.path:
-            change = change._replace(plain=False)  # it is a reference's, which says nothing of these
+            change = change._replace(plain=False)  # it is a reference's, which does not describe these
         if self.reference:
             change = change._replace(settings={})
-        told = configs.changed(self.config, change)
-        if told == self.config:
+        config = configs.changed(self.config, change)
+        if config == self.config:
             return whole(file)
-        data = configs.text_of(told).encode()
+        data = configs.text_of(config).encode()
         return Inline(data, DTYPES["uint8"], (len(data),))
 
     @property
     def hints(self) -> list[str]:
-        """What renames the weights as their module has them, if wrappers have put a prefix before all of their names:
-        of no use to a user who has chosen names."""
+        """Return hints at options that remove wrappers' prefixes, if all names of the weights begin with them. A user
+        who has chosen names needs no such hint."""
         tree, key = self.weights, ""
         if self.structured and isinstance(tree, Mapping):
-            key = next((each for each in MODEL_KEYS if isinstance(tree.get(each), Mapping)), "")
+            key = next((name for name in MODEL_KEYS if isinstance(tree.get(name), Mapping)), "")
             tree = tree[key] if key else tree
         names = tree if isinstance(tree, Mapping) and all(map(_is_text, tree)) else ()
         prefix = wrapper(names)
-        # Of a model in one file, this is mostly the name of a module of its own.
+        # In a model in one file, this is mostly the name of one of its modules.
         if not prefix or (prefix == WRAPPERS[-1] and (self.structured or self.family == "safetensors")):
             return []
         how = f"--key {key} --strip-prefix {prefix}" if key else f"--strip-prefix {prefix}"
@@ -383,7 +381,7 @@ class Source(_Fields):
         return [f"{every} begins with {prefix!r}, the prefix of a model wrapper; {how} removes it."]
 
     def tree(self, key: str) -> Any:
-        """Return the tree that holds what is under `key`: the weights, or a larger one."""
+        """Return the tree that holds the value under `key`: the weights, or a larger one."""
         return self.trees.get(key, self.weights)
 
     def check_weights(self) -> None:
@@ -392,12 +390,12 @@ class Source(_Fields):
             raise self.weights_error
 
     def told(self) -> list[str]:
-        """Return its notes, and that no weight was quantized where those were asked for."""
+        """Return its notes, and a note if quantized weights were to be replaced and there are none."""
         idle = ["--dequantize has no effect: no weight is quantized."]
         return [*self.notes, *(idle if self.quantized and not self.quantized.formats else [])]
 
     def states(self) -> Any:
-        """Return the optimizer's state dict by parameter name; None if the checkpoint does not tell the names.
+        """Return the optimizer's state dict by parameter name; None if the checkpoint has no such names.
 
         Raise the error of states that cannot be converted, if there is one.
         """
@@ -410,31 +408,31 @@ def _without_states(note: str) -> str:
     return note.replace(STATES_ARE_CONVERTED, "").replace(THEIR_STATES_ARE_CONVERTED, "")
 
 
-def combined(source: Source, terms: Sequence[Source], inputs: Mapping[str, Hashable], **given: Any) -> Source:
-    """Return `source`, one of `terms`, as one whose tensors are computed of all of them, as its entries of `computed`
-    say that are `given`; `inputs` identify what was read of the others."""
-    return source.computing(**given)._replace(
+def combined(source: Source, terms: Sequence[Source], inputs: Mapping[str, Hashable], **computations: Any) -> Source:
+    """Return `source`, one of `terms`, as a source whose tensors are computed from all of them by `computations`, its
+    new entries of `computed`; `inputs` identify the files that were read for the others."""
+    return source.computing(**computations)._replace(
         inputs={**source.inputs, **inputs},
-        equal=[pair for each in terms for pair in each.equal],
-        files=FileFacts.of_all(each.files for each in terms),
-        warnings=list(dict.fromkeys(text for each in terms for text in each.warnings)),
-        notes=list(dict.fromkeys(_without_states(text) for each in terms for text in each.notes)),
-        bytes_read=sum(each.bytes_read for each in terms),
+        equal=[pair for term in terms for pair in term.equal],
+        files=FileFacts.of_all(term.files for term in terms),
+        warnings=list(dict.fromkeys(text for term in terms for text in term.warnings)),
+        notes=list(dict.fromkeys(_without_states(text) for term in terms for text in term.notes)),
+        bytes_read=sum(term.bytes_read for term in terms),
         reread=None,
     )
 
 
 class Opened(Protocol):
-    """What has been opened, and knows its `Source`."""
+    """An object that was opened, and has its `Source`."""
 
     @property
     def source(self) -> Source: ...
 
 
-def source_of(given: str | os.PathLike[str] | Source | Opened) -> str | Source:
-    """Return the `Source` of an opened checkpoint, or itself; a path as text. Raise UsageError for anything else."""
-    source = given if isinstance(given, Source) else getattr(given, "source", None)
-    return source if isinstance(source, Source) else parse_path(given)
+def source_of(origin: str | os.PathLike[str] | Source | Opened) -> str | Source:
+    """Return the `Source` of an opened checkpoint, or itself; a path as text. Raise UsageError for other values."""
+    source = origin if isinstance(origin, Source) else getattr(origin, "source", None)
+    return source if isinstance(source, Source) else parse_path(origin)
 
 
 def _is_text(key: Any) -> bool:

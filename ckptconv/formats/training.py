@@ -1,4 +1,4 @@
-"""The model in a training checkpoint, and the optimizer's states beside it."""
+"""The model in a training checkpoint, and the optimizer's states next to it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 from ckptconv.errors import CkptconvError, UsageError
 from ckptconv.formats.numbers.matching import Order
+from ckptconv.formats.numbers.order_files import model_of
 from ckptconv.formats.numbers.orders import is_kept
 from ckptconv.formats.numbers.states import named
-from ckptconv.formats.numbers.told import model_of
 from ckptconv.formats.optimizers import below, entries, optimizers_in, weights_key
 from ckptconv.formats.source import OF_REFERENCE, Source
 from ckptconv.storage.location import Location
@@ -20,10 +20,10 @@ from ckptconv.text import some
 
 
 def model_alone(source: Source, key: str = "") -> Source:
-    """Return `source` with the weights of its model alone, which are under `key`, or found: where training checkpoints
-    have them, or the only state dict that there is. "." is all. A note says what is left out.
+    """Return `source` with the weights of its model alone: under `key`, in the place where training checkpoints have
+    them, or in the only state dict. "." is everything. A note says what is left out.
 
-    Raise UsageError if there are several.
+    Raise UsageError if there are several state dicts.
     """
     tree = source.weights
     if key or not source.structured or not isinstance(tree, Mapping):
@@ -35,15 +35,15 @@ def model_alone(source: Source, key: str = "") -> Source:
     )
     if not nested:
         return source
-    found = weights_key(tree) or (nested[0] if len(nested) == 1 and not _has_tensors(tree) else "")
-    if not found:
+    chosen = weights_key(tree) or (nested[0] if len(nested) == 1 and not _has_tensors(tree) else "")
+    if not chosen:
         raise UsageError(
             f"{source.path} holds tensors under {some(nested)}, and it is not clear which are the model.",
             "Select the model with --key; . is everything.",
         )
-    left = [str(name) for name in tree if name != found.partition(".")[0]]
-    notes = [f"took {found}; left out: {some(left, len(left), str)}" if left else f"took {found}"]
-    return source._replace(weights=below(tree, found), stored=None, notes=[*source.notes, *notes])
+    left = [str(name) for name in tree if name != chosen.partition(".")[0]]
+    notes = [f"took {chosen}; left out: {some(left, len(left), str)}" if left else f"took {chosen}"]
+    return source._replace(weights=below(tree, chosen), stored=None, notes=[*source.notes, *notes])
 
 
 def _has_tensors(tree: Mapping[Any, Any]) -> bool:
@@ -51,18 +51,20 @@ def _has_tensors(tree: Mapping[Any, Any]) -> bool:
 
 
 def with_states_beside(source: Source, key: str = "") -> Source:
-    """Return `source` with the states of the optimizers that are saved beside its weights, which are under `key`, as in
-    a file that torch.save wrote; or with the reason why they cannot be named."""
+    """Return `source` with the states of the optimizers that are saved next to its weights, which are under `key`, as
+    in a file that torch.save wrote; or with the reason why they have no names."""
     if source.optimizer is not None or source.of_states.error is not None or source.training is not None:
         return source
     key = key or weights_key(source.weights)
-    around, _, own = key.rpartition(".")
-    found = optimizers_in(source.weights, key) or (optimizers_in(below(source.weights, around), own) if around else [])
-    if not found:
+    around, _, name = key.rpartition(".")
+    optimizers = optimizers_in(source.weights, key)
+    if not optimizers and around:
+        optimizers = optimizers_in(below(source.weights, around), name)
+    if not optimizers:
         return source
     try:
-        check_key(source, found[0][0], key)
-        return with_named(source, found, source.path, key)
+        check_key(source, optimizers[0][0], key)
+        return with_named(source, optimizers, source.path, key)
     except CkptconvError as error:
         return source._replace(of_states=source.of_states._replace(error=error))
 
@@ -75,49 +77,49 @@ def with_named(
     place: Location | None = None,
 ) -> Source:
     """Return `source` with the states of `optimizers`, of the checkpoint `where`, by the names of its weights, which
-    are under `key`, and a note on what told those of numbers.
+    are under `key`, and a note on the source of the names of numbers.
 
-    `place` is where it was opened. Raise UnsupportedError if nothing tells the names, CorruptError for two states of
-    one.
+    `place`: where it was opened. Raise UnsupportedError if names are unknown, CorruptError for two states of one name.
     """
     place = place or (None if is_remote(source.path) else Location(source.path))
     if place is not None and place.kind != "directory":
         place = place.parent if place.kind == "file" else None
     tree = model_tree(source, key) if source.structured else None
-    optimizer, found = named(optimizers, model_of(weights_in(source, key), [*source.wanted.orders], tree, place), where)
-    of_states = source.of_states._replace(error=None, inputs={**source.of_states.inputs, **found.inputs})
-    return source._replace(optimizer=optimizer, of_states=of_states, notes=[*source.notes, *found.notes])
+    model = model_of(weights_in(source, key), [*source.wanted.orders], tree, place)
+    optimizer, numbering = named(optimizers, model, where)
+    of_states = source.of_states._replace(error=None, inputs={**source.of_states.inputs, **numbering.inputs})
+    return source._replace(optimizer=optimizer, of_states=of_states, notes=[*source.notes, *numbering.notes])
 
 
 def liked(source: Source) -> Order | None:
-    """Return the order of a checkpoint's weights, if it keeps it."""
+    """Return the order of a checkpoint's weights, if the checkpoint keeps it."""
     tree = model_tree(source, source.wanted.key)
     if not (source.structured and is_kept(tree)):
         return None
-    inputs = {f"{OF_REFERENCE}{name}": what for name, what in source.inputs.items()}
+    inputs = {f"{OF_REFERENCE}{name}": identity for name, identity in source.inputs.items()}
     return Order(f"the order in {source.path}", [*keymap.flatten(tree)[0]], inputs=inputs)
 
 
 def model_tree(source: Source, key: str = "") -> Any:
-    """Return what is under `key`, or where a training checkpoint has its weights, as it was saved."""
+    """Return the value under `key`, or the weights of a training checkpoint, as it was saved."""
     key = key or weights_key(source.weights)
     return source.weights if key in ("", ".") else below(source.tree(key), key)
 
 
 def weights_in(source: Source, key: str = "") -> dict[str, LazyTensor]:
-    """Return the weights under `key`, or where a training checkpoint has them, by name."""
+    """Return the weights under `key`, or those of a training checkpoint, by name."""
     tree = model_tree(source, key)
     return keymap.flatten(tree)[0] if source.structured or tree is not source.weights else tree
 
 
 def without_optimizers(source: Source, key: str = "") -> Source:
-    """Return `source` without the optimizers that are saved beside its weights, whose states are converted by name."""
-    around, _, own = (key or weights_key(source.weights)).rpartition(".")
+    """Return `source` without the optimizers that are saved next to its weights, whose states are converted by name."""
+    around, _, weights_name = (key or weights_key(source.weights)).rpartition(".")
     tree = below(source.weights, around) if around else source.weights
-    found = {name for name, _ in optimizers_in(tree, own)}
-    if not found:
+    names = {name for name, _ in optimizers_in(tree, weights_name)}
+    if not names:
         return source
-    left: Any = {name: each for name, each in entries(tree).items() if name not in found}
+    left: Any = {name: value for name, value in entries(tree).items() if name not in names}
     for step in reversed(around.split(".") if around else []):
         around = around.removesuffix(step).removesuffix(".")
         left = {**(below(source.weights, around) if around else source.weights), step: left}
@@ -125,7 +127,7 @@ def without_optimizers(source: Source, key: str = "") -> Source:
 
 
 def check_key(source: Source, optimizer: str, key: str) -> None:
-    """Raise UsageError if the weights beside an optimizer have no key of their own."""
+    """Raise UsageError if the weights next to an optimizer have no key of their own."""
     if optimizer and key in ("", "."):
         raise UsageError(
             f"{source.path} holds an optimizer under {optimizer!r}, but it is not clear where its model is.",

@@ -1,4 +1,4 @@
-"""Read the first bytes of a tensor while a checkpoint is described."""
+"""Reads the first bytes of a tensor while a checkpoint is described."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ckptconv.tensors.moves import Runs
 
 
 def first_bytes(tensor: LazyTensor, limit: int, storage_options: Mapping[str, Any]) -> tuple[bytes, int]:
-    """Return the first bytes of a tensor, at most `limit`, and how many bytes were read for them."""
+    """Return the first bytes of a tensor, at most `limit`, and the number of bytes that were read for them."""
     from ckptconv.tensors import kernels
 
     size, read = min(tensor.nbytes, limit), 0

@@ -1,4 +1,4 @@
-"""Read the index of a sharded set, of torch files or safetensors: which file holds which tensor.
+"""Reads the index of a sharded set, of torch files or safetensors: which file holds which tensor.
 
 Source: huggingface_hub's `serialization/_base.py`: {"metadata": {"total_size": …}, "weight_map": {tensor: file}}.
 """
@@ -26,16 +26,16 @@ class Index(NamedTuple):
 
 
 def read_index(place: Location) -> Index | None:
-    """Return the index at `place`; None for JSON that is no index.
+    """Return the index at `place`; None for JSON that is not an index.
 
     Raise CorruptError if it is not JSON, UnsafeError if a file name leads out of its directory.
     """
     text = place.read_text(_MOST)
     try:
-        told = strict_json.parse(text)
+        index = strict_json.parse(text)
     except ValueError as error:
         raise damaged(f"{place} is not a sound index: {error}.") from None
-    weight_map, metadata = (told.get("weight_map"), told.get("metadata")) if type(told) is dict else (None, None)
+    weight_map, metadata = (index.get("weight_map"), index.get("metadata")) if type(index) is dict else (None, None)
     metadata = {} if metadata is None else metadata
     if type(weight_map) is not dict or type(metadata) is not dict:
         return None
@@ -47,4 +47,4 @@ def read_index(place: Location) -> Index | None:
         weight_map[tensor] = files.setdefault(file, file)
     for name in files:
         check_inside(name, place.path, place.parent.path)
-    return Index(weight_map, metadata, frozenset(told), len(text.encode()))
+    return Index(weight_map, metadata, frozenset(index), len(text.encode()))

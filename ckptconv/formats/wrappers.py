@@ -9,7 +9,7 @@ WRAPPERS = ("_forward_module.", "module.", "_orig_mod.", "model.")
 
 
 def wrapper(names: Collection[str], known: Collection[str] = ()) -> str:
-    """Return the wrapper prefixes that all names share; no more of them than it takes until all names are `known`."""
+    """Return the wrapper prefixes that all names share; only as many as it takes until all names are `known`."""
     prefix = ""
     while names and not (known and all(name[len(prefix) :] in known for name in names)):
         more = next((w for w in WRAPPERS if all(name.startswith(prefix + w) for name in names)), "")

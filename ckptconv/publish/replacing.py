@@ -95,11 +95,11 @@ class Claim(NamedTuple):
 
     def is_mixed_with(self, name: str) -> bool:
         """Whether what lies in its directory under `name` is not replaced, and read together with it."""
-        from ckptconv.formats import holding
+        from ckptconv.formats.checkpoint_names import is_read_with_others
 
         directory = directory_of(self.form)
         is_own = directory is not None and directory.is_file(name)
-        return name not in self.names and (is_own or holding.is_read_with_others(name))
+        return name not in self.names and (is_own or is_read_with_others(name))
 
     def permissions(self) -> list[str]:
         """Return what has to be known of it by who publishes what others have made."""
@@ -279,7 +279,7 @@ class Replacing:
     # ---- directories
 
     def _check_directory(self, claim: Claim) -> None:
-        from ckptconv.formats import holding
+        from ckptconv.formats.checkpoint_names import is_of_checkpoint
 
         directory, own = Directory(Location(claim.path, self._stores)), kind_of_directory(claim.form).is_file
         present = next((name for name in directory.names if is_output_name(name) or own(name)), "")
@@ -296,7 +296,7 @@ class Replacing:
         # `publish.companions` decides of companions.
         for name in (name for name in seen if not is_companion_name(name)):
             is_written = name in claim.names or own(name)
-            if is_written or not (claim.beside or name in claim.read or not holding.held(directory.place, name)):
+            if is_written or not (claim.beside or name in claim.read or not is_of_checkpoint(directory.place, name)):
                 earlier = self._made_as(claim, directory, name)
                 if not earlier:
                     foreign.append(name)
@@ -315,12 +315,12 @@ class Replacing:
 
     def _check_within(self, path: str, claims: Sequence[Claim]) -> None:
         """Raise UsageError if the directory `path`, in which some outputs are to lie, holds what others made."""
-        from ckptconv.formats import holding
+        from ckptconv.formats.checkpoint_names import is_of_checkpoint
 
         directory = Directory(Location(path, self._stores))
         inside = {basename(claim.path) for claim in claims}.union(*(claim.read for claim in claims))
         seen = [name for name in directory.names if not name.startswith(HIDDEN) and name not in inside]
-        foreign = [name for name in seen if holding.held(directory.place, name)]
+        foreign = [name for name in seen if is_of_checkpoint(directory.place, name)]
         foreign = [name for name in foreign if not self._made_as(claims[0], directory, name)]
         if claims[0].overwrite:
             foreign = [*filter(claims[0].is_mixed_with, foreign)]

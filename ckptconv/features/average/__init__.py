@@ -1,7 +1,7 @@
 """Averages of checkpoints, and differences of them.
 
-In: paths of checkpoints of any formats, and how much each counts. Out: a source with the other terms, as `COMPUTED` has
-it, whose tensors are weighted sums of theirs.
+In: paths of checkpoints of any formats, and the weight of each. Out: a source with the other terms, as `COMPUTED` has
+it. Its tensors are weighted sums of the terms' tensors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Averages: which tensors of several checkpoints are added up, which cannot be, and what is said of them."""
+"""Averages: adds up the tensors of several checkpoints, copies those without an average, and notes both."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _F64 = DTYPES["float64"]
 
 class Term(NamedTuple):
     """A checkpoint of an average: its path, its tensors by name, those of them whose values mean nothing alone, its own
-    ties {alias: owner}, and the names under which it has optimizers."""
+    ties {alias: owner}, and the names of its optimizers."""
 
     path: str
     tensors: Mapping[str, LazyTensor]
@@ -42,20 +42,20 @@ class Term(NamedTuple):
     optimizers: tuple[str, ...]
 
     def weights(self) -> dict[str, LazyTensor]:
-        """Return the tensors that are no states of an optimizer."""
+        """Return the tensors that are not states of an optimizer."""
         below = tuple(f"{name}." for name in self.optimizers)
         return {name: tensor for name, tensor in self.tensors.items() if not name.startswith(below)}
 
     def place(self, name: str) -> Hashable:
-        """Return what is equal for two names of one tensor."""
+        """Return a value that is equal for two names of one tensor."""
         kept = self.ties.get(name, name)
-        found = same_bytes(self.tensors.get(kept, self.tensors[name]))
-        return name if found is None else found
+        identity = same_bytes(self.tensors.get(kept, self.tensors[name]))
+        return name if identity is None else identity
 
 
 class Averaged(NamedTuple):
-    """What was averaged: the tensors by name, and those of its ties {alias: owner} that are left. `untied` are names
-    that are tied in the last checkpoint, and not in all. `notes` say what users should know."""
+    """The averaged tensors by name, and the remaining ties {alias: owner}. `untied` are names that are tied in the last
+    checkpoint, but not in all. `notes` are for users."""
 
     tensors: dict[str, LazyTensor]
     ties: dict[str, str]
@@ -63,12 +63,12 @@ class Averaged(NamedTuple):
     notes: tuple[str, ...]
 
 
-def averaged(terms: Sequence[Term], own: Term, average: Average, stored_as: Callable[[DType], DType]) -> Averaged:
-    """Return the tensors that are averages, rounded once to the dtype that `stored_as` gives for that of `own`, which
-    is one of `terms`. All others are those of `own`.
+def averaged(terms: Sequence[Term], main: Term, average: Average, stored_as: Callable[[DType], DType]) -> Averaged:
+    """Return the tensors that are averages, rounded once to the dtype that `stored_as` gives for that of `main`, which
+    is one of `terms`. All other tensors are those of `main`.
 
-    Raise DifferenceError for a tensor that is missing in one of them, or has another shape, or is no number in one
-    alone, UsageError for quantized weights.
+    Raise DifferenceError for a tensor that is missing in one of them, or has another shape, or is no number in only
+    one; UsageError for quantized weights.
     """
     for term in terms:
         if quantized := dict.fromkeys(parts_among(term.tensors).values()):
@@ -81,30 +81,30 @@ def averaged(terms: Sequence[Term], own: Term, average: Average, stored_as: Call
             raise error
         if is_adapter(term.tensors):
             raise _of_adapters(term.path)
-    terms = [term if term is own else _named_alike(term, own) for term in terms]
+    terms = [term if term is main else _named_alike(term, main) for term in terms]
     every = [term.weights() for term in terms]
-    theirs = own.weights()
-    for term, each in zip(terms, every, strict=True):
-        _check_alike(own.path, theirs, term.path, each)
-    made: dict[str, LazyTensor] = {}
+    theirs = main.weights()
+    for term, tensors in zip(terms, every, strict=True):
+        _check_alike(main.path, theirs, term.path, tensors)
+    averages: dict[str, LazyTensor] = {}
     known: dict[Hashable, LazyTensor] = {}
     places: dict[str, Hashable] = {}
     for name, tensor in theirs.items():
-        parts = tuple(casting.unrounded(untagged(each[name])) for each in every)
-        if name in own.fixed or not _is_number(tensor):
+        parts = tuple(casting.unrounded(untagged(tensors[name])) for tensors in every)
+        if name in main.fixed or not _is_number(tensor):
             continue
         # Names are tied if they are in every checkpoint.
         places[name] = key = tuple(term.place(name) for term in terms)
         if key not in known:
             kernel = WeightedSum(tuple(part.dtype.name for part in parts), average.weights, average.over)
             known[key] = casting.rounded(Joined(parts, kernel, _F64), stored_as(tensor.dtype))
-        made[name] = known[key]
-    ties = {alias: owner for alias, owner in own.ties.items() if places.get(alias) == places.get(owner)}
+        averages[name] = known[key]
+    ties = {alias: owner for alias, owner in main.ties.items() if places.get(alias) == places.get(owner)}
     first: dict[Hashable, str] = {}
-    pairs = ((name, first.setdefault(own.place(name), name)) for name in made)
-    untied = tuple(name for name, other in pairs if places[name] != places[other])
-    notes = _notes(terms, own, average.minus, theirs, made)
-    return Averaged(made, ties, untied, (*notes, *_of_dtypes(every, own, made)))
+    pairs = ((name, first.setdefault(main.place(name), name)) for name in averages)
+    untied = tuple(name for name, tied_name in pairs if places[name] != places[tied_name])
+    notes = _notes(terms, main, average.minus, theirs, averages)
+    return Averaged(averages, ties, untied, (*notes, *_of_dtypes(every, main, averages)))
 
 
 def _of_adapters(path: str) -> UsageError:
@@ -115,17 +115,17 @@ def _of_adapters(path: str) -> UsageError:
     )
 
 
-def _named_alike(term: Term, own: Term) -> Term:
-    """Return `term` with the names that `own` has for one tensor, if either stores that under fewer of them."""
+def _named_alike(term: Term, main: Term) -> Term:
+    """Return `term` with the names that `main` has for one tensor, if one of them stores it under fewer names."""
     tensors, ties = dict(term.tensors), dict(term.ties)
-    for one, other in ((own, term), (term, own)):
+    for having, lacking in ((main, term), (term, main)):
         first: dict[Hashable, str] = {}
-        for name in one.tensors:
-            if name in other.tensors:
-                first.setdefault(one.place(name), name)
-        for name in one.tensors.keys() - other.tensors.keys():
-            kept = first.get(one.place(name))
-            if kept is not None and one is own:
+        for name in having.tensors:
+            if name in lacking.tensors:
+                first.setdefault(having.place(name), name)
+        for name in having.tensors.keys() - lacking.tensors.keys():
+            kept = first.get(having.place(name))
+            if kept is not None and having is main:
                 tensors[name], ties[name] = tensors[kept], ties.get(kept, kept)
             elif kept is not None:
                 del tensors[name]
@@ -136,93 +136,99 @@ def _is_number(tensor: LazyTensor) -> bool:
     return tensor.dtype.name in SUMMED
 
 
-def _check_alike(path: str, theirs: Mapping[str, LazyTensor], other: str, tensors: Mapping[str, LazyTensor]) -> None:
+def _check_alike(
+    path: str, theirs: Mapping[str, LazyTensor], other_path: str, tensors: Mapping[str, LazyTensor]
+) -> None:
     """Raise DifferenceError unless the tensors of two checkpoints have the same names and shapes."""
-    for lacks, has, found in (
-        (other, path, theirs.keys() - tensors.keys()),
-        (path, other, tensors.keys() - theirs.keys()),
+    for lacks, has, missing in (
+        (other_path, path, theirs.keys() - tensors.keys()),
+        (path, other_path, tensors.keys() - theirs.keys()),
     ):
-        if found:
+        if missing:
             raise DifferenceError(
-                f"{lacks} lacks {some(sorted(found), 3)}, which {has} has.",
+                f"{lacks} lacks {some(sorted(missing), 3)}, which {has} has.",
                 "Average checkpoints of one model, with the same names. To rename tensors, convert one of them first; "
                 "--exclude leaves tensors out.",
                 what="missing",
-                tensor=min(found),
+                tensor=min(missing),
                 file=lacks,
             )
     for name, tensor in theirs.items():
         found_shape, number = tensors[name].shape, _is_number(tensors[name])
         if found_shape != tensor.shape or number != _is_number(tensor):
-            told = [f"{each.dtype} {list(each.shape)}" for each in (tensors[name], tensor)]
+            descriptions = [f"{side.dtype} {list(side.shape)}" for side in (tensors[name], tensor)]
             raise DifferenceError(
-                f"{other}: {name!r} is {told[0]}, but {told[1]} in {path}.",
+                f"{other_path}: {name!r} is {descriptions[0]}, but {descriptions[1]} in {path}.",
                 "Average checkpoints of one model.",
                 what="shape" if found_shape != tensor.shape else "dtype",
                 tensor=name,
-                file=other,
+                file=other_path,
             )
 
 
-def _of_dtypes(every: Sequence[Mapping[str, LazyTensor]], own: Term, made: Mapping[str, LazyTensor]) -> Iterator[str]:
-    """Yield which dtype averages have of tensors that are of several."""
-    found: dict[tuple[str, ...], list[str]] = {}
-    for name, tensor in made.items():
-        dtypes = dict.fromkeys(each[name].dtype.name for each in every)
+def _of_dtypes(
+    every: Sequence[Mapping[str, LazyTensor]], main: Term, averages: Mapping[str, LazyTensor]
+) -> Iterator[str]:
+    """Yield notes on the dtypes of averages whose tensors have several dtypes."""
+    names_by_dtypes: dict[tuple[str, ...], list[str]] = {}
+    for name, tensor in averages.items():
+        dtypes = dict.fromkeys(tensors[name].dtype.name for tensors in every)
         if len(dtypes) > 1:
-            found.setdefault((*dtypes, tensor.dtype.name), []).append(name)
-    for (*several, dtype), names in found.items():
-        last = own.tensors[names[0]].dtype.name
-        why = f"as in {own.path}; --dtype gives another" if dtype == last else "that of the output"
+            names_by_dtypes.setdefault((*dtypes, tensor.dtype.name), []).append(name)
+    for (*several, dtype), names in names_by_dtypes.items():
+        last = main.tensors[names[0]].dtype.name
+        why = f"as in {main.path}; --dtype gives another" if dtype == last else "that of the output"
         yield f"{count_of(len(names), 'tensor')} of {' and '.join(several)} became {dtype}, {why}."
 
 
 def _notes(
-    terms: Sequence[Term], own: Term, minus: bool, theirs: Mapping[str, LazyTensor], made: Collection[str]
+    terms: Sequence[Term], main: Term, minus: bool, theirs: Mapping[str, LazyTensor], averages: Collection[str]
 ) -> Iterator[str]:
     if minus:
         *_, base = terms
-        yield f"subtracted {base.path} from {count_of(len(terms) - 1, 'checkpoint')}: {count_of(len(made), 'tensor')}."
+        checkpoints = count_of(len(terms) - 1, "checkpoint")
+        yield f"subtracted {base.path} from {checkpoints}: {count_of(len(averages), 'tensor')}."
     else:
-        yield f"averaged {count_of(len(made), 'tensor')} of {count_of(len(terms), 'checkpoint')}."
-    if left := [name for name in theirs if name not in made]:
-        yield f"taken from {own.path}, because their dtype has no {'difference' if minus else 'average'}: {some(left)}."
-    if states := [name for name in own.tensors if name not in theirs]:
-        yield f"{len(states):,} optimizer states were taken from {own.path}: states are never averaged."
+        yield f"averaged {count_of(len(averages), 'tensor')} of {count_of(len(terms), 'checkpoint')}."
+    if left := [name for name in theirs if name not in averages]:
+        result = "difference" if minus else "average"
+        yield f"taken from {main.path}, because their dtype has no {result}: {some(left)}."
+    if states := [name for name in main.tensors if name not in theirs]:
+        yield f"{len(states):,} optimizer states were taken from {main.path}: states are never averaged."
 
 
 # --------------------------------------------------------------------------------------------------- in an output
 
 
 def _given(source: Source) -> Average:
-    given: Average = source.computed["average"]
-    return given
+    average: Average = source.computed["average"]
+    return average
 
 
-def _averages(own: Named, source: Source, options: Options) -> Named:
-    """Return the tensors of `source`, those that can be averaged with others' as averages."""
+def _averages(originals: Named, source: Source, options: Options) -> Named:
+    """Return the tensors of `source`, with averages in the place of those that can be averaged."""
     terms = []
-    for each in _given(source).terms:
-        if each is not None:
-            each.check_weights()
-        theirs = own if each is None else named(each, options)
+    for term in _given(source).terms:
+        if term is not None:
+            term.check_weights()
+        theirs = originals if term is None else named(term, options)
         flat = theirs.described.tensors
         chosen = {name: flat[name] for name in selection.matching(flat, Choice(options.include, options.exclude))}
         fixed = theirs.described.fixed | parted.parts_of(theirs.described.quantized)
-        terms.append(Term((each or source).path, chosen, fixed, theirs.ties, theirs.optimizers))
+        terms.append(Term((term or source).path, chosen, fixed, theirs.ties, theirs.optimizers))
     dtype = options.dtype or source.defaults.dtype
     stored_as = functools.partial(selection.goal, dtype=dtype, widen_only=source.defaults.dtype == dtype == "float32")
-    found = averaged(terms, terms[_given(source).terms.index(None)], _given(source), stored_as)
-    described = own.described._replace(tensors={**own.described.tensors, **found.tensors}, apart=False)
-    made = own._replace(described=described, ties=found.ties, notes=found.notes)
-    if not found.untied or described.structure is None:
-        return made
-    why = f"it ties {some(found.untied, 3)}, which are not tied in all checkpoints."
-    return made.without_record(f"{source.path}: the structure record was left out: {why}")
+    result = averaged(terms, terms[_given(source).terms.index(None)], _given(source), stored_as)
+    described = originals.described._replace(tensors={**originals.described.tensors, **result.tensors}, apart=False)
+    with_averages = originals._replace(described=described, ties=result.ties, notes=result.notes)
+    if not result.untied or described.structure is None:
+        return with_averages
+    why = f"it ties {some(result.untied, 3)}, which are not tied in all checkpoints."
+    return with_averages.without_record(f"{source.path}: the structure record was left out: {why}")
 
 
 def _check(heading: Mapping[str, Any]) -> None:
-    """Raise ValueError if what a manifest says is no average."""
+    """Raise ValueError if a manifest's entry is not that of an average."""
     average = heading["average"]
     terms, numbers = average["terms"], [*average["weights"], average["over"]]
     if terms.count(None) != 1 or len(numbers) != len(terms) + 1 or not average["over"]:
@@ -233,9 +239,9 @@ def _check(heading: Mapping[str, Any]) -> None:
 
 def _record(source: Source) -> Mapping[str, Any]:
     average = _given(source)
-    terms = [From(each.path) if each else None for each in average.terms]
-    told = {"terms": terms, "weights": list(average.weights), "over": average.over}
-    return {"average": told | ({"minus": True} if average.minus else {})}
+    terms = [From(term.path) if term else None for term in average.terms]
+    entry = {"terms": terms, "weights": list(average.weights), "over": average.over}
+    return {"average": entry | ({"minus": True} if average.minus else {})}
 
 
 def _terms(source: Source) -> Iterable[Source]:
@@ -243,15 +249,15 @@ def _terms(source: Source) -> Iterable[Source]:
 
 
 def _again(
-    source: Source, heading: Mapping[str, Any], paths: Sequence[str | None], asked: Options, output: str
+    source: Source, heading: Mapping[str, Any], paths: Sequence[str | None], options: Options, output: str
 ) -> Source:
-    """Return `source` with the checkpoints that it was averaged with."""
-    average, any_family = heading["average"], asked.replaced(family="")
-    terms = [source if path is None else opened(path, any_family, key=asked.key) for path in paths]
-    if asked.for_hub:
-        terms = [model_alone(each, asked.key) for each in terms]
-    own = paths.index(None)
-    return steps.averaged(terms, own, average["weights"], average["over"], average.get("minus", False))
+    """Return `source`, to be averaged with the same checkpoints again."""
+    average, any_family = heading["average"], options.replaced(family="")
+    terms = [source if path is None else opened(path, any_family, key=options.key) for path in paths]
+    if options.for_hub:
+        terms = [model_alone(term, options.key) for term in terms]
+    own_index = paths.index(None)
+    return steps.averaged(terms, own_index, average["weights"], average["over"], average.get("minus", False))
 
 
 COMPUTING = Computing(

@@ -44,34 +44,35 @@ def average(
 ) -> Report:
     """Average the weights of `steps`, checkpoints of any formats with the same names, and write them to `output`.
 
-    Each element is the sum, in float64 and in the order given, of those of the steps times their `weights`, divided by
+    Each element is the sum, in float64 and in the given order, of the steps' elements times their `weights`, divided by
     the sum of the weights (default: 1 for each), and rounded once. With `ema`, a decay, each step counts by 1 - `ema`,
-    and what was before it by `ema`. With `minus`, a checkpoint, it is not divided: the first, and by their weights what
-    the others differ from that; of one step, what it differs by itself. What has no average, such as integers, is taken
-    from the last, as are the structure record and companions.
+    and the average of the steps before it by `ema`. With `minus`, a checkpoint, nothing is divided: the result is the
+    first step, plus the differences of the other steps from that checkpoint, by their weights; for one step, its
+    difference. Tensors without an average, such as integers, come from the last step, as do the structure record and
+    companions.
 
     `output` is safetensors, in one file or a directory, or a virtual checkpoint, or with `to` a checkpoint of
     torch.distributed.checkpoint. The other arguments are those of `convert`.
 
     Raise DifferenceError for tensors that are missing in one step, or have another shape there, UsageError for weights
-    that make no average, and what `convert` raises. Then nothing new has a final name.
+    without an average, and the errors of `convert`. Then no new file has a final name.
 
     Examples:
         >>> report = ckptconv.average(["model.pt", "model.pt"], "average.safetensors", weights=[1, 3])
         >>> report.tensors
         2
     """
-    given: dict[str, Any] = {**options}
-    weights, decay, base = (given.pop(name, None) for name in ("weights", "ema", "minus"))
+    further: dict[str, Any] = {**options}
+    weights, decay, base = (further.pop(name, None) for name in ("weights", "ema", "minus"))
     paths, minus = listed(steps, "No checkpoint was given to average."), normalize(base) if base else ""
-    if len(paths) == 1 and not minus and isinstance(output, LastWord) and _exists(output, given):
+    if len(paths) == 1 and not minus and isinstance(output, LastWord) and _exists(output, further):
         raise taken_for_input(output)
     weights, over = weighted(len(paths), weights, decay, bool(minus))
-    chosen = Options(**given)
+    chosen = Options(**further)
     with no_garbage():
         terms = [opened(path, chosen, key=chosen.key) for path in ([*paths, minus] if minus else paths)]
         if chosen.for_hub:
-            terms = [model_alone(each, chosen.key) for each in terms]
+            terms = [model_alone(term, chosen.key) for term in terms]
         source = averaged(terms, len(paths) - 1, weights, over, bool(minus))
     return convert(
         source,
@@ -80,9 +81,9 @@ def average(
         on_total=on_total,
         before_commit=before_commit,
         executor=executor,
-        **given,
+        **further,
     )
 
 
-def _exists(path: str, given: Mapping[str, Any]) -> bool:
-    return look(normalize(path), dict(Options(**given).storage_options)).kind != "missing"
+def _exists(path: str, options: Mapping[str, Any]) -> bool:
+    return look(normalize(path), dict(Options(**options).storage_options)).kind != "missing"

@@ -36,5 +36,5 @@ class _Averaging:
 
 
 AVERAGING = {**options_in(_Averaging), **COMBINING}
-# What the type of the keywords has, and its docstring.
+# The name of the keywords' type, and its docstring.
 KEYWORDS = AVERAGING, "Options of `average`."

@@ -1,4 +1,4 @@
-"""A source that is to be averaged with others, and the weights of each."""
+"""A source with others to average it with, and the weights of all."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ckptconv.plan import Input, content_of
 from ckptconv.storage.paths import resolved_name
 from ckptconv.text import brief
 
-# Stands before the names of the files of the others among those of the source.
+# The prefix of the names of the other checkpoints' files among those of the source.
 OF_OTHERS = "--average"
 _MOST_TERMS = 1000
 
@@ -21,7 +21,7 @@ _MOST_TERMS = 1000
 class Average(NamedTuple):
     """Checkpoints whose tensors are added up in order, each times its weight, and divided by `over`.
 
-    None among the `terms` is the source that has this. `minus`: the last one is taken off the others.
+    None among the `terms` is the source itself. `minus`: the last one is subtracted from the others.
     """
 
     terms: tuple[Source | None, ...]
@@ -29,19 +29,19 @@ class Average(NamedTuple):
     over: float
     minus: bool = False
 
-    def paths(self, own: str) -> list[str]:
-        """Return the paths of all of them, where that of the source is `own`."""
-        return [own if each is None else each.path for each in self.terms]
+    def paths(self, own_path: str) -> list[str]:
+        """Return the paths of all terms; `own_path` is that of the source."""
+        return [own_path if term is None else term.path for term in self.terms]
 
 
 def weighted(
     steps: int, weights: Sequence[float] | None, decay: float | None, minus: bool
 ) -> tuple[list[float], float]:
-    """Return the weight of each of `steps` checkpoints, and if `minus` of the one that is taken off them, and what
-    their sum is divided by.
+    """Return the weight of each of `steps` checkpoints, with `minus` also that of the subtracted one, and the divisor
+    of their sum.
 
-    With `minus`, it is the first and what the others, or with one step the first, differ by from it, by their weights.
-    Raise UsageError for weights that make no average.
+    With `minus`, the result is the first step plus the differences of the others from the subtracted one, by their
+    weights; for one step, its difference. Raise UsageError for weights without an average.
     """
     least = 1 if minus else 2
     if steps < least:
@@ -58,44 +58,48 @@ def weighted(
                 "--ema and --minus exclude each other: --ema averages, --minus subtracts. Give one of them."
             )
         return [decay ** (steps - 1), *((1 - decay) * decay ** (steps - 1 - n) for n in range(1, steps))], 1.0
-    found = [1.0] * steps if weights is None else [float(weight) for weight in weights]
-    if len(found) != steps:
+    factors = [1.0] * steps if weights is None else [float(weight) for weight in weights]
+    if len(factors) != steps:
         raise UsageError(
-            f"{len(found)} weights were given for {steps} checkpoints.",
+            f"{len(factors)} weights were given for {steps} checkpoints.",
             "Give one weight for each checkpoint, in order.",
         )
     if minus:
-        return [*found, -math.fsum(found[1:] or found)], 1.0
-    over = math.fsum(found)
+        return [*factors, -math.fsum(factors[1:] or factors)], 1.0
+    over = math.fsum(factors)
     if not over:
         raise UsageError(
             "The weights sum to zero; an average needs another sum.",
             "For the difference of A and B: ckptconv average A --minus B OUT",
         )
-    return found, over
+    return factors, over
 
 
-def averaged(terms: Sequence[Source], own: int, weights: Sequence[float], over: float, minus: bool = False) -> Source:
-    """Return `terms[own]`, which is to be averaged with the others, of which the last is taken off with `minus`;
-    quantized weights of all are counted, and those that count twice are told."""
+def averaged(
+    terms: Sequence[Source], own_index: int, weights: Sequence[float], over: float, minus: bool = False
+) -> Source:
+    """Return `terms[own_index]`, to be averaged with the others; with `minus`, the last one is subtracted. Quantized
+    weights of all terms are counted, and a warning names terms that are given twice."""
     inputs = {
-        f"{OF_OTHERS}/{number}/{name}": _weighing(found, (own, tuple(weights), over))
-        for number, each in enumerate(terms)
-        if number != own
-        for name, found in each.inputs.items()
+        f"{OF_OTHERS}/{number}/{name}": _weighing(identity, (own_index, tuple(weights), over))
+        for number, term in enumerate(terms)
+        if number != own_index
+        for name, identity in term.inputs.items()
     }
-    average = Average(tuple(None if n == own else each for n, each in enumerate(terms)), tuple(weights), over, minus)
-    made = combined(terms[own], terms, inputs, average=average)
-    steps = Counter(resolved_name(each.path) for each in (terms[:-1] if minus else terms))
+    average = Average(
+        tuple(None if n == own_index else term for n, term in enumerate(terms)), tuple(weights), over, minus
+    )
+    combination = combined(terms[own_index], terms, inputs, average=average)
+    steps = Counter(resolved_name(term.path) for term in (terms[:-1] if minus else terms))
     twice = [name for name, count in steps.items() if count > 1]
-    told = [f"{name} is given {steps[name]} times, and is counted as often." for name in twice]
-    made = made._replace(warnings=[*made.warnings, *told])
-    formats = sum((Counter(each.quantized.formats) for each in terms if each.quantized), Counter[str]())
-    return made.computing(dequantize=made.quantized and made.quantized._replace(formats=formats))
+    notes = [f"{name} is given {steps[name]} times, and is counted as often." for name in twice]
+    combination = combination._replace(warnings=[*combination.warnings, *notes])
+    formats = sum((Counter(term.quantized.formats) for term in terms if term.quantized), Counter[str]())
+    return combination.computing(dequantize=combination.quantized and combination.quantized._replace(formats=formats))
 
 
-def _weighing(found: Hashable, facts: tuple[Hashable, ...]) -> Hashable:
-    """Return what identifies an input, with further `facts` that decide what is made of it."""
-    content = content_of(found)
+def _weighing(identity: Hashable, facts: tuple[Hashable, ...]) -> Hashable:
+    """Return the identity of an input, with further `facts` that decide the average."""
+    content = content_of(identity)
     more = (*(content if isinstance(content, tuple) else (content,)), *facts)
-    return Input(found.file, more) if isinstance(found, Input) else more
+    return Input(identity.file, more) if isinstance(identity, Input) else more

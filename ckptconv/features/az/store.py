@@ -1,4 +1,4 @@
-"""How Azure's blobs are read and written, by the clients of adlfs."""
+"""Reads and writes Azure's blobs, with the clients of adlfs."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def _ranges(fs: Any, inner: str, size: int, version: str) -> Ranges:
 def _settings(fs: Any) -> dict[str, Any]:
     """Return the settings of a request to Azure: the timeouts of `fs`, and no retries but ours.
 
-    Azure's package waits 15 seconds and more before each of its own.
+    Azure's package waits 15 seconds or more before each of its own retries.
     """
-    told = {name: fs.storage_options.get(name) for name in ("timeout", "connection_timeout", "read_timeout")}
-    return {**{name: value for name, value in told.items() if value is not None}, "retry_total": 0}
+    timeouts = {name: fs.storage_options.get(name) for name in ("timeout", "connection_timeout", "read_timeout")}
+    return {**{name: value for name, value in timeouts.items() if value is not None}, "retry_total": 0}
 
 
 async def _with_blob(fs: Any, inner: str, action: Callable[[Any], Awaitable[T]]) -> T:
@@ -69,7 +69,7 @@ class AzureUpload(Upload):
     """Blocks that stay invisible until a block list, sent last, names them.
 
     Source: the API of Azure block blobs, Put Block and Put Block List. Both may be repeated: a block replaces the one
-    of its name, and a list may name what an earlier one named.
+    of its name, and a list may name blocks that an earlier list named.
     """
 
     parallel = True
@@ -85,7 +85,7 @@ class AzureUpload(Upload):
         remote.retrying(lambda: run(self._fs, _with_blob(self._fs, self._inner, action)), self.given_up)
 
     def send(self, number: int, data: memoryview) -> None:
-        # All block names in a blob must have the same length; this is adlfs's, whose leftovers may be there.
+        # All block names in a blob must have the same length. This is adlfs's, whose leftover blocks may be there.
         name = f"{self._id}{number:08d}"
         settings = _settings(self._fs)
         self._call(lambda blob: blob.stage_block(name, Body(data), length=len(data), **settings))
@@ -98,7 +98,7 @@ class AzureUpload(Upload):
         self._call(lambda blob: blob.commit_block_list(blocks, **_settings(self._fs)))
 
     def abort(self) -> None:
-        """Do nothing: there is no such request, and blocks that no list names are deleted after a week."""
+        """Do nothing: there is no such request, and Azure deletes blocks that no list names after a week."""
 
 
 STORE = Store(

@@ -1,4 +1,4 @@
-"""Run a conversion's tasks on a dask.distributed cluster. dask is imported only if the user requests it."""
+"""Runs a conversion's tasks on a dask.distributed cluster. dask is imported only if the user asks for it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 from ckptconv.errors import FailedError, UsageError
 from ckptconv.text import install
 
-# How often a task that did not end is retried. A retry takes over nothing: it makes the file anew.
+# The retries of a task that did not end. A retry takes over nothing: it writes the file anew.
 RETRIES = 3
-# Seconds in which a scheduler has to answer.
+# The seconds in which a scheduler must answer.
 PATIENCE = 30
 _ADDRESS = "Give the address that the scheduler prints when it starts, such as tcp://10.0.0.1:8786."
 

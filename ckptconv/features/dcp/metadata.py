@@ -218,9 +218,9 @@ def read_description(pickles: Iterable[tuple[str, bytes]], *, of_ranks: bool) ->
         try:
             loaded = load(data, words, where=where)
         except CorruptError:
-            from ckptconv.formats.instead import what_it_is
+            from ckptconv.formats.foreign import foreign_file
 
-            what = None if data.startswith(b"\x80") else what_it_is(data[:512], len(data))
+            what = None if data.startswith(b"\x80") else foreign_file(data[:512], len(data))
             if what is None:
                 raise
             raise type(what)(f"{where} {what.message}", what.hint) from None

@@ -447,10 +447,10 @@ def _describes(place: Location, entry: Entry) -> bool:
 
 
 def _not_described(directory: Location) -> CkptconvError:
-    from ckptconv.formats.instead import what_directory_it_is
+    from ckptconv.formats.foreign import foreign_directory
 
     names = directory.names
-    other = what_directory_it_is(names)
+    other = foreign_directory(names)
     if other:
         return type(other)(f"{directory} {other.message}", other.hint)
     if f"{METADATA}.tmp" in names:

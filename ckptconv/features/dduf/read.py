@@ -1,7 +1,7 @@
-"""Reads DDUF: the safetensors files in a zip archive, where they lie. No tensor is read.
+"""Reads DDUF: the safetensors files in a zip archive, without unpacking them. No tensor is read.
 
-Source: huggingface_hub/serialization/_dduf.py. Members are stored, and lie in folders of one level, which
-model_index.json names; a folder has a model's files beside its configuration, or only that.
+Source: huggingface_hub/serialization/_dduf.py. Members are stored, in folders of one level, which model_index.json
+names. A folder has a model's files and its configuration, or only the configuration.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _ENDINGS = (".json", ".model", ".txt", SUFFIX)
 
 
 def sniff(probe: Probe) -> Guess | None:
-    """Recognize a zip archive that is called so."""
+    """Recognize a zip archive by its name."""
     is_one = probe.is_file and probe.place.name.endswith(".dduf") and probe.head[0].startswith(LOCAL_SIGNATURE)
     return _GUESS if is_one else None
 
 
 def read(place: Location, wanted: Wanted) -> Source:
-    """Open a pipeline in one file. Raise CorruptError for an archive that is none, or that contradicts itself."""
+    """Open a pipeline in one file. Raise CorruptError for an archive that is not DDUF, or that contradicts itself."""
     weights: dict[str, LazyTensor] = {}
     models: dict[str, None] = {}
     with place.open_reader() as reader:
@@ -47,8 +47,8 @@ def read(place: Location, wanted: Wanted) -> Source:
             if not name.endswith(SUFFIX):
                 continue
             models[folder] = None
-            for own, tensor in _tensors(archive, reader, name, row).items():
-                full = f"{folder}/{own}".removeprefix("/")
+            for tensor_name, tensor in _tensors(archive, reader, name, row).items():
+                full = f"{folder}/{tensor_name}".removeprefix("/")
                 if full in weights:
                     raise CorruptError(f"{place}: two of its files contain {quoted(full)}.")
                 weights[full] = tensor
@@ -69,7 +69,7 @@ def read(place: Location, wanted: Wanted) -> Source:
 
 
 def _check_members(archive: Archive) -> None:
-    """Raise CorruptError for members that no DDUF has."""
+    """Raise CorruptError for members that DDUF does not allow."""
     try:
         index = strict_json.parse(archive.read(_INDEX).decode())
     except ValueError as error:

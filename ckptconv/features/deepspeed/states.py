@@ -185,8 +185,8 @@ def read_whole_states(weights: Weights, model: ModelFile) -> None:
     if not isinstance(inner, dict) or not isinstance(inner.get("state"), dict):
         return
     from ckptconv.formats.numbers.matching import attempted  # of few checkpoints
+    from ckptconv.formats.numbers.order_files import model_of
     from ckptconv.formats.numbers.states import by_parameter, numbers_of, renamed
-    from ckptconv.formats.numbers.told import model_of
 
     told = by_parameter([("", inner)], weights.trainable, model.file.path)
     if told is None:

@@ -1,4 +1,4 @@
-"""The files of a delta that somebody takes for weights, and what to do with them instead."""
+"""The files of a delta, if a user takes them for weights, and the right command for them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from ckptconv.tensors.lazy import LazyTensor
 def _of_delta(file: LoneFile) -> bool:
     tensors = file.tree if isinstance(file.tree, Mapping) else {}
     return bool(tensors) and all(
-        name in file.metadata and isinstance(each, LazyTensor) and each.dtype.name == "uint8" and len(each.shape) == 1
-        for name, each in tensors.items()
+        name in file.metadata
+        and isinstance(tensor, LazyTensor)
+        and tensor.dtype.name == "uint8"
+        and len(tensor.shape) == 1
+        for name, tensor in tensors.items()
     )
 
 
@@ -28,7 +31,7 @@ LONE = (
 
 
 def no_weights(path: str) -> tuple[str, str]:
-    """Return what is at `path`, if its index is that of a delta, and what to do with it."""
+    """Return a description of the delta whose index is at `path`, and the right command for it."""
     return (
         f"{path} is part of a delta: its tensors are compressed differences, not weights.",
         f"Apply it to the checkpoint that it changes: ckptconv patch BASE {dirname(path) or '.'} OUTPUT",

@@ -1,4 +1,4 @@
-"""What the kernels of deltas make of bits, by arithmetic of their own, for verification."""
+"""The bits that the kernels of deltas give, by an arithmetic of their own, for verification."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from ckptconv.tensors.lazy import LazyTensor, Stored, View
 from ckptconv.tensors.moves import File, Packed
 from ckptconv.text import some
 
-# The only file with tensors: the authors of the layout count from 0.
+# The only file with tensors. The authors of the layout count from 0.
 _FILE = "model-00000-of-00001.safetensors"
 _U8, _U16 = DTYPES["uint8"], DTYPES["uint16"]
 _METHODS = {XOR: "zstandard", OVERWRITE: "overwriting"}
@@ -36,7 +36,7 @@ _MADE_BY: dict[str, tuple[Callable[[int], Xor | Overlay], int]] = {
     XOR: (lambda changes: Xor(changes + 1), 1),
     OVERWRITE: (Overlay, UNIT),
 }
-# Changes between encodings in a chain: each is an expression inside another.
+# The most changes of encoding in a chain: each is an expression inside another.
 _MOST_NESTED = 32
 _APPLY_AGAIN = "Apply the deltas to another OUTPUT with `ckptconv patch`, and compare the two with `ckptconv diff`."
 
@@ -50,28 +50,28 @@ def delta_files(
 ) -> tuple[FilePlan, ...]:
     """Plan the files of a delta between two versions: `payloads` by name, and `checksums` of the new tensors."""
     base_version, version = versions
-    told = {
+    metadata = {
         "version": f"{version:06d}",
         "base_version": f"{base_version:06d}",
         "delta_encoding": encoding,
         "compression_format": ZSTD,
         "checksum_format": checksum,
     }
-    index = {"metadata": told, "weight_map": dict.fromkeys(payloads, _FILE)}
+    index = {"metadata": metadata, "weight_map": dict.fromkeys(payloads, _FILE)}
     data = (json.dumps(index, indent=2, sort_keys=True) + "\n").encode()
     listed = FilePlan(INDEX, len(data), (Literal(0, data),))
     return (safetensors.file_plan(_FILE, payloads, checksums), listed) if payloads else (listed,)
 
 
 def read_chain(places: Iterable[Location]) -> list[Delta]:
-    """Return the deltas in these directories. Raise what `read_delta` and `check_chain` raise."""
+    """Return the deltas in these directories. Raise the errors of `read_delta` and `check_chain`."""
     deltas = [read_delta(place) for place in places]
     check_chain(deltas)
     return deltas
 
 
 def check_chain(deltas: Sequence[Delta]) -> None:
-    """Raise UsageError unless each delta changes what the one before makes, and the encodings do not alternate."""
+    """Raise UsageError unless each delta changes the result of the one before it, and encodings do not alternate."""
     for before, after in itertools.pairwise(deltas):
         if after.base_version != before.version:
             raise UsageError(
@@ -103,7 +103,7 @@ def check_base(deltas: Sequence[Delta], tensors: Mapping[str, LazyTensor], alias
 
 
 def with_changes(tensor: LazyTensor, deltas: Sequence[Delta], name: str) -> LazyTensor:
-    """Return `tensor` with what `deltas`, in order, change under `name`."""
+    """Return `tensor` with the changes of `deltas`, in order, under `name`."""
     for delta in deltas:
         if name in delta.payloads:
             tensor = _changed(tensor, delta, name)
@@ -111,13 +111,15 @@ def with_changes(tensor: LazyTensor, deltas: Sequence[Delta], name: str) -> Lazy
 
 
 def patched_id(files: Iterable[FilePlan], deltas: Sequence[Delta], base_id: str) -> str:
-    """Return the plan id of an output with `deltas` applied. Without them it is `base_id`, and has the same headers."""
-    applied = {f"{number}/{name}": each for number, delta in enumerate(deltas) for name, each in delta.inputs.items()}
+    """Return the plan id of an output with `deltas` applied. Without them it is `base_id`, with the same headers."""
+    applied = {
+        f"{number}/{name}": identity for number, delta in enumerate(deltas) for name, identity in delta.inputs.items()
+    }
     return identify(files, applied, ("patch", base_id))
 
 
 def _patched(chosen: Selected, source: Source, options: Options, reference: Selected | None) -> Selected:
-    """Return `chosen` with deltas applied in order to what is stored. Raise CorruptError for those of another base."""
+    """Return `chosen` with deltas applied, in order, to its stored tensors. Raise CorruptError for another base."""
     deltas: Sequence[Delta] = source.computed["patch"]
     aliases = chosen.recorded_aliases() if options.tied == "alias" else {}
     check_base(deltas, chosen.stored(aliases), aliases)
@@ -129,10 +131,10 @@ def _identified(files: Iterable[FilePlan], source: Source, plan_id: str) -> str:
 
 
 def _again(
-    source: Source, heading: Mapping[str, Any], paths: Sequence[str | None], asked: Options, output: str
+    source: Source, heading: Mapping[str, Any], paths: Sequence[str | None], options: Options, output: str
 ) -> Source:
     try:
-        deltas = [read_delta(Location(path, dict(asked.storage_options))) for path in paths if path]
+        deltas = [read_delta(Location(path, dict(options.storage_options))) for path in paths if path]
     except UsageError as error:
         message = f"{output} was made by `ckptconv patch`, and not all of its deltas can be read. {error.message}"
         raise UsageError(message, _APPLY_AGAIN) from error
@@ -146,18 +148,18 @@ def _check(heading: Mapping[str, Any]) -> None:
 
 
 def _changed(tensor: LazyTensor, delta: Delta, name: str) -> LazyTensor:
-    """Return `tensor` with what `delta` changes in it."""
+    """Return `tensor` with the changes of `delta`."""
     size, payload = tensor.nbytes, delta.payloads[name]
-    made, width = _MADE_BY[delta.encoding]
+    kernel, width = _MADE_BY[delta.encoding]
     packed = Packed(payload.file, payload.offset, payload.nbytes, None, _METHODS[delta.encoding])
-    # Its path is for messages.
+    # The path is only for messages.
     unpacked = File(f"{payload.file.path}: the change of {name!r}", width * size, "", packed)
     change = Stored(unpacked, 0, _U8 if width == 1 else _U16, (size,), (1,))
     inner = tensor.tensor if isinstance(tensor, View) else None
     # A chain of one encoding is one expression, however long it is.
-    is_next = isinstance(inner, Joined) and type(inner.kernel) is type(made(1))
+    is_next = isinstance(inner, Joined) and type(inner.kernel) is type(kernel(1))
     parts = inner.parts if isinstance(inner, Joined) and is_next else (View(tensor, _U8, (size,)),)
-    whole = Joined((*parts, change), made(len(parts)), _U8)
+    whole = Joined((*parts, change), kernel(len(parts)), _U8)
     return View(whole, tensor.dtype, tensor.shape)
 
 

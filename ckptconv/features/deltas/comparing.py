@@ -1,4 +1,4 @@
-"""The options of a delta, which `diff` has."""
+"""The options of a delta, which belong to `diff`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ckptconv.options.option import Option, options_in
 
 
 class _Delta:
-    """Options that say which delta is to be written of a difference."""
+    """Options that describe the delta to write of a difference."""
 
     delta = Option(
         PATH,

@@ -1,6 +1,6 @@
-"""Encode what changed in tensors, as a delta holds it: block by block, in bounded memory, into a temporary file.
+"""Encodes the changes of tensors in the form of a delta: block by block, in bounded memory, into a temporary file.
 
-The size of what is encoded is known only afterwards, and the header of a file begins with sizes.
+The size of the encoded data is known only afterwards, and the header of a file begins with sizes.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from ckptconv.tensors.lazy import Concat, LazyTensor, Stored
 from ckptconv.tensors.moves import File
 from ckptconv.text import install
 
-# The encoding that turns out to be the smaller one.
+# Stands for the encoding that turns out to be the smaller one.
 AUTO = "auto"
 # Bytes of compressed data that are collected before they are written.
 COLLECTED = 1 << 18
-# Fast, and what a step changes hardly compresses better. A window of 2^17 bytes stays in the second-level cache.
+# Fast: the changes of a step hardly compress better at higher levels. A window of 2^17 bytes stays in the second-level
+# cache.
 _LEVEL, _WINDOW = 1, 17
-# Where more than one byte in so many changes, and more than a few, overwriting them takes more than xor.
+# If more than one byte in so many changes, and more than a few, overwriting them takes more space than xor.
 _SPARSE, _FEW = 2048, 4096
 _ZEROS = bytes(1 << 18)
 _U8 = DTYPES["uint8"]
@@ -40,8 +41,7 @@ class Pair(Protocol):
 
 
 class Places(NamedTuple):
-    """Where the payload of a tensor is in the spool of a number, as (offset, bytes), and the checksum of the new
-    tensor."""
+    """The places of a tensor's payload in the spool of a number, as (offset, bytes), and the new tensor's checksum."""
 
     spool: int
     runs: Sequence[tuple[int, int]]
@@ -63,11 +63,11 @@ _Made: TypeAlias = "tuple[dict[int, dict[str, Places]], dict[str, bool]]"
 
 
 class Encoder:
-    """Encodes what changes in tensors, while these are compared: a context manager, which owns temporary files.
+    """Encodes the changes of tensors while these are compared: a context manager, which owns temporary files.
 
     There is one of `spools` for each process that encodes. `encoding` is one of `ENCODINGS`, or "auto": then xor, or
-    overwrite where that is smaller, which it is if very few bytes change. The blocks of a pair come in order, from one
-    thread. `check_installed` tells whether it can be done.
+    overwrite if that is smaller, because very few bytes change. The blocks of a pair come in order, from one thread.
+    Call `check_installed` first.
     """
 
     def __init__(self, encoding: str, checksum: str, spool_dir: str) -> None:
@@ -87,27 +87,27 @@ class Encoder:
             spool.close()
 
     def reserve(self, count: int) -> None:
-        """Get ready to be copied into so many processes."""
+        """Prepare to be copied into so many processes."""
         self.spools += [Spool(self.spools[0].directory) for _ in range(count - len(self.spools))]
         _ = [spool.descriptor for spool in self.spools]  # opened here, they can be read here
 
     def share(self, number: int) -> None:
-        """From now on, encode in process `number` of these, for the pairs that it takes."""
+        """From now on, encode in process `number` of these, for the pairs that the process takes."""
         self._spool = number
 
     def done(self) -> _Made:
-        """Return what was encoded in this process."""
+        """Return the result of encoding in this process."""
         return self._made, self._kinds
 
     def include(self, done: _Made) -> None:
-        """Take what was encoded in another process, which is a copy of this one."""
-        made, kinds = done
-        self._made.update(made)
+        """Take the result of encoding in another process, which is a copy of this one."""
+        places, kinds = done
+        self._made.update(places)
         for kind, is_able in kinds.items():
             self._kinds[kind] &= is_able
 
     def check(self, pairs: Mapping[str, Pair]) -> None:
-        """Raise UnsupportedError for a tensor with more bytes than positions in a delta that overwrites can count."""
+        """Raise UnsupportedError for a tensor with more bytes than the positions of an overwriting delta can count."""
         for name, pair in pairs.items():
             if not self._kinds[OVERWRITE] or pair.one.nbytes <= MOST_OVERWRITTEN:
                 continue
@@ -119,32 +119,32 @@ class Encoder:
                 )
             self._kinds[OVERWRITE] = False
 
-    def add(self, pair: Pair, one: memoryview, other: memoryview, is_equal: bool) -> None:
-        """Encode the next bytes of a pair; those after its last must not come."""
+    def add(self, pair: Pair, a: memoryview, b: memoryview, is_equal: bool) -> None:
+        """Encode the next bytes of a pair, not beyond its end."""
         if pair.one.dtype != pair.other.dtype:
             return
         state = self._open.get(id(pair))
         if state is None:
             state = _Encoded(self.spools[self._spool], pair.one.nbytes, hasher(self._checksum), self._kinds)
             self._open[id(pair)] = state
-        state.add(one, other, is_equal)
+        state.add(a, b, is_equal)
         if self._encoding == AUTO and state.is_dense:
             self._kinds[OVERWRITE] = False
         if state.at == pair.one.nbytes:
             del self._open[id(pair)]
             if state.changed:
-                self._made[id(pair)] = {kind: Places(self._spool, *each) for kind, each in state.finish().items()}
+                self._made[id(pair)] = {kind: Places(self._spool, *result) for kind, result in state.finish().items()}
 
     def made(self, pairs: Iterable[Pair]) -> tuple[str, list[Places]]:
-        """Return the encoding, and where what changes in each of `pairs` is."""
-        found = [self._made[id(pair)] for pair in pairs]
+        """Return the encoding, and the places of the changes of each of `pairs`."""
+        by_encoding = [self._made[id(pair)] for pair in pairs]
         able = [kind for kind, is_able in self._kinds.items() if is_able]
-        encoding = min(able, key=lambda kind: sum(places[kind].nbytes for places in found))
-        return encoding, [places[encoding] for places in found]
+        encoding = min(able, key=lambda kind: sum(places[kind].nbytes for places in by_encoding))
+        return encoding, [places[encoding] for places in by_encoding]
 
 
 class _Encoded:
-    """What changes in one tensor of `size` bytes, of which `at` came and `changed` differ."""
+    """Encoder state of one tensor of `size` bytes: bytes seen (`at`), bytes that differ (`changed`)."""
 
     def __init__(self, spool: Spool, size: int, hashing: Any, kinds: Mapping[str, bool]) -> None:
         self._spool, self._size, self._hashing, self._kinds = spool, size, hashing, kinds
@@ -154,21 +154,21 @@ class _Encoded:
 
     @property
     def is_dense(self) -> bool:
-        """Whether so many bytes change that overwriting them takes more than xor."""
+        """Whether so many bytes change that overwriting them takes more space than xor."""
         return self.changed > self.at // _SPARSE + _FEW
 
-    def add(self, one: memoryview, other: memoryview, is_equal: bool) -> None:
+    def add(self, a: memoryview, b: memoryview, is_equal: bool) -> None:
         """Encode the next bytes."""
-        self._hashing.update(other)
+        self._hashing.update(b)
         if not is_equal:
-            self._add(one, other)
+            self._add(a, b)
         elif self._xor is not None:
-            self._xor.add_zeros(len(one))
-        self.at += len(one)
+            self._xor.add_zeros(len(a))
+        self.at += len(a)
 
-    def _add(self, one: memoryview, other: memoryview) -> None:
+    def _add(self, a: memoryview, b: memoryview) -> None:
         np = numpy_module()
-        before, after = np.frombuffer(one, "u1"), np.frombuffer(other, "u1")
+        before, after = np.frombuffer(a, "u1"), np.frombuffer(b, "u1")
         if self._kinds[XOR]:
             if self._xor is None:
                 self._xor = _Compressed(self._spool, self._size)
@@ -180,23 +180,23 @@ class _Encoded:
             self._positions.add((places + self.at).astype("<u4").tobytes())
             self._values.add(after[places].tobytes())
         else:
-            self.changed += 1  # some are, and how many does not matter
+            self.changed += 1  # at least one; their number does not matter
 
     def finish(self) -> dict[str, tuple[list[tuple[int, int]], str]]:
-        """Return where it is in the spool, and the checksum of the new tensor, by encoding."""
-        found = {}
+        """Return the place in the spool, and the checksum of the new tensor, by encoding."""
+        results = {}
         checksum = self._hashing.hexdigest()
         if self._xor is not None:
-            found[XOR] = self._xor.finish(), checksum
+            results[XOR] = self._xor.finish(), checksum
         if self._kinds[OVERWRITE]:
-            # Positions come before values, and their number before both: they were kept until all are known.
-            made = _Compressed(self._spool, NUMBER + CHANGE * self._values.nbytes)
-            made.add(self._values.nbytes.to_bytes(NUMBER, "little"))
+            # Positions come before values, and their number before both, so they are kept until all are known.
+            frame = _Compressed(self._spool, NUMBER + CHANGE * self._values.nbytes)
+            frame.add(self._values.nbytes.to_bytes(NUMBER, "little"))
             for kept in (self._positions, self._values):
                 for data in kept.taken():
-                    made.add(data)
-            found[OVERWRITE] = made.finish(), checksum
-        return found
+                    frame.add(data)
+            results[OVERWRITE] = frame.finish(), checksum
+        return results
 
 
 class _Kept:
@@ -224,7 +224,7 @@ class _Kept:
 
 
 class _Compressed:
-    """One frame of zstandard of `size` bytes, which the frame tells: readers allocate as much."""
+    """One frame of zstandard of `size` bytes. The frame states its size: readers allocate as much."""
 
     def __init__(self, spool: Spool, size: int) -> None:
         zstandard = _zstandard()
@@ -244,7 +244,7 @@ class _Compressed:
             self._write()
 
     def finish(self) -> list[tuple[int, int]]:
-        """End the frame. Return where it is: offsets and lengths, in order."""
+        """End the frame. Return its place: offsets and lengths, in order."""
         self._collected += self._frame.flush()
         self._write()
         return self._runs

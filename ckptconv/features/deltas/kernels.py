@@ -17,9 +17,9 @@ class Xor(NamedTuple):
 
 
 class Overlay(NamedTuple):
-    """Replace some bytes: the input is the bytes as they were, then for each of `layers` a unit of two bytes for each.
+    """Replace some bytes. The input is the old bytes, then, for each of `layers`, a unit of two bytes for each byte.
 
-    The bits of 1 in the second byte of a unit say which bits of the first replace those that were there.
+    The bits of 1 in the second byte of a unit mark the bits of the first byte that replace the old ones.
     """
 
     layers: int

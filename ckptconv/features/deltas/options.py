@@ -19,5 +19,5 @@ PATCHING = named_in(
     "jobs memory fsync clobber overwrite manifest dry_run inert spool_dir storage_options"
 )
 PATCHING_TOO = options_in(_Patching)
-# What the type of the keywords has, and its docstring.
+# The name of the keywords' type, and its docstring.
 KEYWORDS = PATCHING, "Options of `patch`."

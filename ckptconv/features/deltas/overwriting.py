@@ -1,7 +1,7 @@
-"""Lay out what a delta overwrites in a tensor, so that any range of it can be read.
+"""Lays out the bytes that a delta overwrites in a tensor, so that any range of them can be read.
 
-A delta stores a count, then the positions of the bytes that changed, then their new values. Here it becomes two bytes
-for each byte of the tensor: the new value, and 0xff where there is one, else 0 and 0.
+A delta stores a count, then the positions of the changed bytes, then their new values. Here it becomes two bytes for
+each byte of the tensor: the new value and 0xff if there is one, else 0 and 0.
 
 Source: slime, slime/utils/disk_delta.py, `overwrite_encode`. Numbers are u4, little-endian; positions ascend.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 from ckptconv.errors import CkptconvError
 
-# Bytes of a number, and of what is stored for each byte that changed.
+# Bytes of a number, and of the stored data for each changed byte.
 NUMBER, CHANGE = 4, 5
 # Bytes of the layout for each byte of the tensor.
 UNIT = 2
@@ -23,10 +23,10 @@ BLOCK = 1 << 16
 def laid_out(
     unpacked: Callable[[], Iterator[bytes]], size: int, damaged: Callable[[str], CkptconvError]
 ) -> Iterator[bytes]:
-    """Yield the layout for a tensor of `size` bytes, in chunks. Each call of `unpacked` gives the stored bytes anew.
+    """Yield the layout for a tensor of `size` bytes, in chunks. Each call of `unpacked` returns the stored bytes anew.
 
-    Raise the error that `damaged` makes of a reason, if the count or a position is more than the tensor has, positions
-    do not ascend, or there are more or fewer bytes than the count says.
+    Raise the error that `damaged` makes from a reason, if the count or a position exceeds the tensor, if positions do
+    not ascend, or if there are more or fewer bytes than the count requires.
     """
     import numpy as np
 
@@ -40,7 +40,7 @@ def laid_out(
     positions, values = np.empty(0, "i8"), np.empty(0, "u1")
     for start in range(0, size, BLOCK):
         stop = min(start + BLOCK, size)
-        made = np.zeros(stop - start, "<u2")
+        units = np.zeros(stop - start, "<u2")
         while True:
             if not len(positions) and left:
                 taken = min(left, BLOCK)
@@ -51,12 +51,12 @@ def laid_out(
                 last, left = int(positions[-1]), left - taken
                 if last >= size:
                     raise damaged(f"it overwrites byte {last} of a tensor of {size}")
-            here = int(np.searchsorted(positions, stop))
-            made[positions[:here] - start] = values[:here].astype("<u2") | 0xFF00
-            positions, values = positions[here:], values[here:]
+            within = int(np.searchsorted(positions, stop))
+            units[positions[:within] - start] = values[:within].astype("<u2") | 0xFF00
+            positions, values = positions[within:], values[within:]
             if len(positions) or not left:
                 break
-        yield made.tobytes()
+        yield units.tobytes()
     if behind.take_any():
         raise damaged(f"it is longer than the {NUMBER + CHANGE * count} bytes of {count} changes")
 
@@ -80,14 +80,14 @@ class _Stream:
         return data[:size]
 
     def skip(self, size: int) -> None:
-        """Pass over the next `size` bytes."""
+        """Skip the next `size` bytes."""
         while size > len(self._rest):
             size -= len(self._rest)
             self._rest = self._next()
         self._rest = self._rest[size:]
 
     def take_any(self) -> bytes:
-        """Return some of the bytes that are left; none if there are none."""
+        """Return some of the remaining bytes; none if there are none."""
         return self._rest or next(self._chunks, b"")
 
     def _next(self) -> bytes:

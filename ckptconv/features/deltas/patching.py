@@ -1,4 +1,4 @@
-"""Apply deltas to a checkpoint."""
+"""Applies deltas to a checkpoint."""
 
 from __future__ import annotations
 
@@ -60,23 +60,23 @@ def patch(
 ) -> Report:
     """Apply `deltas`, directories that `diff` or slime wrote, in their order to `base`, a checkpoint of any format.
 
-    `output` is safetensors, in one file or a directory, as `convert` would make it of `base`. Every tensor that a delta
+    `output` is safetensors, in one file or a directory, like a conversion of `base`. Every tensor that a delta
     changes is read again when it is written, and its checksum compared, before the output gets its name. `progress`,
     `on_total` and `before_commit` are those of `convert`.
 
     Raise UsageError for deltas that do not follow one another, CorruptError if a delta is damaged or for another base,
-    and what `convert` raises. Then nothing new has a final name.
+    and the errors of `convert`. Then no new file has a final name.
 
     Examples:
         >>> report = ckptconv.convert("model.pt", "model.safetensors")
-        >>> found = ckptconv.diff("model.pt", "model.safetensors", delta="delta")
+        >>> difference = ckptconv.diff("model.pt", "model.safetensors", delta="delta")
         >>> report = ckptconv.patch("model.pt", "delta", "patched.safetensors")
         >>> report.tensors
         2
     """
     started = time.monotonic()
     chosen = Options(**options)
-    base, given = normalize(base), listed(deltas, "No delta was given to apply.")
+    base, delta_paths = normalize(base), listed(deltas, "No delta was given to apply.")
     target = resolve_output(normalize(output), chosen)
     if target.kind not in ("file", "directory", "virtual"):
         raise UsageError(
@@ -86,25 +86,25 @@ def patch(
     check_spool(chosen.spool_dir)
     chosen = chosen.replaced(spool_dir=chosen.spool_dir or beside([target]))
     with no_garbage():
-        places = [Location(each, dict(chosen.storage_options)) for each in given]
+        places = [Location(path, dict(chosen.storage_options)) for path in delta_paths]
         chain = read_chain(places)
         source = opened(base, chosen, key=chosen.key)
         source, target = accompanied(source, target, chosen)
         source = source.computing(patch=chain)
-        made = planned(source, target, chosen)
-        # They are inputs, which the output may not replace.
+        plan = planned(source, target, chosen)
+        # The deltas are inputs, which the output may not replace.
         source = source._replace(pointers=[*source.pointers, *_indices(chain)])
-    expected = expected_of(chain, made.aliases)
+    expected = expected_of(chain, plan.aliases)
     verify = None
     if not chosen.dry_run:
         if is_remote(target.path) or target.kind == "virtual":
-            # A store gives back only what has its final name: compare what is going to be written instead. Of a virtual
-            # checkpoint, nothing is.
-            real = planned(source, Target(target.path, "directory"), chosen) if target.kind == "virtual" else made
+            # A store returns only files with final names: compare the data to be written instead. For a virtual
+            # checkpoint, no data is written.
+            real = planned(source, Target(target.path, "directory"), chosen) if target.kind == "virtual" else plan
             check_changes({part.name: part.tensor for part in _parts(real)}, expected, base, chosen)
         else:
-            verify = _verifier(made, expected, base, chosen)
-    return produce([source], [made], chosen, started, counter(progress), on_total, before_commit, verify)
+            verify = _verifier(plan, expected, base, chosen)
+    return produce([source], [plan], chosen, started, counter(progress), on_total, before_commit, verify)
 
 
 def _indices(chain: Sequence[Delta]) -> Iterator[str]:
@@ -118,7 +118,7 @@ def _parts(output: Output) -> Iterator[Data]:
 
 
 def expected_of(chain: Sequence[Delta], aliases: Mapping[str, str]) -> dict[str, Delta]:
-    """Return the last delta that changes each tensor, but for `aliases`: its checksum is that of the result."""
+    """Return the last delta that changes each tensor, without `aliases`: its checksum is that of the result."""
     last: dict[str, Delta] = {}
     for delta in chain:
         last.update(dict.fromkeys(delta.checksums, delta))
@@ -131,10 +131,10 @@ def _verifier(output: Output, expected: Mapping[str, Delta], base: object, optio
     def verify(places: Sequence[Mapping[str, str] | None], progress: Progress) -> int:
         staged: dict[str, LazyTensor] = {}
         for file in output.plan.files:
-            found = look((places[0] or {})[file.name]).file
+            staged_file = look((places[0] or {})[file.name]).file
             for part in file.parts:
                 if isinstance(part, Data):
-                    staged[part.name] = Stored(found, part.offset, _U8, (part.nbytes,), (1,))
+                    staged[part.name] = Stored(staged_file, part.offset, _U8, (part.nbytes,), (1,))
         return check_changes(staged, expected, base, options, progress)
 
     return verify
@@ -149,7 +149,7 @@ def check_changes(
 ) -> int:
     """Compare the checksums of `tensors` with those of the deltas `expected`. Return the bytes read.
 
-    Raise CorruptError for a tensor that has another.
+    Raise CorruptError for a tensor with another checksum.
     """
     far = any(is_far(file.stored.path) for name in expected for file in tensors[name].inputs())
     jobs = 1 if far else min(options.jobs or min(os.cpu_count() or 1, _MOST_JOBS), max(len(expected), 1))
@@ -161,7 +161,7 @@ def check_changes(
 
 
 class _Checker:
-    """Compares the checksum of one tensor after the other."""
+    """Compares the checksums of tensors, one after the other."""
 
     def __init__(
         self, readers: SpoolingReaders, tensors: Mapping[str, LazyTensor], base: object, progress: Progress | None
@@ -169,7 +169,7 @@ class _Checker:
         self._readers, self._tensors, self._base, self._progress = readers, tensors, base, progress
 
     def run(self, task: tuple[str, Delta]) -> int:
-        """Check a tensor that a delta changes last. Return its bytes."""
+        """Check a tensor against the last delta that changes it. Return its bytes."""
         name, delta = task
         hashing = hasher(delta.checksum)
         for block in blocks_of(self._tensors[name], self._readers, _STEP):

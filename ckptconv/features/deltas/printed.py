@@ -1,4 +1,4 @@
-"""What `patch`, and `diff` of a delta, print with --json, for its schemas (`scripts/schemas.py`)."""
+"""The output of `patch`, and of `diff` with a delta, with --json, for its schemas (`scripts/schemas.py`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ckptconv.features.deltas.reading import CHECKSUMS, ENCODINGS
 
 # The commands that print the report of a conversion.
 OF_CONVERSIONS = ("patch",)
-# What the type of a field does not say; the class is known by its name where it is another feature's.
+# Constraints that the type of a field does not show; the class of another feature is known by its name.
 MORE: dict[tuple[str, str], dict[str, Any]] = {
     ("DeltaFiles", "encoding"): {"enum": list(ENCODINGS)},
     ("DeltaFiles", "checksum"): {"enum": list(CHECKSUMS)},

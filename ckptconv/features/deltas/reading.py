@@ -1,11 +1,11 @@
-"""Deltas: what changed from one version of a model's weights to the next, in the layout that slime and sglang use.
+"""Reads deltas: the changes from one version of a model's weights to the next, in the layout that slime and sglang use.
 
-A delta is a directory of safetensors files and an index. Each tensor that changed is in it as bytes: the difference,
-compressed with zstandard. Metadata of a file are the checksums of the new tensors by name; that of the index says which
-versions the delta leads from and to, and how it is encoded:
+A delta is a directory of safetensors files and an index. Each changed tensor is in it as bytes: the difference,
+compressed with zstandard. The metadata of a file are the checksums of the new tensors by name; those of the index name
+the versions before and after the delta, and the encoding:
 
 - "xor": the exclusive or of the old bytes and the new ones.
-- "overwrite": the number of bytes that changed (u4), their positions in ascending order (u4 each), their new values.
+- "overwrite": the number of changed bytes (u4), their positions in ascending order (u4 each), their new values.
 
 Source: slime, backends/megatron_utils/update_weight/update_weight_from_disk_delta.py and utils/disk_delta.py.
 """
@@ -33,7 +33,7 @@ INDEX = "model.safetensors.index.json"
 ENCODINGS = (XOR, OVERWRITE) = ("xor", "overwrite")
 CHECKSUMS = ("adler32", "xxh3-128", "blake3")
 ZSTD = "zstd"
-# The most bytes of a tensor of which a u4 counts how many changed, and where.
+# The most bytes of a tensor whose changes, and their positions, a u4 can count.
 MOST_OVERWRITTEN = (1 << 32) - 1
 _VERSION = re.compile(r"\d{1,18}")
 # Bytes of the header of a frame: RFC 8878, section 3.1.1.
@@ -45,9 +45,9 @@ _MOST_OF_HEAD = 18
 
 @dataclass(frozen=True)
 class Delta:
-    """A delta: which version of a model it leads from and to, and what it holds for each tensor that changed.
+    """A delta: the versions of a model before and after it, and its data for each changed tensor.
 
-    `payloads` are the compressed differences by name, `checksums` those of the new tensors. `sizes` are the bytes of
+    `payloads` are the compressed differences by name, `checksums` those of the new tensors. `sizes` are the sizes of
     the differences that are known before they are unpacked. `inputs` identifies its files by name.
     """
 
@@ -65,9 +65,8 @@ class Delta:
 def read_delta(place: Location) -> Delta:
     """Read the descriptions of the delta at `place`.
 
-    Raise UsageError if it is no directory with an index, or if its checksums need a package that is not installed,
-    CorruptError if it contradicts itself, and UnsupportedError for an encoding, compression or checksum that is not
-    known.
+    Raise UsageError if it is not a directory with an index, or if its checksums need a package that is not installed,
+    CorruptError if it contradicts itself, and UnsupportedError for an unknown encoding, compression or checksum.
     """
     if place.kind != "directory" or INDEX not in place.names:
         missing = f"there is no {INDEX} in it" if place.kind == "directory" else f"it is {place.entry.described}"
@@ -81,11 +80,11 @@ def read_delta(place: Location) -> Delta:
             f"{place} is not a delta: its {INDEX} does not name the version that it changes.",
             "Give it as BASE if it is a checkpoint.",
         )
-    told = index.metadata
-    encoding = _known(place, told, "delta_encoding", ENCODINGS)
-    _known(place, told, "compression_format", (ZSTD,))
-    checksum = _known(place, told, "checksum_format", CHECKSUMS)
-    hasher(checksum)  # that its package is installed
+    metadata = index.metadata
+    encoding = _known(place, metadata, "delta_encoding", ENCODINGS)
+    _known(place, metadata, "compression_format", (ZSTD,))
+    checksum = _known(place, metadata, "checksum_format", CHECKSUMS)
+    hasher(checksum)  # raises if its package is not installed
     payloads: dict[str, Stored] = {}
     checksums: dict[str, str] = {}
     sizes: dict[str, int] = {}
@@ -96,7 +95,7 @@ def read_delta(place: Location) -> Delta:
             raise damaged(f"{file} is missing, but {where} names it.")
         with file.open_reader() as reader:
             header = read_header(reader)
-            # Of a store, each would be a request.
+            # On a store, each would take a request.
             if not is_remote(file.path):
                 sizes.update(_sizes(reader, header.tensors))
         inputs[name] = header.identity
@@ -111,8 +110,8 @@ def read_delta(place: Location) -> Delta:
             payloads[key], checksums[key] = tensor, header.metadata[key]
     return Delta(
         place.path,
-        _version(place, told, "version"),
-        _version(place, told, "base_version"),
+        _version(place, metadata, "version"),
+        _version(place, metadata, "base_version"),
         encoding,
         checksum,
         payloads,
@@ -123,10 +122,10 @@ def read_delta(place: Location) -> Delta:
 
 
 def _sizes(reader: Reader, payloads: Mapping[str, Stored]) -> Iterator[tuple[str, int]]:
-    """Yield the names of frames of zstandard that say to how many bytes they unpack, and these."""
+    """Yield the names of frames of zstandard that state their unpacked sizes, and these sizes."""
     try:
         import zstandard
-    except ImportError:  # said when the first of them is unpacked
+    except ImportError:  # reported when the first of them is unpacked
         return
     for name, payload in payloads.items():
         head = reader.read_at(payload.offset, min(payload.nbytes, _MOST_OF_HEAD))
@@ -136,15 +135,15 @@ def _sizes(reader: Reader, payloads: Mapping[str, Stored]) -> Iterator[tuple[str
                 yield name, size
 
 
-def _known(place: Location, told: Mapping[str, Any], key: str, known: tuple[str, ...]) -> str:
-    value = told.get(key)
+def _known(place: Location, metadata: Mapping[str, Any], key: str, known: tuple[str, ...]) -> str:
+    value = metadata.get(key)
     if type(value) is not str or value not in known:
         raise UnsupportedError(f"{place}: its {key} is {brief(value)}; known values are {', '.join(known)}.")
     return value
 
 
-def _version(place: Location, told: Mapping[str, Any], key: str) -> int:
-    value = told.get(key)
+def _version(place: Location, metadata: Mapping[str, Any], key: str) -> int:
+    value = metadata.get(key)
     if type(value) is not str or not _VERSION.fullmatch(value):
         raise damaged(f"{place}: its {key} is {brief(value)}, but digits were expected.")
     return int(value)

@@ -1,4 +1,4 @@
-"""Join deltas that follow one another into one, which changes their first base into what the last one makes."""
+"""Joins consecutive deltas into one, which changes their first base into the result of the last one."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from ckptconv.result import Report
     from ckptconv.storage.progress import AnyProgress
 
-# What compares two checkpoints: the module of the feature that deltas add to, with `difference`.
+# The module that compares two checkpoints, with `difference`: that of the feature to which deltas add.
 _COMPARING = "ckptconv.features.diff.difference"
-# Options that say how OUTPUT is divided and cast, which a delta is not.
+# Options for dividing and casting OUTPUT, which do not apply to a delta.
 _OF_WEIGHTS = ("max_shard_size", "dtype", "manifest", "dry_run")
 
 
@@ -48,20 +48,20 @@ def squash(
     before_commit: Callable[[], object] | None = None,
     **options: Unpack[PatchOptions],
 ) -> Report:
-    """Write to `output`, a directory, one delta that changes `base` as `deltas` do, one after the other.
+    """Write to `output`, a directory, one delta with the same changes to `base` as all `deltas`, one after the other.
 
-    What they make is compared with their checksums first. Raise as `patch` does.
+    Their result is compared with their checksums first. Raise the errors of `patch`.
     """
     chosen = Options(**options)
     for name in _OF_WEIGHTS:
         if getattr(chosen, name) != getattr(Options(), name):
             raise UsageError(f"--{name.replace('_', '-')} is about weights, and --squash writes a delta.")
-    places = [Location(each, dict(chosen.storage_options)) for each in listed(deltas, "There is no delta to join.")]
+    places = [Location(path, dict(chosen.storage_options)) for path in listed(deltas, "There is no delta to join.")]
     with no_garbage():
         chain = read_chain(places)
-        one = opened(normalize(base), chosen, key=chosen.key)
-        other = one.computing(patch=chain)
-        whole = selected(other, chosen)
+        before = opened(normalize(base), chosen, key=chosen.key)
+        after = before.computing(patch=chain)
+        whole = selected(after, chosen)
         aliases = whole.recorded_aliases()
         stored = whole.stored(aliases)
     first, last = chain[0], chain[-1]
@@ -70,9 +70,9 @@ def squash(
     check_changes(stored, expected_of(chain, aliases), base, chosen)
     changed: dict[str, Pair] = {}
     with joined.encoder(chosen) as encoder:
-        found = import_module(_COMPARING).difference(
-            one,
-            other,
+        difference = import_module(_COMPARING).difference(
+            before,
+            after,
             chosen,
             progress=counter(progress),
             on_total=on_total,
@@ -82,5 +82,5 @@ def squash(
         )
         if before_commit:
             before_commit()
-        _, report = joined.write(one, other, found, changed, encoder, chosen)
+        _, report = joined.write(before, after, difference, changed, encoder, chosen)
     return report

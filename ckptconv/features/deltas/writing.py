@@ -1,4 +1,4 @@
-"""Write what changes one checkpoint into another as a delta."""
+"""Writes the changes from one checkpoint to another as a delta."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _SMALLER = ", or take --delta-encoding auto"
 
 @dataclass(frozen=True)
 class AskedDelta:
-    """A delta to be written: its directory, and how to encode it.
+    """A delta to write: its directory, and its encoding.
 
-    It leads to `version`, from the one before unless `base_version` is another.
+    It leads to `version`, from the version before it, or from `base_version`.
     """
 
     path: str
@@ -42,7 +42,7 @@ class AskedDelta:
     @leaving(UNWRITTEN)
     def checked(self, options: Options) -> Options:
         """Return `options` with a directory for temporary data. Raise UsageError if the delta cannot be at its path,
-        and what `check_installed` raises."""
+        and the errors of `check_installed`."""
         check_installed(self.checksum)
         target = self._target(options)
         if target.is_file:
@@ -53,35 +53,37 @@ class AskedDelta:
         return resolve_output(Proposed(normalize(self.path), "Give another directory to --delta."), options)
 
     def encoder(self, options: Options) -> Encoder:
-        """Return what encodes the delta while the tensors are compared, with temporary data where `options` say."""
+        """Return an encoder for the delta, to be used while the tensors are compared. `options` has the place of
+        temporary data."""
         return Encoder(self.encoding, self.checksum, options.spool_dir)
 
     @leaving(UNWRITTEN)
     def write(
         self,
-        one: Source,
-        other: Source,
-        found: Any,
+        before: Source,
+        after: Source,
+        difference: Any,
         changed: Mapping[str, Pair],
         encoder: Encoder,
         options: Options,
     ) -> tuple[dict[str, Any], Report]:
-        """Write the delta that makes `other` of `one`, which differ in `changed` as `found` says, a `Difference`, and
-        of which `encoder` has the encoded changes. Return the fields of its `DeltaFiles`, and the report of its output.
+        """Write the delta that changes `before` into `after`. They differ in `changed`, by the `difference`, a
+        `Difference`; `encoder` has the encoded changes. Return the fields of its `DeltaFiles`, and the report of its
+        output.
 
-        Raise UnsupportedError if more than values of tensors differ, as a delta tells nothing else.
+        Raise UnsupportedError if more than values of tensors differ, because a delta stores nothing else.
         """
         started = time.monotonic()
-        unlike = [tensor.name for tensor in found.tensors if not tensor.is_alike]
+        unlike = [tensor.name for tensor in difference.tensors if not tensor.is_alike]
         if unlike:
             raise UnsupportedError(
-                f"A delta changes tensors that {one.path} and {other.path} both have, with the same shape and dtype. "
-                f"These tensors do not fit: {some(unlike)}.",
+                f"A delta changes tensors that {before.path} and {after.path} both have, with the same shape and "
+                f"dtype. These tensors do not fit: {some(unlike)}.",
                 "Leave them out with --exclude, or give both sides the same names and dtypes with --rename and "
                 "--dtype.",
             )
         # Names that are tied on both sides share a pair. Other readers find only the one that is kept in a base.
-        ties = {tensor.name: tensor.tied for tensor in found.tensors}
+        ties = {tensor.name: tensor.tied for tensor in difference.tensors}
         changed = {name: pair for name, pair in changed.items() if changed.get(ties[name]) is not pair}
         encoding, places = encoder.made(changed.values())
         with contextlib.ExitStack() as stack:
@@ -94,19 +96,19 @@ class AskedDelta:
             sums = {key: place.checksum for key, place in zip(changed, places, strict=True)}
             base_version = self.version - 1 if self.base_version is None else self.base_version
             files = delta_files(payloads, sums, encoding, self.checksum, (base_version, self.version))
-            inputs = {f"a/{path}": each for path, each in one.inputs.items()}
-            inputs |= {f"b/{path}": each for path, each in other.inputs.items()}
-            source = one.computing(like=None)._replace(inputs=inputs, companions={})
+            inputs = {f"a/{path}": item for path, item in before.inputs.items()}
+            inputs |= {f"b/{path}": item for path, item in after.inputs.items()}
+            source = before.computing(like=None)._replace(inputs=inputs, companions={})
             target = self._target(options)
             output = output_of("delta", [source], target, options, files, {})
-            report = produce([source, other], [output], options, started)
-        size, whole = sum(each.size for each in files), sum(pair.other.nbytes for pair in changed.values())
+            report = produce([source, after], [output], options, started)
+        size, whole = sum(item.size for item in files), sum(pair.other.nbytes for pair in changed.values())
         if size > whole > 0:
-            found.warnings.append(
+            difference.warnings.append(
                 f"the delta has {size} bytes, more than the {whole} of the tensors that it changes: send the new "
                 f"checkpoint itself{_SMALLER if encoding == OVERWRITE else ''}."
             )
-        made = {
+        fields = {
             "path": target.path,
             "base_version": base_version,
             "version": self.version,
@@ -115,17 +117,17 @@ class AskedDelta:
             "tensors": len(changed),
             "bytes": size,
         }
-        return made, report
+        return fields, report
 
 
 def asked(
     options: Options, optimizer: bool, tolerance: tuple[float | None, float | None], settings: Mapping[str, Any]
 ) -> AskedDelta | None:
-    """Return the delta that is to be written, if one is. Raise UsageError for options that contradict it."""
+    """Return the delta to write, if options ask for one. Raise UsageError for options that contradict it."""
     path, *others = (settings[name] for name in COMPARING)
     if not path:
-        for name, given in zip(list(COMPARING)[1:], others, strict=True):
-            if given != COMPARING[name].default:
+        for name, value in zip(list(COMPARING)[1:], others, strict=True):
+            if value != COMPARING[name].default:
                 raise UsageError(
                     f"{COMPARING[name].flags[0]} needs --delta: it applies only to a delta.", "Give --delta DIR."
                 )

@@ -1,6 +1,6 @@
-"""What differs between two tensors: how many elements, and by how much. Computed block by block; pure.
+"""The differences between two tensors: how many elements, and by how much. Computed block by block; pure.
 
-What counts as different:
+These elements count as different:
 
 - Elements of one dtype are compared by their bits: 0.0 and −0.0 differ, and so do two NaNs of other bits.
 - Elements of two dtypes are compared by value, both widened without rounding: floats to float64, integers to 64 bits. A
@@ -37,21 +37,22 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
-# Elements to measure at a time: as float64 they stay in the second-level cache.
+# Elements to measure at a time. As float64 they stay in the second-level cache.
 BLOCK = 1 << 14
-# If no more than this share of a block differs, only these are measured; of the others the squares are added up.
+# If no more than this share of a block differs, only these elements are measured; the squares of the others are added
+# up.
 _MANY = 1 / 4
 
 
 class Tolerance(NamedTuple):
-    """How far apart two values may be; see above."""
+    """The largest distance of two values that counts as equal; see above."""
 
     rtol: float
     atol: float
     rule: str = "symmetric"
 
     def allowed(self, a: Array, b: Array) -> Array:
-        """Return by how much finite numbers of shape (elements, halves) may differ."""
+        """Return the allowed differences of finite numbers of shape (elements, halves)."""
         np = numpy_module()
         if self.rule == "numpy":
             return self.atol + self.rtol * _absolute(b)
@@ -112,16 +113,16 @@ class Squares(NamedTuple):
     a: Fraction = Fraction(0)
     b: Fraction = Fraction(0)
 
-    def plus(self, other: Squares) -> Squares:
+    def plus(self, more: Squares) -> Squares:
         """Return the sums of both."""
-        if not any(other) or not any(self):
-            return self if any(self) else other
-        return Squares(self.change + other.change, self.a + other.a, self.b + other.b)
+        if not any(more) or not any(self):
+            return self if any(self) else more
+        return Squares(self.change + more.change, self.a + more.a, self.b + more.b)
 
 
 @dataclass(slots=True)
 class Measured:
-    """What was found in the elements met so far; of those of a block, `first` counts from the block's first."""
+    """The measurement of the elements so far. In a block, `first` counts from the block's first element."""
 
     elements: int = 0
     same_value: int = 0
@@ -131,42 +132,42 @@ class Measured:
     max_rel: float = 0.0
     squares: Squares = field(default_factory=Squares)
 
-    def add(self, other: Measured) -> None:
-        """Add what was found in other elements, except which is the first."""
-        self.elements += other.elements
-        self.same_value += other.same_value
-        self.not_finite += other.not_finite
-        self.max_abs = max(self.max_abs, other.max_abs)
-        self.max_rel = max(self.max_rel, other.max_rel)
-        self.squares = self.squares.plus(other.squares)
+    def add(self, more: Measured) -> None:
+        """Add the measurement of other elements, except the index of the first."""
+        self.elements += more.elements
+        self.same_value += more.same_value
+        self.not_finite += more.not_finite
+        self.max_abs = max(self.max_abs, more.max_abs)
+        self.max_rel = max(self.max_rel, more.max_rel)
+        self.squares = self.squares.plus(more.squares)
 
-    def add_behind(self, start: int, other: Measured) -> None:
-        """Add what was found in a block of which element `start` is the first."""
-        if other.first is not None and self.first is None:
-            self.first = start + other.first
-        self.add(other)
+    def add_behind(self, start: int, more: Measured) -> None:
+        """Add the measurement of a block that begins with element `start`."""
+        if more.first is not None and self.first is None:
+            self.first = start + more.first
+        self.add(more)
 
     def change(self, place: list[int] | None, values: tuple[str, str], numbers: bool) -> Change:
-        """Return it as a `Change`; `place` and `values` are those of the first element. `numbers`: all elements are."""
+        """Return it as a `Change`; `place` and `values` are the first element's. `numbers`: all are numbers."""
         counts = self.elements, self.same_value, self.not_finite, place, *values
         if not numbers:
             return Change(*counts, None, None, None, None, None)
-        norms = (root(each) for each in self.squares)
+        norms = (root(squares) for squares in self.squares)
         return Change(*counts, self.max_abs, self.max_rel, *norms)
 
 
-def widened(one: DType, other: DType) -> str:
-    """Return numpy's dtype that holds the numbers of both dtypes exactly: f8, i8 or u8; "" if there is none."""
-    kinds = {one.kind, other.kind}
-    floats = [_is_float(each) for each in (one, other)]
+def widened(a: DType, b: DType) -> str:
+    """Return the numpy dtype that holds the numbers of both dtypes exactly: f8, i8 or u8; "" if there is none."""
+    kinds = {a.kind, b.kind}
+    floats = [_is_float(dtype) for dtype in (a, b)]
     if "c" in kinds:
         return "f8" if kinds == {"c"} else ""
-    if not all(is_float or each.kind in "biu" for is_float, each in zip(floats, (one, other), strict=True)):
+    if not all(is_float or dtype.kind in "biu" for is_float, dtype in zip(floats, (a, b), strict=True)):
         return ""
-    large = [each for each, is_float in zip((one, other), floats, strict=True) if not is_float and each.itemsize == 8]
+    large = [dtype for dtype, is_float in zip((a, b), floats, strict=True) if not is_float and dtype.itemsize == 8]
     if any(floats):
         return "" if large else "f8"
-    if any(each.name == "uint64" for each in large):
+    if any(dtype.name == "uint64" for dtype in large):
         return "" if "i" in kinds else "u8"
     return "i8"
 
@@ -176,20 +177,20 @@ def _is_float(dtype: DType) -> bool:
 
 
 def compared(
-    one: memoryview,
-    other: memoryview,
+    a: memoryview,
+    b: memoryview,
     dtypes: tuple[DType, DType],
     tolerance: Tolerance | None = None,
 ) -> Measured:
-    """Compare the bytes of as many elements of two dtypes. Raise ValueError if these differ and are not comparable
-    (`widened`)."""
+    """Compare the bytes of equally many elements of two dtypes. Raise ValueError if the dtypes differ and are not
+    comparable (`widened`)."""
     before, after = dtypes
     code = widened(before, after)
     if not code and before != after:
         raise ValueError(f"{before} and {after} are not comparable")
     total = Measured()
     with numpy_module().errstate(all="ignore"):
-        for (start, block), (_, changed) in zip(_blocks(one, before), _blocks(other, after), strict=True):
+        for (start, block), (_, changed) in zip(_blocks(a, before), _blocks(b, after), strict=True):
             total.add_behind(start, _of_block(block, changed, dtypes, code, tolerance))
     return total
 
@@ -203,28 +204,28 @@ def squares_of(data: memoryview, dtype: DType) -> Fraction:
 
 
 def _blocks(data: memoryview, dtype: DType) -> Iterator[tuple[int, memoryview]]:
-    """Yield `data` in pieces of as many elements, each behind the number of its first."""
+    """Yield `data` in pieces of equally many elements, each with the number of its first element."""
     for start in range(0, len(data) // dtype.itemsize, BLOCK):
         yield start, data[start * dtype.itemsize : (start + BLOCK) * dtype.itemsize]
 
 
 def _of_block(
-    one: memoryview, other: memoryview, dtypes: tuple[DType, DType], code: str, tolerance: Tolerance | None
+    bytes_a: memoryview, bytes_b: memoryview, dtypes: tuple[DType, DType], code: str, tolerance: Tolerance | None
 ) -> Measured:
-    """Return what differs between the elements of a block, as numbers of numpy's dtype `code`; "" if they are none."""
+    """Return the differences in a block, as numbers of numpy's dtype `code`; "" if they are no numbers."""
     np = numpy_module()
     before, after = dtypes
     if before != after:
-        return _measured(_numbers(one, before, code), _numbers(other, after, code), None, tolerance)
-    unequal = differing(one, other, before.itemsize)
+        return _measured(_numbers(bytes_a, before, code), _numbers(bytes_b, after, code), None, tolerance)
+    unequal = differing(bytes_a, bytes_b, before.itemsize)
     (places,) = unequal.nonzero()
     if not code:
         return Measured(len(places), first=int(places[0]) if len(places) else None)
-    a, measured = _numbers(one, before, code), Measured()
+    a, measured = _numbers(bytes_a, before, code), Measured()
     if len(places) > len(a) * _MANY:
-        return _measured(a, _numbers(other, after, code), unequal, tolerance)
+        return _measured(a, _numbers(bytes_b, after, code), unequal, tolerance)
     if len(places):
-        changed = np.frombuffer(other, f"V{after.itemsize}")[places].view("u1").data
+        changed = np.frombuffer(bytes_b, f"V{after.itemsize}")[places].view("u1").data
         measured = _measured(a[places], _numbers(changed, after, code), unequal[places], tolerance)
         measured.first = None if measured.first is None else int(places[measured.first])
         a = a.copy()
@@ -235,7 +236,7 @@ def _of_block(
 
 
 def _measured(a: Array, b: Array, unequal: Array | None, tolerance: Tolerance | None) -> Measured:
-    """Return what differs between numbers of shape (elements, halves). `unequal`: which of them have other bits; None
+    """Return the differences of numbers of shape (elements, halves). `unequal`: which of them have different bits; None
     if they are compared by value."""
     np = numpy_module()
     distance, relative = _distances(a, b)
@@ -265,7 +266,7 @@ def _measured(a: Array, b: Array, unequal: Array | None, tolerance: Tolerance | 
 
 
 def _distances(a: Array, b: Array) -> tuple[Array, Array]:
-    """Return |b − a|, exact for integers, and that divided by max(|a|, |b|): between finite numbers, finite ones."""
+    """Return |b − a|, exact for integers, and its quotient by max(|a|, |b|); finite for finite numbers."""
     np = numpy_module()
     largest = np.maximum(_absolute(a), _absolute(b))
     if a.dtype.kind != "f":
@@ -277,7 +278,7 @@ def _distances(a: Array, b: Array) -> tuple[Array, Array]:
     distance = _absolute(b - a)
     relative = _shares(distance, largest)
     if len(distance) and distance.max() == math.inf:
-        # The difference of two finite numbers may be larger than any float64, and its half is not.
+        # The difference of two finite numbers may be larger than any float64; its half is not.
         over = np.isinf(distance) & np.isfinite(largest)
         relative[over] = 2 * _shares(_absolute(b[over] / 2 - a[over] / 2), largest[over])
         distance[over] = sys.float_info.max
@@ -285,7 +286,7 @@ def _distances(a: Array, b: Array) -> tuple[Array, Array]:
 
 
 def _shares(sizes: Array, largest: Array) -> Array:
-    """Return `sizes` / `largest`; 0 where both are 0."""
+    """Return `sizes` / `largest`; 0 if both are 0."""
     np = numpy_module()
     shares: Array = sizes / np.where(largest == 0, 1.0, largest)
     return shares
@@ -315,7 +316,7 @@ def _numbers(data: memoryview, dtype: DType, code: str) -> Array:
 
 
 def _finite_squares(numbers: Array) -> Fraction:
-    """Return the sum of the squares of those elements that are finite, of shape (elements, halves)."""
+    """Return the sum of the squares of the finite elements, of shape (elements, halves)."""
     np = numpy_module()
     values = numbers.astype("f8", copy=False)
     try:

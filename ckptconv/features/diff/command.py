@@ -1,4 +1,4 @@
-"""`ckptconv diff`: what differs between two checkpoints."""
+"""`ckptconv diff`: the differences between two checkpoints."""
 
 from __future__ import annotations
 
@@ -72,33 +72,33 @@ def diff(
     from ckptconv.text import count_of
 
     if not (is_remote(a) or is_remote(b)):
-        reuse_memory()  # the libraries of stores need what there is
-    # What nobody sees is not measured.
+        reuse_memory()  # the libraries of stores need the memory
+    # Differences are not measured if nothing shows the measurement.
     measure = bool(html or options.get("json") or not options.get("quiet"))
-    output, found = run("diff", options, compare, a, b, html=html, measure=measure)
+    output, report = run("diff", options, compare, a, b, html=html, measure=measure)
     if html:
         output.note(f"wrote {html} ({format_size(os.stat(normalize(html)).st_size)})")
-    if found.delta:
-        size = format_size(found.delta.bytes)
-        output.note(f"wrote {found.delta.path} ({count_of(found.delta.tensors, 'changed tensor')}, {size})")
+    if report.delta:
+        size = format_size(report.delta.bytes)
+        output.note(f"wrote {report.delta.path} ({count_of(report.delta.tensors, 'changed tensor')}, {size})")
     if output.json:
-        fields, is_done = found.to_dict(top), found.equal or found.delta is not None
-        output.print_json(is_done, fields if is_done else {**fields, "error": described(_error(found))})
+        fields, is_done = report.to_dict(top), report.equal or report.delta is not None
+        output.print_json(is_done, fields if is_done else {**fields, "error": described(_error(report))})
     else:
-        for warning in found.warnings:
+        for warning in report.warnings:
             output.warn(warning)
-        output.show(showing.overview(found, width=width(), top=top, verbose=output.verbose))
-    if not found.equal and not found.delta:
+        output.show(showing.overview(report, width=width(), top=top, verbose=output.verbose))
+    if not report.equal and not report.delta:
         raise typer.Exit(1)
 
 
-def _error(found: Difference) -> DifferenceError:
-    """Return what stands for all differences where a program looks for an error."""
+def _error(report: Difference) -> DifferenceError:
+    """Return one error for all differences, for programs that look for an error."""
     from ckptconv.text import count_of
 
-    differing = [tensor for tensor in found.tensors if tensor.status != "equal"]
+    differing = [tensor for tensor in report.tensors if tensor.status != "equal"]
     return DifferenceError(
-        f"{found.input} and {found.other} differ in {len(differing):,} of {count_of(len(found.tensors), 'tensor')}: "
+        f"{report.input} and {report.other} differ in {len(differing):,} of {count_of(len(report.tensors), 'tensor')}: "
         f"{some([tensor.name for tensor in differing])}.",
         what="tensors",
         tensor=differing[0].name,

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from ckptconv.options.keywords import DiffOptions
     from ckptconv.storage.progress import AnyProgress
 
-# Options that are about A alone, which are not given for B.
+# Options for A alone, which are not given for B.
 _OF_ONE = {name: option.default for name, option in named_in("map size").items()}
-# Features that write what changes A into B: the module of each, by its option. `asked` there returns what writes it, or
-# None; it has a method for each step: `checked`, `encoder` (see `reading.Encoding`), and `write`, which returns the
-# fields of `DeltaFiles`, and the report of its output.
+# Features that write the changes from A to B: the module of each, by its option. `asked` there returns a writer, or
+# None. The writer has a method for each step: `checked`, `encoder` (see `reading.Encoding`), and `write`, which returns
+# the fields of `DeltaFiles`, and the report of its output.
 WRITERS: dict[str, str] = {
     "delta": "ckptconv.features.deltas.writing",
 }
@@ -48,30 +48,30 @@ def diff(
     measure: bool = True,
     **options: Unpack[DiffOptions],
 ) -> Difference:
-    """Return what differs between `a` and `b`, paths or opened checkpoints, each of any format.
+    """Return the differences between `a` and `b`, paths or opened checkpoints, each of any format.
 
     Tensors are matched by name. Elements of one dtype are compared by their bits; those of two dtypes by value; with
-    `rtol` or `atol`, all by value, and `tolerance` says by which rule. `key`, `include`, `exclude`, `strip_prefix`,
+    `rtol` or `atol`, all by value, by the rule `tolerance`. `key`, `include`, `exclude`, `strip_prefix`,
     `rename` and `dtype` apply to both sides, as in a conversion; `map` and `size` to `a` alone. `with_states` compares
-    the optimizer states too. `delta` is a directory for what changes `a` into `b`, which `patch` applies. `html` is a
-    file for a page that shows all this. Without `measure`, which takes less time, it is only told which tensors differ:
-    `change`, `quantization` and what sums them up are None. `progress` and `on_total` are those of `convert`, for the
+    the optimizer states too. `delta` is a directory for the changes from `a` to `b`, which `patch` applies. `html` is a
+    file for a page that shows all this. Without `measure`, which takes less time, the report only names tensors that
+    differ: `change`, `quantization` and their sums are None. `progress` and `on_total` are those of `convert`, for the
     bytes of both sides.
 
-    Raise UsageError for a path that does not exist, or if `key` or a glob of `include` matches nothing, and whatever
-    else opening a checkpoint raises. A difference is no error.
+    Raise UsageError for a path that does not exist, or if `key` or a glob of `include` matches nothing, and the
+    errors of opening a checkpoint. A difference is no error.
 
     Examples:
         >>> report = ckptconv.convert("model.pt", "model.safetensors")
-        >>> found = ckptconv.diff("model.pt", "model.safetensors")
-        >>> found.equal, found.elements, found.elements_differ
+        >>> difference = ckptconv.diff("model.pt", "model.safetensors")
+        >>> difference.equal, difference.elements, difference.elements_differ
         (True, 15, 0)
     """
-    asked = filled(DIFFING, options)
+    given_options = filled(DIFFING, options)
     names = ("html", "with_states", "rtol", "atol", "tolerance")
-    html, with_states, rtol, atol, rule = (asked.pop(name) for name in names)
-    settings = {name: asked.pop(name) for name in COMPARING_TOO}
-    chosen = Options(**asked)
+    html, with_states, rtol, atol, rule = (given_options.pop(name) for name in names)
+    settings = {name: given_options.pop(name) for name in COMPARING_TOO}
+    chosen = Options(**given_options)
     delta = _writer(chosen, with_states, (rtol, atol), settings)
     if html and not measure:
         raise UsageError("--html shows how much tensors differ, and needs this measurement.", "Leave one out.")
@@ -84,17 +84,17 @@ def diff(
     tolerance = None if rtol is None and atol is None else Tolerance(rtol or 0.0, atol or 0.0, rule)
     if tolerance is None and rule != DIFFING["tolerance"].default:
         raise UsageError(f"--tolerance {rule} needs --rtol or --atol.", "Give one.")
-    given = source_of(a), source_of(b)
-    if all(not isinstance(each, Source) and is_pipe(os.fspath(each)) for each in given):
+    paths_or_sources = source_of(a), source_of(b)
+    if all(not isinstance(side, Source) and is_pipe(os.fspath(side)) for side in paths_or_sources):
         raise UsageError("Both sides are a pipe, but there is only one standard input.", "Give a path for one of them.")
     with no_garbage():
-        one = opened(given[0], chosen, key=chosen.key, states=with_states)
-        other = opened(given[1], chosen.replaced(**_OF_ONE), key=chosen.key, states=with_states)
+        source_a = opened(paths_or_sources[0], chosen, key=chosen.key, states=with_states)
+        source_b = opened(paths_or_sources[1], chosen.replaced(**_OF_ONE), key=chosen.key, states=with_states)
     changed: dict[str, Pair] = {}
     with delta.encoder(chosen) if delta else nullcontext() as encoder:
-        found = difference(
-            one,
-            other,
+        report = difference(
+            source_a,
+            source_b,
             chosen,
             optimizer=with_states,
             tolerance=tolerance,
@@ -105,24 +105,24 @@ def diff(
             measure=measure,
         )
         if delta and encoder:
-            fields, _ = delta.write(one, other, found, changed, encoder, chosen)
-            found.delta = DeltaFiles(**fields)
+            fields, _ = delta.write(source_a, source_b, report, changed, encoder, chosen)
+            report.delta = DeltaFiles(**fields)
     if html:
         from ckptconv.features.diff.showing import page_of
         from ckptconv.inspection.file import PAGE, write_whole
         from ckptconv.outputs.targets import files_behind
 
-        read = [one.path, other.path, *files_behind(one), *files_behind(other)]
-        write_whole(html, page_of(found).encode(), PAGE, chosen.overwrite, read)
-    return found
+        read = [source_a.path, source_b.path, *files_behind(source_a), *files_behind(source_b)]
+        write_whole(html, page_of(report).encode(), PAGE, chosen.overwrite, read)
+    return report
 
 
 def _writer(
     options: Options, optimizer: bool, tolerance: tuple[float | None, float | None], settings: dict[str, Any]
 ) -> Any:
-    """Return what writes what changes A into B, None if that is not asked for; `settings` are the options of features.
-    Raise UsageError for options that contradict it."""
+    """Return the writer of the changes from A to B, None if options do not ask for one; `settings` are the options of
+    features. Raise UsageError for options that contradict it."""
     if all(value == COMPARING_TOO[name].default for name, value in settings.items()):
         return None
-    asked = (import_module(module).asked(options, optimizer, tolerance, settings) for module in WRITERS.values())
-    return next(filter(None, asked), None)
+    writers = (import_module(module).asked(options, optimizer, tolerance, settings) for module in WRITERS.values())
+    return next(filter(None, writers), None)

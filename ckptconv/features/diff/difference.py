@@ -1,4 +1,4 @@
-"""Compare two checkpoints: match their tensors by name, and tell what differs. `Difference` is what `diff` returns."""
+"""Compares two checkpoints: matches tensors by name, and reports the differences. `diff` returns a `Difference`."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.tensors.statistics import root
 from ckptconv.text import Shown
 
-# What a pair of tensors is found to be, in the order in which they are listed.
+# The results for a pair of tensors, in the order in which they are listed.
 STATUSES = (ONLY_A, ONLY_B, SHAPE, DTYPE, CHANGED, EQUAL) = ("only_a", "only_b", "shape", "dtype", "changed", "equal")
-# The modules of features whose `through_codes(pairs, options, count)` returns how far apart, in steps, pairs are that
-# differ and of which a side is made of codes, and what was found of all such pairs; {} and None if there are none.
-# `count` counts in how many elements further tensors differ.
+# The modules of features whose `through_codes(pairs, options, count)` returns the distances, in steps, of pairs that
+# differ and have a side of codes, and a summary of all such pairs; {} and None if there are none. `count` counts the
+# differing elements of further tensors.
 THROUGH_CODES: dict[str, str] = {
     "quantized": "ckptconv.features.quantized.steps",
 }
-# What stands before the names of optimizer states.
+# The prefix of the names of optimizer states.
 _STATES = "optimizer."
-# Names that are tried, with so many dots, for a prefix that one side has and the other lacks.
+# The most names, and the most dots in a name, that are tried for a prefix that only one side has.
 _TRIED, _DEEPEST = 50, 60
 
 
@@ -215,9 +215,9 @@ class Difference(Shown):
 
     def to_dict(self, top: int | None = None) -> dict[str, Any]:
         """Return it as the command prints it, of plain values: the schema is `diff.json`. At most `top` tensors."""
-        found = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        parts = {name: found[name] and asdict(found[name]) for name in ("delta", "quantization")}
-        return {**found, **parts, "tensors": [_row(each) for each in self.tensors[:top]]}
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        parts = {name: values[name] and asdict(values[name]) for name in ("delta", "quantization")}
+        return {**values, **parts, "tensors": [_row(tensor) for tensor in self.tensors[:top]]}
 
     def to_json(self, top: int | None = None) -> str:
         """Return `to_dict(top)` as text: one line of ASCII."""
@@ -231,10 +231,10 @@ def _row(tensor: TensorDifference) -> dict[str, Any]:
 
 @dataclass
 class _Side:
-    """The tensors of one checkpoint by name, as they are compared, and which are tied: {name: kept}.
+    """The tensors of one checkpoint by name, as they are compared, and their ties: {name: kept}.
 
-    `known` are all names that it has. `choice` chooses names. `idle` are options that do nothing here: {option: why}.
-    `warnings` say what a map left out.
+    `known` are all names that it has. `choice` chooses names. `idle` are options without effect here: {option: reason}.
+    `warnings` name the tensors that a map left out.
     """
 
     known: Mapping[str, Any]
@@ -245,13 +245,13 @@ class _Side:
     ties: dict[str, str] = field(default_factory=dict)
 
     def key(self, name: str) -> str:
-        """Return the name under which the bytes of `name` are compared."""
+        """Return the name whose bytes are compared for `name`."""
         return self.ties.get(name, name)
 
 
 def difference(
-    one: Source,
-    other: Source,
+    source_a: Source,
+    source_b: Source,
     options: Options,
     *,
     optimizer: bool = False,
@@ -264,16 +264,15 @@ def difference(
 ) -> Difference:
     """Compare two opened checkpoints.
 
-    Names are chosen and changed by `options` on both sides, and floats cast, as in a conversion. With `optimizer`,
-    optimizer states are compared too, under `optimizer.<parameter>.<state>`. `progress` and `on_total` get the bytes of
-    both sides. If `changed` is given, the tensors of both whose elements differ are put into it, by name; those of tied
-    names are one pair. `encoder` encodes what changes in each pair. Without `measure`, it is only told which tensors
-    differ. Raise UsageError if a glob of `include` matches on
-    neither side, and what selecting or reading raises.
+    `options` choose and change names on both sides, and cast floats, as in a conversion. With `optimizer`, optimizer
+    states are compared too, under `optimizer.<parameter>.<state>`. `progress` and `on_total` get the bytes of both
+    sides. `changed`, if given, gets the pairs of tensors whose elements differ, by name; tied names share one pair.
+    `encoder` encodes the changes in each pair. Without `measure`, the result only names the tensors that differ. Raise
+    UsageError if a glob of `include` matches on neither side, and the errors of selecting and reading.
     """
     started = time.monotonic()
     with no_garbage():
-        a, b = (_side(source, options, optimizer) for source in (one, other))
+        a, b = (_side(source, options, optimizer) for source in (source_a, source_b))
         _check_globs(a, b)
         names = list(dict.fromkeys([*a.tensors, *b.tensors]))
         if not names:
@@ -287,7 +286,7 @@ def difference(
         changes = {key: pair.change() for key, pair in pairs.items() if measure}
         tensors = [_compared(name, a, b, pairs, changes, tolerance is not None) for name in names]
         if steps:
-            tensors = [replace(each, steps=steps.get((a.key(each.name), b.key(each.name)))) for each in tensors]
+            tensors = [replace(tensor, steps=steps.get((a.key(tensor.name), b.key(tensor.name)))) for tensor in tensors]
     if changed is not None:
         both = ((name, pairs.get((a.key(name), b.key(name)))) for name in names)
         changed.update((name, pair) for name, pair in both if pair and pair.found)
@@ -295,28 +294,28 @@ def difference(
     a.choice.used |= b.choice.used
     unused = selection.idle_globs(list(dict.fromkeys([*a.known, *b.known])), a.choice)
     idle = {option: why for option, why in ({**unused, **a.idle} | unused).items() if option in {*unused, *b.idle}}
-    found = [change for change in changes.values() if change]
+    measured = [change for change in changes.values() if change]
     return Difference(
-        input=one.path,
-        other=other.path,
-        format=one.format,
-        other_format=other.format,
+        input=source_a.path,
+        other=source_b.path,
+        format=source_a.format,
+        other_format=source_b.format,
         equal=len(tensors) == counts[EQUAL],
         rtol=tolerance and tolerance.rtol,
         atol=tolerance and tolerance.atol,
         tolerance=tolerance and tolerance.rule,
         counts={status: counts[status] for status in STATUSES},
         elements=sum(pair.one.numel for pair in pairs.values()),
-        elements_differ=sum(change.elements for change in found) if measure else None,
-        max_abs=max((change.max_abs or 0 for change in found), default=0) if measure else None,
-        max_rel=max((change.max_rel or 0 for change in found), default=0) if measure else None,
+        elements_differ=sum(change.elements for change in measured) if measure else None,
+        max_abs=max((change.max_abs or 0 for change in measured), default=0) if measure else None,
+        max_rel=max((change.max_rel or 0 for change in measured), default=0) if measure else None,
         norm=_norm(pairs.values()) if measure else None,
         tensors=sorted(tensors, key=lambda tensor: tensor.rank),
-        warnings=[*one.warnings, *other.warnings, *a.warnings, *b.warnings, *idle_sentences(idle)],
+        warnings=[*source_a.warnings, *source_b.warnings, *a.warnings, *b.warnings, *idle_sentences(idle)],
         hints=list(_hints(tensors)),
         quantization=quantization,
         bytes_compared=sum(pair.nbytes for pair in pairs.values()),
-        bytes_read=one.bytes_read + other.bytes_read + read,
+        bytes_read=source_a.bytes_read + source_b.bytes_read + read,
         seconds=time.monotonic() - started,
         peak_rss_bytes=peak_rss(),
     )
@@ -326,23 +325,23 @@ def difference(
 
 
 def _side(source: Source, options: Options, optimizer: bool) -> _Side:
-    """Return what is compared of one checkpoint. A glob of `include` or `exclude` may match nothing, or everything: the
-    other side may have other names."""
+    """Return the tensors to compare of one checkpoint. A glob of `include` or `exclude` may match nothing, or
+    everything: the other side may have other names."""
     choice = Choice(options.include, options.exclude)
-    # Parameters whose data is nowhere are an error unless they are left out; of these, the globs decide here.
+    # Parameters without data are an error unless they are left out; the globs choose among them here.
     source = source._replace(unaccounted=[name for name in source.unaccounted if name in choice])
-    asked = options.replaced(include=(), exclude=())
-    weights = selected(source, asked)
-    side = _Side(weights.known, choice, weights.idle(asked), weights.warnings if weights.applied else ())
+    without_globs = options.replaced(include=(), exclude=())
+    weights = selected(source, without_globs)
+    side = _Side(weights.known, choice, weights.idle(without_globs), weights.warnings if weights.applied else ())
     _add(side, weights)
     _check_growth(source, side.tensors.values())
     if optimizer:
-        _add(side, selected(source, asked, holds="optimizer"), _STATES)
+        _add(side, selected(source, without_globs, holds="optimizer"), _STATES)
     return side
 
 
 def _check_growth(source: Source, tensors: Collection[LazyTensor]) -> None:
-    """Raise LimitError for tensors that repeat a few elements so often that reading them would take forever."""
+    """Raise LimitError for tensors that repeat a few elements so often that reading them would never end."""
     total = sum(tensor.nbytes for tensor in tensors)
     if total <= ROOM_TO_GROW:
         return
@@ -382,34 +381,34 @@ def _check_globs(a: _Side, b: _Side) -> None:
 
 
 def _pairs(names: Iterable[str], a: _Side, b: _Side) -> Iterator[tuple[tuple[str, str], Pair]]:
-    """Yield what is to be read: a pair for each two tensors that are comparable, by the names that are kept of both."""
+    """Yield the pairs to read: one for each two comparable tensors, by the kept names of both."""
     for name in names:
-        one, other = _both(name, a, b)
-        if one is not None and other is not None and _are_comparable(one, other):
-            yield (a.key(name), b.key(name)), Pair(one, other)
+        tensor_a, tensor_b = _both(name, a, b)
+        if tensor_a is not None and tensor_b is not None and _are_comparable(tensor_a, tensor_b):
+            yield (a.key(name), b.key(name)), Pair(tensor_a, tensor_b)
 
 
 def _both(name: str, a: _Side, b: _Side) -> tuple[LazyTensor | None, LazyTensor | None]:
     """Return the tensors of a name, None for a side that lacks it.
 
-    What safetensors has to store under another dtype is compared under its own, unless that is lost on one side.
+    Tensors that safetensors must store under another dtype are compared under their own, unless one side has lost it.
     """
-    one, other = a.tensors.get(name), b.tensors.get(name)
-    if one is None or other is None:
-        return one, other
-    both = own(one), own(other)
-    return both if both[0] is not one and both[1] is not other else (one, other)
+    tensor_a, tensor_b = a.tensors.get(name), b.tensors.get(name)
+    if tensor_a is None or tensor_b is None:
+        return tensor_a, tensor_b
+    both = own(tensor_a), own(tensor_b)
+    return both if both[0] is not tensor_a and both[1] is not tensor_b else (tensor_a, tensor_b)
 
 
-def _are_comparable(one: LazyTensor, other: LazyTensor) -> bool:
-    alike = one.dtype == other.dtype or widened(one.dtype, other.dtype)
-    return bool(alike) and tuple(one.shape) == tuple(other.shape)
+def _are_comparable(a: LazyTensor, b: LazyTensor) -> bool:
+    alike = a.dtype == b.dtype or widened(a.dtype, b.dtype)
+    return bool(alike) and tuple(a.shape) == tuple(b.shape)
 
 
 def _through_codes(
     pairs: Mapping[tuple[Any, Any], Pair], options: Options
 ) -> tuple[dict[tuple[Any, Any], Steps], Quantization | None]:
-    """Return what is found of the pairs of which a side is quantized: of those that differ, and of all together."""
+    """Return the distances of the differing pairs with a quantized side, and a summary of all pairs with one."""
     if not any(pair.one.computed or pair.other.computed for pair in pairs.values()):
         return {}, None
     for module in THROUGH_CODES.values():
@@ -421,8 +420,8 @@ def _through_codes(
 
 
 def _counts(sides: Sequence[tuple[LazyTensor, LazyTensor]], options: Options) -> list[int]:
-    """Return in how many elements the two tensors of each of `sides` differ."""
-    pairs = [Pair(one, other) for one, other in sides]
+    """Return the number of differing elements of each of `sides`, two tensors."""
+    pairs = [Pair(first, second) for first, second in sides]
     compare(pairs, options)
     return [pair.found.elements if pair.found else 0 for pair in pairs]
 
@@ -435,31 +434,31 @@ def _compared(
     changes: Mapping[tuple[str, str], Change | None],
     is_tolerant: bool,
 ) -> TensorDifference:
-    """Return what the tensors of one name are found to be. `is_tolerant`: what counts are values, not dtypes."""
-    one, other = _both(name, a, b)
+    """Return the result for the tensors of one name. `is_tolerant`: values count, dtypes do not."""
+    tensor_a, tensor_b = _both(name, a, b)
     key = a.key(name), b.key(name)
     change = None
-    if one is None or other is None:
-        status = ONLY_B if one is None else ONLY_A
-    elif tuple(one.shape) != tuple(other.shape):
+    if tensor_a is None or tensor_b is None:
+        status = ONLY_B if tensor_a is None else ONLY_A
+    elif tuple(tensor_a.shape) != tuple(tensor_b.shape):
         status = SHAPE
-    elif not _are_comparable(one, other):
+    elif not _are_comparable(tensor_a, tensor_b):
         status = DTYPE
     else:
-        change, found = changes.get(key), pairs[key].found
-        status = CHANGED if found and found.elements else EQUAL
-        if one.dtype != other.dtype and not is_tolerant:
+        change, measured = changes.get(key), pairs[key].found
+        status = CHANGED if measured and measured.elements else EQUAL
+        if tensor_a.dtype != tensor_b.dtype and not is_tolerant:
             status = DTYPE
-    tied = {side.ties.get(name, "") for side, tensor in ((a, one), (b, other)) if tensor is not None}
+    tied = {side.ties.get(name, "") for side, tensor in ((a, tensor_a), (b, tensor_b)) if tensor is not None}
     return TensorDifference(
         name=name,
         status=status,
-        dtype_a=None if one is None else one.dtype.name,
-        dtype_b=None if other is None else other.dtype.name,
-        shape_a=None if one is None else tuple(one.shape),
-        shape_b=None if other is None else tuple(other.shape),
-        bytes_a=None if one is None else one.nbytes,
-        bytes_b=None if other is None else other.nbytes,
+        dtype_a=None if tensor_a is None else tensor_a.dtype.name,
+        dtype_b=None if tensor_b is None else tensor_b.dtype.name,
+        shape_a=None if tensor_a is None else tuple(tensor_a.shape),
+        shape_b=None if tensor_b is None else tuple(tensor_b.shape),
+        bytes_a=None if tensor_a is None else tensor_a.nbytes,
+        bytes_b=None if tensor_b is None else tensor_b.nbytes,
         tied=tied.pop() if len(tied) == 1 else "",
         change=change,
     )
@@ -471,17 +470,17 @@ def _norm(pairs: Iterable[Pair]) -> float:
 
 
 def _hints(tensors: Iterable[TensorDifference]) -> Iterator[str]:
-    """Yield the prefix that names of one side have and those of the other lack, as an option that takes it off."""
-    only = {status: [each.name for each in tensors if each.status == status] for status in (ONLY_A, ONLY_B)}
+    """Yield hints on a prefix that only the names of one side have, with the option that removes it."""
+    only = {status: [tensor.name for tensor in tensors if tensor.status == status] for status in (ONLY_A, ONLY_B)}
     for longer, shorter, side in ((ONLY_A, ONLY_B, "A"), (ONLY_B, ONLY_A, "B")):
-        there = set(only[shorter])
+        shorter_names = set(only[shorter])
         prefixes: Counter[str] = Counter()
         for name in only[longer][:_TRIED]:
             words = name.split(".")
             ends = (".".join(words[at:]) for at in range(1, min(len(words), _DEEPEST)))
-            prefixes.update(name[: -len(end)] for end in ends if end in there)
+            prefixes.update(name[: -len(end)] for end in ends if end in shorter_names)
         for prefix, _ in prefixes.most_common(1):
-            count = sum(name.startswith(prefix) and name[len(prefix) :] in there for name in only[longer])
+            count = sum(name.startswith(prefix) and name[len(prefix) :] in shorter_names for name in only[longer])
             yield (
                 f"{count:,} names of {side} would match the other side without the prefix {prefix!r}: --strip-prefix "
                 f"{shlex.quote(prefix)} removes it."

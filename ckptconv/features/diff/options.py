@@ -11,7 +11,7 @@ from ckptconv.options.table import COMMAND, OPTIONS, VIEWING, Options, named_in
 
 
 class _Comparing:
-    """Options that only `diff` has, or that mean something else for it."""
+    """Options that only `diff` has, or that have another meaning for it."""
 
     with_states = VIEWING["with_states"].explained(
         "Compare the optimizer states too, by parameter.", former="--optimizer"
@@ -52,8 +52,8 @@ class _Comparing:
     )
 
 
-# Features that add to them, or explain options that they add to conversions: the module of each, which has its options
-# as `COMPARING`.
+# Features that add options, or explain options that they add to conversions: the module of each, with its options in
+# `COMPARING`.
 FEATURES: dict[str, str] = {
     "deltas": "ckptconv.features.deltas.comparing",
     "maps": "ckptconv.features.maps.comparing",
@@ -69,5 +69,5 @@ DIFFING = named_in(
     + " ".join(COMPARING_TOO),
     {**OPTIONS, **COMMAND, **COMPARING},
 )
-# What the type of the keywords has, and its docstring.
+# The name of the keywords' type, and its docstring.
 KEYWORDS = DIFFING, "Options of `diff`."

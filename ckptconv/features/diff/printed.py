@@ -7,8 +7,8 @@ from typing import Any
 from ckptconv.features.diff.changes import Change
 from ckptconv.features.diff.difference import STATUSES, Difference, TensorDifference
 
-# Title, what prints it, the commands, the class of the fields; then: what others call these, `ok`, what that means, and
-# the error.
+# Title, description, the commands, the class of the fields; then: its name in other schemas, `ok`, the meaning of `ok`,
+# and the error.
 COMMANDS = {
     "diff": (
         "diff",
@@ -31,7 +31,7 @@ _COUNTS = {
     status: {"type": "integer", "minimum": 0, "description": about}
     for status, about in zip(STATUSES, _COUNTED, strict=True)
 }
-# What the type of a field does not say.
+# Constraints that the type of a field does not show.
 MORE: dict[tuple[type, str], dict[str, Any]] = {
     (Difference, "counts"): {
         "type": "object",

@@ -1,7 +1,7 @@
-"""Read pairs of tensors, and tell what differs: block by block, in bounded memory, with the engine's threads.
+"""Reads pairs of tensors, and measures their differences: block by block, in bounded memory, with the engine's threads.
 
-Bytes are compared first; only blocks that differ are measured. The norms of a tensor that turns out to differ need its
-equal blocks too: those that were passed before its first difference was found are read again, on one side.
+Bytes are compared first; only blocks that differ are measured. The norms of a tensor that differs need its equal blocks
+too: those before the first difference are read again, on one side.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from ckptconv.tensors.lazy import LazyTensor, packed
 from ckptconv.verification.arithmetic import shown
 from ckptconv.verification.runs import Run, runs
 
-# Bytes of both sides together that are compared at a time, at most and with little memory, and the least that is worth
+# Bytes of both sides together that are compared at a time: the most, and the fewest, if memory is small, that are worth
 # a thread of its own. A thread has up to four times that in buffers.
 UNIT, _LEAST_UNIT, _BUFFERS = 1 << 20, 1 << 16, 4
 _MOST_JOBS = 4
-# Most runs of small tensors that are read together.
+# The most runs of small tensors that are read together.
 _MOST_RUNS = 512
-# Bytes of both sides for which processes are worth starting.
+# Bytes of both sides for which starting processes is worth while.
 WORTH_PROCESSES = 1 << 26
 # Tasks that a process takes at once.
 _FEW = 8
-# A list of runs that is longer than this is merged.
+# A longer list of runs is merged.
 _RUNS = 256
 
 
 @dataclass(slots=True)
 class Pair:
-    """Two tensors of one shape, whose elements are comparable, and what is found to differ.
+    """Two tensors of one shape, whose elements are comparable, and their measured differences.
 
     `found` is None while all bytes are equal. `runs` were equal before that was known, and are not measured yet.
     """
@@ -70,7 +70,7 @@ class Pair:
         return self.one.nbytes + self.other.nbytes
 
     def change(self) -> Change | None:
-        """Return what differs; None if all bytes are equal."""
+        """Return the differences; None if all bytes are equal."""
         if self.found is None:
             return None
         place, values = None, ("", "")
@@ -82,29 +82,29 @@ class Pair:
 
 
 class Encoding(Protocol):
-    """What encodes the changes of pairs that are being compared: a context manager."""
+    """An encoder for the changes of pairs that are being compared: a context manager."""
 
     def check(self, pairs: Mapping[str, Pair]) -> None:
         """Raise an error for pairs, by name, that cannot be encoded."""
 
-    def add(self, pair: Pair, one: memoryview, other: memoryview, is_equal: bool) -> None:
+    def add(self, pair: Pair, a: memoryview, b: memoryview, is_equal: bool) -> None:
         """Take the next bytes of a pair."""
 
     def reserve(self, count: int) -> None:
-        """Get ready to be copied into so many processes."""
+        """Prepare to be copied into so many processes."""
 
     def share(self, number: int) -> None:
-        """From now on, work in process `number` of these, for the pairs that it takes."""
+        """From now on, work in process `number` of these, for the pairs that the process takes."""
 
     def done(self) -> Any:
-        """Return what was encoded in this process."""
+        """Return the result of encoding in this process."""
 
     def include(self, done: Any) -> None:
-        """Take what was encoded in another."""
+        """Take the result of encoding in another process."""
 
 
 class _Done(NamedTuple):
-    """What a process has done: the bytes read, what it found in which of the pairs, and what it encoded."""
+    """The work of a process: the bytes read, the differences by the numbers of pairs, and the encoded changes."""
 
     bytes_read: int
     found: list[tuple[int, Measured | None, tuple[int, bytes, bytes] | None, list[Run] | None]]
@@ -112,7 +112,7 @@ class _Done(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """A run of a pair in a task: where its bytes of each side are in the window."""
+    """A run of a pair in a task, and the places of its bytes of each side in the window."""
 
     pair: Pair
     run: Run
@@ -121,10 +121,10 @@ class _Part(NamedTuple):
 
 
 class _Task(NamedTuple):
-    """Runs that are read together: the first `size` bytes of the window are of one side, those from `half` on of the
-    other, if that is read at all.
+    """Runs that are read together. The first `size` bytes of the window are those of one side; those from `half` on are
+    the other side's, if that is read at all.
 
-    `bitwise`: equal bytes are all that makes the runs equal.
+    `bitwise`: runs with equal bytes are equal.
     """
 
     window: Window
@@ -143,10 +143,10 @@ def compare(
     encoder: Encoding | None = None,
     measure: bool = True,
 ) -> int:
-    """Compare the elements of `pairs`, and put what differs into each. Return the bytes read.
+    """Compare the elements of `pairs`, and put the differences into each. Return the bytes read.
 
     `progress` and `on_total` get the bytes of both sides. `encoder` gets the bytes of each pair in order. Without
-    `measure`, what is found of a pair only tells whether elements differ. Raise what reading a file raises.
+    `measure`, a pair only records whether elements differ. Raise the errors of reading a file.
     """
     if on_total:
         on_total(sum(pair.nbytes for pair in pairs))
@@ -189,7 +189,7 @@ def _runs(pairs: Iterable[Pair], unit: int) -> Iterator[tuple[Pair, Run]]:
 
 
 def _in_order(pairs: Iterable[Pair], unit: int) -> Iterator[Iterable[_Task]]:
-    """Yield the tasks that cover all pairs, each element in C order: those of a group are for one thread, in order."""
+    """Yield the tasks that cover all pairs, each element in C order. One thread takes a group's tasks, in order."""
     small: list[Pair] = []
     size = 0
     for pair in sorted(pairs, key=lambda pair: pair.one.origin()):
@@ -215,13 +215,13 @@ def _one_by_one(tasks: Iterable[_Task]) -> Iterator[Iterable[_Task]]:
 
 
 def _several(groups: Iterator[Iterable[_Task]], few: int) -> Iterator[Iterable[_Task]]:
-    """Yield as many groups as one: of each that is done, a process tells another."""
+    """Yield several groups as one: after each of these, a process reports to the first one."""
     while taken := list(itertools.islice(groups, few)):
         yield itertools.chain.from_iterable(taken)
 
 
 def _within(run: Run, pair: Pair, unit: int) -> Iterator[Run]:
-    """Cut a run into such as fit a window."""
+    """Cut a run into runs that fit a window."""
     return run.cut(max(unit // sum(dtype.itemsize for dtype in pair.dtypes), 1))
 
 
@@ -229,7 +229,7 @@ def _cut(passed: Iterable[tuple[Pair, list[Run]]], unit: int) -> Iterator[tuple[
     """Yield the runs of pairs that were not measured."""
     for pair, left in passed:
         for run in left:
-            yield from ((pair, each) for each in ((run,) if run.box else _within(run, pair, unit)))
+            yield from ((pair, part) for part in ((run,) if run.box else _within(run, pair, unit)))
 
 
 def _tasks(runs: Iterable[tuple[Pair, Run]], unit: int, measuring: bool = False) -> Iterator[_Task]:
@@ -251,13 +251,13 @@ def _tasks(runs: Iterable[tuple[Pair, Run]], unit: int, measuring: bool = False)
 def _task(taken: Sequence[tuple[Pair, Run]], measuring: bool) -> _Task:
     size = sum((run.stop - run.start) * pair.one.dtype.itemsize for pair, run in taken)
     stop, half = size, -(-size // ALIGNMENT) * ALIGNMENT
-    one, other = 0, half
+    at_a, at_b = 0, half
     ones: list[Piece] = []
     others: list[Piece] = []
     parts = []
     for pair, run in taken:
-        first, second = _slice(one, run, pair.one.dtype), _slice(other, run, pair.other.dtype)
-        one, other = first.stop, second.stop
+        first, second = _slice(at_a, run, pair.one.dtype), _slice(at_b, run, pair.other.dtype)
+        at_a, at_b = first.stop, second.stop
         parts.append(_Part(pair, run, first, second))
         ones.append(_piece(run.of(pair.one), run, first))
         if not measuring:
@@ -272,7 +272,7 @@ def _slice(start: int, run: Run, dtype: DType) -> slice:
 
 
 def _piece(tensor: LazyTensor, run: Run, place: slice) -> Piece:
-    """Return the piece that puts a run of `tensor` at `place` of a window from 0 on."""
+    """Return the piece that puts a run of `tensor` at `place` of a window that begins at 0."""
     item = tensor.dtype.itemsize
     start, stop = run.start * item, run.stop * item
     return Piece(Data(place.start - start, tensor, ""), start, stop)
@@ -282,8 +282,8 @@ def _piece(tensor: LazyTensor, run: Run, place: slice) -> Piece:
 
 
 class _Comparing:
-    """Carries out tasks of at most `unit` bytes, in `jobs` processes or threads. If something is remote, that is one
-    thread, and `ahead` bytes are prefetched for it; else 0. `bytes_read` counts what was read."""
+    """Carries out tasks of at most `unit` bytes, in `jobs` processes or threads. If a file is remote, there is one
+    thread, and `ahead` bytes are prefetched for it; else `ahead` is 0. `bytes_read` counts the bytes read."""
 
     def __init__(
         self,
@@ -302,7 +302,7 @@ class _Comparing:
         self.bytes_read = 0
 
     def measure_only(self) -> None:
-        """From now on, take what is read as read before: for those blocks of which a side is read again."""
+        """From now on, report no progress and encode nothing: sides of blocks are read again, to measure them."""
         self._progress = self._encoder = None
 
     def carry_out(self, pairs: Sequence[Pair], groups: Callable[[], Iterator[Iterable[_Task]]], nbytes: int) -> None:
@@ -324,22 +324,22 @@ class _Comparing:
         self.bytes_read += sum(worker.bytes_read for worker in workers)
 
     def _forked(self, pairs: Sequence[Pair], groups: Callable[[], Iterator[Iterable[_Task]]], jobs: int) -> bool:
-        """Carry out tasks in processes. Return whether that was possible: then all is done."""
+        """Carry out tasks in processes. Return whether that was possible; then all are done."""
         packed = (file for pair in pairs for side in (pair.one, pair.other) for file in side.inputs() if file.packed)
         if not is_forkable() or any(packed):
             return False
         if self._encoder:
             self._encoder.reserve(jobs)
-        # Groups that are encoded are large.
+        # Groups with an encoder are large.
         few = 1 if self._encoder else _FEW
         workers = [partial(self._alone, pairs, number) for number in range(jobs)]
         ended = in_processes(lambda: _several(groups(), few), workers, self._progress)
         for done in ended:
             self.bytes_read += done.bytes_read
-            for index, found, first, left in done.found:
+            for index, measured, first, left in done.found:
                 pair = pairs[index]
-                if found:
-                    _add(pair, found)
+                if measured:
+                    _add(pair, measured)
                 _meet(pair, first)
                 for run in left or ():
                     pair.runs = _appended(pair.runs or [], run)
@@ -348,10 +348,10 @@ class _Comparing:
         return bool(ended)
 
     def _alone(self, pairs: Sequence[Pair], number: int) -> _Alone:
-        """Return what works in process `number`, of which this one is a copy."""
+        """Return a worker for process `number`, which is a copy of this process."""
         if self._encoder:
             self._encoder.share(number)
-        self._progress = None  # the first process is told
+        self._progress = None  # the first process reports progress
         return _Alone(self._worker(self._readers), pairs, self._encoder)
 
     def _worker(self, readers: Readers | Prefetch[_Task]) -> _Worker:
@@ -360,7 +360,7 @@ class _Comparing:
 
 
 class _Worker:
-    """Compares what an engine's worker reads, instead of writing it. `lock` is held while a pair is changed."""
+    """Compares the bytes that an engine's worker reads, instead of writing them. `lock` guards the pairs."""
 
     def __init__(
         self,
@@ -393,20 +393,20 @@ class _Worker:
         if not self._is_measuring and not self._encoder and all(map(_is_told, task.parts)):
             return task.size + task.window.stop - task.half
         data = self._worker.assemble(task.window)
-        one, other = data[: task.size], data[task.half :]
-        if not other:
+        side_a, side_b = data[: task.size], data[task.half :]
+        if not side_b:
             for part in task.parts:
                 self._measure(part, data)
-        elif task.bitwise and same(one, other):
+        elif task.bitwise and same(side_a, side_b):
             for part in task.parts:
                 self._pass(part, data)
         else:
             for part in task.parts:
                 self._compare(part, data, may_be_equal=len(task.parts) > 1)
-        return len(one) + len(other)
+        return len(side_a) + len(side_b)
 
     def _pass(self, part: _Part, data: memoryview) -> None:
-        """Take note of a run that is equal: it is measured at once if its tensors are known to differ."""
+        """Note an equal run. It is measured at once if its tensors are known to differ."""
         pair = part.pair
         self._encode(part, data, is_equal=True)
         if not self._is_measuring:
@@ -429,8 +429,8 @@ class _Worker:
             _add(part.pair, Measured(squares=Squares(a=squares, b=squares)))
 
     def _compare(self, part: _Part, data: memoryview, may_be_equal: bool) -> None:
-        pair, one, other = part.pair, data[part.one], data[part.other]
-        if may_be_equal and pair.one.dtype == pair.other.dtype and same(one, other):
+        pair, side_a, side_b = part.pair, data[part.one], data[part.other]
+        if may_be_equal and pair.one.dtype == pair.other.dtype and same(side_a, side_b):
             self._pass(part, data)
             return
         self._encode(part, data, is_equal=False)
@@ -438,21 +438,21 @@ class _Worker:
             with self._lock:
                 pair.found = Measured(1)  # or more
             return
-        found = compared(one, other, pair.dtypes, self._tolerance)
+        measured = compared(side_a, side_b, pair.dtypes, self._tolerance)
         first = None
-        if found.first is not None:
+        if measured.first is not None:
             bits = (
-                bytes(side[found.first * dtype.itemsize :][: dtype.itemsize])
-                for side, dtype in zip((one, other), pair.dtypes, strict=True)
+                bytes(side[measured.first * dtype.itemsize :][: dtype.itemsize])
+                for side, dtype in zip((side_a, side_b), pair.dtypes, strict=True)
             )
-            first = part.run.number(found.first, pair.one.shape), next(bits), next(bits)
+            first = part.run.number(measured.first, pair.one.shape), next(bits), next(bits)
         with self._lock:
-            _add(pair, found)
+            _add(pair, measured)
             _meet(pair, first)
 
 
 class _Alone:
-    """Compares in a process of its own, to which `pairs` are as new."""
+    """Compares in a process of its own, where nothing is known of `pairs` yet."""
 
     def __init__(self, worker: _Worker, pairs: Sequence[Pair], encoder: Encoding | None) -> None:
         self._worker, self._pairs, self._encoder = worker, pairs, encoder
@@ -464,35 +464,35 @@ class _Alone:
         return self._worker.run(group)
 
     def done(self) -> _Done:
-        """Return what was found and encoded here."""
-        found = [
+        """Return the differences and the encoded changes of this process."""
+        results = [
             (index, pair.found, pair.first, pair.runs)
             for index, pair in enumerate(self._pairs)
             if pair.found or pair.runs
         ]
-        return _Done(self._worker.bytes_read, found, self._encoder and self._encoder.done())
+        return _Done(self._worker.bytes_read, results, self._encoder and self._encoder.done())
 
 
 def _is_told(part: _Part) -> bool:
-    """Whether elements of the pair are known to differ."""
+    """Whether the pair's elements are known to differ."""
     return bool(part.pair.found and part.pair.found.elements)
 
 
 def _meet(pair: Pair, first: tuple[int, bytes, bytes] | None) -> None:
-    """Take note of an element that differs, if none before it does."""
+    """Note an element that differs, unless one before it does."""
     if first is not None and (pair.first is None or first < pair.first):
         pair.first = first
 
 
-def _add(pair: Pair, found: Measured) -> None:
+def _add(pair: Pair, measured: Measured) -> None:
     if pair.found is None:
-        pair.found = found
+        pair.found = measured
     else:
-        pair.found.add(found)
+        pair.found.add(measured)
 
 
 def _appended(runs: list[Run], run: Run) -> list[Run]:
-    """Return `runs` and `run`, with those in C order that touch made one: blocks end in about the order they begin."""
+    """Return `runs` with `run`; touching runs in C order are merged. Blocks end about in their order."""
     if runs and run.box is None and runs[-1].stop == run.start:
         runs[-1] = Run(runs[-1].start, run.stop)
         return runs
@@ -500,9 +500,9 @@ def _appended(runs: list[Run], run: Run) -> list[Run]:
     if run.box is not None or len(runs) < _RUNS:
         return runs
     merged: list[Run] = []
-    for each in sorted(runs):
-        if merged and merged[-1].stop == each.start:
-            merged[-1] = Run(merged[-1].start, each.stop)
+    for known in sorted(runs):
+        if merged and merged[-1].stop == known.start:
+            merged[-1] = Run(merged[-1].start, known.stop)
         else:
-            merged.append(each)
+            merged.append(known)
     return merged

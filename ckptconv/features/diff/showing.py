@@ -1,4 +1,4 @@
-"""What differs between two checkpoints, as lines of styled text and as the data of a page. Pure; prints nothing."""
+"""Shows the differences of two checkpoints, as lines of styled text and as the data of a page. Pure; prints nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ckptconv.inspection.quantized import Quantization, Steps
 from ckptconv.inspection.tensor_info import TensorInfo
 from ckptconv.text import cells, count_of, cut_column, format_memory, format_size, padded, printable
 
-# Most tensors that are listed by default, and most cells of a name if there is no screen to fit into.
+# The most tensors that are listed by default, and the most cells of a name if there is no screen to fit into.
 LISTED = 40
 _WIDE, _NARROW = 60, 16
 _HEADS = ("name", "differ", "relative", "largest", "first at", "")
@@ -31,15 +31,15 @@ _COUNTED = {
 
 
 def overview(
-    found: Difference, *, width: int | None = None, top: int | None = None, verbose: bool = False
+    report: Difference, *, width: int | None = None, top: int | None = None, verbose: bool = False
 ) -> Iterator[Line]:
-    """Yield the lines that show `found`, each at most `width` cells wide (None: as wide as needed).
+    """Yield the lines that show `report`, each at most `width` cells wide (None: as wide as needed).
 
     The `top` tensors that differ most are listed; by default as many as fit a page, and all if `verbose`.
     """
-    for side, path, called in (("A", found.input, found.format), ("B", found.other, found.other_format)):
+    for side, path, called in (("A", report.input, report.format), ("B", report.other, report.other_format)):
         yield [Words(f"{side}  "), Words(printable(path), "name"), Words(": "), Words(printable(called), "title")]
-    differing = [tensor for tensor in found.tensors if tensor.status != EQUAL]
+    differing = [tensor for tensor in report.tensors if tensor.status != EQUAL]
     most = top or (None if verbose else LISTED)
     if differing:
         yield []
@@ -48,56 +48,60 @@ def overview(
             how = "--top N shows more" if top else "--verbose shows all"
             yield [Words(f"  … and {len(differing) - most:,} more ({how})", "dim")]
         yield []
-    for hint in found.hints:
+    for hint in report.hints:
         yield [Words(printable(hint), "warning")]
-    yield from _totals(found)
+    yield from _totals(report)
 
 
-def _totals(found: Difference) -> Iterator[Line]:
-    if found.equal:
-        by = " by numpy's rule" if found.tolerance == "numpy" else ""
-        close = "" if found.rtol is None else f" within rtol {found.rtol:g} and atol {found.atol:g}{by}"
-        yield from _through(found)
-        yield [Words("equal", "good"), Words(f"{close}: {count_of(len(found.tensors), 'tensor')}, {_compared(found)}")]
+def _totals(report: Difference) -> Iterator[Line]:
+    if report.equal:
+        by = " by numpy's rule" if report.tolerance == "numpy" else ""
+        close = "" if report.rtol is None else f" within rtol {report.rtol:g} and atol {report.atol:g}{by}"
+        yield from _through(report)
+        yield [
+            Words("equal", "good"),
+            Words(f"{close}: {count_of(len(report.tensors), 'tensor')}, {_compared(report)}"),
+        ]
         return
-    counts = ", ".join(f"{found.counts[status]:,} {word}" for status, word in _COUNTED.items() if found.counts[status])
-    yield [Words("different", "warning"), Words(f": of {count_of(len(found.tensors), 'tensor')}, {counts}")]
-    if found.elements_differ:
-        share = _share(found.elements_differ, found.elements)
+    counts = ", ".join(
+        f"{report.counts[status]:,} {word}" for status, word in _COUNTED.items() if report.counts[status]
+    )
+    yield [Words("different", "warning"), Words(f": of {count_of(len(report.tensors), 'tensor')}, {counts}")]
+    if report.elements_differ:
+        share = _share(report.elements_differ, report.elements)
         yield [
             Words(
-                f"{found.elements_differ:,} of {count_of(found.elements, 'element')} differ ({share}), by at most "
-                f"{_number(found.max_abs)}, and relatively by at most {_number(found.max_rel)}"
+                f"{report.elements_differ:,} of {count_of(report.elements, 'element')} differ ({share}), by at most "
+                f"{_number(report.max_abs)}, and relatively by at most {_number(report.max_rel)}"
             )
         ]
-    yield from _through(found)
-    yield [Words(_compared(found))]
+    yield from _through(report)
+    yield [Words(_compared(report))]
 
 
-def _through(found: Difference) -> Iterator[Line]:
-    """Yield what was found of weights that are quantized on either side."""
-    told = found.quantization
-    if told is None:
+def _through(report: Difference) -> Iterator[Line]:
+    """Yield the results for weights that are quantized on either side."""
+    summary = report.quantization
+    if summary is None:
         return
     counts = {
-        "equal": told.equal,
-        "reproduced": told.reproduced,
-        "within half a step": told.within_half_step,
-        "further apart": told.beyond,
-        "without steps": told.unmeasured,
+        "equal": summary.equal,
+        "reproduced": summary.reproduced,
+        "within half a step": summary.within_half_step,
+        "further apart": summary.beyond,
+        "without steps": summary.unmeasured,
     }
     yield [
-        Words(f"of {count_of(told.tensors, 'quantized weight')} with {count_of(told.scales, 'scale')}, "),
+        Words(f"of {count_of(summary.tensors, 'quantized weight')} with {count_of(summary.scales, 'scale')}, "),
         Words(", ".join(f"{count:,} {word}" for word, count in counts.items() if count)),
-        Words(f"; at most {_number(told.largest)} steps apart, on average {_number(told.mean)}"),
+        Words(f"; at most {_number(summary.largest)} steps apart, on average {_number(summary.mean)}"),
     ]
 
 
-def _compared(found: Difference) -> str:
-    seconds = f"{max(found.seconds, 0.01):.2f} s" if found.seconds < 10 else f"{found.seconds:.0f} s"
-    return (
-        f"{format_size(found.bytes_compared)} compared in {seconds}, peak memory {format_memory(found.peak_rss_bytes)}"
-    )
+def _compared(report: Difference) -> str:
+    seconds = f"{max(report.seconds, 0.01):.2f} s" if report.seconds < 10 else f"{report.seconds:.0f} s"
+    peak = format_memory(report.peak_rss_bytes)
+    return f"{format_size(report.bytes_compared)} compared in {seconds}, peak memory {peak}"
 
 
 def _table(tensors: Sequence[TensorDifference], width: int | None) -> Iterator[Line]:
@@ -120,9 +124,9 @@ def _table(tensors: Sequence[TensorDifference], width: int | None) -> Iterator[L
 
 def _cells(tensor: TensorDifference) -> tuple[str, ...]:
     change = tensor.change
-    told = described(tensor)
+    remark = described(tensor)
     if change is None:
-        return printable(tensor.name), "", "", "", "", told
+        return printable(tensor.name), "", "", "", "", remark
     elements = 1
     for extent in tensor.shape:
         elements *= extent
@@ -132,12 +136,12 @@ def _cells(tensor: TensorDifference) -> tuple[str, ...]:
         _number(change.relative),
         _largest(change),
         "" if change.first is None else str(change.first),
-        f"{change.first_a} → {change.first_b}{f'; {told}' if told else ''}" if change.elements else told,
+        f"{change.first_a} → {change.first_b}{f'; {remark}' if remark else ''}" if change.elements else remark,
     )
 
 
 def described(tensor: TensorDifference) -> str:
-    """Return what a tensor is found to be, beside its numbers, in words."""
+    """Return the result for a tensor besides its numbers, in words."""
     kinds = [
         (dtype, " × ".join(map(str, shape)) or "scalar")
         for dtype, shape in ((tensor.dtype_a, tensor.shape_a), (tensor.dtype_b, tensor.shape_b))
@@ -154,7 +158,7 @@ def described(tensor: TensorDifference) -> str:
 
 
 def _apart(steps: Steps | None) -> str:
-    """Return how far the sides of a quantized weight are apart."""
+    """Return the distance of the sides of a quantized weight, in words."""
     if steps is None:
         return ""
     if steps.reproduced:
@@ -177,7 +181,7 @@ def _remark(change: Change | None) -> str:
 
 
 def _share(part: int, whole: int) -> str:
-    """Return a share in percent. One that is not all is never shown as 100 %, and one that is not none never as 0."""
+    """Return a share in percent. Less than all is never shown as 100 %, and more than none never as 0."""
     if not part or part == whole:
         return "100 %" if part else "0 %"
     percent = 100 * part / whole
@@ -185,7 +189,7 @@ def _share(part: int, whole: int) -> str:
 
 
 def _largest(change: Change) -> str:
-    """Return the largest change; none is shown where all that differ are NaN or infinite."""
+    """Return the largest change; "" if all differing elements are NaN or infinite."""
     return "–" if change.not_finite and not change.max_abs else _number(change.max_abs)
 
 
@@ -195,7 +199,7 @@ def _number(value: float | None) -> str:
 
 # --------------------------------------------------------------------------------------------------------------- page
 
-# The colours of a page, from what is equal to what is on one side only.
+# The colours of a page, from equal tensors to those on one side only.
 _LEVELS = (
     ("equal", "#8b919b"),
     ("other bits, same values", "#76b7b2"),
@@ -216,12 +220,12 @@ _BOUNDS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 _COLUMNS = ("differ", "relative", "largest", "norm of change", "norm of A", "norm of B", "same value")
 
 
-def page_of(found: Difference) -> str:
-    """Return the page that shows `found`: a map coloured by change, and a table of all tensors."""
-    name = f"{printable(found.input)} → {printable(found.other)}"
-    rows = [TensorInfo(each.name, _dtype(each), each.shape, each.bytes) for each in found.tensors]
+def page_of(report: Difference) -> str:
+    """Return the page that shows `report`: a map coloured by change, and a table of all tensors."""
+    name = f"{printable(report.input)} → {printable(report.other)}"
+    rows = [TensorInfo(tensor.name, _dtype(tensor), tensor.shape, tensor.bytes) for tensor in report.tensors]
     totals: dict[str, list[int]] = {}
-    tied = {each.name: each.tied for each in found.tensors if each.tied}
+    tied = {tensor.name: tensor.tied for tensor in report.tensors if tensor.tied}
     for row in rows:
         if row.name in tied:
             continue
@@ -238,47 +242,47 @@ def page_of(found: Difference) -> str:
         {
             **tensors_of(rows, tied),
             "path": name,
-            "format": f"{printable(found.format)} → {printable(found.other_format)}",
-            "facts": [["A", printable(found.input)], ["B", printable(found.other)]],
+            "format": f"{printable(report.format)} → {printable(report.other_format)}",
+            "facts": [["A", printable(report.input)], ["B", printable(report.other)]],
             "counts": [
-                *([word, f"{found.counts[status]:,}"] for status, word in _COUNTED.items() if found.counts[status]),
-                ["elements compared", f"{found.elements:,}"],
-                ["elements that differ", f"{found.elements_differ:,}"],
-                ["largest change", _number(found.max_abs)],
-                *_counted(found.quantization),
+                *([word, f"{report.counts[status]:,}"] for status, word in _COUNTED.items() if report.counts[status]),
+                ["elements compared", f"{report.elements:,}"],
+                ["elements that differ", f"{report.elements_differ:,}"],
+                ["largest change", _number(report.max_abs)],
+                *_counted(report.quantization),
             ],
             "totals": [[dtype, *counts] for dtype, counts in totals.items()],
             "levels": _LEVELS,
-            "level": [_level(tensor) for tensor in found.tensors],
+            "level": [_level(tensor) for tensor in report.tensors],
             "columns": _COLUMNS,
-            "stats": [tensor.change and _numbers(tensor.change) for tensor in found.tensors],
+            "stats": [tensor.change and _numbers(tensor.change) for tensor in report.tensors],
             "values": [],
             "opaque": [],
             "classes": [],
-            "notes": list(map(printable, chain(found.hints, filter(None, map(_note, found.tensors))))),
-            "warnings": list(map(printable, found.warnings)),
+            "notes": list(map(printable, chain(report.hints, filter(None, map(_note, report.tensors))))),
+            "warnings": list(map(printable, report.warnings)),
             "conversion": None,
         },
     )
 
 
-def _counted(told: Quantization | None) -> list[list[str]]:
-    """Return what a page says of quantized weights."""
-    if told is None:
+def _counted(quantization: Quantization | None) -> list[list[str]]:
+    """Return the counts of quantized weights for a page."""
+    if quantization is None:
         return []
     return [
-        ["quantized weights", f"{told.tensors:,}"],
-        ["scales", f"{told.scales:,}"],
-        ["equal weights", f"{told.equal:,}"],
-        ["reproduced", f"{told.reproduced:,}"],
-        ["within half a step", f"{told.within_half_step:,}"],
-        ["further apart", f"{told.beyond:,}"],
-        ["most steps apart", _number(told.largest)],
+        ["quantized weights", f"{quantization.tensors:,}"],
+        ["scales", f"{quantization.scales:,}"],
+        ["equal weights", f"{quantization.equal:,}"],
+        ["reproduced", f"{quantization.reproduced:,}"],
+        ["within half a step", f"{quantization.within_half_step:,}"],
+        ["further apart", f"{quantization.beyond:,}"],
+        ["most steps apart", _number(quantization.largest)],
     ]
 
 
 def _note(tensor: TensorDifference) -> str:
-    """Return what a page says of a tensor beside its colour and its numbers."""
+    """Return the note of a page on a tensor, besides its colour and its numbers."""
     is_told = tensor.status not in (EQUAL, CHANGED) or tensor.steps is not None
     return f"{tensor.name}: {described(tensor)}" if is_told else ""
 

@@ -1,5 +1,5 @@
 """Pipelines of diffusers and of sentence-transformers: directories of several models, each in a folder of its own, and
-what goes with them.
+files that belong to them.
 
 Sources: diffusers' `pipelines/pipeline_utils.py`; sentence-transformers' `SentenceTransformer.py` and
 `models/Router.py`. model_index.json is an object of components by name, such as
@@ -28,37 +28,39 @@ from ckptconv.tensors.moves import File
 from ckptconv.text import some
 
 _INDEX, MODULES, _ROUTER = "model_index.json", "modules.json", "router_config.json"
-# How the names of classes end that are no models: they have settings alone.
+# The ends of the names of classes that are not models: they have only settings.
 _OF_SETTINGS = ("Tokenizer", "Scheduler", "Processor", "FeatureExtractor")
-# How the name of the class of modules ends that have no files, and may have no folder.
+# The end of the name of the class of modules without files, which may have no folder.
 _WITHOUT_FILES = "Normalize"
 
 
 def is_one(place: Location, family: str = "", *, copies: bool = True) -> bool:
-    """Whether `place` is the directory of a pipeline, and one may be meant where a `family` is expected. One that has a
-    single model in it is only a pipeline if what is beside that is copied, too."""
+    """Whether `place` is the directory of a pipeline, and one may be meant if a `family` is expected. A directory with
+    a single model is a pipeline only if its other files are copied too."""
     if place.kind != "directory":
         return False
     if _INDEX in place.names:
         return family in ("", PIPELINE)
-    # Here a model is the pipeline's own, whose manifest names the family of that.
+    # Here the pipeline's own manifest names the family of a model.
     return MODULES in place.names and (copies or len(_models(place, folders(place))) > 1)
 
 
 def read(place: Location) -> Pipeline:
-    """Return what the pipeline at `place` consists of. Raise CorruptError if a component is not there."""
+    """Return the parts of the pipeline at `place`. Raise CorruptError if a component is missing."""
     if _INDEX in place.names:
         return _of_diffusers(place)
-    found = folders(place)
-    models = _models(place, found)
-    rest = [name for name in dict.fromkeys(("", *found)) if name not in models]
-    others = [_files(place.join(name) if name else place, name, "a model of sentence-transformers") for name in rest]
+    module_folders = folders(place)
+    models = _models(place, module_folders)
+    others_names = [name for name in dict.fromkeys(("", *module_folders)) if name not in models]
+    others = [
+        _files(place.join(name) if name else place, name, "a model of sentence-transformers") for name in others_names
+    ]
     return Pipeline(models, others)
 
 
 def together(place: Location, sources: Sequence[Source]) -> Source:
-    """Return the parts of the pipeline at `place` as one source, to be looked at: each tensor has the name of its
-    folder before its own."""
+    """Return the parts of the pipeline at `place` as one source, to be inspected: the name of each tensor begins with
+    that of its folder."""
     weights: dict[str, Any] = {}
     inputs: dict[str, Hashable] = {}
     for source in sources:
@@ -83,14 +85,14 @@ def together(place: Location, sources: Sequence[Source]) -> Source:
 
 
 def hint(place: Location) -> str:
-    """Say what to do with the pipeline at `place` where one model is needed."""
+    """Return a sentence on what to do with the pipeline at `place` if one model is needed."""
     models = [str(place.join(name)) for name in read(place).models]
-    told = "It is a diffusers pipeline of several models; convert and verify take it as a whole"
-    return f"{told}. Name one of them: {some(models, form=str)}"
+    sentence = "It is a diffusers pipeline of several models; convert and verify take it as a whole"
+    return f"{sentence}. Name one of them: {some(models, form=str)}"
 
 
 def check_copied(source: Source, files: Mapping[str, File], options: Mapping[str, object]) -> None:
-    """Raise UsageError if what names the modules of sentence-transformers is copied without these."""
+    """Raise UsageError if the file that names the modules of sentence-transformers is copied without them."""
     if MODULES not in files:
         return
     place = Location(files[MODULES].path, dict(options)).parent
@@ -104,9 +106,9 @@ def check_copied(source: Source, files: Mapping[str, File], options: Mapping[str
 
 
 def folders(place: Location) -> list[str]:
-    """Return the folders of the modules of sentence-transformers. Raise CorruptError if one is not there."""
+    """Return the folders of the modules of sentence-transformers. Raise CorruptError if one is missing."""
     modules = configs.read_list(place.join(MODULES), {"path": str, "type": str})
-    found = []
+    names = []
     for module in modules:
         folder = module["path"]
         if folder:
@@ -119,18 +121,18 @@ def folders(place: Location) -> list[str]:
                 f"{place.join(MODULES)} names a module in {folder!r}, but that folder does not exist.",
                 "Download or copy it again.",
             )
-        found.append(folder)
+        names.append(folder)
         if _ROUTER in inner.names:
             types = configs.read(inner.join(_ROUTER)).get("types")
             for name in types if isinstance(types, Mapping) else ():
                 check_inside(name, inner.join(_ROUTER).path, inner.path)
-                found += [join(folder, name) if folder else name] if inner.join(name).kind == "directory" else []
-    return list(dict.fromkeys(found))
+                names += [join(folder, name) if folder else name] if inner.join(name).kind == "directory" else []
+    return list(dict.fromkeys(names))
 
 
 def cast_warnings(source: Source, dtype: str, options: Mapping[str, object]) -> list[str]:
-    """Return what a user should know of a module of a Router that is no Transformer, and is cast to `dtype`: of several
-    modules, sentence-transformers gives all the dtype of the first, but not within a Router."""
+    """Return a warning if a module of a Router that is not a Transformer is cast to `dtype`. sentence-transformers
+    gives several modules the dtype of the first one, but not within a Router."""
     is_transformer = source.config is None or "model_type" in source.config
     if source.component is None or not source.is_model or is_transformer or dtype in ("", "float32"):
         return []
@@ -138,16 +140,16 @@ def cast_warnings(source: Source, dtype: str, options: Mapping[str, object]) -> 
     types = (configs.known(place.parent.join(_ROUTER)) or {}).get("types")
     if not isinstance(types, Mapping) or place.name not in types:
         return []
-    told = (
+    warning = (
         f"sentence-transformers loads {source.component} in float32, whatever its dtype is, but the Transformer in "
         f"{dtype}, because both belong to a Router. After loading the model, give it one dtype: "
         f"model.to(torch.{dtype})."
     )
-    return [told]
+    return [warning]
 
 
-def _models(place: Location, found: Sequence[str]) -> list[str]:
-    return [name for name in found if model_files.holds_whole((place.join(name) if name else place).names)]
+def _models(place: Location, names: Sequence[str]) -> list[str]:
+    return [name for name in names if model_files.holds_whole((place.join(name) if name else place).names)]
 
 
 def _of_diffusers(place: Location) -> Pipeline:
@@ -170,15 +172,15 @@ def _of_diffusers(place: Location) -> Pipeline:
     return Pipeline(models, [_files(place, ""), *others])
 
 
-def _classes(told: Mapping[str, Any]) -> dict[str, str]:
+def _classes(index: Mapping[str, Any]) -> dict[str, str]:
     """Return the class of each component."""
     return {
         name: str(value[1])
-        for name, value in told.items()
+        for name, value in index.items()
         if not name.startswith("_") and isinstance(value, list) and len(value) == 2 and value[1] is not None
     }
 
 
 def _files(place: Location, component: str, called: str = "a diffusers pipeline") -> Source:
-    """Return a source of no model, whose companions are copied."""
+    """Return a source without a model, whose companions are copied."""
     return Source(called, PIPELINE, place.path, {}, structured=False, part=component)

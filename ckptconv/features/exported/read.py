@@ -30,9 +30,9 @@ from ckptconv.text import brief, quoted, some
 FAMILY = "exported"
 _GUESS = Guess(CERTAIN, "an archive of torch.export (.pt2)", "convert {} OUTPUT", also=("torch",))
 _WEIGHTS, _CONFIG = "data/weights/", "_weights_config.json"
-# Files of torch.save with the state dict, as older releases have them; torch 2.0 called it otherwise.
+# Files of torch.save with the state dict, in older releases; torch 2.0 had another name for it.
 _STATE_DICTS = ("serialized_state_dict.pt", "serialized_state_dict.json", f"{_WEIGHTS}model.pt")
-# Numbers of dtypes, and that of the layout of strided tensors.
+# The numbers of dtypes, and that of the layout of strided tensors.
 _DTYPES = {
     1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float16", 7: "float32", 8: "float64",
     9: "complex32", 10: "complex64", 11: "complex128", 12: "bool", 13: "bfloat16", 28: "uint16",
@@ -65,7 +65,7 @@ _SHAPE = {
 
 
 def sniff(probe: Probe) -> Guess | None:
-    """Recognize a zip archive that is called so."""
+    """Recognize a zip archive by its name."""
     is_one = probe.is_file and probe.place.name.endswith(".pt2") and probe.head[0].startswith(LOCAL_SIGNATURE)
     return _GUESS if is_one else None
 
@@ -114,12 +114,15 @@ def _described(archive: Archive, name: str) -> dict[str, LazyTensor]:
     if archive.read("byteorder", b"little") != b"little":
         raise UnsupportedError(f"{archive.file.path} is big-endian.", "Export it on a machine that is not.")
     try:
-        told = strict_json.check(strict_json.parse(archive.read(name).decode()), _SHAPE, "it")
+        description = strict_json.check(strict_json.parse(archive.read(name).decode()), _SHAPE, "it")
     except ValueError as error:
         raise CorruptError(f"{where} is not a valid description of weights: {error}.") from None
-    # torch makes a storage of the dtype with which it is named first.
+    # torch makes a storage with the dtype of its first mention.
     dtypes: dict[str, str] = {}
-    return {own: _weight(archive, f"{where}: {quoted(own)}", meta, dtypes) for own, meta in told["config"].items()}
+    return {
+        named: _weight(archive, f"{where}: {quoted(named)}", meta, dtypes)
+        for named, meta in description["config"].items()
+    }
 
 
 def _weight(archive: Archive, where: str, payload: dict[str, Any], dtypes: dict[str, str]) -> LazyTensor:
@@ -127,7 +130,7 @@ def _weight(archive: Archive, where: str, payload: dict[str, Any], dtypes: dict[
     meta, path = payload["tensor_meta"], payload["path_name"]
     if payload["use_pickle"] or meta is None or meta["layout"] != _STRIDED or meta["dtype"] not in _DTYPES:
         raise UnsupportedError(f"{where} is not a plain tensor: torch.load turns it into an object.")
-    shape, strides = (tuple(each["as_int"] for each in meta[name]) for name in ("sizes", "strides"))
+    shape, strides = (tuple(size_entry["as_int"] for size_entry in meta[name]) for name in ("sizes", "strides"))
     row = archive.rows.get(f"{archive.prefix}{_WEIGHTS}{path}")
     if row is None:
         raise CorruptError(f"{where} is in {path}, which the archive lacks.")
@@ -155,11 +158,11 @@ def _saved(archive: Archive, reader: Reader, name: str) -> tuple[dict[str, LazyT
             f"{archive.file.path}: member {brief(name)} is compressed.", "Unpack it, and convert it."
         )
     try:
-        found = read_zip(reader, archive.start + archive.payloads[row], archive.sizes[row], limits=WHOLE_TREES)
+        content = read_zip(reader, archive.start + archive.payloads[row], archive.sizes[row], limits=WHOLE_TREES)
     except CkptconvError as error:
         raise type(error)(f"In member {brief(name)}: {error.message}", error.hint) from error
-    archive.bytes_read += found.bytes_read
-    weights = tensors_in(found.value) if isinstance(found.value, dict) else {}
-    if not isinstance(found.value, dict) or len(weights) != len(found.value):
+    archive.bytes_read += content.bytes_read
+    weights = tensors_in(content.value) if isinstance(content.value, dict) else {}
+    if not isinstance(content.value, dict) or len(weights) != len(content.value):
         raise UnsupportedError(f"{archive.file.path}: member {brief(name)} is not a state dict of tensors.")
-    return weights, list(map(str, found.opaque))
+    return weights, list(map(str, content.opaque))

@@ -1,4 +1,4 @@
-"""How objects of Google Cloud Storage are written, by the files of gcsfs."""
+"""Writes objects of Google Cloud Storage, with the files of gcsfs."""
 
 from __future__ import annotations
 

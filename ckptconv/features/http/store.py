@@ -1,4 +1,4 @@
-"""How files on servers of HTTP are read.
+"""Reads files on servers of HTTP.
 
 Sources of the headers with checksums: Amazon S3's "Checking object integrity", Google Cloud Storage's `x-goog-hash`,
 Azure's `x-ms-blob-content-md5`, RFC 1864 (Content-MD5), RFC 3230 (Digest), RFC 9530 (Repr-Digest, Content-Digest).
@@ -30,14 +30,14 @@ _LISTED = re.compile(r"([A-Za-z0-9-]+)=:?([A-Za-z0-9+/=]+):?")
 def _asked(fs: Any, method: str, inner: str, **settings: Any) -> Any:
     if method == "info" and inner.endswith("/"):
         return {"type": "directory"}  # its listing, if any, is a page of links
-    found = asked_soon(fs, method, inner, **settings)
+    answer = asked_soon(fs, method, inner, **settings)
     if method == "info":
-        return found
+        return answer
     # Links may lead anywhere, or to other views of the same page.
     place = inner.rstrip("/")
     return [
         row
-        for row in found
+        for row in answer
         if row["name"].rstrip("/").rpartition("/")[0] == place and not re.search("[?#]", row["name"])
     ]
 
@@ -50,14 +50,14 @@ async def _from_http(
     fs: Any, inner: str, size: int | None, version: str, start: int, stop: int | None, put: Put
 ) -> None:
     settings = dict(fs.kwargs)
-    # Request the file as it is, not compressed for the transfer.
+    # Request the file itself, not compressed for the transfer.
     headers = {"Accept-Encoding": "identity", **settings.pop("headers", {})}
     if stop is not None:
         headers["Range"] = f"bytes={start}-{stop - 1}"
     if "timeout" not in {*settings, *fs.client_kwargs}:
         import aiohttp
 
-        # aiohttp's default limits the time of a whole answer, even while bytes keep coming.
+        # aiohttp's default limits the time of a whole answer, even while bytes arrive.
         settings["timeout"] = aiohttp.ClientTimeout(total=None)
     session = await fs.set_session()
     answer = await soon(session.get(fs.encode_url(inner), headers=headers, **settings), inner)
@@ -94,7 +94,7 @@ def of_headers(headers: Mapping[str, str]) -> Iterator[tuple[str, bytes]]:
 
 
 def pinned(url: str, options: Options) -> str:
-    """Return the URL. Raise UsageError if it is that of a page about what another store has."""
+    """Return the URL. Raise UsageError if it is that of a page about content of another store."""
     meant = stores.meant(url)
     if meant:
         raise UsageError(f"{url} is a web page about {meant.what}.", f"Give {meant.url}.")
@@ -102,7 +102,8 @@ def pinned(url: str, options: Options) -> str:
 
 
 def taken(url: str, options: Options, directory: str = "") -> None:
-    """If the server of `url` gives whole files only, download the file to a temporary file that `url` then refers to.
+    """If the server of `url` only returns whole files, download the file to a temporary file, to which `url` then
+    refers.
 
     Raise FailedError if the download fails or has no room.
     """
@@ -123,7 +124,7 @@ def taken(url: str, options: Options, directory: str = "") -> None:
 
 
 def _gives_ranges(fs: Any, inner: str, row: Mapping[str, Any]) -> bool:
-    """Whether the server gives ranges of a file, of which `info` returned `row`."""
+    """Whether the server returns ranges of a file; `row` is the result of `info` for it."""
     size = row.get("size")
     if size == 0:
         return True

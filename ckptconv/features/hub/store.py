@@ -1,7 +1,7 @@
-"""How repositories of the Hugging Face hub are read: hf://org/model@revision/path.
+"""Reads repositories of the Hugging Face hub: hf://org/model@revision/path.
 
-Source: huggingface_hub's `HfFileSystem`. A branch may move while it is read, and a commit may not: so a URL is resolved
-to a commit once, and all that is read afterwards is of that commit.
+Source: huggingface_hub's `HfFileSystem`. A branch may move while it is read, and a commit may not. So a URL is resolved
+to a commit once, and all later reads are of that commit.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _SCHEME = "hf://"
 _CALLED = "a repository of the Hugging Face hub"
 # A path at a commit, with the scheme or without.
 _PINNED = re.compile(r"(?:hf://)?(?:(?:models|datasets|spaces|kernels)/)?[^/@]+/[^/@]+@[0-9a-f]{40}(?:/|$)")
-# A / in a revision is written %2F, but for those of pull requests and of converted files.
+# A / in a revision is written %2F, except in those of pull requests and of converted files.
 _REVISION = r"^(hf://(?:[^/@]+/){0,2}[^/@]+)@(?:refs/(?:pr|convert)/[^/]+|[^/]*)"
-# What people copy instead: the name of a repository, and a page about it or about what is in it.
+# Text that people copy instead: the name of a repository, and the address of a page about it or its content.
 _NAME = r"(?a:[\w-][\w.-]*/[\w-][\w.-]*(?:@[\w.-]+)?)"
 _PAGE = (
     r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<repository>(?:datasets/)?[\w.-]+/[\w.-]+)"
     r"(?:/(?:tree|blob)/(?P<revision>[^/?#]+)(?P<below>(?:/[^/?#]+)*))?/?(?:[?#].*)?"
 )
 _TOKEN = "set HF_TOKEN to a token that may read it, or run `hf auth login`"
-# What its errors say, by the name of their class, and what to do.
+# Texts for its errors, by the name of their class, and hints.
 _REFUSALS = {
     "GatedRepoError": (
         "its repository is gated, and your access was not granted",
@@ -42,7 +42,7 @@ _NAMED = (
 
 
 def is_pinned(inner: str) -> bool:
-    """Whether a path names a commit, so that what is there never changes."""
+    """Whether a path names a commit, so that its content never changes."""
     return _PINNED.match(inner) is not None
 
 
@@ -61,9 +61,9 @@ def meant(text: str) -> Meant | None:
 
 
 def pinned(url: str, options: Options) -> str:
-    """Return `url` with its revision replaced by the commit that it is now.
+    """Return `url` with its revision replaced by the current commit.
 
-    Raise UsageError if there is no such repository or revision, or none may be asked for; FailedError if the hub does
+    Raise UsageError if there is no such repository or revision, or none that may be read; FailedError if the hub does
     not answer.
     """
     if is_pinned(url) or url.startswith(f"{_SCHEME}buckets/"):
@@ -79,14 +79,14 @@ def pinned(url: str, options: Options) -> str:
 
 
 def _resolved(fs: Any, inner: str, url: str) -> str:
-    """Return the URL of `inner` at its commit. Raise UsageError for what is refused for good."""
+    """Return the URL of `inner` at its commit. Raise UsageError for a final refusal."""
     from huggingface_hub import HfApi, errors
 
     fs.invalidate_cache()
     try:
-        found = fs.resolve_path(inner)
+        resolved = fs.resolve_path(inner)
         api = HfApi(endpoint=fs.endpoint, token=fs.token)
-        commit = api.repo_info(found.repo_id, repo_type=found.repo_type, revision=found.revision).sha
+        commit = api.repo_info(resolved.repo_id, repo_type=resolved.repo_type, revision=resolved.revision).sha
     except errors.OfflineModeIsEnabled as error:
         raise UsageError(
             f"{url} cannot be read: it is on the hub, but HF_HUB_OFFLINE is set.",
@@ -99,13 +99,13 @@ def _resolved(fs: Any, inner: str, url: str) -> str:
         if refused is None:
             raise
         raise refused from error
-    kind = "" if found.repo_type == "model" else f"{found.repo_type}s/"
-    place = f"{_SCHEME}{kind}{found.repo_id}@{commit}"
-    return f"{place}/{found.path_in_repo}".rstrip("/")
+    kind = "" if resolved.repo_type == "model" else f"{resolved.repo_type}s/"
+    place = f"{_SCHEME}{kind}{resolved.repo_id}@{commit}"
+    return f"{place}/{resolved.path_in_repo}".rstrip("/")
 
 
 def _refused(url: str, error: BaseException, errors: Any) -> UsageError | None:
-    """Return the error for a hub's answer that a repetition does not change; None for any other answer."""
+    """Return the error for an answer of the hub that a repetition does not change; None for other answers."""
     cause = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error
     if isinstance(cause, ValueError):
         return UsageError(f"{url} is not a path on the hub: {' '.join(str(cause).split())}", _NAMED)
@@ -136,7 +136,7 @@ def _asked(fs: Any, method: str, inner: str, **settings: Any) -> Any:
 
 
 def _ranges(fs: Any, inner: str, size: int, version: str) -> Ranges:
-    # Its file system would ask for the size before each range.
+    # Otherwise the hub's file system requests the size before each range.
     read = remote.from_file(fs, inner, size=size)
 
     def read_range(start: int, stop: int, put: Put) -> None:
@@ -148,7 +148,7 @@ def _ranges(fs: Any, inner: str, size: int, version: str) -> Ranges:
 
 @contextlib.contextmanager
 def _refusals() -> Iterator[None]:
-    """Turn an error that no repetition changes into a RefusedError that says what to do."""
+    """Turn an error that no repetition changes into a RefusedError with a hint."""
     try:
         yield
     except Exception as error:

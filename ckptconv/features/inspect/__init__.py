@@ -1,7 +1,7 @@
-"""What is inside a checkpoint, as data, as lines of text, and as a page.
+"""The contents of a checkpoint, as data, as lines of text, and as a page.
 
-In: a path, or a `Source`. Out: a `Summary`, and text; a page is a file. `NOTES` in `inspecting` names what other
-features say of a checkpoint.
+In: a path, or a `Source`. Out: a `Summary`, and text; a page is a file. `NOTES` in `inspecting` names the modules of
+other features with notes on a checkpoint.
 """
 
 from __future__ import annotations

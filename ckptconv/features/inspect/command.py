@@ -1,4 +1,4 @@
-"""`ckptconv inspect`: shows what is inside a checkpoint."""
+"""`ckptconv inspect`: shows the contents of a checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The call `inspect`: open a checkpoint, and say what is in it."""
+"""The call `inspect`: opens a checkpoint, and returns its contents."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from ckptconv.options.keywords import InspectOptions
     from ckptconv.storage.progress import AnyProgress
 
-# The modules of features whose `notes_of(source)` yields what a user should know of a checkpoint, a sentence each.
+# The modules of features whose `notes_of(source)` yields notes for users on a checkpoint, a sentence each.
 NOTES: dict[str, str] = {
     "rows": "ckptconv.features.rows.tables",
 }
-# Fields of a summary that features find: the module of each, whose `survey(source, tensors, options, storage_options,
-# warnings)` returns it, or None, and adds to the warnings why it cannot be told. The tensors are those that the options
+# Fields of a summary that features fill: the module of each. Its `survey(source, tensors, options, storage_options,
+# warnings)` returns the value, or None, and adds the reason to the warnings. The tensors are those that the options
 # choose.
 SURVEYS: dict[str, str] = {
     "quantized": "ckptconv.features.quantized.surveying",
@@ -48,59 +48,59 @@ def inspect(
     on_total: Callable[[int], object] | None = None,
     **options: Unpack[InspectOptions],
 ) -> Summary:
-    """Return what is inside `source`, a path or an opened checkpoint of any format.
+    """Return the contents of `source`, a path or an opened checkpoint of any format.
 
     Only descriptions are read, no tensor data, unless `stats` asks for the statistics of all values. `key`, `include`
     and `exclude` choose tensors, as in a conversion, and `map` and `size` give them other names and layouts. With
-    `as_`, a dtype, or `max_shard_size`, in bytes or as text, the summary has what such a conversion would write. `html`
+    `as_`, a dtype, or `max_shard_size`, in bytes or as text, the summary has the files of such a conversion. `html`
     is a file for a page that shows all this; with `overwrite` it replaces other files than earlier pages too. `tag`,
     `inert`, `raw`, `family` and `spool_dir` are those of `open`.
     `progress` and `on_total` are those of `convert`, for the bytes of tensors that are read for statistics.
 
-    Raise UsageError for a path that does not exist, or if `key` or a glob of `include` matches nothing, and whatever
-    else opening the checkpoint raises.
+    Raise UsageError for a path that does not exist, or if `key` or a glob of `include` matches nothing, and the errors
+    of opening the checkpoint.
 
     Examples:
-        >>> found = ckptconv.inspect("model.pt", stats=True)
-        >>> found.format, found.bytes, found.not_finite
+        >>> summary = ckptconv.inspect("model.pt", stats=True)
+        >>> summary.format, summary.bytes, summary.not_finite
         ('torch zip archive', 60, [])
-        >>> [(each.name, each.dtype, each.shape, each.stats.mean) for each in found.tensors]
+        >>> [(tensor.name, tensor.dtype, tensor.shape, tensor.stats.mean) for tensor in summary.tensors]
         [('weight', 'float32', (3, 4), 1.0), ('bias', 'float32', (3,), 0.0)]
     """
-    asked = filled(INSPECTING, options)
-    stats, as_, max_shard_size = (asked.pop(name) for name in ("stats", "as_", "max_shard_size"))
-    html, overwrite = asked.pop("html"), asked.pop("overwrite")
-    chosen = {name: asked.pop(name) for name in ("include", "exclude")} | {"key": asked["key"]}
+    settings = filled(INSPECTING, options)
+    stats, as_, max_shard_size = (settings.pop(name) for name in ("stats", "as_", "max_shard_size"))
+    html, overwrite = settings.pop("html"), settings.pop("overwrite")
+    chosen = {name: settings.pop(name) for name in ("include", "exclude")} | {"key": settings["key"]}
     which = Options(**chosen)
     if html:
         from ckptconv.inspection.file import PAGE, check_whole
 
         check_whole(html, PAGE, overwrite)
-    opened, path, found, read = source_of(source), "", None, 0
+    opened, path, statistics, read = source_of(source), "", None, 0
     # A million tensors are a million small objects that live until the end: do not scan them.
     with no_garbage():
         if isinstance(opened, Source):
-            opened = complete(opened, key=asked["key"], inert=asked["inert"])
-            layout = {name: asked[name] for name in ("storage_options", *CHANGING) if name in asked}
+            opened = complete(opened, key=settings["key"], inert=settings["inert"])
+            layout = {name: settings[name] for name in ("storage_options", *CHANGING) if name in settings}
             opened = with_layout(opened, **layout)
         else:
             path = os.fspath(opened)
-            stores = dict(asked["storage_options"] or {})
+            stores = dict(settings["storage_options"] or {})
             place = Location(pinned(normalize(path), stores), stores)
-            sources = opened_at(place.path, asked, copies=False)
+            sources = opened_at(place.path, settings, copies=False)
             opened = sources[0] if sources[0].component is None else pipelines.reader_of(place).together(place, sources)
         conversion = forecast(opened, as_, max_shard_size, **chosen) if as_ or max_shard_size else None
-        held = tensors_of(opened, which)
-    kept = {name: tensor for name, tensor in held.tensors.items() if name not in held.aliases}
+        chosen_tensors = tensors_of(opened, which)
+    kept = {name: tensor for name, tensor in chosen_tensors.tensors.items() if name not in chosen_tensors.aliases}
     if stats:
         from ckptconv.inspection.measure import measured
 
-        found, read = measured(kept, asked["storage_options"], counter(progress), on_total)
+        statistics, read = measured(kept, settings["storage_options"], counter(progress), on_total)
     with no_garbage():
         notes = [note for module in NOTES.values() for note in import_module(module).notes_of(opened)]
-        summary = summarize(opened, notes, which, path=path, found=found, held=held)
+        summary = summarize(opened, notes, which, path=path, statistics=statistics, chosen_tensors=chosen_tensors)
         for field, module in SURVEYS.items():
-            survey = import_module(module).survey(opened, kept, which, asked["storage_options"], summary.warnings)
+            survey = import_module(module).survey(opened, kept, which, settings["storage_options"], summary.warnings)
             setattr(summary, field, survey)
     summary.bytes_read += read
     summary.conversion = conversion

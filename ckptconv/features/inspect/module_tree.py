@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint as a tree of modules, and that tree as rows that fit a screen. Pure."""
+"""The tensors of a checkpoint as a tree of modules, and the tree as rows that fit a screen. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ckptconv.inspection.tensor_info import TensorInfo
 
-# Most dots at which a name is split.
+# The most dots at which a name is split.
 DEEPEST = 60
 # Key of a tensor inside the module of the same name. No part of a name has a dot.
 _ITSELF = "."
@@ -40,10 +40,10 @@ class ModuleInfo:
 
 @dataclass(slots=True)
 class Module:
-    """A module: how many tensors, elements and bytes it holds, and its children.
+    """A module: the numbers of tensors, elements and bytes in it, and its children.
 
-    A tensor is a module with a `shape` and without children. `tied` is the name that it is an alias of, where its bytes
-    are counted. Two modules with the same `form` hold tensors of the same names, dtypes and shapes.
+    A tensor is a module with a `shape` and without children. `tied` is the name of its tied tensor, where its bytes are
+    counted. Two modules with the same `form` hold tensors of the same names, dtypes and shapes.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Module:
 
 
 class Row(NamedTuple):
-    """A line of the tree: its depth, its label, the module, and how many modules alike it stands for.
+    """A line of the tree: its depth, its label, the module, and the number of equal modules in the row.
 
     For modules that are not shown, `module` is None, and `hidden` has them.
     """
@@ -94,7 +94,7 @@ def tree(tensors: Sequence[TensorInfo], aliases: Mapping[str, str]) -> Module:
         if not leaf.tied:
             leaf.elements += math.prod(row.shape)
             leaf.nbytes += row.bytes
-        # What a module has, those around it have.
+        # A dtype in a module is also in the modules around it.
         if row.dtype not in path[-1].dtypes:
             for module in path:
                 module.dtypes[row.dtype] = None
@@ -103,7 +103,7 @@ def tree(tensors: Sequence[TensorInfo], aliases: Mapping[str, str]) -> Module:
 
 
 def _child(module: Module, part: str) -> Module:
-    """Return the child of that name, made if there is none."""
+    """Return the child of that name; add it if there is none."""
     if module.shape is not None:
         _move_inside(module)
     child = module.children.get(part)
@@ -114,14 +114,14 @@ def _child(module: Module, part: str) -> Module:
 
 def _move_inside(module: Module) -> None:
     """Move a tensor that has the name of a module into that module, under an empty name."""
-    own = replace(module, name="", children={}, dtypes=dict(module.dtypes))
-    module.children[_ITSELF] = own
+    tensor = replace(module, name="", children={}, dtypes=dict(module.dtypes))
+    module.children[_ITSELF] = tensor
     module.shape, module.tied = None, ""
     module.tensors = module.elements = module.nbytes = 0
 
 
 def _sum_up(root: Module) -> None:
-    """Count what is in each module, and number its form."""
+    """Count the contents of each module, and number its form."""
     forms: dict[Any, int] = {}
     order = [root]
     for module in order:
@@ -138,22 +138,22 @@ def _sum_up(root: Module) -> None:
 
 
 def totals(root: Module) -> Iterator[ModuleInfo]:
-    """Yield what is in every module that is no tensor, the root first."""
+    """Yield the contents of every module that is not a tensor, the root first."""
     stack = [("", root)]
     while stack:
         name, module = stack.pop()
         yield ModuleInfo(name, module.tensors, module.elements, module.nbytes, list(module.dtypes))
         inside = [
-            (f"{name}.{each.name}" if name or module is not root else each.name, each)
-            for each in module.children.values()
+            (f"{name}.{child.name}" if name or module is not root else child.name, child)
+            for child in module.children.values()
         ]
-        stack.extend((path, each) for path, each in reversed(inside) if each.shape is None)
+        stack.extend((path, child) for path, child in reversed(inside) if child.shape is None)
 
 
 def rows(root: Module, depth: int | None, most: int | None = None, fold: bool = True) -> Iterator[Row]:
     """Yield the rows of the tree to `depth` levels (None: all), by name; at most `most` children of a module.
 
-    With `fold`, consecutive numbered modules that are alike, such as layers, become one row.
+    With `fold`, consecutive numbered modules with the same form, such as layers, become one row.
     """
     stack = _children(root, 1, most, fold)[::-1]
     while stack:
@@ -164,20 +164,20 @@ def rows(root: Module, depth: int | None, most: int | None = None, fold: bool = 
 
 
 def _children(module: Module, depth: int, most: int | None, fold: bool) -> list[Row]:
-    found = []
+    rows_of_children = []
     for group in _groups(module, fold):
         first, alike = group[0], len(group)
         label = _label(group)
-        # A module with only one child, or several that are alike, gets no line of its own.
+        # A module with only one child, or only several equal ones, gets no line of its own.
         while first.shape is None and len(inside := list(_groups(first, fold))) == 1:
             (group,) = inside
             label += f".{_label(group)}"
             first, alike = group[0], alike * len(group)
-        found.append(Row(depth, label, first, alike))
-    if most is not None and len(found) > most:
-        hidden = [row.module for row in found[most:] for _ in range(row.alike) if row.module is not None]
-        found[most:] = [Row(depth, "", None, hidden=hidden)]
-    return found
+        rows_of_children.append(Row(depth, label, first, alike))
+    if most is not None and len(rows_of_children) > most:
+        hidden = [row.module for row in rows_of_children[most:] for _ in range(row.alike) if row.module is not None]
+        rows_of_children[most:] = [Row(depth, "", None, hidden=hidden)]
+    return rows_of_children
 
 
 def _label(group: Sequence[Module]) -> str:
@@ -195,7 +195,7 @@ def _groups(module: Module, fold: bool) -> Iterator[list[Module]]:
 
     children = list(module.children.values())
     if fold and all(_NUMBER.fullmatch(child.name) for child in children):
-        children.sort(key=lambda child: int(child.name))  # a file may have them by the letter: 1, 10, 2
+        children.sort(key=lambda child: int(child.name))  # a file may have them in the order of letters: 1, 10, 2
     for _, group in groupby(enumerate(children), key):
         yield [child for _, child in group]
 

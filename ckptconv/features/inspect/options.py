@@ -25,5 +25,5 @@ INSPECTING = named_in(
     "storage_options",
     {**OPTIONS, **COMMAND, **OF_INSPECT},
 )
-# What the type of the keywords has, and its docstring.
+# The name of the keywords' type, and its docstring.
 KEYWORDS = INSPECTING, "Options of `inspect`."

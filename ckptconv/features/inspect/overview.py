@@ -1,4 +1,4 @@
-"""Lay out what is inside a checkpoint as lines of styled text, for a screen or a log. Pure; prints nothing."""
+"""Shows the contents of a checkpoint as lines of styled text, for a screen or a log. Pure; prints nothing."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from ckptconv.features.inspect.summary import Summary
     from ckptconv.tensors.statistics import Statistics
 
-# Most lines of the tree by default, and most children shown of one module.
+# The most lines of the tree by default, and the most children shown of one module.
 LINES, CHILDREN = 40, 20
-# Most cells to which labels are aligned if there is no screen to fit into.
+# The most cells to which labels are aligned if there is no screen to fit into.
 WIDE = 60
-# Cells of a size, of a percentage with the blanks before it, and of a bar.
+# The widths, in cells, of a size, of a percentage with the blanks before it, and of a bar.
 _SIZE, _PERCENT, _BAR = 9, 6, 10
 _FEW = 5
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -51,14 +51,14 @@ def overview(
 
 
 def _printable(value: Any) -> Any:
-    """Return `value` with control characters escaped in all of its text: escaped later, it might not fit its line."""
+    """Return `value` with control characters escaped in all of its text. Escaped later, it might not fit its line."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, Mapping):
-        return {_printable(key): _printable(each) for key, each in value.items()}
+        return {_printable(key): _printable(item) for key, item in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.replace(value, **{name: _printable(each) for name, each in _fields(value)})
-    return [_printable(each) for each in value] if isinstance(value, list) else value
+        return dataclasses.replace(value, **{name: _printable(item) for name, item in _fields(value)})
+    return [_printable(item) for item in value] if isinstance(value, list) else value
 
 
 def _fields(value: Any) -> Iterator[tuple[str, Any]]:
@@ -67,12 +67,12 @@ def _fields(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _facts(summary: Summary, width: int | None) -> Iterator[Line]:
-    told = []
+    parts = []
     for key, value in summary.facts.items():
         if isinstance(value, Mapping):
             value = ", ".join(f"{name}={text}" for name, text in value.items())
-        told.append(f"{key}: {format_size(value) if key == 'size' else value}")
-    yield from _wrapped(told, " · ", width, "dim")
+        parts.append(f"{key}: {format_size(value) if key == 'size' else value}")
+    yield from _wrapped(parts, " · ", width, "dim")
     kinds = [f"{kind} {count:,}" for kind, count in summary.counts.items()]
     total = [count_of(len(summary.tensors), "tensor"), count_of(summary.elements, "element")]
     yield from _wrapped([*total, format_size(summary.bytes), *kinds], " · ", width, "")
@@ -102,26 +102,26 @@ def _table_of_dtypes(summary: Summary, width: int | None) -> Iterator[Line]:
 
 
 def _quantized(summary: Summary, width: int | None) -> Iterator[Line]:
-    told = summary.quantized
-    if told:
+    quantized = summary.quantized
+    if quantized:
         yield []
-        for name, group in told.formats.items():
+        for name, group in quantized.formats.items():
             weights, bits = count_of(group.weights, "weight"), f"{group.bits_per_weight:g} bits each"
             line = ["quantized: " + name, weights, count_of(group.parameters, "parameter"), bits]
             yield from _wrapped(line, " · ", width, "")
-        yield from _wrapped([f"{count_of(told.parameters, 'parameter')} in all"], " · ", width, "")
+        yield from _wrapped([f"{count_of(quantized.parameters, 'parameter')} in all"], " · ", width, "")
 
 
 def _fitting(columns: dict[int, int], name: int, width: int | None) -> list[int]:
-    """Return those of some columns, with their widths, that fit beside a name. The first give way; the last stays."""
+    """Return the columns, of `columns` with widths, that fit next to a name. The first give way; the last stays."""
     shown = list(columns)
-    while width is not None and len(shown) > 1 and 2 + name + sum(2 + columns[each] for each in shown) > width:
+    while width is not None and len(shown) > 1 and 2 + name + sum(2 + columns[column] for column in shown) > width:
         del shown[0]
     return shown
 
 
 def _share(part: int, whole: int, room: int | None) -> Line:
-    """Return the share in percent, and a bar, as far as `room` cells are enough for them."""
+    """Return the share in percent, and a bar, as far as `room` cells suffice."""
     if not whole:
         return []
     eighths = round(part / whole * _BAR * 8)
@@ -140,17 +140,17 @@ def _tree(summary: Summary, width: int | None, depth: int | None, verbose: bool)
     most = None if verbose else CHILDREN
     if depth is None and not verbose:
         depth = fitting_depth(root, LINES, most)
-    found = list(rows(root, depth, most, fold=not verbose))
-    described = [_described(row, depth) for row in found]
+    lines = list(rows(root, depth, most, fold=not verbose))
+    described = [_described(row, depth) for row in lines]
     label_width = max(cells(label) for label, _, _ in described)
     columns = {column: max(cells(row[column]) for row in described) for column in (1, 2)}
     shown = _fitting({**columns, 3: _SIZE}, NARROW, width)
-    others = 4 + sum(2 + columns[each] for each in shown[:-1]) + _SIZE
-    # Shares and bars get the room that labels leave.
+    others = 4 + sum(2 + columns[column_shown] for column_shown in shown[:-1]) + _SIZE
+    # Shares and bars get the room next to labels.
     label_width = min(label_width, WIDE if width is None else max(width - others, NARROW))
     room = None if width is None else width - others - label_width
     yield []
-    for row, (label, dtype, shape) in zip(found, described, strict=True):
+    for row, (label, dtype, shape) in zip(lines, described, strict=True):
         if row.module is None:
             hidden = sum(module.elements for module in row.hidden)
             more = sum(module.tensors for module in row.hidden)
@@ -163,9 +163,9 @@ def _tree(summary: Summary, width: int | None, depth: int | None, verbose: bool)
         size = f"the same as {module.tied}" if module.tied else format_size(module.nbytes * row.alike)
         line = [Words("  "), Words(padded(label, label_width), "" if leaf else "name")]
         cells_of = {1: (dtype, "dim"), 2: (shape, "")}
-        for each in shown[:-1]:
-            text, style = cells_of[each]
-            line += [Words("  "), Words(padded(text, columns[each]), style)]
+        for column_shown in shown[:-1]:
+            text, style = cells_of[column_shown]
+            line += [Words("  "), Words(padded(text, columns[column_shown]), style)]
         line += [
             Words("  "),
             Words(size if module.tied else padded(size, _SIZE, right=True), "dim" if module.tied else ""),
@@ -193,7 +193,7 @@ def _described(row: Row, depth: int | None) -> tuple[str, str, str]:
 
 
 def _label(label: str, alike: int, width: int) -> str:
-    """Shorten a label to `width` cells: first the number of modules that it stands for, then the name."""
+    """Shorten a label to `width` cells: first the number of its modules, then the name."""
     if cells(label) > width and alike > 1:
         count = f" ×{alike:,}"
         return cut(label.removesuffix(_alike(alike)), width - len(count)) + count
@@ -214,7 +214,7 @@ def _largest(summary: Summary, width: int | None) -> Iterator[Line]:
     shapes = [" × ".join(map(str, by_name[name].shape)) or "scalar" for name in largest]
     widths = max(map(cells, largest)), max(map(cells, shapes))
     shown = _fitting({1: 9, 2: widths[1], 3: 9}, 2 + NARROW, width)
-    others = 4 + sum(2 + {1: 9, 2: widths[1], 3: 9}[each] for each in shown)
+    others = 4 + sum(2 + {1: 9, 2: widths[1], 3: 9}[column] for column in shown)
     name_width = min(widths[0], WIDE if width is None else max(width - others, NARROW))
     names = largest if width is None else cut_column(largest, name_width)
     for name, label, shape in zip(largest, names, shapes, strict=True):
@@ -231,54 +231,56 @@ _STATISTICS = ("min", "max", "mean", "std", "zeros", "nan", "inf")
 
 
 def _values(summary: Summary, width: int | None, verbose: bool) -> Iterator[Line]:
-    """Show the statistics of tensors; those with a NaN or an infinity are marked, and come first."""
+    """Show the statistics of tensors. Tensors with a NaN or an infinity are marked, and come first."""
     if summary.not_finite is None:
         return
     broken = set(summary.not_finite)
-    # The order of the file, those with a NaN or an infinity before the others.
-    found = sorted(
+    # In the order of the file, but tensors with a NaN or an infinity first.
+    measured = sorted(
         (row for row in summary.tensors if row.name not in summary.aliases),
         key=lambda row: row.name not in broken,
     )
-    most = len(found) if verbose else max(LINES, min(len(broken), 2 * LINES))
-    table = [["", *_STATISTICS], *(_cells_of(row.stats) for row in found[:most])]
+    most = len(measured) if verbose else max(LINES, min(len(broken), 2 * LINES))
+    table = [["", *_STATISTICS], *(_cells_of(row.stats) for row in measured[:most])]
     widths = [max(cells(row[column]) for row in table) for column in range(len(_STATISTICS) + 1)]
-    names = max((cells(row.name) for row in found[:most]), default=0)
+    names = max((cells(row.name) for row in measured[:most]), default=0)
     room = WIDE if width is None else max(width - sum(widths[1:]) - 2 * len(widths) - 4, NARROW)
     names = min(names, room)
-    told = f"{len(broken):,} of {count_of(len(found), 'tensor')} with NaN or infinities" if broken else "all are finite"
+    verdict = (
+        f"{len(broken):,} of {count_of(len(measured), 'tensor')} with NaN or infinities" if broken else "all are finite"
+    )
     yield []
-    yield from _wrapped([f"values: {told}"], " ", width, "warning" if broken else "good")
-    called = ["", *(each.name for each in found[:most])]
+    yield from _wrapped([f"values: {verdict}"], " ", width, "warning" if broken else "good")
+    called = ["", *(row.name for row in measured[:most])]
     labels = called if width is None else cut_column(called, names)
     for name, label, row in zip(called, labels, table, strict=True):
         style = "warning" if name in broken else "" if name else "dim"
         line = [Words("  " + padded(row[column], widths[column], right=True), style) for column in range(1, len(row))]
         mark = Words("  ! " if name in broken else "    ", style)
         yield from table_row(mark, Words(label, style), names, line, width)
-    if len(found) > most:
-        left = len(found) - most
+    if len(measured) > most:
+        left = len(measured) - most
         yield fitted([Words(f"    … and {count_of(left, 'more tensor')} (--verbose lists them)", "dim")], width)
 
 
 def _others(summary: Summary, width: int | None, verbose: bool) -> Iterator[Line]:
-    """Show what is no tensor: numbers and texts such as epochs, learning rates and settings."""
-    found = summary.values
-    if not found:
+    """Show the values that are not tensors: numbers and texts such as epochs, learning rates and settings."""
+    values = summary.values
+    if not values:
         return
-    most = len(found) if verbose else CHILDREN
+    most = len(values) if verbose else CHILDREN
     yield []
     yield [Words("other values:")]
-    for name, text in list(found.items())[:most]:
+    for name, text in list(values.items())[:most]:
         yield fitted([Words("  "), Words(name, "name"), Words(f": {text}")], width)
-    if len(found) > most:
+    if len(values) > most:
         yield fitted(
-            [Words(f"  … and {count_of(len(found) - most, 'more value')} (--verbose lists them)", "dim")], width
+            [Words(f"  … and {count_of(len(values) - most, 'more value')} (--verbose lists them)", "dim")], width
         )
 
 
 def _cells_of(stats: Statistics | None) -> list[str]:
-    """Return the cells of a tensor's statistics; dashes for what it has none of."""
+    """Return the cells of a tensor's statistics; dashes for missing ones."""
     return ["", *("–" if stats is None else _value(getattr(stats, name)) for name in _STATISTICS)]
 
 
@@ -303,14 +305,14 @@ def _ties(summary: Summary, width: int | None, verbose: bool) -> Iterator[Line]:
 
 
 def _made_of(summary: Summary, width: int | None, verbose: bool) -> Iterator[Line]:
-    """Yield what a map makes of what."""
-    made = list((summary.made_of or {}).items())
-    if made:
+    """Yield the tensors that a map makes, with their sources."""
+    pairs = list((summary.made_of or {}).items())
+    if pairs:
         yield []
-    for name, sources in made if verbose else made[:_FEW]:
+    for name, sources in pairs if verbose else pairs[:_FEW]:
         yield fitted([Words("  "), Words(name, "name"), Words(" ← "), Words(", ".join(sources), "name")], width)
-    if not verbose and len(made) > _FEW:
-        yield [Words(f"  … and {len(made) - _FEW:,} more (--verbose lists them)", "dim")]
+    if not verbose and len(pairs) > _FEW:
+        yield [Words(f"  … and {len(pairs) - _FEW:,} more (--verbose lists them)", "dim")]
 
 
 def _notes(summary: Summary, width: int | None) -> Iterator[Line]:
@@ -333,19 +335,19 @@ def _classes(summary: Summary, width: int | None) -> Iterator[Line]:
 
 
 def _conversion(summary: Summary, width: int | None) -> Iterator[Line]:
-    made = summary.conversion
-    if not made:
+    forecast = summary.conversion
+    if not forecast:
         return
-    files = len(made.files)
-    told = f"as {made.dtype}: {format_size(made.bytes)} in {count_of(files, 'file')}"
-    told += f" ({count_of(made.shards, 'shard')})" if made.shards > 1 else ""
-    # Descriptions may be read twice, and are most of a small file: more may be read than there is.
-    read = f"{format_size(made.bytes_to_read)} of" if made.bytes_to_read < made.input_bytes else "all"
-    told += f"; reads {read} {format_size(made.input_bytes)}"
+    files = len(forecast.files)
+    text = f"as {forecast.dtype}: {format_size(forecast.bytes)} in {count_of(files, 'file')}"
+    text += f" ({count_of(forecast.shards, 'shard')})" if forecast.shards > 1 else ""
+    # Descriptions may be read twice, and are most of a small file: a conversion may read more than the file's size.
+    read = f"{format_size(forecast.bytes_to_read)} of" if forecast.bytes_to_read < forecast.input_bytes else "all"
+    text += f"; reads {read} {format_size(forecast.input_bytes)}"
     yield []
-    yield from _wrapped([told], " ", width, "title")
+    yield from _wrapped([text], " ", width, "title")
     # Not cut, so that users can copy it.
-    yield [Words(f"    {made.command}", "name")]
+    yield [Words(f"    {forecast.command}", "name")]
 
 
 def _after(start: str, words: Sequence[str]) -> list[str]:
@@ -357,7 +359,7 @@ def _wrapped(words: Iterable[str], separator: str, width: int | None, style: str
     line = ""
     for word in words:
         joined = f"{line}{separator}{word}" if line else f"  {word}"
-        # Leave room for the separator, in case another word follows in the next line.
+        # Leave room for the separator, in case another word follows on the next line.
         if width is not None and line and cells(joined) + cells(separator.rstrip()) > width:
             yield [Words(line.rstrip() + separator.rstrip(), style)]
             joined = f"    {word}"

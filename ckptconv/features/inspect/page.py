@@ -1,4 +1,4 @@
-"""The page that shows what is inside a checkpoint."""
+"""The page that shows the contents of a checkpoint."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def page_of(summary: Summary) -> str:
 
 def _data_of(path: str, summary: Summary) -> dict[str, Any]:
     """Return the data for the page's script."""
-    made = summary.conversion
+    conversion = summary.conversion
     return {
         **tensors_of(summary.tensors, summary.aliases),
         "path": path,
@@ -34,7 +34,8 @@ def _data_of(path: str, summary: Summary) -> dict[str, Any]:
         "classes": [printable(name) for name in summary.classes if name not in summary.opaque],
         "notes": list(map(printable, [*summary.notes, *summary.tables])),
         "warnings": list(map(printable, summary.warnings)),
-        "conversion": made and {**asdict(made), "files": len(made.files), "command": printable(made.command)},
+        "conversion": conversion
+        and {**asdict(conversion), "files": len(conversion.files), "command": printable(conversion.command)},
     }
 
 

@@ -9,18 +9,18 @@ from ckptconv.features.inspect.summary import Summary
 from ckptconv.inspection.tensor_info import TensorInfo
 from ckptconv.tensors.statistics import Statistics
 
-# Title, what prints it, the commands, the class of the fields, and what others call these.
+# Title, description, the commands, the class of the fields, and its name in other schemas.
 COMMANDS = {"inspect": ("inspect", "The output of `inspect --json`.", ("inspect",), Summary, "summary")}
 # Properties that are printed with the fields.
 PROPERTIES = {Summary: ("modules",)}
-# Fields that are left out where there is nothing to say, and those that are left out unless they were asked for.
+# Fields that are left out if they are empty, and those that are left out unless they were asked for.
 LEFT_OUT = {(Summary, "conversion"), (Summary, "not_finite"), (Summary, "made_of"), (Summary, "quantized")}
 OPTIONAL = {(TensorInfo, "stats")}
-# Classes that annotations name, which their modules import for type checkers alone.
+# Classes in annotations, which their modules import for type checkers alone.
 KNOWN = (Statistics, ModuleInfo)
 _ANY_NUMBER = {"type": ["number", "null"]}
 _PLAIN = ["string", "integer", "number", "boolean", "object", "array", "null"]
-# What the type of a field does not say.
+# Constraints that the type of a field does not show.
 MORE: dict[tuple[type, str], dict[str, Any]] = {
     (Summary, "values"): {"type": "object", "additionalProperties": {"type": ["string", "boolean", "number"]}},
     (Summary, "facts"): {"type": "object", "additionalProperties": {"type": _PLAIN}},

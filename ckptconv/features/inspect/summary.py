@@ -1,4 +1,4 @@
-"""What is inside a checkpoint, as data: what `inspect` returns and shows. Pure; no tensor data is read here."""
+"""The contents of a checkpoint, as data: `inspect` returns and shows them. Pure; no tensor data is read here."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from ckptconv.text import Shown, brief
 if TYPE_CHECKING:
     from ckptconv.tensors.statistics import Statistics
 
-# So many of the largest tensors are named.
+# The number of largest tensors that are named.
 LARGEST = 10
-# So many values are told, with so many characters of each and of each key; no deeper than names of so many.
+# The most values, the most characters of each and of each key, and the longest name below which values are searched.
 _VALUES, _LONGEST, _DEEPEST = 1000, 200, 2000
 
 
@@ -170,17 +170,17 @@ class Summary(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as the command prints it, of plain values: the schema is `inspect.json`."""
-        found = _fields(self)
+        fields_of_summary = _fields(self)
         for name in ("conversion", "not_finite", "made_of", "quantized"):
-            if found[name] is None:
-                del found[name]
+            if fields_of_summary[name] is None:
+                del fields_of_summary[name]
         if self.conversion:
-            found["conversion"] = asdict(self.conversion)
+            fields_of_summary["conversion"] = asdict(self.conversion)
         if self.quantized:
-            found["quantized"] = asdict(self.quantized)
+            fields_of_summary["quantized"] = asdict(self.quantized)
         with_stats = self.not_finite is not None
         return {
-            **found,
+            **fields_of_summary,
             "totals": {name: asdict(total) for name, total in self.totals.items()},
             "tensors": [_row(tensor, with_stats) for tensor in self.tensors],
             "modules": [_fields(module) for module in self.modules],
@@ -192,7 +192,8 @@ class Summary(Shown):
 
 
 def _fields(value: Summary | ModuleInfo) -> dict[str, Any]:
-    # There may be as many modules as tensors: `asdict`, which copies what is in the fields, takes twenty times as long.
+    # There may be as many modules as tensors. `asdict`, which also copies the values of fields, takes twenty times as
+    # long.
     return {name: getattr(value, name) for name in value.__dataclass_fields__}
 
 
@@ -204,10 +205,10 @@ def _row(tensor: TensorInfo, with_stats: bool) -> dict[str, Any]:
 
 
 class Chosen(NamedTuple):
-    """The tensors of a checkpoint that options choose, or with a map, those that it makes of them.
+    """The tensors of a checkpoint that options choose, or, with a map, its result for them.
 
-    `aliases` are their ties, {alias: kept}; `idle` are globs that match nothing, {option: reason}. `made_of` has the
-    names of which a map makes each; None without a map.
+    `aliases` are their ties, {alias: kept}; `idle` are globs that match nothing, {option: reason}. `made_of` has for
+    each tensor of a map the names of its sources; None without a map.
     """
 
     tensors: dict[str, LazyTensor]
@@ -224,14 +225,14 @@ def tensors_of(source: Source, chosen: Options) -> Chosen:
     tree = tree_of(source, chosen)
     tensors = keymap.flatten(tree)[0] if source.structured else tree
     choice = Choice(chosen.include, chosen.exclude)
-    # What safetensors has to store under another dtype is shown under its own.
+    # Tensors that safetensors must store under another dtype are shown under their own.
     flat = {name: own(tensors[name]) for name in selection.matching(tensors, choice)}
     idle = selection.idle_globs(list(tensors), choice)
     ties = {alias: owner for alias, owner in source.owners.items() if owner in flat}
     for way in computed.ways_of(source):
         if way.shown:
-            made = way.shown(source, flat, ties)
-            return Chosen(made.tensors, selection.untie(made.tensors, {}), idle, made.made_of)
+            result = way.shown(source, flat, ties)
+            return Chosen(result.tensors, selection.untie(result.tensors, {}), idle, result.made_of)
     return Chosen(flat, selection.untie(flat, source.owners), idle)
 
 
@@ -241,17 +242,17 @@ def summarize(
     chosen: Options | None = None,
     *,
     path: str = "",
-    found: Mapping[str, Statistics] | None = None,
-    held: Chosen | None = None,
+    statistics: Mapping[str, Statistics] | None = None,
+    chosen_tensors: Chosen | None = None,
 ) -> Summary:
-    """Return what is in `source`, which was opened at `path`.
+    """Return the contents of `source`, which was opened at `path`.
 
-    `tables` are notes on tables of whole rows, which are shown along. `chosen` are the options that choose tensors.
-    `found` are the statistics of tensors, by name, if they were measured. `held` are the tensors that `chosen` choose,
-    if they are known.
+    `tables` are notes on tables of whole rows, to be shown too. `chosen` are the options that choose tensors.
+    `statistics` are those of tensors, by name, if they were measured. `chosen_tensors` are the tensors that `chosen`
+    choose, if they are known.
     """
     chosen = chosen or Options()
-    flat, aliases, idle, made_of = held or tensors_of(source, chosen)
+    flat, aliases, idle, made_of = chosen_tensors or tensors_of(source, chosen)
     by_dtype: dict[str, Total] = {}
     for name, tensor in flat.items():
         if name not in aliases:
@@ -260,7 +261,7 @@ def summarize(
             total.elements += tensor.numel
             total.bytes += tensor.nbytes
     kept = (name for name in flat if name not in aliases)
-    stats = found or {}
+    stats = statistics or {}
     content = tree_of(source, chosen) if source.structured else {}
     return Summary(
         input=path or source.path,
@@ -285,19 +286,21 @@ def summarize(
         notes=[*source.told(), *source.hints],
         warnings=[*source.warnings, *idle_sentences(idle)],
         bytes_read=source.bytes_read,
-        not_finite=None if found is None else [name for name in flat if name in found and not found[name].is_finite],
+        not_finite=None
+        if statistics is None
+        else [name for name in flat if name in statistics and not statistics[name].is_finite],
         made_of=made_of,
     )
 
 
 def _values(*trees: Any) -> Iterator[tuple[str, str | bool | int | float]]:
-    """Yield the values in `trees` that are no tensors, by name: numbers as they are, others as text."""
+    """Yield the values in `trees` that are not tensors, by name: numbers unchanged, others as text."""
     stack: list[tuple[str, Any]] = [("", tree) for tree in reversed(trees)]
     seen: set[int] = set()
     while stack:
         name, value = stack.pop()
         kind = type(value)
-        is_list = kind in (list, tuple) and all(type(each) in ATOMS for each in value)
+        is_list = kind in (list, tuple) and all(type(item) in ATOMS for item in value)
         if is_list or kind in ATOMS or kind is TorchConstant:
             if name and value is not None:
                 yield name, value if _is_number(value) else brief(value, _LONGEST)
@@ -305,12 +308,12 @@ def _values(*trees: Any) -> Iterator[tuple[str, str | bool | int | float]]:
             seen.add(id(value))
             inner = value.items() if isinstance(value, Mapping) else enumerate(value) if kind in (list, tuple) else ()
             prefix = name + "." if name else ""
-            found = [(prefix + _word(key), each) for key, each in inner if not isinstance(each, LazyTensor)]
-            stack.extend(reversed(found if len(prefix) < _DEEPEST else []))
+            inner_values = [(prefix + _word(key), item) for key, item in inner if not isinstance(item, LazyTensor)]
+            stack.extend(reversed(inner_values if len(prefix) < _DEEPEST else []))
 
 
 def _is_number(value: Any) -> bool:
-    """Whether JSON has a number or a truth value for it, which every reader reads as it is."""
+    """Whether JSON has a number or a boolean for it, which every reader reads unchanged."""
     return (
         type(value) is bool
         or (type(value) is int and abs(value) < 2**53)
@@ -323,7 +326,7 @@ def _word(key: Any) -> str:
     return key[:_LONGEST] if type(key) is str else brief(key, _LONGEST)
 
 
-# For each family of formats the command that converts it, and what its output is called.
+# For each family of formats, the command that converts it, and the name of its output.
 _COMMANDS = {
     "torch": ("pt2safetensors", "OUTPUT"),
     "deepspeed": ("zero-to-fp32", "OUTPUT"),
@@ -333,55 +336,55 @@ _COMMANDS = {
 
 
 def command_for(source: Source) -> tuple[str, str]:
-    """The command that converts `source`, and a name for what it makes."""
+    """Return the command that converts `source`, and a name for its output."""
     return _COMMANDS.get(source.family, _COMMANDS["torch"])
 
 
 def forecast(source: Source, dtype: str | None, max_shard_size: int | None = None, **chosen: Any) -> Forecast:
-    """The conversion of `source` to `dtype` (None: as it is done by default): files, bytes, and bytes to be read.
+    """Return the conversion of `source` to `dtype` (None: the default): files, bytes, and bytes to be read.
 
-    `chosen` are the options that choose tensors. Of safetensors it is the one to a file for torch.load. Raises what
-    planning the conversion raises.
+    `chosen` are the options that choose tensors. Safetensors are converted to a file for torch.load. Raises the errors
+    of planning the conversion.
     """
     from ckptconv.outputs.planning import planned
     from ckptconv.outputs.targets import Target
 
     command, output = command_for(source)
     options = Options(dtype=dtype, max_shard_size=max_shard_size, **chosen)
-    made = planned(source, Target(output, "torch" if source.family == "safetensors" else "directory"), options)
-    asked = f" --dtype {dtype}" if dtype else ""
-    asked += f" --max-shard-size {max_shard_size}" if max_shard_size else ""
+    planning = planned(source, Target(output, "torch" if source.family == "safetensors" else "directory"), options)
+    flags = f" --dtype {dtype}" if dtype else ""
+    flags += f" --max-shard-size {max_shard_size}" if max_shard_size else ""
     for name in ("key", "include", "exclude"):
         values = chosen.get(name, ())
         for value in filter(None, (values,) if isinstance(values, str) else values):
-            asked += f" --{name} {shlex.quote(value)}"
+            flags += f" --{name} {shlex.quote(value)}"
     return Forecast(
         dtype=dtype or source.defaults.dtype,
-        command=f"ckptconv {command} {shlex.quote(source.path)} {output}{asked}",
-        bytes=made.plan.nbytes,
-        files=[PlannedFile(file.name, file.size, file.tensors) for file in made.plan.files],
-        shards=sum(file.tensors > 0 for file in made.plan.files),
-        bytes_to_read=source.bytes_read + bytes_to_read(made.plan),
-        input_bytes=sum(file.size for file in {file.stored: None for file in made.plan.inputs()}),
+        command=f"ckptconv {command} {shlex.quote(source.path)} {output}{flags}",
+        bytes=planning.plan.nbytes,
+        files=[PlannedFile(file.name, file.size, file.tensors) for file in planning.plan.files],
+        shards=sum(file.tensors > 0 for file in planning.plan.files),
+        bytes_to_read=source.bytes_read + bytes_to_read(planning.plan),
+        input_bytes=sum(file.size for file in {file.stored: None for file in planning.plan.inputs()}),
     )
 
 
 def bytes_to_read(plan: Plan) -> int:
-    """About how many bytes of its inputs carrying out `plan` reads."""
+    """Return the approximate number of bytes of its inputs that `plan` reads."""
     packed: dict[File, None] = {}
     total = 0
     for file in plan.files:
         for part in file.parts:
             if isinstance(part, Data):
-                inputs = [each for each in part.tensor.inputs() if each.packed]
+                inputs = [stored for stored in part.tensor.inputs() if stored.packed]
                 packed.update(dict.fromkeys(inputs))
                 total += 0 if inputs else _stored_bytes(part.tensor)
-    # What is packed is unpacked whole.
+    # A packed file is unpacked as a whole.
     return total + sum(file.packed.nbytes for file in packed if file.packed)
 
 
 def _stored_bytes(tensor: LazyTensor) -> int:
-    """How many bytes of files the elements of `tensor` are."""
+    """Return the number of bytes of the elements of `tensor` in files."""
     if isinstance(tensor, (Tagged, View, Convert)):
         return _stored_bytes(tensor.tensor)
     if isinstance(tensor, Concat):

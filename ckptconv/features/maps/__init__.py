@@ -36,7 +36,7 @@ after a colon its axes:
   Those without axes have the axes of the last. All tensors of a rule have as many, which belong together, or one.
 - A name that several rules have belongs to the most special one, all of whose names the others have too. Of rules with
   the same names it belongs to the one of which all tensors are there.
-- What a map makes has to be read by the same rules on the way back.
+- The same rules must read the result of a map on the way back.
 - A size is a number, an expression over config.json, or a list of these, of which the first counts that is there. All
   other sizes follow from shapes, in each place where a rule applies by itself.
 - `keep` (names that pass unchanged) and `drop` (left out) are lists of globs, of one side or, as `keep = [...]` at the

@@ -1,4 +1,4 @@
-"""What a map says, and what it would make of a checkpoint."""
+"""A map's summary, and a check of a map on a checkpoint."""
 
 from __future__ import annotations
 
@@ -60,22 +60,22 @@ def summarized(map_: Map) -> MapSummary:
 
 
 def check_map(named: str, source: str | None = None, **options: Any) -> MapCheck:
-    """Return what the map called `named` says, and what it makes of the checkpoint at `source`.
+    """Return the summary of the map called `named`, and its result for the checkpoint at `source`.
 
     `options` are those of a conversion that choose and name tensors. Raise UsageError for a map that is none or does
     not fit, and whatever opening the checkpoint raises.
     """
     chosen = Options(map=named, **options)
-    found = read_map(named, chosen.storage_options)
-    precedence = [(first.where, second.where) for first, second in precedences(found)]
+    map_ = read_map(named, chosen.storage_options)
+    precedence = [(first.where, second.where) for first, second in precedences(map_)]
     if source is None:
-        return MapCheck(summarized(found), precedence)
+        return MapCheck(summarized(map_), precedence)
     opened = open_source(normalize(source), key=chosen.key, **chosen.opening(), **chosen.fitting())
     result = selected(opened, chosen)
     applied = result.applied
     assert applied is not None
     return MapCheck(
-        summarized(found),
+        summarized(map_),
         precedence,
         opened.path,
         (applied.source, applied.target),

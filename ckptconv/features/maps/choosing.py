@@ -1,4 +1,4 @@
-"""Reads the map that a user has chosen for a checkpoint, and the config.json beside it or beside its reference."""
+"""Reads the map that a user has chosen for a checkpoint, and the config.json next to it or next to its reference."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, is_remote, normalize
 from ckptconv.structure.record import MAP_KEY
 
-# Files that tell sizes: that of transformers, or else the one that Meta has beside Llama.
+# Files with sizes: that of transformers, or else the one that Meta puts next to Llama.
 _CONFIGS = (companions.CONFIG, companions.PARAMS)
-# In the name of a tensor that holds all layers.
+# In the name of a tensor with all layers.
 _STACK = re.compile(r"layers\.(?![\d{])")
 
 
 def with_map(source: Source, named: str, sizes: Mapping[str, int], options: Mapping[str, object]) -> Source:
-    """Return `source` with the map called `named`; as it is without one."""
+    """Return `source` with the map called `named`; unchanged without one."""
     if named and named != NONE:
         return source.computing(map=choose_map(named, sizes, source, options))
     if sizes:
@@ -31,42 +31,43 @@ def with_map(source: Source, named: str, sizes: Mapping[str, int], options: Mapp
 
 
 def choose_map(named: str, sizes: Mapping[str, int], source: Source, options: Mapping[str, object]) -> ChosenMap:
-    """Return the map called `named`, for `source`. `NAME:SIDE` says which side to make.
+    """Return the map called `named`, for `source`. `NAME:SIDE` names the side to make.
 
-    Raise UsageError for a map that is not there, or is none.
+    Raise UsageError for a map that does not exist, or is invalid.
     """
     name, side = _name_and_side(named)
-    found = read_map(name, options)
+    map_ = read_map(name, options)
     if side:
-        found.side(side)
+        map_.side(side)
     record = source.remarks.get(MAP_KEY)
     made_by = of_record(record, source.path) if record else None
-    if made_by and made_by.map.text == found.text:
+    if made_by and made_by.map.text == map_.text:
         sizes = {**made_by.sizes, **sizes}
     config: Mapping[str, object] = {}
-    if found.asks_config:
+    if map_.asks_config:
         config = _config(source, options) or (_config(source.reference, options) if source.reference else {})
-    return ChosenMap(found, dict(sizes), config, side)
+    return ChosenMap(map_, dict(sizes), config, side)
 
 
 def _config(source: Source, options: Mapping[str, object]) -> Mapping[str, object]:
-    """Return the configuration beside `source`; {} if there is none."""
+    """Return the configuration next to `source`; {} if there is none."""
     beside = companions.beside(source, options, _CONFIGS).files
-    file = next((beside[each] for each in _CONFIGS if each in beside), None)
+    file = next((beside[name] for name in _CONFIGS if name in beside), None)
     return configs.read(Location(file.path, dict(options))) if file else {}
 
 
 def tells_layers_apart(named: str, options: Mapping[str, object]) -> bool:
-    """Whether the map called `named` has a name for each layer on both sides. Megatron-core stores them in one tensor.
+    """Whether the map called `named` has a name for each layer on both sides. Megatron-core stores all layers in one
+    tensor.
 
-    Raise UsageError for a map that is not there, or is none.
+    Raise UsageError for a map that does not exist, or is invalid.
     """
     return names_each_layer(read_map(_name_and_side(named)[0], options))
 
 
-def names_each_layer(found: Map) -> bool:
+def names_each_layer(map_: Map) -> bool:
     """Whether a map has a name for each layer on both sides."""
-    sides = [[str(tensor.name) for rule in found.rules for tensor in rule.sides[side]] for side in (0, 1)]
+    sides = [[str(tensor.name) for rule in map_.rules for tensor in rule.sides[side]] for side in (0, 1)]
     return all(any("layers.{" in name for name in names) for names in sides) and not any(
         _STACK.search(name) for names in sides for name in names
     )
@@ -80,7 +81,7 @@ def _name_and_side(named: str) -> tuple[str, str]:
 
 
 def read_map(named: str, options: Mapping[str, object]) -> Map:
-    """Return the map called `named`: one that comes with the program, or a file on a disk or a store."""
+    """Return the map called `named`: a built-in one, or a file on a disk or a store."""
     named = normalize(named)
     is_path = is_remote(named) or "/" in named or named.endswith(SUFFIX)
     if not is_path and named in catalogue():

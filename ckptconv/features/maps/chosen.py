@@ -1,4 +1,4 @@
-"""A map that was chosen for a checkpoint: with the sizes that are known, and the side to make. Pure.
+"""A map that was chosen for a checkpoint, with the known sizes and the side to make. Pure.
 
 An output records its map as JSON, in its metadata and its manifest: {"name", "sha256", "from", "to", "sizes": {axis:
 size}, "text"}. `text` is the whole map, so that the record alone leads back, and `sha256` its digest.
@@ -24,11 +24,11 @@ _TEXTS = ("name", "sha256", "from", "to", "text")
 
 @dataclass(frozen=True)
 class ChosenMap:
-    """A map, and what is known of the checkpoint that it is for.
+    """A map, and the facts about the checkpoint that it is for.
 
-    `sizes` are given by the user or by a record; `config` is the config.json beside the checkpoint. `target` is the
-    side to make; "" for the one that the checkpoint's names are not of. `is_back`: it is the reverse of the one
-    by which the checkpoint was made.
+    The user or a record gives `sizes`; `config` is the config.json next to the checkpoint. `target` is the side to
+    make; "" for the side that the checkpoint's names are not from. `is_back`: it is the reverse of the map that made
+    the checkpoint.
     """
 
     map: Map
@@ -45,15 +45,15 @@ class ChosenMap:
     ) -> Applied:
         """Return the tensors of the other side.
 
-        `shapes` are known shapes of tensors to make; `cast` is for parts of one that have different dtypes. Raises as
-        `apply_map`.
+        `shapes` are known shapes of tensors to make; `cast` is for parts of one tensor that have different dtypes.
+        Raises the errors of `apply_map`.
         """
         return apply_map(
             self.map, tensors, sizes=self.sizes, config=self.config, target=self.target, shapes=shapes, cast=cast
         )
 
     def idle_sizes(self) -> tuple[str, ...]:
-        """Return the given sizes that no rule has an axis for."""
+        """Return the given sizes whose axes no rule has."""
         known = {*self.map.sizes}
         for rule in self.map.rules:
             for tensor in (*rule.sides[0], *rule.sides[1]):
@@ -63,25 +63,25 @@ class ChosenMap:
         return tuple(name for name in self.sizes if name.rpartition(".")[2] not in known)
 
 
-def of_record(told: Any, where: str, back: bool = False) -> ChosenMap:
-    """Return the map of a record, to do the same again, or with `back` the reverse. Raise UsageError if it is none."""
-    if isinstance(told, str):
+def of_record(record: Any, where: str, back: bool = False) -> ChosenMap:
+    """Return the map of a record, to apply it again, or with `back` its reverse. Raise UsageError if it is invalid."""
+    if isinstance(record, str):
         try:
-            told = json.loads(told) if len(told) <= 2 * MAX_BYTES else None
+            record = json.loads(record) if len(record) <= 2 * MAX_BYTES else None
         except (ValueError, RecursionError):
-            told = None
+            record = None
     if (
-        not isinstance(told, dict)
-        or told.keys() != {*_TEXTS, "sizes"}
-        or not all(isinstance(told[key], str) for key in _TEXTS)
-        or not isinstance(told["sizes"], dict)
+        not isinstance(record, dict)
+        or record.keys() != {*_TEXTS, "sizes"}
+        or not all(isinstance(record[key], str) for key in _TEXTS)
+        or not isinstance(record["sizes"], dict)
     ):
-        raise UsageError(f"{where}: its record of a map is not valid: {brief(told)}.")
-    sizes = SIZES.parse(told["sizes"], f"{where}, the size")
-    map_ = parse_map(told["text"], told["name"][:200])
-    target = told["from"] if back else told["to"]
-    if map_.digest != told["sha256"]:
+        raise UsageError(f"{where}: its record of a map is not valid: {brief(record)}.")
+    sizes = SIZES.parse(record["sizes"], f"{where}, the size")
+    map_ = parse_map(record["text"], record["name"][:200])
+    target = record["from"] if back else record["to"]
+    if map_.digest != record["sha256"]:
         raise UsageError(f"{where}: its record of a map contains a map with another digest.")
-    if {told["from"], told["to"]} != {*map_.sides}:
-        raise UsageError(f"{where}: its record of a map names the sides {some([told['from'], told['to']])}.")
+    if {record["from"], record["to"]} != {*map_.sides}:
+        raise UsageError(f"{where}: its record of a map names the sides {some([record['from'], record['to']])}.")
     return ChosenMap(map_, sizes, {}, target, back)

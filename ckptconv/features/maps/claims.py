@@ -1,7 +1,7 @@
-"""Finds out which rule of a map each name belongs to. Pure.
+"""Finds the rule of a map for each name. Pure.
 
-A name belongs to the most special rule that has it, or is kept or dropped by a glob. Names are compared with all
-templates of a side at once, and that takes a bounded number of steps for each.
+A name belongs to the most special rule that has it, or a glob keeps or drops it. Names are compared with all templates
+of a side at once; each takes a bounded number of steps.
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ from ckptconv.features.maps.file import Map, matches
 from ckptconv.features.maps.notation import Name, Rule
 from ckptconv.text import quoted, some
 
-# Ways in which one part of a name may be read after the same parts before it.
+# The most ways to read one part of a name after the same parts before it.
 MAX_PATTERNS = 8
-# Parts of a name of which an index may stand for several.
+# The most parts of a name in which an index may stand for several.
 MAX_PARTS = 64
-# Tensors of rules that may have one name, and steps that finding them for all names may take: some, and more for each
-# name. A real map has two, and takes ten steps.
+# The most tensors of rules that may have one name, and the most steps to find the rules of all names: a fixed number,
+# and more for each name. In a real map, two tensors have one name, and a name takes ten steps.
 MAX_CLAIMS, _STEPS, _STEPS_PER_NAME = 64, 200_000, 200
-# What an index in a part of a name stands for.
+# The pattern for an index in a part of a name.
 _ANY = "(.+?)"
-# Names that differ in numbers between dots alone, as those of layers and experts, lead to the same ends. Those of so
-# many names are remembered.
+# Names that differ only in numbers between dots, such as those of layers and experts, lead to the same ends. The ends
+# of so many names are cached.
 _NUMBERS = re.compile(r"(?<![^.])[0-9]+(?![^.])")
 _REMEMBERED = 1 << 12
-# Name templates that a name is compared with for a hint, and characters of it.
+# The most name templates that a name is compared with for a hint, and the most characters of it.
 _COMPARED, _LONGEST = 500, 200
-# An index of a stack, as names have it.
+# An index of a stack, as names write it.
 _NUMBER = re.compile(r"0|[1-9]\d{0,8}")
-# What globs have in place of characters.
+# Wildcards of globs.
 _WILD = re.compile(r"\*|\?|\[!?\]?[^]]*\]|\{\w+\}")
 # An index of a template.
 _INDEX = re.compile(r"\{[^{}]+\}")
-# Stands for whatever an index or a wildcard has in place of it.
+# Stands for any value of an index or a wildcard.
 _HOLE = "\0"
 
 # A rule, and the values of its free indices.
 Use: TypeAlias = "tuple[int, tuple[str, ...]]"
 
 
-# A rule, a tensor on its side, and what its indices stand for: a text, or the part of the name with this number.
+# A rule, a tensor on its side, and the values of its indices: a text, or the number of a part of the name.
 _End: TypeAlias = "tuple[int, int, tuple[str | int, ...]]"
 
 
 class Claim(NamedTuple):
-    """A name that a rule has: the number of the rule in the map, that of the tensor on its side, and the indices."""
+    """A name of a rule: the number of the rule in the map, the number of the tensor on its side, and the indices."""
 
     rule: int
     tensor: int
@@ -62,7 +62,7 @@ class Claim(NamedTuple):
 
 @dataclass
 class Claims:
-    """Which rule each name belongs to, and which are kept or dropped by which glob."""
+    """The rule of each name, and the glob of each name that is kept or dropped."""
 
     found: dict[str, Claim]
     kept: dict[str, str]
@@ -73,7 +73,7 @@ class Claims:
 
 
 class _Branch:
-    """What may follow after some parts of a name."""
+    """The possible continuations after some parts of a name."""
 
     def __init__(self) -> None:
         self.literals: dict[str, _Branch] = {}
@@ -93,8 +93,8 @@ class _Branch:
 class Templates:
     """The name templates of one side, arranged by the parts of names between dots.
 
-    An index stands for one part of a name, or with `wide` one of the template's for several, of which the first is no
-    number: so {l} is no layer and what is below it.
+    An index stands for one part of a name. With `wide`, one index of the template stands for several parts, of which
+    the first is no number: so {l} is not a layer together with names below it.
     """
 
     def __init__(self, map_: Map, side: int) -> None:
@@ -118,31 +118,31 @@ class Templates:
     def claims(self, names: Iterable[str], listed: Collection[str]) -> dict[str, list[Claim]]:
         """Return the claims to each of `names`: those of the most special templates.
 
-        Where no rule has a name, and it is not `listed` otherwise, an index may stand for several parts: in rules of
-        one index, in those that begin with one on a side, and in those that have no other of `names`, as {p} that is a
-        weight somewhere is one everywhere.
+        If no rule has a name, and it is not `listed` elsewhere, an index may stand for several parts: in rules with one
+        index, in rules that begin with one on a side, and in rules that have no other of `names`: if {p} is a weight in
+        one place, it is a weight everywhere.
         """
-        found = {name: list(self._claims(name)) for name in names}
-        used = {claim.rule for claims in found.values() for claim in claims}
-        for name, claims in found.items():
+        claims_of = {name: list(self._claims(name)) for name in names}
+        used = {claim.rule for claims in claims_of.values() for claim in claims}
+        for name, claims in claims_of.items():
             wide = not claims and name not in listed
             if wide:
-                claims += (each for each in self._claims(name, wide=True) if self._is_wide(each, used))
+                claims += (claim for claim in self._claims(name, wide=True) if self._is_wide(claim, used))
             if len(claims) > 1:
-                found[name] = self._most_special(claims, wide)
-        return found
+                claims_of[name] = self._most_special(claims, wide)
+        return claims_of
 
     def name(self, rule: int, tensor: int) -> Name:
         """Return the template of a rule's tensor."""
         return self._rules[rule].sides[self._side][tensor].name
 
     def _most_special(self, claims: Sequence[Claim], wide: bool) -> list[Claim]:
-        """Return those of `claims` whose templates have no name that another of the templates has not, or are equal."""
+        """Return the `claims` with the most special templates: no other template has only some of their names."""
         names = [self.name(claim.rule, claim.tensor) for claim in claims]
         return [
             claim
-            for name, claim in sorted(zip(names, claims, strict=True), key=lambda each: each[1].use[0])
-            if not any(is_before(other, name, wide) for other in names)
+            for name, claim in sorted(zip(names, claims, strict=True), key=lambda pair: pair[1].use[0])
+            if not any(is_before(rival, name, wide) for rival in names)
         ]
 
     def _limit(self) -> LimitError:
@@ -153,7 +153,7 @@ class Templates:
         )
 
     def _is_wide(self, claim: Claim, used: Collection[int]) -> bool:
-        """Whether indices of a rule may stand for several parts."""
+        """Whether an index of a rule may stand for several parts."""
         rule = self._rules[claim.rule]
         names = [tensor.name for side in rule.sides for tensor in side]
         return claim.rule not in used or len(rule.free) == 1 or not all(name.literals[0] for name in names)
@@ -165,9 +165,9 @@ class Templates:
         )
         for wide in (False, True):
             for claim in self._claims(example, wide):
-                other = self._rules[claim.rule]
-                if other.number != rule.number and is_before(name, self.name(claim.rule, claim.tensor), wide):
-                    yield other
+                general = self._rules[claim.rule]
+                if general.number != rule.number and is_before(name, self.name(claim.rule, claim.tensor), wide):
+                    yield general
 
     def _claims(self, name: str, wide: bool = False) -> Iterator[Claim]:
         parts = name.split(".")
@@ -180,17 +180,17 @@ class Templates:
             if count == MAX_CLAIMS:
                 raise self._limit()
             rule, template = self._rules[number], self.name(number, index)
-            told: dict[str, str] = {}
-            for each, by, text in zip(template.indices, template.shifts, values, strict=True):
+            indices: dict[str, str] = {}
+            for index_name, by, text in zip(template.indices, template.shifts, values, strict=True):
                 word = parts[text] if isinstance(text, int) else text
-                value = _unshifted(by, word) if each in rule.counted else word
-                if value is None or told.setdefault(each, value) != value:
+                value = _unshifted(by, word) if index_name in rule.counted else word
+                if value is None or indices.setdefault(index_name, value) != value:
                     break
             else:
-                yield Claim(number, index, told, (number, tuple([told[each] for each in rule.free])))
+                yield Claim(number, index, indices, (number, tuple([indices[index_name] for index_name in rule.free])))
 
     def _ends_of(self, name: str, parts: Sequence[str]) -> list[_End]:
-        """Return the ends that `name` leads to, up to one more than it may have claims."""
+        """Return the ends to which `name` leads, up to one more than the most claims."""
         alike = name if self._tells_numbers else _NUMBERS.sub("0", name)
         ends = self._ends.get(alike)
         if ends is None:
@@ -200,7 +200,7 @@ class Templates:
         return ends
 
     def find(self, parts: Sequence[str], wide: bool) -> Iterator[_End]:
-        """Yield the ends that `parts` lead to, with the values of indices; with `wide`, exactly one index has several
+        """Yield the ends to which `parts` lead, with the values of indices; with `wide`, exactly one index has several
         parts. Raise LimitError if that takes too many steps."""
         left: list[tuple[_Branch, int, tuple[str | int, ...], bool]] = [(self._root, 0, (), wide)]
         while left:
@@ -218,16 +218,16 @@ class Templates:
             for pattern, after in branch.patterns.values():
                 match = pattern.fullmatch(part)
                 if match:
-                    found = (at,) if pattern.pattern == _ANY else match.groups()
-                    left.append((after, at + 1, (*values, *found), wide))
+                    matched = (at,) if pattern.pattern == _ANY else match.groups()
+                    left.append((after, at + 1, (*values, *matched), wide))
                 if match and wide and pattern.pattern == _ANY and not part.isdecimal():
                     ends = range(at + 2, len(parts) + 1)
                     left.extend((after, end, (*values, ".".join(parts[at:end])), False) for end in ends)
 
 
 def _unshifted(by: str, value: str) -> str | None:
-    """Return the value of an index that is a number, to which a name adds `by`; None for one that it cannot have. A
-    size that is added and not known yet counts as 0."""
+    """Return the value of an index that is a number, without the number `by` that a name adds; None for an impossible
+    value. An added size that is still unknown counts as 0."""
     if not _NUMBER.fullmatch(value):
         return None
     number = int(value) - (int(by) if by.isdecimal() else 0)
@@ -238,7 +238,7 @@ def _unshifted(by: str, value: str) -> str | None:
 
 
 def is_before(special: Name, general: Name, wide: bool = False) -> bool:
-    """Whether a template has some of the names that `general` has, and no other: it goes before that.
+    """Whether a template has only some of the names of `general`: it has precedence.
 
     With `wide`, an index stands for several parts between dots, else for one.
     """
@@ -247,7 +247,7 @@ def is_before(special: Name, general: Name, wide: bool = False) -> bool:
 
 @functools.lru_cache(1 << 12)
 def _covers(general: Name, special: Name, wide: bool) -> bool:
-    """Whether `general` has all names that `special` has."""
+    """Whether `general` has all names of `special`."""
     names = [_HOLE.join(special.literals)], [_HOLE.join(general.literals)]
     if not wide:
         names = names[0][0].split("."), names[1][0].split(".")
@@ -257,44 +257,44 @@ def _covers(general: Name, special: Name, wide: bool) -> bool:
 
 
 def _has(literals: Sequence[str], text: str) -> bool:
-    """Whether `text` is these literals with some characters between each two."""
+    """Whether `text` consists of these literals, with some characters between each two."""
     first, *others = literals
     if not others:
         return text == first
     at = len(first)
     for literal in others[:-1]:
-        found = text.find(literal, at + 1)
-        if found < 0:
+        index = text.find(literal, at + 1)
+        if index < 0:
             return False
-        at = found + len(literal)
+        at = index + len(literal)
     return text.startswith(first) and text.endswith(others[-1]) and len(text) - len(others[-1]) > at
 
 
 def precedences(map_: Map) -> list[tuple[Rule, Rule]]:
-    """Return the pairs of rules of which the first goes before the second, where both have a name."""
-    found: dict[tuple[int, int], tuple[Rule, Rule]] = {}
+    """Return the pairs of rules that share a name, the rule with precedence first."""
+    pairs: dict[tuple[int, int], tuple[Rule, Rule]] = {}
     for side in (0, 1):
         templates = Templates(map_, side)
         for rule in map_.rules:
             for tensor in rule.sides[side] if rule.read[side] else ():
                 for general in templates.more_general(rule, tensor.name):
-                    found.setdefault((rule.number, general.number), (rule, general))
-    return [found[key] for key in sorted(found)]
+                    pairs.setdefault((rule.number, general.number), (rule, general))
+    return [pairs[key] for key in sorted(pairs)]
 
 
-# ---------------------------------------------------------------------------------------------------- whose is a name
+# -------------------------------------------------------------------------------------------------- owners of names
 
 
 def source_side(map_: Map, names: Iterable[str]) -> int:
-    """Return the number of the side that `names` are of: the one that has more of them.
+    """Return the number of the side of `names`: the one that has more of them.
 
     Raise UsageError if neither has any, or both have as many.
     """
     names = list(names)
     templates = [Templates(map_, side) for side in (0, 1)]
-    counts = [sum(map(each.has, names)) for each in templates]
+    counts = [sum(map(known.has, names)) for known in templates]
     if counts[0] == counts[1]:
-        counts = [sum(each.has(name) or each.has(name, wide=True) for name in names) for each in templates]
+        counts = [sum(known.has(name) or known.has(name, wide=True) for name in names) for known in templates]
     if not any(counts):
         raise UsageError(
             f"The map {map_.name} has none of the {len(names)} names, as {map_.sides[0]} or as {map_.sides[1]}. "
@@ -310,9 +310,9 @@ def source_side(map_: Map, names: Iterable[str]) -> int:
 
 
 def _nearest(map_: Map, side: int | None, names: Sequence[str]) -> str:
-    """Say which name of a map is most like the first of `names`."""
+    """Return a sentence on the name of a map that is most similar to the first of `names`."""
     sides = (0, 1) if side is None else (side,)
-    texts = [str(tensor.name) for rule in map_.rules for each in sides for tensor in rule.sides[each]]
+    texts = [str(tensor.name) for rule in map_.rules for number in sides for tensor in rule.sides[number]]
     if not names:
         return "The checkpoint has no names."
     import difflib
@@ -322,9 +322,9 @@ def _nearest(map_: Map, side: int | None, names: Sequence[str]) -> str:
 
 
 def claimed(map_: Map, side: int, names: Iterable[str], *, strict: bool = True) -> Claims:
-    """Return which rule, or which glob, has each of `names`, which are of a side.
+    """Return the rule or glob of each of `names`, which belong to a side.
 
-    Raise UsageError for a name that two have of which neither is more special, and if `strict` for one that none has.
+    Raise UsageError for a name with two rules of which neither is more special, and, if `strict`, for one without any.
     """
     templates = Templates(map_, side)
     claims = Claims({}, {}, {})
@@ -334,15 +334,15 @@ def claimed(map_: Map, side: int, names: Iterable[str], *, strict: bool = True) 
     listed = {name: [(glob, key) for key, globs in lists if (glob := matches(name, globs))] for name in names}
     all_claims = templates.claims(names, {name for name, globs in listed.items() if globs})
     complete = _complete(map_, side, all_claims.values())
-    for name, found in all_claims.items():
+    for name, fitting in all_claims.items():
         globs = listed[name]
-        # A glob goes before a rule that would have every name like it.
-        found = [each for each in found if not any(_has_all(templates, each, glob) for glob, _ in globs)]
-        if len(found) > 1:
-            found = [claim for claim in found if claim.use in complete] or found
-            # Layers from a number on are those of the rule that says so.
-            found = [claim for claim in found if map_.rules[claim.rule].adds(side)] or found
-        owners = [map_.rules[claim.rule].where for claim in found]
+        # A glob has precedence over a rule that has all names of the glob.
+        fitting = [claim for claim in fitting if not any(_has_all(templates, claim, glob) for glob, _ in globs)]
+        if len(fitting) > 1:
+            fitting = [claim for claim in fitting if claim.use in complete] or fitting
+            # Layers from a number on belong to the rule that adds it.
+            fitting = [claim for claim in fitting if map_.rules[claim.rule].adds(side)] or fitting
+        owners = [map_.rules[claim.rule].where for claim in fitting]
         owners += [f"[{key}] {glob!r}" for glob, key in globs]
         if len(owners) > 1:
             raise UsageError(
@@ -350,8 +350,8 @@ def claimed(map_: Map, side: int, names: Iterable[str], *, strict: bool = True) 
                 "If two rules match a name, the more specific rule wins: the one whose names all match the other rule "
                 "too.",
             )
-        if found:
-            claims.found[name] = found[0]
+        if fitting:
+            claims.found[name] = fitting[0]
         elif globs:
             ((glob, key),) = globs
             (claims.kept if key == "keep" else claims.dropped)[name] = glob
@@ -367,37 +367,38 @@ def claimed(map_: Map, side: int, names: Iterable[str], *, strict: bool = True) 
 
 
 def _has_all(templates: Templates, claim: Claim, glob: str) -> bool:
-    """Whether the template of a claim has all names that a glob has, endings after a dot apart."""
+    """Whether the template of a claim has all names of a glob, not counting endings after a dot."""
     return _has(templates.name(claim.rule, claim.tensor).literals, _WILD.sub(_HOLE, glob))
 
 
 def _complete(map_: Map, side: int, claims: Iterable[Sequence[Claim]]) -> set[Use]:
-    """Return the uses of rules of which every tensor is there. A name that several rules have belongs to such a one."""
-    there: dict[Use, set[int]] = collections.defaultdict(set)
-    for found in claims:
-        for claim in found:
-            there[claim.use].add(claim.tensor)
-    return {use for use, tensors in there.items() if len(tensors) == len(map_.rules[use[0]].sides[side])}
+    """Return the uses of rules whose tensors all exist. A name that several rules have belongs to such a use."""
+    tensors_of: dict[Use, set[int]] = collections.defaultdict(set)
+    for name_claims in claims:
+        for claim in name_claims:
+            tensors_of[claim.use].add(claim.tensor)
+    return {use for use, tensors in tensors_of.items() if len(tensors) == len(map_.rules[use[0]].sides[side])}
 
 
-def check_way_back(map_: Map, side: int, made: Mapping[str, tuple[Rule | None, Mapping[str, str | int]]]) -> None:
-    """Raise UsageError if names that were made, which are of `side`, would be read otherwise on the way back.
+def check_way_back(map_: Map, side: int, made_names: Mapping[str, tuple[Rule | None, Mapping[str, str | int]]]) -> None:
+    """Raise UsageError if the reverse map would read some of the names that were made, which are of `side`, in another
+    way.
 
-    `made` has for each the rule that made it and the values of indices, and no rule for a name that was kept.
+    `made_names` has for each name the rule that made it and the values of indices; a kept name has no rule.
     """
     try:
-        claims = claimed(map_, side, made, strict=False)
+        claims = claimed(map_, side, made_names, strict=False)
     except UsageError as error:
         raise UsageError(f"The reverse map is ambiguous. {error.message}", error.hint) from None
-    for name, (rule, values) in made.items():
+    for name, (rule, values) in made_names.items():
         claim = claims.found.get(name)
         back = map_.rules[claim.rule] if claim else None
         if back is not None and any(not by.isdecimal() for by in back.shifts.values()):
-            continue  # on the way back, an error asks for the size that names add
+            continue  # the reverse map raises an error for the size that names add
         if rule is None and claim is None:
             continue
-        told = claim.values if claim else {}
-        same = all(str(value) == told.get(index, str(value)) for index, value in values.items())
+        read_back = claim.values if claim else {}
+        same = all(str(value) == read_back.get(index, str(value)) for index, value in values.items())
         if back and rule and back.number == rule.number and same:
             continue
         by = f"{rule.where} makes" if rule else "[keep] keeps"

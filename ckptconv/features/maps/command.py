@@ -1,4 +1,4 @@
-"""The commands for maps: `maps` lists those that come with the program, `show` prints one, `check` tries one."""
+"""The commands for maps: `maps` lists the built-in ones, `show` prints one, `check` tries one."""
 
 from __future__ import annotations
 
@@ -95,20 +95,20 @@ def maps_check(
 
 
 def _list(output: Printer, maps: Sequence[MapSummary], text: str = "") -> None:
-    """List maps; with `text`, print the one that this is of."""
+    """List maps; with `text`, print the only map, whose text it is."""
     if output.json:
         fields: Maps = {"maps": maps}
         if text:
             fields["text"] = text
         output.print_json(True, fields)
         return
-    width = max((len(each.name) for each in maps), default=0)
-    table = [f"{each.name:{width}}  {' ⇄ '.join(each.sides)}  {each.about}".rstrip() for each in maps]
+    width = max((len(summary.name) for summary in maps), default=0)
+    table = [f"{summary.name:{width}}  {' ⇄ '.join(summary.sides)}  {summary.about}".rstrip() for summary in maps]
     output.tell(text.splitlines() if text else table)
 
 
 def _tell(output: Printer, check: MapCheck) -> None:
-    """Report a map that is sound, and what it makes of a checkpoint."""
+    """Report a valid map, and its result for a checkpoint."""
     for warning in check.warnings:
         output.warn(warning)
     if output.json:

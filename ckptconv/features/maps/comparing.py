@@ -1,4 +1,4 @@
-"""What the option of maps is for `diff`."""
+"""The option of maps for `diff`."""
 
 from __future__ import annotations
 

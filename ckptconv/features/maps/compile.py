@@ -1,8 +1,8 @@
 """Applies a map: from names and lazy tensors to those of the other side. Pure.
 
-Each tensor of the source belongs to one use of one rule, or is kept or dropped by name. A use of a rule is the set of
+Each tensor of the source belongs to one use of one rule, or its name is kept or dropped. A use of a rule is the set of
 tensors that its names find for one value of its free indices. The pieces of one side are regular patterns of elements
-(a start, and a step for each axis) in its tensors; those of the other side are put together again by its sums.
+(a start, and a step for each axis) in its tensors; the sums of the other side put them together again.
 """
 
 from __future__ import annotations
@@ -26,24 +26,25 @@ from ckptconv.tensors.slices import Steps, strided, viewed
 from ckptconv.tensors.strides import contiguous_strides
 from ckptconv.text import quoted, some
 
-# The most tensors that a map makes of a checkpoint, and elements of one: those of any dtype can be counted in bytes.
+# The most tensors that a map makes from a checkpoint, and the most elements of one: elements of any dtype can be
+# counted in bytes.
 MAX_ELEMENTS = 1 << 59
 MAX_TARGETS = 1 << 20
-# Parts of source tensors that all tensors may be joined of.
+# The most parts of source tensors that are joined for all tensors.
 MAX_JOINED = 1 << 22
-# Gives part of a tensor another dtype; the second argument are the names that the tensor is made of.
+# Casts a part of a tensor. The second argument are the names of the tensor's sources.
 Cast: TypeAlias = "Callable[[LazyTensor, Sequence[str]], LazyTensor]"
 
 
 @dataclass(frozen=True)
 class Applied:
-    """What a map made of a checkpoint.
+    """The result of a map for a checkpoint.
 
-    `tensors` are by their new names, `sources` the old names that each is made of. `kept` and `dropped` are old names
-    that no rule has, by the glob that matched. `padding` counts the elements that were dropped as padding, by old name.
-    `sizes` are all sizes that were found and are the same wherever they are used: `n`, or for an axis of a rule alone
-    `RULE.n`. `source` and `target` are the names of the sides. `unchecked` says which sizes shapes alone decide, where
-    the map has more to say of them that nothing beside the checkpoint tells.
+    `tensors` are by their new names; `sources` are the old names from which each is made. `kept` and `dropped` are old
+    names that no rule has, by the glob that matched. `padding` counts the elements that were dropped as padding, by old
+    name. `sizes` are all sizes that were determined and are the same wherever they are used: `n`, or for an axis of a
+    single rule `RULE.n`. `source` and `target` are the names of the sides. `unchecked` names the sizes that only shapes
+    decide, although the map has an expression for them: the configuration lacks its values.
     """
 
     map: Map
@@ -58,7 +59,7 @@ class Applied:
     unchecked: tuple[str, ...] = ()
 
     def record(self) -> dict[str, Any]:
-        """Return the record of the map that an output keeps, as `chosen.of_record` reads it."""
+        """Return the record of the map for an output, in the form that `chosen.of_record` reads."""
         return {
             "name": self.map.name,
             "sha256": self.map.digest,
@@ -70,7 +71,7 @@ class Applied:
 
 
 def unchanged(tensor: LazyTensor, _: Sequence[str]) -> LazyTensor:
-    """Cast nothing."""
+    """Return the tensor without a cast."""
     return tensor
 
 
@@ -86,10 +87,10 @@ def apply_map(
 ) -> Applied:
     """Return the tensors of the other side of `map_`.
 
-    `sizes` are known beforehand, such as {"n": 32}; `config` is a config.json. `target` names the side to make; the
-    default is the one that the names of `tensors` are not of. `shapes` are known shapes of tensors to make, by name.
-    `cast` gives parts of one tensor the same dtype where they have different ones.
-    Raise UsageError, which names rule and tensor, if the map does not fit; CorruptError for a stack with a gap.
+    `sizes` are given sizes, such as {"n": 32}; `config` is a config.json. `target` names the side to make; the default
+    is the side that the names of `tensors` are not from. `shapes` are known shapes of tensors to make, by name. `cast`
+    gives parts of one tensor with different dtypes the same dtype. Raise UsageError, which names rule and tensor, if
+    the map does not fit; CorruptError for a stack with a gap.
     """
     side = 1 - map_.side(target) if target else source_side(map_, tensors)
     known = resolve(map_.sizes, config, sizes)
@@ -97,34 +98,34 @@ def apply_map(
     claims = claimed(map_, side, tensors)
     uses = _uses(map_, side, claims, tensors)
     _solve_globals(map_, side, uses, tensors, known, shapes or {})
-    told = _Told(map_.sizes, config or {}, frozenset(sizes or ()))
-    made = _Made(map_, side, tensors, known, shapes or {}, cast, told)
+    check = _Told(map_.sizes, config or {}, frozenset(sizes or ()))
+    result = _Made(map_, side, tensors, known, shapes or {}, cast, check)
     for name in tensors:
         if name in claims.kept:
-            made.keep(name)
+            result.keep(name)
         elif name in claims.found:
             use = uses.pop(claims.found[name].use, None)
             if use:
-                made.make(use)
-    check_way_back(map_, 1 - side, made.made_by)
+                result.make(use)
+    check_way_back(map_, 1 - side, result.made_by)
     return Applied(
         map_,
         map_.sides[side],
         map_.sides[1 - side],
-        made.tensors,
-        made.sources,
+        result.tensors,
+        result.sources,
         claims.kept,
         claims.dropped,
-        made.padding,
-        made.sizes(),
-        tuple(told.unchecked.values()),
+        result.padding,
+        result.sizes(),
+        tuple(check.unchecked.values()),
     )
 
 
 def _shifted(map_: Map, known: dict[str, int], config: Mapping[str, object]) -> Map:
     """Return `map_` with numbers for the sizes that names add to indices.
 
-    Those that are not in `known` are taken from the configuration, and added; what is not there either is left.
+    Sizes that are not `known` come from the configuration, and become known. A size that it lacks stays a name.
     """
     for by in {by for rule in map_.rules for by in rule.shifts.values()} - known.keys():
         if not by.isdecimal():
@@ -133,7 +134,7 @@ def _shifted(map_: Map, known: dict[str, int], config: Mapping[str, object]) -> 
 
 
 def _check_shifts(rule: Rule) -> None:
-    """Raise UsageError for a rule whose names add a size that is not known."""
+    """Raise UsageError for a rule whose names add an unknown size."""
     for index, by in rule.shifts.items():
         if not by.isdecimal():
             rule.fail(f"the size of {by} is not known, in {{{index} + {by}}}.", f"Give --size {by}=NUMBER.")
@@ -144,7 +145,7 @@ def _check_shifts(rule: Rule) -> None:
 
 @dataclass
 class _Use:
-    """A rule, the values of its free indices, and the names it is used for: {(tensor, indices of stacks): name}.
+    """A rule, the values of its free indices, and the names of its tensors: {(tensor, indices of stacks): name}.
 
     `counts` are the sizes of stacks whose indices are in names.
     """
@@ -207,10 +208,10 @@ def _check_complete(use: _Use, side: int) -> None:
                 f"{quoted(lacking)}, which is missing."
             )
         counts = [use.counts[stack] for stack in stacks]
-        found = sum(number == index for number, _ in use.names)
-        if math.prod(counts) != found:
-            # One of the first is missing, as fewer are there; a name may hold any number.
-            combinations = itertools.product(*(range(min(count, found + 1)) for count in counts))
+        present = sum(number == index for number, _ in use.names)
+        if math.prod(counts) != present:
+            # An early one is missing, because fewer exist; a name may hold any number.
+            combinations = itertools.product(*(range(min(count, present + 1)) for count in counts))
             gap = next(at for at in combinations if (index, at) not in use.names)
             lacking = tensor.name.of({**use.values, **dict(zip(stacks, gap, strict=True))})
             raise CorruptError(
@@ -222,7 +223,7 @@ def _check_complete(use: _Use, side: int) -> None:
 def _equations(
     use: _Use, side: int, tensors: Mapping[str, LazyTensor], shapes: Mapping[str, Sequence[int]]
 ) -> Iterator[Equation]:
-    """Yield what the shapes of a use say: each distinct shape of each tensor once."""
+    """Yield the equations from the shapes of a use: each distinct shape of each tensor once."""
     seen = set()
     for (index, _), name in use.names.items():
         shape = tensors[name].shape
@@ -237,7 +238,7 @@ def _equations(
 
 
 def _first_of(use: _Use, tensor: MapTensor) -> str:
-    """Return the name of the first tensor that `tensor`, of the side to make, stands for."""
+    """Return the name of the first tensor of `tensor`, on the side to make."""
     return tensor.name.of({**dict.fromkeys(use.rule.stacks, 0), **use.values})
 
 
@@ -274,38 +275,38 @@ def _solve_globals(
     known: dict[str, int],
     shapes: Mapping[str, Sequence[int]],
 ) -> None:
-    """Add to `known` those sizes of the map that the shapes of some use decide: they hold for all rules."""
+    """Add to `known` the sizes of the map that the shapes of some use decide: they hold for all rules."""
     missing = [name for name in map_.sizes if name not in known]
     distinct: dict[object, _Use] = {}
     for use in uses.values() if missing else ():
         key = id(use.rule), frozenset((index, tensors[name].shape) for (index, _), name in use.names.items())
         distinct.setdefault(key, use)
     while missing:
-        found: dict[str, tuple[int, _Use]] = {}
+        solved_now: dict[str, tuple[int, _Use]] = {}
         for use in distinct.values():
             sizes = _solved(use, side, tensors, known, shapes).sizes
             for name in missing:
                 if name not in sizes:
                     continue
-                size, first = found.setdefault(name, (sizes[name], use))
+                size, first = solved_now.setdefault(name, (sizes[name], use))
                 if sizes[name] != size:
-                    one, other = (quoted(next(iter(each.names.values()))) for each in (first, use))
+                    before, now = (quoted(next(iter(found_use.names.values()))) for found_use in (first, use))
                     raise UsageError(
-                        f"{use.where}: {name} is {sizes[name]} by the shape of {other}, and {size} by that of {one}, "
+                        f"{use.where}: {name} is {sizes[name]} by the shape of {now}, and {size} by that of {before}, "
                         f"where {first.rule.where} has it.",
                         "Is this the right map for the model?",
                     )
-        if not found:
+        if not solved_now:
             return
-        known.update((name, size) for name, (size, _) in found.items())
-        missing = [name for name in missing if name not in found]
+        known.update((name, size) for name, (size, _) in solved_now.items())
+        missing = [name for name in missing if name not in solved_now]
 
 
 @dataclass
 class _Told:
-    """What a map and a configuration say of sizes, against what shapes made of them.
+    """The sizes in a map and a configuration, compared with those from shapes.
 
-    `given` are the sizes that need no check. `unchecked` has a sentence for each size that nothing else tells.
+    `given` are the sizes that need no check. `unchecked` has a sentence for each size that only shapes decide.
     """
 
     sizes: Mapping[str, Alternatives]
@@ -313,32 +314,32 @@ class _Told:
     given: frozenset[str]
     unchecked: dict[str, str] = field(default_factory=dict)
 
-    def check(self, use: _Use, found: KnownSizes) -> None:
-        """Raise UsageError for a size of a use that is not what the map says."""
+    def check(self, use: _Use, solved: KnownSizes) -> None:
+        """Raise UsageError for a size of a use that differs from the map's."""
         axes = {name for side in use.rule.sides for tensor in side for axis in _axes(tensor) for name in axis.names}
-        for name in self.sizes.keys() & axes & found.sizes.keys() - self.given:
-            alternatives, size, tensor = self.sizes[name], found.sizes[name], next(iter(use.names.values()))
-            others = {each: value for each, value in found.sizes.items() if each != name}
+        for name in self.sizes.keys() & axes & solved.sizes.keys() - self.given:
+            alternatives, size, tensor = self.sizes[name], solved.sizes[name], next(iter(use.names.values()))
+            others = {word: value for word, value in solved.sizes.items() if word != name}
             try:
-                told = resolve({name: alternatives}, self.config, others).get(name)
+                expected = resolve({name: alternatives}, self.config, others).get(name)
             except UsageError as error:
                 raise UsageError(f"{use.where}: {name} is {size} in {quoted(tensor)}. {error.message}") from None
-            if told is not None and told != size:
+            if expected is not None and expected != size:
                 raise UsageError(
-                    f"{use.where}: {name} is {size} by the shape of {quoted(tensor)}, and {told} by [sizes] "
+                    f"{use.where}: {name} is {size} by the shape of {quoted(tensor)}, and {expected} by [sizes] "
                     f"({some(alternatives, form=str)}).",
                     f"Is this the right map for the model? If it is, give --size {name}={size}.",
                 )
-            asked = {each for text in alternatives if isinstance(text, str) for each in Expression(text).names}
-            if told is None and asked & (self.sizes.keys() | use.rule.stacks):
+            needed = {word for text in alternatives if isinstance(text, str) for word in Expression(text).names}
+            if expected is None and needed & (self.sizes.keys() | use.rule.stacks):
                 self.unchecked[name] = (
                     f"{name} = {size} follows from the shape of {quoted(tensor)} alone, unchecked: the size of "
-                    f"{some(sorted(asked - others.keys()), form=str)} is not known"
+                    f"{some(sorted(needed - others.keys()), form=str)} is not known"
                 )
 
 
 class _Piece(NamedTuple):
-    """A piece of a tensor: where it begins along each dimension, and {axis: (dimension, step)}."""
+    """A piece of a tensor: its start along each dimension, and {axis: (dimension, step)}."""
 
     tensor: int
     starts: tuple[int, ...]
@@ -346,7 +347,7 @@ class _Piece(NamedTuple):
 
 
 def _pieces_of(rule: Rule, side: int, sizes: KnownSizes) -> Iterator[_Piece]:
-    """Yield the pieces of a side that are no padding, in order."""
+    """Yield the pieces of a side, in order, without padding."""
     for index, tensor in enumerate(rule.sides[side]):
         for boxes in itertools.product(*(list(_boxes(dim, sizes)) for dim in tensor.dims or ())):
             steps = {axis: (dim, step) for dim, (_, along) in enumerate(boxes) for axis, step in along.items()}
@@ -355,7 +356,7 @@ def _pieces_of(rule: Rule, side: int, sizes: KnownSizes) -> Iterator[_Piece]:
 
 
 def _boxes(product: Product, sizes: KnownSizes) -> Iterator[tuple[int, dict[str, int]]]:
-    """Yield the pieces of a composed axis: where each begins, and the step of each of its axes."""
+    """Yield the pieces of a composed axis: the start of each, and the step of each of its axes."""
     steps = list(itertools.accumulate((sizes.node(node) for node in reversed(product[1:])), operator.mul, initial=1))
     choices: list[list[tuple[int, dict[str, int]]]] = []
     for node, step in zip(product, reversed(steps), strict=False):
@@ -365,7 +366,7 @@ def _boxes(product: Product, sizes: KnownSizes) -> Iterator[tuple[int, dict[str,
         terms, start = [], 0
         for term in node.terms:
             for begin, inner in _boxes(term, sizes):
-                terms.append(((start + begin) * step, {axis: each * step for axis, each in inner.items()}))
+                terms.append(((start + begin) * step, {axis: inner_step * step for axis, inner_step in inner.items()}))
             start += sizes.product(term)
         choices.append(terms)
     for combination in itertools.product(*choices):
@@ -374,7 +375,8 @@ def _boxes(product: Product, sizes: KnownSizes) -> Iterator[tuple[int, dict[str,
 
 
 class _Layout(NamedTuple):
-    """How a piece of tensors of one shape is read: the axes of the result, and whether that is all of it, in order."""
+    """The way to read a piece of tensors of one shape: the axes of the result, and whether they are all of it, in
+    order."""
 
     steps: tuple[Steps, ...]
     shape: tuple[int, ...]
@@ -383,11 +385,11 @@ class _Layout(NamedTuple):
 
 
 def _layout(piece: _Piece, order: Sequence[MapAxis], source: Sequence[int], sizes: KnownSizes) -> _Layout:
-    """Return how `piece` of tensors of the shape `source` is read, with its axes in the order of `order`."""
+    """Return the way to read `piece` of tensors of the shape `source`, with its axes in the order of `order`."""
     steps = tuple(Steps(sizes.node(axis), *piece.steps[axis.name]) for axis in order)
-    shape = tuple(each.length for each in steps)
+    shape = tuple(axis_steps.length for axis_steps in steps)
     within = contiguous_strides(source)
-    flat = tuple(each.step * within[each.dim] for each in steps)
+    flat = tuple(axis_steps.step * within[axis_steps.dim] for axis_steps in steps)
     is_whole = math.prod(shape) == math.prod(source) and all(
         stride == wanted or length == 1
         for length, stride, wanted in zip(shape, flat, contiguous_strides(shape), strict=True)
@@ -409,20 +411,20 @@ class _Made:
         known: Mapping[str, int],
         shapes: Mapping[str, Sequence[int]],
         cast: Cast,
-        told: _Told,
+        check: _Told,
     ) -> None:
-        self._cast, self._told = cast, told
+        self._cast, self._told = cast, check
         self.tensors: dict[str, LazyTensor] = {}
         self.sources: dict[str, tuple[str, ...]] = {}
-        # The rule that made each, and the values of its indices; no rule for what is kept.
+        # The rule that made each tensor, and the values of its indices; kept names have no rule.
         self.made_by: dict[str, tuple[Rule | None, Mapping[str, str | int]]] = {}
         self.padding: dict[str, int] = {}
         self._map, self._side, self._given, self._known, self._shapes = map_, side, tensors, known, shapes
         self._joined = 0
         self._found: dict[str, set[int]] = collections.defaultdict(set)
-        # Equal expressions are one object, so that tied tensors stay tied.
+        # Equal expressions share one object, so that tied tensors stay tied.
         self._same: dict[LazyTensor, LazyTensor] = {}
-        # Layers have the same shapes, and then the same sizes and pieces.
+        # Layers with the same shapes have the same sizes and pieces.
         self._solved: dict[object, tuple[KnownSizes, list[_Piece]]] = {}
         self._layouts: _Layouts = {}
 
@@ -430,11 +432,11 @@ class _Made:
         self._add(name, self._given[name], (name,))
 
     def sizes(self) -> dict[str, int]:
-        """Return the sizes that are the same wherever they were used."""
+        """Return the sizes that are the same wherever they are used."""
         return dict(self._known) | {name: min(sizes) for name, sizes in self._found.items() if len(sizes) == 1}
 
     def make(self, use: _Use) -> None:
-        """Add what one use of a rule makes. Raise UsageError if the sizes do not fit or are not known."""
+        """Add the tensors of one use of a rule. Raise UsageError if the sizes do not fit or are unknown."""
         rule, side = use.rule, self._side
         if rule.renames:
             (name,) = use.names.values()
@@ -442,10 +444,10 @@ class _Made:
             return
         sizes, pieces = self._sizes_and_pieces(use)
         following = iter(pieces)
-        made = 0
+        elements = 0
         for tensor in rule.sides[1 - side]:
             count = sum(
-                not any(axis.is_padding for axis in itertools.chain.from_iterable(each)) for each in _expanded(tensor)
+                not any(axis.is_padding for axis in itertools.chain.from_iterable(piece)) for piece in _expanded(tensor)
             )
             taken = list(itertools.islice(following, count))
             stacks = _stacks(rule, tensor)
@@ -458,11 +460,11 @@ class _Made:
                 name = tensor.name.of({**use.values, **fixed})
                 assembly = _Assembly(use, side, self._given, sizes, taken, self._layouts, fixed, name, self._cast)
                 self._add(name, assembly.tensor(tensor), assembly.sources, use, fixed)
-                made += assembly.elements
+                elements += assembly.elements
                 self._joined += assembly.parts
                 if self._joined > MAX_JOINED:
                     raise LimitError(f"{use.where} joins parts of tensors: with these more than {MAX_JOINED} in all.")
-        self._check_all_used(use, made)
+        self._check_all_used(use, elements)
 
     def _sizes_and_pieces(self, use: _Use) -> tuple[KnownSizes, list[_Piece]]:
         side, rule = self._side, use.rule
@@ -470,25 +472,25 @@ class _Made:
         targets = rule.sides[1 - side] if self._shapes else ()
         wanted = tuple(tuple(self._shapes.get(_first_of(use, tensor), ())) for tensor in targets)
         key = (id(rule), shapes, wanted, tuple(use.counts.items()))
-        found = self._solved.get(key)
-        if found is None:
+        cached = self._solved.get(key)
+        if cached is None:
             sizes = _solved(use, side, self._given, self._known, self._shapes)
             _check_decided(use, sizes, self._map.sizes)
             self._told.check(use, sizes)
-            found = self._solved[key] = sizes, list(_pieces_of(rule, side, sizes))
+            cached = self._solved[key] = sizes, list(_pieces_of(rule, side, sizes))
         for tensor in (*rule.sides[0], *rule.sides[1]):
             for axis in _axes(tensor):
-                size = found[0].of(axis)
+                size = cached[0].of(axis)
                 if size is not None and axis.number is None and axis.name not in self._known:
                     self._found[f"{rule.number}.{axis.name}"].add(size)
-        return found
+        return cached
 
-    def _check_all_used(self, use: _Use, made: int) -> None:
-        """Count the elements of a use: those of its tensors are in the results once, but for padding."""
-        given = 0
+    def _check_all_used(self, use: _Use, elements: int) -> None:
+        """Raise UsageError unless the results have each element of a use once, except padding."""
+        expected = 0
         for (index, _), name in use.names.items():
             size = self._given[name].numel
-            given += size
+            expected += size
             tensor = use.rule.sides[self._side][index]
             if any(axis.is_padding for axis in _axes(tensor)):
                 sizes, _ = self._sizes_and_pieces(use)
@@ -499,9 +501,9 @@ class _Made:
                 )
                 if size > used:
                     self.padding[name] = size - used
-                given -= size - used
-        if given != made:
-            use.rule.fail(f"{given} elements would become {made}: the two sides differ in size.")
+                expected -= size - used
+        if expected != elements:
+            use.rule.fail(f"{expected} elements would become {elements}: the two sides differ in size.")
 
     def _add(
         self,
@@ -511,7 +513,7 @@ class _Made:
         use: _Use | None = None,
         fixed: Mapping[str, int] | None = None,
     ) -> None:
-        """Add what `use` made of `sources`, with `fixed` as the indices of stacks, or without one what is kept."""
+        """Add a tensor that `use` made from `sources`, with `fixed` as the indices of stacks; or a kept one."""
         if name in self.tensors:
             first = self.made_by[name][0]
             raise UsageError(
@@ -538,16 +540,16 @@ def _expanded(tensor: MapTensor) -> Iterator[tuple[tuple[MapAxis, ...], ...]]:
 
 
 def _check_decided(use: _Use, sizes: KnownSizes, named: Collection[str]) -> None:
-    """Raise UsageError for sizes that nothing decides, and for those that make more elements than can be counted.
+    """Raise UsageError for sizes that are undecided, and for sizes that give too many elements.
 
-    `named` are those that the map lists.
+    `named` are the sizes that the map lists.
     """
     tensors = (*use.rule.sides[0], *use.rule.sides[1])
     unknown = dict.fromkeys(axis.name for tensor in tensors for axis in _axes(tensor) if sizes.of(axis) is None)
     unknown |= dict.fromkeys(name for name in use.rule.stacks if name not in sizes.sizes)
     if unknown:
-        names = [each for name in unknown for each in name.split(" ")]
-        # Those that the map lists under [sizes] are what it takes; the others follow from them.
+        names = [word for name in unknown for word in name.split(" ")]
+        # The sizes that the map lists under [sizes] suffice; the others follow from them.
         names = [name for name in names if name in named] or names
         raise UsageError(
             f"{use.where}: the shapes do not say how large {' and '.join(names)} "
@@ -559,19 +561,19 @@ def _check_decided(use: _Use, sizes: KnownSizes, named: Collection[str]) -> None
             raise LimitError(f"{use.where}: {quoted(tensor.text)} has more elements than can be counted.")
 
 
-# By the piece's identity: those of equal uses are the same.
+# By the piece's identity: equal uses share their pieces.
 _Layouts: TypeAlias = "dict[tuple[int, tuple[MapAxis, ...], tuple[int, ...]], _Layout]"
 
 
 class _Assembly:
-    """Puts one tensor together from the pieces of a use of a rule. `elements` counts those taken from sources, in
-    `parts` parts."""
+    """Puts one tensor together from the pieces of a use of a rule. `elements` counts the elements taken from sources,
+    in `parts` parts."""
 
     def __init__(
         self,
         use: _Use,
         side: int,
-        given: Mapping[str, LazyTensor],
+        inputs: Mapping[str, LazyTensor],
         sizes: KnownSizes,
         pieces: Sequence[_Piece],
         layouts: _Layouts,
@@ -580,7 +582,7 @@ class _Assembly:
         cast: Cast,
     ) -> None:
         self._cast = cast
-        self._use, self._side, self._given, self._sizes, self._fixed, self._name = use, side, given, sizes, fixed, name
+        self._use, self._side, self._given, self._sizes, self._fixed, self._name = use, side, inputs, sizes, fixed, name
         self._all, self._layouts = pieces, layouts
         self._pieces = iter(pieces)
         self._sources: dict[str, None] = {}
@@ -597,7 +599,7 @@ class _Assembly:
         return viewed(self._joined(nodes), shape)
 
     def _joined(self, nodes: Sequence[Node]) -> LazyTensor:
-        """Return the tensor that has one dimension for each of `nodes`."""
+        """Return the tensor with one dimension for each of `nodes`."""
         at, terms = next(((at, node.terms) for at, node in enumerate(nodes) if isinstance(node, Sum)), (0, ()))
         shape = tuple(map(self._sizes.node, nodes))
         if not terms:

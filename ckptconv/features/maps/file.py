@@ -1,4 +1,4 @@
-"""Reads a map from TOML text, and the maps that come with the program."""
+"""Reads a map from TOML text, and the built-in maps."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ckptconv.features.maps.sizes import MAX_SIZE, Alternatives, Expression
 from ckptconv.text import brief, quoted, some
 
 SUFFIX = ".toml"
-# Limits: bytes of a file, rules, globs of a list, sizes, and alternatives of a size. They bound what a map may cost.
+# Limits of a map: bytes of its file, rules, globs of a list, sizes, and alternatives of a size.
 MAX_BYTES, MAX_RULES, MAX_GLOBS, MAX_SIZES, MAX_ALTERNATIVES = 1 << 20, 2000, 100, 100, 16
 _TABLES = ("rule", "sizes", "keep", "drop")
-# Texts for people: of a map, where it comes from and what it is for; of a rule, a note.
+# Texts for people: the source and the purpose of a map; a note on a rule.
 _WORDS = ("about", "description", "note", "notes", "source", "sources", "title", "url", "version")
 _RULE_WORDS = ("about", "note")
-# The keys of globs of both sides.
+# The keys for globs of both sides.
 _BOTH = ("names", "both", "tensors", "globs", "patterns")
 # A line that begins a rule, and an index in a glob.
 _HEADER = re.compile(r"\s*\[\[\s*rule\s*\]\]")
@@ -35,7 +35,7 @@ _INDEX = re.compile(r"\{\w+\}")
 class Map:
     """A map: its sides, rules, sizes, and the globs of names that are kept or dropped, by side.
 
-    `name` is the file's, or that of the catalogue; `text` is the whole file, `digest` the sha256 of it.
+    `name` is that of the file or the built-in map; `text` is the whole file, `digest` its sha256.
     """
 
     name: str
@@ -49,9 +49,9 @@ class Map:
 
     @property
     def about(self) -> str:
-        """What it is for, in a line."""
-        told = self.words.get("about") or self.words.get("title") or self.words.get("description") or ""
-        return told.strip().partition("\n")[0]
+        """Its purpose, in a line."""
+        text = self.words.get("about") or self.words.get("title") or self.words.get("description") or ""
+        return text.strip().partition("\n")[0]
 
     @property
     def digest(self) -> str:
@@ -59,9 +59,9 @@ class Map:
 
     @property
     def asks_config(self) -> bool:
-        """Whether a config.json may have sizes of it."""
-        told = itertools.chain.from_iterable(self.sizes.values())
-        return any(isinstance(each, str) for each in told) or any(rule.shifts for rule in self.rules)
+        """Whether some of its sizes may be in a config.json."""
+        alternatives = itertools.chain.from_iterable(self.sizes.values())
+        return any(isinstance(entry, str) for entry in alternatives) or any(rule.shifts for rule in self.rules)
 
     def side(self, name: str) -> int:
         """Return the number of the side called `name`. Raise UsageError if there is none."""
@@ -71,23 +71,27 @@ class Map:
 
 
 def parse_map(text: str, name: str) -> Map:
-    """Return the map of this TOML text. `name` is its file's name. Raise UsageError, which points into the file, for
-    anything that is no map."""
+    """Return the map in this TOML text. `name` is its file's name. Raise UsageError, which points into it, if it is
+    invalid."""
     if len(text.encode()) > MAX_BYTES:
         raise UsageError(f"{name} has more than {MAX_BYTES} bytes, the limit for a map.")
     tables = _toml(text, name)
     for key, value in tables.items():
         if key not in _TABLES and not (key in _WORDS and _is_text(value)):
             raise UsageError(f"{name}: {quoted(key)} is not a part of a map.", f"A map has {some(_TABLES, form=str)}.")
-    given = tables.get("rule", [])
-    if not isinstance(given, list) or not all(isinstance(each, dict) for each in given) or not given:
+    rule_tables = tables.get("rule", [])
+    if (
+        not isinstance(rule_tables, list)
+        or not all(isinstance(table, dict) for table in rule_tables)
+        or not rule_tables
+    ):
         raise UsageError(f"{name} has no rules.", "Each begins with [[rule]].")
-    if len(given) > MAX_RULES:
-        raise UsageError(f"{name} has {len(given)} rules; a map can have at most {MAX_RULES}.")
-    places = _places(text, name, len(given))
-    sides = _sides(given, places)
+    if len(rule_tables) > MAX_RULES:
+        raise UsageError(f"{name} has {len(rule_tables)} rules; a map can have at most {MAX_RULES}.")
+    places = _places(text, name, len(rule_tables))
+    sides = _sides(rule_tables, places)
     rules: list[Rule] = []
-    for number, (rule, where) in enumerate(zip(given, places, strict=True), 1):
+    for number, (rule, where) in enumerate(zip(rule_tables, places, strict=True), 1):
         texts = [_texts(rule[side], f"{where}, {side}") for side in sides]
         rules.extend(make_rules(where, number, sides, texts))
     keep, drop = (_globs(tables.get(key, []), sides, f"{name}, [{key}]") for key in ("keep", "drop"))
@@ -102,14 +106,14 @@ def _toml(text: str, name: str) -> dict[str, Any]:
     else:
         import tomli as tomllib
     try:
-        found: dict[str, Any] = tomllib.loads(text)
+        tables: dict[str, Any] = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{name} is not TOML: {str(error)[:200]}.") from None
-    return found
+    return tables
 
 
 def _is_text(value: Any) -> bool:
-    return isinstance(value, str) or (isinstance(value, list) and all(isinstance(each, str) for each in value))
+    return isinstance(value, str) or (isinstance(value, list) and all(isinstance(item, str) for item in value))
 
 
 def _joined(value: Any) -> str:
@@ -117,7 +121,7 @@ def _joined(value: Any) -> str:
 
 
 def _places(text: str, name: str, rules: int) -> list[str]:
-    """Return what messages call each rule: FILE:LINE and its number, without the line if rules have no lines."""
+    """Return the name of each rule for messages: FILE:LINE and its number, without the line if it is unknown."""
     lines = [number for number, line in enumerate(text.splitlines(), 1) if _HEADER.match(line)]
     if len(lines) != rules:
         return [f"{name}, rule {number}" for number in range(1, rules + 1)]
@@ -125,14 +129,14 @@ def _places(text: str, name: str, rules: int) -> list[str]:
 
 
 def _sides(rules: Sequence[Mapping[str, Any]], places: Sequence[str]) -> tuple[str, str]:
-    """Return the names of the two sides, which all rules have."""
+    """Return the names of the two sides, which all rules must have."""
     sides = [key for key in rules[0] if key not in _RULE_WORDS]
     if len(sides) != 2:
         raise UsageError(f"{places[0]} has {len(sides)} sides, but a rule must have two: {some(sides) or 'none'}.")
     for rule, where in zip(rules, places, strict=True):
-        found = [key for key in rule if key not in _RULE_WORDS]
-        if {*found} != {*sides}:
-            raise UsageError(f"{where} has the sides {some(found)}; rule 1 has {some(sides)}.")
+        keys = [key for key in rule if key not in _RULE_WORDS]
+        if {*keys} != {*sides}:
+            raise UsageError(f"{where} has the sides {some(keys)}; rule 1 has {some(sides)}.")
     return sides[0], sides[1]
 
 
@@ -146,7 +150,7 @@ def _texts(value: Any, where: str) -> list[str]:
 def _globs(value: Any, sides: tuple[str, str], where: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the globs of each side."""
     tables = value if isinstance(value, dict) else {_BOTH[0]: value}
-    found: list[list[str]] = [[], []]
+    globs_of: list[list[str]] = [[], []]
     for key, globs in tables.items():
         if key not in (*sides, *_BOTH):
             raise UsageError(
@@ -163,10 +167,10 @@ def _globs(value: Any, sides: tuple[str, str], where: str) -> tuple[tuple[str, .
                 )
         for number, side in enumerate(sides):
             if key == side or key not in sides:
-                found[number].extend(texts)
-    if any(len(globs) > MAX_GLOBS for globs in found):
+                globs_of[number].extend(texts)
+    if any(len(globs) > MAX_GLOBS for globs in globs_of):
         raise UsageError(f"{where} has more than {MAX_GLOBS} globs.")
-    return tuple(found[0]), tuple(found[1])
+    return tuple(globs_of[0]), tuple(globs_of[1])
 
 
 def _sizes(value: Any, name: str) -> dict[str, Alternatives]:
@@ -175,18 +179,18 @@ def _sizes(value: Any, name: str) -> dict[str, Alternatives]:
     if len(value) > MAX_SIZES:
         raise UsageError(f"{name}, [sizes] has {len(value)} sizes; a map can have at most {MAX_SIZES}.")
     sizes: dict[str, Alternatives] = {}
-    for axis, told in value.items():
+    for axis, value_of_axis in value.items():
         where = f"{name}, [sizes], {axis}"
-        alternatives = told if isinstance(told, list) else [told]
+        alternatives = value_of_axis if isinstance(value_of_axis, list) else [value_of_axis]
         if len(alternatives) > MAX_ALTERNATIVES:
             raise UsageError(f"{where} has {len(alternatives)} alternatives; at most {MAX_ALTERNATIVES} are allowed.")
-        for each in alternatives:
-            is_number = isinstance(each, int) and not isinstance(each, bool) and 0 <= each <= MAX_SIZE
-            if not is_number and not isinstance(each, str):
-                raise UsageError(f"{where}: {brief(each)} is neither a number nor an expression.")
-            if isinstance(each, str):
+        for entry in alternatives:
+            is_number = isinstance(entry, int) and not isinstance(entry, bool) and 0 <= entry <= MAX_SIZE
+            if not is_number and not isinstance(entry, str):
+                raise UsageError(f"{where}: {brief(entry)} is neither a number nor an expression.")
+            if isinstance(entry, str):
                 try:
-                    Expression(each)
+                    Expression(entry)
                 except UsageError as error:
                     raise UsageError(f"{where}: {error.message}") from None
         sizes[axis] = tuple(alternatives)
@@ -213,12 +217,12 @@ def _pattern(glob: str) -> re.Pattern[str]:
 
 
 def catalogue() -> Iterator[str]:
-    """Yield the names of the maps that come with the program, in order."""
-    yield from sorted(each.name.removesuffix(SUFFIX) for each in _folder().iterdir() if each.name.endswith(SUFFIX))
+    """Yield the names of the built-in maps, in order."""
+    yield from sorted(entry.name.removesuffix(SUFFIX) for entry in _folder().iterdir() if entry.name.endswith(SUFFIX))
 
 
 def from_catalogue(name: str) -> Map:
-    """Return the map of this name that comes with the program. Raise UsageError if there is none."""
+    """Return the built-in map of this name. Raise UsageError if there is none."""
     names = list(catalogue())
     if name not in names:
         import difflib

@@ -1,4 +1,4 @@
-"""Apply a map to what is selected: to weights by name, or to an optimizer's states by parameter. Pure."""
+"""Applies a map to selected tensors: to weights by name, or to an optimizer's states by parameter. Pure."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 def with_owners(tensors: Mapping[str, LazyTensor], owners: Mapping[str, str]) -> dict[str, LazyTensor]:
-    """Return `tensors`, of ties {alias: owner} the owner's: what a map makes of them is tied then, too."""
+    """Return `tensors`, with the owner's tensor for each alias of {alias: owner}: then a map's results are tied too."""
     return {name: tensors[owners.get(name, name)] for name in tensors}
 
 
 def mapped(chosen: Selected, map_: ChosenMap | None, options: Options, reference: Selected | None = None) -> Selected:
-    """Return `chosen` with the names and layouts that `map_` gives; as it is without one. No structure record is kept.
+    """Return `chosen` with the names and layouts of `map_`; unchanged without one. No structure record is kept.
 
     Sizes may follow from the shapes of tensors in `reference`.
     """
@@ -43,14 +43,14 @@ def mapped(chosen: Selected, map_: ChosenMap | None, options: Options, reference
         return selection.converted(sources[-1], tensor, chosen.dtype, chosen.widen_only)
 
     applied = map_.apply(with_owners(chosen.tensors, chosen.owners), shapes, cast)
-    made = applied.tensors
+    mapped_tensors = applied.tensors
     fixed = frozenset(name for name, sources in applied.sources.items() if not chosen.fixed.isdisjoint(sources))
     chosen = told_of(chosen, applied, options)
     return chosen._replace(
-        names={name: name for name in made},
-        known=made,
-        tensors=made,
-        described=keymap.Flattened(made, None, fixed),
+        names={name: name for name in mapped_tensors},
+        known=mapped_tensors,
+        tensors=mapped_tensors,
+        described=keymap.Flattened(mapped_tensors, None, fixed),
         structured=False,
         owners={},
         fixed=fixed,
@@ -61,11 +61,11 @@ def mapped(chosen: Selected, map_: ChosenMap | None, options: Options, reference
 
 
 def told_of(chosen: Selected, applied: Applied | None, options: Options) -> Selected:
-    """Return `chosen` with what is said of the map that was `applied`, if one was."""
+    """Return `chosen` with the record and the notes of the map that was `applied`, if one was."""
     if not applied:
         return chosen
     record = applied.record()
-    record["name"] = Elsewhere(record["name"])  # it may be that of a file
+    record["name"] = Elsewhere(record["name"])  # it may be the name of a file
     reported = {"made_of": {name: list(of) for name, of in applied.sources.items()}} if options.dry_run else {}
     return chosen._replace(
         applied=applied,
@@ -76,12 +76,12 @@ def told_of(chosen: Selected, applied: Applied | None, options: Options) -> Sele
 
 
 def _left_out(chosen: Selected, map_: ChosenMap, applied: Applied) -> Iterator[str]:
-    """Yield what a user should know of what a map left out."""
+    """Yield warnings about the tensors that a map left out."""
     if applied.dropped:
         yield f"left out, because the map {map_.map.name} drops them: {some(applied.dropped)}"
     if applied.padding:
-        told = some(applied.padding.items(), form=lambda each: f"{each[1]} elements of {each[0][:100]!r}")
-        yield f"left out as padding: {told}"
+        padded = some(applied.padding.items(), form=lambda pair: f"{pair[1]} elements of {pair[0][:100]!r}")
+        yield f"left out as padding: {padded}"
     yield from applied.unchecked
     if chosen.structured and (chosen.described.values or chosen.described.inert):
         values = some(chosen.described.values, form=str) or "objects of other classes"
@@ -111,16 +111,16 @@ def _states(source: Source, states: Mapping[str, Any], groups: Sequence[Any], ti
     from ckptconv.features.maps.states import apply_to_states
 
     every = {**states, **{alias: states[owner] for alias, owner in ties.items() if owner in states}}
-    made = apply_to_states(source.computed["map"], every, groups)
+    mapped_states = apply_to_states(source.computed["map"], every, groups)
 
     def told(chosen: Selected, options: Options) -> Selected:
-        return told_of(chosen, made.applied, options)
+        return told_of(chosen, mapped_states.applied, options)
 
-    return Restated(made.states, made.groups, made.equal, told)
+    return Restated(mapped_states.states, mapped_states.groups, mapped_states.equal, told)
 
 
 def _restored(source: Source, options: Options) -> Source:
-    """Return `source` with the map that the user chose, or else the reverse of the one by which it was made."""
+    """Return `source` with the map that the user chose, or else the reverse of the map that made it."""
     if "map" in source.computed or MapOptions.of(options).map == NONE:
         return source
     from ckptconv.features.maps.chosen import of_record
@@ -128,10 +128,10 @@ def _restored(source: Source, options: Options) -> Source:
     return source.computing(map=of_record(source.remarks[MAP_KEY], source.path, back=True))
 
 
-def _recalled(told: Any, where: str) -> ChosenMap:
+def _recalled(record: Any, where: str) -> ChosenMap:
     from ckptconv.features.maps.chosen import of_record
 
-    return of_record(told, where)
+    return of_record(record, where)
 
 
 def _shown(source: Source, tensors: Mapping[str, LazyTensor], ties: Mapping[str, str]) -> Shown:

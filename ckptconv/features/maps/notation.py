@@ -13,20 +13,20 @@ from typing import NamedTuple, NoReturn, TypeAlias
 from ckptconv.errors import UsageError
 from ckptconv.text import quoted, some
 
-# Limits: parentheses inside one another, characters and axes of a tensor, alternatives of it, tensors of a side, and
-# pieces of a side. No rule of any model comes near these; sums multiply their pieces.
+# Limits: the depth of parentheses, the characters and axes of a tensor, its alternatives, the tensors of a side, and
+# the pieces of a side. No rule of any model comes near them; sums multiply their pieces.
 MAX_DEPTH, MAX_LENGTH, MAX_AXES, MAX_ALTERNATIVES, MAX_TENSORS, MAX_PIECES = 16, 1000, 32, 32, 64, 256
-# Indices in one part of a name between dots: each more makes matching slower.
+# The most indices in one part of a name between dots: each one makes matching slower.
 MAX_IN_PART = 2
 PADDING = "_"
 
 _TOKEN = re.compile(r"\s*(?:([()+])|([A-Za-z][A-Za-z0-9_]*|\d{1,18}|_)(?![A-Za-z0-9_])|(\S))")
-# What separates a name from the axes: a colon with a space before or after it, or at the end.
+# The separator between a name and its axes: a colon with a space before or after it, or at the end.
 _COLON = re.compile(r"\s+:(?=\s|$)|:(?=\s|$)|\s+:")
 _INDEX = re.compile(r"\{([^{}]*)\}")
-# What is in the braces: the index, and what a name adds to it, a number or a size.
+# The content of braces: the index, and the number or size that a name adds to it.
 _SHIFTED = re.compile(r"\s*([A-Za-z][A-Za-z0-9_]*)\s*(?:\+\s*([A-Za-z]\w*|\d{1,9})\s*)?")
-# Separates alternatives of a tensor.
+# The separator of the alternatives of a tensor.
 _OR = re.compile(r"\s\|\s")
 
 
@@ -36,7 +36,7 @@ _OR = re.compile(r"\s\|\s")
 class MapAxis(NamedTuple):
     """An axis, or several that stand side by side wherever the rule has one of them.
 
-    `names` are letters, a number, or padding, which is "_", "_2", … in the order of the rule.
+    `names` are letters, a number, or padding: "_", "_2", … in the order of the rule.
     """
 
     names: tuple[str, ...]
@@ -56,7 +56,7 @@ class MapAxis(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """Axes, each composed of others, one after the other."""
+    """Axes one after the other, each composed of others."""
 
     terms: tuple[Product, ...]
 
@@ -66,11 +66,11 @@ Product: TypeAlias = "tuple[Node, ...]"
 
 
 class _SyntaxError(Exception):
-    """What is wrong with a tensor's text, and at which character."""
+    """A mistake in a tensor's text, and the character at which it is."""
 
-    def __init__(self, what: str, at: int) -> None:
-        super().__init__(what, at)
-        self.what, self.at = what, at
+    def __init__(self, mistake: str, at: int) -> None:
+        super().__init__(mistake, at)
+        self.what, self.at = mistake, at
 
 
 class _Parser:
@@ -88,12 +88,12 @@ class _Parser:
         self._next = 0
 
     def dims(self) -> tuple[Product, ...]:
-        found: list[Product] = []
+        products: list[Product] = []
         while self._word:
             if self._word == "+":
                 raise _SyntaxError("a sum must be in parentheses, such as (q + k)", self._at)
-            found.append(self._factor(0))
-        return tuple(found)
+            products.append(self._factor(0))
+        return tuple(products)
 
     @property
     def _word(self) -> str:
@@ -104,7 +104,7 @@ class _Parser:
         return self._tokens[self._next][1]
 
     def _factor(self, depth: int) -> Product:
-        """Read an axis, or what is in parentheses."""
+        """Read an axis, or the content of parentheses."""
         word, at = self._tokens[self._next]
         self._next += 1
         if word == ")":
@@ -134,7 +134,7 @@ class _Parser:
 
 
 def expand(product: Product) -> Iterator[tuple[MapAxis, ...]]:
-    """Yield the pieces of a composed axis, in order: for each the axes that it consists of."""
+    """Yield the pieces of a composed axis, in order: each as its axes."""
     choices = [
         [(node,)] if isinstance(node, MapAxis) else [piece for term in node.terms for piece in expand(term)]
         for node in product
@@ -162,7 +162,7 @@ def axes_in(product: Product) -> Iterator[MapAxis]:
 
 
 def written(dims: Sequence[Product]) -> str:
-    """Return axes as a rule writes them."""
+    """Return axes in the notation of rules."""
     return " ".join(_written(dim) if len(dim) == 1 else f"({' '.join(map(_node, dim))})" for dim in dims)
 
 
@@ -182,7 +182,7 @@ def _node(node: Node) -> str:
 class Name(NamedTuple):
     """A name template. `literals` and `indices` alternate: literal, index, literal, …, literal.
 
-    `shifts` are what the name adds to each index: a number, a size that is not known yet, or "".
+    `shifts` are the values that the name adds to each index: a number, a size that is still unknown, or "".
     """
 
     literals: tuple[str, ...]
@@ -204,8 +204,8 @@ class Name(NamedTuple):
 
 @dataclass(frozen=True)
 class MapTensor:
-    """A tensor of a rule: its text in the map, its name, and its dimensions, each composed of axes; None if the rule
-    only renames."""
+    """A tensor of a rule: its text in the map, its name, and its dimensions, composed of axes (None if the rule
+    renames)."""
 
     text: str
     name: Name
@@ -218,7 +218,7 @@ class MapTensor:
 
 
 def _parse_name(text: str) -> Name:
-    for match in re.finditer(r"[{}]", _INDEX.sub(lambda found: "." * len(found[0]), text)):
+    for match in re.finditer(r"[{}]", _INDEX.sub(lambda brace: "." * len(brace[0]), text)):
         raise _SyntaxError("this brace has no partner", match.start())
     pieces = _INDEX.split(text)
     literals = tuple(pieces[::2])
@@ -226,8 +226,8 @@ def _parse_name(text: str) -> Name:
     for match in _INDEX.finditer(text):
         index = _SHIFTED.fullmatch(match[1])
         if not index:
-            told = "an index is a letter or word in braces, such as {l}, or with an offset, such as {l + 1}"
-            raise _SyntaxError(told, match.start())
+            mistake = "an index is a letter or word in braces, such as {l}, or with an offset, such as {l + 1}"
+            raise _SyntaxError(mistake, match.start())
         indices.append((index[1], index[2] or ""))
     if "" in literals[1:-1]:
         raise _SyntaxError("two adjacent indices need a separator", text.index("}{"))
@@ -239,8 +239,8 @@ def _parse_name(text: str) -> Name:
 
 
 def parse_tensor(text: str) -> MapTensor:
-    """Return the tensor that `text` describes: a name, or a name, a colon and axes. Raise UsageError, which shows where
-    in the text the error is."""
+    """Return the tensor that `text` describes: a name, or a name, a colon and axes. Raise UsageError, which shows the
+    place of the error in the text."""
     try:
         if len(text) > MAX_LENGTH:
             raise _SyntaxError(f"it has more than {MAX_LENGTH} characters", 0)
@@ -265,8 +265,8 @@ class Rule:
     """A rule: the tensors of both sides, which hold the same pieces.
 
     `where` names it in messages. `stacks` are the indices that count the tensors of a stack; `free` are the others,
-    which are in all names. `read` are the sides whose names it is found by: both, but for alternatives to another rule
-    that has the same names on a side.
+    which are in all names. `read` are the sides whose names find the rule: both, except for alternatives to another
+    rule with the same names on a side.
     """
 
     where: str
@@ -274,7 +274,7 @@ class Rule:
     sides: tuple[tuple[MapTensor, ...], tuple[MapTensor, ...]]
     free: tuple[str, ...] = ()
     stacks: frozenset[str] = frozenset()
-    # The axes of each piece that is no padding, by side.
+    # The axes of each piece that is not padding, by side.
     pieces: tuple[tuple[frozenset[MapAxis], ...], ...] = field(default=(), repr=False)
     read: tuple[bool, bool] = (True, True)
 
@@ -284,7 +284,7 @@ class Rule:
 
     @functools.cached_property
     def shifts(self) -> dict[str, str]:
-        """What names add to indices, by index."""
+        """The values that names add to indices, by index."""
         names = [tensor.name for side in self.sides for tensor in side]
         return {index: by for name in names for index, by in zip(name.indices, name.shifts, strict=True) if by}
 
@@ -294,30 +294,30 @@ class Rule:
         return self.stacks | {*self.shifts}
 
     def adds(self, side: int) -> bool:
-        """Whether names of a side add to an index."""
+        """Whether names of a side add a value to an index."""
         return any(by for tensor in self.sides[side] for by in tensor.name.shifts)
 
     def shifted(self, sizes: Mapping[str, int]) -> Rule:
-        """Return the rule with numbers in place of the sizes that its names add, as far as they are known."""
+        """Return the rule with numbers in place of the sizes that its names add, as far as these are known."""
 
         def told(name: Name) -> Name:
             return name._replace(shifts=tuple(str(sizes.get(by, by)) for by in name.shifts))
 
-        left, right = (tuple(replace(each, name=told(each.name)) for each in side) for side in self.sides)
+        left, right = (tuple(replace(tensor, name=told(tensor.name)) for tensor in side) for side in self.sides)
         return replace(self, sides=(left, right)) if self.shifts else self
 
-    def fail(self, what: str, hint: str = "") -> NoReturn:
-        raise UsageError(f"{self.where}: {what}", hint)
+    def fail(self, mistake: str, hint: str = "") -> NoReturn:
+        raise UsageError(f"{self.where}: {mistake}", hint)
 
 
 def make_rules(where: str, number: int, names: tuple[str, str], sides: Sequence[Sequence[str]]) -> list[Rule]:
-    """Return the rule that these texts make; for one that renames several tensors, the rules for each; for one with
-    alternatives, the rules of each, those that are written first.
+    """Return the rule in these texts; for a rule that renames several tensors, one rule for each; for a rule with
+    alternatives, the rules of each alternative, beginning with those that are written.
 
-    `names` are those of its sides. Raise UsageError, which points into the rule, if it makes no sense.
+    `names` are those of its sides. Raise UsageError, which points into the rule, if the rule is invalid.
     """
     split = [[_alternatives(text) for text in side] for side in sides]
-    counts = {len(each) for side in split for each in side} - {1}
+    counts = {len(alternatives) for side in split for alternatives in side} - {1}
     if max(counts, default=1) > MAX_ALTERNATIVES:
         raise UsageError(f"{where}: a tensor has {max(counts)} alternatives; at most {MAX_ALTERNATIVES} are allowed.")
     if len(counts) > 1:
@@ -327,22 +327,24 @@ def make_rules(where: str, number: int, names: tuple[str, str], sides: Sequence[
         )
     rules: list[Rule] = []
     for at in range(max(counts, default=1)):
-        texts = [[each[at if len(each) > 1 else 0] for each in side] for side in split]
+        texts = [[alternatives[at if len(alternatives) > 1 else 0] for alternatives in side] for side in split]
         for rule in _make_rules(where, number, names, texts):
-            found = [{tuple(str(tensor.name) for tensor in each.sides[side]) for each in rules} for side in (0, 1)]
-            own = [tuple(str(tensor.name) for tensor in side) for side in rule.sides]
-            read = own[0] not in found[0], own[1] not in found[1]
+            taken = [
+                {tuple(str(tensor.name) for tensor in earlier.sides[side]) for earlier in rules} for side in (0, 1)
+            ]
+            names_of_rule = [tuple(str(tensor.name) for tensor in side) for side in rule.sides]
+            read = names_of_rule[0] not in taken[0], names_of_rule[1] not in taken[1]
             if any(read):
                 rules.append(replace(rule, read=read))
     return rules
 
 
 def _alternatives(text: str) -> list[str]:
-    """Return the alternatives that `text` has between bars; those without axes have the axes of the last."""
-    *others, last = (each.strip() for each in _OR.split(text))
+    """Return the alternatives in `text`, between bars; those without axes get the axes of the last."""
+    *others, last = (option.strip() for option in _OR.split(text))
     colons = list(_COLON.finditer(last))
     axes = last[colons[-1].start() :] if colons else ""
-    return [each if not axes or _COLON.search(each) else each + axes for each in (*others, last)]
+    return [option if not axes or _COLON.search(option) else option + axes for option in (*others, last)]
 
 
 def _make_rules(where: str, number: int, names: tuple[str, str], sides: Sequence[Sequence[str]]) -> list[Rule]:
@@ -367,7 +369,8 @@ def _make_rules(where: str, number: int, names: tuple[str, str], sides: Sequence
 
 
 def _padded(rule: Rule) -> Rule:
-    """Return `rule` with each padding named apart. Raise UsageError for one that is not a term of a sum."""
+    """Return `rule` with a name of its own for each padding. Raise UsageError for padding that is not a term of a
+    sum."""
     numbers = itertools.count(1)
 
     def named(product: Product, tensor: MapTensor, in_sum: bool) -> Product:
@@ -387,19 +390,19 @@ def _padded(rule: Rule) -> Rule:
 
 
 def _changed(rule: Rule, dims: Callable[[MapTensor], tuple[Product, ...]]) -> Rule:
-    left, right = (tuple(replace(each, dims=dims(each)) for each in side) for side in rule.sides)
+    left, right = (tuple(replace(tensor, dims=dims(tensor)) for tensor in side) for side in rule.sides)
     return replace(rule, sides=(left, right))
 
 
 def _fused(rule: Rule) -> Rule:
-    """Return `rule` with axes that always stand side by side as one: only their product matters."""
+    """Return `rule` with axes that always stand side by side as one axis: only their product matters."""
     while pair := _inseparable(rule):
         rule = _changed(rule, functools.partial(_joined, pair))
     return rule
 
 
 def _inseparable(rule: Rule) -> tuple[MapAxis, MapAxis] | None:
-    """Return two axes of which each occurs only beside the other, in this order; None if there are none."""
+    """Return two axes that occur only side by side, in this order; None if there are none."""
     after: dict[MapAxis, set[MapAxis | None]] = {}
     before: dict[MapAxis, set[MapAxis | None]] = {}
     for product in _products(rule):
@@ -447,7 +450,7 @@ def _products(rule: Rule) -> Iterator[Product]:
 
 
 def _checked(rule: Rule) -> Rule:
-    """Return `rule` with its indices and pieces. Raise UsageError if its sides do not hold the same."""
+    """Return `rule` with its indices and pieces. Raise UsageError if its sides do not hold the same elements."""
     tensors = [tensor for side in rule.sides for tensor in side]
     every = list(dict.fromkeys(index for tensor in tensors for index in tensor.name.indices))
     free = tuple(index for index in every if all(index in tensor.name.indices for tensor in tensors))
@@ -473,12 +476,12 @@ def _checked(rule: Rule) -> Rule:
         )
     (ones, of), (others, by) = (tuple(zip(*pieces, strict=True)) for pieces in (left, right))
     ordered = collections.Counter(ones) != collections.Counter(others)
-    for number, (one, other) in enumerate(zip(ones, others, strict=True)):
-        if one != other:
-            only = [_listed(one - other), _listed(other - one)]
+    for number, (ours, theirs) in enumerate(zip(ones, others, strict=True)):
+        if ours != theirs:
+            only = [_listed(ours - theirs), _listed(theirs - ours)]
             rule.fail(
-                f"piece {number + 1} of {len(left)} has other axes on one side than on the other: {_listed(one)} in "
-                f"{quoted(of[number].text)} and {_listed(other)} in {quoted(by[number].text)}; only the first has "
+                f"piece {number + 1} of {len(left)} has other axes on one side than on the other: {_listed(ours)} in "
+                f"{quoted(of[number].text)} and {_listed(theirs)} in {quoted(by[number].text)}; only the first has "
                 f"{only[0]}, only the second {only[1]}.",
                 "" if ordered else "Both sides write their terms and tensors in the same order.",
             )
@@ -497,13 +500,13 @@ def _pieces(
     rule: Rule, side: Sequence[MapTensor], stacks: frozenset[str]
 ) -> list[tuple[frozenset[MapAxis], MapTensor]]:
     """Return the axes of each piece of `side`, without those of size 1 and without padding, and the piece's tensor."""
-    found: list[tuple[frozenset[MapAxis], MapTensor]] = []
+    pieces_of_side: list[tuple[frozenset[MapAxis], MapTensor]] = []
     for tensor in side:
-        before = len(found)
+        before = len(pieces_of_side)
         count = 1
         for dim in tensor.dims or ():
             count *= count_pieces(dim)
-        if count + len(found) > MAX_PIECES:
+        if count + len(pieces_of_side) > MAX_PIECES:
             rule.fail(f"{quoted(tensor.text)} stands for more than {MAX_PIECES} pieces.")
         indices = [MapAxis((index,)) for index in tensor.name.indices if index in stacks]
         for pieces in itertools.product(*(list(expand(dim)) for dim in tensor.dims or ())):
@@ -513,7 +516,7 @@ def _pieces(
             twice = next((axis for number, axis in enumerate(axes) if axis in axes[:number]), None)
             if twice:
                 rule.fail(f"{quoted(tensor.text)}: the axis {twice.name} occurs twice in one piece.")
-            found.append((frozenset(axes), tensor))
-        if len(found) == before:
+            pieces_of_side.append((frozenset(axes), tensor))
+        if len(pieces_of_side) == before:
             rule.fail(f"{quoted(tensor.text)} is only padding.")
-    return found
+    return pieces_of_side

@@ -1,4 +1,4 @@
-"""A source is opened with a map, if options ask for one, or the record of an output does."""
+"""Gives a source a map when it is opened, if options ask for one, or the record of an output has one."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from ckptconv.formats.source import Source, Wanted
 from ckptconv.options.table import NONE
 
 
-def _given(asked: Mapping[str, Any]) -> MapOptions:
-    return MapOptions(**{name: asked[name] for name in MapOptions.table if name in asked})
+def _given(options: Mapping[str, Any]) -> MapOptions:
+    return MapOptions(**{name: options[name] for name in MapOptions.table if name in options})
 
 
-def _recorded(asked: Mapping[str, Any], options: MapOptions) -> ChosenMap | None:
-    """Return the map that was taken when an output was made of the source, for where the options name none."""
-    return None if options.map else asked.get("recorded")
+def _recorded(settings: Mapping[str, Any], options: MapOptions) -> ChosenMap | None:
+    """Return the recorded map that made an output of the source, unless the options name one."""
+    return None if options.map else settings.get("recorded")
 
 
-def wanted(wanted: Wanted, asked: Mapping[str, Any], reaching: Mapping[str, Any]) -> Wanted:
-    """Return what is to be read for a map: each layer apart if it has a name for each, and ranks' parts, which it may
-    join."""
-    options = _given(asked)
-    recorded = _recorded(asked, options)
+def wanted(wanted: Wanted, settings: Mapping[str, Any], reaching: Mapping[str, Any]) -> Wanted:
+    """Return the parts to read for a map: each layer apart if the map has a name for each, and ranks' parts, which the
+    map may join."""
+    options = _given(settings)
+    recorded = _recorded(settings, options)
     if options.map in ("", NONE) and recorded is None:
         return wanted
     apart = wanted.unstack
@@ -35,10 +35,10 @@ def wanted(wanted: Wanted, asked: Mapping[str, Any], reaching: Mapping[str, Any]
     return wanted._replace(unstack=apart, parts=True)
 
 
-def opened(source: Source, asked: Mapping[str, Any], reaching: Mapping[str, Any]) -> Source:
-    """Return `source` with the map that the options `asked` name, or else the recorded one."""
-    options = _given(asked)
-    recorded = _recorded(asked, options)
+def opened(source: Source, settings: Mapping[str, Any], reaching: Mapping[str, Any]) -> Source:
+    """Return `source` with the map that `settings` name, or else the recorded one."""
+    options = _given(settings)
+    recorded = _recorded(settings, options)
     if recorded and "map" not in source.computed:
         source = source.computing(map=recorded)
     return with_map(source, options.map, options.size, reaching.get("storage_options") or {})

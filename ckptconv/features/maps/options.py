@@ -35,5 +35,5 @@ def _names() -> Iterator[str]:
 
 
 GIVEN = MapOptions
-# What a shell completes.
+# Options whose values a shell completes.
 COMPLETED = {"map": _names}

@@ -1,4 +1,4 @@
-"""What `maps` prints with --json, for its schema (`scripts/schemas.py`)."""
+"""The output of `maps` with --json, for its schema (`scripts/schemas.py`)."""
 
 from __future__ import annotations
 
@@ -38,5 +38,5 @@ class Maps(TypedDict):
 
 # The object: title, what prints it, the commands, and the class of its fields.
 COMMANDS = {"maps": ("maps", "", ("maps", "maps show", "maps check"), Maps)}
-# What the type of a field does not say.
+# Constraints that the type of a field does not show.
 MORE: dict[tuple[type, str], dict[str, Any]] = {(MapSummary, "rules"): {"type": "integer", "minimum": 1}}

@@ -1,7 +1,7 @@
 """The sizes of axes: from a config.json, as numbers, and from the shapes of tensors. Pure.
 
 An expression is a sum or product of numbers and names of config.json, such as "hidden_size / num_attention_heads". A
-name with dots leads into objects: "text_config.head_dim". What config.json does not have may be another size of the
+name with dots leads into objects: "text_config.head_dim". If config.json lacks a name, it may be another size of the
 map. Division is exact.
 """
 
@@ -17,9 +17,10 @@ from ckptconv.errors import UsageError
 from ckptconv.features.maps.notation import MapAxis, Product, Sum, axes_in, written
 from ckptconv.text import quoted
 
-# What a map says of a size: alternatives, each a number or an expression.
+# A map's entry for a size: alternatives, each a number or an expression.
 Alternatives: TypeAlias = "tuple[int | str, ...]"
-# The largest size, as the largest number of elements that is counted; characters and parentheses of an expression.
+# The largest size, which is the largest number of elements; the most characters and the deepest parentheses of an
+# expression.
 MAX_SIZE, MAX_LENGTH, MAX_DEPTH = (1 << 63) - 1, 200, 16
 _TOKEN = re.compile(r"\s*(?:([-+*/()])|(\d{1,18})(?![\w.])|([A-Za-z_][\w]*(?:\.\w+)*)|(\S))")
 
@@ -32,7 +33,7 @@ class _MissingError(Exception):
 
 
 class Expression:
-    """An arithmetic expression. Raise UsageError if `text` is none."""
+    """An arithmetic expression. Raise UsageError for an invalid `text`."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -46,7 +47,7 @@ class Expression:
         self.value(dict.fromkeys(self.names, 1), check=True)
 
     def value(self, values: Mapping[str, int], check: bool = False) -> int:
-        """Return its value. Raise UsageError if that is no whole number from 0 on; not if it is only checked."""
+        """Return its value. Raise UsageError unless it is a whole number from 0 on; with `check`, check the syntax."""
         self._next = 0
         try:
             result = self._sum(values, 0)
@@ -72,15 +73,15 @@ class Expression:
     def _sum(self, values: Mapping[str, int], depth: int) -> Fraction:
         result = self._product(values, depth)
         while sign := self._takes("+", "-"):
-            other = self._product(values, depth)
-            result = result + other if sign == "+" else result - other
+            term = self._product(values, depth)
+            result = result + term if sign == "+" else result - term
         return result
 
     def _product(self, values: Mapping[str, int], depth: int) -> Fraction:
         result = self._atom(values, depth)
         while sign := self._takes("*", "/"):
-            other = self._atom(values, depth)
-            result = result * other if sign == "*" else result / other
+            factor = self._atom(values, depth)
+            result = result * factor if sign == "*" else result / factor
         return result
 
     def _atom(self, values: Mapping[str, int], depth: int) -> Fraction:
@@ -103,13 +104,13 @@ def _number(value: Fraction) -> str:
 
 
 def resolve(
-    sizes: Mapping[str, Alternatives], config: Mapping[str, Any] | None = None, given: Mapping[str, int] | None = None
+    sizes: Mapping[str, Alternatives], config: Mapping[str, Any] | None = None, chosen: Mapping[str, int] | None = None
 ) -> dict[str, int]:
-    """Return the sizes that are known: those `given`, then those of a map that `config` or numbers decide.
+    """Return the known sizes: those `chosen` by the user, then those of a map that `config` or numbers decide.
 
-    Raise UsageError for an expression that is no whole number here, and for sizes that refer to each other in a circle.
+    Raise UsageError for an expression that gives no whole number, and for sizes that refer to each other in a circle.
     """
-    known = dict(given or {})
+    known = dict(chosen or {})
     config = config or {}
     lacking: set[str] = set()
     underway: list[str] = []
@@ -117,16 +118,16 @@ def resolve(
     def find(name: str) -> int:
         if name in known:
             return known[name]
-        if name in lacking or underway[-1:] == [name]:  # the name is that of config.json, which does not have it
+        if name in lacking or underway[-1:] == [name]:  # the name is one of config.json, which lacks it
             raise _MissingError
         if name in underway:
             circle = [*underway[underway.index(name) :], name]
             raise UsageError(f"[sizes]: {' → '.join(circle)} refer to each other in a circle.")
         underway.append(name)
         try:
-            for each in sizes.get(name, ()):
+            for entry in sizes.get(name, ()):
                 try:
-                    known[name] = each if isinstance(each, int) else _evaluated(each)
+                    known[name] = entry if isinstance(entry, int) else _evaluated(entry)
                 except _MissingError:
                     continue
                 return known[name]
@@ -150,8 +151,8 @@ def resolve(
 
 
 def _of_config(config: Mapping[str, Any], name: str) -> int | None:
-    """Return what `config` has under a dotted name; None if it is not there, null, or -1, which Meta has for a
-    vocabulary of which the tokenizer tells the size."""
+    """Return the value in `config` under a dotted name; None if it is missing, null, or -1, which Meta writes for a
+    vocabulary whose size only the tokenizer has."""
     value: Any = config
     for part in name.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
@@ -168,7 +169,7 @@ def _of_config(config: Mapping[str, Any], name: str) -> int | None:
 
 
 class KnownSizes:
-    """The sizes that are known for one use of a rule: those of the map, then those that its shapes decide."""
+    """The known sizes for one use of a rule: those of the map, then those that its shapes decide."""
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
         self.sizes = dict(sizes)
@@ -177,24 +178,24 @@ class KnownSizes:
         """Return the size of `axis`, if it is known."""
         if len(axis.names) == 1:
             return int(axis.names[0]) if axis.names[0].isdecimal() else self.sizes.get(axis.names[0])
-        found = self.sizes.get(axis.name)
-        if found is None:
-            found = 1
+        size = self.sizes.get(axis.name)
+        if size is None:
+            size = 1
             for name in axis.names:
                 if name not in self.sizes:
                     return None
-                found *= self.sizes[name]
-        return found
+                size *= self.sizes[name]
+        return size
 
     def product(self, product: Product) -> int:
-        """Return the size of a composed axis. Raise KeyError if it is not known."""
+        """Return the size of a composed axis. Raise KeyError if it is unknown."""
         size = 1
         for node in product:
             size *= self.node(node)
         return size
 
     def node(self, node: MapAxis | Sum) -> int:
-        """Return the size of an axis or a sum. Raise KeyError if it is not known."""
+        """Return the size of an axis or a sum. Raise KeyError if it is unknown."""
         if isinstance(node, Sum):
             return sum(map(self.product, node.terms))
         size = self.of(node)
@@ -215,9 +216,9 @@ class KnownSizes:
                 size = self.of(node)
                 factor = {(node.name,): 1} if size is None else {(): size}
             mixed: dict[tuple[str, ...], int] = {}
-            for one, count in result.items():
-                for other, times in factor.items():
-                    names = tuple(sorted((*one, *other)))
+            for names_so_far, count in result.items():
+                for more_names, times in factor.items():
+                    names = tuple(sorted((*names_so_far, *more_names)))
                     mixed[names] = mixed.get(names, 0) + count * times
             result = mixed
         return {names: count for names, count in result.items() if count}
@@ -231,19 +232,19 @@ class Equation(NamedTuple):
     tensor: str
     dim: int
 
-    def fail(self, where: str, what: str) -> UsageError:
+    def fail(self, where: str, mistake: str) -> UsageError:
         axes = written([self.product])
         return UsageError(
-            f"{where}: {quoted(self.tensor)} has {self.extent} in dimension {self.dim}, {axes}: {what}",
+            f"{where}: {quoted(self.tensor)} has {self.extent} in dimension {self.dim}, {axes}: {mistake}",
             "Is this the right map for the model? Sizes come from --size, the configuration of the checkpoint, and "
             "shapes.",
         )
 
 
 def solve(equations: Iterable[Equation], known: KnownSizes, where: str) -> None:
-    """Add to `known` what the shapes decide: equations with one unknown, until there is none.
+    """Add to `known` the sizes that the shapes decide: solve equations with one unknown, until there is none.
 
-    Then, products of unknowns are divided by one another. Raise UsageError for shapes that do not fit.
+    Then, divide products of unknowns by one another. Raise UsageError for shapes that do not fit.
     """
     left = list(dict.fromkeys(equations))
     while left:
@@ -256,19 +257,19 @@ def solve(equations: Iterable[Equation], known: KnownSizes, where: str) -> None:
                 if constant != equation.extent:
                     raise equation.fail(where, f"the sizes make {constant} ({_sizes_in(equation, known)}).")
                 continue
-            rest = equation.extent - constant
-            if len(terms) > 1 or (len(next(iter(terms))) == 1 and rest < 0):
-                if rest < 0:
+            remainder = equation.extent - constant
+            if len(terms) > 1 or (len(next(iter(terms))) == 1 and remainder < 0):
+                if remainder < 0:
                     raise equation.fail(where, f"the sizes make more ({_sizes_in(equation, known)}).")
                 continue
             ((names, count),) = terms.items()
-            if rest % count or rest < 0:
-                raise equation.fail(where, f"{rest} is not a multiple of {count} ({_sizes_in(equation, known)}).")
+            if remainder % count or remainder < 0:
+                raise equation.fail(where, f"{remainder} is not a multiple of {count} ({_sizes_in(equation, known)}).")
             if len(names) == 1:
-                known.sizes[names[0]] = rest // count
+                known.sizes[names[0]] = remainder // count
                 solved = True
             else:
-                products[names] = rest // count
+                products[names] = remainder // count
         if solved:
             continue
         if not _divided(products, known):
@@ -278,21 +279,21 @@ def solve(equations: Iterable[Equation], known: KnownSizes, where: str) -> None:
 def _divided(products: Mapping[tuple[str, ...], int], known: KnownSizes) -> bool:
     """Find an unknown as the quotient of two known products of unknowns; return whether there was one."""
     for names, size in products.items():
-        for others, other in products.items():
-            rest = list(names)
-            if len(others) != len(names) - 1 or not other:
+        for others, divisor in products.items():
+            unmatched = list(names)
+            if len(others) != len(names) - 1 or not divisor:
                 continue
             for name in others:
-                if name not in rest:
+                if name not in unmatched:
                     break
-                rest.remove(name)
+                unmatched.remove(name)
             else:
-                if size % other == 0:
-                    known.sizes[rest[0]] = size // other
+                if size % divisor == 0:
+                    known.sizes[unmatched[0]] = size // divisor
                     return True
     return False
 
 
 def _sizes_in(equation: Equation, known: KnownSizes) -> str:
-    found = {axis.name: known.of(axis) for axis in axes_in(equation.product) if axis.number is None}
-    return ", ".join(f"{name} = {'?' if size is None else size}" for name, size in found.items()) or "numbers alone"
+    size_of = {axis.name: known.of(axis) for axis in axes_in(equation.product) if axis.number is None}
+    return ", ".join(f"{name} = {'?' if size is None else size}" for name, size in size_of.items()) or "numbers alone"

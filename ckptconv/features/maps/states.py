@@ -1,4 +1,4 @@
-"""Applies a map to an optimizer's states: those laid out as their parameter go with it, scalars are copied. Pure."""
+"""Applies a map to an optimizer's states: those laid out like their parameter go with it, scalars are copied. Pure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ckptconv.text import quoted, some
 
 
 class MappedStates(NamedTuple):
-    """States by the parameters of the other side, the groups of these, and which parameter was made of which.
+    """States by the parameters of the other side, the groups of these, and the parameters from which each was made.
 
-    `equal` are pairs of scalars of which one was kept, by name: they have to be equal.
+    `equal` are pairs of scalars of which one was kept, by name: they must be equal.
     """
 
     states: dict[str, dict[str, Any]]
@@ -28,25 +28,25 @@ class MappedStates(NamedTuple):
 def apply_to_states(
     map_: ChosenMap, states: Mapping[str, Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]
 ) -> MappedStates:
-    """Return what `map_` makes of the `states` of parameters, {parameter: {state: value}}, and of their `groups`.
+    """Return the result of `map_` for the `states` of parameters, {parameter: {state: value}}, and for their `groups`.
 
-    Raise as `apply_map` does, CorruptError for scalars that differ although their parameters become one, and
+    Raise the errors of `apply_map`, CorruptError for scalars that differ although their parameters become one, and
     UnsupportedError if there is no state of a parameter's shape.
     """
     keys = list(dict.fromkeys(key for state in states.values() for key in state))
     laid_out = [key for key in keys if any(_is_laid_out(state.get(key)) for state in states.values())]
-    made: dict[str, dict[str, Any]] = {}
+    mapped: dict[str, dict[str, Any]] = {}
     applied = None
     for key in laid_out:
         tensors = {
             name: untagged(state[key]) for name, state in states.items() if isinstance(state.get(key), LazyTensor)
         }
-        found = map_.apply(tensors)
+        result = map_.apply(tensors)
         if applied is None:
-            applied, map_ = found, replace(map_, sizes=found.sizes, target=found.target)
-        for name, tensor in found.tensors.items():
-            made.setdefault(name, {})[key] = tensor
-        applied.sources.update((name, of) for name, of in found.sources.items() if name not in applied.sources)
+            applied, map_ = result, replace(map_, sizes=result.sizes, target=result.target)
+        for name, tensor in result.tensors.items():
+            mapped.setdefault(name, {})[key] = tensor
+        applied.sources.update((name, of) for name, of in result.sources.items() if name not in applied.sources)
     if applied is None:
         raise UnsupportedError("The optimizer has no states in the layout of its parameters, so a map has no effect.")
     equal: list[Equal] = []
@@ -54,9 +54,9 @@ def apply_to_states(
         for name, sources in applied.sources.items() if key not in laid_out else ():
             values = {source: states[source][key] for source in sources if key in states[source]}
             if values:
-                made[name][key] = _one_of(f"{name}.{key}", values, equal)
-    # As before: the states of a parameter in their order.
-    ordered = {name: {key: state[key] for key in keys if key in state} for name, state in made.items()}
+                mapped[name][key] = _one_of(f"{name}.{key}", values, equal)
+    # The states of a parameter keep their order.
+    ordered = {name: {key: state[key] for key in keys if key in state} for name, state in mapped.items()}
     return MappedStates(ordered, _grouped(groups, applied), applied, equal)
 
 
@@ -65,7 +65,7 @@ def _is_laid_out(value: Any) -> bool:
 
 
 def _one_of(name: str, values: Mapping[str, Any], equal: list[Equal]) -> Any:
-    """Return the value that all have; if that is in the files, add to `equal` what has to be compared."""
+    """Return the common value; if it is in the files, add the values to compare to `equal`."""
     (first, kept), *others = values.items()
     for source, value in others:
         if isinstance(kept, LazyTensor) and isinstance(value, LazyTensor) and kept.dtype == value.dtype:
@@ -79,7 +79,7 @@ def _one_of(name: str, values: Mapping[str, Any], equal: list[Equal]) -> Any:
 
 
 def _grouped(groups: Sequence[Mapping[str, Any]], applied: Applied) -> list[dict[str, Any]]:
-    """Return the groups with the new names; a new parameter is in the group of all that it is made of."""
+    """Return the groups with the new names; a new parameter is in the group of all parameters from which it is made."""
     group_of = {name: number for number, group in enumerate(groups) for name in group["params"]}
     params: list[list[str]] = [[] for _ in groups]
     for name, sources in applied.sources.items():

@@ -1,4 +1,4 @@
-"""The file of a checkpoint of Megatron-core that is no tensors, and what to name in its place."""
+"""The file of a checkpoint of Megatron-core without tensors, and the path to give in its place."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from ckptconv.tensors.lazy import LazyTensor
 
 
 def _of_megatron_core(file: LoneFile) -> bool:
-    # What is beside the tensors is the training's arguments and counters, whatever became of the rest.
+    # It holds the training's arguments and counters, wherever the tensors are.
     return file.place.name == "common.pt" and (
-        METADATA in listed(file.place.parent) or not any(isinstance(each, LazyTensor) for each in walk(file.tree))
+        METADATA in listed(file.place.parent) or not any(isinstance(node, LazyTensor) for node in walk(file.tree))
     )
 
 

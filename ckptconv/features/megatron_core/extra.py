@@ -1,12 +1,12 @@
-"""Megatron-core's checkpoints: what they hold and say beyond other directories of torch.distributed.checkpoint.
+"""Megatron-core's checkpoints: their content beyond that of other directories of torch.distributed.checkpoint.
 
 Source: megatron/core/dist_checkpointing/{mapping,optimizer,serialization}.py, its strategies/{common,torch}.py and
 megatron/core/optimizer/{optimizer,distrib_optimizer}.py of Megatron-core 0.5 to 0.19.
 
-`metadata.json` names the backend. `common.pt` is a dict of what all ranks had alike; from release 0.19 on, it is a
-ShardedObject called `common_state`. A tensor of a layer is stored in one of all layers, under the name without the
+`metadata.json` names the backend. `common.pt` is a dict of the values that all ranks shared; from release 0.19 on, it
+is a ShardedObject called `common_state`. A tensor of a layer is stored in one of all layers, under the name without the
 layer's number. `<key>/shard_<index>_<shape>` is a ShardedObject: a list of pickled values of a rank.
-`[chained_N.]optimizer.state.<state>.<parameter>` is a state of the parameter's shape, or flattened: a distributed
+`[chained_N.]optimizer.state.<state>.<parameter>` is a state in the parameter's shape, or flattened: a distributed
 optimizer cuts each shard of a parameter, as one row, wherever a rank's buffer ends.
 """
 
@@ -36,10 +36,10 @@ from ckptconv.tensors.slices import Steps, strided
 from ckptconv.text import some
 
 _COMMON, _CONFIG = "common.pt", "metadata.json"
-# The object with what all ranks have alike: a list of one dict.
+# The object with the values that all ranks share: a list of one dict.
 COMMON_STATE = "common_state/shard_0_1"
 _BACKEND_KEY, BACKEND = "sharded_backend", "torch_dist"
-# Where the values of common.pt, and those of ShardedObjects, are in the tree.
+# The keys in the tree for the values of common.pt, and for those of ShardedObjects.
 _COMMON_KEY, _OBJECTS_KEY = "common", "objects"
 # The largest metadata.json that is read, in bytes, and the deepest values that are kept.
 _LARGEST, _DEEPEST = 1 << 20, 32
@@ -51,13 +51,13 @@ _MASTERS = ("fp32_param", "param")
 _BUFFER = re.compile(
     r"(?:chained_\d+\.)?optimizer\.distributed\.dp_group_idx_\d+\.(?:gbuf_idx_\d+\..+|param_state/.+)", re.DOTALL
 )
-# Weights of the experts of all ranks, which are named alike whatever class they are of.
+# Weights of the experts of all ranks, which have the same names in all classes.
 _GROUPED = re.compile(r".+\.mlp\.experts\.experts\.linear_fc[12]\.weight", re.DOTALL)
 _LAYERS = re.compile(r"((?:.+\.)?layers)\.(?!\d+\.)(.+)", re.DOTALL)
 _NAMESPACES = (Global("argparse", "Namespace"), Global("types", "SimpleNamespace"))
 _KEYS = (str, int, float, bool, type(None))
 _KEPT = (bool, int, float, complex, str, bytes, type(None), Size, TorchConstant, NumpyScalar, NumpyArray)
-# What inspect shows of the arguments of a training.
+# The arguments of a training that inspect shows.
 _SHOWN = {
     "tensor_model_parallel_size": "TP",
     "pipeline_model_parallel_size": "PP",
@@ -75,10 +75,10 @@ class _NotPlainError(Exception):
 
 @dataclass
 class Extra:
-    """What a checkpoint of Megatron-core has beside its tensors.
+    """The content of a checkpoint of Megatron-core besides its tensors.
 
-    `common` are the plain values of common.pt, or of the object in its place if it `is_object`; `left` names those that
-    are left out. `without` are weights that have no master. `where` is the directory.
+    `common` are the plain values of common.pt, or, if it `is_object`, of the object in its place; `left` names the
+    values that are left out. `without` are weights without a master. `where` is the directory.
     """
 
     where: str
@@ -97,59 +97,59 @@ class Extra:
         values: Mapping[str, Any],
         wanted: Wanted,
     ) -> tuple[Any, dict[str, Any] | None, CkptconvError | None]:
-        """Return the weights and states that are `wanted`, and why there are no states.
+        """Return the `wanted` weights and states, and the reason if there are no states.
 
-        `values` are those that were read of what is `described`, by name. `states` is as in `Source.optimizer`, as
+        `values` are those that were read of the `described` ones, by name. `states` is as in `Source.optimizer`, as
         stored.
         """
         shapes = {name: tensor.shape for name, tensor in described.tensors.items()}
-        held = {name: value for name, value in weights.items() if name not in values}
+        tree = {name: value for name, value in weights.items() if name not in values}
         error = None
         if wanted.states or wanted.master:
             error = _without_names((*described.tensors, *described.values), self.where)
             if error and wanted.master:
                 raise error
-        own = {} if states is None else _shaped_states(states["state"], described.tensors, self.where)
+        shaped = {} if states is None else _shaped_states(states["state"], described.tensors, self.where)
         if wanted.master:
-            masters = _masters(held, own, self.where)
-            self.without = [name for name in held if name not in masters]
-            held |= masters
+            masters = _masters(tree, shaped, self.where)
+            self.without = [name for name in tree if name not in masters]
+            tree |= masters
         if wanted.unstack:
-            held = _unstacked(held, {name: shapes[name] for name in held}, self.where)
-            own = _unstacked(own, {name: shapes.get(name, ()) for name in own}, self.where)
+            tree = _unstacked(tree, {name: shapes[name] for name in tree}, self.where)
+            shaped = _unstacked(shaped, {name: shapes.get(name, ()) for name in shaped}, self.where)
         beside = {name: value for name, value in values.items() if name in weights}
         if self.is_object:
             beside.pop(COMMON_STATE, None)
         objects = _Plain(self.left).take(beside)
-        for key, found in ((_COMMON_KEY, self.common), (_OBJECTS_KEY, objects)):
-            if key in held:
+        for key, plain_values in ((_COMMON_KEY, self.common), (_OBJECTS_KEY, objects)):
+            if key in tree:
                 raise UnsupportedError(
                     f"{self.where} has a tensor called {key!r}, but the record has other values under that name."
                 )
-            if found:
-                held[key] = found
-        return held, None if states is None else {**states, "state": own}, error
+            if plain_values:
+                tree[key] = plain_values
+        return tree, None if states is None else {**states, "state": shaped}, error
 
     def notes(self) -> list[str]:
-        """Return what a user should know of what was left out, and of weights that have no master."""
-        found = []
+        """Return notes for the user on values that were left out, and on weights without a master."""
+        sentences = []
         if self.left:
-            found.append(f"Left out of the record, because they are not plain data: {some(self.left, form=str)}.")
+            sentences.append(f"Left out of the record, because they are not plain data: {some(self.left, form=str)}.")
         if self.without:
-            found.append(
+            sentences.append(
                 f"Taken as they are stored, because they have no fp32 master: {some(self.without, form=named)}."
             )
-        return found
+        return sentences
 
 
 # ---------------------------------------------------------------------------------------------------------- reading
 
 
 def read_extra(place: Location, objects: Mapping[str, Any], digests: Mapping[str, str]) -> Extra | None:
-    """Read what is beside the tensors, if Megatron-core wrote the directory; else return None.
+    """Read the content besides the tensors, if Megatron-core wrote the directory; else return None.
 
     `objects` are the checkpoint's values by name, `digests` the SHA-256 of its files by path. As in Megatron-core,
-    common.pt counts if both it and `COMMON_STATE` are there. Raise UnsupportedError for tensors of another backend than
+    common.pt counts if both it and `COMMON_STATE` exist. Raise UnsupportedError for tensors of another backend than
     torch_dist, UnsafeError if common.pt is an attack, CorruptError if it is damaged.
     """
     check_backend(place)
@@ -160,9 +160,9 @@ def read_extra(place: Location, objects: Mapping[str, Any], digests: Mapping[str
     extra.account.bytes_read += sum(check_file(place.join(name), digests) for name in (_CONFIG, _COMMON))
     common, where = None, f"{place}: {COMMON_STATE}"
     if has_common:
-        found = read_torch(place.join(_COMMON))
-        common, where = found.value, found.file.path
-        extra.account.add(found, _COMMON)
+        torch_file = read_torch(place.join(_COMMON))
+        common, where = torch_file.value, torch_file.file.path
+        extra.account.add(torch_file, _COMMON)
     elif COMMON_STATE in objects:
         state = objects[COMMON_STATE]
         common = state[0] if type(state) is list and len(state) == 1 else state
@@ -186,25 +186,25 @@ def check_backend(place: Location) -> None:
 
 
 def is_of_another_backend(place: Location) -> bool:
-    """Whether the tensors were stored otherwise than with torch: with zarr, in a directory for each."""
+    """Whether the tensors were stored in another way than with torch: with zarr, in a directory for each."""
     return backend_of(place) not in ("", BACKEND)
 
 
 def backend_of(place: Location) -> str:
-    """Return the backend that metadata.json names; "" if there is no such file of Megatron-core."""
+    """Return the backend in metadata.json; "" if there is no such file of Megatron-core."""
     entry = place.names.get(_CONFIG)
     if entry is None or entry.kind != "file" or entry.file.size > _LARGEST:
         return ""
     try:
-        told = strict_json.parse(place.join(_CONFIG).read_text(_LARGEST))
+        metadata = strict_json.parse(place.join(_CONFIG).read_text(_LARGEST))
     except ValueError:
         return ""
-    backend = told.get(_BACKEND_KEY) if isinstance(told, dict) else None
+    backend = metadata.get(_BACKEND_KEY) if isinstance(metadata, dict) else None
     return backend if isinstance(backend, str) else ""
 
 
 def _attributes(value: Any) -> Mapping[Any, Any] | None:
-    """Return the entries of a dict, or the attributes of an argparse.Namespace; None for anything else."""
+    """Return the entries of a dict, or the attributes of an argparse.Namespace; None for other values."""
     if type(value) in (dict, OrderedDict):
         return value  # type: ignore[no-any-return]
     if type(value) is Opaque and value.cls in _NAMESPACES and len(value.state) == 1:
@@ -215,10 +215,10 @@ def _attributes(value: Any) -> Mapping[Any, Any] | None:
 
 @dataclass
 class _Plain:
-    """Takes what is plain of nested values; `left` names the rest: tensors, objects, and what is inside itself."""
+    """Takes the plain values out of nested ones; `left` names the others: tensors, objects, recursive ones."""
 
     left: list[str]
-    # The containers met before, by identity: one that is shared is made once.
+    # The containers so far, by identity: a shared one is copied once.
     known: dict[int, Any] = field(default_factory=dict)
 
     def take(self, value: Any, path: str = "", depth: int = 0) -> Any:
@@ -234,42 +234,42 @@ class _Plain:
             if inner is not None:
                 self.known[id(value)] = self._entries(inner, path, depth)
             elif type(value) in (list, tuple):
-                self.known[id(value)] = type(value)(self.take(each, path, depth + 1) for each in value)
+                self.known[id(value)] = type(value)(self.take(item, path, depth + 1) for item in value)
         if self.known[id(value)] is _NotPlainError:
             raise _NotPlainError
         return self.known[id(value)]
 
     def _entries(self, values: Mapping[Any, Any], path: str, depth: int) -> dict[Any, Any]:
-        made: dict[Any, Any] = {}
+        plain: dict[Any, Any] = {}
         for key, value in values.items():
             below = f"{path}.{key}" if path else str(key)
             try:
                 if type(key) not in _KEYS:
                     raise _NotPlainError
-                made[key] = self.take(value, below, depth + 1)
+                plain[key] = self.take(value, below, depth + 1)
             except _NotPlainError:
                 self.left.append(below)
-        return made
+        return plain
 
 
 # ------------------------------------------------------------------------------------------------------------ facts
 
 
 def facts(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what inspect shows of a training's values: where it was, its mesh, its learning rate."""
-    found: dict[str, Any] = {}
+    """Return the facts in a training's values that inspect shows: its iteration, its mesh, its learning rate."""
+    shown_facts: dict[str, Any] = {}
     for key in ("iteration", "checkpoint_version"):
         if type(values.get(key)) in (int, float):
-            found[key.replace("_", " ")] = values[key]
+            shown_facts[key.replace("_", " ")] = values[key]
     inner = _attributes(values.get("args"))
     for key, shown in _SHOWN.items():
         if inner and type(inner.get(key)) is int:
-            found[shown] = inner[key]
+            shown_facts[shown] = inner[key]
     rate = _learning_rate(values.get("optimizer"), 0)
     rate = inner.get("lr") if rate is None and inner else rate
     if type(rate) in (int, float):
-        found["learning rate"] = rate
-    return found
+        shown_facts["learning rate"] = rate
+    return shown_facts
 
 
 def _learning_rate(optimizer: Any, depth: int) -> Any:
@@ -279,7 +279,7 @@ def _learning_rate(optimizer: Any, depth: int) -> Any:
     groups = optimizer.get("param_groups")
     if isinstance(groups, list) and groups and isinstance(groups[0], dict):
         return groups[0].get("lr")
-    inner = (_learning_rate(each, depth + 1) for each in optimizer.values())
+    inner = (_learning_rate(inner_optimizer, depth + 1) for inner_optimizer in optimizer.values())
     return next((rate for rate in inner if rate is not None), None)
 
 
@@ -287,7 +287,7 @@ def _learning_rate(optimizer: Any, depth: int) -> Any:
 
 
 def _without_names(names: Iterable[str], where: str) -> CkptconvError | None:
-    """Return why states are not converted: they are stored without the names of their parameters."""
+    """Return the reason why states are not converted: they are stored without the names of their parameters."""
     buffers = [name for name in names if _BUFFER.fullmatch(name)]
     if not buffers:
         return None
@@ -301,24 +301,25 @@ def _without_names(names: Iterable[str], where: str) -> CkptconvError | None:
 
 def _shaped_states(states: Mapping[str, Any], weights: Mapping[str, SavedTensor], where: str) -> dict[str, Any]:
     """Return states by parameter, each in the shape of its parameter."""
-    made: dict[str, Any] = {}
-    for name, own in states.items():
-        made[name] = dict(own)
-        for state, value in own.items():
+    shaped: dict[str, Any] = {}
+    for name, parameter_states in states.items():
+        shaped[name] = dict(parameter_states)
+        for state, value in parameter_states.items():
             if name in weights and isinstance(value, LazyTensor):
-                what, shape = f"{where}: {named(f'{name}.{state}')}", weights[name].shape
+                called, shape = f"{where}: {named(f'{name}.{state}')}", weights[name].shape
                 if _is_transposed(name, value, weights[name]):
-                    made[name][state] = _transposed(_shaped(value, (*shape[:-2], shape[-1], shape[-2]), what))
+                    shaped[name][state] = _transposed(_shaped(value, (*shape[:-2], shape[-1], shape[-2]), called))
                 else:
-                    made[name][state] = _shaped(value, shape, what)
-    return made
+                    shaped[name][state] = _shaped(value, shape, called)
+    return shaped
 
 
 def _is_transposed(name: str, state: LazyTensor, weight: SavedTensor) -> bool:
     """Whether a flattened state has the last two dimensions of its parameter in the other order.
 
-    The experts of `GroupedMLP` are transposed when they are saved, as one chunk for all experts of a rank; their
-    flattened states are not, and are cut by expert. Other classes save chunks of one expert, cut like their states.
+    The experts of `GroupedMLP` are transposed when they are saved, as one chunk for all experts of a rank. Their
+    flattened states are not transposed, and are cut by expert. Other classes save chunks of one expert, cut like their
+    states.
     """
     if not _GROUPED.fullmatch(name) or len(weight.shape) < 3 or len(state.shape) != len(weight.shape) + 1:
         return False
@@ -337,7 +338,7 @@ def _transposed(tensor: LazyTensor) -> LazyTensor:
     )
 
 
-def _shaped(state: LazyTensor, shape: Shape, what: str) -> LazyTensor:
+def _shaped(state: LazyTensor, shape: Shape, called: str) -> LazyTensor:
     """Return `state` in the `shape` of its parameter; raise CorruptError if it cannot have it.
 
     A flattened state has one row for each shard of the parameter: its shape is the grid of the shards, and the length
@@ -353,7 +354,7 @@ def _shaped(state: LazyTensor, shape: Shape, what: str) -> LazyTensor:
         or math.prod(grid) > _MOST_SHARDS
     ):
         raise CorruptError(
-            f"{what} has the shape {list(state.shape)}, but its parameter {list(shape)}: they come from different "
+            f"{called} has the shape {list(state.shape)}, but its parameter {list(shape)}: they come from different "
             "saves."
         )
     sizes = tuple(extent // parts for parts, extent in zip(grid, shape, strict=True))
@@ -365,18 +366,18 @@ def _shaped(state: LazyTensor, shape: Shape, what: str) -> LazyTensor:
         )
         for number, cell in enumerate(itertools.product(*map(range, grid)))
     ]
-    return join(state.dtype, shape, tiles, lambda: what)
+    return join(state.dtype, shape, tiles, lambda: called)
 
 
 def _masters(weights: Mapping[str, LazyTensor], states: Mapping[str, Any], where: str) -> dict[str, LazyTensor]:
-    """Return the fp32 masters of `weights`, of those that have one.
+    """Return the fp32 masters of those `weights` that have one.
 
     Raise UnsupportedError if there are none, CorruptError if one is not fp32 or has another shape.
     """
-    made = {}
+    masters = {}
     for name, weight in weights.items():
-        own = states.get(name, {})
-        master = next((own[key] for key in _MASTERS if isinstance(own.get(key), LazyTensor)), None)
+        own_states = states.get(name, {})
+        master = next((own_states[key] for key in _MASTERS if isinstance(own_states.get(key), LazyTensor)), None)
         if master is None:
             continue
         if (master.dtype.name, master.shape) != ("float32", weight.shape):
@@ -384,51 +385,51 @@ def _masters(weights: Mapping[str, LazyTensor], states: Mapping[str, Any], where
                 f"{where}: the master of {named(name)} is {master.dtype} of shape {list(master.shape)}, but float32 of "
                 f"shape {list(weight.shape)} was expected."
             )
-        made[name] = master
-    if not made:
+        masters[name] = master
+    if not masters:
         raise UnsupportedError(
             f"{where} holds no fp32 masters: neither optimizer.state.{_MASTERS[0]}.* nor "
             f"optimizer.state.{_MASTERS[1]}.*.",
             "Leave out --master to convert the weights as they are stored.",
         )
-    return made
+    return masters
 
 
 # ---------------------------------------------------------------------------------------------------------- layers
 
 
 def _unstacked(values: Mapping[str, Any], shapes: Mapping[str, Shape], where: str) -> dict[str, Any]:
-    """Return `values`, tensors or a parameter's states by name, with one for each layer where one holds all layers.
+    """Return `values`, tensors or a parameter's states by name, with one for each layer in place of one for all layers.
 
-    `shapes` are those of the tensors or parameters. Raise UnsupportedError if the tensors of one stack differ in the
-    number of their layers, CorruptError if that is no number of layers or a layer is there twice.
+    `shapes` are those of the tensors or parameters. Raise UnsupportedError if the tensors of one stack have different
+    numbers of layers, CorruptError for an impossible number of layers or a layer that is there twice.
     """
-    made: dict[str, Any] = {}
+    unstacked: dict[str, Any] = {}
     counts: dict[str, tuple[int, str]] = {}
     for name, value in values.items():
         match, shape = _LAYERS.fullmatch(name), shapes[name]
         if match is None or not shape:
-            made[name] = value
+            unstacked[name] = value
             continue
-        stack, rest = match.groups()
+        stack, suffix = match.groups()
         if not 0 < shape[0] <= _MOST_LAYERS:
             raise CorruptError(f"{where}: {named(name)} has {shape[0]} layers; 1 to {_MOST_LAYERS} can be unstacked.")
-        count, other = counts.setdefault(stack, (shape[0], name))
+        count, first = counts.setdefault(stack, (shape[0], name))
         if count != shape[0]:
             raise UnsupportedError(
-                f"{where}: {named(other)} has {count} layers and {named(name)} {shape[0]}: they cannot be unstacked.",
+                f"{where}: {named(first)} has {count} layers and {named(name)} {shape[0]}: they cannot be unstacked.",
                 "Leave out --unstack.",
             )
         for layer in range(count):
-            into = f"{stack}.{layer}.{rest}"
+            into = f"{stack}.{layer}.{suffix}"
             if into in values:
                 raise CorruptError(f"{where} holds both {named(name)} and {named(into)}, one layer of it.")
-            made[into] = _layer(value, layer)
-    return made
+            unstacked[into] = _layer(value, layer)
+    return unstacked
 
 
 def _layer(value: Any, layer: int) -> Any:
     """Return one layer of a tensor, or of each tensor of a parameter's states."""
     if isinstance(value, LazyTensor):
         return View(Narrow(value, 0, layer, 1), value.dtype, value.shape[1:])
-    return {key: _layer(each, layer) if isinstance(each, LazyTensor) else each for key, each in value.items()}
+    return {key: _layer(state, layer) if isinstance(state, LazyTensor) else state for key, state in value.items()}

@@ -1,7 +1,7 @@
 """LoRA adapters of PEFT, merged into their base.
 
-In: a source, and paths of adapters with their configurations. Out: the source with the adapters, as `COMPUTED` has it,
-whose tensors are the base's plus products of factors. Its kernels are `LowRank` and `Magnitude`.
+In: a source, and paths of adapters with their configurations. Out: the source with the adapters, as `COMPUTED` has it.
+Its tensors are the base's plus products of factors. Its kernels are `LowRank` and `Magnitude`.
 """
 
 from __future__ import annotations

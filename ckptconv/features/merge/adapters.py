@@ -1,4 +1,4 @@
-"""What merging adapters makes of the tensors of a base. Pure."""
+"""The tensors of a base after adapters are merged into it. Pure."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from ckptconv.text import count_of, some
 _F64 = DTYPES["float64"]
 
 
-# Makes what is changed of what is there, the first row of that in the whole, and how many rows it has.
+# From the present rows of a tensor, the first of them in the whole, and their number, to the changed rows.
 _Made: TypeAlias = Callable[[LazyTensor, int, int], LazyTensor]
 
 
 class Merged(NamedTuple):
     """The tensors that adapters change, by name, in float64 or the dtype they are stored with; and notes.
 
-    `dtypes` are those of tensors that the base does not have. `untied` are names that do not share their tensor any
-    more. `settings` are what a configuration has to say now.
+    `dtypes` are those of tensors that the base lacks. `untied` are names that no longer share their tensor. `settings`
+    are the new values of a configuration.
     """
 
     tensors: dict[str, LazyTensor]
@@ -43,10 +43,10 @@ class Merged(NamedTuple):
 
 
 def merged(base: Base, adapters: Sequence[tuple[Adapter, Mapping[str, LazyTensor]]]) -> Merged:
-    """Return what `adapters`, each with its tensors by name, change of the tensors of `base`.
+    """Return the tensors of `base` that `adapters`, each with its tensors by name, change.
 
-    Raise CorruptError for a tensor of an adapter that the base has no place for, or in another shape, UnsupportedError
-    for quantized weights, and for what is not known of adapters.
+    Raise CorruptError if the base has no place for a tensor of an adapter, or one of another shape; UnsupportedError
+    for quantized weights, and for unknown parts of adapters.
     """
     parts = parts_among(base.tensors)
     work = _Work(base, {*parts, *parts.values()})
@@ -71,7 +71,7 @@ def merged(base: Base, adapters: Sequence[tuple[Adapter, Mapping[str, LazyTensor
 
 
 def _check_views(base: Base, changed: Collection[str], apart: Collection[str]) -> None:
-    """Raise UnsupportedError if a tensor that is not changed shares bytes with one that is."""
+    """Raise UnsupportedError if an unchanged tensor shares bytes with a changed one."""
     pieces = []
     for name, tensor in base.tensors.items():
         if stored := as_stored(untagged(tensor)):
@@ -80,10 +80,10 @@ def _check_views(base: Base, changed: Collection[str], apart: Collection[str]) -
     last: dict[bool, tuple[str, int, str]] = {}
     for path, start, stop, name in pieces:
         mine = name in changed
-        other = last.get(not mine)
-        if other and other[0] == path and start < other[1] and start < stop and not {name, other[2]} & {*apart}:
+        latest = last.get(not mine)
+        if latest and latest[0] == path and start < latest[1] and start < stop and not {name, latest[2]} & {*apart}:
             raise UnsupportedError(
-                f"{base.path}: {name!r} and {other[2]!r} share memory, but the adapter changes only one of them.",
+                f"{base.path}: {name!r} and {latest[2]!r} share memory, but the adapter changes only one of them.",
                 "Save separate copies first (tensor.clone()), or leave one out with --exclude.",
             )
         if mine not in last or last[mine][0] != path or last[mine][1] < stop:
@@ -91,17 +91,17 @@ def _check_views(base: Base, changed: Collection[str], apart: Collection[str]) -
 
 
 class _Work:
-    """Merges adapters: puts what they change into `changed`."""
+    """Merges adapters: puts the changed tensors into `changed`."""
 
     def __init__(self, base: Base, quantized: Collection[str]) -> None:
         self.changed: dict[str, LazyTensor] = {}
         self.dtypes: dict[str, DType] = {}
-        # Names that do not share their tensor any more.
+        # Names that no longer share their tensor.
         self.apart: set[str] = set()
         self.settings: dict[str, Any] = {}
         self.notes: list[str] = []
         self._base, self._quantized = base, quantized
-        # By which adapter each place was changed, and under which name.
+        # The number of the adapter that changed a place, and the name under which it did.
         self._by: dict[Hashable, tuple[str, int]] = {}
         self._number = 0
         self._adapter: Adapter
@@ -129,52 +129,55 @@ class _Work:
         self._check_saved(modules)
         self._placed = placed(adapter, self._base.tensors, self._base.path, modules)
         names = [f"{module}.{stack}" for module, stacks in self._placed.stacks.items() for stack in stacks]
-        adapted = [module for module, each in modules.items() if each.factors]
+        adapted = [module for module, parts in modules.items() if parts.factors]
         names += itertools.chain.from_iterable((module, f"{module}.weight") for module in adapted)
         self._told = settled(adapter.scale, names)
         self._turns = self._evidence(modules)
-        for module, each in modules.items():
-            for parameter, tensor in each.whole.items():
+        for module, parts in modules.items():
+            for parameter, tensor in parts.whole.items():
                 self._replace(module, parameter, tensor)
-        for module, each in modules.items():
-            if each.rows is not None:
-                self._rows(module, each.rows)
-            if each.factors:
-                self._factors(module, each)
+        for module, parts in modules.items():
+            if parts.rows is not None:
+                self._rows(module, parts.rows)
+            if parts.factors:
+                self._factors(module, parts)
 
-    # ---- what the configuration says, and what it says of ties
+    # ---- the configuration, and the ties in it
 
     def _check_said(self, modules: Mapping[str, Module]) -> None:
         """Raise CorruptError unless the configuration and the tensors have the same parts."""
         adapter = self._adapter
-        adapted = {module: each for module, each in modules.items() if each.factors}
-        biased = [module for module, each in adapted.items() if any(pair.bias is not None for pair in each.factors)]
-        for what, has, asked in (
+        adapted = {module: parts for module, parts in modules.items() if parts.factors}
+        biased = [module for module, parts in adapted.items() if any(pair.bias is not None for pair in parts.factors)]
+        for called, has, expected in (
             (
                 "DoRA's lengths",
-                [name for name, each in adapted.items() if each.lengths is not None],
+                [name for name, parts in adapted.items() if parts.lengths is not None],
                 adapter.scale.dora,
             ),
             ("biases of factors", biased, adapter.has_bias),
-            ("rows of tokens", [name for name, each in modules.items() if each.rows is not None], bool(adapter.tokens)),
+            (
+                "rows of tokens",
+                [name for name, parts in modules.items() if parts.rows is not None],
+                bool(adapter.tokens),
+            ),
         ):
-            if bool(has) != asked:
+            if bool(has) != expected:
                 raise CorruptError(
-                    f"{self._path} {'has' if has else 'lacks'} {what}, but its configuration says otherwise."
+                    f"{self._path} {'has' if has else 'lacks'} {called}, but its configuration says otherwise."
                 )
-        lacking = [name for name, each in adapted.items() if adapter.scale.dora and each.lengths is None]
+        lacking = [name for name, parts in adapted.items() if adapter.scale.dora and parts.lengths is None]
         if lacking:
             raise CorruptError(f"{self._path} lacks the DoRA magnitudes of {some(lacking, 3)}.")
         self._check_targets(adapted)
 
     def _check_targets(self, adapted: Mapping[str, Module]) -> None:
-        """Raise CorruptError for factors that PEFT does not load, and for modules that were trained whole and are not
-        there."""
+        """Raise CorruptError for factors that PEFT does not load, and for lacking modules that were trained whole."""
         adapter = self._adapter
         holders = [parameter.rpartition(".")[0] for parameter in adapter.parameters]
-        # What is tied to a target is adapted as one with it.
+        # Modules that are tied to a target are adapted together with it.
         apart = [*holders, *([HEAD] if adapter.tied else [])]
-        targeted = [each.attention or module for module, each in adapted.items() if not _ends(module, apart)]
+        targeted = [parts.attention or module for module, parts in adapted.items() if not _ends(module, apart)]
         if left_out := adapter.targets.left_out(targeted):
             raise CorruptError(
                 f"{self._path} has factors of {some(left_out, 3)}, which its configuration does not name as adapted: "
@@ -183,18 +186,20 @@ class _Work:
             )
 
     def _check_saved(self, modules: Mapping[str, Module]) -> None:
-        """Raise CorruptError if a module of the base was trained whole, and is not in the adapter."""
-        whole = [f".{module}." for module, each in modules.items() if each.whole]
+        """Raise CorruptError if a module of the base was trained whole, and the adapter lacks it."""
+        whole = [f".{module}." for module, parts in modules.items() if parts.whole]
         for name in () if self._adapter.tied else self._adapter.saved:
             within = f".{name}."
-            if any(within in f".{each}" for each in self._base.tensors) and not any(within in each for each in whole):
+            if any(within in f".{memory}" for memory in self._base.tensors) and not any(
+                within in prefix for prefix in whole
+            ):
                 raise CorruptError(
                     f"{self._path} lacks {name!r}, which its configuration says was trained whole.",
                     "Save the adapter again with PEFT's save_pretrained.",
                 )
 
     def _untie(self, head: Head) -> None:
-        """Give the head a tensor of its own, that of the embedding as it is now."""
+        """Give the head a tensor of its own, a copy of the embedding as it is now."""
         if head.is_new and head.name not in self.changed:
             stored = self._base.tensors[head.embedding]
             self.changed[head.name] = casting.unrounded(untagged(self.changed.get(head.embedding, stored)))
@@ -209,8 +214,8 @@ class _Work:
     # ---- whole tensors, and rows
 
     def _put(self, name: str, tensor: LazyTensor, is_whole: bool = False) -> None:
-        """Change the tensor of this name. Raise CorruptError if that takes back what was changed before, or names that
-        the base ties are changed twice."""
+        """Change the tensor of this name. Raise CorruptError if that undoes an earlier change, or changes names that
+        the base ties twice."""
         place = name if name in self.apart or name not in self._base.tensors else self._base.place(name)
         before, number = self._by.get(place, (name, self._number))
         if number != self._number and is_whole:
@@ -227,7 +232,7 @@ class _Work:
         self.changed[name] = tensor
 
     def _replace(self, module: str, parameter: str, tensor: LazyTensor) -> None:
-        """Put a tensor that was trained, or frozen beside what was, in the place of the base's."""
+        """Replace a tensor of the base by one that was trained, or that was frozen next to trained ones."""
         memory = f"{module}.{parameter}"
         tensor = untagged(tensor)
         place = self._placed.tensors.get(memory)
@@ -248,7 +253,7 @@ class _Work:
         self._in_place(memory, place, tensor.shape, lambda base, start, count: _rows(tensor, start, count), True)
 
     def _is_resized(self, module: str, name: str, tensor: LazyTensor) -> bool:
-        """Whether a whole tensor is that of an embedding or a head with another vocabulary."""
+        """Whether a whole tensor belongs to an embedding or a head with another vocabulary."""
         shape = self._base.tensors[name].shape
         of_words = module.rpartition(".")[2] in (*EMBEDDINGS, HEAD)
         if not of_words or len(shape) > 2 or tensor.shape[1:] != shape[1:] or len(tensor.shape) != len(shape):
@@ -283,11 +288,11 @@ class _Work:
         return self._head is not None and self._head.is_new and module.rpartition(".")[2] == HEAD
 
     def _shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor of the base, or of one that was added to it."""
+        """Return the shape of a tensor of the base, or of one that was added to the base."""
         return (self._base.tensors.get(name) or self.changed[name]).shape
 
     def _replace_stack(self, memory: str, experts: Sequence[Sequence[str]], tensor: LazyTensor) -> None:
-        """Put a stack in the place of the tensors that the base has for it."""
+        """Replace the base's tensors of a stack by a whole stack."""
         whole = (Span(0, 1, tensor.shape[2]),)
         for number, names in enumerate(experts):
             at = 0
@@ -303,7 +308,7 @@ class _Work:
                 raise self._other_shape(memory, tensor.shape, names[-1])
 
     def _rows(self, module: str, rows: LazyTensor) -> None:
-        """Put the rows of tokens in the place of the base's."""
+        """Replace the base's rows of the tokens that were trained."""
         name = self._weight(module)
         base = self._now(name)
         tokens = rows_of(self._adapter, module)
@@ -311,16 +316,16 @@ class _Work:
             raise self._other_shape(f"{module}.token_adapter.trainable_tokens_delta", rows.shape, name)
         if max(tokens, default=0) >= base.shape[0]:
             raise CorruptError(f"{self._path} has row {max(tokens):,} of {name!r}, which has {base.shape[0]:,} rows.")
-        made: list[LazyTensor] = []
+        pieces: list[LazyTensor] = []
         at = 0
         for number, token in sorted(enumerate(tokens), key=lambda pair: pair[1]):
             if token > at:
-                made.append(_wide(_rows(base, at, token - at)))
-            made.append(_wide(_rows(rows, number, 1)))
+                pieces.append(_wide(_rows(base, at, token - at)))
+            pieces.append(_wide(_rows(rows, number, 1)))
             at = token + 1
         if at < base.shape[0]:
-            made.append(_wide(_rows(base, at, base.shape[0] - at)))
-        self._put(name, Concat(tuple(made)))
+            pieces.append(_wide(_rows(base, at, base.shape[0] - at)))
+        self._put(name, Concat(tuple(pieces)))
 
     # ---- factors
 
@@ -340,9 +345,11 @@ class _Work:
             return
         (pair,) = parts.factors
         left, right = pair.left, pair.right
-        is_parameter = any(memory == each or memory.endswith(f".{each}") for each in self._adapter.parameters)
+        is_parameter = any(
+            memory == parameter or memory.endswith(f".{parameter}") for parameter in self._adapter.parameters
+        )
         scale = self._factor(memory if is_parameter else parts.attention or module, left, right)
-        # PEFT adds this product twice, where it merges as in each step of the training.
+        # PEFT adds this product twice, both when it merges and in each step of the training.
         scale *= 2 if parts.attention else 1
         if pair.bias is not None:
             self._bias(module, pair.bias, scale)
@@ -369,10 +376,10 @@ class _Work:
         turned = self._is_turned(module, pair, name, base)
         if (shape[::-1] if turned else shape) != base.shape:
             raise self._other_shape(name, shape, name)
-        made = _added(base, left, right, scale, turned)
+        product = _added(base, left, right, scale, turned)
         if parts.lengths is not None:
-            made = self._with_lengths(name, made, parts.lengths, turned)
-        self._put(name, made)
+            product = self._with_lengths(name, product, parts.lengths, turned)
+        self._put(name, product)
 
     def _is_turned(self, module: str, pair: Factors, name: str, base: LazyTensor) -> bool:
         shape = pair.left.shape[0], pair.right.shape[1]
@@ -382,22 +389,22 @@ class _Work:
             return False
         if shape != base.shape:
             return True
-        # A square one is as the others are; PEFT takes back what the configuration says of linear layers.
+        # A square matrix is stored as the others are. PEFT ignores the configuration's value for linear layers.
         return self._turns.get(_is_of_layer(module), True)
 
     def _evidence(self, modules: Mapping[str, Module]) -> dict[bool, bool]:
-        """Return whether the matrices in layers, and those outside, are stored transposed, where others than square
-        ones tell it: {in a layer: transposed}."""
-        found: dict[bool, set[bool]] = {}
-        for module, each in modules.items():
+        """Return whether the matrices in layers, and those outside, are stored transposed, if matrices that are not
+        square show it: {in a layer: transposed}."""
+        kinds: dict[bool, set[bool]] = {}
+        for module, parts in modules.items():
             place = self._placed.tensors.get(f"{module}.weight")
-            for pair in each.factors if place and len(place.names) == 1 and not place.parts > 1 else ():
+            for pair in parts.factors if place and len(place.names) == 1 and not place.parts > 1 else ():
                 assert place is not None
                 base = self._base.tensors[place.names[0]].shape
                 shape = pair.left.shape[0], pair.right.shape[1]
                 if not pair.embedding and len(base) == 2 and shape != shape[::-1] and base in (shape, shape[::-1]):
-                    found.setdefault(_is_of_layer(module), set()).add(base != shape)
-        return {inside: True in told for inside, told in found.items()}
+                    kinds.setdefault(_is_of_layer(module), set()).add(base != shape)
+        return {inside: True in kind for inside, kind in kinds.items()}
 
     def _bias(self, module: str, bias: LazyTensor, scale: float) -> None:
         """Add the bias of factors to that of the base."""
@@ -418,15 +425,14 @@ class _Work:
     def _convolution(
         self, name: str, base: LazyTensor, pair: Factors, scale: float, lengths: LazyTensor | None
     ) -> None:
-        """Merge the factors of a convolution: the first one is a convolution too, and the second one has kernels of one
-        element."""
+        """Merge the factors of a convolution: the first is one too, and the second has kernels of one element."""
         left, right = pair.left, pair.right
         if left.shape[2:] != (1,) * (len(base.shape) - 2) or left.numel != left.shape[0] * left.shape[1]:
             raise unknown(self._path, name, "its second factor is not a convolution with kernel size 1")
         if (left.shape[0], *right.shape[1:]) != base.shape:
             raise self._other_shape(name, (left.shape[0], *right.shape[1:]), name)
         shape = base.shape[0], base.numel // base.shape[0]
-        made = _added(
+        matrix = _added(
             View(base, base.dtype, shape),
             View(left, left.dtype, left.shape[:2]),
             View(right, right.dtype, (right.shape[0], shape[1])),
@@ -434,39 +440,39 @@ class _Work:
             False,
         )
         if lengths is not None:
-            made = self._with_lengths(name, made, lengths, False)
-        self._put(name, View(made, made.dtype, base.shape))
+            matrix = self._with_lengths(name, matrix, lengths, False)
+        self._put(name, View(matrix, matrix.dtype, base.shape))
 
-    def _with_lengths(self, name: str, made: LazyTensor, lengths: LazyTensor, turned: bool) -> LazyTensor:
+    def _with_lengths(self, name: str, matrix: LazyTensor, lengths: LazyTensor, turned: bool) -> LazyTensor:
         if turned:
             raise unknown(
                 self._path,
                 name,
                 "DoRA of an embedding, or of a transposed matrix: each element needs all rows",
             )
-        if made.shape[1] > MOST_COLUMNS:
-            told = f"DoRA of rows of {made.shape[1]:,} elements; at most {MOST_COLUMNS:,} are supported"
-            raise unknown(self._path, name, told)
-        if lengths.numel != made.shape[0] or lengths.dtype.name not in SUMMED:
+        if matrix.shape[1] > MOST_COLUMNS:
+            reason = f"DoRA of rows of {matrix.shape[1]:,} elements; at most {MOST_COLUMNS:,} are supported"
+            raise unknown(self._path, name, reason)
+        if lengths.numel != matrix.shape[0] or lengths.dtype.name not in SUMMED:
             raise self._other_shape(name, lengths.shape, name)
         flat = lengths if len(lengths.shape) == 1 else View(lengths, lengths.dtype, (lengths.numel,))
         axes = (Axis(0), Axis(1, 0)), (Axis(0),)
-        return Tiled((made, flat), axes, Magnitude(), _F64, made.shape, (0, 0))
+        return Tiled((matrix, flat), axes, Magnitude(), _F64, matrix.shape, (0, 0))
 
     def _factor(self, module: str, left: LazyTensor, right: LazyTensor, experts: int = 1) -> float:
-        rank, rest = divmod(left.shape[1], experts)
-        if left.shape[1] != right.shape[0] or rest:
+        rank, odd = divmod(left.shape[1], experts)
+        if left.shape[1] != right.shape[0] or odd:
             raise CorruptError(
                 f"{self._path}: the factors of {module!r} have {left.shape[1]} columns and {right.shape[0]} rows, "
                 "which do not match."
             )
         if left.shape[1] > MOST_RANK:
-            told = f"factors of rank {left.shape[1]:,}; at most {MOST_RANK:,} is supported"
-            raise unknown(self._path, module, told)
+            reason = f"factors of rank {left.shape[1]:,}; at most {MOST_RANK:,} is supported"
+            raise unknown(self._path, module, reason)
         return factor(self._adapter.scale, self._told[module], module, rank)
 
     def _now(self, name: str) -> LazyTensor:
-        """Return the tensor of the base as it is by now."""
+        """Return the tensor of the base with the changes so far."""
         self._check_weight(name)
         tensor = casting.unrounded(untagged(self.changed.get(name) or self._base.tensors[name]))
         if tensor.dtype.name not in SUMMED:
@@ -483,9 +489,11 @@ class _Work:
                 "Use --dequantize to convert quantized weights to plain ones.",
             )
 
-    def _in_place(self, memory: str, place: InFiles, shape: Sequence[int], made: _Made, is_whole: bool = False) -> None:
-        """Change what is in several tensors, or in a part of the rows of one: `made` of what is there and its rows in
-        the whole, from one on so many."""
+    def _in_place(
+        self, memory: str, place: InFiles, shape: Sequence[int], change: _Made, is_whole: bool = False
+    ) -> None:
+        """Change several tensors, or a part of the rows of one. `change` takes the present rows, the first of them in
+        the whole, and their number."""
         bases = [self._now(name) for name in place.names]
         rows = sum(base.shape[0] for base in bases) // place.parts
         if any(base.shape[1:] != tuple(shape[1:]) or base.shape[0] % place.parts for base in bases) or rows != shape[0]:
@@ -493,20 +501,20 @@ class _Work:
         if place.parts > 1:
             (name,), (base,) = place.names, bases
             start = place.part * rows
-            inside = made(_rows(base, start, rows), 0, rows)
+            inside = change(_rows(base, start, rows), 0, rows)
             around = [(0, start), (start + rows, base.shape[0] - start - rows)]
-            before, after = ([_wide(_rows(base, *each))] if each[1] else [] for each in around)
+            before, after = ([_wide(_rows(base, *span))] if span[1] else [] for span in around)
             self._put(name, Concat((*before, _wide(inside), *after)), is_whole)
             return
         at = 0
         for name, base in zip(place.names, bases, strict=True):
-            self._put(name, made(base, at, base.shape[0]), is_whole)
+            self._put(name, change(base, at, base.shape[0]), is_whole)
             at += base.shape[0]
 
     # ---- experts
 
     def _stacked(self, module: str, parts: Module) -> None:
-        """Merge the factors of the parameters of a module, which are stacked."""
+        """Merge the factors of a module's parameters, which are stacked."""
         stacks = self._placed.stacks.get(module)
         if not stacks:
             begin = f"{module}."
@@ -523,8 +531,8 @@ class _Work:
     def _fitting(
         self, module: str, pairs: Sequence[Factors], stacks: Mapping[str, Sequence[Sequence[str]]]
     ) -> Iterator[tuple[Factors, str]]:
-        """Yield the factors with the stacks that they are of, if their shapes tell it: what fits only one has it, and
-        no other has it then."""
+        """Yield the factors with their stacks, as far as the shapes show them: factors that fit only one stack have
+        that stack, and no others can have it then."""
         meant = [name for name in stacks if f"{module}.{name}".endswith(tuple(self._adapter.parameters))]
         if len(meant) != len(pairs):
             meant = list(stacks)
@@ -532,23 +540,23 @@ class _Work:
         while left:
             at = min(left, key=lambda number: len(left[number]))
             fits = left.pop(at)
-            # Of several, one may be the only one that no other pair fits.
-            alone = [name for name in fits if not any(name in other for other in left.values())]
+            # If several stacks fit, one of them may fit no other pair.
+            alone = [name for name in fits if not any(name in names for names in left.values())]
             if len(fits) > 1 and not (len(alone) == 1 and len(left) + 1 == len({*fits}.union(*left.values()))):
                 fits = set()
-                told = "more than one"
+                count = "more than one"
             elif len(fits) > 1:
                 fits = set(alone)
             else:
-                told = "none"
+                count = "none"
             if not fits:
                 raise CorruptError(
-                    f"{self._path}: the shapes of the factors of {module!r} fit {told} of the stacked parameters "
+                    f"{self._path}: the shapes of the factors of {module!r} fit {count} of the stacked parameters "
                     f"{some(stacks)}."
                 )
             (name,) = fits
-            for other in left.values():
-                other.discard(name)
+            for names in left.values():
+                names.discard(name)
             yield pairs[at], name
 
     def _fits(self, pair: Factors, experts: Sequence[Sequence[str]]) -> bool:
@@ -556,7 +564,7 @@ class _Work:
         first = [self._base.tensors[name].shape for name in experts[0]]
         if len(first[0]) == 3:
             return shape in (first[0][1:], first[0][:0:-1])
-        return all(len(each) == 2 for each in first) and shape == (sum(each[0] for each in first), first[0][1])
+        return all(len(shapes) == 2 for shapes in first) and shape == (sum(shapes[0] for shapes in first), first[0][1])
 
     def _experts(self, parameter: str, pair: Factors, experts: Sequence[Sequence[str]]) -> None:
         left, right = pair.left, pair.right
@@ -581,10 +589,12 @@ class _Work:
             self._put(stack, Concat(tuple(slices)))
 
     def _is_stack_turned(self, parameter: str, stack: str, shape: tuple[int, int]) -> bool:
-        """Whether the matrices of the stack of this name are stored transposed, where the factors make this `shape`.
+        """Whether the matrices of the stack of this name are stored transposed, if the factors have the product
+        `shape`.
 
-        All of a module are, or none. Of square ones the other stack tells it: what takes as many makes twice as many,
-        as gates are stacked with what they open, or what makes as many takes half as many.
+        All stacks of a module are transposed, or none. If the matrices are square, the other stack shows it. Gates are
+        stacked with the layers that they open: a stack with as many inputs has twice as many outputs, and one with as
+        many outputs has half as many inputs.
         """
         rows, columns = self._base.tensors[stack].shape[1:]
         if rows != columns:
@@ -595,19 +605,19 @@ class _Work:
             for name, tensor in self._base.tensors.items()
             if len(tensor.shape) == 3 and name.rpartition(".")[0] == module
         }
-        told = {height < width for height, width in others if {height, width} in ({rows, 2 * rows}, {rows, rows / 2})}
-        if len(told) != 1:
+        turned = {height < width for height, width in others if {height, width} in ({rows, 2 * rows}, {rows, rows / 2})}
+        if len(turned) != 1:
             raise unknown(self._path, parameter, "square experts, which may or may not be transposed")
-        return told.pop()
+        return turned.pop()
 
     def _of_stack(
         self, stack: str, number: int, left: LazyTensor, right: LazyTensor, scale: float, turned: bool
     ) -> LazyTensor:
         whole = self._now(stack)
-        one = sliced(whole, (Span(number, 1, 1), *(Span(0, 1, extent) for extent in whole.shape[1:])))
+        matrix = sliced(whole, (Span(number, 1, 1), *(Span(0, 1, extent) for extent in whole.shape[1:])))
         inner = whole.shape[1:]
-        made = _added(View(one, one.dtype, inner), left, right, scale, turned)
-        return View(made, made.dtype, (1, *inner))
+        changed = _added(View(matrix, matrix.dtype, inner), left, right, scale, turned)
+        return View(changed, changed.dtype, (1, *inner))
 
     # ---- errors
 
@@ -637,14 +647,14 @@ def _is_of_layer(module: str) -> bool:
 
 
 def _rows(tensor: LazyTensor, start: int, count: int) -> LazyTensor:
-    """Return `count` rows of a tensor, from `start` on."""
+    """Return `count` rows of a tensor, from row `start` on."""
     if not start and count == tensor.shape[0]:
         return tensor
     return sliced(tensor, (Span(start, 1, count), *(Span(0, 1, size) for size in tensor.shape[1:])))
 
 
 def _wide(tensor: LazyTensor) -> LazyTensor:
-    """Return a tensor of floats as float64."""
+    """Return a tensor of floats, cast to float64."""
     return casting.cast(tensor, _F64)
 
 

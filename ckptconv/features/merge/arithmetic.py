@@ -1,4 +1,4 @@
-"""What the kernels of merges make of bits, by arithmetic of their own, for verification."""
+"""The bits that the kernels of merges give, by an arithmetic of their own, for verification."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ if TYPE_CHECKING:
 
 
 def _with_product(kernel: LowRank, parts: Sequence[Given], indices: Sequence[Array]) -> Array:
-    """Return the bits of what a product of factors is added to: each number rounded to float64, in order."""
+    """Return the bits of a base plus a product of factors: each number rounded to float64, in order."""
     np = numpy_module()
-    base, left, right = (values(given.dtype, given.bits) for given in parts)
+    base, left, right = (values(part.dtype, part.bits) for part in parts)
     rows, columns = parts[1].place(indices)[0], parts[2].place(indices)[1]
     with np.errstate(all="ignore"):
-        total = np.zeros([len(each) for each in indices])
+        total = np.zeros([len(axis) for axis in indices])
         for inner in range(left.shape[1]):
             total = total + left[rows, inner] * right[inner, columns]
-        made = base[tuple(parts[0].place(indices))] + kernel.scale * total
-        bits: Array = np.where(np.isnan(made), np.nan, made).view("u8")
+        total_plus_base = base[tuple(parts[0].place(indices))] + kernel.scale * total
+        bits: Array = np.where(np.isnan(total_plus_base), np.nan, total_plus_base).view("u8")
     return bits
 
 
 def _with_lengths(kernel: Magnitude, parts: Sequence[Given], indices: Sequence[Array]) -> Array:
-    """Return the bits of rows that have other lengths: their squares are added column by column."""
+    """Return the bits of rows with new lengths: their squares are added column by column."""
     np = numpy_module()
-    rows, lengths = (values(given.dtype, given.bits) for given in parts)
+    rows, lengths = (values(part.dtype, part.bits) for part in parts)
     with np.errstate(all="ignore"):
         squares = np.cumsum(rows**2, axis=1)[:, -1]
         factors = lengths / squares**0.5
         at = (indices[0] - parts[0].starts[0])[:, None]
-        made = rows[at, indices[1][None, :]] * factors[at]
-        bits: Array = np.where(np.isnan(made), np.nan, made).view("u8")
+        scaled = rows[at, indices[1][None, :]] * factors[at]
+        bits: Array = np.where(np.isnan(scaled), np.nan, scaled).view("u8")
     return bits
 
 

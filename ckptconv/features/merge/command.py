@@ -11,7 +11,7 @@ from ckptconv.cli.options import CONVERTING, divided, named, taking
 from ckptconv.features.merge.options import MERGING
 
 OTHER_WORDS = {"merge": ("merge-weights", "merge-lora", "merge-adapter", "merge-and-unload", "lora")}
-# What is said of options of other programs.
+# Messages on options of other programs.
 OTHER_OPTIONS = {
     "--base --base-model --adapter --lora --merge-weights": "Merge adapters with: ckptconv merge BASE ADAPTER OUTPUT.",
 }

@@ -1,4 +1,4 @@
-"""Merges adapters into the tensors of a source, and says so."""
+"""Merges adapters into the tensors of a source, and records it."""
 
 from __future__ import annotations
 
@@ -17,31 +17,33 @@ from ckptconv.tensors.lazy import LazyTensor
 
 
 def _given(source: Source) -> files.Merge:
-    given: files.Merge = source.computed["merge"]
-    return given
+    merge: files.Merge = source.computed["merge"]
+    return merge
 
 
-def _merged(own: Named, source: Source, options: Options) -> Named:
-    """Return `own`, the tensors of `source`, with its adapters merged, rounded once to the dtype that is stored."""
-    base = tied.Base(source.path, own.described.tensors, own.ties, _given(source).model)
-    factors = [(each, named(each.source, Options()).described.tensors) for each in _given(source).adapters]
-    found = adapters.merged(base, factors)
+def _merged(originals: Named, source: Source, options: Options) -> Named:
+    """Return `originals`, the tensors of `source`, with its adapters merged, rounded once to the stored dtype."""
+    base = tied.Base(source.path, originals.described.tensors, originals.ties, _given(source).model)
+    factors = [(adapter, named(adapter.source, Options()).described.tensors) for adapter in _given(source).adapters]
+    changes = adapters.merged(base, factors)
     dtype = options.dtype or source.defaults.dtype
     widen_only = source.defaults.dtype == dtype == "float32"
     known: dict[tuple[int, str], LazyTensor] = {}
-    made = {}
-    for name, tensor in found.tensors.items():
-        stored = found.dtypes[name] if name in found.dtypes else base.tensors[name].dtype
+    casts = {}
+    for name, tensor in changes.tensors.items():
+        stored = changes.dtypes[name] if name in changes.dtypes else base.tensors[name].dtype
         goal = selection.goal(stored, dtype, widen_only)
         is_number = tensor.dtype.name in SUMMED and goal.name in SUMMED
         cast = casting.rounded(tensor, goal) if is_number else selection.converted(name, tensor, goal.name)
-        # Tied names have one object.
-        made[name] = known.setdefault((id(tensor), goal.name), cast)
-    described = own.described._replace(tensors={**base.tensors, **made}, apart=False)
-    ties = {alias: owner for alias, owner in own.ties.items() if not {alias, owner} & found.untied}
-    merged = own._replace(described=described, ties=ties, notes=(*own.notes, *found.notes), settings=found.settings)
-    is_same = all(name in base.tensors and base.tensors[name].shape == made[name].shape for name in made)
-    if (is_same and not found.untied) or described.structure is None:
+        # Tied names share one object.
+        casts[name] = known.setdefault((id(tensor), goal.name), cast)
+    described = originals.described._replace(tensors={**base.tensors, **casts}, apart=False)
+    ties = {alias: owner for alias, owner in originals.ties.items() if not {alias, owner} & changes.untied}
+    merged = originals._replace(
+        described=described, ties=ties, notes=(*originals.notes, *changes.notes), settings=changes.settings
+    )
+    is_same = all(name in base.tensors and base.tensors[name].shape == casts[name].shape for name in casts)
+    if (is_same and not changes.untied) or described.structure is None:
         return merged
     why = "an adapter adds tensors, or changes which tensors are tied."
     return merged.without_record(f"{source.path}: the structure record was left out: {why}")
@@ -50,18 +52,18 @@ def _merged(own: Named, source: Source, options: Options) -> Named:
 def _record(source: Source) -> Mapping[str, Any]:
     every = _given(source).adapters
     name = every[0].name
-    return {"adapters": [From(each.source.path) for each in every]} | ({"adapter": name} if name else {})
+    return {"adapters": [From(adapter.source.path) for adapter in every]} | ({"adapter": name} if name else {})
 
 
 def _terms(source: Source) -> Iterable[Source]:
-    return (each.source for each in _given(source).adapters)
+    return (adapter.source for adapter in _given(source).adapters)
 
 
 def _again(
-    source: Source, heading: Mapping[str, Any], paths: Sequence[str | None], asked: Options, output: str
+    source: Source, heading: Mapping[str, Any], paths: Sequence[str | None], options: Options, output: str
 ) -> Source:
-    every = files.read_adapters([path for path in paths if path], asked.opening(), heading.get("adapter", ""))
-    return files.merging(source, every, asked.storage_options)
+    every = files.read_adapters([path for path in paths if path], options.opening(), heading.get("adapter", ""))
+    return files.merging(source, every, options.storage_options)
 
 
 COMPUTING = Computing(

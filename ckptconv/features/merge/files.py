@@ -1,4 +1,4 @@
-"""A source into which PEFT's adapters are to be merged, and what their configurations say.
+"""A source with PEFT's adapters to merge into it, and the adapters' configurations.
 
 Source: PEFT 0.21, tuners/lora (config.py, layer.py) and utils/other.get_pattern_key.
 """
@@ -23,36 +23,36 @@ from ckptconv.storage.location import Location
 from ckptconv.structure.regexes import ExpressionError, LimitsError, first_matches
 from ckptconv.text import brief, some
 
-# Stands before the names of the files of adapters among those of the source.
+# The prefix of the names of adapters' files among those of the source.
 _OF_ADAPTERS = "--adapter"
-# What a configuration may say that changes nothing of what is merged, or is read here.
+# Keys of a configuration that do not change a merge, or that this module reads.
 _KNOWN = (
     "alpha_pattern auto_mapping bias corda_config ensure_weight_tying eva_config exclude_modules fan_in_fan_out "
     "inference_mode init_lora_weights layers_pattern layers_to_transform loftq_config lora_bias lora_ga_config "
     "megatron_config modules_to_save rank_pattern runtime_config target_modules target_parameters "
     "trainable_token_indices use_dora use_rslora"
 )
-# How factors may begin without a change of the base.
+# Initial values of factors that leave the base unchanged.
 _BEGINNINGS = (None, True, False, "gaussian", "eva", "orthogonal", "mica")
-# The largest rank and alpha that a configuration may say; of ranks that there are, `MOST_RANK` is.
+# The largest rank and alpha of a configuration; `MOST_RANK` is the largest rank of factors.
 _LARGEST = 1 << 20
-# Each adds a level to the expression of a tensor.
+# The most adapters: each adds a level to the expression of a tensor.
 _MOST_ADAPTERS = 64
-# Modules that PEFT trains whole for a task, without being told.
+# Modules that PEFT trains whole for a task, although the configuration does not name them.
 _HEADS = {
     "SEQ_CLS": ("classifier", "score"),
     "TOKEN_CLS": ("classifier", "score"),
     "QUESTION_ANS": ("qa_outputs",),
 }
-# A pattern in which no character but a dot means something else than itself.
+# A pattern in which no character but a dot has a special meaning.
 _PLAIN = re.compile(r"[\w.]+")
 
 
 class Scale(NamedTuple):
-    """The rank of an adapter's factors and its alpha, and those of modules that match a pattern.
+    """The rank and alpha of an adapter's factors, and those of modules that match a pattern.
 
-    A product is multiplied by alpha over the rank, or if `rooted` over its root. `dora`: rows have lengths of their
-    own.
+    A product is multiplied by alpha over the rank, or, if `rooted`, over the root of the rank. `dora`: rows have
+    lengths of their own.
     """
 
     rank: float
@@ -64,13 +64,13 @@ class Scale(NamedTuple):
 
 
 class Adapter(NamedTuple):
-    """An adapter of PEFT's, of several in its source that called `name`.
+    """One adapter of PEFT. If its source has several, it is the one called `name`.
 
     `turned`: its configuration says that the base stores matrices transposed. `parameters` are the ends of the names of
-    those that it adapts by themselves, not as weights of modules; `saved` the ends of the names of modules that were
-    trained whole. `tokens` are the rows that were trained of a module, by the end of its name, "" for the embedding.
-    `tied`: what the base ties was trained as one. `has_bias`: the factors have a bias. `targets` are the modules that
-    are adapted.
+    parameters that it adapts by themselves, not as weights of modules; `saved` the ends of the names of modules that
+    were trained whole. `tokens` are the trained rows of a module, by the end of its name, "" for the embedding. `tied`:
+    tensors that the base ties were trained as one. `has_bias`: the factors have a bias. `targets` are the adapted
+    modules.
     """
 
     source: Source
@@ -86,18 +86,18 @@ class Adapter(NamedTuple):
 
 
 class Merge(NamedTuple):
-    """Adapters that are to be merged into a source in order; `model` is what the config.json beside it says."""
+    """Adapters to merge into a source, in order; `model` is the content of the config.json next to the source."""
 
     adapters: tuple[Adapter, ...]
     model: Mapping[str, Any]
 
 
 def read_adapters(paths: Sequence[str], settings: Mapping[str, Any], name: str = "") -> list[Adapter]:
-    """Read each of the adapters at `paths`, with the `settings` of `open_source`; of one that holds several, that
+    """Read each of the adapters at `paths`, with the `settings` of `open_source`. If a path holds several, read the one
     called `name`.
 
-    Raise UsageError for one without a configuration, UnsupportedError for one that is not LoRA's, CorruptError for a
-    configuration that is none.
+    Raise UsageError for an adapter without a configuration, UnsupportedError for one that is not LoRA's, CorruptError
+    for an invalid configuration.
     """
     if len(paths) > _MOST_ADAPTERS:
         raise UsageError(
@@ -111,14 +111,14 @@ def _read(path: str, settings: Mapping[str, Any], name: str) -> Adapter:
     plain: dict[str, Any] = {"family": "", "key": ""}
     plain |= {name: option.default for name, option in CHANGING.items()}
     options = dict(settings.get("storage_options") or {})
-    # Beside the default adapter, save_pretrained puts each other one into a directory of its name.
+    # save_pretrained puts each adapter except the default one into a directory of its name.
     if name and "/" not in name and Location(path, options).join(name, ADAPTER_CONFIG).kind == "file":
         path = Location(path, options).join(name).path
     source = open_source(path, **{**settings, **plain})
     place = Location(source.path, options)
-    here = place if place.kind == "directory" else place.parent
-    places = (here.join(ADAPTER_CONFIG), here.parent.join(ADAPTER_CONFIG))
-    file = next((each for each in places if each.kind == "file"), None)
+    directory = place if place.kind == "directory" else place.parent
+    places = (directory.join(ADAPTER_CONFIG), directory.parent.join(ADAPTER_CONFIG))
+    file = next((config_place for config_place in places if config_place.kind == "file"), None)
     names = source.weights if isinstance(source.weights, Mapping) else {}
     if file is None:
         raise other_program(path, names) or UsageError(
@@ -147,10 +147,10 @@ def _read(path: str, settings: Mapping[str, Any], name: str) -> Adapter:
 
 
 class _Said:
-    """What a configuration says, each value of the type that is expected."""
+    """The content of a configuration: each value is checked to have the expected type."""
 
-    def __init__(self, file: Location, told: Mapping[str, Any]) -> None:
-        self.file, self.told = file, told
+    def __init__(self, file: Location, config: Mapping[str, Any]) -> None:
+        self.file, self.told = file, config
 
     def wrong(self, name: str, value: Any, expected: str) -> CorruptError:
         return CorruptError(f"{self.file}: its {name} is {brief(value)}, but {expected} was expected.")
@@ -163,7 +163,7 @@ class _Said:
 
     def names(self, name: str) -> tuple[str, ...]:
         value = self.told.get(name) or []
-        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise self.wrong(name, value, "a list of names")
         return tuple(value)
 
@@ -176,44 +176,44 @@ class _Said:
         value = self.told.get(name) or {}
         if not isinstance(value, dict):
             raise self.wrong(name, value, "an object")
-        return {key: self.number(name, each) for key, each in value.items()}
+        return {key: self.number(name, item) for key, item in value.items()}
 
 
 def _tokens(said: _Said) -> dict[str, tuple[int, ...]]:
-    """Return which rows of which modules were trained."""
+    """Return the trained rows of each module."""
     name = "trainable_token_indices"
     value = said.told.get(name)
     if value is None:
         return {}
-    given = value if isinstance(value, dict) else {"": value}
-    for each in given.values():
-        if not isinstance(each, list) or any(type(row) is not int or row < 0 for row in each):
+    rows_of = value if isinstance(value, dict) else {"": value}
+    for listed in rows_of.values():
+        if not isinstance(listed, list) or any(type(row) is not int or row < 0 for row in listed):
             raise said.wrong(name, value, "a list of rows, or one for each of some modules,")
-        if len(set(each)) != len(each):
+        if len(set(listed)) != len(listed):
             raise said.wrong(name, value, "each row once")
-    return {key: tuple(rows) for key, rows in given.items()}
+    return {key: tuple(rows) for key, rows in rows_of.items()}
 
 
 def _scale(said: _Said) -> Scale:
-    """Return what a configuration says of ranks and scales."""
-    file, told = said.file, said.told
-    if told.get("peft_type") != "LORA":
+    """Return the ranks and scales of a configuration."""
+    file, config = said.file, said.told
+    if config.get("peft_type") != "LORA":
         raise UnsupportedError(
-            f"{file} says that the adapter is of type {brief(told.get('peft_type'))}; only LORA can be merged."
+            f"{file} says that the adapter is of type {brief(config.get('peft_type'))}; only LORA can be merged."
         )
-    # What changes the factors is switched on, or has settings of its own.
-    asked = [name for name in told if name not in _KNOWN.split() and _asks(told[name])]
-    if asked:
-        raise UnsupportedError(f"{file} asks for {some(asked)}, which is not supported.")
-    if (begun := told.get("init_lora_weights")) not in _BEGINNINGS:
+    # An unknown key changes the factors if it is switched on, or has settings of its own.
+    unknown = [name for name in config if name not in _KNOWN.split() and _asks(config[name])]
+    if unknown:
+        raise UnsupportedError(f"{file} asks for {some(unknown)}, which is not supported.")
+    if (begun := config.get("init_lora_weights")) not in _BEGINNINGS:
         raise UnsupportedError(
             f"{file} says that the factors were initialized with {brief(begun)}, which subtracts their product from "
             "the base: the adapter cannot be added to the unchanged base.",
             "Save it again with PEFT's save_pretrained(..., path_initial_model_for_weight_conversion=...).",
         )
     return Scale(
-        said.number("r", told.get("r")),
-        said.number("lora_alpha", told.get("lora_alpha")),
+        said.number("r", config.get("r")),
+        said.number("lora_alpha", config.get("lora_alpha")),
         said.numbers("rank_pattern"),
         said.numbers("alpha_pattern"),
         said.flag("use_rslora"),
@@ -222,36 +222,38 @@ def _scale(said: _Said) -> Scale:
 
 
 def _asks(value: object) -> bool:
-    """Whether the value of a key that is not known switches something on, or is its settings."""
+    """Whether the value of an unknown key switches something on, or holds its settings."""
     return value is True or (isinstance(value, (dict, list)) and bool(value))
 
 
 def settled(scale: Scale, names: Sequence[str]) -> dict[str, tuple[float, float]]:
-    """Return the rank and alpha of each of `names`, which are modules, or parameters of them: those of the first
-    pattern that matches it from its beginning, or from behind a dot, to its end.
+    """Return the rank and alpha of each of `names`, which are modules, or parameters of modules. They are those of the
+    first pattern that matches the name, from its beginning or from behind a dot, to its end.
 
-    Raise UnsupportedError for patterns that are not understood.
+    Raise UnsupportedError for invalid patterns.
     """
-    told = (scale.ranks, scale.rank), (scale.alphas, scale.alpha)
-    patterns = [list(each) for each, _ in told]
+    tables = (scale.ranks, scale.rank), (scale.alphas, scale.alpha)
+    patterns = [list(own_patterns) for own_patterns, _ in tables]
     if all(map(_PLAIN.fullmatch, itertools.chain(*patterns))):
-        first = [[_first_plain(each, name) for name in names] for each in patterns]
+        first = [[_first_plain(own_patterns, name) for name in names] for own_patterns in patterns]
     else:
         try:
-            first = first_matches([[f"(.*\\.)?({pattern})$" for pattern in each] for each in patterns], names)
+            first = first_matches(
+                [[f"(.*\\.)?({pattern})$" for pattern in own_patterns] for own_patterns in patterns], names
+            )
         except (ExpressionError, LimitsError) as error:
             why = ("are not regular expressions") if isinstance(error, ExpressionError) else "take too long to match"
             every = list(dict.fromkeys(itertools.chain(*patterns)))
             raise UnsupportedError(f"{ADAPTER_CONFIG} has patterns that {why}: {some(every, 3)}.") from error
     ranks, alphas = (
-        [default if number is None else values[each[number]] for number in numbers]
-        for (values, default), each, numbers in zip(told, patterns, first, strict=True)
+        [default if number is None else values[own_patterns[number]] for number in numbers]
+        for (values, default), own_patterns, numbers in zip(tables, patterns, first, strict=True)
     )
     return dict(zip(names, zip(ranks, alphas, strict=True), strict=True))
 
 
 def _first_plain(patterns: Sequence[str], name: str) -> int | None:
-    """Return the number of the first of `patterns` that matches, in which only dots mean something else."""
+    """Return the number of the first of `patterns` that matches; only dots have a special meaning in them."""
     for number, pattern in enumerate(patterns):
         end = name[-len(pattern) :]
         is_whole = len(name) == len(pattern) or name[-len(pattern) - 1 : -len(pattern)] == "."
@@ -260,10 +262,10 @@ def _first_plain(patterns: Sequence[str], name: str) -> int | None:
     return None
 
 
-def factor(scale: Scale, told: tuple[float, float], name: str, rank: int) -> float:
-    """Return what the product of the factors of `name`, with `rank` columns, is multiplied by, where the configuration
-    has `told` its rank and alpha. Raise CorruptError if it says another rank."""
-    r, alpha = told
+def factor(scale: Scale, stated: tuple[float, float], name: str, rank: int) -> float:
+    """Return the scale of the product of the factors of `name`, which have `rank` columns. `stated` are the rank and
+    alpha of the configuration. Raise CorruptError if its rank is another."""
+    r, alpha = stated
     if r != rank:
         raise CorruptError(
             f"The factors of {name!r} have rank {rank}, but {ADAPTER_CONFIG} says {r:g}.",
@@ -273,11 +275,11 @@ def factor(scale: Scale, told: tuple[float, float], name: str, rank: int) -> flo
 
 
 def merging(source: Source, adapters: Sequence[Adapter], options: Mapping[str, object]) -> Source:
-    """Return `source`, into which `adapters` are to be merged in order; `options` are those of its store."""
+    """Return `source` with `adapters` to merge into it in order; `options` are those of its store."""
     inputs = {
-        f"{_OF_ADAPTERS}/{number}/{name}": each
+        f"{_OF_ADAPTERS}/{number}/{name}": identity
         for number, adapter in enumerate(adapters)
-        for name, each in adapter.source.inputs.items()
+        for name, identity in adapter.source.inputs.items()
     }
     model: Mapping[str, Any] = {}
     try:
@@ -285,7 +287,7 @@ def merging(source: Source, adapters: Sequence[Adapter], options: Mapping[str, o
             inputs.setdefault(companions.CONFIG, Input.stamped(file))
             model = configs.read(Location(file.path, dict(options)))
     except CkptconvError:
-        # Whoever needs it is told: nothing is known of the model.
+        # A later step that needs the configuration reports the error: nothing is known of the model.
         model = {}
     terms = [source, *(adapter.source for adapter in adapters)]
     return combined(source, terms, inputs, merge=Merge(tuple(adapters), model))

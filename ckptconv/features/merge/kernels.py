@@ -1,6 +1,6 @@
-"""The kernels `LowRank` and `Magnitude`: what they are, how tiles of them are cut and made, and of which tensors.
+"""The kernels `LowRank` and `Magnitude`: their tiles, and the tensors that they take.
 
-The arithmetic is in `low_rank`; what it is compared with is in `arithmetic`.
+The arithmetic is in `low_rank`; the independent arithmetic of verification is in `arithmetic`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from ckptconv.tensors.tile_kernels import TileMaker
 if TYPE_CHECKING:
     from ckptconv.tensors.float_formats import Array
 
-# The largest inner dimension of factors, and the longest rows that get other lengths: far more than adapters have.
+# The largest inner dimension of factors, and the longest rows with new lengths: far more than adapters have.
 MOST_RANK, MOST_COLUMNS = 1 << 17, 1 << 20
 
 
 def _sides(tensor: Tiled, most: int) -> tuple[int, ...]:
-    """Return the sides of tiles of at most `most` elements whose factors are too long for whole rows of tiles; () for
-    others."""
+    """Return the sides of tiles of at most `most` elements, if the factors are too long for whole rows; else ()."""
     (left, right), rank = tensor.parts[1:], tensor.parts[1].shape[1]
     room = MOST_NEEDED // (4 if rank > DEEP else 2) // max(rank, 1)
     across = {tensor.axes[1][0].dim: left, tensor.axes[2][1].dim: right}
@@ -41,7 +40,7 @@ _PRODUCTS = Tiling(cast_from=lambda tensor: tensor.parts[0].dtype.itemsize, side
 
 
 class LowRank(NamedTuple):
-    """Add a product of two matrices, times `scale`, in float64: the parts are what it is added to, and the factors.
+    """Add a product of two matrices, times `scale`, in float64. The parts are the base and the two factors.
 
     The first factor has the inner dimension last, the second has it first. Products are added in its order.
     """
@@ -50,14 +49,15 @@ class LowRank(NamedTuple):
 
     @property
     def tiling(self) -> Tiling:
-        """How tiles are cut, and cast."""
+        """The way to cut and cast tiles."""
         return _PRODUCTS
 
 
 class Magnitude(NamedTuple):
-    """Give the rows of a matrix of float64 other lengths: the parts are whole rows, and the lengths.
+    """Give the rows of a matrix of float64 new lengths. The parts are whole rows, and the lengths.
 
-    A row is multiplied by its new length over its own, the root of the sum of squares, which are added in order.
+    A row is multiplied by its new length over its present one, the root of the sum of squares, which are added in
+    order.
     """
 
 
@@ -71,7 +71,7 @@ def _low_rank(tile: Tile, arrays: Sequence[Array], out: Array) -> int:
 
 
 def _cast_array(cast: Cast, values: Array) -> tuple[Array, int]:
-    """Return the bits of an array after a cast, and how many finite values became infinite."""
+    """Return the bits of an array after a cast, and the number of finite values that became infinite."""
     np = numpy_module()
     bits = np.empty(values.shape, f"u{DTYPES[cast.target].itemsize}")
     plain = np.ascontiguousarray(values).reshape(-1).view("u1").data

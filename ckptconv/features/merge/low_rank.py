@@ -1,9 +1,9 @@
-"""The kernels `LowRank` and `Magnitude`: products of the factors of adapters, and rows that get other lengths.
+"""The kernels `LowRank` and `Magnitude`: products of the factors of adapters, and rows with new lengths.
 
 A product is the sum, in float64 and in the order of the rank, of products of two numbers. Adding in that order is slow.
-A BLAS adds in whatever order it likes, so that its last bits differ from machine to machine; but how far it is from the
-sum in order is bounded. Where all that is within the bound rounds to one number of the dtype that is wanted, that is
-the result. The few elements near the middle between two such numbers are added up in order.
+A BLAS adds in any order, so that the last bits of its result differ from machine to machine; but its distance from the
+sum in order is bounded. If all numbers within the bound round to one number of the wanted dtype, that number is the
+result. The few elements near the middle between two such numbers are added up in order.
 
 Source of the bound: Higham, Accuracy and Stability of Numerical Algorithms, 2nd edition, section 3.1. A sum of n
 products in any order, with fused operations or without, is off by at most nu / (1 - nu) times the sum of the magnitudes
@@ -31,15 +31,15 @@ from ckptconv.tensors.float_formats import blas_is_alone, numbers, numbers_as, n
 if TYPE_CHECKING:
     from ckptconv.tensors.float_formats import Array
 
-# From factors of more than this rank, fewer bytes are needed at a time, as they are multiplied in float64.
+# For factors of a larger rank than this, fewer bytes are held at a time: they are multiplied in float64.
 DEEP = 1 << 10
-# Elements that are added up in order at a time: with the sum, they stay in the first-level cache.
+# Elements that are added up in order at a time. With the sum, they stay in the first-level cache.
 _IN_ORDER = 1 << 11
-# Bytes of those of a block that a BLAS makes: with what they are added to, and what is compared, they stay in the
-# second-level cache. A block has this many columns, if there are so many.
+# Bytes of a block that a BLAS computes. With the base and the numbers to compare, they stay in the second-level cache.
+# A block has this many columns, if there are so many.
 BLOCK, WIDE = 1 << 18, 1 << 10
-# Products of numbers in one call of a BLAS that has threads. OpenBLAS makes so many in the thread that calls; for more
-# it wakes others, for which the threads that convert would wait.
+# Products of numbers in one call of a BLAS with threads. OpenBLAS computes so many in the calling thread. For more, it
+# wakes other threads, and the threads that convert would wait for those.
 _AT_ONCE = 1 << 18
 # Elements of a row whose squares are added up at a time.
 _IN_ROW = 1 << 16
@@ -57,7 +57,7 @@ class _Stored(NamedTuple):
         return _Stored(self.dtype, self.bits[place])
 
     def numbers(self, code: str) -> Array:
-        """Return them as numpy's `code`, which holds them."""
+        """Return them in numpy's dtype `code`, which can hold them."""
         return numbers_as(code, *self)
 
 
@@ -72,7 +72,7 @@ class _Sum(NamedTuple):
     @classmethod
     def of(cls, scale: float, boxes: Sequence[Box], arrays: Sequence[Array]) -> _Sum:
         base, left, right = (_Stored(box.dtype, bits) for box, bits in zip(boxes, arrays, strict=True))
-        # The factors make the tile, or its transpose.
+        # The factors give the tile, or its transpose.
         if boxes[1].axes[0].dim:
             left, right = _Stored(right.dtype, right.bits.T), _Stored(left.dtype, left.bits.T)
         return cls(base, left, right, scale)
@@ -87,39 +87,39 @@ class _Sum(NamedTuple):
 
 
 def added(scale: float, boxes: Sequence[Box], arrays: Sequence[Array], out: Array) -> None:
-    """Fill `out`, of float64, with what the product of the factors is added to, plus that."""
+    """Fill `out`, of float64, with the base plus the product of the factors."""
     add_all(_Sum.of(scale, boxes, arrays), out)
 
 
-def add_all(given: _Sum, out: Array) -> None:
+def add_all(sums: _Sum, out: Array) -> None:
     """Fill `out`, of float64, with the sum."""
     np = numpy_module()
     with np.errstate(all="ignore"):
         for place in _blocks(out.shape, _IN_ORDER, _IN_ORDER):
             into = out[place]
             go_on()
-            base, left, right = (each.numbers("f8") for each in given.at(place)[:3])
+            base, left, right = (part.numbers("f8") for part in sums.at(place)[:3])
             total, product = np.zeros(into.shape), np.empty(into.shape)
-            for one, other in zip(left.T, right, strict=True):
-                np.multiply(one[:, None], other, out=product)
+            for column, row in zip(left.T, right, strict=True):
+                np.multiply(column[:, None], row, out=product)
                 total += product
-            total *= given.scale
+            total *= sums.scale
             np.add(base, total, out=into)
         _one_nan(out)
 
 
-def add_some(given: _Sum, rows: Array, columns: Array) -> Array:
-    """Return the sum at some rows and columns, none of which is no number."""
+def add_some(sums: _Sum, rows: Array, columns: Array) -> Array:
+    """Return the sums at some rows and columns, none of which are NaN."""
     np = numpy_module()
     total: Array = np.zeros(len(rows))
     left, right = (
-        _Stored(each.dtype, bits.take(at, 1)).numbers("f8")
-        for each, bits, at in ((given.left, given.left.bits.T, rows), (given.right, given.right.bits, columns))
+        _Stored(part.dtype, bits.take(at, 1)).numbers("f8")
+        for part, bits, at in ((sums.left, sums.left.bits.T, rows), (sums.right, sums.right.bits, columns))
     )
     for products in np.multiply(left, right, out=left):
         total += products
-    total *= given.scale
-    total += given.base.at((rows, columns)).numbers("f8")
+    total *= sums.scale
+    total += sums.base.at((rows, columns)).numbers("f8")
     return total
 
 
@@ -133,7 +133,7 @@ def _blocks(shape: tuple[int, ...], most: int, wide: int) -> Iterator[tuple[slic
 
 
 def _one_nan(out: Array) -> None:
-    """Make every NaN the same one: which of them comes out of arithmetic depends on the processor."""
+    """Replace every NaN by the same one: arithmetic gives one that depends on the processor."""
     np = numpy_module()
     if math.isnan(out.sum()):
         out[np.isnan(out)] = np.nan
@@ -143,29 +143,31 @@ def _one_nan(out: Array) -> None:
 
 
 def rounded(scale: float, boxes: Sequence[Box], arrays: Sequence[Array], target: str, out: Array, cast: Casting) -> int:
-    """Fill `out` with the bits of what `added` makes, rounded to the dtype `target`. Return how many finite numbers
+    """Fill `out` with the result of `added`, rounded to the dtype `target`. Return the number of finite numbers that
     became infinite."""
     np = numpy_module()
-    given = _Sum.of(scale, boxes, arrays)
-    overflows, rank = 0, given.right.bits.shape[0]
+    sums = _Sum.of(scale, boxes, arrays)
+    overflows, rank = 0, sums.right.bits.shape[0]
     near = [(np.empty(0, "i8"),) * 2]
-    first = precision_for(target, {each.dtype for each in given[:3]}, (given.scale,)) if rank <= DEEP else DOUBLE
+    first = precision_for(target, {part.dtype for part in sums[:3]}, (sums.scale,)) if rank <= DEEP else DOUBLE
     known: dict[tuple[str, int], Products] = {}
     with np.errstate(all="ignore"):
         for place in _blocks(out.shape, BLOCK // int(first.code[1]), WIDE):
-            # What is too uncertain in float32 may be certain in float64.
+            # A number that is too uncertain in float32 may be certain in float64.
             for precision in dict.fromkeys((first, DOUBLE)):
                 key = precision.dtype, place[1].start
                 if key not in known:
-                    known = {other: made for other, made in known.items() if other[1] == place[1].start}
-                    known[key] = Products.of(given.at((slice(None), place[1])), precision, target)
-                found = known[key].round(place[0], out[place], cast)
-                if found is not None:
-                    near.append((found[0] + place[0].start, found[1] + place[1].start))
+                    known = {
+                        known_key: products for known_key, products in known.items() if known_key[1] == place[1].start
+                    }
+                    known[key] = Products.of(sums.at((slice(None), place[1])), precision, target)
+                uncertain = known[key].round(place[0], out[place], cast)
+                if uncertain is not None:
+                    near.append((uncertain[0] + place[0].start, uncertain[1] + place[1].start))
                     break
             else:
                 whole = np.empty(out[place].shape)
-                add_all(given.at(place), whole)
+                add_all(sums.at(place), whole)
                 out[place], count = cast(whole)
                 overflows += count
         rows, columns = map(np.concatenate, zip(*near, strict=True))
@@ -173,7 +175,7 @@ def rounded(scale: float, boxes: Sequence[Box], arrays: Sequence[Array], target:
         for at in range(0, len(rows), most):
             go_on()
             at_once = rows[at : at + most], columns[at : at + most]
-            out[at_once], count = cast(add_some(given, *at_once))
+            out[at_once], count = cast(add_some(sums, *at_once))
             overflows += count
     return overflows
 
@@ -187,12 +189,12 @@ class _Vectors(NamedTuple):
     @classmethod
     def of(cls, rows: Array) -> _Vectors:
         np = numpy_module()
-        # Squares that underflow are counted as if they were just below what does not.
+        # Squares that underflow count as if they were just below the smallest that does not.
         return cls(rows, np.sqrt(np.einsum("ik,ik->i", rows, rows) + rows.shape[1] * 2.0**-126))
 
 
 class Products(NamedTuple):
-    """Sums with the products of `left` and `right` that a BLAS makes, and how far they may be from those in order."""
+    """Sums with a BLAS's products of `left` and `right`, and how far they may be from those in order."""
 
     base: _Stored
     left: _Vectors
@@ -201,15 +203,15 @@ class Products(NamedTuple):
     target: str
 
     @classmethod
-    def of(cls, given: _Sum, precision: Precision, target: str) -> Products:
-        """Return those of a sum, in `precision`."""
-        left = given.left.numbers(precision.code) * numpy_module().array(given.scale, precision.code)
-        right = given.right.numbers(precision.code).T
-        return cls(given.base, _Vectors.of(left), _Vectors.of(right), precision, target)
+    def of(cls, sums: _Sum, precision: Precision, target: str) -> Products:
+        """Return the products for sums, in `precision`."""
+        left = sums.left.numbers(precision.code) * numpy_module().array(sums.scale, precision.code)
+        right = sums.right.numbers(precision.code).T
+        return cls(sums.base, _Vectors.of(left), _Vectors.of(right), precision, target)
 
     def round(self, rows: slice, out: Array, cast: Casting) -> tuple[Array, Array] | None:
-        """Fill `out` with the bits of the sums in `rows`. Return the rows and columns in it of those that may round
-        otherwise, or None, as `round_certain` does."""
+        """Fill `out` with the bits of the sums in `rows`. Return the rows and columns in it of sums that may round to
+        another number, or None, as `round_certain` does."""
         np = numpy_module()
         code = self.precision.code
         values, room = (
@@ -223,10 +225,10 @@ class Products(NamedTuple):
         return None if near is None else np.divmod(near, out.shape[1])
 
     def _bounds(self, rows: slice) -> Array:
-        """Return for each of `rows` how far products may be from those that are added up in order: a column."""
+        """Return a column: for each of `rows`, how far its products may be from those that are added up in order."""
         rank, left, right = self.left.numbers.shape[1], self.left.lengths[rows][:, None], self.right.lengths.max()
-        # Sums in order are as far off; in float32, the others are all that counts. The scale is rounded, and what it is
-        # multiplied by. Last what underflows.
+        # Sums in order are as far off; in float32, only the others count. The scale is rounded, and so is what it
+        # multiplies. The last term is for underflow.
         errors = 1.01 * self.precision.unit * (rank + 4) * (1 if self.precision is SINGLE else 2)
         bounds: Array = errors * left * right + (rank + 2) * 2.0**-126 * (1 + left + right)
         return bounds
@@ -243,7 +245,7 @@ def multiply(left: Array, right: Array, out: Array) -> None:
 
 
 def lengthened(boxes: Sequence[Box], arrays: Sequence[Array], starts: Sequence[int], out: Array) -> None:
-    """Fill `out`, of float64, with the elements of rows that have other lengths."""
+    """Fill `out`, of float64, with the elements of rows that get new lengths."""
     np = numpy_module()
     rows, lengths = (_Stored(box.dtype, bits).numbers("f8") for box, bits in zip(boxes, arrays, strict=True))
     with np.errstate(all="ignore"):

@@ -40,28 +40,28 @@ def merge(
     executor: Executor | None = None,
     **options: Unpack[MergeOptions],
 ) -> Report:
-    """Merge `adapters`, one or several that PEFT trained with LoRA, into `base`, and write that to `output`.
+    """Merge `adapters`, one or several that PEFT trained with LoRA, into `base`, and write the result to `output`.
 
-    Both are checkpoints of any format; the `adapter_config.json` of an adapter is beside it. Products are added up in
-    float64, in the order of the rank, times the scale to the base, and rounded once. Tensors that no adapter touches
-    are moved as they are. `output` and the other arguments are those of `convert`.
+    Both are checkpoints of any format; the `adapter_config.json` of an adapter is next to it. Products are added up in
+    float64, in the order of the rank, added to the base, times the scale, and rounded once. Tensors without an adapter
+    are copied unchanged. `output` and the other arguments are those of `convert`.
 
-    Raise CorruptError for an adapter that does not fit the base, UnsupportedError for one that is not LoRA's or asks
-    for what is not supported, and what `convert` raises. Then nothing new has a final name.
+    Raise CorruptError for an adapter that does not fit the base, UnsupportedError for one that is not LoRA's or has an
+    unsupported setting, and the errors of `convert`. Then no new file has a final name.
 
     Examples:
         >>> report = ckptconv.merge("base", "adapter", "merged.safetensors")
         >>> report.notes
         ['merged 1 adapter: 1 tensor changed.']
     """
-    given: dict[str, Any] = {**options}
-    name = given.pop("adapter", "")
-    chosen = Options(**given)
+    further: dict[str, Any] = {**options}
+    name = further.pop("adapter", "")
+    chosen = Options(**further)
     with no_garbage():
         source = opened(base, chosen, key=chosen.key)
         source = model_alone(source, chosen.key) if chosen.for_hub else source
-        found = read_adapters(listed(adapters, "No adapter was given to merge."), chosen.opening(), name)
-        source = merging(source, found, chosen.storage_options)
+        read = read_adapters(listed(adapters, "No adapter was given to merge."), chosen.opening(), name)
+        source = merging(source, read, chosen.storage_options)
     return convert(
         source,
         output,
@@ -69,5 +69,5 @@ def merge(
         on_total=on_total,
         before_commit=before_commit,
         executor=executor,
-        **given,
+        **further,
     )

@@ -22,5 +22,5 @@ class _Merging:
 
 
 MERGING = {**options_in(_Merging), **COMBINING}
-# What the type of the keywords has, and its docstring.
+# The name of the keywords' type, and its docstring.
 KEYWORDS = MERGING, "Options of `merge`."

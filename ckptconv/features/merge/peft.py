@@ -1,11 +1,11 @@
-"""What PEFT's names of tensors mean: an adapter as its modules, each with its factors and what else was trained of it.
+"""PEFT's names of tensors: an adapter as its modules, each with its factors and its other trained tensors.
 
 Source: PEFT 0.21: utils/save_and_load.py, utils/other.py (the wrappers), tuners/lora and tuners/trainable_tokens.
 
 A module's factors are named `<module>.lora_A.weight` and `.lora_B.weight`, those of an embedding `.lora_embedding_A`
-and `_B`, DoRA's lengths `.lora_magnitude_vector`, rows of tokens `.token_adapter.trainable_tokens_delta`. In a training
-the name of the adapter stands behind these words. Other tensors take the place of the base's. For parameters of
-experts, which PEFT calls by their stack, `base_layer` stands once for each that is wrapped before.
+and `_B`, DoRA's lengths `.lora_magnitude_vector`, rows of tokens `.token_adapter.trainable_tokens_delta`. In a
+training, the name of the adapter follows these words. Other tensors replace the base's. PEFT names the parameters of
+experts by their stack, with one `base_layer` for each parameter that was wrapped before.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
-from ckptconv.formats.adapter_names import FACTOR, NAMED, other_program
+from ckptconv.formats.adapter_names import ADAPTER_NAME, FACTOR, other_program
 from ckptconv.tensors.dtypes import SUMMED
 from ckptconv.tensors.lazy import LazyTensor, untagged
 from ckptconv.text import brief, some
 
 PREFIX = "base_model.model."
-_LENGTHS = re.compile(rf"(?P<module>.+?)\.lora_magnitude_vector{NAMED}(?:\.weight)?")
-_TOKENS = re.compile(rf"(?P<module>.+?)\.token_adapter\.trainable_tokens_(?P<what>delta|original){NAMED}")
-# Where the wrappers hold what they wrap, and copies of it; in these the adapter's name follows.
-_WRAPPED = re.compile(rf"\.(?:base_layer|token_adapter|original_module|modules_to_save{NAMED})(?=\.)")
+_LENGTHS = re.compile(rf"(?P<module>.+?)\.lora_magnitude_vector{ADAPTER_NAME}(?:\.weight)?")
+_TOKENS = re.compile(rf"(?P<module>.+?)\.token_adapter\.trainable_tokens_(?P<what>delta|original){ADAPTER_NAME}")
+# The places where wrappers hold the wrapped module, and copies of it; in the copies the adapter's name follows.
+_WRAPPED = re.compile(rf"\.(?:base_layer|token_adapter|original_module|modules_to_save{ADAPTER_NAME})(?=\.)")
 _ORIGINAL = ".original_module."
-# Where an nn.MultiheadAttention that is adapted has its output projection, which is adapted with it.
+# The output projection of an adapted nn.MultiheadAttention, which is adapted with it.
 _OUT = ".base_layer.out_proj"
-# What PEFT calls an adapter that was given no name.
+# PEFT's name of an adapter that was given no name.
 _DEFAULT = "default"
-# Longer names are none of a module.
+# The longest name of a module.
 _LONGEST = 1024
 
 
 class Factors(NamedTuple):
-    """The factors of one product, whether they are of an embedding, and what is added to the module's bias."""
+    """The factors of one product, whether they belong to an embedding, and the addition to the module's bias."""
 
     left: LazyTensor
     right: LazyTensor
@@ -44,9 +44,9 @@ class Factors(NamedTuple):
 
 
 class Module(NamedTuple):
-    """What an adapter has of a module: its `factors`, those of what is wrapped first first; DoRA's `lengths`; the
-    `rows` of tokens; and parameters in the place of the base's, by their names, such as "weight". `parameter` is that
-    which the factors change. `attention`: the module is the output projection of this nn.MultiheadAttention."""
+    """An adapter's parts of a module: its `factors`, in the order in which the parameters were wrapped; DoRA's
+    `lengths`; the `rows` of tokens; and parameters that replace the base's, by their names, such as "weight". The
+    factors change `parameter`. `attention`: the module is the output projection of this nn.MultiheadAttention."""
 
     factors: tuple[Factors, ...] = ()
     lengths: LazyTensor | None = None
@@ -57,12 +57,12 @@ class Module(NamedTuple):
 
 
 def parsed(path: str, tensors: Mapping[str, LazyTensor], wanted: str = "") -> dict[str, Module]:
-    """Return the modules of the adapter at `path`, of which it has these `tensors`; of several, that called `wanted`.
+    """Return the modules of the adapter at `path`, which has these `tensors`. If there are several adapters, take the
+    one called `wanted`.
 
-    Every tensor is used once, or is the base's own, which a wrapper holds beside what was trained, or belongs to
-    another adapter. Raise UsageError for several without a name that is wanted, UnsupportedError for names that are not
-    known, CorruptError for two tensors that are the same part, one factor without the other, or factors that are no
-    matrices.
+    Every tensor is used once, or is the base's own (a wrapper holds it next to the trained one), or belongs to another
+    adapter. Raise UsageError for several adapters if none is wanted, UnsupportedError for unknown names, CorruptError
+    for two tensors that are the same part, one factor without the other, or factors that are no matrices.
     """
     if error := other_program(path, tensors):
         raise error
@@ -84,7 +84,7 @@ def parsed(path: str, tensors: Mapping[str, LazyTensor], wanted: str = "") -> di
         )
     chosen = _chosen(path, adapters, wanted)
     parts: dict[_Part, tuple[str, LazyTensor]] = {}
-    # Copies of what modules_to_save take the place of come last: they are used where nothing does.
+    # The originals that modules_to_save replaces come last: they are used if nothing replaces them.
     for full, place in sorted(places.items(), key=lambda item: _ORIGINAL in item[0]):
         if place.part.what == "beside" or place.adapter not in (None, chosen):
             continue
@@ -101,8 +101,9 @@ def parsed(path: str, tensors: Mapping[str, LazyTensor], wanted: str = "") -> di
 
 
 class _Part(NamedTuple):
-    """Which part of a `module` a tensor is: `what` names a field of `Module`, or is "beside" for what is the base's.
-    Of a factor, how deep it is, whether it is of an embedding, and the side; of what is whole, the parameter."""
+    """The part of a `module` that a tensor is. `what` names a field of `Module`, or is "beside" for the base's own
+    tensor. For a factor: its depth, whether it belongs to an embedding, and its side; for a whole parameter, its
+    name."""
 
     module: str
     what: str
@@ -112,7 +113,7 @@ class _Part(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """A part, and the name of the adapter that it is of: "" if that is left out, None if it is of no single one."""
+    """A part, and the name of its adapter: "" if the name is left out, None if the part belongs to no single one."""
 
     part: _Part
     adapter: str | None
@@ -128,8 +129,8 @@ def _place(path: str, full: str, name: str) -> _Place:
     if match := _LENGTHS.fullmatch(name):
         return _Place(_Part(match["module"], "lengths"), match["adapter"] or "")
     if match := _TOKENS.fullmatch(name):
-        what = "rows" if match["what"] == "delta" else "beside"
-        return _Place(_Part(match["module"], what), match["adapter"] or "")
+        field = "rows" if match["what"] == "delta" else "beside"
+        return _Place(_Part(match["module"], field), match["adapter"] or "")
     if "lora_" in name or "trainable_tokens_" in name:
         raise unknown(path, full, "it is not a known factor of LoRA")
     adapter = next((match["adapter"] or "" for match in _WRAPPED.finditer(name) if "modules_to_save" in match[0]), None)
@@ -138,13 +139,13 @@ def _place(path: str, full: str, name: str) -> _Place:
 
 
 def _chosen(path: str, adapters: Mapping[str, str], wanted: str) -> str:
-    """Return the name of the adapter that is meant; "" if its names leave it out."""
+    """Return the name of the wanted adapter; "" if the tensors' names leave it out."""
     names = list(adapters)
     if wanted and wanted in adapters:
         return wanted
     if wanted and any(names):
         raise UsageError(f"{path} has no adapter {brief(wanted)}; it has {some(list(filter(None, names)))}.")
-    # save_pretrained leaves the name out, and puts each adapter but the default one into a directory of its name.
+    # save_pretrained leaves the name out, and puts each adapter except the default one into a directory of its name.
     if wanted and wanted != _DEFAULT and wanted not in path.split("/")[-2:]:
         raise UsageError(
             f"{path} has no adapter {brief(wanted)}: it holds one adapter, without a name.",
@@ -176,9 +177,9 @@ def _modules(path: str, parts: Mapping[_Part, tuple[str, LazyTensor]]) -> dict[s
         else:
             modules[part.module] = module._replace(rows=_numbers(path, full, tensor))
     for name, depth in sorted(factors, key=lambda at: (at[0], -at[1])):
-        made = _factors(path, name, factors[name, depth])
-        modules[name] = modules[name]._replace(factors=(*modules[name].factors, made))
-    if lost := next((name for name, each in modules.items() if each.lengths is not None and not each.factors), ""):
+        pair = _factors(path, name, factors[name, depth])
+        modules[name] = modules[name]._replace(factors=(*modules[name].factors, pair))
+    if lost := next((name for name, kept in modules.items() if kept.lengths is not None and not kept.factors), ""):
         raise CorruptError(f"{path} has DoRA magnitudes of {lost!r}, but no factors.")
     for name in [name for name in modules if name.endswith(_OUT)]:
         _attend(path, name.removesuffix(_OUT), modules)
@@ -192,7 +193,7 @@ def _attend(path: str, attention: str, modules: dict[str, Module]) -> None:
     beside = modules.pop(name, Module())
     if not module.factors or not out.factors or beside.factors:
         raise unknown(path, attention + _OUT, "only an adapted nn.MultiheadAttention has such factors")
-    if any(each.lengths is not None or each.factors[0].bias is not None for each in (module, out)):
+    if any(adapted.lengths is not None or adapted.factors[0].bias is not None for adapted in (module, out)):
         raise unknown(path, attention, "DoRA, or a bias of factors, of an nn.MultiheadAttention")
     modules[attention] = module._replace(parameter="in_proj_weight")
     modules[name] = out._replace(attention=attention, whole=beside.whole)
@@ -200,10 +201,10 @@ def _attend(path: str, attention: str, modules: dict[str, Module]) -> None:
 
 def _factors(path: str, module: str, parts: Mapping[_Part, tuple[str, LazyTensor]]) -> Factors:
     embedding = next(iter(parts)).embedding
-    if other := next((full for part, (full, _) in parts.items() if part.embedding != embedding), ""):
+    if differing := next((full for part, (full, _) in parts.items() if part.embedding != embedding), ""):
         first = next(iter(parts.values()))[0]
-        raise CorruptError(f"{path} has {first!r} and {other!r}: one is for an embedding, the other is not.")
-    sides = {part.which: found for part, found in parts.items()}
+        raise CorruptError(f"{path} has {first!r} and {differing!r}: one is for an embedding, the other is not.")
+    sides = {part.which: named_tensor for part, named_tensor in parts.items()}
     if "A" not in sides or "B" not in sides:
         raise CorruptError(f"{path} has only one of the two factors of {module!r}.")
     for full, tensor in (sides["A"], sides["B"]):
@@ -225,5 +226,5 @@ def _numbers(path: str, full: str, tensor: LazyTensor) -> LazyTensor:
 
 
 def unknown(path: str, name: str, why: str) -> UnsupportedError:
-    """Return the error for a part of the adapter at `path` that is not known."""
+    """Return the error for an unknown part of the adapter at `path`."""
     return UnsupportedError(f"{path}: {name!r} is not supported: {why}.")

@@ -1,8 +1,8 @@
-"""Where in a base the tensors are that an adapter names as the model in memory does. Pure.
+"""The places in a base of the tensors that an adapter names by their names in memory. Pure.
 
-A base may have these names, those that transformers' files have for them (`memory`), or either of them
-below another module or without the first one, as models with a head and without are saved. One way has to hold for the
-whole adapter.
+A base may have these names, those that transformers' files have for them (`memory`), or either of them below another
+module or without the first one, because models are saved with and without a head. One way must hold for the whole
+adapter.
 """
 
 from __future__ import annotations
@@ -20,40 +20,46 @@ from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import brief
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
-# A model has few modules at its top.
+# The most modules at the top of a model: it has few.
 _MOST_BEGINS = 16
 
-# Where a parameter is: under these names, in one of these stacks, or nowhere.
+# The place of a parameter: these names, one of these stacks, or none.
 _Where: TypeAlias = "InFiles | dict[str, list[list[str]]] | None"
 
 
 class Placed(NamedTuple):
-    """Where the tensors of an adapter are in a base: {name in memory: names there}; and the stacks that modules without
-    a weight hold, {module: {stack: of each expert, the tensors that it consists of}}; a single one is the stack
-    itself."""
+    """The places of an adapter's tensors in a base: {name in memory: names there}; and the stacks of modules without a
+    weight, {module: {stack: the tensors of each expert}}; a single tensor is the stack itself."""
 
     tensors: Mapping[str, InFiles]
     stacks: Mapping[str, Mapping[str, Sequence[Sequence[str]]]]
     others: tuple[Family, ...]
 
     def stacked(self, module: str, parameter: str) -> Sequence[Sequence[str]]:
-        """Return the tensors of each expert of a stack of `module`; nothing if there is none of that name."""
+        """Return the tensors of each expert of a stack of `module`; none if there is no stack of that name."""
         return self.stacks.get(module, {}).get(parameter, ())
 
     def has_other_layout(self, memory: str) -> bool:
         """Whether files of such models hold a tensor in another layout than memory does."""
-        return any(each.has_other_layout(memory) for each in self.others)
+        return any(family.has_other_layout(memory) for family in self.others)
 
 
 class _Way:
-    """A way to find tensors in a base: by the names of a `family`, or by their own; after `change`, if there is one."""
+    """A way to find tensors in a base: by the names of a `family`, or by their own names; after any `change`."""
 
     def __init__(self, base: _Names, family: Family | None = None, change: Callable[[str], str] | None = None) -> None:
         self._base, self.family, self._change = base, family, change
 
     def place(self, memory: str) -> InFiles | None:
-        """Return where the tensor is, if it is there, and no stack."""
-        return next((each for each in self._candidates(memory) if not each.stacked and self._has(each.names)), None)
+        """Return the place of the tensor, if it is there, and no stack."""
+        return next(
+            (
+                candidate
+                for candidate in self._candidates(memory)
+                if not candidate.stacked and self._has(candidate.names)
+            ),
+            None,
+        )
 
     def _candidates(self, memory: str) -> Iterator[InFiles]:
         yield InFiles((memory,))
@@ -69,20 +75,20 @@ class _Way:
         return all(name in self._base.tensors for name in names)
 
     def stacks(self, module: str) -> dict[str, list[list[str]]]:
-        """Return the stacks that a module holds."""
-        found: dict[str, list[list[str]]] = {}
-        for here in dict.fromkeys((module, self._change(module) if self._change else module)):
-            for stack in self._base.stored.get(here, ()):
-                found[stack] = [[f"{here}.{stack}"]]
+        """Return the stacks of a module."""
+        stacks: dict[str, list[list[str]]] = {}
+        for named in dict.fromkeys((module, self._change(module) if self._change else module)):
+            for stack in self._base.stored.get(named, ()):
+                stacks[stack] = [[f"{named}.{stack}"]]
         for stack in self.family.stacks_of(module) if self.family else ():
-            for each in self.family.in_files(f"{module}.{stack}") if self.family else ():
-                if each.stacked and stack not in found:
-                    every = (list(each.of_expert(number)) for number in itertools.count())
+            for candidate in self.family.in_files(f"{module}.{stack}") if self.family else ():
+                if candidate.stacked and stack not in stacks:
+                    every = (list(candidate.of_expert(number)) for number in itertools.count())
                     if experts := [*itertools.takewhile(self._has, every)]:
-                        found[stack] = experts
-                elif stack not in found and self._is_stack(each.names):
-                    found[stack] = [[each.names[0]]]
-        return found
+                        stacks[stack] = experts
+                elif stack not in stacks and self._is_stack(candidate.names):
+                    stacks[stack] = [[candidate.names[0]]]
+        return stacks
 
 
 class _Names:
@@ -98,30 +104,30 @@ class _Names:
 
 
 def placed(adapter: Adapter, tensors: Mapping[str, LazyTensor], path: str, modules: Mapping[str, Module]) -> Placed:
-    """Return where the `modules` of an adapter are among the `tensors` of the base at `path`.
+    """Return the places of the `modules` of an adapter among the `tensors` of the base at `path`.
 
-    Raise UnsupportedError if they could be in two places.
+    Raise UnsupportedError if two places are possible.
     """
     base = _Names(tensors)
     wanted = [*_wanted(modules)]
     ways = [_Way(base)]
-    found = [_found(ways[0], wanted)]
-    if any(place is None for place in found[0]):
+    results = [_found(ways[0], wanted)]
+    if any(place is None for place in results[0]):
         some_of_each = [*{_NUMBER.sub("*", memory): (module, memory) for module, memory in reversed(wanted)}.values()]
         ways = [*ways, *_others(base)]
         hits = [sum(place is not None for place in _found(way, some_of_each)) for way in ways]
         ways = [way for way, number in zip(ways, hits, strict=True) if number == max(hits)]
         ways = ways[:1] if hits[0] == max(hits) else ways
-        found = [_found(way, wanted) for way in ways]
-    best = max(map(_score, found))
-    kept = [number for number, each in enumerate(found) if _score(each) == best]
-    first = found[kept[0]]
+        results = [_found(way, wanted) for way in ways]
+    best = max(map(_score, results))
+    kept = [number for number, result in enumerate(results) if _score(result) == best]
+    first = results[kept[0]]
     for number in kept[1:]:
-        for (_, memory), one, other in zip(wanted, first, found[number], strict=True):
-            if one != other:
+        for (_, memory), expected, rival in zip(wanted, first, results[number], strict=True):
+            if expected != rival:
                 raise UnsupportedError(
-                    f"{adapter.source.path}: {brief(memory, 200)} may be {_shown(one)} or {_shown(other)} of {path}, "
-                    "because several model families use such names.",
+                    f"{adapter.source.path}: {brief(memory, 200)} may be {_shown(expected)} or {_shown(rival)} of "
+                    f"{path}, because several model families use such names.",
                     "Rename the tensors of the base as the model has them in memory, with --rename or --map.",
                 )
     places = {memory: place for (_, memory), place in zip(wanted, first, strict=True) if isinstance(place, InFiles)}
@@ -134,9 +140,9 @@ def placed(adapter: Adapter, tensors: Mapping[str, LazyTensor], path: str, modul
     return Placed(places, stacks, others)
 
 
-def _score(found: Iterable[_Where]) -> tuple[int, int]:
-    """Return how many parameters have a place, and how many tensors the stacks account for."""
-    every = [place for place in found if place is not None]
+def _score(places: Iterable[_Where]) -> tuple[int, int]:
+    """Return the number of parameters with a place, and the number of tensors in the stacks."""
+    every = [place for place in places if place is not None]
     stacks = [stack for place in every if isinstance(place, dict) for stack in place.values()]
     return len(every), sum(len(names) for stack in stacks for names in stack)
 
@@ -159,8 +165,8 @@ def _wanted(modules: Mapping[str, Module]) -> Iterator[tuple[str, str]]:
 
 
 def _found(way: _Way, wanted: Iterable[tuple[str, str]]) -> list[_Where]:
-    """Return where each parameter is, or the stacks of its module if it is among these, or may be."""
-    found: list[_Where] = []
+    """Return the place of each parameter, or the stacks of its module if it is one of them, or may be."""
+    places: list[_Where] = []
     known: dict[str, dict[str, list[list[str]]]] = {}
     for module, memory in wanted:
         place = way.place(memory)
@@ -168,8 +174,8 @@ def _found(way: _Way, wanted: Iterable[tuple[str, str]]) -> list[_Where]:
             known[module] = way.stacks(module)
         parameter = memory.rpartition(".")[2]
         has_stack = place is None and (parameter in known[module] or (parameter == "weight" and known[module]))
-        found.append(known[module] if has_stack else place)
-    return found
+        places.append(known[module] if has_stack else place)
+    return places
 
 
 def _others(base: _Names) -> Iterator[_Way]:

@@ -1,7 +1,7 @@
-"""Numbers that are known within a bound, rounded to a dtype where all that is within the bound rounds to one number.
+"""Numbers that are known within a bound, rounded to a dtype if all numbers within the bound round to one number.
 
-What is exact by definition, such as a sum in float64 in a certain order, can then be computed in another way that is
-faster; only the few numbers near the middle between two of the result's need the definition.
+A result with an exact definition, such as a sum in float64 in a certain order, can then be computed in a faster way.
+Only the few numbers near the middle between two numbers of the dtype need the definition.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from ckptconv.tensors.float_formats import FORMATS, numpy_module
 if TYPE_CHECKING:
     from ckptconv.tensors.float_formats import Array
 
-# Rounds an array of float64: returns its bits, and how many finite numbers became infinite.
+# Rounds an array of float64: returns its bits, and the number of finite values that became infinite.
 Casting: TypeAlias = "Callable[[Array], tuple[Array, int]]"
-# If more than this part of a block is near a middle, all of it is worth the definition.
+# If more than this part of a block is near a middle, the whole block is computed by the definition.
 _FEW = 1 / 16
 
 
@@ -33,10 +33,11 @@ SINGLE, DOUBLE = Precision("float32", "f4", "u4", 2.0**-24), Precision("float64"
 
 
 def precision_for(target: str, inputs: set[str], scalars: Iterable[float]) -> Precision:
-    """Return in what to compute numbers that are rounded to the dtype `target`, from inputs and scalars: in float32 if
-    that has a third of its digits, no input has more than it, and no scalar is near the ends of its range."""
-    is_narrow = FORMATS[target].mantissa < 8 and all(FORMATS[each].mantissa < 24 for each in inputs)
-    return SINGLE if is_narrow and all(not each or 2.0**-60 < abs(each) < 2.0**60 for each in scalars) else DOUBLE
+    """Return the precision in which to compute numbers from inputs and scalars, for rounding to the dtype `target`. It
+    is float32 if the target has a third of its digits, no input has more digits, and no scalar is near the ends of its
+    range."""
+    is_narrow = FORMATS[target].mantissa < 8 and all(FORMATS[value].mantissa < 24 for value in inputs)
+    return SINGLE if is_narrow and all(not value or 2.0**-60 < abs(value) < 2.0**60 for value in scalars) else DOUBLE
 
 
 def round_certain(
@@ -44,29 +45,30 @@ def round_certain(
 ) -> Array | None:
     """Fill `out` with the bits of `values`, rounded to the dtype `target`.
 
-    `values` are numbers of `precision`, each at most `bound` off, before the rounding error of its own; they and
-    `room`, an array of as many, are overwritten. Return the indices, in C order, of those that may round otherwise;
-    None if they are many, or some are no number or near infinity: then `out` has no meaning.
+    `values` are numbers of `precision`, each at most `bound` off, not counting the last rounding error of `precision`
+    itself. They and `room`, an array of the same size, are overwritten. Return the indices, in C order, of values that
+    may round to another number. Return None if there are many, or if a value is NaN or near infinity: then `out` has no
+    meaning.
     """
     np = numpy_module()
     unit = np.dtype(precision.bits).type
     dropped = FORMATS[precision.dtype].mantissa - FORMATS[target].mantissa
-    bits, other, distance = values.view(precision.bits), room.view(precision.bits), room.view(precision.code)
+    bits, pattern, distance = values.view(precision.bits), room.view(precision.bits), room.view(precision.code)
     peak = float(max(values.max(), -values.min()))
     if not peak < 2.0 ** FORMATS[target].bias:
         return None
-    # What is rounded changes in the middle between two numbers: of the bits that are dropped, only the first is 1.
-    np.bitwise_or(bits, unit((1 << dropped) - 1), out=other)
-    other ^= unit((1 << (dropped - 1)) - 1)
+    # Rounding changes in the middle between two numbers: there, only the first of the dropped bits is 1.
+    np.bitwise_or(bits, unit((1 << dropped) - 1), out=pattern)
+    pattern ^= unit((1 << (dropped - 1)) - 1)
     np.subtract(values, distance, out=distance)
     np.abs(distance, out=distance)
-    # The last operation rounds once here, and once where the numbers are defined, in float64.
+    # The last operation rounds once here, and once by the definition, in float64.
     near = np.less_equal(distance, bound + (1.01 if precision is SINGLE else 2.02) * precision.unit * peak)
     if target == "float16":
-        # Smaller ones are subnormal, with other middles.
+        # Smaller numbers are subnormal, with other middles.
         near |= np.abs(values, out=distance) < 2.0**-14
-    found: Array = np.flatnonzero(near)
-    if len(found) > near.size * _FEW:
+    uncertain: Array = np.flatnonzero(near)
+    if len(uncertain) > near.size * _FEW:
         return None
     if target == "bfloat16" and precision is SINGLE:
         bits += unit(1 << (dropped - 1))
@@ -76,4 +78,4 @@ def round_certain(
         out[...] = cast(values)[0]
     else:
         out.view(target)[...] = values
-    return found
+    return uncertain

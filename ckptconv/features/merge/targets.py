@@ -1,4 +1,4 @@
-"""Which modules PEFT adapts, as a configuration says. It leaves out factors of others when it loads an adapter.
+"""The modules that PEFT adapts by its configuration. When it loads an adapter, it leaves out the factors of others.
 
 Source: PEFT 0.21, `check_target_module_exists` of tuners/tuners_utils.py.
 """
@@ -15,16 +15,16 @@ from ckptconv.structure.regexes import ExpressionError, LimitsError, first_match
 from ckptconv.text import some
 
 _INCLUDED, _EXCLUDED, _LAYERS, _STACKS = "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"
-# All but the head, whatever they are called.
+# All modules except the head, whatever their names are.
 _ALL = "all-linear"
-# A stack of layers in a name, where the configuration does not say what it is called.
+# The name of a stack of layers, if the configuration does not give one.
 _ANY_STACK = "[^.]*"
 _PLAIN = re.compile(r"[\w.]+")
 
 
 class Targets(NamedTuple):
-    """What a configuration says of the modules that are adapted: an expression, the ends of names, or None for all; the
-    same of those that are not; the numbers of `layers`, None for all, and what their `stacks` are called."""
+    """The adapted modules of a configuration: an expression, the ends of names, or None for all; the same for the
+    excluded modules; the numbers of `layers`, None for all, and the names of their `stacks`."""
 
     included: str | tuple[str, ...] | None = None
     excluded: str | tuple[str, ...] | None = None
@@ -32,7 +32,7 @@ class Targets(NamedTuple):
     stacks: tuple[str, ...] = ()
 
     def left_out(self, modules: Sequence[str]) -> list[str]:
-        """Return those of `modules` that are not adapted. Raise UnsupportedError for expressions that are none."""
+        """Return the `modules` that are not adapted. Raise UnsupportedError for invalid expressions."""
         if self.included is None:
             return []
         included = [*_matched(_INCLUDED, self.included, modules)]
@@ -43,32 +43,32 @@ class Targets(NamedTuple):
     def _is_in_layer(self, module: str) -> bool:
         if self.layers is None or isinstance(self.included, str) or module in (self.included or ()):
             return True
-        found = (re.match(rf".*\.{stack}\.(\d+)\.", module) for stack in self.stacks or (_ANY_STACK,))
-        number = next((match[1] for match in found if match), "")
+        matches = (re.match(rf".*\.{stack}\.(\d+)\.", module) for stack in self.stacks or (_ANY_STACK,))
+        number = next((match[1] for match in matches if match), "")
         return bool(number) and int(number) in self.layers
 
 
-def read_targets(told: Mapping[str, Any], file: object) -> Targets:
-    """Return what a configuration says; `file` has it. Raise UnsupportedError for what is not understood."""
-    layers = told.get(_LAYERS)
+def read_targets(config: Mapping[str, Any], file: object) -> Targets:
+    """Return the targets of a configuration; `file` has it. Raise UnsupportedError for unknown values."""
+    layers = config.get(_LAYERS)
     numbers = [layers] if type(layers) is int else layers or []
-    stacks = _names(told, _STACKS, file) or ()
+    stacks = _names(config, _STACKS, file) or ()
     stacks = (stacks,) if isinstance(stacks, str) else stacks
     if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
         raise _unknown(_LAYERS, file)
     if not all(map(_PLAIN.fullmatch, stacks)):
         raise _unknown(_STACKS, file)
-    included = _names(told, _INCLUDED, file)
+    included = _names(config, _INCLUDED, file)
     return Targets(
         None if included == _ALL else included,
-        _names(told, _EXCLUDED, file),
+        _names(config, _EXCLUDED, file),
         frozenset(numbers) if numbers else None,
         stacks,
     )
 
 
-def _names(told: Mapping[str, Any], key: str, file: object) -> str | tuple[str, ...] | None:
-    value = told.get(key)
+def _names(config: Mapping[str, Any], key: str, file: object) -> str | tuple[str, ...] | None:
+    value = config.get(key)
     if isinstance(value, list) and all(isinstance(name, str) for name in value):
         return tuple(value)
     if value is not None and not isinstance(value, str):
@@ -82,11 +82,11 @@ def _matched(key: str, named: str | tuple[str, ...], modules: Sequence[str]) -> 
         yield from (name in named or name.endswith(ends) for name in modules)
         return
     try:
-        (found,) = first_matches([[rf"(?:{named})\Z"]], modules)
+        (numbers,) = first_matches([[rf"(?:{named})\Z"]], modules)
     except (ExpressionError, LimitsError) as error:
         why = "is not a regular expression" if isinstance(error, ExpressionError) else "takes too long to match"
         raise UnsupportedError(f"{key} in {ADAPTER_CONFIG} {why}: {some([named])}.") from error
-    yield from (number is not None for number in found)
+    yield from (number is not None for number in numbers)
 
 
 def _unknown(key: str, file: object) -> UnsupportedError:

@@ -1,7 +1,7 @@
-"""What an adapter makes of a head that its base ties to the embedding of tokens. Pure.
+"""A head that the base ties to the embedding of tokens, in an adapter. Pure.
 
-transformers' files do not store such a head. What PEFT trains as one stays one. What it trains apart, as it does
-modules that are saved whole, has to be stored apart, and the configuration has to say so.
+transformers' files do not store such a head. If PEFT trains both as one, they stay one. If it trains the head apart, as
+a module that is saved whole, the head must be stored apart, and the configuration must say so.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ckptconv.features.merge.peft import Module, unknown
 from ckptconv.tensors.lazy import LazyTensor, same_bytes
 from ckptconv.text import some
 
-# What modules of embeddings and heads are called in transformers' models, and what ends the class of one with a head.
+# The names of embeddings and heads in transformers' models, and the ends of the names of classes with a head.
 EMBEDDINGS = ("embed_tokens", "wte", "word_embeddings", "tok_embeddings", "embed_in", "embed", "shared")
 HEAD = "lm_head"
 _HEADS = (HEAD, "embed_out")
@@ -23,8 +23,8 @@ _WITH_HEAD = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
 class Base(NamedTuple):
-    """What adapters are merged into: its path, its tensors by name, its own ties {alias: owner}, and what the
-    config.json beside it says."""
+    """A base for adapters: its path, its tensors by name, its own ties {alias: owner}, and the content of the
+    config.json next to it."""
 
     path: str
     tensors: Mapping[str, LazyTensor]
@@ -32,39 +32,39 @@ class Base(NamedTuple):
     model: Mapping[str, Any]
 
     def place(self, name: str) -> Hashable:
-        """Return what is equal for two names of one tensor."""
-        found = same_bytes(self.tensors.get(self.ties.get(name, name), self.tensors[name]))
-        return name if found is None else found
+        """Return a value that is equal for two names of one tensor."""
+        identity = same_bytes(self.tensors.get(self.ties.get(name, name), self.tensors[name]))
+        return name if identity is None else identity
 
     @property
     def ties_head(self) -> bool | None:
-        """Whether it has a head that is tied to the embedding; None if nothing tells."""
+        """Whether it has a head that is tied to the embedding; None if that is unknown."""
         text = self.model.get("text_config")
-        for told in (self.model, text if isinstance(text, Mapping) else {}):
-            if type(ties := told.get("tie_word_embeddings")) is bool:
+        for config in (self.model, text if isinstance(text, Mapping) else {}):
+            if type(ties := config.get("tie_word_embeddings")) is bool:
                 return ties
         classes = self.model.get("architectures")
         named = classes if isinstance(classes, list) else []
-        return True if any(isinstance(each, str) and each.endswith(_WITH_HEAD) for each in named) else None
+        return True if any(isinstance(cls, str) and cls.endswith(_WITH_HEAD) for cls in named) else None
 
     def embedding(self, called: str = "") -> str:
-        """Return the name of the weight of its embedding of tokens, the last part of whose module may be known; "" if
-        there is none. Raise UnsupportedError if there are several, and it may tie a head to one of them."""
+        """Return the name of the weight of its embedding of tokens, "" if there is none; `called` is the last part of
+        its module's name, if known. Raise UnsupportedError if there are several, and a head may be tied to one of
+        them."""
         names = (called,) if called else EMBEDDINGS
-        found = [name for name in self.tensors if name.endswith(".weight") and module_of(name) in names]
-        if len({self.place(name) for name in found}) > 1:
+        known = [name for name in self.tensors if name.endswith(".weight") and module_of(name) in names]
+        if len({self.place(name) for name in known}) > 1:
             if self.ties_head is False:
                 return ""
             raise UnsupportedError(
-                f"{self.path} has several embeddings, {some(found)}, and does not say which of them the head is tied "
+                f"{self.path} has several embeddings, {some(known)}, and does not say which of them the head is tied "
                 "to."
             )
-        return found[0] if found else ""
+        return known[0] if known else ""
 
 
 def moves_head(base: Base, adapter: Adapter, modules: Mapping[str, Module]) -> str:
-    """Return the name of the embedding if factors of it alone were trained, and change a head that is tied to it too;
-    else ""."""
+    """Return the name of the embedding if its factors alone were trained, and change a tied head too; else ""."""
     name = next((name for name in modules if name.rpartition(".")[2] in EMBEDDINGS), "")
     owner, embedding = modules.get(name, Module()), base.embedding(name.rpartition(".")[2]) if name else ""
     others = [name for name in base.tensors if name != embedding and module_of(name) in _HEADS]
@@ -74,8 +74,7 @@ def moves_head(base: Base, adapter: Adapter, modules: Mapping[str, Module]) -> s
 
 
 class Head(NamedTuple):
-    """A head that is to be stored apart from the embedding to which the base ties it; `is_new`: the base does not store
-    it at all."""
+    """A head to store apart from the embedding that the base ties it to. `is_new`: the base does not store it."""
 
     name: str
     embedding: str
@@ -88,21 +87,20 @@ def module_of(name: str) -> str:
 
 
 def is_saved(adapter: Adapter, module: str) -> bool:
-    """Whether the configuration names `module`, or what it is in, among those that were trained whole."""
-    return any(f".{each}." in f".{module}." for each in adapter.saved)
+    """Whether the configuration names `module`, or one that contains it, among those that were trained whole."""
+    return any(f".{saved_end}." in f".{module}." for saved_end in adapter.saved)
 
 
 def rows_of(adapter: Adapter, module: str) -> tuple[int, ...] | None:
-    """Return which rows of `module` were trained; None if nothing is said of it."""
-    found = (rows for end, rows in adapter.tokens.items() if end and f".{module}".endswith(f".{end}"))
-    return next(found, adapter.tokens.get(""))
+    """Return the trained rows of `module`; None if the configuration does not mention it."""
+    matching = (rows for end, rows in adapter.tokens.items() if end and f".{module}".endswith(f".{end}"))
+    return next(matching, adapter.tokens.get(""))
 
 
 def untied(base: Base, adapter: Adapter, modules: Mapping[str, Module]) -> tuple[Mapping[str, Module], Head | None]:
-    """Return the `modules` of an adapter without a head that is one with the embedding; and the head that has to be
-    stored apart.
+    """Return the `modules` of an adapter without a head that is one with the embedding; and the head to store apart.
 
-    Raise UnsupportedError if nothing tells whether there is a head, and for factors of a head alone.
+    Raise UnsupportedError if it is unknown whether there is a head, and for factors of a head alone.
     """
     owner = next((name for name in modules if name.rpartition(".")[2] in EMBEDDINGS), "")
     head = next((name for name in modules if name.rpartition(".")[2] == HEAD), "")
@@ -116,7 +114,7 @@ def untied(base: Base, adapter: Adapter, modules: Mapping[str, Module]) -> tuple
     if head and _is_one(adapter, modules, owner, head):
         if not owner:
             raise unknown(adapter.source.path, head, "it is tied to the embedding, but was trained separately")
-        return {name: each for name, each in modules.items() if name != head}, None
+        return {name: parts for name, parts in modules.items() if name != head}, None
     if head and modules[head].factors:
         raise unknown(
             adapter.source.path,
@@ -138,7 +136,8 @@ def untied(base: Base, adapter: Adapter, modules: Mapping[str, Module]) -> tuple
 
 
 def _is_one(adapter: Adapter, modules: Mapping[str, Module], owner: str, head: str) -> bool:
-    """Whether the embedding and the head were trained as one tensor: told so, or both frozen, or the same rows."""
+    """Whether the embedding and the head were trained as one tensor: the configuration says so, or both are frozen, or
+    have the same rows."""
     if adapter.tied:
         return True
     parts, others = modules[head], modules.get(owner, Module())

@@ -1,6 +1,7 @@
-"""Files of model-parallel ranks that say nothing of their parts: Meta's Llama and Megatron-LM's older checkpoints.
+"""Files of model-parallel ranks that do not describe their parts: Meta's Llama and Megatron-LM's older checkpoints.
 
-In: the directory of a step or a release. Out: a `Source` of the only rank, or for a map one with the parts of all.
+In: the directory of a step or a release. Out: a `Source` of the only rank, or, for a map, one with the parts of all
+ranks.
 """
 
 from __future__ import annotations

@@ -32,14 +32,14 @@ _RANKS = (MEGATRON_RANK, r"tp_rank_(\d{1,6})(?:_pp_rank_(\d{1,6}))?")
 # The names of the file, of old releases too.
 _FILES = ("model_optim_rng.pt", "model_rng.pt")
 _GUESS = Guess(CERTAIN, "a checkpoint of Megatron-LM", "pt2safetensors {} OUTPUT")
-# State dicts of a rank: of its virtual pipeline stages, if it has several.
+# State dicts of a rank: one, or those of its virtual pipeline stages.
 _STATE = re.compile(r"model(\d{0,4})")
 _LAYER = re.compile(r"(decoder\.layers\.)(\d{1,6})(\..+)", re.DOTALL)
-# The number of an expert among those of its rank, as Megatron-core's layers and Transformer Engine's have it.
+# The number of an expert among those of its rank, as layers of Megatron-core and Transformer Engine have it.
 _EXPERT = re.compile(
     r"(.+\.mlp\.experts\.(?:local_experts\.|linear_fc\d\.(?:weight|bias)))(\d{1,6})((?:\..+)?)", re.DOTALL
 )
-# How the tensor-parallel ranks share out a tensor: by rows, by columns, or not at all. What no line has stays in parts:
+# How the tensor-parallel ranks split a tensor: by rows, by columns, or not at all. Tensors of no line stay in parts:
 # the first matrix of a feed-forward layer holds gate and up side by side in each rank, or only one of them.
 _ROWS, _COLUMNS, _WHOLE = 0, 1, None
 _SHARES: tuple[tuple[re.Pattern[str], int | None], ...] = tuple(
@@ -53,7 +53,7 @@ _SHARES: tuple[tuple[re.Pattern[str], int | None], ...] = tuple(
         (r"linear_proj\.weight|linear_fc2\.weight", _COLUMNS),
     )
 )
-# Experts of a rank in one tensor, as old releases had them: nothing tells them apart.
+# Experts of a rank in one tensor, as in old releases: they cannot be told apart.
 _GROUPED = re.compile(r".+\.mlp\.experts\.weight[12]", re.DOTALL)
 # The kinds of model-parallel ranks, in the order of the numbers in names; the last is the first's name in old releases.
 _KINDS = ("tensor_model", "pipeline_model", "expert_model", "model")
@@ -62,7 +62,7 @@ _NAMESPACE = Global("argparse", "Namespace")
 
 
 def sniff(probe: Probe) -> Guess | None:
-    """Recognize the directory of a step, or of a run, in which a file says which step is the last."""
+    """Recognize the directory of a step, or of a run with a file that names the last step."""
     if not probe.is_directory:
         return None
     step, _ = pointed(probe.place) or (probe.place, None)
@@ -70,7 +70,7 @@ def sniff(probe: Probe) -> Guess | None:
 
 
 def read(place: Location, wanted: Wanted) -> Source:
-    """Open the only rank's file; for a map the model of all ranks, in which parts that are not joined have their rank
+    """Open the only rank's file; for a map, open the model of all ranks. Parts that are not joined have their rank
     before their names, as in `1.<name>`.
 
     Raise UnsupportedError if there are several ranks, and no map: each holds a part of the model. Raise CorruptError if
@@ -105,7 +105,7 @@ def _files(step: Location) -> Iterable[Location]:
 
 @dataclass(frozen=True)
 class _Rank:
-    """A rank's place among those of tensors, pipeline and experts, its file, and its state dicts, by virtual stage."""
+    """A rank: its numbers among the ranks of tensors, pipeline and experts, its file, and its state dicts by stage."""
 
     tensor: int
     pipeline: int
@@ -115,23 +115,23 @@ class _Rank:
 
 
 def _ranks(step: Location, files: Sequence[Location], opened: Sequence[TorchFile]) -> list[_Rank]:
-    """Return the ranks in order. Raise CorruptError if one is missing, UnsupportedError for a model that is not of
-    Megatron-core."""
-    found: dict[tuple[int, int, int], _Rank] = {}
-    told: dict[str, int] = {}
-    for file, each in zip(files, opened, strict=True):
+    """Return the ranks in order. Raise CorruptError if one is missing, UnsupportedError for a model that is not
+    Megatron-core's."""
+    ranks: dict[tuple[int, int, int], _Rank] = {}
+    sizes_in_files: dict[str, int] = {}
+    for file, content in zip(files, opened, strict=True):
         match = re.fullmatch(MEGATRON_RANK, file.parent.name)
         assert match is not None
         numbers = [int(number) for number in match.groups() if number is not None]
-        value = each.value if isinstance(each.value, dict) else {}
+        value = content.value if isinstance(content.value, dict) else {}
         args = _arguments(value)
-        told.update(parallel_sizes(value))
+        sizes_in_files.update(parallel_sizes(value))
         if len(numbers) == 2 and _size(args, "expert_model") > 1 and _size(args, "pipeline_model") == 1:
-            numbers.insert(1, 0)  # mp_rank_00_001 is of the second expert rank where there is no pipeline
+            numbers.insert(1, 0)  # mp_rank_00_001 is the second expert rank if there is no pipeline
         tensor, pipeline, expert = (*numbers, 0, 0)[:3]
-        if (tensor, pipeline, expert) in found:
+        if (tensor, pipeline, expert) in ranks:
             raise CorruptError(
-                f"{step} holds two files of one rank: {found[tensor, pipeline, expert].file} and {file}."
+                f"{step} holds two files of one rank: {ranks[tensor, pipeline, expert].file} and {file}."
             )
         words = (_STATE.fullmatch(key) for key in value if isinstance(key, str))
         states = {int(word[1] or 0): value[word[0]] for word in words if word}
@@ -154,63 +154,63 @@ def _ranks(step: Location, files: Sequence[Location], opened: Sequence[TorchFile
                 f"{file} has {shared} tensor-parallel ranks, but {_size(args, 'expert_tensor')} for experts.",
                 "Save it with --ckpt-format torch_dist.",
             )
-        found[tensor, pipeline, expert] = _Rank(tensor, pipeline, expert, file, tensors)
-    sizes = [max([*(key[axis] for key in found), told.get(_KINDS[axis], 1) - 1]) + 1 for axis in range(3)]
+        ranks[tensor, pipeline, expert] = _Rank(tensor, pipeline, expert, file, tensors)
+    sizes = [max([*(key[axis] for key in ranks), sizes_in_files.get(_KINDS[axis], 1) - 1]) + 1 for axis in range(3)]
     cells = itertools.product(*map(range, sizes))
-    missing = [cell for cell in itertools.islice(cells, len(found) + 1) if cell not in found]
+    missing = [cell for cell in itertools.islice(cells, len(ranks) + 1) if cell not in ranks]
     if missing:
         raise CorruptError(
             f"{step} lacks the file of the rank {missing[0]} (tensor, pipeline, expert), and has "
             f"{' × '.join(map(str, sizes))} of them.",
             "Copy the files of all ranks.",
         )
-    return [found[key] for key in sorted(found)]
+    return [ranks[key] for key in sorted(ranks)]
 
 
 def _arguments(value: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    """Return the arguments of the training that a file has; none if it has no such."""
+    """Return the arguments of the training in a file; none if it has none."""
     args = value.get("args")
     state = args.state[0] if type(args) is Opaque and args.cls == _NAMESPACE and len(args.state) == 1 else None
     return state if isinstance(state, dict) else {}
 
 
 def parallel_sizes(value: Mapping[Any, Any]) -> dict[str, int]:
-    """Return how many ranks of each kind the training had, as far as the file tells."""
+    """Return the number of ranks of each kind in the training, as far as the file has it."""
     args = _arguments(value)
     return {kind: _size(args, kind) for kind in _KINDS if type(args.get(f"{kind}_parallel_size")) is int}
 
 
 def _size(args: Mapping[Any, Any], kind: str, default: int = 1) -> int:
-    """Return how many parallel ranks of a kind the arguments name."""
+    """Return the number of parallel ranks of a kind in the arguments."""
     size = args.get(f"{kind}_parallel_size")
     return size if type(size) is int else default
 
 
 def _joined(step: Location, ranks: Sequence[_Rank]) -> Parts:
-    """Return the tensors of all ranks, with layers and experts numbered through."""
+    """Return the tensors of all ranks, with layers and experts numbered consecutively."""
     parts = Parts(step.path)
     first = [rank for rank in ranks if not rank.tensor and not rank.expert]
     # Stages follow one another: the first virtual stages of all ranks, then the second ones.
     stages = sorted((stage, rank.pipeline) for rank in first for stage in rank.states)
     layers = {(stage, rank.pipeline): _count(_LAYER, state) for rank in first for stage, state in rank.states.items()}
-    starts = dict(zip(stages, itertools.accumulate((layers[each] for each in stages), initial=0), strict=False))
+    starts = dict(zip(stages, itertools.accumulate((layers[key] for key in stages), initial=0), strict=False))
     experts = max((_count(_EXPERT, state) for rank in first for state in rank.states.values()), default=0)
     for pipeline, expert in sorted({(rank.pipeline, rank.expert) for rank in ranks}):
         group = [rank for rank in ranks if (rank.pipeline, rank.expert) == (pipeline, expert)]
         for stage in sorted({stage for rank in group for stage in rank.states}):
-            held = [rank.states.get(stage, {}) for rank in group]
-            parts.check_same_names(held, [rank.file for rank in group])
+            rank_states = [rank.states.get(stage, {}) for rank in group]
+            parts.check_same_names(rank_states, [rank.file for rank in group])
             if (stage, pipeline) not in starts:
                 raise CorruptError(f"{group[0].file} holds 'model{stage}', but the first rank of its stage does not.")
-            for name in held[0]:
+            for name in rank_states[0]:
                 if _LEFT_OUT not in name:
                     new = _moved(_EXPERT, _moved(_LAYER, name, starts[stage, pipeline]), expert * experts)
-                    _add(parts, name, new, [state[name] for state in held])
+                    _add(parts, name, new, [state[name] for state in rank_states])
     return parts
 
 
 def _add(parts: Parts, name: str, new: str, shares: Sequence[LazyTensor]) -> None:
-    """Add what the tensor-parallel ranks have of one tensor."""
+    """Add the shares of the tensor-parallel ranks of one tensor."""
     share = next((share for pattern, share in _SHARES if pattern.fullmatch(name)), -1)
     if len(shares) == 1 or share is _WHOLE:
         for tensor in shares:
@@ -227,7 +227,7 @@ def _count(pattern: re.Pattern[str], names: Iterable[str]) -> int:
 
 
 def _moved(pattern: re.Pattern[str], name: str, by: int) -> str:
-    """Return `name` with its number of a layer or expert larger by that much."""
+    """Return `name` with its number of a layer or expert increased by `by`."""
     match = pattern.fullmatch(name)
     return f"{match[1]}{int(match[2]) + by}{match[3]}" if match else name
 
@@ -239,8 +239,8 @@ def _facts(ranks: Sequence[_Rank], opened: Sequence[TorchFile]) -> dict[str, Any
     }
     value = opened[0].value
     step = value.get("iteration") if isinstance(value, dict) else None
-    told = {"iteration": step} if type(step) is int else {}
-    return {**told, **{name: size for name, size in sizes.items() if size > 1}, "files": len(opened)}
+    iteration = {"iteration": step} if type(step) is int else {}
+    return {**iteration, **{name: size for name, size in sizes.items() if size > 1}, "files": len(opened)}
 
 
 def _of_megatron(file: LoneFile) -> bool:
@@ -254,7 +254,7 @@ def _of_megatron(file: LoneFile) -> bool:
     return is_optimizer or is_numbered(file.place.parent, *_RANKS)
 
 
-# Files that are one of many, and what to name in their place.
+# Files that are one of many, and the paths to give in their place.
 LONE = (
     LoneKind(
         "belongs to one of several model-parallel ranks of Megatron-LM.",

@@ -20,19 +20,19 @@ from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import some
 
 _FILE = re.compile(r"consolidated\.(\d{2,3})\.pth")
-# A file of a rank, by itself.
+# A lone file of a rank.
 _META = r"consolidated\.(\d{2,3})\.(?:pth|pt|safetensors)"
 _GUESS = Guess(CERTAIN, "Llama's files as Meta released them", "pt2safetensors {} OUTPUT --map meta-llama3")
 
 
 def sniff(probe: Probe) -> Guess | None:
-    """Recognize a directory with such files, unless there is a model in one piece beside them."""
+    """Recognize a directory with such files, unless there is a whole model next to them."""
     is_meant = probe.is_directory and _files(probe.place) and not holds_whole(probe.place.names)
     return _GUESS if is_meant else None
 
 
 def read(place: Location, wanted: Wanted) -> Source:
-    """Open the only file, or for a map the parts of all, rank 1's as `1.<name>`.
+    """Open the only file, or for a map the parts of all files, those of rank 1 as `1.<name>`.
 
     Raise UnsupportedError if there are several, and no map; CorruptError if one is missing or has other tensors.
     """
@@ -66,23 +66,23 @@ def read(place: Location, wanted: Wanted) -> Source:
 
 
 def _files(place: Location) -> dict[int, Location]:
-    found = {int(match[1]): name for name in place.names if (match := _FILE.fullmatch(name))}
-    return {number: place.join(name) for number, name in found.items() if place.names[name].kind == "file"}
+    names = {int(match[1]): name for name in place.names if (match := _FILE.fullmatch(name))}
+    return {number: place.join(name) for number, name in names.items() if place.names[name].kind == "file"}
 
 
 def _of_meta(file: LoneFile) -> bool:
     norm, embeddings = file.get("norm.weight"), file.get("tok_embeddings.weight")
     output = file.get("layers.0.attention.wo.weight")
-    if all(isinstance(each, LazyTensor) and each.shape for each in (norm, embeddings, output)):
-        # Ranks share out the columns of the output's matrix, in Llama 1 and 2 those of the embeddings too. The heads of
-        # some models are together narrower than the model, but no fraction of it.
+    if all(isinstance(tensor, LazyTensor) and tensor.shape for tensor in (norm, embeddings, output)):
+        # Ranks split the columns of the output's matrix, and in Llama 1 and 2 those of the embeddings. In some models
+        # the heads together are narrower than the model, but their width is no fraction of the model's.
         width = norm.shape[0]
         if embeddings.shape[-1] < width or (0 < output.shape[-1] < width and width % output.shape[-1] == 0):
             return True
     return is_numbered(file.place, _META)
 
 
-# Files that are one of many, and what to name in their place.
+# Files that are one of many, and the paths to give in their place.
 LONE = (
     LoneKind(
         "belongs to one of Meta's tensor-parallel ranks.",

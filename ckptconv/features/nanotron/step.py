@@ -1,8 +1,9 @@
-"""Open a step of nanotron: a directory for each module, with a file for each parameter, or for each rank's part of one.
+"""Opens a step of nanotron: a directory for each module, with a file for each parameter, or for each rank's part of
+one.
 
 Source: nanotron's serialize/{weights,utils,metadata}.py and parallel/parameters.py. The directories below `model` spell
-the name of a parameter. A part says in its metadata which slices of the whole it has; its name says of which
-tensor-parallel and pipeline rank it is.
+the name of a parameter. The metadata of a part say which slices of the whole it has; its name contains its
+tensor-parallel and pipeline rank.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from ckptconv.text import quoted, some
 
 FAMILY = "safetensors"
 CONFIG, MODEL = "model_config.json", "model"
-# The tensor in each file, and what says that a parameter of Mamba is not decayed; the metadata of a part.
+# The tensor in each file, and the mark of a parameter of Mamba that is not decayed; the metadata of a part.
 DATA, _UNDECAYED = "data", "_no_weight_decay"
 SLICES, _SHAPE = "local_global_slices_pairs", "unsharded_shape"
 FILE = re.compile(
     r"model_(.+?)(?:_pp-rank-(\d{1,6})-of-(\d{1,6})_tp-rank-(\d{1,6})-of-(\d{1,6})(_exp-rank-\d+-of-\d+)?)?\.safetensors"
 )
 _GUESS = Guess(CERTAIN, "a step of nanotron", "convert {} OUTPUT")
-# How deep modules lie in one another, at most, and slices of a part.
+# The deepest nesting of modules, and the most slices of a part.
 _DEEPEST, _MOST = 64, 1 << 16
 
 
 class _Part(NamedTuple):
-    """A file: where it is, and its tensor-parallel rank of how many; 0 of 0 if it has all of a parameter."""
+    """A file: its place, and its tensor-parallel rank of how many; 0 of 0 if it has a whole parameter."""
 
     place: Location
     rank: int
@@ -51,7 +52,7 @@ def sniff(probe: Probe) -> Guess | None:
 
 
 def read(place: Location, wanted: Wanted) -> Source:
-    """Open a step by its directory. Raise CorruptError if a rank's part is missing, or does not say where it belongs;
+    """Open a step by its directory. Raise CorruptError if a rank's part is missing, or does not state its place;
     UnsupportedError for experts that are cut."""
     from ckptconv.formats.safetensors import header_of
 
@@ -109,7 +110,7 @@ def _parameters(model: Location) -> Iterator[tuple[str, list[_Part]]]:
     stack = [(model, "")]
     while stack:
         place, prefix = stack.pop()
-        found: dict[str, list[_Part]] = {}
+        parts_of: dict[str, list[_Part]] = {}
         for name, entry in place.names.items():
             if entry.kind == "directory":
                 if prefix.count(".") > _DEEPEST:
@@ -126,8 +127,8 @@ def _parameters(model: Location) -> Iterator[tuple[str, list[_Part]]]:
                     "Save the checkpoint with one expert-parallel rank.",
                 )
             rank, ranks = (0, 0) if match[4] is None else (int(match[4]), int(match[5]))
-            found.setdefault(prefix + match[1], []).append(_Part(place.at(entry.file), rank, ranks))
-        for name, parts in found.items():
+            parts_of.setdefault(prefix + match[1], []).append(_Part(place.at(entry.file), rank, ranks))
+        for name, parts in parts_of.items():
             yield name, sorted(parts, key=lambda part: part.rank)
 
 
@@ -156,14 +157,14 @@ def _tiles(part: _Part, metadata: Mapping[str, str], tensor: Stored) -> Iterator
         sides = [side.split("|") for side in pair.split("#")]
         if len(sides) != 2 or any(len(side) > len(whole) for side in sides):
             raise _no_slices(part, pair)
-        local, there = (
+        local, in_whole = (
             [_span(part, text, extent) for text, extent in zip(_padded(side, len(whole)), shape, strict=True)]
             for side, shape in zip(sides, (tensor.shape, whole), strict=True)
         )
-        if [span.length for span in local] != [span.length for span in there]:
+        if [span.length for span in local] != [span.length for span in in_whole]:
             raise _no_slices(part, pair)
         if math.prod(span.length for span in local):
-            yield ChunkTile(tuple(span.start for span in there), sliced(tensor, local))
+            yield ChunkTile(tuple(span.start for span in in_whole), sliced(tensor, local))
 
 
 def _padded(side: list[str], dims: int) -> list[str]:
@@ -171,7 +172,7 @@ def _padded(side: list[str], dims: int) -> list[str]:
 
 
 def _span(part: _Part, text: str, extent: int) -> Span:
-    """Return the indices that a slice of Python's, as start,stop,step, has in a dimension."""
+    """Return the indices in a dimension of a slice of Python's, as start,stop,step."""
     numbers = text.split(",")
     if len(numbers) != 3 or not all(number == "None" or re.fullmatch(r"\d{1,18}", number) for number in numbers):
         raise _no_slices(part, text)
@@ -189,7 +190,7 @@ def _no_slices(part: _Part, text: str) -> CorruptError:
 def _joined(
     place: Location, name: str, parts: list[_Part], tiles: list[Any], shapes: Mapping[tuple[int, ...], None]
 ) -> LazyTensor:
-    """Return a parameter of its ranks' parts."""
+    """Return a parameter, joined from its ranks' parts."""
     from ckptconv.formats.chunks import join
 
     sizes = {part.ranks for part in parts}
@@ -216,7 +217,7 @@ def _is_of_step(file: LoneFile) -> bool:
     return FILE.fullmatch(file.place.name) is not None and isinstance(file.tree, Mapping) and DATA in file.tree
 
 
-# Files that are one of many, and what to name in their place.
+# Files that are one of many, and the paths to give in their place.
 LONE = (
     LoneKind(
         "is one parameter of a nanotron step, or a rank's part of one.",

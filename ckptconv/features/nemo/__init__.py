@@ -1,7 +1,7 @@
 """Models of NeMo (.nemo), opened as a checkpoint.
 
 In: a tar archive, plain or compressed with gzip, of a configuration and weights. Out: a `Source` of the weights, which
-are read where they lie.
+are read inside the archive.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Reads .nemo files: the weights in a tar archive, where they lie. Of a compressed one, the archive is unpacked first.
+"""Reads .nemo files: the weights in a tar archive, without extracting them. A compressed archive is unpacked first.
 
 Source: nemo/core/connectors/save_restore_connector.py. NeMo packs a directory with `tarfile`, without compression since
-release 1.11, with gzip before. The weights are model_weights.ckpt, a file of torch.save; of a model that is in parallel
-they are in directories of ranks, or in one of torch.distributed.checkpoint or zarr.
+release 1.11, with gzip before. The weights are model_weights.ckpt, a file of torch.save. The weights of a parallel
+model are in directories of ranks, or in one of torch.distributed.checkpoint or zarr.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ FAMILY = "nemo"
 _GUESS = Guess(CERTAIN, "a model of NeMo (.nemo)", "convert {} OUTPUT", also=("torch",))
 _WEIGHTS = "model_weights.ckpt"
 _DIRECTORY = "model_weights/"
-# Of gzip: the beginning; the flags of a header for a checksum, further fields, a name and a comment; and what ends it.
+# gzip's first bytes; the flags of a header for a checksum, further fields, a name and a comment; and the end of these.
 _GZIP, _CHECKED, _FIELDS, _NAME, _COMMENT = b"\x1f\x8b\x08", 2, 4, 8, 16
 _TRAILER, _LONGEST = 8, 1 << 12
 
 
 def sniff(probe: Probe) -> Guess | None:
-    """Recognize an archive that is called so."""
+    """Recognize an archive by its name."""
     head = probe.head[0] if probe.is_file and probe.place.name.endswith(".nemo") else b""
     return _GUESS if head.startswith(_GZIP) or is_tar(head) else None
 
@@ -51,14 +51,14 @@ def read(place: Location, wanted: Wanted) -> Source:
         packed = _unpacked(reader)
     with SpoolingReaders(place.options) as readers, readers.open(packed) as within:
         source = _read(place, wanted, within)
-    told = (
+    note = (
         f"{place} is compressed: it was unpacked once to read its contents, and is unpacked again for the conversion."
     )
-    return source._replace(notes=[*source.notes, told])
+    return source._replace(notes=[*source.notes, note])
 
 
 def _read(place: Location, wanted: Wanted, reader: Reader) -> Source:
-    """Open the archive that `reader` reads."""
+    """Open the archive in `reader`."""
     archive = listed(reader, directories=True)
     if archive.odd is not None:
         raise archive.odd
@@ -71,13 +71,13 @@ def _read(place: Location, wanted: Wanted, reader: Reader) -> Source:
     if not reader.read_at(start, min(len(LOCAL_SIGNATURE), stop - start)).startswith(LOCAL_SIGNATURE):
         raise UnsupportedError(f"{place}: its {_WEIGHTS} is not a zip archive of torch.save.", "Unpack it: tar -xf.")
     try:
-        found = read_zip(reader, start, stop - start, limits=WHOLE_TREES)
+        content = read_zip(reader, start, stop - start, limits=WHOLE_TREES)
     except CkptconvError as error:
         raise type(error)(f"In its {_WEIGHTS}: {error.message}", error.hint) from error
-    tensors = (node for node in walk(found.value) if isinstance(node, LazyTensor))
+    tensors = (node for node in walk(content.value) if isinstance(node, LazyTensor))
     if reader.file.packed and any(file != reader.file for tensor in tensors for file in tensor.inputs()):
         raise UnsupportedError(f"{place}: its {_WEIGHTS} is compressed twice.", "Unpack it: tar -xf.")
-    state = taken(found.value, found.opaque, place.path)
+    state = taken(content.value, content.opaque, place.path)
     left = [name for name in members if name != _WEIGHTS]
     outer = reader.file.packed.file if reader.file.packed else reader.file
     return Source(
@@ -88,14 +88,14 @@ def _read(place: Location, wanted: Wanted, reader: Reader) -> Source:
         facts={"size": outer.size},
         files=FileFacts(
             [str(name) for name in state.opaque],
-            [str(name) for name in found.globals],
-            {} if reader.file.packed else {outer.path: found.records},
+            [str(name) for name in content.globals],
+            {} if reader.file.packed else {outer.path: content.records},
         ),
         values=state.values,
-        notes=[*found.notes, *state.notes, *([f"left in {place}: {some(left, form=str)}."] if left else [])],
-        warnings=[*found.warnings, *state.warnings],
-        inputs={place.name: Input(outer, (outer.size, found.records.digest() or outer.stamp))},
-        bytes_read=found.bytes_read,
+        notes=[*content.notes, *state.notes, *([f"left in {place}: {some(left, form=str)}."] if left else [])],
+        warnings=[*content.warnings, *state.warnings],
+        inputs={place.name: Input(outer, (outer.size, content.records.digest() or outer.stamp))},
+        bytes_read=content.bytes_read,
         wanted=wanted,
     )
 
@@ -103,12 +103,12 @@ def _read(place: Location, wanted: Wanted, reader: Reader) -> Source:
 def _elsewhere(place: Location, members: Iterable[str]) -> UnsupportedError:
     """Return the error for an archive whose weights are not one file."""
     if any(name.startswith(_DIRECTORY) for name in members):
-        what = "its weights are a Megatron-core directory"
+        reason = "its weights are a Megatron-core directory"
     elif several := [name for name in members if name.endswith(f"/{_WEIGHTS}")]:
-        what = f"its weights are split into files of model-parallel ranks: {some(several, form=str)}"
+        reason = f"its weights are split into files of model-parallel ranks: {some(several, form=str)}"
     else:
-        what = f"it has no {_WEIGHTS}: it holds {some(sorted(members), form=str) or 'nothing'}"
-    return UnsupportedError(f"{place}: {what}.", f"Unpack it (tar -xf {place.name}), and convert its contents.")
+        reason = f"it has no {_WEIGHTS}: it holds {some(sorted(members), form=str) or 'nothing'}"
+    return UnsupportedError(f"{place}: {reason}.", f"Unpack it (tar -xf {place.name}), and convert its contents.")
 
 
 def _unpacked(reader: Reader) -> File:
@@ -126,7 +126,7 @@ def _unpacked(reader: Reader) -> File:
 
 
 def _header(head: bytes, path: str) -> int:
-    """Return the length of the header of gzip that a file begins with."""
+    """Return the length of the gzip header at the beginning of a file."""
     flags, at = head[3] if len(head) > 10 else 0xFF, 10
     if flags & _FIELDS:
         at += 2 + int.from_bytes(head[at : at + 2], "little")

@@ -28,7 +28,7 @@ from ckptconv.text import brief, quoted
 FAMILY = "npz"
 _GUESS = Guess(CERTAIN, "an archive of numpy's arrays (.npz)", "convert {} OUTPUT", also=("torch",))
 _SUFFIX, _MAGIC = ".npy", b"\x93NUMPY"
-# Bytes of a version's length of the header; of a header, as numpy aligns it, and at most.
+# Bytes of the header's length, by version; the alignment of a header, and the longest.
 _LENGTHS = {(1, 0): 2, (2, 0): 4, (3, 0): 4}
 _USUAL, _LONGEST = 128, 1 << 16
 # torch's limit.
@@ -40,7 +40,7 @@ _HEADER = re.compile(
 
 
 def sniff(probe: Probe) -> Guess | None:
-    """Recognize a zip archive whose first member is called as an array is."""
+    """Recognize a zip archive whose first member has the name of an array."""
     head = probe.head[0] if probe.is_file else b""
     name = head[30 : 30 + int.from_bytes(head[26:28], "little")]
     return _GUESS if head.startswith(LOCAL_SIGNATURE) and name.endswith(_SUFFIX.encode()) else None
@@ -71,7 +71,7 @@ def read(place: Location, wanted: Wanted) -> Source:
 
 
 def _array(archive: Archive, name: str, row: int) -> LazyTensor:
-    """Return the array that is a member."""
+    """Return the array in a member."""
     where = f"{archive.file.path}: member {brief(name)}"
     if not name.endswith(_SUFFIX):
         raise CorruptError(f"{where} is not an array; an .npz archive holds only arrays.")

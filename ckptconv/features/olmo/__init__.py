@@ -1,6 +1,6 @@
 """OLMo's safetensors, in which the names of tensors are pickles of paths: read without unpickling them.
 
-In: the tensors of files by name, and a reader of them. Out: the tree that they were.
+In: the tensors of files by name, and a reader of them. Out: the tree from which they were made.
 """
 
 from __future__ import annotations

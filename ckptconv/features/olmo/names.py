@@ -35,7 +35,7 @@ def is_used(names: Iterable[str]) -> bool:
     return bool(names) and all((_decoded(name) or b"").startswith(_PICKLES) for name in names)
 
 
-def restored(found: TensorFiles, place: Location) -> tuple[dict[Any, Any], list[str]]:
+def restored(files: TensorFiles, place: Location) -> tuple[dict[Any, Any], list[str]]:
     """Return the tree of a file whose tensor names are pickled paths; the pickles are read, never run."""
 
     def content(tensor: Stored) -> bytes:
@@ -45,13 +45,13 @@ def restored(found: TensorFiles, place: Location) -> tuple[dict[Any, Any], list[
                 f"{MAX_PICKLE} bytes of uint8 are read."
             )
         with place.at(tensor.file).open_reader() as reader:
-            found.bytes_read += tensor.nbytes
+            files.bytes_read += tensor.nbytes
             return reader.read_at(tensor.offset, tensor.nbytes)
 
     def storage(pid: Any) -> NoReturn:
         raise MalformedError("has a persistent id, which nothing in this file resolves")
 
-    return restore(found.tensors, content, where=found.path, vocabulary=objects_vocabulary(storage))
+    return restore(files.tensors, content, where=files.path, vocabulary=objects_vocabulary(storage))
 
 
 def restore(
@@ -63,9 +63,9 @@ def restore(
 ) -> tuple[dict[Any, Any], list[str]]:
     """Return the state dict that was written as `tensors`, and the names of classes in it that were kept as `Opaque`.
 
-    `read` returns the bytes of a uint8 tensor. `vocabulary` says which values beside Python's own types pickles may
-    contain. `where` names the file in errors. Raises CorruptError for a name that is not of this mapping, UnsafeError
-    for a name that would call something.
+    `read` returns the bytes of a uint8 tensor. `vocabulary` has the values that pickles may contain besides Python's
+    own types. `where` names the file in errors. Raises CorruptError for a name that is not of this mapping, UnsafeError
+    for a name that would call a function.
     """
     opaque: dict[str, None] = {}
 
@@ -112,7 +112,7 @@ def _path(name: str, where: str) -> tuple[tuple[Any, ...], bool]:
 
 
 def _is_key(key: Any) -> bool:
-    """Whether `key` is of a type that is quick to hash."""
+    """Whether `key` is of a type that is fast to hash."""
     if type(key) is tuple:
         return len(key) <= _LONGEST_KEY and all(type(part) in _ATOMS for part in key)
     return type(key) in _ATOMS

@@ -1,12 +1,12 @@
 """Steps of Orbax, JAX's checkpoints, opened without tensorstore.
 
-In: the directory of a step, of an item in one, or of a run of them. Out: a `Source` whose arrays are joined of their
-chunks, which lie in a database of OCDBT or in directories of zarr.
+In: the directory of a step, of an item in one, or of a run of them. Out: a `Source`. Its arrays are joined from chunks,
+which lie in a database of OCDBT or in directories of zarr.
 """
 
 from __future__ import annotations
 
 PAGES = ("orbax.md",)
 SCRIPTS = ("formats/orbax.py",)
-# Why it has more lines than a format's budget.
+# The reason why it exceeds a format's budget.
 EXCEEDS = "a database of its own, two descriptions of arrays, and trees"

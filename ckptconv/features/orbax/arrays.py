@@ -1,4 +1,4 @@
-"""Makes tensors of the arrays of a step: chunks as boxes, joined. No element is read."""
+"""Makes tensors from the arrays of a step: joins chunks as boxes. No element is read."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from ckptconv.tensors.moves import File, Packed, Swap
 from ckptconv.tensors.strides import MAX_DIMS
 from ckptconv.text import quoted
 
-# Bytes of the description of an array; of a chunk in a node that is unpacked at once.
+# The most bytes of an array's description; the most bytes of a chunk in a node, which is unpacked at once.
 _MOST_JSON, _SMALL = 1 << 20, 1 << 16
-# An array may be cut into so many times the pieces that are there, and these more.
+# The most pieces of an array: so many times those that exist, and these more.
 _GROWTH, _ROOM = 64, 1 << 12
-# The offset and the length of a chunk that is not in a shard.
+# The offset and the length of a chunk that is missing in a shard.
 _ABSENT = (1 << 64) - 1
 _METHODS = {zarr.ZSTD: ZSTANDARD, zarr.CRC32C: "crc32c"}
 
@@ -39,10 +39,10 @@ class Store(Protocol):
         """Return the value of a key; None if there is none."""
 
     def count(self, prefix: str) -> int:
-        """Return how many keys begin so; or more, but no more than there are."""
+        """Return the number of keys with this prefix; or more, but not more than there are keys."""
 
     def names(self) -> Iterator[str]:
-        """Yield the keys that it knows without looking."""
+        """Yield the keys that are known without a search."""
 
 
 class Directories:
@@ -72,39 +72,41 @@ class Directories:
 def opened(store: Store, files: Files, names: Iterable[str]) -> dict[str, LazyTensor]:
     """Return the arrays with these names.
 
-    Raise CorruptError if one is not there, or is not what it is described as; UnsupportedError for one that is stored
-    otherwise than is known.
+    Raise CorruptError if one is missing, or contradicts its description; UnsupportedError for one that is stored in an
+    unknown way.
     """
     layouts = _layouts(store, files, list(names))
     cells = {name: _cells(store, name, layout) for name, layout in layouts.items()}
-    indexed = [(layouts[name], value) for name, own in cells.items() if layouts[name].shards for value in own.values()]
+    indexed = [
+        (layouts[name], value) for name, values in cells.items() if layouts[name].shards for value in values.values()
+    ]
     indices = iter(files.contents([_index(layout, value) for layout, value in indexed]))
-    made = {}
+    tensors = {}
     for name, layout in layouts.items():
-        there: dict[Shape, Value] = {}
+        chunks: dict[Shape, Value] = {}
         for cell, value in cells[name].items():
             start = tuple(map(operator.mul, cell, layout.chunk))
             within = _inner(layout, value, next(indices)) if layout.shards else {(0,) * len(start): value}
-            there.update((tuple(map(operator.add, start, offsets)), part) for offsets, part in within.items())
-        made[name] = _joined(layout, there)
-    for file in {each.stored for tensor in made.values() for each in tensor.inputs()}:
+            chunks.update((tuple(map(operator.add, start, offsets)), part) for offsets, part in within.items())
+        tensors[name] = _joined(layout, chunks)
+    for file in {source.stored for tensor in tensors.values() for source in tensor.inputs()}:
         files.add(file)
-    return made
+    return tensors
 
 
 def _layouts(store: Store, files: Files, names: list[str]) -> dict[str, Layout]:
-    told: list[tuple[str, Value]] = []
+    described: list[tuple[str, Value]] = []
     for name in names:
         values = ((version, store.get(_prefix(name) + version)) for version in (zarr.SECOND, zarr.THIRD))
-        there = [(version, value) for version, value in values if value]
-        if len(there) != 1 or there[0][1].length > _MOST_JSON:
-            has = "described twice, or at too great length" if there else "not there"
+        found_here = [(version, value) for version, value in values if value]
+        if len(found_here) != 1 or found_here[0][1].length > _MOST_JSON:
+            has = "described twice, or at too great length" if found_here else "not there"
             raise CorruptError(f"{files.place}: the array {quoted(name)}, which its tree names, is {has}.")
-        told += there
-    contents = files.contents([value for _, value in told])
+        described += found_here
+    contents = files.contents([value for _, value in described])
     return {
         name: zarr.layout_of(data, f"{files.place}: the array {quoted(name)}", version)
-        for name, (version, _), data in zip(names, told, contents, strict=True)
+        for name, (version, _), data in zip(names, described, contents, strict=True)
     }
 
 
@@ -113,17 +115,17 @@ def _prefix(name: str) -> str:
 
 
 def _cells(store: Store, name: str, layout: Layout) -> dict[Shape, Value]:
-    """Return the values of an array that are there, by their index in the grid."""
+    """Return the values of an array that exist, by their index in the grid."""
     grid = [range(-(-extent // size)) for extent, size in zip(layout.shape, layout.chunk, strict=True)]
     _check_cut(layout, math.prod(map(len, grid)), store.count(_prefix(name)))
     keys = ((cell, store.get(_prefix(name) + layout.named(cell))) for cell in itertools.product(*grid))
     return {cell: value for cell, value in keys if value is not None}
 
 
-def _check_cut(layout: Layout, pieces: int, there: int) -> None:
-    """Raise LimitError if an array is cut into far more pieces than are there."""
-    if pieces > _GROWTH * there + _ROOM:
-        raise LimitError(f"{layout.where} is cut into {pieces} pieces, of which {there} are there at most.")
+def _check_cut(layout: Layout, pieces: int, present: int) -> None:
+    """Raise LimitError if an array is cut into far more pieces than exist."""
+    if pieces > _GROWTH * present + _ROOM:
+        raise LimitError(f"{layout.where} is cut into {pieces} pieces, of which {present} are there at most.")
 
 
 def _inside(layout: Layout) -> list[range]:
@@ -140,13 +142,13 @@ def _index(layout: Layout, value: Value) -> Value:
 
 
 def _inner(layout: Layout, value: Value, index: bytes) -> dict[Shape, Value]:
-    """Return the chunks in a shard that are there, by where each begins in it."""
+    """Return the chunks that exist in a shard, by their first index in it."""
     assert layout.shards is not None
     where = f"{value.file.path} (shard at byte {value.offset})"
     if layout.shards.is_summed:
         check_crc32c(f"{where}: its index", crc32c(index[:-CRC32C_SIZE]), index[-CRC32C_SIZE:])
     first, last = (len(index), value.length) if layout.shards.at_start else (0, value.length - len(index))
-    found, taken = {}, []
+    chunks, taken = {}, []
     for at, cell in enumerate(itertools.product(*_inside(layout))):
         offset, length = struct.unpack_from("<QQ", index, 16 * at)
         if offset == length == _ABSENT:
@@ -154,46 +156,46 @@ def _inner(layout: Layout, value: Value, index: bytes) -> dict[Shape, Value]:
         if not first <= offset <= offset + length <= last:
             raise damaged(f"{where}: a chunk of {length} bytes is said to begin at byte {offset} of {value.length}.")
         taken.append((offset, offset + length))
-        found[tuple(map(operator.mul, cell, layout.inner))] = value.part(offset, length)
+        chunks[tuple(map(operator.mul, cell, layout.inner))] = value.part(offset, length)
     if any(stop > start for (_, stop), (start, _) in itertools.pairwise(sorted(taken))):
         raise damaged(f"{where}: its chunks overlap.")
-    return found
+    return chunks
 
 
 def _joined(layout: Layout, stored: Mapping[Shape, Value]) -> LazyTensor:
-    """Return an array of its stored chunks, by where each begins. Those that are not there are filled."""
+    """Return an array, joined from its stored chunks by their first indices. Missing chunks are filled."""
     steps = [range(0, extent, step) for extent, step in zip(layout.shape, layout.inner, strict=True)]
-    # Those of a shard may lie beyond the end of the array.
-    there = {start: value for start, value in stored.items() if all(map(operator.lt, start, layout.shape))}
+    # Chunks of a shard may lie beyond the end of the array.
+    inside = {start: value for start, value in stored.items() if all(map(operator.lt, start, layout.shape))}
     cells = math.prod(map(len, steps))
-    if len(there) < cells and not layout.is_zero:
+    if len(inside) < cells and not layout.is_zero:
         raise UnsupportedError(f"{layout.where} has parts that are not stored, and a value for them that is not zero.")
-    if not there:
+    if not inside:
         return Zeros(layout.dtype, layout.shape) if cells else Inline(b"", layout.dtype, layout.shape)
-    _check_cut(layout, cells, len(there))
+    _check_cut(layout, cells, len(inside))
     tiles = []
     for start in itertools.product(*steps):
         box = tuple(map(min, layout.inner, map(operator.sub, layout.shape, start)))
-        chunk = _chunk(layout, there[start], box) if start in there else Zeros(layout.dtype, box)
+        chunk = _chunk(layout, inside[start], box) if start in inside else Zeros(layout.dtype, box)
         tiles.append(ChunkTile(start, chunk))
     return join(layout.dtype, layout.shape, tiles, lambda: layout.where)
 
 
 def _chunk(layout: Layout, value: Value, box: Shape) -> LazyTensor:
-    """Return the part `box`, from its beginning, of a chunk that is stored."""
+    """Return the part `box`, from its beginning, of a stored chunk."""
     where = f"{value.file.path} (chunk at byte {value.offset})"
     file, offset, length, data = value
     is_held = data is not None and (not layout.packings or layout.nbytes <= _SMALL)
     for at, packing in enumerate(layout.packings):
-        # What is inside may have checksums of its own.
+        # The unpacked bytes may have checksums of their own.
         size = layout.nbytes + CRC32C_SIZE * layout.packings[at + 1 :].count(zarr.CRC32C)
         size = length - CRC32C_SIZE if packing == zarr.CRC32C else size
         if size < 0:
             raise damaged(f"{where} has {length} bytes, too few for a checksum.")
         packed = Packed(file, offset, length, None, _METHODS[packing])
         if is_held and data is not None:
-            held = InMemory(data, where)
-            data = content_of(File(where, size, "", packed._replace(file=held.file, offset=0)), held, size)
+            reader = InMemory(data, where)
+            data = content_of(File(where, size, "", packed._replace(file=reader.file, offset=0)), reader, size)
             size = len(data)
         file, offset, length = File(where, size, file.stamp, packed), 0, size
     if length != layout.nbytes:

@@ -1,4 +1,4 @@
-"""Opens the files of an item: descriptions as a whole, and ranges of what they describe."""
+"""Opens the files of an item: descriptions as a whole, and ranges of the files that they describe."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ckptconv.tensors.moves import File
 
 
 class Value(NamedTuple):
-    """The bytes that a store has under a key: `length` bytes from byte `offset` of `file`. `data` are they, where a
-    description holds them; None if it only says where they lie."""
+    """The bytes of a key in a store: `length` bytes from byte `offset` of `file`. `data` are these bytes, if a
+    description holds them; None if it only has their place."""
 
     file: File
     offset: int
@@ -24,13 +24,13 @@ class Value(NamedTuple):
     data: bytes | None = None
 
     def part(self, offset: int, length: int) -> Value:
-        """Return a part of it."""
+        """Return a part of this value."""
         data = None if self.data is None else self.data[offset : offset + length]
         return Value(self.file, self.offset + offset, length, data)
 
 
 class Files:
-    """Opens the files in the directory `place`, and records what identifies them, and how many bytes were read."""
+    """Opens the files in the directory `place`, and records their identities, and the number of bytes read."""
 
     def __init__(self, place: Location) -> None:
         self.place = place
@@ -72,12 +72,12 @@ class Files:
         return data
 
     def contents(self, values: Sequence[Value]) -> list[bytes]:
-        """Return the bytes of values, which are short."""
+        """Return the bytes of short values."""
         places = [Range(value.file, value.offset, value.offset + value.length) for value in values]
         read, size = ranges_of(
-            self.place, (each for each, value in zip(places, values, strict=True) if value.data is None)
+            self.place, (item_range for item_range, value in zip(places, values, strict=True) if value.data is None)
         )
         self.bytes_read += size
-        for each in read:
-            self.add(each.file)
+        for item_range in read:
+            self.add(item_range.file)
         return [read[at] if value.data is None else value.data for at, value in zip(places, values, strict=True)]

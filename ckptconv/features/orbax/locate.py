@@ -1,7 +1,7 @@
-"""Finds a step of Orbax: by the directory of it, of an item in it, or of the run; and tells whether it is complete.
+"""Finds a step of Orbax by its directory, that of an item in it, or that of the run; and checks that it is complete.
 
-Source: orbax/checkpoint/_src/path/{step,atomicity}.py. A step is written under a name with .orbax-checkpoint-tmp in it,
-as its items are, and renamed; in Google's store, commit_success.txt is written last.
+Source: orbax/checkpoint/_src/path/{step,atomicity}.py. A step and its items are written under names with
+.orbax-checkpoint-tmp in them, and renamed. In Google's store, commit_success.txt is written last.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _CHECKPOINT, _COMMITTED, _TIME = "_CHECKPOINT_METADATA", "commit_success.txt", "
 _MARKS = (tree.NAME, ocdbt.NAME, _CHECKPOINT)
 _UNFINISHED, _OF_PROCESS = ".orbax-checkpoint-tmp", "ocdbt.process_"
 _STEP = re.compile(r"(?:.*_)?(\d{1,18})")
-# Where a store keeps files under their names from the beginning.
+# Stores where files have their final names from the beginning.
 WITHOUT_RENAME = ("gs://", "gcs://")
-# Names of items where a step says nothing of them; steps that are looked at to recognize a run.
+# Names of items for steps without metadata; the most steps that are opened to recognize a run.
 _ITEMS, _LOOKED_AT = ("default", "items", "state", "params"), 4
 _MOST = 1 << 20
 
 
 class Step(NamedTuple):
-    """A step that is complete: its directory, its items by name ("" for the directory itself), and why it was taken."""
+    """A complete step: its directory, its items by name ("" for the directory itself), and why it was taken."""
 
     place: Location
     items: dict[str, Location]
@@ -60,13 +60,13 @@ def _folders(place: Location) -> list[str]:
 
 
 def _items(place: Location) -> dict[str, Location]:
-    """Return the directories of items, finished or not, in that of a step."""
-    asked = [name for name in _folders(place) if _CHECKPOINT in place.names or name.partition(".")[0] in _ITEMS]
-    return {name: place.child(name) for name in asked if _is_item(place.child(name))}
+    """Return the directories of items, finished or not, in a step's directory."""
+    candidates = [name for name in _folders(place) if _CHECKPOINT in place.names or name.partition(".")[0] in _ITEMS]
+    return {name: place.child(name) for name in candidates if _is_item(place.child(name))}
 
 
 def _steps(place: Location) -> list[Location]:
-    """Return the directories of steps in that of a run, the last first."""
+    """Return the directories of steps in a run's directory, the last first."""
     numbers = ((_STEP.fullmatch(name.partition(_UNFINISHED)[0]), name) for name in _folders(place))
     return [
         place.child(name)
@@ -77,7 +77,7 @@ def _steps(place: Location) -> list[Location]:
 def located(place: Location) -> Step:
     """Return the step at a directory, or the last complete one in it.
 
-    Raise CorruptError if it is not complete, UsageError for a directory of one process.
+    Raise CorruptError if it is incomplete, UsageError for the directory of one process.
     """
     if place.name.startswith(_OF_PROCESS):
         raise UsageError(f"{place} is what one process wrote of a step.", f"Name that of the step: {place.parent}")
@@ -86,33 +86,35 @@ def located(place: Location) -> Step:
     errors: dict[str, CorruptError] = {}
     for step in filter(_is_here, _steps(place)):
         try:
-            found = _complete(step)
+            complete = _complete(step)
         except CorruptError as error:
             errors[step.name] = error
             continue
         left = f" Not complete: {some(errors, form=str)}." if errors else ""
-        return found._replace(note=f"Took {step.name}, the last step that is complete.{left}")
+        return complete._replace(note=f"Took {step.name}, the last step that is complete.{left}")
     raise next(iter(errors.values()))
 
 
 def _complete(place: Location) -> Step:
-    """Return the step at its own directory. Raise CorruptError if a mark says that it was not finished."""
+    """Return the step at its own directory. Raise CorruptError if a sign shows that it is unfinished."""
     beside = [name for name in (place.name, place.parent.name, *place.names) if _UNFINISHED in name]
     if beside:
         raise _unfinished(place, f"{beside[0]} has the name of an unfinished file")
     is_item = _is_item(place)
-    told = _told(place.parent if is_item and _CHECKPOINT not in place.names else place)
-    if _TIME in told and told[_TIME] is None:
+    metadata = _told(place.parent if is_item and _CHECKPOINT not in place.names else place)
+    if _TIME in metadata and metadata[_TIME] is None:
         raise _unfinished(place, f"{_CHECKPOINT} has no time at which it was committed")
     items = {"": place} if is_item else _items(place)
-    handlers = told.get("item_handlers")
+    handlers = metadata.get("item_handlers")
     lacking = (
         [] if is_item or not isinstance(handlers, dict) else [name for name in handlers if name not in place.names]
     )
     if lacking:
         raise _unfinished(place, f"it lacks {some(lacking)}, which {_CHECKPOINT} names")
     committed = [place, place.parent] if is_item else [place, *items.values()]
-    if place.path.startswith(WITHOUT_RENAME) and not any(each.join(_COMMITTED).kind == "file" for each in committed):
+    if place.path.startswith(WITHOUT_RENAME) and not any(
+        marked.join(_COMMITTED).kind == "file" for marked in committed
+    ):
         raise _unfinished(place, f"{_COMMITTED} is written last in this store, and is not there")
     for item in items.values():
         if not item.has_file(tree.NAME):
@@ -131,7 +133,7 @@ def _unfinished(place: Location, why: str) -> CorruptError:
 
 
 def _told(place: Location) -> dict[str, Any]:
-    """Return what a step's own metadata say."""
+    """Return a step's own metadata."""
     where = place.join(_CHECKPOINT)
     if where.kind != "file":
         return {}

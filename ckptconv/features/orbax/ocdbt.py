@@ -1,7 +1,7 @@
-"""Reads the keys of a database of OCDBT, and where their values lie. No value in a file is read.
+"""Reads the keys of a database of OCDBT, and the places of their values. No value in a file is read.
 
 Source: tensorstore/kvstore/ocdbt/format/{manifest,version_tree,btree}.cc. The manifest names the root of the newest
-version. It is a B+tree of nodes in data files: leaves have keys, with small values beside them, and places of others.
+version. It is a B+tree of nodes in data files: leaves have keys, small values, and the places of larger ones.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ckptconv.storage.inside import check_inside
 from ckptconv.tensors.moves import File
 
 NAME, _NUMBERED = "manifest.ocdbt", re.compile(r"manifest\.[0-9a-f]{16}")
-# Bytes of a manifest, of a node, and of all nodes together; keys; heights.
+# The most bytes of a manifest, of a node, and of all nodes together; the most keys; the greatest height.
 _MOST_MANIFEST, _MOST_NODE, _MOST_NODES, _MOST_KEYS, _DEEPEST = 16 << 20, 64 << 20, 256 << 20, 1 << 22, 64
 
 
 class _Node(NamedTuple):
-    """A reference to a node: where it lies, the directory from which paths in it begin, its height, how many keys are
-    in it or below it, and how all of them begin."""
+    """A reference to a node: its place, the directory from which paths in it begin, its height, the number of keys in
+    it or below it, and their common prefix."""
 
     value: Value
     base: str
@@ -35,7 +35,7 @@ class _Node(NamedTuple):
 
 
 class Database:
-    """The keys of a database, with the place of the value of each."""
+    """The keys of a database, with the places of their values."""
 
     def __init__(self, files: Files) -> None:
         self._files, self._where = files, str(files.place.join(NAME))
@@ -54,7 +54,7 @@ class Database:
         yield from self._names
 
     def _read(self) -> dict[str, Value]:
-        level, found, seen, size = self._root(), list[tuple[bytes, Value]](), set[tuple[str, int]](), 0
+        level, pairs, seen, size = self._root(), list[tuple[bytes, Value]](), set[tuple[str, int]](), 0
         while level:
             seen.update((node.value.file.path, node.value.offset) for node in level)
             size, count = size + sum(node.value.length for node in level), sum(node.keys for node in level)
@@ -68,16 +68,16 @@ class Database:
                 if node.height:
                     below += self._children(body, node)
                 else:
-                    found += self._entries(body, node)
+                    pairs += self._entries(body, node)
             level = below
             twice = [node.value for node in level if (node.value.file.path, node.value.offset) in seen]
             if twice or len({node.value for node in level}) < len(level):
                 raise damaged(f"{self._where}: a node leads to one that another leads to: it is damaged.")
-        odd = first_unordered([key for key, _ in found])
+        odd = first_unordered([key for key, _ in pairs])
         if odd is not None:
             raise damaged(f"{self._where}: its keys are not in order: {odd[:100]!r} comes after a later one.")
         try:
-            return {key.decode(): value for key, value in found}
+            return {key.decode(): value for key, value in pairs}
         except UnicodeDecodeError as error:
             raise damaged(f"{self._where}: its key {error.object[:100]!r} is not UTF-8.") from None
 
@@ -89,8 +89,8 @@ class Database:
             names = [name for name in self._files.place.names if _NUMBERED.fullmatch(name)]
             if not names:
                 raise CorruptError(f"{self._where} has its versions in numbered manifests, but these are missing.")
-            body, kind, other = self._manifest(max(names))
-            if other != identity:
+            body, kind, its_identity = self._manifest(max(names))
+            if its_identity != identity:
                 raise body.wrong(f"it belongs to another database than {NAME}")
         if kind:
             raise UnsupportedError(f"{body.where} is a manifest of kind {kind}, which is not known.")
@@ -109,7 +109,7 @@ class Database:
         return [self._node(body, table, files[-1], offsets[-1], lengths[-1], heights[-1], keys[-1], b"")]
 
     def _manifest(self, name: str) -> tuple[Body, int, bytes]:
-        """Return what follows the heading of a manifest, its kind, and its identity."""
+        """Return the part of a manifest after its heading, its kind, and its identity."""
         data, file = self._files.whole(name, _MOST_MANIFEST), self._files.find(name)
         assert data is not None, name  # it is listed
         assert file is not None, name
@@ -123,7 +123,7 @@ class Database:
         return body, kind, identity
 
     def _place(self, body: Body, table: list[tuple[str, str]], index: int, offset: int, length: int) -> Value:
-        """Return the place that `body` refers to. Raise CorruptError if it is not there."""
+        """Return the place to which `body` refers. Raise CorruptError if it does not exist."""
         if index >= len(table):
             raise body.wrong(f"it refers to data file {index} of {len(table)}")
         path = table[index][0]
@@ -179,13 +179,13 @@ class Database:
         if sum(keys) != node.keys:
             raise body.wrong(f"it has {sum(keys)} keys below it, and what leads to it says {node.keys}")
         columns = zip(files, offsets, lengths, keys, words, cuts, strict=True)
-        for file, offset, length, own, word, cut in columns:
-            yield self._node(body, table, file, offset, length, node.height - 1, own, node.prefix + word[:cut])
+        for file, offset, length, key_count, word, cut in columns:
+            yield self._node(body, table, file, offset, length, node.height - 1, key_count, node.prefix + word[:cut])
 
 
 def _check_apart(values: Iterable[Value]) -> None:
-    """Raise CorruptError if two values share some of their bytes. They may be the same bytes."""
-    places = sorted({(each.file.path, each.offset, each.offset + each.length) for each in values if each.length})
-    for (path, start, stop), (other, begin, _) in itertools.pairwise(places):
-        if path == other and begin < stop:
+    """Raise CorruptError if two values overlap. They may be the same bytes."""
+    places = sorted({(value.file.path, value.offset, value.offset + value.length) for value in values if value.length})
+    for (path, start, stop), (next_path, begin, _) in itertools.pairwise(places):
+        if path == next_path and begin < stop:
             raise damaged(f"{path}: the values at bytes {start} and {begin} overlap: it is damaged.")

@@ -1,7 +1,7 @@
-"""Opens steps of Orbax: the model, the optimizer's states, or whatever is under a key, and reads no array.
+"""Opens steps of Orbax: the model, the optimizer's states, or the value under a key. Reads no array.
 
-A step has items, each with a tree of its own. The model is what is under `params`, in a state or at the top, or all of
-an item without one.
+A step has items, each with a tree of its own. The model is under `params`, in a state or at the top. An item without
+`params` is a model as a whole.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import some
 
 _MOST_TREE, _MOST_VALUE = 128 << 20, 16 << 20
-# Keys of what holds a model and its optimizer; those of a model, and of an optimizer.
+# Keys of containers of a model and its optimizer; the key of a model, and of an optimizer.
 _HOLDERS: tuple[tuple[str, ...], ...] = (
     *((), ("state",), ("train_state",), ("default",), ("items",)),
     *(("default", "state"), ("items", "state")),
 )
 _MODEL, _OPTIMIZER, _STEP = "params", "opt_state", "step"
-# The only item of a step has no key of its own, if it is called so.
+# Names of the only item of a step that has no key of its own.
 _ONLY = ("", "default", "items", "state")
-# How numbers are stored that are no arrays.
+# The dtypes in which numbers that are not arrays are stored.
 _NUMBERS = {
     "bool": "?", "int8": "b", "uint8": "B", "int16": "<h", "uint16": "<H", "int32": "<i", "uint32": "<I", "int64": "<q",
     "uint64": "<Q", "float16": "<e", "float32": "<f", "float64": "<d",
@@ -43,7 +43,7 @@ _NUMBERS = {
 def read(place: Location, wanted: Wanted) -> Source:
     """Open a step by its directory, that of an item in it, or that of the run. Read descriptions only.
 
-    Raise CorruptError if it is not complete, or contradicts itself; UnsupportedError for what Orbax does not write.
+    Raise CorruptError if it is incomplete, or contradicts itself; UnsupportedError for data that Orbax does not write.
     """
     return _read(place.path, locate.located(place), wanted)
 
@@ -51,14 +51,16 @@ def read(place: Location, wanted: Wanted) -> Source:
 def _read(path: str, step: Step, wanted: Wanted) -> Source:
     opened = _Opened(step)
     model = opened.model()
-    own, found = opened.under(model), opened.optimizer(model)
-    weights = _below(model, opened.tree(own))
+    model_leaves, optimizer_keys = opened.under(model), opened.optimizer(model)
+    weights = _below(model, opened.tree(model_leaves))
     trees = {wanted.key: opened.tree(opened.at_key(wanted.key))} if wanted.key else {}
     inputs, optimizer = opened.identified(path), None
-    if wanted.states and found:
-        names = [leaf.keys[len(model) :] for leaf in own if leaf.kind == ARRAY]
-        optimizer = states.by_parameter(_below(found, opened.tree(opened.under(found))), names)
-    notes, warnings = opened.left(model, found, is_converted=optimizer is not None) if not wanted.key else ([], [])
+    if wanted.states and optimizer_keys:
+        names = [leaf.keys[len(model) :] for leaf in model_leaves if leaf.kind == ARRAY]
+        optimizer = states.by_parameter(_below(optimizer_keys, opened.tree(opened.under(optimizer_keys))), names)
+    notes, warnings = (
+        opened.left(model, optimizer_keys, is_converted=optimizer is not None) if not wanted.key else ([], [])
+    )
     return Source(
         format="Orbax",
         family=FAMILY,
@@ -83,7 +85,7 @@ def _read(path: str, step: Step, wanted: Wanted) -> Source:
 
 
 class _Opened:
-    """A step whose trees were read: the leaves of its items, and the values of those that were opened."""
+    """A step whose trees were read: the leaves of its items, and the values of the opened ones."""
 
     def __init__(self, step: Step) -> None:
         self._where = str(step.place)
@@ -97,23 +99,23 @@ class _Opened:
         for at, (name, files) in enumerate(zip(step.items, self.files, strict=False)):
             data, texts = files.whole(tree.NAME, _MOST_TREE), files.whole(tree.STRINGS, _MOST_VALUE)
             where = str(files.place.join(tree.NAME))
-            own = tree.leaves_of(data or b"", texts, where, at, "" if is_alone else name)
+            item_leaves = tree.leaves_of(data or b"", texts, where, at, "" if is_alone else name)
             is_database = ocdbt.NAME in files.place.names
             store = ocdbt.Database(files) if is_database else arrays.Directories(files)
-            odd = {*_arrays(store.names())} - {leaf.name for leaf in own}
+            odd = {*_arrays(store.names())} - {leaf.name for leaf in item_leaves}
             if odd:
                 self.warnings.append(f"{where} does not name all arrays in its directory: {some(sorted(odd))}.")
-            self.leaves += own
+            self.leaves += item_leaves
             self._stores.append(store)
         self.leaves += documents
         self._shape = tree.tree_of(((leaf, leaf) for leaf in self.leaves), self._where)
 
     def model(self) -> tuple[str, ...]:
-        """Return the keys that lead to the model."""
+        """Return the keys of the model."""
         for holder in _HOLDERS:
             keys = (*holder, _MODEL)
             if _has_arrays(_below(keys, self._shape)):
-                # Flax has the same word again around the parameters of a module.
+                # Flax repeats the word around the parameters of a module.
                 while _below(keys, self._shape).keys() == {_MODEL} and _has_arrays(
                     _below((*keys, _MODEL), self._shape)
                 ):
@@ -123,10 +125,10 @@ class _Opened:
         return (holding[0],) if len(holding) == 1 and len(self.files) > len(self._stores) else ()
 
     def optimizer(self, model: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the keys that lead to the states of the optimizer; none if there are none."""
+        """Return the keys of the optimizer's states; () if there are none."""
         around = model[: model.index(_MODEL)] if _MODEL in model else model
-        found = ((*holder, _OPTIMIZER) for holder in (around, *_HOLDERS))
-        return next((keys for keys in found if _has_arrays(_below(keys, self._shape))), ())
+        candidates = ((*holder, _OPTIMIZER) for holder in (around, *_HOLDERS))
+        return next((keys for keys in candidates if _has_arrays(_below(keys, self._shape))), ())
 
     def under(self, keys: tuple[str, ...]) -> list[Leaf]:
         """Return the leaves below a path of keys."""
@@ -139,7 +141,7 @@ class _Opened:
     def left(
         self, model: tuple[str, ...], optimizer: tuple[str, ...], *, is_converted: bool
     ) -> tuple[list[str], list[str]]:
-        """Return notes and warnings on what is beside the model: arrays outside an optimizer are worth a warning."""
+        """Return notes and warnings on leaves next to the model: arrays outside an optimizer get a warning."""
         counts: dict[str, Counter[str]] = {}
         is_usual: dict[str, bool] = {}
         for leaf in self.leaves:
@@ -149,18 +151,20 @@ class _Opened:
                 key = ".".join(leaf.keys[: len(model) if is_beside else 1])
                 counts.setdefault(key, Counter())[ARRAY if leaf.kind == ARRAY else VALUE] += 1
                 is_usual[key] = is_usual.get(key, True) and (is_state or leaf.kind != ARRAY or leaf.keys[-1] == _STEP)
-        told: dict[bool, list[str]] = {True: [], False: []}
-        for is_note, texts in told.items():
+        texts_of: dict[bool, list[str]] = {True: [], False: []}
+        for is_note, texts in texts_of.items():
             keys = [key for key in counts if is_usual[key] == is_note]
             if keys:
-                what = some(keys, form=lambda key: f"{key!r} ({_counted(counts[key])})")
+                shown = some(keys, form=lambda key: f"{key!r} ({_counted(counts[key])})")
                 how = THEIR_STATES_ARE_CONVERTED if is_note and optimizer and not is_converted else ""
                 these = "it" if len(keys) == 1 else "the first"
-                texts.append(f"Not converted: {what}. Use {how}--key {keys[0]} for {these}, or --key . for everything.")
-        return told[True], told[False]
+                texts.append(
+                    f"Not converted: {shown}. Use {how}--key {keys[0]} for {these}, or --key . for everything."
+                )
+        return texts_of[True], texts_of[False]
 
     def tree(self, leaves: Iterable[Leaf]) -> Any:
-        """Return the tree with the arrays and values of these leaves; others are None in it."""
+        """Return the tree with the arrays and values of these leaves; other leaves are None in it."""
         chosen = {(leaf.item, leaf.name): leaf.kind for leaf in leaves}
         for at, store in enumerate(self._stores):
             kinds = {name: kind for (item, name), kind in chosen.items() if item == at and kind != VALUE}
@@ -183,14 +187,18 @@ class _Opened:
         return [value for value in self._values.values() if isinstance(value, LazyTensor)]
 
     def identified(self, path: str) -> dict[str, Any]:
-        """Return what identifies the files that were read so far, by their names below `path`."""
+        """Return the identities of the files that were read so far, by their names below `path`."""
         folders = [files.place.path[len(path) :] for files in self.files]
-        found = zip(folders, self.files, strict=True)
-        return {f"{folder}/{name}".lstrip("/"): each for folder, files in found for name, each in files.inputs.items()}
+        pairs = zip(folders, self.files, strict=True)
+        return {
+            f"{folder}/{name}".lstrip("/"): identity
+            for folder, files in pairs
+            for name, identity in files.inputs.items()
+        }
 
 
 def _below(keys: Iterable[str], node: Any) -> Any:
-    """Return what is under `keys` in a tree of dicts; {} if there is nothing."""
+    """Return the value under `keys` in a tree of dicts; {} if there is none."""
     for key in keys:
         node = node.get(key, {}) if isinstance(node, dict) else {}
     return node
@@ -200,11 +208,11 @@ def _has_arrays(node: Any) -> bool:
     """Whether a node of a tree of leaves is a container with arrays."""
     stack = [node] if isinstance(node, (dict, list)) else []
     for inner in stack:
-        for each in inner.values() if isinstance(inner, dict) else inner:
-            if isinstance(each, Leaf) and each.kind == ARRAY:
+        for child in inner.values() if isinstance(inner, dict) else inner:
+            if isinstance(child, Leaf) and child.kind == ARRAY:
                 return True
-            if type(each) in (dict, list):
-                stack.append(each)
+            if type(child) in (dict, list):
+                stack.append(child)
     return False
 
 
@@ -221,14 +229,14 @@ def _counted(counts: Counter[str]) -> str:
 
 
 def _documents(step: Step, files: list[Files]) -> Iterator[Leaf]:
-    """Yield the items that are documents of JSON, in the files of the step itself, which are added to `files`."""
+    """Yield the items that are JSON documents, in the files of the step itself, and add these files to `files`."""
     for name in step.place.names if "" not in step.items else ():
-        own = Files(step.place.child(name)) if step.place.names[name].kind == "directory" else None
-        data = own.whole(name, _MOST_VALUE) if own and name not in step.items else None
-        if own and data is not None:
-            files.append(own)
+        item_files = Files(step.place.child(name)) if step.place.names[name].kind == "directory" else None
+        data = item_files.whole(name, _MOST_VALUE) if item_files and name not in step.items else None
+        if item_files and data is not None:
+            files.append(item_files)
             try:
                 value = strict_json.parse(data.decode(), constants=True, deepest=64)
             except ValueError as error:
-                raise CorruptError(f"{own.place.join(name)} is no document of JSON: {error}.") from None
+                raise CorruptError(f"{item_files.place.join(name)} is no document of JSON: {error}.") from None
             yield Leaf(((tree.KEY, name),), -1, name, VALUE, value)

@@ -1,7 +1,7 @@
-"""Takes the states of optax's optimizers apart by parameter. Pure.
+"""Splits the states of optax's optimizers by parameter. Pure.
 
-Source: optax/_src/transform.py. A chain is a tuple of states, each a named tuple; one with a value for each parameter
-has the tree of the parameters in it, as `mu` and `nu` of Adam are.
+Source: optax/_src/transform.py. A chain is a tuple of states, each a named tuple. A state with a value for each
+parameter has a tree of the parameters' form, such as `mu` and `nu` of Adam.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any
 from ckptconv.tensors.lazy import LazyTensor
 
 _PARAMS = "params"
-# Stands in the place of a state in what is left of the tree.
+# Replaces a state in the rest of the tree.
 _TAKEN = "state"
 
 
 def by_parameter(tree: Any, names: Iterable[tuple[str, ...]]) -> dict[str, Any] | None:
-    """Return {"state": {parameter: {state: tensor}}, "param_groups": [one]} of the tree of an optimizer's states; None
-    if no state is of parameters. `names` are the keys of each parameter.
+    """Return {"state": {parameter: {state: tensor}}, "param_groups": [one]} for the tree of an optimizer's states; None
+    if no state belongs to parameters. `names` are the keys of each parameter.
 
-    The group has as `opt_state` what is left of the tree, with the name of a state in the place of each.
+    The group's `opt_state` is the rest of the tree, with the name of each state in its place.
     """
     known = set(names)
     taken: list[tuple[tuple[str, ...], dict[tuple[str, ...], Any]]] = []
@@ -33,21 +33,21 @@ def by_parameter(tree: Any, names: Iterable[tuple[str, ...]]) -> dict[str, Any] 
     for keys, tensors in taken:
         for parameter, tensor in tensors.items():
             states.setdefault(".".join(parameter), {})[called[keys]] = tensor
-    own = {name: state for name, state in states.items() if state}
+    filled = {name: state for name, state in states.items() if state}
     group = {"params": [".".join(keys) for keys in sorted(known)], "opt_state": left}
-    return {"state": own, "param_groups": [group]}
+    return {"state": filled, "param_groups": [group]}
 
 
 def _without(node: Any, known: set[tuple[str, ...]], at: tuple[str, ...], taken: list[Any]) -> Any:
-    """Return `node`, which is at `at`, without the trees of parameters in it, which go to `taken`."""
+    """Return `node`, which is at `at`, without the trees of parameters in it; these go to `taken`."""
     if not isinstance(node, (dict, list)):
         return node
-    own = _leaves(node)
-    if own and own.keys() <= known:
+    leaves = _leaves(node)
+    if leaves and leaves.keys() <= known:
         keys = at
         while keys[-1:] == (_PARAMS,):
             keys = keys[:-1]
-        taken.append((keys, own))
+        taken.append((keys, leaves))
         return f"{_TAKEN} {'.'.join(keys)}"
     if isinstance(node, dict):
         return {key: _without(value, known, (*at, key), taken) for key, value in node.items()}
@@ -55,16 +55,18 @@ def _without(node: Any, known: set[tuple[str, ...]], at: tuple[str, ...], taken:
 
 
 def _leaves(node: Mapping[str, Any] | list[Any]) -> dict[tuple[str, ...], Any]:
-    """Return what is in a tree by its keys; {} if it has a value that is neither a tensor nor absent."""
-    found: dict[tuple[str, ...], Any] = {}
+    """Return the leaves of a tree by their keys; {} if one of them is neither a tensor nor absent."""
+    leaves: dict[tuple[str, ...], Any] = {}
     stack: list[tuple[tuple[str, ...], Any]] = [((), node)]
     while stack:
-        at, each = stack.pop()
-        if isinstance(each, (dict, list)):
-            pairs = each.items() if isinstance(each, dict) else ((str(index), one) for index, one in enumerate(each))
+        at, inner = stack.pop()
+        if isinstance(inner, (dict, list)):
+            pairs = (
+                inner.items() if isinstance(inner, dict) else ((str(index), child) for index, child in enumerate(inner))
+            )
             stack += [((*at, key), value) for key, value in pairs]
-        elif isinstance(each, LazyTensor):
-            found[at] = each
-        elif each is not None:
+        elif isinstance(inner, LazyTensor):
+            leaves[at] = inner
+        elif inner is not None:
             return {}
-    return found
+    return leaves

@@ -1,7 +1,7 @@
-"""Reads the tree of an item: which arrays it has under which keys, and the values that are no arrays. Pure.
+"""Reads the tree of an item: its arrays by their keys, and its values that are not arrays. Pure.
 
 Source: orbax/checkpoint/_src/metadata/tree.py and tree/utils.py. A key is one of a dict, or an index of a list or a
-tuple, which are not told apart. An array's name in the store is its keys joined by dots.
+tuple; Orbax does not distinguish the two. An array's name in the store is its keys joined by dots.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from ckptconv.storage import strict_json
 from ckptconv.text import quoted
 
 NAME, STRINGS = "_METADATA", "_strings.json"
-# Kinds of leaves: those with an array, numbers that are stored as one, and all others.
+# Kinds of leaves: those with an array, numbers that are stored as an array, and all others.
 ARRAY, SCALAR, VALUE = "array", "scalar", "value"
 _INDEX, KEY = 1, 2
-# Values that are not stored, by the type that is recorded for each.
+# Values that are not stored, by the type that the tree records.
 _EMPTY: Mapping[str, type] = {"None": type(None), "Dict": dict, "List": list, "Tuple": tuple, "NamedTuple": tuple}
 _STEP = {"key": re.compile(r".{0,4096}", re.DOTALL), "key_type": range(_INDEX, KEY + 1)}
 _MOST_KEYS, _DEEPEST = 128, 64
@@ -28,7 +28,7 @@ Path: TypeAlias = tuple[tuple[int, str], ...]
 
 class Leaf(NamedTuple):
     """A leaf of a tree: its path, which begins with the name of its item if there are several, the number of the item,
-    the name of its array there, and its value if it has no array."""
+    the name of its array, and its value if it has no array."""
 
     path: Path
     item: int
@@ -42,21 +42,21 @@ class Leaf(NamedTuple):
 
 
 def leaves_of(data: bytes, texts: bytes | None, where: str, item: int, around: str) -> list[Leaf]:
-    """Return the leaves that the JSON `data` describes; `texts` are those in it, and `around` is the key that the item
-    has among others, "" for none.
+    """Return the leaves that the JSON `data` describes. `texts` are the texts among them, and `around` is the key of
+    the item among others, "" for none.
 
-    Raise CorruptError if two arrays have one name, or if it is not as Orbax writes it.
+    Raise CorruptError if two arrays have one name, or if the description is not Orbax's.
     """
     known: dict[str, Leaf] = {}
     try:
         strings = strict_json.check(strict_json.parse((texts or b"{}").decode()), {str: str}, f"its {STRINGS}")
-        told = strict_json.object_of(strict_json.parse(data.decode(), constants=True, deepest=_DEEPEST), "it")
-        for entry in strict_json.object_of(told.get("tree_metadata"), "its tree_metadata").values():
+        metadata = strict_json.object_of(strict_json.parse(data.decode(), constants=True, deepest=_DEEPEST), "it")
+        for entry in strict_json.object_of(metadata.get("tree_metadata"), "its tree_metadata").values():
             leaf = _leaf(entry, where, strings, item, ((KEY, around),) if around else ())
-            other = known.setdefault(leaf.name, leaf)
-            if other is not leaf:
+            earlier = known.setdefault(leaf.name, leaf)
+            if earlier is not leaf:
                 raise CorruptError(
-                    f"{where}: {shown(other.path)} and {shown(leaf.path)} are both stored as {quoted(leaf.name)}, so "
+                    f"{where}: {shown(earlier.path)} and {shown(leaf.path)} are both stored as {quoted(leaf.name)}, so "
                     "that one has the values of the other.",
                     "Save it with keys that have no dots.",
                 )
@@ -66,9 +66,9 @@ def leaves_of(data: bytes, texts: bytes | None, where: str, item: int, around: s
 
 
 def _leaf(entry: Any, where: str, strings: Mapping[str, str], item: int, around: Path) -> Leaf:
-    told = strict_json.object_of(entry, "an entry")
-    steps = strict_json.check(told.get("key_metadata"), [_STEP], "its key_metadata")
-    value = strict_json.object_of(told.get("value_metadata"), "its value_metadata")
+    fields = strict_json.object_of(entry, "an entry")
+    steps = strict_json.check(fields.get("key_metadata"), [_STEP], "its key_metadata")
+    value = strict_json.object_of(fields.get("value_metadata"), "its value_metadata")
     kind, is_skipped = strict_json.text_of(value.get("value_type"), "a value_type"), value.get("skip_deserialize")
     path = tuple((step["key_type"], step["key"]) for step in steps)
     if not 0 < len(path) <= _MOST_KEYS or any(
@@ -86,12 +86,12 @@ def _leaf(entry: Any, where: str, strings: Mapping[str, str], item: int, around:
 
 
 def shown(path: Path) -> str:
-    """Return a path as a message shows it."""
+    """Return a path as messages show it."""
     return quoted("".join(f"[{key}]" if kind == _INDEX else f"[{key!r}]" for kind, key in path))
 
 
 def tree_of(leaves: Iterable[tuple[Leaf, Any]], where: str) -> Any:
-    """Return the tree of leaves, each with its value. Raise CorruptError for keys that no tree has."""
+    """Return the tree of leaves, each with its value. Raise CorruptError for keys that contradict each other."""
     nested = nest(((leaf.path, value) for leaf, value in leaves), where, shown)
     top: dict[Any, Any] = {"": nested.tree}
     for holder, key in reversed([(top, ""), *nested.inner]):

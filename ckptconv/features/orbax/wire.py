@@ -1,7 +1,7 @@
-"""Reads the frames and numbers that manifests and nodes of OCDBT consist of.
+"""Reads the frames and numbers of manifests and nodes of OCDBT.
 
 Source: tensorstore/kvstore/ocdbt/format. A frame is magic bytes, its length, a version, whether zstandard compressed
-the body, the body, and the CRC-32C of all that. In a body, what several items have is stored by column.
+the body, the body, and the CRC-32C of all that. In a body, the fields of several items are stored by column.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ from ckptconv.tensors.moves import File, Packed
 
 MANIFEST, NODE = 0x0CDB3A2A, 0x0CDB20DE
 ZSTANDARD = "zstandard"
-# Bytes before a body, and of one at most. It may unpack to so many times its bytes, and some more: keys are alike.
+# The bytes before a body, and the most bytes of one. It may unpack to so many times its bytes, and some more: keys are
+# similar.
 _HEAD, _MOST_BODY, _GROWTH, _ROOM = 14, 64 << 20, 64, 16 << 20
-# Bytes of a word, and of all that one body spells.
+# The most bytes of a word, and of all words of one body.
 _LONGEST, _MOST_SPELLED = 1 << 14, 64 << 20
 
 
 class Body:
-    """Reads the body of a frame from its beginning to its end. It lies in `file`, from byte `start` on; if it is
-    compressed, that is what it unpacks to."""
+    """Reads the body of a frame from its beginning to its end. The body lies in `file`, from byte `start` on; if it is
+    compressed, `file` is its unpacked content."""
 
     def __init__(self, file: File, offset: int, data: bytes, magic: int) -> None:
-        """Open the frame `data`, which begins at byte `offset` of `file`. Raise CorruptError if it is none, or has
-        another checksum or length than it says."""
+        """Open the frame `data`, which begins at byte `offset` of `file`. Raise CorruptError if it is not a frame, or
+        if its checksum or length is wrong."""
         self.where = f"{file.path} (node at byte {offset})" if magic == NODE else file.path
         size, length = len(data) - _HEAD - CRC32C_SIZE, int.from_bytes(data[4:12], "little")
         if size < 0 or int.from_bytes(data[:4], "big") != magic:
@@ -41,14 +42,14 @@ class Body:
         self.file, self.start, self.at = file, offset + _HEAD, 0
         self._data = data[_HEAD:-CRC32C_SIZE]
         if data[13]:
-            held = InMemory(self._data, self.where)
-            packed = held.file._replace(packed=Packed(held.file, 0, size, None, ZSTANDARD))
-            self._data = content_of(packed, held, min(_MOST_BODY, _GROWTH * size + _ROOM))
+            packed_body = InMemory(self._data, self.where)
+            packed = packed_body.file._replace(packed=Packed(packed_body.file, 0, size, None, ZSTANDARD))
+            self._data = content_of(packed, packed_body, min(_MOST_BODY, _GROWTH * size + _ROOM))
             self.file = File(self.where, len(self._data), file.stamp, Packed(file, self.start, size, None, ZSTANDARD))
             self.start = 0
 
     def wrong(self, why: str) -> CorruptError:
-        """Return the error for a body that is not as any writer makes it."""
+        """Return the error for a body that no writer makes."""
         return damaged(f"{self.where} is damaged: {why}.")
 
     def take(self, count: int) -> bytes:
@@ -63,7 +64,7 @@ class Body:
         return int.from_bytes(self.take(size), "little")
 
     def varint(self) -> int:
-        """Return the next number, of 7 bits a byte, the low ones first."""
+        """Return the next number. It has 7 bits in each byte, the low ones first."""
         value = 0
         for shift in range(0, 70, 7):
             (byte,) = self.take(1)
@@ -73,7 +74,7 @@ class Body:
         raise self.wrong(f"the number before byte {self.at} has no end")
 
     def count(self) -> int:
-        """Return the next number, of items of which each takes a byte or more."""
+        """Return the next number, a count of items that take a byte or more each."""
         count = self.varint()
         if count > len(self._data) - self.at:
             raise self.wrong(f"it has {count} items in {len(self._data) - self.at} bytes")
@@ -84,8 +85,8 @@ class Body:
         return [self.varint() for _ in range(count)]
 
     def words(self, count: int, *, cut: bool) -> tuple[list[bytes], list[int]]:
-        """Return `count` words, each spelled by how much of the one before it begins with, and the rest. With `cut`,
-        also how many bytes of each are a beginning that others share."""
+        """Return `count` words. Each is stored as the length of its common prefix with the word before it, and the
+        rest. With `cut`, also return the length of the prefix of each word that others share."""
         prefixes = [0, *self.column(count - 1)] if count else []
         suffixes = self.column(count)
         cuts = self.column(count) if cut else [0] * count
@@ -102,8 +103,8 @@ class Body:
         return words, cuts
 
     def table(self, base: str) -> list[tuple[str, str]]:
-        """Return the table of data files: the path of each, below the directory `base`, and the directory that paths in
-        it begin from."""
+        """Return the table of data files: the path of each, below the directory `base`, and the directory from which
+        paths in it begin."""
         words, cuts = self.words(self.count(), cut=True)
         try:
             return [(base + word.decode(), base + word[:at].decode()) for word, at in zip(words, cuts, strict=True)]
@@ -111,11 +112,11 @@ class Body:
             raise self.wrong("the path of a data file is not UTF-8") from None
 
     def end(self) -> None:
-        """Raise CorruptError if something is left."""
+        """Raise CorruptError if bytes are left."""
         if self.at != len(self._data):
             raise self.wrong(f"{len(self._data) - self.at} bytes follow its end")
 
 
 def first_unordered(words: list[bytes]) -> bytes | None:
-    """Return the first word that does not come after the one before it; None if all do."""
+    """Return the first word that does not come after the word before it; None if all do."""
     return next((word for before, word in itertools.pairwise(words) if word <= before), None)

@@ -1,4 +1,4 @@
-"""Reads how arrays of zarr are stored: shape, dtype, chunks, and what packed them. Pure.
+"""Reads how arrays of zarr are stored: shape, dtype, chunks, and codecs. Pure.
 
 Source: the specifications of zarr 2 and 3 and of sharding_indexed; tensorstore/driver/{zarr,zarr3} for dtypes beyond
 numpy's.
@@ -48,20 +48,20 @@ _OF_CODECS: dict[str, Any] = {
 
 
 class Index(NamedTuple):
-    """How the index of a shard is stored: at its start or its end, with its CRC-32C behind it or without."""
+    """The index of a shard: whether it is at the shard's start or end, and whether its CRC-32C follows it."""
 
     at_start: bool
     is_summed: bool
 
 
 class Layout(NamedTuple):
-    """How an array is stored. It is cut into values of the shape `chunk`, and these, if they are `shards`, into
-    chunks of the shape `inner`, which is `chunk` otherwise. `key` makes keys: their beginning, what separates indices,
-    and the key of an array without any.
+    """The storage of an array. It is cut into values of the shape `chunk`. If these are `shards`, they are cut into
+    chunks of the shape `inner`; otherwise `inner` is `chunk`. `key` has the parts of keys: their prefix, the separator
+    of indices, and the key of an array without indices.
 
-    The elements of a chunk lie in C order of its axes in `order`; units of `swapped` bytes are big-endian if these are
-    more than one. `packings` are what made bytes of them, the last one first. Parts that are not stored are zeros if
-    `is_zero`, else something else.
+    The elements of a chunk lie in C order of its axes in `order`. If `swapped` is more than one, units of so many bytes
+    are big-endian. `packings` are the codecs that packed the bytes, the last one first. If `is_zero`, parts that are
+    not stored are zeros, else they have another value.
     """
 
     where: str
@@ -78,12 +78,12 @@ class Layout(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of a chunk that is not packed."""
+        """The size of an unpacked chunk in bytes."""
         return math.prod(self.inner) * self.dtype.itemsize
 
     @property
     def stored(self) -> Shape:
-        """The shape of a chunk as it is stored."""
+        """The stored shape of a chunk."""
         return tuple(self.inner[axis] for axis in self.order)
 
     @property
@@ -101,12 +101,12 @@ class Layout(NamedTuple):
 def layout_of(data: bytes, where: str, version: str) -> Layout:
     """Return the layout that the JSON `data` describes; `where` names the array.
 
-    Raise CorruptError if it contradicts itself, UnsupportedError for what Orbax does not write.
+    Raise CorruptError if it contradicts itself, UnsupportedError for a layout that Orbax does not write.
     """
     try:
-        told = strict_json.parse(data.decode(), constants=True, deepest=16)
-        strict_json.check(told, _SHAPES[version], f"its {version}")
-        layout = (_second if version == SECOND else _third)(told, where)
+        description = strict_json.parse(data.decode(), constants=True, deepest=16)
+        strict_json.check(description, _SHAPES[version], f"its {version}")
+        layout = (_second if version == SECOND else _third)(description, where)
     except ValueError as error:
         raise CorruptError(f"{where} is described otherwise than zarr does: {error}.") from None
     shapes = layout.shape, layout.chunk, layout.inner
@@ -122,38 +122,41 @@ def layout_of(data: bytes, where: str, version: str) -> Layout:
     return layout
 
 
-def _second(told: dict[str, Any], where: str) -> Layout:
-    match = _NUMPY.fullmatch(told["dtype"]) if type(told["dtype"]) is str else None
+def _second(fields: dict[str, Any], where: str) -> Layout:
+    match = _NUMPY.fullmatch(fields["dtype"]) if type(fields["dtype"]) is str else None
     is_numpy = match is not None and match[2] in TORCH_NAMES
-    dtype = _dtype(TORCH_NAMES[match[2]] if match and is_numpy else told["dtype"], where)
-    packing, axes = told["compressor"], range(len(told["shape"]))
+    dtype = _dtype(TORCH_NAMES[match[2]] if match and is_numpy else fields["dtype"], where)
+    packing, axes = fields["compressor"], range(len(fields["shape"]))
     return Layout(
         where,
         dtype,
         itemsize_of_components(dtype) if match and is_numpy and match[1] == ">" else 1,
-        tuple(told["shape"]),
-        tuple(told["chunks"]),
-        tuple(told["chunks"]),
-        tuple(axes if told["order"] == "C" else reversed(axes)),
-        _packings([{"name": brief(each)} for each in told["filters"] or ()], where, ())
+        tuple(fields["shape"]),
+        tuple(fields["chunks"]),
+        tuple(fields["chunks"]),
+        tuple(axes if fields["order"] == "C" else reversed(axes)),
+        _packings([{"name": brief(codec)} for codec in fields["filters"] or ()], where, ())
         or _packings([{"name": packing.get("id")}] if packing else [], where, (ZSTD,)),
         None,
-        ("", told.get("dimension_separator", "."), "0"),
-        _is_zero(told["fill_value"]),
+        ("", fields.get("dimension_separator", "."), "0"),
+        _is_zero(fields["fill_value"]),
     )
 
 
-def _third(told: dict[str, Any], where: str) -> Layout:
-    chunk = inner = tuple(told["chunk_grid"]["configuration"]["chunk_shape"])
-    codecs, index = told["codecs"], None
+def _third(fields: dict[str, Any], where: str) -> Layout:
+    chunk = inner = tuple(fields["chunk_grid"]["configuration"]["chunk_shape"])
+    codecs, index = fields["codecs"], None
     if codecs and codecs[0]["name"] == "sharding_indexed":
         _packings(codecs[1:], where, ())
-        own = _configured(codecs[0])
-        codecs, inner = own["codecs"], tuple(own["chunk_shape"])
-        names = [codec["name"] for codec in own["index_codecs"]]
-        if names not in (["bytes"], ["bytes", CRC32C]) or _configured(own["index_codecs"][0]).get("endian") == "big":
+        settings = _configured(codecs[0])
+        codecs, inner = settings["codecs"], tuple(settings["chunk_shape"])
+        names = [codec["name"] for codec in settings["index_codecs"]]
+        if (
+            names not in (["bytes"], ["bytes", CRC32C])
+            or _configured(settings["index_codecs"][0]).get("endian") == "big"
+        ):
             raise UnsupportedError(f"{where} has shards whose index is packed by {brief(names)}.")
-        index = Index(own.get("index_location") == "start", CRC32C in names)
+        index = Index(settings.get("index_location") == "start", CRC32C in names)
     order = tuple(range(len(chunk)))
     while codecs and codecs[0]["name"] == "transpose":
         axes = _configured(codecs[0])["order"]
@@ -164,33 +167,33 @@ def _third(told: dict[str, Any], where: str) -> Layout:
         raise UnsupportedError(
             f"{where} has elements that {brief(codecs[:1])} makes bytes of, where bytes was expected."
         )
-    dtype, encoding = _dtype(told["data_type"], where), told["chunk_key_encoding"]
+    dtype, encoding = _dtype(fields["data_type"], where), fields["chunk_key_encoding"]
     is_own = encoding["name"] == "default"
     separator = encoding.get("configuration", {}).get("separator", "/" if is_own else ".")
     return Layout(
         where,
         dtype,
         itemsize_of_components(dtype) if _configured(codecs[0]).get("endian") == "big" else 1,
-        tuple(told["shape"]),
+        tuple(fields["shape"]),
         chunk,
         inner,
         order,
         _packings(codecs[1:], where, (ZSTD, CRC32C)),
         index,
         (f"c{separator}", separator, "c") if is_own else ("", separator, "0"),
-        _is_zero(told["fill_value"]),
+        _is_zero(fields["fill_value"]),
     )
 
 
 def _configured(codec: dict[str, Any]) -> dict[str, Any]:
     """Return the checked configuration of a codec."""
-    told: dict[str, Any] = codec.get("configuration", {})
-    strict_json.check(told, _OF_CODECS[codec["name"]], f"its codec {codec['name']}")
-    return told
+    settings: dict[str, Any] = codec.get("configuration", {})
+    strict_json.check(settings, _OF_CODECS[codec["name"]], f"its codec {codec['name']}")
+    return settings
 
 
 def _packings(codecs: Sequence[dict[str, Any]], where: str, known: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of codecs, the last one first. Raise UnsupportedError for one that is not known."""
+    """Return the names of codecs, the last one first. Raise UnsupportedError for an unknown one."""
     odd = [codec["name"] for codec in codecs if codec["name"] not in known]
     if odd:
         raise UnsupportedError(

@@ -1,7 +1,7 @@
-"""`--attest`: statements about outputs, of what they were made, for others to sign.
+"""`--attest`: statements about outputs and their inputs, for others to sign.
 
-In: manifests with digests, and the files that outputs were made of. Out: a file of statements, which `publish` puts
-beside the outputs, as `STATEMENTS` has it.
+In: manifests with digests, and the input files of outputs. Out: a file of statements, which `publish` puts next to the
+outputs, as `STATEMENTS` has it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Statements about an output, made of its manifest, for others to sign. Pure.
+"""Makes statements about an output from its manifest, for others to sign. Pure.
 
-Both are in-toto statements (https://in-toto.io/Statement/v1). The first is what OpenSSF Model Signing signs: its
-predicate is that of model_signing 1.0, https://model_signing/signature/v1.0. The second tells what the output was made
-of, as SLSA provenance: https://slsa.dev/provenance/v1.
+Both are in-toto statements (https://in-toto.io/Statement/v1). The first is the one that OpenSSF Model Signing signs:
+its predicate is that of model_signing 1.0, https://model_signing/signature/v1.0. The second names the inputs of the
+output, as SLSA provenance: https://slsa.dev/provenance/v1.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MODEL_SIGNING = "https://model_signing/signature/v1.0"
 _PROVENANCE = "https://slsa.dev/provenance/v1"
 _HOME = "https://github.com/ckptconv/ckptconv"
 _BUILD_TYPE = f"{_HOME}/blob/main/docs/provenance.md"
-# What model_signing ignores in every model.
+# Names that model_signing ignores in every model.
 _IGNORED = (".git", ".gitattributes", ".github", ".gitignore")
 
 
@@ -57,7 +57,7 @@ def _digests(path: str, is_file: bool, record: Mapping[str, Any], manifest: byte
     if is_file:
         return {basename(path): digest for digest in digests.values()}
     if record["kind"] == "universal":
-        digests.pop(LATEST_UNIVERSAL, None)  # which is beside the directory
+        digests.pop(LATEST_UNIVERSAL, None)  # a file next to the directory
     hashing = hasher(record["digest"])
     hashing.update(manifest)
     return {**digests, MANIFEST: hashing.hexdigest()}
@@ -69,7 +69,7 @@ def _model_signing(path: str, is_file: bool, algorithm: str, digests: Mapping[st
     Source: `Payload` in model_signing/_signing/signing.py of release 1.1.1.
     """
     # The paths are sorted name by name; a model that is one file is called ".".
-    ordered = sorted(digests.items(), key=lambda each: each[0].split("/"))
+    ordered = sorted(digests.items(), key=lambda item: item[0].split("/"))
     resources = [
         {"name": "." if is_file else name, "algorithm": algorithm, "digest": digest} for name, digest in ordered
     ]
@@ -95,7 +95,7 @@ def _provenance(
     source = dict(record["source"])
     known = source.pop("inputs")
     # Files that were read and have no entry in the manifest have a size and a digest.
-    named = {**known, **{name: {"size": each.size} for name, each in sorted(inputs.items()) if name not in known}}
+    named = {**known, **{name: {"size": file.size} for name, file in sorted(inputs.items()) if name not in known}}
     chosen = {
         name: record[name]
         for name in ("kind", "options", "like", "map", "dequantized", "quantized", "average", "adapters", "adapter")

@@ -1,4 +1,4 @@
-"""What `publish` asks of a feature that writes statements beside outputs (`publish/statements.py`)."""
+"""The interface for `publish` to a feature that writes statements next to outputs (`publish/statements.py`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ckptconv.storage.reading import Reader
 
 __all__ = ["bytes_of", "described", "digested", "inputs_of", "is_ours", "of_parts", "statements"]
 
-# How a statement about an output ends, and how many bytes of it are read for that.
+# The end of a statement about an output, and the number of bytes that are read for it.
 _ENDING = re.compile(
     rb'"builder":\{"id":"https://github\.com/ckptconv/ckptconv","version":\{"ckptconv":"[^"]*"\}\}\}\}\}\n\Z'
 )
@@ -22,8 +22,8 @@ _TAIL = 512
 
 
 def of_parts(planned: Sequence[tuple[str, PlanDescription]], options: Options) -> list[Named]:
-    """Return the inputs of each output, given as its path and the plan of its parts, by name. Raise UsageError if
-    nothing can be attested of one."""
+    """Return the inputs of each output, given as its path and the plan of its parts, by name. Raise UsageError if no
+    statement about an output is possible."""
     for path, plan in planned:
         if "digest" not in plan.heading:
             raise without_digests(path)

@@ -1,6 +1,6 @@
-"""Digests of the files that an output was made of, for statements about it.
+"""Digests of the input files of an output, for statements about it.
 
-A conversion reads parts of a file, in any order: for its digest it is read once more, from beginning to end.
+A conversion reads parts of a file, in any order. For its digest, the file is read once more, from beginning to end.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 
 # Inputs of an output, by name.
 Named: TypeAlias = Mapping[str, File]
-# Bytes that are read at a time, and files at once.
+# Bytes that are read at a time, and the most files at once.
 _READ, _MOST_JOBS = 1 << 20, 4
-# What the progress says meanwhile.
+# The text of the progress meanwhile.
 _DIGESTING = "computing digests of the inputs"
 
 
 def inputs_of(output: Output, source: str) -> dict[str, File]:
-    """Return the files of which `output` is made, by the names of its manifest, and those read that have no name there.
+    """Return the input files of `output`, by the names in its manifest, and the files read that have no name there.
 
-    The latter are called by their path within the directory of `source`, or else by their own name: the data behind a
+    The latter are named by their path within the directory of `source`, or else by their own name: the data behind a
     virtual checkpoint, and the files of formats of other packages.
     """
-    files = {name: each.file for name, each in output.inputs.items() if isinstance(each, Input)}
+    files = {name: input_file.file for name, input_file in output.inputs.items() if isinstance(input_file, Input)}
     known = {file.path for file in files.values()}
     directory = f"{source.rstrip('/')}/"
     for file in dict.fromkeys(file.stored for file in output.plan.inputs()):
@@ -79,20 +79,20 @@ def digested(
 
         with Prefetch[Range](readers, readers.spool, _needed, memory=memory) as prefetch:
             digester = _Digester(prefetch, algorithm, digests, progress)
-            for each in prefetch.over(_ranges(far)):
-                digester.add(each)
+            for item in prefetch.over(_ranges(far)):
+                digester.add(item)
     check_unchanged(files, dict(options.storage_options))
-    return [{name: Digested(file.size, digests[file]) for name, file in each.items()} for each in inputs]
+    return [{name: Digested(file.size, digests[file]) for name, file in item.items()} for item in inputs]
 
 
 def bytes_of(inputs: Iterable[Named]) -> int:
-    """Return how many bytes `digested` reads."""
+    """Return the number of bytes that `digested` reads."""
     return sum(file.size for file in files_in(inputs))
 
 
 def files_in(inputs: Iterable[Named]) -> list[File]:
     """Return the files of all outputs, each once."""
-    return list(dict.fromkeys(file for each in inputs for file in each.values()))
+    return list(dict.fromkeys(file for named_files in inputs for file in named_files.values()))
 
 
 def _ranges(files: Iterable[File]) -> Iterator[Range]:
@@ -107,23 +107,23 @@ def _needed(part: Range) -> list[Range]:
 
 
 class _Digester:
-    """Digests one file after the other, and puts each digest into `found`."""
+    """Digests one file after the other, and puts each digest into `digests`."""
 
     def __init__(
-        self, readers: Readers | Prefetch[Range], algorithm: str, found: dict[File, str], progress: Progress | None
+        self, readers: Readers | Prefetch[Range], algorithm: str, digests: dict[File, str], progress: Progress | None
     ) -> None:
-        self._readers, self._algorithm, self._found, self._progress = readers, algorithm, found, progress
+        self._readers, self._algorithm, self._found, self._progress = readers, algorithm, digests, progress
         self._buffer = memoryview(bytearray(_READ))
         self._hashing: Any = None
 
     def run(self, file: File) -> int:
         """Digest a file. Return the bytes read."""
-        for each in _ranges([file]):
-            self.add(each)
+        for part in _ranges([file]):
+            self.add(part)
         return file.size
 
     def add(self, part: Range) -> None:
-        """Add the next range of a file. Its first begins its digest, and its last completes it."""
+        """Add the next range of a file. The first range begins the digest, and the last one completes it."""
         file, start, stop = part
         if not start:
             from ckptconv.storage.digests import hasher
@@ -144,9 +144,9 @@ class _Digester:
 
 
 def described(inputs: Mapping[str, File]) -> dict[str, list[Any]]:
-    """Return where the inputs are, as the description of parts has it: {name: [path, size, stamp]}.
+    """Return the places of the inputs, in the form of the description of parts: {name: [path, size, stamp]}.
 
-    A pipe is nowhere once its part is made: it is left out.
+    A pipe has no place once its part is made: it is left out.
     """
     kept = ((name, file) for name, file in inputs.items() if not is_held(file.path))
     return {
@@ -158,11 +158,12 @@ def described(inputs: Mapping[str, File]) -> dict[str, list[Any]]:
 def found_again(
     path: str, recorded: Mapping[str, Sequence[Any]], named: Iterable[str], options: Options
 ) -> dict[str, File]:
-    """Return the inputs of parts of the output `path` by name, as `described` told. `named` are those of its manifest.
+    """Return the inputs of parts of the output `path` by name, from the record that `described` returned. `named` are
+    those of its manifest.
 
-    Raises FailedError for one that is not there any more, as on a machine that does not see it.
+    Raises FailedError for an input that no longer exists, or that this machine does not see.
     """
-    files = {name: File(*each) for name, each in recorded.items()}
+    files = {name: File(*entry) for name, entry in recorded.items()}
     gone = [file.path for file in files.values() if look(file.path, dict(options.storage_options)).kind != "file"]
     gone += [name for name in named if name not in files]
     if gone:

@@ -8,7 +8,7 @@ from ckptconv.options.option import Given, option
 
 
 class Stating(Given):
-    """Where statements about the outputs go."""
+    """The place for statements about the outputs."""
 
     attest: str = option(
         PATH,

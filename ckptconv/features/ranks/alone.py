@@ -1,4 +1,4 @@
-"""Files of a rank, by themselves, and what to name in their place."""
+"""Lone files of a rank, and the path to give in their place."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ def _of_flat_parameters(file: LoneFile) -> bool:
 
 
 def _of_a_rank(file: LoneFile) -> bool:
-    told = parsed(file.place.name)
-    return told is not None and "rank" in told[0] and told[1] > 0 and not file.is_joined
+    parts = parsed(file.place.name)
+    return parts is not None and "rank" in parts[0] and parts[1] > 0 and not file.is_joined
 
 
 def _of_first_rank(file: LoneFile) -> bool:
-    told = parsed(file.place.name)
-    return told is not None and "rank" in told[0] and told[2] is None and not file.is_joined
+    parts = parsed(file.place.name)
+    return parts is not None and "rank" in parts[0] and parts[2] is None and not file.is_joined
 
 
 LONE = (

@@ -1,4 +1,4 @@
-"""Find the files of a checkpoint that has one for each rank, in a directory, or below it."""
+"""Finds the files of a checkpoint that has one for each rank, in a directory, or below it."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ def sniff(probe: Probe) -> Guess | None:
     place = probe.place
     if probe.is_file:
         return GUESS._replace(sure=LIKELY) if parsed(place.name) else None
-    found = [each for each in sets_of(place.names) if each.is_certain] if probe.is_directory else []
-    if not found:
+    sets = [file_set for file_set in sets_of(place.names) if file_set.is_certain] if probe.is_directory else []
+    if not sets:
         return None
-    if all(each.kind == OTHER for each in found):
-        # Beside these, any other file may be the model.
+    if all(file_set.kind == OTHER for file_set in sets):
+        # Next to these, any other file may be the model.
         others = any(name.endswith(SUFFIXES) and not parsed(name) for name in place.names)
         return None if others else GUESS._replace(sure=POSSIBLE)
-    # A whole model beside the ranks' files is what a reader means.
-    ranks = {name for each in found if 0 in each.files and "rank" in each.stem for name in each.files.values()}
+    # A reader means a whole model, if one is next to the ranks' files.
+    ranks = {
+        name for file_set in sets if 0 in file_set.files and "rank" in file_set.stem for name in file_set.files.values()
+    }
     return GUESS._replace(sure=LIKELY) if model_files.holds_whole(place.names.keys() - ranks) else GUESS
 
 
@@ -44,22 +46,22 @@ def _is_here(place: Location) -> bool:
 
 
 def sniff_below(probe: Probe) -> Guess | None:
-    """Recognize the directory of a run or of a step with a checkpoint in it, or below."""
+    """Recognize the directory of a run or of a step with a checkpoint in it, or below it."""
     return GUESS if may_lie_below(probe, FAMILY) and holds_below(probe.place) else None
 
 
 def holds_below(place: Location) -> bool:
-    """Whether a directory has such a set, or one below it is located."""
+    """Whether a directory has such a set, or one is below it."""
     return locate(place) is not None or holds_parts(place)
 
 
-def choose(place: Location, found: list[FileSet]) -> FileSet:
+def choose(place: Location, sets: list[FileSet]) -> FileSet:
     """Return the set of the weights. Raise UsageError if there are several."""
     for kind in (MODEL, OPTIMIZER, OTHER):
-        own = [each for each in found if each.kind == kind]
-        best = [each for each in own if "model" in each.stem.lower()] or own
+        of_kind = [file_set for file_set in sets if file_set.kind == kind]
+        best = [file_set for file_set in of_kind if "model" in file_set.stem.lower()] or of_kind
         if len(best) > 1:
-            names = [next(iter(each.files.values())) for each in best]
+            names = [next(iter(file_set.files.values())) for file_set in best]
             raise UsageError(
                 f"{place} holds several sets of files of ranks, {some(names, form=str)} among them.",
                 f"Name a file of the set to convert: {place.join(names[0])}",

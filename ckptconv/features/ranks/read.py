@@ -1,8 +1,7 @@
-"""Open a checkpoint with a file for each rank, which torch.save wrote.
+"""Opens a checkpoint with a file for each rank, which torch.save wrote.
 
-The files of the weights are read one after the other, descriptions only: of each, what it says of its rank's parts is
-kept. The optimizer's files beside them are read when its states are wanted, and the other files of the first rank for
-the values in them.
+The files of the weights are read one after the other, descriptions only: each gives its rank's parts. The optimizer's
+files next to them are read if its states are wanted, and the other files of the first rank for their values.
 """
 
 from __future__ import annotations
@@ -33,11 +32,12 @@ from ckptconv.storage.paths import basename
 from ckptconv.storage.reading import Entry
 from ckptconv.text import some
 
-# What reads directories of torch.distributed.checkpoint; None where nothing does.
+# The format that reads directories of torch.distributed.checkpoint; None where there is none.
 _DISTRIBUTED = next((known for known in FORMATS if known.FAMILY == DCP), None)
-# Where verl puts the adapter of a model that it trains with LoRA, and what tells that verl wrote the files.
+# verl's directory for the adapter of a model that it trains with LoRA, and a file that shows that verl wrote the
+# others.
 _ADAPTER, _VERL = "lora_adapter", "fsdp_config.json"
-# Settings that inspect shows, and the length of one.
+# The most settings that inspect shows, and the greatest length of one.
 _SHOWN, _LONGEST = 12, 80
 
 
@@ -45,25 +45,25 @@ def read(place: Location, wanted: Wanted) -> Source:
     """Open a checkpoint by its directory, or by one of its files.
 
     Raise CorruptError if files of ranks are missing, are of several saves, or contradict each other; UnsupportedError
-    for tensors whose values no file tells.
+    for tensors whose values no file has.
     """
     if place.kind == "directory":
         located = locate(place) or Located(place)
-        found = sets_in(located.directory)
-        chosen = choose(located.directory, [each for each in found if each.is_certain])
+        sets = sets_in(located.directory)
+        chosen = choose(located.directory, [file_set for file_set in sets if file_set.is_certain])
     else:
         located = Located(place.parent)
-        found = _beside(place)
+        sets = _beside(place)
         stem = parsed(place.name)
-        chosen = next(each for each in found if stem and each.stem == stem[0])
+        chosen = next(file_set for file_set in sets if stem and file_set.stem == stem[0])
         if len(chosen.files) == 1 and not chosen.is_certain:
             return torch_file.read(place, wanted)
-    return _read(place.path, located, chosen, found, wanted)
+    return _read(place.path, located, chosen, sets, wanted)
 
 
 def read_alone(place: Location, wanted: Wanted) -> Source | None:
-    """Open a file that has no rank in its name, and all parts of distributed tensors, as that of the only rank of a
-    mesh. Return None if it has one, or lacks parts."""
+    """Open a file without a rank in its name, and with all parts of distributed tensors, as the file of the only rank
+    of a mesh. Return None if its name has a rank, or if parts are missing."""
     if parsed(place.name):
         return None
     only = FileSet(place.name, None, {0: place.name})
@@ -74,7 +74,7 @@ def read_alone(place: Location, wanted: Wanted) -> Source | None:
 
 
 def _beside(place: Location) -> list[FileSet]:
-    """Return the sets of files beside a file; that of the file alone in a store that lists no names."""
+    """Return the sets of files next to a file; in a store that lists no names, the set of this file alone."""
     names = _names(place.parent)
     return sets_of(names if place.name in names else [place.name])
 
@@ -89,7 +89,7 @@ def _names(directory: Location) -> Mapping[str, Entry]:
 
 def _opened(directory: Location, files: FileSet) -> Files:
     """Read the descriptions in all files of a set."""
-    found = Files(Ranks(directory.path))
+    opened_files = Files(Ranks(directory.path))
     present = sorted(files.files)
     if files.twice:
         raise CorruptError(f"{directory} has two files of one rank: {' and '.join(files.twice)}.")
@@ -104,31 +104,31 @@ def _opened(directory: Location, files: FileSet) -> Files:
         )
     names = _names(directory)
     called = [files.files[rank] for rank in present]
-    # A file that the listing found is not asked for again.
+    # A file in the listing is not looked up again.
     places = [directory.at(names[name].file) if name in names else directory.join(name) for name in called]
     for rank, place, file in zip(present, places, ahead(read_torch, places), strict=True):
-        _add(found, place, file, rank)
-    found.ranks.check_names()
-    return found
+        _add(opened_files, place, file, rank)
+    opened_files.ranks.check_names()
+    return opened_files
 
 
 def _add(files: Files, place: Location, file: TorchFile, rank: int) -> None:
     reader = Pieces(place.path, rank, bytes_of(place))
     pieces, values = divided(file.value, reader)
-    own = rank if reader.said is None else reader.said
-    files.ranks.add(own, place.name, pieces, reader.meshes, reader.world)
-    files.ranks.add_values(own, values)
+    its_rank = rank if reader.said is None else reader.said
+    files.ranks.add(its_rank, place.name, pieces, reader.meshes, reader.world)
+    files.ranks.add_values(its_rank, values)
     files.account.add(file, place.name)
 
 
 # --------------------------------------------------------------------------------------------------------- the source
 
 
-def _read(path: str, located: Located, chosen: FileSet, found: list[FileSet], wanted: Wanted) -> Source:
+def _read(path: str, located: Located, chosen: FileSet, sets: list[FileSet], wanted: Wanted) -> Source:
     directory = located.directory
     model = _opened(directory, chosen)
     ranks = model.ranks
-    others = _optimizers(located, chosen, found)
+    others = _optimizers(located, chosen, sets)
     is_alone = len(model.account.records) == 1 and chosen.world is None and not any(distributed(ranks.pieces))
     if is_alone and not (wanted.states and others):
         return torch_file.read(directory.join(chosen.files[min(chosen.files)]), wanted)
@@ -147,7 +147,7 @@ def _read(path: str, located: Located, chosen: FileSet, found: list[FileSet], wa
     notes, warnings = _told(directory, chosen, others, beside, ranks, wanted, taken)
     state_inputs = {**_state_inputs(opened, beside), **opened.by.inputs} if wanted.states or local else {}
     facts = _facts(directory, model, ranks)
-    settings, broken = _settings(directory, found, ranks)
+    settings, broken = _settings(directory, sets, ranks)
     return source_of(
         opened,
         located,
@@ -161,23 +161,23 @@ def _read(path: str, located: Located, chosen: FileSet, found: list[FileSet], wa
         facts={**facts, **{name: value for name, value in settings.items() if name not in facts}},
         inputs={**model.account.inputs, **(state_inputs if local else {})},
         state_inputs=state_inputs,
-        bytes_read=sum(each.account.bytes_read for each in (model, opened.optimizer) if each),
-        reread=functools.partial(_read, path, located, chosen, found),
+        bytes_read=sum(opened_files.account.bytes_read for opened_files in (model, opened.optimizer) if opened_files),
+        reread=functools.partial(_read, path, located, chosen, sets),
     )
 
 
-def _optimizers(located: Located, chosen: FileSet, found: list[FileSet]) -> list[tuple[Location, FileSet]]:
+def _optimizers(located: Located, chosen: FileSet, sets: list[FileSet]) -> list[tuple[Location, FileSet]]:
     """Return the sets of an optimizer's files, each with its directory."""
-    near = [(located.directory, each) for each in found if each is not chosen and each.kind == OPTIMIZER]
-    far = [(located.optimizer, each) for each in sets_of(located.optimizer.names)] if located.optimizer else []
-    return [(place, each) for place, each in near or far if each.is_certain]
+    near = [(located.directory, file_set) for file_set in sets if file_set is not chosen and file_set.kind == OPTIMIZER]
+    far = [(located.optimizer, file_set) for file_set in sets_of(located.optimizer.names)] if located.optimizer else []
+    return [(place, file_set) for place, file_set in near or far if file_set.is_certain]
 
 
 def _state_inputs(opened: RankFiles, beside: Location | None) -> dict[str, Hashable]:
     if opened.optimizer:
-        own = opened.optimizer
-        prefix = "" if own.ranks.where == opened.model.ranks.where else f"{basename(own.ranks.where)}/"
-        return {f"{prefix}{name}": identity for name, identity in own.account.inputs.items()}
+        optimizer = opened.optimizer
+        prefix = "" if optimizer.ranks.where == opened.model.ranks.where else f"{basename(optimizer.ranks.where)}/"
+        return {f"{prefix}{name}": identity for name, identity in optimizer.account.inputs.items()}
     if opened.beside and beside:
         return {f"{beside.name}/{name}": identity for name, identity in opened.beside.all_inputs().items()}
     return opened.model.account.inputs
@@ -193,11 +193,11 @@ def _checkpoint_beside(directory: Location) -> Location | None:
     return None
 
 
-# --------------------------------------------------------------------------------------------------------- what is told
+# --------------------------------------------------------------------------------------------------- facts and notes
 
 
 def _facts(directory: Location, model: Files, ranks: Ranks) -> dict[str, Any]:
-    meshes = list(dict.fromkeys(mesh for held in ranks.meshes.values() for mesh in held))
+    meshes = list(dict.fromkeys(mesh for rank_meshes in ranks.meshes.values() for mesh in rank_meshes))
     shapes = list(dict.fromkeys(map(str, meshes)))
     return {
         **({"framework": "verl"} if _VERL in directory.names else {}),
@@ -217,11 +217,11 @@ def _told(
     wanted: Wanted,
     paths: list[Path],
 ) -> tuple[list[str], list[str]]:
-    """Return the notes and warnings on what was taken and what was left."""
+    """Return notes and warnings on the files that were taken or left out."""
     notes: list[str] = []
     warnings: list[str] = []
     if chosen.kind != OTHER and not wanted.states and not wanted.key:
-        near = [(place, next(iter(each.files.values()))) for place, each in others]
+        near = [(place, next(iter(file_set.files.values()))) for place, file_set in others]
         left = [name if place is directory else place.join(name).path for place, name in near]
         left = left or ([beside.path] if beside else [])
         if left:
@@ -234,23 +234,23 @@ def _told(
             f"The files of ranks {some(missing, form=str)} are missing; the files of the other ranks hold the same "
             "data."
         )
-    differing = [each for each in ranks.differing if each in paths]
+    differing = [path for path in ranks.differing if path in paths]
     if differing:
         warnings.append(
             f"Values other than tensors differ between the ranks. They were taken from rank {min(ranks.files)}: "
-            f"{some([names_of.dotted(each) for each in differing])}."
+            f"{some([names_of.dotted(path) for path in differing])}."
         )
     return notes, warnings
 
 
-def _settings(directory: Location, found: list[FileSet], ranks: Ranks) -> tuple[dict[str, Any], list[str]]:
-    """Return the numbers and texts beside the tensors, such as the epoch, by their dotted paths, and warnings."""
+def _settings(directory: Location, sets: list[FileSet], ranks: Ranks) -> tuple[dict[str, Any], list[str]]:
+    """Return the numbers and texts next to the tensors, such as the epoch, by their dotted paths, and warnings."""
     warnings: list[str] = []
     shown: dict[str, Any] = {}
     values = [(names_of.dotted(path), value) for path, value in ranks.values.items()]
-    for each in found:
-        if each.kind == OTHER:
-            place = directory.join(each.files[min(each.files)])
+    for file_set in sets:
+        if file_set.kind == OTHER:
+            place = directory.join(file_set.files[min(file_set.files)])
             try:
                 values.append(("", read_torch(place).value))
             except UnsafeError:
@@ -265,7 +265,7 @@ def _settings(directory: Location, found: list[FileSet], ranks: Ranks) -> tuple[
 
 
 def _scalars(tree: Any) -> Iterator[tuple[Path, Any]]:
-    """Yield the numbers and short texts in nested dicts, and lists of one of them, each with its path."""
+    """Yield the numbers and short texts in nested dicts, and in lists with one of them, each with its path."""
     stack: list[tuple[Path, Any]] = [((), tree)]
     for _ in range(_SHOWN * _LONGEST):
         if not stack:

@@ -15,7 +15,7 @@ _SHOWN = 5
 
 
 class Verdict(NamedTuple):
-    """What is wrong with the buckets ("" for nothing), how many are wrong, and the first of these.
+    """The mistake in the buckets ("" for none), the number of wrong buckets, and the first of them.
 
     `sizes` is the range of sizes, in ids, that buckets may have: from, to (None: no upper bound).
     """
@@ -27,14 +27,14 @@ class Verdict(NamedTuple):
 
 
 class Buckets:
-    """The ids of a table in order, bucket after bucket, of which bucket b has `counts[b]`.
+    """The ids of a table in order, bucket after bucket. Bucket b has `counts[b]` ids.
 
     The ids from size·b to size·(b+1) belong to bucket b. Keeps the least and the greatest id of each bucket.
     """
 
     def __init__(self, counts: Array) -> None:
         np = numpy_module()
-        # Python's integers, as counts in a hostile file may add up to more than 64 bits.
+        # Python's integers, because counts in a hostile file may add up to more than 64 bits.
         self.total = sum(counts.tolist())
         self.valid = bool((counts >= 0).all()) and self.total < 1 << 62
         self._ends = np.cumsum(counts) if self.valid else counts[:0]
@@ -47,15 +47,15 @@ class Buckets:
         ids = ids[: max(self.total - first, 0)] if self.valid else ids[:0]
         if not len(ids):
             return
-        # An empty bucket ends where the one before it does, so no row is found in it.
+        # An empty bucket ends where the bucket before it does, so no row is found in it.
         buckets = np.searchsorted(self._ends, np.arange(first, first + len(ids)), side="right")
         starts = np.concatenate(([0], np.nonzero(np.diff(buckets))[0] + 1))
-        here = buckets[starts]
-        self._least[here] = np.minimum(self._least[here], np.minimum.reduceat(ids, starts))
-        self._most[here] = np.maximum(self._most[here], np.maximum.reduceat(ids, starts))
+        present = buckets[starts]
+        self._least[present] = np.minimum(self._least[present], np.minimum.reduceat(ids, starts))
+        self._most[present] = np.maximum(self._most[present], np.maximum.reduceat(ids, starts))
 
     def judge(self, rows: int, size: int | None, offset: int) -> Verdict:
-        """Decide whether the ids of all `rows` rows are in the buckets to which they belong.
+        """Decide whether the ids of all `rows` rows are in their buckets.
 
         A bucket spans `size` ids. If that is None, accept any size with which bucket 0 begins at id 0, or at `offset`.
         """

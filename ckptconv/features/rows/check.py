@@ -1,4 +1,4 @@
-"""Checks a table of whole rows: its ids, and the tensors saved beside it against its rows."""
+"""Checks a table of whole rows: its ids, and its rows against the tensors saved next to it."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = NDArray[Any]
 
-# Number of differences of a kind that are shown.
+# The most differences of a kind that are shown.
 _SHOWN = 5
-# Memory holds three numbers for each bucket.
+# The most buckets: memory holds three numbers for each.
 MOST_BUCKETS = 1 << 18
-# Tensors saved beside a table whose bits every row has too, with the message for a difference.
+# Tensors next to a table whose bits are in every row too, with the message for a difference.
 _COMPARED = {
     "weight_id": "weight_id differs from the header",
     "metadata": "metadata differs from the header",
@@ -132,27 +132,27 @@ def check(
     """Check a table of whole rows, or the tensors into which it was split, in one pass.
 
     Ids must be unique. The header's ids must equal those of weight_id, or differ from them by `global_id_offset`; if
-    that is not given, by any one number in most rows. Metadata and momentum saved beside the table must be the bits of
-    its rows. Buckets, which span `bucket_size` ids, must hold the stated numbers of ids. What is absent is not checked.
-    `table`, `names` and `options` are as for `split`.
-    Raises DifferenceError with the whole report if something is wrong.
+    that is not given, by any one number in most rows. Metadata and momentum saved next to the table must be the bits of
+    its rows. Buckets, which span `bucket_size` ids, must hold the stated numbers of ids. Missing tensors are not
+    checked. `table`, `names` and `options` are as for `split`. Raises DifferenceError with the whole report if
+    something is wrong.
 
     Examples:
         >>> ckptconv.check_rows("kv.pt", embedding_dim=64, method="adagrad").checked
         ['weight_id']
     """
     started = time.monotonic()
-    paths, asked = listed(table), RowOptions.take(given := dict(options))
-    chosen = Options(**given)
+    paths, row_options = listed(table), RowOptions.take(further := dict(options))
+    chosen = Options(**further)
     sources = open_all(paths, chosen)
-    found = [contents(source) for source in sources]
-    if not names and METADATA_KEY in found[0].metadata:
-        parts = RowParts.choose(found[0], {}, asked)
-        bucket = {name: tensor for name, tensor in found[0].tensors.items() if name == "bucket"}
+    checkpoints = [contents(source) for source in sources]
+    if not names and METADATA_KEY in checkpoints[0].metadata:
+        parts = RowParts.choose(checkpoints[0], {}, row_options)
+        bucket = {name: tensor for name, tensor in checkpoints[0].tensors.items() if name == "bucket"}
         rows, layout, keys = RowTable(parts.name, parts.table(), bucket), parts.layout, parts.tensors["weight_id"]
     else:
-        rows = join([choose(each, names) for each in found], paths[0])
-        layout = layout_of(rows, asked, paths[0])
+        rows = join([choose(content, names) for content in checkpoints], paths[0])
+        layout = layout_of(rows, row_options, paths[0])
         keys = part(rows.tensor, layout.fields()[0])
     report = CheckReport(paths[0], rows.name, asdict(layout), rows.tensor.shape[0])
     report.warnings.extend(warning for source in sources for warning in source.warnings)
@@ -166,13 +166,13 @@ def check(
         report.warnings.append(f"{report.unused:,} of {report.rows:,} rows are marked as unused.")
     report.seconds, report.peak_rss_bytes = time.monotonic() - started, peak_rss()
     if report.findings:
-        told = "; ".join(_told(finding) for finding in report.findings)
-        raise DifferenceError(f"{report.input}: {report.table!r}: {told}.", what="rows", **asdict(report))
+        sentences = "; ".join(_told(finding) for finding in report.findings)
+        raise DifferenceError(f"{report.input}: {report.table!r}: {sentences}.", what="rows", **asdict(report))
     return report
 
 
 def _check_size(table: RowTable) -> None:
-    """Raise LimitError for a table that repeats a few rows very often: reading each would take forever."""
+    """Raise LimitError for a table that repeats a few rows very often: reading each would never end."""
     stored = sum(file.size for file in dict.fromkeys(table.tensor.inputs()))
     if table.tensor.nbytes > MAX_GROWTH * stored + ROOM_TO_GROW:
         raise LimitError(
@@ -188,7 +188,7 @@ def _told(finding: RowFinding) -> str:
 
 
 class _Beside:
-    """A tensor beside the table, with one index per row: where a row has its bits, and the rows that differ."""
+    """A tensor next to the table, with one index per row: where a row has its bits, and the rows that differ."""
 
     def __init__(self, name: str, tensor: LazyTensor, offset: int, rows: int) -> None:
         self.name, self.tensor, self.offset = name, tensor, offset
@@ -203,7 +203,7 @@ class _Beside:
 
 
 class _Checking:
-    """One pass over a table and the tensors beside it."""
+    """One pass over a table and the tensors next to it."""
 
     def __init__(
         self,
@@ -223,33 +223,35 @@ class _Checking:
         self._beside = list(self._comparable()) if report.rows else []
         self._buckets = self._bucket_counts()
         self._ids = Ids(readers.spool)
-        report.checked = [*(each.name for each in self._beside), *(["bucket"] if self._buckets else [])]
+        report.checked = [*(companion.name for companion in self._beside), *(["bucket"] if self._buckets else [])]
 
     def run(self, progress: Progress | None) -> None:
         """Read everything, and add the findings to the report."""
         report, width = self._report, self._layout.row_bytes
-        step = max(BLOCK // (width + sum(each.width for each in self._beside)), 1)
+        step = max(BLOCK // (width + sum(companion.width for companion in self._beside)), 1)
         table = TensorReader(self._table.tensor, self._readers, step * width)
-        readings = [TensorReader(each.tensor, self._readers, max(step * each.width, 64)) for each in self._beside]
+        readings = [
+            TensorReader(companion.tensor, self._readers, max(step * companion.width, 64)) for companion in self._beside
+        ]
         for first in range(0, report.rows, step):
             last = min(first + step, report.rows)
             rows = self._bytes(table, first, last, width)
             ids = keys = _column(rows, 0, 8).view("<i8")[:, 0]
             self._ids.add(keys)
             self._look_at(rows)
-            for each, reading in zip(self._beside, readings, strict=True):
-                saved = self._bytes(reading, first, last, each.width)
-                if each.name == "weight_id":
+            for companion, reading in zip(self._beside, readings, strict=True):
+                saved = self._bytes(reading, first, last, companion.width)
+                if companion.name == "weight_id":
                     ids = saved.view("<i8")[:, 0]
-                    self._compare_ids(each, first, keys, ids)
+                    self._compare_ids(companion, first, keys, ids)
                 else:
-                    self._compare(each, first, rows, saved)
+                    self._compare(companion, first, rows, saved)
             if self._buckets:
                 self._buckets.look(first, ids)
             if progress:
                 progress((last - first) * width)
         report.bytes_read += sum(reading.bytes_read for reading in (table, *readings))
-        report.findings.extend(each.finding for each in self._beside if each.finding.count)
+        report.findings.extend(companion.finding for companion in self._beside if companion.finding.count)
         self._look_for_repeats()
         self._judge_buckets()
 
@@ -259,7 +261,7 @@ class _Checking:
         return data.reshape(last - first, width)
 
     def _comparable(self) -> Iterator[_Beside]:
-        """Yield the tensors beside the table whose bits its rows have too, with one element or row per row."""
+        """Yield the tensors next to the table whose bits are also in its rows, with one element or row per row."""
         rows, layout = self._report.rows, self._layout
         places = {"weight_id": (0, 8), "metadata": (8, 8)}
         places.update({state.name: (state.offset, state.nbytes) for state in layout.states})
@@ -297,7 +299,7 @@ class _Checking:
     # ---- piece by piece
 
     def _look_at(self, rows: Array) -> None:
-        """Count the rows that are not used, and those whose padding is not zero."""
+        """Count the unused rows, and the rows whose padding is not zero."""
         self._report.unused += int(self._np.count_nonzero(rows[:, 15] < 0x80))
         gaps = [rows[:, gap.offset : gap.stop].any(axis=1) for gap in self._layout.gaps()]
         if gaps:
@@ -348,20 +350,20 @@ class _Checking:
             self._report.findings.append(finding)
 
     def _rows_of(self, values: list[int]) -> dict[int, list[int]]:
-        """Return the first rows that have each id."""
+        """Return the first rows with each id."""
         reading = TensorReader(self._keys, self._readers)
-        found: dict[int, list[int]] = {value: [] for value in values}
+        rows_of_id: dict[int, list[int]] = {value: [] for value in values}
         step = BLOCK // 8
         for first in range(0, self._report.rows, step):
             ids = self._np.frombuffer(reading.read(8 * first, 8 * min(first + step, self._report.rows)), "<i8")
-            for value, rows in found.items():
+            for value, rows in rows_of_id.items():
                 if len(rows) < _SHOWN:
-                    here = self._np.nonzero(ids == value)[0][: _SHOWN - len(rows)]
-                    rows.extend((here + first).tolist())
-            if all(len(rows) == _SHOWN for rows in found.values()):
+                    matching = self._np.nonzero(ids == value)[0][: _SHOWN - len(rows)]
+                    rows.extend((matching + first).tolist())
+            if all(len(rows) == _SHOWN for rows in rows_of_id.values()):
                 break
         self._report.bytes_read += reading.bytes_read
-        return found
+        return rows_of_id
 
     def _judge_buckets(self) -> None:
         if self._buckets is None:
@@ -376,5 +378,5 @@ class _Checking:
 
 def _column(rows: Array, offset: int, size: int) -> Array:
     """Return `size` bytes from byte `offset` of each row, as a contiguous array."""
-    made: Array = numpy_module().ascontiguousarray(rows[:, offset : offset + size])
-    return made
+    contiguous: Array = numpy_module().ascontiguousarray(rows[:, offset : offset + size])
+    return contiguous

@@ -8,7 +8,7 @@ from ckptconv.tensors.computing import Bits
 from ckptconv.tensors.dtypes import DTYPES, DType
 from ckptconv.tensors.lazy import Concat, Convert, LazyTensor, Narrow, Stored, Tagged, View, Zeros
 
-# Parts of a header that are some bits of a field: the first bit, and how many.
+# Parts of a header that are some bits of a field: the first bit, and the number of bits.
 _DECODED = {"count": (0, 31), "used": (7, 1)}
 
 
@@ -16,7 +16,7 @@ def column(table: LazyTensor, offset: int, dtype: DType, items: int | None) -> L
     """Return `items` elements of `dtype` from byte `offset` of each row of `table` [N, …], without a cast.
 
     The shape is [N, items], or [N] if `items` is None. Raises UnsupportedError for a table whose stored bytes must be
-    converted, as they are big-endian or negated.
+    converted, because they are big-endian or negated.
     """
     shape = (table.shape[0],) if items is None else (table.shape[0], items)
     if isinstance(table, Tagged):
@@ -42,19 +42,19 @@ def column(table: LazyTensor, offset: int, dtype: DType, items: int | None) -> L
     return View(Narrow(view, 1, offset, size), dtype, shape)
 
 
-def check_rows(tensor: LazyTensor, count: int, what: str, where: str) -> None:
+def check_rows(tensor: LazyTensor, count: int, called: str, where: str) -> None:
     """Raise CorruptError unless `tensor` has a row or an element for each of `count` rows."""
     if not tensor.shape or tensor.shape[0] != count:
-        raise CorruptError(f"{where}: {what} has the shape {list(tensor.shape)}, but the table has {count} rows.")
+        raise CorruptError(f"{where}: {called} has the shape {list(tensor.shape)}, but the table has {count} rows.")
 
 
 def part(table: LazyTensor, field: Field) -> LazyTensor:
     """Return the tensor of `field` of every row of `table`."""
-    found = column(table, field.offset, field.dtype, field.items)
+    values = column(table, field.offset, field.dtype, field.items)
     if field.name not in _DECODED:
-        return found
+        return values
     size = field.dtype.itemsize
-    return Convert(found, Bits(size, *_DECODED[field.name], size), field.dtype)
+    return Convert(values, Bits(size, *_DECODED[field.name], size), field.dtype)
 
 
 def padding(table: LazyTensor, layout: RowLayout) -> LazyTensor | None:

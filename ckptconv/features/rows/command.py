@@ -132,8 +132,8 @@ def rows_check(
     output.report(report, _lines(report))
 
 
-def _make_rows(command: str, make: Callable[..., Any], words: list[str], what: str, options: dict[str, Any]) -> None:
-    paths, target = divided(words, options, f"{command} needs {what} and an OUTPUT.")
+def _make_rows(command: str, make: Callable[..., Any], words: list[str], inputs: str, options: dict[str, Any]) -> None:
+    paths, target = divided(words, options, f"{command} needs {inputs} and an OUTPUT.")
     output, report = run(command, options, make, paths, target, before_commit=signals.ignore)
     output.done(report)
 

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     Array: TypeAlias = NDArray[Any]
 
 # Ids in a run, 8 bytes each. While runs are merged, a quarter as many ids of all runs together are in memory, but at
-# least SMALLEST of each run: with more than 500 million ids memory grows, by 1 KiB for each further 500,000.
+# least SMALLEST of each run: with more than 500 million ids, memory grows by 1 KiB for each further 500,000.
 RUN = 1 << 19
 SMALLEST = 128
 
 
 class Ids:
-    """Takes 64-bit ids, and reports those that came more than once. `spool` holds what memory does not."""
+    """Takes 64-bit ids, and reports those that came more than once. `spool` holds the ids that memory does not."""
 
     def __init__(self, spool: Spool, run: int = RUN, smallest: int = SMALLEST) -> None:
         self._spool, self._run, self._smallest = spool, run, smallest
@@ -48,19 +48,19 @@ class Ids:
         self._filled = 0
 
     def repeated(self, most: int) -> tuple[int, list[int]]:
-        """Return how many ids were repetitions of earlier ones, and the `most` smallest ids that were repeated."""
+        """Return the number of ids that repeat earlier ones, and the `most` smallest repeated ids."""
         np = numpy_module()
-        found = _Repeats(most)
+        repeats = _Repeats(most)
         if not self._runs:
             self._buffer[: self._filled].sort()
-            found.look(self._buffer[: self._filled])
-            return found.count, found.values
+            repeats.look(self._buffer[: self._filled])
+            return repeats.count, repeats.values
         if self._filled:
             self._spill()
         size = max(self._run // 4 // len(self._runs), self._smallest)
         self._buffer = np.empty(0, "<i8")
         blocks = [_Block(self._spool, place, count, size) for place, count in self._runs]
-        # The first and last id of each block. No id that is still to be read is less than the least last one.
+        # The first and last id of each block. No id that is still unread is less than the least last one.
         firsts = np.array([block.ids[0] for block in blocks])
         lasts = np.array([block.ids[-1] for block in blocks])
         alive = np.ones(len(blocks), bool)
@@ -76,8 +76,8 @@ class Ids:
                     alive[index] = False
             merged = np.concatenate(pieces)
             merged.sort(kind="stable")  # quick on sorted pieces that follow each other
-            found.look(merged)
-        return found.count, found.values
+            repeats.look(merged)
+        return repeats.count, repeats.values
 
 
 class _Block:
@@ -122,7 +122,7 @@ class _Repeats:
         again = ids[1:][ids[1:] == ids[:-1]]
         first = [int(ids[0])] if self._last == ids[0] else []
         self.count += len(again) + len(first)
-        # Sorted, so an id that occurs many times stands many times in a row.
+        # The ids are sorted, so an id that occurs many times stands many times in a row.
         distinct = again[numpy_module().insert(again[1:] != again[:-1], 0, True)] if len(again) else again
         for value in (*first, *distinct[: self._most + 1].tolist()):
             if value not in self.values and len(self.values) < self._most:

@@ -1,4 +1,4 @@
-"""Computes where the parts of a row lie. Pure.
+"""Computes the places of the parts of a row. Pure.
 
 FBGEMM's key-value embedding tables save header, weight and optimizer state of a row together ("whole rows"). Sources:
 FBGEMM's `fixed_block_pool.h` for the header; for the rest `split_embedding_configs.py`, and the split optimizer states
@@ -47,7 +47,8 @@ _NAMED = 4
 class State(NamedTuple):
     """A part of the optimizer's state in a row: one item or, if `wide`, D items.
 
-    `dtype` is its dtype's name, if fixed. What follows an `aligned` part begins at a multiple of four bytes.
+    `dtype` is the name of its dtype, if that is fixed. The part after an `aligned` one begins at a multiple of four
+    bytes.
     """
 
     name: str
@@ -210,21 +211,22 @@ def _place_states(layout: RowLayout, dim: int) -> tuple[list[Field], int]:
     return placed, at
 
 
-# ------------------------------------------------------------------------------------------------- what is asked for
+# ---------------------------------------------------------------------------------------------------- the user's choice
 
 
-def make(asked: RowOptions, dtype: str) -> RowLayout:
-    """Return the layout asked for, of a table of `dtype`.
+def make(options: RowOptions, dtype: str) -> RowLayout:
+    """Return the layout that `options` describe, for a table of `dtype`.
 
-    Raises UsageError if something is missing or inconsistent, UnsupportedError for what whole rows cannot be.
+    Raises UsageError if something is missing or inconsistent, UnsupportedError for a layout that whole rows cannot
+    have.
     """
-    dim, optimizer = asked.embedding_dim, optimizer_named(asked.method) if asked.method else None
+    dim, optimizer = options.embedding_dim, optimizer_named(options.method) if options.method else None
     if dtype not in WEIGHT_DTYPES:
         raise UnsupportedError(
             f"Whole rows are float32 or float16, but this table is {dtype}.", "Choose another tensor: --tensor."
         )
-    if asked.weight_dtype not in (None, dtype):
-        raise UsageError(f"The table and its weights are {dtype}, but --weight-dtype says {asked.weight_dtype}.")
+    if options.weight_dtype not in (None, dtype):
+        raise UsageError(f"The table and its weights are {dtype}, but --weight-dtype says {options.weight_dtype}.")
     if dim is None or optimizer is None:
         lacking = "--embedding-dim" if dim is None else "--method"
         raise UsageError(f"{lacking} is missing: the width of a row does not determine its layout.")
@@ -232,21 +234,21 @@ def make(asked: RowOptions, dtype: str) -> RowLayout:
         raise UnsupportedError(
             f"An embedding dimension of {dim} is not a multiple of {_UNIT}, which the alignment of whole rows requires."
         )
-    max_dim = dim if asked.max_dim is None else asked.max_dim
+    max_dim = dim if options.max_dim is None else options.max_dim
     if max_dim < dim:
         raise UsageError(
             f"--max-dim {max_dim} is less than --embedding-dim {dim}, but it is the dimension of the widest table."
         )
     dtypes = {}
     for name in ("momentum1", "momentum2"):
-        chosen = getattr(asked, f"{name}_dtype")
+        chosen = getattr(options, f"{name}_dtype")
         if chosen not in (None, *STATE_DTYPES):
             raise UsageError(f"--{name}-dtype {chosen} is not one of {', '.join(STATE_DTYPES)}.")
         state = next((state for state in OPTIMIZERS[optimizer] if state.name == name), None)
         fixed = state.dtype if state else ""
         if chosen and (state is None or fixed not in ("", chosen)):
-            what = f"{name} of {optimizer} is always {fixed}" if state else f"{optimizer} has no {name}"
-            raise UsageError(f"--{name}-dtype {chosen}: {what}.")
+            reason = f"{name} of {optimizer} is always {fixed}" if state else f"{optimizer} has no {name}"
+            raise UsageError(f"--{name}-dtype {chosen}: {reason}.")
         dtypes[f"{name}_dtype"] = chosen or fixed or DEFAULT_STATE_DTYPE
     return RowLayout(dim, optimizer, dtype, max_dim=max_dim, **dtypes)
 
@@ -261,28 +263,28 @@ def optimizer_named(name: str) -> str:
 
 
 def check_width(layout: RowLayout, items: int, where: str) -> None:
-    """Raise UsageError if the rows of `where` are not as wide as `layout`, and name layouts that would fit."""
+    """Raise UsageError if the rows of `where` are not as wide as those of `layout`, and name layouts that would fit."""
     if layout.row_items == items:
         return
-    asked = RowOptions(embedding_dim=layout.embedding_dim, method=layout.optimizer)
+    options = RowOptions(embedding_dim=layout.embedding_dim, method=layout.optimizer)
     raise UsageError(
         f"{where}: its rows have {items} items of {layout.weight_dtype}, but {layout.describe()} takes "
         f"{layout.row_items}.",
-        could_be(items, layout.weight_dtype, asked),
+        could_be(items, layout.weight_dtype, options),
     )
 
 
-def could_be(items: int, dtype: str, asked: RowOptions) -> str:
+def could_be(items: int, dtype: str, options: RowOptions) -> str:
     """Return a sentence that names layouts which rows of `items` elements of `dtype` may have, likeliest first."""
-    found = candidates(items, dtype, asked.embedding_dim)
-    if not found:
+    fitting = candidates(items, dtype, options.embedding_dim)
+    if not fitting:
         return f"No layout of whole rows has rows of {items} items of {dtype}: it may be an ordinary table."
-    # First those closest to what was asked for, then those that are likeliest in general.
-    like_asked = sorted(found, key=lambda layout: _unlikelihood(layout, asked))
-    likeliest = sorted(found, key=lambda layout: _unlikelihood(layout, RowOptions()))
-    close = [layout for layout in like_asked if _unlikelihood(layout, asked)[0] < _STRANGE][:_NAMED]
+    # First those closest to the options, then those that are likeliest in general.
+    like_asked = sorted(fitting, key=lambda layout: _unlikelihood(layout, options))
+    likeliest = sorted(fitting, key=lambda layout: _unlikelihood(layout, RowOptions()))
+    close = [layout for layout in like_asked if _unlikelihood(layout, options)[0] < _STRANGE][:_NAMED]
     named = list(dict.fromkeys((*close, *likeliest)))[: 2 * _NAMED]
-    more = f"; or {len(found) - len(named)} more" if len(found) > len(named) else ""
+    more = f"; or {len(fitting) - len(named)} more" if len(fitting) > len(named) else ""
     return f"It could be {'; '.join(layout.describe() for layout in named)}{more}."
 
 
@@ -291,22 +293,22 @@ def likeliest(items: int, dtype: str) -> RowLayout | None:
 
     None if an ordinary table of that width is likelier: embedding dimensions are round numbers.
     """
-    found = [layout for layout in candidates(items, dtype) if _roundness(layout.embedding_dim) > _roundness(items)]
-    return min(found, key=lambda layout: _unlikelihood(layout, RowOptions()), default=None)
+    rounder = [layout for layout in candidates(items, dtype) if _roundness(layout.embedding_dim) > _roundness(items)]
+    return min(rounder, key=lambda layout: _unlikelihood(layout, RowOptions()), default=None)
 
 
 def _roundness(dim: int) -> int:
-    """Return the largest power of two that divides `dim`, at most 64: larger ones make no difference."""
+    """Return the largest power of two that divides `dim`, at most 64: larger powers make no difference."""
     return min(dim & -dim, 64)
 
 
 def candidates(items: int, dtype: str, dim: int | None = None) -> set[RowLayout]:
-    """Return the layouts that rows of `items` elements of `dtype` may have.
+    """Return the possible layouts of rows of `items` elements of `dtype`.
 
     The widest table of the operator may be this one, or two or four times as wide. If the embedding dimension `dim` is
     given, it may also have any width.
     """
-    found: set[RowLayout] = set()
+    layouts: set[RowLayout] = set()
     for optimizer, states in OPTIMIZERS.items():
         free = {state.name for state in states if not state.dtype}
         choices = [STATE_DTYPES if name in free else (DEFAULT_STATE_DTYPE,) for name in ("momentum1", "momentum2")]
@@ -317,8 +319,8 @@ def candidates(items: int, dtype: str, dim: int | None = None) -> set[RowLayout]
             families = [functools.partial(_beside_wider, kinds, factor) for factor in factors]
             if dim is not None and len(factors) > 1:
                 families.append(functools.partial(_with_room, kinds, dim))
-            found.update(layout for family in families if (layout := _fitting(family, items)) is not None)
-    return found
+            layouts.update(layout for family in families if (layout := _fitting(family, items)) is not None)
+    return layouts
 
 
 def _beside_wider(kinds: tuple[str, str, str, str], factor: int, dim: int) -> RowLayout:
@@ -337,15 +339,15 @@ def _fitting(family: Callable[[int], RowLayout], items: int) -> RowLayout | None
     return layout if layout is not None and layout.row_items == items else None
 
 
-# Number of differences from what was asked for, in dimension and optimizer, at which a layout is not close to it.
+# The number of differences from the options, in dimension and optimizer, at which a layout is not close to them.
 _STRANGE = 2
 
 
-def _unlikelihood(layout: RowLayout, asked: RowOptions) -> tuple[int, ...]:
-    """Sort key for layouts: as asked for, all tables of one width, usual dtypes, and round dimensions come first."""
+def _unlikelihood(layout: RowLayout, options: RowOptions) -> tuple[int, ...]:
+    """Sort key for layouts: those that fit the options, one width for all tables, usual dtypes, round numbers first."""
     differing = [
-        asked.embedding_dim not in (None, layout.embedding_dim),
-        asked.method is not None and optimizer_named(asked.method) != layout.optimizer,
+        options.embedding_dim not in (None, layout.embedding_dim),
+        options.method is not None and optimizer_named(options.method) != layout.optimizer,
     ]
     kinds = (layout.momentum1_dtype, layout.momentum2_dtype)
     return (
@@ -402,7 +404,7 @@ def parse(text: str, where: str) -> tuple[RowLayout, str]:
     return layout, name
 
 
-# The options that are called otherwise than in a record.
+# The options with another name than in a record.
 _OPTION = {"optimizer": "method"}
 _MEMBERS: dict[str, type] = {
     "embedding_dim": int,
@@ -415,7 +417,7 @@ _MEMBERS: dict[str, type] = {
 
 
 def _unused(values: Mapping[str, Any]) -> Sequence[str]:
-    """Return the dtypes that the record has, as all records do, but its optimizer does not use."""
+    """Return the dtypes in the record that its optimizer does not use; every record has them."""
     states = {state.name for state in OPTIMIZERS.get(values["optimizer"], ())}
     return [f"{name}_dtype" for name in ("momentum1", "momentum2") if name not in states]
 

@@ -88,9 +88,9 @@ class _Packing:
 
 
 LAYOUT = RowOptions.table
-# Of a conversion: without what writes the states of a model's optimizer, which was the name of --method too.
+# The options of a conversion, except the one that writes a model's optimizer states; its name was that of --method too.
 CONVERTING = {name: option for name, option in OPTIONS.items() if name != "optimizer"}
 ROWS = {**LAYOUT, **options_in(_Rows)}
 PACKING = {**LAYOUT, **options_in(_Packing)}
-# What the type of the keywords has, and its docstring.
+# The name of the keywords' type, and its docstring.
 KEYWORDS = {**CONVERTING, **LAYOUT}, "Options of `split_rows`, `pack_rows` and `check_rows`."

@@ -1,4 +1,4 @@
-"""Packs the tensors of which whole rows consist into the table again, bit for bit."""
+"""Packs the tensors of whole rows into the table again, bit for bit."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def pack(
 ) -> Report:
     """Pack tensors into a table of whole rows at `output`: safetensors, or a file for torch.load, by its suffix.
 
-    `parts` is a checkpoint that holds the tensors, or several. `names` are the names of the tensors by part,
-    {"weight": …}; by default a tensor is named as its part. `name` is the table's name. The output of `split` records
-    its layout. For other inputs `options` describe it, by the fields of `RowOptions`. All else is as for `split`.
-    Raises a `CkptconvError`; then nothing new exists at `output`.
+    `parts` is a checkpoint with the tensors, or several. `names` are the names of the tensors by part, {"weight": …};
+    by default a tensor has the name of its part. `name` is the table's name. The output of `split` records its layout.
+    For other inputs `options` describe it, by the fields of `RowOptions`. The other arguments are as for `split`.
+    Raises a `CkptconvError`; then no new file exists at `output`.
 
     Examples:
         >>> report = ckptconv.split_rows("kv.pt", "parts", embedding_dim=64, method="adagrad")
@@ -63,13 +63,13 @@ def pack(
         1
     """
     started = time.monotonic()
-    asked = RowOptions.take(given := dict(options))
-    chosen = Options(**given)
+    row_options = RowOptions.take(further := dict(options))
+    chosen = Options(**further)
     target = resolve_output(normalize(output), chosen)
     chosen = chosen.replaced(spool_dir=chosen.spool_dir or beside([target]))
     sources = open_all(listed(parts), chosen)
-    found = _merged([contents(source) for source in sources])
-    chosen_parts = RowParts.choose(found, names or {}, asked)
+    content = _merged([contents(source) for source in sources])
+    chosen_parts = RowParts.choose(content, names or {}, row_options)
     name = name or chosen_parts.name
     planned = _plan(sources, chosen_parts, target, name)
     verify = verifier_of_pack(chosen_parts, name, planned, chosen) if chosen.verify else None
@@ -78,18 +78,18 @@ def pack(
     return replace(report, counts=counts, warnings=[*report.warnings, *chosen_parts.warnings])
 
 
-def _merged(found: Sequence[RowsContents]) -> RowsContents:
+def _merged(contents_of_all: Sequence[RowsContents]) -> RowsContents:
     """Merge the contents of several checkpoints. Raises UsageError for a name that two of them have."""
     tensors: dict[str, LazyTensor] = {}
-    for each in found:
-        twice = [name for name in each.tensors if name in tensors]
+    for part in contents_of_all:
+        twice = [name for name in part.tensors if name in tensors]
         if twice:
-            raise UsageError(f"{twice[0]!r} is in {each.path} and in another input.", "Give inputs whose names differ.")
-        tensors.update(each.tensors)
-    records = [each.metadata for each in found if METADATA_KEY in each.metadata]
+            raise UsageError(f"{twice[0]!r} is in {part.path} and in another input.", "Give inputs whose names differ.")
+        tensors.update(part.tensors)
+    records = [part.metadata for part in contents_of_all if METADATA_KEY in part.metadata]
     if len(records) > 1:
         raise UsageError(f"{len(records)} of the inputs are split tables; only one table can be packed at a time.")
-    return RowsContents(found[0].path, tensors, {}, records[0] if records else {})
+    return RowsContents(contents_of_all[0].path, tensors, {}, records[0] if records else {})
 
 
 def _plan(sources: Sequence[Source], parts: RowParts, target: Target, name: str) -> Output:

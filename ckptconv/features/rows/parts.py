@@ -1,4 +1,4 @@
-"""Chooses the tensors of which whole rows consist among others, and assembles their table. Pure."""
+"""Chooses the tensors of whole rows among others, and assembles their table. Pure."""
 
 from __future__ import annotations
 
@@ -34,31 +34,31 @@ class RowParts:
     warnings: tuple[str, ...] = ()
 
     @classmethod
-    def choose(cls, found: RowsContents, names: Mapping[str, str], asked: RowOptions) -> RowParts:
-        """Choose the parts in `found`. Raises a `CkptconvError` if one is missing or does not fit."""
-        layout, table = _layout(found, names, asked)
-        places = _places(found, layout, names)
+    def choose(cls, content: RowsContents, names: Mapping[str, str], options: RowOptions) -> RowParts:
+        """Choose the parts in `content`. Raises a `CkptconvError` if one is missing or does not fit."""
+        layout, table = _layout(content, names, options)
+        places = _places(content, layout, names)
         fields = layout.fields(decode="metadata" not in places)
         lacking = [field.name for field in fields if field.name not in places]
         if lacking:
             # If all parts of the metadata are missing, name the metadata.
             whole = set(_HEADER) <= set(lacking)
-            raise _missing("metadata" if whole else lacking[0], found)
-        weight = found.tensors[places["weight"]]
+            raise _missing("metadata" if whole else lacking[0], content)
+        weight = content.tensors[places["weight"]]
         rows = weight.shape[0] if weight.shape else 0
-        tensors = {f.name: _fitted(found.tensors[places[f.name]], f, layout, rows, found.path) for f in fields}
+        tensors = {f.name: _fitted(content.tensors[places[f.name]], f, layout, rows, content.path) for f in fields}
         if PAD in places:
-            tensors[PAD] = _fitted_pad(found.tensors[places[PAD]], layout, rows, found.path)
-        if METADATA_KEY not in found.metadata:
+            tensors[PAD] = _fitted_pad(content.tensors[places[PAD]], layout, rows, content.path)
+        if METADATA_KEY not in content.metadata:
             return cls(layout, rows, tensors, table)
         used = {places[name] for name in tensors}
-        left = [name for name in found.tensors if name not in used]
+        left = [name for name in content.tensors if name not in used]
         warnings = (f"not packed, because they are not parts of a row: {some(left)}",) if left else ()
         return cls(layout, rows, tensors, table, warnings)
 
     @property
     def pad(self) -> LazyTensor:
-        """The bytes of the padding, [N, bytes]; zero if there is no tensor of them."""
+        """The bytes of the padding, [N, bytes]; zeros if no tensor has them."""
         return self.tensors.get(PAD) or Zeros(DTYPES["uint8"], (self.rows, self.layout.pad_bytes))
 
     def table(self) -> LazyTensor:
@@ -84,62 +84,62 @@ _HEADER = ("timestamp", "count", "used")
 _METADATA = Join(((4, 0, 32), (4, 32, 31), (1, 63, 1)), 8)
 
 
-def _layout(found: RowsContents, names: Mapping[str, str], asked: RowOptions) -> tuple[RowLayout, str]:
-    """Return the layout of the rows and the name of their table: as recorded, else as asked for."""
-    record = found.metadata.get(METADATA_KEY)
+def _layout(content: RowsContents, names: Mapping[str, str], options: RowOptions) -> tuple[RowLayout, str]:
+    """Return the layout of the rows and the name of their table: as recorded, else by the options."""
+    record = content.metadata.get(METADATA_KEY)
     if record is not None:
-        layout, table = parse(record, found.path)
-        _check_agrees(layout, asked, found.path)
+        layout, table = parse(record, content.path)
+        _check_agrees(layout, options, content.path)
         return layout, table
-    weight = found.tensors.get(_name_of("weight", found, names))
+    weight = content.tensors.get(_name_of("weight", content, names))
     if weight is None:
-        raise _missing("weight", found)
-    return make(_completed(asked, weight), weight.dtype.name), DEFAULT_NAME
+        raise _missing("weight", content)
+    return make(_completed(options, weight), weight.dtype.name), DEFAULT_NAME
 
 
-def _places(found: RowsContents, layout: RowLayout, names: Mapping[str, str]) -> dict[str, str]:
+def _places(content: RowsContents, layout: RowLayout, names: Mapping[str, str]) -> dict[str, str]:
     """Return the names of the tensors that are parts of such rows, by part.
 
-    Raises UsageError if an entry of `names` is no part, or names no tensor.
+    Raises UsageError if an entry of `names` is not a part, or names no tensor.
     """
     parts = list(dict.fromkeys(f.name for f in (*layout.fields(), *layout.fields(decode=True))))
     for part, name in names.items():
         if part not in (*parts, PAD):
             raise UsageError(f"{part!r} is not a part of these rows.", f"It has {', '.join((*parts, PAD))}.")
-        if name not in found.tensors:
-            raise UsageError(f"There is no tensor {name!r} in {found.path}.")
-    places = {part: _name_of(part, found, names) for part in (*parts, PAD)}
-    return {part: name for part, name in places.items() if name in found.tensors}
+        if name not in content.tensors:
+            raise UsageError(f"There is no tensor {name!r} in {content.path}.")
+    places = {part: _name_of(part, content, names) for part in (*parts, PAD)}
+    return {part: name for part, name in places.items() if name in content.tensors}
 
 
-def _name_of(part: str, found: RowsContents, names: Mapping[str, str]) -> str:
-    """Return the name of the tensor for `part`: as given, or equal to it, or the only one that ends with it."""
-    if part in names or part in found.tensors:
+def _name_of(part: str, content: RowsContents, names: Mapping[str, str]) -> str:
+    """Return the name of the tensor for `part`: the given one, the part's own, or the only name that ends with it."""
+    if part in names or part in content.tensors:
         return names.get(part, part)
-    ending = [name for name in found.tensors if name.endswith(f".{part}")]
+    ending = [name for name in content.tensors if name.endswith(f".{part}")]
     return ending[0] if len(ending) == 1 else part
 
 
-def _missing(part: str, found: RowsContents) -> UsageError:
-    names = ", ".join(list(found.tensors)[:_SHOWN])
+def _missing(part: str, content: RowsContents) -> UsageError:
+    names = ", ".join(list(content.tensors)[:_SHOWN])
     return UsageError(
-        f"{found.path} has no tensor called {part}, a part of every row. It has {names or 'none'}.",
+        f"{content.path} has no tensor called {part}, a part of every row. It has {names or 'none'}.",
         f"Say which it is: --column {part}=NAME.",
     )
 
 
-def _completed(asked: RowOptions, weight: LazyTensor) -> RowOptions:
-    """Return `asked` with the embedding dimension of the weight."""
+def _completed(options: RowOptions, weight: LazyTensor) -> RowOptions:
+    """Return `options` with the embedding dimension of the weight."""
     if len(weight.shape) != 2 or not 0 < weight.shape[1] <= MOST_ITEMS:
         raise UnsupportedError(f"The weight has the shape {list(weight.shape)}; expected [rows, D].")
-    if asked.embedding_dim not in (None, weight.shape[1]):
-        raise UsageError(f"The weight has rows of {weight.shape[1]}, but --embedding-dim says {asked.embedding_dim}.")
-    return asked.replaced(embedding_dim=weight.shape[1])
+    if options.embedding_dim not in (None, weight.shape[1]):
+        raise UsageError(f"The weight has rows of {weight.shape[1]}, but --embedding-dim says {options.embedding_dim}.")
+    return options.replaced(embedding_dim=weight.shape[1])
 
 
-def _check_agrees(layout: RowLayout, asked: RowOptions, where: str) -> None:
-    """Raise UsageError if something was asked for that the record contradicts."""
-    for key, value in vars(asked).items():
+def _check_agrees(layout: RowLayout, options: RowOptions, where: str) -> None:
+    """Raise UsageError if the record contradicts one of the options."""
+    for key, value in vars(options).items():
         is_method = key == "method"
         recorded = layout.optimizer if is_method else getattr(layout, key)
         if value is not None and recorded != (optimizer_named(value) if is_method else value):
@@ -152,8 +152,8 @@ def _check_agrees(layout: RowLayout, asked: RowOptions, where: str) -> None:
 def _fitted(tensor: LazyTensor, field: Field, layout: RowLayout, rows: int, where: str) -> LazyTensor:
     """Check that `tensor` fits `field` of the rows, and return it.
 
-    Momentum may come as it is saved beside a table, with its bits viewed as the weight's dtype. Raises CorruptError for
-    another number of rows, UsageError for another width or dtype.
+    Momentum may have the form in which it is saved next to a table, with its bits viewed as the weight's dtype. Raises
+    CorruptError for another number of rows, UsageError for another width or dtype.
     """
     check_rows(tensor, rows, field.name, where)
     shape = [rows] if field.items is None else [rows, field.items]

@@ -1,4 +1,4 @@
-"""What the commands for rows print with --json, for its schemas (`scripts/schemas.py`)."""
+"""The output of the commands for rows with --json, for its schemas (`scripts/schemas.py`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class RowsDiffer(TypedDict):
     """This is a report of `rows check`."""
 
 
-# Objects of their own: title, what prints them, the commands, the class of their fields, and what others call these.
+# Objects of their own: title, description, the commands, the class of their fields, and its name in other schemas.
 COMMANDS = {
     "rows-check": (
         "rows check", "The output of `rows check --json` if nothing is wrong.", ("rows check",), CheckReport, "checked"
@@ -23,9 +23,9 @@ COMMANDS = {
 }  # fmt: skip
 # The commands that print the report of a conversion.
 OF_CONVERSIONS = ("rows split", "rows pack")
-# Differences that are found, and the schema of their other fields.
+# Differences between a table and its parts, and the schema of their other fields.
 DIFFERENCES: dict[type, str] = {RowsDiffer: "rows-check#/$defs/checked"}
-# What the type of a field does not say: a schema, or the class that is printed there.
+# Constraints that the type of a field does not show: a schema, or the class that is printed there.
 MORE: dict[tuple[type, str], dict[str, Any] | type] = {
     (CheckReport, "layout"): RowLayout,
     (CheckReport, "ids"): {"enum": ["global", "local"]},

@@ -1,4 +1,4 @@
-"""Check for `--verify` that a table and its parts hold the same bits, by reversing what made them.
+"""Checks for `--verify` that a table and its parts hold the same bits, by reversing the conversion.
 
 Verification's evaluator computes their elements.
 """
@@ -35,7 +35,7 @@ def verifier_of_split(table: RowTable, output: Output, options: Options) -> Veri
 
 
 def verifier_of_pack(parts: RowParts, name: str, output: Output, options: Options) -> Verifier:
-    """Return a verifier that splits the table `name` again, and compares each part with what it was made from."""
+    """Return a verifier that splits the table `name` again, and compares each part with its source."""
 
     def pairs(source: Source) -> Iterator[Equal]:
         table = contents(source).tensors[name]
@@ -49,7 +49,7 @@ def verifier_of_pack(parts: RowParts, name: str, output: Output, options: Option
 
 
 def _made(output: Output, places: Sequence[Mapping[str, str] | None], options: Options) -> Source:
-    """Open what was made, where it is staged or in its final place."""
+    """Open the output, in staging or in its final place."""
     (file,) = output.plan.files
     at = places[0][file.name] if places[0] is not None else output.target.final(file.name)
     return open_source(at, spool_dir=options.spool_dir, storage_options=options.storage_options)
@@ -63,10 +63,10 @@ def _compare(pairs: Iterator[Equal], output: Output, options: Options, progress:
         for name, before, after in pairs:
             for start in range(0, max(before.nbytes, after.nbytes), BLOCK):
                 stop = min(start + BLOCK, before.nbytes)
-                # Lazily: where the sizes differ there may be nothing to read.
+                # Lazily: if the sizes differ, there may be nothing to read.
                 read = (
-                    evaluator.raw(each, start // each.dtype.itemsize, stop // each.dtype.itemsize)
-                    for each in (before, after)
+                    evaluator.raw(side, start // side.dtype.itemsize, stop // side.dtype.itemsize)
+                    for side in (before, after)
                 )
                 if before.nbytes != after.nbytes or next(read) != next(read):
                     raise DifferenceError(

@@ -1,4 +1,4 @@
-"""Splits whole rows into the tensors of which they consist: ids, header, weight, optimizer state, padding."""
+"""Splits whole rows into their tensors: ids, header, weight, optimizer state, padding."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ckptconv.options.keywords import RowsOptions
     from ckptconv.storage.progress import AnyProgress
 
-# Bytes of rows whose padding is examined before deciding whether to keep padding.
+# Bytes of rows whose padding is read before deciding whether to keep padding.
 _LOOK = 1 << 18
 
 
@@ -59,10 +59,9 @@ def split(
 
     `table` is a checkpoint, or several that each hold a part of the table. `names` are the tensors in each that make up
     the table, in order; by default the only table. With `decode` the header becomes timestamp, count and used, else one
-    number. The padding is kept as `pad` if any byte of it is not zero.
-    `options` are the fields of `RowOptions`, which say what a row contains (embedding_dim, method and others), and
-    those of `Options`. `progress`, `on_total` and `before_commit` are as in `convert`.
-    Raises a `CkptconvError`; then nothing new exists at `output`.
+    number. The padding is kept as `pad` if any byte of it is not zero. `options` are the fields of `RowOptions`, which
+    describe the layout of a row (embedding_dim, method and others), and those of `Options`. `progress`, `on_total` and
+    `before_commit` are as in `convert`. Raises a `CkptconvError`; then no new file exists at `output`.
 
     Examples:
         >>> report = ckptconv.split_rows("kv.pt", "parts", embedding_dim=64, method="adagrad")
@@ -70,8 +69,8 @@ def split(
         {'rows': 10, 'bytes a row': 152}
     """
     started = time.monotonic()
-    paths, asked = listed(table), RowOptions.take(given := dict(options))
-    chosen = Options(**given)
+    paths, row_options = listed(table), RowOptions.take(further := dict(options))
+    chosen = Options(**further)
     target = resolve_output(normalize(output), chosen)
     if target.kind == "torch":
         raise UsageError(
@@ -79,19 +78,19 @@ def split(
             "Give a name that ends in .safetensors, or a directory.",
         )
     chosen = chosen.replaced(spool_dir=chosen.spool_dir or beside([target]))
-    sources, found = open_table(paths, names, chosen)
-    layout = layout_of(found, asked, paths[0])
-    keep = _has_padding(found, layout, chosen)
+    sources, rows = open_table(paths, names, chosen)
+    layout = layout_of(rows, row_options, paths[0])
+    keep = _has_padding(rows, layout, chosen)
     while True:
-        planned = plan_split(sources, found, layout, target, decode=decode, keep_padding=keep)
+        planned = plan_split(sources, rows, layout, target, decode=decode, keep_padding=keep)
         try:
-            verify = verifier_of_split(found, planned, chosen) if chosen.verify else None
+            verify = verifier_of_split(rows, planned, chosen) if chosen.verify else None
             report = produce(sources, [planned], chosen, started, counter(progress), on_total, before_commit, verify)
         except _NotZeroError:
-            # Rare: padding that is not zero usually is so from the first rows on.
+            # Rare: padding that is not zero is usually so from the first rows on.
             keep = True
         else:
-            return replace(report, counts=_counts(found, layout, kept=keep))
+            return replace(report, counts=_counts(rows, layout, kept=keep))
 
 
 def plan_split(
@@ -113,7 +112,7 @@ def plan_split(
 
 
 class _NotZeroError(CorruptError):
-    """Padding that the plan leaves out holds something: another plan is needed, which keeps it."""
+    """Padding that the plan leaves out is not zero: another plan is needed, which keeps it."""
 
 
 def _check_zero(data: memoryview) -> None:

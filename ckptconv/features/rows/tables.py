@@ -1,4 +1,4 @@
-"""Find the tables of whole rows in a checkpoint, and the tensors that belong to them. Pure."""
+"""Finds the tables of whole rows in a checkpoint, and the tensors that belong to them. Pure."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ckptconv.structure import keymap
 from ckptconv.tensors.lazy import Concat, LazyTensor
 from ckptconv.text import some
 
-# FBGEMM and TorchRec name embedding tables like this; the tensors beside one share the prefix.
+# FBGEMM's and TorchRec's names for embedding tables; the tensors next to a table share the prefix.
 _TABLE = re.compile(r"(?P<prefix>.*(?:^|\.)(?:embeddings|embedding_bags)\.(?P<table>[^.]+)\.)weight")
-# Tensors beside a key-value back end's table: ids by bucket, the number in each, and a part of each row's header.
+# Tensors next to a key-value back end's table: ids by bucket, the number in each, and a part of each row's header.
 COMPANIONS = ("weight_id", "bucket", "metadata")
 # Handles of such a back end, which are pickled without the data behind them.
 _HANDLES = ("PartiallyMaterializedTensor", "KVTensorWrapper")
@@ -29,7 +29,7 @@ _SHOWN = 8
 
 @dataclass
 class RowsContents:
-    """What an opened checkpoint holds: tensors by name, and the handles without data here, {name: class}."""
+    """The content of an opened checkpoint: tensors by name, and the handles without data here, {name: class}."""
 
     path: str
     tensors: dict[str, LazyTensor]
@@ -38,7 +38,7 @@ class RowsContents:
 
 
 class RowTable(NamedTuple):
-    """A table of whole rows: its name, its tensor [N, items], and the tensors saved beside it, by kind."""
+    """A table of whole rows: its name, its tensor [N, items], and the tensors saved next to it, by kind."""
 
     name: str
     tensor: LazyTensor
@@ -63,71 +63,71 @@ def contents(source: Source) -> RowsContents:
 
 
 def names_of_tables(names: Iterator[str] | Sequence[str] | Mapping[str, Any]) -> list[str]:
-    """Return those of `names` that are names of embedding tables."""
+    """Return the `names` that are those of embedding tables."""
     return [name for name in names if _TABLE.fullmatch(name)]
 
 
 def notes_of(source: Source) -> Iterator[str]:
-    """Yield what a user of `source` should know of its tables."""
+    """Yield notes on the tables of `source` for the user."""
     return notes(contents(source))
 
 
-def notes(found: RowsContents) -> Iterator[str]:
-    """Yield what a user should know of the tables: which may have whole rows, which are handles without data, and
-    whether the checkpoint is a split table."""
-    for name in [name for name in names_of_tables(found.tensors) if "weight_id" in _beside(found, name)]:
-        tensor = found.tensors[name]
+def notes(content: RowsContents) -> Iterator[str]:
+    """Yield notes on the tables for the user: which may have whole rows, which are handles without data, and whether
+    the checkpoint is a split table."""
+    for name in [name for name in names_of_tables(content.tensors) if "weight_id" in _beside(content, name)]:
+        tensor = content.tensors[name]
         if len(tensor.shape) != 2 or tensor.dtype.name not in WEIGHT_DTYPES:
             continue
         layout = likeliest(tensor.shape[1], tensor.dtype.name)
         if layout is not None:
             yield (
                 f"{name} may have whole rows, of {layout.row_bytes} bytes: ckptconv rows split {layout.describe()} "
-                f"--tensor {name} {found.path} OUTPUT, if it holds such rows"
+                f"--tensor {name} {content.path} OUTPUT, if it holds such rows"
             )
-    for name, cls in found.handles.items():
+    for name, cls in content.handles.items():
         yield f"{name} is a {cls.rpartition('.')[2]}, a handle of a database: this file does not contain its rows"
-    if METADATA_KEY in found.metadata:
-        yield f"a table of whole rows that was split: ckptconv rows pack {found.path} OUTPUT"
+    if METADATA_KEY in content.metadata:
+        yield f"a table of whole rows that was split: ckptconv rows pack {content.path} OUTPUT"
 
 
-def choose(found: RowsContents, names: Sequence[str]) -> RowTable:
+def choose(content: RowsContents, names: Sequence[str]) -> RowTable:
     """Return the table that is meant: the tensors `names` joined in order, or the only table.
 
-    Raise UsageError for an unknown name or an ambiguous choice, UnsupportedError for a tensor that is no table or a
+    Raise UsageError for an unknown name or an ambiguous choice, UnsupportedError for a tensor that is not a table or a
     table without data.
     """
-    names = list(names) or [_only(found)]
+    names = list(names) or [_only(content)]
     for name in names:
-        if name in found.handles:
-            raise _handle(found, name)
-        if name not in found.tensors:
-            others = names_of_tables(found.tensors) or list(found.tensors)
-            raise UsageError(f"{found.path} has no tensor {name!r}.", f"It has {_listed(others)}.")
-    tables = [RowTable(name, found.tensors[name], _beside(found, name)) for name in names]
-    return join(tables, found.path)
+        if name in content.handles:
+            raise _handle(content, name)
+        if name not in content.tensors:
+            others = names_of_tables(content.tensors) or list(content.tensors)
+            raise UsageError(f"{content.path} has no tensor {name!r}.", f"It has {_listed(others)}.")
+    tables = [RowTable(name, content.tensors[name], _beside(content, name)) for name in names]
+    return join(tables, content.path)
 
 
-def _only(found: RowsContents) -> str:
+def _only(content: RowsContents) -> str:
     """Return the name of the only table."""
-    rows = [name for name, tensor in found.tensors.items() if len(tensor.shape) == 2]
+    rows = [name for name, tensor in content.tensors.items() if len(tensor.shape) == 2]
     tables = names_of_tables(rows)
-    if not tables and found.handles:
-        raise _handle(found, next(iter(found.handles)))
-    tables = tables or [name for name in rows if found.tensors[name].dtype.name in WEIGHT_DTYPES]
+    if not tables and content.handles:
+        raise _handle(content, next(iter(content.handles)))
+    tables = tables or [name for name in rows if content.tensors[name].dtype.name in WEIGHT_DTYPES]
     if not tables:
-        raise UsageError(f"{found.path} holds no table (no tensor with two dimensions).")
+        raise UsageError(f"{content.path} holds no table (no tensor with two dimensions).")
     if len(tables) > 1:
         raise UsageError(
-            f"{found.path} holds {len(tables)} tables: {_listed(tables)}.",
+            f"{content.path} holds {len(tables)} tables: {_listed(tables)}.",
             "Choose with --tensor, once for each shard of the table.",
         )
     return tables[0]
 
 
-def _handle(found: RowsContents, name: str) -> UnsupportedError:
+def _handle(content: RowsContents, name: str) -> UnsupportedError:
     return UnsupportedError(
-        f"{found.path}: {name!r} is a {found.handles[name]}: a handle of the database that held the table during "
+        f"{content.path}: {name!r} is a {content.handles[name]}: a handle of the database that held the table during "
         "training. This file does not contain its rows.",
         "Save the table with its rows: read the tensors of its state dict from the handle.",
     )
@@ -164,37 +164,41 @@ def join(tables: Sequence[RowTable], where: str) -> RowTable:
     return RowTable(first.name, Concat(tuple(table.tensor for table in tables)), beside)
 
 
-def _fits(one: LazyTensor | None, other: LazyTensor) -> bool:
-    return one is not None and (one.dtype, one.shape[1:]) == (other.dtype, other.shape[1:]) and bool(one.shape)
+def _fits(companion: LazyTensor | None, first: LazyTensor) -> bool:
+    return (
+        companion is not None
+        and (companion.dtype, companion.shape[1:]) == (first.dtype, first.shape[1:])
+        and bool(companion.shape)
+    )
 
 
-def _beside(found: RowsContents, name: str) -> dict[str, LazyTensor]:
-    """Return what was saved beside the table `name`, by the back end's names."""
+def _beside(content: RowsContents, name: str) -> dict[str, LazyTensor]:
+    """Return the tensors that were saved next to the table `name`, by the back end's names."""
     match = _TABLE.fullmatch(name)
     if not match:
-        return {kind: found.tensors[kind] for kind in COMPANIONS if kind in found.tensors}
+        return {kind: content.tensors[kind] for kind in COMPANIONS if kind in content.tensors}
     beside = {kind: f"{match['prefix']}{kind}" for kind in COMPANIONS}
     for state in ("momentum1", "momentum2"):
         ending = f"{match['table']}.{state}"
-        ends = [key for key in found.tensors if key == ending or key.endswith(f".{ending}")]
+        ends = [key for key in content.tensors if key == ending or key.endswith(f".{ending}")]
         if len(ends) == 1:
             beside[state] = ends[0]
-    return {kind: found.tensors[key] for kind, key in beside.items() if key in found.tensors}
+    return {kind: content.tensors[key] for kind, key in beside.items() if key in content.tensors}
 
 
 def _listed(names: Sequence[str]) -> str:
     return some(names, _SHOWN) if names else "none at all"
 
 
-def layout_of(table: RowTable, asked: RowOptions, where: str) -> RowLayout:
-    """Return the layout of `table` that was `asked` for. Raise UsageError if the table cannot have it."""
+def layout_of(table: RowTable, options: RowOptions, where: str) -> RowLayout:
+    """Return the layout of `table` that `options` describe. Raise UsageError if the table cannot have it."""
     items, dtype = table.tensor.shape[1], table.tensor.dtype.name
     try:
-        layout = make(asked, dtype)
+        layout = make(options, dtype)
     except UsageError as error:
         if error.hint:
             raise
-        raise UsageError(f"{where}: {error.message}", could_be(items, dtype, asked)) from error
+        raise UsageError(f"{where}: {error.message}", could_be(items, dtype, options)) from error
     check_width(layout, items, f"{where}: {table.name!r}")
     return layout
 

@@ -1,4 +1,4 @@
-"""How objects of S3 are read and written, by the clients of s3fs."""
+"""Reads and writes objects of S3, with the clients of s3fs."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def _ranges(fs: Any, inner: str, size: int, version: str) -> Ranges:
 
 
 async def _client(
-    fs: Any, bucket: str, operation: str, own: Mapping[str, Any] = MappingProxyType({})
+    fs: Any, bucket: str, operation: str, further: Mapping[str, Any] = MappingProxyType({})
 ) -> tuple[Any, dict[str, Any]]:
-    """Return botocore's client of a file system on S3, which does not retry as s3fs does, and the settings for an
-    operation such as "GetObject": those of the file system and `own`, if the operation takes them."""
+    """Return botocore's client of a file system on S3, without the retries of s3fs, and the settings for an operation
+    such as "GetObject": those of the file system and `further` ones, if the operation takes them."""
     await fs.set_session()
     client = await fs.get_s3(bucket)
     taken = client.meta.service_model.operation_model(operation).input_shape.members
-    settings = {**fs.s3_additional_kwargs, **fs.req_kw, **own}
+    settings = {**fs.s3_additional_kwargs, **fs.req_kw, **further}
     return client, {name: value for name, value in settings.items() if name in taken and value is not None}
 
 
@@ -64,7 +64,7 @@ async def _from_s3(fs: Any, inner: str, size: int, version: str, start: int, sto
         checksums = of_s3(answer, bucket) if whole else ()
         await pass_on(answer["Body"].read, stop - start, put, inner, checksums)
     finally:
-        # Else the connection stays in use, and there are only ten.
+        # Otherwise the connection stays in use, and there are only ten.
         answer["Body"].close()
 
 
@@ -74,7 +74,7 @@ def of_s3(answer: Mapping[str, Any], bucket: str) -> Iterator[tuple[str, bytes]]
         for name, value in answer.items():
             if name.startswith("Checksum") and name != "ChecksumType":
                 yield from told(name.removeprefix("Checksum"), str(value))
-    # The ETag of what was uploaded with one request is its MD5, unless encrypted or in a directory bucket.
+    # The ETag of an object that was uploaded with one request is its MD5, unless encrypted or in a directory bucket.
     tag = _PLAIN_ETAG.fullmatch(answer.get("ETag", ""))
     plain = answer.get("ServerSideEncryption", "AES256") == "AES256" and "SSECustomerAlgorithm" not in answer
     if tag and plain and not bucket.endswith("--x-s3"):
@@ -107,12 +107,12 @@ class S3Upload(Upload):
         if not self._id:
             self._small += bytes(data)
             return
-        made = remote.retrying(lambda: run(self._fs, self._send(number + 1, Body(data))), self.given_up)
-        sums = {key: value for key, value in made.items() if key.startswith("Checksum") and key != "ChecksumType"}
-        self._etags[number] = {"PartNumber": number + 1, "ETag": made["ETag"], **sums}
+        answer = remote.retrying(lambda: run(self._fs, self._send(number + 1, Body(data))), self.given_up)
+        sums = {key: value for key, value in answer.items() if key.startswith("Checksum") and key != "ChecksumType"}
+        self._etags[number] = {"PartNumber": number + 1, "ETag": answer["ETag"], **sums}
 
     async def _send(self, number: int, body: Body) -> Any:
-        # Not call_s3, which would retry with a body that is already read to the end.
+        # Not with call_s3, which retries with a body that is already read to the end.
         client, known = await _client(self._fs, self._bucket, "UploadPart")
         return await client.upload_part(**known, **self._where, UploadId=self._id, PartNumber=number, Body=body)
 
@@ -132,11 +132,11 @@ class S3Upload(Upload):
     def _is_complete(self) -> bool:
         """Whether the object there may be this upload: its ETag ends with the number of parts."""
         try:
-            found = self._call("head_object")
+            answer = self._call("head_object")
         except FileNotFoundError:
             return False
-        tag = str(found.get("ETag", "")).strip('"')
-        return found["ContentLength"] == self._size and tag.endswith(f"-{len(self._etags)}")
+        tag = str(answer.get("ETag", "")).strip('"')
+        return answer["ContentLength"] == self._size and tag.endswith(f"-{len(self._etags)}")
 
     def abort(self) -> None:
         if self._id:
@@ -145,17 +145,17 @@ class S3Upload(Upload):
 
 
 def swept(fs: Any, inner: str) -> None:
-    """Abort the S3 uploads that processes killed long ago left for outputs whose paths begin with `inner`.
+    """Abort S3 uploads for outputs whose paths begin with `inner`, if processes that were killed long ago left them.
 
     This works only as far as the store lists and permits it; a lifecycle rule of the bucket does the same better.
     """
     with contextlib.suppress(Exception):
         bucket, prefix, _ = fs.split_path(inner)
-        found = fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix).get("Uploads") or []
+        uploads = fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix).get("Uploads") or []
         now = datetime.datetime.now(datetime.timezone.utc)
-        for upload in found:
-            rest = upload["Key"][len(prefix) :]
-            if "/" not in rest and (now - upload["Initiated"]).total_seconds() > STALE:
+        for upload in uploads:
+            suffix = upload["Key"][len(prefix) :]
+            if "/" not in suffix and (now - upload["Initiated"]).total_seconds() > STALE:
                 fs.call_s3("abort_multipart_upload", Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])
 
 

@@ -1,12 +1,12 @@
-"""What loading a file would run, as a verdict for each file, without running it.
+"""Verdicts on files, by what loading them would run. Nothing is run.
 
-In: paths of files and directories. Out: a `ScanReport`, and the same as SARIF for code hosts. `grammar` judges what a
-pickle names and calls, also for `--opaque keep` of conversions.
+In: paths of files and directories. Out: a `ScanReport`, and the same as SARIF for code hosts. `grammar` judges the
+names and calls of a pickle, also for `--opaque keep` of conversions.
 """
 
 from __future__ import annotations
 
 PAGES = ("scan.md", "internals/scan.md")
 SCRIPTS = ("scan/",)
-# What of the checkout is only for it, beside its folders.
+# Files of the checkout that only this feature needs, besides its folders.
 FILES = ("action.yml", "requirements-grammar.txt")

@@ -1,4 +1,4 @@
-"""How pickles, arrays of numpy, and archives that are not opened begin."""
+"""First bytes of pickles, of numpy's arrays, and of archives that are not opened."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from typing import Any
 from ckptconv.errors import CkptconvError, TruncatedError
 from ckptconv.features.scan.bounds import LIMITS
 from ckptconv.features.scan.grammar.judge import Judge
-from ckptconv.formats.instead import begins_as_pickle
+from ckptconv.formats.foreign import begins_as_pickle
 from ckptconv.formats.torch.objects import without_tensors
 from ckptconv.pickles import attacks
 from ckptconv.pickles.machine import load
 from ckptconv.storage.reading import Reader
 
-# Bytes by which a file is told.
+# The bytes by which a file is recognized.
 HEAD = 512
 
-# In a header of numpy, types of numbers, texts, times and raw bytes.
+# Types of numbers, texts, times and raw bytes in a header of numpy.
 _PLAIN_IN_NPY = re.compile(r"[<>|=]?[?biufcmMSaUV][0-9]*(?:\[\w+\])?")
-# numpy itself reads no longer header unless it is told to.
+# numpy itself reads no longer header by default.
 _MOST_NPY = 10_000
-# How archives and compressed files begin that are not opened here.
+# First bytes of archives and compressed files that are not opened here.
 CLOSED = {
     b"7z\xbc\xaf\x27\x1c": "a 7z archive",
     b"Rar!\x1a\x07": "a RAR archive",
     b"MSCF\0\0\0\0": "a cabinet archive",
     b"\x28\xb5\x2f\xfd": "compressed by zstandard",
     b"\x04\x22\x4d\x18": "compressed by LZ4",
-    # A frame that both skip.
+    # A frame that both programs skip.
     **{bytes([first]) + b"\x2a\x4d\x18": "compressed by zstandard or LZ4" for first in range(0x50, 0x60)},
     b"LZIP": "compressed by lzip",
     b"ZF0x": "compressed by an old joblib",
@@ -58,14 +58,14 @@ def begins_like_pickle(head: bytes, where: str) -> bool:
 
 
 def may_call(data: bytes) -> bool:
-    """Whether bytes have what a pickle needs to name a function: an opcode, and two lines after those of old protocols;
-    or a persistent id, which the unpickler looks up."""
+    """Whether bytes have what a pickle needs to name a function: an opcode, with two lines after those of old
+    protocols; or a persistent id, which the unpickler looks up."""
     is_old = data.count(b"\n") > 1 and (b"c" in data or b"i" in data)
     return is_old or b"\x93" in data or b"P" in data or b"Q" in data
 
 
 def place_of_header(head: bytes) -> tuple[int, int]:
-    """Return where the header of a numpy file begins, and its length."""
+    """Return the offset of the header of a numpy file, and its length."""
     begin = 12 if head[6:7] >= b"\x02" else 10
     return begin, int.from_bytes(head[8:begin], "little")
 
@@ -76,12 +76,12 @@ def header_in(head: bytes) -> bytes:
 
 
 def is_plain(header: bytes) -> bool:
-    """Whether a header of numpy says that the elements are no objects, which are pickled. It is a literal of Python."""
+    """Whether the elements in a header of numpy are not objects, which are pickled. The header is Python's literal."""
     import ast
 
     try:
-        told = ast.literal_eval(header[:_MOST_NPY].decode("latin-1").strip())
-        return _are_plain(told["descr"])
+        fields = ast.literal_eval(header[:_MOST_NPY].decode("latin-1").strip())
+        return _are_plain(fields["descr"])
     except (ValueError, SyntaxError, TypeError, KeyError, MemoryError, RecursionError):
         return False
 
@@ -91,4 +91,4 @@ def _are_plain(descr: Any) -> bool:
         return _PLAIN_IN_NPY.fullmatch(descr) is not None
     if type(descr) is tuple:
         return len(descr) == 2 and _are_plain(descr[0])
-    return type(descr) is list and all(type(each) is tuple and len(each) > 1 and _are_plain(each[1]) for each in descr)
+    return type(descr) is list and all(type(part) is tuple and len(part) > 1 and _are_plain(part[1]) for part in descr)

@@ -1,4 +1,4 @@
-"""How much of a file is looked at, and which members of archives are too long to be held, or too short to matter."""
+"""Bounds on what is read of a file, and on members of archives that are too long to hold, or too short to matter."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from ckptconv.storage.reading import Reader
 from ckptconv.storage.seekable import Seekable
 from ckptconv.text import brief
 
-# The most members of a tar archive that are looked at.
+# The most members of a tar archive that are judged.
 MEMBERS = 100_000
-# The most bytes of headers before a member of a tar archive, and values that hold for all of its members: tarfile reads
-# a header as a whole, however long, and copies these values for each member.
+# The most bytes of headers before a member of a tar archive, and the most values that hold for all of its members:
+# tarfile reads a header as a whole, however long, and copies these values for each member.
 _HEADERS, _FOR_ALL = 1 << 20, 1_000
 # Longer pickles are judged without being held.
 LONGEST = 1 << 19
 LIMITS = WHOLE_TREES._replace(objects=300_000)
-# The most bytes of a compressed pickle of torch that are unpacked by its reader.
+# The most bytes of a compressed pickle of torch that its reader unpacks.
 _COMPRESSED = 1 << 16
 STORED = 0
-# How the names of files end that are archives one after another, as torch.distributed.checkpoint has them.
+# The end of the names of files of archives one after another, as torch.distributed.checkpoint has them.
 ENTRIES = ".distcp"
-# Suffixes of files that are expected to be checkpoints or pickles: if such a file is not read, it is not judged.
+# Suffixes of files that should be checkpoints or pickles: if such a file is not read, it is not judged.
 SUFFIXES = (
     ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".safetensors", ENTRIES, ".pt2", ".ptl", ".joblib", ".dill", ".npy",
     ".npz", ".mar", ".nemo", ".p", ".t7", ".torch", ".sav",
@@ -41,15 +41,16 @@ SUFFIXES = (
 _SUFFIXES = tuple(suffix.encode() for suffix in SUFFIXES)
 # The fewest bytes of a pickle that calls something: two names of one letter, their lines' ends, and three opcodes.
 _SHORTEST = 7
-# Last parts of names of members by which torch's own readers know an archive; and the members of its tar archives.
+# Last parts of the names of members by which torch's own readers recognize an archive; and the members of its tar
+# archives.
 _OF_TORCH = frozenset({PICKLE.encode(), b"model.json", b"constants.pkl"})
-# Ends of names that tell what an archive is.
+# Ends of names that show the kind of an archive.
 _TELLING = (*_OF_TORCH, b".pkl", b".npy", b"archive_format", b"extern_modules")
 
 
 @dataclass
 class Room:
-    """How much more may be looked at in a file: archives inside archives may overlap, and grow without end."""
+    """The remaining room for judging a file: archives inside archives may overlap, and grow without end."""
 
     members: int = 1_000_000
     bytes: int = 1 << 30
@@ -57,7 +58,7 @@ class Room:
     places: set[tuple[str, int, int]] = field(default_factory=set)
 
     def open(self, size: int) -> None:
-        """Begin with a file of `size` bytes, if it is the outermost."""
+        """Set the room for a file of `size` bytes, if it is the outermost."""
         if self.stored < 0 and self.members == Room.members:
             self.stored = 2 * size + (1 << 20)
 
@@ -69,7 +70,7 @@ class Room:
 
 
 class Listed(NamedTuple):
-    """What the names in the directory of a zip archive tell."""
+    """The kind of a zip archive, by the names in its directory."""
 
     members: int
     is_torch: bool
@@ -110,8 +111,8 @@ def has_long(reader: Reader) -> bool:
         return False
     pickles = Pickles(reader, 0, reader.file.size, LIMITS, longest=LONGEST)
     try:
-        for what in ("the magic number", "the version", "the facts about the machine", "the object"):
-            pickles.load(what)
+        for part in ("the magic number", "the version", "the facts about the machine", "the object"):
+            pickles.load(part)
     except LongError:
         return True
     except CkptconvError:
@@ -120,17 +121,17 @@ def has_long(reader: Reader) -> bool:
 
 
 def members_of(reader: Reader) -> Iterator[tuple[str, int, int]]:
-    """Yield name, offset and size of the files in a tar archive, as Python's tarfile finds them; -1 is the size of one
-    with holes, whose bytes lie elsewhere.
+    """Yield name, offset and size of the files in a tar archive, as Python's tarfile finds them. The size of a sparse
+    file, whose bytes lie elsewhere, is -1.
 
-    Raises UnsafeError for one, or a link, that leads out of the archive, LimitError for headers that take much more
-    than those of other archives, and what tarfile raises.
+    Raises UnsafeError for a file, or a link, that leads out of the archive, LimitError for headers that are much longer
+    than those of other archives, and the errors of tarfile.
     """
     file = _Headers(Seekable(reader))
     try:
         with tarfile.open(fileobj=file, mode="r:") as archive:
             for member in itertools.islice(archive, MEMBERS + 1):
-                # tarfile would keep all members.
+                # Otherwise tarfile keeps all members.
                 archive.members = []  # type: ignore[attr-defined]
                 if len(archive.pax_headers) > _FOR_ALL:
                     raise LimitError(f"{reader.file.path} has more than {_FOR_ALL} values for all of its members.")
@@ -150,11 +151,11 @@ def _check_inside(member: tarfile.TarInfo, path: str) -> None:
 
 
 class _LongError(Exception):
-    """The headers of a member take more bytes than are read."""
+    """The headers of a member are longer than the limit."""
 
 
 class _Headers(io.BufferedReader):
-    """A tar archive, of which tarfile reads nothing but headers. `left`: how many more bytes of them are read."""
+    """A tar archive, of which tarfile reads only headers. `left` is the number of bytes that it may still read."""
 
     left = _HEADERS
 

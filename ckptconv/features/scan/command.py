@@ -18,7 +18,7 @@ from ckptconv.text import format_size, some
 if TYPE_CHECKING:
     from ckptconv.features.scan.report import ScanReport
 
-# Most classes that are named.
+# The most classes that are named.
 _NAMED = 5
 
 OTHER_WORDS = {"scan": ("audit", "picklescan", "fickling", "modelscan")}
@@ -52,7 +52,7 @@ def scan(
     from ckptconv.features.scan.report import ATTACK
     from ckptconv.features.scan.scanning import scan as scanned
 
-    # Before there was --fail-on, that was --allow-suspicious.
+    # Before --fail-on existed, the option was --allow-suspicious.
     if allow_suspicious and fail_on not in ("", ATTACK):
         raise UsageError(f"--allow-suspicious means --fail-on attack, and contradicts --fail-on {fail_on}.")
     level = fail_on or (ATTACK if allow_suspicious else COMMAND["fail_on"].default)
@@ -68,7 +68,7 @@ def scan(
         from ckptconv.features.scan.sarif import SARIF, document
         from ckptconv.inspection.file import write_whole
 
-        write_whole(sarif, document(report).encode(), SARIF, overwrite, [each.path for each in report.files])
+        write_whole(sarif, document(report).encode(), SARIF, overwrite, [file.path for file in report.files])
     from ckptconv.cli.console import say
     from ckptconv.cli.failures import described
 
@@ -90,7 +90,7 @@ def _lines(report: ScanReport, verbose: bool) -> Iterator[str]:
 
     for file in report.files:
         if file.findings or verbose:
-            # What cannot be read is of no format that is known.
+            # A file that cannot be read has no known format.
             known = "" if file.verdict == UNREADABLE else f"{file.format}, "
             yield f"{file.verdict}: {file.path} ({known}{format_size(file.bytes)})"
             yield from (f"  {finding.rule}: {finding.message}" for finding in file.findings)
@@ -113,22 +113,22 @@ def _lines(report: ScanReport, verbose: bool) -> Iterator[str]:
 
 
 def _error(report: ScanReport, fail_on: str) -> CkptconvError | None:
-    """Return the error that stands for the worst verdict that counts."""
+    """Return the error for the worst verdict that counts."""
     from ckptconv.features.scan.report import ATTACK, SUSPICIOUS, UNKNOWN, UNREADABLE, counts
     from ckptconv.text import count_of
 
-    # The worst first: what is said of one file and of more.
+    # The worst verdict first: the words for one file and for several.
     verdicts = {
         ATTACK: ("is an attack", "are attacks"),
         SUSPICIOUS: ("is suspicious", "are suspicious"),
         UNREADABLE: ("cannot be judged", "cannot be judged"),
         UNKNOWN: ("is unknown", "are unknown"),
     }
-    failing = {id(file) for file in report.files if any(counts(each.rule, fail_on) for each in file.findings)}
+    failing = {id(file) for file in report.files if any(counts(finding.rule, fail_on) for finding in file.findings)}
     counted = Counter(file.verdict for file in report.files if file.verdict == UNREADABLE or id(file) in failing)
     if not counted:
         return None
-    told = some(
+    summary = some(
         [
             f"{counted[verdict]:,} {words[counted[verdict] > 1]}"
             for verdict, words in verdicts.items()
@@ -136,7 +136,7 @@ def _error(report: ScanReport, fail_on: str) -> CkptconvError | None:
         ],
         form=str,
     )
-    # A file that cannot be judged may have what counts, too.
+    # A file that cannot be judged may also have a finding that counts.
     return (UnsafeError if failing else CorruptError)(
-        f"Of {count_of(len(report.files), 'file')}, {told}.", "Do not load the attacks." if counted[ATTACK] else ""
+        f"Of {count_of(len(report.files), 'file')}, {summary}.", "Do not load the attacks." if counted[ATTACK] else ""
     )

@@ -1,4 +1,4 @@
-"""Compressed files: how they begin, and their content as Python's readers hand it out: up to where it is damaged."""
+"""Compressed files: their first bytes, and their content, up to damage, as Python's readers return it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 from ckptconv.errors import CkptconvError
 from ckptconv.storage.reading import Reader
 
-# What the strongest preset of xz takes.
+# The memory for the strongest preset of xz.
 _LZMA_MEMORY = 66 << 20
-# Bytes read at once, and the most compressed streams that are joined, as gzip and bgzip write them.
+# Bytes read at once, and the most compressed streams that are joined; gzip and bgzip write several.
 _PIECE, _STREAMS = 1 << 14, 1000
 _GZIP, _BZIP2, _XZ = b"\x1f\x8b\x08", b"BZh", b"\xfd7zXZ\0"
-# The header of a stream of the old lzma, and the byte that begins its data.
+# The size of the header of a stream of the old lzma. One byte follows, which begins its data.
 _LZMA_HEADER = 13
 
 
@@ -27,7 +27,7 @@ def _is_zlib(head: bytes) -> bool:
 
 
 def _is_lzma(head: bytes) -> bool:
-    """Whether `head` is a header that liblzma takes: properties, a dictionary of 2^n or 3 * 2^n bytes, a length."""
+    """Whether liblzma accepts `head` as a header: properties, a dictionary of 2^n or 3 * 2^n bytes, a length."""
     if len(head) <= _LZMA_HEADER or head[_LZMA_HEADER] or head[0] >= 225:
         return False
     dictionary, length = int.from_bytes(head[1:5], "little"), int.from_bytes(head[5:_LZMA_HEADER], "little")
@@ -37,7 +37,7 @@ def _is_lzma(head: bytes) -> bool:
 
 
 def _decompressor(head: bytes) -> Any:
-    """Return a decompressor of the stream that begins with `head`; None if it is no compressed one."""
+    """Return a decompressor for the stream that begins with `head`; None if it is not compressed."""
     import bz2
     import lzma
 
@@ -51,16 +51,16 @@ def _decompressor(head: bytes) -> Any:
 
 
 def decompressed(reader: Reader, most: int) -> tuple[bytes, str]:
-    """Return at most `most` bytes of the content of a compressed file, and why there is no more of it; "" if nothing is
-    wrong.
+    """Return at most `most` bytes of the content of a compressed file, and the reason why there are no more; "" if
+    there is no mistake.
 
-    As Python's readers do it, streams are joined, also with zeros between them, what follows them is left out, and what
-    comes before damage is handed out.
+    As in Python's readers, streams are joined, also with zeros between them, the bytes after them are left out, and the
+    content before damage is returned.
     """
     out = _Content(reader, most)
     error = out.fill(reader.file.size)
     if error:
-        # The step that failed gave nothing: find how far smaller ones come.
+        # The failed step returned nothing: find how far smaller steps come.
         reached = out.position
         out = _Content(reader, most)
         out.fill(reached)
@@ -68,7 +68,7 @@ def decompressed(reader: Reader, most: int) -> tuple[bytes, str]:
 
 
 class _Content:
-    """The content so far; `position` is where the piece begins that was read last."""
+    """The content so far; `position` is where the last piece that was read begins."""
 
     def __init__(self, reader: Reader, most: int) -> None:
         self.data = bytearray()
@@ -76,7 +76,7 @@ class _Content:
         self._reader, self._most = reader, most
 
     def fill(self, steady: int) -> str:
-        """Decompress streams, from byte `steady` on in the smallest steps. Return what is wrong; "" if nothing is."""
+        """Decompress streams, from byte `steady` on in the smallest steps. Return the mistake; "" if there is none."""
         import lzma
 
         at, size = 0, self._reader.file.size
@@ -96,7 +96,7 @@ class _Content:
         return f"it has more than {_STREAMS} streams"
 
     def _stream(self, decompressor: Any, at: int, steady: int) -> int:
-        """Decompress the stream at byte `at`. Return where it ends, or where as much as is wanted was reached."""
+        """Decompress the stream at byte `at`. Return its end, or the position at which there is enough content."""
         size, data = self._reader.file.size, b""
         while not decompressor.eof and len(self.data) < self._most:
             if not data and getattr(decompressor, "needs_input", True):
@@ -105,10 +105,10 @@ class _Content:
                 data = self._reader.read_at(at, min(length, size - at))
                 at += len(data)
             is_last = not data
-            made = decompressor.decompress(data, self._most - len(self.data))
+            output = decompressor.decompress(data, self._most - len(self.data))
             data = getattr(decompressor, "unconsumed_tail", b"")
-            self.data += made
-            if is_last and not made and at == size:
+            self.data += output
+            if is_last and not output and at == size:
                 break
         return at - len(decompressor.unused_data)
 
@@ -116,8 +116,8 @@ class _Content:
         size = self._reader.file.size
         while at < size:
             data = self._reader.read_at(at, min(_PIECE, size - at))
-            rest = data.lstrip(b"\0")
-            at += len(data) - len(rest)
-            if rest:
+            after_zeros = data.lstrip(b"\0")
+            at += len(data) - len(after_zeros)
+            if after_zeros:
                 break
         return at

@@ -1,8 +1,8 @@
-"""Find out what a file is by its content, read every pickle in it, and say what is wrong with it.
+"""Recognizes a file by its content, reads every pickle in it, and records what is wrong with it.
 
-Files are told by how they begin, whatever their names. The readers of the formats read what they know, strictly, and
-whoever watches the pickle machine (`attacks.watched`) sees each pickle. Archives that are no checkpoints are searched
-for members that are, pickles for bytes that are pickles. Only descriptions and pickles are read, no tensor data.
+First bytes show the kind of a file, whatever its name. The readers of the formats read the kinds that they know,
+strictly, and `attacks.watched` sees each pickle. Archives that are no checkpoints are searched for members that are
+checkpoints, and pickles for bytes that are pickles. Only descriptions and pickles are read, no tensor data.
 """
 
 from __future__ import annotations
@@ -63,32 +63,32 @@ from ckptconv.storage.reading import InMemory, Reader
 from ckptconv.storage.tar_header import is_tar
 from ckptconv.text import brief, some
 
-# What is inside what is inside …, and the most pickles one after the other in a file.
+# The deepest nesting of files in files, and the most pickles one after the other in a file.
 _DEPTH, _PICKLES = 8, 10_000
-# The most findings of one rule, and classes, that are told of a file.
+# The most findings of one rule, and the most classes, that are listed for a file.
 _ALIKE = 1_000
 # The most bytes of a compressed member or file that are held in memory.
 _INFLATED = 1 << 24
-# Members of torch's archives that are the bytes of tensors.
+# Members of torch's archives with the bytes of tensors.
 _STORAGES = re.compile(rb"[^/]+/(?:data|constants|tensors)/[^/.]+", re.DOTALL)
 _MACHINE_CODE = (b"\x7fELF", b"MZ\x90", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
-# What readers call the pickle on which the rest depends.
+# Readers' names for the pickle on which all others depend.
 _MAIN = re.compile(r"\((?:[^()]*data\.pkl|the object|(?:the )?pickle(?: \d+)?)\)$")
 _ENCRYPTED, _DEFLATED = 0x41, 8
 # The most values in a long pickle that are files themselves.
 _LEFT = 1_000
-# Bytes of what may be a pickle that are read at first.
+# Bytes of a possible pickle that are read at first.
 _HELD_FIRST = 1 << 16
 _MANY = f"{{}} holds a sequence of more than {_PICKLES} pickles."
 
 
 @dataclass
 class ScannedContents:
-    """What was found in a file: reasons for a verdict, and the classes that loading it needs.
+    """The findings in a file: reasons for a verdict, and the classes that loading it needs.
 
-    `expected`: the file is meant to be a checkpoint, so that it is a finding if it cannot be read. Of findings of one
-    rule, and of classes, the first `_ALIKE` are kept. `pickles` are the pickles that were read to their ends, as
-    messages name them. `room` is that of the outermost file.
+    `expected`: the file should be a checkpoint, so that it is a finding if it cannot be read. The first `_ALIKE`
+    findings of each rule, and the first classes, are kept. `pickles` are the names in messages of the pickles that were
+    read to their ends. `room` is that of the outermost file.
     """
 
     expected: bool = True
@@ -98,7 +98,7 @@ class ScannedContents:
     room: Room = field(default_factory=Room)
 
     def _inner(self, expected: bool = True) -> ScannedContents:
-        """Return where to put what is found in a part of the file, before it is known whether that counts."""
+        """Return contents for the findings in a part of the file, before it is known whether they count."""
         return ScannedContents(expected, room=self.room)
 
     def _take(self, inner: ScannedContents) -> None:
@@ -109,19 +109,19 @@ class ScannedContents:
         self._keep([Finding(rule, message)])
 
     def _keep(self, findings: Iterable[Finding]) -> None:
-        for each in findings:
-            alike = sum(other.rule == each.rule for other in self.findings) if len(self.findings) >= _ALIKE else 0
+        for finding in findings:
+            alike = sum(kept.rule == finding.rule for kept in self.findings) if len(self.findings) >= _ALIKE else 0
             if alike < _ALIKE:
-                self.findings[each] = None
+                self.findings[finding] = None
             elif alike == _ALIKE:
                 self.findings[
-                    Finding(each.rule, f"More than {_ALIKE} findings of this kind; the rest is not listed.")
+                    Finding(finding.rule, f"More than {_ALIKE} findings of this kind; the rest is not listed.")
                 ] = None
 
     def _need(self, classes: Iterable[str]) -> None:
-        for each in classes:
+        for name in classes:
             if len(self.classes) < _ALIKE:
-                self.classes[each] = None
+                self.classes[name] = None
             else:
                 self.classes["…"] = None
                 break
@@ -129,7 +129,7 @@ class ScannedContents:
     # ---- any file
 
     def look(self, reader: Reader, depth: int = 0) -> str:
-        """Look at a file of any kind, and return what it is in words; "" if it is nothing that could run."""
+        """Judge a file of any kind, and return its kind in words; "" if nothing in it could run."""
         if depth > _DEPTH:
             self.add("excessive", f"{reader.file.path} is inside more than {_DEPTH} other archives.")
             return ""
@@ -142,10 +142,10 @@ class ScannedContents:
             return "torch.distributed.checkpoint data"
         kinds = [kind for kind in _KINDS if kind.matches(head, reader.file.size)]
         if kinds:
-            told = kinds[0].look(self, reader, depth)
+            kind_found = kinds[0].look(self, reader, depth)
             self._otherwise(reader, kinds, depth)
-            return told
-        closed = next((what for begin, what in CLOSED.items() if head.startswith(begin)), "")
+            return kind_found
+        closed = next((called for begin, called in CLOSED.items() if head.startswith(begin)), "")
         if closed:
             rule = "unreadable" if self.expected else "not-opened"
             self.add(rule, f"{reader.file.path} is {closed}, which scan does not open: unpack it first.")
@@ -153,7 +153,7 @@ class ScannedContents:
         return self._unknown(reader, depth)
 
     def _otherwise(self, reader: Reader, kinds: list[_Kind], depth: int) -> None:
-        """Look at a file as whoever takes it for something else than its first kind: for what would run."""
+        """Judge a file as programs do that take it for another kind than its first: for code that would run."""
         if any(kind in _OF_PICKLES for kind in kinds[:1]):
             return
         inner = self._inner()
@@ -161,27 +161,29 @@ class ScannedContents:
             if kind not in _OF_PICKLES:
                 kind.look(inner, reader, depth)
         if kinds[0] is not _ZIP:
-            # What begins an archive is a persistent id to an unpickler, which has none for it.
+            # To an unpickler, the beginning of an archive is a persistent id, which it does not know.
             inner._from_start(reader, depth)
         if kinds[0] is not _ZIP and zip_elsewhere.ends_as_zip(reader):
             inner._zip(reader, depth)
-        inner.findings = {each: None for each in inner.findings if each.rule in _RUNNING or each.rule == "not-opened"}
+        inner.findings = {
+            finding: None for finding in inner.findings if finding.rule in _RUNNING or finding.rule == "not-opened"
+        }
         self._take(inner)
 
     def _unknown(self, reader: Reader, depth: int) -> str:
-        """Look at a file that begins like nothing that is known: it may be a pickle of an old protocol."""
-        found = self._inner()
+        """Judge a file with unknown first bytes: it may be a pickle of an old protocol."""
+        as_pickle = self._inner()
         if self.expected or reader.file.size > _HELD_FIRST or may_call(reader.read_at(0, reader.file.size)):
-            found._from_start(reader, depth)
-        if found.findings:
-            self._take(found)
+            as_pickle._from_start(reader, depth)
+        if as_pickle.findings:
+            self._take(as_pickle)
             return "pickle"
         if zip_elsewhere.ends_as_zip(reader):
             return self._zip(reader, depth)
-        return "pickle" if self.expected and found.pickles else ""
+        return "pickle" if self.expected and as_pickle.pickles else ""
 
     def _from_start(self, reader: Reader, depth: int) -> None:
-        """Read a file as a pickle from its first byte, whatever it is, and look at what follows."""
+        """Read a file of any kind as a pickle from its first byte, and judge what follows."""
         readings = Readings()
         end = 0
         with attacks.watched(readings.add, readings.judge), self._noting_limits(reader):
@@ -192,7 +194,7 @@ class ScannedContents:
         self._judge_calls(readings, depth)
 
     def _load(self, reader: Reader, at: int, where: str, depth: int) -> int:
-        """Read what may be a pickle at byte `at`. Return the position behind it. Raises what `load` raises."""
+        """Read a possible pickle at byte `at`. Return the position after it. Raises the errors of `load`."""
         room = reader.file.size - at
         for length in (_HELD_FIRST, LONGEST):
             try:
@@ -205,12 +207,12 @@ class ScannedContents:
         try:
             return at + self._survey(reader, at, where, without_tensors(), inner, depth)
         finally:
-            inner.findings = {each: None for each in inner.findings if each.rule in _RUNNING}
+            inner.findings = {finding: None for finding in inner.findings if finding.rule in _RUNNING}
             self._take(inner)
 
     @contextlib.contextmanager
     def _noting_limits(self, reader: Reader) -> Iterator[None]:
-        """Read what may be no pickle: errors say nothing, but that it was not read to where it ends."""
+        """Read a possible pickle: its errors are no findings, except that it was not read to its end."""
         try:
             yield
         except LimitError as error:
@@ -220,18 +222,18 @@ class ScannedContents:
 
     def _judge_calls(self, readings: Readings, depth: int) -> None:
         for reading in readings.all():
-            # Text may begin with what is a name to a pickle. A call is no accident.
+            # Text may begin with the opcodes of a name. A call is no accident.
             if reading.called or reading.unknown_calls:
                 self._judge(reading, depth)
         self._dropped(readings, depth)
 
     def _dropped(self, readings: Readings, depth: int) -> None:
-        """Look at bytes that pickles loaded without keeping what that made."""
+        """Judge bytes that pickles loaded without keeping the result."""
         for data in readings.dropped():
             self._held(InMemory(data, "bytes that a pickle loads and drops"), depth, True)
 
     def _following(self, reader: Reader, at: int, depth: int) -> None:
-        """Look at what follows a pickle: whoever reads one after another takes it for one, however it begins."""
+        """Judge the bytes after a pickle: a program that reads one pickle after another takes them for one."""
         readings = Readings()
         with attacks.watched(readings.add, readings.judge), self._noting_limits(reader):
             for count in range(2, _PICKLES):
@@ -243,7 +245,7 @@ class ScannedContents:
         self._judge_calls(readings, depth)
 
     def read(self, action: Callable[[], object], depth: int = 0) -> bool:
-        """Call `action`, which reads pickles, and judge them and how it ended. Return whether it was read."""
+        """Call `action`, which reads pickles; judge them, and any error. Return whether the file was read."""
         readings = Readings()
         error: CkptconvError | None = None
         try:
@@ -252,14 +254,14 @@ class ScannedContents:
         except CkptconvError as reason:
             error = reason
         before = len(self.findings)
-        found = readings.all()
-        for reading in found:
+        all_readings = readings.all()
+        for reading in all_readings:
             self._judge(reading, depth)
         self._dropped(readings, depth)
-        self.pickles.update(reading.where for reading in found if not reading.broken)
+        self.pickles.update(reading.where for reading in all_readings if not reading.broken)
         if error is None:
             return True
-        whole = [reading.broken for reading in found if _MAIN.search(reading.where)]
+        whole = [reading.broken for reading in all_readings if _MAIN.search(reading.where)]
         is_whole = bool(whole) and not any(whole)
         if isinstance(error, UnsafeError):
             if len(self.findings) == before:
@@ -270,67 +272,67 @@ class ScannedContents:
             self.add("two-readings", error.message)
         elif not (isinstance(error, UnsupportedError) and is_whole):
             self.add("unreadable", error.message)
-        # What is read and cannot be converted can be judged.
+        # A file that is read and cannot be converted can be judged.
         return isinstance(error, UnsupportedError) and is_whole
 
     # ---- pickles
 
     def _judge(self, reading: attacks.PickleReading, depth: int) -> None:
-        """Add what the names in a pickle say about it."""
+        """Add findings about the names in a pickle."""
         where, called, suspects = reading.where, reading.called, reading.suspects
         if suspects and (called or reading.broken):
-            direct = [each for each in suspects if each in called]
+            direct = [name for name in suspects if name in called]
             if direct:
-                what = f"calls {some(direct, 3, brief)}"
+                action = f"calls {some(direct, 3, brief)}"
             elif called:
-                what = f"names {some(suspects, 3, brief)} and calls {some(called, 3, brief)}"
+                action = f"names {some(suspects, 3, brief)} and calls {some(called, 3, brief)}"
             else:
-                what = f"names {some(suspects, 3, brief)}, and is broken"
-            self.add("dangerous-call", f"{where} {what}.")
+                action = f"names {some(suspects, 3, brief)}, and is broken"
+            self.add("dangerous-call", f"{where} {action}.")
         elif suspects:
             self.add("dangerous-name", f"{where} names {some(suspects, 3, brief)}, but calls nothing.")
-        code = [each for each in called if carries_code(each)]
+        code = [name for name in called if carries_code(name)]
         if code:
             self.add(
                 "carries-code", f"{where} builds functions from code that it contains, with {some(code, 3, brief)}."
             )
-        unusual = [each for each in called if is_unusual(each) and each not in suspects]
+        unusual = [name for name in called if is_unusual(name) and name not in suspects]
         if unusual:
             self.add("unusual-call", f"{where} calls {some(unusual, 3, brief)}, which no known checkpoint does.")
-        # With bytes that are in the pickle, the call is a known one.
-        computed = [each for each in reading.unknown_calls if each in LOADERS]
+        # With bytes from the pickle, the call is a known one.
+        computed = [name for name in reading.unknown_calls if name in LOADERS]
         if computed:
             self.add("unusual-call", f"{where} calls {some(computed, 3, str)} with computed bytes.")
-        told = {*suspects, *unusual, *code}
-        shown = {brief(each, 200) for each in told} | {*computed}
-        words = [each for each in reading.unknown_calls if each not in shown]
+        reported = {*suspects, *unusual, *code}
+        shown = {brief(name, 200) for name in reported} | {*computed}
+        words = [name for name in reading.unknown_calls if name not in shown]
         if words:
             self.add("unknown-call", f"{where} calls {some(words, 3, str)}, which is not on the reviewed list.")
-        names = [each for each in reading.unknown if each not in told and brief(each, 200) not in words]
+        names = [name for name in reading.unknown if name not in reported and brief(name, 200) not in words]
         if names and not (reading.broken and not (called or words)):
             self.add("unknown-name", f"{where} names {some(names, 3, brief)}, which is not on the reviewed list.")
-        self._need(brief(each, 200) for each in called if is_needed(each))
+        self._need(brief(name, 200) for name in called if is_needed(name))
         if not reading.broken:
             for data, is_loaded in all_bytes(reading.value):
-                # Others are looked at if they begin like a file of ours.
+                # Other bytes are judged if they begin like a file of a known kind.
                 if is_loaded or _is_file(data):
                     self._held(InMemory(bytes(data), f"{where}: bytes in it"), depth, is_loaded)
 
     def _held(self, reader: Reader, depth: int, is_loaded: bool) -> None:
-        """Look at bytes in a pickle. `is_loaded`: loading the pickle loads them too."""
+        """Judge bytes in a pickle. `is_loaded`: loading the pickle loads them too."""
         inner = self._inner(expected=is_loaded)
         kind = inner.look(reader, depth + 1)
         if not is_loaded:
-            for each in inner.findings:
-                if each.rule in _RUNNING:
-                    self.add("hidden", each.message)
+            for finding in inner.findings:
+                if finding.rule in _RUNNING:
+                    self.add("hidden", finding.message)
             return
         self._take(inner)
         if not (kind or inner.findings):
             self.add("not-opened", f"{reader.file.path} are loaded, but their format is unknown.")
 
     def _pickles(self, reader: Reader, depth: int) -> str:
-        """Read pickles one after another, up to the end or to something else."""
+        """Read pickles one after another, up to the end or to other bytes."""
         size = reader.file.size
         pickles = Pickles(reader, 0, size, LIMITS, longest=LONGEST)
         count = skipped = 0
@@ -348,12 +350,12 @@ class ScannedContents:
                     break
                 arrays = Arrays(reader, pickles.position, objects)
                 words = without_tensors()._replace(embedded=arrays)
-                what = f"pickle {count + 1}" if count else "the pickle"
+                part = f"pickle {count + 1}" if count else "the pickle"
                 try:
-                    pickles.load(what, words)
+                    pickles.load(part, words)
                 except LongError:
                     arrays.begin()
-                    pickles.position += self._survey(reader, pickles.position, pickles.where(what), words, inner, depth)
+                    pickles.position += self._survey(reader, pickles.position, pickles.where(part), words, inner, depth)
                 finally:
                     skipped += arrays.skipped
                 count += 1
@@ -365,23 +367,23 @@ class ScannedContents:
         inner = self._inner()
         inner.read(action, depth)
         if skipped:
-            # Whoever does not know joblib takes the arrays for instructions.
+            # Programs without joblib take the arrays for instructions.
             inner._plainly(reader, depth)
-        runs = any(each.rule in _RUNNING for each in inner.findings)
+        runs = any(finding.rule in _RUNNING for finding in inner.findings)
         if not (count or runs or self.expected):
             return ""
         if count and not self.expected:
-            # Any two bytes may look like a pickle, and what follows one is no concern of Python's.
-            inner.findings = {each: None for each in inner.findings if each.rule in _RUNNING}
+            # Any two bytes may look like a pickle, and Python ignores the bytes after one.
+            inner.findings = {finding: None for finding in inner.findings if finding.rule in _RUNNING}
         self._take(inner)
         return "pickle"
 
     def _survey(
         self, reader: Reader, start: int, where: str, words: Vocabulary, inner: ScannedContents, depth: int
     ) -> int:
-        """Read a pickle that is too long to be held, and look at the bytes in it. Return its length."""
+        """Read a pickle that is too long to be held, and judge the bytes in it. Return its length."""
 
-        # What is not loaded when the pickle is loaded, by position, or as it is.
+        # Bytes that are not loaded with the pickle: by position, or the bytes themselves.
         left: dict[int | bytes, Passed | bytes] = {}
 
         def look(data: Passed | bytes, *, is_loaded: bool) -> None:
@@ -418,7 +420,7 @@ class ScannedContents:
                 look(data, is_loaded=False)
 
     def _plainly(self, reader: Reader, depth: int) -> None:
-        """Look at a pickle of joblib as Python reads it, for what would run."""
+        """Judge a pickle of joblib as Python reads it, for code that would run."""
         readings = Readings()
         with attacks.watched(readings.add, readings.judge), self._noting_limits(reader):
             self._load(reader, 0, reader.file.path, depth)
@@ -435,46 +437,48 @@ class ScannedContents:
         return "torch stream"
 
     def _zip(self, reader: Reader, depth: int) -> str:
-        """Read an archive of torch as torch's; of any archive, look at each member that is no storage."""
-        told = listed(reader)
-        # torch.export and numpy read what is no storage under the names of storages.
-        is_other = told.is_other or reader.file.path.rstrip(")").endswith((".npz", ".pt2"))
+        """Read an archive of torch as torch does; in any archive, judge each member that is not a storage."""
+        listing = listed(reader)
+        # torch.export and numpy also read other members under the names of storages.
+        is_other = listing.is_other or reader.file.path.rstrip(")").endswith((".npz", ".pt2"))
         read: set[str] = set()
-        if told.is_torch or not told.members:
+        if listing.is_torch or not listing.members:
             inner = self._inner()
-            # Pickles too long to be held are judged as other members are.
-            check = (lambda: check_zip(reader)) if told.has_long else (lambda: read_from(reader, limits=LIMITS))
+            # Pickles that are too long to be held are judged like other members.
+            check = (lambda: check_zip(reader)) if listing.has_long else (lambda: read_from(reader, limits=LIMITS))
             inner.read(check, depth)
             read = inner.pickles
-            if is_other and told.members:
-                # It is not torch's, and each member is looked at.
-                inner.findings = {each: None for each in inner.findings if each.rule != "unreadable"}
-            if told.is_torch or self.expected or any(each.rule in _RUNNING for each in inner.findings):
+            if is_other and listing.members:
+                # It is not torch's, so each member is judged.
+                inner.findings = {finding: None for finding in inner.findings if finding.rule != "unreadable"}
+            if listing.is_torch or self.expected or any(finding.rule in _RUNNING for finding in inner.findings):
                 self._take(inner)
-        elif told.members < zip_elsewhere.count(reader):
-            # Whoever reads the rest by other means finds what is not looked at here.
+        elif listing.members < zip_elsewhere.count(reader):
+            # Other programs may read the members that are not judged here.
             self.add("two-readings", f"{reader.file.path} has a directory that is only partly readable.")
         # A package's members are code and pickles in directories of their own.
-        if told.is_package:
+        if listing.is_package:
             self.add("carries-code", f"{reader.file.path} is a package of torch.package: importing it runs its code.")
         known = False
         for entry in zip_elsewhere.entries(reader):
             if self.room.stored < 0:
                 break
-            if is_short(entry) or (told.is_torch and not is_other and _STORAGES.fullmatch(entry.name)):
+            if is_short(entry) or (listing.is_torch and not is_other and _STORAGES.fullmatch(entry.name)):
                 continue
             if _inside(reader, entry) in read:
                 continue
-            if (told.is_torch or self.expected) and zip_elsewhere.content(reader, entry, 4).startswith(_MACHINE_CODE):
+            if (listing.is_torch or self.expected) and zip_elsewhere.content(reader, entry, 4).startswith(
+                _MACHINE_CODE
+            ):
                 self.add("carries-code", f"{_inside(reader, entry)} is machine code.")
-            # Only torch's own readers know how the members of its archives should be.
-            known |= bool(self._member(reader, entry, depth, only_what_runs=told.is_torch and not is_long(entry)))
-        if told.is_torch:
+            # Only torch's own readers know the right form of the members of its archives.
+            known |= bool(self._member(reader, entry, depth, only_what_runs=listing.is_torch and not is_long(entry)))
+        if listing.is_torch:
             return "torch archive"
-        return "zip archive" if known or (told.members and self.expected) else ""
+        return "zip archive" if known or (listing.members and self.expected) else ""
 
     def archives(self, reader: Reader) -> bool:
-        """Look at archives that lie one after the other, from the last to the first. Return whether that is all."""
+        """Judge archives that lie one after the other, from the last to the first. Return whether these are all."""
         self.room.open(reader.file.size)
         end = reader.file.size
         while end > 0:
@@ -486,7 +490,7 @@ class ScannedContents:
         return True
 
     def _member(self, reader: Reader, entry: zip_elsewhere.ZipEntry, depth: int, *, only_what_runs: bool) -> str:
-        """Look at a member of a zip archive."""
+        """Judge a member of a zip archive."""
         path = _inside(reader, entry)
         is_expected = path[:-1].endswith(SUFFIXES)
         if entry.flags & _ENCRYPTED or entry.method not in (STORED, _DEFLATED):
@@ -503,7 +507,7 @@ class ScannedContents:
             self._code(path, zip_elsewhere.content(reader, entry, _INFLATED + 1))
         inner = self._inner(is_expected)
         if entry.method == STORED:
-            # Members may lie on the same bytes.
+            # Several members may have the same bytes.
             place = reader.file.path, start, entry.packed
             if place in self.room.places:
                 return ""
@@ -519,12 +523,12 @@ class ScannedContents:
             self._texts(entry.name, path, lambda: zip_elsewhere.content(reader, entry, _INFLATED + 1), depth)
         if only_what_runs:
             kept = _RUNNING | {"not-opened", "excessive"}
-            inner.findings = {each: None for each in inner.findings if each.rule in kept}
+            inner.findings = {finding: None for finding in inner.findings if finding.rule in kept}
         self._take(inner)
         return kind
 
     def unpacked(self, path: str, content: Callable[[int], bytes], depth: int) -> str:
-        """Look at what is compressed; `content` returns at most so many bytes of its beginning."""
+        """Judge compressed data; `content` returns at most so many bytes from its beginning."""
         head = content(HEAD)
         if not any(kind.matches(head, len(head)) for kind in _KINDS) and not self.expected:
             if len(head) < HEAD:
@@ -558,13 +562,13 @@ class ScannedContents:
             )
 
     def _texts(self, name: bytes, path: str, content: Callable[[], bytes], depth: int) -> None:
-        """Judge what programs evaluate, or load, of a member that is JSON."""
+        """Judge the texts that programs evaluate, or load, in a member that is JSON."""
         if not (name.endswith(b".json") or name.rpartition(b"/")[2] in (b"data", b"_stable_baselines3_data")):
             return
         from ckptconv.features.scan.programs import texts_in
 
         data = content()
-        # Readers of JSON take UTF-16 and marks of the order of bytes too.
+        # Readers of JSON also accept UTF-16 and byte order marks.
         if data.lstrip(b" \t\r\n\0\xef\xbb\xbf\xfe\xff")[:1] not in (b"{", b"["):
             return
         if len(data) > _INFLATED:
@@ -580,24 +584,24 @@ class ScannedContents:
             self._held(InMemory(pickled, f"{path}: a pickle in it"), depth, is_loaded=True)
 
     def _tar(self, reader: Reader, depth: int) -> str:
-        """Read torch's tar archives as torch's; of other ones look at each member."""
+        """Read torch's tar archives as torch does; in other ones, judge each member."""
         inner = self._inner()
         inner.read(lambda: read_from(reader, limits=LIMITS), depth)
         members: list[tuple[str, int, int]] = []
         try:
-            # What was listed before an error counts.
+            # The members that were listed before an error count.
             members.extend(members_of(reader))
         except LimitError as error:
             self.add("excessive", error.message)
         except UnsafeError as error:
             inner.add("path-outside", error.message)
         except (tarfile.TarError, CkptconvError, ValueError, OSError, EOFError) as error:
-            # Of what cannot be read as torch's either, one reason is told.
+            # If torch cannot read it either, only one reason is reported.
             if members or not self.expected or not inner.findings:
                 rule = "unreadable" if self.expected else "not-opened"
                 self.add(rule, f"{reader.file.path} is a tar archive that cannot be read: {brief(str(error))}.")
         is_torch = any(name in _OF_TAR for name, _, _ in members) or (self.expected and not members)
-        if is_torch or any(each.rule in _RUNNING for each in inner.findings):
+        if is_torch or any(finding.rule in _RUNNING for finding in inner.findings):
             self._take(inner)
             return "torch tar archive"
         known = False
@@ -616,7 +620,7 @@ class ScannedContents:
     # ---- others
 
     def _npy(self, reader: Reader, depth: int) -> str:
-        """Look at an array of numpy: one of objects is a pickle after its header."""
+        """Judge an array of numpy: an array of objects is a pickle after its header."""
         fixed = reader.read_at(0, min(12, reader.file.size))
         begin, length = place_of_header(fixed)
         if len(fixed) < 12 or begin + length > min(reader.file.size, SCANNED):
@@ -628,11 +632,11 @@ class ScannedContents:
         return "array"
 
     def _safetensors(self, reader: Reader, depth: int) -> str:
-        # Nothing in it can run. What its names and its record say is read where the file is opened by its path.
+        # Nothing in it can run. Its names and its record are judged when the file is opened by its path.
         return "safetensors"
 
     def _compressed(self, reader: Reader, depth: int) -> str:
-        """Look into a compressed file, if what is in it can be run."""
+        """Judge the content of a compressed file, if it can be run."""
         came, errors = False, []
 
         def content(most: int) -> bytes:
@@ -643,7 +647,7 @@ class ScannedContents:
             return data
 
         kind = self.unpacked(reader.file.path, content, depth)
-        # Two bytes alone say that a file is compressed by zlib.
+        # Only two bytes show that a file is compressed by zlib.
         if errors and (self.expected or came or reader.read_at(0, 1) != b"\x78"):
             rule = "unreadable" if self.expected else "not-opened"
             self.add(rule, f"{reader.file.path} cannot be decompressed: {brief(errors[0])}.")
@@ -666,7 +670,7 @@ _STREAM = _Kind(lambda head, size: is_stream(head), ScannedContents._torch)
 _PICKLE = _Kind(is_pickle, ScannedContents._pickles)
 # Kinds that are read as pickles from their first byte.
 _OF_PICKLES = (_STREAM, _PICKLE)
-# In this order: a file is of the first kind that it matches; it is looked at as each of the others too.
+# A file is of the first kind that it matches; it is also judged as each of the other kinds.
 _KINDS: tuple[_Kind, ...] = (
     _ZIP,
     _Kind(lambda head, size: is_tar(head), ScannedContents._tar),
@@ -676,7 +680,7 @@ _KINDS: tuple[_Kind, ...] = (
     _PICKLE,
     _Kind(is_compressed, ScannedContents._compressed),
 )
-# Rules about what would run, and not about how a file is made.
+# Rules about code that would run, not about the form of a file.
 _RUNNING = frozenset(
     {
         "dangerous-call",
@@ -693,7 +697,7 @@ _OF_TAR = frozenset({"storages", "tensors", "pickle"})
 
 
 def _inside(reader: Reader, entry: zip_elsewhere.ZipEntry) -> str:
-    """Return how messages name a member of an archive."""
+    """Return the name of an archive's member in messages."""
     return f"{reader.file.path} ({brief(entry.name.decode('utf-8', 'replace'), 200)[1:-1]})"
 
 

@@ -1,8 +1,8 @@
-"""Read pickles of joblib, which puts the bytes of arrays between the instructions.
+"""Reads pickles of joblib, which puts the bytes of arrays between the instructions.
 
-Source: joblib 1.5, `NumpyArrayWrapper.read_array` and `NumpyUnpickler.load_build` in `joblib/numpy_pickle.py`: when a
-wrapper has got its state, the array follows in the file, after a byte that counts the bytes of padding behind it. An
-array of objects is a pickle of its own.
+Source: joblib 1.5, `NumpyArrayWrapper.read_array` and `NumpyUnpickler.load_build` in `joblib/numpy_pickle.py`: after a
+wrapper's state, the array follows in the file, after a byte with the number of bytes of padding behind it. An array of
+objects is a pickle of its own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Arrays:
     """Skips the arrays in the pickle that begins at byte `start` of a file: `Vocabulary.embedded`.
 
     `skipped` counts them. `objects` is called with the position of a pickle in the file, an array of objects, and
-    returns the position behind it.
+    returns the position after it.
     """
 
     def __init__(self, reader: Reader, start: int, objects: Callable[[int], int]) -> None:
@@ -36,19 +36,19 @@ class Arrays:
         self.begin()
 
     def begin(self) -> None:
-        """Begin again, with another reading of the same pickle."""
+        """Begin again, for another reading of the same pickle."""
         self.skipped = 0
-        # Bytes read at first behind an array; doubled whenever the pickle is read again, as it did not end in them.
+        # Bytes read at first after an array; doubled whenever the pickle is read again, because it did not end in them.
         self._window, self._last = 1 << 16, -1
 
-    def __call__(self, made: Opaque, position: int) -> tuple[int, bytes] | None:
-        state = _attributes(made.state[-1])
-        if made.cls in _FILES:
+    def __call__(self, wrapper: Opaque, position: int) -> tuple[int, bytes] | None:
+        state = _attributes(wrapper.state[-1])
+        if wrapper.cls in _FILES:
             name = state.get("filename")
             why = leads_out(name) if type(name) is str else "it is not text"
             if why:
                 raise UnsafeError(f"A joblib pickle reads an array from {brief(name)}, next to it: {why}.", "")
-        if made.cls != _WRAPPER or not state:
+        if wrapper.cls != _WRAPPER or not state:
             return None
         at = self._start + position
         if at <= self._last:

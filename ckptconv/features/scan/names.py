@@ -1,8 +1,8 @@
-"""Judge the names that a pickle calls and that the machine does not know as data.
+"""Judges the names that a pickle calls and that the machine does not know as data.
 
-`pickles.attacks` knows which calls are attacks. Of the others, most are classes of the user or of a framework, which
-say nothing about a file. Two kinds do: functions that take code, and functions of the standard library that nobody
-pickles. As with attacks, safety does not rest on these tables: nothing that a pickle names is ever called here.
+`pickles.attacks` knows which calls are attacks. Most others are classes of the user or of a framework, which show
+nothing about a file. Two kinds do: functions that take code, and functions of the standard library that no program
+pickles. As with attacks, safety does not depend on these tables: nothing that a pickle names is ever called here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ckptconv.pickles.attacks import makes_functions
 from ckptconv.pickles.containers import today
 from ckptconv.pickles.nodes import Global
 
-# Functions that compile code in the pickle when it is loaded, beside those that `attacks` knows.
+# Functions that compile code in the pickle when it is loaded, besides those that `attacks` knows.
 _COMPILERS = frozenset(
     f"{module}.{name}"
     for module in ("torch.fx.graph_module", "torch.fx._lazy_graph_module")
@@ -22,9 +22,9 @@ _COMPILERS = frozenset(
         "_deserialize_graph_module", "_make_graph_module",
     )
 )  # fmt: skip
-# Functions that load bytes that they are given as pickles. These are looked at by themselves.
+# Functions that load bytes from their arguments as pickles. These bytes are judged by themselves.
 LOADERS = frozenset({"torch.storage._load_from_bytes", "spacy.vocab.unpickle_vocab", "spacy.tokens.doc.unpickle_doc"})
-# Modules of the standard library whose classes are data, and are in honest checkpoints.
+# Modules of the standard library whose classes are data that honest checkpoints contain.
 _DATA = frozenset(
     """
     __builtin__ _codecs _collections _collections_abc _decimal _io _operator _random _struct abc argparse array ast
@@ -33,7 +33,7 @@ _DATA = frozenset(
     random re sre_compile statistics string struct threading time types typing uuid weakref zoneinfo
     """.split()  # noqa: SIM905
 )
-# Packages of the standard library. A dotted name in another of its modules is of a user's own package of that name.
+# Packages of the standard library. A dotted name in another of its modules is in a user's own package of that name.
 _PACKAGES = frozenset(
     """
     asyncio collections compression concurrent ctypes curses dbm distutils email encodings html http idlelib importlib
@@ -41,24 +41,24 @@ _PACKAGES = frozenset(
     wsgiref xml xmlrpc zipfile zoneinfo
     """.split()  # noqa: SIM905
 )
-# Functions of `builtins` that nobody pickles: those of `attacks`, and those that call others or only act.
+# Functions of `builtins` that no program pickles: those of `attacks`, and those that call others or only act.
 _ACTS = frozenset(
     """
     ascii bin callable chr dir filter format hash hex id isinstance issubclass map next oct ord print property repr
     staticmethod super vars
     """.split()  # noqa: SIM905
 )
-# Names that every installation with torch has, and that say nothing about a file.
+# Prefixes of names that every installation with torch has, and that show nothing about a file.
 _ALWAYS = ("torch.", "numpy.", "__torch__.")
 
 
 def carries_code(named: Global) -> bool:
-    """Whether a call of `named` makes a function of code in the pickle."""
+    """Whether a call of `named` makes a function from code in the pickle."""
     return str(named) in _COMPILERS or makes_functions(named)
 
 
 def is_unusual(named: Global) -> bool:
-    """Whether `named` is of the standard library, and no checkpoint calls it."""
+    """Whether `named` is in the standard library, and no checkpoint calls it."""
     module, name = today((named.module, named.name))
     top = module.partition(".")[0]
     if top == "builtins":

@@ -30,5 +30,5 @@ class _Scanning:
 
 COMMAND = options_in(_Scanning)
 SCANNING = {"storage_options": OPTIONS["storage_options"]}
-# What the type of the keywords has, and its docstring.
+# The name of the keywords' type, and its docstring.
 KEYWORDS = SCANNING, "Options of `scan`."

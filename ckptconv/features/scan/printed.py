@@ -1,4 +1,4 @@
-"""What `scan --json` prints, for its schema (`scripts/schemas.py`)."""
+"""The output of `scan --json`, for its schema (`scripts/schemas.py`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 from ckptconv.features.scan.report import RULES, VERDICTS, Finding, ScannedFile, ScanReport
 
-# The object: title, what prints it, the commands, the class of its fields, what others call these, and what `ok` is.
+# The object: title, description, the commands, the class of its fields, its name in other schemas, and the meaning of
+# `ok`.
 COMMANDS = {
     "scan": (
         "Scans",
@@ -30,7 +31,7 @@ _COUNTS = {
     name: {"type": "integer", "minimum": 0, "description": f"How many files {what}."}
     for name, what in zip(VERDICTS, _BY_VERDICT, strict=True)
 }
-# What the type of a field does not say.
+# Constraints that the type of a field does not show.
 MORE: dict[tuple[type, str], dict[str, Any]] = {
     (ScanReport, "counts"): {
         "type": "object",

@@ -1,7 +1,7 @@
-"""Judge programs in archives: TorchScript and its bytecode, the arithmetic of torch.export, pickles in JSON.
+"""Judges programs in archives: TorchScript and its bytecode, the arithmetic of torch.export, pickles in JSON.
 
 Sources: `torch/_export/serde/serialize.py` of torch 2.13, which evaluates `expr_str` and the guards of a program with
-sympy and Python; stable-baselines3 2.9, `save_util.json_to_data`, which loads what is under `:serialized:`.
+sympy and Python; stable-baselines3 2.9, `save_util.json_to_data`, which loads the text under `:serialized:`.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _TOKEN = re.compile(
     rb"""(?P<quote>\"\"\"|'''|["'])|(?P<other>.)""",
     re.DOTALL,
 )
-# What a text of each kind may not pass over: a character after a backslash counts for nothing.
+# The parts of a text of each kind before its end; the character after a backslash does not count.
 _ENDS = {
     quote: re.compile(rb"\\.|" + quote + (rb"|\n" if len(quote) == 1 else b""), re.DOTALL)
     for quote in (b'"', b"'", b'"""', b"'''")
 }
-# What a path of names may begin with that leads to operators.
+# The first names of paths that lead to operators.
 _ROOTS = (b"torch", b"ops")
-# One part more than that of an operator has.
+# One part more than the path of an operator has.
 _PARTS = 4
-# Classes and constants by which TorchScript makes values, which are no operators.
+# Classes and constants with which TorchScript makes values; they are not operators.
 _MAKERS = frozenset({"device", "dtype", "Tensor", "Generator", "layout", "memory_format", "annotate", "Size", "Stream"})
-# In expressions of torch.export: functions of sympy and of torch, by name.
+# Functions of sympy and of torch, by name, in expressions of torch.export.
 _ARITHMETIC = frozenset(
     """
     Abs Add And BitwiseFn_bitwise_and BitwiseFn_bitwise_or CeilToInt CleanDiv Eq Equality FloatPow FloatTrueDiv FloorDiv
@@ -54,25 +54,25 @@ _MOST_NODES, _MOST_TEXT = 2_000, 20_000
 _SERIALIZED = ":serialized:"
 # Keys of JSON whose texts are evaluated.
 _EVALUATED = frozenset({"expr_str", "expr", "guards_code"})
-# What a node of a graph calls: an operator, a function of Python's arithmetic, or of torch's on symbols.
+# The target of a node of a graph: an operator, a function of Python's arithmetic, or of torch's on symbols.
 _TARGET = re.compile(
     r"torch\.ops\.\w+\.(?P<operator>\w+)(\.\w+)?|torch\.sym_\w+|#\w+(:\w+)*|torch\._sym_sqrt|math\.[a-z]\w*|"
     r"_operator\.(abs|add|and_|eq|floordiv|ge|getitem|gt|invert|le|lshift|lt|mod|mul|ne|neg|not_|or_|pos|pow|rshift|sub|"
     r"truediv|xor)"
 )
-# Keys of JSON, in text that is JSON too, that name modules which are imported; and these modules.
+# Keys of JSON, in text that is JSON too, that name imported modules; and these modules.
 _SPECS, _IMPORTED, _HARMLESS = ("in_spec", "out_spec"), ("default_factory_module", "fqn"), frozenset({"builtins"})
 
 
 class Programs(NamedTuple):
-    """What a program names: operators that read or write files, and those that torch does not have."""
+    """The names in a program that matter: operators that read or write files, and those that torch lacks."""
 
     files: list[str]
     unknown: list[str]
 
 
 class Texts(NamedTuple):
-    """Of a description: texts that would be evaluated and are no arithmetic, and pickles that would be loaded."""
+    """The texts in a description that matter: those evaluated that are no arithmetic, and pickles that are loaded."""
 
     evaluated: list[str]
     pickled: list[bytes]
@@ -86,8 +86,8 @@ def operators() -> frozenset[str]:
 
 
 def programs_in(code: bytes) -> Programs:
-    """Return what a program of TorchScript, or its bytecode, names that it should not: it may call that under another
-    name."""
+    """Return the names in a program of TorchScript, or its bytecode, that it should not have: it may call them under
+    other names."""
     files: dict[str, None] = {}
     unknown: dict[str, None] = {}
     for path in _operators_in(code) if code.startswith(b"\x80") else _paths_in(code):
@@ -113,7 +113,7 @@ def _paths_in(code: bytes) -> Iterator[list[bytes]]:
         if kind == "quote":
             at = _end_of_text(code, at, part)
         if kind == "name" and before == b"." and path:
-            # Of a longer one than any operator's, the beginning is told.
+            # Of a path that is longer than any operator's, only the beginning is reported.
             path += [part] if len(path) < _PARTS else []
         elif part != b"." or not path:
             if path:
@@ -125,7 +125,7 @@ def _paths_in(code: bytes) -> Iterator[list[bytes]]:
 
 
 def _operators_in(bytecode: bytes) -> Iterator[list[bytes]]:
-    """Yield the operators that the functions in bytecode call, which is a pickle of tuples, as paths."""
+    """Yield, as paths, the operators that the functions in bytecode call. Bytecode is a pickle of tuples."""
     try:
         tree = load(bytecode, where="bytecode", limits=WHOLE_TREES).value
     except CkptconvError:
@@ -140,7 +140,7 @@ def _operators_in(bytecode: bytes) -> Iterator[list[bytes]]:
 
 
 def _end_of_text(code: bytes, begin: int, quote: bytes) -> int:
-    """Return where the text ends that begins after a quote; `begin` if it does not."""
+    """Return the end of the text that begins after a quote; `begin` if it does not end."""
     for part in _ENDS[quote].finditer(code, begin):
         if part[0][:1] != b"\\":
             return part.end() if part[0] == quote else begin
@@ -155,7 +155,7 @@ def _is_operator(path: list[bytes]) -> bool:
 
 
 def texts_in(data: bytes) -> Texts | None:
-    """Return what programs evaluate or load of a description in JSON; None if it cannot be read."""
+    """Return the texts that programs evaluate or load in a description in JSON; None if it cannot be read."""
     try:
         todo: list[Any] = [json.loads(data)]
     except (ValueError, RecursionError):
@@ -186,16 +186,16 @@ def texts_in(data: bytes) -> Texts | None:
 
 
 def _is_target(text: str) -> bool:
-    """Whether a node calls an operator that torch has and that accesses no files, or arithmetic."""
+    """Whether a node calls arithmetic, or an operator of torch that accesses no files."""
     target = _TARGET.fullmatch(text)
     name = target["operator"] if target else None
-    # Operators of higher order stand in no list.
+    # Operators of higher order are in no list.
     is_known = name is None or name in operators() or text.startswith("torch.ops.higher_order.")
     return target is not None and is_known and name not in _OF_FILES
 
 
 def _imported_by(spec: str) -> list[str]:
-    """Return the modules that reading a description of a tree imports, and that are not Python's builtins."""
+    """Return the modules that reading a description of a tree imports, except Python's builtins."""
     names: list[str] = []
     todo: list[Any] = [spec]
     while todo:
@@ -214,7 +214,7 @@ def _imported_by(spec: str) -> list[str]:
 
 
 def is_arithmetic(text: str) -> bool:
-    """Whether an expression has numbers, symbols, operators and functions of arithmetic alone."""
+    """Whether an expression has only numbers, symbols, operators and functions of arithmetic."""
     if len(text) > _MOST_TEXT:
         return False
     try:
@@ -227,7 +227,7 @@ def is_arithmetic(text: str) -> bool:
 
 
 def _is_power(base: ast.AST, power: ast.AST) -> bool:
-    """Whether a power is a small one, and none of a power."""
+    """Whether a power is a small one, and not a power of a power."""
     is_small = isinstance(power, ast.Constant) and type(power.value) is int and 0 <= power.value <= 16
     return is_small and not any(
         isinstance(node, ast.Pow) or (isinstance(node, ast.Name) and "Pow" in node.id) for node in ast.walk(base)

@@ -1,4 +1,4 @@
-"""Readers of parts of files, for what is inside archives and pickles."""
+"""Readers of parts of files, for files inside archives and pickles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pickles in a file say: their readings, and the bytes that they hold."""
+"""The content of the pickles in a file: their readings, and the bytes in them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _joined(some: tuple[_T, ...], others: tuple[_T, ...]) -> tuple[_T, ...]:
 
 
 class Readings:
-    """The readings of pickles, in order. One may be read several times, each time further; all of them count."""
+    """The readings of pickles, in order. A pickle may be read several times, each time further; all readings count."""
 
     def __init__(self) -> None:
         self._found: dict[str, attacks.PickleReading] = {}
@@ -38,18 +38,24 @@ class Readings:
         self._found[reading.where] = reading
 
     def judge(self, size: int) -> Judge:
-        """Return who judges one of them."""
+        """Return a judge for one pickle."""
         self._judges.append(Judge(size))
         return self._judges[-1]
 
     def dropped(self) -> list[bytes]:
         """Return bytes that were loaded by calls whose results the pickles dropped."""
         loaded = (bytes(data) for judge in self._judges for name, data in judge.bytes_given if str(name) in LOADERS)
-        given = dict.fromkeys(loaded)
-        if not given:
+        candidates = dict.fromkeys(loaded)
+        if not candidates:
             return []
-        kept = {bytes(data) for each in self.all() if not each.broken for data, loads in all_bytes(each.value) if loads}
-        return [data for data in given if data not in kept]
+        kept = {
+            bytes(data)
+            for reading in self.all()
+            if not reading.broken
+            for data, loads in all_bytes(reading.value)
+            if loads
+        }
+        return [data for data in candidates if data not in kept]
 
     def all(self) -> list[attacks.PickleReading]:
         return list(self._found.values())
@@ -57,7 +63,7 @@ class Readings:
 
 def all_bytes(value: Any) -> Iterator[tuple[bytes | bytearray, bool]]:
     """Yield the bytes in a tree, and whether loading the tree loads them too."""
-    # Most trees have none: this is `walk`, without what it costs to hand out each node.
+    # Most trees have none. This is `walk`, without the cost of yielding each node.
     stack, seen = [value], set[int]()
     # The arguments of a call are a tuple, which comes after the call.
     loaded: set[int] = set()

@@ -9,12 +9,12 @@ from ckptconv.text import html_table
 
 # The verdicts, the worst last.
 VERDICTS = (SAFE, UNKNOWN, UNREADABLE, SUSPICIOUS, ATTACK) = ("safe", "unknown", "unreadable", "suspicious", "attack")
-# Files that a notebook lists.
+# The most files that a notebook lists.
 _ROWS = 100
 
 
 class ScanRule(NamedTuple):
-    """A kind of reason for a verdict: a title, the verdict that it gives, and what a reader of a report should know."""
+    """A kind of reason for a verdict: a title, the verdict, and an explanation for readers of a report."""
 
     title: str
     verdict: str
@@ -179,15 +179,15 @@ class ScanReport:
         return html_table(f"ScanReport: {self.verdict}", rows)
 
 
-# What `--fail-on` counts, from the least: by its word, the rules that count beside those of the words after it.
+# The levels of `--fail-on`, from the lowest: each counts its own rules besides those of the levels after it.
 LEVELS = ("unknown", "call", "suspicious", "attack")
 
 
 def counts(rule: str, level: str) -> bool:
     """Whether a finding of `rule` fails a scan that is to fail on `level`, one of `LEVELS`."""
     verdict = RULES[rule].verdict
-    found = "call" if rule == "unknown-call" else verdict
-    return found in LEVELS and LEVELS.index(found) >= LEVELS.index(level)
+    level_of_rule = "call" if rule == "unknown-call" else verdict
+    return level_of_rule in LEVELS and LEVELS.index(level_of_rule) >= LEVELS.index(level)
 
 
 def worst(verdicts: list[str]) -> str:

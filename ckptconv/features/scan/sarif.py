@@ -1,4 +1,4 @@
-"""Write a report as SARIF 2.1.0, the format in which code hosts take the results of scanners.
+"""Writes a report as SARIF 2.1.0, the format in which code hosts take the results of scanners.
 
 Source: OASIS, Static Analysis Results Interchange Format (SARIF) Version 2.1.0.
 """
@@ -18,18 +18,18 @@ from ckptconv.text import printable
 from ckptconv.version import __version__
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
-# How a report of `scan` begins, and bytes in which it does.
+# The beginning of a report of `scan`, and the bytes in which it lies.
 _BEGINS = re.compile(
     rb'\{\s*"\$schema": "[^"]*",\s*"version": "2\.1\.0",\s*"runs": \[[\s{]*"tool": '
     rb'[\s{]*"driver": [\s{]*"name": "ckptconv"'
 )
 _HEAD = 4096
 _HOME = "https://github.com/ckptconv/ckptconv"
-# The level of a result, and how severe a code host shows it: from 0 to 10.
+# The level of a result, and its severity on a code host: from 0 to 10.
 _LEVELS = {ATTACK: ("error", "9.8"), SUSPICIOUS: ("warning", "6.0")}
 _OTHER = ("note", "3.0")
 
-# The option that asks for one, and what the file is, as `publish.earlier` names it.
+# The option for a report, and the name of the file's kind in `publish.earlier`.
 SARIF = ("--sarif", "sarif")
 
 
@@ -74,7 +74,7 @@ def _rules() -> list[dict[str, Any]]:
 
 
 def _location(path: str, directory: str) -> dict[str, str]:
-    """Return where a file is: a URL, or a path relative to `directory` if it is below."""
+    """Return the location of a file: a URL, or a path relative to `directory` if it is below it."""
     if is_remote(path):
         return {"uri": quote(path, safe=":/?#[]@!$&'()*+,;=%-._~")}
     path = os.path.abspath(path)

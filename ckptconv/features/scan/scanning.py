@@ -18,7 +18,7 @@ from ckptconv.features.scan.options import SCANNING
 from ckptconv.features.scan.report import RULES, VERDICTS, ScannedFile, ScanReport, worst
 from ckptconv.formats import model_files
 from ckptconv.formats.detect import open_source
-from ckptconv.formats.instead import what_it_is
+from ckptconv.formats.foreign import foreign_file
 from ckptconv.formats.model_files import SAFETENSORS
 from ckptconv.formats.registered import DESCRIBING
 from ckptconv.formats.run_names import LATEST, LATEST_UNIVERSAL, MAX_TAG, tags_in
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from ckptconv.options.keywords import ScanOptions
 
-# What git-lfs leaves of a file.
+# The beginning of git-lfs's pointer to a file.
 _LFS = b"version https://git-lfs"
 
 
@@ -52,7 +52,7 @@ def scan(
     """Return a verdict for each file in `paths`, files or directories, by what loading it would run.
 
     The verdict on a file is "safe", "suspicious", "attack" or "unreadable"; `ckptconv.features.scan.report.RULES`
-    describes the reasons. Files are told by their content, whatever they are called. Those that are no checkpoints are
+    describes the reasons. A file's content decides its kind, not its name. Those that are no checkpoints are
     counted and skipped. Directories are searched to any depth, hidden files too; symbolic links in them are not
     followed. Pickles and descriptions are read, no tensor data, and nothing is run.
 
@@ -64,29 +64,29 @@ def scan(
         ('safe', [('model.pt', 'safe')])
     """
     stores = filled(SCANNING, options)["storage_options"]
-    asked = listed(paths, "No path was given to scan.")
+    given_paths = listed(paths, "No path was given to scan.")
     started = time.monotonic()
     report = ScanReport("safe", [], {})
-    places = [Location(pinned(path, dict(stores)), dict(stores)) for path in asked]
+    places = [Location(pinned(path, dict(stores)), dict(stores)) for path in given_paths]
     missing = next((place for place in places if place.kind == "missing"), None)
     if missing:
         raise MissingError(f"{missing} does not exist.")
     seen: set[str] = set()
     with refusing_attacks():
         named = {place.path for place in places}
-        for found in (each for place in places for each in _files_in(place, report)):
-            if found.path in seen:
+        for item in (file for place in places for file in _files_in(place, report)):
+            if item.path in seen:
                 continue
-            seen.add(found.path)
+            seen.add(item.path)
             with no_garbage():
-                scanned = found if isinstance(found, ScannedFile) else _scanned(found, found.path in named)
+                scanned = item if isinstance(item, ScannedFile) else _scanned(item, item.path in named)
             if scanned is None:
                 report.skipped += 1
                 continue
             report.files.append(scanned)
-    counts = Counter(each.verdict for each in report.files)
+    counts = Counter(file.verdict for file in report.files)
     report.counts = {verdict: counts[verdict] for verdict in VERDICTS}
-    report.verdict = worst([each.verdict for each in report.files])
+    report.verdict = worst([file.verdict for file in report.files])
     report.seconds = time.monotonic() - started
     return report
 
@@ -95,66 +95,66 @@ def _files_in(place: Location, report: ScanReport) -> Iterator[Location | Scanne
     """Yield the files at or below `place`, in order; a directory that cannot be listed as a verdict."""
     stack = [place]
     while stack:
-        here = stack.pop()
+        current = stack.pop()
         try:
-            if here.kind != "directory":
-                if here.kind == "file":
-                    yield here
+            if current.kind != "directory":
+                if current.kind == "file":
+                    yield current
                 else:
                     report.skipped += 1
                 continue
-            names = here.names
+            names = current.names
         except CkptconvError as error:
             contents = ScannedContents()
             contents.add("unreadable", error.message)
-            yield _verdict(here.path, "directory", 0, contents)
+            yield _verdict(current.path, "directory", 0, contents)
             continue
         below = []
         for name, entry in names.items():
-            inside = here.join(name)
+            inside = current.join(name)
             if not is_remote(inside.path) and os.path.islink(inside.path):
                 report.links += 1
             elif entry.kind in ("file", "directory"):
-                below.append(here.at(entry.file) if entry.kind == "file" else inside)
+                below.append(current.at(entry.file) if entry.kind == "file" else inside)
             else:
                 report.skipped += 1
         stack.extend(reversed(below))
 
 
 def _scanned(place: Location, is_named: bool) -> ScannedFile | None:
-    """Return the verdict on a file; None if it is no checkpoint, and was not named itself."""
+    """Return the verdict on a file; None if it is not a checkpoint, and was not named itself."""
     contents = ScannedContents(expected=place.name.endswith(SUFFIXES))
     size, head, kind = 0, b"", ""
     try:
         with place.open_reader() as reader:
             size = reader.file.size
             head = reader.read_at(0, min(HEAD, size))
-            # What a file is called does not decide alone what it is.
+            # A file's name alone does not decide its kind.
             if place.name.endswith(ENTRIES) and contents.archives(reader):
                 kind = "torch.distributed.checkpoint data"
             elif not (place.name.endswith(ENTRIES) and head.startswith(tuple(CLOSED))):
                 kind = contents.look(reader)
-        special = next((each for each in _SPECIAL if each.matches(place, head)), None)
+        special = next((special_kind for special_kind in _SPECIAL if special_kind.matches(place, head)), None)
         if special is not None and kind in ("", "safetensors", "pickle"):
             kind = special.look(contents, place) or kind
     except CkptconvError as error:
         contents.add("unreadable", error.message)
-    other = "" if kind else _other_model(place, head)
+    other_model = "" if kind else _other_model(place, head)
     is_odd = is_named and not (kind or contents.findings or contents.expected or head.startswith(_LFS))
-    if other or is_odd:
-        contents.add("not-opened", f"{place} is {other or 'a file of unknown format'}: it was not judged.")
-        kind = kind or other or "other file"
+    if other_model or is_odd:
+        contents.add("not-opened", f"{place} is {other_model or 'a file of unknown format'}: it was not judged.")
+        kind = kind or other_model or "other file"
     if not kind and not contents.findings:
-        what = what_it_is(head, size)
-        is_missing = contents.expected and not isinstance(what, UnsupportedError)
+        foreign = foreign_file(head, size)
+        is_missing = contents.expected and not isinstance(foreign, UnsupportedError)
         if not (is_missing or head.startswith(_LFS)):
             return None
-        told = what.message if what else f"begins with {head[:16]!r}, unlike any checkpoint."
-        contents.add("unreadable", f"{place} {told}{f' {what.hint}' if what else ''}")
+        reason = foreign.message if foreign else f"begins with {head[:16]!r}, unlike any checkpoint."
+        contents.add("unreadable", f"{place} {reason}{f' {foreign.hint}' if foreign else ''}")
     return _verdict(place.path, kind or "unknown", size, contents)
 
 
-# Models that are not judged, by how they begin, and by what they are called.
+# Models that are not judged, by their first bytes, and by their names.
 _OTHER_BEGINNINGS = {
     b"\x89HDF\r\n\x1a\n": "an HDF5 file",
     b"GGUF": "a GGUF file",
@@ -174,17 +174,17 @@ _OTHER_NAMES = {
 
 
 def _other_model(place: Location, head: bytes) -> str:
-    """Return what a model is in words that is not judged here; "" for other files."""
-    began = next((what for begin, what in _OTHER_BEGINNINGS.items() if head.startswith(begin)), "")
-    return began or next((what for end, what in _OTHER_NAMES.items() if place.name.endswith(end)), "")
+    """Return the kind in words of a model that is not judged here; "" for other files."""
+    began = next((called for begin, called in _OTHER_BEGINNINGS.items() if head.startswith(begin)), "")
+    return began or next((called for end, called in _OTHER_NAMES.items() if place.name.endswith(end)), "")
 
 
 def _verdict(path: str, kind: str, size: int, contents: ScannedContents) -> ScannedFile:
-    verdict = worst([RULES[each.rule].verdict for each in contents.findings])
+    verdict = worst([RULES[finding.rule].verdict for finding in contents.findings])
     return ScannedFile(path, verdict, kind, size, list(contents.findings), list(contents.classes))
 
 
-# -------------------------------------------------------------------------------------- files that say where others are
+# ------------------------------------------------------------------------------------------- files that name others
 
 
 def _safetensors(contents: ScannedContents, place: Location) -> str:
@@ -214,7 +214,7 @@ def _virtual(contents: ScannedContents, place: Location, module: str) -> str:
 
 
 def _pointer(contents: ScannedContents, place: Location) -> str:
-    """Check the file `latest` of DeepSpeed, if that is what it is."""
+    """Check the file `latest` of DeepSpeed, if this is one."""
     if not tags_in(place.parent):
         return ""
 
@@ -225,7 +225,7 @@ def _pointer(contents: ScannedContents, place: Location) -> str:
 
 
 def _only_unsafe(contents: ScannedContents, kind: str, action: Callable[[], object]) -> str:
-    """Read a file that names others; that it is no sound one of its kind says nothing of what loading it would run."""
+    """Read a file that names others. If it is not a sound one of its kind, that shows nothing about code in it."""
     try:
         action()
     except UnsafeError as error:
@@ -238,7 +238,7 @@ def _only_unsafe(contents: ScannedContents, kind: str, action: Callable[[], obje
 def _describes(
     contents: ScannedContents, place: Location, *, kind: str, read: Callable[[Location, bytes], None]
 ) -> str:
-    """Read the description in a directory, a file of a `kind` that names others. A long one was surveyed."""
+    """Check the description in a directory, a file of a `kind` that names others. A long one was surveyed."""
     with place.open_reader() as reader:
         if reader.file.size > LONGEST:
             return kind
@@ -248,7 +248,7 @@ def _describes(
 
 
 def _described(contents: ScannedContents, place: Location, *, kind: str) -> str:
-    """Read the entries of a file of a `kind` that its directory describes, where they are no archives."""
+    """Check entries that are not archives, of a file of a `kind` that its directory describes."""
 
     def action() -> None:
         source = open_source(place.parent.path, key=".", storage_options=place.options)
@@ -264,14 +264,14 @@ def _described(contents: ScannedContents, place: Location, *, kind: str) -> str:
 
 
 class _Special(NamedTuple):
-    """A file that names others, or is described by others."""
+    """A file that names others, or that others describe."""
 
     matches: Callable[[Location, bytes], bool]
     look: Callable[[ScannedContents, Location], str]
 
 
 def _describing(module: str) -> _Special:
-    """Return how a file is looked at that describes others, as `module` reads it."""
+    """Return the way to judge a file that describes others, as `module` reads it."""
     return _Special(
         lambda place, head: import_module(module).is_one(place.path, head), functools.partial(_virtual, module=module)
     )

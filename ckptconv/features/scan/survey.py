@@ -1,8 +1,8 @@
-"""Read what a pickle of any length names and calls, a window at a time, and keep nothing that it makes.
+"""Reads the names and calls of a pickle of any length, a window at a time, and keeps none of its objects.
 
-The machine is the same. What it makes is dropped as soon as it is of no use for a call: `DROPPED` stands for it, of
-which nothing is known, so that a call of it, or one that is known for some arguments only, is an unknown call. Memory
-is bounded whatever the pickle says; one for which that does not suffice exceeds the limits.
+The machine is the same. It drops an object as soon as no call needs it: `DROPPED` stands for it. A call of `DROPPED`,
+or one that is known only for some arguments, is an unknown call. Memory is bounded for any pickle; a pickle for which
+that does not suffice exceeds the limits.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from ckptconv.pickles.numpy_dtypes import DTYPE
 from ckptconv.pickles.vocabulary import Constructor, ExcessiveError, Limits, Maker, MalformedError, Phrase, Vocabulary
 from ckptconv.process import no_garbage
 
-# What stands for a value that was not kept, and for a container of Python's own whose contents were not.
+# Stand for a value that was not kept, and for a container of Python's own whose contents were not kept.
 DROPPED, _CONTAINER = Opaque(Global("some", "value")), Opaque(Global("some", "container"))
 # Bytes that are read at a time, the longest frame, and the longest instruction that is not dropped. Picklers end a
 # frame after 64 KiB.
 _WINDOW, _FRAME, _INSTRUCTION = 1 << 17, 1 << 18, 1 << 22
-# The most marks on the stack; values below them that are kept where there are more; and of each mark then.
+# The most marks on the stack; the values below them that are kept if there are more; and those of each mark then.
 _MARKS, _VALUES, _FEW = 20_000, 50_000, 8
-# The most entries of the memo that are kept, bytes of the texts among them, and characters of one.
+# The most entries of the memo that are kept, the most bytes of the texts among them, and the most characters of one.
 _ENTRIES, _TEXTS, _TEXT = 6_000_000, 1 << 24, 80
-# The most names, characters of all, and entries of the memo that are out of order.
+# The most names, characters of all names, and entries of the memo that are out of order.
 _NAMES, _NAMED, _SPILLED = 20_000, 1 << 21, 10_000
-# Keys that are told apart at once, bits of such numbers, and the most others that are remembered.
+# Keys that are distinguished at once, the bits of such numbers, and the most other keys that are remembered.
 _PLAIN_KEYS, _WORD, _ENTRIES_SEEN = frozenset({str, bytes, int, bool, type(None)}), 60, 100_000
 # The most levels of objects in a key.
 _LEVELS = 16
-# The most objects that are kept with their arguments, and what these may have.
+# The most objects that are kept with their arguments, and the most parts and characters of these.
 _OBJECTS, _PARTS, _CHARACTERS = 20_000, 16, 100
-# Bytes from which on they are not kept.
+# The size of bytes from which on they are not kept.
 _BYTES = 1 << 10
 # Instructions with a length: its form, and whether bytes follow that are not text.
 _LENGTHS = {
@@ -50,22 +50,23 @@ _LENGTHS = {
     0x96: ("<Q", True),
     ord("T"): ("<I", True),
 }
-# Objects that say in which file something is, in torch.distributed.checkpoint, and where they say it.
+# The class of objects that say in which file data is, in torch.distributed.checkpoint, and their attribute with its
+# name.
 _IN_FILES, _FILE = "_StorageInfo", "relative_path"
 # The most entries of a dict, and of a list, that are kept.
 _ITEMS, _APPENDED = 64, 16
-# What makes values that later calls are judged by.
+# Functions whose results matter for the judgement of later calls.
 _MADE = frozenset({("_codecs", "encode"), ("numpy", "dtype")})
 _WITH_ARGUMENTS = frozenset({"getattr", "dtype", "Decimal", "Fraction"})
-# Names that are of no use without their arguments.
+# Classes that are useless without their arguments.
 _NUMBERS = frozenset({"Decimal", "Fraction"})
-# What torch's pickler calls for a tensor, and for its hooks; a tensor, and a storage.
+# The calls of torch's pickler for a tensor, and for its hooks; a tensor, and a storage.
 _TENSOR = Global("torch._utils", "_rebuild_tensor_v2"), Global("collections", "OrderedDict")
 _A_TENSOR, _A_STORAGE = Opaque(_TENSOR[0]), Opaque(Global("pickle", "persistent_load"))
 
 
 class Passed(bytes):
-    """Bytes that were passed over: `length` bytes from byte `position` of the pickle."""
+    """Bytes that were skipped: `length` bytes from byte `position` of the pickle."""
 
     position: int
     length: int
@@ -81,19 +82,19 @@ def survey(
     met: Callable[[bytes, bytes, Global | None], None],
     placed: Callable[[str | None], None] = lambda name: None,
 ) -> int:
-    """Read the pickle that begins with byte 0 of `size` bytes, of which `read_at` returns some. Return its length.
+    """Read the pickle that begins with byte 0 of `size` bytes, which `read_at` returns in parts. Return its length.
 
-    Whoever watches (`attacks.watched`) sees its names and calls, and no value. `met` is called with bytes in it, or
-    `Passed`, how they begin, and the function that is called with them, None when they are met first; `placed` with the
-    name of each file that an object says it is in, None for one that was not kept. Raises what `load` raises, and
-    LimitError for a pickle whose parts are too large to be judged.
+    `attacks.watched` sees its names and calls, and no value. `met` is called with bytes in it, or `Passed`, their
+    beginning, and the function that is called with them, None when they first occur; `placed` with the name of each
+    file that an object refers to, None for a name that was not kept. Raises the errors of `load`, and LimitError for a
+    pickle whose parts are too large to be judged.
     """
     with no_garbage():
         return run(_Survey(read_at, size, vocabulary, where, limits, met, placed)).end
 
 
 class _Memo:
-    """A memo that keeps names, objects and short texts only, and takes four bytes for an entry."""
+    """A memo that keeps only names, objects and short texts, and takes four bytes for an entry."""
 
     def __init__(self, built: Callable[[Opaque], Opaque], lost: Callable[[list[Any]], None]) -> None:
         self.built, self.lost = built, lost
@@ -124,7 +125,7 @@ class _Memo:
         code = self._codes[index] if index < len(self._codes) else 0
         if not code & 1:
             value = self._kept[code >> 1]
-            # What was stored may have got its state since.
+            # A stored object may have got its state since.
             return self.built(value) if type(value) is Opaque and value not in (DROPPED, _CONTAINER) else value
         at = code >> 1
         return str(self._texts[at + 1 : at + 1 + self._texts[at]], "ascii")
@@ -156,7 +157,7 @@ class _Memo:
 
 
 class _NoKeys(Keys):
-    """Keys that are not kept. `levels`: of what stands for objects, by identity, how deep they are nested."""
+    """Keys that are not kept. `levels`: for tokens of objects, by identity, their depth of nesting."""
 
     def __init__(self, limits: Limits, size: int) -> None:
         super().__init__(limits, size)
@@ -175,7 +176,7 @@ class _NoKeys(Keys):
         pass
 
     def look(self, target: Any, keys: list[Any]) -> None:
-        """Raise what `admit` raises for keys of `target`."""
+        """Raise the errors of `admit` for keys of `target`."""
         for key in keys:
             if type(key) not in _PLAIN_KEYS or (type(key) is int and key.bit_length() > _WORD):
                 self.admit(target, key)
@@ -204,7 +205,7 @@ class _Survey(Machine):
         super().__init__(read_at(0, min(_WINDOW, total)), words, where, 0, limits, lean=False)
         self.keys: _NoKeys = _NoKeys(limits, total)
         self.shared: dict[tuple[Global, str, bool, int], Opaque] = {}
-        # Of each class, the most levels of its objects with states.
+        # For each class, the most levels of its objects with states.
         self.deepest: dict[Global, int] = {}
         self.memo = _Memo(self._built, self._judge_lost)  # type: ignore[assignment]
         self.phrases = TensorPhrases(_maker, is_exact=False)
@@ -225,25 +226,25 @@ class _Survey(Machine):
         return lambda args: value
 
     def _token(self, root: Global, how: str, is_built: bool = False, parts: Any = (), level: int = 0) -> Opaque:
-        """Return what stands for all objects that a call of `root` makes, and that are as deeply nested."""
+        """Return the token for all objects that a call of `root` makes, and that are as deeply nested."""
         levels = self.keys.levels
         level = min(max((level, *(1 + levels.get(id(part), 0) for part in parts))), _LEVELS + 1)
         if is_built:
-            # The memo has them without their states.
+            # The memo has the objects without their states.
             level = self.deepest[root] = max(level, self.deepest.get(root, 0))
         key = root, how, is_built, level
-        made = self.shared.get(key)
-        if made is None:
-            made = self.shared[key] = Opaque(root, (), None, how, [()] if is_built else [])
-            levels[id(made)] = level
-        return made
+        token = self.shared.get(key)
+        if token is None:
+            token = self.shared[key] = Opaque(root, (), None, how, [()] if is_built else [])
+            levels[id(token)] = level
+        return token
 
-    def _built(self, made: Opaque, state: Any = ()) -> Opaque:
-        """Return what stands for an object that has got its state."""
-        if made.state or made.args or type(made.cls) is not Global:
-            return made
+    def _built(self, token: Opaque, state: Any = ()) -> Opaque:
+        """Return the token for an object that has got its state."""
+        if token.state or token.args or type(token.cls) is not Global:
+            return token
         parts = state.values() if type(state) is dict else state if type(state) is tuple else ()
-        return self._token(made.cls, made.call, True, parts, self.keys.levels.get(id(made), 0))
+        return self._token(token.cls, token.call, True, parts, self.keys.levels.get(id(token), 0))
 
     # ---- reading on
 
@@ -260,7 +261,7 @@ class _Survey(Machine):
                 self.short = False
 
     def _read_on(self, at: int) -> bool:
-        """Continue with the instruction at `at`, with more of what follows. Return whether there was more."""
+        """Continue with the instruction at `at`, with more of the bytes after it. Return whether there were more."""
         self._drop()
         position, have = self.base + at, len(self.data) - at
         room = self.total - position
@@ -288,7 +289,7 @@ class _Survey(Machine):
         self._read(self.read_at(position, min(length, self.total - position)), 0, position)
 
     def _drop(self) -> None:
-        """Drop what is on the stack and of no use for a call."""
+        """Drop the values on the stack that no call needs."""
         if len(self.marks) > _MARKS:
             raise ExcessiveError(f"has more than {_MARKS} marks")
         parts = [*self.marks, self.stack]
@@ -302,7 +303,7 @@ class _Survey(Machine):
             part[:] = map(self._small, part)
 
     def _judge_lost(self, values: list[Any]) -> None:
-        """Judge values that are not kept, as what is put into a list: whatever takes them sees `DROPPED`."""
+        """Judge values that are not kept, like those that are put into a list: their user gets `DROPPED`."""
         if self.judge:
             self.judge.put(values)
 
@@ -354,21 +355,21 @@ class _Survey(Machine):
         if args is DROPPED or type(args) is Opaque:
             args = (DROPPED,)
         elif type(args) is tuple and any(type(arg) is tuple for arg in args):
-            # Objects may be hashed and freed by what they are made of.
+            # Objects may be hashed and freed through their arguments.
             self.keys.weigh(args)
             self.keys.weights.clear()
         if type(args) is tuple and type(function) is Global:
             for arg in args[:_PARTS]:
                 if isinstance(arg, bytes):
                     self.met(arg, arg, function)
-        made = super().call(function, args, how, kwargs)
-        if type(made) is not Opaque or made is DROPPED or made is _CONTAINER:
-            return made if type(made) in (Global, bytes) or made is _CONTAINER else DROPPED
+        result = super().call(function, args, how, kwargs)
+        if type(result) is not Opaque or result is DROPPED or result is _CONTAINER:
+            return result if type(result) in (Global, bytes) or result is _CONTAINER else DROPPED
         root = function if type(function) is Global else DROPPED.cls
-        if root.name.rpartition(".")[2] in _WITH_ARGUMENTS and self.objects < _OBJECTS and _is_small(made.args):
+        if root.name.rpartition(".")[2] in _WITH_ARGUMENTS and self.objects < _OBJECTS and _is_small(result.args):
             self.objects += 1
-            made.kwargs = None
-            return made
+            result.kwargs = None
+            return result
         if self.judge and root.name in _NUMBERS:
             self.judge.unknown_calls["more numbers than the limit"] = None
         return self._token(root, how, parts=args)
@@ -393,7 +394,7 @@ class _Survey(Machine):
         if target.args == () or kept:
             target.state[:] = kept
         else:
-            # Of a dtype, the fields are kept too, a dict of few.
+            # The fields of a dtype are kept too, a dict with few entries.
             parts = state if target.cls == DTYPE and type(state) is tuple else (state,)
             if not all(type(part) is dict or _is_small(part) for part in parts):
                 target.state[:] = [DROPPED]
@@ -431,19 +432,19 @@ class _Survey(Machine):
 
 
 def _maker(phrase: Phrase) -> Maker | None:
-    """Return what makes nothing of a tensor."""
+    """Return a maker that makes nothing of a tensor."""
     return (lambda keys: [_A_TENSOR] * len(keys)) if (phrase.function, phrase.hooks) == _TENSOR else None
 
 
-# Containers are kept where they are: what is in them was judged when it was put there.
+# Containers are kept where they are: their content was judged when it was put there.
 _KEPT = frozenset({dict, list, set})
 
 
 def _small(value: Any) -> Any:
-    """Return `value`, emptied in place, if it may matter for a call; else what stands for it."""
+    """Return `value`, emptied in place, if it may matter for a call; else its token."""
     kind = type(value)
     if kind is dict:
-        large = [key for key, held in value.items() if type(held) in _KEPT or not _is_small(held)]
+        large = [key for key, content in value.items() if type(content) in _KEPT or not _is_small(content)]
         value.update(dict.fromkeys(large, DROPPED))
     elif kind is list:
         value[:] = [DROPPED] * bool(value)
@@ -455,7 +456,7 @@ def _small(value: Any) -> Any:
 
 
 def _is_small(value: Any) -> bool:
-    """Whether a value is of few parts and characters."""
+    """Whether a value has few parts and characters."""
     parts, count = [value], 0
     while parts:
         part = parts.pop()

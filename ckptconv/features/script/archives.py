@@ -1,4 +1,4 @@
-"""Read archives of TorchScript: the description of the modules in a program, and what the program holds."""
+"""Reads archives of TorchScript: the description of the modules in a program, and the program's constants."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def read(archive: TorchArchive, pickle: bytes, storages: Storages, byteorder: st
 
 
 def _constants(archive: TorchArchive, words: Vocabulary, storages: Storages, limits: Limits) -> Any:
-    """Return what the program of a TorchScript archive holds: a tuple of constants."""
-    own = storages.within(OF_CONSTANTS)
+    """Return the constants of the program in a TorchScript archive, a tuple."""
+    inner = storages.within(OF_CONSTANTS)
     pickle = archive.find(CONSTANTS)
     if pickle is None:
-        held: Any = ()
+        constants: Any = ()
     else:
-        words = words._replace(persistent=own.resolve, phrases=None)
+        words = words._replace(persistent=inner.resolve, phrases=None)
         where = f"{archive.file.path} ({archive.prefix}{CONSTANTS})"
-        held = load(pickle, words, where=where, limits=limits).value
-    unused = [name for name, row in archive.storages(OF_CONSTANTS) if row not in own.used and archive.sizes[row]]
+        constants = load(pickle, words, where=where, limits=limits).value
+    unused = [name for name, row in archive.storages(OF_CONSTANTS) if row not in inner.used and archive.sizes[row]]
     if unused:
         raise unsupported(archive.file.path, f"only its program describes {some(unused, 1)}, not {CONSTANTS}")
-    return held
+    return constants
 
 
 def _script(archive: TorchArchive, loaded: Loaded, constants: Any, byteorder: str) -> TorchFile:
@@ -65,9 +65,9 @@ def _old_script(archive: TorchArchive, description: bytes, words: Vocabulary, li
     return _weights_file(archive, *described.weights(description, needed), "little")
 
 
-def _weights_file(archive: TorchArchive, found: ScriptWeights, loaded: Loaded, byteorder: str) -> TorchFile:
+def _weights_file(archive: TorchArchive, weights_found: ScriptWeights, loaded: Loaded, byteorder: str) -> TorchFile:
     return TorchFile(
-        found.tensors,
+        weights_found.tensors,
         archive.file,
         tuple(cls for cls in loaded.opaque if cls.module.partition(".")[0] != "__torch__"),
         loaded.globals,
@@ -75,5 +75,5 @@ def _weights_file(archive: TorchArchive, found: ScriptWeights, loaded: Loaded, b
         archive.records(archive.rows_below(*(archive.prefix + folder for folder in archive.folders))),
         archive.bytes_read,
         "script archive",
-        notes=(told(found.others),) if found.others else (),
+        notes=(told(weights_found.others),) if weights_found.others else (),
     )

@@ -25,7 +25,7 @@ from ckptconv.pickles.vocabulary import MalformedError, RefusedError, Vocabulary
 from ckptconv.storage import strict_json
 from ckptconv.text import brief
 
-# Versions of the description: the last one, and the first that has attributes.pkl.
+# Versions of the description: the last one, and the first with attributes.pkl.
 _NEWEST, _WITH_ATTRIBUTES = 5, 2
 # From caffe2's data types to the prefixes of storage classes.
 _KINDS = {
@@ -72,7 +72,7 @@ def weights(description: bytes, archive: Archive) -> tuple[ScriptWeights, Loaded
         version = _integer(model, "protoVersion")
         if not 0 <= version <= _NEWEST:
             raise RefusedError(f"is of version {version}; versions up to {_NEWEST} are supported")
-        table = [_tensor(_object(each), archive) for each in _list(model, "tensors")]
+        table = [_tensor(_object(definition), archive) for definition in _list(model, "tensors")]
         loaded = Loaded((), 0, (), ())
         if version >= _WITH_ATTRIBUTES:
             loaded = archive.attributes(_with_table(archive.words, table))
@@ -100,17 +100,17 @@ def _parsed(description: bytes) -> Any:
 # ----------------------------------------------------------------------------------------------------------- tensors
 
 
-def _tensor(told: dict[str, Any], archive: Archive) -> Any:
+def _tensor(definition: dict[str, Any], archive: Archive) -> Any:
     """Return the tensor that a TensorDef describes: a view of a record, with offset and strides in elements."""
-    kind = _KINDS.get(_text(told, "dataType"))
-    quantized = _flag(told, "isQuantized")
+    kind = _KINDS.get(_text(definition, "dataType"))
+    quantized = _flag(definition, "isQuantized")
     if quantized:
         kind = _QUANTIZED.get(kind or "")
     if kind is None:
-        raise RefusedError(f"has a tensor of type {brief(told['dataType'])}, which is not known")
+        raise RefusedError(f"has a tensor of type {brief(definition['dataType'])}, which is not known")
     # torch rejects a tensor without a device.
-    _text(told, "device")
-    named = _text(_object(told.get("data")), "key")
+    _text(definition, "device")
+    named = _text(_object(definition.get("data")), "key")
     key = named.removeprefix(SCRIPT_RECORDS)
     size, item = archive.size(key), _ITEM_SIZES.get(kind, 1)
     if key == named or size is None:
@@ -119,15 +119,15 @@ def _tensor(told: dict[str, Any], archive: Archive) -> Any:
         raise MalformedError(f"has a tensor of {item} bytes an element in {brief(named)}, which has {size} bytes")
     assert archive.words.persistent is not None
     storage = archive.words.persistent(("storage", Global("torch", f"{kind}Storage"), key, "cpu", size // item))
-    shape, strides = (tuple(_whole(each) for each in _list(told, name)) for name in ("dims", "strides"))
-    view = (storage, _integer(told, "offset"), shape, strides)
+    shape, strides = (tuple(_whole(number) for number in _list(definition, name)) for name in ("dims", "strides"))
+    view = (storage, _integer(definition, "offset"), shape, strides)
     function = "_rebuild_tensor_v2"
     quantizer: tuple[float, ...] = ()
     if quantized:
-        function, quantizer = "_rebuild_qtensor", (_number(told, "scale"), _integer(told, "zeroPoint"))
+        function, quantizer = "_rebuild_qtensor", (_number(definition, "scale"), _integer(definition, "zeroPoint"))
     hooks: OrderedDict[str, Any] = OrderedDict()
-    made = archive.words.constructors["torch._utils", function]
-    return made((*view, *quantizer, _flag(told, "requiresGrad"), hooks))
+    rebuild = archive.words.constructors["torch._utils", function]
+    return rebuild((*view, *quantizer, _flag(definition, "requiresGrad"), hooks))
 
 
 def _with_table(words: Vocabulary, table: Sequence[Any]) -> Vocabulary:
@@ -175,17 +175,19 @@ class _Modules:
         if "getStateAttributeId" in module:
             number = _integer(module, "getStateAttributeId")
             self.rest[prefix[:-1] or "state"] = _place(self._attributes, number, "attribute")
-        told = [_object(each) for each in _list(module, "parameters")]
+        parameters = [_object(entry) for entry in _list(module, "parameters")]
         names: set[str] = set()
         for buffers in (False, True):
-            for each in told:
-                if _flag(each, "isBuffer") is buffers:
-                    name = _text(each, "name")
-                    self._add(self._paths.join(prefix, name), _place(self._table, _integer(each, "tensorId"), "tensor"))
+            for entry in parameters:
+                if _flag(entry, "isBuffer") is buffers:
+                    name = _text(entry, "name")
+                    self._add(
+                        self._paths.join(prefix, name), _place(self._table, _integer(entry, "tensorId"), "tensor")
+                    )
                     names.add(name)
-        for each in map(_object, _list(module, "attributes")):
+        for entry in map(_object, _list(module, "attributes")):
             # torch 1.1 lists buffers again among the attributes. Id -1 means no value.
-            name, number = _text(each, "name"), _integer(each, "id")
+            name, number = _text(entry, "name"), _integer(entry, "id")
             if name not in names and number != -1:
                 value = _place(self._attributes, number, "attribute")
                 path = self._paths.join(prefix, name)
@@ -193,8 +195,8 @@ class _Modules:
                     self._add(path, value)
                 else:
                     self.rest[path] = value
-        for each in map(_object, _list(module, "submodules")):
-            self.collect(each, self._paths.join(prefix, _text(each, "name")) + ".", depth + 1)
+        for entry in map(_object, _list(module, "submodules")):
+            self.collect(entry, self._paths.join(prefix, _text(entry, "name")) + ".", depth + 1)
 
     def _add(self, name: str, value: Any) -> None:
         if name in self.found:
@@ -202,9 +204,9 @@ class _Modules:
         self.found[name] = value
 
 
-def _place(values: Sequence[Any], number: int, what: str) -> Any:
+def _place(values: Sequence[Any], number: int, called: str) -> Any:
     if not 0 <= number < len(values):
-        raise MalformedError(f"refers to {what} {number} of {len(values)}")
+        raise MalformedError(f"refers to {called} {number} of {len(values)}")
     return values[number]
 
 
@@ -254,7 +256,7 @@ def _integer(message: dict[str, Any], name: str) -> int:
 
 
 def _whole(value: Any) -> int:
-    """Return a 64-bit integer, given as a number or as text. Raises MalformedError for anything else."""
+    """Return a 64-bit integer, given as a number or as text. Raises MalformedError for other values."""
     if type(value) is str and _INTEGER.fullmatch(value):
         value = int(value)
     if type(value) is not int or not -1 << 63 <= value < 1 << 63:

@@ -35,10 +35,10 @@ _NAMES = re.compile(r'\[((?:"[^"\\]*", ?)*)\]')
 _MODULE = re.compile(r"class ([^()]+)\(Module\):")
 # The package of an archive's own classes.
 _PACKAGE = "__torch__"
-# The function that makes a sparse tensor, and the numbers of its layouts in C++.
+# The function that makes a sparse tensor, with the numbers of layouts in C++.
 _SPARSE = "torch._utils", "_rebuild_sparse_tensor"
 _LAYOUTS = {1: "sparse_coo", 2: "sparse_csr"}
-# What programs call their constants.
+# The name of their constants in programs.
 _CONSTANTS = "CONSTANTS"
 _ADVICE = "If you have the original model, save its state_dict() with torch.save, and convert that file."
 
@@ -57,7 +57,7 @@ class _Class(NamedTuple):
     buffers: frozenset[str] | None
 
 
-# Of a class that says of none.
+# For a class without lists of parameters and buffers.
 _UNTOLD = _Class(frozenset(), None)
 
 
@@ -66,28 +66,28 @@ def weights(value: Any, constants: Any, read: Callable[[str], bytes | None], whe
 
     `constants` are the content of constants.pkl, which the program calls CONSTANTS.c0 and so on. `read` returns a
     member of the archive `where` by its name, None if there is none. Raises UnsupportedError if there is no tensor, or
-    a parameter that is none.
+    a parameter that is not a tensor.
     """
     modules = _Modules(read, where)
     if not modules.is_object(value):
         raise modules.unsupported("it does not hold a module")
-    found: OrderedDict[str, Any] = OrderedDict()
-    rest: dict[str, Any] = {}
-    modules.collect(value, "", found, rest, [])
+    saved: OrderedDict[str, Any] = OrderedDict()
+    others: dict[str, Any] = {}
+    modules.collect(value, "", saved, others, [])
     if type(constants) is tuple:
-        rest.update((f"{_CONSTANTS}.c{number}", constant) for number, constant in enumerate(constants))
-    return finished(found, rest, where)
+        others.update((f"{_CONSTANTS}.c{number}", constant) for number, constant in enumerate(constants))
+    return finished(saved, others, where)
 
 
-def finished(found: OrderedDict[str, Any], rest: dict[str, Any], where: str) -> ScriptWeights:
-    """Return the weights `found` in archive `where`, and of `rest` all that holds other tensors, as plain data.
+def finished(saved: OrderedDict[str, Any], attributes: dict[str, Any], where: str) -> ScriptWeights:
+    """Return the weights `saved` in archive `where`, and those of `attributes` that hold other tensors, as plain data.
 
     Raises UnsupportedError if there are no tensors.
     """
     unpacked = Unpacked(where)
-    plain = {name: unpacked.plain(value, name) for name, value in rest.items()}
-    others = holding_others(plain, found)
-    tensors = OrderedDict((name, detached(tensor)) for name, tensor in found.items())
+    plain = {name: unpacked.plain(value, name) for name, value in attributes.items()}
+    others = holding_others(plain, saved)
+    tensors = OrderedDict((name, detached(tensor)) for name, tensor in saved.items())
     for name in others:
         if name in tensors:
             raise CorruptError(f"{where} has two attributes named {brief(name, 200)}.")
@@ -114,7 +114,7 @@ class _Modules:
         self._where = where
         self._paths = Paths(where)
         self._classes: dict[Global, _Class | None] = {}
-        # By file of code, the classes of modules that it defines.
+        # By file of code: the classes of modules that it defines.
         self._files: dict[str, dict[str, dict[str, str]]] = {}
 
     def unsupported(self, reason: str) -> UnsupportedError:
@@ -134,17 +134,17 @@ class _Modules:
         return self._classes[cls]
 
     def _described(self, cls: Global) -> _Class | None:
-        """Return what the code says of a class; None if it is no module."""
+        """Return the lists of a class in the code; None if it is not a module."""
         if cls.module.partition(".")[0] != _PACKAGE:
             return None
         if cls.module not in self._files:
             code = self._read(f"code/{cls.module.replace('.', '/')}.py")
             self._files[cls.module] = modules_in((code or b"").decode("utf-8", "replace"))
-        told = self._files[cls.module].get(cls.name)
-        if told is None:
+        texts = self._files[cls.module].get(cls.name)
+        if texts is None:
             return None
         lists: dict[str, frozenset[str]] = {}
-        for key, names in told.items():
+        for key, names in texts.items():
             match = _NAMES.fullmatch(names)
             if match is None:
                 raise self.unsupported(f"the {key} of its class {cls} cannot be read")
@@ -153,10 +153,10 @@ class _Modules:
         return _UNTOLD if parameters is None else _Class(parameters, lists.get("__buffers__"))
 
     def collect(
-        self, module: Opaque, prefix: str, found: dict[str, Any], rest: dict[str, Any], above: list[Opaque]
+        self, module: Opaque, prefix: str, tensors: dict[str, Any], attributes: dict[str, Any], above: list[Opaque]
     ) -> None:
-        """Add the parameters and buffers of `module` and its submodules to `found`, all other attributes to `rest`."""
-        if any(each is module for each in above):
+        """Add the parameters and buffers of `module` and its submodules to `tensors`, others to `attributes`."""
+        if any(outer is module for outer in above):
             raise CorruptError(f"{self._where} has a module, {prefix[:200].rstrip('.')}, that contains itself.")
         if len(above) > MAX_DEPTH:
             raise self.unsupported(f"its modules are nested more than {MAX_DEPTH} levels deep")
@@ -164,11 +164,11 @@ class _Modules:
         saved = convolution(module.cls, state)
         if saved is not None:
             for name, value in saved.items():
-                self._add(self._paths.join(prefix, name), value, found)
+                self._add(self._paths.join(prefix, name), value, tensors)
             return
         if type(state) is not dict or not all(type(name) is str for name in state):
-            # A state of its own making: its tensors have no names.
-            rest[prefix[:-1] or "state"] = module
+            # A custom state: its tensors have no names.
+            attributes[prefix[:-1] or "state"] = module
             return
         parameters, buffers = self._class(module.cls) or _UNTOLD
         if buffers is None:
@@ -176,49 +176,49 @@ class _Modules:
         for kind in (parameters, buffers):
             for name in state:
                 if name in kind:
-                    self._add(self._paths.join(prefix, name), state[name], found)
+                    self._add(self._paths.join(prefix, name), state[name], tensors)
         scales = dict(scales_of(module.cls, state))
         for name, value in scales.items():
-            self._add(self._paths.join(prefix, name), value, found)
+            self._add(self._paths.join(prefix, name), value, tensors)
         weights = parameters | buffers | scales.keys()
         for name, value in state.items():
             if self.is_module(value):
-                self.collect(value, self._paths.join(prefix, name) + ".", found, rest, [*above, module])
+                self.collect(value, self._paths.join(prefix, name) + ".", tensors, attributes, [*above, module])
             elif name not in weights:
-                rest[self._paths.join(prefix, name)] = value
+                attributes[self._paths.join(prefix, name)] = value
 
-    def _add(self, name: str, value: Any, found: dict[str, Any]) -> None:
+    def _add(self, name: str, value: Any, tensors: dict[str, Any]) -> None:
         if value is None:
             return
-        if not is_tensor(value) or name in found:
+        if not is_tensor(value) or name in tensors:
             raise self.unsupported(f"its parameter {name} is not a tensor, or exists twice")
-        found[name] = value
+        tensors[name] = value
 
 
 def modules_in(code: str) -> dict[str, dict[str, str]]:
     """Return, by the name of each module class in `code`, the text of its lists of parameters and buffers."""
-    found: dict[str, dict[str, str]] = {}
+    modules: dict[str, dict[str, str]] = {}
     lists: dict[str, str] = {}
     for line in code.splitlines():
         begins = _MODULE.fullmatch(line)
         if begins:
             # If a name occurs twice, the first counts.
             lists = {}
-            found.setdefault(begins[1], lists)
+            modules.setdefault(begins[1], lists)
         elif line.strip() and not line.startswith("  "):
             lists = {}
         else:
             key, equals, names = line[2:].partition(" = ")
             if equals and key in ("__parameters__", "__buffers__"):
                 lists.setdefault(key, names.strip())
-    return found
+    return modules
 
 
 def _first(args: tuple[Any, ...]) -> Any:
     return args[0] if args else NotImplemented
 
 
-# Lists and dicts that carry the types of their elements for TorchScript.
+# Lists and dicts with the types of their elements, for TorchScript.
 _TYPED: dict[tuple[str, str], Constructor] = {
     ("torch.jit._pickle", name): _first
     for name in ("build_boollist", "build_doublelist", "build_intlist", "build_tensorlist", "restore_type_tag")
@@ -226,8 +226,7 @@ _TYPED: dict[tuple[str, str], Constructor] = {
 
 
 def vocabulary(words: Vocabulary) -> Vocabulary:
-    """Return the vocabulary of an archive's pickles: `words` for those of torch.save, and what TorchScript writes
-    otherwise."""
+    """Return the vocabulary of an archive's pickles: `words` for torch.save's, and TorchScript's own."""
     rebuild = words.constructors[_SPARSE]
 
     def sparse(args: tuple[Any, ...]) -> Any:

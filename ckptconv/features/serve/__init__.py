@@ -1,6 +1,6 @@
 """`ckptconv serve`: the files of a conversion over HTTP, without writing them.
 
-In: a checkpoint, as `VirtualFiles`, which makes bytes at any range. Out: answers to GET and HEAD, under the paths by
+In: a checkpoint, as `VirtualFiles`, which makes bytes of any range. Out: answers to GET and HEAD, under the paths from
 which huggingface_hub downloads.
 """
 

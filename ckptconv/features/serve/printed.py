@@ -1,4 +1,4 @@
-"""What `serve` prints with --json, for its schema (`scripts/schemas.py`)."""
+"""The output of `serve` with --json, for its schema (`scripts/schemas.py`)."""
 
 from __future__ import annotations
 
@@ -25,5 +25,6 @@ class Serving(TypedDict):
     """What is worth knowing, each in a sentence."""
 
 
-# Title, what prints it, the commands, the class of the fields; then: the fields stand beside `ok`, and what that means.
+# Title, description, the commands, the class of the fields; then: whether the fields stand next to `ok`, and the
+# meaning of `ok`.
 COMMANDS = {"serve": ("serve", "", ("serve",), Serving, "", True, "It listens.")}

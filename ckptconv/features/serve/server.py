@@ -1,7 +1,7 @@
-"""Serves the files that a conversion would write over HTTP, under the paths by which huggingface_hub downloads.
+"""Serves the files of a conversion over HTTP, under the paths from which huggingface_hub downloads.
 
 Source of the paths: huggingface_hub's `file_download` and `hf_api`. Read-only. Every repository and every revision is
-this checkpoint; the commit is a hash of what decides its bytes.
+this checkpoint; the commit is a hash of all that decides its bytes.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from ckptconv.library.virtual import VirtualFile, VirtualFiles
 from ckptconv.text import reason
 from ckptconv.version import __version__
 
-# Connections at a time: each has a thread and its buffers. One more takes the place of an idle one.
+# The most connections at a time: each has a thread and its buffers. One more replaces an idle one.
 MAX_CONNECTIONS = 32
-# Seconds that a connection may be idle, and that a client may take to accept a piece of data.
+# The seconds that a connection may be idle, and that a client may take to accept a piece of data.
 IDLE, ACCEPTING = 60.0, 120.0
-# Names of a repository and of a revision: anything that is one part of a path, or two for a repository.
+# Names of a repository and of a revision: any one part of a path, or two for a repository.
 _RESOLVE = re.compile(r"/(?:[^/]+/)?[^/]+/resolve/[^/]+/(?P<name>.+)")
 _MODEL = re.compile(r"/api/models/(?:[^/]+/)?[^/]+(?:/revision/[^/]+)?")
 _TREE = re.compile(r"/api/models/(?:[^/]+/)?[^/]+/tree/[^/]+(?P<below>/.*)?")
@@ -43,8 +43,7 @@ _HOST = re.compile(r"(?:\[(?P<address>[^\[\]]*)\]|(?P<name>[^\[\]:@/]*))(?::\d*)
 
 
 class Server(ThreadingHTTPServer):
-    """Serves `files` at `host` and `port` (0: any that is free) until `stop`. `log` is called with a line for each
-    request.
+    """Serves `files` at `host` and `port` (0: any free one) until `stop`. `log` is called with a line for each request.
 
     Raise FailedError if the address cannot be used.
     """
@@ -74,7 +73,7 @@ class Server(ThreadingHTTPServer):
         return f"http://{host}:{self.server_address[1]}"
 
     def server_bind(self) -> None:
-        # HTTPServer would look its own name up, which can take seconds.
+        # Otherwise HTTPServer looks its own name up, which can take seconds.
         if self.allow_reuse_address:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
@@ -91,7 +90,7 @@ class Server(ThreadingHTTPServer):
         with contextlib.suppress(OSError):
             request.settimeout(0.05)
             request.sendall(_BUSY)
-            # What is closed with a request unread is reset, and the answer may be lost.
+            # If a connection is closed with a request unread, it is reset, and the answer may be lost.
             request.recv(1 << 16)
         self.shutdown_request(request)
 
@@ -118,9 +117,9 @@ class Server(ThreadingHTTPServer):
         super().close_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log what ended a connection, unless the client went away.
+        """Log the error that ended a connection, unless the client closed it.
 
-        A signal that comes while a connection is taken ends the server.
+        A signal that comes while a connection is accepted ends the server.
         """
         error = sys.exc_info()[1]
         if isinstance(error, StoppedError):
@@ -131,12 +130,12 @@ class Server(ThreadingHTTPServer):
     def is_own_name(self, host: str | None) -> bool:
         """Whether a request for `host` is meant for this server.
 
-        A page on the Web can have a browser ask for names of its own that lead to 127.0.0.1.
+        A page on the Web can make a browser ask for names of the page's own that lead to 127.0.0.1.
         """
         if not _is_loopback(self.host) or host is None:
             return True
-        found = _HOST.fullmatch(host.strip().lower())
-        name = (found["address"] or found["name"] or "") if found else ""
+        match = _HOST.fullmatch(host.strip().lower())
+        name = (match["address"] or match["name"] or "") if match else ""
         return name in (*_NAMES, self.host) or _is_loopback(name)
 
 
@@ -168,8 +167,8 @@ class Handler(BaseHTTPRequestHandler):
         super().handle_one_request()
 
     def parse_request(self) -> bool:
-        """Read the headers, and refuse what is not meant for this server."""
-        # Until its headers are there, a connection counts as idle, however slowly they come.
+        """Read the headers, and refuse requests that are not meant for this server."""
+        # Until its headers are complete, a connection counts as idle, however slowly they come.
         sound = super().parse_request()
         self.server.note(self.connection, idle=False)
         self.connection.settimeout(ACCEPTING)
@@ -177,7 +176,7 @@ class Handler(BaseHTTPRequestHandler):
             return False
         sizes = self.headers.get_all("Content-Length", [])
         if self.headers.get("Transfer-Encoding") or any(size != "0" for size in sizes):
-            self.close_connection = True  # a body would be taken for the next request
+            self.close_connection = True  # otherwise a body is taken for the next request
         if any(len(self.headers.get_all(name, [])) > 1 for name in ("Host", "Content-Length")):
             self.send_error(400, "A header that must be unique occurs several times")
             return False
@@ -194,13 +193,13 @@ class Handler(BaseHTTPRequestHandler):
         self._answer()
 
     def do_POST(self) -> None:
-        """Answer which of the files exist that a form names; nothing else is posted here."""
+        """Answer which of the files in a form exist. No other request is posted here."""
         path, _ = self._asked()
         if not _PATHS.fullmatch(path):
             self.send_error(405)
             return
-        told = self.headers.get("Content-Length", "")
-        size = int(told) if re.fullmatch(r"[0-9]{1,7}", told) and not self.headers.get("Transfer-Encoding") else -1
+        length = self.headers.get("Content-Length", "")
+        size = int(length) if re.fullmatch(r"[0-9]{1,7}", length) and not self.headers.get("Transfer-Encoding") else -1
         if not 0 <= size <= _MOST_OF_FORM:
             self._refuse(413, f"A form of at most {_MOST_OF_FORM} bytes was expected.")
             return
@@ -216,7 +215,7 @@ class Handler(BaseHTTPRequestHandler):
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Answer an unreadable request, or an unknown method."""
         self.close_connection = True
-        self.request_version = self.protocol_version  # of an unreadable request, it would be one without headers
+        self.request_version = self.protocol_version  # for an unreadable request, it is one without headers
         code = 405 if code == 501 else code
         self._refuse(code, f"{message or self.responses[code][0]}.", {"Allow": "GET, HEAD"} if code == 405 else {})
 
@@ -225,11 +224,11 @@ class Handler(BaseHTTPRequestHandler):
             self.server.log(f"{self.address_string()} {format % args}")
 
     def _asked(self) -> tuple[str, dict[str, list[str]]]:
-        """Return the path and the parameters that are asked for."""
+        """Return the path and the parameters of the request."""
         try:
-            # An absolute form, as a proxy gets it, has its path too.
-            asked = urlsplit(self.path)
-            return asked.path, parse_qs(asked.query)
+            # An absolute form, which a proxy gets, has its path too.
+            url = urlsplit(self.path)
+            return url.path, parse_qs(url.query)
         except ValueError:
             return "", {}
 
@@ -249,9 +248,9 @@ class Handler(BaseHTTPRequestHandler):
                 main = {"name": "main", "ref": "refs/heads/main", "targetCommit": files.version}
                 self._send_json({"branches": [main], "converts": [], "tags": [], "pullRequests": []})
             elif tree and (tree["below"] or "/") == "/":
-                self._send_json([self._entry(each, file) for each, file in files.items()])
+                self._send_json([self._entry(entry_name, file) for entry_name, file in files.items()])
             else:
-                # So that huggingface_hub can tell an absent file from an absent repository.
+                # huggingface_hub distinguishes an absent file from an absent repository by this header.
                 self._refuse(
                     404, f"There is not a file {name[:200]!r} on this server.", {"X-Error-Code": "EntryNotFound"}
                 )
@@ -294,14 +293,14 @@ class Handler(BaseHTTPRequestHandler):
             self._begin(304, headers)
             return
         start, stop, code = 0, size, 200
-        asked = self.headers.get("Range")
-        if asked is not None and self.command == "GET" and self.headers.get("If-Range", tag) == tag:
-            found = _range(asked, size)
-            if found == ():
+        wanted = self.headers.get("Range")
+        if wanted is not None and self.command == "GET" and self.headers.get("If-Range", tag) == tag:
+            span = _range(wanted, size)
+            if span == ():
                 self._refuse(416, f"{name} has {size} bytes.", {**headers, "Content-Range": f"bytes */{size}"})
                 return
-            if found:
-                start, stop, code = *found, 206
+            if span:
+                start, stop, code = *span, 206
                 headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
         headers["Content-Length"] = str(stop - start)
         if self.command == "HEAD":
@@ -311,8 +310,8 @@ class Handler(BaseHTTPRequestHandler):
             self._stream(code, headers, pieces)
 
     def _stream(self, code: int, headers: dict[str, str], pieces: Iterator[memoryview]) -> None:
-        """Send `pieces`. An error that comes before the first of them becomes an answer; one that comes later ends the
-        connection, so that the client knows that bytes are missing."""
+        """Send `pieces`. An error before the first of them becomes an answer; a later one ends the connection, so that
+        the client knows that bytes are missing."""
         piece = next(pieces, None)
         self._begin(code, headers)
         try:
@@ -323,7 +322,7 @@ class Handler(BaseHTTPRequestHandler):
             self.log_message("%s", error)
             self._break()
         except OSError:
-            self.close_connection = True  # the client went away
+            self.close_connection = True  # the client closed it
 
     def _break(self) -> None:
         self.close_connection = True
@@ -337,15 +336,15 @@ class Handler(BaseHTTPRequestHandler):
 
     def _refuse(self, code: int, message: str, headers: dict[str, str] | None = None) -> None:
         data = f"{message}\n".encode(errors="replace")
-        told = {
+        all_headers = {
             **(headers or {}),
             "Content-Type": "text/plain; charset=utf-8",
             "Content-Length": str(len(data)),
             # A header is one line of Latin-1.
-            "X-Error-Message": "".join(each if " " <= each <= "~" else "?" for each in message)[:1000],
+            "X-Error-Message": "".join(character if " " <= character <= "~" else "?" for character in message)[:1000],
         }
         with contextlib.suppress(OSError):
-            self._begin(code, told)
+            self._begin(code, all_headers)
             if self.command != "HEAD":
                 self.wfile.write(data)
 
@@ -363,21 +362,21 @@ def _shut(connection: socket.socket) -> None:
         connection.shutdown(socket.SHUT_RDWR)
 
 
-def _lists(told: str | None, tag: str) -> bool:
+def _lists(header: str | None, tag: str) -> bool:
     """Whether an If-None-Match header names `tag`."""
-    named = [each.strip().removeprefix("W/") for each in (told or "").split(",")]
+    named = [tag_in_list.strip().removeprefix("W/") for tag_in_list in (header or "").split(",")]
     return tag in named or named == ["*"]
 
 
-def _range(asked: str, size: int) -> tuple[int, int] | tuple[()] | None:
-    """Return the start and stop of the asked range; () if nothing of it is there, None if all is to be sent.
+def _range(header: str, size: int) -> tuple[int, int] | tuple[()] | None:
+    """Return the start and stop of the range in `header`; () if the file has none of it, None for the whole file.
 
-    All is sent for what is no range of bytes, and for several ranges at once, as RFC 9110 allows.
+    The whole file is sent if `header` is not a range of bytes, or has several ranges, as RFC 9110 allows.
     """
-    found = _RANGE.fullmatch(asked)
-    if found is None:
+    match = _RANGE.fullmatch(header)
+    if match is None:
         return None
-    first, last, suffix = found.groups()
+    first, last, suffix = match.groups()
     if suffix is not None:
         return (max(size - int(suffix), 0), size) if int(suffix) and size else ()
     start, stop = int(first), min(int(last) + 1, size) if last else size

@@ -79,11 +79,11 @@ def _read(reader: Reader, limits: Limits) -> TorchFile:
     return TorchFile(
         loaded.value,
         reader.file,
-        tuple(dict.fromkeys((*(name for each in pickles.values() for name in each.opaque), *loaded.opaque))),
-        tuple(dict.fromkeys((*(name for each in pickles.values() for name in each.globals), *loaded.globals))),
+        tuple(dict.fromkeys((*(name for member in pickles.values() for name in member.opaque), *loaded.opaque))),
+        tuple(dict.fromkeys((*(name for member in pickles.values() for name in member.globals), *loaded.globals))),
         "little",
         contents.records(),
-        sum(each.bytes_read for each in pickles.values()),
+        sum(member.bytes_read for member in pickles.values()),
         "tar archive",
     )
 
@@ -161,22 +161,22 @@ class _Contents:
         _check_end(pickles, stop, "tensors")
 
     def resolve(self, pid: Any) -> Any:
-        """Return what a persistent id stands for: the object with that key, or a class given with its source code."""
+        """Return the value of a persistent id: the object with that key, or a class given with its source code."""
         if type(pid) is tuple and len(pid) == 3 and type(pid[0]) is Global:
             return pid[0]
         if type(pid) is str and pid.isdecimal() and len(pid) < 20:
             pid = int(pid)
-        found = self._found.get(pid) if type(pid) is int else None
-        if found is None:
+        value = self._found.get(pid) if type(pid) is int else None
+        if value is None:
             raise MalformedError(f"needs {brief(pid)}, which is neither a tensor nor a storage of the file")
-        return found
+        return value
 
     def records(self) -> Records:
         return Records(self._offsets, self._sizes, array.array("I", bytes(4 * len(self._offsets))))
 
 
 def _tensor(pickles: Pickles, storage: Storage, rebuild: Constructor) -> Any:
-    """Return a view of `storage` with the geometry that `pickles` holds next."""
+    """Return a view of `storage` with the geometry that is next in `pickles`."""
     (dimensions,) = _DIMENSIONS.unpack(pickles.take(_DIMENSIONS.size, "a tensor"))
     if not 0 <= dimensions <= MAX_DIMS:
         raise MalformedError(f"has a tensor of {dimensions} dimensions")
@@ -184,18 +184,18 @@ def _tensor(pickles: Pickles, storage: Storage, rebuild: Constructor) -> Any:
     return rebuild((storage, numbers[-1], numbers[:dimensions], numbers[dimensions:-1]))
 
 
-def _count(pickles: Pickles, what: str) -> int:
-    value = pickles.load(what).value
+def _count(pickles: Pickles, part: str) -> int:
+    value = pickles.load(part).value
     if type(value) is not int or not 0 <= value < MAX_BYTES:
-        raise MalformedError(f"has {brief(value)} for {what}")
+        raise MalformedError(f"has {brief(value)} for {part}")
     return value
 
 
-def _triple(pickles: Pickles, what: str) -> tuple[int, Any, Any]:
+def _triple(pickles: Pickles, part: str) -> tuple[int, Any, Any]:
     """Read a tuple of a key and two other values."""
-    value = pickles.load(what).value
+    value = pickles.load(part).value
     if type(value) is not tuple or len(value) != 3 or type(value[0]) is not int:
-        raise MalformedError(f"describes {what} by something other than a key, where it belongs, and a class")
+        raise MalformedError(f"describes {part} by something other than a key, where it belongs, and a class")
     return value
 
 

@@ -1,14 +1,14 @@
-"""Steps that the library torch_checkpointing saved: a directory of one file for each item of the state dict and rank.
+"""Steps that the library torch_checkpointing saved: a directory with one file for each item of the state dict and rank.
 
-`locate` recognizes a step and finds its files; `metadata` reads `metadata.pkl`, `read` makes a `Source` of both, with
-what joins the parts of ranks. `kind` has the entries of such an output in the trunk's tables, `output` plans it, and
+`locate` recognizes a step and finds its files; `metadata` reads `metadata.pkl`; `read` makes a `Source` of both, and
+joins the parts of ranks. `kind` has the entries of such an output in the trunk's tables, `output` plans it, and
 `comparing` compares it with its source.
 """
 
 from __future__ import annotations
 
 PAGES = ()
-# Its output is the state dict that a checkpoint of torch.distributed.checkpoint is, with the same options.
+# Its output is the state dict of a checkpoint of torch.distributed.checkpoint, with the same options.
 NEEDS = ("dcp",)
-# Why it is larger than a container of files may be.
+# The reason why it exceeds the budget of a container of files.
 EXCEEDS = "it reads a format, with a description of its own, and writes it, and compares its output"

@@ -1,4 +1,4 @@
-"""Files of a step of torch_checkpointing, by themselves, and what to name in their place."""
+"""Lone files of a step of torch_checkpointing, and the path to give in their place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ckptconv.storage.location import Location
 
 # The items of a step.
 _ITEM = r".+_\d{1,6}\.(?:pt|safetensors)"
-# Such an item by itself. Files of torch.save say that they are parts, and higher numbers are those of steps.
+# A lone item. Files of torch.save say that they are parts, and a higher number is that of a step.
 _LIKE_ITEM = r"model_\d{1,2}\.safetensors"
 _MOST = 1 << 26
 
@@ -24,15 +24,15 @@ def _of_step(file: LoneFile) -> bool:
 
 
 def _world_size(place: Location) -> Any:
-    """Return how many ranks the metadata of a step names; None if it does not tell."""
+    """Return the number of ranks in the metadata of a step; None if it has none."""
     from ckptconv.pickles.machine import load
 
     with place.open_reader() as reader:
         try:
-            told = load(reader.read_at(0, min(reader.file.size, _MOST)), where=place.path).value
+            metadata = load(reader.read_at(0, min(reader.file.size, _MOST)), where=place.path).value
         except CkptconvError:
             return None
-    return told.get("world_size") if isinstance(told, Mapping) else None
+    return metadata.get("world_size") if isinstance(metadata, Mapping) else None
 
 
 LONE = (

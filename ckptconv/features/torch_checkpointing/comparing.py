@@ -1,4 +1,4 @@
-"""Compares a step of torch_checkpointing with its source: names that its reader finds, then its files as planned."""
+"""Compares a step of torch_checkpointing with its source: the names that its reader finds, then its planned files."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from ckptconv.verification.runs import ExpectedPair
 
 
 def pairs(
-    source: Source, target: CheckedOutput, asked: Options, done: Verification, attested: Attested, wrong: Differences
+    source: Source, target: CheckedOutput, options: Options, done: Verification, attested: Attested, wrong: Differences
 ) -> Iterator[ExpectedPair]:
     """Compare a step of torch_checkpointing with its source, and yield the pairs of its tensors."""
-    if asked.states:
+    if options.states:
         source = source._replace(inputs=source.inputs_of_all)
     place, path = place_of(target), target.path
-    want = contents(source, asked, rename_of(asked))
+    want = contents(source, options, rename_of(options))
     try:
         got = dict(leaves(read(place, Wanted(key=".")).trees["."], path))
     except CkptconvError as error:
         raise DifferenceError(f"{path} cannot be read: {error.message}", AGAIN, what="file", file=path) from error
     tensors = {dotted(at) for at, value in got.items() if isinstance(value, LazyTensor)}
-    check_keys(path, set(want.tensors), tensors, asked)
-    plans = output.file_plans(want, asked)
+    check_keys(path, set(want.tensors), tensors, options)
+    plans = output.file_plans(want, options)
     where = {plan.name: place.join(plan.name) for plan in plans}
-    check_files(path, place, where, asked)
+    check_files(path, place, where, options)
     yield from paired(source, target, planned.compare(path, plans, where), done, attested)

@@ -1,7 +1,7 @@
-"""Find a step of torch_checkpointing, and its files.
+"""Finds a step of torch_checkpointing, and its files.
 
-A step has `metadata.pkl` if its library can reshard it. Without that, its files are named for item and rank:
-`model_0.pt`, `optimizer_0.pt`, `train_0.json`. An item may be in any file, and in one for all ranks: `config.json`.
+A step has `metadata.pkl` if its library can reshard it. Without that, its files are named after item and rank:
+`model_0.pt`, `optimizer_0.pt`, `train_0.json`. Any file may hold an item, also one file for all ranks: `config.json`.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from ckptconv.storage.location import Location
 FAMILY = model_files.TORCH
 GUESS = Guess(CERTAIN, "a torch_checkpointing step", "pt2safetensors {}", also=("dcp",))
 MANIFEST = STEP_MANIFEST
-# How an item is written.
+# The serializations of an item.
 TORCH, SAFETENSORS, JSON, RAW = (f"{kind}Serialization" for kind in ("Torch", "Safetensors", "Json", "Raw"))
-# What a step is called while it is written.
+# The prefix of a step's name while it is written.
 _UNFINISHED = "tmp_"
 _STEP = re.compile(r"(?:tmp_)?step[-_]\d{1,18}")
-# What metadata says near its beginning.
+# Words near the beginning of metadata.
 _WORDS = (b"nested_path_to_metadata", b"sharding_metadata")
 _BEGINNING = 4096
-# A file of an item and rank, and a directory of a rank.
+# The name of a file of an item and rank, and that of a rank's directory.
 _FILE = re.compile(r"(.+?)[-_.](?:rank[-_.]?)?(\d{1,6})(\.[A-Za-z][A-Za-z0-9]*)")
 _RANK = re.compile(r"rank[-_]?(\d{1,6})")
 _KINDS = {".safetensors": SAFETENSORS, ".json": JSON, **dict.fromkeys((".pt", ".pth", ".ckpt"), TORCH)}
 
 
-class Held(NamedTuple):
-    """A file of a step: its path in the directory, and how it is written."""
+class ItemFile(NamedTuple):
+    """A file of a step: its path in the directory, and its serialization."""
 
     path: str
     kind: str
@@ -48,15 +48,15 @@ class Held(NamedTuple):
 
 @dataclass
 class Item:
-    """The files of an item, by rank. One that is for all ranks is `shared`, and that of rank 0."""
+    """The files of an item, by rank. A file for all ranks is `shared`, and counts as that of rank 0."""
 
-    files: dict[int, Held] = field(default_factory=dict)
+    files: dict[int, ItemFile] = field(default_factory=dict)
     shared: bool = False
 
     @property
     def has_tensors(self) -> bool:
         """Whether its files may hold tensors."""
-        return any(held.kind in (TORCH, SAFETENSORS) for held in self.files.values())
+        return any(file.kind in (TORCH, SAFETENSORS) for file in self.files.values())
 
 
 def sniff(probe: Probe) -> Guess | None:
@@ -74,7 +74,7 @@ def locate(place: Location) -> runs.Located | None:
 
 
 def sniff_below(probe: Probe) -> Guess | None:
-    """Recognize the directory of a run or of a step with a checkpoint in it, or below."""
+    """Recognize the directory of a run or of a step with a checkpoint in it, or below it."""
     return GUESS if may_lie_below(probe, FAMILY) and holds_below(probe.place) else None
 
 
@@ -84,7 +84,7 @@ def holds_below(place: Location) -> bool:
 
 
 def is_step(place: Location) -> bool:
-    """Whether a directory is a step: by its metadata, or by its names."""
+    """Whether a directory is a step: by its metadata, or by the names in it."""
     names = place.names
     if (
         STEP_METADATA in names
@@ -93,9 +93,9 @@ def is_step(place: Location) -> bool:
     ):
         return True
     items = [item for item in items_of(place).values() if not item.shared]
-    held = [item for item in items if item.has_tensors]
-    numbered = {file.path for item in held for file in item.files.values()}
-    if not held or model_files.holds_whole(names.keys() - numbered):
+    with_tensors = [item for item in items if item.has_tensors]
+    numbered = {file.path for item in with_tensors for file in item.files.values()}
+    if not with_tensors or model_files.holds_whole(names.keys() - numbered):
         return False
     if _STEP.fullmatch(place.name):
         return True
@@ -104,7 +104,7 @@ def is_step(place: Location) -> bool:
         return False
     if len(every[0]) == 1:
         return any(f"{word}_0.pt" in names for word in MODEL_KEYS)
-    return torch_file.is_distributed(place.join(held[0].files[0].path))
+    return torch_file.is_distributed(place.join(with_tensors[0].files[0].path))
 
 
 def _head(file: Location) -> bytes:
@@ -117,7 +117,7 @@ def _is_metadata(head: bytes) -> bool:
 
 
 def check_finished(place: Location) -> None:
-    """Raise CorruptError for a directory that a step is written to before it is complete."""
+    """Raise CorruptError for a directory in which a step is written before it is complete."""
     if place.name.startswith(_UNFINISHED):
         raise CorruptError(
             f"{place} was not finished: the directory of a step is called {_UNFINISHED}… until all ranks have written "
@@ -127,26 +127,26 @@ def check_finished(place: Location) -> None:
 
 
 def items_of(
-    place: Location, described: Mapping[str, Mapping[int, Held | None]] | None = None, world: int = 0
+    place: Location, described: Mapping[str, Mapping[int, ItemFile | None]] | None = None, world: int = 0
 ) -> dict[str, Item]:
-    """Return the items in the directory of a step, by name, with the files that are there. What its metadata says are
-    the files of each item as `described`, None for the default one, and how many ranks wrote it, `world`; else both are
-    as the names of the files say."""
+    """Return the items in the directory of a step, by name, with the files that exist. `described` are the files of
+    each item by the step's metadata, None for the default file, and `world` is the number of ranks that wrote it.
+    Without metadata, both follow from the names of the files."""
     items: dict[str, Item] = {}
     used = {STEP_METADATA, MANIFEST}
     for name, files in (described or {}).items():
-        found = items[name] = Item()
-        for rank, held in files.items():
-            held = held or Held(f"{name}_{rank}.pt", TORCH)
-            used.add(held.path)
-            if place.has_file(held.path):
-                found.files[rank] = held
+        item = items[name] = Item()
+        for rank, file in files.items():
+            file = file or ItemFile(f"{name}_{rank}.pt", TORCH)
+            used.add(file.path)
+            if place.has_file(file.path):
+                item.files[rank] = file
     numbered: dict[tuple[str, str], dict[int, str]] = {}
     alone: list[str] = []
     for path in _paths(place):
-        told = _parsed(path) if path not in used and path.rpartition("/")[2] not in used else None
-        if told is not None:
-            stem, rank, suffix = told
+        parts = _parsed(path) if path not in used and path.rpartition("/")[2] not in used else None
+        if parts is not None:
+            stem, rank, suffix = parts
             numbered.setdefault((stem, suffix), {})[rank] = path
         elif path not in used:
             alone.append(path)
@@ -156,17 +156,17 @@ def items_of(
     for (stem, suffix), paths in numbered.items():
         kind = kinds[stem, suffix]
         if kind in (TORCH, SAFETENSORS) or (0 in paths and max(paths) < world):
-            _add(items, stem, suffix, Item({rank: Held(path, kind) for rank, path in sorted(paths.items())}))
+            _add(items, stem, suffix, Item({rank: ItemFile(path, kind) for rank, path in sorted(paths.items())}))
         else:
             alone += paths.values()
     for path in alone:
         stem, dot, suffix = path.rpartition(".")
-        _add(items, stem or path, dot + suffix, Item({0: Held(path, _kind(place, path))}, shared=True))
+        _add(items, stem or path, dot + suffix, Item({0: ItemFile(path, _kind(place, path))}, shared=True))
     return items
 
 
 def _add(items: dict[str, Item], name: str, suffix: str, item: Item) -> None:
-    """Add an item under its name; with its suffix if there is another of that name."""
+    """Add an item under its name, or, if another has that name, under its name with suffix."""
     items[f"{name}{suffix}" if name in items else name] = item
 
 
@@ -176,26 +176,26 @@ def _paths(place: Location) -> Iterable[str]:
         if entry.kind == "file" and not name.startswith("."):
             yield name
         elif entry.kind == "directory" and _RANK.fullmatch(name):
-            yield from (f"{name}/{inner}" for inner, each in place.child(name).names.items() if each.kind == "file")
+            yield from (f"{name}/{inner}" for inner, item in place.child(name).names.items() if item.kind == "file")
 
 
 def _parsed(path: str) -> tuple[str, int, str] | None:
-    """Return the item, the rank and the suffix that the path of a file tells.
+    """Return the item, the rank and the suffix in the path of a file.
 
     >>> _parsed("model_12.pt"), _parsed("rank_3/model.pt"), _parsed("config.json")
     (('model', 12, '.pt'), ('model', 3, '.pt'), None)
     """
     directory, _, name = path.rpartition("/")
     rank = _RANK.fullmatch(directory)
-    told = _FILE.fullmatch(name)
+    parts = _FILE.fullmatch(name)
     if rank:
-        stem, dot, suffix = (told[1], "", told[3]) if told and told[2] == rank[1] else name.rpartition(".")
+        stem, dot, suffix = (parts[1], "", parts[3]) if parts and parts[2] == rank[1] else name.rpartition(".")
         return stem or name, int(rank[1]), dot + suffix
-    return None if told is None or parsed(name) else (told[1], int(told[2]), told[3])
+    return None if parts is None or parsed(name) else (parts[1], int(parts[2]), parts[3])
 
 
 def _kind(place: Location, path: str) -> str:
-    """Return how a file is written that no metadata speaks of: by its suffix, or its beginning."""
+    """Return the serialization of a file that no metadata mentions: by its suffix, or its first bytes."""
     kind = _KINDS.get(f".{path.rpartition('.')[2]}")
     if kind is None:
         kind = TORCH if _head(place.join(path)).startswith(LOCAL_SIGNATURE) else RAW

@@ -1,4 +1,4 @@
-"""Read the `metadata.pkl` of a step: where each item of each rank is, and which part of each tensor it has.
+"""Reads the `metadata.pkl` of a step: the file of each item on each rank, and each rank's part of each tensor.
 
 Source: torch_checkpointing/{distributed_metadata,dtensor_metadata,default_metadata,checkpoint_layout}.py of 0.1.0 and
 0.1.1. It is a pickle of dicts, lists, tuples, texts and integers. Version 2.0 is grouped by item; version 1.0 has one
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError, damaged
-from ckptconv.features.torch_checkpointing.locate import JSON, RAW, SAFETENSORS, TORCH, Held
+from ckptconv.features.torch_checkpointing.locate import JSON, RAW, SAFETENSORS, TORCH, ItemFile
 from ckptconv.formats.chunks import Shape
 from ckptconv.formats.joining.layouts import Distribution, HeldBox, Mesh, MeshCut
 from ckptconv.formats.joining.names import MAX_DEPTH, Path, dotted, named
@@ -27,7 +27,7 @@ from ckptconv.text import brief
 
 _KINDS = frozenset({TORCH, SAFETENSORS, JSON, RAW})
 _VERSIONS = ("1.0", "2.0")
-# Where the boxes of a rank begin in the tensor, and in what the rank has of it, and their extents.
+# The first indices of a rank's boxes in the tensor, their first indices in the rank's part, and their extents.
 _BOXES = ("global_offsets", "local_offsets", "local_sizes")
 
 
@@ -43,7 +43,7 @@ class Distributed(NamedTuple):
 
 
 class Rectangles(NamedTuple):
-    """The boxes that a rank has of a tensor."""
+    """A rank's boxes of a tensor."""
 
     shape: Shape
     boxes: tuple[HeldBox, ...]
@@ -55,16 +55,16 @@ Geometry: TypeAlias = "Distributed | Rectangles"
 
 @dataclass
 class DescribedItem:
-    """An item: its file on each rank, None for the default one; and its tensors: of which ranks each geometry is. The
-    paths, whose steps are all text, are `ways` in the item's value."""
+    """An item: its file on each rank, None for the default one; and its tensors: the ranks of each geometry. The steps
+    of their paths are all text; `ways` are the paths in the item's value."""
 
-    files: dict[int, Held | None]
+    files: dict[int, ItemFile | None]
     tensors: dict[Path, list[tuple[frozenset[int], Geometry]]] = field(default_factory=dict)
     ways: dict[Path, Path] = field(default_factory=dict)
 
     def geometry(self, path: Path, rank: int) -> Geometry | None:
-        """Return which part of the tensor at `path` a rank has; None if it has none."""
-        return next((one for ranks, one in self.tensors.get(path, ()) if rank in ranks), None)
+        """Return a rank's part of the tensor at `path`; None if it has none."""
+        return next((part for ranks, part in self.tensors.get(path, ()) if rank in ranks), None)
 
     def has_stages(self) -> bool:
         """Whether some tensors are on ranks other than the first alone, as with pipeline stages."""
@@ -72,16 +72,16 @@ class DescribedItem:
 
     def ranks(self) -> set[int]:
         """Return the ranks that have a part of any tensor."""
-        found: set[int] = set()
-        for each in {ranks for groups in self.tensors.values() for ranks, _ in groups}:
-            found |= each
-        return found
+        holders: set[int] = set()
+        for group in {ranks for groups in self.tensors.values() for ranks, _ in groups}:
+            holders |= group
+        return holders
 
 
 @dataclass
 class StepMetadata:
-    """What `metadata.pkl` says: the version, the number of ranks, and the items. `knows_strides` is whether it has a
-    strided placement: 0.1.0 wrote plain ones in their place."""
+    """The content of `metadata.pkl`: the version, the number of ranks, and the items. `knows_strides` is whether it has
+    a strided placement: 0.1.0 wrote plain ones in their place."""
 
     version: str
     world: int
@@ -90,15 +90,15 @@ class StepMetadata:
 
 
 def text_path(path: Path) -> Path:
-    """Return a path with every step as text, as the metadata and a pickled state dict are compared by."""
+    """Return a path with every step as text. The metadata and pickled state dicts are compared by it."""
     return tuple(map(str, path))
 
 
 def read_metadata(data: bytes, where: str, directory: str) -> StepMetadata:
-    """Return what the pickle `data` of the file `where` in `directory` describes.
+    """Return the metadata in the pickle `data` of the file `where` in `directory`.
 
     Raise CorruptError if it contradicts itself, UnsafeError for an attack or a path that leads out, UnsupportedError
-    for what no known release writes.
+    for metadata that no known release writes.
     """
     loaded = load(data, where=where)
     if loaded.end != len(data):
@@ -129,41 +129,42 @@ class _Reading:
         world = root.get("world_size")
         if type(world) is not int or not 0 < world <= MAX_RANKS:
             raise self._corrupt(f"its world_size is {brief(world)}")
-        found = StepMetadata(version, world)
+        step = StepMetadata(version, world)
         metadata = self._dict(root.get("metadata"), "its metadata")
         if version == "1.0":
-            self._read_flat(found, metadata, self._dict(root.get("rank_to_layout_info_mappings"), "its files"))
+            self._read_flat(step, metadata, self._dict(root.get("rank_to_layout_info_mappings"), "its files"))
         else:
             for name, item in metadata.items():
-                what = self._item(name)
-                item = self._dict(item, what)
-                files = self._dict(item.get("rank_to_layout_info"), f"the files of {what}")
-                found.items[name] = DescribedItem(self._files(name, files, world))
-                tensors = self._dict(item.get("nested_path_to_metadata"), f"the tensors of {what}")
+                called = self._item(name)
+                item = self._dict(item, called)
+                files = self._dict(item.get("rank_to_layout_info"), f"the files of {called}")
+                step.items[name] = DescribedItem(self._files(name, files, world))
+                tensors = self._dict(item.get("nested_path_to_metadata"), f"the tensors of {called}")
                 for text, groups in tensors.items():
-                    self._add(found, name, self._path(text), groups)
-        self._check_files(found)
-        found.knows_strides = self._strided
-        return found
+                    self._add(step, name, self._path(text), groups)
+        self._check_files(step)
+        step.knows_strides = self._strided
+        return step
 
-    def _read_flat(self, found: StepMetadata, metadata: Mapping[Any, Any], files: Mapping[Any, Any]) -> None:
+    def _read_flat(self, step: StepMetadata, metadata: Mapping[Any, Any], files: Mapping[Any, Any]) -> None:
         """Read version 1.0."""
         for text, groups in metadata.items():
             path = self._path(text)
             if not path or type(path[0]) is not str:
                 raise self._corrupt(f"{brief(text)} is not the path of an item")
             name = path[0]
-            if name not in found.items:
+            if name not in step.items:
                 self._item(name)
-                own = {
-                    rank: self._dict(each, f"the files of rank {brief(rank)}").get(name) for rank, each in files.items()
+                item_files = {
+                    rank: self._dict(names, f"the files of rank {brief(rank)}").get(name)
+                    for rank, names in files.items()
                 }
-                found.items[name] = DescribedItem(self._files(name, own, found.world))
-            self._add(found, name, path[1:], groups)
+                step.items[name] = DescribedItem(self._files(name, item_files, step.world))
+            self._add(step, name, path[1:], groups)
 
-    def _dict(self, value: Any, what: str) -> dict[Any, Any]:
+    def _dict(self, value: Any, called: str) -> dict[Any, Any]:
         if type(value) is not dict:
-            raise self._corrupt(f"{what} is not a dict")
+            raise self._corrupt(f"{called} is not a dict")
         return value
 
     def _item(self, name: Any) -> str:
@@ -185,18 +186,18 @@ class _Reading:
 
     # ---------------------------------------------------------------------------------------------------------- files
 
-    def _files(self, name: str, told: Mapping[Any, Any], world: int) -> dict[int, Held | None]:
-        files: dict[int, Held | None] = {}
-        for rank, layout in told.items():
+    def _files(self, name: str, layouts: Mapping[Any, Any], world: int) -> dict[int, ItemFile | None]:
+        files: dict[int, ItemFile | None] = {}
+        for rank, layout in layouts.items():
             number = int(rank) if type(rank) is str and rank.isascii() and rank.isdecimal() and len(rank) < 9 else rank
             if type(number) is not int or number in files:
                 raise self._corrupt(f"the files of {named(name)} are of rank {brief(rank)}")
-            files[number] = None if layout is None else self._held(layout)
+            files[number] = None if layout is None else self._item_file(layout)
         if files.keys() != set(range(world)):
             raise self._corrupt(f"it is of {world} ranks, but lists the files of {named(name)} of {len(files)} ranks")
         return files
 
-    def _held(self, layout: Any) -> Held:
+    def _item_file(self, layout: Any) -> ItemFile:
         layout = self._dict(layout, "a file's entry")
         path, kind = (
             layout.get("file_path"),
@@ -207,129 +208,129 @@ class _Reading:
         check_inside(path, self.where, self.directory)
         if kind not in _KINDS:
             raise UnsupportedError(f"{self.where}: {path[:200]} is written as {brief(kind)}, which is not known.")
-        return Held(path, kind)
+        return ItemFile(path, kind)
 
-    def _check_files(self, found: StepMetadata) -> None:
-        """Raise CorruptError if two ranks or items have one file."""
+    def _check_files(self, step: StepMetadata) -> None:
+        """Raise CorruptError if two ranks or items share a file."""
         used: dict[str, str] = {}
-        for name, item in found.items.items():
-            for rank, held in item.files.items():
-                path = held.path if held else f"{name}_{rank}.pt"
-                what = f"{named(name)} of rank {rank}"
+        for name, item in step.items.items():
+            for rank, file in item.files.items():
+                path = file.path if file else f"{name}_{rank}.pt"
+                called = f"{named(name)} of rank {rank}"
                 if path in used:
-                    raise self._corrupt(f"{used[path]} and {what} are both in {path[:200]}")
-                used[path] = what
+                    raise self._corrupt(f"{used[path]} and {called} are both in {path[:200]}")
+                used[path] = called
 
     # -------------------------------------------------------------------------------------------------------- tensors
 
-    def _add(self, found: StepMetadata, name: str, path: Path, groups: Any) -> None:
-        item, at = found.items[name], text_path(path)
-        what = named(dotted((name, *path)))
+    def _add(self, step: StepMetadata, name: str, path: Path, groups: Any) -> None:
+        item, at = step.items[name], text_path(path)
+        called = named(dotted((name, *path)))
         if at in item.tensors:
-            raise self._corrupt(f"it describes {what} twice")
+            raise self._corrupt(f"it describes {called} twice")
         if type(groups) is not list or not groups:
-            raise self._corrupt(f"it has no list of descriptions of {what}")
-        held: set[int] = set()
-        own = []
+            raise self._corrupt(f"it has no list of descriptions of {called}")
+        seen: set[int] = set()
+        geometries = []
         for group in groups:
-            group = self._dict(group, f"a description of {what}")
-            ranks = self._of_ranks(what, group.get("ranks"), found.world)
-            if held & ranks:
-                raise self._corrupt(f"it describes {what} of rank {min(held & ranks)} twice")
-            held |= ranks
-            own.append((ranks, self._geometry(what, self._dict(group.get("sharding_metadata"), what))))
-        if len({(one.shape, one.dtype) for _, one in own}) > 1:
-            raise self._corrupt(f"it gives {what} two different shapes or dtypes")
-        item.tensors[at], item.ways[at] = own, path
+            group = self._dict(group, f"a description of {called}")
+            ranks = self._of_ranks(called, group.get("ranks"), step.world)
+            if seen & ranks:
+                raise self._corrupt(f"it describes {called} of rank {min(seen & ranks)} twice")
+            seen |= ranks
+            geometries.append((ranks, self._geometry(called, self._dict(group.get("sharding_metadata"), called))))
+        if len({(geometry.shape, geometry.dtype) for _, geometry in geometries}) > 1:
+            raise self._corrupt(f"it gives {called} two different shapes or dtypes")
+        item.tensors[at], item.ways[at] = geometries, path
 
-    def _of_ranks(self, what: str, told: Any, world: int) -> frozenset[int]:
-        if not isinstance(told, (tuple, list)) or len(told) > MAX_RANKS:
-            raise self._corrupt(f"{what} is of ranks {brief(told)}")
-        if any(type(rank) is not int or not 0 <= rank < world for rank in told):
-            raise self._corrupt(f"{what} is of ranks {brief(told)}, and there are {world}")
-        key = tuple(told)
+    def _of_ranks(self, called: str, listed: Any, world: int) -> frozenset[int]:
+        if not isinstance(listed, (tuple, list)) or len(listed) > MAX_RANKS:
+            raise self._corrupt(f"{called} is of ranks {brief(listed)}")
+        if any(type(rank) is not int or not 0 <= rank < world for rank in listed):
+            raise self._corrupt(f"{called} is of ranks {brief(listed)}, and there are {world}")
+        key = tuple(listed)
         return self._ranks.setdefault(key, frozenset(key))
 
-    def _geometry(self, what: str, told: Mapping[Any, Any]) -> Geometry:
-        reader = _GEOMETRIES.get(str(told.get("type")))
+    def _geometry(self, called: str, description: Mapping[Any, Any]) -> Geometry:
+        reader = _GEOMETRIES.get(str(description.get("type")))
         if reader is None:
             raise UnsupportedError(
-                f"{self.where}: {what} has the placement {brief(told.get('type'))}, which is not known."
+                f"{self.where}: {called} has the placement {brief(description.get('type'))}, which is not known."
             )
-        return reader(self, what, self._dict(told.get("data"), what))
+        return reader(self, called, self._dict(description.get("data"), called))
 
-    def _counts(self, what: str, value: Any) -> Shape:
+    def _counts(self, called: str, value: Any) -> Shape:
         if not isinstance(value, (tuple, list)) or len(value) > MAX_DIMS:
-            raise self._corrupt(f"{what} has an invalid shape")
+            raise self._corrupt(f"{called} has an invalid shape")
         if any(type(count) is not int or not 0 <= count < MAX_BYTES for count in value) or (
             math.prod(value) >= MAX_BYTES
         ):
-            raise self._corrupt(f"{what} has a shape {brief(tuple(value))}")
+            raise self._corrupt(f"{called} has a shape {brief(tuple(value))}")
         return tuple(value)
 
-    def _dtype(self, what: str, told: Any) -> DType:
-        name = told[len("torch.") :] if type(told) is str and told.startswith("torch.") else ""
+    def _dtype(self, called: str, text: Any) -> DType:
+        name = text[len("torch.") :] if type(text) is str and text.startswith("torch.") else ""
         if name not in DTYPES:
-            raise UnsupportedError(f"{self.where}: {what} is of dtype {brief(told)}, which is not known.")
+            raise UnsupportedError(f"{self.where}: {called} is of dtype {brief(text)}, which is not known.")
         return DTYPES[name]
 
-    def _distributed(self, what: str, data: Mapping[Any, Any]) -> Geometry:
-        shape = self._counts(what, data.get("global_shape"))
-        mesh = self._mesh(what, self._dict(data.get("mesh_spec"), f"the mesh of {what}"))
+    def _distributed(self, called: str, data: Mapping[Any, Any]) -> Geometry:
+        shape = self._counts(called, data.get("global_shape"))
+        mesh = self._mesh(called, self._dict(data.get("mesh_spec"), f"the mesh of {called}"))
         listed = data.get("placements")
         if not isinstance(listed, (tuple, list)) or len(listed) != len(mesh.shape):
-            raise self._corrupt(f"{what} has placements {brief(listed)} for a mesh of {len(mesh.shape)} dimensions")
-        placements = tuple(self._placement(what, each, shape) for each in listed)
+            raise self._corrupt(f"{called} has placements {brief(listed)} for a mesh of {len(mesh.shape)} dimensions")
+        placements = tuple(self._placement(called, placement, shape) for placement in listed)
         if math.prod(cut.factor for cut in placements if cut) > MAX_FACTOR:
-            raise LimitError(f"{self.where}: {what} is cut into more than {MAX_FACTOR} strided pieces.")
+            raise LimitError(f"{self.where}: {called} is cut into more than {MAX_FACTOR} strided pieces.")
         layout = Distribution(mesh, placements, shape)
-        return Distributed(self._layouts.setdefault(layout, layout), self._dtype(what, data.get("dtype")))
+        return Distributed(self._layouts.setdefault(layout, layout), self._dtype(called, data.get("dtype")))
 
-    def _placement(self, what: str, told: Any, shape: Shape) -> MeshCut | None:
-        told = self._dict(told, f"a placement of {what}")
-        kind, dim, factor = told.get("type"), told.get("dim"), told.get("split_factor", 1)
+    def _placement(self, called: str, placement: Any, shape: Shape) -> MeshCut | None:
+        placement = self._dict(placement, f"a placement of {called}")
+        kind, dim, factor = placement.get("type"), placement.get("dim"), placement.get("split_factor", 1)
         if kind == "Replicate":
             return None
         if kind not in ("Shard", "StridedShard"):
-            raise UnsupportedError(f"{self.where}: {what} has the placement {brief(kind)}, which is not known.")
+            raise UnsupportedError(f"{self.where}: {called} has the placement {brief(kind)}, which is not known.")
         if type(dim) is not int or not 0 <= dim < len(shape):
-            raise self._corrupt(f"{what} is sharded along dimension {brief(dim)}, but has {len(shape)} dimensions")
+            raise self._corrupt(f"{called} is sharded along dimension {brief(dim)}, but has {len(shape)} dimensions")
         if type(factor) is not int or not 1 <= factor <= MAX_FACTOR:
-            raise self._corrupt(f"{what} has a strided placement with the split factor {brief(factor)}")
+            raise self._corrupt(f"{called} has a strided placement with the split factor {brief(factor)}")
         self._strided = self._strided or kind == "StridedShard"
         return MeshCut(dim, factor if kind == "StridedShard" else 1)
 
-    def _mesh(self, what: str, told: Mapping[Any, Any]) -> Mesh:
-        known = self._meshes.get(id(told))
+    def _mesh(self, called: str, spec: Mapping[Any, Any]) -> Mesh:
+        known = self._meshes.get(id(spec))
         if known is not None:
             return known
-        shape, ranks, names = told.get("mesh_shape"), told.get("mesh_data"), told.get("mesh_dim_names")
-        shape = self._counts(what, shape)
+        shape, ranks, names = spec.get("mesh_shape"), spec.get("mesh_data"), spec.get("mesh_dim_names")
+        shape = self._counts(called, shape)
         if not isinstance(ranks, (tuple, list)) or not 0 < len(ranks) == math.prod(shape) <= MAX_RANKS:
-            raise self._corrupt(f"{what} is on a mesh of {list(shape)} that lists another number of ranks")
+            raise self._corrupt(f"{called} is on a mesh of {list(shape)} that lists another number of ranks")
         if any(type(rank) is not int or rank < 0 for rank in ranks) or len(set(ranks)) != len(ranks):
-            raise self._corrupt(f"{what} is on a mesh that lists no ranks, or a rank twice")
+            raise self._corrupt(f"{called} is on a mesh that lists no ranks, or a rank twice")
         dims = names if isinstance(names, (tuple, list)) and len(names) == len(shape) else ()
         mesh = Mesh(tuple(ranks), shape, tuple(map(str, dims)))
-        return self._meshes.setdefault(id(told), self._layouts.setdefault(mesh, mesh))
+        return self._meshes.setdefault(id(spec), self._layouts.setdefault(mesh, mesh))
 
-    def _rectangles(self, what: str, data: Mapping[Any, Any]) -> Geometry:
-        shape = self._counts(what, data.get("global_shape"))
-        lists = [each for key in _BOXES if isinstance(each := data.get(key), (tuple, list))]
+    def _rectangles(self, called: str, data: Mapping[Any, Any]) -> Geometry:
+        shape = self._counts(called, data.get("global_shape"))
+        lists = [numbers for key in _BOXES if isinstance(numbers := data.get(key), (tuple, list))]
         if len(lists) != len(_BOXES) or len(set(map(len, lists))) != 1:
-            raise self._corrupt(f"{what} has a different number of offsets and sizes of shards")
-        boxes = tuple(HeldBox(*(self._counts(what, each) for each in box)) for box in zip(*lists, strict=True))
+            raise self._corrupt(f"{called} has a different number of offsets and sizes of shards")
+        boxes = tuple(HeldBox(*(self._counts(called, numbers) for numbers in box)) for box in zip(*lists, strict=True))
         for box in boxes:
             if not len(box.offsets) == len(box.inside) == len(box.sizes) == len(shape):
                 raise self._corrupt(
-                    f"{what} has a shard of {len(box.sizes)} dimensions, but the tensor has {len(shape)}"
+                    f"{called} has a shard of {len(box.sizes)} dimensions, but the tensor has {len(shape)}"
                 )
             if any(at + size > most for at, size, most in zip(box.offsets, box.sizes, shape, strict=True)):
                 raise self._corrupt(
-                    f"{what} is of {list(shape)}, and its shard of {list(box.sizes)} at {list(box.offsets)} extends "
+                    f"{called} is of {list(shape)}, and its shard of {list(box.sizes)} at {list(box.offsets)} extends "
                     "beyond it"
                 )
-        return Rectangles(shape, boxes, self._dtype(what, data.get("dtype")))
+        return Rectangles(shape, boxes, self._dtype(called, data.get("dtype")))
 
 
 _GEOMETRIES = {"DTensorShardingMetadata": _Reading._distributed, "default_tensor_v1": _Reading._rectangles}

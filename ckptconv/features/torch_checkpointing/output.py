@@ -1,8 +1,8 @@
-"""Plan steps that torch_checkpointing loads: a file for each item and rank, and `metadata.pkl`.
+"""Plans steps that torch_checkpointing loads: a file for each item and rank, and `metadata.pkl`.
 
 Source: torch_checkpointing/{distributed_metadata,dtensor_metadata,checkpoint_layout,default_resharder}.py of 0.1.0 and
-0.1.1. An item of tensors alone is written in safetensors, any other as torch.save writes it. A resharder reads either,
-on any number of ranks: what a rank has of a tensor, the metadata tells.
+0.1.1. An item of tensors alone is written in safetensors, any other as torch.save writes it. A resharder reads both, on
+any number of ranks: the metadata describes each rank's part of a tensor.
 """
 
 from __future__ import annotations
@@ -34,46 +34,46 @@ from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.tensors.strides import contiguous_strides
 
 _VERSION = "2.0"
-# A name of a mesh that no training has: where it had the same mesh, the library would not reshard, but copy a rank's
-# plain tensor to a DTensor, which it refuses.
+# A mesh dimension's name that no training has. If the training had the same mesh, the library would not reshard, but
+# copy a rank's plain tensor to a DTensor, which it refuses.
 _DIMENSION = "saved_by_ckptconv"
 
 
 def plan(source: Source, target: Target, options: Options) -> Output:
-    """Plan a step: the weights, and with `optimizer` the states beside them."""
+    """Plan a step: the weights, and with `optimizer` the states next to them."""
     source = with_states(source, options)
     found = contents(source, options)
     return output_with(source, target, options, found, file_plans(found, options))
 
 
-def file_plans(found: DcpContents, options: Options) -> list[FilePlan]:
-    """Plan the files of a step with what is `found`, as `options.chunks` ranks have it. The metadata comes last.
+def file_plans(contents: DcpContents, options: Options) -> list[FilePlan]:
+    """Plan the files of a step with these `contents`, on `options.chunks` ranks. The metadata comes last.
 
-    Raise UsageError for an item whose name can be that of no file.
+    Raise UsageError for an item whose name is not a valid file name.
     """
     ranks = GIVEN.of(options).chunks or 1
     items: dict[str, dict[str, Leaf]] = {}
-    for key, leaf in (*found.tensors.items(), *found.values.items()):
+    for key, leaf in (*contents.tensors.items(), *contents.values.items()):
         items.setdefault(str(leaf.path[0]), {})[key] = leaf
     plans = []
     described = {}
     for item, leaves in items.items():
         _check_name(item)
-        tensors = {key: leaf for key, leaf in leaves.items() if key in found.tensors}
-        values = {leaf.path[1:]: leaf.value for key, leaf in leaves.items() if key in found.values}
+        tensors = {key: leaf for key, leaf in leaves.items() if key in contents.tensors}
+        values = {leaf.path[1:]: leaf.value for key, leaf in leaves.items() if key in contents.values}
         is_plain = all(len(leaf.path) > 1 and leaf.value.dtype.code for leaf in tensors.values()) and not values
-        held: list[dict[Path, LazyTensor]] = [{} for _ in range(ranks)]
+        by_rank: list[dict[Path, LazyTensor]] = [{} for _ in range(ranks)]
         paths: dict[str, list[dict[str, Any]]] = {}
         for leaf in tensors.values():
             path, shape = leaf.path[1:], leaf.value.shape
-            own = boxes(shape, ranks)
-            for rank, box in enumerate(own):
-                held[rank][path] = cut(leaf.value, box)
+            rank_boxes = boxes(shape, ranks)
+            for rank, box in enumerate(rank_boxes):
+                by_rank[rank][path] = cut(leaf.value, box)
             text = json.dumps(list(path), separators=(",", ":"), ensure_ascii=True)
-            paths[text] = [_described(leaf.value, own, ranks)]
+            paths[text] = [_described(leaf.value, rank_boxes, ranks)]
         suffix = SUFFIX if is_plain else ".pt"
         files = [f"{item}_{rank}{suffix}" for rank in range(ranks)]
-        for name, own_tensors in zip(files, held, strict=True):
+        for name, own_tensors in zip(files, by_rank, strict=True):
             if is_plain:
                 flat = {dotted(path): tensor for path, tensor in own_tensors.items()}
                 plans.append(safetensors.file_plan(name, flat, METADATA))
@@ -103,14 +103,14 @@ def _check_name(item: str) -> None:
 
 
 def _nested(leaves: Mapping[Path, Any], name: str) -> Any:
-    """Return what a rank has of an item: the only value, or the dicts and lists that hold it."""
+    """Return a rank's value of an item: the only value, or the dicts and lists that hold it."""
     return leaves[()] if () in leaves else nest(leaves, name) if leaves else {}
 
 
-def _described(tensor: LazyTensor, own: tuple[Box, ...], ranks: int) -> dict[str, Any]:
+def _described(tensor: LazyTensor, rank_boxes: tuple[Box, ...], ranks: int) -> dict[str, Any]:
     """Describe a tensor: cut along its first dimension for all ranks, of which the last may have nothing; or whole, on
     the first rank."""
-    is_cut = len(own) > 1
+    is_cut = len(rank_boxes) > 1
     mesh = tuple(range(ranks if is_cut else 1))
     data = {
         "global_shape": list(tensor.shape),
@@ -126,5 +126,5 @@ def _described(tensor: LazyTensor, own: tuple[Box, ...], ranks: int) -> dict[str
     }
     return {
         "sharding_metadata": {"type": "DTensorShardingMetadata", "data": data},
-        "ranks": tuple(range(len(own))),
+        "ranks": tuple(range(len(rank_boxes))),
     }

@@ -1,8 +1,9 @@
-"""Open a step of torch_checkpointing.
+"""Opens a step of torch_checkpointing.
 
-The files of the weights are read rank after rank, descriptions only; the optimizer's when its states are wanted, and
-all when a key is. What a rank has of a tensor, its pickled DTensor says, or `metadata.pkl`, or both: then they must
-agree. The ranks' parts are joined as those of one state dict for each rank, whose first steps are the items.
+The files of the weights are read rank after rank, descriptions only; the optimizer's only if its states are wanted, and
+all files if a key is. A rank's part of a tensor is described by its pickled DTensor, or by `metadata.pkl`, or by both:
+then they must agree. The parts are joined like those of one state dict for each rank, with the items as first steps of
+paths.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from ckptconv.features.torch_checkpointing.locate import (
     RAW,
     SAFETENSORS,
     TORCH,
-    Held,
     Item,
+    ItemFile,
     check_finished,
     items_of,
 )
@@ -57,12 +58,12 @@ from ckptconv.storage.location import Location
 from ckptconv.tensors.lazy import LazyTensor, Narrow, Tagged, TensorFacts
 from ckptconv.text import format_size, some
 
-# The item of a library that saves the whole state of a rank in one file: its contents are the state.
+# The item of a library that saves the whole state of a rank in one file: the state is its content.
 _WHOLE = "checkpoint"
 
 
 def _is_replica(geometry: Geometry, world: int) -> bool:
-    """Whether each of `world` ranks has the whole tensor, as the metadata says of every plain one."""
+    """Whether each of `world` ranks has the whole tensor. The metadata says so of every plain tensor."""
     if not isinstance(geometry, Distributed) or any(geometry.layout.placements):
         return False
     return len(geometry.layout.mesh.ranks) == world
@@ -72,7 +73,7 @@ def read(place: Location, wanted: Wanted) -> Source:
     """Open a step by its directory, or by a directory above it.
 
     Raise CorruptError if it is unfinished, if files of ranks are missing, or if they contradict each other or the
-    metadata; UnsupportedError if nothing tells which part of a tensor a rank has.
+    metadata; UnsupportedError if it is unknown which part of a tensor a rank has.
     """
     located = steps.locate(place) or Located(place)
     check_finished(located.directory)
@@ -99,10 +100,10 @@ def _read(path: str, located: Located, wanted: Wanted) -> Source:
 
 @dataclass
 class _Step:
-    """A step: what its directory and its metadata say, and what was read of it.
+    """A step: its directory, its metadata, and what was read of it.
 
-    `unread` are items of which only one rank's file was read, or none, and whether that has tensors; `undescribed` are
-    tensors of which the metadata says nothing.
+    `unread` are items of which only one rank's file was read, or none, and whether that file has tensors. The metadata
+    does not describe the tensors in `undescribed`.
     """
 
     directory: Location
@@ -131,7 +132,7 @@ class _Step:
             described = {name: item.files for name, item in step.described.items.items()}
             step.items = items_of(directory, described, step.described.world)
             step.world, step.version = step.described.world, step.described.version
-            over = [each for item in step.items.values() for each in item.files.items() if each[0] >= step.world]
+            over = [file for item in step.items.values() for file in item.files.items() if file[0] >= step.world]
             if over:
                 raise other_save(
                     f"{directory.join(over[0][1].path)} is of rank {over[0][0]}, and {STEP_METADATA} says that there "
@@ -143,7 +144,7 @@ class _Step:
         return step
 
     def _bytes(self, name: str, most: int) -> bytes:
-        """Return the contents of a small file, which is an input from now on."""
+        """Return the contents of a small file, which becomes an input."""
         with self.directory.join(name).open_reader() as reader:
             file = reader.file
             if file.size > most:
@@ -155,7 +156,7 @@ class _Step:
         return data
 
     def _read_manifest(self) -> None:
-        """Read the SHA-256 of the files, and check that they are there."""
+        """Read the SHA-256 of the files, and check that the files exist."""
         if MANIFEST in self.directory.names:
             data = self._bytes(MANIFEST, MAX_VALUE)
             stated = stated_digests(self.directory, MANIFEST, data, {"version": 1, "granularity": "file"})
@@ -164,22 +165,22 @@ class _Step:
     # -------------------------------------------------------------------------------------------------------- reading
 
     def read(self, wanted: Wanted) -> None:
-        """Read the files of what is wanted."""
+        """Read the files of the wanted items."""
         chosen = self._chosen(wanted)
         for name in chosen:
             self._check_complete(name)
         ranks = self.files.ranks
         for rank in range(self.world):
-            held = {name: self.items[name].files[rank] for name in chosen if rank in self.items[name].files}
-            if held:
-                self._read_rank(rank, held)
+            files = {name: self.items[name].files[rank] for name in chosen if rank in self.items[name].files}
+            if files:
+                self._read_rank(rank, files)
         ranks.check_names(self.described.items if self.described else ())
         for name, item in self.items.items():
             if name not in chosen:
                 self._look_into(name, item)
 
     def _chosen(self, wanted: Wanted) -> list[str]:
-        """Return the names of the items of which all ranks' files are read."""
+        """Return the names of the items whose files are read for all ranks."""
         every = list(self.items)
         if wanted.key:
             return every
@@ -195,108 +196,108 @@ class _Step:
         """Whether the first file of an item has tensors."""
         if self.described and name in self.described.items:
             return bool(self.described.items[name].tensors)
-        held = self.items[name].files[min(self.items[name].files)]
-        if held.kind == SAFETENSORS:
+        file = self.items[name].files[min(self.items[name].files)]
+        if file.kind == SAFETENSORS:
             return True
-        return any(map(is_tensor, walk(read_torch(self._place(held)).value)))
+        return any(map(is_tensor, walk(read_torch(self._place(file)).value)))
 
     def _look_into(self, name: str, item: Item) -> None:
-        """Keep the values of the first rank of an item that was not wanted."""
+        """Keep the first rank's values of an item that was not wanted."""
         if names_of.is_optimizer(name):
             self.unread[name] = True
             return
-        held = item.files[min(item.files)]
+        file = item.files[min(item.files)]
         self.unread[name] = item.has_tensors and self._has_tensors(name)
-        if held.kind == JSON:
-            self.files.ranks.values[name,] = self._value(held)
+        if file.kind == JSON:
+            self.files.ranks.values[name,] = self._value(file)
 
-    def _place(self, held: Held) -> Location:
+    def _place(self, file: ItemFile) -> Location:
         names = self.directory.names
-        return self.directory.at(names[held.path].file) if held.path in names else self.directory.join(held.path)
+        return self.directory.at(names[file.path].file) if file.path in names else self.directory.join(file.path)
 
     def _check_complete(self, name: str) -> None:
         """Raise CorruptError if files of ranks are missing."""
         item = self.items[name]
         if item.shared or not item.has_tensors:
             return
-        own = self.described.items.get(name) if self.described else None
-        needed = own.ranks() if own else set(range(self.world))
+        description = self.described.items.get(name) if self.described else None
+        needed = description.ranks() if description else set(range(self.world))
         missing = sorted(needed - item.files.keys())
-        if missing and (own or item.files.keys() != {0} or self._has_tensors(name)):
-            raise lacking(self.directory.path, missing, {rank: held.path for rank, held in item.files.items()})
+        if missing and (description or item.files.keys() != {0} or self._has_tensors(name)):
+            raise lacking(self.directory.path, missing, {rank: file.path for rank, file in item.files.items()})
 
-    def _read_rank(self, rank: int, held: Mapping[str, Held]) -> None:
+    def _read_rank(self, rank: int, files: Mapping[str, ItemFile]) -> None:
         pieces: dict[Path, Piece] = {}
         values: dict[Path, Any] = {}
         alone: dict[Path, Any] = {}
         meshes: dict[Mesh, None] = {}
         world = self.world
-        places = {name: self._place(one) for name, one in held.items()}
-        pickled = [name for name, one in held.items() if one.kind == TORCH]
+        places = {name: self._place(item_file) for name, item_file in files.items()}
+        pickled = [name for name, item_file in files.items() if item_file.kind == TORCH]
         read = dict(zip(pickled, ahead(read_torch, [places[name] for name in pickled]), strict=True))
-        for name, one in held.items():
+        for name, item_file in files.items():
             prefix = () if self._is_whole(name) else (name,)
-            own = self.described.items.get(name) if self.described else None
-            if one.kind == TORCH:
+            description = self.described.items.get(name) if self.described else None
+            if item_file.kind == TORCH:
                 file = read.pop(name)
                 reader = Pieces(places[name].path, rank, bytes_of(places[name]))
-                found, told = divided(file.value, reader, prefix)
+                tensors, others = divided(file.value, reader, prefix)
                 if reader.said not in (None, rank):
                     raise CorruptError(
                         f"{places[name]} is named for rank {rank}, but says that it belongs to {reader.said}."
                     )
-                self.files.account.add(file, one.path)
+                self.files.account.add(file, item_file.path)
                 meshes.update(reader.meshes)
                 world = max(world, reader.world)
-            elif one.kind == SAFETENSORS:
-                found, told = self._stored(name, one, own), {}
+            elif item_file.kind == SAFETENSORS:
+                tensors, others = self._stored(name, item_file, description), {}
             else:
-                found, told = {}, {prefix: self._value(one)}
-            if own:
-                found = self._placed(name, one, rank, found, own)
-                meshes.update((piece.layout.mesh, None) for piece in found.values() if isinstance(piece, RankPart))
-            elif one.kind == SAFETENSORS and self.world > 1:
+                tensors, others = {}, {prefix: self._value(item_file)}
+            if description:
+                tensors = self._placed(name, item_file, rank, tensors, description)
+                meshes.update((piece.layout.mesh, None) for piece in tensors.values() if isinstance(piece, RankPart))
+            elif item_file.kind == SAFETENSORS and self.world > 1:
                 raise UnsupportedError(
-                    f"{places[name]} holds the parts of {len(found)} tensors that rank {rank} has, but there is no "
+                    f"{places[name]} holds the parts of {len(tensors)} tensors that rank {rank} has, but there is no "
                     f"{STEP_METADATA} that says where these parts belong.",
                     f"Copy {STEP_METADATA} too: a step that was saved without a resharder has none, and cannot be "
                     "joined.",
                 )
-            pieces.update(found)
-            (alone if self.items[name].shared else values).update(told)
-            self.files.ranks.parts.update({(rank, at[0]): one.path for at in (*found, *told) if at})
+            pieces.update(tensors)
+            (alone if self.items[name].shared else values).update(others)
+            self.files.ranks.parts.update({(rank, at[0]): item_file.path for at in (*tensors, *others) if at})
         ranks = self.files.ranks
-        ranks.add(rank, next(iter(held.values())).path, pieces, meshes, world)
+        ranks.add(rank, next(iter(files.values())).path, pieces, meshes, world)
         ranks.add_values(rank, values)
         ranks.values.update(alone)
 
     def _is_whole(self, name: str) -> bool:
-        """Whether an item is the whole state of a rank, and has no name in it."""
+        """Whether an item is the whole state of a rank, so that paths do not begin with its name."""
         return name == _WHOLE and sum(item.has_tensors for item in self.items.values()) == 1
 
-    def _value(self, held: Held) -> Any:
-        place = self._place(held)
-        if held.kind == RAW and place.kind == "file" and place.entry.file.size > MAX_VALUE:
-            self.large.append(held.path)
+    def _value(self, file: ItemFile) -> Any:
+        place = self._place(file)
+        if file.kind == RAW and place.kind == "file" and place.entry.file.size > MAX_VALUE:
+            self.large.append(file.path)
             return None
-        data = self._bytes(held.path, MAX_VALUE)
-        return data if held.kind == RAW else parsed_json(data, place.path)
+        data = self._bytes(file.path, MAX_VALUE)
+        return data if file.kind == RAW else parsed_json(data, place.path)
 
     # --------------------------------------------------------------------------------------------------- safetensors
 
-    def _stored(self, name: str, held: Held, own: DescribedItem | None) -> dict[Path, Piece]:
+    def _stored(self, name: str, file: ItemFile, description: DescribedItem | None) -> dict[Path, Piece]:
         """Return the tensors of a safetensors file, whose names are paths joined by dots."""
-        place = self._place(held)
+        place = self._place(file)
         header = safetensors.header_of(place)
         self.files.account.bytes_read += header.bytes_read
-        self.files.account.inputs[held.path] = header.identity
+        self.files.account.inputs[file.path] = header.identity
         paths: dict[str, Path] = {}
-        for path, way in own.ways.items() if own else ():
+        for path, way in description.ways.items() if description else ():
             if paths.setdefault(names_of.dotted(path), way) != way:
                 raise CorruptError(
                     f"{place}: two tensors of {named(name)} are stored as {named(names_of.dotted(path))}."
                 )
-        found: dict[Path, Piece] = {}
+        tensors: dict[Path, Piece] = {}
         for stored_name, stored in header.tensors.items():
             way = paths.get(stored_name, (stored_name,))
             facts = TensorFacts(
@@ -304,33 +305,33 @@ class _Step:
                 storage_nbytes=stored.nbytes,
                 strides=stored.strides,
             )
-            found[(name, *way)] = Whole(Tagged(stored, facts))
-        return found
+            tensors[(name, *way)] = Whole(Tagged(stored, facts))
+        return tensors
 
     # ------------------------------------------------------------------------------------------------- the metadata
 
     def _placed(
-        self, name: str, held: Held, rank: int, found: Mapping[Path, Piece], own: DescribedItem
+        self, name: str, file: ItemFile, rank: int, tensors: Mapping[Path, Piece], description: DescribedItem
     ) -> dict[Path, Piece]:
-        """Return the tensors that a rank has of an item, each as the metadata describes it.
+        """Return a rank's tensors of an item, each as the metadata describes it.
 
-        Of a plain tensor, the metadata says what rank 0 has: that all ranks have it, or nothing if rank 0 has not, as
-        with pipeline stages. Raise CorruptError if file and metadata disagree otherwise.
+        For a plain tensor, the metadata describes rank 0: it says that all ranks have the tensor, or nothing if rank 0
+        lacks it, as with pipeline stages. Raise CorruptError if file and metadata disagree otherwise.
         """
-        where = f"{self._place(held)}"
+        where = f"{self._place(file)}"
         placed: dict[Path, Piece] = {}
-        # Of local tensors, only other stages that are there tell that they are whole.
-        staged = rank > 0 and (held.kind == TORCH or own.has_stages())
+        # Local tensors are known to be whole only if other stages exist.
+        staged = rank > 0 and (file.kind == TORCH or description.has_stages())
         expected = {
             path
-            for path, groups in own.tensors.items()
-            if any(rank in ranks and not (rank and _is_replica(one, self.world)) for ranks, one in groups)
+            for path, groups in description.tensors.items()
+            if any(rank in ranks and not (rank and _is_replica(part, self.world)) for ranks, part in groups)
         }
-        for path, piece in found.items():
+        for path, piece in tensors.items():
             at = text_path(path[1:])
-            geometry = own.geometry(at, rank)
+            geometry = description.geometry(at, rank)
             if geometry is None:
-                if staged and self._of_stage(path, piece, own):
+                if staged and self._of_stage(path, piece, description):
                     placed[path] = piece
                     continue
                 raise other_save(
@@ -338,7 +339,7 @@ class _Step:
                 )
             expected.discard(at)
             if isinstance(geometry, Rectangles) and path not in self._boxes:
-                every = (one.boxes for _, one in own.tensors[at] if isinstance(one, Rectangles))
+                every = (part.boxes for _, part in description.tensors[at] if isinstance(part, Rectangles))
                 self._boxes[path] = frozenset((box.offsets, box.sizes) for boxes in every for box in boxes)
             placed[path] = self._described(where, path, rank, piece, geometry)
         if expected:
@@ -346,16 +347,16 @@ class _Step:
             raise other_save(f"{where} lacks {named(lost)}, which {STEP_METADATA} describes.")
         return placed
 
-    def _of_stage(self, path: Path, piece: Piece, own: DescribedItem) -> bool:
-        """Whether a tensor is plain and not on rank 0: the metadata describes none of these."""
-        found = isinstance(piece, Whole) and text_path(path[1:]) not in own.tensors
-        found = found and 0 not in self.files.ranks.pieces.get(path, ())
-        if found:
+    def _of_stage(self, path: Path, piece: Piece, description: DescribedItem) -> bool:
+        """Whether a tensor is plain and not on rank 0: the metadata describes no such tensor."""
+        is_of_stage = isinstance(piece, Whole) and text_path(path[1:]) not in description.tensors
+        is_of_stage = is_of_stage and 0 not in self.files.ranks.pieces.get(path, ())
+        if is_of_stage:
             self.undescribed.append(names_of.dotted(path))
-        return found
+        return is_of_stage
 
     def _described(self, where: str, path: Path, rank: int, piece: Piece, geometry: Geometry) -> Piece:
-        """Return a piece with the geometry that the metadata gives it."""
+        """Return a piece with the geometry in the metadata."""
         name = names_of.dotted(path)
         tensor = piece.tensor if isinstance(piece, (Whole, RankPart)) else None
         said: Any = geometry.shape, geometry.dtype.name
@@ -365,10 +366,10 @@ class _Step:
             if isinstance(geometry, Distributed):
                 stated = geometry.layout.placements
                 said = (*said, geometry.layout.mesh[:2], stated)
-                # Where 0.1.0 states no stride, there may be one.
+                # If 0.1.0 states no stride, there may be one.
                 plain = tuple(
-                    one and (one._replace(factor=1) if other and other.factor == 1 else one)
-                    for one, other in zip(its.placements, stated, strict=False)
+                    cut and (cut._replace(factor=1) if stated_cut and stated_cut.factor == 1 else cut)
+                    for cut, stated_cut in zip(its.placements, stated, strict=False)
                 )
                 has = (*has, its.mesh[:2], plain)
             agrees = has == said and isinstance(geometry, Distributed)
@@ -394,9 +395,9 @@ class _Step:
         return self._cut(where, name, tensor, geometry, self._boxes[path])
 
     def _check_order(self, where: str, name: str, layout: Distribution) -> None:
-        """Raise UnsupportedError if several mesh dimensions cut one of the tensor, and nothing tells in which order."""
-        own = zip(layout.placements, layout.mesh.shape, strict=True)
-        dims = [cut.dim for cut, ranks in own if cut and ranks > 1]
+        """Raise UnsupportedError if several mesh dimensions cut one dimension of the tensor, in an unknown order."""
+        cuts = zip(layout.placements, layout.mesh.shape, strict=True)
+        dims = [cut.dim for cut, ranks in cuts if cut and ranks > 1]
         if len(set(dims)) < len(dims) and not (self.described and self.described.knows_strides):
             raise UnsupportedError(
                 f"{where}: {named(name)} is cut along one dimension by {len(dims)} dimensions of its mesh, but "
@@ -408,7 +409,7 @@ class _Step:
     def _cut(
         where: str, name: str, tensor: Tagged, geometry: Rectangles, every: frozenset[tuple[Shape, Shape]]
     ) -> Piece:
-        """Return the boxes that a rank has of a tensor, of `every` rank's."""
+        """Return a rank's boxes of a tensor; `every` are the boxes of all ranks."""
         tiles = []
         for box in geometry.boxes:
             if any(at + size > most for at, size, most in zip(box.inside, box.sizes, tensor.shape, strict=True)):
@@ -429,7 +430,7 @@ class _Step:
 
     def facts(self, path: str) -> dict[str, Any]:
         ranks = self.files.ranks
-        shapes = list(dict.fromkeys(str(mesh) for held in ranks.meshes.values() for mesh in held))
+        shapes = list(dict.fromkeys(str(mesh) for meshes in ranks.meshes.values() for mesh in meshes))
         return {
             **({} if self.directory.path == path else {"directory": self.directory.path}),
             "ranks": self.world,
@@ -440,7 +441,7 @@ class _Step:
         }
 
     def told(self, wanted: Wanted, chosen: list[Path]) -> tuple[list[str], list[str]]:
-        """Return notes and warnings on what was left, and on what the ranks have otherwise."""
+        """Return notes and warnings on items that were left out, and on differences between the ranks."""
         ranks = self.files.ranks
         notes: list[str] = []
         warnings: list[str] = []
@@ -450,12 +451,13 @@ class _Step:
             states = [name for name in left if names_of.is_optimizer(name)]
             left = [name for name in left if not (wanted.states and name in states)]
             odd = [name for name in left if self.unread.get(name) and name not in states]
-            for told, own in ((notes, [name for name in left if name not in odd]), (warnings, odd)):
-                if own:
-                    how = THEIR_STATES_ARE_CONVERTED if set(own) & set(states) else ""
-                    these = "it" if len(own) == 1 else "the first"
-                    told.append(
-                        f"Not converted: {some(own)}. Use {how}--key {own[0]} for {these}, or --key . for everything."
+            for sentences, left_out in ((notes, [name for name in left if name not in odd]), (warnings, odd)):
+                if left_out:
+                    how = THEIR_STATES_ARE_CONVERTED if set(left_out) & set(states) else ""
+                    these = "it" if len(left_out) == 1 else "the first"
+                    sentences.append(
+                        f"Not converted: {some(left_out)}. Use {how}--key {left_out[0]} for {these}, or --key . for "
+                        "everything."
                     )
         missing = sorted(ranks.expected - ranks.files.keys())
         if missing:
@@ -463,11 +465,11 @@ class _Step:
                 f"The files of ranks {some(missing, form=str)} are missing; the files of the other ranks hold the same "
                 "data."
             )
-        differing = [each for each in ranks.differing if wanted.key or each in chosen]
+        differing = [path for path in ranks.differing if wanted.key or path in chosen]
         if differing:
             warnings.append(
                 f"Values other than tensors differ between the ranks. They were taken from rank {min(ranks.files)}: "
-                f"{some([names_of.dotted(each) for each in differing])}."
+                f"{some([names_of.dotted(path) for path in differing])}."
             )
         if self.undescribed:
             warnings.append(

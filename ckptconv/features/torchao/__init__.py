@@ -1,7 +1,7 @@
-"""torchao's quantized tensors: stored as the parts of which torchao makes them again.
+"""torchao's quantized tensors, stored in parts from which torchao makes them again.
 
-In: what pickles say of such tensors, or torchao's metadata in safetensors files. Out: that metadata, and the nodes of
-which a pickle is made. What their numbers mean is not known here.
+In: such tensors as pickles describe them, or torchao's metadata in safetensors files. Out: that metadata, and the nodes
+for a pickle. The meaning of their numbers is not known here.
 """
 
 from __future__ import annotations

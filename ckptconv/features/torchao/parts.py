@@ -1,9 +1,9 @@
-"""The metadata by which torchao makes its quantized tensors of the parts in safetensors files. Pure.
+"""The metadata with which torchao makes its quantized tensors from the parts in safetensors files. Pure.
 
 Source: torchao/prototype/safetensors/{safetensors_support,safetensors_utils}.py of torchao 0.18. The metadata lists all
 tensors, as JSON, in `tensor_names`, and has an entry for each: its class, as `_type`, and unless that is "Tensor", its
-attributes in `_data`, and the names of its parts. torchao's loader takes only names with a dot, of a module and a
-tensor in it.
+attributes in `_data`, and the names of its parts. torchao's loader accepts only names with a dot, between a module and
+a tensor in it.
 """
 
 from __future__ import annotations
@@ -79,14 +79,14 @@ _ENUMS: dict[str, tuple[str, dict[str, Any]]] = {
 _TUPLES = {"Float8MMConfig": ("torchao.float8.inference", ("emulate", "use_fast_accum", "pad_inner_dim"))}
 _DTYPE = "torch.dtype"
 _WORD = re.compile(r"[a-z][a-z0-9_]{0,60}")
-# Levels of an attribute, its values, which a few shared lists could multiply, and the characters of a text. An honest
-# one has three levels and some twenty values.
+# The deepest attribute, its most values (a few shared lists could multiply them), and the most characters of a text. A
+# real attribute has three levels and some twenty values.
 _DEEPEST, _MOST, _LONGEST = 16, 256, 100
 _INTEGERS = range(-(1 << 63), 1 << 63)
 
 
 class _UnknownError(Exception):
-    """A value is of no known class."""
+    """A value has no known class."""
 
 
 def is_stored_in_parts(cls: str) -> bool:
@@ -102,15 +102,15 @@ def is_stored_in_parts(cls: str) -> bool:
 
 
 def described(kind: str, of_it: Mapping[str, Any]) -> PartedTensor | None:
-    """Return what torchao's metadata says of a tensor: a `Composite` of this kind, with the parts `of_it`. Return None
-    if it has something that the metadata cannot say."""
-    cls, own = kind.rpartition(".")[2], of_it.get("attributes")
-    if type(own) is not dict:
+    """Return torchao's metadata for a tensor: a `Composite` of this kind, with the parts `of_it`. Return None if it has
+    a part that the metadata cannot express."""
+    cls, attributes = kind.rpartition(".")[2], of_it.get("attributes")
+    if type(attributes) is not dict:
         return None
-    parts = tuple(name for name, value in own.items() if isinstance(value, LazyTensor))
+    parts = tuple(name for name, value in attributes.items() if isinstance(value, LazyTensor))
     if not _PARTS.issuperset(parts) or not parts:
         return None
-    known = {**own, **{name: of_it.get(name) for name in _OF_THE_TENSOR}}
+    known = {**attributes, **{name: of_it.get(name) for name in _OF_THE_TENSOR}}
     try:
         room = iter(range(_MOST))
         data = {name: _encoded(known[name], room) for name in _CLASSES[cls][1] if name in known}
@@ -120,17 +120,17 @@ def described(kind: str, of_it: Mapping[str, Any]) -> PartedTensor | None:
 
 
 def metadata_of(known: Mapping[str, PartedTensor], names: Mapping[str, str]) -> dict[str, str]:
-    """Return the metadata of a file that holds tensors `names` {old: new}, of which those `known` by old name are
-    quantized; {} if none of them is there with all its parts, under names that belong together."""
+    """Return the metadata of a file with the tensors `names` {old: new}. The `known` ones, by old name, are quantized.
+    Return {} if none of them is there with all its parts, under names that belong together."""
     entries: dict[str, str] = {}
     parts: set[str] = set()
-    for name, told in known.items():
+    for name, parted_tensor in known.items():
         prefix = prefix_of(name)
-        stored = {part: names.get(prefix + part, "") for part in told.parts}
+        stored = {part: names.get(prefix + part, "") for part in parted_tensor.parts}
         begins = {new.removesuffix(part) if new.endswith(part) else "" for part, new in stored.items()}
         new = _name_of(begins.pop()) if len(begins) == 1 else ""
         if new:
-            entries[new] = told.text
+            entries[new] = parted_tensor.text
             parts.update(stored.values())
     if not entries:
         return {}
@@ -141,13 +141,13 @@ def metadata_of(known: Mapping[str, PartedTensor], names: Mapping[str, str]) -> 
 
 def _name_of(prefix: str) -> str:
     """Return the name whose parts begin with `prefix`; "" if there is none, or torchao cannot load it."""
-    module, dot, own = prefix.rpartition(".")
-    named = dot and own.startswith("_") and own.endswith("_") and len(own) > 2
-    return f"{module}.{own[1:-1]}" if named else ""
+    module, dot, last = prefix.rpartition(".")
+    named = dot and last.startswith("_") and last.endswith("_") and len(last) > 2
+    return f"{module}.{last[1:-1]}" if named else ""
 
 
 def _encoded(value: Any, room: Iterator[int], depth: int = 0) -> Any:
-    """Return an attribute as torchao writes it in JSON; take one from `room` for each value in it."""
+    """Return an attribute in torchao's JSON; take one from `room` for each value in it."""
     if depth > _DEEPEST or next(room, None) is None:
         raise _UnknownError
     kind = type(value)
@@ -156,14 +156,14 @@ def _encoded(value: Any, room: Iterator[int], depth: int = 0) -> Any:
     if (kind is int and value in _INTEGERS) or (kind is str and len(value) <= _LONGEST):
         return value
     if kind in (list, tuple, Size):
-        return [_encoded(each, room, depth + 1) for each in value]
+        return [_encoded(item, room, depth + 1) for item in value]
     if kind is TorchConstant and value.kind == "dtype":
         return {"_type": _DTYPE, "_data": value.name}
     if kind is not Opaque or value.kwargs or value.appended or value.items or type(value.args) is not tuple:
         raise _UnknownError
     cls, data = _object(value)
     if isinstance(data, dict):
-        data = {name: _encoded(each, room, depth + 1) for name, each in data.items()}
+        data = {name: _encoded(item, room, depth + 1) for name, item in data.items()}
     return {"_type": cls, "_data": data}
 
 
@@ -177,9 +177,9 @@ def _object(value: Opaque) -> tuple[str, Any]:
         raise _UnknownError
     name = cls.name if type(cls) is Global and cls.module.startswith(_OF) else ""
     if name in _ENUMS and not value.state:
-        found = [member for member, own in _ENUMS[name][1].items() if (own,) == args]
-        if found:
-            return name, found[0]
+        members = [member for member, value_of_member in _ENUMS[name][1].items() if (value_of_member,) == args]
+        if members:
+            return name, members[0]
     if name in _TUPLES and len(args) == len(_TUPLES[name][1]) and not value.state:
         return name, dict(zip(_TUPLES[name][1], args, strict=True))
     if name in _DATACLASSES and not args and len(value.state) <= 1:
@@ -193,43 +193,42 @@ def _object(value: Opaque) -> tuple[str, Any]:
 
 
 def read(metadata: Mapping[str, str], names: Iterable[str]) -> dict[str, PartedTensor]:
-    """Return the quantized tensors, by name, that `metadata` describes of a file that holds tensors `names`; {} if it
-    is not torchao's."""
-    listed, found = _listed(metadata), dict[str, PartedTensor]()
-    held = set(names if listed else ())
+    """Return the quantized tensors, by name, that `metadata` describes in a file with tensors `names`; {} if none."""
+    listed, parted_tensors = _listed(metadata), dict[str, PartedTensor]()
+    stored_names = set(names if listed else ())
     for name in listed:
-        told = _entry(metadata.get(name, ""))
-        parts = told.get("_tensor_data_names")
-        if _text(told.get("_type")) not in _CLASSES or type(parts) is not list or not parts:
+        entry = _entry(metadata.get(name, ""))
+        parts = entry.get("_tensor_data_names")
+        if _text(entry.get("_type")) not in _CLASSES or type(parts) is not list or not parts:
             continue
-        if _PARTS.issuperset(map(_text, parts)) and held.issuperset(prefix_of(name) + part for part in parts):
-            found[name] = PartedTensor(metadata[name], tuple(parts), _OF)
-    return found
+        if _PARTS.issuperset(map(_text, parts)) and stored_names.issuperset(prefix_of(name) + part for part in parts):
+            parted_tensors[name] = PartedTensor(metadata[name], tuple(parts), _OF)
+    return parted_tensors
 
 
 def without(metadata: Mapping[str, str]) -> dict[str, str]:
-    """Return the metadata without what torchao wrote in it."""
+    """Return the metadata without torchao's entries."""
     listed = set(_listed(metadata))
-    own = {name for name in listed if "_type" in _entry(metadata.get(name, ""))}
-    return {key: text for key, text in metadata.items() if key not in own and not (key == _NAMES and listed)}
+    listed_entries = {name for name in listed if "_type" in _entry(metadata.get(name, ""))}
+    return {key: text for key, text in metadata.items() if key not in listed_entries and not (key == _NAMES and listed)}
 
 
 def assembled(flat: Mapping[str, Any], metadata: Mapping[str, str]) -> dict[str, Any]:
-    """Return the state dict of which torchao stored the tensors `flat`: quantized ones as the nodes that a pickle of
-    them would have. One with an attribute of an unknown class remains in parts."""
-    made: dict[str, Any] = {}
+    """Return the state dict whose tensors torchao stored as `flat`. Quantized ones are the nodes that a pickle of them
+    would have. A tensor with an attribute of an unknown class remains in parts."""
+    composites: dict[str, Any] = {}
     taken: set[str] = set()
-    for name, told in read(metadata, flat).items():
-        parts = {part: flat[prefix_of(name) + part] for part in told.parts}
+    for name, parted_tensor in read(metadata, flat).items():
+        parts = {part: flat[prefix_of(name) + part] for part in parted_tensor.parts}
         try:
-            made[name] = _composite(_entry(told.text), parts)
+            composites[name] = _composite(_entry(parted_tensor.text), parts)
         except _UnknownError:
             continue
         taken.update(prefix_of(name) + part for part in parts)
-    if not made:
+    if not composites:
         return dict(flat)
-    order = dict.fromkeys([name for name in _listed(metadata) if name in made or name in flat])
-    every = {**made, **{name: tensor for name, tensor in flat.items() if name not in taken}}
+    order = dict.fromkeys([name for name in _listed(metadata) if name in composites or name in flat])
+    every = {**composites, **{name: tensor for name, tensor in flat.items() if name not in taken}}
     return {name: every[name] for name in (*order, *(name for name in every if name not in order))}
 
 
@@ -251,7 +250,7 @@ def _composite(entry: Mapping[str, Any], parts: Mapping[str, LazyTensor]) -> Com
     if type(dtype) is not TorchConstant or dtype.name not in DTYPES:
         raise _UnknownError
     strides = tuple(math.prod(shape[at + 1 :]) for at in range(len(shape)))
-    own = {name: value for name, value in values.items() if name not in _OF_THE_TENSOR}
+    attributes_left = {name: value for name, value in values.items() if name not in _OF_THE_TENSOR}
     return Composite(
         f"{module}.{cls}",
         {
@@ -262,7 +261,7 @@ def _composite(entry: Mapping[str, Any], parts: Mapping[str, LazyTensor]) -> Com
             "layout": TorchConstant("layout", "strided"),
             "device": TorchConstant("device", "cpu"),
             "requires_grad": False,
-            "attributes": {**parts, **own},
+            "attributes": {**parts, **attributes_left},
         },
     )
 
@@ -276,11 +275,11 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 
 def _decoded(value: Any, depth: int = 0) -> Any:
-    """Return an attribute as a pickle would have it."""
+    """Return an attribute in the form of a pickle."""
     if depth > _DEEPEST:
         raise _UnknownError
     if isinstance(value, list):
-        return [_decoded(each, depth + 1) for each in value]
+        return [_decoded(item, depth + 1) for item in value]
     if not isinstance(value, dict):
         return value
     cls, data = _text(value.get("_type")), value.get("_data")
@@ -292,7 +291,7 @@ def _decoded(value: Any, depth: int = 0) -> Any:
         module, fields = _TUPLES[cls]
         return Opaque(Global(module, cls), tuple(_decoded(data[name], depth + 1) for name in fields), call="newobj")
     if isinstance(data, dict) and cls in _DATACLASSES and all(map(_WORD.fullmatch, data)):
-        state = {name: _decoded(each, depth + 1) for name, each in data.items()}
+        state = {name: _decoded(item, depth + 1) for name, item in data.items()}
         return Opaque(Global(_DATACLASSES[cls], cls), (), call="newobj", state=[state] if state else [])
     raise _UnknownError
 
@@ -304,8 +303,8 @@ def _listed(metadata: Mapping[str, str]) -> list[str]:
 
 
 def _entry(text: str) -> dict[str, Any]:
-    found = _parsed(text)
-    return found if isinstance(found, dict) else {}
+    parsed = _parsed(text)
+    return parsed if isinstance(parsed, dict) else {}
 
 
 def _parsed(text: str) -> Any:

@@ -1,11 +1,11 @@
-"""Virtual checkpoints: the safetensors files of a conversion described, and not written.
+"""Virtual checkpoints: descriptions of the safetensors files of a conversion, in the place of the files.
 
-In: a source and options, as of any conversion. Out: a small file that says which bytes of the source, cast how, make up
-each file. It is read like the files: as a checkpoint, and by `VirtualFiles` as the very files that it describes.
+In: a source and options, as of any conversion. Out: a small file that says which bytes of the source, with which casts,
+make up each file. It is read like the files: as a checkpoint, and by `VirtualFiles` as the described files themselves.
 """
 
 from __future__ import annotations
 
-# It is a kind of output and a command too.
+# The reason why it exceeds a format's budget: it is also a kind of output and a command.
 EXCEEDS = "a description of tensors in other files is written, read and checked"
 PAGES = ("virtual.md", "internals/virtual.md")

@@ -1,4 +1,4 @@
-"""`ckptconv virtual`: `convert` to a virtual checkpoint, and to nothing else."""
+"""`ckptconv virtual`: `convert` to a virtual checkpoint only."""
 
 from __future__ import annotations
 

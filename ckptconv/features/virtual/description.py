@@ -1,7 +1,7 @@
 """Virtual checkpoints: safetensors files that are described and not written. `docs/virtual.md` has the format.
 
-A description is a JSON object: the files with their headers, and for each tensor the expression that makes its bytes of
-ranges of other files. `document` writes it, `load` reads it as plans of files, `read` as a checkpoint.
+A description is a JSON object: the files with their headers, and for each tensor the expression of its bytes by ranges
+of other files. `document` writes it, `load` reads it as plans of files, `read` as a checkpoint.
 """
 
 from __future__ import annotations
@@ -34,32 +34,32 @@ if TYPE_CHECKING:
 
 SUFFIX = ".virtual.json"
 VERSION = 1
-# The member that comes first, and says which version of the format this is.
+# The first member, which has the version of the format.
 _MARK = "ckptconv.virtual"
 BEGINNING = f'{{"{_MARK}"'.encode()
 _GUESS = Guess(CERTAIN, "a virtual checkpoint", "virtual {} OUTPUT.virtual.json", also=("torch", "deepspeed", "dcp"))
 # The root of files below the directory of the description.
 _HERE = "."
-# Stores of fsspec that lie within another one, which such a URL does not name.
+# Stores of fsspec inside other stores, which such a URL does not name.
 _WITHIN = frozenset(
     {"blockcache", "cached", "dir", "filecache", "libarchive", "reference", "simplecache", "tar", "zip"}
 )
-# With more sources than this in a remote directory, it is listed once.
+# If there are more sources than this in a remote directory, it is listed once.
 _FEW = 4
-# How a source may be packed; and the most bytes of one that a delta overwrites, which are mostly zeros: two for each
-# byte of a tensor, as no delta overwrites larger ones.
+# The ways in which a source may be packed; and the most bytes that a delta overwrites, which are mostly zeros: two for
+# each byte of a tensor, because no delta overwrites larger ones.
 _METHODS = ("deflate", "zstandard", "crc32c", "overwriting")
 _MOST_OVERWRITTEN = 1 << 33
 _MISSING = Entry("missing", File("", 0))
 
 
 def sniff(probe: Probe) -> Guess | None:
-    """Recognize a description by its name, or by its beginning."""
+    """Recognize a description by its name, or by its first bytes."""
     return _GUESS if probe.is_file and is_one(probe.place.path, probe.head[0]) else None
 
 
 def is_one(path: str, head: bytes) -> bool:
-    """Whether a file that begins with `head` is a description, or is called so."""
+    """Whether a file that begins with `head` is a description, or has the name of one."""
     return path.endswith(SUFFIX) or head.startswith(BEGINNING)
 
 
@@ -82,11 +82,11 @@ def document(path: str, files: Sequence[FilePlan], called: str, plan_id: str) ->
         data = [encoder.encode(part.tensor) for part in parts if isinstance(part, Data)]
         assert len(data) == len(parts)
         raw: bytes = head.data  # type: ignore[union-attr]
-        told: dict[str, Any] = {"name": file.name, "size": file.size}
+        entry: dict[str, Any] = {"name": file.name, "size": file.size}
         if file.name.endswith(".safetensors"):
-            described.append({**told, "header": raw[8:].decode(), "tensors": _Lines(data)})
+            described.append({**entry, "header": raw[8:].decode(), "tensors": _Lines(data)})
         else:
-            described.append({**told, "text": raw.decode()})
+            described.append({**entry, "text": raw.decode()})
     roots: dict[str, int] = {}
     indices = {file: number for number, file in enumerate(encoder.files)}
     sources = [_source(path, file, roots, indices) for file in encoder.files]
@@ -110,12 +110,12 @@ def _json(value: Any) -> str:
     if isinstance(value, _Lines):
         return "[\n" + ",\n".join(map(_json, value)) + "\n]"
     if isinstance(value, dict):
-        return "{" + ",".join(f"{_json(key)}:{_json(each)}" for key, each in value.items()) + "}"
+        return "{" + ",".join(f"{_json(key)}:{_json(item)}" for key, item in value.items()) + "}"
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def _source(path: str, file: File, roots: dict[str, int], indices: dict[File, int]) -> dict[str, Any]:
-    """Return how `file` is named in the description at `path`. Add its directory to `roots`, if it is new."""
+    """Return the entry of `file` in the description at `path`. Add its directory to `roots`, if it is new."""
     if file.packed:
         within, offset, nbytes, crc, method = file.packed
         packed = {"in": indices[within], "offset": offset, "nbytes": nbytes, "crc": crc, "method": method}
@@ -135,7 +135,7 @@ def _source(path: str, file: File, roots: dict[str, int], indices: dict[File, in
 
 
 def _divided(path: str, source: str) -> tuple[str, str]:
-    """Return the root and the name under which the description at `path` names `source`."""
+    """Return the root and the name of `source` in the description at `path`."""
     base = dirname(path)
     if not is_remote(path):
         base = os.path.abspath(base)
@@ -163,8 +163,8 @@ def _divided(path: str, source: str) -> tuple[str, str]:
 
 
 class VirtualDescription(NamedTuple):
-    """A description that was read: the plans of its files, what their source was called, the plan id, the directories
-    that it reads from, and what identifies the description itself."""
+    """A description that was read: the plans of its files, the name of their source's format, the plan id, the
+    directories from which it reads, and the identity of the description itself."""
 
     files: tuple[FilePlan, ...]
     called: str
@@ -175,16 +175,16 @@ class VirtualDescription(NamedTuple):
 
 
 def load(place: Location, *, look: bool = True) -> VirtualDescription:
-    """Read a description, and check that its sources are as they were when it was made; not without `look`, which opens
-    nothing but the description.
+    """Read a description, and check that its sources are unchanged since it was made. Without `look`, only the
+    description is opened.
 
     Raise CorruptError for a description that contradicts itself and for a source that has changed, UnsafeError for one
-    that names files it may not name, UnsupportedError for a version of the format that is not known.
+    that names forbidden files, UnsupportedError for an unknown version of the format.
     """
     text = place.read_text(strict_json.MOST)
     try:
-        told = object_of(strict_json.parse(text), "it")
-        version = told.get(_MARK)
+        description = object_of(strict_json.parse(text), "it")
+        version = description.get(_MARK)
         if type(version) is int and version > VERSION:
             raise UnsupportedError(
                 f"{place} is a virtual checkpoint of version {version}, and versions up to {VERSION} are known.",
@@ -192,10 +192,12 @@ def load(place: Location, *, look: bool = True) -> VirtualDescription:
             )
         if version != VERSION:
             raise ValueError(f"it does not begin with {BEGINNING.decode()}: {VERSION}")
-        roots = tuple(_root(place, text_of(each, "a root")) for each in list_of(told.get("roots"), "its 'roots'"))
-        sources = _sources(place, roots, list_of(told.get("sources"), "its 'sources'"), look)
-        files = _files(place, sources, told)
-        called, plan_id = (text_of(told.get(key), f"its {key!r}") for key in ("format", "plan"))
+        roots = tuple(
+            _root(place, text_of(root, "a root")) for root in list_of(description.get("roots"), "its 'roots'")
+        )
+        sources = _sources(place, roots, list_of(description.get("sources"), "its 'sources'"), look)
+        files = _files(place, sources, description)
+        called, plan_id = (text_of(description.get(key), f"its {key!r}") for key in ("format", "plan"))
     except ValueError as error:
         raise CorruptError(
             f"{place} is not a valid virtual checkpoint: {error}.", "Write it again with ckptconv virtual."
@@ -205,41 +207,41 @@ def load(place: Location, *, look: bool = True) -> VirtualDescription:
 
 
 def read(place: Location, wanted: Wanted) -> Source:
-    """Open a virtual checkpoint as the safetensors files that it describes. Raise as `load` does."""
+    """Open a virtual checkpoint as the safetensors files that it describes. Raise the errors of `load`."""
     from ckptconv.formats import model_files, safetensors
     from ckptconv.plan import Data, Input
     from ckptconv.structure.record import FILE_NAME, METADATA_KEY
 
     described = load(place)
-    found = safetensors.TensorFiles(place.path, described.size)
-    found.inputs[place.name] = Input(place.entry.file, described.identity)
+    content = safetensors.TensorFiles(place.path, described.size)
+    content.inputs[place.name] = Input(place.entry.file, described.identity)
     grouping: dict[str, str] = {}
     for file in described.files:
         raw: bytes = file.parts[0].data  # type: ignore[union-attr]
-        found.size += file.size
+        content.size += file.size
         if file.name.endswith(model_files.SUFFIX):
             _, metadata = safetensors.described(raw[8:], _within(place, file.name))
-            held = {part.name: part.tensor for part in file.parts if isinstance(part, Data)}
-            found.tensors.update(held)
-            grouping.update(dict.fromkeys(held, file.name))
-            found.metadata.update(metadata)
-            found.record = metadata.get(METADATA_KEY)
+            tensors = {part.name: part.tensor for part in file.parts if isinstance(part, Data)}
+            content.tensors.update(tensors)
+            grouping.update(dict.fromkeys(tensors, file.name))
+            content.metadata.update(metadata)
+            content.record = metadata.get(METADATA_KEY)
         elif file.name.endswith(model_files.INDEX_SUFFIX):
-            found.metadata.update(_index_metadata(place, file.name, raw))
-    _keep_apart(found.tensors)
-    found.record_path = place.path
+            content.metadata.update(_index_metadata(place, file.name, raw))
+    _keep_apart(content.tensors)
+    content.record_path = place.path
     for file in described.files:
         if file.name == FILE_NAME:
-            found.record = file.parts[0].data.decode()  # type: ignore[union-attr]
-    source = safetensors.source_of(place, found, [], wanted)
+            content.record = file.parts[0].data.decode()  # type: ignore[union-attr]
+    source = safetensors.source_of(place, content, [], wanted)
     facts = {**source.facts, "files": len(described.files), "reads": ", ".join(described.roots)}
     is_set = len({*grouping.values()}) > 1
     return source._replace(format=f"virtual: {described.called}", facts=facts, grouping=grouping if is_set else {})
 
 
 def _keep_apart(tensors: dict[str, LazyTensor]) -> None:
-    """Make each of `tensors` one of its own: those that are made of the same bytes are stored twice in the files, where
-    only an alias or a structure record ties tensors."""
+    """Make each of `tensors` a separate one. Tensors of the same bytes are stored twice in the files, where only an
+    alias or a structure record ties tensors."""
     from ckptconv.tensors.lazy import Narrow, View, same_bytes
 
     seen: set[Hashable] = set()
@@ -262,38 +264,38 @@ def _index_metadata(place: Location, name: str, raw: bytes) -> dict[str, str]:
     return {key: value for key, value in metadata.items() if type(value) is str}
 
 
-def _root(place: Location, told: str) -> str:
-    """Return the directory that a root names. Raise UnsafeError for one that may not be read."""
-    if told == _HERE:
+def _root(place: Location, root: str) -> str:
+    """Return the directory that a root names. Raise UnsafeError for a forbidden one."""
+    if root == _HERE:
         return place.parent.path
-    scheme, colon, rest = told.partition("://")
-    server = rest.partition("/")[0]
+    scheme, colon, after_scheme = root.partition("://")
+    server = after_scheme.partition("/")[0]
     why = ""
     if is_remote(place.path):
         why = "on a store, it may only refer to its own directory"
-    elif not told.isprintable() or "\\" in told or ".." in told.split("/"):
+    elif not root.isprintable() or "\\" in root or ".." in root.split("/"):
         why = "it has parts or characters that no such name has"
-    elif is_remote(told):
-        if scheme in _WITHIN or "::" in told or not colon or not server or any(each in told for each in "?#"):
+    elif is_remote(root):
+        if scheme in _WITHIN or "::" in root or not colon or not server or any(mark in root for mark in "?#"):
             why = "it is not a plain URL"
         elif ":" in server.rpartition("@")[0]:
             why = "it has a password"
-    elif not os.path.isabs(told):
+    elif not os.path.isabs(root):
         why = "it is neither a URL nor an absolute path"
     if why:
         raise UnsafeError(
-            f"{place} reads from {told[:200]!r}, which is not allowed: {why}. Nothing was read from there.",
+            f"{place} reads from {root[:200]!r}, which is not allowed: {why}. Nothing was read from there.",
             "Do not trust its source.",
         )
-    return told
+    return root
 
 
-def _sources(place: Location, roots: Sequence[str], told: list[Any], look: bool) -> list[File]:
-    """Return the files that the description reads, each as it is now if `look`."""
+def _sources(place: Location, roots: Sequence[str], entries: list[Any], look: bool) -> list[File]:
+    """Return the files that the description reads; with `look`, check that they are unchanged."""
     sources: list[File] = []
     directories: Counter[str] = Counter()
-    for each in told:
-        entry = object_of(each, "a source")
+    for item in entries:
+        entry = object_of(item, "a source")
         name = text_of(entry.get("name"), "the name of a source")
         size = count_of(entry.get("size"), f"the size of {name[:100]!r}")
         if "in" in entry:
@@ -318,7 +320,7 @@ def _sources(place: Location, roots: Sequence[str], told: list[Any], look: bool)
 
 
 def _packed(entry: dict[str, Any], name: str, size: int, sources: Sequence[File]) -> File:
-    """Return a source that is compressed in one of `sources`."""
+    """Return a source that is packed in one of `sources`."""
     index, offset, nbytes = (
         count_of(entry.get(key), f"{key!r} of {name[:100]!r}") for key in ("in", "offset", "nbytes")
     )
@@ -344,51 +346,53 @@ def _check_unchanged(place: Location, file: File, now: Entry) -> None:
     if now.kind == "file" and (now.file.size, now.file.stamp) == (file.size, file.stamp):
         return
     if now.kind != "file":
-        here = place.parent.path
-        is_below = file.path.startswith(here if here in ("", "/") else f"{here}/")
+        directory = place.parent.path
+        is_below = file.path.startswith(directory if directory in ("", "/") else f"{directory}/")
         raise CorruptError(
             f"{file.path} has changed since {place} was made: it no longer exists."
             + (" The virtual checkpoint was moved without its source, or the source was removed." if is_below else ""),
             f"{'Move it back, or move its source next to it' if is_below else 'Put it back'}; or write it again.",
         )
-    found = "was written since" if now.file.size == file.size else f"has {now.file.size} now"
+    present = "was written since" if now.file.size == file.size else f"has {now.file.size} now"
     raise CorruptError(
-        f"{file.path} has changed since {place} was made: it had {file.size} bytes, and {found}. Nothing was read from "
-        "there.",
+        f"{file.path} has changed since {place} was made: it had {file.size} bytes, and {present}. Nothing was read "
+        "from there.",
         "Write the virtual checkpoint again.",
     )
 
 
-def _files(place: Location, sources: list[File], told: dict[str, Any]) -> tuple[FilePlan, ...]:
+def _files(place: Location, sources: list[File], description: dict[str, Any]) -> tuple[FilePlan, ...]:
     from ckptconv.tensors.expressions import Decoder
 
-    decoder = Decoder(sources, told.get("lists"))
+    decoder = Decoder(sources, description.get("lists"))
     files: dict[str, FilePlan] = {}
     names: set[str] = set()
-    for each in list_of(told.get("files"), "its 'files'"):
-        file = _file(place, object_of(each, "a file"), decoder)
-        held = [part.name for part in file.parts[1:]]  # type: ignore[union-attr]
-        twice = next(itertools.chain((name for name in held if name in names), filter(files.get, [file.name])), None)
+    for item in list_of(description.get("files"), "its 'files'"):
+        file = _file(place, object_of(item, "a file"), decoder)
+        tensors = [part.name for part in file.parts[1:]]  # type: ignore[union-attr]
+        twice = next(itertools.chain((name for name in tensors if name in names), filter(files.get, [file.name])), None)
         if twice is not None:
             raise ValueError(f"it has {twice[:100]!r} twice")
-        names.update(held)
+        names.update(tensors)
         files[file.name] = file
     return tuple(files.values())
 
 
-def _file(place: Location, told: dict[str, Any], decoder: Decoder) -> FilePlan:
+def _file(place: Location, entry: dict[str, Any], decoder: Decoder) -> FilePlan:
     """Return the plan of one file. Raise ValueError unless its header, its tensors and its size agree."""
     from ckptconv.formats import model_files, safetensors
     from ckptconv.plan import Data, FilePlan, Literal
 
-    name, size = text_of(told.get("name"), "the name of a file"), count_of(told.get("size"), "the size of a file")
+    name, size = text_of(entry.get("name"), "the name of a file"), count_of(entry.get("size"), "the size of a file")
     check_inside(name, place.path, "", nested=False)
     if name.endswith(model_files.SUFFIX):
-        raw = text_of(told.get("header"), f"the header of {name[:100]!r}").encode()
+        raw = text_of(entry.get("header"), f"the header of {name[:100]!r}").encode()
         places, _ = safetensors.described(raw, _within(place, name))
         start = 8 + len(raw)
         stored = safetensors.tensors_of(places, File(_within(place, name), size), start)
-        tensors = [decoder.decode(each) for each in list_of(told.get("tensors"), "the expressions of its tensors")]
+        tensors = [
+            decoder.decode(expression) for expression in list_of(entry.get("tensors"), "the expressions of its tensors")
+        ]
         if len(tensors) != len(stored):
             raise ValueError(f"{name} has {len(stored)} tensors in its header, but {len(tensors)} expressions")
         for (key, expected), tensor in zip(stored.items(), tensors, strict=True):
@@ -400,12 +404,12 @@ def _file(place: Location, told: dict[str, Any], decoder: Decoder) -> FilePlan:
         data = [Data(at.offset, tensor, key) for (key, at), tensor in zip(stored.items(), tensors, strict=True)]
         head = len(raw).to_bytes(8, "little") + raw
         return FilePlan(name, size, (Literal(0, head), *data))
-    text = text_of(told.get("text"), f"the text of {name[:100]!r}").encode()
+    text = text_of(entry.get("text"), f"the text of {name[:100]!r}").encode()
     if len(text) != size:
         raise ValueError(f"{name} has {len(text)} bytes of text, but should have {size}")
     return FilePlan(name, size, (Literal(0, text),))
 
 
 def _within(place: Location, name: str) -> str:
-    """Return what a described file is called in messages."""
+    """Return the name of a described file in messages."""
     return f"{name} in {place}"

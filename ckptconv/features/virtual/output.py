@@ -1,4 +1,4 @@
-"""Plan a virtual checkpoint as an output, and tell one that is there."""
+"""Plans a virtual checkpoint as an output, and recognizes one."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def plan(source: Source, target: Target, options: Options) -> Output:
     """Plan the description of the files that a conversion of the weights to a directory would write."""
     meant = Target(dirname(target.path), "directory", stem=source.stem)
     source = source._replace(inputs=source.all_inputs())
-    files, aliases, told = safetensors_files(source, meant, options)
-    real = output_of("weights", [source], meant, options, files, aliases, unsaid(told))
+    files, aliases, remarks = safetensors_files(source, meant, options)
+    real = output_of("weights", [source], meant, options, files, aliases, unsaid(remarks))
     data = description.document(target.path, real.plan.files, source.format, real.plan.plan_id)
     file = FilePlan(basename(target.path), len(data), (Literal(0, data),))
-    made = output_of("virtual", [source], target, options, (file,), real.aliases, real.told)
-    return made._replace(described=real.tensors)
+    output = output_of("virtual", [source], target, options, (file,), real.aliases, real.told)
+    return output._replace(described=real.tensors)
 
 
 def is_ours(reader: Reader) -> bool:

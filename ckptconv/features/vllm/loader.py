@@ -1,8 +1,8 @@
 """A model loader of vLLM: `--load-format ckptconv` loads weights from a checkpoint of any format.
 
-Source: vllm/model_executor/model_loader/base_loader.py of vLLM 0.33.0, and `register_model_loader` beside it: a loader
-is registered by name, and gives the model its weights as pairs of name and tensor. vLLM calls `register` through its
-entry points.
+Source: vllm/model_executor/model_loader/base_loader.py of vLLM 0.33.0, and `register_model_loader` next to it: a loader
+is registered by name, and passes the weights to the model as pairs of name and tensor. vLLM calls `register` through
+its entry points.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def register() -> None:
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
     class Loader(BaseModelLoader):  # type: ignore[misc]
-        """Loads weights as `weights` gives them; vLLM cuts them for its ranks."""
+        """Loads the weights that `weights` yields; vLLM cuts them for its ranks."""
 
         def download_model(self, model_config: Any) -> None:
-            """Nothing is downloaded: what is remote is read where it is."""
+            """Download nothing: a remote checkpoint is read where it is."""
 
         def load_weights(self, model: Any, model_config: Any) -> None:
             """Load the weights into `model`. Raise a CkptconvError if they cannot be read."""
@@ -41,8 +41,9 @@ def register() -> None:
 def weights(model: str, extra: Mapping[str, Any] | str | None = None) -> Iterator[tuple[str, Any]]:
     """Yield the names and torch tensors of a checkpoint, one after another in the order of the files.
 
-    It is `model`, the directory that vLLM reads the configuration from, unless `extra` has another under "checkpoint".
-    What else is in `extra`, a mapping or JSON, are options of `ckptconv.open`. Raise UsageError for anything else.
+    The checkpoint is `model`, the directory from which vLLM reads the configuration, unless `extra` has another under
+    "checkpoint". The other entries of `extra`, a mapping or JSON, are options of `ckptconv.open`. Raise UsageError for
+    other values.
     """
     try:
         options = strict_json.object_of(strict_json.parse(extra), "it") if isinstance(extra, str) else dict(extra or {})

@@ -1,7 +1,7 @@
-"""The files of all ranks that hold one state dict, and the source that they are together.
+"""The files of all ranks that hold one state dict, and the source that they give together.
 
-Of each file, what it says of its rank's parts is kept. What is made of them is read once all are there: which of it is
-the model's and which the optimizer's, the tensors joined, and the optimizer's states by parameter.
+`divided` reads a rank's parts from each file. Once all files are read, `source_of` decides which parts are the model's
+and which the optimizer's, joins the tensors, and names the optimizer's states by parameter.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from ckptconv.pickles.nodes import Composite, class_of
 from ckptconv.storage.location import Location
 from ckptconv.tensors.lazy import Equal, LazyTensor, Stored, Tagged, untagged
 
-# Values of a state dict, tensors and others; an honest one has some tens of thousands.
+# Values of a state dict, tensors and others. A real one has some tens of thousands.
 MAX_LEAVES = 1 << 18
 
 
 @dataclass
 class Files:
-    """The files of a set that were read, and what they hold together."""
+    """The files of a set that were read: the ranks' parts in them, and the log of the files."""
 
     ranks: Ranks
     account: Account = field(default_factory=Account)
@@ -43,7 +43,7 @@ class Files:
 def divided(tree: Any, reader: Pieces, prefix: Path = ()) -> tuple[dict[Path, Piece], dict[Path, Any]]:
     """Return the tensors of a rank's state dict, and its other values, by path; `prefix` begins each path.
 
-    Raise UnsupportedError for what is neither.
+    Raise UnsupportedError for a container, or a tensor, that cannot be joined.
     """
     pieces: dict[Path, Piece] = {}
     values: dict[Path, Any] = {}
@@ -57,9 +57,9 @@ def divided(tree: Any, reader: Pieces, prefix: Path = ()) -> tuple[dict[Path, Pi
             pieces[path] = Whole(node)
         elif not path or any(map(is_tensor, walk(node))):
             kind = class_of(node) or type(node).__name__
-            what = named(names_of.dotted(path)) if path else "the whole"
+            shown = named(names_of.dotted(path)) if path else "the whole"
             raise UnsupportedError(
-                f"{reader.where}: {what} is a {kind[:200]}; only state dicts of ordinary, DTensor and ShardedTensor "
+                f"{reader.where}: {shown} is a {kind[:200]}; only state dicts of ordinary, DTensor and ShardedTensor "
                 "tensors can be joined."
             )
         else:
@@ -78,10 +78,10 @@ def bytes_of(place: Location) -> Callable[[Stored], bytes]:
 def leaves(tree: Any, where: str) -> Iterator[tuple[Path, Any]]:
     """Yield the tensors of a state dict and its other values, each with its path: keys as text, indices of lists.
 
-    What holds no tensor is one value. Raise LimitError for a tree of too many.
+    A container without tensors is one value. Raise LimitError for a tree of too many values.
     """
     stack: list[tuple[Path, Any]] = [((), tree)]
-    holds: dict[int, bool] = {}  # whether a container holds a tensor: it may be in many places
+    holds: dict[int, bool] = {}  # whether a container holds a tensor: one container may be in many places
     count = 0
     while stack:
         path, node = stack.pop()
@@ -98,7 +98,7 @@ def leaves(tree: Any, where: str) -> Iterator[tuple[Path, Any]]:
 
 
 def _inside(node: Any) -> list[tuple[str | int, Any]] | None:
-    """Return what a container holds, by key as text or by index; None for anything else."""
+    """Return the items of a container, by key as text or by index; None for other values."""
     if isinstance(node, dict):
         return [(str(key), value) for key, value in node.items()]
     if isinstance(node, (list, tuple)) and not isinstance(node, LazyTensor):
@@ -111,8 +111,8 @@ def _inside(node: Any) -> list[tuple[str | int, Any]] | None:
 
 @dataclass
 class RankFiles:
-    """What was read of a checkpoint: the weights' files; if they were wanted, the optimizer's, or its directory, and
-    what told the names of its numbers."""
+    """The files of a checkpoint that were read: those of the weights; if wanted, those of the optimizer, or the source
+    of its directory; and the source of the names of the optimizer's numbers."""
 
     model: Files
     optimizer: Files | None = None
@@ -121,16 +121,16 @@ class RankFiles:
 
     @functools.cached_property
     def roles(self) -> names_of.Roles:
-        """What is model, and what optimizer, in the weights' files."""
+        """The roles of model and optimizer in the weights' files."""
         ranks = self.model.ranks
         return names_of.Roles.of([*ranks.paths()], [*ranks.pieces])
 
     @functools.cached_property
     def weights(self) -> list[Path]:
-        """The paths of the weights and what is beside them; all paths if the files are an optimizer's."""
+        """The paths of the weights and of values next to them; all paths if the files are an optimizer's."""
         ranks, roles = self.model.ranks, self.roles
-        chosen = [each for each in ranks.paths() if roles.is_model(each)]
-        if roles.models or any(each in ranks.pieces for each in chosen):
+        chosen = [path for path in ranks.paths() if roles.is_model(path)]
+        if roles.models or any(path in ranks.pieces for path in chosen):
             return chosen
         return list(ranks.paths())
 
@@ -145,17 +145,17 @@ def source_of(
     state_inputs: Mapping[str, Hashable] | None = None,
     **fields: Any,
 ) -> Source:
-    """Return what is `wanted` of the files of all ranks as a source, with `states` as `states_of` gives them; `fields`
-    are the rest of its fields, and those that its files alone do not tell."""
+    """Return the `wanted` parts of the files of all ranks as a source, with `states` as `states_of` returns them.
+    `fields` are further fields of the source; they override those that its files give."""
     ranks, account = opened.model.ranks, opened.model.account
-    every = [each.account.files for each in (opened.model, opened.optimizer) if each]
+    every = [part.account.files for part in (opened.model, opened.optimizer) if part]
     files = FileFacts.of_all([*every, *([opened.beside.files] if opened.beside else [])])
     weights, equal, structured = weights_of(ranks, opened.weights, opened.roles.model)
     trees: dict[str, Any] = {}
     if wanted.key:
         trees, equal = everything(ranks, wanted.key)
         structured = True
-    told = {
+    common = {
         **account.told(),
         "files": files._replace(opaque=[name for name in files.opaque if not _is_understood(name)]),
         "warnings": [*account.warnings, *warnings],
@@ -177,26 +177,26 @@ def source_of(
         equal=equal,
         optimizer=optimizer,
         of_states=StateFacts(states_error, equal_states, inputs=state_inputs or {}),
-        **{**told, **fields},
+        **{**common, **fields},
     )
 
 
 def _is_understood(name: str) -> bool:
-    """Whether a class, known by name only, is one that pieces are described by."""
+    """Whether a class, known by name only, is one that describes pieces."""
     return name.startswith("torch.distributed.")
 
 
 def weights_of(ranks: Ranks, paths: list[Path], model: Path) -> tuple[Any, list[Equal], bool]:
-    """Return the weights, what must be equal in them, and whether they are more than a flat state dict."""
-    joined = ranks.join([each for each in paths if each in ranks.pieces or each in ranks.ready])
+    """Return the weights, the tensors that must be equal in them, and whether they are more than a flat state dict."""
+    joined = ranks.join([path for path in paths if path in ranks.pieces or path in ranks.ready])
     depth = len(model)
-    values = [each for each in paths if each in ranks.values]
-    if not values and all(len(each) == depth + 1 and type(each[-1]) is str for each in joined.tensors):
-        state = {str(each[-1]): untagged(tensor) for each, tensor in joined.tensors.items()}
+    values = [path for path in paths if path in ranks.values]
+    if not values and all(len(path) == depth + 1 and type(path[-1]) is str for path in joined.tensors):
+        state = {str(path[-1]): untagged(tensor) for path, tensor in joined.tensors.items()}
         if all(tensor.dtype.code is not None for tensor in state.values()):
             return state, joined.equal, False
-    found = {**joined.tensors, **{each: ranks.values[each] for each in values}}
-    tree = names_of.nest({each: found[each] for each in paths if each in found}, ranks.where)
+    nodes = {**joined.tensors, **{path: ranks.values[path] for path in values}}
+    tree = names_of.nest({path: nodes[path] for path in paths if path in nodes}, ranks.where)
     inner = names_of.below(tree, model)
     return ({} if inner is None else inner), joined.equal, True
 
@@ -207,7 +207,7 @@ def everything(ranks: Ranks, key: str) -> tuple[dict[str, Any], list[Equal]]:
 
 
 def states_of(opened: RankFiles, wanted: Wanted) -> tuple[dict[str, Any] | None, CkptconvError | None, list[Equal]]:
-    """Return the optimizer's states by parameter, or why they cannot be told, and what must be equal in them."""
+    """Return the optimizer's states by parameter, or the error if they are unknown; and tensors that must be equal."""
     if opened.beside is not None:
         return opened.beside.optimizer, opened.beside.of_states.error, list(opened.beside.of_states.equal)
     model = opened.model.ranks
@@ -216,22 +216,24 @@ def states_of(opened: RankFiles, wanted: Wanted) -> tuple[dict[str, Any] | None,
     roots = sorted(roles.optimizers, key=names_of.dotted) or ([()] if opened.optimizer else [])
     if not roots:
         return None, None, []
-    own = opened.roles
-    parameters = {names_of.dotted(each[len(own.model) :]): each for each in model.pieces if own.is_model(each)}
+    weights = opened.roles
+
+    def is_of_state(path: Path) -> bool:
+        return ranks is not model or weights.optimizer_of(path) is not None
+
+    parameters = {names_of.dotted(path[len(weights.model) :]): path for path in model.pieces if weights.is_model(path)}
     try:
         known = {root: by_name(ranks, root, model, parameters, wanted.orders) for root in roots}
         paths = [*ranks.pieces, *ranks.ready]
-        joined = ranks.join([each for each in paths if ranks is not model or own.optimizer_of(each) is not None])
+        joined = ranks.join([path for path in paths if is_of_state(path)])
     except UnsupportedError as error:
         return None, error, []
-    leading = {
-        each: value for each, value in ranks.values.items() if ranks is not model or own.optimizer_of(each) is not None
-    }
+    leading = {path: value for path, value in ranks.values.items() if is_of_state(path)}
     tree = names_of.nest({**joined.tensors, **leading}, ranks.where)
     trees = []
     for root in roots:
-        told = by_parameter([("", names_of.below(tree, root))], list(parameters), ranks.where)
-        if told:
-            trees.append(("", renamed(told, known[root].names)))
-    opened.by = next((each for each in known.values() if each.told), opened.by)
+        states = by_parameter([("", names_of.below(tree, root))], list(parameters), ranks.where)
+        if states:
+            trees.append(("", renamed(states, known[root].names)))
+    opened.by = next((numbering for numbering in known.values() if numbering.source), opened.by)
     return by_parameter(trees, list(parameters), ranks.where), None, joined.equal

@@ -1,8 +1,8 @@
-"""Join what the files of all ranks hold into one state, and prove it complete. Pure.
+"""Joins the files of all ranks into one state, and proves that it is complete. Pure.
 
-A distributed tensor is joined from the chunks of the ranks of its mesh, by what joins those of DCP. A chunk that
-several ranks hold, and a tensor that each has whole, is taken from the first, and the others are compared with it when
-its bytes are read. Every rank must hold the same names, but for ranks of different meshes, as those of pipeline stages.
+A distributed tensor is joined from the chunks of the ranks of its mesh, as the chunks of DCP are. If several ranks hold
+a chunk, or a whole tensor, the first copy is taken, and the others are compared with it when its bytes are read. All
+ranks must hold the same names, except ranks of different meshes, such as those of pipeline stages.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ckptconv.text import some
 
 @dataclass
 class JoinedRanks:
-    """The tensors of all ranks as one, and those that are stored several times."""
+    """The tensors of all ranks, joined, and the copies that must equal them."""
 
     tensors: dict[Path, LazyTensor] = field(default_factory=dict)
     equal: list[Equal] = field(default_factory=list)
@@ -33,12 +33,12 @@ class JoinedRanks:
 
 @dataclass
 class Ranks:
-    """What the files of all ranks hold, added one after the other: `files` are their names by rank.
+    """The contents of the files of all ranks, added one after the other. `files` are their names by rank.
 
-    `meshes` are those of each rank; `expected` are all ranks that the files mention. `values` are what is no tensor, of
-    the first rank; `differing` are the paths of those that are others on another rank. `ready` are tensors that were
-    joined already, of flat parameters, and `equal` what must be equal in them. If each rank has several files, `parts`
-    are their names by rank and by the first step of the paths in them.
+    `meshes` are those of each rank; `expected` are all ranks that the files mention. `values` are the first rank's
+    values other than tensors; `differing` are the paths of values that are different on another rank. `ready` are
+    tensors of flat parameters, which are joined already, and `equal` the tensors that must be equal in them. If each
+    rank has several files, `parts` are their names by rank and by the first step of the paths in them.
     """
 
     where: str
@@ -55,7 +55,7 @@ class Ranks:
     _layouts: dict[Any, Any] = field(default_factory=dict)
 
     def add(self, rank: int, file: str, pieces: Mapping[Path, Piece], meshes: Iterable[Mesh], world: int) -> None:
-        """Add the pieces of a rank, one of `world` if that is not 0. Raise CorruptError if there is a file of it."""
+        """Add the pieces of a rank, one of `world` unless that is 0. Raise CorruptError if it has a file already."""
         if rank in self.files:
             raise other_save(
                 f"{self.where}: {self.files[rank]} and {file} both claim to be rank {rank}: one of them is a copy."
@@ -67,7 +67,7 @@ class Ranks:
             self.pieces.setdefault(path, {})[rank] = self._shared(piece)
 
     def add_values(self, rank: int, values: Mapping[Path, Any]) -> None:
-        """Add what is no tensor; compare it with that of the other ranks."""
+        """Add the values of a rank that are not tensors; compare them with those of the other ranks."""
         is_first = len(self.files) == 1
         for path, value in values.items():
             written = keymap.describe({"": value}).structure
@@ -78,7 +78,7 @@ class Ranks:
         self.differing.update(dict.fromkeys(path for path in self._written if path not in values))
 
     def file_of(self, rank: int, path: Path) -> str:
-        """Return the name of the file in which a rank has what is at `path`."""
+        """Return the name of the file in which a rank has the piece at `path`."""
         return self.parts.get((rank, path[0]), self.files[rank])
 
     def paths(self) -> Iterator[Path]:
@@ -88,7 +88,7 @@ class Ranks:
         yield from self.values
 
     def _shared(self, piece: Piece) -> Piece:
-        """Return the piece with the layout or the list of shards that an equal piece has: there are many alike."""
+        """Return `piece` with the layout or the list of shards of an equal piece, if there is one: many are equal."""
         if isinstance(piece, RankPart):
             return piece._replace(layout=self._layouts.setdefault(piece.layout, piece.layout))
         if isinstance(piece, Shards):
@@ -98,15 +98,15 @@ class Ranks:
     # ---------------------------------------------------------------------------------------------------------- names
 
     def check_names(self, known: Collection[str | int] = ()) -> None:
-        """Raise CorruptError unless ranks of the same meshes hold the same names. Of what is below the `known` first
-        steps of paths, something else tells which rank holds what.
+        """Raise CorruptError unless ranks of the same meshes hold the same names. Below the `known` first steps of
+        paths, the caller knows from elsewhere which rank holds which names.
 
-        A rank without any tensor may lack them all: a gathered state dict is on the first rank alone. Any rank may lack
-        plain states of an optimizer: under FSDP1, it has none of a parameter of which it holds nothing. Whoever uses
-        these proves them complete.
+        A rank without any tensor may lack all names: a gathered state dict is on the first rank alone. Any rank may
+        lack plain states of an optimizer: under FSDP1, it has none of a parameter of which it holds nothing. The caller
+        proves that these states are complete.
         """
         optimizers = Roles.of([*self.paths()], [*self.pieces])
-        filled = {rank for held in self.pieces.values() for rank in held}
+        filled = {rank for by_rank in self.pieces.values() for rank in by_rank}
         alike: dict[Any, list[int]] = {}
         for rank, meshes in sorted(self.meshes.items()):
             if rank not in filled:
@@ -114,13 +114,13 @@ class Ranks:
             members = frozenset(member for mesh in meshes for member in mesh.ranks)
             alike.setdefault(members or None, []).append(rank)
         for ranks in alike.values():
-            for path, held in self.pieces.items() if len(ranks) > 1 else ():
+            for path, by_rank in self.pieces.items() if len(ranks) > 1 else ():
                 those = [rank for rank in ranks if not self.parts or (rank, path[0]) in self.parts]
                 those = [] if path[0] in known else those
-                have = [rank for rank in those if rank in held]
-                is_plain = all(isinstance(piece, Whole) for piece in held.values())
+                have = [rank for rank in those if rank in by_rank]
+                is_plain = all(isinstance(piece, Whole) for piece in by_rank.values())
                 if have and len(have) < len(those) and not (is_plain and optimizers.optimizer_of(path) is not None):
-                    lacking = next(rank for rank in those if rank not in held)
+                    lacking = next(rank for rank in those if rank not in by_rank)
                     raise other_save(
                         f"{self.where}: {self.file_of(have[0], path)} has {named(dotted(path))}, but "
                         f"{self.file_of(lacking, path)} does not."
@@ -140,46 +140,46 @@ class Ranks:
             if path in self.ready:
                 joined.tensors[path] = self.ready[path]
                 continue
-            held = self.pieces[path]
+            by_rank = self.pieces[path]
             # Names of one tensor share the storages of all ranks.
-            key = tuple((rank, _how(piece), *map(_place, parts_of(piece))) for rank, piece in held.items())
-            known = ties.get(key) if all(len(each) == 3 and each[2] is not None for each in key) else None
+            key = tuple((rank, _how(piece), *map(_place, parts_of(piece))) for rank, piece in by_rank.items())
+            known = ties.get(key) if all(len(part) == 3 and part[2] is not None for part in key) else None
             if known is not None:
                 joined.tensors[path] = known
                 continue
-            tensor = self._joined(path, held, joined.equal)
+            tensor = self._joined(path, by_rank, joined.equal)
             joined.tensors[path] = tensor
             if tensor.numel:
                 ties[key] = tensor
         return joined
 
-    def _joined(self, path: Path, held: Mapping[int, Piece], equal: list[Equal]) -> LazyTensor:
+    def _joined(self, path: Path, by_rank: Mapping[int, Piece], equal: list[Equal]) -> LazyTensor:
         name = dotted(path)
-        first = min(held)
-        one = held[first]
-        for rank, piece in sorted(held.items()):
-            self._check_alike(path, first, one, rank, piece)
+        first = min(by_rank)
+        sample = by_rank[first]
+        for rank, piece in sorted(by_rank.items()):
+            self._check_alike(path, first, sample, rank, piece)
         wholes = []
-        if isinstance(one, Whole):
-            wholes = [piece.tensor for _, piece in sorted(held.items())]  # type: ignore[union-attr]
-        elif isinstance(one, Shards):
-            wholes = [self._from_shards(name, held, equal)]  # type: ignore[arg-type]
+        if isinstance(sample, Whole):
+            wholes = [piece.tensor for _, piece in sorted(by_rank.items())]  # type: ignore[union-attr]
+        elif isinstance(sample, Shards):
+            wholes = [self._from_shards(name, by_rank, equal)]  # type: ignore[arg-type]
         else:
             groups: dict[Mesh, dict[int, RankPart]] = {}
-            for rank, piece in sorted(held.items()):
+            for rank, piece in sorted(by_rank.items()):
                 groups.setdefault(piece.layout.mesh, {})[rank] = piece  # type: ignore[union-attr,assignment]
             wholes = [self._from_mesh(path, parts, equal) for parts in groups.values()]
-        equal.extend((name, untagged(wholes[0]), untagged(other)) for other in wholes[1:])
+        equal.extend((name, untagged(wholes[0]), untagged(copy)) for copy in wholes[1:])
         return wholes[0]
 
-    def _check_alike(self, path: Path, first: int, one: Piece, rank: int, other: Piece) -> None:
-        """Raise CorruptError unless two ranks say the same of a tensor."""
+    def _check_alike(self, path: Path, first: int, expected: Piece, rank: int, piece: Piece) -> None:
+        """Raise CorruptError unless the pieces of two ranks have the same kind, dtype and shape."""
         kinds = {Whole: "whole", RankPart: "as a DTensor", Shards: "as a ShardedTensor"}
-        told = [(kinds[type(each)], str(_dtype(each)), list(shape_of(each))) for each in (one, other)]
-        if isinstance(one, Shards) and isinstance(other, Shards) and one.boxes != other.boxes:
-            told[1] = ("in other shards", *told[1][1:])
-        if None not in (_dtype(one), _dtype(other)) and told[0] != told[1]:
-            texts = [f"{dtype} {shape}, {how}" for how, dtype, shape in told]
+        descriptions = [(kinds[type(side)], str(_dtype(side)), list(shape_of(side))) for side in (expected, piece)]
+        if isinstance(expected, Shards) and isinstance(piece, Shards) and expected.boxes != piece.boxes:
+            descriptions[1] = ("in other shards", *descriptions[1][1:])
+        if None not in (_dtype(expected), _dtype(piece)) and descriptions[0] != descriptions[1]:
+            texts = [f"{dtype} {shape}, {how}" for how, dtype, shape in descriptions]
             raise other_save(
                 f"{self.where}: {named(dotted(path))} is {texts[0]}, in {self.file_of(first, path)}, and {texts[1]}, "
                 f"in {self.file_of(rank, path)}."
@@ -195,8 +195,8 @@ class Ranks:
         chosen = self._fitting(path, layout, inside)
         tiles: list[ChunkTile] = []
         for part in inside.values():
-            held = spans(chosen, part.coordinate or ())
-            for box in boxes(held):
+            indices = spans(chosen, part.coordinate or ())
+            for box in boxes(indices):
                 tensor: LazyTensor = untagged(part.tensor)
                 for dim, (start, size) in enumerate(zip(box.inside, box.sizes, strict=True)):
                     if size != tensor.shape[dim]:
@@ -205,17 +205,18 @@ class Ranks:
         return self._filled(name, next(iter(parts.values())).tensor.dtype, layout.shape, tiles, equal)
 
     def _fitting(self, path: Path, layout: Distribution, parts: Mapping[int, RankPart]) -> Distribution:
-        """Return the layout of which the ranks' parts are, in their shapes: that which is stated, or, if it has
-        strides, the same cuts in another order."""
-        other = by_shards(layout) if any(cut and cut.factor > 1 for cut in layout.placements) else None
+        """Return the layout that fits the shapes of the ranks' parts: the stated one, or, if that has strides, the same
+        cuts in another order."""
+        reordered = by_shards(layout) if any(cut and cut.factor > 1 for cut in layout.placements) else None
         fits = []
         wrong: tuple[int, Shape] | None = None
-        for each in (layout, *([other] if other else [])):
-            found = {rank: spans(each, part.coordinate or ()) for rank, part in parts.items()}
-            bad = [(rank, extents(held)) for rank, held in found.items() if extents(held) != parts[rank].tensor.shape]
+        for candidate in (layout, *([reordered] if reordered else [])):
+            by_rank = {rank: spans(candidate, part.coordinate or ()) for rank, part in parts.items()}
+            shapes = {rank: extents(indices) for rank, indices in by_rank.items()}
+            bad = [(rank, shape) for rank, shape in shapes.items() if shape != parts[rank].tensor.shape]
             wrong = wrong or (bad[0] if bad else None)
             if not bad:
-                fits.append((each, found))
+                fits.append((candidate, by_rank))
         if not fits and wrong:
             rank, shape = wrong
             raise CorruptError(
@@ -231,14 +232,14 @@ class Ranks:
             )
         return fits[0][0]
 
-    def _from_shards(self, name: str, held: Mapping[int, Shards], equal: list[Equal]) -> LazyTensor:
-        tiles = [tile for _, piece in sorted(held.items()) for tile in piece.tiles]
-        one = held[min(held)]
+    def _from_shards(self, name: str, by_rank: Mapping[int, Shards], equal: list[Equal]) -> LazyTensor:
+        tiles = [tile for _, piece in sorted(by_rank.items()) for tile in piece.tiles]
+        sample = by_rank[min(by_rank)]
         dtypes = [tile.tensor.dtype for tile in tiles]
         if not dtypes:
             raise CorruptError(f"{self.where}: no rank has a shard of {named(name)}.")
         bare = [ChunkTile(tile.offsets, untagged(tile.tensor)) for tile in tiles]
-        return self._filled(name, dtypes[0], one.shape, bare, equal)
+        return self._filled(name, dtypes[0], sample.shape, bare, equal)
 
     def _filled(
         self,
@@ -248,7 +249,7 @@ class Ranks:
         tiles: Iterable[ChunkTile],
         equal: list[Equal],
     ) -> LazyTensor:
-        """Join the tiles, each once; the others of the same place are compared with it."""
+        """Join the tiles, each once. Further tiles of the same place must equal the first."""
         once: dict[tuple[Shape, Shape], LazyTensor] = {}
         for tile in tiles:
             if tile.tensor.numel:
@@ -258,7 +259,7 @@ class Ranks:
         missing = sorted(self.expected - self.files.keys())
         try:
             return join_tiles(
-                dtype, shape, [ChunkTile(at, one) for (at, _), one in once.items()], lambda: self._named(name)
+                dtype, shape, [ChunkTile(at, tensor) for (at, _), tensor in once.items()], lambda: self._named(name)
             )
         except CorruptError as error:
             if not missing:
@@ -277,7 +278,7 @@ def other_save(message: str) -> CorruptError:
 
 
 def lacking(where: str, missing: list[int], files: Mapping[int, str]) -> CorruptError:
-    """Return the error for ranks whose files are not there; `files` are those that are."""
+    """Return the error for ranks without a file; `files` are those that exist."""
     noun = "rank" if len(missing) == 1 else "ranks"
     return CorruptError(
         f"{where} holds files of {len(files)} ranks, and lacks {'that' if len(missing) == 1 else 'those'} of {noun} "
@@ -297,11 +298,11 @@ def _how(piece: Piece) -> Any:
 
 
 def _place(tensor: LazyTensor) -> Any:
-    """Return what identifies the elements of a stored tensor."""
+    """Return the identity of the elements of a stored tensor."""
     facts = tensor.facts if isinstance(tensor, Tagged) else None
     return facts and (facts.storage, facts.storage_offset, facts.strides, tensor.shape)
 
 
 def distributed(pieces: Mapping[Path, Mapping[int, Piece]]) -> Iterator[Path]:
     """Yield the paths of tensors that are not whole on each rank."""
-    return (path for path, held in pieces.items() if any(not isinstance(piece, Whole) for piece in held.values()))
+    return (path for path, by_rank in pieces.items() if any(not isinstance(piece, Whole) for piece in by_rank.values()))

@@ -1,9 +1,9 @@
-"""Which part of a tensor each rank of a device mesh holds. Pure.
+"""The part of a tensor that each rank of a device mesh holds. Pure.
 
 Source: torch/distributed/tensor/{placement_types,_utils,_dtensor_spec}.py of torch 2.1 to 2.13. A tensor is cut as
 torch.chunk cuts it, once for each mesh dimension that shards it, in the order of the mesh dimensions or in the order
-that the spec states. `_StridedShard(dim, split_factor)` cuts into `split_factor` pieces, and each of these for the
-ranks: so the mesh dimensions to its right seem to have come first.
+that the spec states. `_StridedShard(dim, split_factor)` first cuts into `split_factor` pieces, and then cuts each of
+them for the ranks. The result is the same as if the mesh dimensions to its right had cut first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Spans: TypeAlias = tuple[tuple[int, int], ...]
 
 
 class Mesh(NamedTuple):
-    """A grid of ranks: all `ranks` in C order, the grid's `shape`, and the `names` of its dimensions, if they have."""
+    """A grid of ranks: all `ranks` in C order, the grid's `shape`, and the `names` of its dimensions, if it has any."""
 
     ranks: tuple[int, ...]
     shape: Shape
@@ -32,19 +32,19 @@ class Mesh(NamedTuple):
         return " × ".join(f"{name} {size}".strip() for name, size in zip(names, self.shape, strict=True))
 
     def coordinate(self, rank: int) -> Shape:
-        """Return where `rank`, one of the mesh, is in the grid."""
+        """Return the indices of `rank`, which is in the mesh, in the grid."""
         return unravelled(self.ranks.index(rank), self.shape)
 
 
 class MeshCut(NamedTuple):
-    """How a mesh dimension cuts a tensor: along `dim`, into `factor` times as many pieces as it has ranks."""
+    """The cut of a tensor by a mesh dimension: along `dim`, into `factor` times as many pieces as it has ranks."""
 
     dim: int
     factor: int = 1
 
 
 class Distribution(NamedTuple):
-    """How a tensor of `shape` is distributed over `mesh`: one placement for each mesh dimension, None for a replica.
+    """The distribution of a tensor of `shape` over `mesh`: one placement for each mesh dimension, None for a replica.
 
     `order` lists mesh dimensions in the order in which they cut the tensor; () for their own order.
     """
@@ -65,86 +65,86 @@ def unravelled(position: int, shape: Shape) -> Shape:
 
 
 def by_shards(layout: Distribution) -> Distribution | None:
-    """Return the layout that makes the same cuts without strides, in another order; None if there is none.
+    """Return the layout with the same cuts without strides, in another order; None if there is none.
 
-    FSDP over tensor parallelism cuts so. If the extent is not divisible, the two are different.
+    FSDP over tensor parallelism cuts so. If the extent is not divisible, the two layouts differ.
     """
     orders: dict[int, list[int]] = {}
     for at in reversed(range(len(layout.placements))):
         cut = layout.placements[at]
         if cut is None:
             continue
-        own = orders.setdefault(cut.dim, [])
-        factors = [math.prod(layout.mesh.shape[each] for each in own[:count]) for count in range(len(own) + 1)]
+        order = orders.setdefault(cut.dim, [])
+        factors = [math.prod(layout.mesh.shape[dim] for dim in order[:count]) for count in range(len(order) + 1)]
         if cut.factor not in factors:
             return None
-        own.insert(factors.index(cut.factor), at)
+        order.insert(factors.index(cut.factor), at)
     plain = tuple(cut and MeshCut(cut.dim) for cut in layout.placements)
-    return layout._replace(placements=plain, order=tuple(at for own in orders.values() for at in own))
+    return layout._replace(placements=plain, order=tuple(at for order in orders.values() for at in order))
 
 
 @functools.lru_cache(maxsize=1 << 14)
 def spans(layout: Distribution, coordinate: Shape) -> tuple[Spans, ...]:
     """Return, for each dimension of the tensor, the indices that the rank at `coordinate` holds."""
-    held: list[Spans] = [((0, extent),) for extent in layout.shape]
+    indices: list[Spans] = [((0, extent),) for extent in layout.shape]
     for at in layout.order or range(len(layout.placements)):
         cut = layout.placements[at]
         if cut is not None:
-            held[cut.dim] = _cut(held[cut.dim], cut.factor, layout.mesh.shape[at], coordinate[at])
-    return tuple(held)
+            indices[cut.dim] = _cut(indices[cut.dim], cut.factor, layout.mesh.shape[at], coordinate[at])
+    return tuple(indices)
 
 
 def _cut(whole: Spans, factor: int, ranks: int, rank: int) -> Spans:
-    """Return what `rank` of `ranks` holds of the indices `whole`, cut into `factor` pieces first."""
-    found: list[tuple[int, int]] = []
+    """Return the indices that `rank` of `ranks` holds of `whole`, which is cut into `factor` pieces first."""
+    pieces: list[tuple[int, int]] = []
     for piece in range(factor):
         for start, stop in _chunk(_chunk(whole, factor, piece), ranks, rank):
-            if found and found[-1][1] == start:
-                found[-1] = found[-1][0], stop
+            if pieces and pieces[-1][1] == start:
+                pieces[-1] = pieces[-1][0], stop
             else:
-                found.append((start, stop))
-    return tuple(found)
+                pieces.append((start, stop))
+    return tuple(pieces)
 
 
 def _chunk(whole: Spans, count: int, number: int) -> Spans:
-    """Return piece `number` of the `count` pieces, the last of them smaller or empty, that torch.chunk makes."""
+    """Return piece `number` of the `count` pieces into which torch.chunk cuts. The last piece is smaller or empty."""
     if count == 1:
         return whole
     total = sum(stop - start for start, stop in whole)
     size = -(-total // count)
     low, high = number * size, (number + 1) * size
-    found = []
+    pieces = []
     at = 0
     for start, stop in whole:
         first, last = max(start, start + low - at), min(stop, start + high - at)
         if first < last:
-            found.append((first, last))
+            pieces.append((first, last))
         at += stop - start
-    return tuple(found)
+    return tuple(pieces)
 
 
-def extents(held: tuple[Spans, ...]) -> Shape:
-    """Return the shape of what a rank holds."""
-    return tuple(sum(stop - start for start, stop in each) for each in held)
+def extents(indices: tuple[Spans, ...]) -> Shape:
+    """Return the shape of the part of a tensor with these `indices`."""
+    return tuple(sum(stop - start for start, stop in dim_spans) for dim_spans in indices)
 
 
 class HeldBox(NamedTuple):
-    """A box of a tensor: where it begins in the tensor, and in what the rank has of it, and its extents."""
+    """A box of a tensor: its offsets in the tensor, its offsets in the rank's part, and its extents."""
 
     offsets: Shape
     inside: Shape
     sizes: Shape
 
 
-def boxes(held: tuple[Spans, ...]) -> Iterator[HeldBox]:
-    """Yield the boxes that what a rank holds consists of; one, unless it is interleaved with other ranks."""
+def boxes(indices: tuple[Spans, ...]) -> Iterator[HeldBox]:
+    """Yield the boxes that make up a rank's `indices`: one, unless its part is interleaved with others'."""
     placed = []
-    for each in held:
-        at, found = 0, []
-        for start, stop in each:
-            found.append((start, at, stop - start))
+    for dim_spans in indices:
+        at, runs = 0, []
+        for start, stop in dim_spans:
+            runs.append((start, at, stop - start))
             at += stop - start
-        placed.append(found)
+        placed.append(runs)
     for corner in product(*placed):
         offsets, inside, sizes = zip(*corner, strict=True) if corner else ((), (), ())
         yield HeldBox(offsets, inside, sizes)

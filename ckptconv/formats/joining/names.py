@@ -1,4 +1,4 @@
-"""Tell model from optimizer in a state dict, and rebuild the dict from its leaves. Pure."""
+"""Tells model from optimizer in a state dict, and rebuilds the dict from its leaves. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ckptconv.text import quoted
 
 # The path of a value: keys of dicts, and indices of lists.
 Path: TypeAlias = tuple[str | int, ...]
-# Code that walks the tree may recurse; no real state dict is nested this deep.
+# Code that walks the tree may recurse. No real state dict is nested this deep.
 MAX_DEPTH = 64
 # The largest value read, in bytes. Values are held in memory; tensors and long texts in them count little.
 MAX_VALUE = 1 << 24
@@ -27,7 +27,7 @@ _WHOLE_NAME = re.compile(rf"({_OPTIMIZER.pattern})\.(.+)", re.DOTALL)
 _STATE, _GROUPS = "state", "param_groups"
 # FSDP's name for several parameters flattened into one; its LOCAL_STATE_DICT has only these.
 FLAT_PARAMETER = re.compile(r"(?:^|\.)_?flat_param(?:_\d+)?(?=$|\.)")
-# Keys that trainers put beside a model whose names are at the top; no model has modules with these names.
+# Keys of trainers next to a model whose names are at the top. No model has modules with these names.
 _TRAINING = frozenset({"train_state", "lr_scheduler", "lr_schedulers", "dataloader", "data_loader", "rng_state"})
 
 
@@ -49,9 +49,9 @@ def is_optimizer(step: str | int) -> bool:
 class Roles:
     """The roles of the parts of a state dict.
 
-    `models` maps the path of each container to that of the model in it; it is empty if the model is everything without
-    another role. `optimizers` are the paths of containers of "state" and "param_groups". `training` are the first steps
-    of what a trainer keeps beside a model whose names are at the top.
+    `models` maps the path of each container to the path of the model in it. It is empty if the model is everything
+    without another role. `optimizers` are the paths of containers of "state" and "param_groups". `training` are the
+    first steps of the paths of a trainer's state next to a model whose names are at the top.
     """
 
     models: dict[Path, Path]
@@ -62,9 +62,9 @@ class Roles:
     def of(cls, paths: Collection[Path], tensors: Collection[Path]) -> Roles:
         """Return the roles in a state dict with values at `paths`, of which `tensors` are tensors."""
         optimizers = _optimizers(paths)
-        rest = [path for path in tensors if _optimizer_of(path, optimizers) is None]
-        models = _models(rest, optimizers)
-        return cls(models, optimizers, set() if models else _beside(rest, tensors, optimizers))
+        others = [path for path in tensors if _optimizer_of(path, optimizers) is None]
+        models = _models(others, optimizers)
+        return cls(models, optimizers, set() if models else _beside(others, tensors, optimizers))
 
     def optimizer_of(self, path: Path) -> Path | None:
         """Return the path of the optimizer that `path` leads into, if any."""
@@ -76,13 +76,13 @@ class Roles:
         return next(iter(self.models.values())) if len(self.models) == 1 else ()
 
     def is_model(self, path: Path) -> bool:
-        """Whether `path` leads into what is converted."""
+        """Whether `path` leads into the part that is converted."""
         if self.models:
             return any(self.models.get(path[: depth - 1]) == path[:depth] for depth in range(1, len(path)))
         return self.optimizer_of(path) is None and not (len(path) > 1 and path[0] in self.training)
 
     def part_of(self, path: Path) -> Path:
-        """Return the part of the state dict that `path` leads into: an optimizer, or something beside the model."""
+        """Return the part of the state dict that `path` leads into: an optimizer, or an entry next to the model."""
         optimizer = self.optimizer_of(path)
         if optimizer:
             return optimizer
@@ -91,39 +91,39 @@ class Roles:
         return path[: depth + 1]
 
     def model_beside(self, optimizer: Path) -> Path:
-        """Return, of several models, the one beside `optimizer`; else ()."""
+        """Return, if there are several models, the one next to `optimizer`; else ()."""
         above = (optimizer[:depth] for depth in range(len(optimizer), -1, -1)) if len(self.models) > 1 else ()
         return next((self.models[place] for place in above if place in self.models), ())
 
 
 def split_name(path: Path) -> Path:
-    """Split an optimizer's entry that is one dotted name, as without planner data, into the optimizer and the rest.
-    Return any other path unchanged."""
+    """Return the path of an optimizer's entry with its one dotted name, as without planner data, split into the
+    optimizer and the name within it. Return any other path unchanged."""
     match = _WHOLE_NAME.fullmatch(path[0]) if len(path) == 1 and type(path[0]) is str else None
     return (match[1], match[2]) if match else path
 
 
 def _optimizers(paths: Iterable[Path]) -> set[Path]:
-    """Return the paths of all optimizers: what has a name of one, at the top or with an optimizer's entries; and
-    whatever holds param_groups."""
-    found: set[Path] = set()
+    """Return the paths of all optimizers: containers with an optimizer's name, at the top or with an optimizer's
+    entries; and all containers of param_groups."""
+    optimizers: set[Path] = set()
     for path in map(split_name, paths):
         for depth, step in enumerate(path):
             below = path[depth + 1 :]
             if below and step in MODEL_KEYS:
                 break
             if _begins(step, _GROUPS):
-                found.add(path[:depth])
+                optimizers.add(path[:depth])
                 break
             if below and is_optimizer(step) and (depth == 0 or _is_inside(below[0])):
-                found.add(path[: depth + 1])
-    return found
+                optimizers.add(path[: depth + 1])
+    return optimizers
 
 
 def _optimizer_of(path: Path, optimizers: Collection[Path]) -> Path | None:
     path = split_name(path)
     for depth in range(len(path) - 1, -1, -1):
-        # Without a name of an optimizer, it may hold other things too.
+        # A container without an optimizer's name may hold other values too.
         is_inside = _is_inside(path[depth]) or (depth > 0 and is_optimizer(path[depth - 1]))
         if is_inside and path[:depth] in optimizers:
             return path[:depth]
@@ -133,35 +133,35 @@ def _optimizer_of(path: Path, optimizers: Collection[Path]) -> Path | None:
 def _models(paths: Iterable[Path], optimizers: Collection[Path]) -> dict[Path, Path]:
     """Return {path of the container: path of the model} for `paths` of tensors that belong to no optimizer.
 
-    Below the top, something with such a name is a model only beside an optimizer, or if every path leads into one.
+    Below the top, a container with a model's name is one only next to an optimizer, or if all paths lead into models.
     """
-    found: set[Path] = set()
+    models: set[Path] = set()
     alone = True
     for path in paths:
         depth = next((depth for depth, step in enumerate(path[:-1]) if step in MODEL_KEYS), None)
         if depth is None:
             alone = False
         else:
-            found.add(path[: depth + 1])
-    if any(len(model) == 1 for model in found):
-        found = {model for model in found if len(model) == 1}
+            models.add(path[: depth + 1])
+    if any(len(model) == 1 for model in models):
+        models = {model for model in models if len(model) == 1}
     elif not alone:
         beside = {optimizer[:depth] for optimizer in optimizers for depth in range(len(optimizer) + 1)}
-        found = {model for model in found if model[:-1] in beside}
+        models = {model for model in models if model[:-1] in beside}
     best: dict[Path, Path] = {}
-    for model in sorted(found, key=lambda model: MODEL_KEYS.index(str(model[-1]))):
+    for model in sorted(models, key=lambda model: MODEL_KEYS.index(str(model[-1]))):
         best.setdefault(model[:-1], model)
     return best
 
 
-def _beside(rest: Iterable[Path], tensors: Iterable[Path], optimizers: Collection[Path]) -> set[str | int]:
+def _beside(others: Iterable[Path], tensors: Iterable[Path], optimizers: Collection[Path]) -> set[str | int]:
     """Return the first steps of tensors that are no weights, if the model's names are at the top.
 
-    These are names that only trainers use, and, if an optimizer has parameters at the top, modules it has no state of.
+    These are names that only trainers use; and, if an optimizer has parameters at the top, modules without states.
     """
     top: set[str | int] = set()
     nested: set[str | int] = set()
-    for path in rest:
+    for path in others:
         (nested if len(path) > 1 else top).add(path[0])
     trained = {name for name in map(_parameter_of(optimizers), tensors) if name} if top and nested else set()
     if top & trained:
@@ -171,7 +171,7 @@ def _beside(rest: Iterable[Path], tensors: Iterable[Path], optimizers: Collectio
 
 
 def _parameter_of(optimizers: Collection[Path]) -> Callable[[Path], str]:
-    """Return a function from a path into an optimizer to the name of its parameter; "" if the path does not tell."""
+    """Return a function from a path into an optimizer to its parameter's name; "" if the path does not contain it."""
 
     def parameter(path: Path) -> str:
         path = split_name(path)
@@ -186,7 +186,7 @@ def _parameter_of(optimizers: Collection[Path]) -> Callable[[Path], str]:
 
 
 def below(tree: Any, path: Path) -> Any:
-    """Return what `path` leads to in `tree`; None if it leads nowhere."""
+    """Return the value at `path` in `tree`; None if there is none."""
     for step in path:
         if isinstance(tree, list):
             tree = tree[step] if type(step) is int and 0 <= step < len(tree) else None
@@ -203,8 +203,8 @@ def dotted(path: Path) -> str:
 def nest(leaves: Mapping[Path, Any], where: str) -> Any:
     """Return the dicts and lists that hold `leaves` at their paths: strings are keys, integers are list indices.
 
-    A list item that is not among the leaves is None. Raise CorruptError for a path that leads through a leaf, or for
-    indices that make no list.
+    A list item that is not among the leaves is None. Raise CorruptError for a path that leads through a leaf, and for
+    indices that do not form a list.
     """
     tree, inner = nesting.nest(leaves.items(), where, lambda path: named(dotted(path)))
     most = 2 * len(leaves)
@@ -224,10 +224,10 @@ def _container(node: dict[str | int, Any], most: int, where: str) -> Any:
 
 
 def named(name: str) -> str:
-    """A name in a message."""
+    """Return a name as messages show it."""
     return quoted(name, _LONGEST_NAME)
 
 
 def named_in(where: object, name: str) -> str:
-    """A name in a message about the checkpoint or file `where`."""
+    """Return a name as messages about the checkpoint or file `where` show it."""
     return f"{where}: {named(name)}"

@@ -1,9 +1,9 @@
-"""What a rank's pickle says of its part of each tensor: DTensor and ShardedTensor, read as data.
+"""A rank's part of each tensor, read as data from the rank's pickle: DTensor and ShardedTensor.
 
 Source: torch/distributed/tensor/_api.py, device_mesh.py and _shard/sharded_tensor/ of torch 2.1 to 2.13. Both are
-wrappers: a DTensor has `_local_tensor` and a `_spec` of mesh, placements and shape; a ShardedTensor has its local
-shards, each with offsets and sizes, and the list of all shards. torch knew a mesh by its tensor of ranks, since 2.10 by
-a layout, strides into the ranks of the mesh that it was sliced from.
+wrappers. A DTensor has `_local_tensor` and a `_spec` of mesh, placements and shape. A ShardedTensor has its local
+shards, each with offsets and sizes, and the list of all shards. Until torch 2.10, a mesh had a tensor of ranks; since
+then it has a layout: strides into the ranks of the mesh that it was sliced from.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ckptconv.tensors.lazy import LazyTensor, Stored, Tagged
 from ckptconv.tensors.strides import MAX_BYTES, MAX_DIMS
 from ckptconv.text import brief
 
-# Ranks of a mesh, and pieces that a strided placement cuts a dimension into.
+# The most ranks of a mesh, and the most pieces into which a strided placement cuts a dimension.
 MAX_RANKS, MAX_FACTOR = 1 << 16, 1 << 12
 _INTEGERS = {"int64": "q", "int32": "i"}
 # Reads the bytes of a small tensor.
@@ -32,13 +32,13 @@ ReadBytes: TypeAlias = Callable[[Stored], bytes]
 
 
 class Whole(NamedTuple):
-    """A tensor that a rank has whole, or that nothing says to be a part."""
+    """A tensor that a rank has whole, or that no record describes as a part."""
 
     tensor: Tagged
 
 
 class RankPart(NamedTuple):
-    """A rank's part of a tensor that is distributed as `layout` says; None if the rank is outside the mesh."""
+    """A rank's part of a tensor that is distributed by `layout`. `coordinate` is None for a rank outside the mesh."""
 
     layout: Distribution
     coordinate: Shape | None
@@ -46,7 +46,7 @@ class RankPart(NamedTuple):
 
 
 class Shards(NamedTuple):
-    """A rank's shards of a tensor of `shape`; `boxes` are the offsets and sizes of those of all ranks."""
+    """A rank's shards of a tensor of `shape`; `boxes` are the offsets and sizes of all ranks' shards."""
 
     shape: Shape
     boxes: frozenset[tuple[Shape, Shape]]
@@ -57,24 +57,24 @@ Piece: TypeAlias = "Whole | RankPart | Shards"
 
 
 def is_distributed(node: Any) -> bool:
-    """Whether a node stands for a DTensor or a ShardedTensor."""
+    """Whether a node is a DTensor or a ShardedTensor."""
     return type(node) is Composite and _kind(node) in ("DTensor", "ShardedTensor")
 
 
 def is_partial(node: Composite) -> bool:
-    """Whether a DTensor is placed so that no rank has its values: these are the sum of what all have, or the like."""
+    """Whether no rank has the values of a DTensor: they are the sum, or the like, of all ranks' values."""
     placements = attributes(_attributes_of(node).get("_spec")).get("placements")
-    return isinstance(placements, (tuple, list)) and any("Partial" in _kind(each) for each in placements)
+    return isinstance(placements, (tuple, list)) and any("Partial" in _kind(placement) for placement in placements)
 
 
 def _kind(node: Any) -> str:
-    """Return the name of a class of torch.distributed; "" for any other."""
+    """Return the name of a class of torch.distributed; "" for other classes."""
     name = class_of(node) if type(node) is Composite else node.name if type(node) is Opaque else ""
     return name.rpartition(".")[2] if name.startswith("torch.") and "istributed" in name else ""
 
 
 def attributes(node: Any) -> dict[str, Any]:
-    """Return the attributes of an object as its pickle states them: as a dict, or as a dict and one of slots."""
+    """Return the attributes of an object as its pickle has them: in a dict, or in a dict and a dict of slots."""
     state = node.state[-1] if type(node) is Opaque and node.state else None
     parts = state if type(state) is tuple and len(state) == 2 else (state,)
     return {name: value for part in parts if type(part) is dict for name, value in part.items()}
@@ -82,10 +82,10 @@ def attributes(node: Any) -> dict[str, Any]:
 
 @dataclass
 class Pieces:
-    """Reads the distributed tensors of one file, which the rank with the number `rank` in the file's name wrote.
+    """Reads the distributed tensors of one file. The rank with the number `rank` in the file's name wrote it.
 
-    `meshes` are all that it mentions. `said` is the rank that it says it is of; None if it does not say. `world` is the
-    number of ranks that it mentions, 0 if none.
+    `meshes` are all that the file mentions. `said` is the rank in the file's content; None if there is none. `world` is
+    the number of ranks in it, 0 if there is none.
     """
 
     where: str
@@ -99,10 +99,9 @@ class Pieces:
     _slices: dict[Any, tuple[Shape, tuple[int, ...]]] = field(default_factory=dict)
 
     def of(self, name: str, node: Composite) -> Piece:
-        """Return the piece that `node`, a distributed tensor called `name`, is.
+        """Return the piece that `node`, a distributed tensor called `name`, holds.
 
-        Raise CorruptError if what it says contradicts itself, UnsupportedError for placements that no file tells the
-        values of.
+        Raise CorruptError if it contradicts itself, UnsupportedError for placements whose values are in no file.
         """
         if _kind(node) == "DTensor":
             return self._part(name, node)
@@ -119,19 +118,19 @@ class Pieces:
     # ------------------------------------------------------------------------------------------------------- DTensor
 
     def _part(self, name: str, node: Composite) -> RankPart:
-        own = _attributes_of(node)
-        spec = attributes(own.get("_spec"))
+        attrs = _attributes_of(node)
+        spec = attributes(attrs.get("_spec"))
         shape = self._counts(name, node.parts["shape"], "a shape")
         meta = spec.get("tensor_meta")
         stated = meta.args[0] if type(meta) is Opaque and type(meta.args) is tuple and meta.args else shape
         if self._counts(name, stated, "a shape") != shape:
             raise self._corrupt(name, f"is of shape {list(shape)}, and its spec of {list(stated)}")
-        tensor = self._local(name, own.get("_local_tensor"), node)
+        tensor = self._local(name, attrs.get("_local_tensor"), node)
         mesh, coordinate = self._mesh(name, spec.get("mesh"))
         listed = spec.get("placements")
         if not isinstance(listed, (tuple, list)) or len(listed) != len(mesh.shape):
             raise self._corrupt(name, f"has placements {brief(listed)} for a mesh of {len(mesh.shape)} dimensions")
-        placements = tuple(self._placement(name, each, shape) for each in listed)
+        placements = tuple(self._placement(name, placement, shape) for placement in listed)
         if math.prod(cut.factor for cut in placements if cut) > MAX_FACTOR:
             raise LimitError(f"{self.where}: {named(name)} is cut into more than {MAX_FACTOR} strided pieces.")
         order = self._order(name, spec.get("shard_order"), placements)
@@ -150,25 +149,25 @@ class Pieces:
             raise self._corrupt(name, f"is of {dtype}, and its local part of {node.dtype}")
         return node
 
-    def _counts(self, name: str, value: Any, what: str) -> Shape:
+    def _counts(self, name: str, value: Any, subject: str) -> Shape:
         if not isinstance(value, (tuple, list)) or len(value) > MAX_DIMS:
-            raise self._corrupt(name, f"has {what} that is not valid")
+            raise self._corrupt(name, f"has {subject} that is not valid")
         if any(type(count) is not int or not 0 <= count < MAX_BYTES for count in value) or (
             math.prod(value) >= MAX_BYTES
         ):
-            raise self._corrupt(name, f"has {what} {brief(tuple(value))}")
+            raise self._corrupt(name, f"has {subject} {brief(tuple(value))}")
         return tuple(value)
 
     def _placement(self, name: str, node: Any, shape: Shape) -> MeshCut | None:
-        kind, own = _kind(node), attributes(node)
+        kind, attrs = _kind(node), attributes(node)
         if kind == "Replicate":
             return None
         if kind not in ("Shard", "_StridedShard"):
             shown = kind or type(node).__name__
             raise UnsupportedError(f"{self.where}: {named(name)} has the unknown placement {shown[:100]}.")
         args = node.args if type(node.args) is tuple else ()
-        dim = own.get("dim", args[0] if args else None)
-        factor = own.get("split_factor", args[1] if len(args) > 1 else 1) if kind == "_StridedShard" else 1
+        dim = attrs.get("dim", args[0] if args else None)
+        factor = attrs.get("split_factor", args[1] if len(args) > 1 else 1) if kind == "_StridedShard" else 1
         if type(dim) is not int or not 0 <= dim < len(shape):
             raise self._corrupt(name, f"is sharded along dimension {brief(dim)}, but has {len(shape)} dimensions")
         if type(factor) is not int or factor < 1:
@@ -178,19 +177,19 @@ class Pieces:
         return MeshCut(dim, factor)
 
     def _order(self, name: str, entries: Any, placements: tuple[MeshCut | None, ...]) -> tuple[int, ...]:
-        """Return the mesh dimensions in the order in which they cut the tensor; () for their own order."""
+        """Return the mesh dimensions in the order in which they cut the tensor; () if that is their own order."""
         if type(entries) is not tuple:
             return ()
         order: list[int] = []
         for entry in entries:
             if type(entry) is not Opaque or type(entry.args) is not tuple or len(entry.args) != 2:
                 return ()
-            dim, own = entry.args
-            for at in own if type(own) is tuple else ():
+            dim, mesh_dims = entry.args
+            for at in mesh_dims if type(mesh_dims) is tuple else ():
                 cut = placements[at] if type(at) is int and 0 <= at < len(placements) else None
                 if cut is None or cut.dim != dim or at in order:
                     raise self._corrupt(
-                        name, f"has an order of shards, {brief(own)}, that does not match its placements"
+                        name, f"has an order of shards, {brief(mesh_dims)}, that does not match its placements"
                     )
                 order.append(at)
         if len(order) != sum(cut is not None for cut in placements):
@@ -200,25 +199,26 @@ class Pieces:
     # ---------------------------------------------------------------------------------------------------------- mesh
 
     def _mesh(self, name: str, node: Any) -> tuple[Mesh, Shape | None]:
-        """Return a device mesh, and where this rank is in it; None if it is outside."""
-        found = self._known.get(id(node))
-        if found is None:
-            found = self._known[id(node)] = self._read_mesh(name, attributes(node))
-            self.meshes[found[0]] = None
-        return found
+        """Return a device mesh, and the indices of this rank in it; None for a rank outside the mesh."""
+        known = self._known.get(id(node))
+        if known is None:
+            known = self._known[id(node)] = self._read_mesh(name, attributes(node))
+            self.meshes[known[0]] = None
+        return known
 
-    def _read_mesh(self, name: str, own: Mapping[str, Any]) -> tuple[Mesh, Shape | None]:
-        stated = own.get("_coordinate_on_dim")
-        rank = own.get("_rank")
+    def _read_mesh(self, name: str, attrs: Mapping[str, Any]) -> tuple[Mesh, Shape | None]:
+        stated = attrs.get("_coordinate_on_dim")
+        rank = attrs.get("_rank")
         if type(rank) is int:
             self._says(rank)
-        if type(own.get("mesh")) is Tagged:
-            shape = own["mesh"].shape
-            ranks = self._ranks(name, own["mesh"], own.get("_flatten_mesh_list"))
+        if type(attrs.get("mesh")) is Tagged:
+            shape = attrs["mesh"].shape
+            ranks = self._ranks(name, attrs["mesh"], attrs.get("_flatten_mesh_list"))
         else:
-            every = self._ranks(name, own.get("_rank_map"), own.get("_flatten_rank_map"))
-            shape, ranks = self._sliced(name, own.get("_layout"), every, self.rank if self.said is None else self.said)
-        names = own.get("_mesh_dim_names", own.get("mesh_dim_names"))
+            every = self._ranks(name, attrs.get("_rank_map"), attrs.get("_flatten_rank_map"))
+            own = self.rank if self.said is None else self.said
+            shape, ranks = self._sliced(name, attrs.get("_layout"), every, own)
+        names = attrs.get("_mesh_dim_names", attrs.get("mesh_dim_names"))
         named_dims = names if type(names) in (tuple, list) and len(names) == len(shape) else ()
         if math.prod(shape) != len(ranks) or not ranks:
             raise self._corrupt(name, f"is on a mesh of {list(shape)} that lists {len(ranks)} ranks")
@@ -237,7 +237,7 @@ class Pieces:
         return mesh, coordinate
 
     def _ranks(self, name: str, tensor: Any, listed: Any) -> tuple[int, ...]:
-        """Return the ranks of a mesh: as they are listed, which most releases do, or from their tensor."""
+        """Return the ranks of a mesh: from their list, which most releases write, or from their tensor."""
         key = id(tensor if listed is None else listed)
         if key in self._lists:
             return self._lists[key]
@@ -281,26 +281,26 @@ class Pieces:
         for extents, strides in axes:
             inner = (unravelled(at, extents) for at in range(math.prod(extents)))
             offsets.append([sum(map(int.__mul__, at, strides)) for at in inner])
-        places = [base + sum(each) for each in itertools.product(*offsets)]
+        places = [base + sum(steps) for steps in itertools.product(*offsets)]
         if any(not 0 <= place < len(every) for place in places) or len(set(places)) != len(places):
             raise self._corrupt(name, f"is on a mesh that extends beyond its {len(every)} ranks, or has one twice")
         return shape, tuple(every[place] for place in places)
 
-    def _axes(self, name: str, own: Mapping[str, Any]) -> list[tuple[Shape, Shape]]:
+    def _axes(self, name: str, attrs: Mapping[str, Any]) -> list[tuple[Shape, Shape]]:
         """Return the extents and strides of each dimension of a mesh's layout."""
-        listed = own.get("axes")
+        listed = attrs.get("axes")
         if isinstance(listed, (tuple, list)):
-            told = [(each.get("shape"), each.get("stride")) for each in map(attributes, listed)]
+            pairs = [(item.get("shape"), item.get("stride")) for item in map(attributes, listed)]
         else:
-            shape, stride = (own.get(key, own.get(f"{key}s")) for key in ("shape", "stride"))
-            shape = own.get("sizes") if shape is None else shape
-            both = [each if type(each) is tuple else (each,) for each in (shape, stride)]
+            shape, stride = (attrs.get(key, attrs.get(f"{key}s")) for key in ("shape", "stride"))
+            shape = attrs.get("sizes") if shape is None else shape
+            both = [item if type(item) is tuple else (item,) for item in (shape, stride)]
             if len(both[0]) != len(both[1]):
                 raise self._corrupt(name, "is on a mesh with an invalid layout")
-            told = list(zip(*both, strict=True))
+            pairs = list(zip(*both, strict=True))
         axes = []
-        for extents, strides in told:
-            pair = tuple(_flat(each) for each in (extents, strides))
+        for extents, strides in pairs:
+            pair = tuple(_flat(item) for item in (extents, strides))
             if len(pair[0]) != len(pair[1]) or len(pair[0]) > MAX_DIMS:
                 raise self._corrupt(name, "is on a mesh with an invalid layout")
             if any(type(n) is not int or not 1 <= n <= MAX_RANKS for n in pair[0]) or any(
@@ -334,12 +334,12 @@ class Pieces:
         listed = metadata.get("shards_metadata")
         if type(listed) is not list:
             raise self._corrupt(name, "is a ShardedTensor that does not list its shards")
-        known = [self._box(name, attributes(each), shape) for each in listed]
+        known = [self._box(name, attributes(box), shape) for box in listed]
         tiles = []
         for shard in local:
-            own = attributes(shard)
-            tensor = self._local(name, own.get("tensor"), node)
-            offsets, sizes = self._box(name, attributes(own.get("metadata")), shape)
+            attrs = attributes(shard)
+            tensor = self._local(name, attrs.get("tensor"), node)
+            offsets, sizes = self._box(name, attributes(attrs.get("metadata")), shape)
             if sizes != tensor.shape:
                 raise self._corrupt(name, f"has a shard of {list(tensor.shape)} that should be {list(sizes)}")
             if (offsets, sizes) not in known:
@@ -347,16 +347,16 @@ class Pieces:
             tiles.append(ChunkTile(offsets, tensor))
         return Shards(shape, frozenset(known), tuple(tiles))
 
-    def _box(self, name: str, own: Mapping[str, Any], shape: Shape) -> tuple[Shape, Shape]:
-        offsets = self._counts(name, own.get("shard_offsets"), "a shard at")
-        sizes = self._counts(name, own.get("shard_sizes"), "a shard of")
+    def _box(self, name: str, attrs: Mapping[str, Any], shape: Shape) -> tuple[Shape, Shape]:
+        offsets = self._counts(name, attrs.get("shard_offsets"), "a shard at")
+        sizes = self._counts(name, attrs.get("shard_sizes"), "a shard of")
         if not len(offsets) == len(sizes) == len(shape):
             raise self._corrupt(name, f"has a shard of {len(sizes)} dimensions, but the tensor has {len(shape)}")
         return offsets, sizes
 
 
 def _attributes_of(node: Composite) -> dict[str, Any]:
-    """Return the attributes of a tensor of a wrapper subclass: a dict, or a dict and one of slots."""
+    """Return the attributes of a tensor of a wrapper subclass: a dict, or a dict and a dict of slots."""
     state = node.parts.get("attributes")
     parts = state if type(state) is tuple else (state,)
     return {name: value for part in parts if type(part) is dict for name, value in part.items()}
@@ -366,16 +366,16 @@ def _flat(value: Any) -> tuple[Any, ...]:
     """Return a number, a tuple of numbers, or a tuple of such tuples as one tuple."""
     if type(value) is not tuple or len(value) > MAX_DIMS:
         return (value,)
-    return tuple(itertools.chain.from_iterable(each if type(each) is tuple else (each,) for each in value))
+    return tuple(itertools.chain.from_iterable(item if type(item) is tuple else (item,) for item in value))
 
 
 def parts_of(piece: Piece) -> tuple[LazyTensor, ...]:
-    """Return the tensors that are stored for a piece."""
+    """Return the stored tensors of a piece."""
     return tuple(tile.tensor for tile in piece.tiles) if isinstance(piece, Shards) else (piece.tensor,)
 
 
 def shape_of(piece: Piece) -> Shape:
-    """Return the shape of the tensor that it is a piece of."""
+    """Return the shape of the whole tensor of a piece."""
     if isinstance(piece, Whole):
         return piece.tensor.shape
     return piece.layout.shape if isinstance(piece, RankPart) else piece.shape

@@ -1,7 +1,7 @@
-"""Which parameter each state in ranks' files is of, and which part of it. Pure.
+"""The parameter of each state in ranks' files, and the part of it that the state covers. Pure.
 
-States that are plain tensors have the parts that the parameter has on the same rank: in its local shape, or, under
-FSDP1, as a piece of the flattened parameter.
+A state that is a plain tensor covers the part that the rank has of the parameter: in the part's shape, or, under FSDP1,
+as a piece of the flattened parameter.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _ADVICE = (
 
 
 def by_name(ranks: Ranks, root: Path, model: Ranks, parameters: Mapping[str, Path], orders: Sequence[Order]) -> Named:
-    """Return the names of numbered parameters, and what told them; none if the states have names already. `orders` are
-    those that are known of the model's parameters.
+    """Return the names of numbered parameters, and their source; no names if the states have names already. `orders`
+    are the known orders of the model's parameters.
 
-    `root` is where the optimizer is in `ranks`; `parameters` are the paths, in `model`, of the model's tensors. States
-    that are parts of their parameter are described as such. Raise UnsupportedError if nothing tells which
-    parameter a state is of, or which part.
+    `root` is the path of the optimizer in `ranks`; `parameters` are the paths, in `model`, of the model's tensors.
+    Plain states that cover a part of their parameter become such parts in `ranks`. Raise UnsupportedError if the
+    parameter of a state, or the part of it, is unknown.
     """
     depth = len(root) + 1
     states = [path for path in ranks.pieces if len(path) > depth and path[:depth] == (*root, _STATE)]
     keys = list(dict.fromkeys(str(path[depth]) for path in states))
     numbered = bool(keys) and all(key.isdecimal() for key in keys)
-    told = _names(ranks, root, model, parameters, orders) if numbered else Named()
-    names = told.names
+    numbering = _names(ranks, root, model, parameters, orders) if numbered else Named()
+    names = numbering.names
     is_of_save = ranks.files.keys() == model.files.keys()
     for path in states:
         key = str(path[depth])
@@ -51,19 +51,19 @@ def by_name(ranks: Ranks, root: Path, model: Ranks, parameters: Mapping[str, Pat
             _describe(ranks, path, name, model.pieces[parameters[name]], is_of_save)
         elif model.ready.get(parameters.get(name, ())) is None and _differ(ranks.pieces[path]):
             raise _unknown(ranks.where, f"the ranks have states of {named(name)} with different shapes")
-    return told
+    return numbering
 
 
 def _names(ranks: Ranks, root: Path, model: Ranks, parameters: Mapping[str, Path], orders: Sequence[Order]) -> Named:
     groups = _groups(ranks, root)
     kinds = _kinds(ranks, root)
     spread = {number: kind for number, kind in kinds.items() if not kind.is_whole}
-    held = {name: model.pieces[path] for name, path in parameters.items() if path in model.pieces}
-    # What is whole on each rank may be a buffer, or a parameter that is not distributed. A plain state may be of such a
-    # parameter, or a part of one that is.
+    pieces = {name: model.pieces[path] for name, path in parameters.items() if path in model.pieces}
+    # A tensor that is whole on each rank may be a buffer, or a parameter that is not distributed. A plain state may
+    # belong to such a parameter, or be a part of the state of a distributed one.
     ways = [
-        (spread, _distinct({name: own for name, own in held.items() if not isinstance(own[min(own)], Whole)})),
-        (kinds, _distinct({name: own for name, own in held.items() if _is_floating(own)})),
+        (spread, _distinct({name: by_rank for name, by_rank in pieces.items() if not _kind(by_rank).is_whole})),
+        (kinds, _distinct({name: by_rank for name, by_rank in pieces.items() if _is_floating(by_rank)})),
     ]
     recorded = recorded_names({_GROUPS: groups, _STATE: kinds})
     if recorded is not None:
@@ -73,21 +73,21 @@ def _names(ranks: Ranks, root: Path, model: Ranks, parameters: Mapping[str, Path
     if not orders and follows_modules(parameters):
         orders = [Order("the order of the ranks' state dicts", list(parameters))]
     numbers = [[str(number) for number in listed(group.get("params"))] for group in groups]
-    told = [
+    attempts = [
         attempted(Numbers(numbers, shapes), Model(dict(known), orders=orders), [])
         for shapes, known in ways
         if shapes.keys() <= {number for group in numbers for number in group}
     ]
-    fitting = [each for each in told if each is not None]
-    found = fitting[0] if fitting and all(each.names == fitting[0].names for each in fitting) else None
-    if found is None:
+    fitting = [attempt for attempt in attempts if attempt is not None]
+    agreed = fitting[0] if fitting and all(attempt.names == fitting[0].names for attempt in fitting) else None
+    if agreed is None:
         raise _unknown(
             ranks.where,
             f"its optimizer has {sum(len(listed(group.get('params'))) for group in groups)} parameters by number, in "
             f"{len(groups)} groups, whose shapes do not fit those of the model in exactly one order, or which are flat "
             "parameters",
         )
-    return found
+    return agreed
 
 
 def _unknown(where: str, reason: str) -> UnsupportedError:
@@ -99,11 +99,11 @@ def _groups(ranks: Ranks, root: Path) -> list[Mapping[str, Any]]:
     whole = ranks.values.get((*root, _GROUPS))
     if isinstance(whole, list):
         return [group for group in whole if isinstance(group, dict)]
-    found: dict[str | int, dict[str, Any]] = {}
+    by_index: dict[str | int, dict[str, Any]] = {}
     for path, value in ranks.values.items():
         if path[: len(root) + 1] == (*root, _GROUPS) and len(path) == len(root) + 3:
-            found.setdefault(path[-2], {})[str(path[-1])] = value
-    return list(found.values())
+            by_index.setdefault(path[-2], {})[str(path[-1])] = value
+    return list(by_index.values())
 
 
 class _Kind(NamedTuple):
@@ -113,71 +113,70 @@ class _Kind(NamedTuple):
     shape: Shape
 
 
-def _kind(held: Mapping[int, Piece]) -> _Kind:
-    one = held[min(held)]
-    return _Kind(isinstance(one, Whole), shape_of(one))
+def _kind(by_rank: Mapping[int, Piece]) -> _Kind:
+    sample = by_rank[min(by_rank)]
+    return _Kind(isinstance(sample, Whole), shape_of(sample))
 
 
 def _kinds(ranks: Ranks, root: Path) -> dict[str, _Kind]:
-    """Return the kind of each numbered parameter, by its states, if they are of one kind, and are not others on other
-    ranks; none of one with factored states, which have shapes of their own."""
+    """Return the kind of each numbered parameter, by its states, if all states and all ranks have the same kind.
+    Parameters with factored states have none: factors have shapes of their own."""
     kinds: dict[str, set[_Kind]] = {}
     factored: set[str] = set()
-    for path, held in ranks.pieces.items():
+    for path, by_rank in ranks.pieces.items():
         is_state = path[: len(root) + 1] == (*root, _STATE) and len(path) > len(root) + 2 and path[-1] != _STEP
         if is_state and is_factor(path[-1]):
             factored.add(str(path[len(root) + 1]))
-        elif is_state and not _differ(held):
-            kinds.setdefault(str(path[len(root) + 1]), set()).add(_kind(held))
+        elif is_state and not _differ(by_rank):
+            kinds.setdefault(str(path[len(root) + 1]), set()).add(_kind(by_rank))
     # Some states are numbers, whatever the shape of their parameter.
-    formed = {number: {kind for kind in own if kind.shape} or own for number, own in kinds.items()}
-    return {number: own.pop() for number, own in formed.items() if len(own) == 1 and number not in factored}
+    formed = {number: {kind for kind in of_one if kind.shape} or of_one for number, of_one in kinds.items()}
+    return {number: of_one.pop() for number, of_one in formed.items() if len(of_one) == 1 and number not in factored}
 
 
-def _is_floating(held: Mapping[int, Piece]) -> bool:
-    return any(may_be_trained(tensor.dtype) for piece in held.values() for tensor in parts_of(piece))
+def _is_floating(by_rank: Mapping[int, Piece]) -> bool:
+    return any(may_be_trained(tensor.dtype) for piece in by_rank.values() for tensor in parts_of(piece))
 
 
 def _distinct(known: Mapping[str, Mapping[int, Piece]]) -> list[tuple[str, _Kind]]:
-    """Return the names and kinds of tensors in order, a tied one once."""
-    found: dict[Any, tuple[str, _Kind]] = {}
-    for name, own in known.items():
-        one = own[min(own)]
-        tensor = one.tensor if isinstance(one, (Whole, RankPart)) else next((tile.tensor for tile in one.tiles), None)
+    """Return the names and kinds of tensors in order, each tied tensor once."""
+    first_of: dict[Any, tuple[str, _Kind]] = {}
+    for name, by_rank in known.items():
+        tensor = next(iter(parts_of(by_rank[min(by_rank)])), None)
         facts = getattr(tensor, "facts", None)
         key = name if facts is None or not facts.storage else (facts.storage, facts.storage_offset)
-        found.setdefault(key, (name, _kind(own)))
-    return list(found.values())
+        first_of.setdefault(key, (name, _kind(by_rank)))
+    return list(first_of.values())
 
 
-def _differ(held: Mapping[int, Piece]) -> bool:
-    shapes = {piece.tensor.shape for piece in held.values() if isinstance(piece, Whole)}
+def _differ(by_rank: Mapping[int, Piece]) -> bool:
+    shapes = {piece.tensor.shape for piece in by_rank.values() if isinstance(piece, Whole)}
     return len(shapes) > 1
 
 
 def _describe(ranks: Ranks, path: Path, name: str, parameter: Mapping[int, Piece], is_of_save: bool) -> None:
-    """Say which part of its parameter each rank's state is, if it is a plain tensor. `is_of_save` is whether the states
-    are of the same ranks as the model."""
-    held = ranks.pieces[path]
-    if not all(isinstance(piece, Whole) for piece in held.values()):
+    """Replace each rank's state, if it is a plain tensor, by the part of its parameter that it covers. `is_of_save` is
+    whether the ranks of the states are those of the model."""
+    by_rank = ranks.pieces[path]
+    if not all(isinstance(piece, Whole) for piece in by_rank.values()):
         return
-    wholes = {rank: piece.tensor for rank, piece in held.items() if isinstance(piece, Whole)}
-    one = parameter[min(parameter)]
-    shape = shape_of(one)
+    wholes = {rank: piece.tensor for rank, piece in by_rank.items() if isinstance(piece, Whole)}
+    sample = parameter[min(parameter)]
+    shape = shape_of(sample)
     if all(not tensor.shape or tensor.shape == shape for tensor in wholes.values()):
         return
     parts = {rank: parameter.get(rank) for rank in wholes}
     if all(isinstance(part, RankPart) and part.tensor.shape == wholes[rank].shape for rank, part in parts.items()):
         for rank, part in parts.items():
             if isinstance(part, RankPart):
-                held[rank] = part._replace(tensor=wholes[rank])
+                by_rank[rank] = part._replace(tensor=wholes[rank])
         return
     total = sum(tensor.numel for tensor in wholes.values())
     if (
         is_of_save
         and all(len(tensor.shape) == 1 for tensor in wholes.values())
         and total == math.prod(shape)
-        and (len(wholes) == 1 or not isinstance(one, Shards | Whole))
+        and (len(wholes) == 1 or not isinstance(sample, Shards | Whole))
     ):
         filled = [untagged(tensor) for _, tensor in sorted(wholes.items()) if tensor.numel]
         if filled:

@@ -1,7 +1,7 @@
-"""Which parameter each number of an optimizer is of: the one place that decides it.
+"""The parameter of each number of an optimizer: the one place that decides it.
 
-torch.optim numbers parameters in the order in which they were given to it. A number gets a name from a record of the
-save itself, from a model's order that is known, or from a shape that occurs once; else it is refused. `matching`
-decides, `orders` has the orders that checkpoints and architectures tell, `told` reads what tells them. `states` gives
-an optimizer's states these names.
+torch.optim numbers parameters in the order in which the optimizer was given them. A number gets a name from a record of
+the save itself, from a known order of the model, or from a shape that occurs once; otherwise it is refused. `matching`
+decides, `orders` has the orders of checkpoints and architectures, `order_files` reads the files that contain them.
+`states` gives an optimizer's states these names.
 """

@@ -1,4 +1,4 @@
-"""Names for an optimizer's numbers, by orders of parameters that are known and by shapes. Pure."""
+"""Names for an optimizer's numbers, by known orders of parameters and by shapes. Pure."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ckptconv.formats.numbers.orders import in_order, of_files
 from ckptconv.formats.wrappers import wrapper
 from ckptconv.text import some
 
-# Comparisons of numbered parameters with the model's, at most.
+# The most comparisons of numbered parameters with the model's.
 _MOST = 1 << 20
-# What lists the names of an optimizer's groups.
+# A way to save the names of an optimizer's groups.
 _RECIPE = (
     "json.dump([[n for p in g['params'] for n, q in model.named_parameters() if q is p] for o in [optimizer] for g in "
     "o.param_groups], open('order.json', 'w'))"
 )
-# How a note on what told the names of numbers begins.
+# The beginning of a note on the source of the names of numbers.
 NAMED = "The names of the optimizer's parameters were found by"
-# What is not known of an order of the model's: no save records in which order a group was given its parameters.
+# The caveat to an order of the model: no save records in which order a group was given its parameters.
 _ASSUMED = (
     ". This is correct if each group has its parameters in the order of model.parameters(); if not, give the names of "
     "each group with --order"
@@ -35,24 +35,24 @@ WAYS = (
 
 
 class Order(NamedTuple):
-    """Names of a model's parameters in the order of its modules, or the `architecture` in the catalogue that has them,
-    and what tells it, as the end of "by …".
+    """Names of a model's parameters in the order of its modules, or the `architecture` in the catalogue that has them.
+    `source` is the end of "by …", for messages.
 
-    With `groups`, the names are those of each of the optimizer's groups, and nothing is matched. `asked`: the user
-    named it, so it holds, or is an error. `inputs` identify the files that tell it, as those of a source.
+    With `groups`, the names are those of each of the optimizer's groups, and nothing is matched. `is_asked`: the user
+    named the order, so it holds, or is an error. `inputs` identify its files, as the inputs of a source do.
     """
 
-    told: str
+    source: str
     names: Sequence[str] = ()
     architecture: str = ""
     groups: Sequence[Sequence[str]] = ()
-    asked: bool = False
+    is_asked: bool = False
     inputs: Mapping[str, Hashable] = {}
 
 
 class Model(NamedTuple):
-    """The shapes of what may be parameters, {name: shape}, each tensor once; other names of some of them, {alias:
-    name}; the orders that are known of them; and why there are no others, for a message."""
+    """The shapes of possible parameters, {name: shape}, each tensor once; other names of some of them, {alias: name};
+    the known orders; and the reason why no other order is known, for a message."""
 
     shapes: Mapping[str, Any]
     aliases: Mapping[str, str] = {}
@@ -60,11 +60,11 @@ class Model(NamedTuple):
     why: str = ""
 
     def called(self, names: Iterable[str]) -> list[str]:
-        """Return names of parameters as the model has them: with its wrappers' prefixes, or without others, as files
-        have PEFT's, and a tied one by the name that stands for all."""
+        """Return the model's own names for parameters: with its wrappers' prefixes, without those of others (files have
+        PEFT's), and for a tied tensor the name that stands for all."""
         known = {*self.shapes, *self.aliases}
         before = wrapper(known)
-        # Parameters that files have not, as those of a base model beside an adapter, say nothing of wrappers.
+        # Parameters that are not in the files, such as those of an adapter's base model, show nothing of wrappers.
         plain = [name if name in known else of_files(name) for name in names]
         left = len(wrapper(plain, known))
 
@@ -72,26 +72,26 @@ class Model(NamedTuple):
             ways = (name, *(before[:end] + name[left:] for end in range(len(before) + 1)))
             return next((way for way in ways if way in known), name[left:])
 
-        return [self.aliases.get(own, own) for own in map(saved, plain)]
+        return [self.aliases.get(name, name) for name in map(saved, plain)]
 
 
 class Numbers(NamedTuple):
-    """The numbers of the parameters in each group of the optimizers at one place, and the shapes that their states
-    tell; anything that can be compared. A number without a shape may have any. Groups may be `sorted` by shapes."""
+    """The numbers of the parameters in each group of the optimizers at one place, and the shapes of their states, as
+    any values that can be compared. A number without a shape may have any. `sorted`: each group is sorted by shape."""
 
     groups: Sequence[Sequence[str]]
     shapes: Mapping[str, Any]
     sorted: Sequence[bool] = ()
 
     def in_order(self) -> Numbers:
-        """Return them in groups that have the order of the model: of sorted ones, those of each shape by themselves."""
-        found: list[Sequence[str]] = []
+        """Return these numbers in groups that follow the model's order: a sorted group gives one for each shape."""
+        groups: list[Sequence[str]] = []
         for group, is_sorted in itertools.zip_longest(self.groups, self.sorted):
             by_shape: dict[Any, list[str]] = {}
             for number in group if is_sorted else ():
                 by_shape.setdefault(repr(self.shapes.get(number)), []).append(number)
-            found += by_shape.values() if is_sorted else [group]
-        return self._replace(groups=found, sorted=())
+            groups += by_shape.values() if is_sorted else [group]
+        return self._replace(groups=groups, sorted=())
 
     @property
     def total(self) -> int:
@@ -99,57 +99,57 @@ class Numbers(NamedTuple):
 
 
 class Named(NamedTuple):
-    """The names of numbers, {number: name}; what told them, as the end of "by …", "" if they had names; what identifies
-    the files that did; and how many are left out, as those of another model."""
+    """The names of numbers, {number: name}; their source, as the end of "by …", "" if there were names already; the
+    identities of the files that gave them; and the number of those left out, which are another model's."""
 
     names: Mapping[str, str] = {}
-    told: str = ""
+    source: str = ""
     inputs: Mapping[str, Hashable] = {}
     left: int = 0
 
     @property
     def notes(self) -> list[str]:
-        """What a user should know of where the names are from."""
+        """Notes for the user on the source of the names."""
         left = f" It has no names for {self.left} of the parameters, whose states are left out." if self.left else ""
-        return [f"{NAMED} {self.told}.{left}"] if self.told else []
+        return [f"{NAMED} {self.source}.{left}"] if self.source else []
 
 
 def named(numbers: Numbers, model: Model, where: str) -> Named:
     """Return the names of numbered parameters among those of a model.
 
-    An order that the user asked for tells, or else shapes that occur once, or the first order that fits in exactly one
-    way. Raise UnsupportedError, which begins with `where`, if nothing tells.
+    The source is an order that the user asked for, or else shapes that occur once, or the first order that fits in
+    exactly one way. Raise UnsupportedError, which begins with `where`, if there is none.
     """
     reasons: list[str] = []
-    found = attempted(numbers, model, reasons)
-    if found is None:
+    result = attempted(numbers, model, reasons)
+    if result is None:
         raise refusal(numbers, model, where, "; ".join(reasons) or model.why or "their order is not known")
-    return found
+    return result
 
 
 def confirmed(recorded: Mapping[str, str], states: Collection[str], numbers: Numbers, model: Model) -> dict[str, str]:
-    """Return the names that a save records for numbers as the model has them; {} if two are of one parameter, or if one
-    with a state is none of the model's, or of another shape."""
-    found = dict(zip(recorded, model.called(recorded.values()), strict=True))
-    shapes = [(numbers.shapes.get(number), model.shapes.get(found[number])) for number in states]
-    fits = all(shape is not None and own in (None, shape) for own, shape in shapes)
-    return found if fits and len({*found.values()}) == len(found) else {}
+    """Return the names that a save records for numbers, as the model has them. Return {} if two numbers have one
+    parameter, or if one with a state is not in the model, or has another shape there."""
+    names = dict(zip(recorded, model.called(recorded.values()), strict=True))
+    shapes = [(numbers.shapes.get(number), model.shapes.get(names[number])) for number in states]
+    fits = all(shape is not None and stated in (None, shape) for stated, shape in shapes)
+    return names if fits and len({*names.values()}) == len(names) else {}
 
 
 def attempted(numbers: Numbers, model: Model, reasons: list[str]) -> Named | None:
-    """Return what `named` does; None if nothing tells the names, and add the reasons to `reasons`."""
+    """Return the result of `named`; if there is none, return None, and add the reasons to `reasons`."""
     every = [number for group in numbers.groups for number in group]
     if len({*every}) < len(every) or not numbers.shapes.keys() <= {*every}:
         reasons.append("its groups do not list each number exactly once")
         return None
-    is_asked = any(order.asked for order in model.orders)
-    if not is_asked and (found := _by_shapes(numbers, model.shapes)) is not None:
-        return Named(found, "shapes that occur once")
+    is_asked = any(order.is_asked for order in model.orders)
+    if not is_asked and (names := _by_shapes(numbers, model.shapes)) is not None:
+        return Named(names, "shapes that occur once")
     for order in model.orders:
-        found = _by_order(numbers, model, order)
-        if found is not None:
-            told = order.told if order.groups else f"{order.told}{_ASSUMED}"
-            return Named(found, told, order.inputs, numbers.total - len(found))
+        names = _by_order(numbers, model, order)
+        if names is not None:
+            source = order.source if order.groups else f"{order.source}{_ASSUMED}"
+            return Named(names, source, order.inputs, numbers.total - len(names))
         reasons.append(_misfit(model, order))
         if is_asked:
             break
@@ -157,14 +157,14 @@ def attempted(numbers: Numbers, model: Model, reasons: list[str]) -> Named | Non
 
 
 def _misfit(model: Model, order: Order) -> str:
-    """Return why an order tells nothing."""
+    """Return why an order gives no names."""
     unknown = [name for name in model.called(itertools.chain(order.names, *order.groups)) if name not in model.shapes]
     left = f"; {some(unknown)} are not names of weights: it must use the names of the weights' file" if unknown else ""
-    return f"the order from {order.told} fits the shapes of the states in several ways, or in none{left}"
+    return f"the order from {order.source} fits the shapes of the states in several ways, or in none{left}"
 
 
 def refusal(numbers: Numbers, model: Model, where: str, why: str) -> UnsupportedError:
-    """Return the error for numbers that nothing names."""
+    """Return the error for numbers without names."""
     groups = f" in {len(numbers.groups)} groups" if len(numbers.groups) > 1 else ""
     return UnsupportedError(
         f"{where} numbers its {numbers.total} parameters{groups}, the model has {len(model.shapes)} tensors, and the "
@@ -174,63 +174,65 @@ def refusal(numbers: Numbers, model: Model, where: str, why: str) -> Unsupported
 
 
 def _by_order(numbers: Numbers, model: Model, order: Order) -> dict[str, str] | None:
-    """Return the names that an order gives to numbers; None if it gives none, or several. Those of groups for which it
-    lists no names are of another model."""
+    """Return the names that an order gives to numbers; None if it gives none, or several. Groups for which it lists no
+    names are those of another model."""
     if order.groups:
         pairs = [*zip(numbers.groups, order.groups, strict=False)] if len(numbers.groups) == len(order.groups) else []
-        own = [(group, model.called(names)) for group, names in pairs if names]
-        return _paired(numbers._replace(groups=[group for group, _ in own]), [names for _, names in own], model.shapes)
-    told = [*dict.fromkeys(model.called(order.names or in_order(order.architecture, [*model.shapes, *model.aliases])))]
+        named_groups = [(group, model.called(names)) for group, names in pairs if names]
+        groups = [group for group, _ in named_groups]
+        return _paired(numbers._replace(groups=groups), [names for _, names in named_groups], model.shapes)
+    listed = order.names or in_order(order.architecture, [*model.shapes, *model.aliases])
+    ordered_names = [*dict.fromkeys(model.called(listed))]
     ordered = numbers.in_order()
-    asked = [[numbers.shapes.get(number) for number in group] for group in ordered.groups]
-    chosen = matched(asked, [(name, model.shapes[name]) for name in told if name in model.shapes])
-    found = None if chosen is None or not chosen.is_only else _pairs(ordered, chosen.groups)
-    if not order.asked or not order.names or len(numbers.groups) == 1 or len(told) != numbers.total:
-        return found
+    wanted = [[numbers.shapes.get(number) for number in group] for group in ordered.groups]
+    chosen = matched(wanted, [(name, model.shapes[name]) for name in ordered_names if name in model.shapes])
+    matching_names = None if chosen is None or not chosen.is_only else _pairs(ordered, chosen.groups)
+    if not order.is_asked or not order.names or len(numbers.groups) == 1 or len(ordered_names) != numbers.total:
+        return matching_names
     # A user may list the names as they are numbered, group after group.
-    rest = iter(told)
-    direct = _paired(numbers, [[next(rest) for _ in group] for group in numbers.groups], model.shapes)
+    following = iter(ordered_names)
+    direct = _paired(numbers, [[next(following) for _ in group] for group in numbers.groups], model.shapes)
     if chosen is None:
         return direct
-    return found if direct in (None, found) else None
+    return matching_names if direct in (None, matching_names) else None
 
 
 def _paired(numbers: Numbers, groups: Sequence[Sequence[str]], model: Mapping[str, Any]) -> dict[str, str] | None:
-    """Return the names in `groups`, one by one; None if they are not those of the model with the states' shapes."""
+    """Return the names in `groups`, one by one; None unless they are the model's, with the shapes of the states."""
     names = [name for group in groups for name in group]
     if not names or [*map(len, groups)] != [*map(len, numbers.groups)] or len({*names}) < len(names):
         return None
-    found = _pairs(numbers, groups)
-    fits = all(name in model and numbers.shapes.get(number) in (None, model[name]) for number, name in found.items())
-    return found if fits else None
+    names_of = _pairs(numbers, groups)
+    fits = all(name in model and numbers.shapes.get(number) in (None, model[name]) for number, name in names_of.items())
+    return names_of if fits else None
 
 
 def _pairs(numbers: Numbers, groups: Sequence[Sequence[str]]) -> dict[str, str]:
     pairs = zip(numbers.groups, groups, strict=True)
-    return {number: name for own, names in pairs for number, name in zip(own, names, strict=True)}
+    return {number: name for group, names in pairs for number, name in zip(group, names, strict=True)}
 
 
 def _by_shapes(numbers: Numbers, model: Mapping[str, Any]) -> dict[str, str] | None:
-    """Return the names of numbers of which each has a shape that occurs once; the last of as many numbers as tensors
-    may have none. None if one number is left."""
+    """Return the names of numbers, if each has a shape that occurs once. If there are as many numbers as tensors, the
+    last number may have no shape. Return None if a number is left."""
     known = Counter(map(repr, model.values()))
     by_shape = {repr(shape): name for name, shape in model.items()}
     every = [number for group in numbers.groups for number in group]
-    asked = Counter(repr(numbers.shapes.get(number)) for number in every)
-    found = {
+    counts = Counter(repr(numbers.shapes.get(number)) for number in every)
+    names_of = {
         number: by_shape[shape]
         for number in every
-        if known[shape := repr(numbers.shapes.get(number))] == asked[shape] == 1
+        if known[shape := repr(numbers.shapes.get(number))] == counts[shape] == 1
     }
-    left = [number for number in every if number not in found]
-    names = [name for name in model if name not in {*found.values()}]
+    left = [number for number in every if number not in names_of]
+    names = [name for name in model if name not in {*names_of.values()}]
     if len(left) == len(names) == 1 and numbers.shapes.get(left[0]) is None:
-        return {**found, left[0]: names[0]}
-    return None if left else found
+        return {**names_of, left[0]: names[0]}
+    return None if left else names_of
 
 
 class _Choice(NamedTuple):
-    """In how many ways parameters were chosen so far, at most 2, and the last of one way: its group and name."""
+    """The number of ways, at most 2, to choose the parameters so far, and the last choice: its group and name."""
 
     ways: int
     before: _Choice | None
@@ -239,16 +241,16 @@ class _Choice(NamedTuple):
 
 
 class Matched(NamedTuple):
-    """Names for each group, and whether no others fit."""
+    """Names for each group, and whether no other names fit."""
 
     groups: list[list[str]]
     is_only: bool
 
 
 def matched(groups: Sequence[Sequence[Any]], known: Sequence[tuple[str, Any]]) -> Matched | None:
-    """Return names for the parameters in each of the `groups`, by their shapes, among the `known`: in their order, with
-    the frozen ones left out; None if no names fit. A shape that is None may be any; others may be anything that can be
-    compared.
+    """Return names for the parameters in each of the `groups`, by their shapes, among the `known` names: in the known
+    order, without the frozen ones. Return None if no names fit. A shape of None fits any; shapes may be any values that
+    can be compared.
 
     >>> matched([[(2, 8)]], [("base", (8, 8)), ("lora_A", (2, 8)), ("lora_B", (8, 2))])
     Matched(groups=[['lora_A']], is_only=True)
@@ -256,7 +258,7 @@ def matched(groups: Sequence[Sequence[Any]], known: Sequence[tuple[str, Any]]) -
     [['up', 'down'], ['bias']]
     """
     total = sum(map(len, groups))
-    # By how many parameters of each group were chosen among the names so far.
+    # By how many parameters of each group are chosen among the names so far.
     reached = {(0,) * len(groups): _Choice(1, None)}
     work = 0
     for left, (name, shape) in zip(range(len(known) - 1, -1, -1), known, strict=True):
@@ -264,8 +266,8 @@ def matched(groups: Sequence[Sequence[Any]], known: Sequence[tuple[str, Any]]) -
         for at, choice in reached.items():
             if total - sum(at) <= left:
                 _join(after, at, choice)
-            for group, own in enumerate(groups):
-                if at[group] < len(own) and own[at[group]] in (None, shape):
+            for group, shapes in enumerate(groups):
+                if at[group] < len(shapes) and shapes[at[group]] in (None, shape):
                     further = (*at[:group], at[group] + 1, *at[group + 1 :])
                     _join(after, further, _Choice(choice.ways, choice, group, name))
         reached = after
@@ -276,13 +278,13 @@ def matched(groups: Sequence[Sequence[Any]], known: Sequence[tuple[str, Any]]) -
     if last is None:
         return None
     is_only = last.ways == 1
-    found: list[list[str]] = [[] for _ in groups]
+    names: list[list[str]] = [[] for _ in groups]
     while last.before is not None:
-        found[last.group].append(last.name)
+        names[last.group].append(last.name)
         last = last.before
-    return Matched([own[::-1] for own in found], is_only)
+    return Matched([shapes[::-1] for shapes in names], is_only)
 
 
 def _join(reached: dict[tuple[int, ...], _Choice], at: tuple[int, ...], choice: _Choice) -> None:
-    other = reached.get(at)
-    reached[at] = choice if other is None else choice._replace(ways=min(choice.ways + other.ways, 2))
+    known = reached.get(at)
+    reached[at] = choice if known is None else choice._replace(ways=min(choice.ways + known.ways, 2))

@@ -1,8 +1,8 @@
-"""The orders of parameters that a state dict itself, or a model's architecture, tells.
+"""The orders of parameters that a state dict itself, or a model's architecture, gives.
 
-Source: torch/nn/modules/module.py (`state_dict` and `named_parameters`: a module's own, then those of the modules in
-it); peft/tuners/lora/layer.py for what an adapter puts into a module; transformers for `orders.json`, which
-scripts/module_orders.py makes of its modules.
+Source: torch/nn/modules/module.py (`state_dict` and `named_parameters`: a module's own parameters, then those of its
+submodules); peft/tuners/lora/layer.py for the modules that an adapter adds; transformers for `orders.json`, which
+scripts/module_orders.py makes from its modules.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from ckptconv.structure import keymap
 from ckptconv.tensors.dtypes import DTYPE_RANK, DType
 from ckptconv.tensors.lazy import LazyTensor, same_bytes
 
-# A module's steps in order, each with those below it; * is a number.
+# A module's steps in order, each with the steps below it; * is a number.
 _Steps: TypeAlias = "dict[str, _Steps]"
 # A position in the order of modules.
 _Place: TypeAlias = tuple[int, ...]
-# What torch keeps for the running statistics of a normalization, all together: buffers, and no parameters.
+# The running statistics of a normalization in torch, all together. They are buffers, not parameters.
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 _TOKEN = re.compile(r"[^\s().]+|[().]")
-# What PEFT puts before the names of a model, and into a module that it adapts, in the order of the module.
+# PEFT's prefix of a model's names, and the names that it adds to an adapted module, in the order of the module.
 _PEFT = "base_model.model."
 _ADAPTED = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector")
-# The name of an adapter in the running model, which files leave out.
+# The name of an adapter in the running model. Files leave it out.
 _OF_ADAPTER = re.compile(rf"\.({'|'.join(_ADAPTED)})\.(?!weight$)[^.]+(?=\.weight$|$)")
 _WHOLE = re.compile(r"\.modules_to_save\.[^.]+")
 
 
 def parameters(model: Mapping[str, Any]) -> tuple[dict[str, LazyTensor], dict[str, str]]:
-    """Return what may be parameters: floating and complex tensors, a tied one once, without the statistics of
-    normalizations; and the other names of tied ones, {alias: name}."""
-    found: dict[Any, str] = {}
+    """Return the tensors that may be parameters: floating and complex ones, each tied one once, without the statistics
+    of normalizations; and the other names of tied ones, {alias: name}."""
+    first_names: dict[Any, str] = {}
     aliases: dict[str, str] = {}
     for name, tensor in model.items():
         if isinstance(tensor, LazyTensor) and may_be_trained(tensor.dtype) and not is_statistic(name, model):
             key = same_bytes(tensor)
-            kept = found.setdefault(name if key is None else key, name)
+            kept = first_names.setdefault(name if key is None else key, name)
             if kept != name:
                 aliases[name] = kept
-    return {name: model[name] for name in found.values()}, aliases
+    return {name: model[name] for name in first_names.values()}, aliases
 
 
 def may_be_trained(dtype: DType) -> bool:
@@ -53,17 +53,17 @@ def may_be_trained(dtype: DType) -> bool:
 
 def is_statistic(name: str, names: Iterable[str]) -> bool:
     """Whether a tensor is certainly a buffer: one of the running statistics of a module that has them all."""
-    module, _, own = name.rpartition(".")
+    module, _, last = name.rpartition(".")
     prefix = f"{module}." if module else ""
-    return own in _STATISTICS and all(f"{prefix}{each}" in names for each in _STATISTICS)
+    return last in _STATISTICS and all(f"{prefix}{statistic}" in names for statistic in _STATISTICS)
 
 
 # -------------------------------------------------------------------------------------------------- of the save itself
 
 
 def is_kept(tree: Any) -> bool:
-    """Whether a state dict is certainly in the order of its modules: one of `Module.state_dict`, which names these, or
-    one whose names follow one another as theirs do and are sorted in no way."""
+    """Whether a state dict is certainly in the order of its modules: `Module.state_dict` made it and names the modules,
+    or its names follow one another as the modules do, and no sorting gives this order."""
     if not isinstance(tree, Mapping) or not tree:
         return False
     flat = keymap.flatten(tree)[0]
@@ -72,8 +72,8 @@ def is_kept(tree: Any) -> bool:
 
 
 def follows_modules(tensors: Mapping[str, Any], modules: Iterable[str] | None = None) -> bool:
-    """Whether names are in the order of modules: each module's own first, then those of each module in it. Of names
-    that are also sorted, the `modules` in order must tell that, and no bias may come before a weight."""
+    """Whether names are in the order of modules: each module's own names first, then those of its submodules. If the
+    names are also sorted, the `modules` in order must show that, and no bias may come before a weight."""
     names = list(tensors)
     paths = [name.split(".") for name in names]
     parents = dict.fromkeys(tuple(path[:-1]) for path in paths)
@@ -81,20 +81,20 @@ def follows_modules(tensors: Mapping[str, Any], modules: Iterable[str] | None = 
         return False
     if modules is not None:
         known = {tuple(name.split(".")) if name else (): at for at, name in enumerate(modules)}
-        places = [known.get(each, -1) for each in parents]
+        places = [known.get(parent, -1) for parent in parents]
         if places == sorted(places) and -1 not in places:
             return not (names == sorted(names) and any(map(_is_turned, names, names[1:])))
         return False
     return len(names) > 1 and names not in [*_sortings(tensors)]
 
 
-def _is_turned(one: str, other: str) -> bool:
+def _is_turned(name: str, following: str) -> bool:
     """Whether a module's bias comes just before its weight: torch's modules have them the other way."""
-    return one != other and one.replace("bias", "weight") == other
+    return name != following and name.replace("bias", "weight") == following
 
 
 def _is_preorder(parents: Iterable[Sequence[str]]) -> bool:
-    """Whether modules are entered once each, and have their own tensors before those of modules in them."""
+    """Whether each module is entered once, with its own tensors before those of its submodules."""
     left: set[tuple[str, ...]] = set()
     current: tuple[str, ...] = ()
     for parent in parents:
@@ -106,7 +106,7 @@ def _is_preorder(parents: Iterable[Sequence[str]]) -> bool:
         shared = next((at for at, pair in enumerate(zip(module, current, strict=False)) if pair[0] != pair[1]), None)
         depth = min(len(module), len(current)) if shared is None else shared
         if depth == len(module):
-            return False  # a module's own after those of one in it
+            return False  # a module's own tensors after those of a submodule
         left.update(current[:end] for end in range(depth + 1, len(current) + 1))
         if any(module[:end] in left for end in range(depth + 1, len(module) + 1)):
             return False
@@ -120,11 +120,11 @@ def _sortings(tensors: Mapping[str, Any]) -> Iterator[list[str]]:
     yield names
     yield names[::-1]
     yield sorted(names, key=_natural)
-    sized = {name: each for name, each in tensors.items() if isinstance(each, LazyTensor)}
+    sized = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, LazyTensor)}
     if len(sized) < len(tensors):
         return
     yield sorted(names, key=lambda name: -DTYPE_RANK.get(sized[name].dtype.name, -1))
-    if len({each.numel for each in sized.values()}) > 1:
+    if len({tensor.numel for tensor in sized.values()}) > 1:
         for sign in (1, -1):
             yield sorted(names, key=lambda name: sign * sized[name].numel)
             yield sorted(tensors, key=lambda name: sign * sized[name].numel)
@@ -142,9 +142,9 @@ def _catalogue() -> dict[str, str]:
     """Return the order of each architecture, as text: {architecture: order}. @ and a number stand for shared text."""
     from importlib import resources
 
-    told = json.loads(resources.files(__package__).joinpath("orders.json").read_text())
-    texts = {architecture: text for names, text in told["orders"].items() for architecture in names.split()}
-    return {**texts, **{f"@{at}": text for at, text in enumerate(told["shared"])}}
+    catalogue = json.loads(resources.files(__package__).joinpath("orders.json").read_text())
+    texts = {architecture: text for names, text in catalogue["orders"].items() for architecture in names.split()}
+    return {**texts, **{f"@{at}": text for at, text in enumerate(catalogue["shared"])}}
 
 
 @functools.cache
@@ -183,8 +183,8 @@ def is_known(architecture: str) -> bool:
 
 
 def in_order(architecture: str, names: Iterable[str]) -> list[str]:
-    """Return `names`, of a model of an architecture in the catalogue or of PEFT's adapter of it, in the order of its
-    parameters; [] if it has not all of them."""
+    """Return `names`, of a model of an architecture in the catalogue or of PEFT's adapter of it, in the order of the
+    architecture's parameters; [] if the architecture lacks some of them."""
     tree = _steps(architecture)
     places = {name: _place(tree, name) for name in names}
     if any(place is None for place in places.values()):
@@ -193,12 +193,12 @@ def in_order(architecture: str, names: Iterable[str]) -> list[str]:
 
 
 def _place(tree: _Steps, name: str) -> _Place | None:
-    """Return where a parameter is in the order of a model's modules; None if it is not in it."""
+    """Return the position of a parameter in the order of a model's modules; None if it is not there."""
     adapted = -1
     if name.startswith(_PEFT):
-        module, _, own = name.removeprefix(_PEFT).removesuffix(".weight").rpartition(".")
-        if own in _ADAPTED:
-            name, adapted = module, _ADAPTED.index(own)
+        module, _, adapter_part = name.removeprefix(_PEFT).removesuffix(".weight").rpartition(".")
+        if adapter_part in _ADAPTED:
+            name, adapted = module, _ADAPTED.index(adapter_part)
         else:
             name = name.removeprefix(_PEFT)
     node = tree
@@ -215,5 +215,5 @@ def _place(tree: _Steps, name: str) -> _Place | None:
 
 
 def of_files(name: str) -> str:
-    """Return the name that files have for a parameter of a model with adapters of PEFT."""
+    """Return the name in files of a parameter of a model with adapters of PEFT."""
     return _WHOLE.sub("", _OF_ADAPTER.sub(r".\1", name))

@@ -1,7 +1,7 @@
-"""An optimizer's states by the names of its parameters, whatever saved them. Pure.
+"""An optimizer's states by the names of its parameters, whichever program saved them. Pure.
 
-torch numbers an optimizer's parameters; names are in `param_names`, since torch 2.6, or FSDP puts them in place of the
-numbers. What else tells the names of numbers, `formats.numbers` decides.
+torch numbers an optimizer's parameters. Names are in `param_names`, since torch 2.6, or FSDP puts them in the place of
+the numbers. Otherwise `formats.numbers` decides which names the numbers have.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _STATE, _GROUPS, _STEP = "state", "param_groups", "step"
 # Optimizers' names for their states.
 _STATES = frozenset({"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "step", "param", "fp32_param"})
 _LONGEST_NAME = 60
-# What LBFGS has once, for all parameters in one row.
+# LBFGS has this state once, for all parameters in one row.
 _JOINED = "prev_flat_grad"
 # bitsandbytes' codes of 8 bits, one for each element of a parameter.
 _CODES = "state1"
-# How Adafactor calls the rows and the columns of its states.
+# The suffixes of Adafactor's states of rows and columns.
 _FACTORS = ("_row", "_col")
 
 
@@ -36,14 +36,12 @@ _FACTORS = ("_row", "_col")
 
 
 def by_parameter(trees: Iterable[tuple[str, Any]], weights: Collection[str], where: str) -> dict[str, Any] | None:
-    """Return the optimizers' states by parameter, and their groups: {"state": {name: {key: value}}, "param_groups":
-    […]}.
+    """Return the optimizers' states by parameter, and groups: {"state": {name: {key: value}}, "param_groups": […]}.
 
     `trees` are the optimizers, each with the prefix of its parameters' names. States and groups are nested, or flat
     with the parameter's name in the key (flatten_optimizer_state_dict). Megatron puts the state before the parameter;
-    the names of the `weights` tell. Return None if there is no state, and no group of `weights` that has none, such as
-    those of plain SGD. Raise CorruptError if two optimizers have a state
-    of the same parameter.
+    the names of the `weights` show which it is. Return None if there is no state, and no group of `weights` without
+    states, as plain SGD has. Raise CorruptError if two optimizers have a state of the same parameter.
     """
     states: dict[str, dict[str, Any]] = {}
     groups: list[dict[str, Any]] = []
@@ -61,20 +59,20 @@ def by_parameter(trees: Iterable[tuple[str, Any]], weights: Collection[str], whe
 
 
 def _states(tree: Mapping[Any, Any], weights: Collection[str]) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
+    states: dict[str, dict[str, Any]] = {}
     nested = tree.get(_STATE)
     if isinstance(nested, Mapping):
         for name, state in nested.items():
-            found[name_of(name)] = dict(state) if isinstance(state, Mapping) else {_STATE: state}
+            states[name_of(name)] = dict(state) if isinstance(state, Mapping) else {_STATE: state}
     elif isinstance(nested, list):
-        found.update((str(name), state) for name, state in enumerate(nested) if isinstance(state, dict))
+        states.update((str(name), state) for name, state in enumerate(nested) if isinstance(state, dict))
     flat = _flat(tree, _STATE)
     split = _state_first if _is_state_first(flat, weights) else _state_last
     for key, value in flat.items():
         name, state = split(key)
         if name:
-            found.setdefault(name, {})[state] = value
-    return found
+            states.setdefault(name, {})[state] = value
+    return states
 
 
 def _state_first(key: str) -> tuple[str, str]:
@@ -105,61 +103,60 @@ def _groups(tree: Mapping[Any, Any]) -> list[dict[str, Any]]:
         name, setting = _state_last(key)
         if name:
             settings.setdefault(name, {})[setting] = value
-    # Parameters with equal settings were one group, or may as well have been.
-    for name, own in settings.items():
-        own.pop("params", None)
-        group = next((group for group in groups if {**group, "params": None} == {**own, "params": None}), None)
+    # Parameters with equal settings were in one group, or might have been.
+    for name, values in settings.items():
+        values.pop("params", None)
+        group = next((group for group in groups if {**group, "params": None} == {**values, "params": None}), None)
         if group is None:
-            group = {**own, "params": []}
+            group = {**values, "params": []}
             groups.append(group)
         group["params"].append(name)
     return groups
 
 
 def listed(value: Any) -> list[Any]:
-    """Return a list as it is, and none of anything else."""
+    """Return a list unchanged, and [] for other values."""
     return value if isinstance(value, list) else []
 
 
 def _flat(tree: Mapping[Any, Any], word: str) -> dict[str, Any]:
-    """Return the entries of flat keys that begin with `word`, such as state.layer.weight.exp_avg, without it."""
+    """Return the entries of flat keys that begin with `word`, such as state.layer.weight.exp_avg, without that word."""
     return {
         key[len(word) + 1 :]: value for key, value in tree.items() if type(key) is str and key.startswith(f"{word}.")
     }
 
 
-def renamed(told: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Return states and groups as `by_parameter` gives them, with names in the place of numbers: {number: name}."""
-    groups = [{**group, "params": [names.get(one, one) for one in group["params"]]} for group in told[_GROUPS]]
-    return {_STATE: {names.get(name, name): state for name, state in told[_STATE].items()}, _GROUPS: groups}
+def renamed(states: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Return states and groups, in the form of `by_parameter`, with names in the place of numbers: {number: name}."""
+    groups = [{**group, "params": [names.get(name, name) for name in group["params"]]} for group in states[_GROUPS]]
+    return {_STATE: {names.get(name, name): state for name, state in states[_STATE].items()}, _GROUPS: groups}
 
 
 # ------------------------------------------------------------------------------------------------------------ numbers
 
 
 def optimizers_alone(tree: Any) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return the optimizers of a checkpoint that has no weights: it is the state dict of one, or holds some beside
-    epochs, schedulers and random states; none if it has other tensors that may be weights."""
+    """Return the optimizers of a checkpoint without weights: it is the state dict of one, or holds some next to epochs,
+    schedulers and random states. Return none if it has other tensors that may be weights."""
     if is_optimizer_alone(tree):
         return [("", tree)]
-    found = optimizers_in(tree)
-    names = {name for name, _ in found}
-    rest = walk({name: value for name, value in entries(tree).items() if name not in names})
-    return [] if any(isinstance(each, LazyTensor) and may_be_trained(each.dtype) for each in rest) else found
+    optimizers = optimizers_in(tree)
+    names = {name for name, _ in optimizers}
+    others = walk({name: value for name, value in entries(tree).items() if name not in names})
+    return [] if any(isinstance(leaf, LazyTensor) and may_be_trained(leaf.dtype) for leaf in others) else optimizers
 
 
 def named(
     optimizers: Sequence[tuple[str, Mapping[str, Any]]], model: Model, where: str
 ) -> tuple[dict[str, Any], Named]:
-    """Return the states of `optimizers` of a model, by parameter, and their groups; and the names of numbers, with what
-    told them.
+    """Return the states of `optimizers` of a model, by parameter, and their groups; and the numbers' names and source.
 
-    Several optimizers share the parameters out. Raise UnsupportedError if nothing tells which states are of which
-    parameter, CorruptError if two optimizers have a state of one.
+    Each of several optimizers has some of the parameters. Raise UnsupportedError if the parameter of a state is
+    unknown, CorruptError if two optimizers have a state of one parameter.
     """
-    from ckptconv.formats.numbers import matching  # most optimizers have names, or are not asked for
+    from ckptconv.formats.numbers import matching  # most optimizers have names, or are not converted
 
-    trees, numbered, found = [], [], matching.Named()
+    trees, numbered, numbering = [], [], matching.Named()
     for at, (label, optimizer) in enumerate(optimizers):
         tree: dict[str, Any] = {_STATE: _states(optimizer, model.shapes), _GROUPS: _groups(optimizer)}
         if _JOINED in {key for state in tree[_STATE].values() for key in state}:
@@ -174,7 +171,7 @@ def named(
             names = recorded and matching.confirmed(recorded, tree[_STATE], numbers_of(tree), model)
             if recorded and not names:
                 # Names of another model would be numbered in its order.
-                model = model._replace(orders=[order for order in model.orders if order.asked])
+                model = model._replace(orders=[order for order in model.orders if order.is_asked])
                 if not model.orders:
                     why = "the names in its groups do not match the model's names and the shapes of the states"
                     raise matching.refusal(numbers_of(tree), model, f"{where}: {_called([label])}", why)
@@ -187,12 +184,12 @@ def named(
             _STATE: {number: state for _, tree in numbered for number, state in tree[_STATE].items()},
             _GROUPS: [group for _, tree in numbered for group in tree[_GROUPS]],
         }
-        others = {name for tree in trees if not any(tree is each for _, each in numbered) for name in _named_in(tree)}
+        others = {name for tree in trees if not any(tree is entry for _, entry in numbered) for name in _named_in(tree)}
         left = {name: shape for name, shape in model.shapes.items() if name not in others}
         called = _called([label for label, _ in numbered])
-        found = matching.named(numbers_of(joined), model._replace(shapes=left), f"{where}: {called}")
-        others.update(found.names)
-        trees = [renamed(_of(tree, others), found.names) for tree in trees]
+        numbering = matching.named(numbers_of(joined), model._replace(shapes=left), f"{where}: {called}")
+        others.update(numbering.names)
+        trees = [renamed(_of(tree, others), numbering.names) for tree in trees]
     states: dict[str, Any] = {}
     for tree in trees:
         twice = next((name for name in tree[_STATE] if name in states), None)
@@ -200,23 +197,23 @@ def named(
             raise CorruptError(f"{where}: two of its optimizers have a state of {quoted(twice, _LONGEST_NAME)}.")
         states.update(tree[_STATE])
     groups = [group for tree in trees for group in tree[_GROUPS]]
-    told = _unwrapped({_STATE: states, _GROUPS: groups}, model)
-    if states and model.shapes and not any(name in model.shapes or name in model.aliases for name in told[_STATE]):
-        shown = some([*told[_STATE]])
+    by_name = _unwrapped({_STATE: states, _GROUPS: groups}, model)
+    if states and model.shapes and not any(name in model.shapes or name in model.aliases for name in by_name[_STATE]):
+        shown = some([*by_name[_STATE]])
         raise UnsupportedError(f"{where} has states of {shown}, but the model has no parameters with these names.")
-    return told, found
+    return by_name, numbering
 
 
 def _called(labels: Sequence[str]) -> str:
-    """Return how messages call optimizers that are under `labels`."""
+    """Return the optimizers under `labels` as messages call them."""
     under = " and ".join(dict.fromkeys(f"{label!r}" for label in labels if label))
     return f"the {'set of optimizers' if len(labels) > 1 else 'optimizer'}{f' under {under}' * bool(under)}"
 
 
-def _of(told: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """Return states and groups of the parameters in `names` alone."""
-    groups = [{**group, "params": [one for one in group["params"] if one in names]} for group in told[_GROUPS]]
-    return {_STATE: {name: state for name, state in told[_STATE].items() if name in names}, _GROUPS: groups}
+def _of(states: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Return the states and groups of the parameters in `names` alone."""
+    groups = [{**group, "params": [name for name in group["params"] if name in names]} for group in states[_GROUPS]]
+    return {_STATE: {name: state for name, state in states[_STATE].items() if name in names}, _GROUPS: groups}
 
 
 def _is_number(key: Any) -> bool:
@@ -239,54 +236,56 @@ def _named_in(tree: Mapping[str, Any]) -> Iterable[str]:
 
 
 def recorded_names(optimizer: Mapping[str, Any]) -> dict[str, str] | None:
-    """Return the names that the groups of an optimizer record for its numbers; None if they do not."""
-    groups = [each for each in listed(optimizer.get(_GROUPS)) if isinstance(each, Mapping)]
+    """Return the names that the groups of an optimizer record for its numbers; None if they record none."""
+    groups = [group for group in listed(optimizer.get(_GROUPS)) if isinstance(group, Mapping)]
     numbers = [listed(group.get("params")) for group in groups]
     names = [listed(group.get("param_names")) for group in groups]
     if not groups or not any(names) or [*map(len, names)] != [*map(len, numbers)]:
         return None
     pairs = zip(numbers, names, strict=True)
-    found = {name_of(number): name_of(name) for own, given in pairs for number, name in zip(own, given, strict=True)}
-    if len(found) < sum(map(len, numbers)):
+    flat = [pair for group in pairs for pair in zip(*group, strict=True)]
+    recorded = {name_of(number): name_of(name) for number, name in flat}
+    if len(recorded) < sum(map(len, numbers)):
         return None
-    return found if {*map(str, optimizer[_STATE])} <= found.keys() else None
+    return recorded if {*map(str, optimizer[_STATE])} <= recorded.keys() else None
 
 
-def numbers_of(told: Mapping[str, Any]) -> Numbers:
-    """Return the numbers of an optimizer, and the shapes of their parameters as far as their states tell them; `told`
-    is as `by_parameter` gives it."""
+def numbers_of(by_name: Mapping[str, Any]) -> Numbers:
+    """Return the numbers of an optimizer, and the shapes of their parameters, as far as the states show them. `by_name`
+    has the form of `by_parameter`."""
     from ckptconv.formats.numbers.matching import Numbers
 
-    shapes = {number: shape for number, state in told[_STATE].items() if (shape := _shape(state)) is not None}
-    groups = [group["params"] for group in told[_GROUPS]]
-    unlisted = told[_STATE].keys() - {number for group in groups for number in group}
+    shapes = {number: shape for number, state in by_name[_STATE].items() if (shape := _shape(state)) is not None}
+    groups = [group["params"] for group in by_name[_GROUPS]]
+    unlisted = by_name[_STATE].keys() - {number for group in groups for number in group}
     # MuonWithAuxAdam, Keller Jordan's and DeepSpeed's, sorts the parameters of such a group by size.
-    is_sorted = [group.get("use_muon") is True for group in told[_GROUPS]]
+    is_sorted = [group.get("use_muon") is True for group in by_name[_GROUPS]]
     return Numbers(groups, {**dict.fromkeys(unlisted), **shapes}, is_sorted)
 
 
-def _unwrapped(told: dict[str, Any], model: Model) -> dict[str, Any]:
-    """Return states and groups without the prefix of a wrapper that the optimizer was made of, where the model's own
-    weights were saved."""
-    names = [*dict.fromkeys(_named_in(told))]
+def _unwrapped(by_name: dict[str, Any], model: Model) -> dict[str, Any]:
+    """Return states and groups without the prefix of a wrapper, if the optimizer was given the wrapper's parameters and
+    the save has the model's own weights."""
+    names = [*dict.fromkeys(_named_in(by_name))]
     known = {*model.shapes, *model.aliases}
     left = len(wrapper(names, known))
     bare = {name: name[left:] for name in names}
-    return renamed(told, bare) if all(name in known for name in bare.values()) else told
+    return renamed(by_name, bare) if all(name in known for name in bare.values()) else by_name
 
 
 def _shape(state: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """Return the shape of a parameter by its states; None if they have none, or several: factored ones have shapes of
-    their own, and the two factors of a square parameter look like states of a vector. bitsandbytes has a dict of them.
+    """Return the shape of a parameter by its states; None if they have none, or several. Factored ones have shapes of
+    their own, and the two factors of a square parameter look like states of a vector. bitsandbytes nests a dict.
     """
     if any(map(is_factor, state)):
         return None
-    inner = [each for each in state.values() if isinstance(each, Mapping)]
-    state = {**state, **{key: value for each in inner for key, value in each.items()}}
+    inner = [nested for nested in state.values() if isinstance(nested, Mapping)]
+    state = {**state, **{key: value for nested in inner for key, value in nested.items()}}
     codes = state.get(_CODES)
     if isinstance(codes, LazyTensor):
         return codes.shape
-    shapes = {each.shape for key, each in state.items() if isinstance(each, LazyTensor) and key != _STEP and each.shape}
+    tensors = [value for key, value in state.items() if isinstance(value, LazyTensor) and key != _STEP]
+    shapes = {tensor.shape for tensor in tensors if tensor.shape}
     return shapes.pop() if len(shapes) == 1 else None
 
 

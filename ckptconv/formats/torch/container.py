@@ -1,4 +1,4 @@
-"""What the containers of torch files (zip, stream, tar) share: numbers of storages, reading pickles, and the result."""
+"""The parts that the containers of torch files share: numbers of storages, a reader of pickles, the result."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ MAX_PICKLE = 1 << 30
 
 # The most bytes in which to search for the end of a pickle before parsing it.
 _SEARCHED = 1 << 26
-# Headers of pickles without frames: all of a file's pickles begin the same.
+# Headers of pickles without frames: all pickles of a file begin with the same one.
 _PROTOCOLS = (b"\x80\x02", b"\x80\x03")
-# Bytes of a refused file that are searched for an attack: files that are nothing else are short.
+# Bytes of a refused file that are searched for an attack. A file with nothing but an attack is short.
 SCANNED = 1 << 20
 
 # The magic number of the stream format, and how it is pickled by protocols 2 and up, and by protocol 1.
@@ -32,16 +32,16 @@ STREAM_MAGIC = 0x1950A86A20F9469CFC6C
 _MAGICS = (b"\x8a\x0a" + STREAM_MAGIC.to_bytes(10, "little") + b".", b"L%dL\n." % STREAM_MAGIC)
 # Bytes at the start of a file that hold it: the protocol and a frame may precede it.
 STREAM_HEAD = 40
-# Members of TorchScript archives of torch 1.0 to 1.2: what stands in the place of data.pkl, and what goes with it.
+# Members of TorchScript archives of torch 1.0 to 1.2: the description (data.pkl in later ones), attributes and tensors.
 SCRIPT_DESCRIPTION, SCRIPT_ATTRIBUTES, SCRIPT_RECORDS = "model.json", "attributes.pkl", "tensors/"
 
 _containers = itertools.count()
 
 
 class Taken(NamedTuple):
-    """A tree whose modules are state dicts, what to say of them, and the classes that are left in it.
+    """A tree with modules replaced by their state dicts, notes and warnings for people, and the classes left in it.
 
-    `values` are attributes of the modules that are plain values, as CLASS.NAME; they are in no state dict.
+    `values` are attributes of the modules that are plain values, as CLASS.NAME; no state dict has them.
     """
 
     tree: Any
@@ -62,14 +62,14 @@ def first_identity() -> int:
 
 
 class LongError(LimitError):
-    """A pickle has more bytes than are to be held."""
+    """A pickle is longer than the limit."""
 
 
 class Pickles:
     """Reads consecutive pickles in bytes `start` to `stop` of a file; only parsing them gives their lengths.
 
-    `position` is where the next one begins, and may be set. `last` is the bytes of the last one read. Of the pickles
-    that are plain data, `globals` are the names they mention, and `opaque` those that they call and that are not known.
+    `position` is where the next pickle begins, and may be set. `last` holds the bytes of the last pickle read.
+    `globals` are the names that the pickles of plain data mention; `opaque` are the unknown names that they call.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Pickles:
         self._buffer = BufferedReader(reader)
         self._stop = stop
         self._limits = limits
-        # Bytes read at first for a pickle; doubled each time it does not end in them.
+        # Bytes read at first for a pickle; doubled as long as the pickle does not end within them.
         self._window = window
         self._longest = MAX_PICKLE if longest is None else longest
 
@@ -98,9 +98,9 @@ class Pickles:
         """The bytes read so far."""
         return self._buffer.bytes_read
 
-    def where(self, what: str) -> str:
+    def where(self, part: str) -> str:
         """Return the name of a pickle for errors."""
-        return f"{self.file.path} ({what})"
+        return f"{self.file.path} ({part})"
 
     def corrupt(self, reason: str, hint: str = "") -> CorruptError:
         return CorruptError(self._unsound(reason), hint)
@@ -111,11 +111,11 @@ class Pickles:
     def _unsound(self, reason: str) -> str:
         return f"{self.file.path} is not a valid file of torch.save: {reason}."
 
-    def load(self, what: str, words: Vocabulary = PLAIN, before: bytes = b"") -> Loaded:
-        """Read the next pickle; `what` names it in errors.
+    def load(self, part: str, words: Vocabulary = PLAIN, before: bytes = b"") -> Loaded:
+        """Read the next pickle; `part` names it in errors.
 
-        `before` is the likely beginning of the pickle after it. Until that is in the buffer, this one has most likely
-        not ended: so a large one is not parsed again and again in vain.
+        `before` is the likely beginning of the pickle after it. As long as the buffer lacks that, this pickle has
+        probably not ended, so a large one is not parsed again and again in vain.
         """
         length = self._window
         while True:
@@ -125,13 +125,13 @@ class Pickles:
                 length *= 2
                 continue
             try:
-                loaded = load(data, words, where=self.where(what), limits=self._limits)
+                loaded = load(data, words, where=self.where(part), limits=self._limits)
             except TruncatedError:
                 if self.position + len(data) >= self._stop:
-                    raise self.truncated(f"it ends at byte {self._stop}, within {what}") from None
+                    raise self.truncated(f"it ends at byte {self._stop}, within {part}") from None
                 if length >= self._longest:
                     raise LongError(
-                        f"{self.file.path}: {what} takes more than {length} bytes; at most {self._longest} are allowed."
+                        f"{self.file.path}: {part} takes more than {length} bytes; at most {self._longest} are allowed."
                     ) from None
                 length *= 2
             else:
@@ -142,16 +142,16 @@ class Pickles:
                 self.position += loaded.end
                 return loaded
 
-    def take(self, length: int, what: str) -> bytes:
-        """Return the next `length` bytes, which are no pickle."""
+    def take(self, length: int, part: str) -> bytes:
+        """Return the next `length` bytes, which are not a pickle; `part` names them in errors."""
         data = self._read_on(max(length, self._window))[:length]
         if len(data) != length:
-            raise self.truncated(f"it ends at byte {self._stop}, within {what}")
+            raise self.truncated(f"it ends at byte {self._stop}, within {part}")
         self.position += length
         return data
 
     def read_at(self, offset: int, length: int) -> bytes:
-        """Read bytes anywhere in the file that are no pickle."""
+        """Read `length` bytes from `offset` on, anywhere in the file, without moving `position`."""
         return self._buffer.read_past(offset, length)
 
     def _read_on(self, length: int) -> bytes:
@@ -160,9 +160,9 @@ class Pickles:
 
 
 def refuse_attack(data: bytes, where: str, most: int = 1) -> None:
-    """Raise UnsafeError if an attack is among the first `most` pickles that `data` begins with.
+    """Raise UnsafeError if there is an attack among the first `most` pickles of `data`.
 
-    It is for pickles that another reader would run in a file that is refused.
+    Another reader would run these pickles, although this one refuses the file.
     """
     at = 0
     for _ in range(most if attacks_are_refused() else 0):
@@ -191,11 +191,11 @@ def is_pickle(data: bytes, where: str, *, or_begins: bool = False) -> bool:
 
 
 class TorchFile(NamedTuple):
-    """What a torch file holds: the tree, and facts about it.
+    """The content of a torch file: its tree, and facts about it.
 
     `opaque` are the classes and functions kept as inert data; `globals` are all that are mentioned. `records` are the
-    container's storages, used or not. `bytes_read` counts the bytes read to find this out. `container` is its name for
-    people; `warnings` and `notes` are for them too. `stem` is the name under which the file was written, without
+    container's storages, used or not. `bytes_read` counts the bytes read to open the file. `container` is its name in
+    messages; `warnings` and `notes` are for people too. `stem` is the name under which the file was written, without
     suffix, if the file says so.
     """
 

@@ -36,7 +36,7 @@ def read_torch(place: Location | str, *, limits: Limits = DEFAULT_LIMITS) -> Tor
 
 
 def is_distributed(place: Location) -> bool:
-    """Whether a file mentions tensors of which each rank has a part."""
+    """Whether a file mentions distributed tensors, of which each rank has a part."""
     try:
         mentioned = read_torch(place).globals
     except CkptconvError:
@@ -45,8 +45,8 @@ def is_distributed(place: Location) -> bool:
 
 
 def read_from(reader: Reader, *, limits: Limits = DEFAULT_LIMITS) -> TorchFile:
-    """Read as `read_torch` does, from a reader of the file."""
-    from ckptconv.storage.tar_header import HEAD  # other formats have what is here, and no tar archives
+    """Open a file that torch.save wrote, as `read_torch` does, through a reader of the file."""
+    from ckptconv.storage.tar_header import HEAD  # formats that import this module may have no tar archives
 
     head = reader.read_at(0, min(HEAD, reader.file.size))
     try:
@@ -68,11 +68,11 @@ def _read(reader: Reader, head: bytes, limits: Limits) -> TorchFile:
             "differently."
         )
     if begins_as_tar:
-        found = _read_tar(reader, limits)
+        content = _read_tar(reader, limits)
     elif is_stream(head):
         from ckptconv.formats.torch.stream import read_stream
 
-        found = read_stream(reader, limits=limits)
+        content = read_stream(reader, limits=limits)
     else:
         from ckptconv.formats.torch.zip import read_zip
 
@@ -81,10 +81,10 @@ def _read(reader: Reader, head: bytes, limits: Limits) -> TorchFile:
 
     if ends_as_zip(reader):
         raise CorruptError(
-            f"{reader.file.path} begins as a {found.container}, but ends as a zip archive: different readers would "
+            f"{reader.file.path} begins as a {content.container}, but ends as a zip archive: different readers would "
             "read it differently."
         )
-    return found
+    return content
 
 
 def _read_tar(reader: Reader, limits: Limits) -> TorchFile:
@@ -99,7 +99,7 @@ def _read_tar(reader: Reader, limits: Limits) -> TorchFile:
 
 
 def _refuse_attack(reader: Reader, head: bytes) -> None:
-    """Raise UnsafeError if a file that is refused holds an attack that torch.load, or Python's pickle, would run."""
+    """Raise UnsafeError if a refused file holds an attack that torch.load, or Python's pickle, would run."""
     if not attacks_are_refused():
         return
     if head.startswith(LOCAL_SIGNATURE):
@@ -121,14 +121,14 @@ def _pickles_in_zip(reader: Reader) -> Iterator[bytes]:
 
 
 def fingerprint(torch_file: TorchFile) -> Input:
-    """Return what identifies this content: its size and CRCs, or, if none are recorded, its modification time."""
+    """Return the identity of this content: its size and CRCs, or, if no CRCs are recorded, its modification time."""
     digest = torch_file.records.digest()
     file = torch_file.file
     return Input(file, (file.size, file.stamp if digest is None else digest))
 
 
 class Account:
-    """The files of torch.save that were read, and what they all add to a source: `size` is that of all of them."""
+    """Log of the files of torch.save that were read, and their share of a source. `size` is the sum of their sizes."""
 
     def __init__(self) -> None:
         self.opaque: dict[str, None] = {}
@@ -140,7 +140,7 @@ class Account:
         self.bytes_read = self.size = 0
 
     def add(self, file: TorchFile, name: str) -> None:
-        """Add a file; `name` is its own, relative to the source."""
+        """Add a file; `name` is its path relative to the source."""
         self.opaque.update(dict.fromkeys(map(str, file.opaque)))
         self.mentioned.update(dict.fromkeys(map(str, file.globals)))
         self.warnings.update(dict.fromkeys(file.warnings))
@@ -151,19 +151,19 @@ class Account:
 
     @property
     def files(self) -> FileFacts:
-        """What they have beside tensors."""
+        """The facts that the files have besides tensors."""
         return FileFacts(list(self.opaque), list(self.mentioned), self.records, self.digests)
 
     def told(self) -> dict[str, Any]:
-        """Return the fields of a source that are what its files add to it; their warnings are for it to add."""
+        """Return the fields of a source that follow from its files. The caller adds their warnings."""
         return {"files": self.files, "inputs": self.inputs, "bytes_read": self.bytes_read}
 
 
 def read(place: Location, wanted: Wanted | None = None) -> Source:
-    """Open a .pt, .pth, .bin or .ckpt file: its weights are the tree it holds, with modules as their state dicts."""
+    """Open a .pt, .pth, .bin or .ckpt file. Its weights are the tree it holds, with modules as their state dicts."""
     torch_file = read_torch(place, limits=WHOLE_TREES)
     taken = Taken(torch_file.value, (), (), torch_file.opaque)
-    # Modules are objects of classes that are not known.
+    # Modules are objects of unknown classes.
     if torch_file.opaque and not (wanted and wanted.raw):
         from ckptconv.formats.torch import modules
 

@@ -1,9 +1,9 @@
-"""Whole modules, as `torch.save(model)` pickles them, taken as what `model.state_dict()` gives: from data.
+"""Whole modules, as `torch.save(model)` pickles them, read as the state dicts that `model.state_dict()` gives.
 
 Source: `torch/nn/modules/module.py`. No class is needed: Python pickles a module as an object with its `__dict__`,
 which has the parameters in `_parameters`, the buffers in `_buffers` and the submodules in `_modules`, by name and in
-order. A class may change its state dict by code of its own, which does not run; what torch's own classes do is known
-here and in `packed`.
+order. A class may change its state dict by code of its own, which does not run. This module and `packed` know the
+changes of torch's own classes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _OF_GRAPHS = frozenset(
 )
 # torch.compile's module is pickled as a call of its class with the module that it compiled.
 _COMPILED, _COMPILED_NAME = Global("torch._dynamo.eval_frame", "OptimizedModule"), "_orig_mod"
-# Wrappers of one module, whose hooks take these off the names.
+# Wrappers of one module. Their hooks remove these prefixes from the names.
 _UNNAMED = {
     **{
         Global("torch.distributed.algorithms._checkpoint.checkpoint_wrapper", name): "_checkpoint_wrapped_module"
@@ -53,24 +53,24 @@ _RAW = "Use --raw to convert the objects with all attributes."
 
 
 def taken(tree: Any, opaque: tuple[Global, ...], where: str) -> Taken:
-    """Return `tree`, of the file `where`, with each module in it as its state dict. Containers are changed in place.
+    """Return `tree`, of the file `where`, with each module replaced by its state dict. Containers are changed in place.
 
     `opaque` are the classes kept as inert data. Raises CorruptError or UnsupportedError for a module that has no state
     dict, LimitError for one with too many names.
     """
     modules = _Modules(where)
-    made = modules.replaced(tree)
-    modules.replace_in(made)
+    replaced = modules.replaced(tree)
+    modules.replace_in(replaced)
     if not modules.classes:
         return Taken(tree, (), (), opaque)
-    left = {class_of(node) for node in walk(made)}
-    left.update(node.facts.kind for node in walk(made) if isinstance(node, Tagged))
+    left = {class_of(node) for node in walk(replaced)}
+    left.update(node.facts.kind for node in walk(replaced) if isinstance(node, Tagged))
     known = tuple(cls for cls in opaque if str(cls) in left)
-    return Taken(made, tuple(modules.notes()), tuple(modules.warnings()), known, modules.values)
+    return Taken(replaced, tuple(modules.notes()), tuple(modules.warnings()), known, modules.values)
 
 
 def _state_of(value: Any) -> dict[str, Any] | None:
-    """Return the `__dict__` of a module; None for what is no module."""
+    """Return the `__dict__` of a module; None for other values."""
     if type(value) is not Opaque:
         return None
     state: Any = value.state[0] if len(value.state) == 1 else None
@@ -79,28 +79,28 @@ def _state_of(value: Any) -> dict[str, Any] | None:
     if value.cls == _COMPILED and type(value.args) is tuple and value.args and not value.state:
         state = {**{name: {} for name in _FIELDS}, "_modules": {_COMPILED_NAME: value.args[0]}}
     if type(state) is tuple and len(state) == 2:
-        state = state[0]  # beside it are the values of slots
+        state = state[0]  # the second item has the values of slots
     return state if type(state) is dict and all(name in state for name in _FIELDS) else None
 
 
 class _Modules:
-    """The modules of one file: takes their state dicts, and remembers what these lack."""
+    """The modules of one file. Replaces them by their state dicts, and remembers what these lack."""
 
     def __init__(self, where: str) -> None:
         self.classes: dict[str, int] = {}
         self._where = where
         self._paths = Paths(where)
         self.values: dict[str, Any] = {}
-        # By id a tuple, kept so that no id is reused, and what stands for it.
+        # By id: a tuple (kept so that no id is reused), and its replacement.
         self._tuples: dict[int, tuple[Any, Any]] = {}
         self._left: dict[str, None] = {}
         self._hooked: dict[str, None] = {}
 
     def replaced(self, value: Any, depth: int = 0) -> Any:
-        """Return what stands for `value` in a tree: its state dict if it is a module, a tuple with modules replaced."""
+        """Return the replacement of `value`: a module's state dict, a tuple with modules replaced, or `value`."""
         if type(value) is tuple and depth < MAX_DEPTH:
             if id(value) not in self._tuples:
-                items = tuple(self.replaced(each, depth + 1) for each in value)
+                items = tuple(self.replaced(item, depth + 1) for item in value)
                 changed = any(new is not old for new, old in zip(items, value, strict=True))
                 self._tuples[id(value)] = value, items if changed else value
             return self._tuples[id(value)][1]
@@ -108,12 +108,12 @@ class _Modules:
             return value
         self.classes[value.name] = self.classes.get(value.name, 0) + 1
         saved: OrderedDict[str, Any] = OrderedDict()
-        rest: dict[str, Any] = {}
-        self._collect(value, "", saved, rest, [])
-        self._left.update(dict.fromkeys(holding_others(rest, saved)))
-        for name, held in (_state_of(value) or {}).items():
-            if type(name) is str and not name.startswith("_") and name != "training" and _is_plain(held):
-                self.values.setdefault(f"{value.name.rpartition('.')[2]}.{name}", held)
+        attributes: dict[str, Any] = {}
+        self._collect(value, "", saved, attributes, [])
+        self._left.update(dict.fromkeys(holding_others(attributes, saved)))
+        for name, attribute in (_state_of(value) or {}).items():
+            if type(name) is str and not name.startswith("_") and name != "training" and _is_plain(attribute):
+                self.values.setdefault(f"{value.name.rpartition('.')[2]}.{name}", attribute)
         return saved
 
     def replace_in(self, tree: Any) -> None:
@@ -129,19 +129,19 @@ class _Modules:
                     if type(value) in (Opaque, tuple):
                         node[at] = self.replaced(value)
             elif _is_module(node):
-                seen.update(map(id, (node.args, *node.state)))  # in a set, or a key: it stays
+                seen.update(map(id, (node.args, *node.state)))  # a module in a set, or one that is a key, stays
             elif kind is Opaque:
                 node.args = self.replaced(node.args)
-                node.state = [self.replaced(each) for each in node.state]
-                node.appended = [self.replaced(each) for each in node.appended]
-                node.items = [self.replaced(each) for each in node.items]
+                node.state = [self.replaced(item) for item in node.state]
+                node.appended = [self.replaced(item) for item in node.appended]
+                node.items = [self.replaced(item) for item in node.items]
 
     def _collect(
-        self, module: Opaque, prefix: str, saved: dict[str, Any], rest: dict[str, Any], above: list[Opaque]
+        self, module: Opaque, prefix: str, saved: dict[str, Any], attributes: dict[str, Any], above: list[Opaque]
     ) -> None:
-        """Add to `saved` what the state dict of `module` and its submodules has, to `rest` their other attributes."""
+        """Add the state dict of `module` and its submodules to `saved`, and their other attributes to `attributes`."""
         shown = brief(prefix[:-1] or module.name, 200)
-        if any(each is module for each in above):
+        if any(outer is module for outer in above):
             raise self._broken(f"has a module, {shown}, that contains itself")
         if len(above) > MAX_DEPTH:
             raise self._refused(f"has modules that are nested more than {MAX_DEPTH} levels deep")
@@ -159,14 +159,14 @@ class _Modules:
         passing = passing if isinstance(passing, (set, frozenset, list, tuple)) else ()
         for name, value in state["_buffers"].items():
             if name in passing:
-                rest[self._join(prefix, name)] = value
+                attributes[self._join(prefix, name)] = value
             else:
                 self._add_tensor(saved, prefix, name, value)
         for name, value in (*scales_of(module.cls, state), *packed_in(module.cls, state)):
             self._add(saved, prefix, name, value)
         for name, value in state.items():
             if name not in (*_FIELDS, _NOT_SAVED):
-                rest[self._join(prefix, name)] = value
+                attributes[self._join(prefix, name)] = value
         unnamed = _UNNAMED.get(module.cls) if type(module.cls) is Global else None
         if unnamed is None and any(_changes(state.get(hooks)) for hooks in _HOOKS):
             self._hooked[shown] = None
@@ -180,7 +180,7 @@ class _Modules:
             if not _is_module(child):
                 of = brief(child.name, 200)
                 raise self._refused(f"has a module, {called}, of the class {of}, that has a custom state")
-            self._collect(child, prefix if name == unnamed else inner, saved, rest, [*above, module])
+            self._collect(child, prefix if name == unnamed else inner, saved, attributes, [*above, module])
 
     def _add_tensor(self, saved: dict[str, Any], prefix: str, name: Any, value: Any) -> None:
         if value is None:
@@ -208,10 +208,10 @@ class _Modules:
     def _broken(self, reason: str) -> CorruptError:
         return CorruptError(f"{self._where} {reason}.", _RAW)
 
-    # ---- what to say
+    # ---- notes and warnings
 
     def notes(self) -> Iterator[str]:
-        """Yield what was made of the modules, and what their state dicts lack."""
+        """Yield how modules were converted, and what their state dicts lack."""
         count = sum(self.classes.values())
         them = "1 whole module, an object" if count == 1 else f"{count} whole modules, objects"
         yield (
@@ -225,7 +225,7 @@ class _Modules:
             )
 
     def warnings(self) -> Iterator[str]:
-        """Yield what may differ from the state dict that the classes would make."""
+        """Yield how the state dict that the classes would give may differ."""
         if self._hooked:
             yield (
                 f"{len(self._hooked)} modules have hooks that may change a state dict. They were not run: "
@@ -238,14 +238,14 @@ def _is_module(value: Any) -> bool:
 
 
 def _convolution(value: Any) -> dict[str, Any] | None:
-    """Return what a quantized convolution saves, by name; None for anything else."""
+    """Return the saved parts of a quantized convolution, by name; None for anything else."""
     if type(value) is not Opaque or len(value.state) != 1:
         return None
     return convolution(value.cls, value.state[0])
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value is made of numbers, text and containers alone."""
+    """Whether a value consists of numbers, text and containers alone."""
     return all(type(node) in (*MAPPINGS, list, tuple) for node in walk(value))
 
 

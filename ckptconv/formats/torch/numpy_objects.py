@@ -1,4 +1,4 @@
-"""Turns what numpy pickles into data: dtypes of plain elements, arrays and scalars.
+"""Turns numpy's pickles into data: dtypes of plain elements, arrays and scalars.
 
 The names and argument lists come from `numpy/_core/multiarray.py`, `numeric.py` and `src/multiarray/descriptor.c`, from
 the first releases on.
@@ -33,7 +33,7 @@ def made_dtype(args: tuple[Any, ...]) -> Opaque:
 
 
 def made_array(cls: Global, args: tuple[Any, ...]) -> Opaque:
-    """Take (class, shape, element type), and return an array that its BUILD completes."""
+    """Return an array of (class, shape, element type); BUILD completes it."""
     if len(args) != 3 or type(args[0]) not in (Global, Opaque):
         raise MalformedError("has a numpy array with invalid parts")
     return Opaque(cls, args)
@@ -42,9 +42,9 @@ def made_array(cls: Global, args: tuple[Any, ...]) -> Opaque:
 def numpy_dtype(value: Any) -> tuple[str, int] | None:
     """Return a dtype of plain elements in numpy's notation, such as "<f8", and its element size in bytes; else None.
 
-    `value` is what the pickle made of numpy.dtype("f8", align, copy) and its state (version, byte order, subdtype,
-    names, fields, size, alignment, flags; for dates and times also the unit). Raises MalformedError for a value that is
-    no dtype, and for a dtype whose statements contradict each other.
+    `value` is the object that the pickle built by numpy.dtype("f8", align, copy) and its state (version, byte order,
+    subdtype, names, fields, size, alignment, flags; for dates and times also the unit). Raises MalformedError for a
+    value that is no dtype, and for a dtype that contradicts itself.
     """
     if type(value) is not Opaque:
         raise MalformedError("has a numpy value with an invalid dtype")
@@ -61,7 +61,7 @@ def numpy_dtype(value: Any) -> tuple[str, int] | None:
         if len(state) < 8 or any(part is not None for part in state[2:5]):
             return None
         order = state[1]
-        # numpy takes the size of kinds S, U and V from the state. Only what has no byte order says "|".
+        # numpy takes the size of kinds S, U and V from the state. Only elements without a byte order have "|".
         orders = ("<", ">", "=", *("|" if kind in "SV" or size == 1 else ()))
         if type(order) is not str or order not in orders or (kind in "SUV" and state[5] != size):
             raise MalformedError(f"has a numpy.dtype {value.args[0]!r} with a state that does not fit it")
@@ -81,7 +81,7 @@ def numpy_dtype(value: Any) -> tuple[str, int] | None:
 
 
 def _unit(state: tuple[Any, ...]) -> tuple[int, str] | None:
-    """Return what dates or times count, such as (25, "s"); (1, "") for the generic unit, None for an unknown one.
+    """Return the unit of dates or times, such as (25, "s"); (1, "") for the generic unit, None for an unknown one.
 
     `state` is ((metadata, (unit, multiple, divisor, event)),).
     """
@@ -98,7 +98,7 @@ def _unit(state: tuple[Any, ...]) -> tuple[int, str] | None:
 
 
 def _raw(data: Any, nbytes: int) -> bytes | None:
-    """Return the bytes of an array, `nbytes` long, else None. Python 2 pickles a str, which may have become text."""
+    """Return the bytes of an array if they are `nbytes` long, else None. Python 2 pickles a str, now perhaps text."""
     if type(data) is str:
         data = data.encode("utf-8", "surrogatepass")
     return bytes(data) if type(data) in (bytes, bytearray) and len(data) == nbytes else None
@@ -114,13 +114,13 @@ def _array(shape: Any, dtype: Any, order: str, data: Any) -> Any:
         return NotImplemented
     raw = _raw(data, math.prod(shape) * plain[1])
     if raw is None:
-        found = f"{len(data)} bytes" if type(data) in (bytes, bytearray, str) else f"a {type(data).__name__}"
-        raise MalformedError(f"has a numpy array of shape {brief(shape)} with {found} for its elements")
+        elements = f"{len(data)} bytes" if type(data) in (bytes, bytearray, str) else f"a {type(data).__name__}"
+        raise MalformedError(f"has a numpy array of shape {brief(shape)} with {elements} for its elements")
     return NumpyArray(plain[0], shape, order, raw)
 
 
 def build_array(value: Opaque, state: Any) -> Any:
-    """Set the state of an array: (version, shape, dtype, is Fortran-ordered, data). numpy's oldest has no version."""
+    """Set the state of an array: (version, shape, dtype, Fortran order, data). The oldest numpy has no version."""
     if type(value.args) is not tuple or value.args[:1] != (_NUMPY_ARRAY_CLASS,) or value.state:
         return NotImplemented
     if type(state) is tuple and len(state) == 4:
@@ -143,14 +143,14 @@ def _native(array: NumpyArray) -> NumpyArray:
 
 
 def from_buffer(args: tuple[Any, ...]) -> Any:
-    """Take (data, dtype, shape, order), as protocol 5 pickles an array."""
+    """Return the array of (data, dtype, shape, order), as protocol 5 pickles it."""
     if len(args) != 4 or args[3] not in ("C", "F"):
         raise MalformedError("has a numpy array with invalid parts")
     return _array(args[2], args[1], args[3], args[0])
 
 
 def scalar(args: tuple[Any, ...]) -> Any:
-    """Take (dtype, data)."""
+    """Return the scalar of (dtype, data)."""
     if len(args) != 2:
         raise MalformedError("has a numpy scalar with invalid parts")
     plain = numpy_dtype(args[0])

@@ -1,4 +1,4 @@
-"""Turns what torch pickles into data: tensors, their storages, and constants such as dtypes and devices.
+"""Turns torch's pickles into data: tensors, their storages, and constants such as dtypes and devices.
 
 The names and argument lists come from `torch/_utils.py`, `torch/_tensor.py` and `torch/serialization.py`, from the
 first releases to torch 2.13. The containers (zip, stream, tar) differ only in where a storage lies. Each passes
@@ -38,7 +38,7 @@ from ckptconv.text import brief
 
 _REBUILD = Global("torch._utils", "_rebuild_tensor_v2")
 _HOOKS = Global("collections", "OrderedDict")
-# Tensors are many and their shapes few: tensors share the tuples of up to this many shapes.
+# A file has many tensors, but few shapes: tensors share the tuples of up to this many shapes.
 _SHAPES_KEPT = 1024
 _INTEGERS = frozenset((int,))
 # Tensor classes, which torch pickled by name until 0.1.10, and classes of Variables, until 0.3.
@@ -95,7 +95,7 @@ def _start(dtype: DType, geometry: _Geometry, offset: int, size: int, key: str) 
 
 
 class _Tensors:
-    """Rebuilds tensors. Remembers the shapes it has met, so that tensors of one shape share the tuples."""
+    """Rebuilds tensors. Remembers shapes, so that tensors of one shape share the tuples."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[Any, Any], _Geometry] = {}
@@ -151,10 +151,10 @@ class _Tensors:
         return Tagged(tensor, facts)
 
     def phrase(self, phrase: Phrase, places: Places) -> Maker | None:
-        """Return a function from keys to the tensors that `rebuild_tensor_v2` makes of the storages with these keys.
+        """Return a function from keys to the tensors that `rebuild_tensor_v2` makes from the storages with these keys.
 
-        It ends before the first key that it cannot locate. There is no function (None) if `phrase` is another
-        call or an invalid one, or if `places` cannot locate its storages.
+        It stops before the first key that it cannot locate. Return None if `phrase` is another call or an invalid one,
+        or if `places` cannot locate its storages.
         """
         if phrase.function != _REBUILD or phrase.hooks != _HOOKS:
             return None
@@ -187,7 +187,7 @@ class _Tensors:
 
         return make
 
-    # Each of these takes the arguments of torch's function of the same name.
+    # Each of these methods takes the arguments of torch's function of the same name.
 
     def rebuild_tensor(self, args: tuple[Any, ...]) -> Any:
         _arguments(args, "_rebuild_tensor", 4)
@@ -214,7 +214,7 @@ class _Tensors:
         return self.view(storage, offset, size, stride, requires_grad, _dtype(dtype), *metadata)
 
     def rebuild_qtensor(self, args: tuple[Any, ...]) -> Any:
-        """Take seven arguments, one of them the quantizer; or eight, as torch 1.1 and 1.2 split it into two."""
+        """Take seven arguments, one of them the quantizer; or eight: torch 1.1 and 1.2 split it into two."""
         _arguments(args, "_rebuild_qtensor", 7, 8)
         if len(args) == 8:
             args = (*args[:4], (TorchConstant("qscheme", "per_tensor_affine"), *args[4:6]), *args[6:])
@@ -277,18 +277,18 @@ def _arguments(args: tuple[Any, ...], name: str, *counts: int) -> None:
         raise MalformedError(f"calls {name} with {len(args)} arguments; it takes {' or '.join(map(str, counts))}")
 
 
-def _unknown(what: str, value: Any) -> Any:
-    """Return NotImplemented if `value`, which `what` is made of, is Opaque: the call then becomes an `Opaque` too.
+def _unknown(result: str, value: Any) -> Any:
+    """Return NotImplemented if `value` is Opaque: the call with `result` then becomes an `Opaque` too.
 
-    Raises MalformedError for any other value: `what` cannot be made of it.
+    Raises MalformedError for any other value: it does not give a `result`, as messages call it.
     """
     if type(value) is Opaque:
         return NotImplemented
-    raise MalformedError(f"makes {what} of a value of type {type(value).__name__}")
+    raise MalformedError(f"makes {result} of a value of type {type(value).__name__}")
 
 
 def _composite(kind: str, parts: dict[str, Any]) -> Any:
-    """Return a tensor made of `parts`; NotImplemented if one is Opaque. Raises MalformedError if they do not fit."""
+    """Return a tensor of these `parts`; NotImplemented if one is Opaque. Raises MalformedError if they do not fit."""
     for part in parts.values():
         if type(part) is Opaque:
             return NotImplemented
@@ -323,7 +323,7 @@ def _resolved(tensor: LazyTensor, metadata: Any) -> LazyTensor:
             raise MalformedError("has a tensor whose metadata has names that are not text")
         if name not in ("conj", "neg"):
             raise RefusedError(f"has a tensor with metadata {brief(name)}, which is not known")
-        # torch takes a flag that is present as set, whatever its value.
+        # If the flag is there, torch sets it, whatever its value.
         if value is not True:
             raise MalformedError(f"has a tensor whose {name} flag is not True")
     dtype = tensor.dtype
@@ -347,7 +347,7 @@ _KINDS = {
 
 
 def _described(leaf: Any, kind: str, requires_grad: bool | None, attributes: Any) -> Any:
-    """Return `leaf` as a tensor of `kind` with `attributes`. `requires_grad` None keeps that of `leaf`."""
+    """Return `leaf` as a tensor of `kind` with `attributes`. If `requires_grad` is None, keep that of `leaf`."""
     if attributes is not None:
         from ckptconv.structure.soundness import attributes_fault
 
@@ -361,7 +361,7 @@ def _described(leaf: Any, kind: str, requires_grad: bool | None, attributes: Any
         if attributes:
             parts["attributes"] = attributes
         if leaf.kind == "meta" and attributes and kind not in _KINDS.values():
-            # A class that wraps others, which are its attributes, and says that it is on no device.
+            # A class that wraps other tensors, its attributes, and says that it is on no device.
             more = {"storage_offset": 0, "layout": TorchConstant("layout", "strided")}
             parts |= {**more, "device": TorchConstant("device", "meta")}
             return Composite(kind, parts)
@@ -396,15 +396,15 @@ def _rebuild_parameter(args: tuple[Any, ...]) -> Any:
 
 
 def _made_without_state(cls: Global) -> Constructor:
-    """Return a constructor for a tensor, Variable or Parameter of torch before 0.4; its BUILD completes it."""
+    """Return a constructor for a tensor, Variable or Parameter of torch before 0.4; its BUILD completes the value."""
     return lambda args: Opaque(cls, args)
 
 
 def _build_variable(value: Opaque, state: Any) -> Any:
     """Set the state of a Variable or Parameter of torch before 0.4, as torch.Tensor.__setstate__ does.
 
-    The state is (requires_grad, volatile, hooks) if it was constructed from its tensor. Until torch 0.1.9, if it was
-    constructed from nothing, it is (tensor, gradient, hooks, requires_grad, volatile); torch ignores the gradient.
+    The state is (requires_grad, volatile, hooks) if the Variable was constructed from its tensor; until torch 0.1.9, if
+    it was constructed from nothing, (tensor, gradient, hooks, requires_grad, volatile). Torch ignores the gradient.
     """
     if type(state) is tuple and len(state) == 5 and not value.args:
         data, _, _, requires_grad, _ = state
@@ -425,7 +425,7 @@ def _rebuild_from_type(args: tuple[Any, ...], rebuild: dict[Global, Constructor]
         return _unknown("a tensor of a class", cls)
     construct = rebuild.get(function) if type(function) is Global else None
     if construct is None:
-        # A function of the user's own, or one that a call returned.
+        # The function is the user's own, or a call returned it.
         return NotImplemented if type(function) is Global else _unknown("a tensor by a function", function)
     if type(inner) is not tuple:
         raise MalformedError(f"has a tensor of {str(cls)[:100]} whose arguments are not a tuple")
@@ -513,10 +513,10 @@ def _device(args: tuple[Any, ...]) -> Any:
     # The index is part of the name, or a second argument.
     indices = [index for index in args[1:2] if type(index) is int and index.bit_length() < 16]
     sound = 1 <= len(args) == 1 + len(indices) and type(args[0]) is str
-    made = TorchConstant("device", ":".join(map(str, args))) if sound else None
-    if not made or not torch_constants.has(made):
+    device = TorchConstant("device", ":".join(map(str, args))) if sound else None
+    if not device or not torch_constants.has(device):
         raise MalformedError("has an invalid torch.device")
-    return made
+    return device
 
 
 def _layout(args: tuple[Any, ...]) -> Any:
@@ -531,7 +531,7 @@ def _layout(args: tuple[Any, ...]) -> Any:
 # ------------------------------------------------------------------------------------------------------- vocabulary
 
 
-# Those of the functions in torch._utils that remember no shapes.
+# Constructors for the functions in torch._utils that remember no shapes.
 _REBUILDING: dict[Global, Constructor] = {
     Global("torch._utils", name): made
     for name, made in {
@@ -568,11 +568,11 @@ _BUILDERS: dict[tuple[str, str], Builder] = {
 
 
 def vocabulary(storage: Callable[[Any], Any], places: Places | None = None) -> Vocabulary:
-    """Return the vocabulary that reads all that torch writes as data.
+    """Return the vocabulary that reads everything that torch writes as data.
 
-    `storage` resolves a persistent id, usually with `storage_id`; `places` resolves many alike at once. Tensors become
-    `Tagged` leaves whose facts name the storage by its identity. Tensors made of several (sparse, quantized, nested,
-    of a wrapper subclass) or without data (meta) become `Composite`s.
+    `storage` resolves a persistent id, usually with `storage_id`; `places` resolves many similar ids at once. Tensors
+    become `Tagged` leaves whose facts name the storage by its identity. Tensors that consist of several (sparse,
+    quantized, nested, of a wrapper subclass) or have no data (meta) become `Composite`s.
     """
     tensors = _Tensors()
     rebuild: dict[Global, Constructor] = {
@@ -590,7 +590,7 @@ def vocabulary(storage: Callable[[Any], Any], places: Places | None = None) -> V
 
     constructors: dict[tuple[str, str], Constructor] = {
         **_CONSTRUCTORS,
-        **{(function.module, function.name): made for function, made in rebuild.items()},
+        **{(function.module, function.name): constructor for function, constructor in rebuild.items()},
         ("torch._tensor", "_rebuild_from_type_v2"): from_type,
         ("torch._tensor", "_rebuild_from_type"): from_type,
         ("torch.tensor", "_rebuild_from_type"): from_type,
@@ -602,11 +602,11 @@ def vocabulary(storage: Callable[[Any], Any], places: Places | None = None) -> V
 
 @functools.cache
 def without_tensors() -> Vocabulary:
-    """Return the vocabulary for pickles of which only names and calls matter: tensors in them are not made."""
+    """Return the vocabulary for pickles of which only names and calls matter. It rebuilds no tensors."""
     words = vocabulary(lambda pid: None)
     constructors = {
-        name: made
-        for name, made in words.constructors.items()
+        name: constructor
+        for name, constructor in words.constructors.items()
         if name[0] != "torch._utils" and not name[1].startswith("_rebuild_from_type")
     }
     return words._replace(constructors=constructors, persistent=None)

@@ -1,7 +1,7 @@
-"""Files of model-parallel ranks that do not say which parts of tensors they hold: a map joins them.
+"""Files of model-parallel ranks that do not say which parts of tensors they hold. A map joins the parts.
 
-Rank 3's part of `layers.0.wq.weight` is called `3.layers.0.wq.weight`. What every rank has whole, such as norms, is
-there once, under its own name; it must be equal in all. What is known to be shared out along a dimension is joined.
+Rank 3's part of `layers.0.wq.weight` is called `3.layers.0.wq.weight`. A tensor that every rank has whole, such as a
+norm, must be equal in all, and keeps its name. Tensors known to be split along a dimension are joined.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ckptconv.text import quoted, some
 
 @dataclass
 class Parts:
-    """The tensors of all ranks, as they come. `equal` are tensors that several files have whole."""
+    """The tensors of all ranks, in the order of the files. `equal` are tensors that several files have whole."""
 
     where: str
     tensors: dict[str, LazyTensor] = field(default_factory=dict)
@@ -31,13 +31,13 @@ class Parts:
     _whole: dict[str, LazyTensor] = field(default_factory=dict)
 
     def add(self, name: str, tensor: LazyTensor) -> None:
-        """Add a rank's part, or the first copy of what is whole. Raise CorruptError if the name is taken."""
+        """Add a rank's part, or the first copy of a whole tensor. Raise CorruptError if the name is taken."""
         if name in self.tensors:
             raise CorruptError(f"{self.where}: two files contain {quoted(name)}.")
         self.tensors[name] = tensor
 
     def add_whole(self, name: str, tensor: LazyTensor) -> None:
-        """Add what each rank has whole: the first is taken, and the others must be equal."""
+        """Add a tensor that each rank has whole: the first copy is taken, and the others must equal it."""
         first = self._whole.get(name)
         if first is None:
             self._whole[name] = tensor
@@ -52,21 +52,21 @@ class Parts:
         self.equal.append((name, first, tensor))
 
     def joined(self, name: str, shares: Sequence[LazyTensor], dim: int) -> LazyTensor:
-        """Return what the ranks share out along a dimension. Raise CorruptError if their shares do not fit together."""
+        """Return the tensor that ranks split along `dim`. Raise CorruptError if their shares do not fit together."""
         first = shares[0]
-        for each in shares:
+        for share in shares:
             if (
-                (each.dtype, len(each.shape)) != (first.dtype, len(first.shape))
-                or dim >= len(each.shape)
+                (share.dtype, len(share.shape)) != (first.dtype, len(first.shape))
+                or dim >= len(share.shape)
                 or any(
-                    one != other
-                    for at, (one, other) in enumerate(zip(each.shape, first.shape, strict=True))
+                    length != expected
+                    for at, (length, expected) in enumerate(zip(share.shape, first.shape, strict=True))
                     if at != dim
                 )
             ):
                 raise CorruptError(
                     f"{self.where}: the ranks' parts of {quoted(name)} do not fit together: {first.dtype} of shape "
-                    f"{list(first.shape)}, and {each.dtype} of shape {list(each.shape)}.",
+                    f"{list(first.shape)}, and {share.dtype} of shape {list(share.shape)}.",
                     "The files come from different saves.",
                 )
         return Concat(tuple(shares), dim)
@@ -85,7 +85,7 @@ class Parts:
     def source(
         self, place: Location, called: str, account: Account, facts: Mapping[str, Any], wanted: Wanted
     ) -> Source:
-        """Return these parts as what is at `place`, in the format `called`, by the `account` of their files."""
+        """Return a source of these parts: at `place`, in the format `called`, with the `account` of their files."""
         return Source(
             format=called,
             family=TORCH,
@@ -102,8 +102,8 @@ class Parts:
 
 
 def read_all(files: Mapping[str, Location]) -> tuple[list[TorchFile], Account]:
-    """Read the descriptions in files, given by their names relative to the source, ahead of one another; and keep
-    account of them."""
+    """Read the descriptions of `files` (by their path relative to the source) ahead of one another. Return them, and
+    the log of these files."""
     account, opened = Account(), list(ahead(read_torch, [*files.values()]))
     for name, file in zip(files, opened, strict=True):
         account.add(file, name)
@@ -111,7 +111,7 @@ def read_all(files: Mapping[str, Location]) -> tuple[list[TorchFile], Account]:
 
 
 def tensors_in(state: Mapping[Any, Any]) -> dict[str, LazyTensor]:
-    """Return the tensors of a state dict, without what frameworks tag them with."""
+    """Return the tensors of a state dict, without the tags of frameworks."""
     return {
         name: untagged(value)
         for name, value in state.items()

@@ -4,8 +4,8 @@ Source: huggingface_hub's `serialization/_torch.py` and transformers' `save_pret
 is pytorch_model.bin.index.json: {"metadata": {"total_size": …}, "weight_map": {name of a tensor: name of a file}}. The
 files are pytorch_model-00001-of-00002.bin and so on.
 
-ColossalAI's checkpoint_io/general_checkpoint_io.py (0.5.0) saves an optimizer so: pytorch_optim.bin.index.json names
-the file of each number's state, and in its metadata, as param_groups, that of the groups.
+ColossalAI's checkpoint_io/general_checkpoint_io.py (0.5.0) saves an optimizer in the same way: in its index,
+pytorch_optim.bin.index.json, metadata.param_groups names the file of the groups.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def read(place: Location, wanted: Wanted | None = None) -> Source:
 
 
 def _read_index(index: Location, path: str) -> Source:
-    told = _told(index)
-    weight_map, groups = told.weight_map, told.metadata.get(_GROUPS)
+    index_file = _told(index)
+    weight_map, groups = index_file.weight_map, index_file.metadata.get(_GROUPS)
     files = sorted(set(weight_map.values()))
     if files[0].endswith(".safetensors"):
         raise UnsupportedError(f"{index} is an index of safetensors files already.", "They need no conversion.")
@@ -92,7 +92,7 @@ def _told(place: Location) -> Index:
 
 
 def _complete_set(path: str, names: Iterable[str]) -> list[str]:
-    """Return all files of the only set in a directory; [] if there is none."""
+    """Return all files of the only set in a directory; [] if there is no set."""
     sets: dict[tuple[str, int, str, str], dict[int, str]] = {}
     for name in names:
         match = torch_shard().fullmatch(name)
@@ -101,21 +101,21 @@ def _complete_set(path: str, names: Iterable[str]) -> list[str]:
             width = len(number) if number.startswith("0") else 5
             sets.setdefault((stem, width, count, suffix), {})[int(number)] = name
     if len(sets) > 1:
-        examples = [next(iter(found.values())) for found in sets.values()]
+        examples = [next(iter(shards.values())) for shards in sets.values()]
         raise UsageError(f"{path} holds several sets of shards: {_some(examples)}.", "Give the index of one of them.")
     if not sets:
         return []
-    (((stem, width, count, suffix), found),) = sets.items()
-    first = 0 if 0 in found else 1
+    (((stem, width, count, suffix), shards),) = sets.items()
+    first = 0 if 0 in shards else 1
     wanted = range(first, first + int(count))
-    missing = [number for number in wanted if number not in found]
-    if missing or len(found) != len(wanted):
+    missing = [number for number in wanted if number not in shards]
+    if missing or len(shards) != len(wanted):
         names = some(missing, form=lambda number: f"{stem}-{number:0{width}d}-of-{count}{suffix}"[:100])
         raise CorruptError(
-            f"{path} holds {len(found)} of {int(count)} shards; missing: {names}.",
+            f"{path} holds {len(shards)} of {int(count)} shards; missing: {names}.",
             "Download or copy them again.",
         )
-    return [found[number] for number in wanted]
+    return [shards[number] for number in wanted]
 
 
 # --------------------------------------------------------------------------------------------------------- the files
@@ -124,8 +124,8 @@ def _complete_set(path: str, names: Iterable[str]) -> list[str]:
 def _source(
     path: str, files: Mapping[str, Location], weight_map: Mapping[str, str] | None, groups: Location | None = None
 ) -> Source:
-    """Join all files into one state dict, each tensor once; `weight_map`, if given, says which file holds which. With
-    `groups`, the file of an optimizer's groups, they hold its states by number."""
+    """Join all files into one state dict, each tensor once; `weight_map`, if given, says which file holds which. If
+    there are `groups`, the file of an optimizer's groups, they hold its states by number."""
     expected: dict[str, set[str]] = {file: set() for file in files}
     for name, file in (weight_map or {}).items():
         expected[file].add(name)
@@ -133,10 +133,10 @@ def _source(
     account = Account()
     weights: dict[str, Any] = {}
     origin: dict[str, str] = {}
-    for file, found in zip(files, ahead(read_torch, [*files.values()]), strict=True):
-        opened.append(found)
-        account.add(found, file)
-        entries = _entries(found, (int if groups else str) if groups or len(files) > 1 else object)
+    for file, torch_file in zip(files, ahead(read_torch, [*files.values()]), strict=True):
+        opened.append(torch_file)
+        account.add(torch_file, file)
+        entries = _entries(torch_file, (int if groups else str) if groups or len(files) > 1 else object)
         if weight_map is not None:
             _check_agreement(path, file, entries, expected[file])
         for name, value in entries.items():
@@ -162,10 +162,10 @@ def _source(
 
 
 def _entries(file: TorchFile, kind: type) -> dict[str, Any]:
-    """Return the state dict in a file of a set, whose keys are of a kind: names, or the numbers of an optimizer."""
+    """Return the state dict in a file of a set. `kind` is that of its keys: names, or the numbers of an optimizer."""
     value = file.value
     if isinstance(value, dict) and all(isinstance(name, kind) for name in value):
-        return {str(name): each for name, each in value.items()} if kind is int else value
+        return {str(name): entry for name, entry in value.items()} if kind is int else value
     raise UnsupportedError(
         f"{file.file.path} is a file of a sharded checkpoint, but holds a value of type {type(value).__name__}, where "
         "a state dict was expected."
@@ -188,7 +188,7 @@ def _check_agreement(path: str, file: str, entries: Mapping[str, Any], expected:
 
 
 def _joined(weights: dict[str, Any], files: Sequence[TorchFile]) -> dict[str, Any]:
-    """Return `weights`; if all parts are OrderedDicts, as an OrderedDict with the attributes of all parts."""
+    """Return `weights`; if all files hold OrderedDicts, as an OrderedDict with the attributes of all of them."""
     values = [file.value for file in files]
     if not all(type(value) is OrderedDict for value in values):
         return weights

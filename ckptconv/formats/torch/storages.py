@@ -82,8 +82,8 @@ class StorageId(NamedTuple):
     view: Any = None
 
 
-# For persistent ids that differ only in the key: a function from keys to the storages' file, byte offsets and
-# identities. It ends before the first that must be resolved in full; None if all must.
+# Takes an id, and returns a function for ids that differ from it only in the key: from keys to the file, byte offsets
+# and identities of storages, up to the first that must be resolved in full. None if all must be.
 Places: TypeAlias = Callable[
     [StorageId], Callable[[Sequence[str]], tuple[File, Sequence[int], Sequence[Hashable]]] | None
 ]
@@ -108,7 +108,7 @@ STORAGE_DTYPES = {
     "QUInt2x4": "quint2x4",
     "Untyped": "uint8",
     "_Untyped": "uint8",
-    # Of TorchScript, which names the storages of new dtypes too.
+    # Only in TorchScript, which also names the storages of new dtypes.
     "ComplexHalf": "complex32",
     **{name[:1].upper() + name[1:]: name for name in DTYPES if name.startswith(("float8_", "float4_", "bits"))},
     **{f"UInt{bits}": f"uint{bits}" for bits in (16, 32, 64)},
@@ -130,7 +130,7 @@ def _storage_dtype(cls: Global) -> DType | None:
 def storage_id(pid: Any) -> StorageId:
     """Parse a persistent id ("storage", class, key, location, numel[, view]).
 
-    Raises MalformedError for any other, RefusedError for an unknown storage class.
+    Raises MalformedError for any other id, RefusedError for an unknown storage class.
     """
     if type(pid) is not tuple or len(pid) not in (5, 6) or pid[0] != "storage":
         raise MalformedError("has a persistent id that is not one of a storage")
@@ -149,7 +149,7 @@ def storage_id(pid: Any) -> StorageId:
 
 
 class FirstDtypes:
-    """The dtype with which a pickle first refers to each of `count` storages, by the storage's number.
+    """The dtypes with which a pickle first refers to `count` storages, by the storage's number.
 
     torch.load creates a storage when it first meets its key, and returns it for every later id with that key, whatever
     dtype the later id states.
@@ -162,8 +162,8 @@ class FirstDtypes:
         self._codes = bytearray(count)
 
     def agreeing(self, dtype: DType) -> Callable[[int], bool]:
-        """Return a function: whether this is the first reference to a storage, by its number, or `dtype` is that of the
-        first; it remembers it."""
+        """Return a predicate of a storage's number: whether this is the first reference to it, or `dtype` is that of
+        the first. The predicate remembers a first reference."""
         code, codes = self._CODES[dtype.name], self._codes
 
         def agrees(number: int) -> bool:

@@ -73,7 +73,7 @@ def read_stream(reader: Reader, *, limits: Limits = DEFAULT_LIMITS) -> TorchFile
 
 
 def _surveyed(storages: _Storages) -> Vocabulary:
-    """Return the vocabulary of the first reading, which only notes the storages and does not rebuild tensors."""
+    """Return the vocabulary of the first reading, which notes the storages and rebuilds no tensors."""
     words = vocabulary(storages.note)
     rebuilding = {name for name in words.constructors if name[0].startswith("torch._")}
     building = {name for name in words.builders if name[0].startswith("torch")}
@@ -87,7 +87,7 @@ def _surveyed(storages: _Storages) -> Vocabulary:
 
 
 class _Noted(NamedTuple):
-    """What a persistent id says of a storage. All ids of a key must agree, as torch would believe the first one."""
+    """A storage as a persistent id describes it. All ids of a key must agree: torch believes the first one."""
 
     dtype: DType
     numel: int
@@ -106,11 +106,11 @@ class _View(NamedTuple):
 
 
 class _Storages:
-    """The storages of a file. `note` each that the object mentions, `place` all, then `resolve` persistent ids."""
+    """The storages of a file. First `note` each that the object mentions, then `place` all, then `resolve` ids."""
 
     def __init__(self, file: File, swapped: bool) -> None:
         self.file = file
-        # What the object says of each key.
+        # The storage of each key, as the object describes it.
         self.noted: dict[str, _Noted] = {}
         # Equal values in `noted` share one object.
         self._kinds: dict[_Noted, _Noted] = {}
@@ -175,7 +175,7 @@ class _Storages:
         if key is None:
             raise MalformedError("has a view of a storage whose key is neither text nor an address")
         if key in self.rows:
-            # torch keeps storages and views in one table, and uses whichever it met first.
+            # torch keeps storages and views in one table, and takes the first of either.
             raise MalformedError(f"has a view of a storage with the key of a storage, {brief(key)}")
         if offset < 0 or numel < 0 or offset + numel > wanted.numel:
             raise MalformedError(
@@ -184,24 +184,24 @@ class _Storages:
             )
         identity = self._first + len(self.rows) + len(self._views)
         view = _View(wanted.key, offset, numel, identity, type(view[0]) is int)
-        found = self._views.setdefault(key, view)
-        if found != view._replace(identity=found.identity):
+        first_view = self._views.setdefault(key, view)
+        if first_view != view._replace(identity=first_view.identity):
             raise MalformedError(f"has two views of storages named {brief(key)}, which differ")
-        return found
+        return first_view
 
     def records(self) -> Records:
         return Records(self.offsets, self.sizes, array.array("I", bytes(4 * len(self.offsets))))
 
 
 def _name(key: Any) -> str | None:
-    """Return a key as text. The oldest files use addresses, which are integers; None for any other type."""
+    """Return a key as text; None for other types. The oldest files have addresses, which are integers, as keys."""
     if type(key) is int and -MAX_BYTES < key < MAX_BYTES:
         return str(key)
     return key if type(key) is str else None
 
 
 def _checked_keys(keys: Any, storages: _Storages, pickles: Pickles) -> list[str]:
-    """Check the list of keys: it must contain each key that the object mentions once, and no others."""
+    """Check the list of keys: each key that the object mentions must be in it once, and no others."""
     named = [_name(key) for key in keys] if type(keys) is list else [None]
     names = [name for name in named if name is not None]
     if len(names) < len(named):
@@ -230,17 +230,17 @@ def _check_counts(reader: Reader, storages: _Storages, pickles: Pickles) -> None
         dtype, numel, key = next(noted)
         # Some releases on big-endian machines wrote little-endian elements after a big-endian count.
         if count != _COUNT.pack(numel) and not (storages.swapped and count == _COUNT.pack(numel)[::-1]):
-            (found,) = _COUNT.unpack(count)
+            (stated,) = _COUNT.unpack(count)
             raise pickles.corrupt(
-                f"at byte {offset}, storage {brief(key)} should have {numel} elements of {dtype}, and it says {found}"
+                f"at byte {offset}, storage {brief(key)} should have {numel} elements of {dtype}, and it says {stated}"
             )
     if storages.end > size:
         raise pickles.truncated(f"it ends at byte {size}, and its storages at byte {storages.end}")
     if storages.end < size:
         another = is_stream(reader.read_at(storages.end, min(STREAM_HEAD, size - storages.end)))
-        what = "another object" if another else "something that is not part of it"
+        trailer = "another object" if another else "something that is not part of it"
         raise (UnsupportedError if another else CorruptError)(
-            f"{reader.file.path}: the object in it ends at byte {storages.end} of {size}, and {what} follows, which "
+            f"{reader.file.path}: the object in it ends at byte {storages.end} of {size}, and {trailer} follows, which "
             "torch.load would not read.",
             f"To convert the object, copy it to another file with head -c {storages.end}.",
         )

@@ -36,13 +36,13 @@ from ckptconv.text import brief
 
 PICKLE = "data.pkl"
 _STORAGES = "data/"
-# Of TorchScript: what its program holds, and the tensors in that.
+# Members of TorchScript: the constants of its program, and the folder of their tensors.
 CONSTANTS, OF_CONSTANTS = "constants.pkl", "constants/"
-# The modules that read archives with programs: `read` returns the weights.
+# Modules that read archives with programs: `read` returns the weights.
 PROGRAMS: tuple[str, ...] = (
     "ckptconv.features.script.archives",
 )  # fmt: skip
-# The names that torch looks up besides storages, in upper or lower case.
+# The names that torch looks up besides those of storages, in upper or lower case.
 _LOOKED_FOR = frozenset(
     (
         PICKLE, "byteorder", CONSTANTS, "version", ".data/version", ".format_version", ".storage_alignment",
@@ -62,7 +62,7 @@ def read_zip(reader: Reader, start: int = 0, size: int | None = None, *, limits:
     if byteorder not in (b"little", b"big"):
         raise archive.corrupt(f"its byteorder is {byteorder[:20]!r}, not little or big")
     pickle = archive.read(SCRIPT_DESCRIPTION if archive.is_old_script else PICKLE)
-    # Check all members: one with a damaged name would pass for an absent storage or byteorder.
+    # Check all members: otherwise one with a damaged name passes for an absent storage or byteorder.
     archive.locate_all()
     # Archives without data.pkl are older than the byteorder member.
     storages = Storages(archive, byteorder == b"big" and not archive.is_old_script)
@@ -84,13 +84,13 @@ def read_zip(reader: Reader, start: int = 0, size: int | None = None, *, limits:
 
 
 def check_zip(reader: Reader) -> None:
-    """Check all of a zip archive but what its pickles say. Raise what `read_zip` raises."""
+    """Check all of a zip archive except the content of its pickles. Raise the errors of `read_zip`."""
     archive = TorchArchive(reader, 0, reader.file.size)
     archive.locate_all()
 
 
 def _program(archive: TorchArchive, pickle: bytes, storages: Storages, byteorder: str, limits: Limits) -> TorchFile:
-    """Return what is read of an archive with a program in it."""
+    """Return the weights of an archive with a program in it, as its feature reads them."""
     for module in PROGRAMS:
         read: TorchFile = import_module(module).read(archive, pickle, storages, byteorder, limits)
         return read
@@ -107,14 +107,14 @@ class Storages:
         self._archive = archive
         self._swapped = swapped
         self._folder = folder or archive.folders[0]
-        # The rows that `resolve` found.
+        # The rows of the storages that `resolve` returned.
         self.used: set[int] = set()
         self._first = first_identity()
         # Equal sizes share one int: each tensor holds one.
         self._sizes: dict[int, int] = {}
-        # Deflated storages, each as a file of its own.
+        # Deflated storages, each as a file of its own, by row.
         self._packed: dict[int, File] = {}
-        # None for a script archive with data.pkl: there each tensor's id gives its dtype.
+        # None for a script archive with data.pkl, where each tensor's id gives its dtype.
         self._dtypes = None if archive.is_script and not archive.is_old_script else FirstDtypes(len(archive.sizes))
 
     def within(self, folder: str) -> Storages:
@@ -122,7 +122,7 @@ class Storages:
         return Storages(self._archive, self._swapped, folder)
 
     def _agrees(self, row: int, wanted: StorageId) -> bool:
-        """Whether torch.load gives this storage this dtype. It makes an empty storage anew each time."""
+        """Whether torch.load gives this storage this dtype. It creates an empty storage anew each time."""
         return self._dtypes is None or not wanted.numel or self._dtypes.agreeing(wanted.dtype)(row)
 
     def resolve(self, pid: Any) -> Storage:
@@ -157,8 +157,8 @@ class Storages:
         return Storage(file, offset, nbytes, wanted.dtype, wanted.key, self._first + row, swapped=self._swapped)
 
     def places(self, wanted: StorageId) -> Callable[[Sequence[str]], tuple[File, Sequence[int], Sequence[int]]] | None:
-        """Return a function that finds the storages that differ from `wanted` only in their keys and are stored as they
-        are used; None if none can be."""
+        """Return a function that finds the storages that differ from `wanted` only in their keys, and whose bytes need
+        no conversion; None if none can be used as they are."""
         if wanted.location == "meta" or self._swapped:
             return None
         archive, identity, dtypes = self._archive, self._first, self._dtypes if wanted.numel else None
@@ -170,8 +170,8 @@ class Storages:
             return row is not None and sizes[row] == nbytes and methods[row] == STORED and (not agrees or agrees(row))
 
         def place(keys: Sequence[str]) -> tuple[File, Sequence[int], Sequence[int]]:
-            found = itertools.takewhile(fits, (rows.get(prefix + key) for key in keys))
-            taken = [row for row in found if row is not None]
+            fitting = itertools.takewhile(fits, (rows.get(prefix + key) for key in keys))
+            taken = [row for row in fitting if row is not None]
             starts = [archive.start + archive.payloads[row] for row in taken]
             return archive.file, starts, [identity + row for row in taken]
 
@@ -182,7 +182,7 @@ class Storages:
 
 
 class TorchArchive(Archive):
-    """A zip archive as torch writes it. `folders` are where its storages are: those of the state first."""
+    """A zip archive as torch writes it. `folders` hold its storages; the first holds those of the state."""
 
     def __init__(self, reader: Reader, start: int, size: int) -> None:
         super().__init__(reader, start, size)
@@ -195,14 +195,14 @@ class TorchArchive(Archive):
         self.is_script = self.is_old_script or self._has_code()
 
     def no_directory(self) -> CkptconvError:
-        from ckptconv.formats.instead import plain_pickle, what_it_is
+        from ckptconv.formats.foreign import foreign_file, plain_pickle
 
         head = self.read_at(0, min(self.size, 512))
-        what = what_it_is(head, self.size)
-        if what is None and is_pickle(self.read_at(0, min(self.size, SCANNED)), self.name):
-            what = plain_pickle()
-        if what:
-            return type(what)(f"{self.file.path} {what.message}", what.hint)
+        refusal = foreign_file(head, self.size)
+        if refusal is None and is_pickle(self.read_at(0, min(self.size, SCANNED)), self.name):
+            refusal = plain_pickle()
+        if refusal:
+            return type(refusal)(f"{self.file.path} {refusal.message}", refusal.hint)
         if head.startswith(LOCAL_SIGNATURE):
             return super().no_directory()
         return CorruptError(
@@ -218,31 +218,31 @@ class TorchArchive(Archive):
         return prefix if is_one and prefix + PICKLE not in self.rows else None
 
     def _prefix(self) -> str:
-        """Return the prefix of all members' names, that of the member that is the pickle.
+        """Return the prefix of all members' names, which is the prefix of the pickle.
 
         torch names the outermost directory after the file that it wrote, which may have been renamed.
         """
         # Compare as readers do that ignore case and kinds of slashes.
         pickles = [name for name in self.rows if name[-len(PICKLE) :].lower() == PICKLE]
-        found = [name for name in pickles if normal(name).rpartition("/")[2] == PICKLE]
-        # A storage may have any key: the outermost member of that name is the pickle.
-        found.sort(key=len)
-        inside = found[0][: -len(PICKLE)].lower() + _STORAGES if found else ""
-        outermost = [name for name in found if not name.lower().startswith(inside)]
+        exact = [name for name in pickles if normal(name).rpartition("/")[2] == PICKLE]
+        # A storage may have any key: the outermost member called data.pkl is the pickle.
+        exact.sort(key=len)
+        inside = exact[0][: -len(PICKLE)].lower() + _STORAGES if exact else ""
+        outermost = [name for name in exact if not name.lower().startswith(inside)]
         if not outermost:
             self._refuse_other_archive()
         if len(outermost) != 1:
             kind = CorruptError if outermost else UnsupportedError
-            what = f"{len(outermost)} members named {PICKLE}" if outermost else f"no member named {PICKLE}"
+            members = f"{len(outermost)} members named {PICKLE}" if outermost else f"no member named {PICKLE}"
             few = ", ".join(name[:60] for name in itertools.islice(self.rows, 5))
             raise kind(
-                f"{self.name} is a zip archive, but not one of torch.save: it has {what} among its "
+                f"{self.name} is a zip archive, but not one of torch.save: it has {members} among its "
                 f"{len(self.rows)} members ({few}{', …' if len(self.rows) > 5 else ''})."
             )
         # torch looks in the top directory of the first member.
         top, slash, _ = next(iter(self.rows)).partition("/")
         theirs = f"{top}/{PICKLE}".lower()
-        for name in found:
+        for name in exact:
             if slash and name.lower() == theirs and name != outermost[0]:
                 raise self.corrupt(f"torch takes {brief(name)} for its description, and others {brief(outermost[0])}")
         prefix = outermost[0][: -len(PICKLE)]
@@ -251,10 +251,10 @@ class TorchArchive(Archive):
         return prefix
 
     def _refuse_other_archive(self) -> None:
-        """Raise UnsupportedError that names the kind of an archive not from torch.save, if its members tell."""
-        from ckptconv.formats.instead import what_archive_it_is
+        """Raise UnsupportedError that names the kind of an archive not from torch.save, if its members show it."""
+        from ckptconv.formats.foreign import foreign_archive
 
-        known = what_archive_it_is(self.rows)
+        known = foreign_archive(self.rows)
         if known:
             raise UnsupportedError(f"{self.name} is {known[0]}, not a file of torch.save.", known[1])
 
@@ -262,7 +262,7 @@ class TorchArchive(Archive):
         return self.prefix + "constants.pkl" in self.rows or self.is_any_below(self.prefix + "code/")
 
     def storages(self, *folders: str) -> Iterator[tuple[str, int]]:
-        """Return the members that hold storages, in all folders or some, as (name, row)."""
+        """Yield the members that hold storages, in all folders or some, as (name, row)."""
         beginnings = tuple(self.prefix + folder for folder in folders or self.folders)
         return (member for member in self.rows.items() if member[0].startswith(beginnings))
 

@@ -45,6 +45,16 @@ _LEAVES: dict[str, Callable[[random.Random], bytes]] = {
         called(name("pyarrow.lib", "type_for_alias"), text("int64")), number(1), number(0), number(0),
         listed(NONE, called(name("pyarrow.lib", "py_buffer"), raw(bytes(8)))), b"]", NONE,
     ),
+    "pandas_blocks": lambda rng: several(
+        called(
+            name("pandas._libs.internals", "_unpickle_block"),
+            called(
+                name("numpy._core.numeric", "_frombuffer"), raw(bytes(8)), dtype("f8"), several(number(1), number(1)),
+                text("C"),
+            ),
+            called(name("builtins", "slice"), number(0), number(1), number(1)), number(2),
+        ),
+    ),
     "wkb": lambda rng: raw(b"\1\1\0\0\0" + bytes(16)),
     "plain_dtype": lambda rng: dtype("f8"),
     "a_scalar": lambda rng: called(

@@ -156,6 +156,26 @@ def _keys(*keys: bytes) -> bytes:
     return b"}(" + b"".join(key + b"N" for key in keys) + b"u0N"
 
 
+def _frame(*rows: int) -> bytes:
+    """A manager of pandas with a block for each of these rows, which has one number."""
+    blocks = [
+        called(
+            name("pandas._libs.internals", "_unpickle_block"),
+            called(
+                name("numpy._core.numeric", "_frombuffer"),
+                raw(bytes(8)),
+                dtype("f8"),
+                several(number(1), number(1)),
+                text("C"),
+            ),
+            called(name("builtins", "slice"), number(row), number(row + 1), number(1)),
+            number(2),
+        )
+        for row in rows
+    ]
+    return called(name("pandas.core.internals.managers", "BlockManager"), several(*blocks), b"]")
+
+
 # A list that holds a list twice, which holds a list twice, and so on.
 LISTS = b"](K\1K\1eq\0" + b"".join(b"0](h%ch%ceq%c" % (each, each, each + 1) for each in range(28))
 # What takes all time or memory, or crashes, when Python, numpy, torch, pandas or shapely load it: most were seen to do,
@@ -192,7 +212,14 @@ EXHAUSTING = {
     "nodes of a tree at addresses": (
         name("scipy.spatial._ckdtree", "cKDTree") + b")\x81" + several(raw(bytes(80))) + b"b"
     ),
+    "rows of a frame at addresses": _frame(1 << 30, 1),
+    "a row of a frame twice": _frame(0, 1, 1),
+    "a frame without axes": name("pandas.core.internals.managers", "BlockManager") + b")\x81" + several(
+        b"]", b"]", b"]", mapped(text("0.14.1"), mapped(text("axes"), b"]", text("blocks"), b"]"))
+    ) + b"b",
 }  # fmt: skip
+# Frames whose columns are each at a place of its own.
+FRAMES = {"a frame": _frame(0), "a frame of columns in another order": _frame(1, 0)}
 
 
 @pytest.mark.parametrize("after", [0, 600_000])
@@ -200,6 +227,12 @@ def test_what_exhausts_is_not_safe(after: int) -> None:
     """Also in pickles that are too long to be held."""
     rest = raw(bytes(after)) + b"0" if after else b""
     assert [what for what, opcodes in EXHAUSTING.items() if not found(pickled(rest + opcodes, 4))] == []
+
+
+def test_frames_with_each_row_once_are_safe() -> None:
+    assert {name: sorted(found(pickled(opcodes, 4))) for name, opcodes in FRAMES.items()} == {
+        name: [] for name in FRAMES
+    }
 
 
 def test_what_is_loaded_and_was_not_read_is_not_safe() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from .attacks import DIRECTORIES, FILES
+from . import attacks
 
-ATTACKS = [*FILES, *DIRECTORIES]
+ATTACKS = [*attacks.FILES, *attacks.DIRECTORIES]
 
 
 def _fuzz(chance: random.Random, place: Path) -> str:

@@ -1,8 +1,9 @@
-"""Judges, instruction by instruction, what a pickle makes: a production of the grammar allows it, or it is unknown.
+"""Judges, instruction by instruction, the objects that a pickle makes: a production of the grammar allows one, or it is
+unknown.
 
-A name alone is worth nothing: a class or function is known with the arguments, the state and the items that its own
-pickling writes. Everything is judged when Python would do it, with the values of that moment; what counted for a
-verdict may not be changed afterwards.
+A name alone does not count: a class or function is known with the arguments, the state and the items that its own
+pickling writes. Every step is judged at the moment at which Python would take it, with the values of that moment.
+Values that counted for a verdict may not change afterwards.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from ckptconv.features.scan.grammar.table import Entry, Production, grammar
 from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.text import brief
 
-# How many parts of values are looked at in a pickle, beside as many as it has bytes; and containers that may count.
+# The most parts of values that are judged in a pickle, besides as many as it has bytes; and the most containers that
+# may count.
 _STEPS, _COUNTING = 2_000_000, 50_000
-# Bytes that a call may copy, as many as are looked at with one part of a value.
+# The bytes that a call may copy for each part of a value that is judged.
 _BYTES_A_STEP = 8
-# Calls that make a function of what they are given, and do not call it.
+# Calls that make a function from their arguments, and do not call it.
 _INERT = frozenset(
     Global(module, name)
     for module, names in (
@@ -40,11 +42,11 @@ _INERT = frozenset(
     for name in names.split()
 )
 _INERT_NAMES = frozenset(each.name for each in _INERT)
-# Packages with classes that evaluate text that they are made of.
+# Packages with classes that evaluate the text from which they are made.
 _EVALUATING = frozenset({"asteval", "jinja2", "mako", "numexpr", "simpleeval", "sympy", "typing", "typing_extensions"})
 # Names of attributes whose text is evaluated when an object gets its state.
 _EVALUATED = frozenset({"_parse_arg_template", "restore_design_info", "restore_model_spec"})
-# Attributes that unpicklers look up in an object, and call with what the pickle says.
+# Attributes that unpicklers look up in an object, and call with arguments from the pickle.
 CALLED_BY_NAME = frozenset({"__setstate__", "__class__", "__reduce_ex__", "__getinitargs__", "add", "append", "extend"})
 _held, _any, _data = _KINDS["held"], _KINDS["any"], _KINDS["data"]
 
@@ -55,21 +57,21 @@ def is_reviewed(name: Global) -> bool:
 
 
 class Judge:
-    """What nobody has reviewed in one pickle: `unknown` names, and `unknown_calls`, in words."""
+    """The unreviewed parts of one pickle: `unknown` names, and `unknown_calls`, in words."""
 
     def __init__(self, size: int = 0) -> None:
         self.size = size
-        # What is known of each name that was met. A pickle has one `Global` for all mentions of a name.
+        # The entry of each name in the pickle. A pickle has one `Global` for all mentions of a name.
         self._known: dict[Global, Entry | None] = {}
         self.unknown: dict[Global, None] = {}
         self.unknown_calls: dict[str, None] = {}
-        # What functions get as arguments that were allowed, and are bytes: some load them.
+        # Allowed arguments of functions that are bytes: some functions load them.
         self.bytes_given: list[tuple[Global, bytes | bytearray]] = []
         self._steps = _STEPS + size
         # By identity: containers that counted for a verdict.
         self._entered: dict[int, Any] = {}
 
-    # ---- what patterns ask
+    # ---- questions of patterns
 
     def enter(self, container: Any) -> bool:
         self._steps -= 1 + len(container)
@@ -89,26 +91,26 @@ class Judge:
         entry = self._entry(name)
         return entry is not None and (entry.is_value or entry.is_held)
 
-    def is_data(self, made: Opaque) -> bool:
-        entry = self._entry(made.cls)
+    def is_data(self, built: Opaque) -> bool:
+        entry = self._entry(built.cls)
         return entry is not None and entry.is_data
 
-    def is_function(self, made: Opaque) -> bool:
-        name = resolved(made.cls)
+    def is_function(self, built: Opaque) -> bool:
+        name = resolved(built.cls)
         if name is not None and name.name not in _INERT_NAMES:
             return False
         if name is None or current(name) == GETATTR:
-            attribute = resolved(made)
-            return attribute is None or not (self.is_held(attribute) or self._is_member(made))
+            attribute = resolved(built)
+            return attribute is None or not (self.is_held(attribute) or self._is_member(built))
         return current(name) in _INERT
 
-    def _is_member(self, made: Opaque) -> bool:
+    def _is_member(self, built: Opaque) -> bool:
         """Whether `getattr` fetches a member of an enumeration."""
-        entry = self._entry(made.args[0]) if type(made.args[0]) is Global else None
-        return entry is not None and entry.is_value and entry.is_data and made.args[1].isupper()
+        entry = self._entry(built.args[0]) if type(built.args[0]) is Global else None
+        return entry is not None and entry.is_value and entry.is_data and built.args[1].isupper()
 
     def _entry(self, function: Any) -> Entry | None:
-        """Return what is known of what is called; None if nothing is."""
+        """Return the entry of a called function; None if there is none."""
         name = function if type(function) is Global else resolved(function)
         if name is None:
             return None
@@ -118,22 +120,22 @@ class Judge:
             self._known[name] = entry = grammar().entry(name)
             return entry
 
-    # ---- what the machine does
+    # ---- actions of the machine
 
     def mention(self, name: Global) -> None:
-        """A class or function is named, which imports its module."""
+        """Judge a class or function that is named, which imports its module."""
         if self._entry(name) is None and current(name) not in _INERT:
             self.unknown[name] = None
 
     def put(self, values: Iterable[Any]) -> None:
-        """Values are put into a list, a set or a dict, or are what the pickle is."""
+        """Judge values that are put into a list, a set or a dict, or that are the pickle's result."""
         for value in values:
             kind = type(value)
             if (kind is tuple or kind is Global or kind is Opaque) and not _held(self, value):
                 self._functions_in(value)
 
     def call(self, function: Any, args: tuple[Any, ...], how: str, kwargs: dict[str, Any] | None) -> None:
-        """Something is called, or an object is made without arguments."""
+        """Judge a call, or an object that is made without arguments."""
         name = function if type(function) is Global else resolved(function)
         if name is None:
             root = function
@@ -155,16 +157,16 @@ class Judge:
 
     def _allowed(self, entry: Entry, args: tuple[Any, ...], how: str, kwargs: dict[str, Any] | None) -> bool:
         if kwargs:
-            # They may be what any number of further arguments may be.
+            # Keyword arguments may be what any number of further arguments may be.
             args = (*args, *kwargs.values())
-        for each in entry.productions:
-            more = len(args) - len(each.args)
-            if kwargs and (each.rest is None or more < len(kwargs)):
+        for production in entry.productions:
+            more = len(args) - len(production.args)
+            if kwargs and (production.rest is None or more < len(kwargs)):
                 continue
-            if each.is_call != (how == "reduce") or more < 0 or (more and each.rest is None):
+            if production.is_call != (how == "reduce") or more < 0 or (more and production.rest is None):
                 continue
-            patterns = (*each.args, *(each.rest,) * more)
-            # Most calls have one production and are of it: a loop is quicker than expressions.
+            patterns = (*production.args, *(production.rest,) * more)
+            # Most calls have one production and fit it: a loop is faster than expressions.
             for pattern, arg in zip(patterns, args, strict=True):
                 if pattern is None or not pattern(self, arg):
                     break
@@ -173,12 +175,12 @@ class Judge:
         return False
 
     def _is_grave(self, name: Global, args: tuple[Any, ...], how: str) -> bool:
-        """Whether a call that no production allows may run more than a constructor that keeps what it is given."""
+        """Whether a call that no production allows may run more than a constructor that keeps its arguments."""
         today = current(name)
         if today in _INERT:
             return not _is_inert(today.name, args)
         if today.name.rpartition(".")[2].startswith("__pyx_unpickle_"):
-            # Cython's function to make an object of a class, which is its first argument.
+            # Cython's function for an object of a class, which is its first argument.
             return not _data(self, args[1:])
         if not is_class(today):
             return self._entry(name) is None or not all(_data(self, arg) for arg in args)
@@ -187,7 +189,7 @@ class Judge:
         return not self._is_plain(args)
 
     def _is_plain(self, args: tuple[Any, ...]) -> bool:
-        """Whether arguments are data and objects that were reviewed."""
+        """Whether arguments are data and reviewed objects."""
         return all(
             _data(self, arg)
             or (type(arg) is Global and self.is_value(arg))
@@ -201,28 +203,28 @@ class Judge:
         )
 
     def build(self, target: Opaque, state: Any) -> None:
-        """An object is given its state."""
+        """Judge the state that an object gets."""
         known = self._of(target)
         is_allowed = False
-        for each in known if not target.state else ():
-            if each.state and each.state(self, state):
+        for production in known if not target.state else ():
+            if production.state and production.state(self, state):
                 is_allowed = True
                 break
         if is_allowed and not _calls_by_name(state):
             self._entered.pop(id(state), None)
             return
         name = resolved(target.cls)
-        what = f"the contents of the state of {brief(target.name, 200)[1:-1]}"
+        called = f"the contents of the state of {brief(target.name, 200)[1:-1]}"
         if target.state:
-            self.unknown_calls[f"{what}, which it is given twice"] = None
+            self.unknown_calls[f"{called}, which it is given twice"] = None
         elif _calls_by_name(state):
-            self.unknown_calls[what] = None
+            self.unknown_calls[called] = None
         else:
             self.unknown[name or UNKNOWN_VALUE] = None
             is_evaluated = type(state) is dict and not _EVALUATED.isdisjoint(key for key in state if type(key) is str)
-            if is_evaluated or (any(each.is_typed for each in known) and not self._holds_values(state)):
-                self.unknown_calls[what] = None
-        # Unpicklers copy what is in it.
+            if is_evaluated or (any(production.is_typed for production in known) and not self._holds_values(state)):
+                self.unknown_calls[called] = None
+        # Unpicklers copy the content of a state.
         self._entered.pop(id(state), None)
 
     def _holds_values(self, state: Any) -> bool:
@@ -235,19 +237,23 @@ class Judge:
 
     def _of(self, target: Opaque) -> tuple[Production, ...]:
         entry = self._entry(target.cls)
-        return tuple([each for each in entry.productions if each.is_call == (target.call == "reduce")]) if entry else ()
+        return (
+            tuple([production for production in entry.productions if production.is_call == (target.call == "reduce")])
+            if entry
+            else ()
+        )
 
     def items(self, target: Any, items: list[Any]) -> None:
-        """Keys and values, which take turns, are set."""
+        """Judge keys and values, in turns, that are set in `target`."""
         self._change(target, items)
         if type(target) is Opaque:
-            self._add(target, items, [each.items for each in self._of(target) if each.items])
+            self._add(target, items, [production.items for production in self._of(target) if production.items])
 
     def append(self, target: Any, items: list[Any]) -> None:
-        """Values are appended, or added to a set."""
+        """Judge values that are appended, or added to a set."""
         self._change(target, items)
         if type(target) is Opaque:
-            self._add(target, items, [(each.append,) for each in self._of(target) if each.append])
+            self._add(target, items, [(production.append,) for production in self._of(target) if production.append])
 
     def _change(self, target: Any, items: list[Any]) -> None:
         self.put(items)
@@ -255,9 +261,9 @@ class Judge:
             self.unknown_calls["an object whose list or dict is changed afterwards"] = None
 
     def _add(self, target: Opaque, items: list[Any], known: Sequence[tuple[Pattern, ...]]) -> None:
-        """Judge what is added to an object. `known`: patterns for the items, which take turns."""
+        """Judge items that are added to an object. `known`: patterns for the items, in turns."""
         if not target.state and any(
-            all(each[at % len(each)](self, item) for at, item in enumerate(items)) for each in known
+            all(patterns[at % len(patterns)](self, item) for at, item in enumerate(items)) for patterns in known
         ):
             return
         name = resolved(target.cls)
@@ -284,7 +290,7 @@ class Judge:
 
 
 def _is_inert(name: str, args: tuple[Any, ...]) -> bool:
-    """Whether a function of `_INERT` calls nothing of what it is given."""
+    """Whether a function of `_INERT` calls none of its arguments."""
     if name == "getattr":
         return len(args) == 2 and type(args[1]) is str and is_name(args[1])
     if name in ("iter", "type"):

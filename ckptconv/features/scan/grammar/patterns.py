@@ -21,7 +21,7 @@ import functools
 import math
 import re
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from ckptconv.pickles import numpy_dtypes
@@ -30,7 +30,7 @@ from ckptconv.pickles.nodes import Composite, Global, NumpyArray, NumpyScalar, O
 from ckptconv.tensors.lazy import LazyTensor
 
 _TEXT, _BITS, _LONG = 1 << 16, 63, 4096
-# Characters of a text that costs no more to copy than to look at.
+# The most characters of a text that is copied as cheaply as it is judged.
 _SHORT = 7
 _MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
 _SEQUENCES = (list, deque)
@@ -43,15 +43,15 @@ _SCALARS = frozenset(
 
 
 class Matcher(Protocol):
-    """What a pattern asks while it looks at a value of a pickle of `size` bytes."""
+    """The questions of a pattern while it judges a value of a pickle of `size` bytes."""
 
     size: int
 
     def enter(self, container: Any) -> bool:
-        """Note that what is in `container` counts. Return whether there is room to look at it."""
+        """Note that the content of `container` counts. Return whether there is room to judge it."""
 
     def copy(self, nbytes: int) -> bool:
-        """Note that a call may copy so many bytes. Return whether that many were to be expected."""
+        """Note that a call may copy so many bytes. Return whether the pickle is large enough for that."""
 
     def is_value(self, name: Global) -> bool:
         """Whether a class may be mentioned as a value."""
@@ -59,22 +59,22 @@ class Matcher(Protocol):
     def is_held(self, name: Global) -> bool:
         """Whether a class or function may be an attribute or an item."""
 
-    def is_data(self, made: Opaque) -> bool:
+    def is_data(self, built: Opaque) -> bool:
         """Whether an object is plain data, such as a date."""
 
-    def is_function(self, made: Opaque) -> bool:
-        """Whether what a call made may be called in turn."""
+    def is_function(self, built: Opaque) -> bool:
+        """Whether the result of a call may be called in turn."""
 
 
 GETATTR = Global("builtins", "getattr")
-# Stands for values of which nothing is known any more.
+# Stands for values that are no longer known.
 UNKNOWN_VALUE = Global("some", "value")
 Pattern: TypeAlias = Callable[[Matcher, Any], bool]
 
 
 def current(name: Global) -> Global:
-    """Return `name` as today's Python and numpy spell it."""
-    # Two texts are compared quicker than two names.
+    """Return `name` in the spelling of today's Python and numpy."""
+    # Two texts are compared faster than two names.
     return _spelled(*name)
 
 
@@ -92,8 +92,7 @@ def _path(module: str, name: str) -> str:
 
 
 def resolved(function: Any) -> Global | None:
-    """Return the name of what is called: that of an attribute of a class, if `getattr` fetched it; None if a call
-    returned it."""
+    """Return the name of a called function: that of a class's attribute if `getattr` fetched it; None for a result."""
     if type(function) is Global:
         return function
     if type(function) is Opaque and type(function.cls) is Global and current(function.cls) == GETATTR:
@@ -112,7 +111,7 @@ def is_name(key: Any) -> bool:
 
 
 def _any(matcher: Matcher, value: Any, is_held: bool = False) -> bool:
-    """Whether a value is no function. What is in a list, set or dict was asked when it was put there."""
+    """Whether a value is not a function. The content of a list, set or dict was judged when it was put there."""
     kind = type(value)
     if kind is not tuple and kind is not Global and kind is not Opaque:
         return True
@@ -131,7 +130,7 @@ def _any(matcher: Matcher, value: Any, is_held: bool = False) -> bool:
 
 
 def _data(matcher: Matcher, value: Any) -> bool:
-    """Whether a value holds plain data alone, however deep. Shared parts count as often as they are met, as calls may
+    """Whether a value holds only plain data, at any depth. Shared parts count as often as they occur, because calls may
     copy or compare them."""
     todo = [value]
     while todo:
@@ -157,7 +156,7 @@ def _data(matcher: Matcher, value: Any) -> bool:
 
 
 def _array_state(matcher: Matcher, value: Any) -> bool:
-    """Whether a value is the state of an array of numpy: as much data as the shape and the dtype say."""
+    """Whether a value is the state of an array of numpy, with as much data as its shape and dtype require."""
     if type(value) is not tuple or len(value) not in (4, 5) or type(value[0]) not in (int, tuple, Size):
         return False
     shape, dtype, order, data = value[-4:]
@@ -167,17 +166,17 @@ def _array_state(matcher: Matcher, value: Any) -> bool:
         return False
     count = math.prod(shape)
     if type(data) is not list:
-        # numpy compares their length with the shape, unless elements have no bytes.
+        # numpy compares the length with the shape, unless elements have no bytes.
         is_raw = isinstance(data, (str, bytes, bytearray)) or _made_by(frozenset({"_codecs.encode"}))(matcher, data)
         return is_raw and count <= matcher.size
-    # Before it has room for all elements, numpy does not compare their number. Of a list that was not kept, its number
-    # is at most the bytes of the pickle.
+    # Before it has room for all elements, numpy does not compare their number. A list that was not kept has at most as
+    # many as the pickle has bytes.
     is_kept = not data or type(data[-1]) is not Opaque or data[-1].cls != UNKNOWN_VALUE
     return _each(list, _any)(matcher, data) and (count == len(data) if is_kept else count <= matcher.size)
 
 
 def _masked_state(matcher: Matcher, value: Any) -> bool:
-    """Whether a value is the state of a masked array: that of its data, the bytes of its mask, and what fills it."""
+    """Whether a value is the state of a masked array: its data, the bytes of its mask, and its fill value."""
     return (
         type(value) is tuple
         and len(value) == 7
@@ -206,8 +205,8 @@ def _numbers(matcher: Matcher, value: Any) -> bool:
 
 
 def _arrow_array(matcher: Matcher, value: Any) -> bool:
-    """Whether a value is what pyarrow makes an array of: a type, three counts, and as many buffers as the type has, the
-    last but one of as many bytes as there are elements. pyarrow itself takes them as they are."""
+    """Whether a value is a valid description of an array of pyarrow: a type, three counts, and as many buffers as the
+    type has, the last but one with as many bytes as there are elements. pyarrow itself does not check them."""
     if type(value) is not tuple or len(value) != 7 or type(value[0]) is not Opaque or type(value[4]) is not list:
         return False
     alias, (length, nulls, offset), buffers = value[0].args[:1], value[1:4], value[4]
@@ -215,22 +214,49 @@ def _arrow_array(matcher: Matcher, value: Any) -> bool:
         return False
     count, width = _ARROW[alias]
     sizes = [
-        -1 if each is None else len(each.args[0])
-        for each in buffers
-        if each is None or (_made_by(_BUFFER)(matcher, each) and _is_raw(each.args))
+        -1 if entry is None else len(entry.args[0])
+        for entry in buffers
+        if entry is None or (_made_by(_BUFFER)(matcher, entry) and _is_raw(entry.args))
     ]
-    are_counts = all(type(each) is int and 0 <= each < 1 << 48 for each in (length, offset)) and type(nulls) is int
+    are_counts = all(type(entry) is int and 0 <= entry < 1 << 48 for entry in (length, offset)) and type(nulls) is int
     if not are_counts or len(sizes) != len(buffers) or len(sizes) != count or value[5] != [] or value[6] is not None:
         return False
     need = length + offset
     return sizes[1] * 8 >= (need + (count == 3)) * width and sizes[0] * 8 >= (need if sizes[0] >= 0 else sizes[0] * 8)
 
 
+def _pandas_blocks(matcher: Matcher, value: Any) -> bool:
+    """Whether a value is a tuple of blocks of pandas whose rows are those from 0 on, each once: pandas writes to the
+    place of each row in an array of as many rows, without comparing the two."""
+    if (
+        type(value) is not tuple
+        or not matcher.enter(value)
+        or not all(_made_by(_BLOCK)(matcher, part) for part in value)
+    ):
+        return False
+    rows = [row for block in value for row in _rows(matcher, block.args[1])]
+    return sorted(rows) == [*range(len(rows))]
+
+
+def _rows(matcher: Matcher, place: Any) -> Sequence[int]:
+    """Return the rows of a block, by the slice or array that names them; [-1] for what names none that is known."""
+    if _made_by(_PLACEMENT)(matcher, place):
+        place = place.args[0]
+    if type(place) is slice:
+        bounds = (place.start, place.stop, place.step)
+        is_known = all(type(bound) is int and 0 <= bound <= matcher.size for bound in bounds) and place.step
+        return range(*bounds) if is_known else [-1]
+    if type(place) is NumpyArray and place.dtype in ("<i8", "<i4") and matcher.copy(len(place.data)):
+        width = int(place.dtype[-1])
+        return [int.from_bytes(place.data[at : at + width], "little") for at in range(0, len(place.data), width)]
+    return [-1]
+
+
 def _is_raw(args: Any) -> bool:
     return type(args) is tuple and len(args) == 1 and type(args[0]) in (bytes, bytearray)
 
 
-# Of pyarrow's types, how many buffers there are, and the bits of an element, or of a place in the last buffer.
+# For pyarrow's types, the number of buffers, and the bits of an element, or of an offset into the last buffer.
 _ARROW = {
     (alias,): told
     for aliases, told in (
@@ -244,6 +270,7 @@ _ARROW = {
     )
     for alias in aliases.split()
 }
+_BLOCK, _PLACEMENT = (frozenset({f"pandas._libs.internals.{name}"}) for name in ("_unpickle_block", "BlockPlacement"))
 _BUFFER = frozenset({"pyarrow.lib.py_buffer"})
 _ARRAYS = frozenset({"numpy._core.multiarray._reconstruct", "joblib.numpy_pickle.NumpyArrayWrapper"})
 
@@ -262,7 +289,7 @@ def _int_of(bits: int) -> Pattern:
     return lambda matcher, value: type(value) is int and value.bit_length() <= bits
 
 
-# The kinds of values that have a name.
+# The kinds of values with a name.
 _KINDS: dict[str, Pattern] = {
     "any": _any,
     "held": lambda matcher, value: _any(matcher, value, is_held=True),
@@ -279,6 +306,7 @@ _KINDS: dict[str, Pattern] = {
     "array_state": _array_state,
     "masked_state": _masked_state,
     "arrow_array": _arrow_array,
+    "pandas_blocks": _pandas_blocks,
     "wkb": lambda matcher, value: type(value) is bytes and _is_wkb(value),
     "plain_dtype": lambda matcher, value: _dtype(matcher, value, is_plain=True),
     "slice": lambda matcher, value: type(value) is slice and _data(matcher, value),
@@ -287,15 +315,15 @@ _KINDS: dict[str, Pattern] = {
     "an_array": lambda matcher, value: type(value) is NumpyArray and matcher.copy(len(value.data)),
     "numbers": _numbers,
     "a_scalar": _of(NumpyScalar),
-    # A class by its name. Whether it was reviewed is asked where it is mentioned.
+    # A class by its name. Whether it was reviewed is judged where it is mentioned.
     "some_class": lambda matcher, value: type(value) is Global and is_class(value),
 }
 
 
 def is_class(name: Global) -> bool:
-    """Whether a name is that of a class by custom."""
+    """Whether a name is that of a class, by convention."""
     *outer, last = name.name.split(".")
-    # A step that is spelled like no class leads through a module or an object, to anything.
+    # A step that is not spelled like a class leads through a module or an object, to any value.
     return all(step.lstrip("_")[:1].isupper() for step in (*outer, last))
 
 
@@ -303,7 +331,7 @@ def is_class(name: Global) -> bool:
 
 
 class Notation:
-    """Makes patterns of expressions. `aliases` maps names to the expressions that they stand for."""
+    """Makes patterns from expressions. `aliases` maps names to the expressions for which they stand."""
 
     def __init__(self, aliases: Mapping[str, str]) -> None:
         self._aliases = aliases
@@ -317,9 +345,9 @@ class Notation:
             case ast.Attribute():
                 return _made_by(frozenset({ast.unparse(node)}))
             case ast.Constant(value=value):
-                return lambda matcher, given: type(given) is type(value) and given == value
+                return lambda matcher, candidate: type(candidate) is type(value) and candidate == value
             case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(number))):
-                return lambda matcher, given: type(given) is int and given == -number
+                return lambda matcher, candidate: type(candidate) is int and candidate == -number
             case ast.BinOp(op=ast.BitOr()):
                 return self._either(node)
             case ast.Tuple(elts=[each, ast.Constant(value=value)]) if value is ...:
@@ -349,15 +377,15 @@ class Notation:
             parts.append(node.right)
             node = node.left
         parts.append(node)
-        made = frozenset(ast.unparse(part) for part in parts if isinstance(part, ast.Attribute))
+        made_names = frozenset(ast.unparse(part) for part in parts if isinstance(part, ast.Attribute))
         patterns = [self.pattern(part) for part in reversed(parts) if not isinstance(part, ast.Attribute)]
-        if made:
-            patterns.append(_made_by(made))
+        if made_names:
+            patterns.append(_made_by(made_names))
 
-        def fits(matcher: Matcher, given: Any) -> bool:
-            # Here and in other patterns, most of the time goes: a loop is quicker than an expression.
+        def fits(matcher: Matcher, candidate: Any) -> bool:
+            # Here and in other patterns, most of the time goes: a loop is faster than an expression.
             for pattern in patterns:  # noqa: SIM110
-                if pattern(matcher, given):
+                if pattern(matcher, candidate):
                     return True
             return False
 
@@ -370,15 +398,15 @@ class Notation:
             if isinstance(key, ast.Constant) and isinstance(key.value, str):
                 exact[key.value] = self.pattern(value)
             else:
-                of_key: Pattern = self.pattern(key) if key else lambda matcher, given: is_name(given)
+                of_key: Pattern = self.pattern(key) if key else lambda matcher, candidate: is_name(candidate)
                 others.append((of_key, self.pattern(value)))
         needed = {key for key in exact if not key.endswith("?")}
         known = {key.removesuffix("?"): pattern for key, pattern in exact.items()}
 
-        def fits(matcher: Matcher, given: Any) -> bool:
-            if type(given) not in _MAPPINGS or not matcher.enter(given) or not needed <= given.keys():
+        def fits(matcher: Matcher, candidate: Any) -> bool:
+            if type(candidate) not in _MAPPINGS or not matcher.enter(candidate) or not needed <= candidate.keys():
                 return False
-            for key, value in given.items():
+            for key, value in candidate.items():
                 pattern = known.get(key) if type(key) is str else None
                 if pattern is not None:
                     if not pattern(matcher, value):
@@ -395,11 +423,11 @@ class Notation:
 
 
 def _made_by(paths: frozenset[str]) -> Pattern:
-    """Return the pattern of what a call of one of some names made."""
+    """Return the pattern for results of calls of functions with these names."""
 
-    def fits(matcher: Matcher, given: Any) -> bool:
-        made = resolved(given.cls) if type(given) is Opaque else None
-        return made is not None and _path(*made) in paths
+    def fits(matcher: Matcher, candidate: Any) -> bool:
+        name = resolved(candidate.cls) if type(candidate) is Opaque else None
+        return name is not None and _path(*name) in paths
 
     return fits
 
@@ -412,24 +440,24 @@ def _compiled(form: str) -> re.Pattern[str]:
 def _word(word: str, argument: ast.expr) -> Pattern:
     if word == "type":
         path = ast.unparse(argument)
-        return lambda matcher, given: type(given) is Global and _path(*given) == path
+        return lambda matcher, candidate: type(candidate) is Global and _path(*candidate) == path
     value = ast.literal_eval(argument)
     if word == "upto":
-        return lambda matcher, given: type(given) is int and 0 <= given <= value
+        return lambda matcher, candidate: type(candidate) is int and 0 <= candidate <= value
     if word == "re":
-        return lambda matcher, given: type(given) is str and _compiled(value).fullmatch(given) is not None
+        return lambda matcher, candidate: type(candidate) is str and _compiled(value).fullmatch(candidate) is not None
     if word == "constant":
-        return lambda matcher, given: type(given) is TorchConstant and given.kind == value
+        return lambda matcher, candidate: type(candidate) is TorchConstant and candidate.kind == value
     raise ValueError(f"no pattern: {word}")
 
 
 def _each(kind: type, pattern: Pattern) -> Pattern:
     kinds: tuple[type, ...] = (tuple, Size) if kind is tuple else _SEQUENCES if kind is list else _SETS
 
-    def fits(matcher: Matcher, given: Any) -> bool:
-        if type(given) not in kinds or not matcher.enter(given):
+    def fits(matcher: Matcher, candidate: Any) -> bool:
+        if type(candidate) not in kinds or not matcher.enter(candidate):
             return False
-        for part in given:  # noqa: SIM110
+        for part in candidate:  # noqa: SIM110
             if not pattern(matcher, part):
                 return False
         return True
@@ -438,10 +466,10 @@ def _each(kind: type, pattern: Pattern) -> Pattern:
 
 
 def _in_turn(patterns: list[Pattern]) -> Pattern:
-    def fits(matcher: Matcher, given: Any) -> bool:
-        if type(given) not in (tuple, Size) or len(given) != len(patterns):
+    def fits(matcher: Matcher, candidate: Any) -> bool:
+        if type(candidate) not in (tuple, Size) or len(candidate) != len(patterns):
             return False
-        for pattern, part in zip(patterns, given, strict=True):  # noqa: SIM110
+        for pattern, part in zip(patterns, candidate, strict=True):  # noqa: SIM110
             if not pattern(matcher, part):
                 return False
         return True

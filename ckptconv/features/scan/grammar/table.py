@@ -1,4 +1,4 @@
-"""Reads the table of productions: for each name, what it is called with, and what its objects are given.
+"""Reads the table of productions: for each name, the arguments of its calls, and the state and items of its objects.
 
 `reviewed.txt` was written by hand, `made.txt` by `scripts/scan/grammar.py`. A line is one production of some names:
 
@@ -33,8 +33,8 @@ TABLES = tuple(os.path.join(os.path.dirname(__file__), name) for name in ("revie
 
 
 class Production(NamedTuple):
-    """What one way of making an object takes. `is_call`: by a call; `rest`: what further arguments are; `is_typed`: a
-    function of the class takes the state, which else becomes attributes as it is."""
+    """One way to make an object. `is_call`: by a call; `rest`: the pattern of further arguments; `is_typed`: a function
+    of the class takes the state, which otherwise becomes attributes unchanged."""
 
     is_call: bool
     args: tuple[Pattern, ...] = ()
@@ -46,7 +46,7 @@ class Production(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What is known of a name."""
+    """The known facts about a name."""
 
     productions: tuple[Production, ...]
     is_value: bool
@@ -55,7 +55,7 @@ class Entry(NamedTuple):
 
 
 class Grammar:
-    """The productions of a table, each made when its name is first asked for: a file has few of some thousands."""
+    """The productions of a table, each made when its name is first used: a file has few of some thousands."""
 
     def __init__(self, text: str) -> None:
         # By module; "=" has the aliases.
@@ -66,7 +66,7 @@ class Grammar:
                 self._lines[module].append(line)
         self._notation = Notation(dict(line[2:].split(": ", 1) for line in self._lines.pop("=", ())))
         self._lines.pop("#", None)
-        # By module and name, which are compared quicker than a `Global`.
+        # By module and name, which are compared faster than a `Global`.
         self._entries: dict[tuple[str, ...], Entry | None] = {}
 
     @property
@@ -79,7 +79,7 @@ class Grammar:
         ]
 
     def entry(self, name: Global) -> Entry | None:
-        """Return what is known of `name`, in the spelling of any release; None if nothing is."""
+        """Return the entry of `name`, in the spelling of any release; None if there is none."""
         key = tuple(name)
         if key not in self._entries:
             lines = self._of(name) or self._of(current(name))
@@ -111,24 +111,24 @@ class Grammar:
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in ("call", "new"):
             raise ValueError(f"no production: {ast.unparse(node)}")
         pattern = self._notation.pattern
-        args = tuple(pattern(each) for each in node.args if not isinstance(each, ast.Starred))
-        rest = next((pattern(each.value) for each in node.args if isinstance(each, ast.Starred)), None)
-        told = {keyword.arg: keyword.value for keyword in node.keywords}
-        items = told.pop("items", None)
-        state = told.get("state")
+        args = tuple(pattern(arg) for arg in node.args if not isinstance(arg, ast.Starred))
+        further = next((pattern(arg.value) for arg in node.args if isinstance(arg, ast.Starred)), None)
+        settings = {keyword.arg: keyword.value for keyword in node.keywords}
+        items = settings.pop("items", None)
+        state = settings.get("state")
         return Production(
             node.func.id == "call",
             args,
-            rest,
+            further,
             items=(pattern(items.elts[0]), pattern(items.elts[1])) if isinstance(items, ast.Tuple) else None,
             is_typed=state is not None and ast.unparse(state) not in _ATTRIBUTES,
-            **{str(name): pattern(value) for name, value in told.items()},
+            **{str(name): pattern(value) for name, value in settings.items()},
         )
 
 
 @functools.cache
 def grammar() -> Grammar:
-    """Return the grammar of the tables that come with the package."""
+    """Return the grammar of the package's own tables."""
     texts = []
     for table in TABLES:
         with open(table, encoding="utf-8") as file:

@@ -1,6 +1,6 @@
-"""Which names in a directory are those of weights, of a training step or of an adapter, whoever wrote them.
+"""Names of a checkpoint in a directory, of any program: weights, training steps, adapters, pointers to a step.
 
-What lies there is not read: a directory in which an output is to be written is judged by names alone.
+The entries are not read: their names alone decide whether an output may be written next to them.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from ckptconv.formats import model_files
-from ckptconv.formats.instead import what_directory_it_is
+from ckptconv.formats.foreign import foreign_directory
 from ckptconv.formats.registered import DESCRIBING, PIPELINES
 from ckptconv.formats.run_names import POINTERS, ZERO
 from ckptconv.formats.runs import MEGATRON_RANK, STEP_METADATA, is_of_step
@@ -21,30 +21,29 @@ _OTHER_SUFFIXES = (".gguf", ".h5", ".keras", ".msgpack", ".onnx", ".npz", ".pdpa
 _ADAPTER = re.compile(r"adapter_(?:config\.json|model\..*)")
 # Files of torch.distributed.checkpoint.
 _DISTRIBUTED = re.compile(r".*\.distcp|(?:__\d{1,9})?\.metadata", re.DOTALL)
-# What trainers save beside the weights: arguments, random states, schedulers.
+# Files that trainers save next to the weights: arguments, random states, schedulers.
 _BESIDE = re.compile(
     r"(?:training_args|meta|scheduler|sampler|dl_state_dict|scaler|rng_state|random_states)(?:_\d+)*\.\w+"
 )
 _RANK = re.compile(rf"{MEGATRON_RANK}|{ZERO}")
-# How deep the weights of a step may lie below the directory that it is in: iter_0000100/mp_rank_00/model_optim_rng.pt.
+# The most levels between the directory with a step and the step's weights: iter_0000100/mp_rank_00/model_optim_rng.pt.
 _LEVELS = 3
 
 
-def held(place: Location, name: str, levels: int = _LEVELS) -> bool:
-    """Whether the entry `name` of the directory `place` is weights, a step or an adapter, or says which step is one."""
+def is_of_checkpoint(place: Location, name: str, levels: int = _LEVELS) -> bool:
+    """Whether the entry `name` of the directory `place` is weights, a step or an adapter, or names a step."""
     if place.names[name].kind != "directory":
         return _is_file_of_weights(name)
     # Folders of parameters in a universal checkpoint's `zero`, and of models in a pipeline, have any name.
-    is_part = basename(place.path) == ZERO or any(each in place.names for each in PIPELINES)
+    is_part = basename(place.path) == ZERO or any(sign in place.names for sign in PIPELINES)
     if not levels or not (is_part or is_of_step(name) or _RANK.fullmatch(name) or name.endswith(".ckpt")):
         return False
     inner = place.child(name)
-    return any(held(inner, each, levels - 1) for each in inner.names)
+    return any(is_of_checkpoint(inner, inner_name, levels - 1) for inner_name in inner.names)
 
 
 def is_read_with_others(name: str) -> bool:
-    """Whether programs that read a directory of safetensors or of a step read what `held` finds there under `name`
-    too."""
+    """Whether programs that read a directory of safetensors or of a step also read a checkpoint's entry `name`."""
     beside = (*TORCH_SUFFIXES, *_OTHER_SUFFIXES)
     return bool(_ADAPTER.fullmatch(name)) or not (name.endswith(beside) or model_files.is_torch_index(name))
 
@@ -55,4 +54,4 @@ def _is_file_of_weights(name: str) -> bool:
     suffixes = (model_files.SUFFIX, model_files.INDEX, *DESCRIBING, *TORCH_SUFFIXES, *_OTHER_SUFFIXES)
     known = name.endswith(suffixes) or name in POINTERS or name == STEP_METADATA
     known = known or any(pattern.fullmatch(name) for pattern in (_ADAPTER, _DISTRIBUTED))
-    return known or what_directory_it_is([name]) is not None
+    return known or foreign_directory([name]) is not None

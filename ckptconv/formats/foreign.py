@@ -1,5 +1,5 @@
-"""What a file or a directory is that is no checkpoint, or one that is not read: by its beginning, by what an archive
-holds, or by the names in it. Each row says what program makes something of it that is read. Pure.
+"""Files, archives and directories that are no checkpoint, or one that is not read. First bytes, members and names show
+which they are. Each row of the tables has a hint at a program that turns the data into a checkpoint that is read. Pure.
 
 Source: onnx/onnx.proto; flax/serialization.py; mindspore/train/serialization.py and its checkpoint.proto; tensorizer's
 serialization.py; of ExecuTorch extension/flat_tensor/serialize, where flat_tensor.fbs has the identifier FT01, which
@@ -29,7 +29,7 @@ _FOR_DEVICES = "It was exported from a model for devices: convert the original m
 _BESIDE = "Give the other file: its name lacks the leading ._ of this one."
 _REPICKLE = "If it holds a state dict that you trust: load it with pickle, and write it with torch.save."
 _EXPORTED = "Load it with torch.export.load, and save its state_dict with torch.save."
-# First bytes of other files: the error, what the file is, what to do.
+# First bytes of foreign files: the error, a description of the file, the hint.
 _BEGINNINGS: tuple[tuple[bytes, type[CorruptError] | type[UnsupportedError], str, str], ...] = (
     (
         b"version https://git-lfs",
@@ -74,8 +74,7 @@ _BEGINNINGS: tuple[tuple[bytes, type[CorruptError] | type[UnsupportedError], str
         _OTHERS,
     ),
 )
-# What the beginnings of others match, of formats without bytes of their own: a first field of protocol buffers, a
-# first key of msgpack.
+# Patterns of the first bytes of formats without a signature: a first field of protocol buffers, a first key of msgpack.
 _SIGNS: tuple[tuple[re.Pattern[bytes], str, str], ...] = (
     (
         # The release, then the producer and its version, or the graph at once, which begins with a node.
@@ -108,7 +107,7 @@ _SIGNS: tuple[tuple[re.Pattern[bytes], str, str], ...] = (
 )
 # The beginning of pickles of protocols 0 and 1, which have no header: a container put into the memo, or a name.
 _PICKLE_BEGINS = rb"[(\]})]+[dlt]?(?:q[\0\1]|p[01]\n)|\(*c[\w.]+\n[\w.]+\n(?:[q(}\])]|p\d)"
-# Members of other zip archives: the last part of a name, what the archive is, what to do.
+# Members of foreign zip archives: the last part of a name, a description of the archive, the hint.
 _ARCHIVES = (
     ("archive_format", "an archive of torch.export (.pt2)", _EXPORTED),
     ("serialized_exported_program.json", "an archive of torch.export (.pt2)", _EXPORTED),
@@ -121,14 +120,14 @@ _ARCHIVES = (
     ),
     (".npy", "an archive of numpy's arrays (.npz), as MLX also writes", _ARRAYS),
 )
-# Directories that are not read: what a name in one matches from beginning to end, what it is, what to do.
+# Directories that are not read: a pattern for a whole name in one, a description of the directory, the hint.
 _DIRECTORIES: tuple[tuple[str, str, str], ...] = (
     (r"\d+\.metadata", "a checkpoint of Paddle (FlexCheckpoint)", _PADDLE),
     (r"saved_model\.(?:pb|pbtxt|cpb)", "a SavedModel of TensorFlow", _TF),
     (r".+\.data-\d{5}-of-\d{5}", "a checkpoint of TensorFlow", _TF),
     (r"flax_model(?:-\d{5}-of-\d{5})?\.msgpack(?:\.index\.json)?", "a model of Flax", _FLAX),
     (r".+\.mlmodel", "a package of Core ML", _FOR_DEVICES),
-    # A first file alone may be the model.
+    # The first of these files alone may be the model.
     (r"model-rank-(?!0-part-0\.)\d+-part-\d+\.safetensors", "the shards of the ranks of vLLM or SGLang", _OF_RANKS),
 )
 
@@ -138,15 +137,15 @@ def plain_pickle() -> UnsupportedError:
     return UnsupportedError("is a plain pickle, not a file of torch.save.", _REPICKLE)
 
 
-def what_it_is(head: bytes, size: int) -> CorruptError | UnsupportedError | None:
-    """Return what a file that is no zip archive is, by its first 512 bytes, as an error whose message lacks the name.
+def foreign_file(head: bytes, size: int) -> CorruptError | UnsupportedError | None:
+    """Return the error, without the file's name, for a foreign file that is no zip archive, by its first 512 bytes.
 
-    Return None if it is nothing known.
+    Return None if the file is not known.
     """
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
-    for beginning, kind, what, hint in _BEGINNINGS:
+    for beginning, kind, description, hint in _BEGINNINGS:
         if head.startswith(beginning) or (beginning[:1] == b"<" and text.startswith(beginning)):
-            return kind(what, hint)
+            return kind(description, hint)
     if not size:
         return CorruptError("is empty (0 bytes).", "It was probably never written: find another copy.")
     if not head.strip(b"\0"):
@@ -157,27 +156,27 @@ def what_it_is(head: bytes, size: int) -> CorruptError | UnsupportedError | None
         return UnsupportedError("is a tar archive, not a zip archive.")
     if (head[:1] == b"\x80" and head[1:2] <= b"\x05") or begins_as_pickle(head):
         return plain_pickle()
-    for sign, what, hint in _SIGNS:
+    for sign, description, hint in _SIGNS:
         if sign.match(head):
-            return UnsupportedError(what, hint)
+            return UnsupportedError(description, hint)
     return None
 
 
-def what_archive_it_is(members: Iterable[str]) -> tuple[str, str] | None:
-    """Return what a zip archive with these members is, and what to do; None if it is nothing known."""
+def foreign_archive(members: Iterable[str]) -> tuple[str, str] | None:
+    """Return a description of a foreign zip archive with these members, and the hint; None if it is not known."""
     names = {name.rpartition("/")[2] for name in members}
-    for end, what, hint in _ARCHIVES:
+    for end, description, hint in _ARCHIVES:
         if end in names or (end[0] == "." and names and all(name.endswith(end) for name in names)):
-            return what, hint
+            return description, hint
     return None
 
 
-def what_directory_it_is(names: Iterable[str]) -> UnsupportedError | None:
-    """Return what a directory with these names is, as an error whose message lacks its own; None if nothing known."""
+def foreign_directory(names: Iterable[str]) -> UnsupportedError | None:
+    """Return the error for a foreign directory with these names; its message lacks the directory's name. Else None."""
     every = list(names)
-    for pattern, what, hint in _DIRECTORIES:
+    for pattern, description, hint in _DIRECTORIES:
         if any(re.fullmatch(pattern, name) for name in every):
-            return UnsupportedError(f"is {what}, which is not read.", hint)
+            return UnsupportedError(f"is {description}, which is not read.", hint)
     return None
 
 

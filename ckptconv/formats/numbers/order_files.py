@@ -1,4 +1,4 @@
-"""Read the order of a model's parameters from what a user names, and from the configuration beside the weights."""
+"""Reads the order of a model's parameters from a path that the user gives, or the configuration of the weights."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from ckptconv.storage.location import Location
 # The largest list of names that is read, in bytes.
 _MOST = 64 << 20
 _CONFIG, _ADAPTER = "config.json", "adapter_config.json"
-# How the names of inputs begin that --order names, and of those of an adapter's base.
+# The prefixes of the names of inputs: those of --order, and those of an adapter's base.
 _ASKED, _OF_BASE = "--order/", "base/"
-# How the base of an adapter is told that is not here: nothing is fetched for it.
+# The hint for an adapter whose base is not local: nothing is fetched for it.
 _BASE = "--order may give a directory with its config.json"
 
 
 def model_of(weights: Mapping[str, Any], orders: list[Order], tree: Any = None, place: Location | None = None) -> Model:
-    """Return a model by its `weights`, with the orders that were asked for, that of its state dict if `tree` is one,
-    and that of the configuration in the directory `place`."""
-    found, aliases = parameters(weights)
-    shapes = {name: tensor.shape for name, tensor in found.items()}
-    if orders and orders[0].asked:
+    """Return a model by its `weights`, with the orders that were asked for, the order of its state dict if `tree` is
+    one, and the order of the configuration in the directory `place`."""
+    trainable, aliases = parameters(weights)
+    shapes = {name: tensor.shape for name, tensor in trainable.items()}
+    if orders and orders[0].is_asked:
         return Model(shapes, aliases, orders)
     known = [*orders]
     why = "names in safetensors are sorted"
@@ -42,14 +42,14 @@ def model_of(weights: Mapping[str, Any], orders: list[Order], tree: Any = None, 
         config = configured(place)
         why = f"{why}, and {config.why}" if config.why else why
         if config.architecture:
-            told = f"{config.architecture}, which {_CONFIG} names"
-            known.append(Order(told, architecture=config.architecture, inputs=config.inputs))
+            source = f"{config.architecture}, which {_CONFIG} names"
+            known.append(Order(source, architecture=config.architecture, inputs=config.inputs))
     return Model(shapes, aliases, known, why)
 
 
 class Configured(NamedTuple):
-    """The architecture of the catalogue that a configuration names, or "" and why there is none; and what identifies
-    the files that say so."""
+    """The architecture of the catalogue that a configuration names, or "" and the reason; and the identities of the
+    files that name it."""
 
     architecture: str = ""
     why: str = ""
@@ -57,31 +57,31 @@ class Configured(NamedTuple):
 
 
 def configured(place: Location) -> Configured:
-    """Return what a configuration in a directory says of the architecture.
+    """Return the architecture that the configuration in a directory names.
 
-    Of an adapter of PEFT, it is that of its base: named in adapter_config.json, or in the directory that this names.
+    For an adapter of PEFT, it is its base's: adapter_config.json names it, or the directory with its configuration.
     """
     read = place.join(_CONFIG)
     inputs: dict[str, Hashable] = {}
-    told = configs.known(read)
-    if told is None and (adapter := configs.known(place.join(_ADAPTER))) is not None:
+    config = configs.known(read)
+    if config is None and (adapter := configs.known(place.join(_ADAPTER))) is not None:
         inputs |= _identified("", place.join(_ADAPTER))
         mapping = adapter.get("auto_mapping")
         named = mapping.get("base_model_class") if isinstance(mapping, dict) else None
         base = adapter.get("base_model_name_or_path")
-        told = {"architectures": [named]} if named else None
-        if told is None and isinstance(base, str) and base and os.path.isdir(base):
+        config = {"architectures": [named]} if named else None
+        if config is None and isinstance(base, str) and base and os.path.isdir(base):
             read = Location(base).join(_CONFIG)
-            told = configs.known(read)
-        if told is None:
+            config = configs.known(read)
+        if config is None:
             return Configured("", f"{place.join(_ADAPTER)} names no local base model ({_BASE})")
-    if told is None:
+    if config is None:
         return Configured("", f"{_CONFIG} is missing in their directory")
-    if told.get("auto_map"):
+    if config.get("auto_map"):
         return Configured("", f"{_CONFIG} names custom model code, whose order of modules is not known")
     if read.kind == "file":
         inputs |= _identified("" if read.parent == place else _OF_BASE, read)
-    names = told.get("architectures")
+    names = config.get("architectures")
     architecture = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
     if not is_known(architecture):
         return Configured("", f"{_CONFIG} names {architecture[:100] or 'no architecture'}, whose order is not known")
@@ -89,22 +89,22 @@ def configured(place: Location) -> Configured:
 
 
 def _identified(prefix: str, place: Location) -> dict[str, Hashable]:
-    """Return what identifies a file, by its name after a prefix."""
+    """Return the identity of a file, by its name after a prefix."""
     return {f"{prefix}{place.name}": Input.stamped(place.entry.file)}
 
 
-def asked(path: str, options: Mapping[str, Any], liked: Callable[[str], Order | None]) -> Order:
-    """Return the order that the user names by `path`: a file of names, a configuration's directory, or a checkpoint, of
-    which `liked` returns the order.
+def order_at(path: str, options: Mapping[str, Any], liked: Callable[[str], Order | None]) -> Order:
+    """Return the order at `path`, which the user gives: a file of names, a configuration's directory, or a checkpoint,
+    of which `liked` returns the order.
 
-    Raise UsageError if it tells none.
+    Raise UsageError if there is no order in it.
     """
     place = Location(path, dict(options))
-    told = f"{path}"
+    source = f"{path}"
     if place.kind == "missing":
         raise UsageError(f"{path}, given with --order, does not exist.")
     if place.kind == "file" and (names := _listed(place)) is not None:
-        grouped = bool(names) and all(isinstance(each, list) for each in names)
+        grouped = bool(names) and all(isinstance(group, list) for group in names)
         texts = [name for group in names for name in group] if grouped else names
         if not texts or not all(type(name) is str for name in texts):
             raise UsageError(
@@ -112,21 +112,21 @@ def asked(path: str, options: Mapping[str, Any], liked: Callable[[str], Order | 
             )
         if len({*texts}) < len(texts):
             raise UsageError(f"{path} names a parameter twice.")
-        own = {"groups": names} if grouped else {"names": texts}
-        return Order(told, asked=True, inputs=_identified(_ASKED, place), **own)
+        names_given = {"groups": names} if grouped else {"names": texts}
+        return Order(source, is_asked=True, inputs=_identified(_ASKED, place), **names_given)
     if place.kind == "directory" or place.name == _CONFIG:
-        found = configured(place if place.kind == "directory" else place.parent)
-        if found.architecture:
-            inputs = {f"{_ASKED}{name}": what for name, what in found.inputs.items()}
-            told = f"{found.architecture} in {path}"
-            return Order(told, architecture=found.architecture, asked=True, inputs=inputs)
+        config = configured(place if place.kind == "directory" else place.parent)
+        if config.architecture:
+            inputs = {f"{_ASKED}{name}": identity for name, identity in config.inputs.items()}
+            source = f"{config.architecture} in {path}"
+            return Order(source, architecture=config.architecture, is_asked=True, inputs=inputs)
     order = liked(path)
     if order is None:
         raise UsageError(
             f"{path} does not give the order of a model's parameters: it is neither a list of names, nor a checkpoint "
             f"that keeps their order, nor a directory with the {_CONFIG} of a known model.",
         )
-    return order._replace(told=told, asked=True)
+    return order._replace(source=source, is_asked=True)
 
 
 def _listed(place: Location) -> Any:
@@ -138,8 +138,8 @@ def _listed(place: Location) -> Any:
     text = place.read_text(_MOST)
     if text.lstrip().startswith("["):
         try:
-            told = strict_json.parse(text)
+            names = strict_json.parse(text)
         except ValueError as error:
             raise UsageError(f"{place} is not JSON: {error}.") from error
-        return told if isinstance(told, list) else None
+        return names if isinstance(names, list) else None
     return [line.strip() for line in text.splitlines() if line.strip()]
