@@ -154,7 +154,8 @@ def _work(sources: list[Source], targets: Sequence[Target], options: Options) ->
     parts = {source.component.partition("/")[0] for source in sources if source.component}
     for number, source in enumerate(sources):
         for target in targets:
-            taken, goal = source, of_part(target, source, options)
+            bare = source._replace(companions={}, config=None) if source.is_model else source
+            taken, goal = bare, of_part(target, source, options)
             if target.holds == "weights":
                 taken, goal = accompanied(source, goal, options, parts)
                 sources[number] = taken

@@ -457,5 +457,5 @@ def test_functions_keep_their_signatures() -> None:
 def test_help_lists_the_options() -> None:
     shown = pydoc.render_doc(Options, renderer=pydoc.plaintext)
     for name, option in OPTIONS.items():
-        assert re.search(rf"\b{name}: .{{1,80}} = {re.escape(repr(option.default))}", shown)
+        assert re.search(rf"\b{name}: .{{1,160}} = {re.escape(repr(option.default))}", shown)
         assert f"{name} = <{option.flags[0]}: {option.about[:10]}" in shown

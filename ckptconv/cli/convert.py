@@ -14,6 +14,7 @@ from ckptconv.cli.making import convert_one
 from ckptconv.cli.options import CONVERTING, destination, named, output_of, taking
 from ckptconv.cli.typer_compat import Command
 from ckptconv.errors import UNWRITTEN, CorruptError, UsageError, leaving
+from ckptconv.options.registered import advise
 from ckptconv.options.table import COMMAND, EXECUTORS, OPTIONS
 from ckptconv.text import UNSET, Proposed
 
@@ -75,10 +76,6 @@ def convert_(
       ckptconv convert */x.pt --output-dir out --output-name '{parent}-{stem}'
     """
     options.pop("safe_serialization", None)
-    if options.pop("last_good", False):
-        from ckptconv.formats.whole_steps import of_last_good
-
-        words = of_last_good(words, options)
     directory, template = options.pop("output_dir", None), options.pop("output_name", "")
     with leaving(UNWRITTEN):
         if directory == "":
@@ -99,8 +96,6 @@ def convert_(
     try:
         convert_one("convert", "", words[0], output, options)
     except (CorruptError, UsageError) as error:
-        from ckptconv.formats.whole_steps import advise
-
         advise(error, words[0], options)
         raise
 

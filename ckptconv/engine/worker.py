@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ckptconv.engine.tasks import Piece, RowBlock, Task, Tile, Together, Window, is_dense
 from ckptconv.plan import Checked, Data, Literal, Trailer
@@ -34,8 +34,8 @@ Seen: TypeAlias = Callable[[File, Runs, memoryview], None]
 # By name of a tensor: its CRC-32, or (offset, bytes, CRC-32) of every piece made so far.
 Digested: TypeAlias = "dict[str, int | list[tuple[int, int, int]]]"
 
-# Converted tensors of at most a window divided by this are read together and converted at once.
-_SMALL = 8
+# Converted tensors of at most a window divided by this are read together and converted at once. The bytes of a number.
+_SMALL, _NUMBER = 8, 8
 
 
 @dataclass(eq=False, repr=False)
@@ -151,8 +151,10 @@ class Worker:
         # What assembled moves are put into, by how deep they are inside one another.
         self.assemblies: list[memoryview] = []
         self.depth = 0
-        # What the first of them has, which the next tile may need again, as those of one row do.
+        # What the first of them has, which the next tile may need again, as those of one row do; and the last number
+        # that was made of many, which every tile of a tensor may need.
         self.held: Assembled | None = None
+        self.number: tuple[Any, bytes] = (None, b"")
         self.junk = memoryview(bytearray(GAP))
         self.tally = Tally()
         self.trailers: set[int] = set()
@@ -422,6 +424,10 @@ class Worker:
                 target, file, inner, steps = move
                 if file is not None and isinstance(inner, Runs) and not (steps or target.grid or inner.grid):
                     self.read(file, [(inner.offset, assembly[target.offset : target.stop])])
+                elif isinstance(inner, Assembled) and target.nbytes <= _NUMBER:
+                    if self.number[0] != (inner, steps):
+                        self.number = (inner, steps), bytes(self._result(move))
+                    _scatter(assembly, target, memoryview(self.number[1]))
                 else:
                     _scatter(assembly, target, self._result(move))
         finally:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 
 class Change(NamedTuple):
     """The changes that an output makes to a configuration. `dtype` is that to which weights were cast, "" for none.
     With `plain`, the weights are no longer quantized; with `quantization`, they are quantized as that describes.
-    `settings` are other changed values."""
+    `edit` returns the configuration that is true of the tensors, where they are others than those of the input."""
 
     dtype: str = ""
     plain: bool = False
     quantization: Mapping[str, Any] | None = None
-    settings: Mapping[str, Any] = {}
+    edit: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
 
 
 UNCHANGED = Change()

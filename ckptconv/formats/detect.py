@@ -17,7 +17,7 @@ from ckptconv.formats.model_files import TORCH
 from ckptconv.formats.registered import BY_RANK, DEEPSPEED, FORMATS, JOINING, MEGATRON
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.options.option import checked
-from ckptconv.options.registered import opening
+from ckptconv.options.registered import opening, placed
 from ckptconv.options.table import CHANGING, FITTING, OPENING
 from ckptconv.pickles.nodes import is_distributed_class
 from ckptconv.pickles.refusing import refusing_attacks
@@ -59,6 +59,7 @@ def open_source(
     spool_dir: str = "",
     storage_options: Mapping[str, Any] | None = None,
     recorded: Any = None,
+    known: Location | None = None,
     **feature_options: Any,
 ) -> Source:
     """Open the checkpoint at `path`, whatever its format. Read descriptions only, no tensor data.
@@ -73,12 +74,15 @@ def open_source(
     `inert` it is opened like any other, and nothing in it runs. `raw` keeps whole modules as objects. One file of many,
     such as a rank's, can be inspected; a caller that takes its weights for a model gets an error, unless the file is
     taken `alone`. "-" is standard input. Input from a pipe is kept in a temporary file in `spool_dir`. `recorded` is
-    the record in an output of the changes to its source.
+    the record in an output of the changes to its source. `known` is the location of `path`, if that was inspected
+    before.
     """
     path = os.fspath(path)
     if not path:
         raise UsageError("The input's name is empty.", UNSET)
     reached = dict(storage_options or {})
+    reaching: dict[str, Any] = {"inert": inert, "spool_dir": spool_dir, "storage_options": storage_options}
+    path, feature_options = placed(path, {**feature_options, "recorded": recorded}, reaching)
     path = stores.pinned(path, reached)
     if is_pipe(path):
         from ckptconv.storage.pipes import take_pipe
@@ -86,14 +90,12 @@ def open_source(
         path = take_pipe(path, spool_dir)
     else:
         stores.at(path).taken(path, reached, spool_dir)
-    feature_options["recorded"] = recorded
-    reaching: dict[str, Any] = {"inert": inert, "spool_dir": spool_dir, "storage_options": storage_options}
     orders = asked_orders(order, feature_options if states else {}, reaching)
     wanted = Wanted(key, states, tag, exclude_frozen, model_rank, structure, raw, master, unstack, orders=orders)
-    for module in opening(feature_options):
-        wanted = module.wanted(wanted, feature_options, reaching) if hasattr(module, "wanted") else wanted
+    for widened in opening(feature_options, "wanted"):
+        wanted = widened(wanted, feature_options, reaching)
     with refusing_attacks(not inert):
-        place = Location(path, reached)
+        place = known or Location(path, reached)
         chosen, guess = _choose(Probe(place, family))
         source = _joined(place, chosen.read(guess.place or place, wanted), wanted)
         source = alone_files.marked(guess.place or place, source, alone)
@@ -137,8 +139,8 @@ def with_layout(
     """Return `source` with the changes that features make for `feature_options`. The arguments are those of
     `open_source`."""
     reaching: dict[str, Any] = {"inert": inert, "spool_dir": spool_dir, "storage_options": storage_options}
-    for module in opening(feature_options):
-        source = module.opened(source, feature_options, reaching)
+    for changed in opening(feature_options, "opened"):
+        source = changed(source, feature_options, reaching)
     return source
 
 
@@ -171,6 +173,7 @@ def complete(source: Source, *, key: str = "", states: bool = False, inert: bool
             again = source.reread(wanted).computing(
                 **{name: computation for name, computation in source.computed.items() if name != "dequantize"}
             )
+        again = again._replace(companions=source.companions, config=source.config)
         source = source.quantized.again(again) if source.quantized else again
     if not states:
         return source
@@ -186,8 +189,7 @@ def asked_orders(order: str, feature_options: Mapping[str, Any], reaching: Mappi
 
         settings = reaching["storage_options"] or {}
         return (order_files.order_at(normalize(order), settings, lambda path: order_in(path, reaching)),)
-    knowing = (module for module in opening(feature_options) if hasattr(module, "orders"))
-    return tuple(known for module in knowing for known in module.orders(feature_options, reaching))
+    return tuple(one for hook in opening(feature_options, "orders") for one in hook(feature_options, reaching))
 
 
 def order_in(path: str, reaching: Mapping[str, Any]) -> Order | None:

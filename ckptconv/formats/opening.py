@@ -12,6 +12,7 @@ from ckptconv.formats import pipelines
 from ckptconv.formats.detect import complete, open_parts, open_source, with_layout
 from ckptconv.formats.registered import MADE_OF
 from ckptconv.formats.source import Source
+from ckptconv.options.registered import placed
 from ckptconv.options.table import Options
 from ckptconv.storage import stores
 from ckptconv.storage.location import Location
@@ -70,6 +71,7 @@ def opened_at(path: str, settings: Mapping[str, Any], *, copies: bool | None, pe
         if per_rank:
             raise UsageError("Input from a pipe has no ranks.")
         return [open_source(path, **settings)]
+    path, settings = placed(path, settings, settings)
     reaching = dict(settings["storage_options"] or {})
     place = Location(stores.pinned(path, reaching), reaching)
     copies = stores.at(place.path).repository if copies is None else copies

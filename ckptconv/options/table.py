@@ -375,7 +375,6 @@ class _Command:
         group=OUTPUT,
         fallback="x.pt becomes x.safetensors, a directory keeps its name",
     )
-    last_good = Option(FLAG, "INPUT is a run: convert its last step that is whole, and marked as complete.", group=TAKE)
     json = Option(FLAG, "Print one JSON object, also after a failure.", common=True)
     quiet = Option(FLAG, "Print warnings and errors only.", flags=("--quiet", "-q"))
     verbose = Option(FLAG, "Print all names, not only the first few.", flags=("--verbose", "-v"))
@@ -408,8 +407,8 @@ OPTIONS = Options.table
 for _name, _option in [pair for feature in FEATURES for pair in options_of(feature).items()]:
     OPTIONS[_name] = _option
     setattr(Options, _name, _option)  # for help
-# What the sources that features change for outputs of weights depend on; and those that they change for everything:
-# on their own options, and the dtype.
+# What the sources that features change for outputs of weights depend on; and those that they choose or change for
+# everything: on their own options, and the dtype.
 FITTING = {name: one for each in FITTED for name, one in options_of(each).items()}
 CHANGING = {"dtype": OPTIONS["dtype"]} | {
     name: one for each in OPENED for name, one in options_of(each).items() if name not in FITTING
@@ -434,10 +433,12 @@ _OF_TENSORS = (
     f"max_shard_size dtype dequantize quantize requantize keep {_TAKEN} {_NAMED} tied like partial fill structure"
 )
 
+_PART = "layers experts component vocab graft config"
+
 # What the calls of the library take that are no conversions.
 OPENING = named_in(
     f"key tag exclude_frozen model_rank states structure {_AS_IT_IS} master unstack dequantize map size like order "
-    f"family {_REACHED}",
+    f"{_PART} family {_REACHED}",
     {**OPTIONS, **options_in(_Opening)},
 )
 # What an opened checkpoint gives, by names and dtypes, beside what is read of it.
@@ -469,4 +470,4 @@ VERIFYING = {
     ),
 }
 # Which tensors to convert, and how.
-TENSORS = tuple(named_in(_OF_TENSORS).values())
+TENSORS = tuple(named_in(f"{_OF_TENSORS} {_PART}").values())

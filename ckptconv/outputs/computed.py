@@ -79,6 +79,7 @@ class Computing(NamedTuple):
     - `identified` returns the plan id of files, which other choices decide too, of the one that they have without.
     - `record` returns the entries of the heading that follow from the source, and `reported` the fields of a report.
     - `sources` yields the checkpoints that are read beside the source.
+    - `asked` returns options with paths that a heading tells of. It gets what returns a path as it is seen from here.
     - `retold`: the configuration of an output says what that of the source does not, so it is written unasked.
     - `again` is how the output is planned again if a command has made it.
     - `lost`: the option of the way's name is the path of a checkpoint, which a manifest has as the member of that name.
@@ -99,6 +100,7 @@ class Computing(NamedTuple):
     record: Callable[[Source], Mapping[str, Any]] = lambda source: _NONE
     reported: Callable[[Source], Mapping[str, Any]] = lambda source: _NONE
     sources: Callable[[Source], Iterable[Source]] = lambda source: ()
+    asked: Callable[[Mapping[str, Any], Callable[[str], str]], Mapping[str, Any]] = lambda heading, seen: _NONE
     retold: bool = False
     again: Again | None = None
     lost: tuple[str, str] | None = None
@@ -123,10 +125,12 @@ class Way(NamedTuple):
 
 # By name, which is that of its entry in `Source.computed`. Those that change the same do so in this order.
 COMPUTED: Mapping[str, Way] = {
+    "part": Way("ckptconv.features.model_parts.parting", ("part",), ("layers", "experts", "component", "vocab")),
     "map": Way("ckptconv.features.maps.mapped", ("map",), ("map",), "ckptconv.map"),
     "like": Way("ckptconv.features.like.likeness", ("like",), ("like", "partial", "fill")),
     "dequantize": Way("ckptconv.features.quantized.dequantized", ("dequantized",), ("dequantize",)),
     "quantize": Way("ckptconv.features.quantized.quantizing", ("quantized",), ("quantize", "requantize", "keep")),
+    "graft": Way("ckptconv.features.model_parts.grafting", ("graft",), ("graft",)),
     "average": Way("ckptconv.features.average.averages", ("average",)),
     "merge": Way("ckptconv.features.merge.computing", ("adapters", "adapter")),
     "patch": Way("ckptconv.features.deltas.changes", ("deltas",)),

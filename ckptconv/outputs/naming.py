@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ckptconv.errors import UsageError
@@ -19,8 +19,8 @@ from ckptconv.tensors.lazy import same_bytes
 class Named(NamedTuple):
     """The tensors of a source by the names that options are about, and the source's ties {alias: owner} of these.
 
-    `optimizers` are the names under which it has optimizers among them; `settings` what a configuration has to say of
-    the tensors.
+    `optimizers` are the names under which it has optimizers among them; `edit` changes a configuration to
+    what is true of the tensors.
     """
 
     described: keymap.Flattened
@@ -30,7 +30,7 @@ class Named(NamedTuple):
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     optimizers: tuple[str, ...] = ()
-    settings: Mapping[str, Any] = {}
+    edit: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
 
     def without_record(self, warning: str) -> Named:
         """Return it without the structure record, which no longer fits, and with a `warning` of that."""

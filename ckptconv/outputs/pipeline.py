@@ -163,7 +163,7 @@ def _chosen(source: Source, options: Options, rename: Rename) -> Selected:
     own = named(source, options)
     for way in computed.ways_of(source):
         own = way.named(own, source, options)
-    described, ties, structured, choice, warnings, notes, _, settings = own
+    described, ties, structured, choice, warnings, notes, _, edit = own
     flat = described.tensors
     names = _names(source, flat, options, choice, rename)
     quantized = described.quantized or parted.read(source.remarks, flat)
@@ -189,7 +189,7 @@ def _chosen(source: Source, options: Options, rename: Rename) -> Selected:
         warnings=warnings,
         notes=notes,
         quantized=quantized,
-        settings=settings,
+        edit=edit,
     )
 
 

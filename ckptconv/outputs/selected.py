@@ -33,16 +33,14 @@ class Selected(NamedTuple):
     them that are `settled` were not to be. `dtypes` are those of tensors that have others than `dtype` says.
     `quantized` are tensors that are stored in parts, by old name. `metadata` is that of every file of the output,
     without aliases, structure record and what is said of `quantized`; `remarks` are entries of it beside those of the
-    source.
-    `warnings` say what of the source is left out, `notes` what was computed. `settings` is what a configuration has to
-    say of that, and `quantization` what of how weights are quantized.
+    source. `warnings` say what of the source is left out, `notes` what was computed. `edit` changes a configuration to
+    what is true of that, and `quantization` is what it has to say of how weights are quantized.
 
     Of what is computed, `unmapped` is what was selected before it had other names, as a map that was `applied` gives.
-    `equal` are tensors by name of which
-    one was kept: they have to be equal. `missing` are names that were to be there and are left out. `files` are names
-    of the files that tensors are to be in. `record` is what a manifest says of it, and each of `tellings` returns, of
-    what is selected and the tensors that are stored, what a report says. `patched` returns a tensor as it is stored, of
-    its name and what it is before that.
+    `equal` are tensors by name of which one was kept: they have to be equal. `missing` are names that were to be there
+    and are left out. `files` are names of the files that tensors are to be in. `record` is what a manifest says of it,
+    and each of `tellings` returns, of what is selected and the tensors that are stored, what a report says. `patched`
+    returns a tensor as it is stored, of its name and what it is before that.
 
     If it is `of_states`, `names` are of parameters, and tensors are named <parameter>.<state> in `described` too.
     """
@@ -65,7 +63,7 @@ class Selected(NamedTuple):
     applied: Any = None
     equal: tuple[Equal, ...] = ()
     of_states: bool = False
-    settings: Mapping[str, Any] = {}
+    edit: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
     quantization: Mapping[str, Any] | None = None
     tied: bool = False
     settled: frozenset[str] = frozenset()
@@ -126,7 +124,7 @@ class Selected(NamedTuple):
         is_plain = bool(source.quantized and source.quantized.formats)
         usual = source.quantized.dtype if source.quantized and is_plain else ""
         dtype = usual if self.dtype == "keep" else self.dtype
-        return Change(dtype, is_plain, self.quantization, self.settings)
+        return Change(dtype, is_plain, self.quantization, self.edit)
 
     def idle_globs(self) -> dict[str, str]:
         """Return the globs that match nothing: {option: reason}."""

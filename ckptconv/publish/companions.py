@@ -76,6 +76,8 @@ def _left(source: Source, target: Target, options: Options, parts: Collection[st
 def _accompanied(source: Source, target: Target, options: Options) -> tuple[Source, Target]:
     directory = Location(target.path, dict(options.storage_options))
     asked = [one for one in (source.reference, source) if one and _is_asked(one, source, options)]
+    if source.is_model and (target.is_file or not asked):
+        source = source._replace(companions={}, config=None)
     if target.is_file:
         return _told(source, "one file has no directory to copy to", options), target
     # What is on a store is asked for only if something is copied. Parts there remove the manifest. Beside the input,

@@ -157,11 +157,13 @@ def listing(directory: str, options: Options | None = None) -> dict[str, Entry]:
 
 
 def _look_inside(path: str) -> Entry:
-    """Return what is at a path of a listing. A link that leads in a circle is an error only for who names it."""
+    """Return what is at a path of a listing. A link that leads in a circle, or to what another user keeps private, is
+    an error only for who names it."""
     try:
         return look(path)
     except FailedError as error:
-        if isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.ELOOP:
+        number = error.__cause__.errno if isinstance(error.__cause__, OSError) else 0
+        if number == errno.ELOOP or (number == errno.EACCES and os.path.islink(path)):
             return Entry("missing", File(path, 0))
         raise
 

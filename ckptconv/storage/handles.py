@@ -239,6 +239,14 @@ class Handle:
         with contextlib.suppress(OSError):
             os.fsync(self.fd)
 
+    def sync_file(self, name: str) -> None:
+        """Wait until the content of the file `name` is on the disk."""
+        fd = self.open_file(name)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
     def sync_below(self, deepest: int = _DEEPEST) -> None:
         """Do the same for this directory and all directories in it."""
         for name in self.names():

@@ -32,7 +32,7 @@ class Home(NamedTuple):
 
 
 HOMES: tuple[Home, ...] = (
-    Home(("dequantize", "quantize", "rescale"), "ckptconv.features.quantized"),
+    Home(("dequantize", "quantize", "rescale", "largest", "quantize fp4"), "ckptconv.features.quantized"),
     Home(("xor", "overlay"), "ckptconv.features.deltas"),
     Home(("low rank", "magnitude"), "ckptconv.features.merge"),
 )

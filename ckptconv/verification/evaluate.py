@@ -145,6 +145,7 @@ class Evaluator(_Asking["Array"]):
     def __init__(self, readers: Sources) -> None:
         self._readers = readers
         self.bytes_read = 0
+        self._number: tuple[Tiled | None, Any] = (None, None)
 
     def raw(self, tensor: LazyTensor, start: int, stop: int) -> bytes:
         """Return the bytes of elements `start` to `stop` in C order."""
@@ -172,6 +173,11 @@ class Evaluator(_Asking["Array"]):
             return reader.read_at(offset, length)
 
     def _tiled(self, tensor: Tiled, starts: Sequence[int], counts: Sequence[int]) -> Array:
+        if tensor.shape == (1,) and tensor.parts[0].numel > 1:  # a number that every element of a tensor may need
+            if self._number[0] is not tensor:
+                self._number = tensor, super()._tiled(tensor, starts, counts)
+            result: Array = self._number[1]
+            return result
         half = _halved(tensor, counts)
         if half is None:
             return super()._tiled(tensor, starts, counts)

@@ -100,10 +100,10 @@ def read_manifest(place: Location, asked: Options, output: str = "") -> Manifest
                 _YOURSELF,
             )
     given = {name: value for name, value in _options_of(told).items() if name not in _IGNORED}
+    for way in ways_in(told).values():
+        given.update(way.asked(told, lambda path: _reference(path, output)))
     others: dict[str, tuple[str | None, ...]] = {}
     for name, way in ways_in(told).items():
-        if way.lost:
-            given[name] = _reference(told[name], output)
         if way.again is None:
             continue
         paths = tuple(None if path is None else _reference(path, output) for path in way.again.paths(told))

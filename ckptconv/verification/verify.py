@@ -130,8 +130,8 @@ def verify(
     pairs = [(kept_apart(one, target.path), _of_part(one, target, asked)) for one in sources for target in targets]
     done = verify_outputs(pairs, asked, progress=bars.counter(progress), on_total=on_total)
     deciding = targets[-1 if asked.to in CHECKPOINTS else 0].manifest
-    done.options = {name: getattr(asked, name) for name in asked.recorded()}
-    done.options |= {name: value for name, value in asked.fitting().items() if value}
+    shown = dict.fromkeys([*asked.recorded(), *asked.fitting(), *(deciding.options if deciding else ())])
+    done.options = {name: value for name in shown if (value := getattr(asked, name)) != OPTIONS[name].default}
     done.manifest = deciding.place.path if deciding and deciding.options else ""
     for name, paths in deciding.others.items() if deciding else ():
         if again := COMPUTED[name].computing.again:
@@ -336,7 +336,8 @@ def _compare(
     pairs = compare_names(source, expected, found, asked, wrong)
     if of_weights:
         copied = _copied(target, asked)
-        source = _with_companions(source, target, copied)
+        files = together(source, target.place.options, copied) if copied else {}
+        source = with_files(source, files, target.place.options)
         pairs.extend(_compare_companions(source, target, found, copied, expected.change))
     if not wrong:  # other names make another record
         check_structure(expected, found)
@@ -362,13 +363,6 @@ def _copied(target: CheckedOutput, asked: Options) -> list[str]:
     if asked.for_hub and asked.copy_config and not told and target.place.kind == "directory":
         told = target.place.names
     return list(filter(is_companion_name, told))
-
-
-def _with_companions(source: Source, target: CheckedOutput, copied: Sequence[str]) -> Source:
-    """Return `source` with the companions that were `copied` to `target`, unless it was opened with some."""
-    if not copied or source.companions:
-        return source
-    return with_files(source, together(source, target.place.options, copied), target.place.options)
 
 
 def _compare_companions(

@@ -82,6 +82,7 @@ MATRIX = {
 # Options that name the outputs, or are about how the input is reached and read, or how fast: they know of no kind.
 OTHERS = {"to", *FURTHER, "per_rank", "drop_opaque", "jobs", "memory", "fsync", "spool_dir"}
 OTHERS |= {"overwrite", "storage_options", "inert", "raw", "alone", "family", "tag", "master", "unstack"}
+OTHERS = OTHERS.union(*of_features("OF_INPUTS"))
 
 
 def outcomes(option: str) -> dict[str, str]:
@@ -119,10 +120,24 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"w.weight": torch.ones(4, 4).to(torch.float8_e4m3fn), "w.weight_scale": torch.tensor([2.0])},
         here / "quantized" / "model.safetensors",
     )
+    _save_layers(here / "layered")
     (here / "order.txt").write_text("l1.weight")
     others = [name for name in weights if name != "l1.weight"]
     (here / "map.toml").write_text(f"keep = {others}\n{(DATA / 'turned.toml').read_text()}")
     return here
+
+
+def _save_layers(here: Path) -> None:
+    """Put a model of text and images, with layers and experts, into a directory."""
+    here.mkdir()
+    at = "language_model.model"
+    shapes = {f"{at}.embed_tokens.weight": (4, 2), "vision_tower.norm.weight": (3,)}
+    for layer in range(2):
+        shapes[f"{at}.layers.{layer}.mlp.gate.weight"] = (2, 2)
+        shapes |= {f"{at}.layers.{layer}.mlp.experts.{expert}.up.weight": (2, 2) for expert in range(2)}
+    save_file({name: torch.ones(shape) for name, shape in shapes.items()}, here / "model.safetensors")
+    text = {"num_hidden_layers": 2, "num_experts": 2, "vocab_size": 4}
+    (here / "config.json").write_text(json.dumps({"text_config": text}))
 
 
 @pytest.fixture

@@ -16,6 +16,8 @@ from ckptconv.formats.joining import names as dcp_names
 from ckptconv.formats.joining.names import named
 from ckptconv.storage.location import Location
 
+CALLED = "torch.distributed.checkpoint"
+
 
 class Extent(NamedTuple):
     """Bytes of the weights, and of the optimizer's states."""

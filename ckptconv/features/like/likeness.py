@@ -346,5 +346,6 @@ def _rows(origins: Mapping[str, tuple[str, str]], files: Iterable[FilePlan]) -> 
 COMPUTING = Computing(
     heading={"like?": str},
     selected=_selected,
+    asked=lambda told, seen: {"like": seen(told["like"])},
     lost=("the conversion had a reference", "Give it with --like REF."),
 )

@@ -56,7 +56,7 @@ def mapped(chosen: Selected, map_: ChosenMap | None, options: Options, reference
         fixed=fixed,
         warnings=(*chosen.warnings, *_left_out(chosen, map_, applied)),
         quantized={},
-        unmapped=chosen,
+        unmapped=chosen.first,
     )
 
 

@@ -44,6 +44,7 @@ _FOR_3 = "--zero-stage 3 writes one for ZeRO-3"
 _NO_HYPERPARAMETERS = frozenset({"params", "param_names", "foreach", "fused", "capturable", "differentiable"})
 # The options that select tensors, or rename them; the others of TENSORS change nothing.
 _SELECTING = frozenset({"key", "include", "exclude", "strip_prefix", "rename", "map", "size"})
+_OF_PARTS = frozenset({"layers", "experts", "component", "vocab", "graft", "config"})
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,7 @@ def _derived(source: Source, options: Options, rename: Rename) -> Resumable:
         warnings.extend(told)
     warnings.extend(_of_experts(training))
     reason = "has no effect on a universal checkpoint, which holds each fp32 master weight once"
-    idle = {**dict.fromkeys(_given(options, _SELECTING), reason), **chosen.idle(options)}
+    idle = {**dict.fromkeys(_given(options, _SELECTING | _OF_PARTS), reason), **chosen.idle(options)}
     notes = _notes(source, key if not options.key else "", optimizer is None, step, len(rest))
     return Resumable(training, masters, states, idle, notes, (*chosen.warnings, *warnings))
 

@@ -291,7 +291,7 @@ class LocalStaging(Staging):
                     return None
                 if self.durable:
                     with place.open() as directory:
-                        _sync(directory, place.name)
+                        directory.sync_file(place.name)
                     facts["synced"] = True
             if record != {**record, **facts}:
                 record |= facts
@@ -380,7 +380,7 @@ class LocalStaging(Staging):
                 synced = self.durable
                 # What is copied has no checksums, by which `finish` could trust it.
                 if self.shared and not synced and any(isinstance(part, Copied) for part in file.parts):
-                    _sync(directory, place.name)
+                    directory.sync_file(place.name)
                     synced = True
                 now = directory.stat(place.name)
             facts = {"plan": self.plan_id, "inode": now.st_ino, "mtime": now.st_mtime_ns, "synced": synced}
@@ -537,11 +537,3 @@ class TreeStaging(LocalStaging):
 def _is_same(now: os.stat_result, found: Mapping[str, Any]) -> bool:
     """Whether a file under a final name is the one of the record `found`, not another of the same size."""
     return bool(now.st_mtime_ns == found["mtime"] and now.st_ino == found["inode"])
-
-
-def _sync(directory: Handle, name: str) -> None:
-    fd = directory.open_file(name)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -36,7 +36,7 @@ _OUTCOMES = {
     "depfile dry_run",
     "r": "quantize requantize keep chunks states model_key optimizer_key flat_optimizer fill_states for_hub",
     "s": "max_shard_size dtype dequantize key include exclude strip_prefix rename map size tied like partial fill "
-    "structure order opaque copy_config",
+    "structure order opaque copy_config layers experts component vocab graft config",
 }
 # What asks for it, and what becomes of each option.
 KINDS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {

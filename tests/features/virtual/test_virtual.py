@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 
 import ckptconv
 from ckptconv.errors import CkptconvError, CorruptError, UnsafeError, UnsupportedError, UsageError
-from ckptconv.features.virtual.description import load
+from ckptconv.features.virtual.description import bound, load
 from ckptconv.options.table import OPTIONS
 from ckptconv.storage.location import Location
 
@@ -104,6 +104,26 @@ def test_it_moves_with_what_lies_below_its_directory(zero: Path, tmp_path: Path)
     assert (tmp_path / "out.safetensors").read_bytes() == (tmp_path / "other.safetensors").read_bytes()
 
 
+def test_it_may_name_what_lies_in_a_directory_beside_its_own(zero: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for name in ("step_1", "step_2"):
+        (run / name).mkdir(parents=True)
+    zero.rename(run / "step_2" / "zero")
+    made = described(run / "step_2" / "zero", run / "step_1" / "x.virtual.json")
+    ckptconv.convert(made, tmp_path / "one.safetensors")
+    tag = tag_of(run / "step_2" / "zero")
+    made.write_text(bound(made.read_text(), str(run / "step_1"), str(run)))
+    assert json.loads(made.read_text())["roots"] == [f"../{tag.relative_to(run)}"]
+    moved = run.rename(tmp_path / "moved")
+    (tmp_path / "link").symlink_to(moved / "step_1")
+    for number, place in enumerate((moved / "step_1", tmp_path / "link")):
+        ckptconv.convert(place / "x.virtual.json", tmp_path / f"{number}.safetensors", verify=True)
+        assert (tmp_path / f"{number}.safetensors").read_bytes() == (tmp_path / "one.safetensors").read_bytes()
+    # What lies elsewhere keeps its name.
+    text = (moved / "step_1" / "x.virtual.json").read_text()
+    assert bound(text, str(moved / "step_1"), str(tmp_path / "elsewhere")) == text
+
+
 def test_sources_on_a_store(zero: Path, tmp_path: Path) -> None:
     store = fsspec.filesystem("memory")
     for name, data in contents(zero).items():
@@ -183,6 +203,8 @@ CHANGES: dict[str, tuple[Change, type[CkptconvError], str]] = {
     "a directory": (outside("zero"), CorruptError, "it no longer exists"),
     "another root": (first("sources", root=7), CorruptError, "names root 7 of 1"),
     "a relative root": (lambda told: told.update(roots=["zero"]), UnsafeError, "neither a URL nor an absolute path"),
+    "a root far above": (lambda told: told.update(roots=["../../etc"]), UnsafeError, "it has parts or characters"),
+    "a root that leads out": (lambda told: told.update(roots=["../a/../../etc"]), UnsafeError, "it has parts or char"),
     "a root that climbs": (lambda told: told.update(roots=["/a/../etc"]), UnsafeError, "parts or characters"),
     "a root of two lines": (lambda told: told.update(roots=["/a\n/etc"]), UnsafeError, "parts or characters"),
     "a chained root": (lambda told: told.update(roots=["zip://x::s3://a/b"]), UnsafeError, "not a plain URL"),

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from contextlib import nullcontext
 from pathlib import Path
 
-import pytest
 from checkpoints import Run, ckptconv_here
 from features.dcp.cases import checkpoint_of
 from saved_steps import SAVERS
-from stores import PLACES, Served
 
-from ckptconv.features.steps.survey import survey
-from ckptconv.formats.run_steps import run_at
-from ckptconv.formats.whole_steps import judged, newest_good
+from ckptconv.features.steps.run import run_at
+from ckptconv.features.steps.whole import judged, newest_good
 from ckptconv.storage.location import Location
 
 
@@ -32,31 +28,6 @@ def test_a_step_of_the_names_and_sizes_of_another_is_not_opened_but_the_last_goo
         path = run / f"step-{number}" / ".metadata"
         path.write_bytes(b"\x80\x04" + b"N" * (path.stat().st_size - 3) + b".")
     assert steps(run, "--last").out == f"{run}/step-11\n"
-
-
-@pytest.mark.parametrize("kind", PLACES)
-def test_a_run_on_a_store_is_what_it_is_here_and_takes_three_requests_a_step_at_most(kind: str, tmp_path: Path) -> None:
-    count = 12
-    run = SAVERS["dcp"].run(tmp_path / "run", *range(10, 10 + count))
-    (run / "step-19" / "__0_0.distcp").write_bytes(b"cut")
-    (run / f"step-{9 + count}" / ".metadata").unlink()
-    place = PLACES[kind]()
-    url = place.put(run, "run")
-    with place.link() if isinstance(place, Served) else nullcontext() as link:
-        through = place.through(link).options if isinstance(place, Served) and link else place.options
-        there = survey(url, storage_options=through)
-        if link:
-            asked = [f"{each.method} {each.path}" for each in link.asked]
-            assert len(asked) <= 3 * count, asked
-    here = survey(str(run))
-    assert there.last_good == f"{url}/step-{8 + count}"
-    for far, near in zip(there.steps, here.steps, strict=True):
-        assert (far.name, far.good, far.weights_bytes, far.bytes) == (
-            near.name,
-            near.good,
-            near.weights_bytes,
-            near.bytes,
-        )
 
 
 def test_a_step_is_read_no_further_than_its_descriptions(tmp_path: Path) -> None:

@@ -12,16 +12,19 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from typing import NamedTuple
 
-from ckptconv.errors import LimitError, MissingError, UsageError
+from ckptconv.errors import FailedError, LimitError, MissingError, UsageError
+from ckptconv.features.steps.registered import TAGS
 from ckptconv.formats import runs
 from ckptconv.formats.joining.sets import MODEL, FileSet, parsed
 from ckptconv.formats.model_files import SUFFIX
 from ckptconv.formats.registered import describing
-from ckptconv.formats.run_names import LATEST, LATEST_UNIVERSAL, MAX_TAG, POINTERS, is_tag_directory
+from ckptconv.formats.run_names import LATEST, LATEST_UNIVERSAL, POINTERS
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.plan import NUMBERED
+from ckptconv.storage.handles import HIDDEN
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote
 from ckptconv.storage.reading import Entry
@@ -36,8 +39,8 @@ _DIGITS = re.compile(r"\d+")
 SUFFIXES = (*TORCH_SUFFIXES, SUFFIX)
 # Where a run keeps its steps, if not in its own directory.
 _FOLDERS = ("checkpoints", "checkpoint", "ckpts", "ckpt")
-# How deep the files of a step lie at most, and how many files a run has at most.
-_DEEPEST, _MOST = 8, 5_000_000
+# How deep the files of a step lie at most, how many files a run has, and how many bytes a file that names a step.
+_DEEPEST, _MOST, _MOST_NAMED = 8, 5_000_000, 4096
 
 
 class Step(NamedTuple):
@@ -46,7 +49,7 @@ class Step(NamedTuple):
 
     `place` is what is opened: its directory, a virtual checkpoint in it, or of files the one with the weights. `links`
     are the symbolic links among its names. `is_named_unfinished`: its name is one that a trainer gives a step until it
-    is complete.
+    is complete. `unlisted` says why a directory of it could not be listed, if one could not.
     """
 
     name: str
@@ -56,6 +59,7 @@ class Step(NamedTuple):
     files: Mapping[str, Entry]
     links: tuple[str, ...] = ()
     is_named_unfinished: bool = False
+    unlisted: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -84,10 +88,20 @@ class Step(NamedTuple):
         """Where it is."""
         return self.home.join(self.name).path
 
+    def at(self, path: str) -> Location:
+        """Return the location of one of its files, of which is known what it is."""
+        return _known(self.home.at(self.files[path].file), self.files[path])
+
     @property
     def is_files(self) -> bool:
         """Whether it has no directory of its own."""
         return self.name in self.files
+
+    @property
+    def is_made_here(self) -> bool:
+        """Whether this program made it of another step: then it may lack what that had."""
+        names = (path.rpartition("/")[2] for path in self.files)
+        return any(name.startswith(HIDDEN) or bool(describing(name)) for name in names)
 
 
 class Run(NamedTuple):
@@ -158,38 +172,67 @@ def _directories(place: Location, there: Mapping[str, Entry]) -> Iterator[Step]:
     for name, entry in there.items():
         if entry.kind != "directory" or (name.startswith(".") and not _UNFINISHED.fullmatch(name)):
             continue
-        number = number_of(name)
-        if number is None and not is_tag_directory(place.child(name).names):
+        inner, number = _inside(place, name), number_of(name)
+        if number is None and not _is_tag(_listed(inner)[0]):
             continue
-        files: dict[str, Entry] = {}
-        links: list[str] = []
-        inner = _inside(place, name)
-        _walk(inner, name, files, links, _DEEPEST)
-        described = [each for each in inner.names if describing(each)]
-        taken = inner.join(described[0]) if len(described) == 1 else inner
-        yield Step(name, number, place, taken, files, tuple(links), _UNFINISHED.fullmatch(name) is not None)
+        found = _Contents()
+        found.add(inner, name, _DEEPEST)
+        described = [each for each in found.files if each.count("/") == 1 and describing(each)]
+        taken = place.at(found.files[described[0]].file) if len(described) == 1 else inner
+        is_unfinished = _UNFINISHED.fullmatch(name) is not None
+        yield Step(name, number, place, taken, found.files, tuple(found.links), is_unfinished, found.unlisted)
+
+
+def _is_tag(names: Mapping[str, Entry]) -> bool:
+    """Whether a directory with these names is a step, whatever it is called."""
+    return any(import_module(module).is_tag_directory(names) for module in TAGS)
 
 
 def _inside(place: Location, name: str) -> Location:
-    """Return a directory in `place`. What it is, is known from the listing: a store is not asked again."""
-    inner = place.child(name)
-    vars(inner).setdefault("entry", place.names[name])
-    return inner
+    """Return a directory in `place`."""
+    return _known(place.child(name), place.names[name])
 
 
-def _walk(place: Location, path: str, files: dict[str, Entry], links: list[str], deepest: int) -> None:
-    """Add the files in and below the directory `place`, whose path in the run is `path`. Links are noted; those to
-    directories are not followed."""
-    for name, entry in place.names.items():
-        inner = f"{path}/{name}"
-        if entry.kind in ("directory", "missing") and _is_link(place, name):
-            links.append(inner)
-        elif entry.kind == "directory" and deepest:
-            _walk(_inside(place, name), inner, files, links, deepest - 1)
-        else:
-            files[inner] = entry
-        if len(files) > _MOST:
-            raise LimitError(f"{place} has more than {_MOST:,} files.")
+def _known(place: Location, entry: Entry) -> Location:
+    """Return a location, of which a listing has told what it is: a store is not asked again."""
+    vars(place).setdefault("entry", entry)
+    return place
+
+
+def _listed(place: Location) -> tuple[Mapping[str, Entry], str]:
+    """Return what is in a directory, and why a local one, such as another user's, cannot be listed."""
+    try:
+        return place.names, ""
+    except FailedError as error:
+        if is_remote(place.path):
+            raise
+        return {}, error.message
+
+
+class _Contents:
+    """What is in the directory of a step: its files and symbolic links by their paths in the run, and why a directory
+    in it could not be listed."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, Entry] = {}
+        self.links: list[str] = []
+        self.unlisted = ""
+
+    def add(self, place: Location, path: str, deepest: int) -> None:
+        """Add what is in and below the directory `place`, whose path in the run is `path`. Links to directories are not
+        followed."""
+        names, why = _listed(place)
+        self.unlisted = self.unlisted or why
+        for name, entry in names.items():
+            inner = f"{path}/{name}"
+            if entry.kind in ("directory", "missing") and _is_link(place, name):
+                self.links.append(inner)
+            elif entry.kind == "directory" and deepest:
+                self.add(_inside(place, name), inner, deepest - 1)
+            else:
+                self.files[inner] = entry
+            if len(self.files) > _MOST:
+                raise LimitError(f"{place} has more than {_MOST:,} files.")
 
 
 def _files(place: Location, there: Mapping[str, Entry]) -> Iterator[Step]:
@@ -220,7 +263,8 @@ def _files(place: Location, there: Mapping[str, Entry]) -> Iterator[Step]:
             first = min(group, key=lambda name: (is_beside_weights(name), name))
             files = {name: there[name] for name in group}
             unfinished = any(map(_UNFINISHED.fullmatch, group))
-            yield Step(first, number, place, place.at(there[first].file), files, (), unfinished)
+            taken = _known(place.at(there[first].file), there[first])
+            yield Step(first, number, place, taken, files, (), unfinished)
 
 
 def is_beside_weights(path: str) -> bool:
@@ -247,7 +291,7 @@ def _pointers(place: Location, there: Mapping[str, Entry], names: Mapping[str, s
         if name not in there or there[name].kind != "file":
             continue
         if name in (LATEST, LATEST_UNIVERSAL):
-            told = place.join(name).read_text(MAX_TAG).strip()
+            told = place.join(name).read_text(_MOST_NAMED).strip()
             found[name] = names.get(told, "")
         else:
             pointed = runs.pointed(place)
