@@ -67,8 +67,8 @@ if TYPE_CHECKING:
     from ckptconv.verification.verify import verify
     from ckptconv.version import __version__
 
-# Where each public name lives; imported when first used, so that `import ckptconv` costs next to nothing. No module has
-# the name of a function: the import system would put the one in the place of the other.
+# The module of each public name; imported when first used, so that `import ckptconv` costs next to nothing. No module
+# has the name of a function: the import system would replace the function with the module.
 _HOMES = {
     "AverageOptions": ("options.keywords", "AverageOptions"),
     "Change": ("features.diff.changes", "Change"),

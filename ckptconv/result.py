@@ -1,4 +1,4 @@
-"""What a conversion gives back: its report."""
+"""The report of a conversion."""
 
 from __future__ import annotations
 

@@ -74,9 +74,9 @@ def format_time(seconds: float) -> str:
     whole = round(seconds)
     if whole < 120:
         return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
+    minutes, remainder = divmod(whole, 60)
     if minutes < 120:
-        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+        return f"{minutes} min {remainder} s" if remainder else f"{minutes} min"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if minutes else f"{hours} h"
 
@@ -106,7 +106,7 @@ def some(items: Collection[_Item], most: int = 5, form: Callable[[_Item], str] =
     return f"{few} and {len(items) - most} more" if len(items) > most else few
 
 
-# How many elements of a tuple or list are shown.
+# Elements of a tuple or list that are shown.
 _SHOWN = 8
 
 
@@ -115,7 +115,7 @@ _HUB = ("hf.co", "huggingface.co", "www.huggingface.co")
 
 
 class Proposed(str):
-    """A path to write to that nobody typed as OUTPUT. `hint` says how to have a file replaced that is there."""
+    """A path to write to that the user did not type as OUTPUT. `hint` says how to have a present file replaced."""
 
     hint: str
 
@@ -134,17 +134,17 @@ class LastWord(Proposed):
 
 def parse_path(value: object, called: str = "") -> str:
     """Return a path or URL as text: a file:// URL as the local path that it names, hf.co/org/model without a scheme as
-    hf://org/model unless there is such a path. Raise UsageError, which names it `called`, for what is none."""
+    hf://org/model unless there is such a path. Raise UsageError, which names it `called`, for any other value."""
     path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
     if not isinstance(path, str):
         raise UsageError(f"{called} {brief(value)} is not a path.".lstrip())
     if "\0" in path:
         raise UsageError(f"{called} {brief(path)} is not a path: names cannot contain a NUL character.".lstrip())
-    host, slash, rest = path.partition("/")
+    host, slash, after = path.partition("/")
     if slash and host in _HUB and not os.path.lexists(path):
         # The address of a page about a file is refused as such.
         local = (
-            f"https://{path}" if any(f"/{word}/" in rest for word in ("tree", "blob", "resolve")) else f"hf://{rest}"
+            f"https://{path}" if any(f"/{word}/" in after for word in ("tree", "blob", "resolve")) else f"hf://{after}"
         )
     else:
         local = path.removeprefix("file://")
@@ -227,7 +227,7 @@ def html_table(caption: str, rows: Iterable[Sequence[str]]) -> str:
 def _cell(name: str, value: Any) -> str:
     """Return a field's value as a table shows it: of many items their number and the first, of bytes the size."""
     if isinstance(value, Mapping):
-        value = [f"{key}: {brief(each)}" for key, each in value.items()]
+        value = [f"{key}: {brief(item)}" for key, item in value.items()]
     if isinstance(value, (list, tuple)):
         return some(value, form=_called)
     return format_size(value) if type(value) is int and "bytes" in name.split("_") else str(value)

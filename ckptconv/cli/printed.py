@@ -1,4 +1,4 @@
-"""What only the command line prints with --json: the fields of objects that no call of the library returns."""
+"""Objects that only the command line prints with --json: no call of the library returns them."""
 
 from __future__ import annotations
 

@@ -44,9 +44,9 @@ GROUPS: dict[str, dict[str, str]] = {
 COMMANDS = {name: place for group in GROUPS.values() for name, place in group.items()}
 # Fields of a report that are tables, and differences between inputs, by what they are: the module of each whose
 # `summary(value, verbose)` and `differences(difference)` return lines of text.
-SUMMARIES = {
+SUMMARIES: dict[str, str] = {
     "like": "ckptconv.features.like.tables",
 }
-DIFFERENCES = {
+DIFFERENCES: dict[str, str] = {
     "reference": "ckptconv.features.like.tables",
 }

@@ -61,10 +61,10 @@ def together(source: Source, options: Mapping[str, object], names: Collection[st
     """Return the companions of `source` and of its reference, of these `names` if they are given; of those that both
     have, the reference's."""
     both = [source, source.reference] if source.reference else [source]
-    return {name: file for one in both for name, file in beside(one, options, names).files.items()}
+    return {name: file for one in both for name, file in siblings(one, options, names).files.items()}
 
 
-def beside(
+def siblings(
     source: Source,
     options: Mapping[str, object],
     names: Collection[str] | None = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
@@ -69,13 +70,12 @@ def open_source(
     for the value under a key and for the optimizer's states, if these are not read along with the weights. `master`
     (the optimizer's fp32 masters) and `unstack` (a tensor for each layer) apply to Megatron-core's. A structure record
     of safetensors that does not fit the tensors is an error; with `structure` false it is left out. `order` is a path
-    that has the order of the parameters, in which optimizers number them; a feature may have the order too.
-    `feature_options` are options of features that change a source. A file that is an attack raises UnsafeError; with
-    `inert` it is opened like any other, and nothing in it runs. `raw` keeps whole modules as objects. One file of many,
-    such as a rank's, can be inspected; a caller that takes its weights for a model gets an error, unless the file is
-    taken `alone`. "-" is standard input. Input from a pipe is kept in a temporary file in `spool_dir`. `recorded` is
-    the record in an output of the changes to its source. `known` is the location of `path`, if that was inspected
-    before.
+    that has the order of the parameters, in which optimizers number them. `feature_options` are options of features
+    that change a source; a feature may have the order too. A file that is an attack raises UnsafeError; with `inert`
+    it is opened like any other, and nothing in it runs. `raw` keeps whole modules as objects. One file of many, such as
+    a rank's, can be inspected; a caller that takes its weights for a model gets an error, unless the file is taken
+    `alone`. "-" is standard input. Input from a pipe is kept in a temporary file in `spool_dir`. `recorded` is the
+    record in an output of the changes to its source. `known` is the location of `path`, if that was inspected before.
     """
     path = os.fspath(path)
     if not path:
@@ -136,8 +136,10 @@ def with_layout(
     storage_options: Mapping[str, Any] | None = None,
     **feature_options: Any,
 ) -> Source:
-    """Return `source` with the changes that features make for `feature_options`. The arguments are those of
-    `open_source`."""
+    """Return `source` with the changes that features make for `feature_options`.
+
+    The arguments are those of `open_source`.
+    """
     reaching: dict[str, Any] = {"inert": inert, "spool_dir": spool_dir, "storage_options": storage_options}
     for changed in opening(feature_options, "opened"):
         source = changed(source, feature_options, reaching)
@@ -183,13 +185,15 @@ def complete(source: Source, *, key: str = "", states: bool = False, inert: bool
 
 
 def asked_orders(order: str, feature_options: Mapping[str, Any], reaching: Mapping[str, Any]) -> tuple[Order, ...]:
-    """Return the orders of parameters that the user gives: by `order`, or by an option of a feature."""
+    """Return the orders of parameters that the user gives by `order`; without one, those that features have for
+    `feature_options`."""
     if order:
         from ckptconv.formats.numbers import order_files
 
-        settings = reaching["storage_options"] or {}
-        return (order_files.order_at(normalize(order), settings, lambda path: order_in(path, reaching)),)
-    return tuple(one for hook in opening(feature_options, "orders") for one in hook(feature_options, reaching))
+        stores = reaching["storage_options"] or {}
+        return (order_files.order_at(normalize(order), stores, lambda path: order_in(path, reaching)),)
+    kept = [orders(feature_options, reaching) for orders in opening(feature_options, "orders")]
+    return tuple(itertools.chain.from_iterable(kept))
 
 
 def order_in(path: str, reaching: Mapping[str, Any]) -> Order | None:
@@ -256,9 +260,9 @@ def _choose(probe: Probe) -> _Found:
         if probe.is_file and guess.sure < CERTAIN:
             _check_beginning(probe)
         meant = (guess.place or place).path
-        raise OtherFamilyError(
-            f"{meant} is {guess.called}.", f"Use: ckptconv {guess.command.format(shlex.quote(meant))}"
-        )
+        # A strict spelling from or to safetensors may go the wrong way: the user's OUTPUT is not known here.
+        command = "convert {} OUTPUT" if model_files.SAFETENSORS in (family, chosen.FAMILY) else guess.command
+        raise OtherFamilyError(f"{meant} is {guess.called}.", f"Use: ckptconv {command.format(shlex.quote(meant))}")
     return best
 
 
@@ -360,6 +364,6 @@ def _nearby(place: Location) -> str:
         return f"Did you mean {scheme}://{path_in_store}?"
     if is_remote(path) or place.parent.kind != "directory":
         meant = stores.meant(path)
-        return f"If it is {meant.what}, give {meant.url}." if meant else ""
+        return f"If it is {meant.kind}, give {meant.url}." if meant else ""
     close = difflib.get_close_matches(place.name, list(place.parent.names), n=1, cutoff=0.8)
     return f"Did you mean {os.path.join(os.path.dirname(path), close[0])}?" if close else ""

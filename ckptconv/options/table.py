@@ -38,7 +38,7 @@ from ckptconv.options.registered import FEATURES, FITTED, OPENED, missing, optio
 
 # Options with this group are for Python only.
 LIBRARY = "library"
-# The value of an option for what is not to be done again, or undone, though the input's record tells of it.
+# The value of an option for a change that is not to be repeated, or undone, though the input's record has it.
 NONE = "none"
 
 # The commands that take one checkpoint, whose short help has which part of it to take.
@@ -163,7 +163,7 @@ class Options(Given):
         fallback="from the checkpoint itself, or from its config.json",
     )
 
-    # How to work, and what to write beside the output.
+    # Ways to work, and further files to write.
     jobs: int | None = _running(
         counted(1, 256),
         "Use N threads, or N processes for an output that is mostly computed.",
@@ -208,7 +208,7 @@ class Options(Given):
     )
     dry_run: bool = _running(FLAG, "Show the plan without writing anything.", common="convert merge")
 
-    # Where the input is, and which part of it to take.
+    # The place of the input, and the part of it to take.
     storage_options: Mapping[str, Any] = _running(
         MAPPING,
         "Settings of a store, for fsspec, such as '{\"anon\": true}'.",
@@ -280,8 +280,8 @@ class Options(Given):
     )
     drop_opaque: bool = deciding(FLAG, "The same as --opaque drop.", group=TAKE)
 
-    def __init__(self, **given: Any) -> None:
-        super().__init__(**given)
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**values)
         if self.drop_opaque:  # the first name of --opaque drop
             if self.opaque == "keep":
                 raise UsageError("--drop-opaque and --opaque keep contradict each other.")
@@ -299,7 +299,7 @@ class Options(Given):
         return FAR_MEMORY if far else SCATTERED_MEMORY if scattered else USUAL_MEMORY
 
     def opening(self) -> dict[str, Any]:
-        """Return what `open_source` takes of these options for the whole of a checkpoint."""
+        """Return the options that `open_source` takes for the whole of a checkpoint."""
         return {
             "family": self.family,
             "tag": self.tag,
@@ -315,7 +315,7 @@ class Options(Given):
         }
 
     def changing(self) -> dict[str, Any]:
-        """Return what `open_source` takes of these options for what features change in a source."""
+        """Return the options that `open_source` takes for the features that change a source."""
         return {name: getattr(self, name) for name in CHANGING}
 
     def fitting(self) -> dict[str, Any]:
@@ -327,7 +327,7 @@ class Options(Given):
         return [path for name, option in CHANGING.items() if option.kind is PATH and (path := getattr(self, name))]
 
     def reaching(self) -> dict[str, Any]:
-        """Return what `open_source` takes of these options for any checkpoint: how to reach and to trust it."""
+        """Return the options that `open_source` takes for any checkpoint: how to reach and to trust it."""
         return {"inert": self.inert, "spool_dir": self.spool_dir, "storage_options": self.storage_options}
 
     def recorded(self) -> dict[str, Any]:
@@ -407,8 +407,8 @@ OPTIONS = Options.table
 for _name, _option in [pair for feature in FEATURES for pair in options_of(feature).items()]:
     OPTIONS[_name] = _option
     setattr(Options, _name, _option)  # for help
-# What the sources that features change for outputs of weights depend on; and those that they choose or change for
-# everything: on their own options, and the dtype.
+# The options on which sources that features change for outputs of weights depend, and those on which sources that
+# features choose or change for any use depend: their own, and the dtype.
 FITTING = {name: one for each in FITTED for name, one in options_of(each).items()}
 CHANGING = {"dtype": OPTIONS["dtype"]} | {
     name: one for each in OPENED for name, one in options_of(each).items() if name not in FITTING
@@ -421,8 +421,8 @@ def named_in(names: str, every: Mapping[str, Option] = OPTIONS) -> dict[str, Opt
     return {name: every[name] for name in names.split() if not missing(name)}
 
 
-# Names that stand together wherever some of the table is taken: what of a trainer's checkpoint is read, and how a
-# checkpoint is read, and reached; which tensors are taken, what they are called, and what their dtypes are.
+# Groups of names that several tables take: options about the parts of a trainer's checkpoint to read, and about reading
+# and reaching a checkpoint; options that choose, name and cast tensors.
 _READ = "tag exclude_frozen_parameters master unstack"
 _AS_IT_IS = "raw alone"
 _REACHED = "inert spool_dir storage_options"
@@ -435,13 +435,13 @@ _OF_TENSORS = (
 
 _PART = "layers experts component vocab graft config"
 
-# What the calls of the library take that are no conversions.
+# The options of calls of the library that are no conversions.
 OPENING = named_in(
     f"key tag exclude_frozen model_rank states structure {_AS_IT_IS} master unstack dequantize map size like order "
     f"{_PART} family {_REACHED}",
     {**OPTIONS, **options_in(_Opening)},
 )
-# What an opened checkpoint gives, by names and dtypes, beside what is read of it.
+# The options about names and dtypes of an opened checkpoint, in addition to those about reading it.
 VIEWING = {name: option for name, option in OPENING.items() if name != "states"} | named_in(
     "with_states partial fill", {**OPTIONS, **options_in(_Opening)}
 )
@@ -454,13 +454,13 @@ TO_CHECKPOINT = OPTIONS["to"].explained(
     {"safetensors2dcp": "dcp"},
     CHECKPOINT,
 )
-# What takes several checkpoints, and makes one output of them.
+# The options of commands that compute one output from several checkpoints.
 COMBINING = named_in(
     f"{_OF_TENSORS} to chunks model_key copy_config for_hub {_READ} raw opaque drop_opaque {_WORKING} verify checksum "
     f"part manifest digest attest depfile dry_run {_REACHED}",
     {**OPTIONS, "to": TO_CHECKPOINT},
 )
-# What `verify` takes: the options of a conversion, where states are read.
+# The options of `verify`: those of a conversion that reads states.
 VERIFYING = {
     **{name: option for name, option in OPTIONS.items() if name != "optimizer"},
     "states": OPTIONS["states"].explained(

@@ -1,7 +1,7 @@
-"""Checks records of files and manifests before anything uses them. Pure.
+"""Check records of files and manifests before anything uses them. Pure.
 
 They are read from directories to which others may have written, or which came with a download. Anything that we would
-not write raises ValueError, whose text says what is wrong with "it".
+not write raises ValueError, whose text is a sentence about "it".
 """
 
 from __future__ import annotations
@@ -70,31 +70,31 @@ def check_names(names: Iterable[str]) -> None:
 
 
 def shape_of(heading: Any) -> dict[str, Any]:
-    """Return what a heading may be, with the members of what it says was computed."""
+    """Return the shape of a heading, with the members of the ways in which it was computed."""
     ways = ways_in(heading).values() if isinstance(heading, dict) else ()
     return {**_HEADING, **{name: shape for way in ways for name, shape in way.heading.items()}}
 
 
-def check_heading(told: Mapping[str, Any]) -> None:
+def check_heading(heading: Mapping[str, Any]) -> None:
     """Raise ValueError if the members of a heading contradict one another."""
-    for way in ways_in(told).values():
-        way.check(told)
+    for way in ways_in(heading).values():
+        way.check(heading)
 
 
-def check_manifest(told: Any) -> None:
-    """Raise ValueError unless `told` is a manifest."""
-    check(told, {**shape_of(told), "files": _FILES}, "it")
-    check_heading(told)
-    check_names(told["files"])
-    for name, found in told["files"].items():
-        if ("digest" in told) != ("digests" in found):
-            raise ValueError(f"its entry for {name!r} {'lacks' if 'digest' in told else 'has'} 'digests'")
-        _check_digests(found, found["tensors"])
+def check_manifest(manifest: Any) -> None:
+    """Raise ValueError unless `manifest` is one."""
+    check(manifest, {**shape_of(manifest), "files": _FILES}, "it")
+    check_heading(manifest)
+    check_names(manifest["files"])
+    for name, entry in manifest["files"].items():
+        if ("digest" in manifest) != ("digests" in entry):
+            raise ValueError(f"its entry for {name!r} {'lacks' if 'digest' in manifest else 'has'} 'digests'")
+        _check_digests(entry, entry["tensors"])
 
 
-def _check_digests(told: Mapping[str, Any], tensors: Collection[str]) -> None:
-    """Raise ValueError unless the digests in `told`, if there are any, are those of its `tensors`."""
-    if "digests" in told and told["digests"]["tensors"].keys() != set(tensors):
+def _check_digests(entry: Mapping[str, Any], tensors: Collection[str]) -> None:
+    """Raise ValueError unless the digests in `entry`, if there are any, are those of its `tensors`."""
+    if "digests" in entry and entry["digests"]["tensors"].keys() != set(tensors):
         raise ValueError("its digests do not match its tensors")
 
 
@@ -104,19 +104,19 @@ def file_record(data: bytes) -> dict[str, Any]:
 
 
 def object_record(data: bytes) -> dict[str, Any]:
-    """The record of a file that a part has put on a store: `version` is what tells its object from others."""
+    """The record of a file that a part has put on a store: `version` identifies its object."""
     return _record(data, {"version": str})
 
 
 def _record(data: bytes, facts: Mapping[str, type]) -> dict[str, Any]:
-    found: dict[str, Any] = check(parse_json(data), {**_RECORD, **facts}, "it")
-    names = [name for *_, name in found["spans"] if name is not None]
-    for at, length, crc, _ in found["spans"]:
-        if at + length > found["size"]:
+    entry: dict[str, Any] = check(parse_json(data), {**_RECORD, **facts}, "it")
+    names = [name for *_, name in entry["spans"] if name is not None]
+    for at, length, crc, _ in entry["spans"]:
+        if at + length > entry["size"]:
             raise ValueError("one of its spans ends beyond the file")
         if crc is not None and crc >> 32:
             raise ValueError("one of its checksums is not valid")
     if len(set(names)) != len(names):
         raise ValueError("the name of a tensor occurs twice")
-    _check_digests(found, names)
-    return found
+    _check_digests(entry, names)
+    return entry

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ckptconv.options.table import Options
-from ckptconv.outputs.kinds import is_given
+from ckptconv.outputs.kinds import is_set
 from ckptconv.storage.paths import is_remote
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Part(Protocol):
 def part_of(options: Options) -> Part | None:
     """Return the part of a conversion that `options` ask for; None for the whole."""
     for option, module in PARTS.items():
-        if is_given(option, options):
+        if is_set(option, options):
             part: Part = import_module(module).part_of(getattr(options, option))
             return part
     return None
@@ -63,12 +63,12 @@ def is_one_upload(output: Output) -> bool:
 
 
 class PlanDescription(NamedTuple):
-    """What `finish` must know of a plan.
+    """The description of a plan for `finish`.
 
     `kind` is that of the output, as `Target.form` has it. The files were assigned to `parts` parts with `shift`,
     as in `assign`. `heading` is that of the manifest. `files` are (name, size in bytes, number of
-    tensors). `inputs` are what it is made of: [path, size in bytes, stamp] by name. `permissions` say what it may
-    replace, as `publish.replacing.Claim` has them.
+    tensors). `inputs` are its input files: [path, size in bytes, stamp] by name. `permissions` name the files that it
+    may replace, as `publish.replacing.Claim` has them.
     """
 
     plan_id: str

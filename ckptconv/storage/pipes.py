@@ -42,9 +42,9 @@ def take_pipe(path: str, directory: str = "") -> str:
             spool.write_at(spool.room(len(chunk)), chunk)
         if chunk is None:
             mode = os.fstat(source).st_mode
-            what = f"the pipe {name}" if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) else name
+            subject = f"the pipe {name}" if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) else name
             raise CorruptError(
-                f"{what} is empty.",
+                f"{subject} is empty.",
                 "Check the output of the command before the pipe; with `set -o pipefail` the shell reports its "
                 "failure.",
             )

@@ -69,11 +69,11 @@ class Spool:
 
     def write_at(self, offset: int, data: bytes | memoryview) -> None:
         """Write `data` at `offset`. Raises FailedError if that fails, as on a full disk."""
-        rest = memoryview(data)
+        remaining = memoryview(data)
         try:
-            while rest:
-                count = os.pwrite(self.descriptor, rest, offset)
-                rest, offset = rest[count:], offset + count
+            while remaining:
+                count = os.pwrite(self.descriptor, remaining, offset)
+                remaining, offset = remaining[count:], offset + count
         except OSError as error:
             raise _cannot_write(self.directory, error) from error
 

@@ -184,13 +184,13 @@ def test_where_a_file_system_knows_no_owners_what_is_made_tells_whose_it_is(
     (tmp_path / "private").mkdir(mode=0o700)
     with handles.Handle.open(str(tmp_path)) as here:
         monkeypatch.setattr(os, "fstat", mapped)
-        here.own("private").close()
+        here.private("private").close()
         monkeypatch.setattr(os, "geteuid", lambda: 77)
-        here.own("private").close()
+        here.private("private").close()
     monkeypatch.undo()
     (tmp_path / "private").chmod(0o777)
     with handles.Handle.open(str(tmp_path)) as here, pytest.raises(handles.ForeignError):
-        here.own("private")
+        here.private("private")
 
 
 def test_a_pipe_in_the_place_of_an_input_does_not_hold_the_work_up(model: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from ckptconv.errors import UsageError
 from ckptconv.features.dcp.names import FILE, METADATA, SUFFIX
 from ckptconv.features.dcp.options import GIVEN
 from ckptconv.options.table import Options
-from ckptconv.outputs.kinds import OF_CODES, OF_MODELS, OF_UNIVERSAL, OF_WEIGHTS, OutputKind, flag, is_given
+from ckptconv.outputs.kinds import OF_CODES, OF_MODELS, OF_UNIVERSAL, OF_WEIGHTS, OutputKind, flag, is_set
 from ckptconv.outputs.targets import MANIFEST, Directory
 
 CALLED = "a checkpoint of torch.distributed.checkpoint"
@@ -21,9 +21,9 @@ def check(options: Options) -> None:
     """Raise UsageError for options that contradict an output of torch.distributed.checkpoint."""
     given = GIVEN.of(options)
     for name in ("optimizer_key", "flat_optimizer", "fill_states") if not options.states else ():
-        if is_given(name, options):
+        if is_set(name, options):
             raise UsageError(f"{flag(name)} applies only to optimizer states, and none were requested.", _STATES)
-    if is_given("like", options) and given.chunks is not None:
+    if is_set("like", options) and given.chunks is not None:
         raise UsageError("--chunks and --like both say how to cut tensors: give one of them.")
     if given.model_key == NO_WEIGHTS and not options.states:
         raise UsageError("--model-key none leaves out the weights, so nothing is left to write.", _STATES)

@@ -10,10 +10,10 @@ from ckptconv.features.dcp.imitating import unlike
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import restore
-from ckptconv.outputs.kinds import is_given
+from ckptconv.outputs.kinds import is_set
+from ckptconv.outputs.notices import Notices
 from ckptconv.outputs.planning import Output, output_of
 from ckptconv.outputs.targets import Target
-from ckptconv.outputs.told import Told
 from ckptconv.plan import FilePlan
 from ckptconv.storage.paths import is_remote
 from ckptconv.text import some
@@ -21,7 +21,7 @@ from ckptconv.text import some
 
 def plan(source: Source, target: Target, options: Options) -> Output:
     """Plan a checkpoint of torch.distributed.checkpoint: the weights, and with `states` the optimizer's beside them."""
-    if options.to == SHARDS and is_given("part", options) and is_remote(target.path):
+    if options.to == SHARDS and is_set("part", options) and is_remote(target.path):
         raise UsageError(
             f"{target.path}: on a store, parts need an index that is written last, but safetensors shards of "
             "torch.distributed.checkpoint have none.",
@@ -51,6 +51,8 @@ def output_with(
         warnings.append(f"left out, because safetensors shards hold only tensors: {some(found.values)}")
     if target.layout and (others := unlike(found.tensors, target.layout)):
         warnings.append(f"not in {options.fitting()['like']} with this shape, so written uncut: {some(others)}")
-    told = Told(idle=found.chosen.idle(options), kept=frozenset(), warnings=tuple(warnings), notes=found.chosen.notes)
-    made = output_of("dcp", [source], target, options, tuple(files), {}, told)
+    notices = Notices(
+        idle=found.chosen.idle(options), kept=frozenset(), warnings=tuple(warnings), notes=found.chosen.notes
+    )
+    made = output_of("dcp", [source], target, options, tuple(files), {}, notices)
     return made._replace(described=len(found.tensors))

@@ -25,7 +25,7 @@ OF_CONVERSIONS = ("safetensors2dcp",)
     ),
     STATES_READ,
     *named("order opaque drop_opaque raw alone tag exclude_frozen_parameters master unstack per_rank"),
-    *(each for each in CONVERTING if each not in named("copy_config like partial fill")),
+    *(name for name in CONVERTING if name not in named("copy_config like partial fill")),
 )
 def safetensors2dcp(
     source: Annotated[

@@ -17,7 +17,7 @@ from ckptconv.formats import model_files
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.computed import Computing, From
-from ckptconv.outputs.selected import Selected, Telling
+from ckptconv.outputs.selected import Reporter, Selected
 from ckptconv.outputs.targets import is_output_name
 from ckptconv.plan import NUMBERED, Data, FilePlan, shard_names
 from ckptconv.result import LikeReport, LikeRow
@@ -76,13 +76,13 @@ def compare(
     ties: Mapping[str, str] | None = None,
     wanted_ties: Mapping[str, str] | None = None,
     *,
-    fixed: Collection[str] = (),
+    uncastable: Collection[str] = (),
     casts: bool = True,
 ) -> Comparison:
     """Compare the tensors `given` with those that are `wanted`.
 
     `ties` are names among `given` whose bytes another has, and `wanted_ties` are such names that stand for one that is
-    wanted: {removed: kept}. Tensors of the names `fixed` are never cast. Unless it `casts`, dtypes do not matter.
+    wanted: {removed: kept}. Tensors of the names `uncastable` are never cast. Unless it `casts`, dtypes do not matter.
     """
     ties = dict(ties or {})
     others: dict[str, str] = {}
@@ -91,14 +91,14 @@ def compare(
             others.setdefault(kept, alias)
     given = {**given, **{kept: given[alias] for kept, alias in others.items()}}
     ties.update((kept, ties.get(alias, alias)) for kept, alias in others.items())
-    fixed = {*fixed, *(kept for kept, alias in others.items() if alias in fixed)}
+    uncastable = {*uncastable, *(kept for kept, alias in others.items() if alias in uncastable)}
     here = [name for name in wanted if name in given]
     shapes = tuple(name for name in here if given[name].shape != wanted[name].shape)
     differing = set(shapes)
     dtypes = tuple(
         name
         for name in here
-        if casts and name not in differing and not _fits(given[name].dtype, wanted[name].dtype, name in fixed)
+        if casts and name not in differing and not _fits(given[name].dtype, wanted[name].dtype, name in uncastable)
     )
     differing.update(dtypes)
     stored: dict[str, str] = {}
@@ -281,15 +281,15 @@ def _selected(chosen: Selected, source: Source, options: Options, theirs: Select
     ties, their_ties = (
         ({}, {}) if options.tied == "duplicate" else (chosen.recorded_aliases(), theirs.recorded_aliases())
     )
-    found = compare(chosen.tensors, wanted, ties, their_ties, fixed=chosen.fixed, casts=casts)
+    found = compare(chosen.tensors, wanted, ties, their_ties, uncastable=chosen.uncastable, casts=casts)
     others = {name: chosen.tensors[before] for name, before in found.others.items()}
     check(found, {**chosen.tensors, **others}, wanted, source, options)
     filled = found.missing if asked.fill else ()
     missing = found.missing if asked.partial else ()
     dtypes = {name: wanted[name].dtype.name for name in wanted} if casts else {}
     dtypes.update({alias: dtypes[kept] for alias, kept in found.aliases.items() if casts})
-    fixed = {name for name, before in found.others.items() if before in chosen.fixed}
-    tell = functools.partial(_telling, LikeReport(reference.path, 0, list(missing), list(filled), {}), found, options)
+    uncastable = {name for name, before in found.others.items() if before in chosen.uncastable}
+    tell = functools.partial(_reporter, LikeReport(reference.path, 0, list(missing), list(filled), {}), found, options)
     return chosen._replace(
         tensors={**chosen.tensors, **others, **{name: wanted[name] for name in filled}},
         structured=False,
@@ -298,13 +298,13 @@ def _selected(chosen: Selected, source: Source, options: Options, theirs: Select
         dtype="keep" if casts else chosen.dtype,
         dtypes=dtypes,
         widen_only=chosen.widen_only and not casts,
-        fixed=chosen.fixed | fixed | theirs.fixed.intersection(filled),
+        uncastable=chosen.uncastable | uncastable | theirs.uncastable.intersection(filled),
         files=files_of(reference, wanted),
         missing=missing,
         warnings=(*chosen.warnings, *_left_out(missing, reference.path, source.path)),
         equal=(*chosen.equal, *(pair for pair in reference.equal if pair[0] in filled)),
         record={**chosen.record, "like": From(reference.path)},
-        tellings=(*chosen.tellings, tell),
+        reporters=(*chosen.reporters, tell),
     )
 
 
@@ -315,9 +315,9 @@ def _left_out(names: Sequence[str], reference: str, source: str) -> Iterator[str
         yield f"{len(names):,} {what} left out that {reference} has, as {source} lacks them: {some(names)}."
 
 
-def _telling(
+def _reporter(
     report: LikeReport, found: Comparison, options: Options, chosen: Selected, stored: Mapping[str, LazyTensor]
-) -> Telling:
+) -> Reporter:
     """Return what returns the `report`, of which the rest is known now."""
     origins = {new: (old, chosen.tensors[new].dtype.name) for old, new in chosen.names.items()}
     origins.update((name, origins[before]) for name, before in found.others.items())

@@ -1,4 +1,4 @@
-"""Tables of what an output has in common with its reference, and of what differs, as lines of text."""
+"""Tables that compare an output with its reference, as lines of text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST, NAME = 40, 100
 
 
 def summary(like: LikeReport, verbose: bool) -> list[str]:
-    """Return what an output has of its reference: a sentence, and the table of its tensors if there is one."""
+    """Return the lines about an output and its reference: a sentence, and the table of its tensors if there is one."""
     parts = [f"{count_of(like.matched, 'tensor')} of the input"]
     if like.filled:
         parts.append(f"{len(like.filled):,} taken from there ({some(like.filled, len(like.filled) if verbose else 3)})")
@@ -36,7 +36,7 @@ def summary(like: LikeReport, verbose: bool) -> list[str]:
 def differences(difference: Mapping[str, Any]) -> list[str]:
     """Return the table of the tensors that a source and its reference do not have in common."""
     rows = [(row["what"], row["tensor"], _kind(row["expected"]), _kind(row["found"])) for row in difference["tensors"]]
-    total = sum(count for what, count in difference["counts"].items() if what != "matched")
+    total = sum(count for kind, count in difference["counts"].items() if kind != "matched")
     return _table(("", "tensor", "reference", "input"), rows, MOST, total)
 
 

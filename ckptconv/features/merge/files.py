@@ -283,7 +283,7 @@ def merging(source: Source, adapters: Sequence[Adapter], options: Mapping[str, o
     }
     model: Mapping[str, Any] = {}
     try:
-        if file := companions.beside(source, options, [companions.CONFIG]).files.get(companions.CONFIG):
+        if file := companions.siblings(source, options, [companions.CONFIG]).files.get(companions.CONFIG):
             inputs.setdefault(companions.CONFIG, Input.stamped(file))
             model = configs.read(Location(file.path, dict(options)))
     except CkptconvError:

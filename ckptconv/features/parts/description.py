@@ -1,7 +1,7 @@
-"""Checks descriptions of parts before `finish` uses them. Pure.
+"""Check descriptions of parts before `finish` uses them. Pure.
 
 They are read from directories to which others may have written. Anything that we would not write raises ValueError,
-whose text says what is wrong with "it".
+whose text is a sentence about "it".
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ def description(
     """
     parsed = parse_json(data)
     heading = parsed.get("heading") if isinstance(parsed, dict) else None
-    told = check(parsed, {**_DESCRIPTION, "heading": shape_of(heading)}, "it")
-    kind, parts = told["kind"], told["parts"]
-    if told["plan"] != plan_id or kind not in kinds:
+    members = check(parsed, {**_DESCRIPTION, "heading": shape_of(heading)}, "it")
+    kind, parts = members["kind"], members["parts"]
+    if members["plan"] != plan_id or kind not in kinds:
         raise ValueError(f"it is not of the plan {plan_id}, or of another kind of output than {' or '.join(kinds)}")
     if not 0 < parts <= _MOST_PARTS:
         raise ValueError(f"it has {parts} parts")
-    check_heading(told["heading"])
-    if told["heading"]["plan"] != plan_id:
+    check_heading(members["heading"])
+    if members["heading"]["plan"] != plan_id:
         raise ValueError("its heading belongs to another plan")
-    files = [(name, size, tensors) for name, size, tensors in told["files"]]
+    files = [(name, size, tensors) for name, size, tensors in members["files"]]
     if not files:
         raise ValueError("it names no files")
     names = [name for name, _, _ in files]
@@ -63,14 +63,14 @@ def description(
             if "/" in name or (directory and not directory.may_have(name)):
                 raise ValueError(f"{name!r} is not the name of a file of such an output")
     if directory and kind == "directory":
-        _check_shards(names, directory.last, gaps=told["heading"]["options"].get("partial") is True)
+        _check_shards(names, directory.last, gaps=members["heading"]["options"].get("partial") is True)
     elif directory and directory.last not in names:
         raise ValueError(f"its files lack {directory.last!r}")
-    inputs = told.get("inputs", {})
+    inputs = members.get("inputs", {})
     if any("\0" in path for path, _, _ in inputs.values()):
         raise ValueError("the path of one of its inputs is not valid")
-    permissions = told.get("permissions", [])
-    return PlanDescription(plan_id, kind, parts, told["shift"], told["heading"], files, inputs, permissions)
+    permissions = members.get("permissions", [])
+    return PlanDescription(plan_id, kind, parts, members["shift"], members["heading"], files, inputs, permissions)
 
 
 def _check_shards(names: list[str], index: str, gaps: bool) -> None:

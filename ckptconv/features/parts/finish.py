@@ -20,12 +20,12 @@ from ckptconv.options.table import Options
 from ckptconv.outputs.computed import made_as
 from ckptconv.outputs.targets import MANIFEST, directory_of, final_path
 from ckptconv.process import peak_rss
-from ckptconv.publish.manifest import MOST_RECORD, Made, document
+from ckptconv.publish.manifest import MOST_RECORD, FinishedFile, document
 from ckptconv.publish.parts import PlanDescription
 from ckptconv.publish.publish import Staged, complete, describe, staging_for, unpublished
 from ckptconv.publish.replacing import INPUT, NEW_NAME, READ, Claim, Replacing, Spared
 from ckptconv.publish.staging.base import Staging
-from ckptconv.publish.statements import asked
+from ckptconv.publish.statements import requested
 from ckptconv.result import OutputFile, Report
 from ckptconv.storage.files import look, read_text
 from ckptconv.storage.location import Location
@@ -97,7 +97,7 @@ def finish(
         spared = Spared(path for each in planned for path in _spared(each.plan.permissions))
         replacing = Replacing(chosen, spared, claims)
         replacing.check()
-        stating, plans = asked(chosen), [(each.path, each.plan) for each in planned]
+        stating, plans = requested(chosen), [(each.path, each.plan) for each in planned]
         named = {option: module.of_parts(plans, chosen) for option, (_, module) in stating.items()}
         if on_total and (chosen.checksum or named):
             again = sum(size for each in planned for _, size, _ in each.plan.files) if chosen.checksum else 0
@@ -125,7 +125,7 @@ def _staged(planned: _Planned, options: Options, progress: Progress | None, stac
         _check_published(planned)
         staging.committed = True
         return Staged(planned.path, planned.is_file, staging, [], partial(_manifest, planned), False)
-    if planned.is_file and "digest" in plan.heading and not (options.manifest or asked(options)):
+    if planned.is_file and "digest" in plan.heading and not (options.manifest or requested(options)):
         raise UsageError(
             f"{planned.path} is one file without a manifest, so its digests have no place.",
             "Add --manifest FILE.",
@@ -224,8 +224,8 @@ def _planned(output: Location) -> list[_Planned]:
     return [_Planned(real_place(path) if plan.kind == "tree" else path, plan, each.published)]
 
 
-def _collected(planned: _Planned, staging: Staging) -> dict[str, Made]:
-    """Return the `Made` of every file, by name. Raises FailedError if some are missing."""
+def _collected(planned: _Planned, staging: Staging) -> dict[str, FinishedFile]:
+    """Return the `FinishedFile` of every file, by name. Raises FailedError if some are missing."""
     digest = planned.plan.heading.get("digest", "")
     every = ((name, staging.finished(name, size, digest)) for name, size, _ in planned.plan.files)
     records = {name: record for name, record in every if record is not None}

@@ -10,8 +10,8 @@ from typing import Any
 from ckptconv.errors import UsageError
 from ckptconv.text import brief, whole
 
-# Where batch systems say which of how many a process is: its number, the lowest number there is, and how many there
-# are. Of each the first that is set counts.
+# Variables in which batch systems give the number of a process, the lowest number, and the number of processes. Of each
+# the first that is set counts.
 _SYSTEMS: tuple[tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]], ...] = (
     ("a Slurm array", ("SLURM_ARRAY_TASK_ID",), ("SLURM_ARRAY_TASK_MIN",), ("SLURM_ARRAY_TASK_COUNT",)),
     ("torchrun", ("RANK",), (), ("WORLD_SIZE",)),
@@ -25,9 +25,9 @@ _SYSTEMS: tuple[tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]], .
 
 
 def parse_part(value: Any, option: str, environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
-    """Return the part that `value` names: "I/N", (I, N), or "auto" for what a batch system puts into the environment.
+    """Return the part that `value` names: "I/N", (I, N), or "auto" for that of a batch system in the environment.
 
-    Raise UsageError, naming `option`, if it names none.
+    Raises UsageError, naming `option`, if it names none.
     """
     if isinstance(value, str) and value == "auto":
         return _part_of_system(option, environment)
@@ -35,7 +35,7 @@ def parse_part(value: Any, option: str, environment: Mapping[str, str] = os.envi
     if isinstance(value, str):
         match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", value)
         value = tuple(map(int, match.groups())) if match else ()
-    numbers = [whole(each) for each in value] if isinstance(value, (tuple, list)) else []
+    numbers = [whole(number_of) for number_of in value] if isinstance(value, (tuple, list)) else []
     number, count = numbers if len(numbers) == 2 else (None, None)
     if number is None or count is None:
         raise UsageError(f"{option} {shown}: expected I/N, such as 0/4, or auto.")

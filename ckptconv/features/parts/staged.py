@@ -65,7 +65,7 @@ def _described_here(path: str) -> list[StagedParts]:
 def _description_in(home: Handle, token: str, plan_id: str, kinds: tuple[str, ...]) -> Iterator[StagedParts]:
     if not stat.S_ISDIR(home.stat(token).st_mode):
         return
-    with home.own(token) as staging:
+    with home.private(token) as staging:
         for name in (DESCRIPTION, PUBLISHED):
             try:
                 data = staging.read(name, MOST_DESCRIPTION)

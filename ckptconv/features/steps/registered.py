@@ -12,5 +12,5 @@ EXTENTS: dict[str, str] = {
 }
 # Modules whose `is_tag_directory(names)` tells by the names in a directory that it is a step, whatever it is called.
 TAGS: tuple[str, ...] = (
-    "ckptconv.formats.deepspeed.locate",
+    "ckptconv.features.deepspeed.locate",
 )  # fmt: skip

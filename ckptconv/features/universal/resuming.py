@@ -127,10 +127,10 @@ def _given(options: Options, without: set[str] | frozenset[str]) -> list[str]:
 def _derived(source: Source, options: Options, rename: Rename) -> Resumable:
     key = options.key or weights_key(source.weights)
     chosen = selected(source, options.replaced(key=key, dtype=_MASTER, structure=False), rename)
-    if chosen.fixed:
+    if chosen.uncastable:
         raise UnsupportedError(
-            f"{source.path}: {some(sorted(chosen.fixed))} are parts of quantized or otherwise composed tensors, which "
-            "have no fp32 masters.",
+            f"{source.path}: {some(sorted(chosen.uncastable))} are parts of quantized or otherwise composed tensors, "
+            "which have no fp32 masters.",
             "Convert the original weights, or leave these out with --exclude.",
         )
     aliases = selection.untie(chosen.tensors, chosen.owners)

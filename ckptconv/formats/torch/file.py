@@ -127,7 +127,7 @@ def fingerprint(torch_file: TorchFile) -> Input:
     return Input(file, (file.size, file.stamp if digest is None else digest))
 
 
-class Account:
+class InputLog:
     """Log of the files of torch.save that were read, and their share of a source. `size` is the sum of their sizes."""
 
     def __init__(self) -> None:
@@ -154,7 +154,7 @@ class Account:
         """The facts that the files have besides tensors."""
         return FileFacts(list(self.opaque), list(self.mentioned), self.records, self.digests)
 
-    def told(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, Any]:
         """Return the fields of a source that follow from its files. The caller adds their warnings."""
         return {"files": self.files, "inputs": self.inputs, "bytes_read": self.bytes_read}
 

@@ -19,7 +19,7 @@ from ckptconv.storage.writing import BusyError, is_locked, lock
 PATIENCE = 60.0
 
 
-# How the names of hidden siblings of an output end: with the plan id, or `BUSY`, then perhaps a random suffix. Earlier
+# The endings of names of hidden siblings of an output: the plan id, or `BUSY`, then perhaps a random suffix. Earlier
 # releases appended `-parts`.
 _ENDING = re.compile(r"[0-9A-Za-z]+(-parts|-[0-9a-f]{8})?")
 
@@ -36,9 +36,9 @@ def hidden(name: str) -> str:
     return f".{os.fsdecode(data)}{HIDDEN}"
 
 
-def is_sibling(found: str, prefix: str) -> bool:
-    """Whether `found` is a name that this program gives to hidden siblings with the prefix `prefix`."""
-    return found.startswith(prefix) and _ENDING.fullmatch(found, len(prefix)) is not None
+def is_sibling(name: str, prefix: str) -> bool:
+    """Whether this program gives `name` to hidden siblings with the prefix `prefix`."""
+    return name.startswith(prefix) and _ENDING.fullmatch(name, len(prefix)) is not None
 
 
 class Place(NamedTuple):
@@ -50,7 +50,7 @@ class Place(NamedTuple):
 
     @contextlib.contextmanager
     def open(self, make: bool = False) -> Iterator[Handle]:
-        with self.root.below(self.above, make) as directory:
+        with self.root.descend(self.above, make) as directory:
             yield directory
 
     def stat(self) -> os.stat_result | None:
@@ -94,7 +94,7 @@ def enter(home: Handle, name: str, path: str, shared: bool) -> tuple[Handle, int
         with contextlib.suppress(FileExistsError):
             home.make_private(name)
         try:
-            staging = home.own(name)
+            staging = home.private(name)
             try:
                 present = staging.names()
                 if present and LOCK not in present:
@@ -142,16 +142,16 @@ def remove_dead(home: Handle, name: str, recover: Callable[[Handle], None] | Non
     """
     with contextlib.suppress(OSError, FailedError):
         if not stat.S_ISDIR(home.stat(name).st_mode):
-            fd = home.open_own(name)
+            fd = home.open_private(name)
             try:
                 if not is_locked(fd) and os.path.samestat(os.fstat(fd), home.stat(name)):
                     home.unlink(name)
             finally:
                 os.close(fd)
             return
-        with home.own(name) as staging:
+        with home.private(name) as staging:
             try:
-                guard = staging.open_own(LOCK)
+                guard = staging.open_private(LOCK)
             except FileNotFoundError:
                 os.rmdir(name, dir_fd=home.fd)
                 return

@@ -1,4 +1,4 @@
-"""What a user should know of an output."""
+"""The notices about an output: warnings, notes, and idle options."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from ckptconv.formats.change import UNCHANGED, Change
 from ckptconv.tensors.lazy import Equal
 
 
-class Told(NamedTuple):
-    """What a user should know of an output.
+class Notices(NamedTuple):
+    """The notices about an output, for the user and for its report.
 
     `idle` are options that were given and change nothing in it: {option: reason}. `recorded` are the top-level keys of
     the structure record that lead to values. `inert`: it holds objects of classes known by name only, and no tensor
     outside them. `bits` are tensors that mean nothing without the record, which was not written. `kept` are the classes
     known by name only that the record names, if that may not be all of the source's; else None. `warnings` are any
-    others; `notes` are no cause for concern. `change` is what a configuration is to say of the weights. `record` is
-    what the manifest says of how they were selected, and `reported` are fields of a report that do. `equal` are tensors
-    of which one was kept: they have to be equal.
+    others; `notes` are no cause for concern. `change` is the statement of a configuration about the weights. `record`
+    is the record of their selection in the manifest, and `reported` are its fields in a report. `equal` are tensors of
+    which one was kept: they have to be equal.
     """
 
     idle: Mapping[str, str] = {}
