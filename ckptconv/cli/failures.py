@@ -72,7 +72,8 @@ def _options_below(group: Any) -> set[str]:
     return options.union(*map(_options_below, commands))
 
 
-# Words for what commands read, by the command; those of features are in the modules of their commands.
+# Words that users type in the place of a command, by the command that they mean; a feature's are in the module of its
+# command.
 INPUT_WORDS: dict[str, tuple[str, ...]] = {
     "pt2safetensors": ("pt", "pth", "bin", "ckpt", "pkl", "pickle", "torch", "pytorch"),
     "convert": ("safetensors", "safetensor", "st"),

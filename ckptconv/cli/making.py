@@ -24,7 +24,7 @@ def convert_one(command: str, family: str, source: str, target: str | None, opti
 
 
 def make(command: str, call: Callable[..., Report], source: Any, target: str | None, options: dict[str, Any]) -> None:
-    """Make `target` of `source` by `call`, a function of the library, and report it."""
+    """Convert `source` to `target` by `call`, a function of the library, and report it."""
     workers = {name: value for name in EXECUTORS if (value := options.pop(name, ""))}
     ways = [*(OPTIONS[name] for name in ("part",) if options.get(name)), *(COMMAND[name] for name in workers)]
     if len(ways) > 1:

@@ -1,4 +1,4 @@
-"""Keep what comes from a pipe, which can be read only once, in a temporary file, where it is read at any offset."""
+"""Keep input from a pipe, which can be read only once, in a temporary file, which is read at any offset."""
 
 from __future__ import annotations
 

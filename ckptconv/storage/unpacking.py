@@ -1,4 +1,4 @@
-"""Unpack compressed records of archives, and what else is stored otherwise than it is read.
+"""Unpack compressed records of archives, and other data that is stored in another form than it is read.
 
 A compressed record cannot be read by ranges. It is unpacked when the first of its bytes is requested, and not at all if
 none is.
@@ -35,7 +35,7 @@ MOST_KEPT = 64
 
 
 class Contents:
-    """What packed files unpack to, for several threads: in a spool, or where it is wanted.
+    """The contents of packed files, for several threads: in a spool, or as they are read.
 
     The room of an unpacked file is given back once as many bytes were read as are `expected`, or as the file has if
     that is more. If more are read, it is unpacked again, which costs no more than the reads did. `nbytes` counts the

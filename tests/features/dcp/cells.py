@@ -57,25 +57,26 @@ _OUTCOMES = {
     "dcp": {
         "h": "max_shard_size dtype key include exclude strip_prefix rename tied like structure chunks states "
         "model_key opaque exclude_frozen_parameters clobber verify checksum part manifest digest depfile "
-        "dry_run map attest dequantize",
+        "dry_run map attest dequantize layers experts component vocab graft",
         "r": "partial fill optimizer_key flat_optimizer fill_states zero_stage fresh_optimizer for_hub quantize "
         "requantize keep",
-        "s": "order copy_config size",
+        "s": "order copy_config size config",
     },
     "dcp-hf": {
         "h": "dtype key include exclude strip_prefix rename like chunks states model_key exclude_frozen_parameters "
-        "clobber verify checksum part manifest digest depfile dry_run map attest dequantize",
+        "clobber verify checksum part manifest digest depfile dry_run map attest dequantize layers experts component "
+        "vocab graft",
         "r": "max_shard_size partial fill optimizer_key flat_optimizer fill_states zero_stage fresh_optimizer "
         "for_hub quantize requantize keep",
-        "s": "tied structure order opaque copy_config size",
+        "s": "tied structure order opaque copy_config size config",
     },
     "accelerate": {
         "h": "max_shard_size dtype key include exclude strip_prefix rename tied structure chunks states opaque "
         "exclude_frozen_parameters clobber verify checksum part manifest digest depfile dry_run map attest "
-        "dequantize",
+        "dequantize layers experts component vocab graft",
         "r": "like partial fill model_key optimizer_key flat_optimizer fill_states zero_stage fresh_optimizer "
         "for_hub quantize requantize keep",
-        "s": "order copy_config size",
+        "s": "order copy_config size config",
     },
 }
 # What asks for each kind, and what becomes of each option.
