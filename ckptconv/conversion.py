@@ -7,6 +7,7 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ckptconv.errors import UNWRITTEN, UsageError, leaving
@@ -16,7 +17,7 @@ from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.options.kinds import Default
 from ckptconv.options.option import checked
 from ckptconv.options.table import OPTIONS, Options
-from ckptconv.outputs.kinds import CHECKPOINTS, NAMED, check_options
+from ckptconv.outputs.kinds import NAMED, check_options, entry_of
 from ckptconv.outputs.planning import Output, planned
 from ckptconv.outputs.targets import (
     Target,
@@ -109,8 +110,8 @@ def convert(
                 named, chosen = named_outputs(beside_it, chosen)
                 targets = targets_of(named, chosen)
                 chosen = chosen.replaced(spool_dir=chosen.spool_dir or nearest_directory(targets))
-            if chosen.to in CHECKPOINTS:
-                targets, chosen = _like(sources[0], targets, chosen)
+            if any(chosen.fitting().values()) and (module := entry_of(targets[0].kind).like):
+                targets, chosen = import_module(module).like(sources[0], targets, chosen)
             work = [(kept_apart(one, target.path), target) for one, target in _work(sources, targets, chosen)]
             outputs = [planned(one, target, chosen) for one, target in work]
             if wanted and not isinstance(wanted, Default) and not _is_spooled(source, outputs):
@@ -145,18 +146,6 @@ def _verifier(work: Sequence[tuple[Source, Target]], options: Options) -> Verifi
         return verify_outputs(staged, options, progress=progress).bytes_compared
 
     return verify
-
-
-def _like(source: Source, targets: list[Target], options: Options) -> tuple[list[Target], Options]:
-    """Return the targets with the layout of the checkpoint that they are to be like, and the options with its keys."""
-    like = options.fitting().get("like")
-    if not like:
-        return targets, options
-    from ckptconv.formats.dcp.layout import read_layout
-    from ckptconv.outputs.dcp import fitted
-
-    layout = read_layout(Location(normalize(like), dict(options.storage_options)))
-    return [target._replace(layout=layout) for target in targets], fitted(options, layout, source)
 
 
 def _work(sources: list[Source], targets: Sequence[Target], options: Options) -> list[tuple[Source, Target]]:

@@ -13,7 +13,6 @@ from ckptconv.outputs.planning import Output
 from ckptconv.plan import FilePlan
 from ckptconv.publish.parts import is_one_upload
 from ckptconv.publish.statements import STATEMENTS
-from ckptconv.storage.paths import is_remote
 
 # The options that are about an output as a whole, and the advice to a user who gives them to a part.
 _OF_WHOLE = {
@@ -52,12 +51,6 @@ class Part(NamedTuple):
             if verifies if option == "verify" else getattr(options, option):
                 raise UsageError(f"--{option} needs a whole output, but --part makes only a part of it.", hint)
         for output in outputs:
-            if output.target.kind == "dcp-hf" and is_remote(output.target.path):
-                raise UsageError(
-                    f"{output.target.path}: on a store, parts need an index that is written last, but safetensors "
-                    "shards of torch.distributed.checkpoint have none.",
-                    "Convert it without --part, or write it to a shared disk.",
-                )
             if is_one_upload(output):
                 raise UsageError(
                     f"{output.target.path}: on a store, --part needs an output of several files with an index, but "

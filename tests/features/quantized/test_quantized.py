@@ -27,6 +27,7 @@ from ckptconv.features.quantized.table import NOT_READ
 from ckptconv.features.quantized.words import ELSEWHERE
 from ckptconv.formats.registered import DESCRIBING
 from ckptconv.options.table import OPTIONS
+from ckptconv.outputs.kinds import CHECKPOINTS
 
 NAME = "model.layers.0.self_attn.q_proj.weight"
 SCALE = f"{NAME}_scale_inv"
@@ -826,7 +827,8 @@ def test_whatever_is_written_holds_the_same_weights(case: str, tmp_path: Path) -
     source, plain = QUANTIZED / case, tmp_path / "plain"
     expected = bits(load_file(source / "expected.safetensors"))
     ckptconv.convert(source, plain, dequantize=True)
-    ckptconv.convert(source, tmp_path / "dcp", dequantize=True, to="dcp", chunks=2)
+    for to in CHECKPOINTS[:1]:
+        ckptconv.convert(source, tmp_path / to, dequantize=True, to=to, chunks=2)
     ckptconv.convert(source, tmp_path / "x.pt", dequantize=True)
     described = [f"v{suffix}" for suffix in DESCRIBING]
     for made in described:
@@ -839,7 +841,7 @@ def test_whatever_is_written_holds_the_same_weights(case: str, tmp_path: Path) -
             ckptconv.convert(source, tmp_path / "parts", dequantize=True, part=(part, 2))
         ckptconv.finish(tmp_path / "parts")
         described.append("parts")
-    for made in ("dcp", "x.pt", *described):
+    for made in (*CHECKPOINTS[:1], "x.pt", *described):
         assert bits(ckptconv.load_state_dict(tmp_path / made)) == expected, made
     whole = (plain / "model.safetensors").read_bytes()
     with ckptconv.VirtualFiles(source, dequantize=True) as files:
@@ -875,10 +877,11 @@ def test_a_map_and_a_reference_see_the_weights(tmp_path: Path) -> None:
     ckptconv.convert(source, tmp_path / "one", dequantize=True, map=tmp_path / "m.toml", verify=True)
     options: dict[str, Any] = {"dequantize": True, "map": tmp_path / "m.toml", "verify": True}
     ckptconv.convert(source, tmp_path / "like", like=tmp_path / "two", **options)
-    ckptconv.convert(source, tmp_path / "dcp", to="dcp", **options)
+    for to in CHECKPOINTS[:1]:
+        ckptconv.convert(source, tmp_path / to, to=to, **options)
     expected = bits(load_file(tmp_path / "two" / "model.safetensors"))
     assert expected["experts.w1"][1] == (3, 130, 260)
-    for made in ("one", "like", "dcp"):
+    for made in ("one", "like", *CHECKPOINTS[:1]):
         assert bits(ckptconv.load_state_dict(tmp_path / made)) == expected, made
 
 
