@@ -34,9 +34,8 @@ from ckptconv.publish.producing import produce
 from ckptconv.publish.publish import Verifier
 from ckptconv.result import Report
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import is_remote, normalize
+from ckptconv.storage.paths import is_pipe, is_remote, normalize
 from ckptconv.storage.progress import Progress, counter, shown
-from ckptconv.storage.spool import is_pipe
 from ckptconv.text import Proposed, brief, parse_path
 
 if TYPE_CHECKING:
@@ -150,12 +149,13 @@ def _verifier(work: Sequence[tuple[Source, Target]], options: Options) -> Verifi
 
 def _like(source: Source, targets: list[Target], options: Options) -> tuple[list[Target], Options]:
     """Return the targets with the layout of the checkpoint that they are to be like, and the options with its keys."""
-    if not options.like:
+    like = options.fitting().get("like")
+    if not like:
         return targets, options
     from ckptconv.formats.dcp.layout import read_layout
     from ckptconv.outputs.dcp import fitted
 
-    layout = read_layout(Location(normalize(options.like), dict(options.storage_options)))
+    layout = read_layout(Location(normalize(like), dict(options.storage_options)))
     return [target._replace(layout=layout) for target in targets], fitted(options, layout, source)
 
 

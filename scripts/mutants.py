@@ -60,19 +60,13 @@ MUTANTS = [
         "tests/test_text.py tests/test_options.py",
     ),
     Mutant(
-        "text",
-        "    if not 0 <= number < count:",
-        "    if not 0 <= number <= count:",
-        "tests/test_text.py tests/test_options.py",
-    ),
-    Mutant(
         "engine/tasks",
         "    is_whole = not start and part.offset + stop == trailer.offset",
         "    is_whole = True",
         "tests/outputs/test_torch_zip.py -k several",
     ),
     Mutant(
-        "tensors/geometry",
+        "tensors/strides",
         "            if stride != step:",
         "            if stride < step:",
         "tests/tensors",
@@ -168,13 +162,13 @@ MUTANTS = [
         "tests/engine/test_coalesce.py",
     ),
     Mutant(
-        "storage/spool",
+        "storage/unpacking",
         "if self._process != os.getpid():",
         "if not self._process:",
         "tests/storage/test_spool.py -k copy",
     ),
     Mutant(
-        "storage/spool",
+        "storage/unpacking",
         "is_next = offset >= content.unpacking.at and",
         "is_next = offset != content.unpacking.at - 1 and",
         "tests/storage/test_spool.py",
@@ -253,22 +247,10 @@ MUTANTS = [
         "tests/formats/test_safetensors.py tests/storage/test_strict_json.py",
     ),
     Mutant(
-        "formats/deepspeed/partitions",
-        "partitions[0] if len(partitions) == 1 else",
-        "partitions[0] if len(partitions) <= 2 else",
-        "tests/formats/deepspeed/test_partitions.py",
-    ),
-    Mutant(
         "pickles/nodes",
         "    return node.name if type(node) is Opaque else",
         "    return node.name if type(node) is Composite else",
         "tests/pickles/test_nodes.py",
-    ),
-    Mutant(
-        "formats/deepspeed/partitions",
-        "if size > -(-(ends[stop] - ends[start]) // unit) * unit:",
-        "if size > (ends[stop] - ends[start]) + unit * unit:",
-        "tests/formats/deepspeed/test_partitions.py",
     ),
     Mutant(
         "outputs/selection",
@@ -317,12 +299,6 @@ MUTANTS = [
         "(value is not False or default is True)",
         "value is not False",
         "tests/outputs/test_kinds.py -k structure",
-    ),
-    Mutant(
-        "outputs/likeness",
-        "        if casts and name not in differing and not _fits(",
-        "        if not casts and not _fits(",
-        "tests/outputs/test_like.py",
     ),
     Mutant(
         "publish/replacing",
@@ -401,12 +377,6 @@ MUTANTS = [
         "            if crc is not None and int(crc, 16) != file.crcs.get(tensor):",
         "            if False:",
         "tests/verification tests/publish/test_digests.py",
-    ),
-    Mutant(
-        "publish/parts",
-        "(-sizes[index], index)",
-        "(sizes[index], index)",
-        "tests/publish/test_parts.py",
     ),
     Mutant(
         "publish/staging/local",

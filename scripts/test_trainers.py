@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from test_deepspeed import free_port
+from ports import free_port
 from torch import nn
 
 import ckptconv

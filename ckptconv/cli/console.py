@@ -9,8 +9,10 @@ import os
 import sys
 import threading
 import time
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ckptconv.cli.registered import DIFFERENCES
 from ckptconv.cli.terminal import can_rewrite, coloured, columns, has_colours
 from ckptconv.errors import CkptconvError, FailedError
 from ckptconv.storage import stores
@@ -111,11 +113,11 @@ class Printer:
                 self.print_json(False, failed)
         say(str(error))
         difference = getattr(error, "difference", {})
-        if difference.get("what") == "reference" and not self.json:
-            from ckptconv.cli import likeness
-
+        module = DIFFERENCES.get(difference.get("what", ""))
+        if module and not self.json:
+            lines = import_module(module).differences(difference)
             with contextlib.suppress(OSError):
-                print("\n".join(map(printable, likeness.differences(difference))), file=sys.stderr, flush=True)
+                print("\n".join(map(printable, lines)), file=sys.stderr, flush=True)
 
     def print_json(self, ok: bool, fields: Mapping[str, Any]) -> None:
         """Print one object with the members that all have. Raises FailedError if that fails."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING
 
+from ckptconv.cli.registered import SUMMARIES
 from ckptconv.text import count_of, cut, format_memory, format_size, format_time, some
 
 if TYPE_CHECKING:
@@ -38,10 +40,9 @@ def of_conversion(report: Report, verbose: bool) -> list[str]:
             lines.append(f"{verb} {len(outputs)} files in {directory} ({contents})")
     lines.extend(f"{name} ← {some(of, len(of) if verbose else FEW, str)}" for name, of in report.made_of.items())
     lines.extend(report.notes)
-    if report.like:
-        from ckptconv.cli import likeness
-
-        lines.extend(likeness.summary(report.like, verbose))
+    for field, module in SUMMARIES.items():
+        if value := getattr(report, field):
+            lines.extend(import_module(module).summary(value, verbose))
     lines.extend(recorded([report]))
     kinds = ", ".join(f"{kind} {count:,}" for kind, count in report.counts.items())
     lines.append(f"{report.format}: {kinds or count_of(report.tensors, 'tensor')}")

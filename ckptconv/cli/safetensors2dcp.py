@@ -6,16 +6,19 @@ from typing import Annotated, Any
 
 import typer
 
-from ckptconv.cli.convert import convert_one
+from ckptconv.cli.making import convert_one
 from ckptconv.cli.options import CONVERTING, named, required, taking
-from ckptconv.options.table import OPTIONS, STATES_READ, TO_CHECKPOINT
+from ckptconv.options.table import STATES_READ, TO_CHECKPOINT
 
 
 @taking(
     *named("into"),
     TO_CHECKPOINT,
     *named("chunks model_key optimizer_key flat_optimizer fill_states"),
-    OPTIONS["like"].explained("Cut the tensors like the checkpoint in REF, with its keys and its files."),
+    *(
+        each.explained("Cut the tensors like the checkpoint in REF, with its keys and its files.")
+        for each in named("like")
+    ),
     STATES_READ,
     *named("order opaque drop_opaque raw alone tag exclude_frozen_parameters master unstack per_rank"),
     *(name for name in CONVERTING if name not in named("copy_config like partial fill")),

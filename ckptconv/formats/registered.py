@@ -82,7 +82,7 @@ RANKS = ("rank", "fsdp", "dp", "shard", "gpu", "worker", "proc")
 FORMATS: tuple[Format, ...] = (
     KnownFormat(SAFETENSORS, "ckptconv.features.nanotron.step"),
     KnownFormat(DCP, "ckptconv.formats.dcp.read", ".metadata", ".distcp", by="locate", head=b"torch.distributed.c"),
-    KnownFormat(DEEPSPEED, "ckptconv.formats.deepspeed.read", "_states.pt", "latest", "zero_to_fp32", by="locate"),
+    KnownFormat(DEEPSPEED, "ckptconv.features.deepspeed.read", "_states.pt", "latest", "zero_to_fp32", by="locate"),
     KnownFormat(TORCH, "ckptconv.features.model_parallel.megatron"),
     KnownFormat(TORCH, "ckptconv.features.model_parallel.meta"),
     KnownFormat(TORCH, "ckptconv.features.torch_checkpointing.read", "metadata.pkl", by="locate"),
@@ -90,7 +90,7 @@ FORMATS: tuple[Format, ...] = (
     KnownFormat(DCP, "ckptconv.formats.dcp.read", by="locate", sniff="sniff_below"),
     KnownFormat(TORCH, "ckptconv.features.torch_checkpointing.read", by="locate", sniff="sniff_below"),
     KnownFormat(TORCH, "ckptconv.features.ranks.read", by="locate", sniff="sniff_below"),
-    KnownFormat(DEEPSPEED, "ckptconv.formats.deepspeed.read", by="locate", sniff="sniff_below"),
+    KnownFormat(DEEPSPEED, "ckptconv.features.deepspeed.read", by="locate", sniff="sniff_below"),
     KnownFormat(SAFETENSORS, "ckptconv.features.virtual.description", ".virtual.json", head=b'{"ckptconv.virtual"'),
     KnownFormat("npz", "ckptconv.features.npz.read", head=b".npy"),
     KnownFormat("dduf", "ckptconv.features.dduf.read", ".dduf"),
@@ -103,7 +103,7 @@ FORMATS: tuple[Format, ...] = (
 )
 # The order in which the kinds of files that are one of many are asked: `alone` has those of no format that is read.
 LONE: tuple[Lone, ...] = (
-    Lone("ckptconv.formats.deepspeed.alone", ZERO, ZERO_KEYS),
+    Lone("ckptconv.features.deepspeed.alone", ZERO, ZERO_KEYS),
     Lone("ckptconv.features.megatron_core.alone", ("common.pt",)),
     Lone("ckptconv.features.model_parallel.megatron", ("distrib_optim", "mp_rank_", "tp_rank_"), ("args",)),
     Lone("ckptconv.features.model_parallel.meta", ("consolidated.",), ("tok_embeddings.weight",)),
@@ -118,6 +118,11 @@ LONE: tuple[Lone, ...] = (
 # rank has. There, `read_alone` returns a source; None if parts are missing.
 JOINING: tuple[str, ...] = (
     "ckptconv.features.ranks.read",
+)  # fmt: skip
+# What opens a checkpoint rank by rank, for --per-rank: the module of its format. There, `ranks_to_convert` returns the
+# numbers of the tensor-parallel ranks at a place.
+BY_RANK: tuple[str, ...] = (
+    "ckptconv.features.deepspeed.read",
 )  # fmt: skip
 
 

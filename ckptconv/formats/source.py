@@ -17,7 +17,7 @@ from ckptconv.tensors.moves import File
 from ckptconv.text import parse_path
 
 if TYPE_CHECKING:
-    from ckptconv.formats.configs import Change
+    from ckptconv.formats.change import Change
     from ckptconv.formats.numbers.matching import Order
 
 # The beginnings of the names of a model's files: those of most programs, open_clip, diffusers and PEFT's adapters.

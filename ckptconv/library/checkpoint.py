@@ -18,7 +18,7 @@ from ckptconv.library.frameworks import named
 from ckptconv.library.memory import Memory, batches, warn_of
 from ckptconv.library.tensor import Tensor
 from ckptconv.options.option import checked, filled
-from ckptconv.options.table import OPENING, VIEWING, Options
+from ckptconv.options.table import OPENING, VIEWING, Options, named_in
 from ckptconv.outputs import selection
 from ckptconv.outputs.pipeline import check_pieces, selected
 from ckptconv.outputs.selected import Selected
@@ -223,9 +223,8 @@ class Checkpoint(Tensors[ArrayT]):
         return self.source.format
 
     def _selected(self) -> Selected:
-        return selected(
-            by_name(self.source), Options(**{name: self._given[name] for name in ("key", "partial", "fill")})
-        )
+        given = {name: self._given[name] for name in named_in("key partial fill")}
+        return selected(by_name(self.source), Options(**given))
 
     def metadata(self) -> dict[str, str] | None:
         if self.source.family != SAFETENSORS:

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ckptconv.engine.ranges import FileBytes
 from ckptconv.errors import CorruptError, UsageError
 from ckptconv.formats import companions, opening
-from ckptconv.formats.configs import UNCHANGED, Change
+from ckptconv.formats.change import UNCHANGED, Change
 from ckptconv.formats.model_files import SAFETENSORS
 from ckptconv.formats.registered import describing
 from ckptconv.formats.source import Source
 from ckptconv.options import RUNNING
 from ckptconv.options.option import checked
 from ckptconv.options.table import OPTIONS, Options
-from ckptconv.outputs.kinds import is_set
+from ckptconv.outputs.kinds import further, is_set
 from ckptconv.outputs.messages import notes_of, warnings_of
 from ckptconv.outputs.planning import planned
 from ckptconv.outputs.targets import Target
@@ -29,9 +29,9 @@ from ckptconv.plan import Data, FilePlan, Literal
 from ckptconv.process import no_garbage
 from ckptconv.storage.files import is_held
 from ckptconv.storage.location import Location
+from ckptconv.storage.packed import SpoolingReaders
 from ckptconv.storage.paths import normalize
 from ckptconv.storage.reading import REQUESTS
-from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.tensors.casting import is_decoded
 from ckptconv.tensors.lazy import Convert, LazyTensor, untagged
 
@@ -89,7 +89,7 @@ class VirtualFiles(Mapping[str, VirtualFile]):
     def __init__(self, source: str | os.PathLike[str], **options: Unpack[ConvertOptions]) -> None:
         chosen = Options(**options)
         path = normalize(source)
-        if chosen.per_rank or chosen.optimizer or chosen.universal or chosen.to:
+        if chosen.per_rank or chosen.to or further(chosen):
             raise UsageError("A virtual checkpoint describes the weights of one rank or of all ranks joined.")
         self._given = (path, dict(options))
         self._closed = False
@@ -109,7 +109,7 @@ class VirtualFiles(Mapping[str, VirtualFile]):
                 opened = Source(self.format, SAFETENSORS, path, {})
                 opened = companions.with_files(opened, companions.together(opened, known), known)
             else:
-                opened = opening.opened(path, chosen, key=chosen.key, like=chosen.like)
+                opened = opening.opened(path, chosen, key=chosen.key, **chosen.fitting())
                 opened = companions.with_files(opened, companions.together(opened, known), known)
                 output = planned(opened._replace(companions={}), Target(path, "directory"), chosen)
                 change, plan = output.notices.change, output.plan

@@ -117,10 +117,6 @@ class _Tied(TypedDict, total=False):
     verify: bool
     """Compare the output with the input before publishing it."""
 
-    part: tuple[int, int] | list[int] | str | None
-    """Convert part I (from 0) of N, and leave it staged for `finish`; auto takes I and N from the environment of
-    Slurm, torchrun or Kubernetes."""
-
     digest: Literal["sha256", "blake3"] | None
     """Compute a digest of every file and tensor, for the manifest."""
 
@@ -150,9 +146,16 @@ class _Tied(TypedDict, total=False):
     keep: str | list[str] | tuple[str, ...] | None
     """Do not quantize tensors whose names match, such as '*.down_proj.*'; repeatable."""
 
+    part: tuple[int, int] | list[int] | str | None
+    """Convert part I (from 0) of N, and leave it staged for `finish`; auto takes I and N from the environment of
+    Slurm, torchrun or Kubernetes."""
 
-class _Imitating(TypedDict, total=False):
+
+class _Structure(TypedDict, total=False):
     """Convert, Verify, Open, Average, Merge, Rows."""
+
+    structure: bool
+    """False: Write only tensors: no structure record, and so no other values of the checkpoint."""
 
     like: str | os.PathLike[str] | None
     """Give the output the names, files and dtypes of REF, a checkpoint, and its config.json and tokenizer; of
@@ -165,9 +168,6 @@ class _Imitating(TypedDict, total=False):
     fill: bool
     """Take the tensors that the input lacks from REF."""
 
-    structure: bool
-    """False: Write only tensors: no structure record, and so no other values of the checkpoint."""
-
 
 class _Naming(TypedDict, total=False):
     """Convert, Verify, Rows."""
@@ -179,6 +179,9 @@ class _Naming(TypedDict, total=False):
     HuggingFaceStorageWriter (dcp-hf), the two that accelerate and the Trainer of transformers load with FSDP2
     (accelerate), or a torch_checkpointing step (torch-checkpointing). Default: from the name of OUTPUT."""
 
+    per_rank: bool
+    """Write one output per tensor-parallel rank: OUTPUT/mp_rank_NN/."""
+
     universal: str | os.PathLike[str] | None
     """Write a DeepSpeed universal checkpoint to DIR, to resume training from."""
 
@@ -188,9 +191,6 @@ class _Naming(TypedDict, total=False):
 
     fresh_optimizer: bool
     """Start the universal checkpoint with zero moments at step 0, whatever INPUT holds."""
-
-    per_rank: bool
-    """Write one output per tensor-parallel rank: OUTPUT/mp_rank_NN/."""
 
     last_good: bool
     """INPUT is a run: convert its last step that is whole, and marked as complete."""
@@ -248,7 +248,7 @@ class _Working(TypedDict, total=False):
 
 
 class _Publishing(TypedDict, total=False):
-    """Convert, Verify, Finish, Average, Merge, Patch, Rows."""
+    """Convert, Verify, Average, Finish, Merge, Patch, Rows."""
 
     fsync: bool
     """False: Do not wait for the disk: a power cut may lose the output."""
@@ -272,14 +272,14 @@ class _Planning(TypedDict, total=False):
 
 
 class _Overwriting(TypedDict, total=False):
-    """Convert, Verify, Finish, Average, Diff, Inspect, Merge, Patch, Rows."""
+    """Convert, Verify, Average, Diff, Finish, Inspect, Merge, Patch, Rows."""
 
     overwrite: bool
     """Also replace files of other programs that have the names of output files."""
 
 
 class _Attesting(TypedDict, total=False):
-    """Convert, Verify, Finish, Average, Merge, Rows."""
+    """Convert, Verify, Average, Finish, Merge, Rows."""
 
     checksum: bool
     """Check the checksums that the input records, for all data that is read."""
@@ -300,7 +300,7 @@ class _Spooling(TypedDict, total=False):
 
 
 class _Connecting(TypedDict, total=False):
-    """Convert, Verify, Finish, Open, Load, Distributed, Average, Diff, Inspect, Merge, Patch, Rows, Scan."""
+    """Convert, Verify, Open, Load, Distributed, Average, Diff, Finish, Inspect, Merge, Patch, Rows, Scan."""
 
     storage_options: Mapping[str, Any] | str | None
     """Settings of a store, for fsspec, such as '{"anon": true}'."""
@@ -406,7 +406,7 @@ class ConvertOptions(
     _Selecting,
     _Renaming,
     _Tied,
-    _Imitating,
+    _Structure,
     _Naming,
     _ReadingStates,
     _FindingTheModel,
@@ -442,7 +442,7 @@ class VerifyOptions(
     _Selecting,
     _Renaming,
     _Tied,
-    _Imitating,
+    _Structure,
     _Naming,
     _FindingTheModel,
     _FindingStates,
@@ -471,13 +471,9 @@ class VerifyOptions(
     those that went into it."""
 
 
-class FinishOptions(_Publishing, _Overwriting, _Attesting, _Connecting, total=False):
-    """Options of `finish`."""
-
-
 class OpenOptions(
     _Choosing,
-    _Imitating,
+    _Structure,
     _Ordering,
     _Spooling,
     _Connecting,
@@ -533,7 +529,7 @@ class AverageOptions(
     _Selecting,
     _Renaming,
     _Tied,
-    _Imitating,
+    _Structure,
     _FindingTheModel,
     _Working,
     _Publishing,
@@ -618,6 +614,10 @@ class DiffOptions(
     """The version number of B; A is version N - 1. Default: 1."""
 
 
+class FinishOptions(_Publishing, _Overwriting, _Attesting, _Connecting, total=False):
+    """Options of `finish`."""
+
+
 class InspectOptions(
     _Sharding,
     _Choosing,
@@ -650,7 +650,7 @@ class MergeOptions(
     _Selecting,
     _Renaming,
     _Tied,
-    _Imitating,
+    _Structure,
     _FindingTheModel,
     _Working,
     _Publishing,
@@ -700,7 +700,7 @@ class RowsOptions(
     _Selecting,
     _Renaming,
     _Tied,
-    _Imitating,
+    _Structure,
     _Naming,
     _ReadingStates,
     _FindingTheModel,

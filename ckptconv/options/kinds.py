@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from ckptconv.errors import UsageError
 from ckptconv.options.registered import missing
-from ckptconv.text import brief, parse_count, parse_part, parse_path, parse_size
+from ckptconv.text import brief, parse_count, parse_path, parse_size
 
 # The default memory for buffers. If a file is remote, requests are large, and several run at once; if tensors are
 # transposed, the longer the runs that are read and written, the fewer they are.
@@ -162,10 +162,6 @@ def _dtype(value: Any, called: str) -> str:
     return name
 
 
-def _part(value: Any, called: str) -> tuple[int, int] | None:
-    return None if value == "" else parse_part(value, called)
-
-
 def _names(value: Any, called: str) -> dict[str, str]:
     """Return {part: name} from a mapping, or from words such as weight=NAME."""
     if not isinstance(value, Mapping):
@@ -247,7 +243,6 @@ MAPPING = ValueKind(_mapping, stored=dict, unset={}, accepts="Mapping[str, Any] 
 NUMBERS = ValueKind(_numbers, stored=list, accepts="str | list[float] | tuple[float, ...]")
 NUMBER = ValueKind(_number, stored=float, accepts="float | str")
 SIZE = ValueKind(parse_size, stored=int, accepts="int | str")
-PART = ValueKind(_part, stored=list, accepts="tuple[int, int] | list[int] | str")
 DTYPE = ValueKind(
     _dtype,
     accepts="DTypeName | TorchDType",

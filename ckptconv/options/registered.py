@@ -19,6 +19,9 @@ FEATURES: Mapping[str, str] = {
     "quantized": "dequantize quantize requantize keep",
     "provenance": "attest",
     "maps": "map size",
+    "like": "like partial fill",
+    "universal": "universal zero_stage fresh_optimizer",
+    "parts": "part",
     "steps": "last_good",
     "model_parts": "layers experts component vocab graft config",
 }
@@ -27,14 +30,18 @@ FEATURES: Mapping[str, str] = {
 # following functions. The options `asked` have the dtype among them; `reaching` is how checkpoints are reached.
 # - `placed(path, asked, reaching)` returns the path that is opened instead of `path`;
 # - `wanted(wanted, asked, reaching)` returns the parts to be read;
+# - `orders(asked, reaching)` returns the orders of parameters that the feature has;
 # - `opened(source, asked, reaching)` returns the source as the options say;
 # - `advise(error, path, options)` adds an option that helps to the error of a conversion of `path`.
 OPENED: Mapping[str, str] = {
+    "like": "like",
     "steps": "last_good",
     "model_parts": "layers experts component vocab graft config",
     "quantized": "dequantize requantize",
     "maps": "map size recorded",
 }
+# Of these, those that do so for an output of weights alone: what it is to be like.
+FITTED = ("like",)
 
 
 @functools.cache
@@ -50,17 +57,17 @@ def missing(name: str) -> str:
     return next((feature for feature in every if name not in options_of(feature)), "")
 
 
-def opening(asked: Mapping[str, Any], hook: str) -> list[Callable[..., Any]]:
-    """Return the functions `hook` of the features that change a source by the options `asked`."""
-    return [function for feature in _chosen(asked) for function in _hooks(feature, hook)]
+def opening(options: Mapping[str, Any], hook: str) -> list[Callable[..., Any]]:
+    """Return the functions `hook` of the features that change a source by `options`."""
+    return [function for feature in _chosen(options) for function in _hooks(feature, hook)]
 
 
-def placed(path: str, asked: Mapping[str, Any], reaching: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the path that is opened instead of `path` by the options `asked`, and the options that are left."""
-    left = dict(asked)
-    for feature in _chosen(asked):
+def placed(path: str, options: Mapping[str, Any], reaching: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the path that is opened instead of `path` by `options`, and the options that are left."""
+    left = dict(options)
+    for feature in _chosen(options):
         for place in _hooks(feature, "placed"):
-            path = place(path, asked, reaching)
+            path = place(path, options, reaching)
             left = {name: value for name, value in left.items() if name not in OPENED[feature].split()}
     return path, left
 
@@ -72,8 +79,8 @@ def advise(error: CkptconvError, path: str, options: Mapping[str, Any]) -> None:
             hook(error, path, options)
 
 
-def _chosen(asked: Mapping[str, Any]) -> list[str]:
-    return [feature for feature, names in OPENED.items() if any(asked.get(name) for name in names.split())]
+def _chosen(options: Mapping[str, Any]) -> list[str]:
+    return [feature for feature, names in OPENED.items() if any(options.get(name) for name in names.split())]
 
 
 def _hooks(feature: str, hook: str) -> list[Callable[..., Any]]:

@@ -22,7 +22,6 @@ from ckptconv.options.kinds import (
     MAPPING,
     OPAQUE,
     OUTPUT_KIND,
-    PART,
     PATH,
     RULES,
     SCATTERED_MEMORY,
@@ -34,8 +33,8 @@ from ckptconv.options.kinds import (
     USUAL_MEMORY,
     counted,
 )
-from ckptconv.options.option import Given, Option, deciding, naming, option, options_in
-from ckptconv.options.registered import FEATURES, OPENED, missing, options_of
+from ckptconv.options.option import Given, Option, deciding, option, options_in
+from ckptconv.options.registered import FEATURES, FITTED, OPENED, missing, options_of
 
 # Options with this group are for Python only.
 LIBRARY = "library"
@@ -125,17 +124,6 @@ class Options(Given):
         metavar="alias|duplicate",
         group=NAMING,
     )
-    like: str = naming(
-        PATH,
-        "Give the output the names, files and dtypes of REF, a checkpoint, and its config.json and tokenizer; of "
-        "torch.distributed.checkpoint, the cuts of REF. Missing tensors, extra tensors and other shapes are errors "
-        "before anything is written.",
-        metavar="REF",
-        fallback={"verify": "from the manifest"},
-        common=True,
-    )
-    partial: bool = deciding(FLAG, "Leave out the tensors of REF that the input lacks, and list them.", group=NAMING)
-    fill: bool = deciding(FLAG, "Take the tensors that the input lacks from REF.", group=NAMING)
     structure: bool = deciding(
         FLAG,
         "Write only tensors: no structure record, and so no other values of the checkpoint.",
@@ -242,12 +230,6 @@ class Options(Given):
         fallback="next to OUTPUT, or TMPDIR",
         env="CKPTCONV_SPOOL_DIR",
     )
-    part: tuple[int, int] | None = _running(
-        PART,
-        "Convert part I (from 0) of N, and leave it staged for `finish`; auto takes I and N from the environment of "
-        "Slurm, torchrun or Kubernetes.",
-        metavar="I/N",
-    )
     manifest: str = option(
         PATH, "Write a manifest of inputs and outputs, with checksums, to FILE.", metavar="FILE", group=OUTPUT
     )
@@ -323,19 +305,6 @@ class Options(Given):
         group=OUTPUT,
         common=True,
     )
-    universal: str = option(
-        PATH, "Write a DeepSpeed universal checkpoint to DIR, to resume training from.", metavar="DIR", group=OUTPUT
-    )
-    zero_stage: int | None = deciding(
-        counted(1, 3),
-        "The ZeRO stage of the training that will load the universal checkpoint.",
-        metavar="1|2|3",
-        group=OUTPUT,
-        fallback="any; for a ZeRO checkpoint, its own stage",
-    )
-    fresh_optimizer: bool = deciding(
-        FLAG, "Start the universal checkpoint with zero moments at step 0, whatever INPUT holds.", group=OUTPUT
-    )
     per_rank: bool = option(FLAG, "Write one output per tensor-parallel rank: OUTPUT/mp_rank_NN/.", group=OUTPUT)
     opaque: str = deciding(
         OPAQUE,
@@ -376,7 +345,6 @@ class Options(Given):
             "alone": self.alone,
             "master": self.master,
             "unstack": self.unstack,
-            "like": self.like,
             "order": self.order,
             **self.changing(),
             **self.reaching(),
@@ -385,6 +353,10 @@ class Options(Given):
     def changing(self) -> dict[str, Any]:
         """Return the options that `open_source` takes for the features that change a source."""
         return {name: getattr(self, name) for name in CHANGING}
+
+    def fitting(self) -> dict[str, Any]:
+        """Return what `open_source` takes of these options for what an output of weights is to be like."""
+        return {name: getattr(self, name) for name in FITTING}
 
     def files(self) -> list[str]:
         """Return the paths of files that tell how a source is changed."""
@@ -471,8 +443,12 @@ OPTIONS = Options.table
 for _name, _option in [pair for feature in FEATURES for pair in options_of(feature).items()]:
     OPTIONS[_name] = _option
     setattr(Options, _name, _option)  # for help
-# The options on which sources that features choose or change depend: their own, and the dtype.
-CHANGING = {"dtype": OPTIONS["dtype"], **{name: one for each in OPENED for name, one in options_of(each).items()}}
+# The options on which sources that features change for outputs of weights depend, and those on which sources that
+# features choose or change for any use depend: their own, and the dtype.
+FITTING = {name: one for each in FITTED for name, one in options_of(each).items()}
+CHANGING = {"dtype": OPTIONS["dtype"]} | {
+    name: one for each in OPENED for name, one in options_of(each).items() if name not in FITTING
+}
 COMMAND = {**options_in(_Command), **{name: import_module(place).OPTIONS[name] for name, place in EXECUTORS.items()}}
 
 
@@ -512,7 +488,6 @@ DISTRIBUTED = named_in(
     f"dtype {_TAKEN} {_NAMED} states model_key optimizer_key flat_optimizer fill_states order {_READ} {_REACHED}",
     {**OPTIONS, "states": STATES_READ},
 )
-FINISHING = named_in("checksum manifest attest overwrite fsync storage_options")
 # The same `to`, for outputs that are checkpoints of torch.distributed.checkpoint if it is given.
 TO_CHECKPOINT = OPTIONS["to"].explained(
     "Write a checkpoint of torch.distributed.checkpoint: .distcp files (dcp), or the safetensors shards of its "

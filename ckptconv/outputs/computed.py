@@ -82,6 +82,8 @@ class Computing(NamedTuple):
     - `asked` returns options with paths from a heading. It gets a function that returns a path as it is seen from here.
     - `retold`: the configuration of an output differs from that of the source, so it is written without an option.
     - `again` plans the output again if a command has computed it.
+    - `lost`: the option with the name of the way is the path of a checkpoint, which a heading names too. These are what
+      was done and what to do, for a message if the checkpoint is not found.
     """
 
     heading: Mapping[str, Any] = _NONE
@@ -101,6 +103,7 @@ class Computing(NamedTuple):
     asked: Callable[[Mapping[str, Any], Callable[[str], str]], Mapping[str, Any]] = lambda heading, seen: _NONE
     retold: bool = False
     again: Again | None = None
+    lost: tuple[str, str] | None = None
 
 
 class Way(NamedTuple):
@@ -124,7 +127,7 @@ class Way(NamedTuple):
 COMPUTED: Mapping[str, Way] = {
     "part": Way("ckptconv.features.model_parts.parting", ("part",), ("layers", "experts", "component", "vocab")),
     "map": Way("ckptconv.features.maps.mapped", ("map",), ("map",), "ckptconv.map"),
-    "like": Way("ckptconv.outputs.likeness", ("like",), ("like", "partial", "fill")),
+    "like": Way("ckptconv.features.like.likeness", ("like",), ("like", "partial", "fill")),
     "dequantize": Way("ckptconv.features.quantized.dequantized", ("dequantized",), ("dequantize",)),
     "quantize": Way("ckptconv.features.quantized.quantizing", ("quantized",), ("quantize", "requantize", "keep")),
     "graft": Way("ckptconv.features.model_parts.grafting", ("graft",), ("graft",)),

@@ -39,7 +39,7 @@ def output_with(
     if options.to == dcp.SHARDS and found.values:
         warnings.append(f"left out, because safetensors shards hold only tensors: {some(found.values)}")
     if target.layout and (unlike := dcp.unlike(found.tensors, target.layout)):
-        warnings.append(f"not in {options.like} with this shape, so written uncut: {some(unlike)}")
+        warnings.append(f"not in {options.fitting()['like']} with this shape, so written uncut: {some(unlike)}")
     notices = Notices(
         idle=found.chosen.idle(options), kept=frozenset(), warnings=tuple(warnings), notes=found.chosen.notes
     )

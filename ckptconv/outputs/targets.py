@@ -16,7 +16,7 @@ from ckptconv.formats import model_files
 from ckptconv.formats.companions import CONFIG, is_companion_name
 from ckptconv.formats.dcp.names import FILE, METADATA
 from ckptconv.formats.dcp.names import SUFFIX as DCP_SUFFIX
-from ckptconv.formats.runs import LATEST_UNIVERSAL, POINTERS
+from ckptconv.formats.run_names import LATEST_UNIVERSAL, POINTERS
 from ckptconv.formats.source import ADAPTER, MODEL, STEMS, Source
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.options.option import former_given
@@ -385,7 +385,7 @@ def check_checkpoint(options: Options) -> None:
     for name in ("optimizer_key", "flat_optimizer", "fill_states") if not options.states else ():
         if is_set(name, options):
             raise UsageError(f"{flag(name)} applies only to optimizer states, and none were requested.", _STATES)
-    if options.like and options.chunks is not None:
+    if is_set("like", options) and options.chunks is not None:
         raise UsageError("--chunks and --like both say how to cut tensors: give one of them.")
     if options.model_key == NO_WEIGHTS and not options.states:
         raise UsageError("--model-key none leaves out the weights, so nothing is left to write.", _STATES)
@@ -578,7 +578,7 @@ def of_part(target: Target, source: Source, options: Options) -> Target:
             f"{target.path} cannot hold a diffusers pipeline, which becomes a directory of safetensors.",
             "Give a directory, or convert one of its models alone.",
         )
-    if source.component is not None and options.part:
+    if source.component is not None and is_set("part", options):
         raise UsageError(
             "--part divides one output, but a diffusers pipeline becomes one output per model.",
             "Convert the models one by one.",

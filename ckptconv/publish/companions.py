@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from ckptconv.formats import companions, configs, pipelines
+from ckptconv.formats import companions, pipelines
 from ckptconv.formats.registered import DCP, DEEPSPEED
 from ckptconv.formats.source import ADAPTER, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.computed import ways_of
+from ckptconv.outputs.kinds import is_set
 from ckptconv.outputs.targets import Target, is_beside
 from ckptconv.publish.earlier import Directory
 from ckptconv.storage import stores
@@ -33,7 +34,7 @@ def accompanied(source: Source, target: Target, options: Options, parts: Collect
     sources.
     """
     source, goal = _accompanied(source, target, options)
-    may_be_less = options.include or options.exclude or options.partial
+    may_be_less = options.include or options.exclude or is_set("partial", options)
     if source.config is None and may_be_less and companions.CONFIG not in goal.replaces:
         source = source._replace(config=_config_at(target, options))
     directory, left = _left(source, target, options, parts)
@@ -44,6 +45,8 @@ def accompanied(source: Source, target: Target, options: Options, parts: Collect
 
 def _config_at(target: Target, options: Options) -> Mapping[str, Any] | None:
     """Return the configuration in the directory of the output; None if there is none."""
+    from ckptconv.formats import configs
+
     path = join(dirname(target.path) if target.is_file else target.path, companions.CONFIG)
     # A configuration that cannot be read is no error: this conversion neither reads nor writes it.
     return configs.known(Location(path, dict(options.storage_options)))
@@ -80,7 +83,7 @@ def _accompanied(source: Source, target: Target, options: Options) -> tuple[Sour
     # A store is asked only if something is copied. Parts there remove the manifest. In the directory of the input, and
     # in that of a reference, nothing is removed.
     is_near = is_beside(target.path, [origin for origin in (source, source.reference) if origin])
-    is_known = not is_near and (not is_remote(target.path) or (bool(origins) and not options.part))
+    is_known = not is_near and (not is_remote(target.path) or (bool(origins) and not is_set("part", options)))
     earlier = earlier_companions(directory) if is_known else {}
     goal = target._replace(replaces=frozenset(earlier))
     if not origins and options.copy_config is None and source.quantized and source.quantized.says:

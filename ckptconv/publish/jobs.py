@@ -13,9 +13,9 @@ from ckptconv.errors import CkptconvError, FailedError
 from ckptconv.plan import Checked, Data, FilePlan, Plan
 from ckptconv.publish.manifest import FinishedFile
 from ckptconv.publish.staging.base import Staging
+from ckptconv.storage.packed import SpoolingReaders
 from ckptconv.storage.progress import Progress
 from ckptconv.storage.records import Records
-from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.tensors.lazy import packed
 from ckptconv.tensors.moves import File
 

@@ -17,11 +17,12 @@ from ckptconv.formats.optimizers import weights_key
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.computed import reported
+from ckptconv.outputs.kinds import further
 from ckptconv.outputs.messages import is_inert, notes_of, warnings_of
 from ckptconv.outputs.planning import Output, check_growth, check_size
 from ckptconv.outputs.targets import files_behind, named_inputs
 from ckptconv.process import peak_rss
-from ckptconv.publish.parts import files_of
+from ckptconv.publish.parts import files_of, part_of
 from ckptconv.publish.publish import Done, Hooks, Inputs, Verifier, last_path, publish
 from ckptconv.publish.replacing import Replacing, Spared, claim_of, inputs_behind
 from ckptconv.publish.staging.local import LocalStaging
@@ -136,12 +137,13 @@ class _Production:
 
     @property
     def _has_states(self) -> bool:
-        return bool(self._options.optimizer or self._options.states or self._options.universal)
+        return bool(self._options.states or further(self._options))
 
     def report(self, done: Done, started: float) -> Report:
         """Return the report of what was done, or planned. `started` is as in `produce`."""
         sources, outputs, options = self._sources, self._outputs, self._options
-        mine = files_of(outputs, options.part)
+        part = part_of(options)
+        mine = files_of(outputs, part)
         checked, extra = (known.checked, known.extra_bytes) if (known := self._checksums) else (0, 0)
         recorded = list(dict.fromkeys(key for output in outputs for key in output.notices.recorded))
         counts: Counter[str] = Counter()
@@ -174,8 +176,8 @@ class _Production:
             seconds=time.monotonic() - started,
             peak_rss_bytes=peak_rss(),
             dry_run=options.dry_run,
-            part=f"{options.part[0]}/{options.part[1]}" if options.part else "",
-            finish=[output.target.path for output in outputs] if options.part else [],
+            part=part.name if part else "",
+            finish=[output.target.path for output in outputs] if part else [],
             dropped={
                 name: cls for output in outputs if output.restored for name, cls in output.restored.left_out.items()
             },
@@ -192,7 +194,7 @@ def _check_digests(outputs: Sequence[Output], options: Options) -> None:
 
         hasher(options.digest)
         files = [output.target.path for output in outputs if not output.has_manifest]
-        if files and not (options.manifest or requested(options) or options.part):
+        if files and not (options.manifest or requested(options) or part_of(options)):
             raise UsageError(
                 f"{files[0]} has no manifest for the digests.",
                 "Give --manifest FILE too, or a directory as OUTPUT, without --for-hub.",

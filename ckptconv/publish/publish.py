@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -14,24 +13,24 @@ from ckptconv.engine.execute import in_threads, is_scattered, same, usual_thread
 from ckptconv.engine.worker import Tally
 from ckptconv.errors import UNPUBLISHED, CkptconvError, CorruptError, FailedError, StoppedError, leaving
 from ckptconv.formats.companions import is_companion_name
-from ckptconv.formats.runs import LATEST_UNIVERSAL
+from ckptconv.formats.run_names import LATEST_UNIVERSAL
 from ckptconv.options.table import Options
 from ckptconv.outputs.planning import Output
 from ckptconv.outputs.targets import MANIFEST, Target, directory_of, kind_of_directory
 from ckptconv.plan import FilePlan, Plan
 from ckptconv.publish.jobs import Elsewhere, Task, make, make_elsewhere, packed_in
 from ckptconv.publish.manifest import FinishedFile, document, together
-from ckptconv.publish.parts import check_part, files_of, is_one_upload
+from ckptconv.publish.parts import files_of, is_one_upload, part_of
 from ckptconv.publish.replacing import Replacing
 from ckptconv.publish.staging.base import Staging
 from ckptconv.publish.staging.local import LocalStaging, TreeStaging
 from ckptconv.publish.statements import needing_inputs, requested
 from ckptconv.storage.files import check_unchanged
 from ckptconv.storage.location import Location
+from ckptconv.storage.packed import SpoolingReaders
 from ckptconv.storage.paths import is_remote, normalize
 from ckptconv.storage.progress import Announced, Progress, on_file
 from ckptconv.storage.reading import REQUESTS
-from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.storage.syncing import Syncing
 from ckptconv.tensors.lazy import Equal, LazyTensor
 from ckptconv.tensors.moves import File
@@ -212,20 +211,21 @@ def publish(
 
     Files that an earlier run of the same plan has finished are not made again. `executor`, if given, writes the files.
     """
-    if options.part:
-        check_part(outputs, options, verifies=hooks.verify is not None)
+    part = part_of(options)
+    if part:
+        part.check(outputs, options, verifies=hooks.verify is not None)
     with ExitStack() as stack:
         run = _Run(outputs, inputs, options, hooks, executor, stack)
         run.check_copies()
         run.open_staging()
         run.resume()
         run.announce()
-        stack.enter_context(leaving(unpublished([output.target for output in outputs], options.part or executor)))
+        stack.enter_context(leaving(unpublished([output.target for output in outputs], part or executor)))
         run.make()
         digests = run.digest_inputs()
         beside = run.describe(digests)
         run.settle()
-        if options.part:
+        if part:
             run.detach()
         else:
             run.complete(beside)
@@ -256,7 +256,8 @@ class _Run:
         self.done = Done()
         self._outputs, self._inputs, self._options, self._hooks = outputs, inputs, options, hooks
         self._executor, self._stack = executor, stack
-        self._files = files_of(outputs, options.part)
+        self._part = part_of(options)
+        self._files = files_of(outputs, self._part)
         # This process must complete the upload of a single remote file, even if an executor writes the other files.
         self._here = [executor is None or is_one_upload(output) for output in outputs]
         self._sends = any(is_remote(output.target.path) for output in outputs)
@@ -275,7 +276,7 @@ class _Run:
 
     def check_copies(self) -> None:
         """Compare tensors that are stored twice, and files with their digests. Of several parts, the first does it."""
-        if self._options.part and self._options.part[0]:
+        if self._part and not self._part.is_first:
             return
         _check_equal(self._outputs, self._inputs.equal, self._readers)
         _check_digests(self._inputs, self._readers)
@@ -284,9 +285,9 @@ class _Run:
 
     def open_staging(self) -> None:
         """Open the staging of each output."""
-        part = self._options.part
+        part = self._part
         for output, files, is_here in zip(self._outputs, self._files, self._here, strict=True):
-            digested, target = _is_digested(output, self._options), output.target
+            digested, target = _is_digested(output, self._options, part is not None), output.target
             staging = staging_for(
                 target.path,
                 output.plan.plan_id,
@@ -304,7 +305,7 @@ class _Run:
     def resume(self) -> None:
         """Count the files that an earlier run has finished as made."""
         for work in self._works:
-            work.resume(self._options.part is not None, self._options.digest)
+            work.resume(self._part is not None, self._options.digest)
             sizes = [file.size for file in work.finished.values()]
             self.done.reused += len(sizes)
             self.done.reused_bytes += sum(sizes)
@@ -322,13 +323,12 @@ class _Run:
         """Write the files that are left, and check the checksums of the data that was read for them."""
         counted = Announced(self._hooks.progress, self._nbytes - self.done.reused_bytes)
         tasks = [(work, task) for work in self._works for task in self._tasks(work)]
-        part = self._options.part
-        if part:
+        if part := self._part:
             for index, work in enumerate(self._works):
                 replacing, module = self._inputs.replacing, needing_inputs(self._options)
                 permissions = [*replacing.claims[index].permissions(), *replacing.read_permissions()]
                 inputs = module.described(self._inputs.named[index]) if module else {}
-                work.staging.describe(_description(work.output, part[1], index, inputs, permissions))
+                work.staging.describe(part.described(work.output, index, inputs, permissions))
         if self._executor:
             self._make_elsewhere([job for job in tasks if not job[0].here], self._executor, counted)
         self._make_here([job for job in tasks if job[0].here], counted)
@@ -349,7 +349,7 @@ class _Run:
         latter. A part has neither."""
         if self._options.digest:
             self._syncing.finish()  # digests are complete when their files are sealed
-        if self._options.part:
+        if self._part:
             return []
         plan_id = self._outputs[0].plan.plan_id
         return describe(self._staged(), inputs, plan_id, self._options, self._syncing, self._stack)
@@ -387,7 +387,7 @@ class _Run:
         for file in work.left:
             # No records for a single file, which is made again until it has its final name, or for files without
             # tensors, which are quickly made again.
-            recorded = options.part is not None or (bool(file.tensors) and not work.output.target.is_file)
+            recorded = self._part is not None or (bool(file.tensors) and not work.output.target.is_file)
             # With uploads, half of the memory is for reading and half for sending.
             memory = options.buffers(self._far, is_scattered(file)) // (2 if self._sends else 1)
             yield Task(file, work.staging, work.digested, recorded, jobs, memory, requests, options.digest)
@@ -554,37 +554,17 @@ def complete(
             staging.commit([""])
 
 
-def _description(
-    output: Output, parts: int, shift: int, inputs: Mapping[str, Any], permissions: Sequence[str]
-) -> bytes:
-    """Return the description of a plan for `finish`, as JSON: its files, how to publish them, their inputs, and the
-    files that they may replace."""
-    target, files = output.target, output.plan.files
-    return json.dumps(
-        {
-            "plan": output.plan.plan_id,
-            "kind": target.form,
-            "parts": parts,
-            "shift": shift,
-            "heading": output.heading,
-            "files": [[file.name, file.size, file.tensors] for file in files],
-            "inputs": inputs,
-            "permissions": list(permissions),
-        }
-    ).encode()
-
-
 def _has_failed(future: Future[Any]) -> bool:
     return future.exception() is not None or isinstance(future.result(), CkptconvError)
 
 
-def _is_digested(output: Output, options: Options) -> bool:
+def _is_digested(output: Output, options: Options, in_parts: bool) -> bool:
     """Whether to compute the CRC-32 of the tensors, which costs a tenth of the work and more.
 
     They serve where there are several files, or where a manifest is requested; for one file made in a part it may be
     requested later. The manifest of a directory must be the same whether it is made in parts or not.
     """
-    is_requested = bool(options.manifest) or (options.part is not None and output.target.is_file)
+    is_requested = bool(options.manifest) or (in_parts and output.target.is_file)
     return is_requested or sum(bool(file.tensors) for file in output.plan.files) > 1
 
 

@@ -16,11 +16,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckptconv.errors import FailedError, UsageError
-from ckptconv.formats.checkpoint_names import is_of_checkpoint, is_read_with_others
 from ckptconv.formats.companions import is_companion_name
-from ckptconv.formats.runs import LATEST_UNIVERSAL
+from ckptconv.formats.run_names import LATEST_UNIVERSAL
 from ckptconv.formats.source import Source
-from ckptconv.outputs.computed import made_as, terms_of
+from ckptconv.outputs.computed import terms_of
 from ckptconv.outputs.targets import (
     ACCELERATE,
     FORMS,
@@ -45,7 +44,6 @@ from ckptconv.text import LastWord, Proposed, some
 if TYPE_CHECKING:
     from ckptconv.options.table import Options
     from ckptconv.outputs.planning import Output
-    from ckptconv.outputs.schema import PlanDescription
 
 # Forms of safetensors, which may lie in the directory of their input.
 _BESIDE_INPUT = frozenset(FORMS.values())
@@ -53,9 +51,9 @@ _BESIDE_INPUT = frozenset(FORMS.values())
 _BESIDE = ("manifest", *STATEMENTS, "depfile")
 _ELSEWHERE = "Write it to another path, and rename it afterwards if it needs this name."
 # Prefixes of permissions that name inputs: in the directory of the output, and anywhere.
-_READ, _INPUT = "read/", "input/"
+READ, INPUT = "read/", "input/"
 _NEW_DIRECTORY = "Give a directory that does not exist yet."
-_NEW_NAME = "Give another name, or --overwrite to replace it."
+NEW_NAME = "Give another name, or --overwrite to replace it."
 # Bytes of a planned file that are compared at a time with one that exists.
 _UNIT, _MEMORY = 512 << 10, 8 << 20
 
@@ -97,14 +95,16 @@ class Claim(NamedTuple):
 
     def is_mixed_with(self, name: str) -> bool:
         """Whether the file `name` in its directory is not replaced, and read together with the output."""
+        from ckptconv.formats.checkpoint_names import is_read_with_others
+
         directory = directory_of(self.form)
         is_own = directory is not None and directory.is_file(name)
         return name not in self.names and (is_own or is_read_with_others(name))
 
     def permissions(self) -> list[str]:
-        """Return the permissions of this claim that `finish` needs, for `of_parts`."""
+        """Return the permissions of this claim, for the process that publishes what others have staged."""
         granted = {"typed": self.proposed is None, "beside": self.beside, "overwrite": self.overwrite}
-        return [name for name, is_so in granted.items() if is_so] + [f"{_READ}{name}" for name in sorted(self.read)]
+        return [name for name, is_so in granted.items() if is_so] + [f"{READ}{name}" for name in sorted(self.read)]
 
 
 def claim_of(output: Output, sources: Sequence[Source], options: Options) -> Claim:
@@ -137,20 +137,6 @@ def _entries(directory: str, sources: Iterable[Source]) -> Iterator[str]:
             yield place.removeprefix(above).partition("/")[0]
 
 
-def of_parts(path: str, plan: PlanDescription, overwrite: bool) -> Claim:
-    """Return the claim of an output whose parts are staged, as their description says."""
-    names, permissions = [name for name, _, _ in plan.files], plan.permissions
-    proposed = None if "typed" in permissions else Proposed(path, _NEW_NAME)
-    beside, overwrite = "beside" in permissions, overwrite or "overwrite" in permissions
-    read = frozenset(permission.removeprefix(_READ) for permission in permissions if permission.startswith(_READ))
-    return Claim(path, plan.kind, made_as(plan.heading), names, proposed, beside, overwrite, read=read)
-
-
-def spared_by_parts(permissions: Iterable[str]) -> Iterator[str]:
-    """Yield the paths of the inputs of parts, from their `permissions`."""
-    return (permission.removeprefix(_INPUT) for permission in permissions if permission.startswith(_INPUT))
-
-
 def _further_files(options: Options) -> dict[str, tuple[str, str]]:
     """Return the files that are written next to outputs, {option: (path, kind)}."""
     files = {f"--{kind}": (getattr(options, kind), kind) for kind in _BESIDE}
@@ -175,8 +161,8 @@ class Replacing:
         self._same: set[tuple[str, str]] = set()
 
     def read_permissions(self) -> list[str]:
-        """Return the permissions that name the inputs, for `spared_by_parts` in `finish`."""
-        return [f"{_INPUT}{place}" for place in self._spared.places]
+        """Return the permissions that name the inputs, for the process that publishes what others have staged."""
+        return [f"{INPUT}{place}" for place in self._spared.places]
 
     def check(self, again: bool = False) -> None:
         """Raise UsageError if a file would replace a protected one; FailedError if --no-clobber forbids it.
@@ -213,7 +199,7 @@ class Replacing:
         if not self._options.overwrite and file_made_as(place, kind) != kind:
             raise UsageError(
                 f"{option} would replace {path}, which ckptconv did not write for {option}.",
-                _NEW_NAME,
+                NEW_NAME,
             )
 
     def _check_apart(self, claims: Sequence[Claim], beside: Mapping[str, str]) -> None:
@@ -237,7 +223,7 @@ class Replacing:
             if place in taken or any(claim.form == "tree" and _lies_below(path, claim.path) for claim in claims):
                 raise UsageError(f"The output of {option} would replace {path}, the output.", "Give it another path.")
             if basename(path).startswith(HIDDEN):
-                raise UsageError(f"{option} {path}: ckptconv reserves names with this prefix.", _NEW_NAME)
+                raise UsageError(f"{option} {path}: ckptconv reserves names with this prefix.", NEW_NAME)
             if (rival := named.setdefault(place, option)) != option:
                 raise UsageError(f"{rival} and {option} both name {path}.", "Give one of them another path.")
 
@@ -275,7 +261,7 @@ class Replacing:
         if (entry.file.path, entry.file.stamp) in self._same:
             return True
         from ckptconv.engine.ranges import FileBytes
-        from ckptconv.storage.spool import SpoolingReaders
+        from ckptconv.storage.packed import SpoolingReaders
 
         with SpoolingReaders(self._stores, self._options.spool_dir) as readers, place.open_reader() as reader:
             try:
@@ -293,6 +279,8 @@ class Replacing:
     # ---- directories
 
     def _check_directory(self, claim: Claim) -> None:
+        from ckptconv.formats.checkpoint_names import is_of_checkpoint
+
         directory, is_ours = Directory(Location(claim.path, self._stores)), kind_of_directory(claim.form).is_file
         present = next((name for name in directory.names if is_output_name(name) or is_ours(name)), "")
         if present:
@@ -327,6 +315,8 @@ class Replacing:
 
     def _check_within(self, path: str, claims: Sequence[Claim]) -> None:
         """Raise UsageError if the directory `path`, in which some outputs are to lie, holds files of other programs."""
+        from ckptconv.formats.checkpoint_names import is_of_checkpoint
+
         directory = Directory(Location(path, self._stores))
         inside = {basename(claim.path) for claim in claims}.union(*(claim.read for claim in claims))
         visible = [name for name in directory.names if not name.startswith(HIDDEN) and name not in inside]

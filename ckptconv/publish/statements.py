@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from ckptconv.options.table import Options
+from ckptconv.publish.parts import part_of
 
 # The module of each file, by the option with its path.
 STATEMENTS: dict[str, str] = {
@@ -29,5 +30,5 @@ def requested(options: Options) -> dict[str, tuple[str, Any]]:
 def needing_inputs(options: Options) -> Any:
     """Return the module for which inputs have to be known: now, or when parts that have digests are finished; None if
     there is none."""
-    later = STATEMENTS.values() if options.part and options.digest else ()
+    later = STATEMENTS.values() if part_of(options) and options.digest else ()
     return next((module for _, module in requested(options).values()), None) or next(map(import_module, later), None)

@@ -11,13 +11,11 @@ from typing import NamedTuple
 
 from ckptconv.errors import AGAIN, CorruptError
 from ckptconv.storage.reading import Reader
+from ckptconv.storage.tar_header import is_tar
 from ckptconv.text import brief
 
-# Bytes at the start of a file that tell whether it is in this format: a tar header.
-HEAD = 512
 _BLOCK = 512
-_ASCII = bytes(range(128))
-_NAME, _SIZE, _SUM, _KIND = slice(0, 100), slice(124, 136), slice(148, 156), slice(156, 157)
+_NAME, _SIZE, _KIND = slice(0, 100), slice(124, 136), slice(156, 157)
 _LINK, _PREFIX = slice(157, 257), slice(345, 500)
 # Mode, owners, times and devices. tarfile ends the archive at a header where one of them is not a number.
 _NUMBERS = (slice(100, 108), slice(108, 116), slice(116, 124), slice(136, 148), slice(329, 337), slice(337, 345))
@@ -36,14 +34,6 @@ _TELLING, _OWN = ("path", "size", "linkpath", "GNU."), ("path", "size")
 _MAX_MEMBERS = 100
 # Zeros end an archive; they fill a record, of 10 KiB by default.
 _MAX_PADDING = 1 << 20
-
-
-def is_tar(head: bytes) -> bool:
-    """Whether a file that begins with `head` (HEAD bytes) is a tar archive.
-
-    The checksum of the header decides, as it does for tarfile and so for torch.
-    """
-    return len(head) == HEAD and any(head) and _checksum(head[_SUM]) in _checksums(head)
 
 
 class Span(NamedTuple):
@@ -160,23 +150,6 @@ def _number(field: bytes) -> int | None:
         return int(digits or b"0", 8) if digits.isdigit() or not digits else None
     except ValueError:
         return None
-
-
-def _checksum(field: bytes) -> int | None:
-    """Parse a checksum field as tarfile does, less strictly: up to a NUL, and any octal that Python's `int` accepts."""
-    if field[0] in (0x80, 0xFF):
-        return int.from_bytes(field, "big", signed=True) if field[0] == 0xFF else int.from_bytes(field[1:], "big")
-    try:
-        return int(field.partition(b"\0")[0].decode("ascii").strip() or "0", 8)
-    except ValueError:
-        return None
-
-
-def _checksums(header: bytes) -> tuple[int, int]:
-    """Return the sums of a header's unsigned and signed bytes, with spaces for its checksum. Either is a valid one."""
-    counted = header[: _SUM.start] + b" " * (_SUM.stop - _SUM.start) + header[_SUM.stop :]
-    unsigned = sum(counted)
-    return unsigned, unsigned - 256 * len(counted.translate(None, _ASCII))
 
 
 def _text(field: bytes) -> str:

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import CkptconvError, DifferenceError, MissingError, UsageError
 from ckptconv.formats.alone import kept_apart
+from ckptconv.formats.change import Change
 from ckptconv.formats.companions import is_companion_name, together, with_files
-from ckptconv.formats.configs import Change
 from ckptconv.formats.detect import OtherFamilyError
 from ckptconv.formats.model_files import INDEX_SUFFIX, SUFFIX
 from ckptconv.formats.opening import all_opened, fitted
 from ckptconv.formats.source import MODEL, Opened, Source, source_of
 from ckptconv.options.option import checked
 from ckptconv.options.table import OPTIONS, VERIFYING, Options
-from ckptconv.outputs.computed import COMPUTED, Way, recalled
+from ckptconv.outputs.computed import COMPUTED, Way, recalled, ways_in
 from ckptconv.outputs.kinds import CHECKPOINTS, FURTHER, KINDS, NAMED, entry_of, further, kind_of
 from ckptconv.outputs.targets import (
     ACCELERATE,
@@ -137,7 +137,7 @@ def verify(
     pairs = [(kept_apart(part, target.path), _of_part(part, target, chosen)) for part in sources for target in targets]
     done = verify_outputs(pairs, chosen, progress=bars.counter(progress), on_total=on_total)
     deciding = targets[-1 if chosen.to in CHECKPOINTS else 0].manifest
-    shown = dict.fromkeys([*chosen.recorded(), "like", *(deciding.options if deciding else ())])
+    shown = dict.fromkeys([*chosen.recorded(), *chosen.fitting(), *(deciding.options if deciding else ())])
     done.options = {name: value for name in shown if (value := getattr(chosen, name)) != OPTIONS[name].default}
     done.manifest = deciding.place.path if deciding and deciding.options else ""
     for name, paths in deciding.others.items() if deciding else ():
@@ -235,11 +235,10 @@ def _with(manifest: Manifest, options: Options, explicit: Collection[str]) -> Op
         for name, value in manifest.options.items()
         if name not in explicit and getattr(options, name) == OPTIONS[name].default
     }
-    if "like" in manifest.members and not (options.like or left["like"]):
-        raise UsageError(
-            f"{manifest.place} says that the conversion had a reference, but not where to find it from here.",
-            "Give it with --like REF.",
-        )
+    for name, way in ways_in(manifest.members).items():
+        if way.lost and not (getattr(options, name) or left[name]):
+            done, advice = way.lost
+            raise UsageError(f"{manifest.place} says that {done}, but not where to find it from here.", advice)
     return options.replaced(**left, family=options.family or manifest.family)
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from cells import of_features
+from cells import of_features, trained
 from checkpoints import DATA, ZERO, assert_same, contents
 from effort import every
 from safetensors.torch import load_file, save_file
@@ -66,9 +66,6 @@ MATRIX = {
     "strip_prefix": Row("hhhhhhhh", {"strip_prefix": "l1."}),
     "rename": Row("hhhhhhhh", {"rename": "^l1=q"}),
     "tied": Row("hhshhhsh", {"tied": "duplicate"}),
-    "like": Row("hhrsshhr", {"like": LIKE}),
-    "partial": Row("hhrssrrr", {"partial": True}, (("like", "../more.safetensors"),)),
-    "fill": Row("hhrssrrr", {"fill": True}, (("like", "../more.safetensors"),)),
     "structure": Row("hhhhhhsh", {"structure": False}, source="nested"),
     "chunks": Row("rrrrrhhh", {"chunks": 2}),
     "states": Row("rrrrrhhh", {"states": "../zero"}),
@@ -78,15 +75,12 @@ MATRIX = {
     "fill_states": Row("rrrrrrrr", {"fill_states": True}),
     "order": Row("ssssssss", {"order": "../order.txt"}),
     "opaque": Row("sshsshsh", {"opaque": "drop"}, source="opaque"),
-    "zero_stage": Row("rrrrrrrr", {"zero_stage": 3}),
-    "fresh_optimizer": Row("rrrrrrrr", {"fresh_optimizer": True}),
     "for_hub": Row("hhrrrrrr", {"for_hub": True}, source="nested"),
     "copy_config": Row("shssssss", {"copy_config": True}),
     "exclude_frozen_parameters": Row("hhssshhh", {"exclude_frozen_parameters": True}, source="zero"),
     "clobber": Row("hhhhhhhh", {"clobber": False}),
     "verify": Row("hhhhhhhh", {"verify": True}),
     "checksum": Row("hhhhhhhh", {"checksum": True}),
-    "part": Row("hhhhhhhh", {"part": (0, 2)}),
     "manifest": Row("hhhhhhhh", {"manifest": "manifest.json"}),
     "digest": Row("hhhhhhhh", {"digest": "sha256"}, (("manifest", "manifest.json"),)),
     "depfile": Row("hhhhhhhh", {"depfile": "x.d"}),
@@ -94,7 +88,7 @@ MATRIX = {
     **{option: Row(*row) for rows in of_features("ROWS_OF_KINDS") for option, row in rows.items()},
 }
 # Options that name the outputs, or are about how the input is reached and read, or how fast: they know of no kind.
-OTHERS = {"to", "optimizer", "universal", "per_rank", "drop_opaque", "jobs", "memory", "fsync", "spool_dir"}
+OTHERS = {"to", *FURTHER, "per_rank", "drop_opaque", "jobs", "memory", "fsync", "spool_dir"}
 OTHERS |= {"overwrite", "storage_options", "inert", "raw", "alone", "family", "tag", "master", "unstack"}
 OTHERS = OTHERS.union(*of_features("OF_INPUTS"))
 
@@ -308,9 +302,7 @@ def test_a_pt_file_is_made_of_any_input(tmp_path: Path) -> None:
         assert_same({"b": model["b"].float(), "c": model["c"]}, {"b": shared[2:], "c": torch.arange(3)})
         assert model["b"].data_ptr() == model["a"][2:].data_ptr()
         assert "key" in options or set(loaded) == ({"model"} if "include" in options else set(state))
-    for number, source in enumerate(
-        (ZERO / "z3_bf16_w2" / "checkpoint", DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint")
-    ):
+    for number, source in enumerate((DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint", *trained())):
         output, plain = tmp_path / f"of{number}.pt", tmp_path / f"of{number}.safetensors"
         ckptconv.convert(source, output, verify=True)
         ckptconv.convert(source, plain, tied="duplicate")

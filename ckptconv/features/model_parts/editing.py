@@ -1,9 +1,9 @@
-"""Change what a configuration says of layers, experts, the vocabulary and quantized modules to what is true of a part.
-Pure.
+"""Change a configuration's keys on layers, experts, the vocabulary and quantized modules, so that they are true of a
+part. Pure.
 
-A key is known by what it says: a number that equals the number of layers in the names of the weights, a list with an
-entry for each of them, a list of their numbers, or a rule over their numbers. What cannot be true of the part is an
-error, which names the key.
+A key is known by its value: a number that equals the number of layers in the names of the weights, a list with an
+entry for each of them, a list of their numbers, or a rule over their numbers. A value that cannot be true of the part
+is an error, which names the key.
 
 Sources: `configuration_*.py` of transformers' models, for what rules over the numbers of layers mean.
 """
@@ -48,7 +48,7 @@ _PER_TOKEN = (
 # or called like another component, is another's.
 _TEXT = ("text_config", "language_config", "llm_config", "thinker_config")
 _OTHER = re.compile(r"vision|visual|image|video|audio|speech|talker|code2wav|token2wav|projector|codec|vq|mtp|nextn")
-# Words by which a key speaks of layers; lists that have nothing to do with them; and a key of a rule over numbers.
+# Words of keys about layers; of lists that have nothing to do with layers; and of rules over the numbers of layers.
 _SPEAKS = re.compile(r"layer|block|idx|indices|pattern")
 _FOREIGN = re.compile(r"architectures|token|section|label|factor|lang|mean|std|kernel|stage|patch|grid|eps|norm")
 _RULE = re.compile(
@@ -68,7 +68,7 @@ _EVERY = (
 )
 _FROM = ("moe_layer_freq", "global_attn_every_n_layers")
 _RULES = (*_BEFORE, *_THROUGH, *_EVERY, *_FROM)
-# Lists that say of each layer what rules say, by what these are about: such a rule is not read beside its list.
+# Lists with an entry for each layer, by words of the rules that say the same: such a rule is not read next to its list.
 _LISTS = {
     r"attention|attn|window": ("layer_types", "layers_block_type"),
     r"rope": ("no_rope_layers",),
@@ -76,9 +76,9 @@ _LISTS = {
 }
 # Lists with an entry for each layer of a period.
 _PERIODIC = ("block_types", "_block_types")
-# A period and the offset of the first.
-_PERIODS = {f"{what}_layer_period": f"{what}_layer_offset" for what in ("attn", "expert")}
-# Layers at the end.
+# Keys of a period, and of the offset of its first layer.
+_PERIODS = {f"{kind}_layer_period": f"{kind}_layer_offset" for kind in ("attn", "expert")}
+# How many layers at the end share keys and values.
 _LAST = "num_kv_shared_layers"
 
 
@@ -92,7 +92,7 @@ def _holds(rule: str, layer: int, value: int) -> bool:
 
 
 class Row(NamedTuple):
-    """A key of a configuration that changed: where it is, and its values."""
+    """A changed value of a configuration: its key, with those of the objects around it, and both values."""
 
     key: str
     old: Any
@@ -100,7 +100,7 @@ class Row(NamedTuple):
 
 
 class Edited(NamedTuple):
-    """A configuration as a part needs it: what changed, and what a user should know of what did not, in sentences."""
+    """A configuration as a part needs it: the changes, and sentences for the user on values that could not change."""
 
     config: dict[str, Any]
     rows: tuple[Row, ...]
@@ -122,14 +122,14 @@ def _is_other(key: str, value: Mapping[str, Any]) -> bool:
 
 
 def layers_in(config: Mapping[str, Any] | None, total: int, path: str) -> int:
-    """Return how many of the `total` layers in the names of weights are no layers that predict further tokens: what a
-    configuration counts. Raise CorruptError if it counts others."""
+    """Return how many of the `total` layers in the names of weights are not layers that predict further tokens; that is
+    the number in a configuration. Raise CorruptError if it states another."""
     if config is None:
         return total
     every = [(at, key, value) for at, scope in _scopes(config) for key, value in scope.items()]
-    found = [(at + key, value) for at, key, value in every if type(value) is int]
-    further = max((value for key, value in found if _FURTHER.fullmatch(key.rpartition(".")[2])), default=0)
-    counts = {key: value for key, value in found if key.rpartition(".")[2] in _LAYERS}
+    numbers = [(at + key, value) for at, key, value in every if type(value) is int]
+    further = max((value for key, value in numbers if _FURTHER.fullmatch(key.rpartition(".")[2])), default=0)
+    counts = {key: value for key, value in numbers if key.rpartition(".")[2] in _LAYERS}
     possible = (total, total - further)
     if wrong := next((key for key, value in counts.items() if value not in possible), None):
         raise CorruptError(
@@ -151,13 +151,13 @@ def width_of_layer(config: Mapping[str, Any]) -> int:
     return next((width for width in widths if type(width) is int), 0)
 
 
-# What a configuration of several components says of all of them.
+# Keys of a configuration of several components that are about all of them.
 _SHARED = ("dtype", "torch_dtype", "tie_word_embeddings", "transformers_version", *QUANTIZING)
 
 
 def edited(config: Mapping[str, Any], facts: Facts) -> Edited:
-    """Return `config` as it is true of a part with these `facts`. Raise UsageError for what it cannot say, CorruptError
-    for what was not true before."""
+    """Return `config` as it is true of a part with these `facts`. Raise UsageError for a fact that it cannot state,
+    CorruptError for a value that is not true of the model."""
     editor = _Editor(facts)
     component = facts.renaming.component
     if component in ("text", "vision"):
@@ -172,9 +172,9 @@ def edited(config: Mapping[str, Any], facts: Facts) -> Edited:
         config = {**config[key], **shared}
         if "architectures" not in config:
             editor.notes.append(f"{key} names no architectures: AutoModel goes by its model_type.")
-    made = editor.of(config)
+    changed = editor.of(config)
     editor.check()
-    return Edited(made, tuple(editor.rows), tuple(dict.fromkeys(editor.notes)))
+    return Edited(changed, tuple(editor.rows), tuple(dict.fromkeys(editor.notes)))
 
 
 def key_of(component: str, config: Mapping[str, Any]) -> str:
@@ -184,7 +184,7 @@ def key_of(component: str, config: Mapping[str, Any]) -> str:
 
 
 class _Editor:
-    """Changes one configuration. `rows` are its changes, and `notes` what else there is to say."""
+    """Changes one configuration. `rows` are its changes, and `notes` further sentences for the user."""
 
     def __init__(self, facts: Facts) -> None:
         self.rows: list[Row] = []
@@ -192,35 +192,35 @@ class _Editor:
         self._facts = facts
         self._counted: set[str] = set()
 
-    def of(self, told: Mapping[str, Any], at: str = "") -> dict[str, Any]:
+    def of(self, config: Mapping[str, Any], at: str = "") -> dict[str, Any]:
         """Return an object of the configuration as it is true of the part."""
-        made: dict[str, Any] = {}
-        for key, value in told.items():
+        of_part: dict[str, Any] = {}
+        for key, value in config.items():
             where = f"{at}{key}"
             if key in QUANTIZING:
-                made[key] = patterns.renamed(value, self._facts.renaming, where, self._changed)
+                of_part[key] = patterns.renamed(value, self._facts.renaming, where, self._changed)
             elif not isinstance(value, Mapping):
-                made[key] = self._changed(where, value, self._value(key, value, where, told))
+                of_part[key] = self._changed(where, value, self._value(key, value, where, config))
             elif _is_other(key, value):
-                made[key] = value
+                of_part[key] = value
             elif self._facts.kept is not None and _SPEAKS.search(key) and all(map(str.isdecimal, value)):
                 layers = {str(new): value[str(old)] for new, old in enumerate(self._facts.kept) if str(old) in value}
-                made[key] = self._changed(where, value, layers)
+                of_part[key] = self._changed(where, value, layers)
             else:
-                made[key] = self.of(value, f"{where}.")
-        return made
+                of_part[key] = self.of(value, f"{where}.")
+        return of_part
 
     def check(self) -> None:
-        """Raise CorruptError if no key counts what the part has fewer of."""
+        """Raise CorruptError if no key counts the layers, experts or rows of which the part has fewer."""
         facts = self._facts
-        for what, number, keys in (
+        for noun, number, keys in (
             ("layers", facts.layers if facts.kept is not None else 0, _LAYERS),
             ("experts", facts.experts[0] if facts.experts else 0, _EXPERTS),
             ("rows of the vocabulary", facts.vocabulary[0] if facts.vocabulary else 0, ("vocab_size",)),
         ):
-            if number and what not in self._counted:
+            if number and noun not in self._counted:
                 raise CorruptError(
-                    f"config.json does not count the {number} {what} of the weights: it has none of "
+                    f"config.json does not count the {number} {noun} of the weights: it has none of "
                     f"{some(keys, form=str)}, nor a list with an entry for each.",
                     "Give the configuration of the model with --config FILE, or write none with --no-copy-config.",
                 )
@@ -261,8 +261,8 @@ class _Editor:
                 return comma.join(map(str, self._of_list(key, [*map(int, value.split(","))], where)))
             return self._of_pattern(value, where, scope) if key.endswith("pattern") else value
         if isinstance(value, list) and value:
-            if key in _RULES and len(value) != self._facts.layers and all(type(each) is int for each in value):
-                return [self._of_number(key, each, where, scope) for each in value]
+            if key in _RULES and len(value) != self._facts.layers and all(type(entry) is int for entry in value):
+                return [self._of_number(key, entry, where, scope) for entry in value]
             if key in _PERIODIC and len(value) < self._facts.layers:
                 self._check_period(value, where, scope)
                 return value
@@ -297,12 +297,12 @@ class _Editor:
         return value
 
     def _of_period(self, where: str, period: Any, offset: Any, scope: Mapping[str, Any]) -> tuple[int, int]:
-        """Return the period and the offset that say of the layers of the part what these say of those of the model."""
+        """Return the period and the offset that select the same layers in the part as these do in the model."""
         if type(period) is not int or type(offset) is not int or period < 1:
             raise self._untrue(where, [period, offset])
         kept = self._facts.kept_layers
         wanted = [layer % period == offset for layer in kept]
-        tried = [(each, at) for each in range(1, len(kept) + 2) for at in range(each)]
+        tried = [(candidate, at) for candidate in range(1, len(kept) + 2) for at in range(candidate)]
         for new, at in [(period, offset), *tried]:
             if [layer % new == at for layer in range(len(kept))] == wanted:
                 return new, at
@@ -310,7 +310,8 @@ class _Editor:
         return period, offset
 
     def _check_listed(self, where: str, value: Any, scope: Mapping[str, Any]) -> None:
-        """Raise UsageError unless a list says of each layer what a rule said with this `value`."""
+        """Raise UsageError unless the configuration also has a list, with an entry for each layer, that says the same
+        as the rule with this `value`."""
         lists = [key for about, keys in _LISTS.items() if re.search(about, where) for key in keys]
         said = next((key for key in lists if isinstance(scope.get(key), list)), "")
         if not said:
@@ -336,7 +337,7 @@ class _Editor:
 
     def _of_list(self, key: str, value: list[Any], where: str) -> list[Any]:
         facts, kept = self._facts, self._facts.kept or ()
-        speaks, are_numbers = _SPEAKS.search(key) is not None, all(type(each) is int for each in value)
+        speaks, are_numbers = _SPEAKS.search(key) is not None, all(type(entry) is int for entry in value)
         is_each = len(value) in (facts.layers, facts.total)
         # A list of two layers' zeros and ones has an entry for each.
         may_be = speaks and are_numbers and len({*value}) == len(value) and not (is_each and max(value) < 2)
@@ -347,7 +348,7 @@ class _Editor:
             if speaks:
                 self._counted.add("layers")
             return [value[layer] for layer in (kept if len(value) == facts.total else facts.kept_layers)]
-        if speaks and not _FOREIGN.search(key) and (are_numbers or all(type(each) in (str, bool) for each in value)):
+        if speaks and not _FOREIGN.search(key) and (are_numbers or all(type(entry) in (str, bool) for entry in value)):
             raise self._unfit(where, value)
         return value
 
@@ -382,7 +383,7 @@ class _Editor:
                 )
             self._counted.add("experts")
             return after
-        is_taken = key in _PER_TOKEN and (key != "top_k" or not any(each in scope for each in _PER_TOKEN[:-1]))
+        is_taken = key in _PER_TOKEN and (key != "top_k" or not any(name in scope for name in _PER_TOKEN[:-1]))
         if is_taken and value > after:
             raise UsageError(
                 f"config.json says {where} {value}, but the part has {after} experts in each layer.",
@@ -395,7 +396,7 @@ class _Editor:
                     f"Keep a multiple of {value} experts.",
                 )
             groups = scope.get("topk_group")
-            taken = next((scope[each] for each in _PER_TOKEN if type(scope.get(each)) is int), 0)
+            taken = next((scope[name] for name in _PER_TOKEN if type(scope.get(name)) is int), 0)
             if type(groups) is int and groups > 0 and taken > groups * (after // value):
                 raise UsageError(
                     f"config.json says that a token takes {taken} experts of {groups} groups, but the part has "
@@ -410,7 +411,7 @@ class _Editor:
             return after
         is_token = re.search(r"_token_(?:id|index)$", key)
         beyond = [
-            each for each in (value if isinstance(value, list) else [value]) if type(each) is int and each >= after
+            token for token in (value if isinstance(value, list) else [value]) if type(token) is int and token >= after
         ]
         if is_token and beyond:
             if key == "pad_token_id":

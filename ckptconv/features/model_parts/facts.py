@@ -1,5 +1,4 @@
-"""What a part is, beside its tensors: which layers and experts it has of how many, and what modules are called in it.
-Pure."""
+"""Facts of a part other than its tensors: its layers and experts, and the new names of its modules. Pure."""
 
 from __future__ import annotations
 
@@ -10,10 +9,10 @@ from ckptconv.features.model_parts import places
 
 
 class Renaming(NamedTuple):
-    """What tensors and modules of a checkpoint are called in a part.
+    """The names of a checkpoint's tensors and modules in a part.
 
-    `component` is the one that the part is, "" for all. `experts` has for each module with experts the new number of
-    each that is kept, and `layers` those of layers of the stack at `place`.
+    `component` is the component that the part is, "" for all. `experts` has for each module with experts the new
+    numbers of those that are kept, {old: new}, and `layers` those of the layers in the stack at `place`.
     """
 
     component: str = ""
@@ -23,20 +22,20 @@ class Renaming(NamedTuple):
 
     def of(self, name: str, is_module: bool = False) -> str | None:
         """Return the new name of a tensor, or the new path of a module, which may lack its beginning; None if it is not
-        in the part. Raise ValueError for a path that may be of several modules with experts."""
+        in the part. Raise ValueError for a path that may lead to several modules with experts."""
         if self.component in ("text", "vision"):
             within = places.named_in(self.component, name)
-            other = "vision" if self.component == "text" else "text"
-            if not within and (not is_module or places.is_beside(name) or places.named_in(other, name)):
+            counterpart = "vision" if self.component == "text" else "text"
+            if not within and (not is_module or places.is_beside(name) or places.named_in(counterpart, name)):
                 return None
             name = within or name
-        if self.experts and (found := places.expert_in(name)):
-            module, number, rest = found
+        if self.experts and (expert := places.expert_in(name)):
+            module, number, suffix = expert
             numbers = self.experts.get(module) or self._experts_at(module) if is_module else self.experts.get(module)
             if numbers is not None and number not in numbers:
                 return None
             if numbers is not None:
-                name = ".".join(filter(None, (module, "experts", str(numbers[number])))) + rest
+                name = ".".join(filter(None, (module, "experts", str(numbers[number])))) + suffix
         layer = places.numbered(name)
         if not self.place or not layer or places.is_beside(layer[0]) or places.is_further(layer[0]):
             return name
@@ -55,15 +54,16 @@ class Renaming(NamedTuple):
     def moves(self) -> bool:
         """Whether any layer or expert that is kept has another number, or modules have other paths."""
         every = [self.layers, *self.experts.values()]
-        return bool(self.component) or any(old != new for each in every for old, new in each.items())
+        return bool(self.component) or any(old != new for numbers in every for old, new in numbers.items())
 
 
 class Facts(NamedTuple):
-    """What a configuration has to say of a part.
+    """The numbers that the configuration of a part has to state.
 
-    `layers` is how many the model has, without those that predict further tokens, and `kept` are the numbers of those
-    in the part, these included, in their new order; None: all of them. `further` is how many layers predict further
-    tokens, `experts` how many each module has, and `vocabulary` how many rows, each before and in the part.
+    `layers` is how many the model has, without those that predict further tokens, and `total` with them. `kept` are the
+    numbers of the layers in the part, these included, in their new order; None: all of them. `further` is how many
+    layers predict further tokens, `experts` how many each module has, and `vocabulary` how many rows there are, each as
+    (in the model, in the part).
     """
 
     renaming: Renaming = Renaming()
@@ -76,7 +76,7 @@ class Facts(NamedTuple):
 
     @property
     def kept_layers(self) -> tuple[int, ...]:
-        """The numbers of the layers in the part but for those that predict further tokens."""
+        """The numbers of the layers in the part, except those that predict further tokens."""
         return tuple(number for number in self.kept or () if number < self.layers)
 
     @property

@@ -1,4 +1,4 @@
-"""Add tensors of another checkpoint to what an output has, as they are there. Pure."""
+"""Add tensors of another checkpoint to an output's, unchanged. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Graft(NamedTuple):
 
 
 def _grafted(chosen: Selected, source: Source, options: Options, reference: Selected | None = None) -> Selected:
-    """Return `chosen` with the tensors that are grafted: never cast. Raise UsageError for names that it has already."""
+    """Return `chosen` with the grafted tensors, which are never cast. Raise UsageError for names that it has."""
     grafts: list[Graft] = source.computed["graft"]
     added: dict[str, LazyTensor] = {}
     for graft in grafts:
@@ -34,7 +34,7 @@ def _grafted(chosen: Selected, source: Source, options: Options, reference: Sele
                 "Leave them out with --exclude, or graft fewer.",
             )
         added.update(graft.tensors)
-    note = "; ".join(f"{count_of(len(each.tensors), 'tensor')} of {each.source.path}" for each in grafts)
+    note = "; ".join(f"{count_of(len(graft.tensors), 'tensor')} of {graft.source.path}" for graft in grafts)
     kept = chosen.uncastable | added.keys()
     return chosen._replace(
         names={**{name: name for name in chosen.tensors}, **{name: name for name in added}},
@@ -53,25 +53,23 @@ def _grafted(chosen: Selected, source: Source, options: Options, reference: Sele
 
 
 def _files(chosen: Selected, added: Iterable[str]) -> dict[str, str]:
-    """Return the file of each of the tensors that are `added`, where the others have one: the last."""
+    """Return the files of the `added` tensors, by name: the last of the others' files; {} if these have no files."""
     return dict.fromkeys(added, max(chosen.files.values())) if chosen.files else {}
 
 
 def _identified(files: Iterable[FilePlan], source: Source, plan_id: str) -> str:
     grafts: list[Graft] = source.computed["graft"]
-    inputs = {
-        f"{number}/{name}": each for number, graft in enumerate(grafts) for name, each in graft.source.inputs.items()
-    }
+    inputs = {f"{at}/{name}": key for at, graft in enumerate(grafts) for name, key in graft.source.inputs.items()}
     return identify(files, inputs, ("graft", plan_id))
 
 
 def _record(source: Source) -> Mapping[str, Any]:
     grafts: list[Graft] = source.computed["graft"]
-    return {"graft": [{"of": From(each.source.path), "names": each.glob} for each in grafts]}
+    return {"graft": [{"of": From(graft.source.path), "names": graft.glob} for graft in grafts]}
 
 
 def _asked(heading: Mapping[str, Any], seen: Callable[[str], str]) -> Mapping[str, Any]:
-    paths = [(seen(each["of"]), each["names"]) for each in heading["graft"]]
+    paths = [(seen(entry["of"]), entry["names"]) for entry in heading["graft"]]
     return {"graft": tuple(f"{path}:{glob}" for path, glob in paths)} if all(path for path, _ in paths) else {}
 
 
@@ -81,6 +79,6 @@ COMPUTING = Computing(
     tree=_grafted,
     identified=_identified,
     record=_record,
-    sources=lambda source: (each.source for each in source.computed["graft"]),
+    sources=lambda source: (graft.source for graft in source.computed["graft"]),
     asked=_asked,
 )

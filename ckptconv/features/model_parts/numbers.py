@@ -15,7 +15,7 @@ _HOW = "Write numbers from 0 and ranges, such as 0-3,60."
 
 def numbers_in(text: str, called: str = "") -> list[int]:
     """Return the numbers of a text such as "0-3,60", in its order. Raise UsageError, which names the option `called`,
-    if it is none, or has a number twice."""
+    if it is no such text, or has a number twice."""
     numbers: list[int] = []
     for part in text.replace(" ", "").split(","):
         first, dash, last = part.partition("-")
@@ -43,7 +43,7 @@ def text_of(numbers: Iterable[int]) -> str:
 
 
 def numbers_of(value: Any, called: str) -> str:
-    """Return the text of numbers that are given as text, as one number, or one after the other."""
+    """Return the text of numbers; `value` is a text, one number, or a sequence of numbers."""
     if type(value) is int:
         value = [value]
     if isinstance(value, (Sequence, range)) and not isinstance(value, (str, bytes)):
@@ -56,11 +56,11 @@ def numbers_of(value: Any, called: str) -> str:
 
 
 def experts_of(value: Any, called: str) -> tuple[str, ...]:
-    """Return a text of numbers for all layers, or one for each: of numbers, lists of numbers, or a file of these."""
+    """Return a text of numbers for all layers, or one for each. `value` has numbers, lists of them, or a path."""
     if isinstance(value, str) and value.endswith(".json"):
         value = _in_file(value, called)
-    if isinstance(value, (list, tuple)) and not all(type(each) is int for each in value):
-        return tuple(numbers_of(each, f"{called}, entry {number}:") for number, each in enumerate(value))
+    if isinstance(value, (list, tuple)) and not all(type(entry) is int for entry in value):
+        return tuple(numbers_of(entry, f"{called}, entry {number}:") for number, entry in enumerate(value))
     return (numbers_of(value, called),)
 
 

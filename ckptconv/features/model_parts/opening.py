@@ -1,4 +1,4 @@
-"""A source is opened with the part of it that options ask for: with its configuration, and with what is grafted."""
+"""Open a source with the part of it that options ask for: with its configuration, and with the grafted tensors."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from ckptconv.storage.paths import normalize
 _TOKENIZERS = ("tokenizer.json", "vocab.json")
 
 
-def opened(source: Source, asked: Mapping[str, Any], reaching: Mapping[str, Any]) -> Source:
-    """Return `source` with the part that the options `asked` ask for; `reaching` say how checkpoints are reached."""
-    options = PartOptions(**{name: asked[name] for name in PartOptions.table if name in asked})
+def opened(source: Source, settings: Mapping[str, Any], reaching: Mapping[str, Any]) -> Source:
+    """Return `source` with the part that the options `settings` ask for; `reaching` are the options of stores."""
+    options = PartOptions(**{name: settings[name] for name in PartOptions.table if name in settings})
     stores = dict(reaching.get("storage_options") or {})
     if options.config:
         place = Location(normalize(options.config), stores)
         if place.kind != "file":
             raise UsageError(f"--config {place} {'does not exist' if place.kind == 'missing' else 'is not a file'}.")
-        own = {**source.companions, companions.CONFIG: place.entry.file}
-        source = companions.with_files(source, own, stores)
+        with_config = {**source.companions, companions.CONFIG: place.entry.file}
+        source = companions.with_files(source, with_config, stores)
     read = (companions.CONFIG, companions.QUANTIZED, *(_TOKENIZERS if options.vocab else ()))
     files = companions.siblings(source, stores, read).files
-    told = {name: configs.read(Location(files[name].path, stores)) for name in read[:2] if name in files}
+    stated = {name: configs.read(Location(files[name].path, stores)) for name in read[:2] if name in files}
     grafts = [_graft(text, reaching) for text in options.graft]
     part = Part(
         Asked(
@@ -48,8 +48,8 @@ def opened(source: Source, asked: Mapping[str, Any], reaching: Mapping[str, Any]
             options.vocab,
         ),
         {name: value for name in ("layers", "experts", "component", "vocab") if (value := getattr(options, name))},
-        told.get(companions.CONFIG),
-        told.get(companions.QUANTIZED),
+        stated.get(companions.CONFIG),
+        stated.get(companions.QUANTIZED),
         options.config,
         {name: _entries(Location(files[name].path, stores)) for name in _TOKENIZERS if name in files},
         tuple(name for graft in grafts for name in graft.tensors),
@@ -66,12 +66,12 @@ def _graft(text: str, reaching: Mapping[str, Any]) -> Graft:
         )
     source = open_source(normalize(path), structure=False, **reaching)
     source.check_weights()
-    held = named(source, Options()).described.tensors
-    chosen = {name: tensor for name, tensor in held.items() if fnmatch.fnmatchcase(name, glob)}
+    tensors = named(source, Options()).described.tensors
+    chosen = {name: tensor for name, tensor in tensors.items() if fnmatch.fnmatchcase(name, glob)}
     if not chosen:
         raise UsageError(
-            f"--graft {text}: {glob!r} matches none of the {len(held)} names of {source.path}.",
-            candidates(glob, list(held)),
+            f"--graft {text}: {glob!r} matches none of the {len(tensors)} names of {source.path}.",
+            candidates(glob, list(tensors)),
         )
     return Graft(source, glob, chosen)
 
@@ -79,14 +79,15 @@ def _graft(text: str, reaching: Mapping[str, Any]) -> Graft:
 def _entries(place: Location) -> int:
     """Return the number after the largest that a tokenizer gives to a token; 0 if its file has another form."""
     try:
-        told = strict_json.parse(place.read_text(companions.LARGEST))
+        tokenizer = strict_json.parse(place.read_text(companions.LARGEST))
     except ValueError:
         return 0
-    held = [told]
-    if isinstance(told, dict) and isinstance(told.get("model"), dict):
-        added = told.get("added_tokens")
-        pairs = [(str(at), each.get("id")) for at, each in enumerate(added) if isinstance(each, dict)] if added else []
-        held = [told["model"].get("vocab"), dict(pairs)]
-    numbers = [number for each in held if isinstance(each, dict) for number in each.values() if type(number) is int]
-    numbers += [len(each) - 1 for each in held if isinstance(each, list)]
+    vocabularies = [tokenizer]
+    if isinstance(tokenizer, dict) and isinstance(tokenizer.get("model"), dict):
+        added = tokenizer.get("added_tokens")
+        tokens = [token for token in added if isinstance(token, dict)] if added else []
+        vocabularies = [tokenizer["model"].get("vocab"), {str(at): token.get("id") for at, token in enumerate(tokens)}]
+    by_token = [vocabulary.values() for vocabulary in vocabularies if isinstance(vocabulary, dict)]
+    numbers = [number for values in by_token for number in values if type(number) is int]
+    numbers += [len(vocabulary) - 1 for vocabulary in vocabularies if isinstance(vocabulary, list)]
     return max(numbers, default=-1) + 1

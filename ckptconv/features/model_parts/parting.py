@@ -1,4 +1,4 @@
-"""Choose a part of a model of what is selected, and say what its configuration has to say. Pure."""
+"""Cut a part of a model from the selected tensors, and change its configuration. Pure."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ckptconv.features.model_parts.cutting import Asked, Cut, cut
 from ckptconv.features.model_parts.editing import Edited, edited
 from ckptconv.features.model_parts.facts import Facts
 from ckptconv.formats import configs
+from ckptconv.formats.change import Change
 from ckptconv.formats.companions import QUANTIZED
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
@@ -23,10 +24,10 @@ from ckptconv.text import brief, some
 
 
 class Part(NamedTuple):
-    """The part of a source that is asked for, as `options` {name: value} say it.
+    """The part of a source that is asked for, and the `options` {name: value} that ask for it.
 
-    `config` is what config.json says of the source, or the file that `path` names, and `codes` what
-    hf_quant_config.json says; None if there is none. `tokens` are the numbers of tokens of tokenizers, by file, and
+    `config` is the content of the source's config.json, or of the file at `path`, and `codes` that of
+    hf_quant_config.json; None if there is no such file. `tokens` are the numbers of tokens of tokenizers, by file, and
     `grafted` the names that are added to the part.
     """
 
@@ -42,21 +43,21 @@ class Part(NamedTuple):
 def _parted(chosen: Selected, source: Source, options: Options, reference: Selected | None = None) -> Selected:
     """Return `chosen` with the tensors of the part alone, under its names, and with the change of its configuration."""
     part: Part = source.computed["part"]
-    made = cut(part.asked, chosen.tensors, part.config, source.path, part.grafted)
-    uncastable = frozenset(made.names[name] for name in chosen.uncastable if name in made.names)
+    cut_part = cut(part.asked, chosen.tensors, part.config, source.path, part.grafted)
+    uncastable = frozenset(cut_part.names[name] for name in chosen.uncastable if name in cut_part.names)
     notes: list[str] = []
-    warnings = [*_warnings(part, made, chosen)]
+    warnings = [*_warnings(part, cut_part, chosen)]
     changes: dict[str, list[str]] = {}
     if part.asked.component == "mtp":
         # They are no model of their own, so that no configuration is true of them.
-        warnings += contradicted(source.config or {}, chosen.tensors, made.names)
+        warnings += contradicted(source.config or {}, chosen.tensors, cut_part.names)
     elif source.config is not None and source.reference is None:
         is_other = bool(source.quantized and source.quantized.formats)
         is_other = is_other or any(way.retold for way in ways_of(source, options) if way is not COMPUTING)
-        told = edited(configs.changed(source.config, configs.Change(plain=is_other)), made.facts)
-        notes = [*_told(told), *told.notes]
-        changes = {key: [json.dumps(value, ensure_ascii=False) for value in values] for key, *values in told.rows}
-        if part.codes is not None and not is_other and not any(key in told.config for key in configs.QUANTIZING):
+        edit = edited(configs.changed(source.config, Change(plain=is_other)), cut_part.facts)
+        notes = [*_told(edit), *edit.notes]
+        changes = {key: [json.dumps(value, ensure_ascii=False) for value in values] for key, *values in edit.rows}
+        if part.codes is not None and not is_other and not any(key in edit.config for key in configs.QUANTIZING):
             raise UsageError(
                 f"Only {QUANTIZED} says how the weights of {source.path} are quantized, and not config.json: its names "
                 "are not changed to those of a part.",
@@ -65,22 +66,22 @@ def _parted(chosen: Selected, source: Source, options: Options, reference: Selec
     if part.path and source.config is None:
         notes.append(f"--config has no effect on the output, which has no config.json: {part.path} was only read.")
     return chosen._replace(
-        names={name: name for name in made.tensors},
-        known=made.tensors,
-        tensors=made.tensors,
-        described=keymap.Flattened(made.tensors, None, uncastable),
+        names={name: name for name in cut_part.tensors},
+        known=cut_part.tensors,
+        tensors=cut_part.tensors,
+        described=keymap.Flattened(cut_part.tensors, None, uncastable),
         structured=False,
         owners={
-            made.names[alias]: made.names[owner]
+            cut_part.names[alias]: cut_part.names[owner]
             for alias, owner in chosen.owners.items()
-            if alias in made.names and owner in made.names
+            if alias in cut_part.names and owner in cut_part.names
         },
         uncastable=uncastable,
-        quantized=_quantized(chosen, made),
+        quantized=_quantized(chosen, cut_part),
         unmapped=chosen.first,
-        edit=None if part.asked.component == "mtp" else functools.partial(_edited, facts=made.facts),
+        edit=None if part.asked.component == "mtp" else functools.partial(_edited, facts=cut_part.facts),
         warnings=(*chosen.warnings, *warnings),
-        notes=(*chosen.notes, _note(part, made, len(chosen.tensors)), *notes),
+        notes=(*chosen.notes, _note(part, cut_part, len(chosen.tensors)), *notes),
         reporters=(*chosen.reporters, lambda chosen, stored: lambda files: {"configuration": changes}),
     )
 
@@ -89,47 +90,47 @@ def _edited(config: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
     return edited(config, facts).config
 
 
-def _quantized(chosen: Selected, made: Cut) -> dict[str, parted.PartedTensor]:
+def _quantized(chosen: Selected, cut_part: Cut) -> dict[str, parted.PartedTensor]:
     """Return the tensors that are stored in parts, by new name. Raise UsageError if rows of them are taken."""
-    found = {}
-    for name, told in chosen.quantized.items():
-        parts = [parted.prefix_of(name) + part for part in told.parts]
-        new = made.facts.renaming.of(name)
-        if new is None or not all(part in made.names for part in parts):
+    kept = {}
+    for name, tensor in chosen.quantized.items():
+        parts = [parted.prefix_of(name) + part for part in tensor.parts]
+        new = cut_part.facts.renaming.of(name)
+        if new is None or not all(part in cut_part.names for part in parts):
             continue
-        if any(made.tensors[made.names[part]] is not chosen.tensors[part] for part in parts):
+        if any(cut_part.tensors[cut_part.names[part]] is not chosen.tensors[part] for part in parts):
             raise UsageError(f"{name} is quantized by torchao, of which no rows are taken.", "Use --dequantize.")
-        found[new] = told
-    return found
+        kept[new] = tensor
+    return kept
 
 
-def _warnings(part: Part, made: Cut, chosen: Selected) -> Iterator[str]:
+def _warnings(part: Part, cut_part: Cut, chosen: Selected) -> Iterator[str]:
     if chosen.structured and (chosen.described.values or chosen.described.inert):
         values = some(chosen.described.values, form=str) or "objects of other classes"
         yield f"A part of a model is tensors alone; left out: {values}"
     for name, count in part.tokens.items():
-        if made.facts.vocabulary and count > made.facts.vocabulary[1]:
-            rows = made.facts.vocabulary[1]
+        if cut_part.facts.vocabulary and count > cut_part.facts.vocabulary[1]:
+            rows = cut_part.facts.vocabulary[1]
             yield (
                 f"{name} has {count:,} tokens, {count - rows:,} more than the {rows:,} rows of the vocabulary: the "
                 "model fails on text that has one of these."
             )
 
 
-def _note(part: Part, made: Cut, before: int) -> str:
-    facts = made.facts
+def _note(part: Part, cut_part: Cut, before: int) -> str:
+    facts = cut_part.facts
     kept = [f"--component {part.asked.component}"] if part.asked.component else []
     kept += [f"{len(facts.kept)} of {facts.total} layers"] if facts.kept is not None else []
-    told = (("experts", facts.experts), ("rows of the vocabulary", facts.vocabulary))
-    kept += [f"{pair[1]:,} of {pair[0]:,} {what}" for what, pair in told if pair]
+    counts = (("experts", facts.experts), ("rows of the vocabulary", facts.vocabulary))
+    kept += [f"{pair[1]:,} of {pair[0]:,} {noun}" for noun, pair in counts if pair]
     configured = "" if part.config is not None else " No configuration was found to change."
-    what = f" ({', '.join(kept)})" if kept else ""
-    return f"A part of the model: {len(made.tensors):,} of {before:,} tensors{what}.{configured}"
+    details = f" ({', '.join(kept)})" if kept else ""
+    return f"A part of the model: {len(cut_part.tensors):,} of {before:,} tensors{details}.{configured}"
 
 
-def _told(told: Edited) -> Iterator[str]:
-    if told.rows:
-        rows = [f"{row.key}: {_short(row.old)} to {_short(row.new)}" for row in told.rows]
+def _told(edit: Edited) -> Iterator[str]:
+    if edit.rows:
+        rows = [f"{row.key}: {_short(row.old)} to {_short(row.new)}" for row in edit.rows]
         yield f"config.json was changed to be true of the part: {some(rows, len(rows), str)}."
     else:
         yield "config.json is true of the part as it is."
@@ -141,18 +142,18 @@ def _short(value: Any) -> str:
 
 def _states(source: Source, states: Mapping[str, Any], groups: Sequence[Any], ties: Mapping[str, str]) -> NoReturn:
     part: Part = source.computed["part"]
-    given = [f"--{name}" for name in (*part.options, *(["graft"] if part.grafted else ["config"] * bool(part.path)))]
+    options = [f"--{name}" for name in (*part.options, *(["graft"] if part.grafted else ["config"] * bool(part.path)))]
     raise UsageError(
-        f"{some(given, form=str)} takes a part of the weights, and the optimizer's states are those of all.",
+        f"{some(options, form=str)} takes a part of the weights, and the optimizer's states are those of all.",
         "Convert the states without it.",
     )
 
 
 def _record(source: Source) -> Mapping[str, Any]:
     part: Part = source.computed["part"]
-    told = {name: list(value) if isinstance(value, tuple) else value for name, value in part.options.items()}
-    told |= {"config": From(part.path)} if part.path else {}
-    return {"part": told} if told else {}
+    recorded = {name: list(value) if isinstance(value, tuple) else value for name, value in part.options.items()}
+    recorded |= {"config": From(part.path)} if part.path else {}
+    return {"part": recorded} if recorded else {}
 
 
 def _asked(heading: Mapping[str, Any], seen: Callable[[str], str]) -> Mapping[str, Any]:

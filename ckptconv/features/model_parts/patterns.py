@@ -1,4 +1,4 @@
-"""Change what a configuration of quantized weights says of modules by name. Pure.
+"""Rename modules in a configuration of quantized weights. Pure.
 
 Sources: `ignore` of compressed-tensors, `modules_to_not_convert` of transformers, `dynamic` of GPTQModel,
 `exclude_modules` of Model Optimizer, `exclude` of Quark, `extra_config` of AutoRound.
@@ -16,7 +16,7 @@ from ckptconv.features.model_parts.places import LAYER_WORDS
 from ckptconv.text import brief
 
 _LITERAL = re.compile(r"[\w-]+(?:\.[\w-]+)+|[A-Za-z_]\w*")
-# The beginning of a pattern that is about one layer alone, and what means any number.
+# The beginning of a pattern that is about one layer alone, and an expression for any number.
 _ONE_LAYER = re.compile(
     rf"(?P<before>[-+:^\w]*?(?:[\w-]+\\?\.)*(?:{'|'.join(LAYER_WORDS)})\\?\.)(?P<number>\d+)(?=\\?\.|\$?$)"
 )
@@ -27,37 +27,37 @@ _SOME = re.compile(r"(?<![A-Za-z_\d])\d+|\[[^\]]*\d")
 Changed = Callable[[str, Any, Any], Any]
 
 
-def renamed(told: Any, renaming: Renaming, where: str, changed: Changed) -> Any:
-    """Return what is told of modules with their names in a part, and without those that are not in it. `changed` is
-    called with where a list or object is, its value and its new one, and returns that.
+def renamed(tree: Any, renaming: Renaming, where: str, changed: Changed) -> Any:
+    """Return a `tree` of the configuration with the modules' names in a part, and without modules that are not in it.
+    `changed` is called with the place of a list or object, its value and its new one, and returns the new one.
 
-    Raise UsageError for a pattern that may mean what has another name now.
+    Raise UsageError for a pattern that may mean a module with another name in the part.
     """
-    if isinstance(told, Mapping):
-        made: dict[str, Any] = {}
+    if isinstance(tree, Mapping):
+        new: dict[str, Any] = {}
         moved = False
-        for key, value in told.items():
+        for key, value in tree.items():
             # Other keys are words of the configuration.
             name = _module(key, renaming, where) if re.search(r"[.*\\]", key) else key
             moved = moved or name != key
             if name is not None:
-                made[name] = renamed(value, renaming, f"{where}.{key}", changed)
-        return changed(where, told, made) if moved else made
-    if isinstance(told, list) and all(isinstance(each, str) for each in told):
-        names = [name for each in told if (name := _module(each, renaming, where)) is not None]
-        return changed(where, told, names)
-    return [renamed(each, renaming, where, changed) for each in told] if isinstance(told, list) else told
+                new[name] = renamed(value, renaming, f"{where}.{key}", changed)
+        return changed(where, tree, new) if moved else new
+    if isinstance(tree, list) and all(isinstance(text, str) for text in tree):
+        names = [name for text in tree if (name := _module(text, renaming, where)) is not None]
+        return changed(where, tree, names)
+    return [renamed(entry, renaming, where, changed) for entry in tree] if isinstance(tree, list) else tree
 
 
 def _module(text: str, renaming: Renaming, where: str) -> str | None:
-    """Return a name of a module, or a pattern, as the part needs it; None if it is about none of its modules."""
+    """Return a module's name or a pattern as the part needs it; None if it is about no module of the part."""
     if _LITERAL.fullmatch(text):
         try:
             return renaming.of(text, is_module=True)
         except ValueError:
             raise _unclear(text, where) from None
     match = _ONE_LAYER.match(text)
-    begin = rest = ""
+    begin = suffix = ""
     if match:
         literal = re.sub(r"^(?:[-+]:|re:|\^)*", "", match["before"].replace("\\", ""))
         layer = renaming.of(f"{literal}{match['number']}", is_module=True)
@@ -65,9 +65,9 @@ def _module(text: str, renaming: Renaming, where: str) -> str | None:
             return None
         if layer.rpartition(".")[0] != f"{literal}{match['number']}".rpartition(".")[0]:
             raise _unclear(text, where)
-        begin, rest = f"{match['before']}{layer.rpartition('.')[2]}", text[match.end() :]
-        text = begin + rest
-    if renaming.moves and _SOME.search(_ANY.sub("", rest if match else text)):
+        begin, suffix = f"{match['before']}{layer.rpartition('.')[2]}", text[match.end() :]
+        text = begin + suffix
+    if renaming.moves and _SOME.search(_ANY.sub("", suffix if match else text)):
         raise _unclear(text, where)
     return text
 

@@ -13,7 +13,7 @@ from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import some
 
-# Words of a path: of the modules that hold layers by number, and of what is beside the language model.
+# Words of a path: of the modules that hold layers by number, and of components other than the language model.
 LAYER_WORDS = ("layers", "layer", "h", "blocks", "block")
 _BESIDE = re.compile(
     r"(?:^|[._])(?:vision|visual|vit|image|video|audio|speech|talker|code2wav|token2wav|projector|multi_modal|mm)"
@@ -26,25 +26,25 @@ _TEXT = ("language_model", "text_model")
 _HEADS = ("lm_head", "output", "embed_out", "score")
 _EMBEDDINGS = ("embed_tokens", "wte", "word_embeddings", "tok_embeddings", "embed_in", "embeddings", "embedding")
 _VOCABULARY = (*_EMBEDDINGS, *_HEADS[:3], "shared")
-# Those that layers which predict further tokens may have of their own.
+# Embeddings and heads that layers which predict further tokens may have of their own.
 _IN_LAYERS = re.compile(r"(?:^|\.)(?:embed_tokens|lm_head|shared_head\.head)$")
-# Modules, and ends of names, that have a row for each expert, beside these or above them.
+# Modules, and ends of names, of tensors with a row for each expert, next to the experts or above them.
 _ROUTERS, _OF_EXPERTS = ("gate", "router", "moe_statics"), ("correction_bias", "expert_bias")
-# What may have the number of experts as its length by chance.
+# Modules whose tensors may have the number of experts as their length by chance.
 _WHOLE = re.compile(r"^shared|norm")
 _FIRST = re.compile(r"^(?P<place>(?:[^.]+\.)*?[^.\d][^.]*)\.(?P<number>\d{1,6})(?=\.|$)")
 _EXPERT = re.compile(r"^(?P<module>(?:.*\.)?experts)\.(?P<number>\d{1,6})(?=\.|$)")
 
 
 class Stack(NamedTuple):
-    """Modules that are called by number: the path of what holds them, and how many there are."""
+    """Modules that are called by number: the path of the module that holds them, and how many there are."""
 
     place: str
     size: int
 
 
 def is_beside(path: str) -> bool:
-    """Whether a path leads to something beside the language model, such as the vision model."""
+    """Whether a path leads into a component other than the language model, such as the vision model."""
     return _BESIDE.search(path) is not None
 
 
@@ -64,17 +64,19 @@ def numbered(name: str) -> tuple[str, int] | None:
 def stack_of(names: Iterable[str], path: str) -> Stack:
     """Return the layers of the language model. Raise UnsupportedError if there are none, or several stacks of them,
     CorruptError if one of their numbers is missing."""
-    found: dict[str, set[int]] = {}
+    stacks: dict[str, set[int]] = {}
     for name in names:
         place, number = numbered(name) or ("", 0)
         if place and not is_beside(place) and not is_further(place):
-            found.setdefault(place, set()).add(number)
-    if len(found) != 1:
-        held = f"several stacks of layers: {some(found)}" if found else "no layers with numbers, such as model.layers.0"
-        raise UnsupportedError(
-            f"{path} has {held}.", "Choose tensors with --include and --exclude." if found else "Leave --layers out."
+            stacks.setdefault(place, set()).add(number)
+    if len(stacks) != 1:
+        layers = (
+            f"several stacks of layers: {some(stacks)}" if stacks else "no layers with numbers, such as model.layers.0"
         )
-    ((place, numbers),) = found.items()
+        raise UnsupportedError(
+            f"{path} has {layers}.", "Choose tensors with --include and --exclude." if stacks else "Leave --layers out."
+        )
+    ((place, numbers),) = stacks.items()
     missing = [number for number in range(max(numbers) + 1) if number not in numbers]
     if missing:
         raise CorruptError(
@@ -95,7 +97,7 @@ def further_layers(names: Iterable[str], stack: Stack | None) -> int:
 
 
 def named_in(component: str, name: str) -> str | None:
-    """Return what the model that a component is calls a tensor, or a module; None if it is none of that component."""
+    """Return the name of a tensor or a module in a component's own model; None if it is not in that component."""
     words = name.split(".")
     if component == "text":
         at = next((at for at, word in enumerate(words) if word in _TEXT), None)
@@ -109,10 +111,10 @@ def named_in(component: str, name: str) -> str | None:
 
 def component_of(component: str, names: Iterable[str]) -> dict[str, str]:
     """Return the names that are in the text or vision component, {old: new}; {} if there is no such component."""
-    found = {name: new for name in names if (new := named_in(component, name))}
+    renamed = {name: new for name in names if (new := named_in(component, name))}
     if component == "text":
-        return found if any(word in _TEXT for name in found for word in name.split(".")) else {}
-    return found
+        return renamed if any(word in _TEXT for name in renamed for word in name.split(".")) else {}
+    return renamed
 
 
 # ------------------------------------------------------------------------------------------------------------- experts
@@ -136,14 +138,14 @@ def expert_in(name: str) -> tuple[str, int, str] | None:
 
 
 def experts_of(tensors: Mapping[str, LazyTensor], path: str) -> list[Experts]:
-    """Return the modules with experts of the checkpoint at `path`, in order. Raise UnsupportedError for tensors that
-    have the length, and no place that is known."""
+    """Return the modules with experts of the checkpoint at `path`, in order. Raise UnsupportedError for a tensor that
+    has the number of experts as its length, if its rows are not known to be theirs."""
     inside: dict[str, list[str]] = {}
     for name in tensors:
         words = name.split(".")
         if "experts" in words[1:]:
             inside.setdefault(".".join(words[: words.index("experts", 1)]), [])
-        # Modules whose experts are no module of their own: matrices beside a router.
+        # Modules whose experts have no module of their own: matrices next to a router.
         elif words[-3:] == ["router", "layer", "weight"]:
             inside.setdefault(".".join(words[:-3]), [])
     for name in tensors:
@@ -157,7 +159,7 @@ def experts_of(tensors: Mapping[str, LazyTensor], path: str) -> list[Experts]:
 
 def _experts(module: str, shapes: Mapping[str, tuple[int, ...]], path: str) -> Experts:
     ends = {name: [*name[len(module) + 1 :].split("."), ""] for name in shapes}
-    numbers = {found[1] for name in shapes if (found := expert_in(name)) and found[0] == module}
+    numbers = {expert[1] for name in shapes if (expert := expert_in(name)) and expert[0] == module}
     stacks = {name for name, words in ends.items() if words[0] == "experts" and not words[1].isdecimal()}
     if not numbers and not stacks:
         stacks = {name for name, shape in shapes.items() if len(shape) == 3}
@@ -193,10 +195,10 @@ def _unknown(path: str, name: str, shape: Sequence[int], module: str, count: int
 
 def vocabulary_of(tensors: Mapping[str, LazyTensor]) -> dict[str, str]:
     """Return the tensors of embeddings and heads, {name: module}."""
-    found = {}
+    modules = {}
     for name in tensors:
         module, _, leaf = name.rpartition(".")
         is_one = _IN_LAYERS.search(module) if numbered(name) else module.rpartition(".")[2] in _VOCABULARY
         if (is_one and not is_beside(module)) or leaf == "final_logits_bias":
-            found[name] = module
-    return found
+            modules[name] = module
+    return modules

@@ -19,12 +19,11 @@ from ckptconv.features.scan.report import RULES, VERDICTS, ScannedFile, ScanRepo
 from ckptconv.formats import model_files
 from ckptconv.formats.dcp import names as dcp
 from ckptconv.formats.dcp.locate import is_metadata
-from ckptconv.formats.deepspeed import locate as deepspeed
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.foreign import foreign_file
 from ckptconv.formats.model_files import SAFETENSORS
 from ckptconv.formats.registered import DESCRIBING
-from ckptconv.formats.runs import LATEST, LATEST_UNIVERSAL
+from ckptconv.formats.run_names import LATEST, LATEST_UNIVERSAL, MAX_TAG, tags_in
 from ckptconv.formats.weight_map import read_index
 from ckptconv.options.option import checked, filled
 from ckptconv.pickles import attacks
@@ -218,11 +217,11 @@ def _virtual(contents: ScannedContents, place: Location, module: str) -> str:
 
 def _pointer(contents: ScannedContents, place: Location) -> str:
     """Check the file `latest` of DeepSpeed, if this is one."""
-    if not deepspeed.tags_in(place.parent):
+    if not tags_in(place.parent):
         return ""
 
     def action() -> None:
-        check_inside(place.read_text(deepspeed.MAX_TAG).strip(), place.path, place.parent.path, nested=False)
+        check_inside(place.read_text(MAX_TAG).strip(), place.path, place.parent.path, nested=False)
 
     return _only_unsafe(contents, "pointer", action)
 

@@ -10,7 +10,3 @@ from __future__ import annotations
 EXTENTS: dict[str, str] = {
     ".metadata": "ckptconv.formats.dcp.extent",
 }
-# Modules whose `is_tag_directory(names)` tells by the names in a directory that it is a step, whatever it is called.
-TAGS: tuple[str, ...] = (
-    "ckptconv.formats.deepspeed.locate",
-)  # fmt: skip

@@ -28,8 +28,8 @@ from ckptconv.outputs.torch_tree import TorchTree
 from ckptconv.pickles.writer import dumps
 from ckptconv.plan import FilePlan, Literal
 from ckptconv.storage.inside import leads_out
-from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import LazyTensor
+from ckptconv.tensors.strides import contiguous_strides
 
 _VERSION = "2.0"
 # A mesh dimension's name that no training has. If the training had the same mesh, the library would not reshard, but

@@ -33,7 +33,7 @@ from ckptconv.storage.files import BufferedReader
 from ckptconv.storage.location import Location
 from ckptconv.storage.reading import Reader
 from ckptconv.storage.records import Record, Records, combine
-from ckptconv.storage.spool import ends_of
+from ckptconv.storage.unpacking import ends_of
 from ckptconv.tensors.lazy import LazyTensor, Stored, same_bytes, untagged
 from ckptconv.tensors.moves import File, Packed
 from ckptconv.text import some

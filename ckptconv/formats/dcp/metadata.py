@@ -24,8 +24,8 @@ from ckptconv.pickles.vocabulary import Builder, Constructor, MalformedError, Vo
 from ckptconv.storage.inside import check_inside
 from ckptconv.storage.paths import dirname
 from ckptconv.tensors.dtypes import DTYPES, DType
-from ckptconv.tensors.geometry import MAX_BYTES, MAX_DIMS
 from ckptconv.tensors.lazy import Stored
+from ckptconv.tensors.strides import MAX_BYTES, MAX_DIMS
 from ckptconv.text import brief, some
 
 Shape: TypeAlias = tuple[int, ...]

@@ -11,10 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from ckptconv.errors import CorruptError, FailedError
-from ckptconv.outputs.schema import MOST_DESCRIPTION
-from ckptconv.outputs.targets import DIRECTORIES
-from ckptconv.storage.handles import HIDDEN, ForeignError, Handle, resolved
+from ckptconv.errors import FailedError
+from ckptconv.storage.handles import HIDDEN, ForeignError, Handle
 from ckptconv.storage.writing import BusyError, is_locked, lock
 
 # Seconds to wait for another conversion that publishes into the same directory; it only renames files.
@@ -72,60 +70,6 @@ PUBLISHED = ".published.json"
 # Names in a staging directory: the single file of an output, the tree, and the old tree that it replaces. `BUSY` ends
 # the name of the directory that a process holds alone while it publishes.
 FILE, TREE, OLD, BUSY = "file", "tree", "old", "publishing"
-
-
-class StagedParts(NamedTuple):
-    """A staging directory of an output in parts.
-
-    Its path, the plan id from its name, the kinds of output that are staged there, and the description in it.
-    `published`: an earlier run has published the output and had only the clean-up left.
-    """
-
-    place: str
-    plan_id: str
-    kinds: tuple[str, ...]
-    data: bytes
-    published: bool
-
-
-def described(path: str) -> list[StagedParts]:
-    """Return the staging directories of the output `path` that contain parts.
-
-    Raises ForeignError if the only ones belong to another user, and CorruptError for an invalid description.
-    """
-    path = resolved(path)
-    parent, name = os.path.split(path)
-    all_found: list[StagedParts] = []
-    foreign: list[ForeignError] = []
-    for directory, prefix, kinds in ((path, HIDDEN, tuple(DIRECTORIES)), (parent, hidden(name), ("file", "tree"))):
-        with contextlib.suppress(OSError), Handle.open(directory) as home:
-            for token in sorted(name for name in home.names() if is_sibling(name, prefix)):
-                try:
-                    descriptions = list(_description_in(home, token, token[len(prefix) :], kinds))
-                except ForeignError as error:
-                    foreign.append(error)
-                else:
-                    all_found.extend(descriptions)
-    if foreign and not all_found:
-        raise foreign[0]
-    return all_found
-
-
-def _description_in(home: Handle, token: str, plan_id: str, kinds: tuple[str, ...]) -> Iterator[StagedParts]:
-    if not stat.S_ISDIR(home.stat(token).st_mode):
-        return
-    with home.private(token) as staging:
-        for name in (DESCRIPTION, PUBLISHED):
-            try:
-                data = staging.read(name, MOST_DESCRIPTION)
-            except ValueError as error:
-                raise CorruptError(
-                    f"{os.path.join(staging.path, name)} is not a description of parts: {error}.",
-                    "Run one of the parts again to write it again.",
-                ) from None
-            if data is not None:
-                yield StagedParts(staging.path, plan_id, kinds, data, name == PUBLISHED)
-                return
 
 
 def record_of(name: str) -> str:

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 from ckptconv.errors import CorruptError
 from ckptconv.formats import model_files
 from ckptconv.formats.dcp.names import SUFFIX
-from ckptconv.outputs.schema import MOST_DESCRIPTION, MOST_RECORD, object_record
-from ckptconv.outputs.targets import DIRECTORIES, MANIFEST
+from ckptconv.outputs.schema import object_record
+from ckptconv.outputs.targets import MANIFEST
 from ckptconv.plan import FilePlan
-from ckptconv.publish.manifest import record
-from ckptconv.publish.staging.area import DESCRIPTION, StagedParts, is_sibling, record_of
+from ckptconv.publish.manifest import MOST_RECORD, record
+from ckptconv.publish.staging.area import DESCRIPTION, is_sibling, record_of
 from ckptconv.publish.staging.remote import UploadStaging, names_in
 from ckptconv.storage import remote, stores
 from ckptconv.storage.handles import HIDDEN
@@ -34,27 +34,6 @@ from ckptconv.tensors.moves import File
 
 if TYPE_CHECKING:
     from ckptconv.storage.digests import Digests
-
-
-def described(output: Location) -> list[StagedParts]:
-    """Return the staging directories of plans for `output`, as `area.described` does for a disk."""
-    descriptions = []
-    for name in directories(output):
-        if is_sibling(name, HIDDEN):
-            place = output.join(name)
-            data = _get(place.join(DESCRIPTION), MOST_DESCRIPTION)
-            if data is not None:
-                descriptions.append(
-                    StagedParts(place.path, name[len(HIDDEN) :], (*DIRECTORIES, "tree"), data, published=False)
-                )
-    return descriptions
-
-
-def directories(place: Location) -> list[str]:
-    """Return the names of the directories in `place`, sorted."""
-    fs, inner = place.filesystem()
-    with explained(place.path):
-        return sorted(name for name, is_directory in names_in(fs, inner.rstrip("/")).items() if is_directory)
 
 
 class PartsOnStore(UploadStaging):
@@ -143,7 +122,7 @@ class PartsOnStore(UploadStaging):
         """Put a small file under its final name; shards already have theirs."""
         if self._is_shard(name):
             return
-        data = _get(self._at(name), MOST_RECORD)
+        data = content_of(self._at(name), MOST_RECORD)
         final = self._final(name)
         fs, inner = final.filesystem()
         with explained(final.path):
@@ -189,7 +168,7 @@ class PartsOnStore(UploadStaging):
 
     def _record(self, name: str) -> dict[str, Any] | None:
         place = self._place.join(record_of(name))
-        data = _get(place, MOST_RECORD)
+        data = content_of(place, MOST_RECORD)
         if data is None:
             return None
         try:
@@ -246,7 +225,7 @@ class TreeOnStore(PartsOnStore):
 
     def _open(self) -> None:
         pointer = self._final(self.index)
-        pointed = _get(pointer, MOST_RECORD)
+        pointed = content_of(pointer, MOST_RECORD)
         named = None if pointed is None else pointed.decode(errors="replace").strip()
         if named == self._output.name:
             fs, inner = pointer.filesystem()
@@ -271,7 +250,7 @@ def _is_any(name: str) -> bool:
     return not is_sibling(name, HIDDEN)
 
 
-def _get(place: Location, most: int) -> bytes | None:
+def content_of(place: Location, most: int) -> bytes | None:
     """Return the content of `place`; None if it is missing. Raises CorruptError if it is larger than `most` bytes."""
     fs, inner = place.filesystem()
     with explained(place.path), contextlib.suppress(FileNotFoundError):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from checkpoints import DATA, ZERO
+from checkpoints import DATA
 
 import ckptconv
 from ckptconv.features.inspect.options import OF_INSPECT
@@ -29,14 +29,12 @@ def look_at(path: Path) -> object:
 
 # ---------------------------------------------------------------------------------------------------- what is printed
 
-_Z3 = ZERO / "z3_bf16_w2" / "checkpoint"
 _FSDP = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
 # The command, and what it is called with, one after another.
 WAYS: dict[str, list[list[Any]]] = {
     "inspect": [
         ["model.pt"],
-        [_Z3, "--as", "bf16"],
-        [_FSDP],
+        [_FSDP, "--as", "bf16"],
         ["model.safetensors", "--html", "page.html"],
         ["model.pt", "--stats"],
     ]

@@ -22,10 +22,8 @@ REFUSED = """\
 convert a.pt new.safetensors --digest sha256 --attest notes.md
 pt2safetensors a.pt new.safetensors --digest sha256 --attest g1.safetensors
 safetensors2pt g1.safetensors new.pt --digest sha256 --attest a.pt
-zero-to-fp32 zero new --digest sha256 --attest notes.md
 dcp2safetensors dcp new --digest sha256 --attest notes.md
 safetensors2dcp g1.safetensors new --digest sha256 --attest notes.md
-finish parts --attest notes.md
 """ + "".join(f"{words} --digest sha256 --attest a.pt\n" for words in _MADE)
 AGAIN = """\
 convert a.pt stated.safetensors --manifest s.json --digest sha256 --attest s.jsonl

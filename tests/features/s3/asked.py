@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from cells import looking
-from checkpoints import DATA, ckptconv
+from checkpoints import DATA, ZERO, ckptconv
 from features.s3.server import BUCKET, proxy_to, s3_server
 from remote import SHARD, a_model
 
@@ -22,13 +22,15 @@ def of_s3() -> dict[str, Any]:
         place = Path(where)
         torch.save(a_model(layers=10), place / "model.pt")
         s3.put(place / "model.pt", "model.pt")
-        s3.put(DATA / "zero" / "z3_bf16_w2" / "checkpoint", "zero")
+        of_ranks = [("zero-to-fp32", "zero", "fp32")] if ZERO.names else []
+        for _, name, _ in of_ranks:
+            s3.put(ZERO / "z3_bf16_w2/checkpoint", name)
         s3.put(DATA / "dcp" / "fsdp2_w4_bf16" / "checkpoint", "dcp")
         options = ("--json", "--storage-options", json.dumps(s3.through(proxy.endpoint)))
         url = f"s3://{BUCKET}/"
         for command in (
             ("pt2safetensors", url + "model.pt", url + "out", "--max-shard-size", str(SHARD)),
-            ("zero-to-fp32", url + "zero", url + "fp32"),
+            *((command, url + source, url + output) for command, source, output in of_ranks),
             ("dcp2safetensors", url + "dcp", url + "joined"),
             *((command, url + "model.pt") for command in looking()),
             ("verify", url + "model.pt", url + "out"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dist_checkpoint
-from cells import looking
+from cells import looking, of_features
 from checkpoints import bits, ckptconv_here, done
 from compare import assert_same
 from dcp_checkpoints import DCP, checkpoint_of, converted, expected_of, refused
@@ -23,7 +24,7 @@ from ckptconv.engine.execute import carry_out
 from ckptconv.errors import CorruptError
 from ckptconv.formats.joining.names import MAX_VALUE
 from ckptconv.plan import Data, FilePlan
-from ckptconv.storage.spool import SpoolingReaders
+from ckptconv.storage.packed import SpoolingReaders
 from ckptconv.storage.writing import Writer
 from ckptconv.structure import keymap
 from ckptconv.tensors.lazy import LazyTensor
@@ -243,7 +244,7 @@ def test_a_single_file_of_it_is_explained(command: str, tmp_path: Path) -> None:
     assert "dcp2safetensors" in run.err or "Give the directory" in run.err
 
 
-@every("command", ["pt2safetensors", "zero-to-fp32", "safetensors2pt"])
+@every("command", ["pt2safetensors", "safetensors2pt", *itertools.chain(*of_features("FORMATS"))])
 @every("name", [".", ".metadata"])
 def test_other_commands_name_the_right_one(command: str, name: str, tmp_path: Path) -> None:
     checkpoint = checkpoint_of("fsdp2_w2_nested")

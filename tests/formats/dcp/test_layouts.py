@@ -29,7 +29,7 @@ import ckptconv
 from ckptconv.engine.execute import carry_out
 from ckptconv.formats.dcp import archive_templates
 from ckptconv.plan import Data, FilePlan
-from ckptconv.storage.spool import SpoolingReaders
+from ckptconv.storage.packed import SpoolingReaders
 from ckptconv.storage.writing import Writer
 from ckptconv.tensors.lazy import LazyTensor
 
