@@ -7,6 +7,7 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ckptconv.errors import UNWRITTEN, UsageError, leaving
@@ -16,14 +17,14 @@ from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.options.kinds import Default
 from ckptconv.options.option import checked
 from ckptconv.options.table import OPTIONS, Options
-from ckptconv.outputs.kinds import CHECKPOINTS, NAMED, check_options
+from ckptconv.outputs.kinds import NAMED, check_options, entry_of
 from ckptconv.outputs.planning import Output, planned
 from ckptconv.outputs.targets import (
     Target,
-    beside,
     check_spool,
     default_output,
     named_outputs,
+    nearest_directory,
     of_part,
     suffix_of,
     targets_of,
@@ -34,9 +35,8 @@ from ckptconv.publish.producing import produce
 from ckptconv.publish.publish import Verifier
 from ckptconv.result import Report
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import is_remote, normalize
+from ckptconv.storage.paths import is_pipe, is_remote, normalize
 from ckptconv.storage.progress import Progress, counter, shown
-from ckptconv.storage.spool import is_pipe
 from ckptconv.text import Proposed, brief, parse_path
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def convert(
     check_options([target.kind for target in targets] or [NAMED[chosen.to or "safetensors"][-1]], chosen)
     wanted = chosen.spool_dir
     check_spool(wanted)
-    chosen = chosen.replaced(spool_dir=wanted or beside(targets))
+    chosen = chosen.replaced(spool_dir=wanted or nearest_directory(targets))
     with contextlib.ExitStack() as stack:
         # A million small objects live until the end: collecting garbage among them takes longer than making them.
         with no_garbage():
@@ -109,9 +109,9 @@ def convert(
                 beside_it = Proposed(beside_it, f"Name it: INPUT {shlex.quote(beside_it)}, or give --overwrite.")
                 named, chosen = named_outputs(beside_it, chosen)
                 targets = targets_of(named, chosen)
-                chosen = chosen.replaced(spool_dir=chosen.spool_dir or beside(targets))
-            if chosen.to in CHECKPOINTS:
-                targets, chosen = _like(sources[0], targets, chosen)
+                chosen = chosen.replaced(spool_dir=chosen.spool_dir or nearest_directory(targets))
+            if any(chosen.fitting().values()) and (module := entry_of(targets[0].kind).like):
+                targets, chosen = import_module(module).like(sources[0], targets, chosen)
             work = [(kept_apart(one, target.path), target) for one, target in _work(sources, targets, chosen)]
             outputs = [planned(one, target, chosen) for one, target in work]
             if wanted and not isinstance(wanted, Default) and not _is_spooled(source, outputs):
@@ -148,24 +148,14 @@ def _verifier(work: Sequence[tuple[Source, Target]], options: Options) -> Verifi
     return verify
 
 
-def _like(source: Source, targets: list[Target], options: Options) -> tuple[list[Target], Options]:
-    """Return the targets with the layout of the checkpoint that they are to be like, and the options with its keys."""
-    if not options.like:
-        return targets, options
-    from ckptconv.formats.dcp.layout import read_layout
-    from ckptconv.outputs.dcp import fitted
-
-    layout = read_layout(Location(normalize(options.like), dict(options.storage_options)))
-    return [target._replace(layout=layout) for target in targets], fitted(options, layout, source)
-
-
 def _work(sources: list[Source], targets: Sequence[Target], options: Options) -> list[tuple[Source, Target]]:
     """Return what is to be planned. In `sources`, replace each that has companions by one that names them."""
     work = []
     parts = {source.component.partition("/")[0] for source in sources if source.component}
     for number, source in enumerate(sources):
         for target in targets:
-            taken, goal = source, of_part(target, source, options)
+            bare = source._replace(companions={}, config=None) if source.is_model else source
+            taken, goal = bare, of_part(target, source, options)
             if target.holds == "weights":
                 taken, goal = accompanied(source, goal, options, parts)
                 sources[number] = taken

@@ -143,7 +143,7 @@ def listed_by(name: str, what: str) -> tuple[str, ...]:
 
 
 def needing(name: str) -> list[str]:
-    """The features that add to the feature, and are gone without it."""
+    """The features that add to the feature or build on it, and are gone without it."""
     return [each for each in names() if name in listed_by(each, "NEEDS")]
 
 

@@ -22,7 +22,6 @@ import pickletools
 import random
 import shutil
 import sys
-import tarfile
 import tempfile
 import time
 import warnings
@@ -36,8 +35,7 @@ import torch
 from attacks.assemble import DATA, Member, mapped, pickled, text, zipped
 from attacks.assemble import tensor as a_tensor
 from cells import of_features
-from checkpoints import DATA as DATA_HERE
-from checkpoints import ZERO, load_with_aliases
+from checkpoints import load_with_aliases
 from differential.cases import KINDS
 from differential.hunt import Hunter, limited, told
 from differential.trees import bits
@@ -45,14 +43,12 @@ from mutations import VALUES, members_of, of_bytes, of_json, of_members, of_pick
 from safetensors import safe_open
 from safetensors.torch import load_file
 from samples import STREAMS, TREES, ZIPS
-from tar_writer import Writer, pack
 
 from ckptconv.conversion import convert
 from ckptconv.errors import CkptconvError
 from ckptconv.options.table import OPTIONS
 from ckptconv.outputs import planning
 from ckptconv.outputs.targets import MANIFEST
-from ckptconv.publish.finish import finish
 from ckptconv.structure.keymap import unflatten
 from ckptconv.structure.record import METADATA_KEY
 from ckptconv.verification.verify import verify
@@ -88,19 +84,6 @@ def changed_stream(chance: random.Random) -> bytes:
     which = chance.choice([0, 1, 2, 3, 3, 3, 3, 4])
     pickles[which] = of_pickle(pickles[which], chance)
     return b"".join(pickles) + data[at:]
-
-
-def changed_tar(chance: random.Random) -> bytes:
-    """The format of torch before 0.1.10."""
-    with tempfile.TemporaryDirectory() as place:
-        path = Path(place) / "model.pt"
-        members = Writer({"a": torch.arange(6.0).view(2, 3), "b": [torch.arange(4), torch.ones(1)]}).members()
-        if chance.random() < 0.7:
-            name = chance.choice(["pickle", "storages", "tensors"])
-            content = members[name]
-            members[name] = of_pickle(content, chance) if name == "pickle" else of_bytes(content, chance)
-        data = pack(members, path, chance.choice([tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])).read_bytes()
-    return data if chance.random() < 0.7 else of_bytes(data, chance)
 
 
 def network() -> torch.nn.Module:
@@ -220,67 +203,8 @@ def fuzz_files(make: Callable[[random.Random], bytes], chance: random.Random, pl
         output.unlink()
     return kind
 
-
-def fuzz_zero(chance: random.Random, place: Path) -> str:
-    """A file of a DeepSpeed checkpoint with its pickle changed, or without one of its files."""
-    case = chance.choice(["z1_bf16_w2", "z2_bf16_w2", "z3_bf16_w2", "z3_bf16_legacyfmt_w2", "moe_z2_ep2_w2"])
-    checkpoint = place / "checkpoint"
-    shutil.rmtree(checkpoint, ignore_errors=True)
-    shutil.copytree(ZERO / case / "checkpoint", checkpoint)
-    victim = chance.choice(sorted(checkpoint.rglob("*.pt")))
-    data = victim.read_bytes()
-    kind = chance.randrange(8)
-    if kind == 0:
-        victim.unlink()
-    elif kind == 1:
-        text = chance.choice([b"", b"..", b"../..", b"/etc", b"a\0b", b"\xff\xfe", b"x" * 100_000, b"nowhere\n"])
-        (checkpoint / "latest").write_bytes(text)
-    elif kind == 2:
-        victim.write_bytes(chance.choice(sorted(checkpoint.rglob("*.pt"))).read_bytes())
-    elif kind == 3 or not data.startswith(b"PK"):
-        victim.write_bytes(of_bytes(data, chance))
-    else:
-        parts = members_of(data)
-        at = next(index for index, part in enumerate(parts) if str(part.name).endswith("data.pkl"))
-        parts[at] = parts[at].changed(data=of_pickle(parts[at].data, chance))
-        victim.write_bytes(zipped(parts))
-    output = place / "out.safetensors"
-    ended = outcome(checkpoint, output)
-    nameless = "legacyfmt" in case and "model_states" in victim.name
-    if ended == "done" and kind < 3 and not nameless:
-        # The files that are there are sound: in their own places, or not at all. (ZeRO-3's model files do not say whose
-        # they are where no archive does.)
-        assert output.read_bytes() == sound(case), "files in the wrong places were converted"
     output.unlink(missing_ok=True)
     return ended
-
-
-def fuzz_dcp(chance: random.Random, place: Path) -> str:
-    """A checkpoint of torch.distributed.checkpoint with its metadata changed, or one of its parts."""
-    checkpoint, output = place / "checkpoint", place / "out.safetensors"
-    shutil.rmtree(checkpoint, ignore_errors=True)
-    case = chance.choice(["dtensor_noncontig_w2", "ddp_w2", "fsdp2_w2_nested", "torch2.3.1_dtensor_w2"])
-    shutil.copytree(DATA_HERE / "dcp" / case / "checkpoint", checkpoint)
-    victim = chance.choice([*[checkpoint / ".metadata"] * 4, *sorted(checkpoint.iterdir())])
-    data = victim.read_bytes()
-    if victim.name == ".metadata" and chance.random() < 0.8:
-        victim.write_bytes(of_pickle(data, chance))
-    elif chance.random() < 0.1:
-        victim.unlink()
-    else:
-        victim.write_bytes(of_bytes(data, chance))
-    ended = outcome(checkpoint, output)
-    output.unlink(missing_ok=True)
-    return ended
-
-
-@functools.cache
-def sound(case: str) -> bytes:
-    """What the checkpoint is converted to as it is."""
-    with tempfile.TemporaryDirectory() as place:
-        output = Path(place) / "out.safetensors"
-        convert(ZERO / case / "checkpoint", output)
-        return output.read_bytes()
 
 
 def fuzz_bits(chance: random.Random, place: Path) -> str:
@@ -507,10 +431,11 @@ def outputs() -> list[tuple[Path, Path]]:
     for way, (job, name) in computed.JOBS.items():
         job(here, name, here / "made" / way)
         made.append((here / name, here / "made" / way))
-    zero, dcp = ZERO / "z3_bf16_w2" / "checkpoint", here / "dcp"
-    convert(zero, here / "shards", max_shard_size=500, digest="sha256", fsync=False)
-    convert(zero, dcp, to="dcp", fsync=False)
-    return [*made, (zero, here / "shards"), (zero, dcp)]
+    source = here / "trained.pt"
+    torch.save({f"l{number}.weight": torch.arange(40.0).reshape(5, 8) + number for number in range(9)}, source)
+    convert(source, here / "shards", max_shard_size=500, digest="sha256", fsync=False)
+    others = ((source, make(source, here)) for make in of_features("with_manifest"))
+    return [*made, (source, here / "shards"), *others]
 
 
 def changed_manifest(path: Path, chance: random.Random) -> str:
@@ -540,39 +465,16 @@ def fuzz_manifest(chance: random.Random, place: Path) -> str:
     return ended
 
 
-def fuzz_parts(chance: random.Random, place: Path) -> str:
-    """A record or description of staged parts, changed: what `finish` publishes is what the parts made."""
-    model, output = place / "model.pt", place / "parts"
-    shutil.rmtree(output, ignore_errors=True)
-    model.write_bytes(zipped(members_of(ZIPS[0])))
-    for part in ("0/2", "1/2"):
-        convert(model, output, max_shard_size=20, part=part, fsync=False)
-    files = {path.name: path.read_bytes() for path in output.rglob("*.safetensors")}
-    victim = chance.choice([path for path in output.rglob(".*") if path.stat().st_size and path.is_file()])
-    victim.write_text(of_json(json.loads(victim.read_text()), chance))
-    if chance.random() < 0.3:
-        ending(lambda: convert(model, output, max_shard_size=20, part="1/2", fsync=False))
-    manifest = chance.choice(["", str(place / "manifest.json")])
-    ended = ending(lambda: finish(output, checksum=chance.random() < 0.5, manifest=manifest))
-    published = {path.name: path.read_bytes() for path in output.glob("*.safetensors")}
-    assert published == (files if ended == "done" else {}), "what was published is not what was made"
-    return ended
-
-
 READERS: dict[str, Callable[[random.Random, Path], str]] = {
     "zip": lambda chance, place: fuzz_files(changed_zip, chance, place),
     "stream": lambda chance, place: fuzz_files(changed_stream, chance, place),
-    "tar": lambda chance, place: fuzz_files(changed_tar, chance, place),
     "module": lambda chance, place: fuzz_files(changed_module, chance, place),
     "index": fuzz_index,
     "safetensors": fuzz_safetensors,
     "set": fuzz_set,
-    "zero": fuzz_zero,
-    "dcp": fuzz_dcp,
     "bits": fuzz_bits,
     **({"quantized": fuzz_quantized} if quantized_cases() else {}),
     "manifest": fuzz_manifest,
-    "parts": fuzz_parts,
     **{name: work for works in of_features("FUZZED") for name, work in works.items()},
 }
 

@@ -30,9 +30,8 @@ from typing import Any
 import torch
 from attacks.assemble import listed, mapped, streamed, tensor, text
 from attacks.every import ALL, ALL_DIRECTORIES
-from attacks.readers import READERS
 from cells import of_features
-from checkpoints import DATA, ckptconv, ckptconv_here
+from checkpoints import ckptconv, ckptconv_here
 from remote import a_model
 
 # A fixed time for all inputs: the plan id of a file without checksums depends on it.
@@ -70,49 +69,8 @@ def _unpacked(file: Path) -> Callable[[Path], object]:
 
 
 def of_fixtures() -> Iterator[Golden]:
-    for case in sorted((DATA / "zero").iterdir()):
-        convert = ("zero-to-fp32", "in", "--json")
-        yield Golden(
-            f"zero/{case.name}",
-            _copied(case / "checkpoint"),
-            (
-                (*convert, "out"),
-                (*convert, "model.safetensors", "--manifest", "manifest.json", "--depfile", "model.d"),
-                (*convert, "kept", "--dtype", "keep", "--tied", "duplicate", "--max-shard-size", "20KB"),
-                (*convert, "frozen", "--exclude-frozen-parameters", "--exclude", "*.bias", "--rename", "^a=b"),
-                (*convert, "ranks", "--per-rank"),
-                (*convert, "--optimizer", "states"),
-                (*convert, "parts", "--part", "0/2"),
-                (*convert, "parts", "--part", "1/2"),
-                ("finish", "parts", "--json"),
-                ("verify", "in", "out", "--json"),
-                *itertools.chain(*of_features("OF_ZERO")),
-                ("inspect", "in"),
-                ("inspect", "in", "--json"),
-                ("inspect", "in", "--html", "page.html"),
-                ("safetensors2pt", "out", "back.pt", "--json"),
-                ("convert", "in", "converted", "--json"),
-                ("convert", "out", "merged.safetensors", "--dtype", "bf16", "--json"),
-            ),
-        )
-    for case in sorted((DATA / "dcp").iterdir()):
-        convert = ("dcp2safetensors", "in", "--json")
-        yield Golden(
-            f"dcp/{case.name}",
-            _copied(case / "checkpoint"),
-            (
-                (*convert, "out"),
-                (*convert, "all", "--key", ".", "--max-shard-size", "20KB"),
-                (*convert, "model.safetensors", "--dtype", "bf16"),
-                (*convert, "--optimizer", "states"),
-                ("verify", "in", "out", "--json"),
-                ("inspect", "in"),
-                ("inspect", "in", "--json"),
-                ("safetensors2pt", "all", "back.pt", "--json"),
-                ("convert", "in", "converted.safetensors", "--json"),
-                ("convert", "all", "again", "--max-shard-size", "10KB", "--json"),
-            ),
-        )
+    for name, path, commands in itertools.chain(*of_features("CHECKPOINTS")):
+        yield Golden(name, _copied(path), commands)
     for name, path in sorted((name, path) for more in of_features("DIRECTORIES") for name, path in more.items()):
         convert = ("pt2safetensors", "in", "--json")
         yield Golden(
@@ -238,7 +196,7 @@ def of_rows() -> Iterator[Golden]:
 
 
 def of_the_corpus() -> Iterator[Golden]:
-    for case in [case for case in ALL if case not in READERS.values()]:
+    for case in [case for case in ALL if case.family != "readers"]:
         command = "safetensors2pt" if case.file.endswith(".safetensors") else "pt2safetensors"
         output = "out.pt" if command == "safetensors2pt" else "out.safetensors"
         yield Golden(

@@ -1,29 +1,30 @@
-"""`ckptconv convert`: find out what each input is, and do what the command for it does."""
+"""`ckptconv convert`: recognize each input, and do the same as the command for its format."""
 
 from __future__ import annotations
 
 import contextlib
+import re
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ckptconv.cli import signals
-from ckptconv.cli.options import CONVERTING, destination, named, output_of, run, taking
+from ckptconv.cli.making import convert_one
+from ckptconv.cli.options import CONVERTING, destination, named, output_of, taking
 from ckptconv.cli.typer_compat import Command
 from ckptconv.errors import UNWRITTEN, CorruptError, UsageError, leaving
+from ckptconv.options.registered import advise
 from ckptconv.options.table import COMMAND, EXECUTORS, OPTIONS
 from ckptconv.text import UNSET, Proposed
 
 if TYPE_CHECKING:
-    from ckptconv.result import Report
+    pass
 
 # Options that name one output, or spread one conversion: they do not apply to several inputs.
 _OF_ONE = ("optimizer", "states", "universal", "manifest", "attest", "depfile", "part", *EXECUTORS)
-# Where a command finds the words of its command line, in its context.
+# The key of the words of a command line in the context of its command.
 _WORDS = "ckptconv.words"
 
 
@@ -76,10 +77,6 @@ def convert_(
       ckptconv convert */x.pt --output-dir out --output-name '{parent}-{stem}'
     """
     options.pop("safe_serialization", None)
-    if options.pop("last_good", False):
-        from ckptconv.formats.whole_steps import of_last_good
-
-        words = of_last_good(words, options)
     directory, template = options.pop("output_dir", None), options.pop("output_name", "")
     with leaving(UNWRITTEN):
         if directory == "":
@@ -92,6 +89,10 @@ def convert_(
         if template:
             raise UsageError("--output-name names outputs in a directory.", "Give the directory too: --output-dir DIR.")
         output = destination(words[1] if len(words) > 1 else None, options)
+        if len(words) > 2 and any(re.fullmatch("[KMGT]i?B", word) for word in words):
+            raise UsageError(
+                f"Expected INPUT and OUTPUT, but found {len(words)} arguments.", "Write a size in one word: 5GB."
+            )
         if len(words) > 2:
             raise UsageError(
                 f"Expected INPUT and OUTPUT, but found {len(words)} arguments.",
@@ -100,14 +101,12 @@ def convert_(
     try:
         convert_one("convert", "", words[0], output, options)
     except (CorruptError, UsageError) as error:
-        from ckptconv.formats.whole_steps import advise
-
         advise(error, words[0], options)
         raise
 
 
 def repeated(words: Sequence[str]) -> str:
-    """Return the words of a command line for a hint. What tells a store who asks is left out: errors get into logs."""
+    """Return the words of a command line for a hint, without the credentials for stores: errors get into logs."""
     secret = OPTIONS["storage_options"].flags[0]
     shown: list[str] = []
     for word in words:
@@ -134,38 +133,14 @@ def shares(options: Mapping[str, Any], inputs: int, far: bool) -> tuple[int, dic
     return at_once, {**options, "jobs": max((chosen.jobs or 1) // at_once, 1), "memory": memory}
 
 
-def convert_one(command: str, family: str, source: str, target: str | None, options: dict[str, Any]) -> None:
-    """Convert one input, of any family if `family` is empty, and report it."""
-    from ckptconv.conversion import convert
-
-    make(command, convert, source, target, {"family": family, **options})
-
-
-def make(command: str, call: Callable[..., Report], source: Any, target: str | None, options: dict[str, Any]) -> None:
-    """Make `target` of `source` by `call`, a function of the library, and report it."""
-    workers = {name: value for name in EXECUTORS if (value := options.pop(name, ""))}
-    ways = [*(OPTIONS[name] for name in ("part",) if options.get(name)), *(COMMAND[name] for name in workers)]
-    if len(ways) > 1:
-        first, second = (way.flags[0] for way in ways[:2])
-        raise UsageError(f"{first} and {second} are two ways to spread the work: give one of them.")
-    with contextlib.ExitStack() as stack:
-        executor = None
-        for name, value in workers.items():
-            module = import_module(f"{EXECUTORS[name]}.executor")
-            executor = stack.enter_context(module.executor(value))
-        output, report = run(command, options, call, source, target, before_commit=signals.ignore, executor=executor)
-    output.done(report)
-
-
 def _several(words: Sequence[str], directory: str, template: str, options: dict[str, Any]) -> int:
     """Convert each of `words` to an output in `directory`; return the exit code."""
     from ckptconv.cli import batch
     from ckptconv.cli.naming import InputWord, output_paths
-    from ckptconv.outputs.kinds import beside
+    from ckptconv.outputs.kinds import option_for
     from ckptconv.outputs.targets import suffix_of
     from ckptconv.storage.files import look
-    from ckptconv.storage.paths import is_remote, normalize
-    from ckptconv.storage.spool import is_pipe
+    from ckptconv.storage.paths import is_pipe, is_remote, normalize
 
     started = time.monotonic()
     for name in _OF_ONE:
@@ -174,7 +149,7 @@ def _several(words: Sequence[str], directory: str, template: str, options: dict[
             raise UsageError(
                 f"{flag} applies to one conversion, but --output-dir makes several.", "Leave one of them out."
             )
-    if beside(to := options.get("to", "")):
+    if option_for(to := options.get("to", "")):
         raise UsageError(f"--to {to} is for one conversion, and --output-dir for several.", "Leave one of them out.")
     if any(map(is_pipe, words)):
         raise UsageError("Input from a pipe must be converted alone.", "Leave --output-dir out.")
@@ -182,21 +157,21 @@ def _several(words: Sequence[str], directory: str, template: str, options: dict[
     stores = options.get("storage_options", {})
     inputs = []
     for word in words:
-        # What cannot be looked at is a failure of that input, later.
+        # An error here becomes the failure of that input, later.
         entry = None
         with contextlib.suppress(Exception):
             entry = look(normalize(word), dict(stores)) if word else None
         inputs.append((InputWord(word, entry is not None and entry.kind == "directory"), entry))
     suffix = suffix_of(to)
-    outputs = output_paths([each for each, _ in inputs], normalize(directory), template, suffix=suffix)
+    outputs = output_paths([source for source, _ in inputs], normalize(directory), template, suffix=suffix)
     hint = "Give another --output-dir or --output-name, or --overwrite to replace it."
     tasks = [
         batch.Conversion(
-            each.word, Proposed(output, hint), entry.file.size if entry is not None and entry.kind == "file" else 0
+            source.word, Proposed(output, hint), entry.file.size if entry is not None and entry.kind == "file" else 0
         )
         if isinstance(output, str)
-        else batch.Conversion(each.word, "", error=output)
-        for (each, entry), output in zip(inputs, outputs, strict=True)
+        else batch.Conversion(source.word, "", error=output)
+        for (source, entry), output in zip(inputs, outputs, strict=True)
     ]
     at_once, each_one = shares(options, len(words), any(map(is_remote, (*words, directory))))
     with shown.progress() as progress:

@@ -22,7 +22,6 @@ from ckptconv.storage.files import MAX_BUFFERS, Readers, is_read_far
 from ckptconv.storage.reading import Reader
 from ckptconv.storage.records import combine
 from ckptconv.storage.writing import Writer
-from ckptconv.tensors.geometry import slices
 from ckptconv.tensors.lazy import Convert, Stored
 from ckptconv.tensors.moves import GAP, Assembled, File, Gather, Kernel, Move, Runs
 
@@ -41,7 +40,7 @@ _SMALL, _NUMBER = 8, 8
 
 @dataclass(eq=False, repr=False)
 class Tally:
-    """What carrying out a plan took: bytes read, written and verified, and finite values that became infinite."""
+    """Figures of carrying out a plan: bytes read, written and verified, and finite values that became infinite."""
 
     bytes_read: int = 0
     bytes_written: int = 0
@@ -63,8 +62,8 @@ class Tally:
 
 
 class Done(NamedTuple):
-    """What a worker has done: its tally, the CRC-32 of what it made, if that was asked for, and the offsets of the
-    trailers that it wrote."""
+    """The results of a worker: its tally, the CRC-32 of its tensors, if requested, and the offsets of the trailers that
+    it wrote."""
 
     tally: Tally
     digests: Digested | None
@@ -83,7 +82,7 @@ class _Span:
 
 @dataclass(eq=False, repr=False)
 class _Alike:
-    """Small conversions done at once: how to make bytes `start` to `stop` of a window.
+    """Small conversions done at once, which make bytes `start` to `stop` of a window.
 
     `kernel` is applied to the `nbytes` bytes at `ranges` (offset, length) of `file`, one range for each tensor.
     """
@@ -149,11 +148,11 @@ class Worker:
         self.digests: Digested | None = {} if digesting else None
         self.window = memoryview(bytearray(unit))
         self.scratch = self.around = memoryview(b"")
-        # What assembled moves are put into, by how deep they are inside one another.
+        # Buffers of assembled moves, by how deep they are inside one another.
         self.assemblies: list[memoryview] = []
         self.depth = 0
-        # What the first of them has, which the next tile may need again, as those of one row do; and the last number
-        # that was made of many, which every tile of a tensor may need.
+        # The content of the first buffer, which the next tile may need again, as those of one row do; and the last
+        # number that was computed from many, which every tile of a tensor may need.
         self.held: Assembled | None = None
         self.number: tuple[Any, bytes] = (None, b"")
         self.junk = memoryview(bytearray(GAP))
@@ -178,7 +177,7 @@ class Worker:
         return size
 
     def done(self) -> Done:
-        """Return what was done, at the end."""
+        """Return the results, at the end."""
         if isinstance(self.readers, Readers):
             self.tally.bytes_read += self.readers.unpacked()
         return Done(self.tally, self.digests, self.trailers)
@@ -235,7 +234,7 @@ class Worker:
                     out[base + start : base + stop] = part.data[start:stop]
                     continue
                 if isinstance(part, Trailer):
-                    continue  # made of what comes before it, at the end
+                    continue  # computed from the bytes before it, at the end
             tensor = part.tensor
             # Many small tensors share these with the one before.
             if type(tensor) is Stored and tensor.file is near and tensor.shape is shape and tensor.strides is strides:
@@ -265,8 +264,8 @@ class Worker:
                     reads.setdefault(file, []).append((source.offset, to))  # type: ignore[union-attr]
         for file, ranges in reads.items():
             self.read(file, ranges)
-        for each in alike:
-            self.convert(each, out)
+        for conversion in alike:
+            self.convert(conversion, out)
         return out
 
     def convert(self, alike: _Alike, out: memoryview) -> None:
@@ -303,7 +302,7 @@ class Worker:
     def _pieces(self, move: Move) -> Iterator[memoryview]:
         """Yield the bytes that `move` makes, in the order of its target, each piece valid until the next.
 
-        What is only put in another order, and converted, is made piece by piece, of what was read at once.
+        A move that only reorders and converts is made piece by piece, from bytes that were read at once.
         """
         from ckptconv.tensors import kernels
 
@@ -311,6 +310,8 @@ class Worker:
         size = move.target.nbytes
         alone = all(type(kernel) in kernels.CONVERTING for kernel in steps)
         if isinstance(gather, Gather) and isinstance(move.source, Runs) and alone:
+            from ckptconv.tensors.geometry import slices
+
             item = size // math.prod(gather.shape)
             data = self._packed(move.file, move.source)
             for start, piece in slices(gather, self.unit // max(item, gather.itemsize)):

@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError
-from ckptconv.formats import configs
 from ckptconv.formats.source import ADAPTER, Source
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote
@@ -62,10 +61,10 @@ def together(source: Source, options: Mapping[str, object], names: Collection[st
     """Return the companions of `source` and of its reference, of these `names` if they are given; of those that both
     have, the reference's."""
     both = [source, source.reference] if source.reference else [source]
-    return {name: file for one in both for name, file in beside(one, options, names).files.items()}
+    return {name: file for one in both for name, file in siblings(one, options, names).files.items()}
 
 
-def beside(
+def siblings(
     source: Source,
     options: Mapping[str, object],
     names: Collection[str] | None = None,
@@ -75,8 +74,8 @@ def beside(
     to it. If `names` are given, only these, to be read: through links, as weights are. Raise CorruptError for one of
     them that is no file.
 
-    What is `copied` as it stands lies in the directory: a file that is too large, or a link that leads out, is no
-    companion then. But the links of huggingface_hub's cache lead to files of the same repository.
+    Those that it has already go first. What is `copied` as it stands lies in the directory: a file that is too large,
+    or a link that leads out, is no companion then. But links of huggingface_hub's cache lead to the same repository.
     """
     found = Companions({})
     if source.stem != ADAPTER:
@@ -86,7 +85,8 @@ def beside(
         found = _in(place, names, copied)
         if found.files:
             break
-    return found
+    own = {name: file for name, file in source.companions.items() if name in (copied if names is None else names)}
+    return found._replace(files={**found.files, **own})
 
 
 def _directories(source: Source, options: Mapping[str, object]) -> Iterator[Location]:
@@ -129,6 +129,8 @@ def _leads_out(directory: str, path: str) -> bool:
 def with_files(source: Source, files: Mapping[str, File], options: Mapping[str, object]) -> Source:
     """Return `source` with these companions, and with what the configuration among them says. Raise CorruptError if it
     is none."""
+    from ckptconv.formats import configs
+
     config = configs.read(Location(files[CONFIG].path, dict(options))) if CONFIG in files else None
     return source._replace(companions=files, config=config)
 
@@ -136,6 +138,8 @@ def with_files(source: Source, files: Mapping[str, File], options: Mapping[str, 
 def notes(config: Mapping[str, Any], dtype: str) -> list[str]:
     """Return what a user should know of a configuration that is copied beside weights that were cast to `dtype`; "" if
     they were not cast."""
+    from ckptconv.formats import configs
+
     found = []
     said = configs.dtype_of(config)
     if dtype and said and dtype != said:

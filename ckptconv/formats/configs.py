@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckptconv.errors import CkptconvError, CorruptError
+from ckptconv.formats.change import Change
 from ckptconv.storage import strict_json
 from ckptconv.storage.location import Location
 from ckptconv.tensors.dtypes import DTYPES
@@ -24,20 +25,6 @@ EXPERT_DTYPE = "expert_dtype"
 # The size of the largest configuration that is read, in bytes, and the depth of the lists and objects in it. A
 # configuration of quantized weights may name every module.
 _LARGEST, _DEEPEST = 8 << 20, 64
-
-
-class Change(NamedTuple):
-    """The changes that an output makes to a configuration. `dtype` is that to which weights were cast, "" for none.
-    With `plain`, the weights are no longer quantized; with `quantization`, they are quantized as that describes.
-    `settings` are other changed values."""
-
-    dtype: str = ""
-    plain: bool = False
-    quantization: Mapping[str, Any] | None = None
-    settings: Mapping[str, Any] = {}
-
-
-UNCHANGED = Change()
 
 
 def read(place: Location) -> dict[str, Any]:
@@ -125,18 +112,8 @@ def changed(config: Mapping[str, Any], change: Change) -> dict[str, Any]:
     # If a configuration has no dtype, loaders assume another one than that of weights that were codes.
     if change.plain and change.dtype and not dtype_of(result):
         result[DTYPE[0]] = change.dtype
-    result = _with_settings(result, change.settings) if change.settings else result
+    result = change.edit(result) if change.edit else result
     return result if change.quantization is None else {**result, QUANTIZING[0]: change.quantization}
-
-
-def _with_settings(config: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration with other `settings`: at its top, and where it has those of its language model."""
-    inner = config.get("text_config")
-    inner = inner if isinstance(inner, Mapping) else {}
-    result = dict(config)
-    if inner:
-        result["text_config"] = {key: settings.get(key, value) for key, value in inner.items()}
-    return {**result, **{key: value for key, value in settings.items() if key in config or key not in inner}}
 
 
 def text_of(config: Mapping[str, Any]) -> str:

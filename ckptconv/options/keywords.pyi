@@ -65,7 +65,7 @@ class _Sharding(TypedDict, total=False):
 
 
 class _Casting(TypedDict, total=False):
-    """Convert, Verify, Load, Distributed, Average, Merge, Patch, Rows."""
+    """Convert, Verify, Load, Average, Distributed, Merge, Patch, Rows."""
 
     dtype: DTypeName | TorchDType | None
     """Cast floating-point tensors to float32, bfloat16 or float16 (or fp32, bf16, fp16); keep leaves them as they are.
@@ -73,7 +73,7 @@ class _Casting(TypedDict, total=False):
 
 
 class _Choosing(TypedDict, total=False):
-    """Convert, Verify, Open, Load, Distributed, Average, Diff, Inspect, Merge, Patch, Rows."""
+    """Convert, Verify, Open, Load, Average, Diff, Distributed, Inspect, Merge, Patch, Rows."""
 
     key: str | None
     """Convert only this subtree, such as state_dict or optimizer.state; . is everything."""
@@ -83,7 +83,7 @@ class _Choosing(TypedDict, total=False):
 
 
 class _Selecting(TypedDict, total=False):
-    """Convert, Verify, Distributed, Average, Diff, Inspect, Merge, Rows."""
+    """Convert, Verify, Average, Diff, Distributed, Inspect, Merge, Rows."""
 
     include: str | list[str] | tuple[str, ...] | None
     """Convert only tensors whose names match, such as 'model.*'; repeatable."""
@@ -93,7 +93,7 @@ class _Selecting(TypedDict, total=False):
 
 
 class _Renaming(TypedDict, total=False):
-    """Convert, Verify, Distributed, Average, Diff, Merge, Patch, Rows."""
+    """Convert, Verify, Average, Diff, Distributed, Merge, Patch, Rows."""
 
     strip_prefix: str | None
     """Remove PREFIX, such as model., from the beginning of names."""
@@ -111,15 +111,8 @@ class _Tied(TypedDict, total=False):
     tied: Literal["alias", "duplicate"] | None
     """Store tied tensors once (alias), or under each of their names (duplicate). Default: alias."""
 
-    chunks: int | str | None
-    """Cut every tensor into N parts along its first dimension, as N ranks save it, each rank into its own files."""
-
     verify: bool
     """Compare the output with the input before publishing it."""
-
-    part: tuple[int, int] | list[int] | str | None
-    """Convert part I (from 0) of N, and leave it staged for `finish`; auto takes I and N from the environment of
-    Slurm, torchrun or Kubernetes."""
 
     digest: Literal["sha256", "blake3"] | None
     """Compute a digest of every file and tensor, for the manifest."""
@@ -150,9 +143,19 @@ class _Tied(TypedDict, total=False):
     keep: str | list[str] | tuple[str, ...] | None
     """Do not quantize tensors whose names match, such as '*.down_proj.*'; repeatable."""
 
+    chunks: int | str | None
+    """Cut every tensor into N parts along its first dimension, as N ranks save it, each rank into its own files."""
 
-class _Imitating(TypedDict, total=False):
+    part: tuple[int, int] | list[int] | str | None
+    """Convert part I (from 0) of N, and leave it staged for `finish`; auto takes I and N from the environment of
+    Slurm, torchrun or Kubernetes."""
+
+
+class _Structure(TypedDict, total=False):
     """Convert, Verify, Open, Average, Merge, Rows."""
+
+    structure: bool
+    """False: Write only tensors: no structure record, and so no other values of the checkpoint."""
 
     like: str | os.PathLike[str] | None
     """Give the output the names, files and dtypes of REF, a checkpoint, and its config.json and tokenizer; of
@@ -165,9 +168,6 @@ class _Imitating(TypedDict, total=False):
     fill: bool
     """Take the tensors that the input lacks from REF."""
 
-    structure: bool
-    """False: Write only tensors: no structure record, and so no other values of the checkpoint."""
-
 
 class _Naming(TypedDict, total=False):
     """Convert, Verify, Rows."""
@@ -179,6 +179,9 @@ class _Naming(TypedDict, total=False):
     HuggingFaceStorageWriter (dcp-hf), the two that accelerate and the Trainer of transformers load with FSDP2
     (accelerate), or a torch_checkpointing step (torch-checkpointing). Default: from the name of OUTPUT."""
 
+    per_rank: bool
+    """Write one output per tensor-parallel rank: OUTPUT/mp_rank_NN/."""
+
     universal: str | os.PathLike[str] | None
     """Write a DeepSpeed universal checkpoint to DIR, to resume training from."""
 
@@ -189,8 +192,8 @@ class _Naming(TypedDict, total=False):
     fresh_optimizer: bool
     """Start the universal checkpoint with zero moments at step 0, whatever INPUT holds."""
 
-    per_rank: bool
-    """Write one output per tensor-parallel rank: OUTPUT/mp_rank_NN/."""
+    last_good: bool
+    """INPUT is a run: convert its last step that is whole, and marked as complete."""
 
 
 class _ReadingStates(TypedDict, total=False):
@@ -201,31 +204,8 @@ class _ReadingStates(TypedDict, total=False):
     states, such as INPUT itself."""
 
 
-class _FindingTheModel(TypedDict, total=False):
-    """Convert, Verify, Distributed, Average, Merge, Rows."""
-
-    model_key: str | None
-    """Store the weights under KEY, such as model; . is the top of the state dict; none leaves out the weights, for use
-    with --states."""
-
-
-class _FindingStates(TypedDict, total=False):
-    """Convert, Verify, Distributed, Rows."""
-
-    optimizer_key: str | None
-    """Store the optimizer states under KEY."""
-
-    flat_optimizer: bool
-    """Store each state and setting of a parameter under a key of its own, as torchtitan and
-    flatten_optimizer_state_dict do."""
-
-    fill_states: bool
-    """Write zeros as the optimizer states of parameters that have none yet: torch's strict load requires states for
-    every parameter."""
-
-
 class _Ordering(TypedDict, total=False):
-    """Convert, Verify, Open, Distributed, Diff, Rows."""
+    """Convert, Verify, Open, Diff, Distributed, Rows."""
 
     order: str | os.PathLike[str] | None
     """The order in which the optimizer numbers its parameters. FILE is a list of their names, one per line or in JSON
@@ -245,7 +225,7 @@ class _Working(TypedDict, total=False):
 
 
 class _Publishing(TypedDict, total=False):
-    """Convert, Verify, Finish, Average, Merge, Patch, Rows."""
+    """Convert, Verify, Average, Finish, Merge, Patch, Rows."""
 
     fsync: bool
     """False: Do not wait for the disk: a power cut may lose the output."""
@@ -269,14 +249,14 @@ class _Planning(TypedDict, total=False):
 
 
 class _Overwriting(TypedDict, total=False):
-    """Convert, Verify, Finish, Average, Diff, Inspect, Merge, Patch, Rows."""
+    """Convert, Verify, Average, Diff, Finish, Inspect, Merge, Patch, Rows."""
 
     overwrite: bool
     """Also replace files of other programs that have the names of output files."""
 
 
 class _Attesting(TypedDict, total=False):
-    """Convert, Verify, Finish, Average, Merge, Rows."""
+    """Convert, Verify, Average, Finish, Merge, Rows."""
 
     checksum: bool
     """Check the checksums that the input records, for all data that is read."""
@@ -286,7 +266,7 @@ class _Attesting(TypedDict, total=False):
 
 
 class _Spooling(TypedDict, total=False):
-    """Convert, Verify, Open, Distributed, Average, Diff, Inspect, Merge, Patch, Rows."""
+    """Convert, Verify, Open, Average, Diff, Distributed, Inspect, Merge, Patch, Rows."""
 
     spool_dir: str | os.PathLike[str] | None
     """Store temporary files in DIR: for pipes, compressed tensors and remote files. Default: next to OUTPUT, or
@@ -297,7 +277,7 @@ class _Spooling(TypedDict, total=False):
 
 
 class _Connecting(TypedDict, total=False):
-    """Convert, Verify, Finish, Open, Load, Distributed, Average, Diff, Inspect, Merge, Patch, Rows, Scan."""
+    """Convert, Verify, Open, Load, Average, Diff, Distributed, Finish, Inspect, Merge, Patch, Rows, Scan."""
 
     storage_options: Mapping[str, Any] | str | None
     """Settings of a store, for fsspec, such as '{"anon": true}'."""
@@ -325,7 +305,7 @@ class _Detecting(TypedDict, total=False):
 
 
 class _Precision(TypedDict, total=False):
-    """Convert, Verify, Open, Load, Distributed, Average, Diff, Merge, Patch, Rows."""
+    """Convert, Verify, Open, Load, Average, Diff, Distributed, Merge, Patch, Rows."""
 
     master: bool
     """For Megatron-core: write the optimizer's fp32 master weights instead of the weights."""
@@ -342,17 +322,65 @@ class _Dequantizing(TypedDict, total=False):
 
 
 class _Mapping(TypedDict, total=False):
-    """Convert, Verify, Open, Distributed, Average, Inspect, Merge, Rows."""
+    """Convert, Verify, Open, Average, Distributed, Inspect, Merge, Rows."""
 
     map: str | os.PathLike[str] | None
     """Give tensors the names and layouts of another program, with a built-in map (`ckptconv maps`) or a file of rules."""
 
 
 class _Measuring(TypedDict, total=False):
-    """Convert, Verify, Open, Distributed, Average, Diff, Inspect, Merge, Rows."""
+    """Convert, Verify, Open, Average, Diff, Distributed, Inspect, Merge, Rows."""
 
     size: Mapping[str, int] | str | list[str] | tuple[str, ...] | None
     """The size of an axis of the map, such as n=32, if shapes and config.json do not give it; repeatable."""
+
+
+class _FindingTheModel(TypedDict, total=False):
+    """Convert, Verify, Average, Distributed, Merge, Rows."""
+
+    model_key: str | None
+    """Store the weights under KEY, such as model; . is the top of the state dict; none leaves out the weights, for use
+    with --states."""
+
+
+class _FindingStates(TypedDict, total=False):
+    """Convert, Verify, Distributed, Rows."""
+
+    optimizer_key: str | None
+    """Store the optimizer states under KEY."""
+
+    flat_optimizer: bool
+    """Store each state and setting of a parameter under a key of its own, as torchtitan and
+    flatten_optimizer_state_dict do."""
+
+    fill_states: bool
+    """Write zeros as the optimizer states of parameters that have none yet: torch's strict load requires states for
+    every parameter."""
+
+
+class _Layers(TypedDict, total=False):
+    """Convert, Verify, Open, Rows."""
+
+    layers: str | list[int] | tuple[int, ...] | range | None
+    """Convert only these layers, such as 0-3,60, renumbered in this order, and change config.json with them."""
+
+    experts: str | list[int] | list[list[int]] | list[str] | range | None
+    """Convert only these experts of each layer, such as 0-7, renumbered, with their rows of the routers; or FILE, JSON
+    with a list of numbers for each layer that has experts."""
+
+    component: Literal["text", "vision", "mtp"] | None
+    """Convert only the language model (text) or the vision model of a model of both, with its own config.json, or the
+    layers that predict further tokens (mtp). --part I/N divides work among machines."""
+
+    vocab: int | str | None
+    """Convert only the first N rows of embeddings and head."""
+
+    graft: str | list[str] | tuple[str, ...] | None
+    """Add the tensors of REF, a checkpoint, whose names match GLOB, unchanged; repeatable. --fill adds missing
+    tensors, cast as the output is."""
+
+    config: str | os.PathLike[str] | None
+    """The configuration of the model, for a checkpoint with none next to it. A part has it as config.json."""
 
 
 class _NamingCheckpoints(TypedDict, total=False):
@@ -378,11 +406,9 @@ class ConvertOptions(
     _Selecting,
     _Renaming,
     _Tied,
-    _Imitating,
+    _Structure,
     _Naming,
     _ReadingStates,
-    _FindingTheModel,
-    _FindingStates,
     _Ordering,
     _Working,
     _Publishing,
@@ -398,6 +424,9 @@ class ConvertOptions(
     _Dequantizing,
     _Mapping,
     _Measuring,
+    _FindingTheModel,
+    _FindingStates,
+    _Layers,
     total=False,
 ):
     """Options of `convert`, `save_state_dict` and `VirtualFiles`."""
@@ -413,10 +442,8 @@ class VerifyOptions(
     _Selecting,
     _Renaming,
     _Tied,
-    _Imitating,
+    _Structure,
     _Naming,
-    _FindingTheModel,
-    _FindingStates,
     _Ordering,
     _Working,
     _Publishing,
@@ -432,6 +459,9 @@ class VerifyOptions(
     _Dequantizing,
     _Mapping,
     _Measuring,
+    _FindingTheModel,
+    _FindingStates,
+    _Layers,
     total=False,
 ):
     """Options of `verify`."""
@@ -441,13 +471,9 @@ class VerifyOptions(
     those that went into it."""
 
 
-class FinishOptions(_Publishing, _Overwriting, _Attesting, _Connecting, total=False):
-    """Options of `finish`."""
-
-
 class OpenOptions(
     _Choosing,
-    _Imitating,
+    _Structure,
     _Ordering,
     _Spooling,
     _Connecting,
@@ -458,6 +484,7 @@ class OpenOptions(
     _Dequantizing,
     _Mapping,
     _Measuring,
+    _Layers,
     total=False,
 ):
     """Options of `open`."""
@@ -476,25 +503,6 @@ class LoadOptions(_Casting, _Choosing, _Connecting, _Undecoded, _SingleFile, _Pr
     """Options of `load_state_dict`."""
 
 
-class DistributedOptions(
-    _Casting,
-    _Choosing,
-    _Selecting,
-    _Renaming,
-    _ReadingStates,
-    _FindingTheModel,
-    _FindingStates,
-    _Ordering,
-    _Spooling,
-    _Connecting,
-    _Precision,
-    _Mapping,
-    _Measuring,
-    total=False,
-):
-    """Options of `DistributedReader`."""
-
-
 class AverageOptions(
     _Sharding,
     _Casting,
@@ -502,8 +510,7 @@ class AverageOptions(
     _Selecting,
     _Renaming,
     _Tied,
-    _Imitating,
-    _FindingTheModel,
+    _Structure,
     _Working,
     _Publishing,
     _Planning,
@@ -516,6 +523,7 @@ class AverageOptions(
     _Dequantizing,
     _Mapping,
     _Measuring,
+    _FindingTheModel,
     _NamingCheckpoints,
     total=False,
 ):
@@ -587,6 +595,29 @@ class DiffOptions(
     """The version number of B; A is version N - 1. Default: 1."""
 
 
+class DistributedOptions(
+    _Casting,
+    _Choosing,
+    _Selecting,
+    _Renaming,
+    _ReadingStates,
+    _Ordering,
+    _Spooling,
+    _Connecting,
+    _Precision,
+    _Mapping,
+    _Measuring,
+    _FindingTheModel,
+    _FindingStates,
+    total=False,
+):
+    """Options of `DistributedReader`."""
+
+
+class FinishOptions(_Publishing, _Overwriting, _Attesting, _Connecting, total=False):
+    """Options of `finish`."""
+
+
 class InspectOptions(
     _Sharding,
     _Choosing,
@@ -619,8 +650,7 @@ class MergeOptions(
     _Selecting,
     _Renaming,
     _Tied,
-    _Imitating,
-    _FindingTheModel,
+    _Structure,
     _Working,
     _Publishing,
     _Planning,
@@ -633,6 +663,7 @@ class MergeOptions(
     _Dequantizing,
     _Mapping,
     _Measuring,
+    _FindingTheModel,
     _NamingCheckpoints,
     total=False,
 ):
@@ -669,11 +700,9 @@ class RowsOptions(
     _Selecting,
     _Renaming,
     _Tied,
-    _Imitating,
+    _Structure,
     _Naming,
     _ReadingStates,
-    _FindingTheModel,
-    _FindingStates,
     _Ordering,
     _Working,
     _Publishing,
@@ -689,6 +718,9 @@ class RowsOptions(
     _Dequantizing,
     _Mapping,
     _Measuring,
+    _FindingTheModel,
+    _FindingStates,
+    _Layers,
     total=False,
 ):
     """Options of `split_rows`, `pack_rows` and `check_rows`."""

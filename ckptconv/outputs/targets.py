@@ -9,14 +9,12 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ckptconv.errors import FailedError, UsageError
 from ckptconv.formats import model_files
 from ckptconv.formats.companions import CONFIG, is_companion_name
-from ckptconv.formats.dcp.names import FILE, METADATA
-from ckptconv.formats.dcp.names import SUFFIX as DCP_SUFFIX
-from ckptconv.formats.runs import LATEST_UNIVERSAL, POINTERS
+from ckptconv.formats.run_names import LATEST_UNIVERSAL, POINTERS
 from ckptconv.formats.source import ADAPTER, MODEL, STEMS, Source
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.options.option import former_given
@@ -29,11 +27,11 @@ from ckptconv.outputs.kinds import (
     entry_of,
     flag,
     further,
-    is_given,
+    is_set,
+    kind_by_suffix,
     kind_of,
-    kind_said,
+    option_for,
 )
-from ckptconv.outputs.kinds import beside as beside_it
 from ckptconv.plan import NUMBERED
 from ckptconv.storage import stores
 from ckptconv.storage.files import look
@@ -41,9 +39,6 @@ from ckptconv.storage.handles import HIDDEN, resolved
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize, real_place, resolved_name
 from ckptconv.text import Proposed, reason, some
-
-if TYPE_CHECKING:
-    from ckptconv.formats.dcp.layout import Layout
 
 MANIFEST = f"{HIDDEN}manifest.json"
 # Names of the files of an output, as a pattern. A new output replaces those that an earlier one left.
@@ -63,32 +58,21 @@ def _is_output_of(stem: str, name: str) -> bool:
     return re.fullmatch(_OUTPUT_NAMES[stem], name) is not None
 
 
-# The name of the shard of a rank, as torch's HuggingFaceStorageWriter has it.
-_OF_RANK = f"shard-{{}}-model-00001-of-00001{model_files.SUFFIX}"
-
-
-def shard_name(number: int) -> str:
-    """Return the name of the shard of rank `number`, from 1."""
-    return _OF_RANK.format(f"{number:05d}")
-
-
 class Directory(NamedTuple):
     """A kind of output directory: the file that makes it complete, which gets its name last, and a function that tells
-    which names its own files can have. `copies`: files of the source may be copied to it."""
+    which names its own files can have. `copies`: files of the source may be copied to it. `shards`: how the names of
+    those end that are not small."""
 
     last: str
     is_file: Callable[[str], bool]
     copies: bool = False
+    shards: tuple[str, ...] = (model_files.SUFFIX,)
 
     def may_have(self, name: str) -> bool:
         """Whether it can have a file of that name, of its own or copied."""
         return self.is_file(name) or (self.copies and is_companion_name(name))
 
 
-# Checkpoints of torch.distributed.checkpoint have the names that torch gives them. Of safetensors shards, which have no
-# index, the first comes last: without it, readers see that the others are no checkpoint.
-_CHECKPOINT_NAMES = rf"{FILE}|{re.escape(METADATA)}|{re.escape(MANIFEST)}"
-_SHARDS_NAMES = _OF_RANK.replace(".", r"\.").format(r"\d{5}") + f"|{re.escape(MANIFEST)}"
 # How a directory lies on a disk whose files have the names of a library's own, by how these begin.
 FORMS = {stem: stem for stem in STEMS} | {MODEL: "directory", ADAPTER: "adapter"}
 # By how an output lies on a disk: see `Target.form`. Of a feature's, the module that has it as `DIRECTORY`.
@@ -97,8 +81,6 @@ DIRECTORIES: Mapping[str, Directory | str] = {
         form: Directory(f"{stem}{model_files.INDEX_SUFFIX}", functools.partial(_is_output_of, stem), copies=True)
         for stem, form in FORMS.items()
     },
-    "dcp": Directory(METADATA, lambda name: re.fullmatch(_CHECKPOINT_NAMES, name) is not None),
-    "dcp-hf": Directory(shard_name(1), lambda name: re.fullmatch(_SHARDS_NAMES, name) is not None),
     **{form: kind.module for form, kind in KINDS.items() if isinstance(kind, OfFeature) and kind.to in CHECKPOINTS},
 }
 
@@ -120,8 +102,8 @@ _TORCH_STEM = "pytorch_model"
 _SHARD_STEM = rf"^{_TORCH_STEM}(?={NUMBERED}$)"
 # How the name of a file ends; what ends in a number or a version, such as llama-3.1-8b and run.v2, may be a directory.
 _ENDING = re.compile(r"(?<=[^/.])\.(?!v?\d)\w+$")
-CHECKPOINT_SUFFIXES = (*TORCH_SUFFIXES, ".json", DCP_SUFFIX, ".pkl")
-# No directory of torch.distributed.checkpoint ends so. Lightning's end in .ckpt.
+CHECKPOINT_SUFFIXES = (*TORCH_SUFFIXES, ".json", ".distcp", ".pkl")
+# No directory of files that ranks load together ends so. Lightning's end in .ckpt.
 _FILE_SUFFIXES = (model_files.SUFFIX, *(suffix for suffix in CHECKPOINT_SUFFIXES if suffix != ".ckpt"))
 
 
@@ -129,22 +111,21 @@ _FILE_SUFFIXES = (model_files.SUFFIX, *(suffix for suffix in CHECKPOINT_SUFFIXES
 _STREAMS = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/self/fd/")
 _NAMED = "Give the name of a file or a directory."
 _STATES = "Give --states PATH."
-# The two directories of accelerate, as a value of `to`; and the value of `model_key` without weights.
-ACCELERATE, NO_WEIGHTS = "accelerate", "none"
 
 
 class Target(NamedTuple):
     """Where an output goes, and of which of `KINDS` it is.
 
     `replaces` are files in the directory that an earlier output has copied there; the names of its own begin with
-    `stem`. A checkpoint of torch.distributed.checkpoint is cut like `layout` if that is given. `options` are its own,
-    if they are others than those of the conversion. `proposed` is its path where nobody typed that as OUTPUT.
+    `stem`. It is cut like `layout` if a feature gives one, which has the paths of the files that it was read from as
+    `behind`. `options` are its own, if they are others than those of the conversion. `proposed` is its path where
+    nobody typed that as OUTPUT.
     """
 
     path: str
     kind: str
     replaces: frozenset[str] = frozenset()
-    layout: Layout | None = None
+    layout: Any = None
     options: Options | None = None
     stem: str = MODEL
     proposed: Proposed | None = None
@@ -193,33 +174,19 @@ def final_path(path: str, form: str, name: str) -> str:
     return path if form == "file" else join(path, name)
 
 
-def of_accelerate(path: str, options: Options) -> dict[str, Options]:
-    """Return the directories of a step that accelerate loads with FSDP2, and the options with which each is written.
-
-    Source: accelerate/utils/fsdp_utils.py (load_fsdp_model, load_fsdp_optimizer) of accelerate 1.0 to 1.15.
-    """
-    alone = options.replaced(to="dcp", model_key="model", states="")
-    found = {join(path, "pytorch_model_fsdp_0"): alone}
-    if options.states:
-        found[join(path, "optimizer_0")] = options.replaced(to="dcp", model_key=NO_WEIGHTS, optimizer_key="optimizer")
-    return found
-
-
 def targets_of(named: Mapping[str, str], options: Options) -> list[Target]:
     """Return the targets of outputs that are named by what they hold. Raise UsageError if one cannot be put there."""
     if options.to not in CHECKPOINTS:
         return [_resolve(holds, path, options) for holds, path in named.items()]
-    check_checkpoint(options)
-    return _checkpoints(named["weights"], options)
-
-
-def _checkpoints(path: str, options: Options) -> list[Target]:
-    """Return the targets of what `options.to` names, at `path`: one directory, or those of accelerate."""
-    if options.to != ACCELERATE:
+    kind, path = NAMED[options.to][0], named["weights"]
+    entry = entry_of(kind)
+    if entry.check:
+        entry.check(options)
+    if not entry.divided:
         return [resolve_output(path, options)]
-    check_directory(Location(normalize(path), dict(options.storage_options)))
-    halves = of_accelerate(normalize(path), options)
-    return [resolve_output(one, own)._replace(kind=ACCELERATE, options=own) for one, own in halves.items()]
+    check_directory(Location(normalize(path), dict(options.storage_options)), options.to)
+    parts = entry.divided(normalize(path), options)
+    return [resolve_output(one, own)._replace(kind=kind, options=own) for one, own in parts.items()]
 
 
 def named_outputs(output: str | None, options: Options) -> tuple[dict[str, str], Options]:
@@ -235,7 +202,7 @@ def named_outputs(output: str | None, options: Options) -> tuple[dict[str, str],
         options = options.replaced(states=options.optimizer, optimizer="")
     if to and to not in CHECKPOINTS and output is not None:
         _check_said(output, to)
-        if option := beside_it(to):
+        if option := option_for(to):
             options = options.replaced(**{option: Proposed(output, "Give another OUTPUT, or --overwrite.")})
             output = None
         if output is None or kind_of(output) in NAMED[to]:
@@ -251,15 +218,15 @@ def _check_alone(output: str | None, options: Options) -> None:
             raise UsageError(f"--to {options.to} gives the kind of OUTPUT, but OUTPUT is missing.", "Name it.")
         return
     if output is None:
-        called = "A checkpoint of torch.distributed.checkpoint" if options.to in CHECKPOINTS else f"--to {options.to}"
-        raise UsageError(f"{called} needs an OUTPUT: a directory.")
+        called = entry_of(NAMED[options.to][0]).called or f"--to {options.to}"
+        raise UsageError(f"{called[0].upper()}{called[1:]} needs an OUTPUT: a directory.")
     for option in others.keys() - {"optimizer"}:
         raise UsageError(f"--to and {flag(option)} are two outputs.", "Write one after the other.")
 
 
 def _check_said(path: str, to: str) -> None:
     """Raise UsageError if the name of an output says that it is of another kind than `to`."""
-    said, ending = kind_said(path), os.path.splitext(path)[1]
+    said, ending = kind_by_suffix(path), os.path.splitext(path)[1]
     if said and said not in NAMED[to]:
         raise UsageError(
             f"{path} ends in {ending}, and --to {to} asks for another kind of output.",
@@ -268,8 +235,8 @@ def _check_said(path: str, to: str) -> None:
 
 
 def _resolve(holds: str, path: str, options: Options) -> Target:
-    """Return the target of what `holds` weights, optimizer states or a training, or a checkpoint of
-    torch.distributed.checkpoint. Raise UsageError if that cannot be put at `path`."""
+    """Return the target of what `holds` weights, optimizer states or a training. Raise UsageError if that cannot be put
+    at `path`."""
     path = normalize(path)
     if holds != "weights" and not isinstance(path, Proposed):
         path = Proposed(path, f"Give another path to --{holds}, or --overwrite to replace it.")
@@ -300,8 +267,9 @@ def resolve_output(path: str, options: Options) -> Target:
     place = Location(path, dict(options.storage_options))
     entry = place.entry
     if options.to in CHECKPOINTS:
-        return _resolve_checkpoint(place, options)
-    if options.to and not kind_said(path):
+        check_directory(place, options.to)
+        return Target(place.path, options.to, proposed=_proposed(place.path))
+    if options.to and not kind_by_suffix(path):
         return _resolve_unsaid(place, options)
     kind, is_restored = kind_of(path), options.family == model_files.SAFETENSORS
     if kind == "torch" and not is_restored and options.family:
@@ -360,37 +328,18 @@ def _resolve_tree(path: str, kind: str, options: Options) -> Target:
     return Target(real_place(path), kind, proposed=_proposed(path))
 
 
-def _resolve_checkpoint(place: Location, options: Options) -> Target:
-    """Return the target of a checkpoint of torch.distributed.checkpoint."""
-    check_directory(place)
-    return Target(place.path, options.to, proposed=_proposed(place.path))
-
-
-def check_directory(place: Location) -> None:
-    """Raise UsageError for the place of a checkpoint of torch.distributed.checkpoint that is a file, or named so."""
+def check_directory(place: Location, to: str) -> None:
+    """Raise UsageError for the place of a directory that is a file, or named so; `to` asks for its kind."""
     path = place.path
     if place.kind not in ("directory", "missing") or path.endswith(_FILE_SUFFIXES):
         raise UsageError(
-            f"{path} is the name of a file, but a checkpoint of torch.distributed.checkpoint is a directory.",
+            f"{path} is the name of a file, but {entry_of(NAMED[to][0]).called} is a directory.",
             "Give the name of a directory.",
         )
 
 
 def _proposed(path: str) -> Proposed | None:
     return path if isinstance(path, Proposed) else None
-
-
-def check_checkpoint(options: Options) -> None:
-    """Raise UsageError for options that contradict an output of torch.distributed.checkpoint."""
-    for name in ("optimizer_key", "flat_optimizer", "fill_states") if not options.states else ():
-        if is_given(name, options):
-            raise UsageError(f"{flag(name)} applies only to optimizer states, and none were requested.", _STATES)
-    if options.like and options.chunks is not None:
-        raise UsageError("--chunks and --like both say how to cut tensors: give one of them.")
-    if options.model_key == NO_WEIGHTS and not options.states:
-        raise UsageError("--model-key none leaves out the weights, so nothing is left to write.", _STATES)
-    if options.to not in ("dcp", ACCELERATE) and options.max_shard_size:
-        raise UsageError("--max-shard-size cannot be used here: each rank has one file.", "Give --chunks N.")
 
 
 def check_file(path: str, option: str, storage_options: Mapping[str, Any]) -> None:
@@ -578,7 +527,7 @@ def of_part(target: Target, source: Source, options: Options) -> Target:
             f"{target.path} cannot hold a diffusers pipeline, which becomes a directory of safetensors.",
             "Give a directory, or convert one of its models alone.",
         )
-    if source.component is not None and options.part:
+    if source.component is not None and is_set("part", options):
         raise UsageError(
             "--part divides one output, but a diffusers pipeline becomes one output per model.",
             "Convert the models one by one.",
@@ -593,7 +542,7 @@ def of_part(target: Target, source: Source, options: Options) -> Target:
     return target._replace(path=resolve_output(path, options).path)
 
 
-def beside(targets: Iterable[Target]) -> str:
+def nearest_directory(targets: Iterable[Target]) -> str:
     """Return the nearest existing directory at or above the first target; "" if that is remote, or there is none."""
     for target in targets:
         if is_remote(target.path):

@@ -11,11 +11,11 @@ from ckptconv.engine.execute import carry_out
 from ckptconv.engine.worker import Tally
 from ckptconv.errors import CkptconvError, FailedError
 from ckptconv.plan import Checked, Data, FilePlan, Plan
-from ckptconv.publish.manifest import Made
+from ckptconv.publish.manifest import FinishedFile
 from ckptconv.publish.staging.base import Staging
+from ckptconv.storage.packed import SpoolingReaders
 from ckptconv.storage.progress import Progress
 from ckptconv.storage.records import Records
-from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.tensors.lazy import packed
 from ckptconv.tensors.moves import File
 
@@ -44,7 +44,7 @@ class Task(NamedTuple):
 
 
 class Elsewhere(NamedTuple):
-    """What another process needs to run a task. `records` are for checking checksums; None if it checks none."""
+    """The settings that another process needs for a task. `records` are for checksums; None if it checks none."""
 
     storage_options: Mapping[str, Any]
     spool_dir: str
@@ -53,9 +53,9 @@ class Elsewhere(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class Result:
-    """A finished file, and what it took to make it."""
+    """A finished file, and the figures of its making."""
 
-    made: Made
+    finished: FinishedFile
     tally: Tally = field(default_factory=Tally)
     checked: int = 0
     extra_bytes: int = 0
@@ -99,7 +99,8 @@ def make(
             digesting.give_up()
         raise
     digests = digesting.digests if digesting else None
-    finished = Made(file.size, {part.name: None if crcs is None else crcs.get(part.name, 0) for part in parts}, digests)
+    known = {part.name: None if crcs is None else crcs.get(part.name, 0) for part in parts}
+    finished = FinishedFile(file.size, known, digests)
 
     def seal() -> None:
         if digesting:

@@ -1,4 +1,4 @@
-"""Decides whether the file beside a universal checkpoint, which names it, may be written."""
+"""Decide whether the file next to a universal checkpoint, which names it, may be written."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from ckptconv.errors import UsageError
 from ckptconv.formats import model_files
 from ckptconv.formats.companions import ADAPTER_CONFIG, CONFIG
-from ckptconv.formats.runs import LATEST
+from ckptconv.formats.run_names import LATEST, STATES
 from ckptconv.outputs.targets import pointer_of
 from ckptconv.publish.earlier import Directory, file_made_as
 from ckptconv.storage.location import Location
@@ -17,15 +17,13 @@ from ckptconv.text import some
 
 # Most bytes of a name that are read.
 _LONGEST = 4096
-# How the names of DeepSpeed's files in the directory of a step end.
-_OF_STEP = "_states.pt"
 
 
 def check_pointer(path: str, made_as: str, overwrite: bool, stores: Mapping[str, Any]) -> None:
-    """Raise UsageError if the file beside the tree at `path` is another program's, or would hide a model of others:
-    what reads a directory with it reads the tree."""
+    """Raise UsageError if the file next to the tree at `path` is another program's, or would hide a model of others:
+    a program that reads a directory with it reads the tree."""
     pointer = Location(pointer_of(path), dict(stores))
-    if pointer.kind == "missing" and (hidden := _models_beside(pointer)):
+    if pointer.kind == "missing" and (hidden := _hidden_models(pointer)):
         raise UsageError(
             f"{pointer} would make {pointer.parent} a universal checkpoint, and hide {some(hidden, 3, str)} of other "
             "programs there.",
@@ -44,11 +42,11 @@ def check_pointer(path: str, made_as: str, overwrite: bool, stores: Mapping[str,
         )
 
 
-def _models_beside(pointer: Location) -> list[str]:
+def _hidden_models(pointer: Location) -> list[str]:
     """Return the names of others' weights in the directory of a model or of DeepSpeed's step, where a pointer is to be
-    written. Beside DeepSpeed's own pointer a run is read already, and weights without a configuration or an index are
+    written. With DeepSpeed's own pointer a run is read already, and weights without a configuration or an index are
     read by their own names."""
     beside = Directory(pointer.parent)
     is_model = any(name in (CONFIG, ADAPTER_CONFIG) or name.endswith(model_files.INDEX) for name in beside.names)
     names = [] if LATEST in beside.names else [name for name in beside.names if not beside.made_as(name)]
-    return [name for name in names if name.endswith(_OF_STEP) or (is_model and model_files.holds_whole([name]))]
+    return [name for name in names if name.endswith(STATES) or (is_model and model_files.holds_whole([name]))]

@@ -6,6 +6,7 @@ import contextlib
 import os
 import posixpath
 import re
+import stat
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias, cast
 
@@ -17,6 +18,10 @@ from ckptconv.text import UNSET, parse_path
 Paths: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
 # Characters that need no quoting in the path of a URL.
 _PLAIN = "/~!$&'()*+,;=:@"
+# The path that means standard input; and those of descriptors that were open before: a shell puts one in the place of
+# <(...).
+STANDARD_INPUT = "-"
+_DESCRIPTOR = re.compile(r"/dev/stdin|/(?:dev|proc/self)/fd/\d{1,9}")
 
 
 _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*(::|://)")
@@ -28,7 +33,7 @@ def is_remote(path: str) -> bool:
 
 
 def real_place(path: str) -> str:
-    """Return `path` with a final symbolic link resolved: siblings go beside the directory, not beside the link."""
+    """Return `path` with a final symbolic link resolved: siblings are placed next to the directory, not the link."""
     path = path.rstrip("/") or path
     return resolved(path) if os.path.islink(path) else path
 
@@ -38,10 +43,9 @@ normalize = parse_path
 
 
 def listed(paths: Paths, none: str = "No path was given.") -> list[str]:
-    """Return one path or several, normalized. Raise UsageError for what is neither, for an empty one, and, saying
-    `none`, for none."""
+    """Return one path or several, normalized. Raise UsageError for another value, an empty path, or no path: `none`."""
     several = isinstance(paths, Iterable) and not isinstance(paths, (str, bytes, os.PathLike))
-    normalized = [normalize(each) for each in (cast("Iterable[str]", paths) if several else [cast("str", paths)])]
+    normalized = [normalize(path) for path in (cast("Iterable[str]", paths) if several else [cast("str", paths)])]
     if not normalized:
         raise UsageError(none)
     if not all(normalized):
@@ -86,7 +90,7 @@ def dirname(path: str) -> str:
 
 
 def _chained(url: str) -> tuple[str, str, str]:
-    """Split a URL into what comes before the part with the path, that part, and what comes after it.
+    """Split a URL into three: the links before the one with the path, that link, and the links after it.
 
     fsspec chains file systems, as in simplecache::s3://bucket/x.pt or zip://inner/x.pt::s3://bucket/all.zip.
     """
@@ -120,9 +124,9 @@ def resolved_name(path: str) -> str:
     return f"{protocol}://{posixpath.normpath(inner).strip('/')}"
 
 
-def is_same(one: str, other: str) -> bool:
+def is_same(first: str, second: str) -> bool:
     """Whether two paths or URLs are of the same place."""
-    return resolved_name(normalize(one)) == resolved_name(normalize(other))
+    return resolved_name(normalize(first)) == resolved_name(normalize(second))
 
 
 def resolving() -> Callable[[str], str]:
@@ -138,3 +142,16 @@ def resolving() -> Callable[[str], str]:
         return os.path.join(directories[directory], name)
 
     return resolve
+
+
+def is_pipe(path: str) -> bool:
+    """Whether `path` means standard input, or is the name of a pipe that this process was started with."""
+    if path == STANDARD_INPUT:
+        return True
+    if not _DESCRIPTOR.fullmatch(path):
+        return False
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)

@@ -8,8 +8,8 @@ from typing import Any
 from ckptconv.structure import leaves
 from ckptconv.structure.record import expect
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import LazyTensor, Stored, View
+from ckptconv.tensors.strides import contiguous_strides
 
 # The dtype that each is stored as: a complex number as a pair of its parts (one more dimension), any other element as
 # an integer of the same size.
@@ -42,12 +42,12 @@ def stored(tensor: Any) -> Any:
     return View(tensor, DTYPES[STORED_AS[name]], shape)
 
 
-def own(tensor: LazyTensor) -> LazyTensor:
-    """Return the tensor of a dtype that safetensors lacks if `tensor` is what is stored of one; else `tensor`."""
+def original(tensor: LazyTensor) -> LazyTensor:
+    """Return the tensor of a dtype that safetensors lacks if `tensor` is its stored form; else `tensor`."""
     return tensor.tensor if isinstance(tensor, View) and tensor.tensor.dtype.name in STORED_AS else tensor
 
 
-def seen_as(tensor: Any, dtype: Any) -> Any:
+def viewed_as(tensor: Any, dtype: Any) -> Any:
     """Return the tensor of `dtype` (a name) that is stored as `tensor`: the inverse of `stored`.
 
     A torch tensor is returned unchanged if `dtype` is quantized: torch makes those from integers. Raise CorruptError if

@@ -1,4 +1,4 @@
-"""The structure record of a tree: what its writer and its reader share. docs/structure.md has its grammar."""
+"""The structure record of a tree: the code that its writer and its reader share. docs/structure.md has its grammar."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.storage import strict_json
 
 VERSION = 1
 # The deepest nesting of nodes: many JSON readers stop at 128 levels or soon after.
 NESTED = 60
-# Where the record is stored: in the metadata of a single file, or in a file of its own beside several.
+# The places of the record: in the metadata of a single file, or in a file of its own next to several.
 METADATA_KEY = "ckptconv.structure"
 # The name in a header under which the metadata are.
 METADATA = "__metadata__"
@@ -104,6 +103,8 @@ def compacted(
 
 def parse(structure: str) -> StructureRecord:
     """Parse a record. Raise UnsupportedError for an unknown version, CorruptError for text that is no record."""
+    from ckptconv.storage import strict_json
+
     try:
         record = strict_json.parse(structure)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""`LazyTensor` expressions: where the bytes of a tensor are, and the `Move`s that produce them.
+"""`LazyTensor` expressions: the places of a tensor's bytes, and the `Move`s that produce them.
 
 A `LazyTensor` is a dtype, a shape and an expression over byte ranges of files. It holds no data and opens no file. It
 answers one question: which source bytes make up bytes `start` to `stop` of this tensor (C order, little-endian)? The
@@ -18,16 +18,6 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 from ckptconv.tensors.dtypes import DTYPES, DType
-from ckptconv.tensors.geometry import (
-    bands,
-    boxes_of,
-    gather,
-    is_contiguous,
-    row_runs,
-    spread,
-    tiles,
-    trim,
-)
 from ckptconv.tensors.moves import (
     BLOCK,
     GAP,
@@ -40,6 +30,7 @@ from ckptconv.tensors.moves import (
     Order,
     Runs,
 )
+from ckptconv.tensors.strides import is_contiguous
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -57,12 +48,12 @@ Equal: TypeAlias = "tuple[str, LazyTensor, LazyTensor]"
 class LazyTensor:
     """A tensor that is not loaded: `dtype`, `shape`, and where its bytes are. The base class of all expressions.
 
-    Nobody changes one: they are shared, and keys of dicts. There may be a million, and frozen dataclasses take four
-    times as long to make, and every start of a program some more.
+    Expressions are never changed: they are shared, and keys of dicts. There may be a million; frozen dataclasses would
+    take four times as long to make, and delay every start of a program.
     """
 
     __slots__ = ()
-    # The names of what it is made of: the arguments of its class, and by default what it has. Equal ones are equal.
+    # Names of its fields: the arguments of its class, by default its slots. With equal fields, expressions are equal.
     fields: ClassVar[tuple[str, ...]]
     _values: ClassVar[attrgetter[Any]]
     dtype: DType
@@ -129,8 +120,8 @@ class LazyTensor:
         """Yield the moves that make bytes `start` to `stop`; their targets count from the first byte of the tensor.
 
         Together the targets cover the interval once. In "source" order, the moves of a whole tensor come in file order,
-        wherever they go. No move makes more than `limit` bytes. None reads more than about twice that; in "source"
-        order, none reads more than `limit`.
+        with targets in any order. No move makes more than `limit` bytes. None reads more than about twice that; in
+        "source" order, none reads more than `limit`.
         """
         raise NotImplementedError
 
@@ -226,6 +217,8 @@ class Stored(LazyTensor):
                 length = min(limit, stop - at)
                 yield Move(Runs(at, length), self.file, Runs(self.offset + at, length))
             return
+        from ckptconv.tensors.geometry import bands, boxes_of, gather, tiles, trim
+
         item = self.dtype.itemsize
         if order == "source" and start == 0 and stop == self.nbytes:
             boxes = boxes_of(tiles(self.shape, self.strides, limit // item, item), self.strides)
@@ -321,6 +314,8 @@ class Concat(Composed):
         return any(part.scattered for part in self.parts)
 
     def moves(self, start: int, stop: int, order: Order = "output", limit: int = BLOCK) -> Iterator[Move]:
+        from ckptconv.tensors.geometry import row_runs, spread
+
         row = self.starts[-1]
         if order == "source" and stop - start == self.nbytes and all(map(_makes_boxes, self.parts)):
             for part, begin, end in zip(self.parts, self.starts, self.starts[1:], strict=False):
@@ -416,6 +411,8 @@ class Picked(Derived):
     def moves(self, start: int, stop: int, order: Order = "output", limit: int = BLOCK) -> Iterator[Move]:
         if start >= stop:
             return
+        from ckptconv.tensors.geometry import bands, gather, trim
+
         # The elements of the tensor as they lie in its own bytes, in C order, are the file that a strided tensor is in.
         item, limit = self.dtype.itemsize, min(limit, max(_PICKED_AT_ONCE, _RUNS_AT_ONCE * self._run))
         # Elements with small gaps between them are read together with these: make boxes of fewer.
@@ -472,6 +469,8 @@ class Convert(Derived):
         return self.tensor.grain * self.dtype.itemsize // self.tensor.dtype.itemsize
 
     def moves(self, start: int, stop: int, order: Order = "output", limit: int = BLOCK) -> Iterator[Move]:
+        from ckptconv.tensors.geometry import trim
+
         before, after = self.tensor.dtype.itemsize, self.dtype.itemsize
         first, last = start // after, -(-stop // after)
         if stop - start != self.nbytes:
@@ -600,7 +599,7 @@ def _density(shape: tuple[int, ...], strides: tuple[int, ...], item: int) -> flo
 
 
 class Handle:
-    """What stands for an expression, with open files beside it. Only the expression goes into a file."""
+    """A placeholder of an expression, together with open files. Only the expression goes into a file."""
 
     __slots__ = ()
 
@@ -636,7 +635,7 @@ def packed(tensors: Iterable[LazyTensor]) -> Counter[File]:
 
 
 def _joined_parts(tensor: LazyTensor) -> Iterator[LazyTensor]:
-    """Yield what a tensor is joined of, each as it is stored."""
+    """Yield the stored tensors that a tensor is joined from."""
     while isinstance(tensor, (Tagged, View, Convert)):
         tensor = tensor.tensor
     if not isinstance(tensor, Concat):

@@ -9,7 +9,7 @@ from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.features.quantized.computing import Dequantize, Largest, Quantize, QuantizeFp4, Rescale
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.float_formats import numpy_module
-from ckptconv.verification.arithmetic import FORMATS, Format, Given, nearest, table_of, values
+from ckptconv.verification.arithmetic import FORMATS, Format, InputBox, nearest, table_of, values
 
 if TYPE_CHECKING:
     from ckptconv.verification.arithmetic import Array
@@ -37,7 +37,7 @@ _VALUES = {"e2m1": _E2M1, "e2m3": _E2M3, "e3m2": _E3M2}
 _AWQ = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
-def _dequantized(kernel: Dequantize, parts: Sequence[Given], indices: Sequence[Array]) -> Array:
+def _dequantized(kernel: Dequantize, parts: Sequence[InputBox], indices: Sequence[Array]) -> Array:
     """Return the bits of the weights at `indices`: each product in float64, rounded as the kernel says."""
     np = numpy_module()
     given = dict(zip(("codes", *kernel.roles), parts, strict=True))
@@ -76,7 +76,7 @@ def _dequantized(kernel: Dequantize, parts: Sequence[Given], indices: Sequence[A
     return result
 
 
-def _looked_up(given: Given, indices: Sequence[Array], group: Array | None) -> Array:
+def _looked_up(given: InputBox, indices: Sequence[Array], group: Array | None) -> Array:
     """Return the elements of an input for those of a tile, those of a dimension that is whole by `group`."""
     place = given.place(indices)
     for dim, axis in enumerate(given.axes):
@@ -89,7 +89,7 @@ def _looked_up(given: Given, indices: Sequence[Array], group: Array | None) -> A
 
 
 def _codes(
-    codes: str, given: Given, indices: Sequence[Array], table: Array | None, group: Array | None = None
+    codes: str, given: InputBox, indices: Sequence[Array], table: Array | None, group: Array | None = None
 ) -> Array:
     """Return the codes of the elements at `indices` as float64 numbers."""
     np = numpy_module()
@@ -124,7 +124,7 @@ def _codes(
     return made
 
 
-def _placed(given: Given, indices: Sequence[Array], group: Array) -> list[Array]:
+def _placed(given: InputBox, indices: Sequence[Array], group: Array) -> list[Array]:
     place = given.place(indices)
     return [group if not axis.num else at for axis, at in zip(given.axes, place, strict=True)]
 
@@ -140,7 +140,7 @@ def _plain(dtype: str, bits: Array) -> Array:
     return bits.view(f"{DTYPES[dtype].kind}1").astype("f8") if dtype in ("uint8", "int8") else values(dtype, bits)
 
 
-def _quantized(kernel: Quantize, parts: Sequence[Given], indices: Sequence[Array]) -> Array:
+def _quantized(kernel: Quantize, parts: Sequence[InputBox], indices: Sequence[Array]) -> Array:
     """Return the bits of codes or scales at `indices`: the exact value of each step in float64, rounded as it is
     stored."""
     np = numpy_module()
@@ -235,7 +235,7 @@ def _scale_bits(dtype: str, scale: Array) -> Array:
     return single if dtype == "float32" else (single // (1 << 16)).astype("u2")
 
 
-def _rescaled(kernel: Rescale, parts: Sequence[Given], indices: Sequence[Array]) -> Array:
+def _rescaled(kernel: Rescale, parts: Sequence[InputBox], indices: Sequence[Array]) -> Array:
     """Return the bits of the scales of NVFP4 at `indices`, or of the one that divides them: as exact powers of two."""
     np = numpy_module()
     every = values("float8_e8m0fnu", parts[-1].bits.reshape(-1))
@@ -259,7 +259,7 @@ def _rescaled(kernel: Rescale, parts: Sequence[Given], indices: Sequence[Array])
     return made
 
 
-def _largest(kernel: Largest, parts: Sequence[Given], indices: Sequence[Array]) -> Array:
+def _largest(kernel: Largest, parts: Sequence[InputBox], indices: Sequence[Array]) -> Array:
     """Return the bits of largest absolute values at `indices`, or of the scale of a weight."""
     np = numpy_module()
     if kernel.made == "rows":
@@ -283,7 +283,7 @@ def _largest(kernel: Largest, parts: Sequence[Given], indices: Sequence[Array]) 
     return single
 
 
-def _quantized_fp4(kernel: QuantizeFp4, parts: Sequence[Given], indices: Sequence[Array]) -> Array:
+def _quantized_fp4(kernel: QuantizeFp4, parts: Sequence[InputBox], indices: Sequence[Array]) -> Array:
     """Return the bits of codes or scales at `indices`: each step in float64, rounded to float32."""
     np = numpy_module()
 
@@ -329,7 +329,7 @@ def _quantized_fp4(kernel: QuantizeFp4, parts: Sequence[Given], indices: Sequenc
     return taken
 
 
-TILES: dict[type[Any], Callable[[Any, Sequence[Given], Sequence[Array]], Array]] = {
+TILES: dict[type[Any], Callable[[Any, Sequence[InputBox], Sequence[Array]], Array]] = {
     Dequantize: _dequantized,
     Quantize: _quantized,
     Rescale: _rescaled,

@@ -71,7 +71,7 @@ def _quantized(chosen: Selected, source: Source, options: Options, reference: Se
     for each, tensor in chosen.tensors.items():
         kept = [glob for glob in keep if fnmatch.fnmatchcase(each, glob)]
         keep.update((glob, keep[glob] + 1) for glob in kept)
-        if each in chosen.fixed or not (casting.is_decoded(tensor) if exact else _is_weight(each, tensor)):
+        if each in chosen.uncastable or not (casting.is_decoded(tensor) if exact else _is_weight(each, tensor)):
             left += [each] if len(tensor.shape) > 1 and each.endswith(".weight") else []
             continue
         why = making.unfit(tensor, way, exact)
@@ -106,10 +106,10 @@ def _quantized(chosen: Selected, source: Source, options: Options, reference: Se
         names={each: each for each in made},
         known=made,
         tensors=made,
-        described=keymap.Flattened(made, None, chosen.fixed | parts),
+        described=keymap.Flattened(made, None, chosen.uncastable | parts),
         structured=False,
         owners={alias: owner for alias, owner in chosen.owners.items() if alias in made and owner in made},
-        fixed=chosen.fixed | parts,
+        uncastable=chosen.uncastable | parts,
         warnings=(*chosen.warnings, *_warnings(chosen, unfit)),
         notes=(*chosen.notes, _note(name, weights, left)),
         quantized={},
@@ -117,7 +117,7 @@ def _quantized(chosen: Selected, source: Source, options: Options, reference: Se
         settled=frozenset(parts),
         quantization=told,
         record={**chosen.record, "quantized": counts},
-        tellings=(*chosen.tellings, lambda chosen, stored: lambda files: {"quantized": counts}),
+        reporters=(*chosen.reporters, lambda chosen, stored: lambda files: {"quantized": counts}),
     )
 
 

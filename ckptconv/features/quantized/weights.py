@@ -19,7 +19,7 @@ from ckptconv.plan import Input
 from ckptconv.storage import strict_json
 from ckptconv.storage.coalesce import DESCRIPTIONS, max_gap
 from ckptconv.storage.location import Location
-from ckptconv.storage.spool import SpoolingReaders
+from ckptconv.storage.packed import SpoolingReaders
 from ckptconv.structure import parted
 from ckptconv.tensors import casting
 from ckptconv.tensors.dtypes import DTYPES
@@ -97,7 +97,7 @@ class Read(NamedTuple):
 
 def read_configurations(source: Source, storage_options: Mapping[str, Any]) -> Read:
     """Read the configurations beside `source`."""
-    files = companions.beside(source, storage_options, (companions.CONFIG, companions.QUANTIZED)).files
+    files = companions.siblings(source, storage_options, (companions.CONFIG, companions.QUANTIZED)).files
     return Read(files, {name: configs.read(Location(file.path, dict(storage_options))) for name, file in files.items()})
 
 

@@ -28,6 +28,7 @@ from ckptconv.features.scan.beginnings import (
     place_of_header,
 )
 from ckptconv.features.scan.bounds import (
+    ENTRIES,
     LIMITS,
     LONGEST,
     MEMBERS,
@@ -47,7 +48,6 @@ from ckptconv.features.scan.readers import PartReader
 from ckptconv.features.scan.readings import Readings, all_bytes
 from ckptconv.features.scan.report import Finding
 from ckptconv.features.scan.survey import Passed, survey
-from ckptconv.formats.dcp.names import SUFFIX as _ENTRIES
 from ckptconv.formats.model_files import looks_like_safetensors
 from ckptconv.formats.torch.container import SCANNED, LongError, Pickles, is_stream
 from ckptconv.formats.torch.file import read_from
@@ -60,7 +60,7 @@ from ckptconv.pickles.vocabulary import ExcessiveError, Vocabulary
 from ckptconv.storage import LOCAL_SIGNATURE, zip_elsewhere
 from ckptconv.storage.inside import leads_out
 from ckptconv.storage.reading import InMemory, Reader
-from ckptconv.storage.tar_directory import is_tar
+from ckptconv.storage.tar_header import is_tar
 from ckptconv.text import brief, some
 
 # The deepest nesting of files in files, and the most pickles one after the other in a file.
@@ -138,7 +138,7 @@ class ScannedContents:
             self.add("excessive", "It has more nested files than the limit.")
             return ""
         head = reader.read_at(0, min(HEAD, reader.file.size))
-        if depth and reader.file.path.endswith(f"{_ENTRIES})") and self.archives(reader):
+        if depth and reader.file.path.endswith(f"{ENTRIES})") and self.archives(reader):
             return "torch.distributed.checkpoint data"
         kinds = [kind for kind in _KINDS if kind.matches(head, reader.file.size)]
         if kinds:

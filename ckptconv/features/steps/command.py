@@ -12,13 +12,30 @@ import typer
 from ckptconv.cli import signals
 from ckptconv.cli.options import SHOWING, output_of, taking
 from ckptconv.errors import CorruptError
-from ckptconv.features.steps.options import STEPS
+from ckptconv.options.kinds import FLAG
+from ckptconv.options.option import Option, options_in
+from ckptconv.options.table import COMMAND
 from ckptconv.text import format_size, padded
 
 if TYPE_CHECKING:
     from ckptconv.features.steps.report import RunSummary, StepSummary
 
 OTHER_WORDS = {"steps": ("runs", "checkpoints", "latest", "last")}
+
+
+class _Steps:
+    """Options that only `steps` has."""
+
+    last = Option(FLAG, "Print the path of the last good step, and nothing else.", common=True)
+    check = Option(
+        FLAG,
+        "Read all data, and compare it with the digests and checksums that whoever wrote it has left.",
+        common=True,
+    )
+    stats = COMMAND["stats"].explained("Read all values: how many are NaN or infinite, and the norm of the weights.")
+
+
+STEPS = options_in(_Steps)
 
 
 @taking(*STEPS.values(), *SHOWING)
@@ -28,11 +45,11 @@ def steps(
     ],
     **options: Any,
 ) -> None:
-    """Which steps of this run are whole?
+    """Say which steps of a run are complete.
 
-    Says of each step what it is, and whether it is complete: by its geometry, which is that the bytes of every tensor
-    are there, and by the markers that its trainer writes. The last line names the last good step. No tensor data is
-    read, unless --check or --stats asks for it. Exit code 4: the newest step is not good.
+    steps says of each step what it is, and whether it is complete: by its geometry, which is that the bytes of every
+    tensor are there, and by the markers that its trainer writes. The last line names the last good step. No tensor data
+    is read, unless --check or --stats asks for it. Exit code 4: the newest step is not good.
 
     \b
     Examples:

@@ -1,22 +1,18 @@
-"""The options of `steps`."""
+"""The option of conversions that takes the last good step of a run."""
 
 from __future__ import annotations
 
+from ckptconv.options import TAKE
 from ckptconv.options.kinds import FLAG
-from ckptconv.options.option import Option, options_in
-from ckptconv.options.table import COMMAND
+from ckptconv.options.option import Given, option
 
 
-class _Steps:
-    """Options that only `steps` has."""
+class StepOptions(Given):
+    """Which step of a run is converted."""
 
-    last = Option(FLAG, "Print the path of the last good step, and nothing else.", common=True)
-    check = Option(
-        FLAG,
-        "Read all data, and compare it with the digests and checksums that whoever wrote it has left.",
-        common=True,
+    last_good: bool = option(
+        FLAG, "INPUT is a run: convert its last step that is whole, and marked as complete.", group=TAKE
     )
-    stats = COMMAND["stats"].explained("Read all values: how many are NaN or infinite, and the norm of the weights.")
 
 
-STEPS = options_in(_Steps)
+GIVEN = StepOptions

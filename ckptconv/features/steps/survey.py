@@ -8,8 +8,8 @@ from typing import Any
 
 from ckptconv.errors import CorruptError
 from ckptconv.features.steps.report import RunSummary, StepSummary
-from ckptconv.formats.run_steps import run_at
-from ckptconv.formats.whole_steps import Judged, Reading, judged, sources_of
+from ckptconv.features.steps.run import run_at
+from ckptconv.features.steps.whole import Judged, Reading, judged, sources_of
 from ckptconv.pickles.refusing import refusing_attacks
 from ckptconv.process import no_garbage
 from ckptconv.storage.location import Location

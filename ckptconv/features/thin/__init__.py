@@ -7,3 +7,5 @@ In: the directory of a run, and a policy. Out: what stays and what goes; with --
 from __future__ import annotations
 
 PAGES = ("thin.md",)
+# Features that this one builds on: without them, it is gone too.
+NEEDS = ("steps",)

@@ -17,12 +17,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ckptconv.errors import CorruptError, FailedError, UnsafeError
+from ckptconv.publish.staging.area import LOCK, enter, remove_emptied
 from ckptconv.storage.handles import HIDDEN, Handle, resolved
 from ckptconv.storage.reading import Entry
-from ckptconv.storage.writing import lock
 from ckptconv.text import reason
 
-AREA, _LOCK, JOURNAL = f"{HIDDEN}thin", "lock", "journal.jsonl"
+AREA, JOURNAL = f"{HIDDEN}thin", "journal.jsonl"
 # The most bytes of a journal that are read, and how deep the files of a step lie at most.
 _MOST, _DEEPEST = 256 << 20, 32
 _EXCHANGE = 2  # RENAME_EXCHANGE
@@ -124,11 +124,8 @@ class Area:
 
     def close(self) -> None:
         """Close it. Remove it, unless a step is in it."""
-        if {*self.inside.names()} <= {_LOCK, JOURNAL}:
-            for name in (JOURNAL, _LOCK):
-                self.inside.unlink(name)
-            with contextlib.suppress(OSError):
-                os.rmdir(AREA, dir_fd=self.home.fd)
+        if {*self.inside.names()} <= {LOCK, JOURNAL}:
+            remove_emptied(self.home, AREA, self.inside)
         os.close(self._held)
         self.inside.close()
 
@@ -147,13 +144,9 @@ def entered(path: str) -> Iterator[Area]:
         raise FailedError(f"{path} cannot be opened: {reason(error)}.") from error
     with home:
         try:
-            with contextlib.suppress(FileExistsError):
-                home.make_private(AREA)
-            inside = home.own(AREA)
-            held = inside.open_or_create(_LOCK, 0o600)
+            inside, held = enter(home, AREA, os.path.join(path, AREA), shared=False)
         except OSError as error:
             raise FailedError(f"{path}: {AREA} cannot be made: {reason(error)}.") from error
-        lock(held, inside.path)
         area = Area(home, inside, held)
         try:
             yield area

@@ -15,11 +15,14 @@ from importlib import import_module
 from typing import Any
 
 from ckptconv.errors import DifferenceError, FailedError, UnsafeError, UnsupportedError
+from ckptconv.features.steps.run import Step
+from ckptconv.features.steps.whole import Judged
 from ckptconv.features.thin.area import Area, agrees, entered, entries_of, mark_of
 from ckptconv.features.thin.planning import LESSEN, REMOVE, Planned, Thinning
 from ckptconv.formats.registered import DESCRIBING
-from ckptconv.formats.run_steps import Step
 from ckptconv.storage.handles import Handle
+from ckptconv.storage.location import Location
+from ckptconv.storage.strict_json import MOST
 from ckptconv.text import reason
 
 # What the journal says of a step: that all its names are out of the run; that less of it has its name; that nothing of
@@ -134,14 +137,19 @@ def _remove(area: Area, each: Planned, number: int, options: Mapping[str, Any], 
 
 
 def _lessen(area: Area, each: Planned, number: int, options: Mapping[str, Any], stores: Mapping[str, Any]) -> None:
+    from ckptconv.conversion import convert
+
     step = each.judged.step
     mark = _marks(area, step)[step.name]
     new = f"new-{number}"
     area.note(step=step.name, do=LESSEN, new=new, mark=mark)
     reaching = {"storage_options": dict(stores), "inert": options.get("inert", False)}
     try:
-        make = _as_delta if each.base else _as_weights
-        make(each, os.path.join(area.path, new), options["as_"] or "keep", reaching)
+        if each.base:
+            _write_delta(area, each.judged, each.base, new, reaching)
+        else:
+            place = os.path.join(area.path, new)
+            convert(each.judged.path, place, dtype=options["as_"] or "keep", verify=True, **reaching)
         with area.inside.inside(new) as made:
             _dated(made, step.time)
     except BaseException:
@@ -154,29 +162,28 @@ def _lessen(area: Area, each: Planned, number: int, options: Mapping[str, Any], 
     area.note(step=step.name, state=_CLEARED)
 
 
-def _as_weights(each: Planned, new: str, dtype: Any, reaching: Mapping[str, Any]) -> None:
-    """Write the weights of a step to the directory `new`, and compare them with the step."""
-    from ckptconv.conversion import convert
-
-    convert(each.judged.path, new, dtype=dtype, verify=True, **reaching)
-
-
-def _as_delta(each: Planned, new: str, _: Any, reaching: Mapping[str, Any]) -> None:
-    """Write what changes the base of a step into it to the directory `new`, with a virtual checkpoint of both, and
+def _write_delta(area: Area, judged: Judged, base: Judged, new: str, reaching: Mapping[str, Any]) -> None:
+    """Write what changes `base` into a step to the directory `new` in the area, with a virtual checkpoint of both, and
     compare that with the step. Raise UnsupportedError if this program has no deltas."""
     diff, patch = (getattr(import_module("ckptconv"), name, None) for name in ("diff", "patch"))
-    suffix, base = next(iter(DESCRIBING), ""), each.base
-    if not (diff and patch and suffix) or base is None:
+    if not (diff and patch and DESCRIBING):
         raise UnsupportedError("--as delta needs deltas, which were left out of this program.")
-    step = each.judged.path
-    delta, whole = os.path.join(new, "delta"), os.path.join(new, f"model{suffix}")
-    os.mkdir(new, 0o777)
-    diff(base.path, step, measure=False, delta=delta, **reaching)
+    suffix, reader = next(iter(DESCRIBING.items()))
+    place, name = os.path.join(area.path, new), f"model{suffix}"
+    delta, whole = os.path.join(place, "delta"), os.path.join(place, name)
+    os.mkdir(place, 0o777)
+    diff(base.path, judged.path, measure=False, delta=delta, **reaching)
     with Handle.open(delta) as made:
-        _dated(made, each.judged.step.time)
-    patch(os.path.abspath(base.path), delta, whole, **reaching)
-    if not diff(step, whole, measure=False, **reaching).equal:
-        raise DifferenceError(f"{whole} is not {step}, of which it is to take the place.")
+        _dated(made, judged.step.time)
+    patch(os.path.realpath(base.path), delta, whole, **reaching)
+    if not diff(judged.path, whole, measure=False, **reaching).equal:
+        raise DifferenceError(f"{whole} is not {judged.path}, of which it is to take the place.")
+    # A run that is moved keeps its bases.
+    home = area.home.path
+    with Handle.open(place) as made:
+        text = Location(whole).read_text(MOST)
+        made.write_whole(name, import_module(reader).bound(text, os.path.join(home, judged.step.name), home).encode())
+        made.sync_file(name)
 
 
 def _dated(place: Handle, when: float | None) -> None:

@@ -53,7 +53,10 @@ def thin(
     stores, inert = options.pop("storage_options", {}) or {}, options.pop("inert", False)
     chosen = filled(THIN, options)
     if is_remote(normalize(run)) and chosen["yes"]:
-        raise UnsupportedError(f"{run} is on a store, and thin removes steps of local runs only.", "Leave --yes out.")
+        raise UnsupportedError(
+            f"{run} is on a store, where a step cannot be removed in one piece: thin removes steps of local runs only.",
+            "Without --yes, it says which steps would go.",
+        )
     if not chosen["keep_best"] and (chosen["metric"] or chosen["highest"]):
         raise UsageError("--metric and --highest say how --keep-best compares.", "Give --keep-best FILE too.")
     with refusing_attacks(not inert):
@@ -97,9 +100,13 @@ def _report(run: str, thinning: Thinning) -> ThinReport:
 def _warnings(thinning: Thinning, chosen: Mapping[str, Any]) -> Iterator[str]:
     """Yield what an earlier run has left, and what names steps that are not there."""
     from ckptconv.features.thin.area import AREA
+    from ckptconv.features.thin.planning import FILE
 
     if not chosen["yes"] and os.path.lexists(os.path.join(thinning.run.place.path or ".", AREA)):
         yield "An earlier run was stopped, and --yes finishes it, or another one is at work."
+    whole = sum(FILE in each.why for each in thinning.steps)
+    if whole:
+        yield f"Steps that are files stay as they are ({whole:,} here): --drop and --as keep less of directories only."
     for name, step in {**thinning.run.pointers, **thinning.run.links}.items():
         if not step:
             yield f"{name} names a step that is not there."

@@ -8,17 +8,19 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ckptconv.errors import UsageError
+from ckptconv.features.steps.run import Run, number_of, run_at
+from ckptconv.features.steps.whole import Judged, Reading, judged, newest_good
 from ckptconv.features.thin.area import LINKS, StrangeError, entries_of
 from ckptconv.features.thin.metrics import best_of
 from ckptconv.features.thin.policy import PERIODS, Candidate, Decision, Policy, decided
-from ckptconv.formats.run_steps import Run, number_of, run_at
-from ckptconv.formats.whole_steps import Judged, Reading, is_made_here, judged, newest_good
 from ckptconv.storage.handles import Handle, resolved
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote, normalize
 from ckptconv.text import format_time
 
 KEEP, REMOVE, LESSEN = "keep", "remove", "lessen"
+# Why a step of files stays where less of others is kept.
+FILE = "a file, of which nothing less is kept"
 
 
 class Planned(NamedTuple):
@@ -78,10 +80,10 @@ def _base_of(lesser: Planned, steps: Sequence[Planned]) -> Judged:
 def _planned(found: Judged, said: Decision, others: str) -> Planned:
     if said.stays:
         return Planned(found, KEEP, said.why)
-    if others == LESSEN and is_made_here(found.step):
+    if others == LESSEN and found.step.is_made_here:
         return Planned(found, KEEP, ("already less",))
     if others == LESSEN and found.step.is_files:
-        return Planned(found, KEEP, ("a file, of which nothing less is kept",))
+        return Planned(found, KEEP, (FILE,))
     return Planned(found, others, ())
 
 
@@ -115,7 +117,7 @@ def policy_of(options: Mapping[str, Any], every: list[Judged], stores: Mapping[s
 def _held(run: Run, found: Judged, is_last: bool, read: Collection[str], age: int, now: float) -> Iterator[str]:
     """Yield why a step stays whatever the policy says. `read` are the directories that virtual steps are made of."""
     step = found.step
-    own = os.path.abspath(step.path)
+    own = os.path.realpath(step.path)
     if any(path == own or path.startswith(f"{own}/") for path in read):
         yield "other steps are made of it"
     if is_last:

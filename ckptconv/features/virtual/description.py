@@ -15,14 +15,14 @@ from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsafeError, UnsupportedError, UsageError
-from ckptconv.formats.format import CERTAIN, Guess, Probe
+from ckptconv.formats.format import CERTAIN, POSSIBLE, Guess, Probe
 from ckptconv.storage import strict_json
 from ckptconv.storage.files import is_held
 from ckptconv.storage.inside import check_inside, leads_out
 from ckptconv.storage.location import Location
+from ckptconv.storage.packed import check_ratio
 from ckptconv.storage.paths import dirname, is_quoted, is_remote, join
 from ckptconv.storage.reading import Entry
-from ckptconv.storage.spool import check_ratio
 from ckptconv.storage.strict_json import count_of, list_of, object_of, text_of
 from ckptconv.tensors.moves import File, Packed
 
@@ -38,8 +38,8 @@ VERSION = 1
 _MARK = "ckptconv.virtual"
 BEGINNING = f'{{"{_MARK}"'.encode()
 _GUESS = Guess(CERTAIN, "a virtual checkpoint", "virtual {} OUTPUT.virtual.json", also=("torch", "deepspeed", "dcp"))
-# The root of files below the directory of the description.
-_HERE = "."
+# The root of files below the directory of the description; the prefix of the root of files in a directory next to it.
+_HERE, _BESIDE = ".", "../"
 # Stores of fsspec inside other stores, which such a URL does not name.
 _WITHIN = frozenset(
     {"blockcache", "cached", "dir", "filecache", "libarchive", "reference", "simplecache", "tar", "zip"}
@@ -54,8 +54,11 @@ _MISSING = Entry("missing", File("", 0))
 
 
 def sniff(probe: Probe) -> Guess | None:
-    """Recognize a description by its name, or by its first bytes."""
-    return _GUESS if probe.is_file and is_one(probe.place.path, probe.head[0]) else None
+    """Recognize a description by its name, or by its first bytes; or a directory with one and no other checkpoint."""
+    if probe.is_file:
+        return _GUESS if is_one(probe.place.path, probe.head[0]) else None
+    names = [name for name in probe.place.names if name.endswith(SUFFIX)] if probe.is_directory else []
+    return _GUESS._replace(sure=POSSIBLE, place=probe.place.join(names[0])) if len(names) == 1 else None
 
 
 def is_one(path: str, head: bytes) -> bool:
@@ -119,7 +122,9 @@ def _source(path: str, file: File, roots: dict[str, int], indices: dict[File, in
     if file.packed:
         within, offset, nbytes, crc, method = file.packed
         packed = {"in": indices[within], "offset": offset, "nbytes": nbytes, "crc": crc, "method": method}
-        return {**packed, "name": file.path, "size": file.size}
+        # For messages: what lies below may be moved.
+        name = file.path.removeprefix(f"{os.path.abspath(dirname(path))}/")
+        return {**packed, "name": name, "size": file.size}
     if is_held(file.path) or "::" in file.path:
         raise UsageError(
             f"{file.path} cannot be used in a virtual checkpoint: only files and plain URLs can.",
@@ -132,6 +137,16 @@ def _source(path: str, file: File, roots: dict[str, int], indices: dict[File, in
             "Rename it.",
         )
     return {"root": roots.setdefault(root, len(roots)), "name": name, "size": file.size, "stamp": file.stamp}
+
+
+def bound(text: str, directory: str, around: str) -> str:
+    """Return the description `text`, which is written to `directory`, with relative names for the roots in `around`,
+    the directory that contains it: they can be moved together. Both are absolute paths without links."""
+    roots = json.loads(text)["roots"]
+    named = [f"{_BESIDE}{root[len(around) + 1 :]}" if root.startswith(f"{around}/") else root for root in roots]
+    place = Location(os.path.join(directory, SUFFIX))
+    kept = [new if _root(place, new) == os.path.realpath(old) else old for old, new in zip(roots, named, strict=True)]
+    return text.replace(f'"roots":{_json(roots)}', f'"roots":{_json(kept)}', 1)
 
 
 def _divided(path: str, source: str) -> tuple[str, str]:
@@ -273,15 +288,17 @@ def _root(place: Location, root: str) -> str:
     why = ""
     if is_remote(place.path):
         why = "on a store, it may only refer to its own directory"
-    elif not root.isprintable() or "\\" in root or ".." in root.split("/"):
+    elif not root.isprintable() or "\\" in root or ".." in root.removeprefix(_BESIDE).split("/"):
         why = "it has parts or characters that no such name has"
+    elif root.startswith(_BESIDE):
+        return os.path.normpath(os.path.join(os.path.realpath(place.parent.path), root))
     elif is_remote(root):
         if scheme in _WITHIN or "::" in root or not colon or not server or any(mark in root for mark in "?#"):
             why = "it is not a plain URL"
         elif ":" in server.rpartition("@")[0]:
             why = "it has a password"
     elif not os.path.isabs(root):
-        why = "it is neither a URL nor an absolute path"
+        why = "it is neither a URL nor an absolute path, and not next to its own directory"
     if why:
         raise UnsafeError(
             f"{place} reads from {root[:200]!r}, which is not allowed: {why}. Nothing was read from there.",

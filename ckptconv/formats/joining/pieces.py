@@ -20,8 +20,8 @@ from ckptconv.formats.chunks import ChunkTile, Shape
 from ckptconv.formats.joining.layouts import Distribution, Mesh, MeshCut, unravelled
 from ckptconv.formats.joining.names import named
 from ckptconv.pickles.nodes import Composite, Opaque, class_of
-from ckptconv.tensors.geometry import MAX_BYTES, MAX_DIMS
 from ckptconv.tensors.lazy import LazyTensor, Stored, Tagged
+from ckptconv.tensors.strides import MAX_BYTES, MAX_DIMS
 from ckptconv.text import brief
 
 # The most ranks of a mesh, and the most pieces into which a strided placement cuts a dimension.
@@ -216,8 +216,8 @@ class Pieces:
             ranks = self._ranks(name, attrs["mesh"], attrs.get("_flatten_mesh_list"))
         else:
             every = self._ranks(name, attrs.get("_rank_map"), attrs.get("_flatten_rank_map"))
-            own = self.rank if self.said is None else self.said
-            shape, ranks = self._sliced(name, attrs.get("_layout"), every, own)
+            own_rank = self.rank if self.said is None else self.said
+            shape, ranks = self._sliced(name, attrs.get("_layout"), every, own_rank)
         names = attrs.get("_mesh_dim_names", attrs.get("mesh_dim_names"))
         named_dims = names if type(names) in (tuple, list) and len(names) == len(shape) else ()
         if math.prod(shape) != len(ranks) or not ranks:

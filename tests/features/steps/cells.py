@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ckptconv.features.steps.options import STEPS
+from typing import Any
+
+from ckptconv.features.steps.command import STEPS
 from ckptconv.options.table import COMMAND
 
 # Options of the command that no other has.
@@ -11,3 +13,7 @@ FLAGS = {"steps": ({name: option for name, option in STEPS.items() if name not i
 PRINTED = {"steps"}
 # A command that writes nothing.
 READING = {"steps"}
+# Of the option of conversions: its default, a value, and how that may be written. It says which checkpoint is read, and
+# knows no kind of output.
+ACCEPTED_VALUES: dict[str, tuple[Any, Any, list[Any]]] = {"last_good": (False, True, [True])}
+OF_INPUTS = {"last_good"}

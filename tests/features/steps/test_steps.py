@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,16 +12,15 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import ZERO, Run, ckptconv_here, done
-from dcp_checkpoints import checkpoint_of
 from effort import every
-from processes import calls
+from processes import calls, in_child
 from safetensors.torch import load_file, save_file
 from saved_steps import SAVERS, Saver, state_of
 from stores import PLACES, Served
 
+import ckptconv
+from ckptconv.features.steps.run import number_of, run_at
 from ckptconv.features.steps.survey import survey
-from ckptconv.formats.run_steps import number_of, run_at
-from ckptconv.formats.whole_steps import judged, newest_good
 from ckptconv.storage.location import Location
 
 
@@ -79,7 +78,21 @@ def test_convert_of_a_torn_run_says_which_step_is_the_last_good_one_and_last_goo
         done(ckptconv_here("convert", "--last-good", run, output))
         for key, tensor in load_file(output).items():
             assert torch.equal(tensor, state_of(20)[key.removeprefix("model.")]), name
-    ckptconv_here("convert", "--last-good", tmp_path / "dcp" / "step-10", output).refused(2, "has no steps")
+    ckptconv_here("convert", "--last-good", tmp_path / "trainer" / "checkpoint-10", output).refused(2, "has no steps")
+
+
+def test_last_good_takes_a_step_of_each_run_and_says_so_if_none_is_good(tmp_path: Path) -> None:
+    runs = [SAVERS["trainer"].run(tmp_path / name, 10, 20) for name in ("a", "b")]
+    os.truncate(runs[1] / "checkpoint-20" / "model.safetensors", 700)
+    done(ckptconv_here("convert", "--last-good", *runs, "--output-dir", tmp_path / "out"))
+    for name, number in (("a", 20), ("b", 10)):
+        for key, tensor in load_file(tmp_path / "out" / name / "model.safetensors").items():
+            assert torch.equal(tensor, state_of(number)[key])
+    report = ckptconv.convert(runs[1], tmp_path / "c.safetensors", last_good=True)
+    assert report.input == str(runs[1] / "checkpoint-10")
+    os.truncate(runs[1] / "checkpoint-10" / "model.safetensors", 700)
+    found = ckptconv_here("convert", "--last-good", runs[1], tmp_path / "d.safetensors")
+    found.refused(4, f"No step of {runs[1]} is good. Nothing was written.")
 
 
 def test_the_last_line_names_the_last_good_step_and_so_does_last_alone(tmp_path: Path) -> None:
@@ -137,17 +150,6 @@ def test_what_latest_does_not_name_yet_is_not_the_last_good_step(tmp_path: Path)
     lost = next((run / "global_step20").glob("*optim_states.pt"))
     lost.unlink()
     assert steps(run, "--last").out == f"{run}/global_step10\n"
-
-
-def test_a_step_of_the_names_and_sizes_of_another_is_not_opened_but_the_last_good_one_is(tmp_path: Path) -> None:
-    run = SAVERS["dcp"].run(tmp_path / "run", 11, 12, 13)
-    told = {step["name"]: step["like"] for step in steps(run, "--json").json["steps"]}
-    assert told == {"step-11": "step-13", "step-12": "step-13", "step-13": ""}
-    # Of the same size, and no metadata: whoever may be named as the last good one is looked into.
-    for number in (12, 13):
-        path = run / f"step-{number}" / ".metadata"
-        path.write_bytes(b"\x80\x04" + b"N" * (path.stat().st_size - 3) + b".")
-    assert steps(run, "--last").out == f"{run}/step-11\n"
 
 
 def test_files_named_by_step_are_steps_with_their_optimizers(tmp_path: Path) -> None:
@@ -233,12 +235,18 @@ def test_check_finds_what_changed_and_stats_what_is_not_finite(tmp_path: Path) -
     assert old["norm"] == pytest.approx(norm, rel=1e-6)
 
 
+@pytest.mark.parametrize("saver", SAVERS)
 @pytest.mark.parametrize("kind", PLACES)
-def test_a_run_on_a_store_is_what_it_is_here_and_takes_three_requests_a_step_at_most(kind: str, tmp_path: Path) -> None:
-    count = 12
-    run = SAVERS["dcp"].run(tmp_path / "run", *range(10, 10 + count))
-    (run / "step-19" / "__0_0.distcp").write_bytes(b"cut")
-    (run / f"step-{9 + count}" / ".metadata").unlink()
+def test_a_run_on_a_store_is_what_it_is_here_and_takes_three_requests_a_step_at_most(
+    kind: str, saver: str, tmp_path: Path
+) -> None:
+    # Three of them are opened, which takes up to thirteen each; the others are listed.
+    count = 20
+    name = SAVERS[saver].name
+    run = SAVERS[saver].run(tmp_path / "run", *range(10, 10 + count))
+    files = SAVERS[saver].save(run / name.format(9 + count), 9 + count)
+    (run / name.format(7 + count) / files[0]).write_bytes(b"cut")
+    (run / name.format(9 + count) / files[-1]).unlink()
     place = PLACES[kind]()
     url = place.put(run, "run")
     with place.link() if isinstance(place, Served) else nullcontext() as link:
@@ -247,8 +255,15 @@ def test_a_run_on_a_store_is_what_it_is_here_and_takes_three_requests_a_step_at_
         if link:
             asked = [f"{each.method} {each.path}" for each in link.asked]
             assert len(asked) <= 3 * count, asked
+            link.asked.clear()
+        ckptconv.convert(url, tmp_path / "out.safetensors", last_good=True, storage_options=through)
+        if link:
+            asked = [f"{each.method} {each.path}" for each in link.asked]
+            assert len(asked) <= 3 * count, asked
     here = survey(str(run))
-    assert there.last_good == f"{url}/step-{8 + count}"
+    assert there.last_good == f"{url}/{name.format(8 + count)}"
+    for key, tensor in load_file(tmp_path / "out.safetensors").items():
+        assert torch.equal(tensor, state_of(8 + count)[key.removeprefix("model.")])
     for far, near in zip(there.steps, here.steps, strict=True):
         assert (far.name, far.good, far.weights_bytes, far.bytes) == (
             near.name,
@@ -294,10 +309,92 @@ def test_a_directory_of_a_step_that_nothing_reads_is_not_good_and_no_error(tmp_p
     assert (empty["whole"], empty["why"]) == (False, "it has no files")
 
 
-def test_a_step_is_read_no_further_than_its_descriptions(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(checkpoint_of("hsdp_2x2"), run / "step-1")
-    found = newest_good(judged(run_at(Location(str(run)))))
-    assert found is not None
-    assert found.weights > 0
-    assert json.loads(steps(run, "--json").out)["steps"][0]["format"] == found.format
+HOSTILE_NAMES = [
+    "step-90\nlast good: step-90",
+    "step-91\x1b[2J",
+    "step-92\udcff",
+    f"step-{'9' * 200}",
+    "step-\u0661\u0662",
+    "step-93 ; rm -rf .",
+    "-step-94",
+]
+
+
+def test_names_of_steps_add_no_lines_and_no_other_paths(tmp_path: Path) -> None:
+    run = SAVERS["torch"].run(tmp_path / "run", 1, 2)
+    for name in HOSTILE_NAMES:
+        (run / name).mkdir()
+        (run / name / "model.pt").write_bytes(b"cut")
+    found = steps(run)
+    assert (found.code, len(found.out.splitlines())) == (4, 2 + 2 + len(HOSTILE_NAMES))
+    assert found.out.splitlines()[-1] == f"last good: {run}/step_2"
+    assert "\x1b" not in found.out
+    assert steps(run, "--last").out == f"{run}/step_2\n"
+
+
+def _pipes(step: Path) -> None:
+    for name in ("model.pt", "optim.pt"):
+        (step / name).unlink()
+        os.mkfifo(step / name)
+
+
+def _descriptions_that_are_pipes(step: Path) -> None:
+    for name in (".metadata", "metadata.pkl", "model.safetensors", "trainer_state.json", "x.virtual.json"):
+        os.mkfifo(step / name)
+
+
+def _links_out(step: Path) -> None:
+    for name in ("model.pt", "optim.pt"):
+        (step / name).unlink()
+        (step / name).symlink_to("/dev/zero")
+
+
+def _circle(step: Path) -> None:
+    (step / "model.pt").unlink()
+    (step / "model.pt").symlink_to("model.pt")
+
+
+def _deep(step: Path) -> None:
+    (step / Path(*["d"] * 100)).mkdir(parents=True)
+    (step / "model.pt").unlink()
+
+
+STRANGE = {
+    each.__name__.strip("_"): each for each in (_pipes, _descriptions_that_are_pipes, _links_out, _circle, _deep)
+}
+
+
+@every("strange", STRANGE)
+def test_strange_entries_of_a_step_are_not_waited_for_and_only_it_is_not_good(strange: str, tmp_path: Path) -> None:
+    run = SAVERS["torch"].run(tmp_path / "run", 1, 2, 3)
+    STRANGE[strange](run / "step_3")
+    for name in ("latest", "latest_checkpointed_iteration.txt"):
+        os.mkfifo(run / name)
+    found = steps(run, "--json")
+    assert found.json["last_good"] == str(run / "step_2")
+    assert found.code == 4
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="it takes another user")
+def test_what_another_user_keeps_private_is_told_and_not_good() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        place = Path(name)
+        place.chmod(0o755)
+        (place / "private").mkdir(mode=0o700)
+        run = SAVERS["torch"].run(place / "run", 1, 2, 3, 4)
+        (run / "step_3").chmod(0o700)
+        (run / "step_4" / "model.pt").chmod(0o600)
+        (run / "link").symlink_to(place / "private" / "step_5")
+        (run / "notes").mkdir(mode=0o700)
+        steps(run)
+
+        def asked() -> None:
+            os.seteuid(65534)
+            found = steps(run, "--json")
+            assert found.json["last_good"] == str(run / "step_2")
+            told = {step["name"]: (step["whole"], step["why"]) for step in found.json["steps"]}
+            assert [told[f"step_{number}"][0] for number in (1, 2, 3, 4)] == [True, True, None, None]
+            assert "step_3 cannot be listed" in told["step_3"][1]
+            assert "model.pt cannot be read" in told["step_4"][1]
+
+        assert in_child(asked) == 0

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from effort import every
 from processes import before_call, in_child, moments
 from safetensors.torch import load_file
 from saved_steps import SAVERS, state_of
+from stores import in_memory
 
 import ckptconv
 from ckptconv.errors import CkptconvError, UnsafeError
@@ -41,6 +43,11 @@ def names(run: Path) -> set[str]:
 
 def files(run: Path) -> dict[str, bytes]:
     return {str(path.relative_to(run)): path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+def steps_of(run: Path) -> list[dict[str, Any]]:
+    steps: list[dict[str, Any]] = json.loads(ckptconv_here("steps", run, "--json").out)["steps"]
+    return steps
 
 
 def plan(run: Path, **options: Any) -> tuple[Thinning, dict[str, Any]]:
@@ -173,12 +180,30 @@ def test_a_policy_that_keeps_nothing_and_words_that_make_no_sense_are_refused(ru
     assert len(names(run)) == 4
 
 
-def test_steps_of_files_go_with_all_of_their_files(tmp_path: Path) -> None:
+def test_steps_of_files_go_with_all_of_their_files_and_nothing_less_of_them_is_kept(tmp_path: Path) -> None:
     for number in (1, 2, 3):
         torch.save(state_of(number), tmp_path / f"model_{number}.pt")
         torch.save({"state": {}, "param_groups": []}, tmp_path / f"optim_{number}.pt")
+    for options in (("--drop", "optimizer"), ("--as", "bf16"), ("--as", "delta")):
+        before = files(tmp_path)
+        found = done(thin(tmp_path, "--keep-last", 1, *options, "--yes"))
+        assert "Steps that are files stay as they are (2 here)" in found.err
+        assert files(tmp_path) == before
     done(thin(tmp_path, "--keep-last", 1, "--yes"))
     assert names(tmp_path) == {"model_3.pt", "optim_3.pt"}
+
+
+def test_a_run_on_a_store_is_planned_and_not_thinned(run: Path) -> None:
+    place = in_memory()
+    url = place.put(run, "run")
+    before = place.contents()
+    found = json.loads(done(ckptconv_here("thin", url, "--keep-last", 1, "--age", 0, "--json")).out)
+    assert [step["action"] for step in found["steps"]] == ["remove", "remove", "remove", "keep"]
+    refused = ckptconv_here("thin", url, "--keep-last", 1, "--age", 0, "--yes")
+    refused.refused(
+        5, "is on a store, where a step cannot be removed in one piece: thin removes steps of local runs only"
+    )
+    assert place.contents() == before
 
 
 # ------------------------------------------------------------------------------------------------- less of a step
@@ -211,6 +236,7 @@ def test_a_step_becomes_a_delta_of_one_that_stays_and_that_one_stays_from_then_o
         tree["b.weight"][number] += 1
         torch.save(tree, run / f"step_{number}" / "model.pt")
     weights = {number: torch.load(run / f"step_{number}" / "model.pt") for number in (1, 2, 3)}
+    when = (run / "step_3" / "model.pt").stat().st_mtime_ns
     done(thin(run, "--keep-last", 1, "--as", "delta", "--yes"))
     assert names(run) == {"step_1", "step_2", "step_3"}
     for number in (1, 2):
@@ -219,6 +245,18 @@ def test_a_step_becomes_a_delta_of_one_that_stays_and_that_one_stays_from_then_o
         done(ckptconv_here("convert", step / "model.virtual.json", tmp_path / f"{number}.safetensors"))
         for name, tensor in load_file(tmp_path / f"{number}.safetensors").items():
             assert torch.equal(tensor, weights[number][name])
+    # A run that is moved has all that its deltas are made of.
+    run = run.rename(tmp_path / "moved")
+    for number in (1, 2):
+        done(ckptconv_here("diff", run / f"step_{number}", tmp_path / f"{number}.safetensors"))
+        # Its name is that in the run, and not that of where it was made.
+        assert AREA not in (run / f"step_{number}" / "model.virtual.json").read_text()
+    # What a delta is made of stays even where the delta cannot be read.
+    os.utime(run / "step_3" / "model.pt", (1e9, 1e9))
+    found = json.loads(done(thin(run, "--keep-last", 1, "--json")).out)
+    assert [step["good"] for step in steps_of(run)] == [False, False, True]
+    assert "other steps are made of it" in found["steps"][2]["why"]
+    os.utime(run / "step_3" / "model.pt", ns=(when, when))
     SAVERS["torch"].run(run, 4)
     found = json.loads(done(thin(run, "--keep-last", 1, "--json", "--yes")).out)
     assert found["steps"][2]["why"] == ["other steps are made of it"]
@@ -244,6 +282,7 @@ def test_a_step_of_which_less_cannot_be_made_stays_as_it_was(run: Path, monkeypa
 WAYS: Mapping[str, dict[str, Any]] = {
     "removed": {"keep_last": 2},
     "less": {"keep_last": 2, "as_": "bf16"},
+    **({"delta": {"keep_last": 2, "as_": "delta"}} if hasattr(ckptconv, "patch") and DESCRIBING else {}),
 }
 
 
@@ -273,7 +312,7 @@ def test_a_killed_run_leaves_each_step_as_it_was_or_as_it_was_to_be_and_the_next
             found = files(run / name) if (run / name).exists() else None
             assert found is None or _alike(found) in (_alike(content), _alike(to_be.get(name, {}))), (at, name)
             assert (run / name).exists() or name not in to_be, (at, name)
-        done(thin(run, "--keep-last", 2, *(("--as", "bf16") if way == "less" else ()), "--yes"))
+        done(thin(run, "--keep-last", 2, *(("--as", WAYS[way]["as_"]) if "as_" in WAYS[way] else ()), "--yes"))
         assert names(run) == set(to_be), at
         for name, content in to_be.items():
             assert _alike(files(run / name)) == _alike(content), (at, name)
@@ -361,6 +400,28 @@ def test_an_area_of_somebody_else_is_not_used(run: Path) -> None:
     (run / AREA).chmod(0o777)
     thin(run, "--keep-last", 1, "--yes").refused(1, "blocks the output:")
     assert len(names(run)) == 5
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="it takes another user")
+def test_a_step_of_another_user_in_a_run_of_ones_own_is_left_alone() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        place = Path(name)
+        place.chmod(0o755)
+        run = SAVER.run(place / "run", 100, 200, 300)
+        for path in run.glob("*/*"):
+            path.chmod(0o644)
+        thin(run, "--keep-last", 1)
+        for path in (run, run / "checkpoint-100", run / "checkpoint-300"):
+            os.chown(path, 65534, 65534)
+        before = files(run)
+
+        def asked() -> None:
+            os.setegid(65534)
+            os.seteuid(65534)
+            thin(run, "--keep-last", 1, "--yes").refused(1, "checkpoint-200 could not be thinned")
+
+        assert in_child(asked) == 0
+        assert files(run) == {path: data for path, data in before.items() if path[11] in "23"}
 
 
 def test_two_runs_do_not_work_at_once(run: Path) -> None:

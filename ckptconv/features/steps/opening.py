@@ -1,0 +1,41 @@
+"""The last good step of a run in the place of the run: what `--last-good` opens, and advice where a run is torn."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+from ckptconv.errors import CkptconvError, CorruptError
+from ckptconv.features.steps.run import run_at
+from ckptconv.features.steps.whole import Judged, Reading, judged, newest_good
+from ckptconv.storage.location import Location
+from ckptconv.storage.paths import normalize
+from ckptconv.storage.stores import pinned
+
+
+def placed(path: str, asked: Mapping[str, Any], reaching: Mapping[str, Any]) -> str:
+    """Return the path of the weights of the last good step of the run at `path`. Raise UsageError if it has no steps,
+    CorruptError if none is good."""
+    last = newest_good(_judged_at(path, reaching))
+    if last is None:
+        raise CorruptError(f"No step of {path} is good.", f"`ckptconv steps {path}` says why.")
+    return last.path
+
+
+def advise(error: CkptconvError, path: str, options: Mapping[str, Any]) -> None:
+    """Add to the error of converting the run at `path` which step is the last good one, if the newest is not."""
+    if options.get("last_good"):
+        return
+    with contextlib.suppress(CkptconvError):
+        steps = _judged_at(path, options)
+        last = newest_good(steps)
+        if last is not None and last is not steps[-1]:
+            good = f"The last good step of the run is {last.step.path}: --last-good takes it."
+            error.hint = f"{good} {error.hint}".rstrip()
+
+
+def _judged_at(path: str, reaching: Mapping[str, Any]) -> list[Judged]:
+    stores = dict(reaching.get("storage_options") or {})
+    place = Location(pinned(normalize(path), stores), stores)
+    return judged(run_at(place), Reading(stores, reaching.get("inert", False)))

@@ -1,0 +1,12 @@
+"""What single formats know of the steps of a run: a line each, with the name of a module, which is imported when its
+turn comes.
+"""
+
+from __future__ import annotations
+
+# Files that describe a step, by name, and the modules that tell by one whether all bytes are there. There,
+# `extent_of(place)` returns the bytes of the weights, and of the optimizer's states, in or below a directory; it raises
+# CorruptError if some are missing. `CALLED` is the name of the format.
+EXTENTS: dict[str, str] = {
+    ".metadata": "ckptconv.features.dcp.extent",
+}

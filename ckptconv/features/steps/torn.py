@@ -1,0 +1,73 @@
+"""Tells whether a local file of a step is cut short, by how files of its kind end.
+
+No file is opened as a checkpoint here: its size, its first bytes and its last ones are looked at.
+"""
+
+from __future__ import annotations
+
+import json
+
+from ckptconv.features.steps.registered import EXTENTS
+from ckptconv.features.steps.run import Step
+from ckptconv.formats import safetensors
+from ckptconv.formats.model_files import MAX_HEADER, SUFFIX
+from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
+from ckptconv.storage import LOCAL_SIGNATURE
+from ckptconv.storage.location import Location
+from ckptconv.storage.paths import is_remote
+from ckptconv.storage.zip_directory import TAIL, ends_there, find_end
+
+# Ends of the names of files that are looked at, beside descriptions; and the most bytes of a JSON file that are parsed.
+_LOOKED_AT, _MOST_JSON = (*TORCH_SUFFIXES, ".pkl", ".pickle", SUFFIX, ".json"), 64 << 20
+
+
+def torn_file(step: Step, in_full: bool) -> str:
+    """Say which local file of a step is cut short, by how such files end; "" if none is. With `in_full`, headers of
+    safetensors are read whole."""
+    if is_remote(step.place.path):
+        return ""
+    for path, entry in step.files.items():
+        if entry.kind == "missing":
+            return f"{path} is not there any more"
+        name = path.rpartition("/")[2]
+        if entry.kind != "file" or not (name.endswith(_LOOKED_AT) or name in EXTENTS):
+            continue
+        place = step.at(path)
+        why = _torn(place, name)
+        if why:
+            return f"{path} {why}"
+        if in_full and name.endswith(SUFFIX):
+            safetensors.header_of(place)
+    return ""
+
+
+def _torn(place: Location, name: str) -> str:
+    size = place.file.size if place.file else 0
+    if not size:
+        return "is empty"
+    with place.open_reader() as reader:
+        if name.endswith(".json"):
+            return _torn_json(reader.read_at(0, size)) if size <= _MOST_JSON else ""
+        head = reader.read_at(0, min(size, 8))
+        if name.endswith(SUFFIX):
+            length = int.from_bytes(head, "little")
+            return "" if len(head) == 8 and 2 <= length <= min(size - 8, MAX_HEADER) else "ends within its header"
+        if head.startswith(LOCAL_SIGNATURE):
+            for most in (22, TAIL):
+                tail = reader.read_at(max(size - most, 0), min(size, most))
+                if ends_there(tail, find_end(tail)):
+                    return ""
+            return "is a zip archive without its end"
+        if name in EXTENTS or (head[:1] == b"\x80" and not name.endswith(TORCH_SUFFIXES)):
+            return "" if reader.read_at(size - 1, 1) == b"." else "is a pickle without its end"
+        return "" if head.strip(b"\0") else "begins with zeros only"
+
+
+def _torn_json(data: bytes) -> str:
+    try:
+        json.loads(data)
+    except RecursionError:
+        return ""
+    except ValueError:
+        return "is no JSON to its end"
+    return ""
