@@ -513,6 +513,18 @@ def test_autorounds_modules_are_what_their_names_or_expressions_say(tmp_path: Pa
         assert repr(expression) in refused(source, tmp_path)
 
 
+def test_model_optimizer_has_a_one_after_each_side_of_its_blocks(tmp_path: Path) -> None:
+    weight, scale = codes(160, 200), torch.rand(2, 2) + 0.5
+    words = {"quant_method": "modelopt", "quant_algo": "fp8_pb_wo"}
+    tensors = {"w.weight": weight, "w.weight_scale": scale[:, None, :, None].clone()}
+    made = weights(model_directory(tmp_path / "in", tensors, words), tmp_path / "good")
+    spread = scale.repeat_interleave(128, 0)[:160].repeat_interleave(128, 1)[:, :200]
+    assert bits(made) == bits({"w.weight": (weight.float() * spread).bfloat16()})
+    assert "'w.weight'" in refused(
+        model_directory(tmp_path / "in", {**tensors, "w.weight_scale": scale.T[None, None]}, words), tmp_path
+    )
+
+
 def test_the_8_bits_of_bitsandbytes_are_multiplied_by_a_127th(tmp_path: Path) -> None:
     integers, scale = torch.arange(-127, 128, dtype=torch.int8).reshape(5, 51), torch.rand(5) + 0.5
     tensors = {"w.weight": integers, "w.SCB": scale, "w.weight_format": torch.tensor(0, dtype=torch.uint8)}
@@ -532,9 +544,10 @@ def hqq(matrix: torch.Tensor, axis: int, shape: Sequence[int], bits: int, dtype:
     for number, each in enumerate(filled.chunk(many)):
         words |= each << bits * (many - 1 - number)
     numbers = {"nbits": bits, "group_size": columns if axis else rows, "shape": [*shape], "axis": axis}
-    texts = {"packing": f"{bits}bit_{'32' if bits == 3 else 'u8'}", "view_as_float": "False", "quant_zero": "False"}
-    parts = {name: torch.tensor(value) for name, value in numbers.items()}
-    parts |= {name: torch.tensor([*text.encode()], dtype=torch.uint8) for name, text in texts.items()}
+    parts = {name: torch.tensor(value, dtype=torch.int32) for name, value in numbers.items()}
+    text = f"{bits}bit_{'32' if bits == 3 else 'u8'}"
+    parts["packing"] = torch.tensor([*text.encode()], dtype=torch.uint8)
+    parts |= {name: torch.tensor(0, dtype=torch.uint8) for name in ("view_as_float", "quant_zero", "offload_meta")}
     random = torch.Generator().manual_seed(bits)
     scale, zero = (torch.rand(counts, generator=random, dtype=torch.float64).to(dtype) * size for size in (0.1, 9))
     return {"W_q": words.to(word), "scale": scale, "zero": zero, **parts}
@@ -559,7 +572,7 @@ def test_hqq_subtracts_floats_and_stores_rows_far_apart_in_one_word(axis: int, t
     name = next(name for name in tensors if name.endswith("m4.axis"))
     for change in (
         *({name: torch.tensor(axis)} for axis in (1 - axis, 2, -1)),
-        {name.replace("axis", "quant_zero"): torch.tensor([*b"True"], dtype=torch.uint8)},
+        {name.replace("axis", "quant_zero"): torch.tensor(1, dtype=torch.uint8)},
         {name.replace("axis", "group_size"): torch.tensor(0)},
         {name.replace("axis", "nbits"): torch.tensor(2)},
         {name.replace("axis", "packing"): torch.tensor([*b"4bit_32"], dtype=torch.uint8)},
