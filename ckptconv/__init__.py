@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ckptconv.features.inspect.inspecting import inspect
     from ckptconv.features.inspect.summary import Summary
     from ckptconv.features.merge.merging import merge
+    from ckptconv.features.parts.finish import finish
     from ckptconv.features.rows.check import check as check_rows
     from ckptconv.features.rows.pack import pack as pack_rows
     from ckptconv.features.rows.split import split as split_rows
@@ -60,15 +61,14 @@ if TYPE_CHECKING:
         VerifyOptions,
     )
     from ckptconv.options.table import Options
-    from ckptconv.publish.finish import finish
     from ckptconv.result import Report
     from ckptconv.structure.keymap import flatten, unflatten
     from ckptconv.verification.report import Verification
     from ckptconv.verification.verify import verify
     from ckptconv.version import __version__
 
-# Where each public name lives; imported when first used, so that `import ckptconv` costs next to nothing. No module has
-# the name of a function: the import system would put the one in the place of the other.
+# The module of each public name; imported when first used, so that `import ckptconv` costs next to nothing. No module
+# has the name of a function: the import system would replace the function with the module.
 _HOMES = {
     "AverageOptions": ("options.keywords", "AverageOptions"),
     "Change": ("features.diff.changes", "Change"),
@@ -114,7 +114,7 @@ _HOMES = {
     "check_rows": ("features.rows.check", "check"),
     "convert": ("conversion", "convert"),
     "diff": ("features.diff.comparing", "diff"),
-    "finish": ("publish.finish", "finish"),
+    "finish": ("features.parts.finish", "finish"),
     "flatten": ("structure.keymap", "flatten"),
     "inspect": ("features.inspect.inspecting", "inspect"),
     "load_state_dict": ("library.loading", "load_state_dict"),

@@ -20,10 +20,10 @@ from ckptconv.outputs.kinds import CHECKPOINTS, NAMED, check_options
 from ckptconv.outputs.planning import Output, planned
 from ckptconv.outputs.targets import (
     Target,
-    beside,
     check_spool,
     default_output,
     named_outputs,
+    nearest_directory,
     of_part,
     suffix_of,
     targets_of,
@@ -94,7 +94,7 @@ def convert(
     check_options([target.kind for target in targets] or [NAMED[chosen.to or "safetensors"][-1]], chosen)
     wanted = chosen.spool_dir
     check_spool(wanted)
-    chosen = chosen.replaced(spool_dir=wanted or beside(targets))
+    chosen = chosen.replaced(spool_dir=wanted or nearest_directory(targets))
     with contextlib.ExitStack() as stack:
         # A million small objects live until the end: collecting garbage among them takes longer than making them.
         with no_garbage():
@@ -109,7 +109,7 @@ def convert(
                 beside_it = Proposed(beside_it, f"Name it: INPUT {shlex.quote(beside_it)}, or give --overwrite.")
                 named, chosen = named_outputs(beside_it, chosen)
                 targets = targets_of(named, chosen)
-                chosen = chosen.replaced(spool_dir=chosen.spool_dir or beside(targets))
+                chosen = chosen.replaced(spool_dir=chosen.spool_dir or nearest_directory(targets))
             if chosen.to in CHECKPOINTS:
                 targets, chosen = _like(sources[0], targets, chosen)
             work = [(kept_apart(one, target.path), target) for one, target in _work(sources, targets, chosen)]
@@ -150,12 +150,13 @@ def _verifier(work: Sequence[tuple[Source, Target]], options: Options) -> Verifi
 
 def _like(source: Source, targets: list[Target], options: Options) -> tuple[list[Target], Options]:
     """Return the targets with the layout of the checkpoint that they are to be like, and the options with its keys."""
-    if not options.like:
+    like = options.fitting().get("like")
+    if not like:
         return targets, options
     from ckptconv.formats.dcp.layout import read_layout
     from ckptconv.outputs.dcp import fitted
 
-    layout = read_layout(Location(normalize(options.like), dict(options.storage_options)))
+    layout = read_layout(Location(normalize(like), dict(options.storage_options)))
     return [target._replace(layout=layout) for target in targets], fitted(options, layout, source)
 
 
@@ -165,7 +166,8 @@ def _work(sources: list[Source], targets: Sequence[Target], options: Options) ->
     parts = {source.component.partition("/")[0] for source in sources if source.component}
     for number, source in enumerate(sources):
         for target in targets:
-            taken, goal = source, of_part(target, source, options)
+            bare = source._replace(companions={}, config=None) if source.is_model else source
+            taken, goal = bare, of_part(target, source, options)
             if target.holds == "weights":
                 taken, goal = accompanied(source, goal, options, parts)
                 sources[number] = taken

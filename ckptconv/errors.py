@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any, ClassVar
 
-# What a call that writes leaves untouched when it fails before it begins an output, and until it publishes one.
+# The sentences of a call that writes if it fails before it begins an output, and before it publishes one.
 UNWRITTEN, UNPUBLISHED = "Nothing was written.", "No output was published."
-# What to do about a file that is not as it was written.
+# Advice about a file that is not as it was written.
 AGAIN = "Copy or download it again."
 
 
@@ -48,7 +48,7 @@ class CkptconvError(Exception):
     exit_code: int = 1
     kind: ClassVar[str] = "failed"
     # Whether the message says what was left untouched, or must not.
-    _told = False
+    _noted = False
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message, hint)
@@ -71,16 +71,16 @@ def _remade(kind: type[CkptconvError], arguments: tuple[Any, ...]) -> CkptconvEr
 
 @contextlib.contextmanager
 def leaving(untouched: str) -> Iterator[None]:
-    """Add to the message of an error of the block, or of the function that this decorates, what it leaves `untouched`;
-    "" for nothing that is known. What is nearest to the error decides. A signal says it itself."""
+    """Add the sentence `untouched` to the message of an error of the block, or of the function that this decorates; ""
+    if nothing is known. The innermost block decides. The error of a signal has the sentence already."""
     try:
         yield
     except StoppedError:
         raise
     except CkptconvError as error:
-        if untouched and not error._told and not any(said in error.message for said in ("Nothing was ", UNPUBLISHED)):
+        if untouched and not error._noted and not any(part in error.message for part in ("Nothing was ", UNPUBLISHED)):
             error.message += f" {untouched}"
-        error._told = True
+        error._noted = True
         raise
 
 

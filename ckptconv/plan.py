@@ -82,7 +82,7 @@ class Copied(NamedTuple):
 
 
 class Input(NamedTuple):
-    """A file that was read, as an entry of `Source.inputs`: where it is, and what tells its content from others."""
+    """A file that was read, as an entry of `Source.inputs`: the file, and the identity of its content."""
 
     file: File
     content: Hashable
@@ -160,18 +160,18 @@ def identify(files: Iterable[FilePlan], inputs: Mapping[str, Hashable], settings
     return digest.hexdigest()[:16]
 
 
-def content_of(found: Hashable) -> Hashable:
-    """Return what identifies the content of an entry of `Source.inputs`; those of other packages are that alone."""
-    return found.content if isinstance(found, Input) else found
+def content_of(entry: Hashable) -> Hashable:
+    """Return the identity of the content of an entry of `Source.inputs`; entries of other packages are it alone."""
+    return entry.content if isinstance(entry, Input) else entry
 
 
-def identity(found: Hashable) -> dict[str, Any]:
-    """Return an entry of `Source.inputs` for a manifest: the size, and a hash of all that identifies the content."""
+def identity(content: Hashable) -> dict[str, Any]:
+    """Return an entry of `Source.inputs` for a manifest: the size, and a hash of the content's identity."""
     import hashlib
 
-    found = content_of(found)
-    size = found[0] if isinstance(found, tuple) and found and isinstance(found[0], int) else None
-    return {"size": size, "identity": hashlib.sha256(repr(found).encode()).hexdigest()[:16]}
+    content = content_of(content)
+    size = content[0] if isinstance(content, tuple) and content and isinstance(content[0], int) else None
+    return {"size": size, "identity": hashlib.sha256(repr(content).encode()).hexdigest()[:16]}
 
 
 def pack(sizes: Mapping[str, int], tied: Mapping[str, str], limit: int | None) -> list[list[str]]:
@@ -205,7 +205,7 @@ def pack(sizes: Mapping[str, int], tied: Mapping[str, str], limit: int | None) -
     return [*groups, current] if current or not groups else groups
 
 
-# What stands between stem and suffix of a shard's name, as a regular expression: its number, and how many there are.
+# The part between stem and suffix of a shard's name, as a regular expression: its number, and the number of shards.
 # `shard_names` writes five digits or as many as it takes; others more, as in model-00001-of-000163.safetensors.
 NUMBERED = r"-(?P<number>\d{5,6})-of-(?P<of>\d{5,6})"
 

@@ -35,7 +35,7 @@ def no_garbage() -> Iterator[None]:
 def settled() -> Iterator[None]:
     """Collect garbage, but not among the objects that exist already. Objects that the caller has frozen stay so."""
     with _Settled.lock:
-        # Asked once, by whoever comes first: the frozen objects are counted one by one, some ms for each million.
+        # Only the first caller asks: the frozen objects are counted one by one, some ms for each million.
         if not _Settled.within and gc.get_freeze_count() == 0:
             gc.freeze()
             _Settled.ours = True
@@ -51,7 +51,7 @@ def settled() -> Iterator[None]:
 
 
 class _Settled:
-    """How many are within `settled`, in all threads, and whether what is frozen was frozen there."""
+    """The number of callers within `settled`, in all threads, and whether `settled` has frozen the objects."""
 
     lock, within, ours = threading.Lock(), 0, False
 
@@ -74,7 +74,7 @@ def reuse_memory() -> None:
 
 
 def _share_pool(mapped: int, kept: int) -> None:
-    """Have all threads share a pool of memory; allocations of `mapped` bytes or more, and what is free beyond `kept`
+    """Have all threads share a pool of memory; allocations of `mapped` bytes or more, and free memory beyond `kept`
     bytes at its end, are given back."""
     with contextlib.suppress(Exception):
         import ctypes
@@ -93,22 +93,22 @@ _LARGEST_REUSED, _MOST_KEPT = 1 << 21, 1 << 23
 
 
 class _Known:
-    """What is known of this process: whether it is our own, and not that of a program that uses the library; and the
-    most memory, in bytes, that processes which it forked have held beside it."""
+    """Facts of this process: whether it is our own, and not that of a program that uses the library; and the most
+    memory, in bytes, that processes which it forked have held in addition."""
 
     ours = False
-    beside = 0
+    forked = 0
 
 
 def make_ours() -> None:
-    """Say that this process is our own: it does nothing but what ckptconv does."""
+    """Declare this process our own: it does nothing but the work of ckptconv."""
     _Known.ours = True
     # Imports make many objects, of which hardly any is garbage.
     gc.set_threshold(_MADE)
 
 
 def leave_garbage() -> None:
-    """Have the interpreter free what is left without a search for garbage, as a process of our own ends."""
+    """Have the interpreter free the remaining objects without a search for garbage, as a process of our own ends."""
     gc.freeze()
 
 
@@ -124,21 +124,21 @@ def peak_rss() -> int:
     Read from /proc, because the value of getrusage survives fork and exec, and so may be the parent's.
     """
     peak = _kilobytes("status").get("VmHWM", 0) << 10
-    return peak + _Known.beside if peak else 0
+    return peak + _Known.forked if peak else 0
 
 
-def held_beside(memory: int) -> None:
+def note_forked(memory: int) -> None:
     """Note that forked processes have together held `memory` bytes of their own."""
-    _Known.beside = max(_Known.beside, memory)
+    _Known.forked = max(_Known.forked, memory)
 
 
 def own_memory() -> int:
     """Return the most memory that this process, which was forked, has held and does not share with others, in bytes."""
     status, mapped = _kilobytes("status"), _kilobytes("smaps_rollup")
-    # What was given back since is nobody else's either.
-    held = status.get("VmRSS", 0)
-    own = mapped["Private_Clean"] + mapped["Private_Dirty"] if "Private_Dirty" in mapped else held
-    return own + status.get("VmHWM", held) - held << 10
+    # Memory that was given back since was not shared either.
+    resident = status.get("VmRSS", 0)
+    private = mapped["Private_Clean"] + mapped["Private_Dirty"] if "Private_Dirty" in mapped else resident
+    return private + status.get("VmHWM", resident) - resident << 10
 
 
 def _kilobytes(name: str) -> dict[str, int]:
@@ -155,7 +155,7 @@ class EndedError(Exception):
 
 
 class _Heard(threading.local):
-    """What says to the work of this thread that it is to end."""
+    """The signal to the work of this thread that it is to end."""
 
     stop: threading.Event | None = None
 
@@ -169,7 +169,7 @@ def heed(stop: threading.Event) -> None:
 
 
 def go_on() -> None:
-    """Raise EndedError if the work of this thread is to end: what computes for long asks this once in a while."""
+    """Raise EndedError if the work of this thread is to end: long computations call this once in a while."""
     if _heard.stop is not None and _heard.stop.is_set():
         raise EndedError
 

@@ -1,4 +1,4 @@
-"""What a conversion gives back: its report."""
+"""The report of a conversion."""
 
 from __future__ import annotations
 
@@ -163,6 +163,9 @@ class Report(Shown):
 
     deltas: list[str] = field(default_factory=list)
     """The deltas that were applied, in order."""
+
+    configuration: dict[str, list[str]] = field(default_factory=dict)
+    """What --layers and the like changed in config.json: {key: [old value, new value]}, both as JSON."""
 
     made_of: dict[str, list[str]] = field(default_factory=dict)
     """In a dry run with a map: the tensors of which each is made."""

@@ -25,22 +25,9 @@ _DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _BINARY = {letter: 1 << (10 * power) for power, letter in enumerate(("", "K", "M", "G", "T", "P"))}
 _SIZE = re.compile(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([kmgtp]?)(i?)(b?)\s*", re.IGNORECASE)
 
-# Where batch systems say which of how many a process is: its number, the lowest number there is, and how many there
-# are. Of each the first that is set counts.
-_SYSTEMS: tuple[tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]], ...] = (
-    ("a Slurm array", ("SLURM_ARRAY_TASK_ID",), ("SLURM_ARRAY_TASK_MIN",), ("SLURM_ARRAY_TASK_COUNT",)),
-    ("torchrun", ("RANK",), (), ("WORLD_SIZE",)),
-    (
-        "a Kubernetes indexed job",
-        ("JOB_COMPLETION_INDEX",),
-        (),
-        ("JOB_COMPLETIONS", "COMPLETIONS", "JOB_PARALLELISM", "PARALLELISM"),
-    ),
-)
 
-
-def _whole(value: Any) -> int | None:
-    """`value` as a plain int if it is an integer of any type; True and False are none."""
+def whole(value: Any) -> int | None:
+    """Return `value` as a plain int if it is an integer of any type; None for others, and for True and False."""
     try:
         return None if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -49,7 +36,7 @@ def _whole(value: Any) -> int | None:
 
 def parse_size(value: Any, option: str) -> int:
     """The number of bytes that `value`, text or an integer, says. Raises UsageError, naming `option`, if none."""
-    size = _whole(value) or 0
+    size = whole(value) or 0
     match = _SIZE.fullmatch(value) if isinstance(value, str) else None
     if match:
         number, letter, binary, _ = match.groups()
@@ -65,64 +52,10 @@ def parse_count(value: Any, option: str, least: int, most: int) -> int:
     """The number from `least` to `most` that `value`, text or an integer, is. Raises UsageError, naming `option`, if
     it is none."""
     is_number = isinstance(value, str) and value.isdecimal() and len(value) < 20
-    count = int(value) if is_number else _whole(value)
+    count = int(value) if is_number else whole(value)
     if count is not None and least <= count <= most:
         return count
     raise UsageError(f"{option} {brief(value)} is not a number from {least} to {most}.")
-
-
-def parse_part(value: Any, option: str, environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
-    """The part that `value` names: "I/N", (I, N), or "auto" for what a batch system has put into the environment.
-
-    Raises UsageError, naming `option`, if it names none.
-    """
-    if isinstance(value, str) and value == "auto":
-        return _part_of_system(option, environment)
-    shown = value if isinstance(value, str) else brief(value)
-    if isinstance(value, str):
-        match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", value)
-        value = tuple(map(int, match.groups())) if match else ()
-    numbers = [_whole(each) for each in value] if isinstance(value, (tuple, list)) else []
-    number, count = numbers if len(numbers) == 2 else (None, None)
-    if number is None or count is None:
-        raise UsageError(f"{option} {shown}: expected I/N, such as 0/4, or auto.")
-    return _checked_part(number, count, f"{option} {shown}")
-
-
-def _part_of_system(option: str, environment: Mapping[str, str]) -> tuple[int, int]:
-    for system, numbers, lowest, counts in _SYSTEMS:
-        number = _first(option, environment, numbers)
-        if number is None:
-            continue
-        count = _first(option, environment, counts)
-        if count is None:
-            raise UsageError(
-                f"{option} auto: {numbers[0]} is set, as in {system}, but {' or '.join(counts)} is not.",
-                f"Set it to the number of parts, or give {option} I/N.",
-            )
-        lowest_number = _first(option, environment, lowest) or 0
-        return _checked_part(number - lowest_number, count, f"{option} auto, from {numbers[0]}")
-    names = ", ".join(f"{numbers[0]} ({system})" for system, numbers, _, _ in _SYSTEMS)
-    raise UsageError(f"{option} auto: none of these is set: {names}.", f"Give {option} I/N.")
-
-
-def _first(option: str, environment: Mapping[str, str], names: tuple[str, ...]) -> int | None:
-    for name in names:
-        value = environment.get(name)
-        if value:
-            if not re.fullmatch(r"\d{1,9}", value):
-                raise UsageError(f"{option} auto: {name} is {value!r}, where a number was expected.")
-            return int(value)
-    return None
-
-
-def _checked_part(number: int, count: int, where: str) -> tuple[int, int]:
-    if not 0 <= number < count:
-        raise UsageError(
-            f"{where}: part {number} of {count} does not exist.",
-            f"Parts are numbered from 0: 0/{count} to {count - 1}/{count}." if count > 0 else "",
-        )
-    return number, count
 
 
 def format_size(count: float) -> str:
@@ -141,9 +74,9 @@ def format_time(seconds: float) -> str:
     whole = round(seconds)
     if whole < 120:
         return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
+    minutes, remainder = divmod(whole, 60)
     if minutes < 120:
-        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+        return f"{minutes} min {remainder} s" if remainder else f"{minutes} min"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if minutes else f"{hours} h"
 
@@ -173,7 +106,7 @@ def some(items: Collection[_Item], most: int = 5, form: Callable[[_Item], str] =
     return f"{few} and {len(items) - most} more" if len(items) > most else few
 
 
-# How many elements of a tuple or list are shown.
+# Elements of a tuple or list that are shown.
 _SHOWN = 8
 
 
@@ -182,7 +115,7 @@ _HUB = ("hf.co", "huggingface.co", "www.huggingface.co")
 
 
 class Proposed(str):
-    """A path to write to that nobody typed as OUTPUT. `hint` says how to have a file replaced that is there."""
+    """A path to write to that the user did not type as OUTPUT. `hint` says how to have a present file replaced."""
 
     hint: str
 
@@ -201,17 +134,17 @@ class LastWord(Proposed):
 
 def parse_path(value: object, called: str = "") -> str:
     """Return a path or URL as text: a file:// URL as the local path that it names, hf.co/org/model without a scheme as
-    hf://org/model unless there is such a path. Raise UsageError, which names it `called`, for what is none."""
+    hf://org/model unless there is such a path. Raise UsageError, which names it `called`, for any other value."""
     path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
     if not isinstance(path, str):
         raise UsageError(f"{called} {brief(value)} is not a path.".lstrip())
     if "\0" in path:
         raise UsageError(f"{called} {brief(path)} is not a path: names cannot contain a NUL character.".lstrip())
-    host, slash, rest = path.partition("/")
+    host, slash, after = path.partition("/")
     if slash and host in _HUB and not os.path.lexists(path):
         # The address of a page about a file is refused as such.
         local = (
-            f"https://{path}" if any(f"/{word}/" in rest for word in ("tree", "blob", "resolve")) else f"hf://{rest}"
+            f"https://{path}" if any(f"/{word}/" in after for word in ("tree", "blob", "resolve")) else f"hf://{after}"
         )
     else:
         local = path.removeprefix("file://")
@@ -294,7 +227,7 @@ def html_table(caption: str, rows: Iterable[Sequence[str]]) -> str:
 def _cell(name: str, value: Any) -> str:
     """Return a field's value as a table shows it: of many items their number and the first, of bytes the size."""
     if isinstance(value, Mapping):
-        value = [f"{key}: {brief(each)}" for key, each in value.items()]
+        value = [f"{key}: {brief(item)}" for key, item in value.items()]
     if isinstance(value, (list, tuple)):
         return some(value, form=_called)
     return format_size(value) if type(value) is int and "bytes" in name.split("_") else str(value)

@@ -37,6 +37,8 @@ class Command(NamedTuple):
 
 # What commands of features print: the module of each that has any of COMMANDS, OF_CONVERSIONS, DIFFERENCES and MORE.
 _PRINTED: dict[str, str] = {
+    "finish": "ckptconv.features.parts.command",
+    "like": "ckptconv.features.like.printed",
     "average": "ckptconv.features.average.command",
     "diff": "ckptconv.features.diff.printed",
     "inspect": "ckptconv.features.inspect.printed",
@@ -53,7 +55,6 @@ _PRINTED: dict[str, str] = {
 FEATURES = tuple(map(import_module, _PRINTED.values()))
 _CONVERTING = (
     *("convert", "pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors", "safetensors2dcp"),
-    "finish",
     *(command for feature in FEATURES for command in getattr(feature, "OF_CONVERSIONS", ())),
 )
 COMMANDS = {
@@ -203,8 +204,8 @@ def _of_class(described: type, within: str = "") -> dict[str, Any]:
             hint = typing.get_args(hint)[0]
         found = _MORE.get((described, name)) or _MORE.get((described.__name__, name)) or _of(hint, within)
         if (described, name) == (printed.Failure, "difference"):
-            kinds = [_and(_of_class(kind, within), f"urn:ckptconv:1:{rest}") for kind, rest in _DIFFERENCES]
-            found["oneOf"] = [*found["oneOf"], *kinds]
+            others = [_difference(kind, rest, within) for kind, rest in _DIFFERENCES]
+            found = {"type": "object", "oneOf": [found, *others]}
         fields[name] = {**found, "description": told[name]}
         required += [] if optional else [name]
     about = " ".join((inspect.getdoc(described) or "").partition("\n\n")[0].split())
@@ -239,6 +240,12 @@ def _of(hint: Any, within: str) -> dict[str, Any]:
         return {"type": "object", **_and(_of_class(hint, within), "urn:ckptconv:1:conversion#/$defs/report")}
     assert is_dataclass(hint) or typing.is_typeddict(hint), hint
     return _of_class(hint, within)
+
+
+def _difference(kind: type, rest: str, within: str) -> dict[str, Any]:
+    """Return the schema of a difference that a feature tells, with the fields of the schema `rest` if that is one."""
+    found = _of_class(kind, within)
+    return _and(found, f"urn:ckptconv:1:{rest}") if rest else found
 
 
 def _and(found: dict[str, Any], other: str) -> dict[str, Any]:

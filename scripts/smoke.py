@@ -74,7 +74,7 @@ def write_safetensors(path: Path, tensors: dict[str, tuple[str, list[int], bytes
 
 
 def convert(smoke: Smoke) -> None:
-    """pt2safetensors, safetensors2pt, verify, finish."""
+    """pt2safetensors, safetensors2pt, verify."""
     numbers = {"a.weight": ("F32", [2, 3], struct.pack("<6f", *range(6))), "b": ("I64", [2], struct.pack("<2q", 7, 8))}
     write_safetensors(smoke.place / "first.safetensors", numbers)
     smoke.run("safetensors2pt", "first.safetensors", "model.pt")
@@ -89,9 +89,6 @@ def convert(smoke: Smoke) -> None:
     several = ["pt2safetensors", "model.pt", "several", "--max-shard-size", "30", "--no-structure"]
     smoke.run(*several, "--manifest", "m.json", "--depfile", "m.d", "--rename", "^=x.", "--jobs", "2")
     smoke.run("verify", "model.pt", "several")
-    smoke.run(*several, "--part", "0/2")
-    smoke.run(*several, "--part", "1/2")
-    smoke.run("finish", "several")
     report = json.loads(smoke.run(*several, "--dry-run", "--json"))
     if not (report["ok"] and report["dry_run"]):
         raise SystemExit(f"A dry run said {report}.")
@@ -124,8 +121,7 @@ def checkpoints(smoke: Smoke) -> None:
 def look(smoke: Smoke) -> None:
     """help, completion."""
     commands = [
-        *("convert", "pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors"),
-        *("verify", "finish"),
+        *("convert", "pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors", "verify"),
     ]
     for words in ([], *([each] for each in commands)):
         if "Usage" not in smoke.run(*words, "--help"):

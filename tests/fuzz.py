@@ -22,7 +22,6 @@ import pickletools
 import random
 import shutil
 import sys
-import tarfile
 import tempfile
 import time
 import warnings
@@ -45,14 +44,12 @@ from mutations import VALUES, members_of, of_bytes, of_json, of_members, of_pick
 from safetensors import safe_open
 from safetensors.torch import load_file
 from samples import STREAMS, TREES, ZIPS
-from tar_writer import Writer, pack
 
 from ckptconv.conversion import convert
 from ckptconv.errors import CkptconvError
 from ckptconv.options.table import OPTIONS
 from ckptconv.outputs import planning
 from ckptconv.outputs.targets import MANIFEST
-from ckptconv.publish.finish import finish
 from ckptconv.structure.keymap import unflatten
 from ckptconv.structure.record import METADATA_KEY
 from ckptconv.verification.verify import verify
@@ -88,19 +85,6 @@ def changed_stream(chance: random.Random) -> bytes:
     which = chance.choice([0, 1, 2, 3, 3, 3, 3, 4])
     pickles[which] = of_pickle(pickles[which], chance)
     return b"".join(pickles) + data[at:]
-
-
-def changed_tar(chance: random.Random) -> bytes:
-    """The format of torch before 0.1.10."""
-    with tempfile.TemporaryDirectory() as place:
-        path = Path(place) / "model.pt"
-        members = Writer({"a": torch.arange(6.0).view(2, 3), "b": [torch.arange(4), torch.ones(1)]}).members()
-        if chance.random() < 0.7:
-            name = chance.choice(["pickle", "storages", "tensors"])
-            content = members[name]
-            members[name] = of_pickle(content, chance) if name == "pickle" else of_bytes(content, chance)
-        data = pack(members, path, chance.choice([tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])).read_bytes()
-    return data if chance.random() < 0.7 else of_bytes(data, chance)
 
 
 def network() -> torch.nn.Module:
@@ -540,29 +524,9 @@ def fuzz_manifest(chance: random.Random, place: Path) -> str:
     return ended
 
 
-def fuzz_parts(chance: random.Random, place: Path) -> str:
-    """A record or description of staged parts, changed: what `finish` publishes is what the parts made."""
-    model, output = place / "model.pt", place / "parts"
-    shutil.rmtree(output, ignore_errors=True)
-    model.write_bytes(zipped(members_of(ZIPS[0])))
-    for part in ("0/2", "1/2"):
-        convert(model, output, max_shard_size=20, part=part, fsync=False)
-    files = {path.name: path.read_bytes() for path in output.rglob("*.safetensors")}
-    victim = chance.choice([path for path in output.rglob(".*") if path.stat().st_size and path.is_file()])
-    victim.write_text(of_json(json.loads(victim.read_text()), chance))
-    if chance.random() < 0.3:
-        ending(lambda: convert(model, output, max_shard_size=20, part="1/2", fsync=False))
-    manifest = chance.choice(["", str(place / "manifest.json")])
-    ended = ending(lambda: finish(output, checksum=chance.random() < 0.5, manifest=manifest))
-    published = {path.name: path.read_bytes() for path in output.glob("*.safetensors")}
-    assert published == (files if ended == "done" else {}), "what was published is not what was made"
-    return ended
-
-
 READERS: dict[str, Callable[[random.Random, Path], str]] = {
     "zip": lambda chance, place: fuzz_files(changed_zip, chance, place),
     "stream": lambda chance, place: fuzz_files(changed_stream, chance, place),
-    "tar": lambda chance, place: fuzz_files(changed_tar, chance, place),
     "module": lambda chance, place: fuzz_files(changed_module, chance, place),
     "index": fuzz_index,
     "safetensors": fuzz_safetensors,
@@ -572,7 +536,6 @@ READERS: dict[str, Callable[[random.Random, Path], str]] = {
     "bits": fuzz_bits,
     **({"quantized": fuzz_quantized} if quantized_cases() else {}),
     "manifest": fuzz_manifest,
-    "parts": fuzz_parts,
     **{name: work for works in of_features("FUZZED") for name, work in works.items()},
 }
 

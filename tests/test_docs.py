@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ import pytest
 import torch
 from checkpoints import DATA, ZERO, ckptconv_here
 from processes import prepared
+from safetensors.torch import save_file
 from said import texts_of_the_package
 
 from ckptconv.cli.commands import app
@@ -86,9 +88,23 @@ def place(tmp_path: Path) -> Path:
         '[[rule]]\ntitan = "layers.{l}.attention.wq.weight : (n e two) h"\n'
         'hf = "model.layers.{l}.self_attn.q_proj.weight : (n two e) h"\n[sizes]\nn = "num_attention_heads"\ntwo = 2\n'
     )
+    _save_release(tmp_path / "release")
     shutil.copytree(ZERO / "z3_bf16_w2" / "checkpoint", tmp_path / "checkpoints")
     shutil.copytree(DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint", tmp_path / "step-1000")
     return tmp_path
+
+
+def _save_release(place: Path) -> None:
+    """Put a model with layers and experts into a directory, of which parts are taken."""
+    place.mkdir()
+    shapes = {"model.embed_tokens.weight": (64, 16), "lm_head.weight": (64, 16)}
+    for layer in range(6):
+        at = f"model.layers.{layer}"
+        shapes |= {f"{at}.input_layernorm.weight": (16,), f"{at}.mlp.gate.weight": (8, 16)}
+        shapes |= {f"{at}.mlp.experts.{expert}.up_proj.weight": (4, 16) for expert in range(8)}
+    save_file({name: torch.randn(shape) for name, shape in shapes.items()}, place / "model.safetensors")
+    told = {"num_hidden_layers": 6, "num_experts": 8, "num_experts_per_tok": 2, "vocab_size": 64}
+    (place / "config.json").write_text(json.dumps({**told, "layer_types": ["sliding_attention", "full_attention"] * 3}))
 
 
 def run(command: list[str], place: Path, *programs: Path) -> str:

@@ -117,6 +117,7 @@ def test_a_directory_that_was_converted_with_its_configuration_is_loaded_as_it_i
     assert torch.equal(loaded(words).logits, model(words).logits)
 
 
+@pytest.mark.skipif("like" not in OPTIONS, reason="there are no references")
 @pytest.mark.parametrize("name", MODELS)
 def test_a_training_that_is_converted_like_its_base_model_is_loaded_as_that(name: str, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM

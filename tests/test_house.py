@@ -80,13 +80,14 @@ def test_only_the_command_line_prints() -> None:
     assert {path.relative_to(PACKAGE).parts[0] for path in printing} <= {"cli"}
 
 
-# What each main job may load at most, and how large the trunk may be, in round numbers. These fall, and never rise.
+# What each main job may load at most, and how large the trunk may be, in round numbers. These fall, and never rise, but
+# for modules: the options of a feature are two, its package and `options.py`.
 ROADS = {
-    "pt2safetensors": roads.Size(144, 21_000),
-    "dcp2safetensors": roads.Size(159, 23_330),
-    "zero-to-fp32": roads.Size(162, 24_230),
+    "pt2safetensors": roads.Size(150, 20_600),
+    "dcp2safetensors": roads.Size(165, 23_050),
+    "zero-to-fp32": roads.Size(168, 23_850),
 }
-TRUNK, WITHOUT_DEEPSPEED = 43_500, 40_700
+TRUNK, WITHOUT_DEEPSPEED = 42_500, 39_700
 
 
 @pytest.mark.parametrize("job", [job for job, path in roads.ROADS.items() if (ROOT / path).exists()])

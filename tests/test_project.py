@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import yaml
-from checkpoints import ZERO, ckptconv_here
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -228,26 +227,6 @@ def test_the_image_is_made_of_what_the_build_may_see_and_is_not_root() -> None:
     (extras,) = re.findall(r"^ARG EXTRAS=(.*)$", dockerfile, re.MULTILINE)
     assert set(extras.split(",")) == set(EXTRAS) - OURS - {"all", "torch"}
     assert re.search(r"^USER [1-9]\d*:", dockerfile, re.MULTILINE)
-
-
-def test_the_job_for_kubernetes_runs_commands_that_exist_as_the_user_of_the_image(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (user,) = re.findall(r"^USER (\d+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
-    jobs = list(yaml.safe_load_all((ROOT / "examples/kubernetes.yaml").read_text()))
-    completions = jobs[0]["spec"]["completions"]
-    for job in jobs:
-        pod = job["spec"]["template"]["spec"]
-        assert str(pod["securityContext"]["runAsUser"]) == user
-    (tmp_path / "checkpoints").symlink_to(ZERO / "z3_bf16_w2" / "checkpoint")
-    convert, finish = (job["spec"]["template"]["spec"]["containers"][0] for job in jobs)
-    here = [[word.replace("/data", str(tmp_path)) for word in each["args"]] for each in (convert, finish)]
-    monkeypatch.setenv("JOB_COMPLETIONS", convert["env"][0]["value"])
-    for index in range(completions):
-        monkeypatch.setenv("JOB_COMPLETION_INDEX", str(index))
-        assert ckptconv_here(*here[0]).code == 0
-    assert ckptconv_here(*here[1]).code == 0
-    assert list((tmp_path / "model").glob("*.safetensors"))
 
 
 @pytest.mark.parametrize("hook", read(".pre-commit-hooks.yaml"), ids=lambda hook: hook["id"])

@@ -42,14 +42,15 @@ smoke.main()
 # Copies as they are: numpy is for casts, rows and verification.
 PLAIN = """
 from ckptconv.cli.main import main
+from ckptconv.options.table import OPTIONS
 from ckptconv.outputs.kinds import FURTHER
 import smoke, sys
 
+PARTS = "dcp2safetensors", smoke.DCP, "parts", "--max-shard-size", "1KB"
 for command in (
     ["zero-to-fp32", smoke.ZERO, "zero.safetensors", *(f"--{name}={name}" for name in FURTHER)],
     ["dcp2safetensors", smoke.DCP, "dcp", "--max-shard-size", "1KB"],
-    ["dcp2safetensors", smoke.DCP, "parts", "--max-shard-size", "1KB", "--part", "0/1"],
-    ["finish", "parts"],
+    *([[*PARTS, "--part", "0/1"], ["finish", "parts"]] if "part" in OPTIONS else []),
     ["safetensors2pt", "zero.safetensors", "model.pt"],
     ["pt2safetensors", "model.pt", "again.safetensors"],
 ):

@@ -48,7 +48,7 @@ class Conversion(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What became of an input. Without a report or an error, it was not begun."""
+    """The outcome of an input. Without a report or an error, it was not begun."""
 
     source: str
     report: Report | None = None
@@ -64,7 +64,7 @@ def worst(codes: Iterable[int]) -> int:
 
 
 class _Whole:
-    """One bar over all inputs. What an input takes is an estimate until it is planned."""
+    """One bar over all inputs. The bytes of an input are an estimate until it is planned."""
 
     def __init__(self, shown: Counting, tasks: Sequence[Conversion]) -> None:
         self._shown, self._count = shown, len(tasks)
@@ -112,7 +112,7 @@ class _One:
 def run(
     tasks: Sequence[Conversion], options: Mapping[str, Any], at_once: int, progress: Counting
 ) -> tuple[list[Outcome], StoppedError | None]:
-    """Convert every task with `options`, `at_once` at a time. Return what became of each, and the signal that came."""
+    """Convert every task with `options`, `at_once` at a time. Return the outcome of each, and the signal that came."""
     whole = _Whole(progress, tasks)
     ended: dict[int, Report | CkptconvError] = {
         number: task.error for number, task in enumerate(tasks) if task.error is not None
@@ -127,7 +127,7 @@ def run(
                 _run_here(tasks, options, whole, ended)
         except StoppedError as error:
             stopped = error
-        signals.ignore()  # what is done is known
+        signals.ignore()  # all outcomes are known
     stopped = stopped or next((end for end in ended.values() if isinstance(end, StoppedError)), None)
     return [_result(task, ended.get(number)) for number, task in enumerate(tasks)], stopped
 
@@ -145,8 +145,8 @@ def _run_here(
     for number, task in enumerate(tasks):
         if task.error is not None:
             continue
-        one = whole.of(number)
-        ended[number] = end = attempt(task.source, task.output, dict(options), one, one.on_total)
+        bar = whole.of(number)
+        ended[number] = end = attempt(task.source, task.output, dict(options), bar, bar.on_total)
         whole.end(number)
         if isinstance(end, StoppedError):
             return
@@ -155,7 +155,7 @@ def _run_here(
 
 @contextlib.contextmanager
 def _directories(wanted: Iterable[str]) -> Iterator[None]:
-    """Make directories for outputs; afterwards remove those of them in which nothing is."""
+    """Make directories for outputs; afterwards remove the empty ones among them."""
     created: list[str] = []
     try:
         for path in wanted:
@@ -195,7 +195,7 @@ class _Workers:
         self._tasks, self._options, self._whole, self._ended = tasks, options, whole, ended
         self._count = count
         self._waiting = deque(number for number, task in enumerate(tasks) if task.error is None)
-        # What each worker works on, by its connection.
+        # The number of each worker's task, by its connection.
         self._working: dict[Connection, int] = {}
         self._processes: dict[Connection, subprocess.Popen[bytes]] = {}
         self._stopping = False
@@ -232,7 +232,7 @@ class _Workers:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=[descriptor],
-            # A terminal's Ctrl-C goes to this process alone, which tells the others.
+            # A terminal's Ctrl-C goes to this process alone, which signals the others.
             start_new_session=True,
         )
         theirs.close()
@@ -251,7 +251,7 @@ class _Workers:
     def _hear(self, connection: Connection) -> None:
         """Take a worker's next message."""
         number = self._working[connection]
-        one = self._whole.of(number)
+        bar = self._whole.of(number)
         try:
             kind, value = connection.recv()
         except (EOFError, OSError):
@@ -262,11 +262,11 @@ class _Workers:
             self._end(number, value)
             self._give(connection)
         elif kind == "total":
-            one.on_total(value)
+            bar.on_total(value)
         elif kind == "done":
-            one(value)
+            bar(value)
         else:
-            one.on_file(value)
+            bar.on_file(value)
 
     def _end(self, number: int, value: Report | CkptconvError) -> None:
         self._ended[number] = value
@@ -275,7 +275,7 @@ class _Workers:
             self._stop()
 
     def _died(self, connection: Connection, number: int) -> None:
-        """Note that a worker ended without a word; start another one for what is left."""
+        """Note that a worker died without a message; start another one for the tasks that are left."""
         del self._working[connection]
         code = self._close(connection)
         if not self._stopping:
@@ -306,19 +306,19 @@ class _Workers:
 def report(
     output: Printer, results: Sequence[Outcome], stopped: StoppedError | None, seconds: float, dry_run: bool
 ) -> None:
-    """Report what became of each of several inputs. If that fails it only warns: the outputs are complete."""
-    for each in results:
-        for warning in each.report.warnings if each.report else ():
-            output.warn(warning if each.source in warning else f"{each.source}: {warning}")
+    """Report the outcomes of several inputs. If that fails it only warns: the outputs are complete."""
+    for outcome in results:
+        for warning in outcome.report.warnings if outcome.report else ():
+            output.warn(warning if outcome.source in warning else f"{outcome.source}: {warning}")
     # Inputs whose outputs would have one name share an error.
-    for error, source in {each.error: each.source for each in results if each.error}.items():
+    for error, source in {outcome.error: outcome.source for outcome in results if outcome.error}.items():
         say(str(error) if source in error.message else f"{source}: {error}")
     whole = described(results, stopped, seconds)
     try:
         if output.json:
             output.print_json("error" not in whole, whole)
         else:
-            lines = recorded([each.report for each in results if each.report])
+            lines = recorded([outcome.report for outcome in results if outcome.report])
             output.tell([*table(results, width()), *lines, last_line(results, whole, dry_run)])
     except FailedError as error:
         output.warn(str(error))
@@ -329,10 +329,10 @@ def report(
 def described(results: Sequence[Outcome], stopped: StoppedError | None, seconds: float) -> SeveralInputs:
     """Return the JSON object of a whole run. It has an "error" if anything was not converted."""
     code = exit_code(results, stopped)
-    reports = [each.report for each in results if each.report]
-    failed = [each for each in results if each.error and not isinstance(each.error, StoppedError)]
+    reports = [outcome.report for outcome in results if outcome.report]
+    failed = [outcome for outcome in results if outcome.error and not isinstance(outcome.error, StoppedError)]
     whole: SeveralInputs = {
-        "results": [_described(each) for each in results],
+        "results": [_described(outcome) for outcome in results],
         "inputs": len(results),
         "converted": len(reports),
         "failed": len(failed),
@@ -360,13 +360,13 @@ def _not_begun(source: str) -> StoppedError:
 
 def exit_code(results: Iterable[Outcome], stopped: StoppedError | None) -> int:
     """Return the exit code of a run."""
-    return stopped.exit_code if stopped else worst(each.error.exit_code for each in results if each.error)
+    return stopped.exit_code if stopped else worst(outcome.error.exit_code for outcome in results if outcome.error)
 
 
 def summary_error(results: Sequence[Outcome], stopped: StoppedError | None) -> CkptconvError:
     """Return the error that stands for a run in which not everything was converted."""
-    errors = [each.error for each in results if each.error and not isinstance(each.error, StoppedError)]
-    done = sum(each.report is not None for each in results)
+    errors = [outcome.error for outcome in results if outcome.error and not isinstance(outcome.error, StoppedError)]
+    done = sum(outcome.report is not None for outcome in results)
     if stopped:
         first, _, _ = stopped.message.partition(". ")
         of = f"{done} of {count_of(len(results), 'input')} converted; no output of the others" if done else "No output"
@@ -378,13 +378,13 @@ def summary_error(results: Sequence[Outcome], stopped: StoppedError | None) -> C
 
 
 def table(results: Sequence[Outcome], width: int | None) -> Iterator[str]:
-    """Yield the lines of a table: each input, what it was, its output, size and time, or why it has none.
+    """Yield the lines of a table: each input, its format, its output, size and time, or why it has none.
 
     The lines have at most `width` cells, unless that is None or different paths would look alike.
     """
-    rows = [_row(each) for each in results]
+    rows = [_row(outcome) for outcome in results]
     shown = [("input", "input format", "output", "size", "time"), *rows]
-    # Output, size and time of what failed are one text.
+    # Output, size and time of a failed input are one text.
     widths = [max(len(row[column]) for row in shown if len(row) > 3 or column < 2) for column in range(5)]
     room = (width or 10**6) - widths[1] - widths[3] - widths[4] - 8
     for column in (0, 2):

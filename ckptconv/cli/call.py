@@ -1,14 +1,14 @@
-"""What is known of a call of the program."""
+"""A call of the program, for the report of a failure."""
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # typing takes longer to import than what help needs
+TYPE_CHECKING = False  # typing takes longer to import than everything that help needs
 if TYPE_CHECKING:
     from typing import Any
 
 
 class Call:
-    """What is known of a call of the program, for the report of a failure: the command, and its first argument."""
+    """A call of the program, as far as it is known, for the report of a failure: the command, its first argument."""
 
     def __init__(self) -> None:
         self.command: str | None = None
@@ -23,7 +23,7 @@ class Call:
 
 def _first_argument(parameters: list[Any], args: list[str]) -> str | None:
     """Return the first of `args` that is no option's; None if there is none, or an unknown option hides which it is."""
-    options = {name: each for each in parameters for name in (*each.opts, *each.secondary_opts)}
+    options = {name: parameter for parameter in parameters for name in (*parameter.opts, *parameter.secondary_opts)}
     words = iter(args)
     for word in words:
         if word == "--":

@@ -1,4 +1,4 @@
-"""The program: its name, what it says of itself, and the registry of its commands."""
+"""The program: its name, its description of itself, and the registry of its commands."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a shell shows when a command line is to be completed: commands, options and values, from the help's data.
+"""Complete a command line for a shell: commands, options and values, from the help's data.
 
-The scripts that ask for it are those that typer installs. They tell what was typed so far in the environment.
+The scripts that ask for it are those that typer installs. They put the words that were typed into the environment.
 """
 
 from __future__ import annotations
@@ -9,51 +9,50 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from ckptconv.cli.help import Flag, Help, read
 
-# What such a script sets: `main` looks for the first.
+# Variables that such a script sets: `main` looks for the first.
 _ASKED, _TYPED = "_CKPTCONV_COMPLETE", "_TYPER_COMPLETE_ARGS"
 _WORD, _ACTION = "_TYPER_COMPLETE_WORD_TO_COMPLETE", "_TYPER_COMPLETE_FISH_ACTION"
 
 
 def answered(environment: Mapping[str, str]) -> tuple[str, int] | None:
-    """Return what to print for the shell that asks in the `environment`, and the exit code; None if no shell that is
-    known asks."""
+    """Return the text to print for the shell that asks in the `environment`, and the exit code; None if no known shell
+    asks."""
     does, _, shell = environment.get(_ASKED, "").partition("_")
     return _SHELLS[shell](environment) if does == "complete" and shell in _SHELLS else None
 
 
 def completed(words: list[str], begun: str) -> Iterator[tuple[str, str]]:
-    """Yield what the word may be that is `begun` after `words`, those after the program's name; and what it does."""
-    name, equals, rest = begun.partition("=")
+    """Yield the completions of the word `begun` after `words`, those after the program's name; and their help."""
+    name, equals, after = begun.partition("=")
     if equals and (begun.startswith("-") or not name):
-        words, begun = [*words, name], rest
-    command_help, given, last = _context(read(), words)
+        words, begun = [*words, name], after
+    command_help, typed, last = _context(read(), words)
     if last is not None:
         yield from ((value, "") for value in last.values if value.startswith(begun))
     elif begun.startswith("-") and "--" not in words:
-        shown = [flag for flag in command_help.flags if flag.repeats or flag not in given]
+        shown = [flag for flag in command_help.flags if flag.repeats or flag not in typed]
         yield from ((name, flag.about) for flag in shown for name in flag.names if name.startswith(begun))
     else:
         yield from ((name, about) for name, about in command_help.commands.items() if name.startswith(begun))
 
 
 def _context(every: Mapping[str, Help], words: list[str]) -> tuple[Help, list[Flag], Flag | None]:
-    """Return the help of the command that `words` call, its options that they give, and the one that lacks its
-    value."""
-    told, given = every["ckptconv"], list[Flag]()
+    """Return the help of the command that `words` call, the options in them, and the option that lacks its value."""
+    page, typed = every["ckptconv"], list[Flag]()
     left = iter(words)
     for word in left:
         name, equals, _ = word.partition("=")
-        flag = next((flag for flag in told.flags if name in flag.names), None)
+        flag = next((flag for flag in page.flags if name in flag.names), None)
         command = word.replace("_", "-")
         if flag is not None:
-            given.append(flag)
+            typed.append(flag)
             if not flag.switch and not equals and next(left, None) is None:
-                return told, given, flag
-        elif word == "--" or (told.commands and not word.startswith("-") and command not in told.commands):
+                return page, typed, flag
+        elif word == "--" or (page.commands and not word.startswith("-") and command not in page.commands):
             break
-        elif command in told.commands:
-            told, given = every[f"{told.path} {command}"], []
-    return told, given, None
+        elif command in page.commands:
+            page, typed = every[f"{page.path} {command}"], []
+    return page, typed, None
 
 
 # -------------------------------------------------------------------------------------------------------------- shells
@@ -74,7 +73,7 @@ def _split(text: str) -> list[str]:
 
 
 def _typed(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield what completes the line as zsh and fish tell it: up to the cursor."""
+    """Yield the completions of the line as zsh and fish pass it: up to the cursor."""
     text = environment.get(_TYPED, "")
     words = _split(text)[1:]
     begun = words.pop() if words and not text.endswith(" ") else ""
@@ -102,7 +101,7 @@ def _zsh(environment: Mapping[str, str]) -> tuple[str, int]:
 
 
 def _fish(environment: Mapping[str, str]) -> tuple[str, int]:
-    lines = ["\t".join(filter(None, each)) for each in _typed(environment)]
+    lines = ["\t".join(filter(None, fields)) for fields in _typed(environment)]
     asks = environment.get(_ACTION) == "is-args"  # whether there is anything but files
     return "" if asks else _lines(lines), int(asks and not lines)
 

@@ -9,9 +9,10 @@ import os
 import sys
 import threading
 import time
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ckptconv.cli.failures import described
+from ckptconv.cli.registered import DIFFERENCES
 from ckptconv.cli.terminal import can_rewrite, coloured, columns, has_colours
 from ckptconv.errors import CkptconvError, FailedError
 from ckptconv.storage import stores
@@ -39,7 +40,7 @@ _STYLES = {"title": "bold", "name": "cyan", "dim": "dim", "good": "green", "warn
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Printer:
-    """Where and how a command prints what it does."""
+    """Prints a command's report: as lines or as JSON, unless quiet."""
 
     command: str = ""
     json: bool = False
@@ -64,12 +65,12 @@ class Printer:
             return Counting()
         return OneBar() if can_rewrite(sys.stderr) else Lines()
 
-    def report(self, found: Any, lines: Iterable[str]) -> None:
-        """Print what a command has done: as JSON the dataclass that it `found`, else `lines`, unless quiet."""
-        for warning in found.warnings:
+    def report(self, result: Any, lines: Iterable[str]) -> None:
+        """Print the report of a command: as JSON its `result`, a dataclass, else `lines`, unless quiet."""
+        for warning in result.warnings:
             self.warn(warning)
         if self.json:
-            self.print_json(True, dataclasses.asdict(found))
+            self.print_json(True, dataclasses.asdict(result))
         else:
             self.tell(lines)
 
@@ -102,22 +103,24 @@ class Printer:
                 console.print(Text.assemble(*((printable(span.text), _STYLES.get(span.style, "")) for span in line)))
         self._write(captured.get())
 
-    def failed(self, error: CkptconvError, asked: str | None = None) -> None:
-        """Report the error that ended a command. `asked` is its input, as far as it is known."""
+    def failed(self, error: CkptconvError, source: str | None = None) -> None:
+        """Report the error that ended a command. `source` is its input, as far as it is known."""
         if self.json:
+            from ckptconv.cli.failures import described
+
             with contextlib.suppress(FailedError):
-                failed: Failed = {"input": asked, "error": described(error)}
+                failed: Failed = {"input": source, "error": described(error)}
                 self.print_json(False, failed)
         say(str(error))
         difference = getattr(error, "difference", {})
-        if difference.get("what") == "reference" and not self.json:
-            from ckptconv.cli import likeness
-
+        module = DIFFERENCES.get(difference.get("what", ""))
+        if module and not self.json:
+            lines = import_module(module).differences(difference)
             with contextlib.suppress(OSError):
-                print("\n".join(map(printable, likeness.differences(difference))), file=sys.stderr, flush=True)
+                print("\n".join(map(printable, lines)), file=sys.stderr, flush=True)
 
     def print_json(self, ok: bool, fields: Mapping[str, Any]) -> None:
-        """Print one object with what all have in common. Raises FailedError if that fails."""
+        """Print one object with the members that all have. Raises FailedError if that fails."""
         value = {"version": VERSION, "ok": ok, "command": self.command or None, **fields}
         # A lone surrogate in a name must not keep the report from being printed.
         self._print([json.dumps(value, ensure_ascii=True, allow_nan=False, default=_plain)])
@@ -137,7 +140,7 @@ class Printer:
 
 
 def _plain(value: Any) -> Any:
-    """Return what is no JSON as what is."""
+    """Return a value that JSON does not have as one that it has."""
     return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else str(value)
 
 

@@ -1,8 +1,9 @@
-"""`ckptconv convert`: find out what each input is, and do what the command for it does."""
+"""`ckptconv convert`: recognize each input, and do the same as the command for its format."""
 
 from __future__ import annotations
 
 import contextlib
+import re
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 # Options that name one output, or spread one conversion: they do not apply to several inputs.
 _OF_ONE = ("optimizer", "states", "universal", "manifest", "attest", "depfile", "part", *EXECUTORS)
-# Where a command finds the words of its command line, in its context.
+# The key of the words of a command line in the context of its command.
 _WORDS = "ckptconv.words"
 
 
@@ -89,6 +90,10 @@ def convert_(
         if template:
             raise UsageError("--output-name names outputs in a directory.", "Give the directory too: --output-dir DIR.")
         output = destination(words[1] if len(words) > 1 else None, options)
+        if len(words) > 2 and any(re.fullmatch("[KMGT]i?B", word) for word in words):
+            raise UsageError(
+                f"Expected INPUT and OUTPUT, but found {len(words)} arguments.", "Write a size in one word: 5GB."
+            )
         if len(words) > 2:
             raise UsageError(
                 f"Expected INPUT and OUTPUT, but found {len(words)} arguments.",
@@ -102,7 +107,7 @@ def convert_(
 
 
 def repeated(words: Sequence[str]) -> str:
-    """Return the words of a command line for a hint. What tells a store who asks is left out: errors get into logs."""
+    """Return the words of a command line for a hint, without the credentials for stores: errors get into logs."""
     secret = OPTIONS["storage_options"].flags[0]
     shown: list[str] = []
     for word in words:
@@ -137,7 +142,7 @@ def convert_one(command: str, family: str, source: str, target: str | None, opti
 
 
 def make(command: str, call: Callable[..., Report], source: Any, target: str | None, options: dict[str, Any]) -> None:
-    """Make `target` of `source` by `call`, a function of the library, and report it."""
+    """Convert `source` to `target` by `call`, a function of the library, and report it."""
     workers = {name: value for name in EXECUTORS if (value := options.pop(name, ""))}
     ways = [*(OPTIONS[name] for name in ("part",) if options.get(name)), *(COMMAND[name] for name in workers)]
     if len(ways) > 1:
@@ -156,7 +161,7 @@ def _several(words: Sequence[str], directory: str, template: str, options: dict[
     """Convert each of `words` to an output in `directory`; return the exit code."""
     from ckptconv.cli import batch
     from ckptconv.cli.naming import InputWord, output_paths
-    from ckptconv.outputs.kinds import beside
+    from ckptconv.outputs.kinds import option_for
     from ckptconv.outputs.targets import suffix_of
     from ckptconv.storage.files import look
     from ckptconv.storage.paths import is_remote, normalize
@@ -169,7 +174,7 @@ def _several(words: Sequence[str], directory: str, template: str, options: dict[
             raise UsageError(
                 f"{flag} applies to one conversion, but --output-dir makes several.", "Leave one of them out."
             )
-    if beside(to := options.get("to", "")):
+    if option_for(to := options.get("to", "")):
         raise UsageError(f"--to {to} is for one conversion, and --output-dir for several.", "Leave one of them out.")
     if any(map(is_pipe, words)):
         raise UsageError("Input from a pipe must be converted alone.", "Leave --output-dir out.")
@@ -177,21 +182,21 @@ def _several(words: Sequence[str], directory: str, template: str, options: dict[
     stores = options.get("storage_options", {})
     inputs = []
     for word in words:
-        # What cannot be looked at is a failure of that input, later.
+        # An error here becomes the failure of that input, later.
         entry = None
         with contextlib.suppress(Exception):
             entry = look(normalize(word), dict(stores)) if word else None
         inputs.append((InputWord(word, entry is not None and entry.kind == "directory"), entry))
     suffix = suffix_of(to)
-    outputs = output_paths([each for each, _ in inputs], normalize(directory), template, suffix=suffix)
+    outputs = output_paths([source for source, _ in inputs], normalize(directory), template, suffix=suffix)
     hint = "Give another --output-dir or --output-name, or --overwrite to replace it."
     tasks = [
         batch.Conversion(
-            each.word, Proposed(output, hint), entry.file.size if entry is not None and entry.kind == "file" else 0
+            source.word, Proposed(output, hint), entry.file.size if entry is not None and entry.kind == "file" else 0
         )
         if isinstance(output, str)
-        else batch.Conversion(each.word, "", error=output)
-        for (each, entry), output in zip(inputs, outputs, strict=True)
+        else batch.Conversion(source.word, "", error=output)
+        for (source, entry), output in zip(inputs, outputs, strict=True)
     ]
     at_once, each_one = shares(options, len(words), any(map(is_remote, (*words, directory))))
     with shown.progress() as progress:

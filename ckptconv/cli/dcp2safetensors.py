@@ -31,7 +31,9 @@ def dcp2safetensors(
       ckptconv dcp2safetensors checkpoints/step-1000 model/
       ckptconv dcp2safetensors step-1000 model/ --optimizer optimizer/
     """
+    from ckptconv.outputs.kinds import FURTHER
+
     output = destination(output, options)
-    if output is None and not (options.get("optimizer") or options.get("universal")):
+    if output is None and not any(options.get(name) for name in FURTHER):
         raise UsageError("dcp2safetensors needs an OUTPUT: a directory, or a name that ends in .safetensors.")
     convert_one("dcp2safetensors", "dcp", directory, output, options)

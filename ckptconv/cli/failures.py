@@ -25,24 +25,24 @@ if TYPE_CHECKING:
 def _instead(option: str, close: Iterable[str], ctx: Any) -> str:
     """Suggest what to type instead of `option`, which the command of `ctx` does not have."""
     # Without the dashes that begin them all, and make short ones look alike.
-    close = difflib.get_close_matches(option.lstrip("-"), [each.lstrip("-") for each in close])
-    own = {name for parameter in ctx.command.params for name in parameter.opts}
-    # Of what is said of a word, the options that this command has; nothing if it has none of them.
+    close = difflib.get_close_matches(option.lstrip("-"), [near.lstrip("-") for near in close])
+    options = {name for parameter in ctx.command.params for name in parameter.opts}
+    # The advice about a word names options: it is given if this command has one of them.
     every = (pair for table in (_WORDS, *_of_commands("OTHER_OPTIONS")) for pair in table.items())
-    said = next((text for words, text in every if option in words.split()), "")
-    named = re.findall(r"(?<![\w-])--[\w-]+", said)
+    advice = next((text for words, text in every if option in words.split()), "")
+    named = re.findall(r"(?<![\w-])--[\w-]+", advice)
     if option == "--output-dir":
         meant = "Several inputs: ckptconv convert INPUT... --output-dir DIR. "
-    elif said and (not named or own.intersection(named)):
-        meant = f"{said} "
+    elif advice and (not named or options.intersection(named)):
+        meant = f"{advice} "
     elif option in _options_below(ctx.command):
         meant = f"It is an option of commands, and goes after the command: {ctx.command_path} COMMAND {option}. "
     else:
-        meant = f"Did you mean {' or '.join(f'--{each}' for each in sorted(close))}? " if close else ""
+        meant = f"Did you mean {' or '.join(f'--{near}' for near in sorted(close))}? " if close else ""
     return f"{meant}See {ctx.command_path} --help."
 
 
-# Options of other programs, and what is said of them to whoever types one.
+# Options of other programs, and the advice to a user who types one.
 _WORDS = {
     "-o --out --output --output-file": "OUTPUT needs no option: name it after INPUT.",
     "--bf16 --bfloat16": "Use --dtype bf16.",
@@ -57,6 +57,7 @@ _WORDS = {
     ),
     "--num-workers --workers --threads --num-threads --max-workers": "Use --jobs N.",
     "--shard-size --split-max-size --max-file-size": "Use --max-shard-size SIZE.",
+    "--precision --torch-dtype": "Use --dtype, such as --dtype bf16.",
     "--revision --branch": "Put the revision into the URL: hf://organization/model@revision.",
     "--from --from-format --input-format --source-format": "The format of the input is detected.",
     "--to --states": "ckptconv convert has it.",
@@ -67,11 +68,11 @@ _WORDS = {
 def _options_below(group: Any) -> set[str]:
     """Return the options of the commands in `group` and the groups in it; of a command, none."""
     commands = getattr(group, "commands", {}).values()
-    own = {name for command in commands for parameter in command.params for name in parameter.opts}
-    return own.union(*map(_options_below, commands))
+    options = {name for command in commands for parameter in command.params for name in parameter.opts}
+    return options.union(*map(_options_below, commands))
 
 
-# What a word in the place of a command may mean, and the commands that were meant.
+# Words that users type in the place of a command, and the commands that they mean.
 _KINDS = {
     "pt": ("pt", "pth", "bin", "ckpt", "pkl", "pickle", "torch", "pytorch"),
     "zero": ("zero", "zero1", "zero2", "zero3", "deepspeed", "ds"),
@@ -90,7 +91,7 @@ def _of_commands(name: str) -> Iterator[Mapping[str, Any]]:
 
 
 def meant_by(word: str) -> str:
-    """Return the command that is meant by `word`, which is none; "" if nobody knows: zero2fp32, pt2st, show."""
+    """Return the command that a user means by `word`, such as zero2fp32, pt2st, show; "" if that is not known."""
     source, _, target = word.lower().removesuffix(".py").replace("_", "-").replace("-to-", "2").partition("2")
     kind = next((kind for kind, words in _KINDS.items() if source in words), "")
     if kind == "safetensors" and target in _KINDS["pt"]:
@@ -116,7 +117,7 @@ def _no_command(word: str, group: Any) -> UsageError:
             f"ckptconv convert {path} converts it; {shown}ckptconv --help lists the commands.",
         )
     path = group.command_path
-    meant = difflib.get_close_matches(word, known, n=1)
+    meant = difflib.get_close_matches(word, known, n=1, cutoff=0.75)
     if f"--{word}" in ("--help", "--version"):
         meant = [f"--{word}"]
     elif path == "ckptconv" and meant_by(word):
@@ -127,8 +128,8 @@ def _no_command(word: str, group: Any) -> UsageError:
 
 def described(error: CkptconvError) -> Failure:
     """Return `error` as --json has it."""
-    found: dict[str, Any] = {name: getattr(error, name) for name in ("exit_code", "kind", "message", "hint")}
-    return cast("Failure", {**found, "difference": error.difference} if isinstance(error, DifferenceError) else found)
+    facts: dict[str, Any] = {name: getattr(error, name) for name in ("exit_code", "kind", "message", "hint")}
+    return cast("Failure", {**facts, "difference": error.difference} if isinstance(error, DifferenceError) else facts)
 
 
 def failure_of(error: BaseException) -> CkptconvError | None:
@@ -136,28 +137,28 @@ def failure_of(error: BaseException) -> CkptconvError | None:
     if isinstance(error, CkptconvError):
         return error
     if isinstance(error, WRONG_USAGE):
-        asked = error.ctx.command_path if error.ctx else "ckptconv"
+        command = error.ctx.command_path if error.ctx else "ckptconv"
         unknown = getattr(error, "option_name", "")
         # An error about an option that exists has no such list.
         if unknown and hasattr(error, "possibilities"):
             if feature := missing(unknown.lstrip("-").removeprefix("no-").replace("-", "_")):
                 return UsageError(f"{unknown} needs the feature {feature}, which is not installed.")
-            owner = f" of {asked} itself" if getattr(error.ctx.command, "commands", None) else ""
+            owner = f" of {command} itself" if getattr(error.ctx.command, "commands", None) else ""
             return UsageError(
                 f"There is no option {unknown}{owner}.", _instead(unknown, error.possibilities or (), error.ctx)
             )
         message = " ".join(error.format_message().replace("Value error, ", "").split())
         more = re.fullmatch(r"Got unexpected extra argument(?:\(s\)|s)? \((.*)\)", message)
         if more:
+            options = {name for parameter in error.ctx.command.params for name in parameter.opts} if error.ctx else ()
+            several = "Several inputs: ckptconv convert INPUT... --output-dir DIR. " if "--dry-run" in options else ""
             return UsageError(
-                f"Too many arguments: {more[1]}.",
-                "Several inputs: ckptconv convert INPUT... --output-dir DIR. Quote names with blanks in them. See "
-                f"{asked} --help.",
+                f"Too many arguments: {more[1]}.", f"{several}Quote names with blanks in them. See {command} --help."
             )
         named = re.match(r"No such command '(.*?)'\.", message)
         if named and error.ctx:
             return _no_command(named[1], error.ctx)
-        return UsageError(message if message.endswith((".", "?")) else f"{message}.", f"See {asked} --help.")
+        return UsageError(message if message.endswith((".", "?")) else f"{message}.", f"See {command} --help.")
     if isinstance(error, MemoryError):
         return FailedError("There is not enough memory. No output was published.", "Lower --memory or --jobs.")
     if isinstance(error, Exception) and os.environ.get("CKPTCONV_DEBUG"):
@@ -170,12 +171,12 @@ def failure_of(error: BaseException) -> CkptconvError | None:
     if isinstance(error, Exception):
         from ckptconv.formats.plugins import USED
 
-        what = f"{type(error).__name__}: {error}. No output was published."
+        text = f"{type(error).__name__}: {error}. No output was published."
         brought = [f"the package {USED[name]}, which provides the format {name!r}" for name in sorted(USED)]
         return FailedError(
-            f"This is a bug in {', or in '.join(brought)}, or else in ckptconv: {what}"
+            f"This is a bug in {', or in '.join(brought)}, or else in ckptconv: {text}"
             if brought
-            else f"This is a bug in ckptconv itself: {what}",
+            else f"This is a bug in ckptconv itself: {text}",
             "Please report it, with the output of CKPTCONV_DEBUG=1.",
         )
     return None

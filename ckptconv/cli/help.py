@@ -1,6 +1,6 @@
-"""The help of each command, as data and as text. The reference, the manual pages and completion are made of it too.
+"""The help of each command, as data and as text. The reference, the manual pages and completion use it too.
 
-The data are in reference.json, which scripts/reference.py makes of the commands: so that help needs none of these.
+The data are in reference.json, which scripts/reference.py writes from the commands: so help imports none of these.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from typing import Any
 
-# Widest text, widest column of options beside their help, and narrowest text.
+# Widest text, widest column of options next to their help, and narrowest text.
 WIDTH, COLUMN, NARROWEST = 80, 30, 40
 OWN = "Options"  # the heading of options that no command shares
 BRIEF, LONG = "-h", "--help"
@@ -27,9 +27,9 @@ REFERENCE = os.path.join(os.path.dirname(__file__), "reference.json")
 
 
 class Flag:
-    """An option in the help: its names, what stands after them, its help, its default in words, its environment
-    variable. `group` is its heading; `common`: the short help has it. `values` are those that it may have, if they are
-    few; a `switch` takes none, and `repeats` may be given more than once."""
+    """An option in the help: its names, the word after them, its help, its default in words, its environment variable.
+    `group` is its heading; `common`: the short help has it. `values` are those that it may have, if they are few; a
+    `switch` takes none, and `repeats` may be given more than once."""
 
     def __init__(
         self,
@@ -82,8 +82,8 @@ class Flag:
 
 
 class Help:
-    """What the help of a command says. `commands` maps the commands of a group to their summaries, and `headings` are
-    their names under each heading, if there are several."""
+    """The help of a command. `commands` maps the commands of a group to their summaries, and `headings` are their names
+    under each heading, if there are several."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ def as_json(every: Iterable[Help]) -> str:
     flags: dict[str, int] = {}
     commands = {}
     for page in every:
-        numbers = [flags.setdefault(json.dumps(vars(each), ensure_ascii=False), len(flags)) for each in page.flags]
+        numbers = [flags.setdefault(json.dumps(vars(flag), ensure_ascii=False), len(flags)) for flag in page.flags]
         commands[page.path] = json.dumps({**vars(page), "flags": numbers}, ensure_ascii=False)
     listed = ",\n".join(flags)
     named = ",\n".join(f"{json.dumps(path)}: {text}" for path, text in commands.items())
@@ -142,14 +142,14 @@ def read() -> dict[str, Help]:
 
     with open(REFERENCE, encoding="utf-8") as file:
         stored: Any = json.load(file)
-    flags = [Flag(**each) for each in stored["flags"]]
+    flags = [Flag(**flag) for flag in stored["flags"]]
     return {
         path: Help(**{**page, "flags": [flags[number] for number in page["flags"]]})
         for path, page in stored["commands"].items()
     }
 
 
-def asked_for(arguments: Sequence[str]) -> str | None:
+def help_for(arguments: Sequence[str]) -> str | None:
     """Return the help that these words of a command line ask for, if they ask for nothing else."""
     *path, last = arguments or [BRIEF]
     if last not in (BRIEF, LONG):
@@ -161,9 +161,9 @@ def asked_for(arguments: Sequence[str]) -> str | None:
 
 
 def _shared(every: Mapping[str, Help]) -> Help:
-    """Return what tells of the options that other commands share with `BASE`."""
+    """Return the page of the options that other commands share with `BASE`."""
     base = every[BASE]
-    shared = [flag for told in every.values() for flag in told.as_in(base)]
+    shared = [flag for page in every.values() for flag in page.as_in(base)]
     return Help(
         path=f"ckptconv help {SHARED}",
         usage="ckptconv COMMAND [OPTIONS]",
@@ -200,17 +200,17 @@ def shown(page: Help, base: Help, brief: bool = False) -> str:
     return capture.get()
 
 
-def _brief(told: Help, width: int) -> Iterator[str]:
+def _brief(page: Help, width: int) -> Iterator[str]:
     """Yield the lines of the short help."""
-    yield from (*_wrapped(told.summary, "", width), "", *_usage(told, width), "")
-    if told.commands:
-        yield from _commands(told, width)
+    yield from (*_wrapped(page.summary, "", width), "", *_usage(page, width), "")
+    if page.commands:
+        yield from _commands(page, width)
     else:
-        yield from (*_listed(dict(flag.brief for flag in told.flags if flag.common), width), "")
+        yield from (*_listed(dict(flag.brief for flag in page.flags if flag.common), width), "")
     # Some are of several commands in a row.
-    own = [example for example in told.examples if example.startswith(told.path)] or told.examples
-    yield from (*_examples(own[:1]), "")
-    yield f"{LONG} for all." if told.commands else f"{LONG} for all {len(told.flags)} options."
+    examples = [example for example in page.examples if example.startswith(page.path)] or page.examples
+    yield from (*_examples(examples[:1]), "")
+    yield f"{LONG} for all." if page.commands else f"{LONG} for all {len(page.flags)} options."
 
 
 def _lines(page: Help, base: Help, width: int) -> Iterator[str]:
@@ -231,21 +231,21 @@ def _lines(page: Help, base: Help, width: int) -> Iterator[str]:
     yield from _examples(page.examples)
 
 
-def _usage(told: Help, width: int) -> list[str]:
+def _usage(page: Help, width: int) -> list[str]:
     import textwrap
 
-    return textwrap.wrap(f"Usage: {told.usage}", width, subsequent_indent="  ")
+    return textwrap.wrap(f"Usage: {page.usage}", width, subsequent_indent="  ")
 
 
-def _commands(told: Help, width: int) -> Iterator[str]:
+def _commands(page: Help, width: int) -> Iterator[str]:
     """Yield the lists of commands, and those that stand for others in one line."""
-    column = _column(told.commands)
-    headings = told.headings or ({"Commands": list(told.commands)} if told.commands else {})
+    column = _column(page.commands)
+    headings = page.headings or ({"Commands": list(page.commands)} if page.commands else {})
     for heading, names in headings.items():
         if heading == STRICT:
             yield from _wrapped(f"{heading}: {', '.join(names)}.", "", width)
         else:
-            yield from (f"{heading}:", *_listed({name: told.commands[name] for name in names}, width, column))
+            yield from (f"{heading}:", *_listed({name: page.commands[name] for name in names}, width, column))
         yield ""
 
 
@@ -256,12 +256,12 @@ def _examples(examples: Sequence[str]) -> Iterator[str]:
 
 
 def _column(terms: Iterable[str]) -> int:
-    """Return the column beside terms."""
+    """Return the column next to terms."""
     return min(max(map(len, terms), default=0) + 4, COLUMN)
 
 
 def _listed(entries: Mapping[str, str], width: int, column: int = 0) -> Iterator[str]:
-    """Yield terms, with what they mean beside them from `column` on, or below a term that is too long."""
+    """Yield terms, with their meaning next to them from `column` on, or below a term that is too long."""
     column = column or _column(entries)
     for term, meaning in entries.items():
         lines = list(_wrapped(meaning, " " * column, width))

@@ -11,7 +11,7 @@ from ckptconv.cli import signals
 from ckptconv.cli.call import Call
 from ckptconv.errors import CkptconvError, StoppedError, UsageError
 
-TYPE_CHECKING = False  # typing takes longer to import than what help needs
+TYPE_CHECKING = False  # typing takes longer to import than everything that help needs
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any, NoReturn
@@ -39,13 +39,13 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         arguments = [*arguments[1:], "--help"]
     call = Call()
     _mend_streams()
-    told = _told(arguments)
-    if told is None:  # while a signal still ends the process at once
+    answer = _text_only(arguments)
+    if answer is None:  # while a signal still ends the process at once
         import ckptconv.cli.commands  # noqa: F401
     try:
         try:
             signals.raise_stopped()
-            code = _run(arguments, call, told)
+            code = _run(arguments, call, answer)
         finally:
             signals.ignore()
     except StoppedError as error:  # it came outside the command: before, after, or while another error was handled
@@ -55,8 +55,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     sys.exit(code)
 
 
-def _told(arguments: list[str]) -> tuple[str, int] | None:
-    """Return what to print, and the exit code, where only words are asked for: the version, help, or what completes a
+def _text_only(arguments: list[str]) -> tuple[str, int] | None:
+    """Return the text to print, and the exit code, if only text is requested: the version, help, or completions of a
     command line. Nothing that a command needs is imported for it. None: a command is called."""
     if "_CKPTCONV_COMPLETE" in os.environ:
         from ckptconv.cli.completion import answered
@@ -65,11 +65,11 @@ def _told(arguments: list[str]) -> tuple[str, int] | None:
     if arguments == ["--version"]:
         from ckptconv.cli.versions import versions
 
-        return "".join(f"{each}\n" for each in versions()), 0
+        return "".join(f"{version}\n" for version in versions()), 0
     if not arguments or arguments[-1] in ("-h", "--help"):
-        from ckptconv.cli.help import asked_for
+        from ckptconv.cli.help import help_for
 
-        text = asked_for(arguments)
+        text = help_for(arguments)
         return (text, 0 if arguments else UsageError.exit_code) if text else None
     return None
 
@@ -80,11 +80,11 @@ def _report(error: CkptconvError, arguments: list[str], call: Call) -> None:
     output_of(call.command or "", {"json": "--json" in arguments}).failed(error, call.input)
 
 
-def _run(arguments: list[str], call: Call, asked: tuple[str, int] | None) -> int:
-    """Print what is `asked`, or run a command, and return the exit code. Every error becomes one paragraph."""
+def _run(arguments: list[str], call: Call, answer: tuple[str, int] | None) -> int:
+    """Print the `answer`, or run a command, and return the exit code. Every error becomes one paragraph."""
     try:
-        if asked is not None:
-            text, code = asked
+        if answer is not None:
+            text, code = answer
             print(text, end="")
         else:
             code = _called(arguments, call)
@@ -108,28 +108,28 @@ def _called(arguments: list[str], call: Call) -> int:
         from ckptconv.process import spare_memory
 
         spare_memory()
-    with _formers_told(is_quiet=not {"-q", "--quiet"}.isdisjoint(arguments)):
+    with _former_names_reported(is_quiet=not {"-q", "--quiet"}.isdisjoint(arguments)):
         code = app(arguments, standalone_mode=False, prog_name="ckptconv", obj=call)
     return code if isinstance(code, int) else 0
 
 
 @contextlib.contextmanager
-def _formers_told(is_quiet: bool) -> Iterator[None]:
-    """Tell once, on stderr, which options were given by names that they had."""
+def _former_names_reported(is_quiet: bool) -> Iterator[None]:
+    """Report once, on stderr, which options were given by their former names."""
     import warnings
 
     from ckptconv.cli.console import say
     from ckptconv.options.option import FormerName
 
-    told: set[str] = set()
+    reported: set[str] = set()
     with warnings.catch_warnings():
         others = warnings.showwarning
 
         def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
             if not issubclass(category, FormerName):
                 others(message, category, *where, **more)
-            elif not is_quiet and str(message) not in told:
-                told.add(str(message))
+            elif not is_quiet and str(message) not in reported:
+                reported.add(str(message))
                 say(str(message))
 
         warnings.simplefilter("always", FormerName)

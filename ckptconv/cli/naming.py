@@ -32,45 +32,45 @@ def output_paths(
     resolve: Callable[[str], str] = resolved_name,
     suffix: str = SUFFIX,
 ) -> list[str | UsageError]:
-    """Return the path of each input's output in `directory`; an error in the place of one that would get the place of
-    another output, or of an input.
+    """Return the path of each input's output in `directory`; an error instead of a path that another output or an input
+    has.
 
     `resolve` returns the canonical form of a path. Without a template, outputs end in `suffix`; those of directories do
     not if that is safetensors', and "" stands for outputs that are all directories. Raise UsageError for a template
     that is none, and for a name that leads out of the directory.
     """
-    names = [_named(each, number, len(inputs), template, suffix) for number, each in enumerate(inputs, 1)]
-    for each, name in zip(inputs, names, strict=True):
-        _check_inside(name, directory, each.word)
+    names = [_named(input_word, number, len(inputs), template, suffix) for number, input_word in enumerate(inputs, 1)]
+    for input_word, name in zip(inputs, names, strict=True):
+        _check_inside(name, directory, input_word.word)
     paths = [join(directory, *name.rstrip("/").split("/")) for name in names]
     return _apart(inputs, paths, resolve, suffix)
 
 
-def _named(each: InputWord, number: int, count: int, template: str, suffix: str) -> str:
-    fields = fields_of(each, number, count)
+def _named(input_word: InputWord, number: int, count: int, template: str, suffix: str) -> str:
+    fields = fields_of(input_word, number, count)
     if template:
         return _filled_in(template, fields)
     if not suffix:
         return fields["stem"]
     # A file cannot stand for a sharded set in safetensors, which become a directory.
-    is_set = each.is_directory or fields["name"].endswith(_INDEX)
-    stem = fields["stem"] if each.is_directory else fields["parent"] if is_set else fields["stem"]
+    is_set = input_word.is_directory or fields["name"].endswith(_INDEX)
+    stem = fields["stem"] if input_word.is_directory else fields["parent"] if is_set else fields["stem"]
     return stem if is_set and suffix == SUFFIX else file_name(stem, suffix)
 
 
-def fields_of(each: InputWord, number: int, count: int) -> dict[str, str]:
+def fields_of(input_word: InputWord, number: int, count: int) -> dict[str, str]:
     """Return the values of a template's fields for the `number`-th of `count` inputs.
 
     `name` is the last part of its path, `stem` that without its suffix, or its revision on the hub; `parent` is the
     directory that it is in. `number` has as many digits as `count`.
     """
-    path = normalize(each.word)
+    path = normalize(input_word.word)
     if is_remote(path):
         path = path.partition("?")[0] if path.startswith(("http://", "https://")) else path
     else:
         path = os.path.abspath(path)
     name, place = basename(path), stores.at(path).plain(path)
-    stem = basename(place) if each.is_directory else os.path.splitext(name.removesuffix(_INDEX))[0]
+    stem = basename(place) if input_word.is_directory else os.path.splitext(name.removesuffix(_INDEX))[0]
     return {"stem": stem, "name": name, "parent": basename(dirname(place)), "number": f"{number:0{len(str(count))}}"}
 
 
@@ -103,15 +103,15 @@ def _check_inside(name: str, directory: str, word: str) -> None:
 def _apart(
     inputs: Sequence[InputWord], paths: Sequence[str], resolve: Callable[[str], str], suffix: str
 ) -> list[str | UsageError]:
-    """Return the path of each input's output; an error in the place of one that another output, or an input, has.
+    """Return the path of each input's output; an error instead of a path that another output or an input has.
 
     All have the same number of parts below the directory, so none lies in another.
     """
-    words = {resolve(normalize(each.word)): each.word for each in inputs}
+    words = {resolve(normalize(input_word.word)): input_word.word for input_word in inputs}
     places = [resolve(path) for path in paths]
     sharing: dict[str, list[str]] = {}
-    for each, place in zip(inputs, places, strict=True):
-        sharing.setdefault(place, []).append(each.word)
+    for input_word, place in zip(inputs, places, strict=True):
+        sharing.setdefault(place, []).append(input_word.word)
     clashes: dict[str, UsageError] = {}
     for place, path in zip(places, paths, strict=True):
         if place in words:

@@ -59,10 +59,10 @@ class _Taking:
         self.options = {option.name: option for option in options}
         self.__name__, self.__doc__ = function.__name__, function.__doc__
 
-    def __call__(self, **given: Any) -> None:
-        words = {option: given.pop(name) for name, option in self.options.items()}
+    def __call__(self, **keywords: Any) -> None:
+        words = {option: keywords.pop(name) for name, option in self.options.items()}
         for option in self._formers:
-            word = given.pop(_former(option))
+            word = keywords.pop(_former(option))
             if word in (None, (), False):
                 continue
             if words[option] not in (None, (), False):
@@ -70,16 +70,16 @@ class _Taking:
             former_given(option.former, option)
             words[option] = word
         values = {
-            option.name: option.of_words(each)
-            for option, each in words.items()
-            if each not in (None, ()) and (each or option.kind is not FLAG)
+            option.name: option.of_words(word)
+            for option, word in words.items()
+            if word not in (None, ()) and (word or option.kind is not FLAG)
         }
         others = {name: option for name, option in self.options.items() if name not in values}
         from_environment = {
-            name: value for name, each in others.items() if (value := each.of_environment()) is not None
+            name: value for name, option in others.items() if (value := option.of_environment()) is not None
         }
         try:
-            self._function(**given, **values, **from_environment)
+            self._function(**keywords, **values, **from_environment)
         except UsageError as error:
             if not from_environment:
                 raise
@@ -87,8 +87,8 @@ class _Taking:
 
     @functools.cached_property
     def _own(self) -> list[inspect.Parameter]:
-        found = inspect.signature(self._function, eval_str=True).parameters.values()
-        return [each for each in found if each.kind is each.POSITIONAL_OR_KEYWORD]
+        parameters = inspect.signature(self._function, eval_str=True).parameters.values()
+        return [parameter for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
 
     @property
     def _formers(self) -> list[Option]:
@@ -98,7 +98,7 @@ class _Taking:
     @property
     def arguments(self) -> dict[str, str]:
         """The help of each argument, by its name."""
-        return {each.name: _about(each) for each in self._own if not isinstance(each.default, bool)}
+        return {parameter.name: _about(parameter) for parameter in self._own if not isinstance(parameter.default, bool)}
 
     @functools.cached_property
     def __signature__(self) -> inspect.Signature:
@@ -110,12 +110,12 @@ class _Taking:
     # None, where it finds the default: this has none.
     @property
     def __annotations__(self) -> dict[str, Any]:  # type: ignore[override]
-        return {name: each.annotation for name, each in self.__signature__.parameters.items()}
+        return {name: parameter.annotation for name, parameter in self.__signature__.parameters.items()}
 
 
 def _about(argument: inspect.Parameter) -> str:
     """Return the help of an argument; older typer loses it with newer click."""
-    return next((each.help or "" for each in getattr(argument.annotation, "__metadata__", ())), "")
+    return next((metadata.help or "" for metadata in getattr(argument.annotation, "__metadata__", ())), "")
 
 
 def _about_variables(error: UsageError, options: list[Option]) -> UsageError:
@@ -150,7 +150,7 @@ def _former_parameter(option: Option) -> inspect.Parameter:
 
 @leaving(UNWRITTEN)
 def destination(argument: str | None, options: dict[str, Any]) -> str | None:
-    """Return OUTPUT: the `argument`, or what -o gives, which is removed from `options`. Raise UsageError for both."""
+    """Return OUTPUT: the `argument`, or the value of -o, which is removed from `options`. Raise UsageError for both."""
     named: str | None = options.pop("into", None)
     if named is not None and argument is not None:
         raise UsageError(f"OUTPUT is given twice: {argument}, and {named} with -o.", "Leave one out.")
@@ -160,15 +160,15 @@ def destination(argument: str | None, options: dict[str, Any]) -> str | None:
 @leaving(UNWRITTEN)
 def required(argument: str | None, options: dict[str, Any]) -> str:
     """Return OUTPUT likewise; raise UsageError if there is none."""
-    found = destination(argument, options)
-    if found is None:
+    output = destination(argument, options)
+    if output is None:
         raise UsageError("OUTPUT is missing.", "It follows INPUT, or -o.")
-    return found
+    return output
 
 
 @leaving(UNWRITTEN)
 def divided(words: list[str], options: dict[str, Any], needs: str, inputs: int = 1) -> tuple[list[str], str]:
-    """Return what is read, and OUTPUT: what -o gives, which is removed from `options`, or else the last of `words`.
+    """Return the inputs, and OUTPUT: the value of -o, which is removed from `options`, or else the last of `words`.
 
     Raise UsageError, which says what the command `needs`, if there are fewer `inputs`.
     """
@@ -183,19 +183,19 @@ def divided(words: list[str], options: dict[str, Any], needs: str, inputs: int =
 
 
 def run(
-    command: str, options: dict[str, Any], call: Callable[..., Any], *given: Any, **more: Any
+    command: str, options: dict[str, Any], call: Callable[..., Any], *arguments: Any, **more: Any
 ) -> tuple[Printer, Any]:
-    """Carry out a `command`: show the progress of `call`, a function of the library, and let no signal stop what comes
-    after it. Return how to print what it did, and what it returned."""
+    """Carry out a `command`: show the progress of `call`, a function of the library, and let no signal stop the report
+    after it. Return the printer of its report, and the result."""
     output = output_of(command, options)
     with output.progress() as progress:
-        result = call(*given, progress=progress, on_total=progress.begin, **more, **options)
+        result = call(*arguments, progress=progress, on_total=progress.begin, **more, **options)
     signals.ignore()
     return output, result
 
 
 def output_of(command: str, options: dict[str, Any]) -> Printer:
-    """Return how `command` prints what it does. Remove the options that say so from `options`."""
+    """Return the printer of `command`. Remove the options that decide it from `options`."""
     from ckptconv.cli.console import Printer  # not needed for --help
 
     shown = {name: options.pop(name) for name in ("json", "quiet", "verbose") if name in options}

@@ -1,4 +1,4 @@
-"""What only the command line prints with --json: the fields of objects that no call of the library returns."""
+"""Objects that only the command line prints with --json: no call of the library returns them."""
 
 from __future__ import annotations
 
@@ -6,67 +6,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 if TYPE_CHECKING:
     from typing_extensions import NotRequired
-
-
-class DTypeAndShape(TypedDict):
-    """What a tensor is like."""
-
-    dtype: str
-    """The dtype."""
-
-    shape: list[int]
-    """The shape."""
-
-
-class UnlikeTensor(TypedDict):
-    """A tensor that an input and its reference do not have in common."""
-
-    tensor: str
-    """The tensor."""
-
-    what: Literal["missing", "extra", "shape", "dtype"]
-    """How it differs."""
-
-    expected: DTypeAndShape | None
-    """What the reference has; null if it lacks it."""
-
-    found: DTypeAndShape | None
-    """What the input has; null if it lacks it."""
-
-
-class UnlikeCounts(TypedDict):
-    """How many tensors an input and its reference do not have in common."""
-
-    matched: int
-    """Tensors that both have."""
-
-    missing: NotRequired[int]
-    """Tensors that only the reference has."""
-
-    extra: NotRequired[int]
-    """Tensors that only the input has."""
-
-    shape: NotRequired[int]
-    """Tensors of another shape."""
-
-    dtype: NotRequired[int]
-    """Tensors of a dtype that cannot be cast to the reference's."""
-
-
-class UnlikeReference(TypedDict):
-    """What an input and the reference of --like do not have in common."""
-
-    what: Literal["reference"]
-    """The input does not give the tensors of its reference."""
-
-    file: str
-    """The reference."""
-
-    counts: UnlikeCounts
-    """How many there are of each kind; of those that are no difference here, none is given."""
-
-    tensors: list[UnlikeTensor]
-    """The tensors that differ, at most 1000 of each kind."""
 
 
 class OneDifference(TypedDict):
@@ -117,7 +56,7 @@ class Failure(TypedDict):
     hint: str
     """What to do; may be empty."""
 
-    difference: NotRequired[FoundDifference | UnlikeReference]
+    difference: NotRequired[FoundDifference]
     """What verify or diff found to differ; of --like, which tensors an input and its reference do not have in common,
     with `what` "reference"; or the whole report of another command, such as `rows check`."""
 

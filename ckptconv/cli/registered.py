@@ -29,7 +29,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "serve": "ckptconv.features.serve.command:serve",
     },
     "More": {
-        "finish": "ckptconv.cli.finish:finish_",
+        "finish": "ckptconv.features.parts.command:finish_",
         "thin": "ckptconv.features.thin.command:thin",
         "maps": "ckptconv.features.maps.command:maps",
         "rows": "ckptconv.features.rows.command:rows",
@@ -42,3 +42,11 @@ GROUPS: dict[str, dict[str, str]] = {
     },
 }
 COMMANDS = {name: place for group in GROUPS.values() for name, place in group.items()}
+# Fields of a report that are tables, and differences between inputs, by what they are: the module of each whose
+# `summary(value, verbose)` and `differences(difference)` return lines of text.
+SUMMARIES: dict[str, str] = {
+    "like": "ckptconv.features.like.tables",
+}
+DIFFERENCES: dict[str, str] = {
+    "reference": "ckptconv.features.like.tables",
+}

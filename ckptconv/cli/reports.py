@@ -1,12 +1,14 @@
-"""What conversions and verifications print when they are done."""
+"""The reports that conversions and verifications print."""
 
 from __future__ import annotations
 
 import os
 import shlex
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING
 
+from ckptconv.cli.registered import SUMMARIES
 from ckptconv.text import count_of, cut, format_memory, format_size, format_time, some
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ _USUAL = ("deepspeed.", "_io.BytesIO")
 
 
 def of_conversion(report: Report, verbose: bool) -> list[str]:
-    """Return what is said of a conversion."""
+    """Return the lines of the report of a conversion."""
     lines: list[str] = []
     verb = "would write" if report.dry_run else "staged" if report.part else "finished" if report.finished else "wrote"
     if report.part and not report.outputs:
@@ -38,10 +40,9 @@ def of_conversion(report: Report, verbose: bool) -> list[str]:
             lines.append(f"{verb} {len(outputs)} files in {directory} ({contents})")
     lines.extend(f"{name} ← {some(of, len(of) if verbose else FEW, str)}" for name, of in report.made_of.items())
     lines.extend(report.notes)
-    if report.like:
-        from ckptconv.cli import likeness
-
-        lines.extend(likeness.summary(report.like, verbose))
+    for field, module in SUMMARIES.items():
+        if value := getattr(report, field):
+            lines.extend(import_module(module).summary(value, verbose))
     lines.extend(recorded([report]))
     kinds = ", ".join(f"{kind} {count:,}" for kind, count in report.counts.items())
     lines.append(f"{report.format}: {kinds or count_of(report.tensors, 'tensor')}")
@@ -64,11 +65,11 @@ def of_conversion(report: Report, verbose: bool) -> list[str]:
     if report.bytes_verified:
         lines.append(f"verified: {format_size(report.bytes_verified)} match the source bit for bit")
     if report.reused:
-        what = "1 file was" if report.reused == 1 else f"{report.reused:,} files were"
-        lines.append(f"{what} reused from an interrupted run")
+        files = "1 file was" if report.reused == 1 else f"{report.reused:,} files were"
+        lines.append(f"{files} reused from an interrupted run")
     if report.part and not report.dry_run:
-        asked = " ".join(map(shlex.quote, report.finish))
-        lines.append(f"this was part {report.part}; when all parts are done, run: ckptconv finish {asked}")
+        paths = " ".join(map(shlex.quote, report.finish))
+        lines.append(f"this was part {report.part}; when all parts are done, run: ckptconv finish {paths}")
     if not report.dry_run and not report.finished:
         # Descriptions may be read twice, and are most of a small file: more may be read than there is.
         read = f"{format_size(report.bytes_read)} of" if report.bytes_read < report.input_bytes else "all"
@@ -80,7 +81,7 @@ def of_conversion(report: Report, verbose: bool) -> list[str]:
 
 
 def of_verification(done: Verification, verbose: bool) -> list[str]:
-    """Return what is said of a verification that found no difference."""
+    """Return the lines of the report of a verification that found no difference."""
     lines: list[str] = []
     verb = "compared" if done.inert else "verified"
     if verbose or len(done.outputs) <= FEW:
@@ -112,13 +113,13 @@ def _gathered(path: str) -> str:
 
 
 def _unlisted(names: list[str]) -> tuple[list[str], list[str]]:
-    """Return the names that the way back writes only if it is told to, and those that it does not write."""
+    """Return the classes that the way back writes only with an option, and those that it does not write."""
     from ckptconv.outputs import writable
     from ckptconv.pickles.nodes import Global
 
-    unlisted = [each for name in names if writable.unlisted(each := Global(*name.rpartition(".")[::2]))]
+    unlisted = [cls for name in names if writable.unlisted(cls := Global(*name.rpartition(".")[::2]))]
     known = writable.reviewed(unlisted)
-    return [str(each) for each in unlisted if each in known], [str(each) for each in unlisted if each not in known]
+    return [str(cls) for cls in unlisted if cls in known], [str(cls) for cls in unlisted if cls not in known]
 
 
 def recorded(reports: Sequence[Report]) -> Iterator[str]:
@@ -128,7 +129,7 @@ def recorded(reports: Sequence[Report]) -> Iterator[str]:
         if report.recorded:
             inputs_of.setdefault((tuple(report.recorded), report.weights_key), []).append(report.input)
     for (under, key), inputs in inputs_of.items():
-        keys = some(under, KEYS, lambda each: cut(each, KEY))
+        keys = some(under, KEYS, lambda name: cut(name, KEY))
         alone = f"--key {key} converts only the weights, " if key else ""
         whose = f" of {some(inputs, FEW, str)}" if len(reports) > 1 else ""
         yield f"the structure record{whose} also holds values under {keys}; {alone}--no-structure leaves them out"

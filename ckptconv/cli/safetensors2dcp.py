@@ -8,17 +8,20 @@ import typer
 
 from ckptconv.cli.convert import convert_one
 from ckptconv.cli.options import CONVERTING, named, required, taking
-from ckptconv.options.table import OPTIONS, STATES_READ, TO_CHECKPOINT
+from ckptconv.options.table import STATES_READ, TO_CHECKPOINT
 
 
 @taking(
     *named("into"),
     TO_CHECKPOINT,
     *named("chunks model_key optimizer_key flat_optimizer fill_states"),
-    OPTIONS["like"].explained("Cut the tensors like the checkpoint in REF, with its keys and its files."),
+    *(
+        each.explained("Cut the tensors like the checkpoint in REF, with its keys and its files.")
+        for each in named("like")
+    ),
     STATES_READ,
     *named("order opaque drop_opaque raw alone tag exclude_frozen_parameters master unstack per_rank"),
-    *(each for each in CONVERTING if each not in named("copy_config like partial fill")),
+    *(name for name in CONVERTING if name not in named("copy_config like partial fill")),
 )
 def safetensors2dcp(
     source: Annotated[

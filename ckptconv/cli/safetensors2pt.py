@@ -15,7 +15,7 @@ _NOT_BACK = "max_shard_size tied like partial fill checksum copy_config"
 
 @taking(
     *named("into alone opaque drop_opaque"),
-    *(each for each in CONVERTING if each not in named(_NOT_BACK)),
+    *(name for name in CONVERTING if name not in named(_NOT_BACK)),
 )
 def safetensors2pt(
     source: Annotated[

@@ -1,4 +1,4 @@
-"""What a stream can show: lines that are rewritten, and colours."""
+"""Abilities of a stream: rewritten lines, and colours."""
 
 from __future__ import annotations
 

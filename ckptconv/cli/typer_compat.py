@@ -1,4 +1,4 @@
-"""Changes to typer and click: the help, what is known of a call for its error, and a faster start."""
+"""Changes to typer and click: the help, the record of a call for its error, and a faster start."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _Words:
 
 
 class App(typer.Typer):
-    """A program that imports and makes only the command that it is called with: to make all of them takes 20 ms.
+    """A program that imports only the command that it is called with: all of them take 20 ms.
 
     `commands` are its commands, or groups of them: {name: "module:name"}.
     """

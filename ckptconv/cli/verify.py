@@ -15,7 +15,7 @@ OTHER_WORDS = {"verify": ("check", "validate", "test")}
 @taking(
     *named("raw alone tag exclude_frozen_parameters master unstack"),
     VERIFYING["states"],
-    OPTIONS["universal"].explained("Verify the universal checkpoint in DIR."),
+    *(each.explained("Verify the universal checkpoint in DIR.") for each in named("universal")),
     OPTIONS["for_hub"].explained("OUTPUT was written with --for-hub."),
     OPTIONS["to"].explained("OUTPUT is of this kind.", "from its name and the manifest"),
     *named("zero_stage fresh_optimizer per_rank opaque drop_opaque"),

@@ -1,4 +1,4 @@
-"""The versions of this program and of what it uses, for `--version`."""
+"""The versions of this program and of its packages, for `--version`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def versions() -> list[str]:
     for directory in sys.path:
         with contextlib.suppress(OSError):
             for entry in os.listdir(directory or "."):
-                name, _, rest = entry.partition("-")
-                if rest.endswith(".dist-info"):
-                    versions_of.setdefault(name.lower(), rest.removesuffix(".dist-info"))
+                name, _, suffix = entry.partition("-")
+                if suffix.endswith(".dist-info"):
+                    versions_of.setdefault(name.lower(), suffix.removesuffix(".dist-info"))
     python = ".".join(map(str, sys.version_info[:3]))
     return [
         f"ckptconv {__version__}",

@@ -42,7 +42,7 @@ def attempt(
             raise
         return failure
     finally:
-        gc.collect()  # of what is new: what describes a large input would stay while the next one is converted
+        gc.collect()  # of new objects: the description of a large input would stay while the next one is converted
 
 
 class _Told:

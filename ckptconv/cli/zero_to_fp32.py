@@ -35,8 +35,10 @@ def zero_to_fp32(
       ckptconv zero-to-fp32 runs/7b/checkpoints model/
       ckptconv zero-to-fp32 -t global_step1000 checkpoints model.safetensors
     """
+    from ckptconv.outputs.kinds import FURTHER
+
     options.pop("safe_serialization", None)
     output = destination(output, options)
-    if output is None and not (options.get("optimizer") or options.get("universal")):
+    if output is None and not any(options.get(name) for name in FURTHER):
         raise UsageError("zero-to-fp32 needs an OUTPUT: a directory, or a name that ends in .safetensors.")
     convert_one("zero-to-fp32", "deepspeed", checkpoint, output, options)

@@ -1,9 +1,9 @@
-"""Checks the checksums of storages while they are read: `--checksum`.
+"""Check the checksums of storages while they are read: `--checksum`.
 
 A zip archive has a CRC-32 for every storage, but torch.load does not check it, nor does any reader of ranges: a flipped
 bit goes unnoticed. Here the CRC of every piece read for the output is computed as it was read, before any kernel.
-Pieces that cover a whole storage need no further read, in whatever order they come. If only a part of a storage is
-used, the rest is read at the end.
+Pieces that cover a whole storage need no further read, in any order. If only a part of a storage is used, the rest is
+read at the end.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ class _Used:
         return [(start, stop) for start, stop in zip(stops, starts, strict=True) if start < stop]
 
 
-def _joined(one: Span, other: Span) -> Span:
-    pieces = ((span.start, span.stop - span.start, span.crc) for span in (one, other))
-    return Span(one.start, other.stop, combine(pieces))
+def _joined(first: Span, second: Span) -> Span:
+    pieces = ((span.start, span.stop - span.start, span.crc) for span in (first, second))
+    return Span(first.start, second.stop, combine(pieces))
 
 
 class Checksums:

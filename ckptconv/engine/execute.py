@@ -79,17 +79,17 @@ def carry_out(
             in_threads(queue(), workers, progress)
         ended = [worker.done() for worker in workers]
     total = Tally()
-    for each in ended:
-        total.add(each.tally)
+    for done in ended:
+        total.add(done.tally)
     if digesting:
         _finish(file, writer, ended, total, {} if digests is None else digests)
     return total
 
 
 def worth_processes(file: FilePlan, seen: Seen | None) -> bool:
-    """Whether processes, rather than threads, are to make `file`: most of it is computed, of files that each of them
-    can read for itself, what they read need not be `seen` here, and this process may be forked. Packed files are each
-    for one tensor, so that no two of them unpack one."""
+    """Whether processes, rather than threads, are to make `file`: most of it is computed, from files that each process
+    can read for itself, the data need not be `seen` here, and this process may be forked. Each packed file is for one
+    tensor, so that no two processes unpack one."""
     if seen or not is_forkable():
         return False
     data = [part for part in file.parts if type(part) is Data]
@@ -99,7 +99,7 @@ def worth_processes(file: FilePlan, seen: Seen | None) -> bool:
     if computed <= file.size // 2:
         return False
     tensors = (part.tensor for part in file.parts if not isinstance(part, (Literal, Trailer)))
-    packed = Counter(each for tensor in tensors for each in set(tensor.inputs()) if each.packed)
+    packed = Counter(source for tensor in tensors for source in set(tensor.inputs()) if source.packed)
     return max(packed.values(), default=1) == 1
 
 
@@ -170,14 +170,14 @@ def _take(queue: Iterator[Task], worker: Worker, progress: Progress | None) -> N
 def _finish(file: FilePlan, writer: Writer, ended: Sequence[Done], total: Tally, digests: dict[str, int]) -> None:
     """Put the CRC-32 of the tensors into `digests`, and write the trailers, which depend on them."""
     pieces: dict[str, list[tuple[int, int, int]]] = {}
-    for each in ended:
-        for name, crcs in (each.digests or {}).items():
+    for done in ended:
+        for name, crcs in (done.digests or {}).items():
             if isinstance(crcs, int):
                 digests[name] = crcs
             else:
                 pieces.setdefault(name, []).extend(crcs)
-        if each.digests:
-            each.digests.clear()
+        if done.digests:
+            done.digests.clear()
     digests.update((name, combine(crcs)) for name, crcs in pieces.items())
     for part in file.parts:
         # Tensors moved as tiles were never in memory in order: read them back while they are in the page cache.
@@ -186,7 +186,7 @@ def _finish(file: FilePlan, writer: Writer, ended: Sequence[Done], total: Tally,
             for at in range(0, part.nbytes, BLOCK):
                 crc = crc32(writer.read_at(part.offset + at, min(BLOCK, part.nbytes - at)), crc)
             digests[part.name] = crc
-    written = set[int]().union(*(each.trailers for each in ended))
+    written = set[int]().union(*(done.trailers for done in ended))
     for part in file.parts:
         if isinstance(part, Trailer) and part.offset not in written:
             writer.write_at(part.offset, memoryview(part.make(digests)))
@@ -210,14 +210,14 @@ class TensorReader:
         return self._worker.tally.bytes_read
 
 
-def same(one: LazyTensor, other: LazyTensor, readers: Readers) -> bool:
+def same(left: LazyTensor, right: LazyTensor, readers: Readers) -> bool:
     """Whether two tensors have the same dtype, shape and bits."""
-    if (one.dtype, one.shape) != (other.dtype, other.shape):
+    if (left.dtype, left.shape) != (right.dtype, right.shape):
         return False
-    mine, theirs = TensorReader(one, readers), TensorReader(other, readers)
+    mine, theirs = TensorReader(left, readers), TensorReader(right, readers)
     return all(
         mine.read(start, stop) == theirs.read(start, stop)
-        for start, stop in ((at, min(at + BLOCK, one.nbytes)) for at in range(0, one.nbytes, BLOCK))
+        for start, stop in ((at, min(at + BLOCK, left.nbytes)) for at in range(0, left.nbytes, BLOCK))
     )
 
 
@@ -234,7 +234,7 @@ def in_threads(
     progress: Progress | None,
     stop: threading.Event | None = None,
 ) -> None:
-    """Carry out the tasks of `queue`, in a thread for each of `workers`. Raise what one of them raises first.
+    """Carry out the tasks of `queue`, in a thread for each of `workers`. Raise the first error of any of them.
 
     `stop` is set when no further task is to be begun: those that are long look at it themselves.
     """

@@ -1,8 +1,8 @@
-"""Carries out tasks in processes that are forked for them.
+"""Carry out tasks in processes that are forked for them.
 
 Threads that compute wait for each other: numpy gives up the interpreter's lock for a few microseconds at a time, and
-each handing over costs as much. Processes do not. They have what this one has read and planned, and only what they did
-comes back. They claim tasks by numbers, which they read from a pipe. If this process is killed, there are no more.
+each handing over costs as much. Processes do not. They share all that this one has read and planned, and return only
+their results. They claim tasks by numbers, which they read from a pipe. If this process is killed, there are no more.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, cast
 
 from ckptconv.errors import CkptconvError, FailedError
-from ckptconv.process import held_beside, own_memory, reuse_memory, settled
+from ckptconv.process import note_forked, own_memory, reuse_memory, settled
 from ckptconv.storage.progress import Progress
 from ckptconv.tensors.float_formats import numpy_module
 
@@ -33,18 +33,18 @@ _Task_contra = TypeVar("_Task_contra", contravariant=True)
 _Done_co = TypeVar("_Done_co", covariant=True)
 
 
-class Telling(Protocol[_Task_contra, _Done_co]):
-    """Carries out tasks, and can tell another process what was done."""
+class Reporting(Protocol[_Task_contra, _Done_co]):
+    """Carries out tasks, and can report its results to another process."""
 
     def run(self, task: _Task_contra, /) -> int:
         """Carry out `task`. Return how many bytes that were."""
 
     def done(self) -> _Done_co:
-        """Return what was done, as something that can be pickled."""
+        """Return the results, as an object that can be pickled."""
 
 
 class _Ended(NamedTuple):
-    """What a process has done, and the bytes of memory of its own."""
+    """The results of a process, and the bytes of memory of its own."""
 
     done: object
     memory: int
@@ -59,14 +59,14 @@ class _Raised(NamedTuple):
 
 def in_processes(
     queue: Callable[[], Iterator[_Task]],
-    workers: Sequence[Callable[[], Telling[_Task, _Done]]],
+    workers: Sequence[Callable[[], Reporting[_Task, _Done]]],
     progress: Progress | None,
 ) -> list[_Done]:
     """Carry out the tasks of `queue()`, the same each time, in a process for each of `workers`, which it calls.
 
-    Return what each did. Return nothing if none can be started, as nothing is done then: the system allows no more, or
-    this process has other threads, whose locks nobody would release in a copy. Raise what one of them raises first, and
-    FailedError if one is killed.
+    Return the results of each. Return nothing if none can be started, as nothing is done then: the system allows no
+    more, or this process has other threads, whose locks would never be released in a copy. Raise the first error of any
+    of them, and FailedError if one is killed.
     """
     if threading.active_count() > 1:
         return []
@@ -84,7 +84,7 @@ def in_processes(
             signal.pthread_sigmask(signal.SIG_SETMASK, heard)
         ended = _followed(started, giving, progress)
     except BaseException:
-        # What they made is removed: nobody waits for the ends of their tasks.
+        # The files that they write are removed: the tasks need not end.
         for pid in started.values():
             os.kill(pid, signal.SIGKILL)
         raise
@@ -95,13 +95,13 @@ def in_processes(
             connection.close()
         for pid in started.values():
             os.waitpid(pid, 0)
-    held_beside(sum(each.memory for each in ended))
-    return [cast("_Done", each.done) for each in ended]
+    note_forked(sum(end.memory for end in ended))
+    return [cast("_Done", end.done) for end in ended]
 
 
 def _start(
     queue: Callable[[], Iterator[_Task]],
-    worker: Callable[[], Telling[_Task, _Done]],
+    worker: Callable[[], Reporting[_Task, _Done]],
     numbers: int,
     giving: int,
     started: dict[Connection, int],
@@ -111,7 +111,7 @@ def _start(
 
     with contextlib.ExitStack() as stack:
         try:
-            receiving, telling = map(stack.enter_context, Pipe(duplex=False))
+            receiving, sending = map(stack.enter_context, Pipe(duplex=False))
             with warnings.catch_warnings():
                 # Python knows of threads of libraries, which hold nothing that is wanted here.
                 warnings.simplefilter("ignore", DeprecationWarning)
@@ -120,7 +120,7 @@ def _start(
             return False
         stack.pop_all()
     if pid:
-        telling.close()
+        sending.close()
         started[receiving] = pid
         return True
     try:
@@ -130,16 +130,16 @@ def _start(
             connection.close()
         reuse_memory()
         with settled():
-            _work(queue(), worker, numbers, telling)
+            _work(queue(), worker, numbers, sending)
     finally:
         os._exit(0)
 
 
 def _work(
-    queue: Iterator[_Task], worker: Callable[[], Telling[_Task, _Done]], numbers: int, telling: Connection
+    queue: Iterator[_Task], worker: Callable[[], Reporting[_Task, _Done]], numbers: int, sending: Connection
 ) -> None:
-    """Carry out tasks of `queue`, whose numbers come from `numbers`. Tell the size of each, then what was done, or what
-    went wrong."""
+    """Carry out tasks of `queue`, whose numbers come from `numbers`. Send the size of each, then the results, or the
+    error."""
     try:
         working, at = worker(), 0
         while number := os.read(numbers, _NUMBER):
@@ -148,57 +148,57 @@ def _work(
             if task is None:
                 break
             at = index + 1
-            telling.send(working.run(task))
-        telling.send(_Ended(working.done(), own_memory()))
+            sending.send(working.run(task))
+        sending.send(_Ended(working.done(), own_memory()))
     except BrokenPipeError:
-        pass  # nobody wants to know any more
+        pass  # the reader has gone
     except BaseException as error:
-        _tell(error, telling)
+        _send_error(error, sending)
 
 
-def _tell(error: BaseException, telling: Connection) -> None:
+def _send_error(error: BaseException, sending: Connection) -> None:
     """Send `error` and its cause; that of a mistake is where it was made."""
     cause = error.__cause__
     if not isinstance(error, (CkptconvError, MemoryError, OSError)):
         cause = RuntimeError(traceback.format_exc())
-        if type(error).__module__ != "builtins":  # of others, nobody knows whether they can be sent
+        if type(error).__module__ != "builtins":  # other errors may be impossible to send
             error = RuntimeError(f"{type(error).__name__}: {error}")
-    telling.send(_Raised(error, cause))
+    sending.send(_Raised(error, cause))
 
 
 def _followed(started: dict[Connection, int], giving: int, progress: Progress | None) -> list[_Ended]:
-    """Give the processes as many numbers as they use, and return what they did."""
+    """Give the processes as many numbers as they use, and return their results."""
     from multiprocessing.connection import wait
 
-    given = itertools.count()
+    numbers = itertools.count()
 
     def give(count: int) -> None:
         # Without end: a process ends with the first number that is none of a task's, and there is one for each.
-        os.write(giving, b"".join(next(given).to_bytes(_NUMBER, "little") for _ in range(count)))
+        os.write(giving, b"".join(next(numbers).to_bytes(_NUMBER, "little") for _ in range(count)))
 
     give(_AHEAD * len(started))
     ended: dict[Connection, _Ended] = {}
     while len(ended) < len(started):
-        for connection in cast("list[Connection]", wait([each for each in started if each not in ended])):
-            said = _heard(connection)
-            if isinstance(said, _Ended):
-                ended[connection] = said
+        for connection in cast("list[Connection]", wait([pipe for pipe in started if pipe not in ended])):
+            message = _heard(connection)
+            if isinstance(message, _Ended):
+                ended[connection] = message
                 continue
             give(1)
             if progress:
-                progress(said)
+                progress(message)
     return list(ended.values())
 
 
 def _heard(connection: Connection) -> int | _Ended:
-    """Return what a process tells. Raise what it raised, and FailedError if it has ended without a word."""
+    """Return the next message of a process. Raise its error, and FailedError if it has ended without a message."""
     try:
-        said: int | _Ended | _Raised = connection.recv()
+        message: int | _Ended | _Raised = connection.recv()
     except EOFError:
         raise FailedError(
             "A worker process was killed, perhaps for lack of memory.",
             "Lower --memory or --jobs.",
         ) from None
-    if isinstance(said, _Raised):
-        raise said.error from said.cause
-    return said
+    if isinstance(message, _Raised):
+        raise message.error from message.cause
+    return message

@@ -17,7 +17,7 @@ from ckptconv.tensors.moves import File, Runs
 class FileBytes:
     """The bytes of one planned file, which consists of literals and tensors. For any number of threads.
 
-    `readers` read its inputs, of stores with these `options`. `on_overflow` is called when finite values of what is
+    `readers` read its inputs, of stores with these `options`. `on_overflow` is called when finite values in the bytes
     read became infinite in a cast.
     """
 
@@ -46,7 +46,7 @@ class FileBytes:
     ) -> Generator[memoryview, None, None]:
         """Yield bytes `start` to `stop`, at most about `unit` at a time, each piece valid until the next.
 
-        It takes up to four buffers of `unit`. For remote inputs, `memory` (bytes) bounds what is prefetched, with at
+        It takes up to four buffers of `unit`. For remote inputs, `memory` (bytes) bounds the prefetched data, with at
         most `requests` at a time. Raise CorruptError for an input that has changed, before any byte of it is yielded.
         """
         unit = -(-min(unit, stop - start) // ALIGNMENT) * ALIGNMENT
@@ -70,7 +70,7 @@ class FileBytes:
         for window in windows:
             assert isinstance(window, Window)
             data = worker.assemble(window)
-            # Only now: what was read before is of the version that is there now. Of stores, every request says so.
+            # Only now: bytes read before are of the version that is present now. Each request to a store checks that.
             check_unchanged((file for file in touched if not is_read_far(file)), self._options)
             touched.clear()
             if worker.tally.overflows:

@@ -59,7 +59,7 @@ class RowBlock(NamedTuple):
 
 
 class Together(NamedTuple):
-    """Windows of a tensor that is made of packed files: who makes one of them makes the next with least effort."""
+    """Windows of a tensor in compressed files. One worker takes them all, because decompression is sequential."""
 
     windows: list[Window]
 
@@ -80,7 +80,7 @@ def tasks(file: FilePlan, unit: int, positioned: bool, tile: int = 0, several: b
     groups = _sharing_rows(file, unit) if positioned else []
     shared = {id(part) for group in groups for part, _ in group}
     dtype = shape = None
-    new = tuple.__new__  # what Piece calls
+    new = tuple.__new__  # as Piece does
     for part in file.parts:
         if part.offset != at:
             raise ValueError(f"{file.name}: a part begins at {part.offset}, and the one before ends at {at}")
@@ -123,7 +123,7 @@ def tasks(file: FilePlan, unit: int, positioned: bool, tile: int = 0, several: b
             yield from (Tile(part, move) for move in moves)
             pieces, start = [], at
             continue
-        if several and size > unit and isinstance(part, Data) and any(each.packed for each in part.tensor.inputs()):
+        if several and size > unit and isinstance(part, Data) and any(source.packed for source in part.tensor.inputs()):
             if pieces:
                 yield Window(start, part.offset, pieces)
             cuts = [*range(0, size, _whole_steps(part, unit)), size]
@@ -178,7 +178,7 @@ def _whole_steps(part: Data, unit: int) -> int:
 
 
 def _made_by_pieces(tensor: LazyTensor) -> bool:
-    """Whether a tile of `tensor` takes one buffer only, of what is read: it is put in its order piece by piece."""
+    """Whether a tile of `tensor` takes one buffer only, for the bytes read: it is put in its order piece by piece."""
     if isinstance(tensor, Concat):
         return all(map(_made_by_pieces, tensor.parts))
     if isinstance(tensor, (Tagged, View, Convert)):
@@ -190,14 +190,14 @@ _Shared: TypeAlias = "tuple[Data | Checked, StridedRows]"
 
 
 def _sharing_rows(file: FilePlan, unit: int) -> list[list[_Shared]]:
-    """Return groups of parts of `file` that are beside each other in the same rows and take most of each row."""
+    """Return groups of parts of `file` that are next to each other in the same rows and take most of each row."""
     strided = [
         (part, strided_part) for part in _not_dense(file) if (strided_part := strided_rows(part.tensor)) is not None
     ]
     groups: dict[object, list[list[_Shared]]] = {}
-    for part, strided_part in sorted(strided, key=lambda each: each[1].offsets):
+    for part, strided_part in sorted(strided, key=lambda pair: pair[1].offsets):
         known = groups.setdefault(strided_part.rows, [])
-        if known and strided_part.beside(known[-1][0][1]):
+        if known and strided_part.shares_rows_of(known[-1][0][1]):
             known[-1].append((part, strided_part))
         else:
             known.append([(part, strided_part)])
@@ -297,7 +297,7 @@ def _read_by(moves: Iterable[Move]) -> Iterator[Range]:
 
 
 class StridedRows(NamedTuple):
-    """Where a tensor is that takes the same bytes from each of several consecutive rows of equal length.
+    """The place of a tensor that takes the same bytes from each of several consecutive rows of equal length.
 
     `rows` are (file, number of rows, bytes from one to the next), one for each part of a joined tensor. `offsets` are
     the first byte of each part. Tensors with the same `rows` may share them.
@@ -306,11 +306,11 @@ class StridedRows(NamedTuple):
     rows: tuple[tuple[File, int, int], ...]
     offsets: tuple[int, ...]
 
-    def beside(self, other: StridedRows) -> bool:
-        """Whether both are in the same rows, this one not before the other."""
-        return self.rows == other.rows and all(
+    def shares_rows_of(self, first: StridedRows) -> bool:
+        """Whether both are in the same rows, this one not before `first`."""
+        return self.rows == first.rows and all(
             0 <= mine - theirs < distance
-            for mine, theirs, (_, _, distance) in zip(self.offsets, other.offsets, self.rows, strict=True)
+            for mine, theirs, (_, _, distance) in zip(self.offsets, first.offsets, self.rows, strict=True)
         )
 
 
@@ -329,8 +329,8 @@ def strided_rows(tensor: LazyTensor) -> StridedRows | None:
             return None
         if tensor.dim:
             first = min(parts, key=lambda part: part.offsets)
-            return first if all(part.beside(first) for part in parts) else None
-        rows, offsets = ([*itertools.chain(*each)] for each in zip(*parts, strict=True))
+            return first if all(part.shares_rows_of(first) for part in parts) else None
+        rows, offsets = ([*itertools.chain(*column)] for column in zip(*parts, strict=True))
         return StridedRows(tuple(rows), tuple(offsets))
     if not isinstance(tensor, Stored) or not tensor.shape or not tensor.numel:
         return None

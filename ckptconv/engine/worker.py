@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ckptconv.engine.tasks import Piece, RowBlock, Task, Tile, Together, Window, is_dense
 from ckptconv.plan import Checked, Data, Literal, Trailer
@@ -35,13 +35,13 @@ Seen: TypeAlias = Callable[[File, Runs, memoryview], None]
 # By name of a tensor: its CRC-32, or (offset, bytes, CRC-32) of every piece made so far.
 Digested: TypeAlias = "dict[str, int | list[tuple[int, int, int]]]"
 
-# Converted tensors of at most a window divided by this are read together and converted at once.
-_SMALL = 8
+# Converted tensors of at most a window divided by this are read together and converted at once. The bytes of a number.
+_SMALL, _NUMBER = 8, 8
 
 
 @dataclass(eq=False, repr=False)
 class Tally:
-    """What carrying out a plan took: bytes read, written and verified, and finite values that became infinite."""
+    """Figures of carrying out a plan: bytes read, written and verified, and finite values that became infinite."""
 
     bytes_read: int = 0
     bytes_written: int = 0
@@ -63,8 +63,8 @@ class Tally:
 
 
 class Done(NamedTuple):
-    """What a worker has done: its tally, the CRC-32 of what it made, if that was asked for, and the offsets of the
-    trailers that it wrote."""
+    """The results of a worker: its tally, the CRC-32 of its tensors, if requested, and the offsets of the trailers that
+    it wrote."""
 
     tally: Tally
     digests: Digested | None
@@ -83,7 +83,7 @@ class _Span:
 
 @dataclass(eq=False, repr=False)
 class _Alike:
-    """Small conversions done at once: how to make bytes `start` to `stop` of a window.
+    """Small conversions done at once, which make bytes `start` to `stop` of a window.
 
     `kernel` is applied to the `nbytes` bytes at `ranges` (offset, length) of `file`, one range for each tensor.
     """
@@ -149,11 +149,13 @@ class Worker:
         self.digests: Digested | None = {} if digesting else None
         self.window = memoryview(bytearray(unit))
         self.scratch = self.around = memoryview(b"")
-        # What assembled moves are put into, by how deep they are inside one another.
+        # Buffers of assembled moves, by how deep they are inside one another.
         self.assemblies: list[memoryview] = []
         self.depth = 0
-        # What the first of them has, which the next tile may need again, as those of one row do.
+        # The content of the first buffer, which the next tile may need again, as those of one row do; and the last
+        # number that was computed from many, which every tile of a tensor may need.
         self.held: Assembled | None = None
+        self.number: tuple[Any, bytes] = (None, b"")
         self.junk = memoryview(bytearray(GAP))
         self.tally = Tally()
         self.trailers: set[int] = set()
@@ -176,7 +178,7 @@ class Worker:
         return size
 
     def done(self) -> Done:
-        """Return what was done, at the end."""
+        """Return the results, at the end."""
         if isinstance(self.readers, Readers):
             self.tally.bytes_read += self.readers.unpacked()
         return Done(self.tally, self.digests, self.trailers)
@@ -233,7 +235,7 @@ class Worker:
                     out[base + start : base + stop] = part.data[start:stop]
                     continue
                 if isinstance(part, Trailer):
-                    continue  # made of what comes before it, at the end
+                    continue  # computed from the bytes before it, at the end
             tensor = part.tensor
             # Many small tensors share these with the one before.
             if type(tensor) is Stored and tensor.file is near and tensor.shape is shape and tensor.strides is strides:
@@ -263,8 +265,8 @@ class Worker:
                     reads.setdefault(file, []).append((source.offset, to))  # type: ignore[union-attr]
         for file, ranges in reads.items():
             self.read(file, ranges)
-        for each in alike:
-            self.convert(each, out)
+        for conversion in alike:
+            self.convert(conversion, out)
         return out
 
     def convert(self, alike: _Alike, out: memoryview) -> None:
@@ -301,7 +303,7 @@ class Worker:
     def _pieces(self, move: Move) -> Iterator[memoryview]:
         """Yield the bytes that `move` makes, in the order of its target, each piece valid until the next.
 
-        What is only put in another order, and converted, is made piece by piece, of what was read at once.
+        A move that only reorders and converts is made piece by piece, from bytes that were read at once.
         """
         from ckptconv.tensors import kernels
 
@@ -421,6 +423,10 @@ class Worker:
                 target, file, inner, steps = move
                 if file is not None and isinstance(inner, Runs) and not (steps or target.grid or inner.grid):
                     self.read(file, [(inner.offset, assembly[target.offset : target.stop])])
+                elif isinstance(inner, Assembled) and target.nbytes <= _NUMBER:
+                    if self.number[0] != (inner, steps):
+                        self.number = (inner, steps), bytes(self._result(move))
+                    _scatter(assembly, target, memoryview(self.number[1]))
                 else:
                     _scatter(assembly, target, self._result(move))
         finally:

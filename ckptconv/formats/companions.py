@@ -62,10 +62,10 @@ def together(source: Source, options: Mapping[str, object], names: Collection[st
     """Return the companions of `source` and of its reference, of these `names` if they are given; of those that both
     have, the reference's."""
     both = [source, source.reference] if source.reference else [source]
-    return {name: file for one in both for name, file in beside(one, options, names).files.items()}
+    return {name: file for one in both for name, file in siblings(one, options, names).files.items()}
 
 
-def beside(
+def siblings(
     source: Source,
     options: Mapping[str, object],
     names: Collection[str] | None = None,
@@ -75,8 +75,8 @@ def beside(
     to it. If `names` are given, only these, to be read: through links, as weights are. Raise CorruptError for one of
     them that is no file.
 
-    What is `copied` as it stands lies in the directory: a file that is too large, or a link that leads out, is no
-    companion then. But the links of huggingface_hub's cache lead to files of the same repository.
+    Those that it has already go first. What is `copied` as it stands lies in the directory: a file that is too large,
+    or a link that leads out, is no companion then. But links of huggingface_hub's cache lead to the same repository.
     """
     found = Companions({})
     if source.stem != ADAPTER:
@@ -86,7 +86,8 @@ def beside(
         found = _in(place, names, copied)
         if found.files:
             break
-    return found
+    own = {name: file for name, file in source.companions.items() if name in (copied if names is None else names)}
+    return found._replace(files={**found.files, **own})
 
 
 def _directories(source: Source, options: Mapping[str, object]) -> Iterator[Location]:

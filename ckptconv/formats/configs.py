@@ -8,14 +8,13 @@ vLLM's and SGLang's readers, which look for `quantization_config` and dtypes in 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
+from ckptconv.errors import CkptconvError, CorruptError
 from ckptconv.storage import strict_json
 from ckptconv.storage.location import Location
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.text import brief
 
 # Keys of a configuration for the quantization of weights, and for the dtype of weights; both at any depth.
 QUANTIZING = ("quantization_config", "compression_config")
@@ -30,12 +29,12 @@ _LARGEST, _DEEPEST = 8 << 20, 64
 class Change(NamedTuple):
     """The changes that an output makes to a configuration. `dtype` is that to which weights were cast, "" for none.
     With `plain`, the weights are no longer quantized; with `quantization`, they are quantized as that describes.
-    `settings` are other changed values."""
+    `edit` returns the configuration that is true of the tensors, where they are others than those of the input."""
 
     dtype: str = ""
     plain: bool = False
     quantization: Mapping[str, Any] | None = None
-    settings: Mapping[str, Any] = {}
+    edit: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
 
 
 UNCHANGED = Change()
@@ -92,20 +91,10 @@ def values(config: Any, *keys: str, at: str = "") -> Iterator[tuple[str, Any]]:
             yield from values(item, *keys, at=f"{at}{number}.")
 
 
-def agreed(configs: Mapping[str, Any], key: str) -> Any:
-    """Return the one value under `key` in all `configs`, which are by their place; None if none has a value.
-
-    Raise UnsupportedError if two values differ.
-    """
-    said = {where: value for where, value in configs.items() if value is not None}
-    first = next(iter(said), "")
-    for where, value in said.items():
-        if value != said[first]:
-            raise UnsupportedError(
-                f"{first} and {where} contradict each other: their {key} is {brief(said[first])} and {brief(value)}.",
-                "Correct the wrong one.",
-            )
-    return said.get(first)
+def is_of_codes(key: str, value: Any) -> bool:
+    """Whether a member of a configuration is about quantized weights; "quantization" is, if mlx-lm wrote it."""
+    is_of_mlx = key == "quantization" and isinstance(value, Mapping) and "group_size" in value
+    return is_of_mlx or key in QUANTIZING or key == EXPERT_DTYPE
 
 
 def dtype_of(config: Mapping[str, Any]) -> str:
@@ -121,14 +110,14 @@ def _dtype(value: Any) -> str:
 
 def changed(config: Mapping[str, Any], change: Change) -> dict[str, Any]:
     """Return a configuration with `change`, at every depth. Everything else stays unchanged, in its order."""
-    without = (*QUANTIZING, EXPERT_DTYPE) if change.plain or change.quantization is not None else ()
+    is_new = change.plain or change.quantization is not None
 
     def of(value: Any) -> Any:
         if isinstance(value, list):
             return [of(inner) for inner in value]
         if not isinstance(value, Mapping):
             return value
-        kept = {key: of(inner) for key, inner in value.items() if key not in without}
+        kept = {key: of(inner) for key, inner in value.items() if not (is_new and is_of_codes(key, inner))}
         stale = [key for key in DTYPE if change.dtype and _dtype(kept.get(key)) not in ("", change.dtype)]
         return {**kept, **dict.fromkeys(stale, change.dtype)}
 
@@ -136,18 +125,8 @@ def changed(config: Mapping[str, Any], change: Change) -> dict[str, Any]:
     # If a configuration has no dtype, loaders assume another one than that of weights that were codes.
     if change.plain and change.dtype and not dtype_of(result):
         result[DTYPE[0]] = change.dtype
-    result = _with_settings(result, change.settings) if change.settings else result
+    result = change.edit(result) if change.edit else result
     return result if change.quantization is None else {**result, QUANTIZING[0]: change.quantization}
-
-
-def _with_settings(config: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration with other `settings`: at its top, and where it has those of its language model."""
-    inner = config.get("text_config")
-    inner = inner if isinstance(inner, Mapping) else {}
-    result = dict(config)
-    if inner:
-        result["text_config"] = {key: settings.get(key, value) for key, value in inner.items()}
-    return {**result, **{key: value for key, value in settings.items() if key in config or key not in inner}}
 
 
 def text_of(config: Mapping[str, Any]) -> str:

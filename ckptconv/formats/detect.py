@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,7 +20,7 @@ from ckptconv.formats.registered import DEEPSPEED, FORMATS, JOINING, MEGATRON
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.options.option import checked
 from ckptconv.options.registered import opening, placed
-from ckptconv.options.table import CHANGING, OPENING
+from ckptconv.options.table import CHANGING, FITTING, OPENING
 from ckptconv.pickles.nodes import is_distributed_class
 from ckptconv.pickles.refusing import refusing_attacks
 from ckptconv.storage import stores
@@ -41,7 +42,7 @@ _Found: TypeAlias = tuple[Format, Guess]
 _LOOKED_AT, _FEW = 50, 5
 
 
-@checked({**OPENING, **CHANGING})
+@checked({**OPENING, **CHANGING, **FITTING})
 def open_source(
     path: str | os.PathLike[str],
     *,
@@ -54,7 +55,6 @@ def open_source(
     structure: bool = True,
     master: bool = False,
     unstack: bool = False,
-    like: str = "",
     inert: bool = False,
     raw: bool = False,
     alone: bool = False,
@@ -71,14 +71,13 @@ def open_source(
     `exclude_frozen` and `model_rank` (one tensor-parallel rank) apply to DeepSpeed checkpoints. `key` and `states` ask
     for the value under a key and for the optimizer's states, if these are not read along with the weights. `master`
     (the optimizer's fp32 masters) and `unstack` (a tensor for each layer) apply to Megatron-core's. A structure record
-    of safetensors that does not fit the tensors is an error; with `structure` false it is left out. `like` is the path
-    of the source's reference. `order` is a path that has the order of the parameters, in which optimizers
-    number them; a reference may have the order too. `feature_options` are options of features that change a source. A
-    file that is an attack raises UnsafeError; with `inert` it is opened like any other, and nothing in it runs. `raw`
-    keeps whole modules as objects. One file of many, such as a rank's, can be inspected; a caller that takes its
-    weights for a model gets an error, unless the file is taken `alone`. "-" is standard input. Input from a pipe is
-    kept in a temporary file in `spool_dir`. `recorded` is the record in an output of the changes to its source.
-    `known` is the location of `path`, if that was inspected before.
+    of safetensors that does not fit the tensors is an error; with `structure` false it is left out. `order` is a path
+    that has the order of the parameters, in which optimizers number them. `feature_options` are options of features
+    that change a source; a feature may have the order too. A file that is an attack raises UnsafeError; with `inert`
+    it is opened like any other, and nothing in it runs. `raw` keeps whole modules as objects. One file of many, such as
+    a rank's, can be inspected; a caller that takes its weights for a model gets an error, unless the file is taken
+    `alone`. "-" is standard input. Input from a pipe is kept in a temporary file in `spool_dir`. `recorded` is the
+    record in an output of the changes to its source. `known` is the location of `path`, if that was inspected before.
     """
     path = os.fspath(path)
     if not path:
@@ -91,7 +90,7 @@ def open_source(
         path = take_pipe(path, spool_dir)
     else:
         stores.at(path).taken(path, reached, spool_dir)
-    orders = asked_orders(order, like if states else "", reaching)
+    orders = asked_orders(order, feature_options if states else {}, reaching)
     wanted = Wanted(key, states, tag, exclude_frozen, model_rank, structure, raw, master, unstack, orders=orders)
     for widened in opening(feature_options, "wanted"):
         wanted = widened(wanted, feature_options, reaching)
@@ -116,7 +115,7 @@ def open_source(
         if is_given and not is_theirs
     ]
     source = source._replace(warnings=[*source.warnings, *idle]) if idle else source
-    return with_layout(source, like=like, **reaching, **feature_options)
+    return with_layout(source, **reaching, **feature_options)
 
 
 def _joined(place: Location, source: Source, wanted: Wanted) -> Source:
@@ -132,22 +131,16 @@ def _joined(place: Location, source: Source, wanted: Wanted) -> Source:
 def with_layout(
     source: Source,
     *,
-    like: str = "",
     inert: bool = False,
     spool_dir: str = "",
     storage_options: Mapping[str, Any] | None = None,
     **feature_options: Any,
 ) -> Source:
-    """Return `source` with the reference `like` of an output, "" for none, and with the changes that features make for
-    `feature_options`.
+    """Return `source` with the changes that features make for `feature_options`.
 
     The arguments are those of `open_source`.
     """
     reaching: dict[str, Any] = {"inert": inert, "spool_dir": spool_dir, "storage_options": storage_options}
-    if is_pipe(like):
-        raise UsageError(f"--like {like} is a pipe, but a reference must be a file or directory.")
-    if like:
-        source = source.computing(like=open_source(normalize(like), structure=False, **reaching))
     for changed in opening(feature_options, "opened"):
         source = changed(source, feature_options, reaching)
     return source
@@ -182,6 +175,7 @@ def complete(source: Source, *, key: str = "", states: bool = False, inert: bool
             again = source.reread(wanted).computing(
                 **{name: computation for name, computation in source.computed.items() if name != "dequantize"}
             )
+        again = again._replace(companions=source.companions, config=source.config)
         source = source.quantized.again(again) if source.quantized else again
     if not states:
         return source
@@ -190,22 +184,24 @@ def complete(source: Source, *, key: str = "", states: bool = False, inert: bool
     return with_states_beside(source, wanted.key)
 
 
-def asked_orders(order: str, like: str, reaching: Mapping[str, Any]) -> tuple[Order, ...]:
-    """Return the orders of parameters that the user gives: by `order`, or by a reference that keeps one."""
-    if not (order or like):
-        return ()
-    from ckptconv.formats.numbers import order_files
+def asked_orders(order: str, feature_options: Mapping[str, Any], reaching: Mapping[str, Any]) -> tuple[Order, ...]:
+    """Return the orders of parameters that the user gives by `order`; without one, those that features have for
+    `feature_options`."""
+    if order:
+        from ckptconv.formats.numbers import order_files
+
+        stores = reaching["storage_options"] or {}
+        return (order_files.order_at(normalize(order), stores, lambda path: order_in(path, reaching)),)
+    kept = [orders(feature_options, reaching) for orders in opening(feature_options, "orders")]
+    return tuple(itertools.chain.from_iterable(kept))
+
+
+def order_in(path: str, reaching: Mapping[str, Any]) -> Order | None:
+    """Return the order of the weights of the checkpoint at `path`; None if it keeps none."""
     from ckptconv.formats.training import liked
 
     settings = {name: reaching[name] for name in ("inert", "spool_dir", "storage_options")}
-
-    def of_checkpoint(path: str) -> Order | None:
-        return liked(open_source(path, structure=False, **settings))
-
-    if order:
-        return (order_files.order_at(normalize(order), reaching["storage_options"] or {}, of_checkpoint),)
-    kept_order = of_checkpoint(normalize(like))
-    return (kept_order,) if kept_order else ()
+    return liked(open_source(path, structure=False, **settings))
 
 
 def _with_optimizer(source: Source, place: Location, wanted: Wanted) -> Source:
@@ -264,9 +260,9 @@ def _choose(probe: Probe) -> _Found:
         if probe.is_file and guess.sure < CERTAIN:
             _check_beginning(probe)
         meant = (guess.place or place).path
-        raise OtherFamilyError(
-            f"{meant} is {guess.called}.", f"Use: ckptconv {guess.command.format(shlex.quote(meant))}"
-        )
+        # A strict spelling from or to safetensors may go the wrong way: the user's OUTPUT is not known here.
+        command = "convert {} OUTPUT" if model_files.SAFETENSORS in (family, chosen.FAMILY) else guess.command
+        raise OtherFamilyError(f"{meant} is {guess.called}.", f"Use: ckptconv {command.format(shlex.quote(meant))}")
     return best
 
 
@@ -364,6 +360,6 @@ def _nearby(place: Location) -> str:
         return f"Did you mean {scheme}://{path_in_store}?"
     if is_remote(path) or place.parent.kind != "directory":
         meant = stores.meant(path)
-        return f"If it is {meant.what}, give {meant.url}." if meant else ""
+        return f"If it is {meant.kind}, give {meant.url}." if meant else ""
     close = difflib.get_close_matches(place.name, list(place.parent.names), n=1, cutoff=0.8)
     return f"Did you mean {os.path.join(os.path.dirname(path), close[0])}?" if close else ""

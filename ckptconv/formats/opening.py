@@ -26,16 +26,16 @@ def opened(
     *,
     key: str = "",
     states: bool = False,
-    like: str = "",
-    recorded: Any = None,
+    **asked: Any,
 ) -> Source:
-    """Return the checkpoint `origin`, as `options` ask for it. The other arguments are those of `open_source`."""
+    """Return the checkpoint `origin`, as `options` ask for it. The other arguments are those of `open_source`, such as
+    `options.fitting()`."""
     if not isinstance(origin, Source):
-        settings = {**options.opening(), "key": key, "states": states, "like": like}
-        return open_source(normalize(origin), recorded=recorded, **settings)
+        settings = {**options.opening(), **asked}
+        return open_source(normalize(origin), key=key, states=states, **settings)
     source = complete(origin, key=key, states=states, inert=options.inert)
-    layout: dict[str, Any] = {**options.changing(), **options.reaching()}
-    return with_layout(source, like=like, recorded=recorded, **layout)
+    layout: dict[str, Any] = {**options.changing(), **options.reaching(), **asked}
+    return with_layout(source, **layout)
 
 
 def all_opened(
@@ -56,8 +56,8 @@ def all_opened(
     wanted: dict[str, Any] = {
         "key": options.key,
         "states": "optimizer" in holds or has_own_states or goes_on,
-        "like": options.like if "weights" in holds else "",
         "recorded": recorded,
+        **(options.fitting() if "weights" in holds else {}),
     }
     if isinstance(origin, Source):
         return [opened(origin, options, **wanted)]
@@ -98,7 +98,8 @@ def fitted(
     if options.to and options.states:
         from ckptconv.formats.states import with_states
 
-        fitting = [with_states(source, path, options.states, **options.opening()) for source in fitting]
+        settings = {**options.opening(), **options.fitting()}
+        fitting = [with_states(source, path, options.states, **settings) for source in fitting]
     if "dcp" in holds:
         fitting = [source._replace(notes=list(map(with_states_taken, source.notes))) for source in fitting]
     return _ordered(fitting) if options.order else fitting

@@ -65,7 +65,7 @@ def weights_key(tree: Any) -> str:
         left = [name for name, value in entries(tree).items() if name not in beside and keymap.flatten(value)[0]]
         return left[0] if len(left) == 1 else ""
     for around in ("", _STATE):  # where Composer has the model and the optimizers
-        inner = below(tree, around) if around else tree
+        inner = subtree(tree, around) if around else tree
         name = next((key for key in MODEL_KEYS if _holds_names(inner, key)), "")
         if name:
             return f"{around}.{name}" if around else name
@@ -76,7 +76,7 @@ def _holds_names(tree: Any, key: str) -> bool:
     return isinstance(tree, Mapping) and isinstance(tree.get(key), Mapping) and bool(tree[key])
 
 
-def below(tree: Any, key: str) -> Any:
+def subtree(tree: Any, key: str) -> Any:
     """Return the value under `key`, a name or names joined with dots; {} if there is none."""
     if isinstance(tree, Mapping) and key in tree:
         return tree[key]

@@ -358,7 +358,7 @@ class Source(_Fields):
         if self.quantized and self.quantized.says != file.path:
             change = change._replace(plain=False)  # it is a reference's, which does not describe these
         if self.reference:
-            change = change._replace(settings={})
+            change = change._replace(edit=None)
         config = configs.changed(self.config, change)
         if config == self.config:
             return whole(file)

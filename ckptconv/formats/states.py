@@ -11,7 +11,7 @@ from ckptconv.formats.numbers.states import optimizers_alone
 from ckptconv.formats.optimizers import entries
 from ckptconv.formats.source import STATES_ARE_CONVERTED, FileFacts, Source
 from ckptconv.formats.training import weights_in, with_named, without_optimizers
-from ckptconv.options.table import named_in
+from ckptconv.options.table import FITTING, named_in
 from ckptconv.storage.paths import basename, is_same, normalize
 
 # The keys of torchtune's recipe_state.pt besides the optimizer, and a part of the names of its own models (0.6.1).
@@ -31,9 +31,10 @@ def with_states(source: Source, given_path: str, path: str, **settings: Any) -> 
             raise _none(path)
         return without_optimizers(source, source.wanted.key)
     # The choice of the checkpoint, and the layout of the output, belong to the source.
-    of_source: dict[str, Any] = {"family": "", "tag": "", "like": "", "alone": False}
+    of_source: dict[str, Any] = {"family": "", "tag": "", "alone": False}
     of_source |= {name: option.default for name, option in named_in("map size").items()}
-    donor = open_source(normalize(path), **{**settings, **of_source, "states": True})
+    opening = {name: value for name, value in settings.items() if name not in FITTING}
+    donor = open_source(normalize(path), **{**opening, **of_source, "states": True})
     alone = optimizers_alone(donor.weights)
     optimizer = None if alone else donor.states()
     if optimizer is None:
@@ -47,7 +48,7 @@ def with_states(source: Source, given_path: str, path: str, **settings: Any) -> 
                 "and with rows in another order.",
                 "Convert only the weights, or have torchtune save them with FullModelTorchTuneCheckpointer.",
             )
-        orders = donor.wanted.orders or asked_orders("", settings.get("like", ""), settings)
+        orders = donor.wanted.orders or asked_orders("", settings, settings)
         known = source._replace(wanted=source.wanted._replace(orders=orders))
         source = with_named(known, alone, donor.path, source.wanted.key)
         optimizer = source.optimizer

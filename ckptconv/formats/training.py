@@ -10,7 +10,7 @@ from ckptconv.formats.numbers.matching import Order
 from ckptconv.formats.numbers.order_files import model_of
 from ckptconv.formats.numbers.orders import is_kept
 from ckptconv.formats.numbers.states import named
-from ckptconv.formats.optimizers import below, entries, optimizers_in, weights_key
+from ckptconv.formats.optimizers import entries, optimizers_in, subtree, weights_key
 from ckptconv.formats.source import OF_REFERENCE, Source
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote
@@ -43,7 +43,7 @@ def model_alone(source: Source, key: str = "") -> Source:
         )
     left = [str(name) for name in tree if name != chosen.partition(".")[0]]
     notes = [f"took {chosen}; left out: {some(left, len(left), str)}" if left else f"took {chosen}"]
-    return source._replace(weights=below(tree, chosen), stored=None, notes=[*source.notes, *notes])
+    return source._replace(weights=subtree(tree, chosen), stored=None, notes=[*source.notes, *notes])
 
 
 def _has_tensors(tree: Mapping[Any, Any]) -> bool:
@@ -59,7 +59,7 @@ def with_states_beside(source: Source, key: str = "") -> Source:
     around, _, name = key.rpartition(".")
     optimizers = optimizers_in(source.weights, key)
     if not optimizers and around:
-        optimizers = optimizers_in(below(source.weights, around), name)
+        optimizers = optimizers_in(subtree(source.weights, around), name)
     if not optimizers:
         return source
     try:
@@ -103,7 +103,7 @@ def liked(source: Source) -> Order | None:
 def model_tree(source: Source, key: str = "") -> Any:
     """Return the value under `key`, or the weights of a training checkpoint, as it was saved."""
     key = key or weights_key(source.weights)
-    return source.weights if key in ("", ".") else below(source.tree(key), key)
+    return source.weights if key in ("", ".") else subtree(source.tree(key), key)
 
 
 def weights_in(source: Source, key: str = "") -> dict[str, LazyTensor]:
@@ -115,14 +115,14 @@ def weights_in(source: Source, key: str = "") -> dict[str, LazyTensor]:
 def without_optimizers(source: Source, key: str = "") -> Source:
     """Return `source` without the optimizers that are saved next to its weights, whose states are converted by name."""
     around, _, weights_name = (key or weights_key(source.weights)).rpartition(".")
-    tree = below(source.weights, around) if around else source.weights
+    tree = subtree(source.weights, around) if around else source.weights
     names = {name for name, _ in optimizers_in(tree, weights_name)}
     if not names:
         return source
     left: Any = {name: value for name, value in entries(tree).items() if name not in names}
     for step in reversed(around.split(".") if around else []):
         around = around.removesuffix(step).removesuffix(".")
-        left = {**(below(source.weights, around) if around else source.weights), step: left}
+        left = {**(subtree(source.weights, around) if around else source.weights), step: left}
     return source._replace(weights=left)
 
 

@@ -29,7 +29,7 @@ def fitted(line: Line, width: int | None) -> Line:
     for index, span in enumerate(line):
         size = cells(span.text)
         if size > left or (
-            size == left and index < len(line) - 1 and any(each.text.strip() for each in line[index + 1 :])
+            size == left and index < len(line) - 1 and any(later.text.strip() for later in line[index + 1 :])
         ):
             text = ""
             for char in span.text:

@@ -28,7 +28,7 @@ def measured(
 ) -> tuple[dict[str, Statistics], int]:
     """Read `tensors`. Return the statistics of each whose elements are numbers, by name, and the bytes read.
 
-    `progress` and `on_total` get bytes of tensors, as in a conversion. Raises what reading a file raises.
+    `progress` and `on_total` get bytes of tensors, as in a conversion. Raises the errors of reading a file.
     """
     parts: list[Data] = []
     done: dict[str, Statistics] = {}
@@ -67,7 +67,7 @@ class _Measuring(Writer):
     ) -> None:
         self._parts, self._tensors, self._done, self._progress = parts, tensors, done, progress
         self._starts = [part.offset for part in parts]
-        # Of the tensors that were begun and are not complete.
+        # Moments of the tensors that were begun and are not complete.
         self._begun: dict[str, Moments] = {}
         self._lock = threading.Lock()
 
@@ -81,12 +81,12 @@ class _Measuring(Writer):
 
     def _take(self, name: str, data: memoryview) -> None:
         tensor = self._tensors[name]
-        found = moments(tensor.dtype, data)
+        piece = moments(tensor.dtype, data)
         with self._lock:
-            begun = self._begun.setdefault(name, found)
-            if begun is not found:
-                begun.add(found)
+            begun = self._begun.setdefault(name, piece)
+            if begun is not piece:
+                begun.add(piece)
             if begun.seen == tensor.numel:
                 self._done[name] = self._begun.pop(name).statistics()
         if self._progress:
-            self._progress(found.seen * tensor.dtype.itemsize)
+            self._progress(piece.seen * tensor.dtype.itemsize)

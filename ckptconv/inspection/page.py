@@ -1,7 +1,7 @@
-"""Make one HTML page that shows tensors: a map of where the bytes are, and all tensors to search.
+"""Make one HTML page that shows tensors: a map of the bytes in files, and all tensors to search.
 
 The page is one file and loads nothing. Its content security policy allows only its own script and style, by their
-hashes. Names from the checkpoint are embedded as JSON only, so that they are text whatever they contain.
+hashes. Names from the checkpoint are embedded as JSON only, so that any name is text.
 """
 
 from __future__ import annotations
@@ -74,4 +74,4 @@ def tensors_of(rows: Sequence[TensorInfo], aliases: Mapping[str, str]) -> dict[s
 
 def numbers(values: Iterable[Any]) -> list[Any]:
     """Return numbers for the page; an integer that a script would round becomes text."""
-    return [str(each) if isinstance(each, int) and abs(each) > _EXACT else each for each in values]
+    return [str(value) if isinstance(value, int) and abs(value) > _EXACT else value for value in values]

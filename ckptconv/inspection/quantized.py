@@ -1,4 +1,4 @@
-"""What reports say of quantized weights, as those who find it give it to them."""
+"""Facts about quantized weights in reports, which the feature fills in."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from ckptconv.library.frameworks import named
 from ckptconv.library.memory import Memory, batches, warn_of
 from ckptconv.library.tensor import Tensor
 from ckptconv.options.option import checked, filled
-from ckptconv.options.table import OPENING, VIEWING, Options
+from ckptconv.options.table import OPENING, VIEWING, Options, named_in
 from ckptconv.outputs import selection
 from ckptconv.outputs.pipeline import check_pieces, selected
 from ckptconv.outputs.selected import Selected
@@ -44,7 +44,7 @@ else:
 
     ArrayT = TypeVar("ArrayT")
 
-# How bytes of local files are read, as safetensors names it: by maps, or by copying what is read.
+# Ways to read local files, as safetensors names them: by maps, or by copies.
 _BACKENDS = ("mmap", "pread")
 # Bytes of tensors that `forward` reads together.
 _BATCH = 16 << 20
@@ -81,16 +81,16 @@ class Names(KeysView[str], Sequence[str]):
 
 
 class Tensors(Mapping[str, Tensor], Generic[ArrayT]):
-    """Tensors by name, in the order in which they lie in the files. Nothing of them is read before it is asked for.
+    """Tensors by name, in the order in which they lie in the files. A tensor's data is read only when it is requested.
 
-    It has the methods of safetensors' `safe_open` beside those of a mapping.
+    It has the methods of safetensors' `safe_open` and those of a mapping.
     """
 
     def __init__(self, path: str, memory: Memory, framework: str, device: Any) -> None:
         self._path, self._memory, self._framework, self._device = path, memory, framework, device
 
     def _selected(self) -> Selected:
-        """Return the tensors, and what is known of them."""
+        """Return the tensors and their facts."""
         raise NotImplementedError
 
     @functools.cached_property
@@ -100,7 +100,7 @@ class Tensors(Mapping[str, Tensor], Generic[ArrayT]):
             return self._made(self._selected())
 
     def _made(self, chosen: Selected) -> dict[str, Tensor]:
-        # Of states, the tied names are nowhere but among the owners.
+        # The tied names of states are found only among the owners.
         apart = {alias: owner for alias, owner in chosen.owners.items() if alias not in chosen.tensors}
         tied = {**apart, **chosen.aliases()}
         shared = {*tied, *tied.values()}
@@ -163,12 +163,12 @@ class Tensors(Mapping[str, Tensor], Generic[ArrayT]):
         return self[name]
 
     def get_tensors(self, names: Iterable[str] | None = None) -> dict[str, ArrayT]:
-        """Return arrays by name, of all tensors or of `names`. What has to be copied is read together."""
+        """Return arrays by name, of all tensors or of `names`. Tensors that have to be copied are read together."""
         chosen = [self[name] for name in (self._tensors if names is None else names)]
-        return dict(zip([each.name for each in chosen], self._arrays(chosen), strict=True))
+        return dict(zip([tensor.name for tensor in chosen], self._arrays(chosen), strict=True))
 
     def metadata(self) -> dict[str, str] | None:
-        """Return the metadata of a safetensors file; of others, what a conversion would write; None for none."""
+        """Return the metadata of a safetensors file, or that which a conversion would write; None for none."""
         self._memory.check_open()
         with no_garbage():
             chosen = self._selected()
@@ -185,9 +185,8 @@ class Tensors(Mapping[str, Tensor], Generic[ArrayT]):
         yielded is kept.
         """
         for batch in batches((tensor.wanted() for tensor in self._tensors.values()), _BATCH):
-            chosen = [self._tensors[each.name] for each in batch]
-            arrays = self._arrays(chosen)
-            names = [each.name for each in chosen]
+            names = [wanted.name for wanted in batch]
+            arrays = self._arrays([self._tensors[name] for name in names])
             for index, name in enumerate(names):
                 array, arrays[index] = arrays[index], None
                 yield name, array
@@ -195,7 +194,7 @@ class Tensors(Mapping[str, Tensor], Generic[ArrayT]):
 
     def _arrays(self, chosen: Sequence[Tensor]) -> list[Any]:
         framework = framework_named(self._framework)
-        arrays = self._memory.arrays([each.wanted() for each in chosen], framework)
+        arrays = self._memory.arrays([tensor.wanted() for tensor in chosen], framework)
         return [framework.placed(array, self._device) for array in arrays]
 
 
@@ -213,10 +212,10 @@ class Checkpoint(Tensors[ArrayT]):
         True
     """
 
-    def __init__(self, source: Source, framework: str, device: Any, memory: Memory, given: Mapping[str, Any]) -> None:
+    def __init__(self, source: Source, framework: str, device: Any, memory: Memory, options: Mapping[str, Any]) -> None:
         super().__init__(source.path, memory, framework, device)
         self.source = source
-        self._given = given
+        self._given = options
 
     @property
     def format(self) -> str:
@@ -224,9 +223,8 @@ class Checkpoint(Tensors[ArrayT]):
         return self.source.format
 
     def _selected(self) -> Selected:
-        return selected(
-            by_name(self.source), Options(**{name: self._given[name] for name in ("key", "partial", "fill")})
-        )
+        given = {name: self._given[name] for name in named_in("key partial fill")}
+        return selected(by_name(self.source), Options(**given))
 
     def metadata(self) -> dict[str, str] | None:
         if self.source.family != SAFETENSORS:
@@ -236,9 +234,9 @@ class Checkpoint(Tensors[ArrayT]):
 
     @functools.cached_property
     def optimizer(self) -> Tensors[ArrayT]:
-        """The optimizer's states, named `<parameter>.<state>`; read only when they are asked for.
+        """The optimizer's states, named `<parameter>.<state>`; read only when they are used.
 
-        Its first use raises UsageError for a checkpoint without states, or whose states cannot be told by parameter.
+        Its first use raises UsageError for a checkpoint without states, or if states cannot be assigned to parameters.
         """
         return _States(self)
 
@@ -305,7 +303,7 @@ class _States(Tensors[ArrayT]):
 
 
 class _Branch:
-    """Makes views of a tree whose leaves are tensors."""
+    """Views of a tree whose leaves are tensors."""
 
     def __init__(self, checkpoint: Checkpoint[Any], name: str) -> None:
         self._checkpoint, self._name = checkpoint, name
@@ -358,7 +356,7 @@ class _List(_Branch, Sequence[Any]):
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return [self[each] for each in range(len(self))[index]]
+            return [self[number] for number in range(len(self))[index]]
         return self.wrapped(index, self._items[index])
 
     def __len__(self) -> int:
@@ -408,21 +406,21 @@ def open_checkpoint(
     backend: Literal["mmap", "pread"] = "mmap",
     **options: Unpack[OpenOptions],
 ) -> Checkpoint[Any]:
-    """Open the checkpoint at `path`, whatever its format, as safetensors' `safe_open` opens a file: `filename` is its
-    name for `path`.
+    """Open the checkpoint at `path`, of any format, as safetensors' `safe_open` opens a file: `filename` is its name
+    for `path`.
 
     Only descriptions are read, no tensor data. `framework` is "pt" for torch or "np" for numpy, which are imported with
     the first array; `device` is where torch's arrays go. `key` selects a subtree, as in "state_dict". `tag`,
     `exclude_frozen` and `model_rank` (one tensor-parallel rank) apply to DeepSpeed checkpoints, `master` (fp32 masters)
     and `unstack` (a tensor for each layer) to Megatron-core's. `with_states` reads the description of the optimizer's
-    states now, not when they are asked for. A file that is an attack raises UnsafeError;
-    with `inert` it is opened like any other, and nothing in it runs. A path of another `family` than the expected one
-    raises UsageError. `like` names a reference, whose names and dtypes the tensors have; what of it is missing is left
-    out with `partial`, or taken from it with `fill`. The weights of one file of many, such as a rank's, are read only
-    with `alone`, but for those of a shard of safetensors, which are whole; its `tree` can be read anyway. `backend`
-    "pread" copies what is read, where "mmap" maps it.
-    "-" is standard input; what comes through a pipe, or is compressed, is kept in a temporary file in `spool_dir`.
-    What a conversion would warn of, such as a tensor that is left out, is a UserWarning. Raise a CkptconvError.
+    states now, not when they are used. A file that is an attack raises UnsafeError; with `inert` it is opened like any
+    other, and nothing in it runs. A path of another `family` than the expected one raises UsageError. `like` names a
+    reference, whose names and dtypes the tensors have; tensors that only the reference has are left out with `partial`,
+    or taken from it with `fill`. The weights of one file of many, such as a rank's, are read only with `alone`, but for
+    those of a shard of safetensors, which are whole; its `tree` can be read anyway. `backend` "pread" copies the bytes
+    of a file, where "mmap" maps them. "-" is standard input; data from a pipe, and compressed data, is kept in a
+    temporary file in `spool_dir`. The warnings of a conversion, such as one about a tensor that is left out, are
+    UserWarnings. Raise a CkptconvError.
 
     Examples:
         >>> with ckptconv.open("model.pt", framework="np") as ck:
@@ -437,13 +435,13 @@ def open_checkpoint(
     path = normalize(filename or path)
     reading = filled(VIEWING, options)
     with no_garbage():
-        own = {name: value for name, value in reading.items() if name in OPENING}
-        source = open_source(path, states=reading["with_states"], **own)
+        opening = {name: value for name, value in reading.items() if name in OPENING}
+        source = open_source(path, states=reading["with_states"], **opening)
     warn_of(by_name(source))
     memory = Memory(source.path, reading["storage_options"], backend == "mmap", reading["spool_dir"])
-    given = {"path": path, "framework": framework, "device": device, "backend": backend, **reading}
-    return Checkpoint(source, kind, device, memory, given)
+    arguments = {"path": path, "framework": framework, "device": device, "backend": backend, **reading}
+    return Checkpoint(source, kind, device, memory, arguments)
 
 
-def _reopened(given: Mapping[str, Any]) -> Checkpoint[Any]:
-    return open_checkpoint(**given)
+def _reopened(arguments: Mapping[str, Any]) -> Checkpoint[Any]:
+    return open_checkpoint(**arguments)

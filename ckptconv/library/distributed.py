@@ -1,4 +1,4 @@
-"""A checkpoint of any format as what `torch.distributed.checkpoint.load` reads.
+"""A checkpoint of any format as a storage reader of `torch.distributed.checkpoint.load`.
 
 Source: torch/distributed/checkpoint/{storage,planner,metadata}.py of torch 2.4 to 2.13. The planner asks for boxes of
 tensors by the key that `dcp.save` would have given them: those of the shards that the rank has, and no others are read.
@@ -42,10 +42,10 @@ class DistributedReader(StorageReader):
     `path` is anything that is converted: a file, a ZeRO, FSDP or Megatron-core checkpoint, quantized weights with a
     map, a URL. Its tensors have the keys that `safetensors2dcp` gives them: `model_key="model"` is for a state dict
     {"model": …}; `states` names the checkpoint with the optimizer's states, `path` itself for one. `options` choose,
-    rename and cast them. Each rank reads the bytes of its own shards only. What is stored twice is not compared, and
-    objects of classes that are known by name only are left out.
+    rename and cast them. Each rank reads the bytes of its own shards only. Tensors that are stored twice are not
+    compared, and objects of classes that are known by name only are left out.
 
-    Raises a `CkptconvError` for what cannot be opened.
+    Raises a `CkptconvError` for a path that cannot be opened.
 
     Examples:
         >>> state = {"model": get_model_state_dict(model)}  # doctest: +SKIP
@@ -70,7 +70,7 @@ class DistributedReader(StorageReader):
         """Close the files."""
         self._memory.close()
 
-    # ---- what torch calls
+    # ---- called by torch
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin another load, of the same checkpoint."""
@@ -107,7 +107,7 @@ class DistributedReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read what a rank's plan asks for into its tensors. Raise as `Tensor.read_into` does."""
+        """Read the items of a rank's plan into its tensors. Raise as `Tensor.read_into` does."""
         import torch
         from torch.distributed.checkpoint.planner import LoadItemType
 
@@ -126,7 +126,7 @@ class DistributedReader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Return whether torch may make a reader by itself of a path, which it may not."""
+        """Return False: torch may not make a reader from a path by itself."""
         return False
 
     # ---- reading

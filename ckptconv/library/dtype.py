@@ -40,10 +40,10 @@ class ElementType:
     @property
     def dtype(self) -> Any:
         """numpy's dtype. Raise AttributeError if it has none."""
-        found = dtype_of_numpy(self.name)
-        if found is None:
+        known = dtype_of_numpy(self.name)
+        if known is None:
             raise AttributeError(f"numpy has no dtype {self.name}")
-        return found
+        return known
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, ElementType):

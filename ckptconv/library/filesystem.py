@@ -18,8 +18,8 @@ from ckptconv.library.virtual import VirtualFiles
 class VirtualFileSystem(AbstractFileSystem):  # type: ignore[misc]
     """The files that a conversion of `source` with `options` would write to a directory. Read-only.
 
-    `source` is a path, a URL or a virtual checkpoint; `fo` is the same, as fsspec names what a chained URL leads to.
-    Raise a `CkptconvError` as `VirtualFiles` does, FileNotFoundError for a name that is none of the files.
+    `source` is a path, a URL or a virtual checkpoint; `fo` is the same, as fsspec names the target of a chained URL.
+    Raise a `CkptconvError` as `VirtualFiles` does, FileNotFoundError for a name that none of the files has.
     """
 
     protocol = "ckptconv"
@@ -28,14 +28,14 @@ class VirtualFileSystem(AbstractFileSystem):  # type: ignore[misc]
     cachable = False
 
     def __init__(self, source: str | os.PathLike[str] = "", fo: str = "", **options: Any) -> None:
-        given = {name: options.pop(name) for name in _OF_FSSPEC if name in options}
-        super().__init__(**given)
+        of_fsspec = {name: options.pop(name) for name in _OF_FSSPEC if name in options}
+        super().__init__(**of_fsspec)
         if not source and not fo:
             raise UsageError(
                 "The file system needs a checkpoint.", 'Give it as source: filesystem("ckptconv", source=PATH).'
             )
-        if given.get("target_options"):
-            options.setdefault("storage_options", given["target_options"])
+        if of_fsspec.get("target_options"):
+            options.setdefault("storage_options", of_fsspec["target_options"])
         self.files = VirtualFiles(source or fo, **options)
 
     @classmethod

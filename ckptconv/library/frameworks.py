@@ -1,4 +1,4 @@
-"""torch and numpy, as what arrays are made of. Each is imported when the first array is made."""
+"""torch and numpy, as frameworks of arrays. Each is imported when the first array is made."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Framework(Protocol):
 
 
 class Torch:
-    """Tensors of torch. Those over a map can be written: what is written is private to this process."""
+    """Tensors of torch. Those over a map can be written: the changes are private to this process."""
 
     def __init__(self) -> None:
         self._torch = _imported("torch")
@@ -159,7 +159,7 @@ _NAMES = {"pt": "pt", "torch": "pt", "pytorch": "pt", "np": "np", "numpy": "np"}
 
 def named(name: str) -> str:
     """Return "pt" or "np" for the name of a framework. Raise UsageError for any other."""
-    if name not in tuple(_NAMES):  # it may be anything, also what has no hash
+    if name not in tuple(_NAMES):  # it may be any object, also one without a hash
         raise UsageError(f"The framework {name!r} is not known.", 'Give "pt" for torch or "np" for numpy.')
     return _NAMES[name]
 

@@ -39,16 +39,15 @@ def load_state_dict(
     The tensors are in a private map of the files: they are read, and take memory, only when used. They can be changed
     in place; that does not change the file. They share memory as the saved tensors did. Data that cannot be used in
     place (cast, other byte order, unaligned, in pieces on several ranks, compressed, remote) is copied into memory.
-    From a safetensors file, tensors that overlap in part are copied too, and all others are in C order, whatever their
-    strides were.
+    From a safetensors file, tensors that overlap in part are copied too, and all others are in C order, even if their
+    strides were others.
 
     With a structure record, or from a `.pt` file, the result is nested as it was saved; else it is a dict of tensors by
-    name. `key` selects a subtree, as in "state_dict"; `tag` is for DeepSpeed, `master` and
-    `unstack` for Megatron-core; `raw` keeps whole modules the objects they are; `alone` takes one file of many, such
-    as a rank's, by itself. Floating-point tensors are cast to
-    `dtype`, and all moved to `device`, if these are given. Objects of classes known by name only stay
-    `ckptconv.pickles.nodes.Opaque`. Raises a `CkptconvError`. Warns of what a conversion would, such as a tensor that
-    is left out, and if a `.pt` file beside `path` is newer.
+    name. `key` selects a subtree, as in "state_dict"; `tag` is for DeepSpeed, `master` and `unstack` for Megatron-core;
+    `raw` keeps whole modules as objects; `alone` takes one file of many, such as a rank's, by itself. Floating-point
+    tensors are cast to `dtype`, and all moved to `device`, if these are given. Objects of classes known by name only
+    stay `ckptconv.pickles.nodes.Opaque`. Raises a `CkptconvError`. Gives the warnings of a conversion, such as one
+    about a tensor that is left out, and warns if a `.pt` file next to `path` is newer.
 
     Examples:
         >>> state = ckptconv.load_state_dict("model.pt", dtype="bf16")
@@ -65,7 +64,7 @@ def load_state_dict(
         source.check_weights()
         warn_of(source)
         tree = selection.subtree(source.tree(key), key, path) if key else source.weights
-        # What the tensors become is a dict in the order of the tree, whatever order a file would have.
+        # The tensors become a dict in the order of the tree, even if a file would have another order.
         described = keymap.describe(tree, keep_order=False, tagged=True)
         check_pieces(source, described.tensors)
         wanted = _wanted(source, described, dtype)
@@ -87,17 +86,18 @@ def load_state_dict(
 
 
 def _wanted(source: Source, described: keymap.Flattened, dtype: str | None) -> list[WantedArray]:
-    """Return what to make arrays of: the tensors as they are cast, and the memory that they share."""
+    """Return the arrays to make: the tensors as they are cast, and the memory that they share."""
     # In torch files, tensors share memory as they did when saved; in other formats each has its own elements.
     in_place = source.family == model_files.TORCH
     plain = {name: untagged(tensor) for name, tensor in described.tensors.items()}
-    # Of tensors that all lie apart, only those are tied of which the source says so.
-    tied = {} if in_place else selection.untie({} if described.apart and not source.owners else plain, source.owners)
+    # If all tensors have their own storage, only those are tied that the source names.
+    is_untied = described.owns_storage and not source.owners
+    tied = {} if in_place else selection.untie({} if is_untied else plain, source.owners)
     shared = {*tied, *tied.values()}
     wanted = []
     for name, leaf in described.tensors.items():
         tensor = plain[tied.get(name, name)]
-        if name not in described.fixed:
+        if name not in described.uncastable:
             widen_only = dtype is None
             tensor = selection.converted(name, tensor, dtype or source.defaults.dtype, widen_only)
         before, storage = 0, None
@@ -115,7 +115,7 @@ def _itemsize(tensor: LazyTensor) -> int:
 
 
 def _warn_of_newer(path: str) -> None:
-    """Warn if a torch file beside the safetensors file `path` is newer."""
+    """Warn if a torch file next to the safetensors file `path` is newer."""
     stem, suffix = os.path.splitext(path)
     if suffix != ".safetensors" or is_remote(path):
         return

@@ -1,4 +1,4 @@
-"""Arrays of lazy tensors: maps of local files where the bytes lie as they are needed, else copies of what is read."""
+"""Arrays of lazy tensors: maps of local files where the bytes lie as they are needed, else copies."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ckptconv.text import reason
 
 # Without MAP_NORESERVE, Linux counts a whole private map against the available memory; with it, only written pages.
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
-# Bytes of buffers beside the arrays, for local and for remote files; that of local reads that one thread does.
+# Bytes of buffers in addition to the arrays, for local and for remote files; and of local reads by one thread.
 _BUFFERS, _FAR_BUFFERS, _ALONE = 8 << 20, 24 << 20, 2 << 20
 # Bytes from which on several threads read.
 _SHARED = 32 << 20
@@ -51,7 +51,7 @@ class WantedArray(NamedTuple):
 
 
 class Memory:
-    """What is open of a checkpoint: readers and maps of its files. For any number of threads.
+    """The open files of a checkpoint: readers and maps. For any number of threads.
 
     It may be used in a process that was forked, which opens the files anew, and can be pickled. `mapped`: use maps.
     """
@@ -108,7 +108,7 @@ class Memory:
                     self._release()
 
     def arrays(self, wanted: Sequence[WantedArray], framework: Framework) -> list[Any]:
-        """Return an array for each of `wanted`. What has to be copied is read together.
+        """Return an array for each of `wanted`. Tensors that have to be copied are read together.
 
         Raise CorruptError for a file that has changed since it was opened, FailedError for one that cannot be read, and
         UnsupportedError for a dtype that the framework lacks. Warn of values that a cast made infinite.
@@ -118,26 +118,26 @@ class Memory:
         used: dict[File, mmap.mmap | None] = {}
         dtypes: set[DType] = set()
         with self._reading() as readers:
-            for each in wanted:
-                if each.tensor.dtype not in dtypes:
-                    framework.check(each.name, each.tensor.dtype)
-                    dtypes.add(each.tensor.dtype)
-                array = None if each.key is None else self._arrays.get(_key(each, framework))
+            for item in wanted:
+                if item.tensor.dtype not in dtypes:
+                    framework.check(item.name, item.tensor.dtype)
+                    dtypes.add(item.tensor.dtype)
+                array = None if item.key is None else self._arrays.get(_key(item, framework))
                 if array is not None:
-                    check_unchanged({file.stored for file in each.tensor.inputs() if not is_far(file.path)})
-                results.append(self._over(each, framework, used) if array is None else array)
+                    check_unchanged({file.stored for file in item.tensor.inputs() if not is_far(file.path)})
+                results.append(self._over(item, framework, used) if array is None else array)
             check_unchanged(file for file, memory in used.items() if memory is not None)
-            copied = [each for each, array in zip(wanted, results, strict=True) if array is None]
+            copied = [item for item, array in zip(wanted, results, strict=True) if array is None]
             _check_growth(copied)
             tensors: list[LazyTensor] = []
             buffers: list[memoryview] = []
-            for index, each in enumerate(wanted):
-                key = _key(each, framework)
+            for index, item in enumerate(wanted):
+                key = _key(item, framework)
                 if results[index] is None:
                     results[index] = known.get(key)
                 if results[index] is None:
-                    results[index], buffer = _blank(each, framework)
-                    tensors.append(each.tensor)
+                    results[index], buffer = _blank(item, framework)
+                    tensors.append(item.tensor)
                     buffers.append(buffer)
                 if key is not None:
                     known.setdefault(key, results[index])
@@ -199,7 +199,7 @@ class Memory:
 
 
 def warn_of(source: Source) -> None:
-    """Warn of what a conversion of `source` would, in the name of whoever called the function of the library."""
+    """Give the warnings of a conversion of `source`, with the line that called the function of the library."""
     for warning in source.warnings:
         warnings.warn(warning, stacklevel=4)
 
@@ -210,14 +210,14 @@ def _key(wanted: WantedArray, framework: Framework) -> Hashable:
 
 
 def _check_growth(copied: Sequence[WantedArray]) -> None:
-    """Raise LimitError if tensors would take memory out of proportion to the files that they are made of."""
-    total = sum(each.tensor.nbytes for each in copied)
+    """Raise LimitError if tensors would take memory out of proportion to their files."""
+    total = sum(item.tensor.nbytes for item in copied)
     if total <= ROOM_TO_GROW:
         return
-    files = dict.fromkeys(itertools.chain.from_iterable(each.tensor.inputs() for each in copied))
+    files = dict.fromkeys(itertools.chain.from_iterable(item.tensor.inputs() for item in copied))
     available = sum(file.size for file in files)
     if total > MAX_GROWTH * available + ROOM_TO_GROW:
-        largest = max(copied, key=lambda each: each.tensor.nbytes)
+        largest = max(copied, key=lambda item: item.tensor.nbytes)
         raise LimitError(
             f"{total} bytes of memory would be made of {available} in files: tensors such as {largest.name!r} of "
             f"{largest.tensor.nbytes} bytes repeat the same elements. Nothing was read.",
@@ -274,11 +274,11 @@ def batches(wanted: Iterable[WantedArray], nbytes: int) -> Iterator[list[WantedA
     """Yield `wanted` in batches of at most `nbytes` bytes, but at least one tensor."""
     batch: list[WantedArray] = []
     size = 0
-    for each in wanted:
-        if batch and size + each.tensor.nbytes > nbytes:
+    for item in wanted:
+        if batch and size + item.tensor.nbytes > nbytes:
             yield batch
             batch, size = [], 0
-        batch.append(each)
-        size += each.tensor.nbytes
+        batch.append(item)
+        size += item.tensor.nbytes
     if batch:
         yield batch

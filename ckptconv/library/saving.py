@@ -1,4 +1,4 @@
-"""Save a state dict as safetensors: what converting it would write, from memory."""
+"""Save a state dict as safetensors: the files that its conversion would write, from memory."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def save_state_dict(
 
     `path` is one file if it ends in ".safetensors", else a directory, of shards and an index with `max_shard_size`.
     Tensors are torch's, on any device, numpy's arrays in mappings, which come back as torch's, and those of an opened
-    checkpoint; each that shares its memory with another is stored once. What else the state holds goes into the
-    structure record, as a conversion has it. `metadata` is written beside that. `options` are the fields of `Options`
-    that a conversion from memory can use: `max_shard_size`, `dtype`, `include`, `exclude`, `rename`, `structure`,
-    `verify`, `manifest` and so on.
+    checkpoint; each that shares its memory with another is stored once. Other values of the state go into the structure
+    record, as in a conversion. `metadata` is written in addition. `options` are the fields of `Options` that a
+    conversion from memory can use: `max_shard_size`, `dtype`, `include`, `exclude`, `rename`, `structure`, `verify`,
+    `manifest` and so on.
 
-    `progress` and `on_total` are those of `convert`. Nothing has a final name before all is complete. Raise a
-    CkptconvError: UsageError for what cannot be stored.
+    `progress` and `on_total` are those of `convert`. Files get their final names when all are complete. Raise a
+    CkptconvError: UsageError for values that cannot be stored.
 
     Examples:
         >>> report = ckptconv.save_state_dict({"w": torch.ones(2), "step": 7}, "saved.safetensors")
@@ -98,10 +98,10 @@ def _checked(metadata: Mapping[Any, Any] | None, names: Collection[str]) -> dict
         # Every program says that its tensors are torch's, which they are.
         is_ours = key in RESERVED and (key, value) not in METADATA.items()
         if is_ours or value in names:
-            what = (
+            problem = (
                 "is written automatically" if is_ours else f"would declare it as another name of the tensor {value!r}"
             )
-            raise UsageError(f"metadata {key!r} {what}.", "Give it another name.")
+            raise UsageError(f"metadata {key!r} {problem}.", "Give it another name.")
     return dict(metadata or {})
 
 
@@ -177,7 +177,7 @@ class _Memory:
         return Stored(file, 0, dtype, array.shape, contiguous_strides(array.shape))
 
     def inputs(self) -> dict[str, Hashable]:
-        """Return what identifies the data: a run that was interrupted is resumed only with the same."""
+        """Return the identity of the data: a run that was interrupted is resumed only with the same."""
         digest = hashlib.sha256()
         for data in itertools.chain.from_iterable(file.buffers for file in self.held.values()):
             digest.update(len(data).to_bytes(8, "little"))

@@ -21,12 +21,12 @@ from ckptconv.tensors.slices import Span, as_stored, sliced
 
 
 class Tensor(Handle):
-    """A tensor that is not loaded: a name, a dtype, a shape, and where its bytes are.
+    """A tensor that is not loaded: a name, a dtype, a shape, and the places of its bytes.
 
-    `tensor[1:3, ..., 0]` reads only what that needs, and returns an array of the framework that the checkpoint was
-    opened for; `torch()` and `numpy()` return all of it. An array is a view of the file, in memory only where it is
+    `tensor[1:3, ..., 0]` reads only the bytes of that slice, and returns an array of the framework that the checkpoint
+    was opened for; `torch()` and `numpy()` return all of it. An array is a view of the file, in memory only where it is
     used, if the bytes lie there as they are needed, and else a copy. A view can be written: that changes neither the
-    file nor what other processes see, but it does change other views of the same bytes. All of these raise
+    file nor the memory of other processes, but it does change other views of the same bytes. All of these raise
     CorruptError if a file has changed since the checkpoint was opened.
 
     Examples:
@@ -58,7 +58,7 @@ class Tensor(Handle):
         self._device = device
         self._key = key
 
-    # ---- what it is
+    # ---- facts
 
     @property
     def dtype(self) -> ElementType:
@@ -167,12 +167,12 @@ class Tensor(Handle):
         return array.astype(dtype) if is_cast else array.copy() if copy else array
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **settings: Any) -> Any:
-        # What has this is an array to dask, of which it makes a copy.
-        arrays = [each.__array__() if isinstance(each, Tensor) else each for each in inputs]
+        # An object with this method is an array to dask, which copies it.
+        arrays = [operand.__array__() if isinstance(operand, Tensor) else operand for operand in inputs]
         return getattr(ufunc, method)(*arrays, **settings)
 
-    def __dlpack__(self, **asked: Any) -> Any:
-        return self.torch().__dlpack__(**asked)
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.torch().__dlpack__(**options)
 
     def __dlpack_device__(self) -> Any:
         return self.torch().__dlpack_device__()
@@ -194,7 +194,7 @@ class Tensor(Handle):
         return self._tensor
 
     def wanted(self) -> WantedArray:
-        """Return what `Memory.arrays` makes arrays of."""
+        """Return the argument of `Memory.arrays` for this tensor."""
         return WantedArray(self.name, self._tensor, key=self._key)
 
     def _array(self, name: str, *, raw: bool = False, device: Any = None) -> Any:
@@ -241,7 +241,7 @@ class Size(int):
 
 
 class Index(NamedTuple):
-    """What a key selects: the span of each dimension, those to reverse afterwards, and the shape of the result."""
+    """The selection of a key: the span of each dimension, those to reverse afterwards, and the shape of the result."""
 
     spans: tuple[Span, ...]
     flipped: tuple[int, ...]
@@ -249,32 +249,32 @@ class Index(NamedTuple):
 
 
 def parsed(name: str, key: Any, shape: tuple[int, ...]) -> Index:
-    """Return what `key` selects of a tensor of `shape`; `name` is for messages. Raise as `Tensor.__getitem__` does."""
+    """Return the selection of `key` in a tensor of `shape`; `name` is for messages. Raise as `__getitem__` does."""
     keys = key if isinstance(key, tuple) else (key,)
-    used = sum(each is not None and each is not Ellipsis for each in keys)
-    ellipses = sum(each is Ellipsis for each in keys)
+    used = sum(part is not None and part is not Ellipsis for part in keys)
+    ellipses = sum(part is Ellipsis for part in keys)
     if used > len(shape) or ellipses > 1:
-        what = "more than one Ellipsis" if ellipses > 1 else f"{used} indices"
-        raise OutOfRangeError(f"{name!r} has {len(shape)} dimensions, but was given {what}.")
+        problem = "more than one Ellipsis" if ellipses > 1 else f"{used} indices"
+        raise OutOfRangeError(f"{name!r} has {len(shape)} dimensions, but was given {problem}.")
     if not ellipses:
         keys = (*keys, Ellipsis)
     spans: list[Span] = []
     flipped: list[int] = []
     result: list[int] = []
-    for each in keys:
-        if each is None:
+    for part in keys:
+        if part is None:
             result.append(1)
-        elif each is Ellipsis:
-            rest = shape[len(spans) : len(spans) + len(shape) - used]
-            spans.extend(Span(0, 1, extent) for extent in rest)
-            result.extend(rest)
-        elif isinstance(each, slice):
-            span, reverse = _of_slice(name, each, shape[len(spans)])
+        elif part is Ellipsis:
+            extents = shape[len(spans) : len(spans) + len(shape) - used]
+            spans.extend(Span(0, 1, extent) for extent in extents)
+            result.extend(extents)
+        elif isinstance(part, slice):
+            span, reverse = _of_slice(name, part, shape[len(spans)])
             flipped.extend([len(spans)] if reverse else [])
             spans.append(span)
             result.append(span.length)
         else:
-            spans.append(Span(_of_integer(name, each, shape[len(spans)]), 1, 1))
+            spans.append(Span(_of_integer(name, part, shape[len(spans)]), 1, 1))
     return Index(tuple(spans), tuple(flipped), tuple(result))
 
 
@@ -308,7 +308,7 @@ def _of_integer(name: str, key: Any, extent: int) -> int:
 
 
 def _bytes_of(buffer: Any) -> Any:
-    """Return what gives the bytes of an array: a torch tensor has no buffer of its own."""
+    """Return an object with the buffer of an array: a torch tensor has no buffer of its own."""
     if leaves.is_tensor(buffer):
         import torch
 

@@ -21,10 +21,10 @@ from ckptconv.formats.source import Source
 from ckptconv.options import RUNNING
 from ckptconv.options.option import checked
 from ckptconv.options.table import OPTIONS, Options
-from ckptconv.outputs.kinds import is_given
+from ckptconv.outputs.kinds import further, is_set
+from ckptconv.outputs.messages import notes_of, warnings_of
 from ckptconv.outputs.planning import planned
 from ckptconv.outputs.targets import Target
-from ckptconv.outputs.telling import notes_of, warnings_of
 from ckptconv.plan import Data, FilePlan, Literal
 from ckptconv.process import no_garbage
 from ckptconv.storage.files import is_held
@@ -63,7 +63,7 @@ class Overflows:
         self._files: set[str] = set()
         self.warn: Callable[[str], object] = warnings.warn
 
-    def met(self, name: str) -> None:
+    def add(self, name: str) -> None:
         """Warn of such values in a file."""
         if name not in self._files:
             self._files.add(name)
@@ -71,14 +71,14 @@ class Overflows:
 
 
 class VirtualFiles(Mapping[str, VirtualFile]):
-    """The files that a conversion of a source would write to a directory, by name, and those that belong beside them.
+    """The files that a conversion of a source would write to a directory, by name, and their companions.
 
-    `source` is what `convert` takes, or a virtual checkpoint, and `options` are those of `convert` that choose, name,
-    cast and shard. Only descriptions are read. Bytes are made when they are read, by any number of threads, and equal
-    those that `convert` writes. Pickled, it is opened again. `version` is a hash of all that decides them. `warnings`
-    and `notes` are what the report of `convert` would say before anything is written; of values that become infinite
-    in a cast, reading them warns. Raise a `CkptconvError` as `convert` does; CorruptError from `read` for an input that
-    has changed since.
+    `source` is a source of `convert`, or a virtual checkpoint, and `options` are those of `convert` that choose, name,
+    cast and shard. Only descriptions are read. Bytes are computed when they are read, by any number of threads, and
+    equal those that `convert` writes. Pickled, it is opened again. `version` is a hash of everything that decides them.
+    `warnings` and `notes` are those that the report of `convert` would have before anything is written; reading values
+    that become infinite in a cast warns. Raise a `CkptconvError` as `convert` does; CorruptError from `read` for an
+    input that has changed since.
     """
 
     version: str
@@ -89,7 +89,7 @@ class VirtualFiles(Mapping[str, VirtualFile]):
     def __init__(self, source: str | os.PathLike[str], **options: Unpack[ConvertOptions]) -> None:
         chosen = Options(**options)
         path = normalize(source)
-        if chosen.per_rank or chosen.optimizer or chosen.universal or chosen.to:
+        if chosen.per_rank or chosen.to or further(chosen):
             raise UsageError("A virtual checkpoint describes the weights of one rank or of all ranks joined.")
         self._given = (path, dict(options))
         self._closed = False
@@ -109,15 +109,15 @@ class VirtualFiles(Mapping[str, VirtualFile]):
                 opened = Source(self.format, SAFETENSORS, path, {})
                 opened = companions.with_files(opened, companions.together(opened, known), known)
             else:
-                opened = opening.opened(path, chosen, key=chosen.key, like=chosen.like)
+                opened = opening.opened(path, chosen, key=chosen.key, **chosen.fitting())
                 opened = companions.with_files(opened, companions.together(opened, known), known)
                 output = planned(opened._replace(companions={}), Target(path, "directory"), chosen)
-                change, plan = output.told.change, output.plan
+                change, plan = output.notices.change, output.plan
                 files, self.format, decided = plan.files, opened.format, plan.plan_id
                 self.warnings = list(warnings_of([opened], [output], chosen))
                 self.notes = list(notes_of([opened], [output], chosen))
-        inputs = dict.fromkeys(each.stored for file in files for each in file.inputs())
-        self.version = _hash(decided, *(f"{each.size} {each.stamp}" for each in inputs))
+        inputs = dict.fromkeys(source_file.stored for file in files for source_file in file.inputs())
+        self.version = _hash(decided, *(f"{source_file.size} {source_file.stamp}" for source_file in inputs))
         if opened.config is not None:
             self.notes += companions.notes(opened.config, change.dtype)
         names = {file.name for file in files}
@@ -130,8 +130,8 @@ class VirtualFiles(Mapping[str, VirtualFile]):
         self._files = {file.name: self._file(file, known) for file in (*files, *copies)}
 
     def _file(self, file: FilePlan, options: dict[str, Any]) -> VirtualFile:
-        copied = [each.stamp for each in file.inputs()] if not isinstance(file.parts[0], Literal) else []
-        content = FileBytes(file, self._readers, options, partial(self.overflows.met, file.name))
+        copied = [original.stamp for original in file.inputs()] if not isinstance(file.parts[0], Literal) else []
+        content = FileBytes(file, self._readers, options, partial(self.overflows.add, file.name))
         return VirtualFile(content, _hash(self.version, file.name, *copied))
 
     def read(
@@ -150,7 +150,7 @@ class VirtualFiles(Mapping[str, VirtualFile]):
             return b"".join(map(bytes, pieces))
 
     def close(self) -> None:
-        """Close the inputs: what asks for more bytes raises UsageError."""
+        """Close the inputs: further reads raise UsageError."""
         self._closed = True
         self._readers.close()
 
@@ -193,14 +193,15 @@ def _reopened(path: str, options: dict[str, Any], version: str) -> VirtualFiles:
 
 def _asks_for_no_more(options: Options) -> bool:
     """Whether the `options` leave a virtual checkpoint as it is: none but those of how to work is given."""
-    return all(OPTIONS[name].group == RUNNING for name in OPTIONS if is_given(name, options))
+    return all(OPTIONS[name].group == RUNNING for name in OPTIONS if is_set(name, options))
 
 
 def _change(files: Sequence[FilePlan]) -> Change:
-    """Return what was done to the weights in `files` that a configuration is to say."""
+    """Return the change of the weights in `files` that a configuration is to state."""
     tensors = [part.tensor for file in files for part in file.parts if isinstance(part, Data)]
     plain = [tensor for tensor in tensors if is_decoded(tensor)]
-    dtypes = {each.dtype.name for each in (*plain, *(each for each in tensors if isinstance(untagged(each), Convert)))}
+    converted = [tensor for tensor in tensors if isinstance(untagged(tensor), Convert)]
+    dtypes = {tensor.dtype.name for tensor in (*plain, *converted)}
     return Change(dtypes.pop() if len(dtypes) == 1 else "", bool(plain))
 
 
@@ -209,6 +210,6 @@ def _copy(name: str, content: LazyTensor) -> FilePlan:
     return FilePlan(name, content.nbytes, (Data(0, content, name),))
 
 
-def _hash(*told: str) -> str:
+def _hash(*texts: str) -> str:
     """Return 40 hexadecimal digits, as a commit has."""
-    return hashlib.sha256("\0".join(told).encode(errors="surrogateescape")).hexdigest()[:40]
+    return hashlib.sha256("\0".join(texts).encode(errors="surrogateescape")).hexdigest()[:40]

@@ -13,7 +13,6 @@ from typing import Any, TypedDict
 from ckptconv.options.option import Option
 from ckptconv.options.table import (
     DISTRIBUTED,
-    FINISHING,
     LOADING,
     OPTIONS,
     VERIFYING,
@@ -24,7 +23,6 @@ from ckptconv.options.table import (
 TABLES = {
     "ConvertOptions": (OPTIONS, "Options of `convert`, `save_state_dict` and `VirtualFiles`."),
     "VerifyOptions": (VERIFYING, "Options of `verify`."),
-    "FinishOptions": (FINISHING, "Options of `finish`."),
     "OpenOptions": (VIEWING, "Options of `open`."),
     "LoadOptions": (LOADING, "Options of `load_state_dict`."),
     "DistributedOptions": (DISTRIBUTED, "Options of `DistributedReader`."),
@@ -33,6 +31,7 @@ TABLES = {
 FEATURES: dict[str, str] = {
     "AverageOptions": "ckptconv.features.average.options",
     "DiffOptions": "ckptconv.features.diff.options",
+    "FinishOptions": "ckptconv.features.parts.finishing",
     "InspectOptions": "ckptconv.features.inspect.options",
     "MergeOptions": "ckptconv.features.merge.options",
     "PatchOptions": "ckptconv.features.deltas.options",

@@ -117,10 +117,6 @@ class _Tied(TypedDict, total=False):
     verify: bool
     """Compare the output with the input before publishing it."""
 
-    part: tuple[int, int] | list[int] | str | None
-    """Convert part I (from 0) of N, and leave it staged for `finish`; auto takes I and N from the environment of
-    Slurm, torchrun or Kubernetes."""
-
     digest: Literal["sha256", "blake3"] | None
     """Compute a digest of every file and tensor, for the manifest."""
 
@@ -137,10 +133,11 @@ class _Tied(TypedDict, total=False):
     drop_opaque: bool
     """The same as --opaque drop."""
 
-    quantize: Literal["fp8-block", "fp8-block-ue8m0", "mxfp8", "int4-g32"] | None
+    quantize: Literal["fp8-block", "fp8-block-ue8m0", "fp8-dynamic", "mxfp8", "int4-g32", "mxfp4", "nvfp4", "nvfp4-modelopt"] | None
     """Quantize the weight matrices of layers: to FP8 with one scale for each block of 128 by 128 (fp8-block; with
-    powers of two as scales: fp8-block-ue8m0) or for 32 elements (mxfp8), or to 4 bits with one scale for 32
-    elements (int4-g32). Embeddings, heads, norms and routers stay as they are."""
+    powers of two as scales: fp8-block-ue8m0), for each row (fp8-dynamic) or for 32 elements (mxfp8), or to 4 bits
+    with one scale for 32 elements (int4-g32, mxfp4) or for 16 (nvfp4 as compressed-tensors stores it,
+    nvfp4-modelopt as Model Optimizer does). Embeddings, heads, norms and routers stay as they are."""
 
     requantize: Literal["fp8-block", "fp8-block-ue8m0", "mxfp8", "nvfp4"] | None
     """Change the format of quantized weights without changing any number; if the format cannot hold the same numbers,
@@ -149,9 +146,16 @@ class _Tied(TypedDict, total=False):
     keep: str | list[str] | tuple[str, ...] | None
     """Do not quantize tensors whose names match, such as '*.down_proj.*'; repeatable."""
 
+    part: tuple[int, int] | list[int] | str | None
+    """Convert part I (from 0) of N, and leave it staged for `finish`; auto takes I and N from the environment of
+    Slurm, torchrun or Kubernetes."""
 
-class _Imitating(TypedDict, total=False):
+
+class _Structure(TypedDict, total=False):
     """Convert, Verify, Open, Average, Merge, Rows."""
+
+    structure: bool
+    """False: Write only tensors: no structure record, and so no other values of the checkpoint."""
 
     like: str | os.PathLike[str] | None
     """Give the output the names, files and dtypes of REF, a checkpoint, and its config.json and tokenizer; of
@@ -164,9 +168,6 @@ class _Imitating(TypedDict, total=False):
     fill: bool
     """Take the tensors that the input lacks from REF."""
 
-    structure: bool
-    """False: Write only tensors: no structure record, and so no other values of the checkpoint."""
-
 
 class _Naming(TypedDict, total=False):
     """Convert, Verify, Rows."""
@@ -178,6 +179,9 @@ class _Naming(TypedDict, total=False):
     HuggingFaceStorageWriter (dcp-hf), the two that accelerate and the Trainer of transformers load with FSDP2
     (accelerate), or a torch_checkpointing step (torch-checkpointing). Default: from the name of OUTPUT."""
 
+    per_rank: bool
+    """Write one output per tensor-parallel rank: OUTPUT/mp_rank_NN/."""
+
     universal: str | os.PathLike[str] | None
     """Write a DeepSpeed universal checkpoint to DIR, to resume training from."""
 
@@ -187,9 +191,6 @@ class _Naming(TypedDict, total=False):
 
     fresh_optimizer: bool
     """Start the universal checkpoint with zero moments at step 0, whatever INPUT holds."""
-
-    per_rank: bool
-    """Write one output per tensor-parallel rank: OUTPUT/mp_rank_NN/."""
 
     last_good: bool
     """INPUT is a run: convert its last step that is whole, and marked as complete."""
@@ -247,7 +248,7 @@ class _Working(TypedDict, total=False):
 
 
 class _Publishing(TypedDict, total=False):
-    """Convert, Verify, Finish, Average, Merge, Patch, Rows."""
+    """Convert, Verify, Average, Finish, Merge, Patch, Rows."""
 
     fsync: bool
     """False: Do not wait for the disk: a power cut may lose the output."""
@@ -271,14 +272,14 @@ class _Planning(TypedDict, total=False):
 
 
 class _Overwriting(TypedDict, total=False):
-    """Convert, Verify, Finish, Average, Diff, Inspect, Merge, Patch, Rows."""
+    """Convert, Verify, Average, Diff, Finish, Inspect, Merge, Patch, Rows."""
 
     overwrite: bool
     """Also replace files of other programs that have the names of output files."""
 
 
 class _Attesting(TypedDict, total=False):
-    """Convert, Verify, Finish, Average, Merge, Rows."""
+    """Convert, Verify, Average, Finish, Merge, Rows."""
 
     checksum: bool
     """Check the checksums that the input records, for all data that is read."""
@@ -299,7 +300,7 @@ class _Spooling(TypedDict, total=False):
 
 
 class _Connecting(TypedDict, total=False):
-    """Convert, Verify, Finish, Open, Load, Distributed, Average, Diff, Inspect, Merge, Patch, Rows, Scan."""
+    """Convert, Verify, Open, Load, Distributed, Average, Diff, Finish, Inspect, Merge, Patch, Rows, Scan."""
 
     storage_options: Mapping[str, Any] | str | None
     """Settings of a store, for fsspec, such as '{"anon": true}'."""
@@ -357,6 +358,31 @@ class _Measuring(TypedDict, total=False):
     """The size of an axis of the map, such as n=32, if shapes and config.json do not give it; repeatable."""
 
 
+class _Layers(TypedDict, total=False):
+    """Convert, Verify, Open, Rows."""
+
+    layers: str | list[int] | tuple[int, ...] | range | None
+    """Convert only these layers, such as 0-3,60, renumbered in this order, and change config.json with them."""
+
+    experts: str | list[int] | list[list[int]] | list[str] | range | None
+    """Convert only these experts of each layer, such as 0-7, renumbered, with their rows of the routers; or FILE, JSON
+    with a list of numbers for each layer that has experts."""
+
+    component: Literal["text", "vision", "mtp"] | None
+    """Convert only the language model (text) or the vision model of a model of both, with its own config.json, or the
+    layers that predict further tokens (mtp). --part I/N divides work among machines."""
+
+    vocab: int | str | None
+    """Convert only the first N rows of embeddings and head."""
+
+    graft: str | list[str] | tuple[str, ...] | None
+    """Add the tensors of REF, a checkpoint, whose names match GLOB, unchanged; repeatable. --fill adds missing
+    tensors, cast as the output is."""
+
+    config: str | os.PathLike[str] | None
+    """The configuration of the model, for a checkpoint with none next to it. A part has it as config.json."""
+
+
 class _NamingCheckpoints(TypedDict, total=False):
     """Average, Merge."""
 
@@ -380,7 +406,7 @@ class ConvertOptions(
     _Selecting,
     _Renaming,
     _Tied,
-    _Imitating,
+    _Structure,
     _Naming,
     _ReadingStates,
     _FindingTheModel,
@@ -400,6 +426,7 @@ class ConvertOptions(
     _Dequantizing,
     _Mapping,
     _Measuring,
+    _Layers,
     total=False,
 ):
     """Options of `convert`, `save_state_dict` and `VirtualFiles`."""
@@ -415,7 +442,7 @@ class VerifyOptions(
     _Selecting,
     _Renaming,
     _Tied,
-    _Imitating,
+    _Structure,
     _Naming,
     _FindingTheModel,
     _FindingStates,
@@ -434,6 +461,7 @@ class VerifyOptions(
     _Dequantizing,
     _Mapping,
     _Measuring,
+    _Layers,
     total=False,
 ):
     """Options of `verify`."""
@@ -443,13 +471,9 @@ class VerifyOptions(
     those that went into it."""
 
 
-class FinishOptions(_Publishing, _Overwriting, _Attesting, _Connecting, total=False):
-    """Options of `finish`."""
-
-
 class OpenOptions(
     _Choosing,
-    _Imitating,
+    _Structure,
     _Ordering,
     _Spooling,
     _Connecting,
@@ -460,6 +484,7 @@ class OpenOptions(
     _Dequantizing,
     _Mapping,
     _Measuring,
+    _Layers,
     total=False,
 ):
     """Options of `open`."""
@@ -504,7 +529,7 @@ class AverageOptions(
     _Selecting,
     _Renaming,
     _Tied,
-    _Imitating,
+    _Structure,
     _FindingTheModel,
     _Working,
     _Publishing,
@@ -589,6 +614,10 @@ class DiffOptions(
     """The version number of B; A is version N - 1. Default: 1."""
 
 
+class FinishOptions(_Publishing, _Overwriting, _Attesting, _Connecting, total=False):
+    """Options of `finish`."""
+
+
 class InspectOptions(
     _Sharding,
     _Choosing,
@@ -621,7 +650,7 @@ class MergeOptions(
     _Selecting,
     _Renaming,
     _Tied,
-    _Imitating,
+    _Structure,
     _FindingTheModel,
     _Working,
     _Publishing,
@@ -671,7 +700,7 @@ class RowsOptions(
     _Selecting,
     _Renaming,
     _Tied,
-    _Imitating,
+    _Structure,
     _Naming,
     _ReadingStates,
     _FindingTheModel,
@@ -691,6 +720,7 @@ class RowsOptions(
     _Dequantizing,
     _Mapping,
     _Measuring,
+    _Layers,
     total=False,
 ):
     """Options of `split_rows`, `pack_rows` and `check_rows`."""

@@ -10,10 +10,10 @@ from typing import Any, Literal, NamedTuple
 
 from ckptconv.errors import UsageError
 from ckptconv.options.registered import missing
-from ckptconv.text import brief, parse_count, parse_part, parse_path, parse_size
+from ckptconv.text import brief, parse_count, parse_path, parse_size
 
-# The memory for buffers where nobody says. If something is remote, requests are large, and several run at once; if
-# tensors are transposed, the longer the runs that are read and written, the fewer they are.
+# The default memory for buffers. If a file is remote, requests are large, and several run at once; if tensors are
+# transposed, the longer the runs that are read and written, the fewer they are.
 USUAL_MEMORY, FAR_MEMORY, SCATTERED_MEMORY = 8 << 20, 24 << 20, 16 << 20
 MOST_ITEMS = 100_000_000  # items in a row, or lines of a list
 _MOST_NUMBER = 1e100  # of which a thousand can be added up
@@ -43,9 +43,9 @@ class Default(str):
 
 
 class ValueKind(NamedTuple):
-    """What values an option takes.
+    """The values that an option takes.
 
-    `parse` converts what a caller gave; it raises UsageError, which names the option by its second argument. `words` is
+    `parse` converts a caller's value; it raises UsageError, which names the option by its second argument. `words` is
     its type on the command line, `stored` its type in JSON, and `unset` the value if none was given. `accepts` is its
     type in Python as type checkers read it, without None; the names that are not Python's are those of `keywords`.
     `values` are those that a shell completes, if they are few; or `registry`, "module:name", has them.
@@ -81,15 +81,15 @@ def _flag(value: Any, called: str) -> bool:
 def _texts(value: Any, called: str) -> tuple[str, ...]:
     if isinstance(value, str):
         return (value,)
-    if not isinstance(value, (tuple, list)) or not all(isinstance(each, str) for each in value):
+    if not isinstance(value, (tuple, list)) or not all(isinstance(text, str) for text in value):
         raise UsageError(f"{called} {brief(value)} is neither text nor a list of texts.")
     return value if isinstance(value, tuple) else tuple(value)
 
 
 def _rules(value: Any, called: str) -> tuple[str, ...]:
     rules = _texts(value, called)
-    for each in () if isinstance(rules, Rules) else rules:
-        parse_rule(each, called)
+    for rule in () if isinstance(rules, Rules) else rules:
+        parse_rule(rule, called)
     return rules
 
 
@@ -117,7 +117,7 @@ def _number(value: Any, called: str) -> float:
 def _numbers(value: Any, called: str) -> tuple[float, ...]:
     """Return finite numbers of a list, or of text with commas between them."""
     try:
-        numbers = [float(each) for each in (value.split(",") if isinstance(value, str) else value)]
+        numbers = [float(text) for text in (value.split(",") if isinstance(value, str) else value)]
     except (TypeError, ValueError, OverflowError):
         numbers = []
     if not numbers or not all(abs(number) <= _MOST_NUMBER for number in numbers):
@@ -160,10 +160,6 @@ def _dtype(value: Any, called: str) -> str:
             hint += " To write codes and scales, use --quantize, such as --quantize fp8-block."
         raise UsageError(f"{called} {brief(name)} is not a supported output dtype.", hint)
     return name
-
-
-def _part(value: Any, called: str) -> tuple[int, int] | None:
-    return None if value == "" else parse_part(value, called)
 
 
 def _names(value: Any, called: str) -> dict[str, str]:
@@ -247,7 +243,6 @@ MAPPING = ValueKind(_mapping, stored=dict, unset={}, accepts="Mapping[str, Any] 
 NUMBERS = ValueKind(_numbers, stored=list, accepts="str | list[float] | tuple[float, ...]")
 NUMBER = ValueKind(_number, stored=float, accepts="float | str")
 SIZE = ValueKind(parse_size, stored=int, accepts="int | str")
-PART = ValueKind(_part, stored=list, accepts="tuple[int, int] | list[int] | str")
 DTYPE = ValueKind(
     _dtype,
     accepts="DTypeName | TorchDType",

@@ -1,4 +1,4 @@
-"""An option: what it takes, how its values are checked, and how it stands in tables.
+"""An option: its values, their checks, and its place in tables.
 
 A table is a mapping of names to options. Classes of options hold the values that a caller gave (`Given`), and functions
 of the library check their keywords by a table (`checked`).
@@ -29,16 +29,16 @@ _SWITCHES = {
 
 
 class Option:
-    """One option: what it takes, and its names and help on the command line.
+    """One option: its values, and its names and help on the command line.
 
-    `about` is its help. `default` is as a user would write it; None is the kind's. `fallback` says in words what is
-    done without it, if `default` does not: a text, or {command: text}, where "" stands for all other commands. `flags`
-    are its names on the command line if not its own name; a flag that is True by default is turned off there by --no-…
+    `about` is its help. `default` is as a user would write it; None is the kind's. `fallback` is in words the behaviour
+    without it, if `default` does not say it: a text, or {command: text}, with "" for all other commands. `flags` are
+    its names on the command line if not its own name; a flag that is True by default is turned off there by --no-…
     `group` is its place in the help; `common`: the short help has it too, of every command that
     takes it, or of those that are named. `env` is the environment variable that gives
     the command line's default. `decides`: the content of an output depends on it, so manifests and plan ids record it.
-    `former` is a flag that it had, and its name in Python with that: both are still taken, and the caller is told.
-    `origin` is the option that it is the same as, with another help.
+    `former` is a flag that it had, and its name in Python with that: both are still taken, with a warning. `origin` is
+    the option that it repeats with another help.
     """
 
     name = ""
@@ -76,10 +76,10 @@ class Option:
         self, about: str, fallback: str | Mapping[str, str] = "", kind: ValueKind | None = None, former: str = ""
     ) -> Option:
         """Return the same option with another help, with other values if `kind` is given, and with a `former` name."""
-        other = copy.copy(self)
-        other.about, other.fallback, other.written, other.kind = about, fallback, None, kind or self.kind
-        other.former = former
-        return other
+        copied = copy.copy(self)
+        copied.about, copied.fallback, copied.written, copied.kind = about, fallback, None, kind or self.kind
+        copied.former = former
+        return copied
 
     @property
     def former_name(self) -> str:
@@ -87,7 +87,7 @@ class Option:
         return self.former.lstrip("-").replace("-", "_")
 
     def default_of(self, command: str) -> str:
-        """Return what `command` does without it, in words; "" if that goes without saying."""
+        """Return the behaviour of `command` without it, in words; "" if that goes without saying."""
         default = self.fallback or (str(self.written) if self.kind is not FLAG and self.written is not None else "")
         return default if isinstance(default, str) else default.get(command, default.get("", ""))
 
@@ -101,7 +101,7 @@ class Option:
         `called`, or by its own name."""
         if value is None and self.kind is not FLAG:
             return copy.copy(self.default)
-        # What holds for every command has been parsed, and stays marked.
+        # The value for every command has been parsed, and stays marked.
         return value if isinstance(value, Default) else self.kind.parse(value, called or self.name)
 
     def parameter(self) -> inspect.Parameter:
@@ -169,10 +169,10 @@ def options_in(owner: type) -> dict[str, Option]:
 
 
 class _Signature:
-    """The signature of a class of options. It is made when somebody looks: `inspect` takes longer to import than all
-    that a start needs."""
+    """The signature of a class of options. It is made when it is first used: `inspect` takes longer to import than
+    everything that a start needs."""
 
-    def __get__(self, given: Any, owner: type[Given]) -> inspect.Signature:
+    def __get__(self, instance: Any, owner: type[Given]) -> inspect.Signature:
         import inspect
 
         return inspect.Signature([option.parameter() for option in owner.table.values()])
@@ -187,12 +187,12 @@ class Given:
     def __init_subclass__(cls) -> None:
         cls.table = options_in(cls)
 
-    def __init__(self, **given: Any) -> None:
-        for name in given:
+    def __init__(self, **values: Any) -> None:
+        for name in values:
             if name not in self.table:
                 raise unknown(name, self.table)
         for name, option in self.table.items():
-            vars(self)[name] = option.parse(given[name]) if name in given else copy.copy(option.default)
+            vars(self)[name] = option.parse(values[name]) if name in values else copy.copy(option.default)
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"cannot set {name!r} of {type(self).__name__}: make others with `replaced`")
@@ -210,9 +210,9 @@ class Given:
         """Return those of `options`, which are more, that this class has."""
         return cls(**{name: getattr(options, name) for name in cls.table})
 
-    def replaced(self, **given: Any) -> Self:
-        """Return these options with what is `given` in the place of theirs."""
-        return type(self)(**{**vars(self), **given})
+    def replaced(self, **changes: Any) -> Self:
+        """Return these options with `changes` to their values."""
+        return type(self)(**{**vars(self), **changes})
 
 
 naming = functools.partial(option, group=NAMING)
@@ -230,28 +230,28 @@ def checked(table: Mapping[str, Option]) -> Callable[[_Function], _Function]:
 
     def decorate(function: Any) -> Any:
         code = function.__code__
-        own = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        own_names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         open_ended = bool(code.co_flags & _TAKES_KEYWORDS)
-        known = [*own, *(name for name in table if open_ended and name not in own)]
+        known = [*own_names, *(name for name in table if open_ended and name not in own_names)]
         formers = {table[name].former_name: table[name] for name in known if name in table and table[name].former}
 
         @functools.wraps(function)
-        def call(*args: Any, **given: Any) -> Any:
-            for name in [name for name in formers if name in given and name not in known]:
+        def call(*args: Any, **keywords: Any) -> Any:
+            for name in [name for name in formers if name in keywords and name not in known]:
                 option = formers[name]
-                if option.name in given:
+                if option.name in keywords:
                     raise UsageError(f"{name} and {option.name} are one option, and both were given.")
                 former_given(option.former, option)
-                given[option.name] = given.pop(name)
-            for name, value in given.items():
+                keywords[option.name] = keywords.pop(name)
+            for name, value in keywords.items():
                 if name not in known:
                     raise unknown(name, known)
                 if name in table:
-                    given[name] = table[name].parse(value)
-            return function(*args, **given)
+                    keywords[name] = table[name].parse(value)
+            return function(*args, **keywords)
 
         if open_ended:
-            call.__wrapped__ = _Expanded(function, {name: table[name] for name in known[len(own) :]})  # type: ignore[assignment]
+            call.__wrapped__ = _Expanded(function, {name: table[name] for name in known[len(own_names) :]})  # type: ignore[assignment]
         return call
 
     return decorate
@@ -260,7 +260,7 @@ def checked(table: Mapping[str, Option]) -> Callable[[_Function], _Function]:
 class _Expanded:
     """The wrapped function, as `inspect` sees it: its signature has the options of `table` instead of any keywords.
 
-    The signature is made when somebody looks, as for `_Signature`. Its text, which `help` shows above the docstring,
+    The signature is made when it is first used, as for `_Signature`. Its text, which `help` shows above the docstring,
     has the function's own parameters alone.
     """
 
@@ -275,24 +275,24 @@ class _Expanded:
 
         class Expanded(inspect.Signature):
             def __str__(self) -> str:
-                own = [
+                kept = [
                     parameter.replace(annotation=parameter.empty)
                     for name, parameter in self.parameters.items()
                     if name not in table
                 ]
                 keywords = inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD)
-                return str(inspect.Signature([*own, keywords]))
+                return str(inspect.Signature([*kept, keywords]))
 
             def format(self, **_: Any) -> str:  # which `help` calls from Python 3.13 on
                 return str(self)
 
         signature = inspect.signature(self.__wrapped__)
-        own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
+        kept = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
         return Expanded(
-            [*own, *(option.parameter() for option in table.values())], return_annotation=signature.return_annotation
+            [*kept, *(option.parameter() for option in table.values())], return_annotation=signature.return_annotation
         )
 
 
-def filled(table: Mapping[str, Option], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parsed values `given`, and the defaults of the other options in `table`."""
-    return {name: given[name] if name in given else copy.copy(option.default) for name, option in table.items()}
+def filled(table: Mapping[str, Option], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parsed `values`, and the defaults of the other options in `table`."""
+    return {name: values[name] if name in values else copy.copy(option.default) for name, option in table.items()}

@@ -19,20 +19,29 @@ FEATURES: Mapping[str, str] = {
     "quantized": "dequantize quantize requantize keep",
     "provenance": "attest",
     "maps": "map size",
+    "like": "like partial fill",
+    "universal": "universal zero_stage fresh_optimizer",
+    "parts": "part",
     "steps": "last_good",
+    "model_parts": "layers experts component vocab graft config",
 }
-# Of these, those that change what is opened, or a source when it is opened, in this order, and what asks for that:
-# options, or `recorded`, what the record of an output says of how its source was changed. `opening.py` in the folder
-# has some of these functions. The options `asked` have the dtype among them; `reaching` is how checkpoints are reached.
-# - `placed(path, asked, reaching)` returns the path of what is opened in the place of `path`;
-# - `wanted(wanted, asked, reaching)` returns what is to be read;
+# Features that change the place of a source, or a source when it is opened, in this order, and the options that ask for
+# it, or `recorded`: the record in an output about the change of its source. `opening.py` in the folder has some of the
+# following functions. The options `asked` have the dtype among them; `reaching` is how checkpoints are reached.
+# - `placed(path, asked, reaching)` returns the path that is opened instead of `path`;
+# - `wanted(wanted, asked, reaching)` returns the parts to be read;
+# - `orders(asked, reaching)` returns the orders of parameters that the feature has;
 # - `opened(source, asked, reaching)` returns the source as the options say;
-# - `advise(error, path, options)` adds to the error of a conversion of `path` which option helps, asked for or not.
+# - `advise(error, path, options)` adds an option that helps to the error of a conversion of `path`.
 OPENED: Mapping[str, str] = {
+    "like": "like",
     "steps": "last_good",
+    "model_parts": "layers experts component vocab graft config",
     "quantized": "dequantize requantize",
     "maps": "map size recorded",
 }
+# Of these, those that do so for an output of weights alone: what it is to be like.
+FITTED = ("like",)
 
 
 @functools.cache
@@ -48,30 +57,30 @@ def missing(name: str) -> str:
     return next((feature for feature in every if name not in options_of(feature)), "")
 
 
-def opening(asked: Mapping[str, Any], hook: str) -> list[Callable[..., Any]]:
-    """Return the functions `hook` of the features that change what is opened as is `asked`."""
-    return [function for feature in _chosen(asked) for function in _hooks(feature, hook)]
+def opening(options: Mapping[str, Any], hook: str) -> list[Callable[..., Any]]:
+    """Return the functions `hook` of the features that change a source by `options`."""
+    return [function for feature in _chosen(options) for function in _hooks(feature, hook)]
 
 
-def placed(path: str, asked: Mapping[str, Any], reaching: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the path of what is opened in the place of `path`, as is `asked`, and what is asked of that."""
-    left = dict(asked)
-    for feature in _chosen(asked):
+def placed(path: str, options: Mapping[str, Any], reaching: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the path that is opened instead of `path` by `options`, and the options that are left."""
+    left = dict(options)
+    for feature in _chosen(options):
         for place in _hooks(feature, "placed"):
-            path = place(path, asked, reaching)
+            path = place(path, options, reaching)
             left = {name: value for name, value in left.items() if name not in OPENED[feature].split()}
     return path, left
 
 
 def advise(error: CkptconvError, path: str, options: Mapping[str, Any]) -> None:
-    """Add to the error of converting `path` which option of a feature helps."""
+    """Add an option of a feature that helps to the error of converting `path`."""
     for feature in OPENED:
         for hook in _hooks(feature, "advise"):
             hook(error, path, options)
 
 
-def _chosen(asked: Mapping[str, Any]) -> list[str]:
-    return [feature for feature, names in OPENED.items() if any(asked.get(name) for name in names.split())]
+def _chosen(options: Mapping[str, Any]) -> list[str]:
+    return [feature for feature, names in OPENED.items() if any(options.get(name) for name in names.split())]
 
 
 def _hooks(feature: str, hook: str) -> list[Callable[..., Any]]:

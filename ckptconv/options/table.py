@@ -22,7 +22,6 @@ from ckptconv.options.kinds import (
     MAPPING,
     OPAQUE,
     OUTPUT_KIND,
-    PART,
     PATH,
     RULES,
     SCATTERED_MEMORY,
@@ -34,12 +33,12 @@ from ckptconv.options.kinds import (
     USUAL_MEMORY,
     counted,
 )
-from ckptconv.options.option import Given, Option, deciding, naming, option, options_in
-from ckptconv.options.registered import FEATURES, OPENED, missing, options_of
+from ckptconv.options.option import Given, Option, deciding, option, options_in
+from ckptconv.options.registered import FEATURES, FITTED, OPENED, missing, options_of
 
 # Options with this group are for Python only.
 LIBRARY = "library"
-# The value of an option for what is not to be done again, or undone, though the input's record tells of it.
+# The value of an option for a change that is not to be repeated, or undone, though the input's record has it.
 NONE = "none"
 
 # The commands that take one checkpoint, whose short help has which part of it to take.
@@ -125,17 +124,6 @@ class Options(Given):
         metavar="alias|duplicate",
         group=NAMING,
     )
-    like: str = naming(
-        PATH,
-        "Give the output the names, files and dtypes of REF, a checkpoint, and its config.json and tokenizer; of "
-        "torch.distributed.checkpoint, the cuts of REF. Missing tensors, extra tensors and other shapes are errors "
-        "before anything is written.",
-        metavar="REF",
-        fallback={"verify": "from the manifest"},
-        common=True,
-    )
-    partial: bool = deciding(FLAG, "Leave out the tensors of REF that the input lacks, and list them.", group=NAMING)
-    fill: bool = deciding(FLAG, "Take the tensors that the input lacks from REF.", group=NAMING)
     structure: bool = deciding(
         FLAG,
         "Write only tensors: no structure record, and so no other values of the checkpoint.",
@@ -211,7 +199,7 @@ class Options(Given):
         fallback="from the checkpoint itself, or from its config.json",
     )
 
-    # How to work, and what to write beside the output.
+    # Ways to work, and further files to write.
     jobs: int | None = _running(
         counted(1, 256),
         "Use N threads, or N processes for an output that is mostly computed.",
@@ -242,12 +230,6 @@ class Options(Given):
         fallback="next to OUTPUT, or TMPDIR",
         env="CKPTCONV_SPOOL_DIR",
     )
-    part: tuple[int, int] | None = _running(
-        PART,
-        "Convert part I (from 0) of N, and leave it staged for `finish`; auto takes I and N from the environment of "
-        "Slurm, torchrun or Kubernetes.",
-        metavar="I/N",
-    )
     manifest: str = option(
         PATH, "Write a manifest of inputs and outputs, with checksums, to FILE.", metavar="FILE", group=OUTPUT
     )
@@ -262,7 +244,7 @@ class Options(Given):
     )
     dry_run: bool = _running(FLAG, "Show the plan without writing anything.", common="convert merge")
 
-    # Where the input is, and which part of it to take.
+    # The place of the input, and the part of it to take.
     storage_options: Mapping[str, Any] = _running(
         MAPPING,
         "Settings of a store, for fsspec, such as '{\"anon\": true}'.",
@@ -323,19 +305,6 @@ class Options(Given):
         group=OUTPUT,
         common=True,
     )
-    universal: str = option(
-        PATH, "Write a DeepSpeed universal checkpoint to DIR, to resume training from.", metavar="DIR", group=OUTPUT
-    )
-    zero_stage: int | None = deciding(
-        counted(1, 3),
-        "The ZeRO stage of the training that will load the universal checkpoint.",
-        metavar="1|2|3",
-        group=OUTPUT,
-        fallback="any; for a ZeRO checkpoint, its own stage",
-    )
-    fresh_optimizer: bool = deciding(
-        FLAG, "Start the universal checkpoint with zero moments at step 0, whatever INPUT holds.", group=OUTPUT
-    )
     per_rank: bool = option(FLAG, "Write one output per tensor-parallel rank: OUTPUT/mp_rank_NN/.", group=OUTPUT)
     opaque: str = deciding(
         OPAQUE,
@@ -347,8 +316,8 @@ class Options(Given):
     )
     drop_opaque: bool = deciding(FLAG, "The same as --opaque drop.", group=TAKE)
 
-    def __init__(self, **given: Any) -> None:
-        super().__init__(**given)
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**values)
         if self.drop_opaque:  # the first name of --opaque drop
             if self.opaque == "keep":
                 raise UsageError("--drop-opaque and --opaque keep contradict each other.")
@@ -366,7 +335,7 @@ class Options(Given):
         return FAR_MEMORY if far else SCATTERED_MEMORY if scattered else USUAL_MEMORY
 
     def opening(self) -> dict[str, Any]:
-        """Return what `open_source` takes of these options for the whole of a checkpoint."""
+        """Return the options that `open_source` takes for the whole of a checkpoint."""
         return {
             "family": self.family,
             "tag": self.tag,
@@ -376,22 +345,25 @@ class Options(Given):
             "alone": self.alone,
             "master": self.master,
             "unstack": self.unstack,
-            "like": self.like,
             "order": self.order,
             **self.changing(),
             **self.reaching(),
         }
 
     def changing(self) -> dict[str, Any]:
-        """Return what `open_source` takes of these options for what features change in a source."""
+        """Return the options that `open_source` takes for the features that change a source."""
         return {name: getattr(self, name) for name in CHANGING}
+
+    def fitting(self) -> dict[str, Any]:
+        """Return what `open_source` takes of these options for what an output of weights is to be like."""
+        return {name: getattr(self, name) for name in FITTING}
 
     def files(self) -> list[str]:
         """Return the paths of files that tell how a source is changed."""
         return [path for name, option in CHANGING.items() if option.kind is PATH and (path := getattr(self, name))]
 
     def reaching(self) -> dict[str, Any]:
-        """Return what `open_source` takes of these options for any checkpoint: how to reach and to trust it."""
+        """Return the options that `open_source` takes for any checkpoint: how to reach and to trust it."""
         return {"inert": self.inert, "spool_dir": self.spool_dir, "storage_options": self.storage_options}
 
     def recorded(self) -> dict[str, Any]:
@@ -471,8 +443,12 @@ OPTIONS = Options.table
 for _name, _option in [pair for feature in FEATURES for pair in options_of(feature).items()]:
     OPTIONS[_name] = _option
     setattr(Options, _name, _option)  # for help
-# What the sources that features choose or change depend on: their own options, and the dtype.
-CHANGING = {"dtype": OPTIONS["dtype"], **{name: one for each in OPENED for name, one in options_of(each).items()}}
+# The options on which sources that features change for outputs of weights depend, and those on which sources that
+# features choose or change for any use depend: their own, and the dtype.
+FITTING = {name: one for each in FITTED for name, one in options_of(each).items()}
+CHANGING = {"dtype": OPTIONS["dtype"]} | {
+    name: one for each in OPENED for name, one in options_of(each).items() if name not in FITTING
+}
 COMMAND = {**options_in(_Command), **{name: import_module(place).OPTIONS[name] for name, place in EXECUTORS.items()}}
 
 
@@ -481,8 +457,8 @@ def named_in(names: str, every: Mapping[str, Option] = OPTIONS) -> dict[str, Opt
     return {name: every[name] for name in names.split() if not missing(name)}
 
 
-# Names that stand together wherever some of the table is taken: what of a trainer's checkpoint is read, and how a
-# checkpoint is read, and reached; which tensors are taken, what they are called, and what their dtypes are.
+# Groups of names that several tables take: options about the parts of a trainer's checkpoint to read, and about reading
+# and reaching a checkpoint; options that choose, name and cast tensors.
 _READ = "tag exclude_frozen_parameters master unstack"
 _AS_IT_IS = "raw alone"
 _REACHED = "inert spool_dir storage_options"
@@ -493,24 +469,25 @@ _OF_TENSORS = (
     f"max_shard_size dtype dequantize quantize requantize keep {_TAKEN} {_NAMED} tied like partial fill structure"
 )
 
-# What the calls of the library take that are no conversions.
+_PART = "layers experts component vocab graft config"
+
+# The options of calls of the library that are no conversions.
 OPENING = named_in(
     f"key tag exclude_frozen model_rank states structure {_AS_IT_IS} master unstack dequantize map size like order "
-    f"family {_REACHED}",
+    f"{_PART} family {_REACHED}",
     {**OPTIONS, **options_in(_Opening)},
 )
-# What an opened checkpoint gives, by names and dtypes, beside what is read of it.
+# The options about names and dtypes of an opened checkpoint, in addition to those about reading it.
 VIEWING = {name: option for name, option in OPENING.items() if name != "states"} | named_in(
     "with_states partial fill", {**OPTIONS, **options_in(_Opening)}
 )
 LOADING = named_in(f"key dtype dequantize tag {_AS_IT_IS} master unstack storage_options")
-# Where `states` had the name of what writes them.
+# Commands in which `states` had the name of the option that writes them.
 STATES_READ = OPTIONS["states"].explained(OPTIONS["states"].about, former="--optimizer")
 DISTRIBUTED = named_in(
     f"dtype {_TAKEN} {_NAMED} states model_key optimizer_key flat_optimizer fill_states order {_READ} {_REACHED}",
     {**OPTIONS, "states": STATES_READ},
 )
-FINISHING = named_in("checksum manifest attest overwrite fsync storage_options")
 # The same `to`, for outputs that are checkpoints of torch.distributed.checkpoint if it is given.
 TO_CHECKPOINT = OPTIONS["to"].explained(
     "Write a checkpoint of torch.distributed.checkpoint: .distcp files (dcp), or the safetensors shards of its "
@@ -519,13 +496,13 @@ TO_CHECKPOINT = OPTIONS["to"].explained(
     {"safetensors2dcp": "dcp"},
     CHECKPOINT,
 )
-# What takes several checkpoints, and makes one output of them.
+# The options of commands that compute one output from several checkpoints.
 COMBINING = named_in(
     f"{_OF_TENSORS} to chunks model_key copy_config for_hub {_READ} raw opaque drop_opaque {_WORKING} verify checksum "
     f"part manifest digest attest depfile dry_run {_REACHED}",
     {**OPTIONS, "to": TO_CHECKPOINT},
 )
-# What `verify` takes: the options of a conversion, where states are read.
+# The options of `verify`: those of a conversion that reads states.
 VERIFYING = {
     **{name: option for name, option in OPTIONS.items() if name != "optimizer"},
     "states": OPTIONS["states"].explained(
@@ -535,4 +512,4 @@ VERIFYING = {
     ),
 }
 # Which tensors to convert, and how.
-TENSORS = tuple(named_in(_OF_TENSORS).values())
+TENSORS = tuple(named_in(f"{_OF_TENSORS} {_PART}").values())

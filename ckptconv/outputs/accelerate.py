@@ -23,4 +23,4 @@ def plan(source: Source, target: Target, options: Options) -> Output:
         f"from {step}, and the Trainer trainer_state.json, scheduler.pt and rng_state_*.pth; without scheduler.pt, it "
         "does not load the optimizer either."
     )
-    return made._replace(told=made.told._replace(notes=(*made.told.notes, note)))
+    return made._replace(notices=made.notices._replace(notes=(*made.notices.notes, note)))

@@ -1,4 +1,4 @@
-"""Plans zip archives, whatever is in them, with a checksum for every member.
+"""Plan zip archives of any content, with a checksum for every member.
 
 Source: PKWARE's APPNOTE.TXT. The checksum of a member is known only after its bytes were written. A data descriptor
 after the member holds it, and so does the directory at the end.
@@ -32,7 +32,7 @@ _UTF8, _DESCRIBED = 0x0800, 0x0008
 
 
 class Member(NamedTuple):
-    """A member of an archive: its name, and what it holds, some bytes, then a tensor in C order."""
+    """A member of an archive: its name, and its content, some bytes, then a tensor in C order."""
 
     name: str
     head: bytes = b""
@@ -89,12 +89,12 @@ def _header(name: str, at: int, empty: bool) -> bytes:
 
 
 def crc_of(record: _Record, digests: Mapping[str, int]) -> int:
-    rest = record.size - record.known
-    if not rest:
+    unknown = record.size - record.known
+    if not unknown:
         return record.crc
     if not record.known:
         return digests[record.name]
-    return combine([(0, record.known, record.crc), (1, rest, digests[record.name])])
+    return combine([(0, record.known, record.crc), (1, unknown, digests[record.name])])
 
 
 def _descriptor_form(record: _Record) -> struct.Struct:
@@ -127,7 +127,7 @@ def _directory_size(records: Sequence[_Record]) -> int:
 
 
 def _extra(record: _Record) -> bytes:
-    """Return the field with what does not fit into 32 bits."""
+    """Return the field with the numbers that do not fit into 32 bits."""
     if record.size < _LIMIT and record.header < _LIMIT:
         return b""
     sizes = struct.pack("<2Q", record.size, record.size) if record.size >= _LIMIT else b""

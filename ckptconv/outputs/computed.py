@@ -1,7 +1,7 @@
-"""The ways to compute the tensors of an output of more than the bytes of its source, and what an output says of each.
+"""Ways to compute the tensors of an output from more than the bytes of its source, and their records in an output.
 
-A way is a module with `COMPUTING`; `COMPUTED` names it, and it is imported when its turn comes. A source says with
-what it is computed in `Source.computed`. Pure, but for `Again.source`, which opens what a manifest names.
+A way is a module with `COMPUTING`; `COMPUTED` names it, and it is imported when its turn comes. `Source.computed` names
+the ways in which a source is computed. Pure, but for `Again.source`, which opens the checkpoints of a manifest.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class From(Elsewhere):
 
 
 class Again(NamedTuple):
-    """How an output is planned again of the source and of what its manifest says.
+    """The functions that plan an output again from the source and its manifest.
 
-    `paths` returns those of checkpoints in the heading of a manifest, None for the source; `lost` is what was done, for
-    where they are not found, and what to do then. `field` is that of `Verification` with these paths. `source` returns
-    the source that is computed, of the source, the heading, the paths as they are seen from here, the options and the
-    path of the output.
+    `paths` returns the paths of checkpoints in the heading of a manifest, None for the source; `lost` is, for an error
+    if they are not found, the sentence about the command, and the advice. `field` is the field of `Verification` with
+    these paths. `source` returns the computed source, from the source, the heading, the paths as they are seen from
+    here, the options and the path of the output.
     """
 
     paths: Callable[[Mapping[str, Any]], Sequence[str | None]]
@@ -49,38 +49,41 @@ class Again(NamedTuple):
 
 class Restated(NamedTuple):
     """States of an optimizer by parameter and groups of parameters, as a way changed them: pairs of values that have to
-    be `equal`, and `told`, which returns a selection with what is said of it."""
+    be `equal`, and `noted`, which returns a selection with the notes about the change."""
 
     states: Mapping[str, Mapping[str, Any]]
     groups: Sequence[Mapping[str, Any]]
     equal: Sequence[Equal]
-    told: Callable[[Selected, Options], Selected]
+    noted: Callable[[Selected, Options], Selected]
 
 
 class Shown(NamedTuple):
-    """What `inspect` shows of tensors as a way changes them: the tensors, and of which each is made."""
+    """Tensors as `inspect` shows them after a way changed them: the tensors, and the inputs of each."""
 
     tensors: dict[str, LazyTensor]
     made_of: dict[str, list[str]]
 
 
 class Computing(NamedTuple):
-    """What a way to compute does at each of its turns; nothing where it is left out.
+    """The functions of a way to compute, called in turn; one that is left out does nothing.
 
-    - `heading` is what a manifest has of it, as `strict_json.check` takes it; `check` raises ValueError for a heading
-      that contradicts itself.
+    - `heading` is the shape of its members in a manifest, as `strict_json.check` takes it; `check` raises ValueError
+      for a heading that contradicts itself.
     - `named` changes the tensors of a source as they are stored there; `selected` those that an output is to have,
       given the reference of the source too.
     - `states` changes an optimizer's states by parameter, and groups of these, given ties {alias: owner}; None: it
-      leaves them as they are. `tree` does so for what a `.pt` file is to have.
-    - `restored` returns the source of a `.pt` file, of which a remark (`Way.remark`) tells how it was made of another.
-    - `recalled` returns the entry in `Source.computed` of such a remark, given what has it.
-    - `shown` returns what `inspect` shows of tensors, given ties too, and `facts` what it says of the source.
-    - `identified` returns the plan id of files, which other choices decide too, of the one that they have without.
+      leaves them as they are. `tree` does so for the content of a `.pt` file.
+    - `restored` returns the source of a `.pt` file whose remark (`Way.remark`) records how another was converted to it.
+    - `recalled` returns the entry in `Source.computed` of such a remark, given the place of the remark.
+    - `shown` returns tensors as `inspect` shows them, given ties too, and `facts` its sentences about the source.
+    - `identified` returns the plan id of files that its choices decide too, from the plan id without them.
     - `record` returns the entries of the heading that follow from the source, and `reported` the fields of a report.
-    - `sources` yields the checkpoints that are read beside the source.
-    - `retold`: the configuration of an output says what that of the source does not, so it is written unasked.
-    - `again` is how the output is planned again if a command has made it.
+    - `sources` yields the checkpoints that are read in addition to the source.
+    - `asked` returns options with paths from a heading. It gets a function that returns a path as it is seen from here.
+    - `retold`: the configuration of an output differs from that of the source, so it is written without an option.
+    - `again` plans the output again if a command has computed it.
+    - `lost`: the option with the name of the way is the path of a checkpoint, which a heading names too. These are what
+      was done and what to do, for a message if the checkpoint is not found.
     """
 
     heading: Mapping[str, Any] = _NONE
@@ -90,15 +93,17 @@ class Computing(NamedTuple):
     states: Callable[[Source, Mapping[str, Any], Sequence[Any], Mapping[str, str]], Restated] | None = None
     tree: Callable[[Selected, Source, Options], Selected] | None = None
     restored: Callable[[Source, Options], Source] = lambda source, options: source
-    recalled: Callable[[Any, str], Any] = lambda told, where: None
+    recalled: Callable[[Any, str], Any] = lambda remark, where: None
     shown: Callable[[Source, Mapping[str, LazyTensor], Mapping[str, str]], Shown] | None = None
     facts: Callable[[Source], Mapping[str, Any]] = lambda source: _NONE
     identified: Callable[[Iterable[FilePlan], Source, str], str] = lambda files, source, plan_id: plan_id
     record: Callable[[Source], Mapping[str, Any]] = lambda source: _NONE
     reported: Callable[[Source], Mapping[str, Any]] = lambda source: _NONE
     sources: Callable[[Source], Iterable[Source]] = lambda source: ()
+    asked: Callable[[Mapping[str, Any], Callable[[str], str]], Mapping[str, Any]] = lambda heading, seen: _NONE
     retold: bool = False
     again: Again | None = None
+    lost: tuple[str, str] | None = None
 
 
 class Way(NamedTuple):
@@ -113,17 +118,19 @@ class Way(NamedTuple):
 
     @property
     def computing(self) -> Computing:
-        """What it does."""
+        """Its functions."""
         computing: Computing = import_module(self.module).COMPUTING
         return computing
 
 
-# By name, which is that of its entry in `Source.computed`. Those that change the same do so in this order.
+# Ways by name, which is that of their entry in `Source.computed`. Ways that change the same do so in this order.
 COMPUTED: Mapping[str, Way] = {
+    "part": Way("ckptconv.features.model_parts.parting", ("part",), ("layers", "experts", "component", "vocab")),
     "map": Way("ckptconv.features.maps.mapped", ("map",), ("map",), "ckptconv.map"),
-    "like": Way("ckptconv.outputs.likeness", ("like",), ("like", "partial", "fill")),
+    "like": Way("ckptconv.features.like.likeness", ("like",), ("like", "partial", "fill")),
     "dequantize": Way("ckptconv.features.quantized.dequantized", ("dequantized",), ("dequantize",)),
     "quantize": Way("ckptconv.features.quantized.quantizing", ("quantized",), ("quantize", "requantize", "keep")),
+    "graft": Way("ckptconv.features.model_parts.grafting", ("graft",), ("graft",)),
     "average": Way("ckptconv.features.average.averages", ("average",)),
     "merge": Way("ckptconv.features.merge.computing", ("adapters", "adapter")),
     "patch": Way("ckptconv.features.deltas.changes", ("deltas",)),
@@ -147,15 +154,15 @@ def restated(
 
 
 def restored(source: Source, options: Options) -> Source:
-    """Return `source` as one that is computed back, where a remark tells how it was computed."""
+    """Return `source` as one that is computed back, if a remark records how it was computed."""
     for way in COMPUTED.values():
         if way.remark and way.remark in source.remarks:
             source = way.computing.restored(source, options)
     return source
 
 
-def left_as_made(source: Source, options: Options) -> dict[str, Any]:
-    """Return the members of a heading that say that what remarks tell of was not undone."""
+def not_undone(source: Source, options: Options) -> dict[str, Any]:
+    """Return the members of a heading which say that the computations in remarks were not undone."""
     ways = (way for way in COMPUTED.values() if way.remark and way.remark in source.remarks)
     return {way.members[0]: {} for way in ways if _is_none(way, options)}
 
@@ -164,41 +171,40 @@ def _is_none(way: Way, options: Options) -> bool:
     return any(getattr(options, option, None) == NONE for option in way.options)
 
 
-def recalled(told: Callable[[Way], tuple[Any, str]], options: Options) -> Any:
-    """Return the entry in `Source.computed` of the way that the record of an output tells of, and `options` do not;
-    None if there is none. `told` returns the record, and what has it."""
+def recalled(read: Callable[[Way], tuple[Any, str]], options: Options) -> Any:
+    """Return the entry in `Source.computed` of the way that the record of an output names, and `options` do not; None
+    if there is none. `read` returns the record, and its place."""
     for way in COMPUTED.values():
         if way.remark and not any(getattr(options, option, None) for option in way.options):
-            record, where = told(way)
+            record, where = read(way)
             if record:
                 return way.computing.recalled(record, where)
     return None
 
 
 def ways_in(heading: Mapping[str, Any]) -> dict[str, Computing]:
-    """Return the ways that the heading of a manifest tells of, by name."""
-    return {name: COMPUTED[name].computing for name in _told_in(heading)}
+    """Return the ways that the heading of a manifest names, by name."""
+    return {name: COMPUTED[name].computing for name in _names_in(heading)}
 
 
-def _told_in(heading: Mapping[str, Any]) -> list[str]:
+def _names_in(heading: Mapping[str, Any]) -> list[str]:
     return [name for name, way in COMPUTED.items() if not heading.keys().isdisjoint(way.members)]
 
 
 def command_of(names: Iterable[str]) -> str:
-    """Return the command that makes what is computed in the ways `names`; "" if that is a conversion."""
+    """Return the command that computes in the ways `names`; "" if that is a conversion."""
     return next((name for name in names if not COMPUTED[name].options), "")
 
 
 def made_as(heading: Mapping[str, Any]) -> str:
-    """Return what an output is whose manifest begins with `heading`, and the command that makes it of several inputs,
-    as in "weights/average"."""
-    command = command_of(_told_in(heading))
+    """Return the kind of an output with this `heading`, and the command that computes it: "weights/average"."""
+    command = command_of(_names_in(heading))
     return f"{heading['kind']}/{command}" if command else str(heading["kind"])
 
 
 def recorded(source: Source, record: Mapping[str, Any], target: Target) -> dict[str, Any]:
-    """Return the members of the heading of an output at `target` that say how it was computed; `record` is what its
-    selection says."""
+    """Return the members of the heading of an output at `target` that say how it was computed; `record` is the record
+    of its selection."""
     members = {name: value for way in ways_of(source) for name, value in way.record(source).items()} | {**record}
     order = [member for way in COMPUTED.values() for member in way.members]
     return {name: _seen(members[name], target) for name in order if name in members}
@@ -208,8 +214,8 @@ def _seen(value: Any, target: Target) -> Any:
     if isinstance(value, From):
         return Elsewhere(seen_from(target, value))
     if isinstance(value, dict):
-        return {key: _seen(each, target) for key, each in value.items()}
-    return [_seen(each, target) for each in value] if isinstance(value, list) else value
+        return {key: _seen(item, target) for key, item in value.items()}
+    return [_seen(item, target) for item in value] if isinstance(value, list) else value
 
 
 def reported(source: Source, outputs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -224,11 +230,11 @@ def reported(source: Source, outputs: Iterable[Mapping[str, Any]]) -> dict[str, 
 
 
 def facts_of(source: Source) -> dict[str, Any]:
-    """Return what `inspect` says of how `source` is computed."""
+    """Return the sentences of `inspect` about the computation of `source`."""
     return {name: fact for way in ways_of(source) for name, fact in way.facts(source).items()}
 
 
 def terms_of(source: Source) -> Iterator[Source]:
-    """Yield the checkpoints that `source` is computed of beside itself."""
+    """Yield the further checkpoints that `source` is computed from."""
     for way in ways_of(source):
         yield from way.sources(source)

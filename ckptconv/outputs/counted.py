@@ -1,8 +1,7 @@
-"""Compares what a configuration counts, layers and experts, with the names that an output has of them. Pure.
+"""Compare the numbers of layers and experts in a configuration with the names in an output. Pure.
 
-No model is known by name. A module called `N` in another is one of a number of modules, and what a configuration says
-under a key that speaks of layers, or of experts, counts them if it is their number in the source, or has an entry for
-each.
+No model is known by name. A module called `N` in another is one of a number of modules. A value of a configuration
+under a key about layers, or about experts, counts them if it is their number in the source, or has an entry for each.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ _FURTHER = "num_nextn_predict_layers"
 
 
 def contradicted(config: Mapping[str, Any], before: Iterable[str], after: Iterable[str]) -> Iterator[str]:
-    """Yield what `config` counts and is not in an output: `before` are the names of a source's tensors, and `after`
-    those of them that the output has."""
+    """Yield a warning for each number in `config` that is not the output's: `before` are the names of a source's
+    tensors, and `after` those of them that the output has."""
     kept = _modules(after)
     counts = list(_counts(config))
     further = sum(count for key, count in counts if key.endswith(_FURTHER))
-    told: dict[tuple[str, ...], list[str]] = {}
+    places_of: dict[tuple[str, ...], list[str]] = {}
     for place, numbers in _modules(before).items():
         left = numbers - kept[place]
         outer = _outer(place)
         if not left or (outer and outer[1] not in kept[outer[0]]):
-            continue  # all are there, or what contains them is told of
+            continue  # all are present, or a warning names the module that contains them
         words = _EXPERTS if "expert" in place.rpartition(".")[2] else _LAYERS
         wrong = tuple(
             f"{key} {count}"
@@ -40,8 +39,8 @@ def contradicted(config: Mapping[str, Any], before: Iterable[str], after: Iterab
             if any(word in key.rpartition(".")[2] for word in words) and _counted(key, count, numbers, left, further)
         )
         if wrong:
-            told.setdefault(wrong, []).append(f"{len(numbers) - len(left)} of {len(numbers)} {place}.N")
-    for wrong, places in told.items():
+            places_of.setdefault(wrong, []).append(f"{len(numbers) - len(left)} of {len(numbers)} {place}.N")
+    for wrong, places in places_of.items():
         yield (
             f"config.json says {some(wrong, form=str)}, and the output has {some(places, 2, str)}. Correct config.json "
             "before loading the output."
@@ -57,11 +56,11 @@ def _counted(key: str, count: int, numbers: frozenset[int], left: frozenset[int]
 
 def _modules(names: Iterable[str]) -> defaultdict[str, frozenset[int]]:
     """Return the numbers of modules by the name of the module that they are in."""
-    found: defaultdict[str, set[int]] = defaultdict(set)
+    modules: defaultdict[str, set[int]] = defaultdict(set)
     for name in names:
         for match in _NUMBERED.finditer(name):
-            found[name[: match.start()]].add(int(match[1]))
-    return defaultdict(frozenset, {place: frozenset(numbers) for place, numbers in found.items()})
+            modules[name[: match.start()]].add(int(match[1]))
+    return defaultdict(frozenset, {place: frozenset(numbers) for place, numbers in modules.items()})
 
 
 def _outer(place: str) -> tuple[str, int] | None:
@@ -70,9 +69,9 @@ def _outer(place: str) -> tuple[str, int] | None:
     return (place[: inside[-1].start()], int(inside[-1][1])) if inside else None
 
 
-def _counts(told: Any, at: str = "") -> Iterator[tuple[str, int]]:
-    """Yield what a configuration may count, by key at any depth: numbers, and lists with an entry for each."""
-    for key, value in told.items():
+def _counts(config: Any, at: str = "") -> Iterator[tuple[str, int]]:
+    """Yield possible counts in a configuration, by key at any depth: numbers, and lists with an entry for each."""
+    for key, value in config.items():
         if isinstance(value, Mapping):
             yield from _counts(value, f"{at}{key}.")
         elif type(value) is int and 0 < value < 1 << 20:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import dcp, restore
+from ckptconv.outputs.notices import Notices
 from ckptconv.outputs.planning import Output, output_of
 from ckptconv.outputs.targets import Target
-from ckptconv.outputs.told import Told
 from ckptconv.plan import FilePlan
 from ckptconv.text import some
 
@@ -39,7 +39,9 @@ def output_with(
     if options.to == dcp.SHARDS and found.values:
         warnings.append(f"left out, because safetensors shards hold only tensors: {some(found.values)}")
     if target.layout and (unlike := dcp.unlike(found.tensors, target.layout)):
-        warnings.append(f"not in {options.like} with this shape, so written uncut: {some(unlike)}")
-    told = Told(idle=found.chosen.idle(options), kept=frozenset(), warnings=tuple(warnings), notes=found.chosen.notes)
-    made = output_of("dcp", [source], target, options, tuple(files), {}, told)
+        warnings.append(f"not in {options.fitting()['like']} with this shape, so written uncut: {some(unlike)}")
+    notices = Notices(
+        idle=found.chosen.idle(options), kept=frozenset(), warnings=tuple(warnings), notes=found.chosen.notes
+    )
+    made = output_of("dcp", [source], target, options, tuple(files), {}, notices)
     return made._replace(described=len(found.tensors))

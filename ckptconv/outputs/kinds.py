@@ -17,7 +17,7 @@ from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.options.table import OPTIONS, Options
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
-# Options that are about one kind of output: what the others say of them, and what to do.
+# Options that are about one kind of output: the refusal of the other kinds, and the advice.
 OF_REFERENCE = dict.fromkeys(
     ("like", "partial", "fill"), ("{} applies only to safetensors, not to a file for torch.load.", "")
 )
@@ -43,14 +43,14 @@ OF_WEIGHTS = dict.fromkeys(
 class OutputKind(NamedTuple):
     """A kind of output.
 
-    `holds` is the manifest's word for what is in it, or in files that it describes, and `form` that for how it lies on
-    a disk: "file", "tree", a directory that is replaced as a whole, or one of `targets.DIRECTORIES`. `refused` are
+    `holds` is the manifest's word for its content, or that of files that it describes, and `form` the word for its form
+    on a disk: "file", "tree", a directory that is replaced as a whole, or one of `targets.DIRECTORIES`. `refused` are
     the options that such an output cannot have, {option: (message, hint)}; `idle` those that change nothing in it,
     {option: why}. `suffixes` are the ends of names that ask for it, and `to` is the value of `--to` that does; kinds
-    that have one value are told apart by the name. `compared` says how it is verified: by `pairs` of the module of that
-    name, with a reader of safetensors or of torch, with its plan, or, if it is "", not at all. `plan` is the module
-    whose `plan` plans it. `called` is what people call a file whose name has one of the `suffixes`. `key` is the
-    one that it has the weights under where the user names none.
+    that share a value are distinguished by the name. `compared` is the way to verify it: by `pairs` of the module of
+    that name, with a reader of safetensors or of torch, with its plan, or, if it is "", not at all. `plan` is the
+    module whose `plan` plans it. `called` is the usual word for a file whose name has one of the `suffixes`. `key` is
+    the key of the weights in it if the user names none.
     """
 
     holds: str
@@ -67,8 +67,8 @@ class OutputKind(NamedTuple):
 
 class OfFeature(NamedTuple):
     """A kind of output that a feature writes: `kind.py` in its folder, which is imported when an output is of this
-    kind, has its entry as `KIND`. `holds`, `suffixes` and `to` are those of its entry; `option` is the one that asks
-    for it beside OUTPUT. The line stays where the feature is not: the kind is refused by name then."""
+    kind, has its entry as `KIND`. `holds`, `suffixes` and `to` are those of its entry; `option` asks for it in addition
+    to OUTPUT. The line stays in a copy without the feature: the kind is refused by name then."""
 
     feature: str
     holds: str
@@ -81,7 +81,7 @@ class OfFeature(NamedTuple):
         return f"ckptconv.features.{self.feature}.kind"
 
     @property
-    def is_here(self) -> bool:
+    def exists(self) -> bool:
         return find_spec(f"ckptconv.features.{self.feature}") is not None
 
 
@@ -97,7 +97,7 @@ _STATES = {
 _CHECKPOINT = {"copy_config": "copies nothing: from_pretrained reads no checkpoint of torch.distributed.checkpoint"}
 
 
-# By name. An output is of one kind, as its path and the options say.
+# Kinds by name. The path of an output and the options decide its kind.
 _EVERY: Mapping[str, OutputKind | OfFeature] = {
     "file": OutputKind("weights", "file", ELSEWHERE, IN_SAFETENSORS, (SUFFIX,), SAFETENSORS, SAFETENSORS),
     "directory": OutputKind("weights", "directory", ELSEWHERE, IN_SAFETENSORS, to=SAFETENSORS, compared=SAFETENSORS),
@@ -162,10 +162,10 @@ _EVERY: Mapping[str, OutputKind | OfFeature] = {
     ),
     "torch-checkpointing": OfFeature("torch_checkpointing", "dcp", to="torch-checkpointing"),
 }
-KINDS = {name: kind for name, kind in _EVERY.items() if isinstance(kind, OutputKind) or kind.is_here}
+KINDS = {name: kind for name, kind in _EVERY.items() if isinstance(kind, OutputKind) or kind.exists}
 # The values of `--to` whose features are missing, and these.
 ABSENT = {
-    kind.to: kind.feature for kind in _EVERY.values() if isinstance(kind, OfFeature) and kind.to and not kind.is_here
+    kind.to: kind.feature for kind in _EVERY.values() if isinstance(kind, OfFeature) and kind.to and not kind.exists
 }
 # The values of `--to`, each with its kinds; and those for checkpoints of torch.distributed.checkpoint.
 NAMED: Mapping[str, tuple[str, ...]] = {
@@ -179,7 +179,7 @@ OTHER_WORDS = {
     **dict.fromkeys(("fsdp", "fsdp2", "distcp", "torchtitan", "distributed"), "dcp"),
 }
 CHECKPOINTS = tuple(to for to, (kind, *_) in NAMED.items() if KINDS[kind].holds == "dcp")
-# The options that ask for outputs beside OUTPUT.
+# The options that ask for further outputs.
 FURTHER = ("optimizer", *(kind.option for kind in KINDS.values() if isinstance(kind, OfFeature) and kind.option))
 
 
@@ -193,24 +193,24 @@ def entry_of(name: str) -> OutputKind:
 
 
 def further(options: Options) -> dict[str, str]:
-    """Return the outputs beside OUTPUT that are asked for: what each holds, and its path."""
+    """Return the requested further outputs: the kind of each, and its path."""
     return {name: path for name in FURTHER if (path := getattr(options, name))}
 
 
-def beside(to: str) -> str:
-    """Return the option that asks, beside OUTPUT, for the kind of output that is a value of `to`; "" if none does."""
+def option_for(to: str) -> str:
+    """Return the option that asks for a value of `to` as a further kind of output; "" if none does."""
     kind = KINDS[NAMED[to][0]] if to else None
     return kind.option if isinstance(kind, OfFeature) else ""
 
 
-def kind_said(path: str) -> str:
+def kind_by_suffix(path: str) -> str:
     """Return the kind of output that the suffix of a path asks for; "" if it has none of theirs."""
     return next((name for name, kind in KINDS.items() if path.endswith(kind.suffixes)), "")
 
 
 def kind_of(path: str) -> str:
     """Return the kind of output of weights that a path asks for: a directory, unless it has the suffix of a file."""
-    return kind_said(path) or "directory"
+    return kind_by_suffix(path) or "directory"
 
 
 def flag(option: str) -> str:
@@ -218,7 +218,7 @@ def flag(option: str) -> str:
     return OPTIONS[option].flags[0].partition("/")[0]
 
 
-def is_given(option: str, options: Options) -> bool:
+def is_set(option: str, options: Options) -> bool:
     """Whether an option asks for something other than its default."""
     if option not in OPTIONS:  # of a feature that is not here
         return False
@@ -230,17 +230,17 @@ def check_options(kinds: Iterable[str], options: Options) -> None:
     """Raise UsageError for a given option that some output refuses and none of them, which are of `kinds`, heeds."""
     every = [entry_of(name) for name in kinds]
     for option in ("part", "per_rank", *FURTHER) if options.for_hub else ():
-        if is_given(option, options):
+        if is_set(option, options):
             raise UsageError(
                 f"{flag('for_hub')} writes a model to publish, and cannot be combined with {flag(option)}.",
                 "Convert twice.",
             )
     for option in dict.fromkeys(option for kind in every for option in kind.refused):
-        if is_given(option, options) and all(option in kind.refused or option in kind.idle for kind in every):
+        if is_set(option, options) and all(option in kind.refused or option in kind.idle for kind in every):
             message, hint = next(kind.refused[option] for kind in every if option in kind.refused)
             raise UsageError(message.format(flag(option)), hint)
 
 
 def idle(kind: str, options: Options) -> dict[str, str]:
     """Return the given options that change nothing in an output of this kind, and why: {option: reason}."""
-    return {flag(option): why for option, why in entry_of(kind).idle.items() if is_given(option, options)}
+    return {flag(option): why for option, why in entry_of(kind).idle.items() if is_set(option, options)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ckptconv.errors import UsageError
@@ -19,8 +19,8 @@ from ckptconv.tensors.lazy import same_bytes
 class Named(NamedTuple):
     """The tensors of a source by the names that options are about, and the source's ties {alias: owner} of these.
 
-    `optimizers` are the names under which it has optimizers among them; `settings` what a configuration has to say of
-    the tensors.
+    `optimizers` are the names under which it has optimizers among them; `edit` changes a configuration to one that is
+    true of the tensors.
     """
 
     described: keymap.Flattened
@@ -30,7 +30,7 @@ class Named(NamedTuple):
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     optimizers: tuple[str, ...] = ()
-    settings: Mapping[str, Any] = {}
+    edit: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
 
     def without_record(self, warning: str) -> Named:
         """Return it without the structure record, which no longer fits, and with a `warning` of that."""
@@ -39,14 +39,14 @@ class Named(NamedTuple):
 
 
 def tree_of(source: Source, options: Options) -> Any:
-    """Return the source's tree, or what `options.key` names in it."""
+    """Return the source's tree, or the part that `options.key` names in it."""
     if not options.key:
         return source.weights
     return selection.subtree(source.tree(options.key), options.key, source.path)
 
 
 def named(source: Source, options: Options) -> Named:
-    """Return what a key leads to, by the names of the structure record, or those of the file if it has others."""
+    """Return the tensors under the key, by the names of the structure record, or those of the file if it has others."""
     choice = Choice(options.include, options.exclude)
     tree = tree_of(source, options)
     described = flattened(source, tree, choice)
@@ -60,8 +60,8 @@ def named(source: Source, options: Options) -> Named:
     if structured and (choice or (options.tied != "alias" and stored.aliases)):
         structured = False
         why = "--include or --exclude" if choice else "--tied duplicate"
-        told = f"its tensors were renamed, and {why} cannot keep it consistent"
-        warnings = (f"{source.path}: its structure record was left out: {told}.",)
+        reason = f"its tensors were renamed, and {why} cannot keep it consistent"
+        warnings = (f"{source.path}: its structure record was left out: {reason}.",)
     described = _as_stored(stored, described, structured)
     return Named(described, stored.aliases, structured, choice, warnings, optimizers=optimizers)
 
@@ -89,7 +89,9 @@ def flattened(source: Source, tree: Any, choice: Choice) -> keymap.Flattened:
 
 def _as_stored(stored: StoredTensors, described: keymap.Flattened, structured: bool) -> keymap.Flattened:
     """Return `described` with the tensors under the names that the file has for them, and the file's own record."""
-    fixed = {same_bytes(described.tensors[name]) for name in described.fixed}
-    names = frozenset(name for name, tensor in stored.tensors.items() if same_bytes(tensor) in fixed)
+    uncastable = {same_bytes(described.tensors[name]) for name in described.uncastable}
+    names = frozenset(name for name, tensor in stored.tensors.items() if same_bytes(tensor) in uncastable)
     record = stored.record if structured else None
-    return described._replace(tensors=dict(stored.tensors), structure=record, fixed=names, apart=False, quantized={})
+    return described._replace(
+        tensors=dict(stored.tensors), structure=record, uncastable=names, owns_storage=False, quantized={}
+    )

@@ -25,7 +25,7 @@ _ADAM = {
     "fused": None,
     "decoupled_weight_decay": True,
 }
-# Those of torch's Muon, for groups of Muon with Adam in one optimizer, which have no others.
+# Settings of torch's Muon, for groups of Muon with Adam in one optimizer, which have no others.
 _MUON = {
     "nesterov": True,
     "ns_coefficients": (3.4445, -4.775, 2.0315),
@@ -34,7 +34,7 @@ _MUON = {
     "adjust_lr_fn": None,
 }
 _OF_ADAM = frozenset({"exp_avg", "exp_avg_sq"})
-# The states of torch's optimizers: beside these, each keeps its step as a tensor. Others may ask for a number.
+# The states of torch's optimizers: with these, each keeps its step as a tensor. Others may ask for a number.
 _OF_TORCH = frozenset(
     {
         "acc_delta", "ax", "col_var", "eta", "exp_avg", "exp_avg_sq", "exp_inf", "grad_avg", "max_exp_avg_sq",
@@ -52,10 +52,10 @@ _UNFILLED = "Leave --fill-states out, and load with DefaultLoadPlanner(allow_par
 def arranged(tree: Mapping[str, Any], *, flat: bool = False) -> dict[str, Any]:
     """Return {"state": {parameter: {key: value}}, "param_groups": [group]} as torch's optimizers have it.
 
-    A step that is a number becomes a tensor, as torch keeps it, but beside states that torch's optimizers do not have:
-    those are of another optimizer, which loads them as it saved them. Groups of Adam and Muon get the settings that
-    torch's have and others lack, at torch's defaults. With `flat`, the result is one dict with a key for each state and
-    each setting of a parameter, as `flatten_optimizer_state_dict` makes it: state.<parameter>.exp_avg,
+    A step that is a number becomes a tensor, as torch keeps it, unless the parameter has states that torch's optimizers
+    do not have: these are of another optimizer, which loads them as it saved them. Groups of Adam and Muon get the
+    settings that torch's have and others lack, at torch's defaults. With `flat`, the result is one dict with a key for
+    each state and each setting of a parameter, as that of `flatten_optimizer_state_dict`: state.<parameter>.exp_avg,
     param_groups.<parameter>.lr.
     """
     states = {str(name): _with_step(state) for name, state in tree["state"].items()}
@@ -63,17 +63,17 @@ def arranged(tree: Mapping[str, Any], *, flat: bool = False) -> dict[str, Any]:
     groups = [_completed(group, is_adam) for group in tree.get("param_groups", ())]
     if not flat:
         return {"state": states, "param_groups": groups}
-    found = {f"state.{name}.{key}": value for name, state in states.items() for key, value in state.items()}
+    flattened = {f"state.{name}.{key}": value for name, state in states.items() for key, value in state.items()}
     for group in groups:
         settings = [(key, value) for key, value in group.items() if key != _PARAMS]
-        found.update((f"param_groups.{name}.{key}", value) for name in group[_PARAMS] for key, value in settings)
-    return found
+        flattened.update((f"param_groups.{name}.{key}", value) for name in group[_PARAMS] for key, value in settings)
+    return flattened
 
 
 def unused(tree: Mapping[str, Any]) -> list[str]:
     """Return the parameters of the groups that have no states: they have had no gradient yet. Those of SGD without
     momentum never have any."""
-    groups = (each for each in tree.get("param_groups", ()) if "dampening" not in each or each.get("momentum"))
+    groups = (group for group in tree.get("param_groups", ()) if "dampening" not in group or group.get("momentum"))
     names = (name for group in groups for name in group.get(_PARAMS, ()))
     return [name for name in dict.fromkeys(names) if not tree["state"].get(name)]
 
@@ -106,9 +106,9 @@ def filled(tree: Mapping[str, Any], weights: Mapping[str, LazyTensor], where: st
     return {**tree, "state": states}
 
 
-def _first(key: str, other: Any, weight: LazyTensor, group: Mapping[str, Any], where: str) -> Any:
-    """Return the state `key` of the parameter `weight` before the first step, like the one that an `other` has."""
-    if other is None:
+def _first(key: str, present: Any, weight: LazyTensor, group: Mapping[str, Any], where: str) -> Any:
+    """Return the state `key` of the parameter `weight` before the first step, like the `present` one of another."""
+    if present is None:
         return None
     if key not in _FROM_ZERO or (key == _MOMENTUM and group.get("dampening")):
         raise UnsupportedError(
@@ -116,9 +116,9 @@ def _first(key: str, other: Any, weight: LazyTensor, group: Mapping[str, Any], w
             "parameters without states.",
             _UNFILLED,
         )
-    if not isinstance(other, LazyTensor):
-        return type(other)(0)
-    return Zeros(other.dtype, () if key == _STEP else weight.shape)
+    if not isinstance(present, LazyTensor):
+        return type(present)(0)
+    return Zeros(present.dtype, () if key == _STEP else weight.shape)
 
 
 def _with_step(state: Any) -> Any:

@@ -1,4 +1,4 @@
-"""From a source and options to what an output holds, for planning and verifying alike. Pure.
+"""From a source and options to the content of an output, for planning and verifying alike. Pure.
 
 The steps are the same for the weights, the optimizer's states and the tree of a `.pt` file: choose tensors and name
 them, change them as features do, by a map or a reference, and write down in the metadata what readers should know.
@@ -24,8 +24,8 @@ from ckptconv.text import some
 
 
 def selected(source: Source, options: Options, rename: Rename = selection.renamed, holds: str = "weights") -> Selected:
-    """Select what an output `holds`, as the options say: "weights", "optimizer" states, or the "tree" of a `.pt`
-    file."""
+    """Select the content of an output, which `holds` "weights", "optimizer" states, or the "tree" of a `.pt` file, by
+    the options."""
     return _SELECTIONS[holds](source, options, rename)
 
 
@@ -63,10 +63,10 @@ def _states(source: Source, options: Options, rename: Rename) -> Selected:
         for group in optimizer["param_groups"]
     ]
     ties = _owners(source.owners, names)
-    made = computed.restated(source, states, groups, ties)
-    described = keymap.flatten_states(made.states, made.groups) if made else keymap.flatten_states(states, groups)
+    change = computed.restated(source, states, groups, ties)
+    described = keymap.flatten_states(change.states, change.groups) if change else keymap.flatten_states(states, groups)
     owners = {}
-    for alias, owner in ties.items() if options.tied == "alias" and not made else ():
+    for alias, owner in ties.items() if options.tied == "alias" and not change else ():
         for key in states.get(owner, {}):
             kept, removed = f"{owner}.{key}", f"{alias}.{key}"
             if kept in described.tensors and removed not in described.tensors:
@@ -82,11 +82,11 @@ def _states(source: Source, options: Options, rename: Rename) -> Selected:
         choice,
         dtype,
         widen_only=True,
-        equal=tuple(made.equal) if made else (),
+        equal=tuple(change.equal) if change else (),
         of_states=True,
         tied=True,
     )
-    return _with_metadata(made.told(chosen, options) if made else chosen, {}, source.path)
+    return _with_metadata(change.noted(chosen, options) if change else chosen, {}, source.path)
 
 
 def torch_tree_of(source: Source, options: Options) -> Any:
@@ -98,7 +98,7 @@ def torch_tree_of(source: Source, options: Options) -> Any:
 
 
 def _tree(source: Source, options: Options, rename: Rename) -> Selected:
-    """Select what a `.pt` file of the source holds by the options.
+    """Select the content of a `.pt` file of the source by the options.
 
     The tensors of `known` are tagged with their facts. Raise UsageError for other names where a structure record says
     under which keys tensors are.
@@ -109,15 +109,15 @@ def _tree(source: Source, options: Options, rename: Rename) -> Selected:
     tree = torch_tree_of(source, options)
     choice = Choice(options.include, options.exclude)
     ways = [change for way in computed.ways_of(source) if (change := way.tree)]
-    made: computed.Restated | None = None
+    restated: computed.Restated | None = None
     if ways and isinstance(tree, Mapping) and tree.keys() == {"state", "param_groups"}:
-        made = computed.restated(source, tree["state"], tree["param_groups"], {})
-        if made:
-            tree, ways = {"state": made.states, "param_groups": made.groups}, []
+        restated = computed.restated(source, tree["state"], tree["param_groups"], {})
+        if restated:
+            tree, ways = {"state": restated.states, "param_groups": restated.groups}, []
     described = keymap.describe(tree, leave_out=writable.leaving_out(options), tagged=True, choice=choice)
     known = described.tensors
     names = _names(source, known, options, choice, rename)
-    fixed = described.fixed | selection.scales(known)
+    uncastable = described.uncastable | selection.scales(known)
     notes: tuple[str, ...] = ()
     if options.structure and not ways and any(old != new for old, new in names.items()):
         if type(tree) not in (dict, OrderedDict) or tree.keys() != known.keys():
@@ -142,11 +142,11 @@ def _tree(source: Source, options: Options, rename: Rename) -> Selected:
         choice,
         dtype,
         widen_only=options.dtype is None,
-        fixed=frozenset(names[name] for name in fixed if name in names),
+        uncastable=frozenset(names[name] for name in uncastable if name in names),
         notes=notes,
-        equal=tuple(made.equal) if made else (),
+        equal=tuple(restated.equal) if restated else (),
     )
-    chosen = made.told(chosen, options) if made else chosen
+    chosen = restated.noted(chosen, options) if restated else chosen
     for change in ways:
         chosen = change(chosen, source, options)
     return chosen
@@ -160,10 +160,10 @@ _SELECTIONS = {"weights": _weights, "optimizer": _states, "tree": _tree}
 
 def _chosen(source: Source, options: Options, rename: Rename) -> Selected:
     """Return the weights that the options choose, with the names that they give."""
-    own = named(source, options)
+    chosen = named(source, options)
     for way in computed.ways_of(source):
-        own = way.named(own, source, options)
-    described, ties, structured, choice, warnings, notes, _, settings = own
+        chosen = way.named(chosen, source, options)
+    described, ties, structured, choice, warnings, notes, _, edit = chosen
     flat = described.tensors
     names = _names(source, flat, options, choice, rename)
     quantized = described.quantized or parted.read(source.remarks, flat)
@@ -174,7 +174,7 @@ def _chosen(source: Source, options: Options, rename: Rename) -> Selected:
     if flat and not names:
         raise UsageError(f"No tensors are left to convert: all {len(flat)} are excluded.")
     dtype = options.dtype or source.defaults.dtype
-    fixed = described.fixed | selection.scales(flat) | parted.parts_of(quantized)
+    uncastable = described.uncastable | selection.scales(flat) | parted.parts_of(quantized)
     return Selected(
         names,
         flat,
@@ -185,16 +185,16 @@ def _chosen(source: Source, options: Options, rename: Rename) -> Selected:
         choice,
         dtype,
         widen_only=options.dtype is None,
-        fixed=frozenset(names[name] for name in fixed if name in names),
+        uncastable=frozenset(names[name] for name in uncastable if name in names),
         warnings=warnings,
         notes=notes,
         quantized=quantized,
-        settings=settings,
+        edit=edit,
     )
 
 
 def _names(source: Source, flat: Mapping[str, Any], options: Options, choice: Choice, rename: Rename) -> dict[str, str]:
-    """Return what is converted, and under which names: {old: new}."""
+    """Return the names of the tensors to convert: {old: new}."""
     names = selection.matching(flat, choice)
     check_pieces(source, flat)
     lost = [name for name in source.unaccounted if not options.include and not choice.excludes(name)]
@@ -209,10 +209,10 @@ def _names(source: Source, flat: Mapping[str, Any], options: Options, choice: Ch
 
 def check_pieces(source: Source, names: Iterable[str]) -> None:
     """Raise UnsupportedError if some of `names` are pieces of parameters."""
-    found = [name for name in names if source.pieces.search(name)] if source.pieces else []
-    if found:
+    pieces = [name for name in names if source.pieces.search(name)] if source.pieces else []
+    if pieces:
         raise UnsupportedError(
-            f"{source.path} was saved with FSDP's LOCAL_STATE_DICT: {some(found, 1, repr)} are flat parameters. Each "
+            f"{source.path} was saved with FSDP's LOCAL_STATE_DICT: {some(pieces, 1, repr)} are flat parameters. Each "
             "joins several parameters, whose shapes the checkpoint does not record.",
             "Load it in the training run, and save it with SHARDED_STATE_DICT or FULL_STATE_DICT.",
         )
@@ -238,7 +238,7 @@ def _with_metadata(chosen: Selected, remarks: Mapping[str, str], path: str) -> S
     lost = sorted(key for key, text in remarks.items() if key not in METADATA and (key in taken or text in taken))
     warnings = chosen.warnings
     if lost:
-        told = f"left out of the metadata: {some(lost)}. Readers would read it as the name of a tied tensor"
-        warnings = (*warnings, f"{path}: {told} in the output.")
+        lost_keys = f"left out of the metadata: {some(lost)}. Readers would read it as the name of a tied tensor"
+        warnings = (*warnings, f"{path}: {lost_keys} in the output.")
     kept = {key: text for key, text in remarks.items() if key not in lost}
     return chosen._replace(metadata={**METADATA, **kept}, warnings=warnings)

@@ -13,10 +13,9 @@ from ckptconv.formats.model_files import SUFFIX
 from ckptconv.formats.source import ADAPTER, MODEL, OPEN_CLIP, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import computed, kinds, safetensors, selection
-from ckptconv.outputs.counted import contradicted
+from ckptconv.outputs.notices import Notices
 from ckptconv.outputs.pipeline import selected
 from ckptconv.outputs.targets import Target
-from ckptconv.outputs.told import Told
 from ckptconv.plan import (
     MAX_GROWTH,
     ROOM_TO_GROW,
@@ -40,14 +39,14 @@ from ckptconv.version import __version__
 if TYPE_CHECKING:
     from ckptconv.outputs.restore import Restored
 
-# The files of an output, its aliases {removed: kept}, and what a user should know of it.
-_Files: TypeAlias = tuple[tuple[FilePlan, ...], dict[str, str], Told]
+# The files of an output, its aliases {removed: kept}, and the notices about it.
+_Files: TypeAlias = tuple[tuple[FilePlan, ...], dict[str, str], Notices]
 # Keys of the configurations of transformers and of diffusers, which read shards.
 _OF_SHARDS = frozenset({"model_type", "architectures", "_class_name"})
 
 
 class Output(NamedTuple):
-    """An output of a conversion: where it goes, its plan, and its aliases {removed: kept}.
+    """An output of a conversion: its target, its plan, and its aliases {removed: kept}.
 
     `heading` is its manifest without the files, and `inputs` are the entries of `Source.inputs` that it names.
     `restored` holds further facts of a `.pt` file. `by` names the command, where several make outputs of
@@ -60,14 +59,14 @@ class Output(NamedTuple):
     aliases: dict[str, str]
     heading: dict[str, Any]
     restored: Restored | None = None
-    told: Told = Told()
+    notices: Notices = Notices()
     described: int | None = None
     inputs: Mapping[str, Hashable] = {}
     by: str = ""
 
     @property
     def made_as(self) -> str:
-        """What it is, and the command that makes it of several inputs, as in "weights/average"."""
+        """Its kind, and the command that computes it from several inputs, as in "weights/average"."""
         return f"{self.heading['kind']}/{self.by}" if self.by else computed.made_as(self.heading)
 
     @property
@@ -91,24 +90,24 @@ def plan(source: Source, target: Target, options: Options) -> Output:
     of_states = target.holds == "optimizer"
     inputs = source.inputs_of_all if of_states else source.all_inputs()
     source = source._replace(inputs=inputs, companions={} if of_states else source.companions)
-    files, aliases, told = safetensors_files(source, target, options) if source.is_model else ((), {}, Told())
-    contents = {name: source.content(name, file, told.change) for name, file in source.companions.items()}
-    told = told if "config.json" in contents else unsaid(told)
+    files, aliases, notices = safetensors_files(source, target, options) if source.is_model else ((), {}, Notices())
+    contents = {name: source.content(name, file, notices.change) for name, file in source.companions.items()}
+    notices = notices if "config.json" in contents else warned_of_quantization(notices)
     copied = tuple(FilePlan(name, content.nbytes, _copied(content)) for name, content in contents.items())
-    return output_of(target.holds, [source], target, options, (*copied, *files), aliases, told)
+    return output_of(target.holds, [source], target, options, (*copied, *files), aliases, notices)
 
 
-def unsaid(told: Told) -> Told:
-    """Return `told` with a warning of what a user has to say of quantized weights, as no configuration is written."""
-    said = told.change.quantization
-    if not said:
-        return told
-    shown = {key: value for key, value in said.items() if not isinstance(value, list) or len(value) < 5}
+def warned_of_quantization(notices: Notices) -> Notices:
+    """Return `notices` with a warning that the user has to state the quantization: no configuration is written."""
+    quantization = notices.change.quantization
+    if not quantization:
+        return notices
+    shown = {key: value for key, value in quantization.items() if not isinstance(value, list) or len(value) < 5}
     warning = (
         f"no config.json was written, where programs look for the quantization of the weights. Give it "
         f'"quantization_config": {json.dumps(shown)}, with the names of the modules that are not quantized.'
     )
-    return told._replace(warnings=(*told.warnings, warning))
+    return notices._replace(warnings=(*notices.warnings, warning))
 
 
 def _copied(content: LazyTensor) -> tuple[Copied, ...]:
@@ -130,18 +129,18 @@ def output_of(
     options: Options,
     files: tuple[FilePlan, ...],
     aliases: dict[str, str],
-    told: Told | None = None,
+    notices: Notices | None = None,
     restored: Restored | None = None,
 ) -> Output:
     """Return the output that consists of `files`, with its plan id. `kind` is the manifest's word for it."""
-    inputs = {name: found for source in sources for name, found in source.inputs.items()}
-    told = told or Told()
+    inputs = {name: content for source in sources for name, content in source.inputs.items()}
+    notices = notices or Notices()
     first = sources[0]._replace(inputs=inputs)
-    head = heading(first, target, options.recorded(), kind, files, aliases, told.record)
+    head = heading(first, target, options.recorded(), kind, files, aliases, notices.record)
     if options.digest:
         head["digest"] = options.digest
-    told = told._replace(idle={**kinds.idle(target.kind, options), **told.idle})
-    return Output(target, Plan(files, head["plan"]), aliases, head, restored, told, inputs=inputs)
+    notices = notices._replace(idle={**kinds.idle(target.kind, options), **notices.idle})
+    return Output(target, Plan(files, head["plan"]), aliases, head, restored, notices, inputs=inputs)
 
 
 def check_size(output: Output, options: Options) -> None:
@@ -185,30 +184,32 @@ def safetensors_files(source: Source, target: Target, options: Options) -> _File
     # Mostly they are the same, one by one.
     is_cast = len(kept) != len(tensors) or not all(map(is_, kept.values(), tensors.values()))
     new_dtypes = ((old, kept[new].dtype, tensors[new].dtype) for old, new in names.items() if is_cast and new in kept)
-    cast = [old for old, stored, found in new_dtypes if stored != found]
+    cast = [old for old, stored, dtype in new_dtypes if stored != dtype]
     goal = kept[names[cast[0]]].dtype.name if cast else chosen.dtype
     if cast:
-        selection.check_unscaled([name for name in cast if names[name] not in chosen.fixed], chosen.known, goal)
-    still = chosen.fixed - chosen.settled
+        selection.check_unscaled([name for name in cast if names[name] not in chosen.uncastable], chosen.known, goal)
+    still = chosen.uncastable - chosen.settled
     left = selection.left_alone({name: kept[name] for name in (kept if still else ()) if name in still}, chosen.dtype)
     if chosen.widen_only and chosen.dtype != "keep":
-        left += selection.left_wider({name: kept[name] for name in kept if name not in chosen.fixed}, chosen.dtype)
+        left += selection.left_wider({name: kept[name] for name in kept if name not in chosen.uncastable}, chosen.dtype)
     warnings = (*chosen.warnings, *left)
     if source.config is not None:
         before = [*chosen.first.known, *chosen.missing]
         if len(chosen.first.names) < len(before):
+            from ckptconv.outputs.counted import contradicted
+
             warnings = (*warnings, *contradicted(source.config, before, chosen.first.names))
     idle, is_structured = chosen.idle(options), chosen.structured
     if of_states and options.dtype not in (None, "keep", source.defaults.dtype):
         idle["--dtype"] = "has no effect: optimizer states are not cast to it"
-    fixed = described.fixed if of_states else [names[name] for name in described.fixed if name in names]
+    uncastable = described.uncastable if of_states else [names[name] for name in described.uncastable if name in names]
     of = source.grouping
     grouping = {new: of[old] for old, new in names.items() if old in of} if of else {}
-    told = _told(source, described, structure, options, idle, fixed, warnings)
-    told = told._replace(
-        notes=(*told.notes, *chosen.notes), change=chosen.change(source), record=chosen.record, equal=chosen.equal
+    notices = _notices(source, described, structure, options, idle, uncastable, warnings)
+    notices = notices._replace(
+        notes=(*notices.notes, *chosen.notes), change=chosen.change(source), record=chosen.record, equal=chosen.equal
     )
-    telling, metadata, homes = chosen.telling(kept), chosen.stated(aliases), chosen.files
+    reporter, metadata, homes = chosen.reporter(kept), chosen.stated(aliases), chosen.files
     # With a million tensors, each of these takes as much memory as all buffers.
     del chosen, tensors, names, described
     limit = options.max_shard_size or source.defaults.shard_size
@@ -228,7 +229,7 @@ def safetensors_files(source: Source, target: Target, options: Options) -> _File
         raise UsageError(
             f"{target.path} would have {count} files, but {reader} from one file.", "Leave --max-shard-size out."
         )
-    return files, aliases, told._replace(reported=telling(files))
+    return files, aliases, notices._replace(reported=reporter(files))
 
 
 def _grouped(names: Iterable[str], files: Mapping[str, str]) -> dict[str, list[str]]:
@@ -239,17 +240,17 @@ def _grouped(names: Iterable[str], files: Mapping[str, str]) -> dict[str, list[s
     return dict(sorted(groups.items()))
 
 
-def _told(
+def _notices(
     source: Source,
     described: keymap.Flattened,
     structure: str | None,
     options: Options,
     idle: Mapping[str, str],
-    fixed: Iterable[str],
+    uncastable: Iterable[str],
     warnings: tuple[str, ...] = (),
-) -> Told:
-    """Return what a user should know of an output with this `structure` record; `fixed` are names in the output."""
-    bits = () if options.structure or not source.structured else tuple(sorted(fixed))
+) -> Notices:
+    """Return the notices about an output with this `structure` record; `uncastable` are names in the output."""
+    bits = () if options.structure or not source.structured else tuple(sorted(uncastable))
     is_part = options.key or options.include or options.exclude or not options.structure
     kept = keymap.classes(structure) if source.files.opaque and is_part else None
     values = described.values if structure is not None else ()
@@ -258,11 +259,11 @@ def _told(
         if options.for_hub and described.values
         else []
     )
-    return Told(idle, values, described.inert, bits, kept, warnings, tuple(left))
+    return Notices(idle, values, described.inert, bits, kept, warnings, tuple(left))
 
 
 def _reader_of_one(source: Source) -> str:
-    """Return which program reads the output of `source` of one file alone, and as what; "" if shards are read."""
+    """Return the program that reads an output of `source` from one file only, and its word; "" if shards are read."""
     config = source.config or {}
     if source.stem == ADAPTER:
         return "PEFT reads an adapter"
@@ -300,7 +301,7 @@ def file_plans(
     stem: str = MODEL,
 ) -> tuple[FilePlan, ...]:
     """Plan one file, files of at most `limit` bytes of tensors, or the files `groups`, {name: names of its tensors}.
-    Each says what `metadata` does. In a directory, names begin with `stem`."""
+    Each has the `metadata`. In a directory, names begin with `stem`."""
     record = {} if structure is None else {METADATA_KEY: structure}
     if target.is_file:
         return (safetensors.file_plan(basename(target.path), tensors, {**metadata, **aliases, **record}),)
@@ -335,7 +336,7 @@ def heading(
 ) -> dict[str, Any]:
     """Return the manifest, without its files, of an output that consists of `files`, as that `version` writes it.
 
-    `options` are those that decide what is in them, and `record` is what their selection says.
+    `options` are those that decide their content, and `record` is the record of their selection.
     """
     plan_id = identify(files, source.inputs, (version, kind, source.model_rank, options))
     for way in computed.ways_of(source):
@@ -343,7 +344,7 @@ def heading(
     described: dict[str, Any] = {"format": source.format, "family": source.family}
     if source.model_rank is not None:
         described["model_rank"] = source.model_rank
-    described["inputs"] = {name: identity(found) for name, found in sorted(source.inputs.items())}
+    described["inputs"] = {name: identity(content) for name, content in sorted(source.inputs.items())}
     head = {
         "ckptconv": version,
         "plan": plan_id,

@@ -12,9 +12,9 @@ from ckptconv.formats.model_files import SAFETENSORS
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import computed, selection, writable
+from ckptconv.outputs.notices import Notices
 from ckptconv.outputs.pipeline import selected, torch_tree_of
 from ckptconv.outputs.selected import Selected
-from ckptconv.outputs.told import Told
 from ckptconv.outputs.torch_tree import TorchTree
 from ckptconv.pickles.children import walk
 from ckptconv.plan import FilePlan
@@ -25,10 +25,10 @@ from ckptconv.text import some
 
 
 class Restored(NamedTuple):
-    """The plan of a `.pt` file, and how many tensors it has.
+    """The plan of a `.pt` file, and the number of its tensors.
 
     Values of classes that are not known to be data are listed with their class, by name. `left_out` are the objects
-    that are not written, `demoted` the tensors that are written as plain ones, `kept` what is written unchanged.
+    that are not written, `demoted` the tensors that are written as plain ones, `kept` the values written unchanged.
     """
 
     file: FilePlan
@@ -37,7 +37,7 @@ class Restored(NamedTuple):
     demoted: dict[str, str]
     kept: dict[str, str]
     tree: TorchTree
-    told: Told
+    notices: Notices
 
     def warnings(self) -> Iterator[str]:
         """Yield the warnings about these values."""
@@ -54,33 +54,33 @@ class Restored(NamedTuple):
 
 
 def plan_restored(source: Source, path: str, options: Options) -> Restored:
-    """Plan to write the tree of `source` to `path`: what lies under a key, what the globs choose, floats cast.
+    """Plan to write the tree of `source` to `path`: the part under a key, the values that globs choose, floats cast.
 
     Without `options.structure`, write a dict of the tensors by name. Raises UnsafeError for objects of classes that are
     not known to be data, unless `options.opaque` is "keep" or "drop"; and for an attack in any case.
     """
     tree = torch_tree_of(source, options)
-    told = Told(record=computed.left_as_made(source, options))
-    found: dict[str, str] = {}
+    notices = Notices(record=computed.not_undone(source, options))
+    unknown: dict[str, str] = {}
     demoted: dict[str, str] = {}
     selects = options.include or options.exclude or options.dtype not in (None, "keep") or not options.structure
-    # Of safetensors, all that there is can be written. Of others, `selected` says if something cannot be.
+    # Everything in safetensors can be written. For other formats, `selected` says if something cannot be.
     selects = selects or source.family != SAFETENSORS
     is_computed = any(way.tree for way in computed.ways_of(computed.restored(source, options)))
     if selects or options.strip_prefix or options.rename or is_computed or _has_unlisted(tree):
         chosen = selected(source, options, holds="tree")
         described = chosen.described
-        found = {name: writable.unlisted(node) for name, node in described.found.items()}
+        unknown = {name: writable.unlisted(node) for name, node in described.found.items()}
         if options.structure:
             kinds = {name: _unlisted_kind(chosen.known[name]) for name in chosen.names}
             demoted = {name: kind for name, kind in kinds.items() if kind}
-        if (found or demoted) and not options.opaque:
+        if (unknown or demoted) and not options.opaque:
             values = [*described.found.values(), *(chosen.known[name] for name in demoted)]
-            raise refusal(source.path, found | demoted, "a .pt file", values)
+            raise refusal(source.path, unknown | demoted, "a .pt file", values)
         if described.tensors and not chosen.names:
             raise UsageError(f"No tensors are left to write: all {len(described.tensors)} are excluded.")
         flat = {name: chosen.cast(name) for name in chosen.tensors}
-        told = _told(chosen, flat, told, options)
+        notices = _noticed(chosen, flat, notices, options)
         tree = keymap.unflatten(flat, described.structure if options.structure else None, live_values=False)
     try:
         written = TorchTree(tree, options.opaque)
@@ -89,23 +89,23 @@ def plan_restored(source: Source, path: str, options: Options) -> Restored:
         raise type(error)(f"{source.path}: {error.message}", error.hint) from error
     kept: dict[str, str] = {}
     if options.opaque == "keep":
-        found, demoted, kept = {}, {}, found | demoted
-    return Restored(file, written.tensors, found, demoted, kept, written, told)
+        unknown, demoted, kept = {}, {}, unknown | demoted
+    return Restored(file, written.tensors, unknown, demoted, kept, written, notices)
 
 
-def _told(chosen: Selected, flat: Mapping[str, LazyTensor], told: Told, options: Options) -> Told:
-    """Return `told` with what a user should know of the tensors that were chosen, which are stored as `flat`."""
+def _noticed(chosen: Selected, flat: Mapping[str, LazyTensor], notices: Notices, options: Options) -> Notices:
+    """Return `notices` with those about the tensors that were chosen, which are stored as `flat`."""
     known, names = chosen.known, chosen.names
     cast = [old for old, new in names.items() if flat[new].dtype != known[old].dtype]
     if cast:
         selection.check_unscaled(cast, known, chosen.dtype)
-    left = selection.left_alone({name: flat[name] for name in flat if name in chosen.fixed}, chosen.dtype)
-    return told._replace(
+    left = selection.left_alone({name: flat[name] for name in flat if name in chosen.uncastable}, chosen.dtype)
+    return notices._replace(
         idle=chosen.idle(options),
         warnings=(*chosen.warnings, *left),
         notes=chosen.notes,
-        record=chosen.record or told.record,
-        reported=chosen.telling(flat)(()),
+        record=chosen.record or notices.record,
+        reported=chosen.reporter(flat)(()),
         equal=chosen.equal,
     )
 
@@ -121,25 +121,25 @@ def _has_unlisted(tree: Any) -> bool:
     return any(_unlisted_kind(node) or writable.unlisted(node) for node in walk(tree))
 
 
-def refusal(path: str, found: Mapping[str, str], output: str, values: list[Any]) -> UnsafeError:
-    """Return the error for `values`, {name: class}, that `output` is not to hold, unless the user says so."""
+def refusal(path: str, classes: Mapping[str, str], output: str, values: list[Any]) -> UnsafeError:
+    """Return the error for `values` of these `classes`, by name, that `output` holds only if the user says so."""
     try:
         TorchTree(values, "keep")
         may_keep = True
     except CkptconvError:
         may_keep = False
-    one = "an object of a class that is" if len(found) == 1 else f"{len(found)} objects of classes that are"
+    objects = "an object of a class that is" if len(classes) == 1 else f"{len(classes)} objects of classes that are"
     return UnsafeError(
-        f"{path} holds {one} known only by name: {shown(found)}. Loading {output} runs the code that they name, so "
-        "they are written only on request.",
+        f"{path} holds {objects} known only by name: {shown(classes)}. Loading {output} runs the code that they name, "
+        "so they are written only on request.",
         f"Use {'--opaque keep if you trust these names, ' if may_keep else ''}--opaque drop to write everything else, "
         "or leave them out with --exclude.",
     )
 
 
-def shown(found: Mapping[str, str]) -> str:
+def shown(classes: Mapping[str, str]) -> str:
     """Return a few of the values with their classes, for a message."""
-    return some(found.items(), form=lambda each: f"{each[0][:100]!r} ({each[1][:100]})")
+    return some(classes.items(), form=lambda item: f"{item[0][:100]!r} ({item[1][:100]})")
 
 
 def _stem(path: str) -> str:

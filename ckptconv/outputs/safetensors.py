@@ -50,8 +50,8 @@ def file_plan(name: str, tensors: Mapping[str, LazyTensor], metadata: Mapping[st
             dtype, shape = tensor.dtype, tensor.shape
             if (dtype, shape) not in kinds:
                 counts = ",".join(map(str, shape_of(tensor)))
-                told = f'"dtype":"{code_of(name, key, tensor)}","shape":[{counts}],"data_offsets"'
-                kinds[dtype, shape] = told, tensor.nbytes
+                fields_text = f'"dtype":"{code_of(name, key, tensor)}","shape":[{counts}],"data_offsets"'
+                kinds[dtype, shape] = fields_text, tensor.nbytes
             text, size = kinds[dtype, shape]
         starts.append(at)
         entries.append(f",{encode_basestring(key)}:{{{text}:[{at},{(at := at + size)}]}}")
@@ -62,7 +62,7 @@ def file_plan(name: str, tensors: Mapping[str, LazyTensor], metadata: Mapping[st
     del header, entries
     start = len(head)
     fields = zip(map(start.__add__, starts), map(itemgetter(1), ordered), map(itemgetter(0), ordered), strict=False)
-    # What Data(…) does, without a step of Python for each.
+    # The same as Data(…), without a step of Python for each.
     return FilePlan(name, start + at, (Literal(0, head), *map(tuple.__new__, itertools.repeat(Data), fields)))
 
 

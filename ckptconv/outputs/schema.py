@@ -1,36 +1,32 @@
-"""Checks descriptions of parts, records of files and manifests before anything uses them. Pure.
+"""Check records of files and manifests before anything uses them. Pure.
 
 They are read from directories to which others may have written, or which came with a download. Anything that we would
-not write raises ValueError, whose text says what is wrong with "it".
+not write raises ValueError, whose text is a sentence about "it".
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
-from ckptconv.formats.source import STEMS
 from ckptconv.options.kinds import ALGORITHMS
 from ckptconv.outputs.computed import ways_in
-from ckptconv.plan import NUMBERED
 from ckptconv.storage import strict_json
 from ckptconv.storage.strict_json import OrNull, check
 
 if TYPE_CHECKING:
-    from ckptconv.outputs.targets import Directory
+    pass
 
 # At most so many bytes are read. A record has a line for every tensor of a file.
 MOST_DESCRIPTION, MOST_RECORD = 32 << 20, 256 << 20
-MOST_PARTS = 10**9 - 1
 
 # A plan id, and the CRC-32 of a tensor as written in a manifest.
 PLAN = re.compile(r"[0-9a-f]{16}")
 _CRC = re.compile(r"[0-9a-f]{8}")
 # A digest of one of `ALGORITHMS`: each has 32 bytes.
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_SHARD = rf"(?:{'|'.join(STEMS)}){NUMBERED}\.safetensors"
 # Names in staging directories that are not output files.
 _OF_STAGING = r"\.(lock|plan\.json|published\.json|ckptconv-manifest\.json)|\.record-[0-9a-f]{16}(\.[0-9a-f]+)?"
 
@@ -50,15 +46,6 @@ _HEADING = {
 }
 _DIGESTS = {"file": _DIGEST, "tensors": {str: _DIGEST}}
 _FILES = {str: {"size": int, "tensors": {str: OrNull(_CRC)}, "digests?": _DIGESTS}}
-_DESCRIPTION = {
-    "plan": PLAN,
-    "kind": str,
-    "parts": int,
-    "shift": int,
-    "files": [(str, int, int)],  # name, size and number of tensors
-    "inputs?": {str: (str, int, str)},  # path, size and stamp
-    "permissions?": [str],
-}
 _RECORD = {
     "name": str,
     "size": int,
@@ -66,25 +53,6 @@ _RECORD = {
     "spans": [(int, int, OrNull(int), OrNull(str))],  # start, length, CRC-32 and name
     "digests?": {**_DIGESTS, "algorithm": frozenset(ALGORITHMS)},
 }
-
-
-class PlanDescription(NamedTuple):
-    """What `finish` must know of a plan.
-
-    `kind` is that of the output, as `Target.form` has it. The files were assigned to `parts` parts with `shift`,
-    as in `publish.parts.assign`. `heading` is that of the manifest. `files` are (name, size in bytes, number of
-    tensors). `inputs` are what it is made of: [path, size in bytes, stamp] by name. `permissions` say what it may
-    replace, as `publish.replacing.Claim` has them.
-    """
-
-    plan_id: str
-    kind: str
-    parts: int
-    shift: int
-    heading: dict[str, Any]
-    files: list[tuple[str, int, int]]
-    inputs: dict[str, list[Any]]
-    permissions: list[str]
 
 
 def parse_json(data: bytes) -> Any:
@@ -98,47 +66,6 @@ def parse_json(data: bytes) -> Any:
         raise ValueError("it is not UTF-8 text") from None
 
 
-def description(
-    data: bytes, plan_id: str, kinds: Collection[str], directory_of: Callable[[str], Directory | None]
-) -> PlanDescription:
-    """Parse the description of a plan, read from a staging directory of `plan_id`, of an output of one of `kinds`.
-
-    `directory_of` returns which kind of directory an output of a kind is, None if it is another.
-    """
-    parsed = parse_json(data)
-    heading = parsed.get("heading") if isinstance(parsed, dict) else None
-    told = check(parsed, {**_DESCRIPTION, "heading": _shape_of(heading)}, "it")
-    kind, parts = told["kind"], told["parts"]
-    if told["plan"] != plan_id or kind not in kinds:
-        raise ValueError(f"it is not of the plan {plan_id}, or of another kind of output than {' or '.join(kinds)}")
-    if not 0 < parts <= MOST_PARTS:
-        raise ValueError(f"it has {parts} parts")
-    _check_heading(told["heading"])
-    if told["heading"]["plan"] != plan_id:
-        raise ValueError("its heading belongs to another plan")
-    files = [(name, size, tensors) for name, size, tensors in told["files"]]
-    if not files:
-        raise ValueError("it names no files")
-    names = [name for name, _, _ in files]
-    check_names(names)
-    directory = directory_of(kind)
-    if kind == "file" and len(names) != 1:
-        raise ValueError(f"it has {len(names)} files, but the output is one file")
-    if kind != "tree":
-        for name in names:
-            if "/" in name or (directory and not directory.may_have(name)):
-                raise ValueError(f"{name!r} is not the name of a file of such an output")
-    if directory and kind == "directory":
-        _check_shards(names, directory.last, gaps=told["heading"]["options"].get("partial") is True)
-    elif directory and directory.last not in names:
-        raise ValueError(f"its files lack {directory.last!r}")
-    inputs = told.get("inputs", {})
-    if any("\0" in path for path, _, _ in inputs.values()):
-        raise ValueError("the path of one of its inputs is not valid")
-    permissions = told.get("permissions", [])
-    return PlanDescription(plan_id, kind, parts, told["shift"], told["heading"], files, inputs, permissions)
-
-
 def check_names(names: Iterable[str]) -> None:
     """Raise ValueError unless each name occurs once, and leads to a file below the directory of the output."""
     for name, count in Counter(list(names)).items():
@@ -148,44 +75,32 @@ def check_names(names: Iterable[str]) -> None:
             raise ValueError(f"{name[:200]!r} is not the name of a file of an output")
 
 
-def _check_shards(names: list[str], index: str, gaps: bool) -> None:
-    """Raise ValueError unless the shards among `names` are those of one output, with its `index`. `gaps`: it may lack
-    some, those of a reference of which it has no tensor."""
-    shards = [match for name in names if (match := re.fullmatch(_SHARD, name))]
-    if not shards:
-        return
-    count = int(shards[0][2])
-    numbered = all(0 < int(match[1]) <= count == int(match[2]) for match in shards)
-    if not numbered or (len(shards) < count and not gaps) or index not in names:
-        raise ValueError("its shards do not belong to one output")
-
-
-def _shape_of(heading: Any) -> dict[str, Any]:
-    """Return what a heading may be, with the members of what it says was computed."""
+def shape_of(heading: Any) -> dict[str, Any]:
+    """Return the shape of a heading, with the members of the ways in which it was computed."""
     ways = ways_in(heading).values() if isinstance(heading, dict) else ()
     return {**_HEADING, **{name: shape for way in ways for name, shape in way.heading.items()}}
 
 
-def _check_heading(told: Mapping[str, Any]) -> None:
+def check_heading(heading: Mapping[str, Any]) -> None:
     """Raise ValueError if the members of a heading contradict one another."""
-    for way in ways_in(told).values():
-        way.check(told)
+    for way in ways_in(heading).values():
+        way.check(heading)
 
 
-def check_manifest(told: Any) -> None:
-    """Raise ValueError unless `told` is a manifest."""
-    check(told, {**_shape_of(told), "files": _FILES}, "it")
-    _check_heading(told)
-    check_names(told["files"])
-    for name, found in told["files"].items():
-        if ("digest" in told) != ("digests" in found):
-            raise ValueError(f"its entry for {name!r} {'lacks' if 'digest' in told else 'has'} 'digests'")
-        _check_digests(found, found["tensors"])
+def check_manifest(manifest: Any) -> None:
+    """Raise ValueError unless `manifest` is one."""
+    check(manifest, {**shape_of(manifest), "files": _FILES}, "it")
+    check_heading(manifest)
+    check_names(manifest["files"])
+    for name, entry in manifest["files"].items():
+        if ("digest" in manifest) != ("digests" in entry):
+            raise ValueError(f"its entry for {name!r} {'lacks' if 'digest' in manifest else 'has'} 'digests'")
+        _check_digests(entry, entry["tensors"])
 
 
-def _check_digests(told: Mapping[str, Any], tensors: Collection[str]) -> None:
-    """Raise ValueError unless the digests in `told`, if there are any, are those of its `tensors`."""
-    if "digests" in told and told["digests"]["tensors"].keys() != set(tensors):
+def _check_digests(entry: Mapping[str, Any], tensors: Collection[str]) -> None:
+    """Raise ValueError unless the digests in `entry`, if there are any, are those of its `tensors`."""
+    if "digests" in entry and entry["digests"]["tensors"].keys() != set(tensors):
         raise ValueError("its digests do not match its tensors")
 
 
@@ -195,19 +110,19 @@ def file_record(data: bytes) -> dict[str, Any]:
 
 
 def object_record(data: bytes) -> dict[str, Any]:
-    """The record of a file that a part has put on a store: `version` is what tells its object from others."""
+    """The record of a file that a part has put on a store: `version` identifies its object."""
     return _record(data, {"version": str})
 
 
 def _record(data: bytes, facts: Mapping[str, type]) -> dict[str, Any]:
-    found: dict[str, Any] = check(parse_json(data), {**_RECORD, **facts}, "it")
-    names = [name for *_, name in found["spans"] if name is not None]
-    for at, length, crc, _ in found["spans"]:
-        if at + length > found["size"]:
+    entry: dict[str, Any] = check(parse_json(data), {**_RECORD, **facts}, "it")
+    names = [name for *_, name in entry["spans"] if name is not None]
+    for at, length, crc, _ in entry["spans"]:
+        if at + length > entry["size"]:
             raise ValueError("one of its spans ends beyond the file")
         if crc is not None and crc >> 32:
             raise ValueError("one of its checksums is not valid")
     if len(set(names)) != len(names):
         raise ValueError("the name of a tensor occurs twice")
-    _check_digests(found, names)
-    return found
+    _check_digests(entry, names)
+    return entry

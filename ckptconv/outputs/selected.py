@@ -1,4 +1,4 @@
-"""What an output holds of its source: the names and tensors that were selected, and how they are stored. Pure."""
+"""The selection of an output from its source: names and tensors, and how they are stored. Pure."""
 
 from __future__ import annotations
 
@@ -20,29 +20,27 @@ METADATA = {"format": "pt"}
 
 
 # The fields of a report that are known of an output, once its files are planned.
-Telling: TypeAlias = Callable[[Sequence[FilePlan]], Mapping[str, Any]]
+Reporter: TypeAlias = Callable[[Sequence[FilePlan]], Mapping[str, Any]]
 
 
 class Selected(NamedTuple):
-    """What is selected of a source.
+    """The selection from a source.
 
-    `names` are the selected names, {old: new}; `known` are all there are, by old name. `tensors` are by new name, as
-    the source has them; `cast` returns them as they are stored. `described` is the flattened tree they come from, under
-    its old names. `structured`: its structure record belongs to the output. `owners` are the source's own ties, {alias:
-    owner}, by new name; all aliases, if they are `tied`. `fixed` are new names of tensors that are never cast; those of
-    them that are `settled` were not to be. `dtypes` are those of tensors that have others than `dtype` says.
+    `names` are the selected names, {old: new}; `known` are all tensors, by old name. `tensors` are by new name, as the
+    source has them; `cast` returns them as they are stored. `described` is the flattened tree they come from, under its
+    old names. `structured`: its structure record belongs to the output. `owners` are the source's own ties, {alias:
+    owner}, by new name; all aliases, if they are `tied`. `uncastable` are new names of tensors that are never cast; the
+    `settled` ones among them were not to be. `dtypes` has the dtypes of tensors for which `dtype` does not hold.
     `quantized` are tensors that are stored in parts, by old name. `metadata` is that of every file of the output,
-    without aliases, structure record and what is said of `quantized`; `remarks` are entries of it beside those of the
-    source.
-    `warnings` say what of the source is left out, `notes` what was computed. `settings` is what a configuration has to
-    say of that, and `quantization` what of how weights are quantized.
+    without aliases, structure record and entries about `quantized`; `remarks` are its entries that the source does not
+    have. `warnings` name parts of the source that are left out, `notes` computations. `edit` changes a configuration to
+    one that is true of these, and `quantization` are its settings about quantized weights.
 
-    Of what is computed, `unmapped` is what was selected before it had other names, as a map that was `applied` gives.
-    `equal` are tensors by name of which
-    one was kept: they have to be equal. `missing` are names that were to be there and are left out. `files` are names
-    of the files that tensors are to be in. `record` is what a manifest says of it, and each of `tellings` returns, of
-    what is selected and the tensors that are stored, what a report says. `patched` returns a tensor as it is stored, of
-    its name and what it is before that.
+    For computed tensors, `unmapped` is the selection before it had other names, as a map that was `applied` gives.
+    `equal` are tensors by name of which one was kept: they have to be equal. `missing` are names that were expected and
+    are left out. `files` are names of the files that tensors are to be in. `record` is the record of the selection in a
+    manifest. Each of `reporters` returns the fields of a report, from the selection and the stored tensors. `patched`
+    returns a tensor as it is stored, from its name and the tensor before that.
 
     If it is `of_states`, `names` are of parameters, and tensors are named <parameter>.<state> in `described` too.
     """
@@ -56,7 +54,7 @@ class Selected(NamedTuple):
     choice: Choice
     dtype: str
     widen_only: bool
-    fixed: frozenset[str] = frozenset()
+    uncastable: frozenset[str] = frozenset()
     metadata: Mapping[str, str] = METADATA
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -65,7 +63,7 @@ class Selected(NamedTuple):
     applied: Any = None
     equal: tuple[Equal, ...] = ()
     of_states: bool = False
-    settings: Mapping[str, Any] = {}
+    edit: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
     quantization: Mapping[str, Any] | None = None
     tied: bool = False
     settled: frozenset[str] = frozenset()
@@ -74,14 +72,14 @@ class Selected(NamedTuple):
     missing: tuple[str, ...] = ()
     files: Mapping[str, str] = {}
     record: Mapping[str, Any] = {}
-    tellings: tuple[Callable[[Selected, Mapping[str, LazyTensor]], Telling], ...] = ()
+    reporters: tuple[Callable[[Selected, Mapping[str, LazyTensor]], Reporter], ...] = ()
     patched: Callable[[str, LazyTensor], LazyTensor] | None = None
 
     def cast(self, name: str) -> LazyTensor:
         """Return the tensor of this new name, cast as it is stored."""
         tensor = self.tensors[name]
         dtype = self.dtypes.get(name, self.dtype)
-        if dtype != "keep" and name not in self.fixed:
+        if dtype != "keep" and name not in self.uncastable:
             tensor = selection.converted(name, tensor, dtype, self.widen_only)
         return self.patched(name, tensor) if self.patched else tensor
 
@@ -95,7 +93,7 @@ class Selected(NamedTuple):
 
     def aliases(self) -> dict[str, str]:
         """Return the names whose bytes another name already holds: {removed: kept}."""
-        if self.tied or (self.described.apart and not self.owners):
+        if self.tied or (self.described.owns_storage and not self.owners):
             return dict(self.owners)
         return selection.untie(self.tensors, self.owners)
 
@@ -112,21 +110,21 @@ class Selected(NamedTuple):
 
     @property
     def first(self) -> Selected:
-        """What was selected before it had other names."""
+        """The selection before it had other names."""
         return self.unmapped or self
 
-    def telling(self, stored: Mapping[str, LazyTensor]) -> Telling:
-        """Return the function that returns what a report says of it, where its tensors are `stored`. It keeps no more
-        of them than it needs."""
-        tellings = [each(self, stored) for each in self.tellings]
-        return lambda files: {name: value for each in tellings for name, value in each(files).items()}
+    def reporter(self, stored: Mapping[str, LazyTensor]) -> Reporter:
+        """Return the function that returns the fields of a report about it, with its tensors as they are `stored`. It
+        keeps no more of them than it needs."""
+        reporters = [reporter(self, stored) for reporter in self.reporters]
+        return lambda files: {name: value for fields_of in reporters for name, value in fields_of(files).items()}
 
     def change(self, source: Source) -> Change:
-        """Return what a configuration beside `source`, of which this was selected, is to say of it."""
+        """Return the change that a configuration of `source`, from which this was selected, is to state."""
         is_plain = bool(source.quantized and source.quantized.formats)
         usual = source.quantized.dtype if source.quantized and is_plain else ""
         dtype = usual if self.dtype == "keep" else self.dtype
-        return Change(dtype, is_plain, self.quantization, self.settings)
+        return Change(dtype, is_plain, self.quantization, self.edit)
 
     def idle_globs(self) -> dict[str, str]:
         """Return the globs that match nothing: {option: reason}."""

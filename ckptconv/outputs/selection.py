@@ -1,4 +1,4 @@
-"""Select and change what is converted: key, include, exclude, strip, rename, ties, dtype. Pure.
+"""Select and change the tensors to convert: key, include, exclude, strip, rename, ties, dtype. Pure.
 
 A subtree is selected before flattening; everything else works on flat names.
 """
@@ -31,16 +31,16 @@ def subtree(tree: Any, key: str, where: str) -> Any:
 
     Raise UsageError, listing the keys there are, if nothing is under it.
     """
-    rest, passed = "" if key == "." else key, ""
-    while rest:
+    left, passed = "" if key == "." else key, ""
+    while left:
         children = _children(tree)
-        match = max((name for name in children if rest == name or rest.startswith(name + ".")), key=len, default=None)
+        match = max((name for name in children if left == name or left.startswith(name + ".")), key=len, default=None)
         if match is None:
             at = f"under {passed!r} of {where}" if passed else f"at the top of {where}"
-            raise UsageError(f"The key {rest!r} does not exist {at}.", candidates(rest, list(children)))
+            raise UsageError(f"The key {left!r} does not exist {at}.", candidates(left, list(children)))
         tree = children[match]
         passed = f"{passed}.{match}" if passed else match
-        rest = rest[len(match) + 1 :]
+        left = left[len(match) + 1 :]
     return tree
 
 
@@ -53,7 +53,7 @@ def _children(tree: Any) -> dict[str, Any]:
 
 
 def candidates(wanted: str, names: Sequence[str], most: int = 8) -> str:
-    """Return a hint that suggests those of `names` that are most like `wanted`, or lists what there is."""
+    """Return a hint that suggests the `names` most like `wanted`, or lists them."""
     if not names:
         return "It has no keys."
     import difflib
@@ -83,8 +83,8 @@ def matching(names: Iterable[str], choice: Choice) -> list[str]:
 
 def idle_globs(names: Sequence[str], choice: Choice) -> dict[str, str]:
     """Return the globs of `exclude` that matched nothing, and why: {option: reason}. `names` are all there are."""
-    found = (pattern for pattern in choice.exclude if pattern not in choice.used)
-    return {f"--exclude {each!r}": f"matches nothing. {candidates(each, names)}" for each in found}
+    idle = (pattern for pattern in choice.exclude if pattern not in choice.used)
+    return {f"--exclude {pattern!r}": f"matches nothing. {candidates(pattern, names)}" for pattern in idle}
 
 
 def renamed(names: Iterable[str], prefix: str, rules: Sequence[str]) -> dict[str, str]:
@@ -126,13 +126,13 @@ def collected(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 def renaming(prefix: str, rules: Sequence[str]) -> list[tuple[str, Callable[[str], str]]]:
     """Return the renaming options as given, each with the function that applies it to a name, in order."""
-    found: list[tuple[str, Callable[[str], str]]] = []
+    steps: list[tuple[str, Callable[[str], str]]] = []
     if prefix:
-        found.append((f"--strip-prefix {prefix!r}", lambda name: name.removeprefix(prefix)))
+        steps.append((f"--strip-prefix {prefix!r}", lambda name: name.removeprefix(prefix)))
     for rule in rules:
         pattern, replacement = parse_rule(rule, "--rename")
-        found.append((f"--rename {rule!r}", functools.partial(_substituted, pattern, replacement)))
-    return found
+        steps.append((f"--rename {rule!r}", functools.partial(_substituted, pattern, replacement)))
+    return steps
 
 
 def _substituted(pattern: re.Pattern[str], replacement: str, name: str) -> str:
@@ -208,46 +208,46 @@ def converted(name: str, tensor: LazyTensor, dtype: str, widen_only: bool = Fals
     return casting.cast(tensor, target)
 
 
-# What bitsandbytes stores beside a weight of 4 bits, named with its state; beside one of 8 bits; and the states of
-# its optimizers.
+# Names of tensors that bitsandbytes stores with a weight of 4 bits, named with its state; with one of 8 bits; and the
+# states of its optimizers.
 _BNB_PARTS = (".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map")
 _BNB_STATE, _BNB_SCALE, _BNB_OPTIMIZER = ".quant_state.bitsandbytes__", ".SCB", ".__bnb_optimizer_quant_state__."
 
 
 def scales(flat: Mapping[str, LazyTensor]) -> set[str]:
     """Return the names of tensors that must not be cast, by the names that bitsandbytes gives to scales."""
-    found: set[str] = set()
+    names: set[str] = set()
     # Searching all names at once takes a tenth of the time; hardly any file has such names.
     together = "." + "\n.".join(flat)
     if not any(mark in together for mark in (_BNB_STATE, _BNB_SCALE, _BNB_OPTIMIZER)):
-        return found
+        return names
     for name in flat:
         if _BNB_STATE in name:
-            found.update(name.partition(_BNB_STATE)[0] + part for part in _BNB_PARTS)
+            names.update(name.partition(_BNB_STATE)[0] + part for part in _BNB_PARTS)
         elif (dotted := f".{name}").endswith(_BNB_SCALE) or _BNB_OPTIMIZER in dotted:
-            found.add(name)
-    return found & flat.keys()
+            names.add(name)
+    return names & flat.keys()
 
 
-def left_alone(fixed: Mapping[str, LazyTensor], dtype: str) -> tuple[str, ...]:
-    """Return a warning about the floats among `fixed` that a cast to `dtype` leaves as they are; else ()."""
-    found = [
+def left_alone(uncastable: Mapping[str, LazyTensor], dtype: str) -> tuple[str, ...]:
+    """Return a warning about the floats among `uncastable` that a cast to `dtype` leaves as they are; else ()."""
+    left = [
         name
-        for name, tensor in fixed.items()
+        for name, tensor in uncastable.items()
         if dtype != "keep"
         and tensor.dtype.kind == "f"
         and tensor.dtype.name != dtype
         and not isinstance(untagged(tensor), View)
     ]
-    if not found:
+    if not left:
         return ()
-    shown = some(found, _SHOWN, lambda name: repr(name[:_LONGEST]))
-    what = (
+    shown = some(left, _SHOWN, lambda name: repr(name[:_LONGEST]))
+    subject = (
         "1 tensor is part of a quantized tensor, and was"
-        if len(found) == 1
-        else (f"{len(found)} tensors are parts of quantized tensors, and were")
+        if len(left) == 1
+        else (f"{len(left)} tensors are parts of quantized tensors, and were")
     )
-    return (f"{what} not cast to {dtype}: {shown}.",)
+    return (f"{subject} not cast to {dtype}: {shown}.",)
 
 
 def left_wider(tensors: Mapping[str, LazyTensor], dtype: str) -> tuple[str, ...]:
@@ -269,14 +269,14 @@ _SHOWN = 5
 
 def check_unscaled(cast: Collection[str], known: Mapping[str, LazyTensor], dtype: str) -> None:
     """Raise UsageError if any of the tensors to `cast` is part of a quantized weight among those that are `known`."""
-    from ckptconv.formats.coded import parts_among  # casts of what may be quantized are few
+    from ckptconv.formats.coded import parts_among  # casts of tensors that may be quantized are few
 
     parts = parts_among(known)
-    found = dict.fromkeys(parts[name] for name in cast if name in parts)
-    if found:
-        are = "weight is" if len(found) == 1 else "weights are"
+    coded = dict.fromkeys(parts[name] for name in cast if name in parts)
+    if coded:
+        are = "weight is" if len(coded) == 1 else "weights are"
         raise UsageError(
-            f"{len(found):,} {are} quantized ({some(found, _SHOWN)}), and a cast of their codes and scales to {dtype} "
+            f"{len(coded):,} {are} quantized ({some(coded, _SHOWN)}), and a cast of their codes and scales to {dtype} "
             "does not give weights.",
             f"Use --dequantize to convert them to {dtype} weights, or --dtype keep to leave them unchanged.",
         )

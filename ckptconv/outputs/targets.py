@@ -29,11 +29,11 @@ from ckptconv.outputs.kinds import (
     entry_of,
     flag,
     further,
-    is_given,
+    is_set,
+    kind_by_suffix,
     kind_of,
-    kind_said,
+    option_for,
 )
-from ckptconv.outputs.kinds import beside as beside_it
 from ckptconv.plan import NUMBERED
 from ckptconv.storage import stores
 from ckptconv.storage.files import look
@@ -235,7 +235,7 @@ def named_outputs(output: str | None, options: Options) -> tuple[dict[str, str],
         options = options.replaced(states=options.optimizer, optimizer="")
     if to and to not in CHECKPOINTS and output is not None:
         _check_said(output, to)
-        if option := beside_it(to):
+        if option := option_for(to):
             options = options.replaced(**{option: Proposed(output, "Give another OUTPUT, or --overwrite.")})
             output = None
         if output is None or kind_of(output) in NAMED[to]:
@@ -259,7 +259,7 @@ def _check_alone(output: str | None, options: Options) -> None:
 
 def _check_said(path: str, to: str) -> None:
     """Raise UsageError if the name of an output says that it is of another kind than `to`."""
-    said, ending = kind_said(path), os.path.splitext(path)[1]
+    said, ending = kind_by_suffix(path), os.path.splitext(path)[1]
     if said and said not in NAMED[to]:
         raise UsageError(
             f"{path} ends in {ending}, and --to {to} asks for another kind of output.",
@@ -301,7 +301,7 @@ def resolve_output(path: str, options: Options) -> Target:
     entry = place.entry
     if options.to in CHECKPOINTS:
         return _resolve_checkpoint(place, options)
-    if options.to and not kind_said(path):
+    if options.to and not kind_by_suffix(path):
         return _resolve_unsaid(place, options)
     kind, is_restored = kind_of(path), options.family == model_files.SAFETENSORS
     if kind == "torch" and not is_restored and options.family:
@@ -383,9 +383,9 @@ def _proposed(path: str) -> Proposed | None:
 def check_checkpoint(options: Options) -> None:
     """Raise UsageError for options that contradict an output of torch.distributed.checkpoint."""
     for name in ("optimizer_key", "flat_optimizer", "fill_states") if not options.states else ():
-        if is_given(name, options):
+        if is_set(name, options):
             raise UsageError(f"{flag(name)} applies only to optimizer states, and none were requested.", _STATES)
-    if options.like and options.chunks is not None:
+    if is_set("like", options) and options.chunks is not None:
         raise UsageError("--chunks and --like both say how to cut tensors: give one of them.")
     if options.model_key == NO_WEIGHTS and not options.states:
         raise UsageError("--model-key none leaves out the weights, so nothing is left to write.", _STATES)
@@ -578,7 +578,7 @@ def of_part(target: Target, source: Source, options: Options) -> Target:
             f"{target.path} cannot hold a diffusers pipeline, which becomes a directory of safetensors.",
             "Give a directory, or convert one of its models alone.",
         )
-    if source.component is not None and options.part:
+    if source.component is not None and is_set("part", options):
         raise UsageError(
             "--part divides one output, but a diffusers pipeline becomes one output per model.",
             "Convert the models one by one.",
@@ -593,7 +593,7 @@ def of_part(target: Target, source: Source, options: Options) -> Target:
     return target._replace(path=resolve_output(path, options).path)
 
 
-def beside(targets: Iterable[Target]) -> str:
+def nearest_directory(targets: Iterable[Target]) -> str:
     """Return the nearest existing directory at or above the first target; "" if that is remote, or there is none."""
     for target in targets:
         if is_remote(target.path):

@@ -12,7 +12,7 @@ from ckptconv.outputs.targets import Target
 
 
 def plan(source: Source, target: Target, options: Options) -> Output:
-    """Plan the file of the weights. Raise UsageError for what is computed, or like a reference."""
+    """Plan the file of the weights. Raise UsageError for a computed source, or one like a reference."""
     if computed.command_of(source.computed):
         raise UsageError(
             f"{target.path} has the name of a file for torch.load, but computed outputs are written as safetensors.",
@@ -23,4 +23,4 @@ def plan(source: Source, target: Target, options: Options) -> Output:
             f"{target.path} has the name of a file for torch.load, but --like applies only to safetensors."
         )
     restored = plan_restored(source, target.path, options)
-    return output_of("weights", [source], target, options, (restored.file,), {}, restored.told, restored)
+    return output_of("weights", [source], target, options, (restored.file,), {}, restored.notices, restored)

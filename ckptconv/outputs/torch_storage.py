@@ -16,7 +16,7 @@ from ckptconv.tensors.lazy import Convert, LazyTensor, Narrow, Stored, View, unt
 from ckptconv.tensors.moves import BLOCK, File, Move, Order, Runs
 
 _BYTE = DTYPES["uint8"]
-# Where views interleave, this many bytes of the storage are assembled at a time.
+# If views interleave, this many bytes of the storage are assembled at a time.
 _STRETCH = 1 << 16
 # Strides of bytes one after the other.
 _STEP = (1,)
@@ -87,7 +87,7 @@ def _are_apart(views: Sequence[_Prepared]) -> bool:
     # Blocks of columns of one matrix do not overlap if they do not overlap within a row.
     places = [(view.low % row, view.low % row + view.run) if row else (view.low, view.high) for view in views]
     places.sort()
-    return all(one[1] <= other[0] for one, other in itertools.pairwise([*places, (row or math.inf, 0)]))
+    return all(place[1] <= following[0] for place, following in itertools.pairwise([*places, (row or math.inf, 0)]))
 
 
 def strides_of(tensor: LazyTensor, strides: tuple[int, ...]) -> tuple[int, ...]:
@@ -174,7 +174,7 @@ def _bytes(tensor: LazyTensor) -> LazyTensor:
     return View(tensor, _BYTE, shape)
 
 
-# There are many tensors, but few sizes: what makes files of them asks whether two tensors share a shape.
+# There are many tensors, but few sizes: the planning of files asks whether two tensors share a shape.
 @functools.lru_cache(maxsize=4096)
 def _row(nbytes: int) -> tuple[int]:
     return (nbytes,)
@@ -193,7 +193,7 @@ def _permuted(tensor: LazyTensor, dims: Sequence[int]) -> LazyTensor:
 
 
 def _narrowed(tensor: LazyTensor, cut: Narrow) -> LazyTensor:
-    """Apply `cut` to `tensor`, by changing the view of what is stored."""
+    """Apply `cut` to `tensor`, by changing the view of the stored elements."""
     if isinstance(tensor, Convert):
         return Convert(_narrowed(tensor.tensor, cut), tensor.kernel, tensor.dtype)
     if isinstance(tensor, Narrow):
@@ -328,13 +328,13 @@ def _zeros(start: int, stop: int, limit: int) -> Iterator[Move]:
 def _uncovered(covered: Sequence[tuple[int, int]], start: int, stop: int) -> list[tuple[int, int]]:
     """Return the parts of an interval that lie in none of `covered`, which is sorted and without overlaps."""
     index = max(bisect.bisect_right(covered, (start, math.inf)) - 1, 0)
-    found = []
+    gaps = []
     while index < len(covered) and covered[index][0] < stop:
         low, high = covered[index]
         if start < low:
-            found.append((start, low))
+            gaps.append((start, low))
         start = max(start, high)
         index += 1
     if start < stop:
-        found.append((start, stop))
-    return found
+        gaps.append((start, stop))
+    return gaps

@@ -1,6 +1,6 @@
-"""Turns a tree into a `.pt` file: a pickle that rebuilds tensors with torch's own functions, and its storages.
+"""Convert a tree to a `.pt` file: a pickle that rebuilds tensors with torch's own functions, and its storages.
 
-Source: `torch/_utils.py`, `torch/_tensor.py` and `torch/storage.py`. The output is what torch.save writes.
+Source: `torch/_utils.py`, `torch/_tensor.py` and `torch/storage.py`. The output is the same as torch.save's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import LazyTensor, Tagged, TensorFacts, View, facts_of, untagged
 
 # A storage is written whole if its views cover half of it, or it is small; else only the range of its views. If that
-# range is larger than this many times what the views cover, they get separate storages.
+# range is larger than this many times the bytes of the views, they get separate storages.
 _SPARSE = 64
 _SMALL = 1 << 20
 
@@ -99,7 +99,7 @@ class TorchTree:
 
     Objects of classes that are not known to be data are written only if `opaque` is "keep", and only if `scan` would
     call the file safe. If it is "drop", a tensor of such a subclass becomes one of torch's own class. Raises
-    UnsafeError for other objects, as loading the file would run what they name.
+    UnsafeError for other objects, as loading the file would run the code that they name.
     """
 
     def __init__(self, tree: Any, opaque: str = "") -> None:
@@ -109,10 +109,10 @@ class TorchTree:
         self.tensors = 0
         self._arrange(tree)
         self._description = dumps(tree, self._reduce)
-        what = writable.unreviewed(self._description) if opaque == "keep" else ""
-        if what:
+        name = writable.unreviewed(self._description) if opaque == "keep" else ""
+        if name:
             raise UnsafeError(
-                f"The file would hold {what}, which is not on the reviewed list with these arguments. Loading the file "
+                f"The file would hold {name}, which is not on the reviewed list with these arguments. Loading the file "
                 "would run it, so it is not written.",
                 "Use --opaque drop to write everything else, or leave it out with --exclude.",
             )
@@ -213,10 +213,10 @@ class TorchTree:
         if facts.kind == STORAGE:
             return self._storage(leaf, facts)
         parameter = facts.kind == "parameter"
-        made = self._tensor(leaf, facts, facts.requires_grad and not parameter)
+        call = self._tensor(leaf, facts, facts.requires_grad and not parameter)
         if parameter:
-            return _parameter(made, facts.requires_grad, facts.attributes)
-        return _described(made, self._written_kind(facts.kind), facts.attributes)
+            return _parameter(call, facts.requires_grad, facts.attributes)
+        return _described(call, self._written_kind(facts.kind), facts.attributes)
 
     def _storage(self, leaf: LazyTensor, facts: TensorFacts) -> PersistentId:
         """Return the id of a storage that is a leaf. torch loads it with the dtype of its class."""
@@ -268,7 +268,7 @@ class TorchTree:
         if value.kind not in COMPOSITES:
             return _wrapper(value)
         if value.kind == "quantized":
-            made = self._quantized(parts)
+            call = self._quantized(parts)
         else:
             arguments = tuple(parts[name] for name in COMPOSITES[value.kind])
             if value.kind == "meta":
@@ -276,10 +276,10 @@ class TorchTree:
             if value.kind.startswith("sparse_"):
                 more = tuple(parts[name] for name in ("is_coalesced",) if name in parts)
                 arguments = (TorchConstant("layout", value.kind), (*arguments, *more))
-            made = Call(_utils(_REBUILDING.get(value.kind, "_rebuild_sparse_tensor")), arguments)
+            call = Call(_utils(_REBUILDING.get(value.kind, "_rebuild_sparse_tensor")), arguments)
         if parts.get("class") == "parameter":
-            return _parameter(made, bool(parts.get("requires_grad")), parts.get("attributes"))
-        return _described(made, self._written_kind(parts.get("class", "tensor")), parts.get("attributes"))
+            return _parameter(call, bool(parts.get("requires_grad")), parts.get("attributes"))
+        return _described(call, self._written_kind(parts.get("class", "tensor")), parts.get("attributes"))
 
     def _quantized(self, parts: Mapping[str, Any]) -> Call:
         values = parts["values"]
@@ -313,8 +313,8 @@ def _storage_class(cls: str | None) -> tuple[Global, int]:
     return Global("torch", f"{cls}Storage"), DTYPES[_DTYPES[cls]].itemsize
 
 
-def _parameter(made: Call, requires_grad: bool, attributes: Any) -> Call:
-    arguments: tuple[Any, ...] = (made, requires_grad, OrderedDict())
+def _parameter(call: Call, requires_grad: bool, attributes: Any) -> Call:
+    arguments: tuple[Any, ...] = (call, requires_grad, OrderedDict())
     if attributes:
         return Call(_utils("_rebuild_parameter_with_state"), (*arguments, attributes))
     return Call(_utils("_rebuild_parameter"), arguments)
@@ -341,9 +341,9 @@ def _wrapper(value: Composite) -> Call:
     return Call(function, (_utils("_rebuild_wrapper_subclass"), cls, arguments, parts.get("attributes", {})))
 
 
-def _described(made: Call, cls: str, attributes: Any) -> Call:
-    """Wrap `made` in the call that sets the class and attributes of a tensor, if it needs any."""
+def _described(call: Call, cls: str, attributes: Any) -> Call:
+    """Wrap `call` in one that sets the class and attributes of a tensor, if it needs any."""
     if cls == "torch.Tensor" and not attributes:
-        return made
+        return call
     function = Global("torch._tensor", "_rebuild_from_type_v2")
-    return Call(function, (made.function, _class(cls), made.args, attributes or {}))
+    return Call(function, (call.function, _class(cls), call.args, attributes or {}))

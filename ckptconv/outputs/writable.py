@@ -1,4 +1,4 @@
-"""Lists the classes and functions that a pickle written here may name, as loading a pickle runs what it names.
+"""Lists of the classes and functions that a pickle written here may name, as loading a pickle runs what it names.
 
 The lists hold what torch, numpy and Python need for data, and classes that were reviewed. Constructing one of these
 from any arguments only stores them, or computes a value of them in little time and memory. None opens, connects or
@@ -24,8 +24,8 @@ from ckptconv.pickles.vocabulary import WHOLE_TREES
 from ckptconv.structure.soundness import PLAIN_KINDS
 from ckptconv.text import brief
 
-# Who says of a pickle that names others whether it may be written, on request: modules of features with `Judge`, as
-# `attacks.Judge` has it, and `is_reviewed(name)`. Without one nothing of that kind is written.
+# Judges of a pickle that names others, which is written on request: modules of features with `Judge`, as
+# `attacks.Judge` has it, and `is_reviewed(name)`. Without a judge no such pickle is written.
 JUDGES: dict[str, str] = {
     "scan": "ckptconv.features.scan.grammar.judge",
 }
@@ -151,7 +151,7 @@ _TENSOR_NAMES = frozenset(map(str, TENSORS))
 
 
 def _is_listed(node: Opaque) -> bool:
-    """Whether a call only makes data of its arguments."""
+    """Whether a call only converts its arguments to data."""
     cls, args = node.cls, node.args
     if type(cls) is not Global or type(args) is not tuple or node.call not in ("reduce", "newobj") or node.kwargs:
         return False
@@ -215,8 +215,8 @@ def is_unlisted_kind(kind: str) -> bool:
 
 
 def unreviewed(pickle: bytes) -> str:
-    """Return what a pickle names or calls that nobody has reviewed, in words; "" if there is nothing. Raise UsageError
-    if there is nobody to judge it."""
+    """Return the first name or call in a pickle that was not reviewed, in words; "" if there is none. Raise UsageError
+    if no feature judges pickles."""
     judges = _judges()
     if not judges:
         raise UsageError(
@@ -226,8 +226,8 @@ def unreviewed(pickle: bytes) -> str:
     for judging in judges:
         with attacks.watched(readings.append, judging.Judge), refusing_attacks(False):
             load(pickle, without_tensors(), where="The output", limits=WHOLE_TREES)
-    named = (brief(each, 200) for reading in readings for each in (*reading.suspects, *reading.unknown))
-    calls = (each for reading in readings for each in reading.unknown_calls)
+    named = (brief(name, 200) for reading in readings for name in (*reading.suspects, *reading.unknown))
+    calls = (call for reading in readings for call in reading.unknown_calls)
     return next(itertools.chain(named, calls), "")
 
 
@@ -242,10 +242,10 @@ def _judges() -> tuple[Any, ...]:
 
 
 def leaving_out(options: Options) -> Callable[[str, Any], Any] | None:
-    """Return the function that tells `keymap.describe` which objects not known to be data to leave out.
+    """Return the function by which `keymap.describe` leaves out objects that are not known to be data.
 
     If they are to be kept, it returns them, so that `describe` lists them. A defaultdict becomes a plain dict if only
-    its factory is unknown. Return None if no structure record is written: then no object is, and all tensors are.
+    its factory is unknown. Return None if no structure record is written: then no object is written, but all tensors.
     """
 
     def leave_out(name: str, node: Any) -> Any:

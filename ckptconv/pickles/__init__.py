@@ -1,6 +1,6 @@
 """The inert pickle machine, and the writer of pickles.
 
-In: the bytes of a pickle, which may be hostile, and a `Vocabulary`: what the names of a format mean. Out: a tree of
+In: the bytes of a pickle, which may be hostile, and a `Vocabulary`: the names of a format as data. Out: a tree of
 plain Python values and the nodes of `nodes`. Nothing that a pickle names is imported or called. `writer` does the
 reverse.
 """

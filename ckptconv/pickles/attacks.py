@@ -1,8 +1,8 @@
 """Decide whether a pickle is an attack, by tables of names that no checkpoint has a reason to call.
 
-Safety does not rest on these tables. No code here or elsewhere imports or calls what a pickle names, and a name that
-the tables lack stays inert data like every other unknown name. The tables only decide what a file is called: a user who
-receives an attack should be told so, and not see its tensors converted as if nothing were wrong.
+Safety does not rest on these tables. No code here or elsewhere imports or calls a name of a pickle, and a name that
+the tables lack stays inert data like every other unknown name. The tables only decide whether a file is called an
+attack: a user who receives one should be warned, and not see its tensors converted as if nothing were wrong.
 
 A pickle is an attack if it names an entry of the tables and either calls anything that is not known to be data, or is
 broken: some attacks run before the pickle breaks. A name by itself does nothing. But `functools.partial`, `map` or
@@ -234,9 +234,9 @@ _PARTS = 1 + max(name.count(".") + 1 for table in (_MODULES, _PACKAGES, _HARMLES
 
 
 class PickleReading(NamedTuple):
-    """What the machine met in a pickle, which `where` names: the names that it calls and that are not known to be data
-    (`called`), those of the tables that it mentions (`suspects`), the names that it mentions and nobody has reviewed
-    (`unknown`), the calls that nobody has reviewed, in words (`unknown_calls`), and its `value`; None if `broken`."""
+    """A reading of a pickle, which `where` names: the names that it calls and that are not known to be data
+    (`called`), those of the tables that it mentions (`suspects`), the names that it mentions and that no table lists
+    (`unknown`), the calls that were not reviewed, in words (`unknown_calls`), and its `value`; None if `broken`."""
 
     where: str
     called: tuple[Global, ...]
@@ -248,7 +248,7 @@ class PickleReading(NamedTuple):
 
 
 class Judge(Protocol):
-    """Judges what one pickle makes, when it is made: `unknown` names, and `unknown_calls`, in words."""
+    """Judges the objects of one pickle as they are made: `unknown` names, and `unknown_calls`, in words."""
 
     unknown: dict[Global, None]
     unknown_calls: dict[str, None]
@@ -272,7 +272,7 @@ _watching: ContextVar[_Watcher | None] = ContextVar("watching", default=None)
 @contextlib.contextmanager
 def watched(by: Callable[[PickleReading], None], judge: Callable[[int], Judge] | None = None) -> Iterator[None]:
     """While active, call `by` with the reading of each pickle: before an attack is refused, and for broken ones too.
-    `judge` returns who judges a pickle of so many bytes."""
+    `judge` returns the judge of a pickle of so many bytes."""
     token = _watching.set(_Watcher(by, judge))
     try:
         yield
@@ -281,13 +281,13 @@ def watched(by: Callable[[PickleReading], None], judge: Callable[[int], Judge] |
 
 
 def judge(size: int) -> Judge | None:
-    """Return who is to judge a pickle of `size` bytes, if somebody watches and wants that."""
+    """Return the judge of a pickle of `size` bytes, if a watcher provides one."""
     watcher = _watching.get()
     return watcher.judge(size) if watcher is not None and watcher.judge is not None else None
 
 
-def tell(reading: Callable[[], PickleReading]) -> None:
-    """Tell whoever watches (`watched`) what a pickle is."""
+def report(reading: Callable[[], PickleReading]) -> None:
+    """Pass the reading of a pickle to the watcher (`watched`), if there is one."""
     watcher = _watching.get()
     if watcher is not None:
         watcher.by(reading())
@@ -368,7 +368,7 @@ def code_called(function: Any, args: tuple[Any, ...]) -> Global | None:
         functions = [arg for arg in args[:2] if type(arg) is Opaque] if str(function) in _CALLERS else []
     else:
         functions = [function] if type(function) is Opaque else []
-    return next((maker for each in functions if (maker := _made_by(each)) is not None), None)
+    return next((maker for opaque in functions if (maker := _made_by(opaque)) is not None), None)
 
 
 def makes_functions(named: Global) -> bool:
@@ -387,17 +387,17 @@ def _made_by(function: Opaque) -> Global | None:
 
 def error(where: str, suspects: Iterable[Global], called: Iterable[Global]) -> UnsafeError:
     """Return the error for a pickle that names `suspects` and calls `called`, or, if that is empty, is broken."""
-    named, calls = (dict.fromkeys(brief(each, 100) for each in some) for some in (suspects, called))
+    named, calls = (dict.fromkeys(brief(name, 100) for name in some) for some in (suspects, called))
     names = list(named)
     direct = [name for name in names if name in calls]
     if direct:
-        what = f"it calls {', '.join(direct[:3])}"
+        charge = f"it calls {', '.join(direct[:3])}"
     elif not calls:
-        what = f"it names {', '.join(names[:3])}, and is broken"
+        charge = f"it names {', '.join(names[:3])}, and is broken"
     else:
-        what = f"it names {', '.join(names[:3])}, and calls {', '.join(list(calls)[:3])}"
+        charge = f"it names {', '.join(names[:3])}, and calls {', '.join(list(calls)[:3])}"
     return UnsafeError(
-        f"{where}: this file is an attack: {what}, which torch.load would run. Nothing was run, and nothing was "
+        f"{where}: this file is an attack: {charge}, which torch.load would run. Nothing was run, and nothing was "
         "written.",
         "Inform its sender. Use --inert to convert its tensors anyway; its code does not run then either.",
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 from ckptconv.errors import CorruptError
 from ckptconv.pickles import attacks
-from ckptconv.pickles.containers import BUILTINS, CONSTANTS, PYTHON, TAKES_ARGUMENTS, Deques, Keys, Made, today
+from ckptconv.pickles.containers import BUILTINS, CONSTANTS, PYTHON, TAKES_ARGUMENTS, Constructors, Deques, Keys, today
 from ckptconv.pickles.nodes import (
     CALL_DEPTH,
     Global,
@@ -39,13 +39,13 @@ from ckptconv.text import brief
 _BUILT_IN_PLACE = (OrderedDict, Counter)
 # Functions by which protocols 0 and 1 make objects. What they make is judged.
 _HELPERS = frozenset(("copyreg", name) for name in ("_reconstructor", "__newobj__", "__newobj_ex__"))
-# Stands for the function of a reader that finds what lies outside of the pickle.
+# A placeholder of the function of a reader that finds data outside of the pickle.
 _PERSISTENT = Global("pickle", "persistent_load")
 _OBJECTS = tuple(Global(module, "object") for module in BUILTINS)
 # No real module or name is longer.
 _LONGEST_NAME = 1000
-# What to charge for values that a call makes by copying its arguments, which may be of any size. Arguments may be
-# shared, and each call takes only a few bytes of the pickle.
+# The charge for values that a call makes by copying its arguments, which may be of any size. Arguments may be shared,
+# and each call takes only a few bytes of the pickle.
 _SIZES: dict[type, Callable[[Any], int]] = {
     NumpyArray: lambda array: len(array.data),
     NumpyScalar: lambda scalar: len(scalar.data),
@@ -57,14 +57,14 @@ _BYTES_EACH, _ARGUMENTS_EACH = 64, 16
 
 
 class Calls:
-    """What one pickle of `size` bytes names and makes, and the values that it works on: `stack`, and `memo`."""
+    """The names and objects of one pickle of `size` bytes, and the values that it works on: `stack`, and `memo`."""
 
     def __init__(self, vocabulary: Vocabulary, limits: Limits, size: int) -> None:
         self.vocabulary = vocabulary
         self.limits = limits
         self.keys = Keys(limits, size)
         self.deques = Deques(self.charge)
-        self.made = Made(self.keys, self.deques, self.charge)
+        self.constructors = Constructors(self.keys, self.deques, self.charge)
         self.constants: dict[tuple[str, str], Any] = {**CONSTANTS, **vocabulary.constants}
         self.builders: Mapping[tuple[str, str], Builder] = vocabulary.builders
         self.enums = vocabulary.enums
@@ -78,7 +78,7 @@ class Calls:
         self.spill: dict[int, Any] = {}
         # For objects that are complete only with their state, by identity: the memo index that they will get.
         self.places: dict[int, int] = {}
-        # The names mentioned; what a name stands for, if that is more than a name; and the constructors of names.
+        # The names mentioned; the constant of a name, if it is more than a name; and the constructors of names.
         self.globals: dict[tuple[str, str], Global] = {}
         self.meanings: dict[tuple[str, str], Any] = {}
         self.known: dict[Global, Constructor] = {}
@@ -87,12 +87,12 @@ class Calls:
         self.takes_arguments: set[Global] = set()
         self.opaque: dict[Global, None] = {}
         self.suspects: dict[Global, None] = {}
-        # Who judges what is made, if somebody watches.
+        # The judge of the objects, if there is a watcher.
         self.judge = attacks.judge(size)
         # Reads sequences of opcodes at once, if something can.
         self.phrases: Phrases | None = None
-        # The first thing that Python's unpicklers may read differently. The pickle is refused for it at the end, when
-        # it is known whether what follows contains an attack.
+        # The first oddity that Python's unpicklers may read differently. The pickle is refused for it at the end, when
+        # it is known whether the rest contains an attack.
         self.oddity: CorruptError | None = None
 
     def _is_known(self, module: str, name: str) -> bool:
@@ -117,7 +117,7 @@ class Calls:
             raise ExcessiveError("makes more objects than its length allows")
 
     def find(self, module: Any, name: Any) -> Any:
-        """Return what a name stands for: a constant, or a `Global`, which is just the name."""
+        """Return the value of a name: a constant, or a `Global`, which is just the name."""
         if type(module) is not str or type(name) is not str:
             raise MalformedError("names a class with a value that is not text")
         key = module, name
@@ -160,9 +160,9 @@ class Calls:
         return type(name) is Global and self.enums is not None and name.module.partition(".")[0] == self.enums
 
     def constructor(self, name: tuple[str, str]) -> Constructor | None:
-        """Return what makes the value of a call of `name`: what the vocabulary has, else what Python's types have."""
+        """Return the constructor of the value of a call of `name`: the vocabulary's, else that of Python's types."""
         construct = self.vocabulary.constructors.get(name)
-        return PYTHON[name](self.made) if construct is None and name in PYTHON else construct
+        return PYTHON[name](self.constructors) if construct is None and name in PYTHON else construct
 
     def call(self, function: Any, args: Any, how: str, kwargs: dict[str, Any] | None = None) -> Any:
         """Return the value of a call, or an `Opaque` that records it."""
@@ -229,7 +229,7 @@ class Calls:
         return result
 
     def _note_place(self, result: Opaque) -> None:
-        """Remember the memo index that `result` will get: picklers store what they make at once."""
+        """Remember the memo index that `result` will get: picklers store an object as soon as they have made it."""
         self.places[id(result)] = len(self.memo) + len(self.spill)
 
     def build(self, state: Any) -> None:
@@ -327,14 +327,14 @@ def _as_newobj(name: str, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...], 
     """Return class, arguments and keywords of an object made through a helper of `copyreg` (protocols 0 and 1), or
     None."""
     if name == "_reconstructor" and len(args) == 3 and args[1] in _OBJECTS and args[2] is None:
-        cls, given, kwargs = args[0], (), None
+        cls, arguments, kwargs = args[0], (), None
     elif name == "__newobj__" and args:
-        cls, given, kwargs = args[0], args[1:], None
+        cls, arguments, kwargs = args[0], args[1:], None
     elif name == "__newobj_ex__" and len(args) == 3 and type(args[1]) is tuple and is_kwargs(args[2]):
-        cls, given, kwargs = args
+        cls, arguments, kwargs = args
     else:
         return None
-    return (cls, given, kwargs) if type(cls) is Global and cls.module not in ("copyreg", "copy_reg") else None
+    return (cls, arguments, kwargs) if type(cls) is Global and cls.module not in ("copyreg", "copy_reg") else None
 
 
 def is_kwargs(value: Any) -> bool:

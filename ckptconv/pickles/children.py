@@ -1,4 +1,4 @@
-"""What the nodes of a tree contain, and a walk over them."""
+"""The children of the nodes of a tree, and a walk over them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _values(mapping: dict[Any, Any]) -> Iterable[Any]:
     return chain(mapping.values(), (attributes,)) if attributes else mapping.values()
 
 
-# By type, what may hold further nodes inside a node; the keys of mappings are left out.
+# By type of a node, the parts that may hold further nodes; the keys of mappings are left out.
 CHILDREN: dict[type, Callable[[Any], Iterable[Any]]] = {
     **dict.fromkeys(MAPPINGS, _values),
     **dict.fromkeys((list, tuple, deque, *_SETS), lambda container: container),

@@ -28,7 +28,7 @@ _BYTES_EACH = 64
 
 
 def today(name: tuple[str, str]) -> tuple[str, str]:
-    """Return the Python 3 (module, name) of what Python 2 calls `name`, which is (module, name) too."""
+    """Return the Python 3 (module, name) of the Python 2 `name`, which is (module, name) too."""
     module, attribute = NAME_MAPPING.get(name, name)
     return IMPORT_MAPPING.get(module, module), attribute
 
@@ -88,18 +88,18 @@ class Keys:
     def _count(self, container: Any, code: int) -> None:
         hashes = self.seen.setdefault(id(container), (container, {}))[1]
         hashes[code] = count = hashes.get(code, 0) + 1
-        # Objects without numbers are told apart by what is no number.
+        # Objects without numbers are distinguished by their other parts.
         if count > self.limits.same_hash and code != _NO_NUMBERS:
             raise ExcessiveError(f"has more than {self.limits.same_hash} keys with the same hash in one container")
 
     def weigh(self, key: Any) -> None:
-        """Check that an object, or a tuple, is hashed soon: a class may hash what its objects are made of, and each
-        part as often as it occurs.
+        """Check that an object, or a tuple, is hashed soon: a class may hash the parts of its objects, and each part as
+        often as it occurs.
         """
-        # Tuples and objects being walked: what is left of their parts, how many these are, and their levels.
+        # Tuples and objects being walked: the parts that are left, the number of parts, and their levels.
         path: list[list[Any]] = [[key, _hashed(key), 1, 1]]
         while path:
-            here, parts, weight, levels = path[-1]
+            node, parts, weight, levels = path[-1]
             if max(len(path), levels) > self.limits.key_depth:
                 raise ExcessiveError(f"has a key nested more than {self.limits.key_depth} levels deep")
             if weight > self.limits.key_nodes:
@@ -109,11 +109,11 @@ class Keys:
                 known = self.weights.get(id(part))
                 if known and known[1] == (len(part.state) if type(part) is Opaque else 0):
                     path[-1][2:] = weight + known[2], max(levels, known[3] + 1)
-                elif not any(part is each for each, *_ in path):
+                elif not any(part is ancestor for ancestor, *_ in path):
                     path.append([part, _hashed(part), 1, 1])
                 continue
             path.pop()
-            self.weights[id(here)] = here, len(here.state) if type(here) is Opaque else 0, weight, levels
+            self.weights[id(node)] = node, len(node.state) if type(node) is Opaque else 0, weight, levels
             if path:
                 path[-1][2:] = path[-1][2] + weight, max(path[-1][3], levels + 1)
 
@@ -201,7 +201,7 @@ def _hashed(part: Any) -> list[Any]:
         parts = [*part.args] if isinstance(part.args, tuple) else []
         for state in part.state:
             parts += state.values() if type(state) is dict else [state]
-    return [each for each in parts if type(each) in (tuple, frozenset, Opaque)]
+    return [part_of for part_of in parts if type(part_of) in (tuple, frozenset, Opaque)]
 
 
 def _numbers_in(key: Opaque) -> tuple[int, ...]:
@@ -331,34 +331,34 @@ _SETS = frozenset((set, frozenset))
 BUILTINS = ("builtins", "__builtin__")
 _LATIN1 = frozenset(("latin1", "latin-1", "iso-8859-1", "iso8859-1"))
 _FACTORIES: dict[tuple[str, str], Any] = {
-    ("builtins", made.__name__): made
-    for made in (list, dict, set, frozenset, tuple, int, float, bool, str, bytes, bytearray, complex)
+    ("builtins", cls.__name__): cls
+    for cls in (list, dict, set, frozenset, tuple, int, float, bool, str, bytes, bytearray, complex)
 } | {
     ("collections", "OrderedDict"): OrderedDict,
     ("collections", "Counter"): Counter,
 }
 CONSTANTS: dict[tuple[str, str], Any] = {(module, "Ellipsis"): ... for module in BUILTINS}
-# Classes whose `__new__` alone makes of arguments what a call makes of them. Without arguments, all classes' does.
+# Classes whose `__new__` alone makes the same of arguments as a call does. Without arguments, that of all classes does.
 TAKES_ARGUMENTS = frozenset(
-    [("builtins", made.__name__) for made in (tuple, frozenset, bytes, str, bool, int, float, complex, range, slice)]
+    [("builtins", cls.__name__) for cls in (tuple, frozenset, bytes, str, bool, int, float, complex, range, slice)]
     + [("torch", "Size"), ("torch", "device"), ("numpy", "dtype")]
 )
 
 
-def _odd(what: str) -> OddError:
-    return OddError(f"calls {what} with arguments that no pickler writes")
+def _odd(name: str) -> OddError:
+    return OddError(f"calls {name} with arguments that no pickler writes")
 
 
-def _pairs(value: Any, what: str) -> Iterable[tuple[Any, Any]]:
+def _pairs(value: Any, name: str) -> Iterable[tuple[Any, Any]]:
     """Return the pairs of a dictionary, or of a sequence of pairs. Raises OddError for anything else."""
     if isinstance(value, dict):
         return value.items()
     if type(value) in (list, tuple) and all(type(pair) in (list, tuple) and len(pair) == 2 for pair in value):
         return value  # type: ignore[no-any-return]
-    raise _odd(what)
+    raise _odd(name)
 
 
-class Made:
+class Constructors:
     """The constructors of `PYTHON`. Many calls may share an argument, and each copies it, so every copy is charged."""
 
     def __init__(self, keys: Keys, deques: Deques, charge: Callable[[int], None]) -> None:
@@ -366,42 +366,42 @@ class Made:
         self.deques = deques
         self.charge = charge
 
-    def mapping(self, made: Callable[[], dict[Any, Any]]) -> Constructor:
+    def mapping(self, cls: Callable[[], dict[Any, Any]]) -> Constructor:
         """OrderedDict(), OrderedDict(pairs), and the like. A Counter only of a dict: it would count anything else."""
-        what = getattr(made, "__name__", "dict")
+        name = getattr(cls, "__name__", "dict")
 
         def construct(args: tuple[Any, ...]) -> Any:
             if not args:
-                return made()
-            if len(args) > 1 or (made is Counter and not isinstance(args[0], dict)):
-                raise _odd(what)
-            return self._filled(made(), args[0], what)
+                return cls()
+            if len(args) > 1 or (cls is Counter and not isinstance(args[0], dict)):
+                raise _odd(name)
+            return self._filled(cls(), args[0], name)
 
         return construct
 
-    def _filled(self, target: dict[Any, Any], value: Any, what: str) -> dict[Any, Any]:
+    def _filled(self, target: dict[Any, Any], value: Any, name: str) -> dict[Any, Any]:
         if type(value) in (list, tuple):
             self.charge(len(value))
-        pairs = _pairs(value, what)
+        pairs = _pairs(value, name)
         if isinstance(value, dict):
             self.charge(len(value))
         self.keys.fill(target, pairs)
         return target
 
-    def sequence(self, made: Callable[[Any], Any]) -> Constructor:
+    def sequence(self, cls: Callable[[Any], Any]) -> Constructor:
         """list(), list(items), and the like, where `items` is a container with an order."""
-        what = getattr(made, "__name__", "list")
+        name = getattr(cls, "__name__", "list")
 
         def construct(args: tuple[Any, ...]) -> Any:
-            return made(self._items(args, _SEQUENCES, what))
+            return cls(self._items(args, _SEQUENCES, name))
 
         return construct
 
-    def _items(self, args: tuple[Any, ...], kinds: frozenset[type], what: str) -> Any:
+    def _items(self, args: tuple[Any, ...], kinds: frozenset[type], name: str) -> Any:
         if not args:
             return ()
         if len(args) > 1 or type(args[0]) not in kinds:
-            raise _odd(what)
+            raise _odd(name)
         self.charge(len(args[0]))
         return args[0]
 
@@ -442,19 +442,19 @@ class Made:
             return args[0] if args else ""
         raise _odd("str")
 
-    def number(self, made: Callable[..., Any], most: int, *kinds: type) -> Constructor:
+    def number(self, cls: Callable[..., Any], most: int, *kinds: type) -> Constructor:
         """Return a constructor of numbers from up to `most` arguments, each of exactly one of the types `kinds`."""
-        what = getattr(made, "__name__", "number")
+        name = getattr(cls, "__name__", "number")
 
         def construct(args: tuple[Any, ...]) -> Any:
             if len(args) > most or any(type(arg) not in kinds for arg in args):
-                raise _odd(what)
+                raise _odd(name)
             if str in kinds and args and type(args[0]) is str:
                 self.charge(len(args[0]) // _BYTES_EACH)
             try:
-                return made(*args)
+                return cls(*args)
             except (TypeError, ValueError, OverflowError):
-                raise _odd(what) from None
+                raise _odd(name) from None
 
         return construct
 
@@ -498,8 +498,8 @@ def _can_be_sliced(value: Any, levels: int = 4) -> bool:
     return type(value) is not deque
 
 
-# Of each type, what returns its constructor, which few pickles ask for.
-_BUILTINS: dict[str, Callable[[Made], Constructor]] = {
+# The getter of each type's constructor, which few pickles ask for.
+_BUILTINS: dict[str, Callable[[Constructors], Constructor]] = {
     "dict": lambda make: make.mapping(dict),
     "list": lambda make: make.sequence(list),
     "tuple": lambda make: make.sequence(tuple),
@@ -515,9 +515,9 @@ _BUILTINS: dict[str, Callable[[Made], Constructor]] = {
     "range": lambda make: make.number(range, 3, int),
     "slice": lambda make: make.slice,
 }
-# The constructors of Python's own types. All but that of defaultdict refuse what they do not understand.
-PYTHON: dict[tuple[str, str], Callable[[Made], Constructor]] = {
-    **{(module, name): made for module in BUILTINS for name, made in _BUILTINS.items()},
+# The constructors of Python's own types. All but that of defaultdict refuse arguments that they do not understand.
+PYTHON: dict[tuple[str, str], Callable[[Constructors], Constructor]] = {
+    **{(module, name): getter for module in BUILTINS for name, getter in _BUILTINS.items()},
     ("_codecs", "encode"): lambda make: make.encoded,
     ("collections", "OrderedDict"): lambda make: make.mapping(OrderedDict),
     ("collections", "Counter"): lambda make: make.mapping(Counter),

@@ -1,7 +1,7 @@
-"""Read what torch.save writes for one tensor with a single regular expression, instead of 25 opcodes one by one.
+"""Read the opcodes of one tensor, as torch.save writes them, with one regular expression instead of 25 steps.
 
-The tensor, and the entries added to the memo, equal what the machine makes of the opcodes in a lean run. A phrase that
-does not match exactly is left to the machine.
+The tensor, and the entries added to the memo, equal those of the machine in a lean run. A phrase that does not match
+exactly is left to the machine.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _INT = rb"(?:K.|M..|J....)"
 _INTS = rb"(\)|%(i)b\x85|%(i)b%(i)b\x86|%(i)b%(i)b%(i)b\x87|\((?:%(i)b){0,64}t)" % {b"i": _INT}
 _PIECES = re.compile(rb"K(.)|M(..)|J(....)", re.DOTALL)
 _GETS = re.compile(rb"h(.)|j(....)", re.DOTALL)
-# By length in bytes, as little-endian integers: consecutive LONG_BINPUTs from memo index 0 on, and what to add to them
-# for each index that the first one is higher.
+# By length in bytes, as little-endian integers: consecutive LONG_BINPUTs from memo index 0 on, and the number to add to
+# them for each index that the first one is higher.
 _FIRST_PUTS = {5 * n: sum((0x72 | at << 8) << 40 * at for at in range(n)) for n in range(10)}
 _NEXT_PUTS = {5 * n: sum(1 << 40 * at + 8 for at in range(n)) for n in range(10)}
 # Entries of a memo that opcodes with an index of one byte store.
@@ -68,8 +68,8 @@ def _in_order(puts: bytes, first: int) -> bool:
 
 def _ints(opcodes: bytes) -> tuple[int, ...]:
     """Return the integers that BININT1, BININT2 and BININT opcodes push."""
-    found = _PIECES.findall(opcodes)
-    return tuple(int.from_bytes(a or b or c, "little", signed=bool(c)) for a, b, c in found)
+    numbers = _PIECES.findall(opcodes)
+    return tuple(int.from_bytes(a or b or c, "little", signed=bool(c)) for a, b, c in numbers)
 
 
 def _recalled(gets: bytes, memo: list[Any]) -> list[Any]:
@@ -105,8 +105,8 @@ def _name(data: bytes, pos: int, memo: list[Any]) -> tuple[Any, int]:
 
 
 class _Kind:
-    """What tensors of one kind have in common: the function that the pickle calls for them, the `Maker` that makes them
-    instead, and the location of their storage; and what their entries in a dict are like, once one was read."""
+    """A kind of tensors: the function that the pickle calls for them, the `Maker` that makes them instead, and the
+    location of their storage; and the form of their entries in a dict, once one was read."""
 
     __slots__ = ("entry", "function", "location", "make")
 
@@ -122,23 +122,23 @@ class _Entry:
     So the opcodes, as one little-endian number, are the sum of `fixed`, the digits, and `step` times the first index.
     """
 
-    def __init__(self, found: re.Match[bytes], location: Any) -> None:
-        text, begin = found.group(), found.start()
-        puts = [found.start(group) + 1 - begin for group in _PUTS if found.group(group)]
+    def __init__(self, match: re.Match[bytes], location: Any) -> None:
+        text, begin = match.group(), match.start()
+        puts = [match.start(group) + 1 - begin for group in _PUTS if match.group(group)]
         self.size = len(text)
-        self.start, self.stop = found.start(_KEY) - begin, found.end(_KEY) - begin
+        self.start, self.stop = match.start(_KEY) - begin, match.end(_KEY) - begin
         self.step = sum(1 << 8 * at for at in puts)
         first = int.from_bytes(text[puts[0] : puts[0] + 4], "little")
-        digits = int.from_bytes(found.group(_KEY), "little") << 8 * self.start
+        digits = int.from_bytes(match.group(_KEY), "little") << 8 * self.start
         self.fixed = int.from_bytes(text, "little") - digits - first * self.step
-        # What the memo gets after the name and the key, and before the tensor.
-        held = [location] if found.group(_LOCATION_PUT) else []
-        self.between = held + [HOLE] * (len(puts) - len(held) - 3)
+        # The memo entries after the name and the key, and before the tensor.
+        known = [location] if match.group(_LOCATION_PUT) else []
+        self.between = known + [HOLE] * (len(puts) - len(known) - 3)
 
 
 class TensorPhrases:
-    """Reads the phrases of one pickle. `maker` returns what makes the tensors of a kind, or None; if not `is_exact`,
-    whatever their offset is."""
+    """Reads the phrases of one pickle. `maker` returns the `Maker` of the tensors of a kind, or None; if not
+    `is_exact`, for any offset."""
 
     opening = b"(("
 
@@ -177,8 +177,8 @@ class TensorPhrases:
     def _alike(
         self, entry: _Entry, make: Maker, data: bytes, pos: int, stack: list[Any], memo: list[Any]
     ) -> tuple[int, int]:
-        """Make the tensors of the entries of a dict from `pos` on, keys and values, that are like `entry`. Return how
-        many they are, and the position after them."""
+        """Make the tensors of the entries of a dict from `pos` on, keys and values, that are like `entry`. Return their
+        number, and the position after them."""
         number, length_at = int.from_bytes, _LENGTH.unpack_from
         size, start, stop, shift = entry.size, entry.start, entry.stop, 8 * entry.start
         expected, step = entry.fixed + len(memo) * entry.step, (len(entry.between) + 3) * entry.step
@@ -190,7 +190,7 @@ class TensorPhrases:
             at = pos + 5 + length_at(data, pos + 1)[0]
             text = data[at : at + size]
             digits = text[start:stop]
-            # What is cut short would equal what ends in zeros.
+            # An entry that is cut short would equal one that ends in zeros.
             if number(text, "little") != expected + (number(digits, "little") << shift) or len(text) != size:
                 break
             if not digits.isdigit():
@@ -220,13 +220,13 @@ class TensorPhrases:
         """Make the tensor of the phrase at `pos`, after the key of a dict unless it is the `first`. Return its kind, or
         None, and the position after it."""
         name, at = (None, pos) if first else _name(data, pos, memo)
-        found = None if name is HOLE or len(memo) < _SHORT else phrase_of().match(data, at)
-        if not found:
+        match = None if name is HOLE or len(memo) < _SHORT else phrase_of().match(data, at)
+        if not match:
             return None, pos
         (
             put, function, head, length, key_text, key_put, key_get, location, location_put, numel, id_put, offset,
             size, size_put, stride, stride_put, flag, hooks, hooks_put, args_put, last_put,
-        ) = found.groups(b"")  # fmt: skip
+        ) = match.groups(b"")  # fmt: skip
         # A dict entry has its function, and a key that is either spelled out and stored, or fetched from the memo.
         if not first and (not function or bool(put) != (data[pos] == 0x58)):
             return None, pos
@@ -247,26 +247,26 @@ class TensorPhrases:
             return None, pos
         lost = id_put + size_put + stride_put + hooks_put + args_put
         puts = put + key_put + location_put + lost + last_put
-        found_made = kind.make([key]) if _in_order(puts, len(memo)) else []
-        if not found_made:
+        tensors = kind.make([key]) if _in_order(puts, len(memo)) else []
+        if not tensors:
             return None, pos
-        (made,) = found_made
+        (tensor,) = tensors
         if first:
-            stack[-1] = made
+            stack[-1] = tensor
         else:
-            stack += name, made
+            stack += name, tensor
         if put:
             memo.append(name)
         if key_put:
             memo.append(key)
         if put and key_put:
-            kind.entry = kind.entry or _Entry(found, kind.location)
+            kind.entry = kind.entry or _Entry(match, kind.location)
         if location_put:
             memo.append(kind.location)
         # A lean run does not keep the persistent id, hooks, arguments, nor a size or stride that is not empty.
         memo += _HOLES[len(lost)]
-        memo.append(made)
-        return kind, found.end()
+        memo.append(tensor)
+        return kind, match.end()
 
     def _kind(self, spelled: _Spelled, top: Any, memo: list[Any]) -> _Kind | None:
         """Return the kind of tensors that are spelled so; None if nothing makes them. `top` is the default function."""
@@ -276,7 +276,7 @@ class TensorPhrases:
             where: Any = str(location[5:], "ascii") if location[1] == len(location) - 5 else None
         else:
             where = _fetched(location, memo)
-        if any(each is HOLE for each in (function, tag, cls, where, made_of)):
+        if any(part is HOLE for part in (function, tag, cls, where, made_of)):
             return None
         (count,), (first,) = _ints(numel), _ints(offset)
         phrase = Phrase(function, tag, cls, where, count, first, _ints(size), _ints(stride), flag == b"\x88", made_of)

@@ -1,14 +1,14 @@
 """The inert pickle machine: it reads a pickle into a plain tree and runs nothing.
 
 A pickle is a program for a small stack machine. Some opcodes name a class or function, and others call it: that is how
-Python, when it loads a pickle, runs whatever the author wanted. Here a name stays a name. The machine looks it up, by
-exact match, in tables of what is understood as data (`Vocabulary`). A call of any other name becomes an `Opaque` node
-that records the call. The machine imports nothing, and calls nothing that a pickle names.
+Python, when it loads a pickle, runs any code that the author wanted. Here a name stays a name. The machine looks it up,
+by exact match, in tables of names that are understood as data (`Vocabulary`). A call of any other name becomes an
+`Opaque` node that records the call. The machine imports nothing, and calls nothing that a pickle names.
 
 The machine understands all opcodes of protocols 0 to 5, as documented in CPython's `Lib/pickletools.py`. It refuses
 out-of-band buffers (protocol 5) and the extension registry, because they need things that a file does not hold. It also
-refuses whatever CPython's C unpickler, its Python unpickler and torch's for `weights_only` read differently: numbers
-that no pickler writes so, arguments that go beyond their frame, and calls with arguments that no pickler passes.
+refuses opcodes that CPython's C unpickler, its Python unpickler and torch's for `weights_only` read differently:
+numbers that no pickler writes so, arguments beyond their frame, and calls with arguments that no pickler passes.
 
 Time and memory are proportional to the length of the pickle: every length and index in it is checked before use, and
 nothing recurses.
@@ -41,8 +41,8 @@ from ckptconv.process import no_garbage
 
 
 class Loaded(NamedTuple):
-    """What a pickle says: its `value`; the position `end` after it; every class and function that it mentions, in order
-    of first mention; and those of them that it calls and that were kept as `Opaque`."""
+    """A pickle as it was read: its `value`; the position `end` after it; every class and function that it mentions, in
+    order of first mention; and those of them that it calls and that were kept as `Opaque`."""
 
     value: Any
     end: int
@@ -61,7 +61,7 @@ def load(
     """Read the pickle that begins at byte `start` of `data`. `where` names it in errors.
 
     Raises TruncatedError if the data ends too early, CorruptError if it is not a valid pickle, LimitError if it exceeds
-    `limits`, and UnsupportedError if only a running Python could provide what it needs. If attacks are refused
+    `limits`, and UnsupportedError if it needs objects of a running Python. If attacks are refused
     (`refusing_attacks`), raises UnsafeError for one, broken or not: some attacks run before the pickle breaks.
     """
     data = bytes(data)
@@ -77,17 +77,17 @@ def run(machine: Machine) -> Loaded:
         loaded = machine.run()
     except TruncatedError:
         # Callers read truncated data again, with more of it, so it does not count as broken.
-        machine.tell(broken=True)
+        machine.report(broken=True)
         machine.refuse_attack()
         raise
     except CkptconvError as error:
-        machine.tell(broken=True)
+        machine.report(broken=True)
         machine.refuse_attack(broken=True)
         if machine.around and attacks_are_refused():
             _run_on(machine)
         raise machine.oddity or error from None
     else:
-        machine.tell(loaded.value)
+        machine.report(loaded.value)
         machine.refuse_attack()
         return loaded
     finally:
@@ -103,7 +103,7 @@ def _run_on(machine: Machine) -> None:
     try:
         with contextlib.suppress(CkptconvError):
             again.run()
-        again.tell(broken=True)
+        again.report(broken=True)
         again.refuse_attack(broken=True)
     finally:
         vars(again).clear()
@@ -124,15 +124,15 @@ _f64 = struct.Struct(">d").unpack_from
 class Machine(State):
     """One run over one pickle.
 
-    A lean run does not keep in the memo what Python's pickler always stores there and hardly ever fetches: the tuples
-    that describe a tensor, and the empty OrderedDict of its hooks. In a file of a million tensors, these are most of
-    the memory. If a pickle does refer to one, `load` reads it again with a full memo.
+    A lean run does not keep values in the memo that Python's pickler always stores there and hardly ever fetches: the
+    tuples that describe a tensor, and the empty OrderedDict of its hooks. In a file of a million tensors, these are
+    most of the memory. If a pickle does refer to one, `load` reads it again with a full memo.
     """
 
     # ---- running
 
     def run(self) -> Loaded:
-        """Read the pickle. Turn whatever is wrong with it into an error that gives the position."""
+        """Read the pickle. Turn every fault in it into an error that gives the position."""
         try:
             value = self._loop()
             if self.judge:
@@ -169,12 +169,12 @@ class Machine(State):
         return Loaded(value, end, tuple(self.globals.values()), tuple(self.opaque))
 
     def refuse_attack(self, *, broken: bool = False) -> None:
-        """Raise UnsafeError if attacks are refused and what was read so far is one. `broken`: the pickle is broken."""
+        """Raise UnsafeError if attacks are refused and the part read so far is one. `broken`: the pickle is broken."""
         if self.suspects and (self.opaque or broken) and attacks_are_refused():
             raise attacks.error(self.where, self.suspects, self.opaque) from None
 
-    def tell(self, value: Any = None, *, broken: bool = False) -> None:
-        """Tell whoever watches what was read so far."""
+    def report(self, value: Any = None, *, broken: bool = False) -> None:
+        """Pass the reading so far to the watcher, if there is one."""
 
         def reading() -> attacks.PickleReading:
             names = tuple(self.opaque), tuple(self.suspects)
@@ -182,7 +182,7 @@ class Machine(State):
             unknown = (tuple(judge.unknown), tuple(judge.unknown_calls)) if judge else ((), ())
             return attacks.PickleReading(self.where, *names, *unknown, broken, value)
 
-        attacks.tell(reading)
+        attacks.report(reading)
 
     def _loop(self) -> Any:
         """Run the opcodes and return the value.

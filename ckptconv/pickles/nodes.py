@@ -1,6 +1,6 @@
 """The nodes of a state dict for which Python has no inert type.
 
-A tree is what a pickle describes: dict, OrderedDict, list, tuple, set, frozenset, str, bytes, bytearray, int, float,
+A tree is the value of a pickle: dict, OrderedDict, list, tuple, set, frozenset, str, bytes, bytearray, int, float,
 complex, bool, None, range, slice, Ellipsis, Counter, deque, defaultdict with a builtin factory; `LazyTensor`s; and the
 nodes here. None of them runs, imports or opens anything.
 """
@@ -52,7 +52,7 @@ CALL_DEPTH = 16
 
 
 class _Node:
-    """A node that is shown by what it holds, which may be itself."""
+    """A node that is shown by its content, which may contain the node itself."""
 
     @reprlib.recursive_repr()
     def __repr__(self) -> str:
@@ -60,12 +60,12 @@ class _Node:
 
 
 class Opaque(_Node):
-    """An object of a class not known to be data: what it would be made from. It is never made.
+    """An object of a class not known to be data: the call that would make it. The object is never made.
 
-    `call` is how the pickle makes it: "reduce" (callable and arguments), "newobj" (class.__new__), "newobj_ex" (with
-    `kwargs`), or "persistent" (a persistent id in `args`). `state` holds the argument of each BUILD in turn. `appended`
-    and `items` are what was added to it as to a list or a dict. `cls` is a `Global`, or an `Opaque` for a callable that
-    was itself the result of a call.
+    `call` is the way in which the pickle makes it: "reduce" (callable and arguments), "newobj" (class.__new__),
+    "newobj_ex" (with `kwargs`), or "persistent" (a persistent id in `args`). `state` holds the argument of each BUILD
+    in turn. `appended` and `items` are the elements added to it as to a list or a dict. `cls` is a `Global`, or an
+    `Opaque` for a callable that was itself the result of a call.
     """
 
     def __init__(
@@ -125,10 +125,10 @@ class NumpyArray(_Node):
 
 def become(node: Opaque, array: NumpyArray) -> NumpyArray:
     """Turn `node` into `array` in place, for all that refer to it: Python, too, makes an array before it fills it."""
-    found: Any = node
-    found.__class__ = NumpyArray
-    found.__dict__ = vars(array)
-    return found  # type: ignore[no-any-return]
+    target: Any = node
+    target.__class__ = NumpyArray
+    target.__dict__ = vars(array)
+    return target  # type: ignore[no-any-return]
 
 
 class Composite(_Node):
@@ -209,9 +209,9 @@ def is_distributed_class(name: str) -> bool:
     return name.startswith("torch.distributed.") and name.endswith((".DTensor", ".ShardedTensor"))
 
 
-def without_data(where: str, found: Mapping[str, str]) -> UnsupportedError:
-    """Return the error for tensors whose data the file `where` lacks; `found` maps their names to the reasons."""
-    reason = next(iter(found.values()))
-    names = [name for name, why in found.items() if why == reason]
+def without_data(where: str, reasons: Mapping[str, str]) -> UnsupportedError:
+    """Return the error for tensors whose data the file `where` lacks; `reasons` has the reason of each name."""
+    reason = next(iter(reasons.values()))
+    names = [name for name, why in reasons.items() if why == reason]
     count = f"{len(names)} tensor{'' if len(names) == 1 else 's'}"
     return UnsupportedError(f"{where} lacks the data of {count}, {reason}: {some(names)}.", _ADVICE[reason])

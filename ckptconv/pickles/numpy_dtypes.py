@@ -82,16 +82,16 @@ def is_lacking(text: str) -> bool:
 
 
 class Element(NamedTuple):
-    """What a pickled dtype says of an element: its size in bytes, and whether it holds objects."""
+    """An element of a pickled dtype: its size in bytes, and whether it holds objects."""
 
     size: int
     has_objects: bool
 
 
 def element(dtype: Any, depth: int = 0) -> Element:
-    """Return what a pickled dtype says of its elements.
+    """Return the element of a pickled dtype.
 
-    Raises ValueError for one that numpy does not write.
+    Raises ValueError for a dtype that numpy does not write.
     """
     is_one = type(dtype) is Opaque and dtype.cls == DTYPE and type(dtype.args) is tuple and bool(dtype.args)
     # One that has no state yet may get any.
@@ -117,7 +117,7 @@ def element(dtype: Any, depth: int = 0) -> Element:
         item = Element(state[5], item.has_objects)
     inner = [(element(part[0], depth + 1), part[1]) for part in parts if type(part) is tuple and len(part) > 1]
     if len(inner) != len(parts) or any(
-        type(at) is not int or at < 0 or at + each.size > item.size for each, at in inner
+        type(at) is not int or at < 0 or at + field.size > item.size for field, at in inner
     ):
         raise ValueError("a dtype whose fields extend beyond it")
     if state[2] is not None:
@@ -127,7 +127,7 @@ def element(dtype: Any, depth: int = 0) -> Element:
             raise ValueError("a dtype of another size than its parts")
         inner.append((repeated, 0))
     # numpy takes flags from here: with wrong ones, it takes bytes of the pickle for pointers.
-    has_objects = item.has_objects or any(each.has_objects for each, _ in inner)
+    has_objects = item.has_objects or any(field.has_objects for field, _ in inner)
     if type(state[7]) is not int or state[7] & _OF_OBJECTS != has_objects * _OF_OBJECTS:
         raise ValueError("a dtype with other flags")
     return Element(item.size, has_objects)

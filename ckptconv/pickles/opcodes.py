@@ -42,7 +42,7 @@ class NotStoredError(Exception):
 
 
 class State(Calls):
-    """Where a run is in the bytes of a pickle, its stack, and its memo. `where` names the pickle in errors."""
+    """The position of a run in the bytes of a pickle, its stack, and its memo. `where` names the pickle in errors."""
 
     def __init__(
         self,
@@ -56,8 +56,8 @@ class State(Calls):
         framed: bool = True,
     ) -> None:
         super().__init__(vocabulary, limits, len(data) - start)
-        # `data` is what is read now: the whole pickle, or one frame. In a frame, `around` is the data and the position
-        # to continue with after it, and `base` is where the frame begins in that data.
+        # `data` are the bytes that are read now: the whole pickle, or one frame. In a frame, `around` is the data and
+        # the position to continue with after it, and `base` is the position of the frame in that data.
         self.data, self.size = data, len(data)
         self.pos = self.start = start
         self.base = 0
@@ -169,7 +169,7 @@ class State(Calls):
 
 
 def _push(make: Callable[[State], Any]) -> Callable[[State], None]:
-    """Return an opcode that pushes what `make` reads."""
+    """Return an opcode that pushes the value that `make` reads."""
 
     def act(machine: State) -> None:
         value = make(machine)  # may replace the stack
@@ -200,7 +200,7 @@ def _global(machine: State) -> Any:
 
 
 def _instantiate(machine: State, cls: Any, args: list[Any]) -> Any:
-    """Return what INST and OBJ make: a call, or without arguments a new object of the class `cls`."""
+    """Return the value of INST or OBJ: a call, or without arguments a new object of the class `cls`."""
     return machine.call(cls, tuple(args), "reduce" if args else "newobj")
 
 

@@ -1,4 +1,4 @@
-"""Whether attacks are refused, or read as inert data. What an attack is, `attacks` says to those who read a pickle."""
+"""Whether attacks are refused, or read as inert data. Readers of pickles recognize an attack by `attacks`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pickle may say: names and what they mean as data, limits, and errors."""
+"""The vocabulary of a pickle: names and their meaning as data, limits, and errors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Phrase(NamedTuple):
 
 
 class Phrases(Protocol):
-    """Reads sequences of opcodes of one pickle at once, and makes of them what the machine makes in a lean run.
+    """Reads sequences of opcodes of one pickle at once, with the same result as the machine in a lean run.
 
     `opening`: the opcodes that they begin with. The first of these is MARK or EMPTY_TUPLE.
     """
@@ -46,29 +46,29 @@ class Phrases(Protocol):
     opening: bytes
 
     def read(self, data: bytes, pos: int, stack: list[Any], memo: list[Any]) -> tuple[int, int]:
-        """Do what the opcodes from `pos` on do to `stack` and `memo`. The memo may get HOLEs for what is hardly ever
-        referred to. Return the position after what was read, and how many objects to charge for it; `pos` and 0 if
-        nothing was read."""
+        """Carry out the opcodes from `pos` on, with `stack` and `memo`. The memo may get HOLEs for values that are
+        hardly ever referred to. Return the position after the opcodes, and the number of objects to charge; `pos` and 0
+        if nothing was read."""
 
     def forget(self) -> None:
         """Clear the cache: a memo entry was replaced, so opcodes that fetch it may mean something else."""
 
 
 class Vocabulary(NamedTuple):
-    """What a pickle may name and mean as data, beyond Python's own containers.
+    """The names that a pickle may use as data, beyond Python's own containers.
 
-    `constructors`: by exact module and name of a class or function, what makes the value of a call.
-    `constants`: what a name stands for by itself.
-    `builders`: by class, what an `Opaque` becomes when BUILD gives it a state. A `NumpyArray` replaces it in place, for
-    everything that refers to it. Any other value replaces it on the stack, and in the memo if it was stored when made,
-    as by all picklers.
-    `persistent`: returns what a persistent id stands for.
-    `phrases`: returns a reader of phrases for one pickle, which makes what the other tables make, at once.
+    `constructors`: by exact module and name of a class or function, the function that makes the value of a call.
+    `constants`: the values of names by themselves.
+    `builders`: by class, the function that replaces an `Opaque` when BUILD gives it a state. A `NumpyArray` replaces it
+    in place, for everything that refers to it. Any other value replaces it on the stack, and in the memo if it was
+    stored when made, as by all picklers.
+    `persistent`: returns the value of a persistent id.
+    `phrases`: returns a reader of phrases for one pickle, which makes the same values as the other tables, at once.
     `enums`: the package, if any, of classes that are called with one value instead of a tuple of arguments, as
     TorchScript writes the members of its enumerations.
     `embedded`: called with an `Opaque` that got its state and the position after it, in bytes from the beginning of the
     pickle. If the object stands for bytes that follow in the file and are no part of the pickle, returns the position
-    behind these bytes and what the file has from there on; else None.
+    behind these bytes and the file's bytes from there on; else None.
     """
 
     constructors: Mapping[tuple[str, str], Constructor] = {}
@@ -92,7 +92,7 @@ class Limits(NamedTuple):
     `same_hash`: keys of one container with the same hash. Strings and bytes, whose hashes are secret, do not count.
     `depth`: containers inside containers, because walks over the tree may recurse. Python's pickler gives up below
     1,000, unless its recursion limit is raised.
-    `objects`: containers and objects that a pickle may make beside those that its length accounts for.
+    `objects`: containers and objects that a pickle may make beyond those that its length accounts for.
     `cyclic`: whether lists, dictionaries and the like may contain themselves, as objects may.
     """
 
@@ -115,8 +115,8 @@ class MalformedError(Exception):
 
 
 class OddError(MalformedError):
-    """A constructor got arguments that no pickler passes, and of which Python may make something. If one of them is an
-    `Opaque`, whose value is not known, the call is kept as an `Opaque` and is no error."""
+    """A constructor got arguments that no pickler passes, but that Python may accept. If one of them is an `Opaque`,
+    whose value is not known, the call is kept as an `Opaque` and is no error."""
 
 
 class ExcessiveError(MalformedError):

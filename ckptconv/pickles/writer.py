@@ -2,7 +2,7 @@
 
 Classes and functions are written by name and never looked up, so a pickle of torch's objects needs no torch. Shared and
 cyclic containers stay so. Nothing recurses, so a tree may be of any depth.
-Source: CPython's `Lib/pickle.py`; each type becomes what Python 3 writes for it at protocol 2.
+Source: CPython's `Lib/pickle.py`; each type is written as Python 3 writes it at protocol 2.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class PersistentId(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """An object as what makes it: `function` of `args`, then list elements, dict items, and a BUILD for each of
-    `states`.
+    """An object as the call that makes it: `function` of `args`, then list elements, dict items, and a BUILD for each
+    of `states`.
 
     `function` is a `Global`, or, for the result of another call, the value that is written as that call. With `new` it
     is a class, whose `__new__` takes `args`.
@@ -82,8 +82,8 @@ _TUPLES = {0: b")", 1: b"\x85", 2: b"\x86", 3: b"\x87"}
 class _Pickler:
     """The bytes so far, and a stack of work: bytes to write, values to save, functions to call, or generators of these.
 
-    Only what may come again is stored in the memo; the plain parts of a `Call` are written for it alone. In a file of a
-    million tensors, these would be most of the memory.
+    Only values that may come again are stored in the memo; the plain parts of a `Call` are written for it alone. In a
+    file of a million tensors, these would be most of the memory.
     """
 
     def __init__(self, reducer: Reducer) -> None:
@@ -169,7 +169,7 @@ class _Pickler:
         elif kind is dict:
             self.next(b"}" + self.remember(value), _batches(value.items(), b"s", b"u"))
         elif kind is list:
-            self.next(b"]" + self.remember(value), _batches(((each,) for each in value), b"a", b"e"))
+            self.next(b"]" + self.remember(value), _batches(((item,) for item in value), b"a", b"e"))
         else:
             self.call(value, self.reduced(value))
 
@@ -181,33 +181,33 @@ class _Pickler:
             raise UsageError(f"A value of type {type(value).__name__} cannot be written into a pickle.")
         return call if type(call) is Call else Call(None, (call,))
 
-    def call(self, value: Any, made: Call) -> None:
-        """Write `made`, which makes `value`; None for a value that cannot come again and stays out of the memo."""
-        if made.function is None:  # a name alone
-            self.next(_Save(made.args[0]))
+    def call(self, value: Any, reduction: Call) -> None:
+        """Write `reduction`, which makes `value`; None for a value that cannot come again and stays out of the memo."""
+        if reduction.function is None:  # a name alone
+            self.next(_Save(reduction.args[0]))
             return
-        if _is_plain(made):
-            self.plain(made)
+        if _is_plain(reduction):
+            self.plain(reduction)
             if value is not None:
                 self.out += self.remember(value)
             return
 
-        opcode = b"\x81" if made.new else b"R"
+        opcode = b"\x81" if reduction.new else b"R"
 
         def finish() -> None:
             self.out += opcode if value is None else opcode + self.remember(value)
 
-        count = len(made.args)
-        build = [step for state in made.states for step in (_Save(state), b"b")]
+        count = len(reduction.args)
+        build = [step for state in reduction.states for step in (_Save(state), b"b")]
         self.next(
-            _Save(made.function),
+            _Save(reduction.function),
             b"" if count <= 3 else b"(",
-            *map(_Save, made.args),
+            *map(_Save, reduction.args),
             _TUPLES.get(count, b"t"),
             # Only its states and elements may contain the object itself, so it goes into the memo before these.
             finish,
-            _batches(((each,) for each in made.appended), b"a", b"e"),
-            _batches(made.items, b"s", b"u"),
+            _batches(((item,) for item in reduction.appended), b"a", b"e"),
+            _batches(reduction.items, b"s", b"u"),
             *build,
         )
 
@@ -241,8 +241,8 @@ class _Pickler:
             self.out += b"u"
         elif kind is list:
             self.out += b"]("
-            for each in value:
-                self.plain(each)
+            for item in value:
+                self.plain(item)
             self.out += b"e"
         elif kind is PersistentId:
             self.out += b"("
@@ -255,11 +255,11 @@ class _Pickler:
             count = len(value)
             if count > 3:
                 self.out += b"("
-            for each in value:
-                if type(each) is int:  # most are: shapes and strides
-                    self.out += _integer(each)
+            for item in value:
+                if type(item) is int:  # most are: shapes and strides
+                    self.out += _integer(item)
                 else:
-                    self.plain(each)
+                    self.plain(item)
             self.out += _TUPLES.get(count, b"t")
         elif kind is OrderedDict:
             self.named(_ORDERED)
@@ -315,8 +315,8 @@ def _is_plain(value: Any, depth: int = 3) -> bool:
         return alone and type(value.function) is Global and _is_plain(value.args, depth - 1)
     if kind is tuple:
         # A loop, as a generator for each tensor takes twice as long.
-        for each in value if depth > 0 else ():
-            if type(each) not in _ATOMS and not _is_plain(each, depth - 1):
+        for part in value if depth > 0 else ():
+            if type(part) not in _ATOMS and not _is_plain(part, depth - 1):
                 return False
         return depth > 0
     return kind is OrderedDict and not value and not vars(value)
@@ -340,18 +340,18 @@ def _unicode(value: str) -> bytes:
     return b"X" + struct.pack("<I", len(raw)) + raw
 
 
-def _batches(entries: Iterable[tuple[Any, ...]], one: bytes, many: bytes) -> Iterator[Any]:
-    """Yield the steps that add `entries` to a container: opcode `one` for a single entry, `many` for each batch."""
+def _batches(entries: Iterable[tuple[Any, ...]], single: bytes, many: bytes) -> Iterator[Any]:
+    """Yield the steps that add `entries` to a container: opcode `single` for one entry, `many` for each batch."""
     batch: list[tuple[Any, ...]] = []
     for entry in entries:
         batch.append(entry)
         if len(batch) == _BATCH:
-            yield from (b"(", *(_Save(value) for each in batch for value in each), many)
+            yield from (b"(", *(_Save(value) for values in batch for value in values), many)
             batch = []
     if len(batch) == 1:
-        yield from (*map(_Save, batch[0]), one)
+        yield from (*map(_Save, batch[0]), single)
     elif batch:
-        yield from (b"(", *(_Save(value) for each in batch for value in each), many)
+        yield from (b"(", *(_Save(value) for values in batch for value in values), many)
 
 
 def _integer(value: int) -> bytes:
@@ -365,7 +365,7 @@ def _integer(value: int) -> bytes:
     return (b"\x8a%c" % len(raw) if len(raw) < 256 else b"\x8b" + struct.pack("<I", len(raw))) + raw
 
 
-# --------------------------------------------------------------------------------------- what each type is made from
+# ------------------------------------------------------------------------------------------ the calls of each type
 
 
 def _builtin(name: str) -> Global:
@@ -470,6 +470,6 @@ _REDUCTIONS: dict[type, Callable[[Any], Any]] = {
 
 
 def _reduce(value: Any) -> Any:
-    """Return what makes a value whose type has no opcode; None for unknown types."""
+    """Return the call that makes a value whose type has no opcode; None for unknown types."""
     reduction = _REDUCTIONS.get(type(value))
     return None if reduction is None else reduction(value)

@@ -10,6 +10,7 @@ from ckptconv.formats.registered import DCP, DEEPSPEED
 from ckptconv.formats.source import ADAPTER, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.computed import ways_of
+from ckptconv.outputs.kinds import is_set
 from ckptconv.outputs.targets import Target, is_beside
 from ckptconv.publish.earlier import Directory
 from ckptconv.storage import stores
@@ -24,16 +25,16 @@ _NAMED = 100
 
 
 def accompanied(source: Source, target: Target, options: Options, parts: Collection[str] = ()) -> tuple[Source, Target]:
-    """Return `source` with the companions that are copied to `target`, and with what a user should know of that; and
-    `target` with those of an earlier output, which go.
+    """Return `source` with the companions that are copied to `target`, and with notes and warnings about them; and
+    `target` with the companions of an earlier output, which are removed.
 
-    Those of a reference go before those of the source. Without `copy_config`, only a reference and a repository of the
-    hub have any, and weights that are quantized. A file at `target` stays unless an earlier output brought it, or it is
-    the same. What else is in the directory of `source` stays behind, which is said; `parts` are folders of other
+    Companions of a reference go before those of the source. Without `copy_config`, only a reference and a repository of
+    the hub have any, and quantized weights. A file at `target` stays unless an earlier output copied it, or it is the
+    same. Other files in the directory of `source` stay behind, and a note names them; `parts` are folders of other
     sources.
     """
     source, goal = _accompanied(source, target, options)
-    may_be_less = options.include or options.exclude or options.partial
+    may_be_less = options.include or options.exclude or is_set("partial", options)
     if source.config is None and may_be_less and companions.CONFIG not in goal.replaces:
         source = source._replace(config=_config_at(target, options))
     directory, left = _left(source, target, options, parts)
@@ -43,102 +44,104 @@ def accompanied(source: Source, target: Target, options: Options, parts: Collect
 
 
 def _config_at(target: Target, options: Options) -> Mapping[str, Any] | None:
-    """Return the configuration that lies where the output goes; None if there is none."""
+    """Return the configuration in the directory of the output; None if there is none."""
     path = join(dirname(target.path) if target.is_file else target.path, companions.CONFIG)
-    # One that cannot be read is nothing that this conversion reads or writes.
+    # A configuration that cannot be read is no error: this conversion neither reads nor writes it.
     return configs.known(Location(path, dict(options.storage_options)))
 
 
 def _left(source: Source, target: Target, options: Options, parts: Collection[str]) -> tuple[str, list[str]]:
-    """Return the directory of `source`, and what in it is neither read nor copied; nothing for an output in the same
-    directory."""
-    stores, path, own = dict(options.storage_options), source.path, None
+    """Return the directory of `source`, and the names in it that are neither read nor copied; none for an output in the
+    same directory."""
+    stores, path, files = dict(options.storage_options), source.path, None
     if source.family in (DEEPSPEED, DCP):
-        # Files of ranks, of which some repeat others, are the format's own: companions alone are told, which may lie
-        # beside what points to the step. A store is not asked for them.
+        # Files of ranks, of which some repeat others, are the format's own: only companions are named, which may lie
+        # next to the file that points to the step. A store is not asked for them.
         if is_remote(path):
             return path, []
-        near = companions.beside(source, stores)
-        path, own = near.directory, near.files
+        near = companions.siblings(source, stores)
+        path, files = near.directory, near.files
     place = Location(path, stores)
-    here, output = resolved_name(path), resolved_name(target.path)
-    if place.kind != "directory" or here in (output, dirname(output) if target.is_file else output):
+    root, output = resolved_name(path), resolved_name(target.path)
+    if place.kind != "directory" or root in (output, dirname(output) if target.is_file else output):
         return path, []
     paths = [*(file.path for file in source.companions.values()), *source.pointers, target.path]
-    beside = {resolved_name(path)[len(here) + 1 :] for path in paths if resolved_name(path).startswith(f"{here}/")}
+    beside = {resolved_name(path)[len(root) + 1 :] for path in paths if resolved_name(path).startswith(f"{root}/")}
     used = {FILE_NAME} | {name.partition("/")[0] for name in (*source.inputs_of_all, *beside, *parts)}
-    return path, [name for name in (place.names if own is None else own) if name not in used and name[0] != "."]
+    return path, [name for name in (place.names if files is None else files) if name not in used and name[0] != "."]
 
 
 def _accompanied(source: Source, target: Target, options: Options) -> tuple[Source, Target]:
     directory = Location(target.path, dict(options.storage_options))
-    asked = [one for one in (source.reference, source) if one and _is_asked(one, source, options)]
+    origins = [origin for origin in (source.reference, source) if origin and _is_copied(origin, source, options)]
+    if source.is_model and (target.is_file or not origins):
+        source = source._replace(companions={}, config=None)
     if target.is_file:
-        return _told(source, "one file has no directory to copy to", options), target
-    # What is on a store is asked for only if something is copied. Parts there remove the manifest. Beside the input,
-    # and beside a reference, nothing goes.
-    is_near = is_beside(target.path, [one for one in (source, source.reference) if one])
-    is_known = not is_near and (not is_remote(target.path) or (bool(asked) and not options.part))
+        return _not_copied(source, "one file has no directory to copy to", options), target
+    # A store is asked only if something is copied. Parts there remove the manifest. In the directory of the input, and
+    # in that of a reference, nothing is removed.
+    is_near = is_beside(target.path, [origin for origin in (source, source.reference) if origin])
+    is_known = not is_near and (not is_remote(target.path) or (bool(origins) and not is_set("part", options)))
     earlier = earlier_companions(directory) if is_known else {}
     goal = target._replace(replaces=frozenset(earlier))
-    if not asked and options.copy_config is None and source.quantized and source.quantized.says:
+    if not origins and options.copy_config is None and source.quantized and source.quantized.says:
         warning = f"{source.quantized.path} was not copied: --copy-config writes it without its quantization settings."
         return source._replace(notes=[*source.notes, warning]), goal
-    return (_with_companions(source, asked, directory, options, earlier) if asked else source), goal
+    return (_with_companions(source, origins, directory, options, earlier) if origins else source), goal
 
 
-def _is_asked(one: Source, source: Source, options: Options) -> bool:
-    """Whether the companions of `one`, which is `source` or its reference, are to be copied."""
+def _is_copied(origin: Source, source: Source, options: Options) -> bool:
+    """Whether the companions of `origin`, which is `source` or its reference, are to be copied."""
     if options.copy_config is None:
-        is_bare = one.component is not None or one.stem == ADAPTER
-        return one is source.reference or stores.at(one.path).repository or is_bare or _is_retold(source, options)
+        is_bare = origin.component is not None or origin.stem == ADAPTER
+        return origin is source.reference or stores.at(origin.path).repository or is_bare or _is_retold(source, options)
     return options.copy_config
 
 
 def _is_retold(source: Source, options: Options) -> bool:
-    """Whether the configuration of an output says what that of `source` does not."""
+    """Whether the configuration of an output states other settings than that of `source`."""
     return any(way.retold for way in ways_of(source, options))
 
 
-def _wanted(one: Source, source: Source, options: Options) -> Collection[str]:
-    """Return the names of the companions of `one` that are copied. Without its own configuration, PEFT
-    does not find an adapter: that is copied unasked."""
-    is_unasked = options.copy_config is None and one is source and not stores.at(one.path).repository
-    return [companions.ADAPTER_CONFIG] if is_unasked and one.stem == ADAPTER else companions.NAMES
+def _wanted(origin: Source, source: Source, options: Options) -> Collection[str]:
+    """Return the names of the companions of `origin` that are copied. Without its own configuration, PEFT
+    does not find an adapter: that file is copied without an option."""
+    is_unasked = options.copy_config is None and origin is source and not stores.at(origin.path).repository
+    return [companions.ADAPTER_CONFIG] if is_unasked and origin.stem == ADAPTER else companions.NAMES
 
 
 def _with_companions(
-    source: Source, asked: Sequence[Source], directory: Location, options: Options, earlier: Collection[str]
+    source: Source, origins: Sequence[Source], directory: Location, options: Options, earlier: Collection[str]
 ) -> Source:
-    """Return `source` with the companions of those that are `asked`, the first first."""
-    every = [companions.beside(one, directory.options, copied=_wanted(one, source, options)) for one in asked]
-    others = [found for found in every if resolved_name(found.directory) != resolved_name(directory.path)]
+    """Return `source` with the companions of `origins`; those of the first replace those of the second."""
+    every = [companions.siblings(owner, directory.options, copied=_wanted(owner, source, options)) for owner in origins]
+    others = [near for near in every if resolved_name(near.directory) != resolved_name(directory.path)]
     if not others:
-        return _told(source, "OUTPUT is the directory of the input", options)
-    found = {name: file for one in reversed(others) for name, file in one.files.items()}
+        return _not_copied(source, "OUTPUT is the directory of the input", options)
+    copies = {name: file for near in reversed(others) for name, file in near.files.items()}
     if _is_retold(source, options) or (source.quantized and source.quantized.formats):
-        found.pop(companions.QUANTIZED, None)  # of weights that are there no longer
-    source = source._replace(warnings=[*source.warnings, *(warning for one in others for warning in one.warnings)])
-    if not found:
-        places = " and ".join("the current directory" if one.directory == "." else one.directory for one in others)
-        return _told(source, f"{places} has no configuration, tokenizer or README", options)
+        copies.pop(companions.QUANTIZED, None)  # it describes weights that the output does not have
+    source = source._replace(warnings=[*source.warnings, *(warning for near in others for warning in near.warnings)])
+    if not copies:
+        places = " and ".join("the current directory" if near.directory == "." else near.directory for near in others)
+        return _not_copied(source, f"{places} has no configuration, tokenizer or README", options)
     present = _present(directory)
     kept = {
         name: present[name]
-        for name, file in found.items()
+        for name, file in copies.items()
         if name in present
         and name not in earlier
         and not options.overwrite
         and not _is_same(file, present[name], directory)
     }
-    files = {name: file for name, file in found.items() if name not in kept}
+    files = {name: file for name, file in copies.items() if name not in kept}
     if source.component is None:
         for module in pipelines.told_by(files):
             module.check_copied(source, files, directory.options)
     notes = [_copied(files, source, others)] if files else []
     source = companions.with_files(source, files, directory.options)
     if source.config is not None:
-        # Weights that are like a reference are what its configuration says, unless another dtype is asked for.
+        # Weights that are like a reference have the dtype of its configuration, unless another one is requested.
         usual = "keep" if source.reference else source.defaults.dtype
         cast = options.dtype if options.dtype not in (None, "keep") else usual
         is_changed = source.quantized is not None and bool(source.quantized.formats)
@@ -161,35 +164,35 @@ def _copied(files: Collection[str], source: Source, directories: Sequence[compan
         named = [join(source.folder, name) if source.folder else name for name in files]
         return f"copied for from_pretrained: {some(named, len(named), str)}"
     left, parts = list(files), []
-    for one in directories:
-        here = [name for name in left if name in one.files]
-        left = [name for name in left if name not in here]
-        parts += [f"{some(here, len(here), str)} of {one.directory}"] if here else []
+    for near in directories:
+        names = [name for name in left if name in near.files]
+        left = [name for name in left if name not in names]
+        parts += [f"{some(names, len(names), str)} of {near.directory}"] if names else []
     return f"copied for from_pretrained: {'; '.join(parts)}"
 
 
 def earlier_companions(directory: Location) -> Mapping[str, File]:
-    """Return the companions that an earlier output brought to `directory`, and that are as they were."""
+    """Return the companions that an earlier output copied to `directory`, and that are unchanged."""
     names = [name for name in _present(directory) if companions.is_companion_name(name)]
-    found = Directory(directory) if names else None  # a manifest may be large
-    return {name: found.names[name].file for name in names if found and found.made_as(name)}
+    earlier = Directory(directory) if names else None  # a manifest may be large
+    return {name: earlier.names[name].file for name in names if earlier and earlier.made_as(name)}
 
 
 def _present(directory: Location) -> dict[str, File]:
-    """Return what is in `directory`, by name."""
+    """Return the entries of `directory` by name."""
     return {name: entry.file for name, entry in directory.names.items()} if directory.kind == "directory" else {}
 
 
-def _is_same(one: File, other: File, near: Location) -> bool:
+def _is_same(left: File, right: File, near: Location) -> bool:
     """Whether two files have the same bytes; both are reached by the options of `near`."""
-    if one.size != other.size or near.at(other.path).kind != "file":
+    if left.size != right.size or near.at(right.path).kind != "file":
         return False
-    with near.at(one).open_reader() as first, near.at(other).open_reader() as second:
-        sizes = ((at, min(BLOCK, one.size - at)) for at in range(0, one.size, BLOCK))
-        return all(first.read_at(*each) == second.read_at(*each) for each in sizes)
+    with near.at(left).open_reader() as first, near.at(right).open_reader() as second:
+        sizes = ((at, min(BLOCK, left.size - at)) for at in range(0, left.size, BLOCK))
+        return all(first.read_at(*span) == second.read_at(*span) for span in sizes)
 
 
-def _told(source: Source, reason: str, options: Options) -> Source:
+def _not_copied(source: Source, reason: str, options: Options) -> Source:
     """Return `source` with a warning that nothing is copied, if the user asked for it."""
     if not options.copy_config:
         return source

@@ -1,6 +1,6 @@
-"""Tells what this program made of what is there already: by marks, by manifests and records, and by form.
+"""Recognize earlier files of this program: by marks, by manifests and records, and by form.
 
-What it made is named as `Output.made_as` has it: "weights", "weights/average", "universal", and what is written beside
+A kind of file is named as in `Output.made_as`: "weights", "weights/average", "universal", and for files next to
 outputs: "manifest", "attest", "depfile", "page", and those of features.
 """
 
@@ -34,20 +34,20 @@ from ckptconv.storage.reading import Entry, Reader
 UNFINISHED = "unfinished"
 # Bytes of the beginning of a file in which its form shows, and most of one that is read whole.
 _HEAD, _WHOLE = 4096, 64 << 20
-# How the keys of this program's records in metadata begin.
+# The prefix of the keys of this program's records in metadata.
 _RECORDS = "ckptconv."
 
 
 class Directory:
-    """A directory, and what of it this program made."""
+    """A directory, and the files in it that this program wrote."""
 
     def __init__(self, place: Location) -> None:
         self.place = place
         self.names: Mapping[str, Entry] = place.names if place.kind == "directory" else {}
 
     def made_as(self, name: str) -> str:
-        """Return what the file `name`, which may be below subdirectories, is as this program made it; "" if it did not
-        make it, or if somebody changed it."""
+        """Return the kind of the file `name`, which may be below subdirectories, if this program wrote it; "" if it did
+        not, or if the file was changed since."""
         entry = self._entry(name)
         if entry.kind != "file":
             return ""
@@ -72,7 +72,7 @@ class Directory:
         if is_remote(entry.file.path):
             return made_as(stated)  # stores do not tell times in a common form
         manifest = self.names[MANIFEST].file
-        # Where the manifest has its mark, so had all files that were written with it.
+        # If the manifest has its mark, so had all files that were written with it.
         is_as_written = not marked(manifest.path) and int(entry.file.stamp, 16) <= int(manifest.stamp, 16)
         return made_as(stated) if is_as_written else ""
 
@@ -106,7 +106,7 @@ class Directory:
 
 
 def _json(place: Location, parse: Callable[[bytes], Any]) -> dict[str, Any] | None:
-    """Return what `parse` makes of a small file; None if it is not there, or not what it should be."""
+    """Return a small file as `parse` reads it; None if it is missing, or not valid."""
     try:
         parsed: dict[str, Any] = parse(place.read_text(MOST_RECORD).encode(errors="surrogatepass"))
     except (CkptconvError, ValueError):
@@ -121,8 +121,8 @@ def _manifest(data: bytes) -> dict[str, Any]:
 
 
 def file_made_as(place: Location, kind: str) -> str:
-    """Return what the file at `place` is as this program made it; "" if that is not known, CHANGED if somebody changed
-    it since. Of those without a mark, the form tells whether it is of the given `kind`."""
+    """Return the kind of the file at `place` if this program wrote it; "" if that is not known, CHANGED if the file was
+    changed since. A file without a mark is of the given `kind` if it has its form."""
     if not is_remote(place.path) and (mark := marked(place.path)):
         return mark
     base = kind.partition("/")[0]
@@ -157,23 +157,23 @@ def _is_rule(reader: Reader) -> bool:
     lines = reader.read_at(0, reader.file.size).decode(errors="surrogateescape").replace(" \\\n ", " ").splitlines()
     first, *others = lines
     head, colon, named = first.partition(": ")
-    return bool(colon and head and others) and named == " ".join(each.removesuffix(":") for each in others)
+    return bool(colon and head and others) and named == " ".join(rule.removesuffix(":") for rule in others)
 
 
-def _begins(*beginnings: bytes) -> Callable[[Reader], bool]:
+def _prefixed(*beginnings: bytes) -> Callable[[Reader], bool]:
     return lambda reader: _head(reader).startswith(beginnings)
 
 
-# By what is to be written, how its form shows.
+# Functions that recognize the form of a file, by its kind.
 _FORMS: dict[str, Callable[[Reader], bool]] = {
     "weights": _has_record,
     "optimizer": _has_record,
     "rows": _has_record,
-    "manifest": _begins(b'{\n "ckptconv": ', b'{"outputs": [\n{\n "ckptconv": '),
+    "manifest": _prefixed(b'{\n "ckptconv": ', b'{"outputs": [\n{\n "ckptconv": '),
     "depfile": _is_rule,
     "page": lambda reader: b'<meta name="generator" content="ckptconv">' in _head(reader),
 }
-# Of files that features write: the module with `is_ours(reader)`, which tells whether this program wrote one.
+# Modules of the files that features write. Their `is_ours(reader)` is whether this program wrote one.
 _OF_FEATURES: dict[str, str] = {
     "attest": "ckptconv.features.provenance.attesting",
     "sarif": "ckptconv.features.scan.sarif",

@@ -11,7 +11,7 @@ from ckptconv.engine.execute import carry_out
 from ckptconv.engine.worker import Tally
 from ckptconv.errors import CkptconvError, FailedError
 from ckptconv.plan import Checked, Data, FilePlan, Plan
-from ckptconv.publish.manifest import Made
+from ckptconv.publish.manifest import FinishedFile
 from ckptconv.publish.staging.base import Staging
 from ckptconv.storage.progress import Progress
 from ckptconv.storage.records import Records
@@ -55,7 +55,7 @@ class Elsewhere(NamedTuple):
 class Result:
     """A finished file, and what it took to make it."""
 
-    made: Made
+    finished: FinishedFile
     tally: Tally = field(default_factory=Tally)
     checked: int = 0
     extra_bytes: int = 0
@@ -99,7 +99,8 @@ def make(
             digesting.give_up()
         raise
     digests = digesting.digests if digesting else None
-    finished = Made(file.size, {part.name: None if crcs is None else crcs.get(part.name, 0) for part in parts}, digests)
+    known = {part.name: None if crcs is None else crcs.get(part.name, 0) for part in parts}
+    finished = FinishedFile(file.size, known, digests)
 
     def seal() -> None:
         if digesting:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ckptconv.storage.digests import Digests
 
 
-class Made(NamedTuple):
+class FinishedFile(NamedTuple):
     """A finished file of an output: its size, the CRC-32 of each tensor by name, None where none was computed, and the
     content digests if they were asked for."""
 
@@ -40,7 +40,7 @@ class Made(NamedTuple):
         return None not in self.crcs.values()
 
 
-def document(head: Mapping[str, Any], files: Mapping[str, Made]) -> bytes:
+def document(head: Mapping[str, Any], files: Mapping[str, FinishedFile]) -> bytes:
     """Return the manifest of an output: the entries of `head`, then `files` by name."""
     out = io.BytesIO()
     out.write(b"{\n")
@@ -98,11 +98,11 @@ def record(file: FilePlan, crcs: Mapping[str, int] | None, digests: Digests | No
     return out.getvalue()
 
 
-def made(entry: Mapping[str, Any]) -> Made:
-    """Return the `Made` that a record describes."""
+def finished_file(entry: Mapping[str, Any]) -> FinishedFile:
+    """Return the `FinishedFile` that a record describes."""
     crcs = {name: crc for _, _, crc, name in entry["spans"] if name is not None}
     if "digests" not in entry:
-        return Made(entry["size"], crcs, None)
+        return FinishedFile(entry["size"], crcs, None)
     from ckptconv.storage.digests import Digests
 
-    return Made(entry["size"], crcs, Digests(**entry["digests"]))
+    return FinishedFile(entry["size"], crcs, Digests(**entry["digests"]))

@@ -1,45 +1,58 @@
-"""What of a conversion each part makes, without coordination between the processes that write them. Pure."""
+"""Conversions in parts: a process makes some files of its outputs and leaves them staged, until another publishes all.
+
+Features divide the work; `Part` is what publishing asks of one. `PlanDescription` is what the last process must know.
+"""
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from ckptconv.errors import UsageError
 from ckptconv.options.table import Options
-from ckptconv.outputs.planning import Output
-from ckptconv.plan import FilePlan
-from ckptconv.publish.statements import STATEMENTS
+from ckptconv.outputs.kinds import is_set
 from ckptconv.storage.paths import is_remote
 
-# The options that are about an output as a whole, and what to do instead of giving them to a part.
-_OF_WHOLE = {
-    "verify": "Verify the finished output.",
-    "manifest": "Give it to `ckptconv finish`.",
-    **dict.fromkeys(STATEMENTS, "Give it to `ckptconv finish`."),
-    "depfile": "Write the rule by hand.",
+if TYPE_CHECKING:
+    from ckptconv.outputs.planning import Output
+    from ckptconv.plan import FilePlan
+
+# By the option that asks for a part: the module that has `part_of`, which returns the part of the option's value.
+PARTS: dict[str, str] = {
+    "part": "ckptconv.features.parts.making",
 }
 
 
-def check_part(outputs: Sequence[Output], options: Options, verifies: bool) -> None:
-    """Raise UsageError if `outputs` cannot be made in parts, or not with these options. `verifies`: the outputs are to
-    be verified."""
-    for option, hint in _OF_WHOLE.items():
-        if verifies if option == "verify" else getattr(options, option):
-            raise UsageError(f"--{option} needs a whole output, but --part makes only a part of it.", hint)
-    for output in outputs:
-        if output.target.kind == "dcp-hf" and is_remote(output.target.path):
-            raise UsageError(
-                f"{output.target.path}: on a store, parts need an index that is written last, but safetensors shards "
-                "of torch.distributed.checkpoint have none.",
-                "Convert it without --part, or write it to a shared disk.",
-            )
-        if is_one_upload(output):
-            raise UsageError(
-                f"{output.target.path}: on a store, --part needs an output of several files with an index, but this "
-                "output is one file.",
-                "Convert it without --part, write it to a shared disk, or divide it with a smaller --max-shard-size.",
-            )
+class Part(Protocol):
+    """A part of a conversion.
+
+    `name` is that in reports. The one that `is_first` compares what is stored more than once. `check` raises UsageError
+    for outputs or options that parts cannot have. `files_of` returns the files to make of an output, given its place
+    among the outputs; `described` what is left in its staging for who publishes it, given its inputs by name, and what
+    it may replace.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def is_first(self) -> bool: ...
+    def check(self, outputs: Sequence[Output], options: Options, verifies: bool) -> None: ...
+    def files_of(self, output: Output, index: int) -> list[FilePlan]: ...
+    def described(self, output: Output, index: int, inputs: Mapping[str, Any], permissions: Sequence[str]) -> bytes: ...
+
+
+def part_of(options: Options) -> Part | None:
+    """Return the part of a conversion that `options` ask for; None for the whole."""
+    for option, module in PARTS.items():
+        if is_set(option, options):
+            part: Part = import_module(module).part_of(getattr(options, option))
+            return part
+    return None
+
+
+def files_of(outputs: Sequence[Output], part: Part | None) -> list[list[FilePlan]]:
+    """Return the files of each output to make now: all, or those of one part."""
+    return [part.files_of(output, index) if part else list(output.plan.files) for index, output in enumerate(outputs)]
 
 
 def is_one_upload(output: Output) -> bool:
@@ -49,30 +62,20 @@ def is_one_upload(output: Output) -> bool:
     return is_remote(output.target.path) and not has_index
 
 
-def files_of(outputs: Sequence[Output], part: tuple[int, int] | None) -> list[list[FilePlan]]:
-    """Return the files of each output to make now: all, or those of one part."""
-    if not part:
-        return [list(output.plan.files) for output in outputs]
-    number, count = part
-    # Assign each output separately, so that `finish` can tell which part a file belongs to.
-    chosen = []
-    for index, output in enumerate(outputs):
-        files = output.plan.files
-        parts = assign([file.size for file in files], count, index)
-        chosen.append([file for file, of in zip(files, parts, strict=True) if of == number])
-    return chosen
+class PlanDescription(NamedTuple):
+    """The description of a plan for `finish`.
 
-
-def assign(sizes: Sequence[int], count: int, shift: int = 0) -> list[int]:
-    """Return the part, of `count`, of each file: largest first, each goes to the part with the fewest bytes so far.
-
-    `shift` rotates the parts, so that outputs of one file each are not all made by the first part.
+    `kind` is that of the output, as `Target.form` has it. The files were assigned to `parts` parts with `shift`,
+    as in `assign`. `heading` is that of the manifest. `files` are (name, size in bytes, number of
+    tensors). `inputs` are its input files: [path, size in bytes, stamp] by name. `permissions` name the files that it
+    may replace, as `publish.replacing.Claim` has them.
     """
-    # No more parts than files get a file.
-    filled = [(0, part) for part in range(min(count, len(sizes)))]
-    part_of = [0] * len(sizes)
-    for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):
-        size, part = filled[0]
-        part_of[index] = (part + shift) % count
-        heapq.heapreplace(filled, (size + sizes[index], part))
-    return part_of
+
+    plan_id: str
+    kind: str
+    parts: int
+    shift: int
+    heading: dict[str, Any]
+    files: list[tuple[str, int, int]]
+    inputs: dict[str, list[Any]]
+    permissions: list[str]

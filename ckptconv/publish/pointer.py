@@ -1,4 +1,4 @@
-"""Decides whether the file beside a universal checkpoint, which names it, may be written."""
+"""Decide whether the file next to a universal checkpoint, which names it, may be written."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from ckptconv.text import some
 
 # Most bytes of a name that are read.
 _LONGEST = 4096
-# How the names of DeepSpeed's files in the directory of a step end.
+# The endings of names of DeepSpeed's files in the directory of a step.
 _OF_STEP = "_states.pt"
 
 
 def check_pointer(path: str, made_as: str, overwrite: bool, stores: Mapping[str, Any]) -> None:
-    """Raise UsageError if the file beside the tree at `path` is another program's, or would hide a model of others:
-    what reads a directory with it reads the tree."""
+    """Raise UsageError if the file next to the tree at `path` is another program's, or would hide a model of others:
+    a program that reads a directory with it reads the tree."""
     pointer = Location(pointer_of(path), dict(stores))
-    if pointer.kind == "missing" and (hidden := _models_beside(pointer)):
+    if pointer.kind == "missing" and (hidden := _hidden_models(pointer)):
         raise UsageError(
             f"{pointer} would make {pointer.parent} a universal checkpoint, and hide {some(hidden, 3, str)} of other "
             "programs there.",
@@ -44,9 +44,9 @@ def check_pointer(path: str, made_as: str, overwrite: bool, stores: Mapping[str,
         )
 
 
-def _models_beside(pointer: Location) -> list[str]:
+def _hidden_models(pointer: Location) -> list[str]:
     """Return the names of others' weights in the directory of a model or of DeepSpeed's step, where a pointer is to be
-    written. Beside DeepSpeed's own pointer a run is read already, and weights without a configuration or an index are
+    written. With DeepSpeed's own pointer a run is read already, and weights without a configuration or an index are
     read by their own names."""
     beside = Directory(pointer.parent)
     is_model = any(name in (CONFIG, ADAPTER_CONFIG) or name.endswith(model_files.INDEX) for name in beside.names)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -20,12 +19,12 @@ from ckptconv.outputs.planning import Output
 from ckptconv.outputs.targets import MANIFEST, Target, directory_of, kind_of_directory
 from ckptconv.plan import FilePlan, Plan
 from ckptconv.publish.jobs import Elsewhere, Task, make, make_elsewhere, packed_in
-from ckptconv.publish.manifest import Made, document, together
-from ckptconv.publish.parts import check_part, files_of, is_one_upload
+from ckptconv.publish.manifest import FinishedFile, document, together
+from ckptconv.publish.parts import files_of, is_one_upload, part_of
 from ckptconv.publish.replacing import Replacing
 from ckptconv.publish.staging.base import Staging
 from ckptconv.publish.staging.local import LocalStaging, TreeStaging
-from ckptconv.publish.statements import asked, needing_inputs
+from ckptconv.publish.statements import needing_inputs, requested
 from ckptconv.storage.files import check_unchanged
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote, normalize
@@ -41,14 +40,14 @@ if TYPE_CHECKING:
 
     from ckptconv.engine.checksums import Checksums
 
-# Compares outputs with their sources. Takes the paths of each output's staged files by name (None for files under their
-# final names), and what counts the bytes compared, of which it returns the sum.
+# A function that compares outputs with their sources. Takes the paths of each output's staged files by name (None for
+# files under their final names), and a counter of the bytes compared, and returns their sum.
 Verifier: TypeAlias = Callable[[Sequence[Mapping[str, str] | None], Progress], int]
 
 
 @dataclass(eq=False, repr=False)
 class Done:
-    """What publishing took.
+    """Figures of a publication.
 
     `reused` files, with `reused_bytes`, were finished by an earlier run. `differing` are the names of states of which
     every rank has its own copy, and the copies differ.
@@ -61,13 +60,13 @@ class Done:
 
 
 class Inputs(NamedTuple):
-    """What outputs are made of.
+    """The inputs of outputs.
 
     `files` are read, and must not change meanwhile. The two tensors of each of `equal` must be the same; where those of
-    `alike` are not, it is told. `digests` are the SHA-256 that files must have, by path. `checksums` compares what is
-    read with the checksums recorded for it; None: none are checked. `named` are the inputs of each output by name:
-    statements have their digests, and the description of parts what `finish` needs to find them. `replacing` has
-    allowed the outputs, and is asked again before the commit.
+    `alike` are not, the user is warned. `digests` are the SHA-256 that files must have, by path. `checksums` compares
+    the data that is read with the checksums recorded for it; None: none are checked. `named` are the inputs of each
+    output by name: statements have their digests, and the description of parts the places where `finish` finds them.
+    `replacing` has allowed the outputs, and is asked again before the commit.
     """
 
     files: Sequence[File]
@@ -80,7 +79,7 @@ class Inputs(NamedTuple):
 
 
 class Hooks(NamedTuple):
-    """What is called on the way; None: nothing.
+    """Functions of the caller that are called on the way; None: none.
 
     `on_total` is called with the number of bytes to write, verify and digest, and `progress` with those done since its
     last call. `verify` is called before the commit, and raises if a file is wrong; with a remote output, which can be
@@ -110,10 +109,10 @@ def staging_for(
     in_parts: bool = False,
     replaces: frozenset[str] = frozenset(),
 ) -> Staging:
-    """Return the staging of an output of the given `kind` (see `Target.form`), or of a file beside it.
+    """Return the staging of an output of the given `kind` (see `Target.form`), or of a file next to it.
 
     `shared`: other processes make parts of it at the same time. `in_parts`: on a store, several processes work on it.
-    `replaces` are files of an earlier output that go, beside those with an output's names.
+    `replaces` are files of an earlier output that are removed, in addition to those with an output's names.
     """
     if kind == "tree":
         if not is_remote(path):
@@ -169,12 +168,12 @@ class _Work:
     digested: bool
     files: list[FilePlan]
     here: bool
-    made: dict[str, Made] = field(default_factory=dict)
+    finished: dict[str, FinishedFile] = field(default_factory=dict)
 
     @property
     def left(self) -> list[FilePlan]:
         """The files still to make."""
-        return [file for file in self.files if file.name not in self.made]
+        return [file for file in self.files if file.name not in self.finished]
 
     @property
     def nbytes(self) -> int:
@@ -185,11 +184,11 @@ class _Work:
         """Count the files that an earlier run has finished as made. Those of a part get their digests in `finish`."""
         for file in self.files:
             # Files without tensors are quickly made again.
-            known = file.tensors or in_parts
-            resumed = self.staging.finished(file.name, file.size, "" if in_parts else digest) if known else None
-            if resumed and (resumed.digested or not self.digested):
+            is_kept = file.tensors or in_parts
+            known = self.staging.finished(file.name, file.size, "" if in_parts else digest) if is_kept else None
+            if known and (known.digested or not self.digested):
                 # The manifest must not depend on whether the run was resumed.
-                self.made[file.name] = resumed if self.digested else resumed._replace(crcs=dict.fromkeys(resumed.crcs))
+                self.finished[file.name] = known if self.digested else known._replace(crcs=dict.fromkeys(known.crcs))
 
     def paths(self) -> dict[str, str]:
         """Return the paths of the output's staged files by name."""
@@ -202,7 +201,7 @@ class _Work:
         return Staged(target.path, target.is_file, self.staging, names, self._manifest, output.has_manifest)
 
     def _manifest(self) -> bytes:
-        return document(self.output.heading, {file.name: self.made[file.name] for file in self.output.plan.files})
+        return document(self.output.heading, {file.name: self.finished[file.name] for file in self.output.plan.files})
 
 
 def publish(
@@ -212,20 +211,21 @@ def publish(
 
     Files that an earlier run of the same plan has finished are not made again. `executor`, if given, writes the files.
     """
-    if options.part:
-        check_part(outputs, options, verifies=hooks.verify is not None)
+    part = part_of(options)
+    if part:
+        part.check(outputs, options, verifies=hooks.verify is not None)
     with ExitStack() as stack:
         run = _Run(outputs, inputs, options, hooks, executor, stack)
         run.check_copies()
         run.open_staging()
         run.resume()
         run.announce()
-        stack.enter_context(leaving(unpublished([output.target for output in outputs], options.part or executor)))
+        stack.enter_context(leaving(unpublished([output.target for output in outputs], part or executor)))
         run.make()
         digests = run.digest_inputs()
         beside = run.describe(digests)
         run.settle()
-        if options.part:
+        if part:
             run.detach()
         else:
             run.complete(beside)
@@ -233,15 +233,15 @@ def publish(
 
 
 def unpublished(places: Iterable[Target | Location], in_parts: object) -> str:
-    """Return what an error says of outputs at `places` that are being made, `in_parts` or by this process alone: parts
-    in a store have their names."""
-    return "The index was not written." if in_parts and any(is_remote(each.path) for each in places) else UNPUBLISHED
+    """Return the sentence of an error about unfinished outputs at `places`, made `in_parts` or by this process alone:
+    parts in a store have their names."""
+    return "The index was not written." if in_parts and any(is_remote(place.path) for place in places) else UNPUBLISHED
 
 
 class _Run:
     """One call of `publish`. Its public methods are the steps, in the order in which they stand here.
 
-    What is opened is closed by `stack`. `done` is complete after the last step.
+    `stack` closes everything that is opened. `done` is complete after the last step.
     """
 
     def __init__(
@@ -256,15 +256,16 @@ class _Run:
         self.done = Done()
         self._outputs, self._inputs, self._options, self._hooks = outputs, inputs, options, hooks
         self._executor, self._stack = executor, stack
-        self._files = files_of(outputs, options.part)
-        # This process must complete the upload of a single remote file, whoever writes the other files.
-        self._here = [executor is None or is_one_upload(each) for each in outputs]
+        self._part = part_of(options)
+        self._files = files_of(outputs, self._part)
+        # This process must complete the upload of a single remote file, even if an executor writes the other files.
+        self._here = [executor is None or is_one_upload(output) for output in outputs]
         self._sends = any(is_remote(output.target.path) for output in outputs)
         self._far = self._sends or any(is_remote(file.stored.path) for file in inputs.files)
         self._works: list[_Work] = []
         self._readers = stack.enter_context(SpoolingReaders(dict(options.storage_options), options.spool_dir))
         if any(file.packed for file in inputs.files):
-            plans = (Plan(tuple(files), "") for files, here in zip(self._files, self._here, strict=True) if here)
+            plans = (Plan(tuple(files), "") for files, is_here in zip(self._files, self._here, strict=True) if is_here)
             self._readers.expect(packed_in(plans))
         self._syncing, self._noting = Syncing(), threading.Lock()
 
@@ -274,38 +275,38 @@ class _Run:
         return sum(work.nbytes for work in self._works)
 
     def check_copies(self) -> None:
-        """Compare what is stored more than once, and files with their digests. Of several parts, the first does it."""
-        if self._options.part and self._options.part[0]:
+        """Compare tensors that are stored twice, and files with their digests. Of several parts, the first does it."""
+        if self._part and not self._part.is_first:
             return
         _check_equal(self._outputs, self._inputs.equal, self._readers)
         _check_digests(self._inputs, self._readers)
-        different = (name for name, one, other in self._inputs.alike if not same(one, other, self._readers))
+        different = (name for name, first, second in self._inputs.alike if not same(first, second, self._readers))
         self.done.differing = list(dict.fromkeys(different))
 
     def open_staging(self) -> None:
         """Open the staging of each output."""
-        part = self._options.part
-        for output, files, here in zip(self._outputs, self._files, self._here, strict=True):
-            digested, target = _is_digested(output, self._options), output.target
+        part = self._part
+        for output, files, is_here in zip(self._outputs, self._files, self._here, strict=True):
+            digested, target = _is_digested(output, self._options, part is not None), output.target
             staging = staging_for(
                 target.path,
                 output.plan.plan_id,
                 target.form,
-                # What is not synced is trusted by its CRC-32s: a part that has none is synced.
+                # Files that are not synced are trusted by their CRC-32s: a part that has none is synced.
                 self._options if digested or part is None else self._options.replaced(fsync=True),
                 shared=part is not None,
-                in_parts=part is not None or not here,
+                in_parts=part is not None or not is_here,
                 replaces=target.replaces,
             )
             staging.made_as = output.made_as
-            self._works.append(_Work(output, self._stack.enter_context(staging), digested, files, here))
+            self._works.append(_Work(output, self._stack.enter_context(staging), digested, files, is_here))
         self._stack.enter_context(self._syncing)  # so that it has ended when a staging is closed
 
     def resume(self) -> None:
         """Count the files that an earlier run has finished as made."""
         for work in self._works:
-            work.resume(self._options.part is not None, self._options.digest)
-            sizes = [made.size for made in work.made.values()]
+            work.resume(self._part is not None, self._options.digest)
+            sizes = [file.size for file in work.finished.values()]
             self.done.reused += len(sizes)
             self.done.reused_bytes += sum(sizes)
             work.staging.expect(work.left)
@@ -315,47 +316,46 @@ class _Run:
         if self._hooks.on_total:
             # Verification reads all of it once more.
             verifying = self._nbytes if self._hooks.verify else 0
-            digesting = sum(module.bytes_of(self._inputs.named) for _, module in asked(self._options).values())
+            digesting = sum(module.bytes_of(self._inputs.named) for _, module in requested(self._options).values())
             self._hooks.on_total(self._nbytes - self.done.reused_bytes + verifying + digesting)
 
     def make(self) -> None:
-        """Write the files that are left, and check the checksums of what was read for them."""
+        """Write the files that are left, and check the checksums of the data that was read for them."""
         counted = Announced(self._hooks.progress, self._nbytes - self.done.reused_bytes)
         tasks = [(work, task) for work in self._works for task in self._tasks(work)]
-        part = self._options.part
-        if part:
+        if part := self._part:
             for index, work in enumerate(self._works):
                 replacing, module = self._inputs.replacing, needing_inputs(self._options)
-                permissions = [*replacing.claims[index].permissions(), *replacing.told()]
+                permissions = [*replacing.claims[index].permissions(), *replacing.read_permissions()]
                 inputs = module.described(self._inputs.named[index]) if module else {}
-                work.staging.describe(_description(work.output, part[1], index, inputs, permissions))
+                work.staging.describe(part.described(work.output, index, inputs, permissions))
         if self._executor:
-            self._make_elsewhere([each for each in tasks if not each[0].here], self._executor, counted)
-        self._make_here([each for each in tasks if each[0].here], counted)
+            self._make_elsewhere([job for job in tasks if not job[0].here], self._executor, counted)
+        self._make_here([job for job in tasks if job[0].here], counted)
         counted.finish()
         if self._inputs.checksums:
             self._inputs.checksums.check(self._readers, [output.plan for output in self._outputs])
 
     def digest_inputs(self) -> dict[str, Any]:
-        """Return what was digested of each output's inputs by name, for each option that asks for statements."""
+        """Return the digests of each output's inputs by name, for each option that asks for statements."""
         named, options, digests = self._inputs.named, self._options, {}
-        for option, (_, module) in asked(options).items():
+        for option, (_, module) in requested(options).items():
             digests[option] = module.digested(named, options.digest, options, self._hooks.progress)
             self.done.tally.bytes_read += module.bytes_of(named)
         return digests
 
     def describe(self, inputs: Mapping[str, Any]) -> list[Staging]:
-        """Stage the manifests in directories, and what was asked for beside the outputs. Return the staging of the
+        """Stage the manifests in directories, and the requested files next to the outputs. Return the staging of the
         latter. A part has neither."""
         if self._options.digest:
             self._syncing.finish()  # digests are complete when their files are sealed
-        if self._options.part:
+        if self._part:
             return []
         plan_id = self._outputs[0].plan.plan_id
         return describe(self._staged(), inputs, plan_id, self._options, self._syncing, self._stack)
 
     def settle(self) -> None:
-        """Wait until all is on the disk. Raise an error if what was read has changed meanwhile."""
+        """Wait until all is on the disk. Raise an error if an input has changed meanwhile."""
         self._syncing.finish()
         check_unchanged(dict.fromkeys(file.stored for file in self._inputs.files), dict(self._options.storage_options))
         self.done.tally.bytes_read += self._readers.bytes_unpacked
@@ -366,7 +366,7 @@ class _Run:
             work.staging.detach()
 
     def complete(self, beside: Sequence[Staging]) -> None:
-        """Verify the files, and give them their final names, then those `beside` the outputs."""
+        """Verify the files, and give them their final names, then the files `beside` the outputs."""
         verify = self._hooks.verify
         if verify:
             on_file(self._hooks.progress, "verifying")
@@ -387,7 +387,7 @@ class _Run:
         for file in work.left:
             # No records for a single file, which is made again until it has its final name, or for files without
             # tensors, which are quickly made again.
-            recorded = options.part is not None or (bool(file.tensors) and not work.output.target.is_file)
+            recorded = self._part is not None or (bool(file.tensors) and not work.output.target.is_file)
             # With uploads, half of the memory is for reading and half for sending.
             memory = options.buffers(self._far, is_scattered(file)) // (2 if self._sends else 1)
             yield Task(file, work.staging, work.digested, recorded, jobs, memory, requests, options.digest)
@@ -402,27 +402,27 @@ class _Run:
         if self._far or self._options.digest or is_forked:
             threads = 1  # one file at a time has threads of its own for requests, or digests, or processes
         # The largest first. Those of which a thread would make one alone when the others have ended have all threads.
-        ordered = sorted(tasks, key=lambda each: -each[1].file.size) if threads > 1 else list(tasks)
+        ordered = sorted(tasks, key=lambda job: -job[1].file.size) if threads > 1 else list(tasks)
         total = sum(task.file.size for _, task in tasks)
         shared = sum(task.file.size * threads > total for _, task in ordered) if threads > 1 else len(ordered)
         shared += (len(ordered) - shared) % threads
-        for each in ordered[:shared]:
+        for job in ordered[:shared]:
             if is_forked:
                 self._syncing.finish()  # where there are threads, no process is forked
-            self._make_one(each, counted)
+            self._make_one(job, counted)
         if ordered[shared:]:
             stop = threading.Event()
             makers = [_Maker(self, counted, threads, stop) for _ in range(threads)]
             in_threads(iter(ordered[shared:]), makers, None, stop)
 
-    def _make_one(self, each: tuple[_Work, Task], counted: Progress) -> None:
+    def _make_one(self, job: tuple[_Work, Task], counted: Progress) -> None:
         """Write a file in this process. Several threads may do so."""
-        work, task = each
+        work, task = job
         on_file(self._hooks.progress, task.file.name)
         result, seal = make(task, self._readers, counted, self._inputs.checksums)
         with self._noting:
             self.done.tally.add(result.tally)
-            work.made[task.file.name] = result.made
+            work.finished[task.file.name] = result.finished
         if self._options.fsync:
             self._syncing.add(seal)
         else:
@@ -435,7 +435,7 @@ class _Run:
         checksums = self._inputs.checksums
         records = checksums.records if checksums else None
         known = Elsewhere(self._options.storage_options, self._options.spool_dir, records)
-        ordered = sorted(tasks, key=lambda each: -each[1].file.size)
+        ordered = sorted(tasks, key=lambda job: -job[1].file.size)
         futures = {}
         try:
             for work, task in ordered:
@@ -450,7 +450,7 @@ class _Run:
                     result = future.result()
                     if isinstance(result, CkptconvError):
                         raise result
-                    work.made[task.file.name] = result.made
+                    work.finished[task.file.name] = result.finished
                     if task.recorded:
                         work.staging.recorded.add(task.file.name)
                     self.done.tally.add(result.tally)
@@ -482,10 +482,10 @@ class _Maker:
     def __init__(self, run: _Run, counted: Progress, threads: int, stop: threading.Event) -> None:
         self._run, self._counted, self._threads, self._stop = run, counted, threads, stop
 
-    def run(self, each: tuple[_Work, Task]) -> int:
-        work, task = each
-        own = task._replace(jobs=1, memory=task.memory // self._threads)
-        self._run._make_one((work, own), self._count)
+    def run(self, job: tuple[_Work, Task]) -> int:
+        work, task = job
+        alone = task._replace(jobs=1, memory=task.memory // self._threads)
+        self._run._make_one((work, alone), self._count)
         return task.file.size
 
     def _count(self, done: int) -> None:
@@ -502,13 +502,13 @@ def describe(
     syncing: Syncing,
     stack: ExitStack,
 ) -> list[Staging]:
-    """Stage the manifests in directories, and what `options` ask for beside the outputs. Return the staging of the
-    latter, which `stack` closes.
+    """Stage the manifests in directories, and the files that `options` request next to the outputs. Return the staging
+    of the latter, which `stack` closes.
 
-    `inputs` have what was digested of all that the outputs were made of, by the options that ask for statements.
+    `inputs` have the digests of the outputs' inputs, by the options that ask for statements.
     """
     documents: list[tuple[str, bool, bytes]] = []
-    stating = asked(options)
+    stating = requested(options)
     for output in outputs:
         if output.has_manifest or options.manifest or stating:
             documents.append((output.path, output.is_file, output.manifest()))
@@ -535,8 +535,8 @@ def complete(
     replacing: Replacing,
     before_commit: Callable[[], object] | None,
 ) -> None:
-    """Give the files of all outputs their final names, then those `beside` them. Before that, call `before_commit`, and
-    ask once more whether everything may be replaced."""
+    """Give the files of all outputs their final names, then the files `beside` them. Before that, call `before_commit`,
+    and ask once more whether everything may be replaced."""
     if before_commit:
         before_commit()
     replacing.check(again=True)
@@ -554,50 +554,30 @@ def complete(
             staging.commit([""])
 
 
-def _description(
-    output: Output, parts: int, shift: int, inputs: Mapping[str, Any], permissions: Sequence[str]
-) -> bytes:
-    """Return what `finish` needs to know of a plan, as JSON: its files, how to publish them, what they are made of, and
-    what they may replace."""
-    target, files = output.target, output.plan.files
-    return json.dumps(
-        {
-            "plan": output.plan.plan_id,
-            "kind": target.form,
-            "parts": parts,
-            "shift": shift,
-            "heading": output.heading,
-            "files": [[file.name, file.size, file.tensors] for file in files],
-            "inputs": inputs,
-            "permissions": list(permissions),
-        }
-    ).encode()
-
-
 def _has_failed(future: Future[Any]) -> bool:
     return future.exception() is not None or isinstance(future.result(), CkptconvError)
 
 
-def _is_digested(output: Output, options: Options) -> bool:
+def _is_digested(output: Output, options: Options, in_parts: bool) -> bool:
     """Whether to compute the CRC-32 of the tensors, which costs a tenth of the work and more.
 
     They serve where there are several files, or where a manifest is requested; for one file made in a part it may be
     requested later. The manifest of a directory must be the same whether it is made in parts or not.
     """
-    asked = bool(options.manifest) or (options.part is not None and output.target.is_file)
-    return asked or sum(bool(file.tensors) for file in output.plan.files) > 1
+    is_requested = bool(options.manifest) or (in_parts and output.target.is_file)
+    return is_requested or sum(bool(file.tensors) for file in output.plan.files) > 1
 
 
 def _check_equal(outputs: Iterable[Output], equal: Iterable[Equal], readers: SpoolingReaders) -> None:
     """Raise CorruptError if tensors that are stored twice differ."""
-    for name, one, other in equal:
-        if not same(one, other, readers):
-            raise CorruptError(f"{name!r} is stored twice, in {_places(one, other)}, with different values.")
+    for name, first, second in equal:
+        if not same(first, second, readers):
+            raise CorruptError(f"{name!r} is stored twice, in {_places(first, second)}, with different values.")
     for output in outputs:
-        for one, other in output.restored.overlaps() if output.restored else ():
-            if not same(one, other, readers):
+        for first, second in output.restored.overlaps() if output.restored else ():
+            if not same(first, second, readers):
                 raise CorruptError(
-                    f"{_places(one)}: the structure record says that these tensors share memory, but their shared "
+                    f"{_places(first)}: the structure record says that these tensors share memory, but their shared "
                     "elements differ: one of them was changed.",
                     "Make the same change to both, or leave one out with --exclude.",
                 )

@@ -1,10 +1,10 @@
-"""Decides what may be replaced: every path that a command or a call of the library writes is asked about here.
+"""Decide which files may be replaced: every path that a command or a call of the library writes is checked here.
 
-1. What this program made is replaced by the same kind of thing. `publish.earlier` knows it.
-2. A file of others is replaced only where it was typed as OUTPUT.
-3. A directory that holds weights, a step or an adapter of others is no output.
-4. What nobody typed as OUTPUT, such as a default name, a report or a page, replaces nothing that it did not make.
-5. Nothing replaces what is read.
+1. A file that this program wrote is replaced by one of the same kind. `publish.earlier` recognizes it.
+2. A file of another program is replaced only if the user typed it as OUTPUT.
+3. A directory that holds weights, a step or an adapter of another program is no output.
+4. A file that the user did not type as OUTPUT, such as a default name, a report or a page, replaces only its like.
+5. No file replaces an input.
 
 `--overwrite` lifts 2 to 4 for the very names that are written; `--no-clobber` refuses even what 1 and 2 allow.
 """
@@ -20,7 +20,7 @@ from ckptconv.formats.checkpoint_names import is_of_checkpoint, is_read_with_oth
 from ckptconv.formats.companions import is_companion_name
 from ckptconv.formats.runs import LATEST_UNIVERSAL
 from ckptconv.formats.source import Source
-from ckptconv.outputs.computed import made_as, terms_of
+from ckptconv.outputs.computed import terms_of
 from ckptconv.outputs.targets import (
     ACCELERATE,
     FORMS,
@@ -45,28 +45,27 @@ from ckptconv.text import LastWord, Proposed, some
 if TYPE_CHECKING:
     from ckptconv.options.table import Options
     from ckptconv.outputs.planning import Output
-    from ckptconv.outputs.schema import PlanDescription
 
-# Forms of safetensors, which may lie beside what they are made of.
+# Forms of safetensors, which may lie in the directory of their input.
 _BESIDE_INPUT = frozenset(FORMS.values())
-# The options for what is written beside outputs, which are also what it is.
+# The options for files that are written next to outputs. An option's name is also the kind of its file.
 _BESIDE = ("manifest", *STATEMENTS, "depfile")
 _ELSEWHERE = "Write it to another path, and rename it afterwards if it needs this name."
-# How a permission begins that names what is read in the directory of the output, and what is read anywhere.
-_READ, _INPUT = "read/", "input/"
+# Prefixes of permissions that name inputs: in the directory of the output, and anywhere.
+READ, INPUT = "read/", "input/"
 _NEW_DIRECTORY = "Give a directory that does not exist yet."
-_NEW_NAME = "Give another name, or --overwrite to replace it."
+NEW_NAME = "Give another name, or --overwrite to replace it."
 # Bytes of a planned file that are compared at a time with one that exists.
 _UNIT, _MEMORY = 512 << 10, 8 << 20
 
 
 class Claim(NamedTuple):
-    """A place that an output is to have, and what is known of that output.
+    """The place of an output to be written, and facts of that output.
 
-    `form` is how it lies there (see `Target.form`), `made_as` what it is, as marks say, and `names` are those of its
-    files; `plans` has some of these. `proposed` is set where nobody typed the path as OUTPUT. `beside`: the directory
-    is that of the input. `within` is the directory that was given, where the output is a part of what is put there.
-    `read` are the names there in which the input lies.
+    `form` is its form (see `Target.form`), `made_as` its kind, as in marks, and `names` are those of its files; `plans`
+    has the plans of some. `proposed` is set if the user did not type the path as OUTPUT. `beside`: the directory is
+    that of the input. `within` is the directory that the user gave, if several outputs are put there. `read` are the
+    names there in which the input lies.
     """
 
     path: str
@@ -82,36 +81,36 @@ class Claim(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """What is in it, however it was made."""
+        """The kind of its content, by whichever command it is written."""
         return self.made_as.partition("/")[0]
 
     def final(self, name: str) -> str:
         """Return the final path of one of its files."""
         return final_path(self.path, self.form, name)
 
-    def is_like(self, made: str) -> bool:
-        """Whether what was `made` as this may be replaced by it. A last word that is an output of another command is an
-        input; of rows, a manifest does not say which command made them."""
+    def is_like(self, earlier: str) -> bool:
+        """Whether this output may replace a file of the kind `earlier`. A last word that is an output of another
+        command is an input; the manifest of rows does not say which command wrote them."""
         is_last = isinstance(self.proposed, LastWord) and self.kind != "rows"
-        return made == self.made_as or (made == self.kind and not is_last)
+        return earlier == self.made_as or (earlier == self.kind and not is_last)
 
     def is_mixed_with(self, name: str) -> bool:
-        """Whether what lies in its directory under `name` is not replaced, and read together with it."""
+        """Whether the file `name` in its directory is not replaced, and read together with the output."""
         directory = directory_of(self.form)
         is_own = directory is not None and directory.is_file(name)
         return name not in self.names and (is_own or is_read_with_others(name))
 
     def permissions(self) -> list[str]:
-        """Return what `finish` has to know of it, for `of_parts`."""
+        """Return the permissions of this claim, for the process that publishes what others have staged."""
         granted = {"typed": self.proposed is None, "beside": self.beside, "overwrite": self.overwrite}
-        return [name for name, is_so in granted.items() if is_so] + [f"{_READ}{name}" for name in sorted(self.read)]
+        return [name for name, is_so in granted.items() if is_so] + [f"{READ}{name}" for name in sorted(self.read)]
 
 
 def claim_of(output: Output, sources: Sequence[Source], options: Options) -> Claim:
     """Return the claim of a planned output of `sources`."""
     target = output.target
     within = dirname(target.path) if target.kind == ACCELERATE or options.per_rank else ""
-    # What is computed of several checkpoints is the weights of none of them.
+    # Weights computed from several checkpoints are not the weights of any of them.
     is_plain = output.made_as == "weights" and target.form in _BESIDE_INPUT
     return Claim(
         target.path,
@@ -131,35 +130,21 @@ def claim_of(output: Output, sources: Sequence[Source], options: Options) -> Cla
 def _entries(directory: str, sources: Iterable[Source]) -> Iterator[str]:
     """Yield the names in `directory` in which the `sources` lie."""
     above = f"{resolved_name(directory)}/"
-    for one in sources:
-        place = resolved_name(one.path)
+    for source in sources:
+        place = resolved_name(source.path)
         if place.startswith(above):
             yield place.removeprefix(above).partition("/")[0]
 
 
-def of_parts(path: str, plan: PlanDescription, overwrite: bool) -> Claim:
-    """Return the claim of an output whose parts are staged, as their description says."""
-    names, permissions = [name for name, _, _ in plan.files], plan.permissions
-    proposed = None if "typed" in permissions else Proposed(path, _NEW_NAME)
-    beside, overwrite = "beside" in permissions, overwrite or "overwrite" in permissions
-    read = frozenset(each.removeprefix(_READ) for each in permissions if each.startswith(_READ))
-    return Claim(path, plan.kind, made_as(plan.heading), names, proposed, beside, overwrite, read=read)
-
-
-def spared_by_parts(permissions: Iterable[str]) -> Iterator[str]:
-    """Yield the paths of what parts have read, as their `permissions` say."""
-    return (each.removeprefix(_INPUT) for each in permissions if each.startswith(_INPUT))
-
-
-def _written_beside(options: Options) -> dict[str, tuple[str, str]]:
-    """Return what is written beside outputs, {option: (path, what it is)}."""
-    asked = {f"--{kind}": (getattr(options, kind), kind) for kind in _BESIDE}
-    return {option: (normalize(path), kind) for option, (path, kind) in asked.items() if path}
+def _further_files(options: Options) -> dict[str, tuple[str, str]]:
+    """Return the files that are written next to outputs, {option: (path, kind)}."""
+    files = {f"--{kind}": (getattr(options, kind), kind) for kind in _BESIDE}
+    return {option: (normalize(path), kind) for option, (path, kind) in files.items() if path}
 
 
 class Replacing:
-    """Asks for all that one call writes: outputs, by their `claims`, and what is written `beside` them, {option: (path,
-    what it is)}. What was compared byte for byte is remembered, for a second look just before everything gets its name.
+    """Checks all files that one call writes: outputs, by their `claims`, and the files `beside` them, {option: (path,
+    kind)}. It remembers files that it compared byte for byte, for the second check just before the commit.
     """
 
     def __init__(
@@ -170,21 +155,21 @@ class Replacing:
         beside: Mapping[str, tuple[str, str]] | None = None,
     ) -> None:
         self._options, self._spared, self.claims = options, spared, claims
-        self._beside = _written_beside(options) if beside is None else beside
+        self._beside = _further_files(options) if beside is None else beside
         self._stores = dict(options.storage_options)
         self._same: set[tuple[str, str]] = set()
 
-    def told(self) -> list[str]:
-        """Return what `finish` has to know of the files that are read, for `spared_by_parts`."""
-        return [f"{_INPUT}{place}" for place in self._spared.places]
+    def read_permissions(self) -> list[str]:
+        """Return the permissions that name the inputs, for the process that publishes what others have staged."""
+        return [f"{INPUT}{place}" for place in self._spared.places]
 
     def check(self, again: bool = False) -> None:
-        """Raise UsageError if something would replace what it may not; FailedError if --no-clobber forbids it.
+        """Raise UsageError if a file would replace a protected one; FailedError if --no-clobber forbids it.
 
-        `again`: ask for what is on a disk only. On a store, files of the outputs may have their names by now.
+        `again`: check files on disks only. On a store, files of the outputs may have their names by now.
         """
         claims = [claim for claim in self.claims if not (again and is_remote(claim.path))]
-        beside = {option: each for option, each in self._beside.items() if not (again and is_remote(each[0]))}
+        beside = {option: file for option, file in self._beside.items() if not (again and is_remote(file[0]))}
         if self._options.overwrite and not self._options.clobber:
             raise UsageError("--overwrite and --no-clobber contradict each other.", "Leave one out.")
         for option, (path, _) in beside.items():
@@ -203,7 +188,7 @@ class Replacing:
         for option, (path, kind) in beside.items():
             self._check_written(path, option, kind)
 
-    # ---- what is written beside outputs
+    # ---- files next to outputs
 
     def _check_written(self, path: str, option: str, kind: str) -> None:
         place = Location(path, self._stores)
@@ -213,7 +198,7 @@ class Replacing:
         if not self._options.overwrite and file_made_as(place, kind) != kind:
             raise UsageError(
                 f"{option} would replace {path}, which ckptconv did not write for {option}.",
-                _NEW_NAME,
+                NEW_NAME,
             )
 
     def _check_apart(self, claims: Sequence[Claim], beside: Mapping[str, str]) -> None:
@@ -224,11 +209,11 @@ class Replacing:
             names = [*claim.names, *([] if claim.form == "file" else [MANIFEST])]
             places = {resolve(path) for path in (claim.path, *map(claim.final, names))}
             shared = next((taken[place] for place in places if place in taken), "")
-            inside = next((each for each in claims if each is not claim and _is_inside(each, claim)), None)
+            inside = next((outer for outer in claims if outer is not claim and _is_inside(outer, claim)), None)
             if shared or inside:
-                other = shared or inside.path  # type: ignore[union-attr]
+                rival = shared or inside.path  # type: ignore[union-attr]
                 raise UsageError(
-                    f"{claim.path} and {other} would replace each other.", "Give one of them another path."
+                    f"{claim.path} and {rival} would replace each other.", "Give one of them another path."
                 )
             taken.update(dict.fromkeys(places, claim.path))
         named: dict[str, str] = {}
@@ -237,9 +222,9 @@ class Replacing:
             if place in taken or any(claim.form == "tree" and _lies_below(path, claim.path) for claim in claims):
                 raise UsageError(f"The output of {option} would replace {path}, the output.", "Give it another path.")
             if basename(path).startswith(HIDDEN):
-                raise UsageError(f"{option} {path}: ckptconv reserves names with this prefix.", _NEW_NAME)
-            if (other := named.setdefault(place, option)) != option:
-                raise UsageError(f"{other} and {option} both name {path}.", "Give one of them another path.")
+                raise UsageError(f"{option} {path}: ckptconv reserves names with this prefix.", NEW_NAME)
+            if (rival := named.setdefault(place, option)) != option:
+                raise UsageError(f"{rival} and {option} both name {path}.", "Give one of them another path.")
 
     # ---- single files
 
@@ -293,21 +278,21 @@ class Replacing:
     # ---- directories
 
     def _check_directory(self, claim: Claim) -> None:
-        directory, own = Directory(Location(claim.path, self._stores)), kind_of_directory(claim.form).is_file
-        present = next((name for name in directory.names if is_output_name(name) or own(name)), "")
+        directory, is_ours = Directory(Location(claim.path, self._stores)), kind_of_directory(claim.form).is_file
+        present = next((name for name in directory.names if is_output_name(name) or is_ours(name)), "")
         if present:
             self._check_clobber(join(claim.path, present))
-        seen = [name for name in directory.names if not name.startswith(HIDDEN)]
+        visible = [name for name in directory.names if not name.startswith(HIDDEN)]
         if (
             isinstance(claim.proposed, LastWord)
-            and seen
-            and not any(claim.is_like(directory.made_as(name)) for name in seen)
+            and visible
+            and not any(claim.is_like(directory.made_as(name)) for name in visible)
         ):
             raise taken_for_input(claim.path)
         others, foreign = [], []
         # `publish.companions` decides of companions.
-        for name in (name for name in seen if not is_companion_name(name)):
-            is_written = name in claim.names or own(name)
+        for name in (name for name in visible if not is_companion_name(name)):
+            is_written = name in claim.names or is_ours(name)
             if is_written or not (claim.beside or name in claim.read or not is_of_checkpoint(directory.place, name)):
                 earlier = self._made_as(claim, directory, name)
                 if not earlier:
@@ -326,11 +311,11 @@ class Replacing:
             )
 
     def _check_within(self, path: str, claims: Sequence[Claim]) -> None:
-        """Raise UsageError if the directory `path`, in which some outputs are to lie, holds what others made."""
+        """Raise UsageError if the directory `path`, in which some outputs are to lie, holds files of other programs."""
         directory = Directory(Location(path, self._stores))
         inside = {basename(claim.path) for claim in claims}.union(*(claim.read for claim in claims))
-        seen = [name for name in directory.names if not name.startswith(HIDDEN) and name not in inside]
-        foreign = [name for name in seen if is_of_checkpoint(directory.place, name)]
+        visible = [name for name in directory.names if not name.startswith(HIDDEN) and name not in inside]
+        foreign = [name for name in visible if is_of_checkpoint(directory.place, name)]
         foreign = [name for name in foreign if not self._made_as(claims[0], directory, name)]
         if claims[0].overwrite:
             foreign = [*filter(claims[0].is_mixed_with, foreign)]
@@ -338,8 +323,8 @@ class Replacing:
             raise _foreign(path, foreign, claims[0].overwrite)
 
     def _made_as(self, claim: Claim, directory: Directory, name: str) -> str:
-        """Return what the entry `name` is as this program made it; what is there in the very bytes that are to be
-        written is as good as made by it."""
+        """Return the kind of the entry `name` if this program wrote it. A file with the very bytes that are to be
+        written counts as written by it."""
         if directory.names[name].kind == "directory":
             return claim.made_as if Directory(directory.place.child(name)).manifest else ""
         earlier = directory.made_as(name)
@@ -355,7 +340,7 @@ class Replacing:
         if not self._options.clobber and directory.names:
             self._check_clobber(claim.path)
         for name in _files_below(directory.place) if directory.names else ():
-            # The file that names the tree lies beside it.
+            # The file that names the tree lies next to it.
             is_written = name in claim.names and name != LATEST_UNIVERSAL
             is_ours = directory.made_as(name) in (claim.made_as, UNFINISHED) or (directory.is_being_made and is_written)
             if not is_ours and not (claim.overwrite and is_written):
@@ -368,9 +353,9 @@ class Replacing:
         check_pointer(claim.path, claim.made_as, claim.overwrite, self._stores)
 
 
-def _is_inside(one: Claim, other: Claim) -> bool:
+def _is_inside(inner: Claim, outer: Claim) -> bool:
     """Whether an output lies in the directory of another that is replaced as a whole."""
-    return other.form == "tree" and _lies_below(one.path, other.path)
+    return outer.form == "tree" and _lies_below(inner.path, outer.path)
 
 
 def _lies_below(path: str, directory: str) -> bool:
@@ -415,10 +400,10 @@ def _files_below(place: Location, above: str = "") -> Iterator[str]:
 
 
 def inputs_behind(sources: Iterable[Source]) -> Iterator[str]:
-    """Yield the paths of the files from which `sources` were read, and what they are computed of."""
-    for one in sources:
-        yield from files_behind(one)
-        for term in terms_of(one):
+    """Yield the paths of the files from which `sources` were read, and of the inputs that they are computed from."""
+    for source in sources:
+        yield from files_behind(source)
+        for term in terms_of(source):
             yield from files_behind(term)
 
 
@@ -429,23 +414,23 @@ class Spared:
     """
 
     def __init__(self, paths: Iterable[str], reference: Iterable[str] = ()) -> None:
-        of_reference, own = list(reference), list(paths)
-        there = (path for path in (*of_reference, *own) if is_remote(path) or os.path.lexists(path))
+        of_reference, typed = list(reference), list(paths)
+        present = (path for path in (*of_reference, *typed) if is_remote(path) or os.path.lexists(path))
         self._resolve = resolving()
-        self.places = {self._resolve(path): path for path in there}
-        self._of_reference = set(of_reference).difference(own)
+        self.places = {self._resolve(path): path for path in present}
+        self._of_reference = set(of_reference).difference(typed)
         self._identities = {_identity(path): path for path in self.places.values() if not is_remote(path)}
 
-    def check(self, path: str, what: str) -> None:
-        """Raise UsageError if `what`, written to `path`, would replace one of the files."""
+    def check(self, path: str, subject: str) -> None:
+        """Raise UsageError if the file `subject`, written to `path`, would replace one of the spared files."""
         hit = self.places.get(self._resolve(path))
         if hit is None and not is_remote(path) and os.path.exists(path):
             hit = self._identities.get(_identity(path))
         if hit is not None:
-            raise self._refused(hit, what, path)
+            raise self._refused(hit, subject, path)
 
-    def check_directory(self, path: str, form: str, names: Iterable[str], what: str) -> None:
-        """Raise UsageError if `what`, written to the directory `path` under `names`, would replace one of the files.
+    def check_directory(self, path: str, form: str, names: Iterable[str], subject: str) -> None:
+        """Raise UsageError if `subject`, written to the directory `path` under `names`, would replace one of the files.
 
         A tree replaces everything in its directory; other outputs, the files in it that have names of output files.
         """
@@ -457,18 +442,18 @@ class Spared:
             else:
                 inside = dirname(place) == directory and is_ours(basename(place))
             if inside:
-                raise self._refused(hit, what, hit)
+                raise self._refused(hit, subject, hit)
         if not is_remote(path):
             present = os.listdir(path) if os.path.isdir(path) and form != "tree" else []
             for name in {*names, *filter(is_ours, present)}:
-                self.check(join(path, name), what)
+                self.check(join(path, name), subject)
 
-    def _refused(self, hit: str, what: str, path: str) -> UsageError:
-        """Return the error for `what`, written to `path`, where the spared file `hit` is."""
+    def _refused(self, hit: str, subject: str, path: str) -> UsageError:
+        """Return the error for `subject`, written to `path`, where the spared file `hit` is."""
         shown = path if hit == path else f"{path}, which is {hit}"
-        message = f"{what} would replace {shown}, the input itself."
+        message = f"{subject} would replace {shown}, the input itself."
         if hit in self._of_reference:
-            message = f"{what} would replace {shown}, a file of the reference."
+            message = f"{subject} would replace {shown}, a file of the reference."
         return UsageError(message, _ELSEWHERE)
 
 

@@ -1,11 +1,11 @@
-"""All that opens a file or a connection.
+"""Everything that opens a file or a connection.
 
 In: paths and URLs. Out: readers of ranges, writers, listings. `files` reads, and buffers descriptions; `archive` reads
-zip archives; `writing` writes; `coalesce` groups what lies near; `prefetch` fetches what tasks will read from remote
-files, in few requests; `spool` keeps what can be read only once. `stores` names the features for stores; `remote`
-reaches any store through fsspec, `remote_files` reads there, and `uploads` writes. Nothing here knows a format."""
+zip archives; `writing` writes; `coalesce` groups near ranges; `prefetch` fetches the ranges that tasks will read from
+remote files, in few requests; `spool` keeps input that can be read only once. `stores` names the features for stores;
+`remote` reaches any store through fsspec, `remote_files` reads there, `uploads` writes. Nothing here knows a format."""
 
 from __future__ import annotations
 
-# How a zip archive begins.
+# The first bytes of a zip archive.
 LOCAL_SIGNATURE = b"PK\x03\x04"

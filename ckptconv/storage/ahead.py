@@ -20,7 +20,7 @@ Found = TypeVar("Found")
 
 
 def entries_of(directory: Location, names: Sequence[str]) -> dict[str, Entry]:
-    """Return what is at each of the names in a directory, which need not be listed."""
+    """Return the entry of each name in a directory. The directory need not be listed."""
     places = [directory.join(name) for name in names]
     return dict(zip(names, ahead(lambda place: place.entry, places), strict=True))
 
@@ -36,7 +36,7 @@ def ahead(read: Callable[[Location], Found], places: Sequence[Location]) -> Iter
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(_FILES) as requests:
-        # What is refused is told by the context, which a thread does not inherit.
+        # Context variables decide what is refused; a thread does not inherit them.
         begun = (requests.submit(contextvars.copy_context().run, read, place) for place in places)
         waiting = deque(itertools.islice(begun, _FILES))
         try:
@@ -45,22 +45,22 @@ def ahead(read: Callable[[Location], Found], places: Sequence[Location]) -> Iter
                 waiting.extend(itertools.islice(begun, 1))
                 yield value
         finally:
-            for each in waiting:
-                each.cancel()
+            for request in waiting:
+                request.cancel()
 
 
 def ranges_of(place: Location, wanted: Iterable[Range]) -> tuple[dict[Range, bytes], int]:
     """Return the bytes of each range, which are short, and how many bytes were read. Each file of the store of `place`
     is read from its beginning to its end."""
     by_file: dict[File, list[Range]] = {}
-    for each in sorted(set(wanted), key=lambda each: each.start):
-        by_file.setdefault(each.file, []).append(each)
+    for span in sorted(set(wanted), key=lambda span: span.start):
+        by_file.setdefault(span.file, []).append(span)
 
     def read(file: Location) -> tuple[dict[Range, bytes], int]:
         assert file.file is not None
         with file.open_buffered() as reader:
-            found = {each: reader.read_at(each.start, each.stop - each.start) for each in by_file[file.file]}
-            return found, reader.bytes_read
+            contents = {span: reader.read_at(span.start, span.stop - span.start) for span in by_file[file.file]}
+            return contents, reader.bytes_read
 
     parts = list(ahead(read, [place.at(file) for file in by_file]))
-    return {each: data for found, _ in parts for each, data in found.items()}, sum(size for _, size in parts)
+    return {span: data for contents, _ in parts for span, data in contents.items()}, sum(size for _, size in parts)

@@ -18,12 +18,12 @@ T = TypeVar("T")
 
 # Bytes that are read from a connection at a time.
 CHUNK = 1 << 18
-# Seconds without a byte after which the user is told of a wait, and after which it is given up.
+# Seconds without a byte after which the user is informed of a wait, and after which the request is given up.
 NOTICE, PATIENCE = 10.0, 60.0
 
 
-def asked_soon(fs: Any, method: str, inner: str, **settings: Any) -> Any:
-    """Return what the method "info" or "ls" of a file system says of a path, after no longer a wait than for bytes."""
+def call_soon(fs: Any, method: str, inner: str, **settings: Any) -> Any:
+    """Return the answer of a file system's method "info" or "ls" for a path. It waits no longer than for bytes."""
     return run(fs, soon(getattr(fs, f"_{method}")(inner, **settings), inner))
 
 
@@ -36,7 +36,7 @@ class _Watch:
 
         self._inner, self._cancelled = inner, asyncio.CancelledError
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
-        self._is_told = self._is_hung = False
+        self._is_reported = self._is_hung = False
 
     def __enter__(self) -> _Watch:
         self.came()
@@ -44,7 +44,7 @@ class _Watch:
         return self
 
     def came(self) -> None:
-        self._since, self._is_told = self._loop.time(), False
+        self._since, self._is_reported = self._loop.time(), False
 
     def _look(self) -> None:
         """Look how long nothing has come, and again when it may have been too long."""
@@ -54,10 +54,10 @@ class _Watch:
             assert self._task is not None
             self._task.cancel()
             return
-        if waited >= NOTICE and not self._is_told:
-            self._is_told = True
+        if waited >= NOTICE and not self._is_reported:
+            self._is_reported = True
             stores.on_wait(f"Waiting for {self._inner}: its server sent no data for {NOTICE:g} seconds.")
-        until = PATIENCE if self._is_told else min(NOTICE, PATIENCE)
+        until = PATIENCE if self._is_reported else min(NOTICE, PATIENCE)
         self._timer = self._loop.call_later(until - waited, self._look)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -76,8 +76,8 @@ def check_range(header: str, start: int, stop: int, size: int | None) -> None:
     """Raise an error unless `header`, the range that an answer says it is, is bytes `start` to `stop` of `size`."""
     match = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", header.strip())
     if match is None or (int(match[1]), int(match[2])) != (start, stop - 1):
-        what = f"{header[:80]!r}" if header else "no range"
-        raise WrongAnswerError(f"its server answered with {what}, but bytes {start}-{stop - 1} were requested")
+        answered = f"{header[:80]!r}" if header else "no range"
+        raise WrongAnswerError(f"its server answered with {answered}, but bytes {start}-{stop - 1} were requested")
     if size is not None and match[3] not in ("*", str(size)):
         raise ChangedError(f"its size changed from {size} to {match[3]} bytes")
 
@@ -97,7 +97,7 @@ async def pass_on(
 ) -> None:
     done = 0
     check = Check(checksums, length or 0)
-    # One timer for all pieces: there are many, and most come at once.
+    # One timer for all pieces: they are many, and most come at once.
     with _Watch(inner) as watch:
         while data := await read(CHUNK):
             watch.came()

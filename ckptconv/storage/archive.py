@@ -1,8 +1,8 @@
 """Read zip archives by ranges: the directory, the local headers, and small members; no data.
 
 Source: PKWARE's APPNOTE.TXT. This reads the directory itself, as `zipfile` takes four times as long and 600 bytes for
-each member; there may be a million. Everything is checked: names, methods, sizes, and that no two members overlap. What
-two readers read differently is refused. Of what is in the members, nothing is known here.
+each member; there may be a million. Everything is checked: names, methods, sizes, and that no two members overlap. An
+archive that two readers read differently is refused. This module knows nothing of the members' content.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ MAX_CONTENT = 1 << 30
 _SMALL, _MAX_RATIO = 1 << 24, 20
 
 # Concurrent requests for distant local headers, and groups of headers in a batch; up to _FEW are read one by one, with
-# what is around them.
+# the bytes around them.
 _REQUESTS, _BATCH, _FEW = 8, 16, 4
 # With very many members, reading through small tensors in between is also cheaper than a new request.
 _MANY, _GAP_AMONG_MANY = 10_000, 1 << 12
@@ -102,7 +102,7 @@ class Archive:
         self._reader = reader
         self._buffer = bytearray()
         # Of a remote file, read the directory along with the end, unless the archive is very large. Of a local file,
-        # read only what is needed: what precedes the end may be other files' data.
+        # read only the necessary bytes: those before the end may be other files' data.
         self._read_tail(TAIL if is_remote(self.file.path) else END_RECORDS)
         if not ends_there(self._tail, find_end(self._tail)):
             self._read_tail(TAIL)
@@ -261,17 +261,17 @@ class Archive:
     def _name_of(self, raw: bytes, flags: int, extra: bytes) -> tuple[str, int]:
         """Return a member's name, and its flags, with the UTF-8 flag set if the name is UTF-8.
 
-        Record what other readers call it: no two alike, and each the same but for the leading directory.
+        Record its names for other readers: no two alike, and each the same but for the leading directory.
         """
         try:
             name = decoded(raw, bool(flags & _UTF8))
         except UnicodeDecodeError:
             raise self.corrupt(f"the name of a member, {brief(raw)}, is not UTF-8") from None
-        for other in other_names(raw, bool(flags & _UTF8), extra):
-            if other != name:
-                if other in self._others or not same_inside(name, other):
-                    raise self.corrupt(f"member {brief(name)} has the name {brief(other)} for other readers")
-                self._others.add(other)
+        for alias in other_names(raw, bool(flags & _UTF8), extra):
+            if alias != name:
+                if alias in self._others or not same_inside(name, alias):
+                    raise self.corrupt(f"member {brief(name)} has the name {brief(alias)} for other readers")
+                self._others.add(alias)
                 self._check_odd(len(self._others))
         return name, flags | _UTF8 if name.encode() == raw else flags
 
@@ -303,7 +303,7 @@ class Archive:
         return ends
 
     def _too_close(self, ends: array.array[int]) -> int:
-        """Return the first row whose member and local header are longer than what there is up to its end; or -1."""
+        """Return the first row whose member and local header do not fit before its end; -1 if all do."""
         rooms = [*map(operator.sub, map(operator.sub, ends, self.headers), self.packed)]
         short = min(rooms, default=LOCAL_HEADER.size) < LOCAL_HEADER.size
         return next(row for row, room in enumerate(rooms) if room < LOCAL_HEADER.size) if short else -1
@@ -323,10 +323,10 @@ class Archive:
         for name in itertools.chain(rows, self._others):
             if "\0" in name:
                 raise self.corrupt(f"the name of member {brief(name)} contains a NUL, where other readers end the name")
-            own = name.startswith(prefix) and name in rows
-            inner = name[len(prefix) :] if own else ""
-            path = normal(inner) if own else normal(name).removeprefix(inside)
-            if path == inner or (name in rows and name.endswith("/")) or not (own or normal(name).startswith(inside)):
+            ours = name.startswith(prefix) and name in rows
+            inner = name[len(prefix) :] if ours else ""
+            path = normal(inner) if ours else normal(name).removeprefix(inside)
+            if path == inner or (name in rows and name.endswith("/")) or not (ours or normal(name).startswith(inside)):
                 continue
             if (
                 path in seen
@@ -487,7 +487,7 @@ class Archive:
 
     @staticmethod
     def _column(column: array.array[int], rows: Sequence[int]) -> array.array[int]:
-        """Return what a column has in `rows`."""
+        """Return the values of a column in `rows`."""
         return array.array(column.typecode, map(column.__getitem__, rows))
 
     # ---- small members

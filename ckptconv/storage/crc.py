@@ -61,9 +61,9 @@ def reflected(data: bytes, crc: int, polynomial: int) -> int:
 
 @functools.cache
 def _table(polynomial: int) -> tuple[int, ...]:
-    made = []
+    entries = []
     for value in range(256):
         for _ in range(8):
             value = value >> 1 ^ (polynomial if value & 1 else 0)
-        made.append(value)
-    return tuple(made)
+        entries.append(value)
+    return tuple(entries)

@@ -1,8 +1,8 @@
 """Content digests of a file and of ranges of it, sha256 or blake3, computed while the file is written.
 
 Such a digest can only be computed from the first byte to the last, and a local file is written in any order. So threads
-follow the writers: they read back what is complete from the beginning of the file on, while it is in the page cache.
-What is sent to a store is written in order, and is digested on its way.
+follow the writers: they read back the bytes that are complete from the beginning of the file on, while they are in the
+page cache. A file on a store is written in order, and is digested on its way.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ class _Adler32:
         return f"{self._value:08x}"
 
 
-# Those that need no package, and for the others: the package, which has an extra of its name, and what it calls them.
+# Algorithms that need no package; and for the others: the package, which has an extra of its name, and its function.
 _BUILT_IN: Mapping[str, Callable[[], Any]] = {"sha256": hashlib.sha256, "adler32": _Adler32}
 _PACKAGED = {"blake3": ("blake3", "blake3"), "xxh3-128": ("xxhash", "xxh3_128")}
 
 
 def hasher(algorithm: str) -> Any:
-    """Return a new hash object, with `update` and `hexdigest`: for these, "xxh3-128" and "adler32".
+    """Return a new hash object of an `algorithm`, such as "xxh3-128" or "adler32", with `update` and `hexdigest`.
 
     Raises UsageError if its package is not installed.
     """
@@ -83,26 +83,26 @@ def digests_of(
         data = memoryview(read_at(at, min(READ, size - at)))
         for hashing in hashings:
             hashing.update(data)
-    own, of_ranges = hashings
-    return Digests(algorithm, own.found[""], of_ranges.found)
+    whole, of_ranges = hashings
+    return Digests(algorithm, whole.complete[""], of_ranges.complete)
 
 
-def check_digest(path: str, found: str, stated: str) -> None:
+def check_digest(path: str, actual: str, stated: str) -> None:
     """Raise CorruptError if the SHA-256 of a file is not the stated one."""
-    if found != stated:
+    if actual != stated:
         raise damaged(
-            f"{path} has the SHA-256 {found}, but its checkpoint states {stated}: the file was changed or damaged."
+            f"{path} has the SHA-256 {actual}, but its checkpoint states {stated}: the file was changed or damaged."
         )
 
 
 class _Hashing:
     """Computes the digests of `ranges` of a file whose bytes come in order, as the ranges do. There may be a million.
 
-    `found` has those that are complete.
+    `complete` has the finished ones.
     """
 
     def __init__(self, ranges: Iterable[NamedRange], algorithm: str) -> None:
-        self.found: dict[str, str] = {}
+        self.complete: dict[str, str] = {}
         self._ranges, self._algorithm, self._at = iter(ranges), algorithm, 0
         self._begin()
 
@@ -113,7 +113,7 @@ class _Hashing:
             if nbytes:
                 self._start, self._stop, self._name = offset, offset + nbytes, name
                 return
-            self.found[name] = self._hash.hexdigest()
+            self.complete[name] = self._hash.hexdigest()
         self._start = self._stop = _NEVER
 
     def update(self, data: memoryview) -> None:
@@ -124,7 +124,7 @@ class _Hashing:
             self._hash.update(data[max(self._start, start) - start : min(self._stop, stop) - start])
             if self._stop > stop:
                 return
-            self.found[self._name] = self._hash.hexdigest()
+            self.complete[self._name] = self._hash.hexdigest()
             self._begin()
 
 
@@ -136,7 +136,7 @@ class DigestingWriter(Writer):
     """Writes a file of `size` bytes with `writer`, and computes its digests and those of `ranges` of it, in order.
 
     Call `start` before the first byte, and `finish` when all is written, or `give_up`. If `writer` is positioned, two
-    threads read back what is written, one for the digest of the file and one for those of its ranges.
+    threads read the written bytes back, one for the digest of the file and one for those of its ranges.
     """
 
     def __init__(self, writer: Writer, size: int, ranges: Iterable[NamedRange], algorithm: str) -> None:
@@ -145,7 +145,7 @@ class DigestingWriter(Writer):
         self.digests = Digests(algorithm)
         self._writer, self._size = writer, size
         self._hashings = _whole(size, algorithm), _Hashing(ranges, algorithm)
-        # Blocks of `READ` bytes: how many are complete from the beginning on, and what is written of later ones.
+        # Blocks of `READ` bytes: how many are complete from the beginning on, and the bytes written of later ones.
         self._complete, self._written = 0, Counter[int]()
         self._all_written = self._given_up = False
         self._changed = threading.Condition()
@@ -153,9 +153,9 @@ class DigestingWriter(Writer):
         self._threads: list[Thread] = []
 
     def start(self) -> None:
-        """Start to follow what is written."""
+        """Start to follow the written bytes."""
         if self.positioned and self._size > READ:
-            self._threads = [Thread(partial(self._follow, each)) for each in self._hashings]
+            self._threads = [Thread(partial(self._follow, hashing)) for hashing in self._hashings]
             self._threads = start_threads(self._threads)
 
     def write_at(self, offset: int, data: memoryview) -> None:
@@ -185,7 +185,7 @@ class DigestingWriter(Writer):
         return self._writer.read_at(offset, length)
 
     def _count(self, written: Iterable[tuple[int, int]]) -> None:
-        """Note how many bytes of which blocks are written."""
+        """Count the written bytes, which come as (block, bytes)."""
         with self._changed:
             for block, count in written:
                 self._written[block] += count
@@ -210,7 +210,7 @@ class DigestingWriter(Writer):
             self._failures.append(error)
 
     def finish(self) -> None:
-        """Compute what is left, and fill in `digests`. The file is completely written, and not closed yet."""
+        """Compute the rest, and fill in `digests`. The file is completely written, and not closed yet."""
         with self._changed:
             self._all_written = True
             self._changed.notify_all()
@@ -222,8 +222,8 @@ class DigestingWriter(Writer):
                 self._follow(hashing)
         if self._failures:
             raise self._failures[0]
-        own, of_ranges = self._hashings
-        self.digests.file, self.digests.tensors = own.found[""], of_ranges.found
+        whole, of_ranges = self._hashings
+        self.digests.file, self.digests.tensors = whole.complete[""], of_ranges.complete
 
     def give_up(self) -> None:
         """End the threads: the file will not be complete."""

@@ -1,4 +1,4 @@
-"""Files, local or remote: what is at a path, listings, ranged reads.
+"""Files, local or remote: entries, listings, ranged reads.
 
 Local paths go straight to the operating system. Anything with a URL scheme goes through fsspec, imported only then.
 """
@@ -115,7 +115,7 @@ def is_read_far(file: File) -> bool:
 
 
 def look(path: str, options: Options | None = None) -> Entry:
-    """Return what is at `path`, following symbolic links. Raises FailedError if that cannot be determined."""
+    """Return the entry at `path`, following symbolic links. Raises FailedError if it cannot be determined."""
     if is_far(path):
         from ckptconv.storage import remote_files
 
@@ -139,8 +139,8 @@ def _why(error: Exception) -> str:
     return reason(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
 
 
-def _stamp(found: os.stat_result) -> str:
-    return f"{found.st_mtime_ns:x}"
+def _stamp(status: os.stat_result) -> str:
+    return f"{status.st_mtime_ns:x}"
 
 
 def listing(directory: str, options: Options | None = None) -> dict[str, Entry]:
@@ -157,8 +157,8 @@ def listing(directory: str, options: Options | None = None) -> dict[str, Entry]:
 
 
 def _look_inside(path: str) -> Entry:
-    """Return what is at a path of a listing. A link that leads in a circle, or to what another user keeps private, is
-    an error only for who names it."""
+    """Return the entry at a path of a listing. A circular link, or one to another user's private file, is an error only
+    if it is named."""
     try:
         return look(path)
     except FailedError as error:
@@ -219,13 +219,13 @@ class DescriptorReader(Reader):
 
 class LocalReader(DescriptorReader):
     def __init__(self, file: File) -> None:
-        held = _held.get(file.path)
+        held_fd = _held.get(file.path)
         try:
             # Opening a pipe would otherwise wait for a writer.
-            fd = os.open(file.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC) if held is None else os.dup(held)
+            fd = os.open(file.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC) if held_fd is None else os.dup(held_fd)
         except OSError as error:
             raise FailedError(f"{file.path} cannot be read: {reason(error)}.") from error
-        if held is None and not stat.S_ISREG(os.fstat(fd).st_mode):
+        if held_fd is None and not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
             raise CorruptError(f"{file.path} is no longer the file that was opened.")
         super().__init__(file, fd)
@@ -272,8 +272,8 @@ class BufferedReader(Reader):
             if self._around:
                 start, stop = max(offset - block, 0), min(offset + length + block, size)
             else:
-                # Usually what follows is wanted next. But the end of a file is read backwards, so the last block starts
-                # earlier.
+                # Usually the following bytes are wanted next. But the end of a file is read backwards, so the last
+                # block starts earlier.
                 start = min(offset, max(size - block, 0))
                 stop = min(start + block, size)
             past = self.read_past(start, stop - start)

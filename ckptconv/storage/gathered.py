@@ -17,8 +17,8 @@ class Gathered(Location):
         super().__init__(path, options)
         self.places = places
 
-    def at(self, other: str | File) -> Location:
-        return Location(self.path, self.options).at(other)
+    def at(self, entry: str | File) -> Location:
+        return Location(self.path, self.options).at(entry)
 
     def join(self, *names: str) -> Location:
         place = self.places.get("/".join(names))

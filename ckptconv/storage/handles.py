@@ -2,7 +2,7 @@
 
 A handle is an open directory. Names given to it are single components, and links are not followed, so nothing that
 others rename or replace meanwhile can redirect an operation. A leftover of ours is used or removed only if it belongs
-to the current user and nobody else can have written into it.
+to the current user and no other user can have written into it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _DEEPEST = 32
 _MOST_LINKS = 40
 # Permissions of other users on a file or directory.
 _OTHERS = 0o077
-# How the names begin, or end, of hidden files and directories in which an output is made.
+# The beginning, or the end, of the names of hidden files and directories in which an output is made.
 HIDDEN = ".ckptconv-"
 _PROBE = f"{HIDDEN}spool-"
 
@@ -36,9 +36,9 @@ _PROBE = f"{HIDDEN}spool-"
 class ForeignError(FailedError):
     """Something with a name of ours is not ours: it is neither used nor removed."""
 
-    def __init__(self, path: str, what: str) -> None:
+    def __init__(self, path: str, entry: str) -> None:
         super().__init__(
-            f"{path} blocks the output: it is {what}, which is neither used nor removed. No output was published.",
+            f"{path} blocks the output: it is {entry}, which is neither used nor removed. No output was published.",
             "Remove it if you know its owner, or write to another path. One user must make all parts.",
         )
 
@@ -64,24 +64,24 @@ class Handle:
         return Handle(os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=self.fd), os.path.join(self.path, name))
 
     @contextlib.contextmanager
-    def below(self, names: Sequence[str], make: bool = False) -> Iterator[Handle]:
+    def descend(self, names: Sequence[str], make: bool = False) -> Iterator[Handle]:
         """Yield the directory reached by `names`, one inside the other; with `make`, create those that are missing."""
-        here = self
+        current = self
         try:
             for name in names:
                 if make:
                     with contextlib.suppress(FileExistsError):
-                        os.mkdir(name, dir_fd=here.fd)
-                inner = here.inside(name)
-                if here is not self:
-                    here.close()
-                here = inner
-            yield here
+                        os.mkdir(name, dir_fd=current.fd)
+                inner = current.inside(name)
+                if current is not self:
+                    current.close()
+                current = inner
+            yield current
         finally:
-            if here is not self:
-                here.close()
+            if current is not self:
+                current.close()
 
-    def own(self, name: str) -> Handle:
+    def private(self, name: str) -> Handle:
         """Open the directory `name` in this one, if it is private to this user.
 
         Raises FileNotFoundError if there is none, ForeignError for anything else.
@@ -115,10 +115,10 @@ class Handle:
             return True
         fd = unnamed(self)
         try:
-            own = os.fstat(fd)
+            created = os.fstat(fd)
         finally:
             os.close(fd)
-        return status.st_uid == own.st_uid and not others & ~own.st_mode
+        return status.st_uid == created.st_uid and not others & ~created.st_mode
 
     def make_private(self, name: str) -> None:
         """Create the directory `name`, which only this user can open."""
@@ -152,7 +152,7 @@ class Handle:
             raise ForeignError(path, "not a regular file")
         return fd
 
-    def open_own(self, name: str) -> int:
+    def open_private(self, name: str) -> int:
         """Open the regular file `name` for writing. Raises ForeignError if it has another owner, or a second name."""
         try:
             fd = self.open_file(name, os.O_RDWR)
@@ -161,8 +161,8 @@ class Handle:
         status = os.fstat(fd)
         if status.st_nlink > 1 or not (status.st_uid == os.geteuid() or self._is_ours(status)):
             os.close(fd)
-            what = "a file with a second name (hard link)" if status.st_nlink > 1 else "a file of another user"
-            raise ForeignError(os.path.join(self.path, name), what)
+            entry = "a file with a second name (hard link)" if status.st_nlink > 1 else "a file of another user"
+            raise ForeignError(os.path.join(self.path, name), entry)
         return fd
 
     def create(self, name: str, mode: int = 0o666) -> int:
@@ -175,7 +175,7 @@ class Handle:
             with contextlib.suppress(FileExistsError):
                 return self.create(name, mode)
             with contextlib.suppress(FileNotFoundError):
-                return self.open_own(name)
+                return self.open_private(name)
 
     def read(self, name: str, most: int) -> bytes | None:
         """Return the content of the file `name`, None if there is none. Raises ValueError for over `most` bytes."""
@@ -197,16 +197,16 @@ class Handle:
         temporary = f"{name}.{os.urandom(4).hex()}"
         fd = self.create(temporary)
         try:
-            rest = memoryview(data)
-            while rest:
-                rest = rest[os.write(fd, rest) :]
+            remaining = memoryview(data)
+            while remaining:
+                remaining = remaining[os.write(fd, remaining) :]
         finally:
             os.close(fd)
         self.replace(temporary, self, name)
 
-    def replace(self, name: str, other: Handle, new: str) -> None:
-        """Rename `name` to `new` in the directory `other`, replacing what is there; a link is replaced itself."""
-        os.replace(name, new, src_dir_fd=self.fd, dst_dir_fd=other.fd)
+    def replace(self, name: str, directory: Handle, new: str) -> None:
+        """Rename `name` to `new` in `directory`, replacing an entry of that name; a link itself is replaced."""
+        os.replace(name, new, src_dir_fd=self.fd, dst_dir_fd=directory.fd)
 
     def unlink(self, name: str) -> None:
         """Remove the file `name`, if it exists."""
@@ -269,7 +269,7 @@ class Handle:
 
 
 def unnamed(directory: Handle) -> int:
-    """Create a file in `directory` that nobody else can open and that needs no removal. Return its descriptor."""
+    """Create a file in `directory` that no other process can open and that needs no removal. Return its descriptor."""
     try:
         return os.open(".", os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600, dir_fd=directory.fd)
     except (OSError, AttributeError) as error:
@@ -281,7 +281,7 @@ def unnamed(directory: Handle) -> int:
         # A process killed between the two steps below has left one.
         if name.startswith(_PROBE):
             with contextlib.suppress(OSError, FailedError):
-                os.close(directory.open_own(name))
+                os.close(directory.open_private(name))
                 directory.unlink(name)
     name = _PROBE + os.urandom(8).hex()
     fd = directory.create(name, 0o600)
@@ -291,27 +291,27 @@ def unnamed(directory: Handle) -> int:
 
 
 def resolved(path: str) -> str:
-    """Return `path` as an absolute path with all links followed; what is missing stays as it is named.
+    """Return `path` as an absolute path with all links followed; missing components stay as they are named.
 
     Every path to write to passes through here. Raises UnsafeError if a link on the way is a stranger's: of neither this
     user nor the owner of the directory that it is in, where others may create entries.
     """
-    here, links = "/" if path.startswith("/") else os.getcwd(), 0
+    current, links = "/" if path.startswith("/") else os.getcwd(), 0
     names = path.split("/")[::-1]
     while names:
         name = names.pop()
         if name in ("", ".", ".."):
-            here = os.path.dirname(here) if name == ".." else here
+            current = os.path.dirname(current) if name == ".." else current
             continue
-        inner = os.path.join(here, name)
-        leads = _followed(here, inner) if links < _MOST_LINKS else None
+        inner = os.path.join(current, name)
+        leads = _followed(current, inner) if links < _MOST_LINKS else None
         if leads is None:
-            here = inner
+            current = inner
             continue
         links += 1
-        here = "/" if leads.startswith("/") else here
+        current = "/" if leads.startswith("/") else current
         names += leads.split("/")[::-1]
-    return here
+    return current
 
 
 def _followed(directory: str, path: str) -> str | None:

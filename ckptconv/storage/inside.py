@@ -1,6 +1,6 @@
 """Check names of files that a file contains: the shards of an index, the paths in a `.metadata`, the tag in `latest`.
 
-Each has to name something below the directory of the file that contains it, whoever reads it: this program, another
+Each has to name something below the directory of the file that contains it, for every reader: this program, another
 system, a server, or a proxy before that. Pure.
 """
 

@@ -65,15 +65,15 @@ class Location:
     def _children(self) -> dict[str, Location]:
         return {}
 
-    def at(self, other: str | File) -> Location:
+    def at(self, entry: str | File) -> Location:
         """Return the location of another path of the same store, or of a file found in it."""
-        if isinstance(other, str):
-            return Location(other, self.options)
-        return Location(other.path, self.options, other)
+        if isinstance(entry, str):
+            return Location(entry, self.options)
+        return Location(entry.path, self.options, entry)
 
     @functools.cached_property
     def entry(self) -> Entry:
-        """What is here. Raises FailedError if that cannot be determined."""
+        """The entry at this location. Raises FailedError if it cannot be determined."""
         return files.look(self.path, self.options)
 
     @property
@@ -97,7 +97,7 @@ class Location:
         return files.open_reader(self.file or self.path, self.options)
 
     def open_buffered(self) -> files.BufferedReader:
-        """Return a reader of this file that also fetches what surrounds a description."""
+        """Return a reader of this file that also fetches the bytes around a description."""
         return files.open_reader(self.file or self.path, self.options, around=True)
 
     def read_text(self, limit: int) -> str:

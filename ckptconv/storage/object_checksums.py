@@ -64,7 +64,7 @@ _SLOW: dict[str, Callable[[], _Sum]] = {
 
 
 class Check:
-    """Compares bytes with the checksums `told`, (algorithm, digest), of an object of `size` bytes. Leaves out
+    """Compares bytes with the `stated` checksums, (algorithm, digest), of an object of `size` bytes. Leaves out
     algorithms that are unknown, or too slow for the size."""
 
     def __init__(self, stated: Iterable[tuple[str, bytes]], size: int) -> None:
@@ -84,7 +84,7 @@ class Check:
         return next((name for name, digest, summed in self._sums if summed.digest() != digest), "")
 
 
-def told(algorithm: str, value: str) -> Iterator[tuple[str, bytes]]:
+def stated(algorithm: str, value: str) -> Iterator[tuple[str, bytes]]:
     """Yield algorithm and digest, if `value` is one in base64, and not, say, a checksum of the checksums of parts."""
     name = re.sub(r"^sha-(?=\d)", "sha", algorithm.lower())
     if name not in _QUICK and name not in _SLOW:

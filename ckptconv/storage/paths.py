@@ -28,7 +28,7 @@ def is_remote(path: str) -> bool:
 
 
 def real_place(path: str) -> str:
-    """Return `path` with a final symbolic link resolved: siblings go beside the directory, not beside the link."""
+    """Return `path` with a final symbolic link resolved: siblings are placed next to the directory, not the link."""
     path = path.rstrip("/") or path
     return resolved(path) if os.path.islink(path) else path
 
@@ -38,10 +38,9 @@ normalize = parse_path
 
 
 def listed(paths: Paths, none: str = "No path was given.") -> list[str]:
-    """Return one path or several, normalized. Raise UsageError for what is neither, for an empty one, and, saying
-    `none`, for none."""
+    """Return one path or several, normalized. Raise UsageError for another value, an empty path, or no path: `none`."""
     several = isinstance(paths, Iterable) and not isinstance(paths, (str, bytes, os.PathLike))
-    normalized = [normalize(each) for each in (cast("Iterable[str]", paths) if several else [cast("str", paths)])]
+    normalized = [normalize(path) for path in (cast("Iterable[str]", paths) if several else [cast("str", paths)])]
     if not normalized:
         raise UsageError(none)
     if not all(normalized):
@@ -86,7 +85,7 @@ def dirname(path: str) -> str:
 
 
 def _chained(url: str) -> tuple[str, str, str]:
-    """Split a URL into what comes before the part with the path, that part, and what comes after it.
+    """Split a URL into three: the links before the one with the path, that link, and the links after it.
 
     fsspec chains file systems, as in simplecache::s3://bucket/x.pt or zip://inner/x.pt::s3://bucket/all.zip.
     """
@@ -120,9 +119,9 @@ def resolved_name(path: str) -> str:
     return f"{protocol}://{posixpath.normpath(inner).strip('/')}"
 
 
-def is_same(one: str, other: str) -> bool:
+def is_same(first: str, second: str) -> bool:
     """Whether two paths or URLs are of the same place."""
-    return resolved_name(normalize(one)) == resolved_name(normalize(other))
+    return resolved_name(normalize(first)) == resolved_name(normalize(second))
 
 
 def resolving() -> Callable[[str], str]:

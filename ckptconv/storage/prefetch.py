@@ -1,4 +1,4 @@
-"""Prefetches what tasks read from remote files: the ranges of many tasks together, in few concurrent requests.
+"""Prefetch the ranges that tasks read from remote files: of many tasks together, in few concurrent requests.
 
 Tasks are taken in batches. The ranges that a batch reads are sorted, coalesced across small gaps, and fetched while the
 previous batch is processed. If that would be many small requests, as with the partitions of many ranks, a batch is made
@@ -92,7 +92,7 @@ def coalesce(ranges: Iterable[Range], request: int = REQUEST) -> list[Extent]:
         for start, stop, rank in _merged(spans, limit)
         for part in _cut(file, start, stop, request)
     ]
-    return [extent for _, extent in sorted(requests, key=lambda each: each[0])]
+    return [extent for _, extent in sorted(requests, key=lambda ranked: ranked[0])]
 
 
 def _merged(spans: list[tuple[int, int, int]], gap: int) -> list[tuple[int, int, int]]:
@@ -138,11 +138,11 @@ def _cut(file: File, start: int, stop: int, request: int) -> Iterator[Extent]:
 class Prefetch(Generic[Task]):
     """Readers of remote files, for one thread that takes the tasks of `over` in order; a context manager.
 
-    `memory` (bytes) bounds what is fetched and not used yet, except what waits in `spool`. At most `requests` requests
-    run at a time, each for `request` bytes if that many are wanted. `needs` returns the remote ranges that a task
-    reads; other ranges are read on demand.
+    `memory` (bytes) bounds the data that is fetched and not used yet, except for data in `spool`. At most `requests`
+    requests run at a time, each for `request` bytes if that many are wanted. `needs` returns the remote ranges that a
+    task reads; other ranges are read on demand.
 
-    `bytes_fetched` counts the bytes from remote files, `bytes_used` those that were asked for.
+    `bytes_fetched` counts the bytes from remote files, `bytes_used` the bytes that tasks read.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class Prefetch(Generic[Task]):
     # ---- planning
 
     def over(self, tasks: Iterable[Task]) -> Iterator[Task]:
-        """Yield `tasks` while what the next ones need is fetched."""
+        """Yield `tasks` while the ranges of the next ones are fetched."""
         coming: deque[Batch[Task]] = deque()
         for batch in self._batches(tasks):
             self._begin(batch)
@@ -206,7 +206,7 @@ class Prefetch(Generic[Task]):
                 yield Batch([task], [], spooled=False)
                 continue
             # Several tasks may name the same range: count it once.
-            size = sum(each.stop - each.start for each in needed if each not in ranges)
+            size = sum(span.stop - span.start for span in needed if span not in ranges)
             is_full = len(taken) >= MAX_TASKS
             if taken and ((size and wanted + size > target) or (is_full and (size or not needed))):
                 extents = coalesce(ranges, self._request)
@@ -215,7 +215,7 @@ class Prefetch(Generic[Task]):
                 else:
                     yield self._batch(taken, extents)
                     taken, ranges, wanted, target = [], {}, 0, self._unit
-                    size = sum(each.stop - each.start for each in needed)
+                    size = sum(span.stop - span.start for span in needed)
             taken.append(task)
             ranges.update(needed)
             wanted += size
@@ -324,15 +324,15 @@ class _Prefetched(Reader):
 
     def fill(self, offset: int, buffers: Sequence[memoryview]) -> None:
         for buffer in buffers:
-            rest = buffer
-            while rest:
-                count = self._fill(offset, rest)
-                offset, rest = offset + count, rest[count:]
+            remaining = buffer
+            while remaining:
+                count = self._fill(offset, remaining)
+                offset, remaining = offset + count, remaining[count:]
 
     def _fill(self, offset: int, buffer: memoryview) -> int:
         after = bisect.bisect_right(self._extents, offset, key=attrgetter("start"))
         extent = self._extents[after - 1] if after and offset < self._extents[after - 1].stop else None
-        stop = extent.stop if extent else min((each.start for each in self._extents[after : after + 1]), default=None)
+        stop = extent.stop if extent else next((later.start for later in self._extents[after : after + 1]), None)
         count = len(buffer) if stop is None else min(len(buffer), stop - offset)
         self._prefetch.fill(self.file, extent, offset, buffer[:count])
         return count

@@ -1,6 +1,6 @@
-"""What a caller may give as `progress`: a function, a bar of tqdm, a progress of rich, or True.
+"""Values of `progress`: a function, a bar of tqdm, a progress of rich, or True.
 
-The library itself writes to no terminal and to no notebook: the objects that are given do. Bars show bytes.
+The library itself writes to no terminal and to no notebook: the caller's objects do. Bars show bytes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar, cast
 from ckptconv.errors import UsageError
 from ckptconv.text import brief
 
-# What is called with the bytes done since the last call, from any thread.
+# A function that is called with the bytes done since the last call, from any thread.
 Progress: TypeAlias = Callable[[int], object]
 
 
@@ -47,7 +47,7 @@ class _Shown(Protocol):
         """Show that `count` more bytes are done."""
 
     def end(self) -> None:
-        """Close what was opened here. What the caller made stays open."""
+        """Close the bars that this object opened. The caller's bar stays open."""
 
 
 class _Bars:
@@ -119,7 +119,7 @@ class Announced:
             self._progress(count)
 
     def finish(self) -> None:
-        """Pass on what lacks."""
+        """Pass on the bytes that lack."""
         self(self._left)
 
 
@@ -127,26 +127,26 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def shown(function: _Function) -> _Function:
-    """Decorate a library function: it gets a function as `progress`, whatever of `AnyProgress` its caller gave.
+    """Decorate a library function: it gets a function as `progress`, for any `AnyProgress` of its caller.
 
     Raise UsageError for anything else, and for an `on_total` or `before_commit` that is no function.
     """
 
     @functools.wraps(function)
-    def call(*args: Any, **given: Any) -> Any:
+    def call(*args: Any, **keywords: Any) -> Any:
         for name in ("on_total", "before_commit"):
-            if given.get(name) is not None and not callable(given[name]):
-                raise UsageError(f"{name} {brief(given[name])} is not a function.")
-        if "progress" not in given:
-            return function(*args, **given)
-        with _adapted(given["progress"], given.get("on_total"), function.__name__) as (progress, on_total):
-            return function(*args, **{**given, "progress": progress, "on_total": on_total})
+            if keywords.get(name) is not None and not callable(keywords[name]):
+                raise UsageError(f"{name} {brief(keywords[name])} is not a function.")
+        if "progress" not in keywords:
+            return function(*args, **keywords)
+        with _adapted(keywords["progress"], keywords.get("on_total"), function.__name__) as (progress, on_total):
+            return function(*args, **{**keywords, "progress": progress, "on_total": on_total})
 
     return call  # type: ignore[return-value]
 
 
 def counter(progress: AnyProgress | None) -> Progress | None:
-    """Return the `progress` of a function that `shown` decorates, as what it is there: a function."""
+    """Return the `progress` of a function that `shown` decorates, typed as the function that it is there."""
     return cast("Progress | None", progress)
 
 
@@ -158,11 +158,11 @@ def on_file(progress: Progress | None, name: str) -> None:
 
 
 @contextlib.contextmanager
-def _adapted(given: Any, on_total: Callable[[int], object] | None, called: str) -> Iterator[tuple[Any, Any]]:
-    """Yield what a call takes as `progress` and `on_total`. `called` is the call's name."""
-    bar = None if given is None or given is False else _shown_by(given, called)
+def _adapted(progress: Any, on_total: Callable[[int], object] | None, called: str) -> Iterator[tuple[Any, Any]]:
+    """Yield the functions that a call takes as `progress` and `on_total`. `called` is the call's name."""
+    bar = None if progress is None or progress is False else _shown_by(progress, called)
     if bar is None:
-        yield None if given is False else given, on_total
+        yield None if progress is False else progress, on_total
         return
     lock = threading.Lock()  # neither adds up what several threads do
 
@@ -182,19 +182,19 @@ def _adapted(given: Any, on_total: Callable[[int], object] | None, called: str) 
         bar.end()
 
 
-def _shown_by(given: Any, called: str) -> _Shown | None:
-    """Return what shows bytes by `given`; None if that is a function."""
-    if given is True:
+def _shown_by(progress: Any, called: str) -> _Shown | None:
+    """Return the object that shows bytes by `progress`; None if that is a function."""
+    if progress is True:
         from tqdm.auto import tqdm
 
         return _Bars(tqdm, called)
-    if hasattr(given, "add_task") and hasattr(given, "advance"):
-        return _Tasks(given, called)
-    if hasattr(given, "update") and hasattr(given, "reset"):
-        return _Bars(given, called)
-    if callable(given) and not isinstance(given, type):
+    if hasattr(progress, "add_task") and hasattr(progress, "advance"):
+        return _Tasks(progress, called)
+    if hasattr(progress, "update") and hasattr(progress, "reset"):
+        return _Bars(progress, called)
+    if callable(progress) and not isinstance(progress, type):
         return None
     raise UsageError(
-        f"progress {brief(given)} cannot show progress.",
+        f"progress {brief(progress)} cannot show progress.",
         "Give a function, a bar of tqdm or its class, a Progress of rich, or True.",
     )

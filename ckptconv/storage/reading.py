@@ -1,4 +1,4 @@
-"""Readers of files: ranged reads, and what is at a path. No file is opened here."""
+"""Readers of files, ranges, and entries of file systems. No file is opened here."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Range(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What is at a path: "file", "directory", "other" (a pipe, a device), or "missing"; when it changed (seconds)."""
+    """The entry at a path: "file", "directory", "other" (a pipe, a device), or "missing"; its last change (seconds)."""
 
     kind: str
     file: File
@@ -63,7 +63,7 @@ class Reader:
             self.fill(offset, [out[at * length : (at + 1) * length]])
 
     def close(self) -> None:
-        """Release what the reader holds open."""
+        """Close the reader's file or connection."""
 
     def __enter__(self) -> Self:
         return self

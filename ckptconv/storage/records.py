@@ -20,15 +20,15 @@ def combine(pieces: Iterable[tuple[int, int, int]]) -> int:
     return whole
 
 
-def _multiply(one: int, other: int) -> int:
+def _multiply(left: int, right: int) -> int:
     """Return the product of two polynomials, modulo the CRC's."""
     product, bit = 0, 1 << 31
-    while one:
-        if one & bit:
-            product ^= other
-            one ^= bit
+    while left:
+        if left & bit:
+            product ^= right
+            left ^= bit
         bit >>= 1
-        other = other >> 1 ^ (_POLYNOMIAL if other & 1 else 0)
+        right = right >> 1 ^ (_POLYNOMIAL if right & 1 else 0)
     return product
 
 

@@ -29,7 +29,7 @@ _STAMPS = (
     "ETag", "etag", "generation", "md5Hash", "blob_id", "md5", "LastModified", "last_modified", "Last-Modified",
     "updated", "mtime", "modificationTime", "created",
 )  # fmt: skip
-# Those of them that are times.
+# The keys among them whose values are times.
 _TIMES = ("LastModified", "last_modified", "Last-Modified", "updated", "mtime", "modificationTime", "created")
 # Transient statuses of HTTP below 500: timeout, too early, too many requests. And lasting ones above.
 _PASSING, _LASTING = (408, 425, 429), (501, 505)
@@ -66,7 +66,7 @@ class ChangedError(OSError):
 
 
 class RefusedError(OSError):
-    """A store refuses, and will again: why, and what a user may do, in `hint`."""
+    """A store refuses, and will again. The message says why, `hint` what a user may do."""
 
     def __init__(self, why: str, hint: str = "") -> None:
         super().__init__(why)
@@ -108,7 +108,7 @@ def _extra(url: str) -> str:
 
 
 def why(error: BaseException) -> str:
-    """Return what went wrong, in one line."""
+    """Return the reason of an error, in one line."""
     if isinstance(error, FileNotFoundError):
         return "it does not exist"
     text = " ".join(str(error).split())
@@ -122,7 +122,7 @@ def why(error: BaseException) -> str:
 
 
 def hint(error: BaseException) -> str:
-    """Return what a user may do about an error; "" if nothing is known to help."""
+    """Return advice about an error for the user; "" if nothing is known to help."""
     if isinstance(error, RefusedError):
         return error.hint
     if isinstance(error, PermissionError) or "Credential" in type(error).__name__ or status(error) in (401, 403):
@@ -167,19 +167,19 @@ def is_transient(error: BaseException) -> bool:
     if code:
         return code in _PASSING or (code >= 500 and code not in _LASTING)
     if isinstance(error, _LASTING_ERRORS):
-        # A file system may report as missing whatever it cannot look at.
+        # A file system may report a file as missing if it cannot look at it.
         return error.__cause__ is not None and is_transient(error.__cause__)
     return isinstance(error, OSError) and error.errno in _PASSING_ERRNOS
 
 
 def status(error: BaseException) -> int:
-    """Return the status of HTTP that an error, or what caused it, reports; 0 if none does."""
-    for each in causes(error):
+    """Return the status of HTTP that an error, or one of its causes, reports; 0 if none does."""
+    for cause in causes(error):
         for name in ("status", "status_code", "code"):
-            value = getattr(each, name, None)
+            value = getattr(cause, name, None)
             if isinstance(value, int) and 100 <= value < 600:
                 return value
-        response = getattr(each, "response", None)
+        response = getattr(cause, "response", None)
         if isinstance(response, Mapping):
             value = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
             if isinstance(value, int):
@@ -196,14 +196,14 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__
 
 
-# ------------------------------------------------------------------------------------------------ what stands where
+# --------------------------------------------------------------------------------------------- entries and listings
 
 
 def info(fs: Any, inner: str) -> dict[str, Any] | None:
     """Return fsspec's info of a path, requested anew; None if nothing is there."""
     _refresh(fs, inner)
     try:
-        facts: dict[str, Any] = retrying(lambda: stores.of(fs).asked(fs, "info", inner))
+        facts: dict[str, Any] = retrying(lambda: stores.of(fs).call(fs, "info", inner))
     except (FileNotFoundError, NotADirectoryError) as error:
         if is_transient(error) or status(error) in (401, 403):
             raise error.__cause__ or error from None
@@ -214,17 +214,17 @@ def info(fs: Any, inner: str) -> dict[str, Any] | None:
 def names(fs: Any, inner: str) -> list[dict[str, Any]]:
     """List a directory, requested anew. Each entry is as `info` returns it."""
     _refresh(fs, inner)
-    return list(retrying(lambda: stores.of(fs).asked(fs, "ls", inner, detail=True)))
+    return list(retrying(lambda: stores.of(fs).call(fs, "ls", inner, detail=True)))
 
 
 def _refresh(fs: Any, inner: str) -> None:
-    """Forget what a file system keeps of listings, unless it can never change."""
+    """Drop the listings that a file system caches, unless they can never change."""
     if not stores.of(fs).fixed(inner):
         fs.invalidate_cache()
 
 
 def stamp(row: Mapping[str, Any]) -> str:
-    """Return what identifies this version of a file, as far as its file system says; "" if it does not."""
+    """Return the value that identifies this version of a file; "" if its file system has none."""
     value = next((row[key] for key in _STAMPS if row.get(key)), "")
     # Some file systems give a time in one form in a listing, and in another for a single file.
     seconds = value.timestamp() if hasattr(value, "timestamp") else value
@@ -257,16 +257,16 @@ def ranges(fs: Any, inner: str, size: int, version: str) -> Ranges:
     raises NoRangesError if the server gives whole files only, WrongAnswerError if it gives anything but the requested
     range, and HungError if it sends nothing.
     """
-    own = stores.of(fs).ranges
-    if own:
-        return own(fs, inner, size, version)
+    store_ranges = stores.of(fs).ranges
+    if store_ranges:
+        return store_ranges(fs, inner, size, version)
     if fs.async_impl:
         return lambda start, stop, put: put(0, fs.cat_file(inner, start=start, end=stop))
     return from_file(fs, inner)
 
 
 def from_file(fs: Any, inner: str, **settings: Any) -> Ranges:
-    """Return a function that reads ranges of what a file system opens, with its `settings`, as a file."""
+    """Return a function that reads ranges of a file that the file system opens, with its `settings`."""
 
     def read(start: int, stop: int, put: Put) -> None:
         with fs.open(inner, "rb", cache_type="none", **settings) as opened:

@@ -1,4 +1,4 @@
-"""Files on stores: what is at a URL, listings, and reads of ranges, with a request each."""
+"""Files on stores: entries at URLs, listings, and reads of ranges, with a request each."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ CRC32C_SIZE = 4
 # Bytes that are read, and unpacked, at a time; and bytes of a request for a remote file.
 CHUNK = 1 << 17
 _FAR_CHUNK = 1 << 22
-# Bytes that a frame of zstandard may ask to be kept: what levels up to 20 ask for.
+# Bytes of the largest window that a frame of zstandard may ask for: that of levels up to 20.
 _MOST_WINDOW = 1 << 25
 # Ranges of a packed file, passed over when it was unpacked, that are kept one by one.
 MOST_KEPT = 64
@@ -102,11 +102,11 @@ class Spool:
 
     def write_at(self, offset: int, data: bytes | memoryview) -> None:
         """Write `data` at `offset`. Raises FailedError if that fails, as on a full disk."""
-        rest = memoryview(data)
+        remaining = memoryview(data)
         try:
-            while rest:
-                count = os.pwrite(self.descriptor, rest, offset)
-                rest, offset = rest[count:], offset + count
+            while remaining:
+                count = os.pwrite(self.descriptor, remaining, offset)
+                remaining, offset = remaining[count:], offset + count
         except OSError as error:
             raise _cannot_write(self.directory, error) from error
 
@@ -185,9 +185,9 @@ def take_pipe(path: str, directory: str = "") -> str:
             spool.write_at(spool.room(len(chunk)), chunk)
         if chunk is None:
             mode = os.fstat(source).st_mode
-            what = f"the pipe {name}" if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) else name
+            subject = f"the pipe {name}" if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) else name
             raise CorruptError(
-                f"{what} is empty.",
+                f"{subject} is empty.",
                 "Check the output of the command before the pipe; with `set -o pipefail` the shell reports its "
                 "failure.",
             )
@@ -227,9 +227,9 @@ class SpoolingReaders(Readers):
 
     The room of an unpacked file is given back once as many bytes were read as `expect` said, or as the file has if that
     is more. If more are read, it is unpacked again, which costs no more than the reads did. `bytes_unpacked` counts the
-    packed bytes that were read. What is read once, in order, and has no checksum to be compared before, is unpacked
-    where it is wanted; only what is passed over is kept in the temporary file. A copy of this process has a temporary
-    file of its own.
+    packed bytes that were read. A file that is read once, in order, and has no checksum to be compared before, is
+    unpacked as it is read; only ranges that are passed over are kept in the temporary file. A copy of this process has
+    a temporary file of its own.
     """
 
     def __init__(self, options: Options | None = None, directory: str = "") -> None:
@@ -405,7 +405,7 @@ class _PackedReader(Reader):
 
 
 class Ends(NamedTuple):
-    """What a packed file unpacks to: its size, its CRC-32, and its first and last bytes."""
+    """Facts of an unpacked file: its size, its CRC-32, and its first and last bytes."""
 
     size: int
     crc: int
@@ -434,12 +434,12 @@ def ends_of(file: File, reader: Reader, keep: int, most: int) -> Ends:
 def content_of(file: File, reader: Reader, most: int) -> bytes:
     """Return the content of a packed file. Raise LimitError if it has more than `most` bytes."""
     assert file.packed is not None
-    made = bytearray()
+    content = bytearray()
     for piece in UNPACKING[file.packed.method](file, file.packed, reader):
-        made += piece
-        if len(made) > most:
+        content += piece
+        if len(content) > most:
             raise LimitError(f"{file.path} unpacks to more than the {most} bytes that it can have.")
-    return bytes(made)
+    return bytes(content)
 
 
 def _deflated(file: File, packed: Packed, reader: Reader) -> Iterator[bytes]:
@@ -456,7 +456,7 @@ def _deflated(file: File, packed: Packed, reader: Reader) -> Iterator[bytes]:
             yield inflated
             total += len(inflated)
             data = inflater.unconsumed_tail
-            # After a full chunk there may be more; at the end, zlib keeps what it did not take.
+            # After a full chunk there may be more; at the end, zlib keeps the bytes that it did not take.
             more = not inflater.eof and (bool(data) or len(inflated) == CHUNK)
         if inflater.unused_data:
             raise _damaged(file, "data follows its end")
@@ -494,7 +494,7 @@ class _Chunks(io.BytesIO):
         return next(self._chunks, b"")
 
 
-# Methods of features, which lay out what zstandard unpacks: the module of each, with `laid_out`, and `UNIT`, the bytes
+# Methods of features, which lay out the bytes that zstandard unpacks. Each module has `laid_out`, and `UNIT`: the bytes
 # of the layout for each byte of the tensor.
 LAYING_OUT: dict[str, str] = {
     "overwriting": "ckptconv.features.deltas.overwriting",
@@ -510,18 +510,18 @@ def _laid_out(file: File, packed: Packed, reader: Reader) -> Iterator[bytes]:
 
 
 def _summed(file: File, packed: Packed, reader: Reader) -> Iterator[bytes]:
-    """Yield what is in front of its own CRC-32C, and compare the two at the end."""
+    """Yield data that is followed by its own CRC-32C, and compare the checksums at the end."""
     size, crc = packed.nbytes - CRC32C_SIZE, 0
-    for made in _chunks_at(reader, packed._replace(nbytes=size)):
-        crc = crc32c(made, crc)
-        yield made
+    for chunk in _chunks_at(reader, packed._replace(nbytes=size)):
+        crc = crc32c(chunk, crc)
+        yield chunk
     check_crc32c(file.path, crc, reader.read_at(packed.offset + size, CRC32C_SIZE))
 
 
-def check_crc32c(what: str, crc: int, recorded: bytes) -> None:
+def check_crc32c(name: str, crc: int, recorded: bytes) -> None:
     """Raise CorruptError if `recorded` is not the CRC-32C that was computed."""
     if crc != int.from_bytes(recorded, "little"):
-        raise damaged(f"{what} has changed: its CRC-32C is not the one that is recorded.")
+        raise damaged(f"{name} has changed: its CRC-32C is not the one that is recorded.")
 
 
 UNPACKING: dict[str, Callable[[File, Packed, Reader], Iterator[bytes]]] = {

@@ -1,4 +1,4 @@
-"""The stores that URLs lead to, by scheme, and what each does in its own way.
+"""The stores that URLs lead to, by scheme, and the ways in which each is special.
 
 A store is a feature: `store.py` in its folder has `STORE`, and is imported for the first URL of its scheme. What it
 leaves out is done as for any other scheme that fsspec opens (`remote`). The lines here stay where a feature is not: its
@@ -37,30 +37,30 @@ Ranges = Callable[[int, int, Put], None]
 
 
 class Meant(NamedTuple):
-    """The URL that somebody means who gives something else, and what it names: "a repository of …"."""
+    """The URL that a user means by other text, and the kind of thing that it names: "a repository of …"."""
 
-    what: str
+    kind: str
     url: str
 
 
 class Store(NamedTuple):
-    """What is special about a store. `fs` is its file system of fsspec, and `inner` a path inside it.
+    """The special ways of a store. `fs` is its file system of fsspec, and `inner` a path inside it.
 
-    - `extra` is the extra of this package that brings what fsspec needs.
-    - `asked` returns what the method "info" or "ls" of `fs` says. `fixed`: what is at `inner` never changes.
+    - `extra` is the extra of this package with the packages that fsspec needs.
+    - `call` calls the method "info" or "ls" of `fs`. `fixed`: the entry at `inner` never changes.
     - `ranges` returns how ranges of a file of a size, and of the version that `remote.stamp` returned, are read;
       `parallel`: several may be read at a time. None: as fsspec reads them.
-    - `pinned` returns the URL of what is at a URL now; `plain` that without what pins it. `repository`: files that lie
-      together there belong together, as what a framework loads by one name.
-    - `meant` returns the URL of this store that is meant by something else.
+    - `pinned` returns the URL of a URL's present version; `plain` that URL without the version. `repository`: files
+      that lie together there belong together, as a framework loads them by one name.
+    - `meant` returns the URL of this store that other text means.
     - `taken` reads a file that has no ranges into a temporary file in a directory, which its URL then stands for.
     - `upload` begins the `uploads.Upload` of a file of a size, in parts of some bytes. None: files are written under
-      hidden names and renamed. `instead` is what to do where a store takes no outputs.
-    - `swept` removes what uploads of killed processes left for outputs whose paths begin with `inner`.
+      hidden names and renamed. `instead` is the advice where a store takes no outputs.
+    - `swept` removes the remains of killed processes' uploads to outputs whose paths begin with `inner`.
     """
 
     extra: str = ""
-    asked: Callable[..., Any] = lambda fs, method, inner, **settings: getattr(fs, method)(inner, **settings)
+    call: Callable[..., Any] = lambda fs, method, inner, **settings: getattr(fs, method)(inner, **settings)
     fixed: Callable[[str], bool] = lambda inner: False
     ranges: Callable[[Any, str, int, str], Ranges] | None = None
     parallel: bool = False
@@ -84,8 +84,8 @@ def at(path: str) -> Store:
 
     File systems that are chained are those of fsspec.
     """
-    found = _SCHEME.match(path)
-    return of_scheme(found[1], path) if found else _ANY
+    match = _SCHEME.match(path)
+    return of_scheme(match[1], path) if match else _ANY
 
 
 def of_scheme(scheme: str, url: str = "") -> Store:
@@ -110,14 +110,14 @@ def protocols(fs: Any) -> tuple[str, ...]:
 
 
 def pinned(path: str, options: Options) -> str:
-    """Return the URL of what is at `path` now, whatever moves later; a path as it is."""
+    """Return the URL of the present version at `path`, which later changes do not move; a path as it is."""
     return at(path).pinned(path, options)
 
 
 def meant(text: str) -> Meant | None:
     """Return the URL that is meant by `text`, which leads nowhere by itself; None if no store knows."""
     every = (_of_feature(name) for name in dict.fromkeys(STORES.values()))
-    return next((found for store in every if store and (found := store.meant(text))), None)
+    return next((meaning for store in every if store and (meaning := store.meant(text))), None)
 
 
 def _of_feature(name: str) -> Store | None:

@@ -3,7 +3,7 @@
 Python's own parser takes up to 40 times the size of a hostile text, keeps the last of two members of one name, and
 accepts NaN, numbers beyond every float, and halves of surrogate pairs. Here a text whose values could take more than
 `MOST` bytes is refused unparsed. The members of a very large object are read in pieces, so that the caller can keep
-only what it needs of each.
+only the part of each that it needs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _SPACE = b" \t\n\r"
 _COMMA = re.compile(rb"[ \t\n\r]*(,?)[ \t\n\r]*")
 
-# Makes the value of an object from its members. Raises ValueError if it cannot.
+# A function that makes the value of an object from its members. Raises ValueError if it cannot.
 Hook: TypeAlias = "Callable[[list[tuple[str, Any]]], Any]"
 
 
@@ -57,11 +57,11 @@ def parse(
     With `surrogates`, strings may hold halves of surrogate pairs, as names of files do that are not UTF-8. With
     `constants`, NaN and Infinity are numbers, as Python writes them. `deepest` is how many lists and objects may be
     inside one another; 0: as many as Python's parser takes. Raises ValueError if `text` is not JSON or could take more
-    than `MOST` bytes; the message says what is wrong with "it".
+    than `MOST` bytes; the message is a sentence about "it".
     """
     cost = sys.getsizeof(text)
-    if len(text) * max(each for _, each in _COSTS) > MOST:
-        cost += sum(text.count(character) * each for character, each in _COSTS)
+    if len(text) * max(price for _, price in _COSTS) > MOST:
+        cost += sum(text.count(character) * price for character, price in _COSTS)
     if cost > MOST:
         raise ValueError("it describes more values than can be read")
     settings: dict[str, Any] = {"parse_float": _finite, "object_pairs_hook": hook}
@@ -82,7 +82,7 @@ def parse(
             raise ValueError("a number in it has too many digits") from None
         raise
     except RecursionError:
-        raise ValueError("it is nested too deeplylyly") from None
+        raise ValueError("it is nested too deeply") from None
     if deepest:
         _check_depth(value, deepest)
     return _unicode(value) if checked else value
@@ -92,19 +92,19 @@ def _check_depth(value: Any, deepest: int) -> None:
     """Raise ValueError if more than `deepest` lists and objects are inside one another."""
     level = [value]
     for _ in range(deepest + 1):
-        level = [each for one in level if isinstance(one, (dict, list)) for each in _inside(one)]
+        level = [item for container in level if isinstance(container, (dict, list)) for item in _inside(container)]
         if not level:
             return
     raise ValueError(f"it is nested deeper than {deepest} lists and objects")
 
 
 def _inside(value: Any) -> Collection[Any]:
-    """Return what is in a list or an object."""
+    """Return the items of a list or an object."""
     return value.values() if isinstance(value, dict) else value
 
 
 def members(data: bytes, hook: Hook = unique) -> Iterator[Any]:
-    """Yield what `hook` makes of the members of the JSON object `data`, piece by piece. Raises as `parse` does.
+    """Yield the results of `hook` for the members of the JSON object `data`, piece by piece. Raises as `parse` does.
 
     Objects among the members go through `hook` too. A name may come again in a later piece: the caller has to check.
     """
@@ -136,10 +136,10 @@ def members(data: bytes, hook: Hook = unique) -> Iterator[Any]:
 
 def _after_comma(data: bytes, at: int, stop: int) -> int:
     """Return where the member after byte `at` begins, or `stop` at the end. Raises ValueError if there is neither."""
-    found = _COMMA.match(data, at, stop)
-    if found is None or (found.end() == stop) == bool(found[1]):
+    match = _COMMA.match(data, at, stop)
+    if match is None or (match.end() == stop) == bool(match[1]):
         raise ValueError(f"it is not JSON: another member, or the end, was expected at byte {at}")
-    return found.end()
+    return match.end()
 
 
 def _decoded(data: bytes, start: int, stop: int) -> str:
@@ -169,14 +169,14 @@ def _unicode(value: Any) -> Any:
     """Return `value`. Raises ValueError if text in its lists is not Unicode. Its objects were checked when made."""
     stack = [value]
     while stack:
-        each = stack.pop()
-        if isinstance(each, str):
+        item = stack.pop()
+        if isinstance(item, str):
             try:
-                each.encode()
+                item.encode()
             except UnicodeEncodeError:
-                raise ValueError(f"{each[:100]!r} holds half of a surrogate pair, which is not Unicode text") from None
-        elif isinstance(each, (list, tuple)):
-            stack.extend(each)
+                raise ValueError(f"{item[:100]!r} holds half of a surrogate pair, which is not Unicode text") from None
+        elif isinstance(item, (list, tuple)):
+            stack.extend(item)
     return value
 
 
@@ -184,30 +184,30 @@ def _unicode(value: Any) -> Any:
 
 
 def object_of(
-    value: Any, what: str, needed: Collection[str] | None = None, allowed: Collection[str] = ()
+    value: Any, subject: str, needed: Collection[str] | None = None, allowed: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Return `value`, which is called `what`. Raises ValueError if it is no object.
+    """Return `value`, which messages call `subject`. Raises ValueError if it is no object.
 
     If `needed` is given, it must have these members, and may have those that are `allowed`, but no others.
     """
     if type(value) is not dict:
-        raise ValueError(f"{what} is not an object: {_shown(value)}")
+        raise ValueError(f"{subject} is not an object: {_shown(value)}")
     if needed is not None:
         for name in sorted({*needed} - value.keys()):
-            raise ValueError(f"{what} lacks {name!r}")
+            raise ValueError(f"{subject} lacks {name!r}")
         for name in sorted(value.keys() - {*needed, *allowed}):
-            raise ValueError(f"{what} has {name[:100]!r}, which is not known")
+            raise ValueError(f"{subject} has {name[:100]!r}, which is not known")
     return value
 
 
 class OrNull(NamedTuple):
-    """What `check` takes null for, too."""
+    """A shape of `check` that is also met by null."""
 
     shape: Any
 
 
-def check(value: Any, shape: Any, what: str) -> Any:
-    """Return `value`, which is called `what`. Raises ValueError if it is not of the `shape`:
+def check(value: Any, shape: Any, subject: str) -> Any:
+    """Return `value`, which messages call `subject`. Raises ValueError if it is not of the `shape`:
 
     - `int`, a count; `str`, `float`, `bool` or `dict`; `object`, anything; a range, for an integer in it; a pattern,
       for text that is matched as a whole; a frozenset, for one of its texts or truth values;
@@ -218,57 +218,57 @@ def check(value: Any, shape: Any, what: str) -> Any:
     if shape is object:
         return value
     if isinstance(shape, dict) and str in shape:
-        for name, each in object_of(value, what).items():
-            check(each, shape[str], f"{name[:100]!r} of {what}")
+        for name, item in object_of(value, subject).items():
+            check(item, shape[str], f"{name[:100]!r} of {subject}")
     elif isinstance(shape, dict):
         needed = [name for name in shape if name[-1] != "?"]
-        for name, each in object_of(value, what, needed, [name.rstrip("?") for name in shape]).items():
-            check(each, shape[name if name in shape else f"{name}?"], f"{name!r} of {what}")
+        for name, item in object_of(value, subject, needed, [name.rstrip("?") for name in shape]).items():
+            check(item, shape[name if name in shape else f"{name}?"], f"{name!r} of {subject}")
     elif isinstance(shape, list):
-        for each in list_of(value, what):
-            check(each, shape[0], f"one of {what}")
+        for item in list_of(value, subject):
+            check(item, shape[0], f"one of {subject}")
     elif isinstance(shape, OrNull):
         if value is not None:
-            check(value, shape.shape, what)
+            check(value, shape.shape, subject)
     elif isinstance(shape, tuple):
-        if len(list_of(value, what)) != len(shape):
-            raise ValueError(f"{what} has {len(value)} values, where {len(shape)} were expected")
-        for each, its in zip(value, shape, strict=True):
-            check(each, its, f"a value of {what}")
+        if len(list_of(value, subject)) != len(shape):
+            raise ValueError(f"{subject} has {len(value)} values, where {len(shape)} were expected")
+        for item, its in zip(value, shape, strict=True):
+            check(item, its, f"a value of {subject}")
     elif shape is int:
-        count_of(value, what)
+        count_of(value, subject)
     elif isinstance(shape, range):
         if type(value) is not int or value not in shape:
-            raise ValueError(f"{what} is not an integer from {shape[0]} to {shape[-1]}: {_shown(value)}")
+            raise ValueError(f"{subject} is not an integer from {shape[0]} to {shape[-1]}: {_shown(value)}")
     elif isinstance(shape, re.Pattern):
-        if not shape.fullmatch(text_of(value, what)):
-            raise ValueError(f"{what} is not valid: {_shown(value)}")
+        if not shape.fullmatch(text_of(value, subject)):
+            raise ValueError(f"{subject} is not valid: {_shown(value)}")
     elif isinstance(shape, frozenset):
         if type(value) not in (str, bool) or value not in shape:
-            raise ValueError(f"{what} is not one of {', '.join(sorted(map(str, shape)))}: {_shown(value)}")
+            raise ValueError(f"{subject} is not one of {', '.join(sorted(map(str, shape)))}: {_shown(value)}")
     elif type(value) is not shape:
-        raise ValueError(f"{what} is not {_CALLED[shape]}: {_shown(value)}")
+        raise ValueError(f"{subject} is not {_CALLED[shape]}: {_shown(value)}")
     return value
 
 
-def list_of(value: Any, what: str) -> list[Any]:
+def list_of(value: Any, subject: str) -> list[Any]:
     """Return `value`. Raises ValueError if it is no list."""
     if type(value) is not list:
-        raise ValueError(f"{what} is not a list: {_shown(value)}")
+        raise ValueError(f"{subject} is not a list: {_shown(value)}")
     return value
 
 
-def text_of(value: Any, what: str) -> str:
+def text_of(value: Any, subject: str) -> str:
     """Return `value`. Raises ValueError if it is no text."""
     if type(value) is not str:
-        raise ValueError(f"{what} is not text: {_shown(value)}")
+        raise ValueError(f"{subject} is not text: {_shown(value)}")
     return value
 
 
-def count_of(value: Any, what: str, most: int = _MOST_COUNT) -> int:
+def count_of(value: Any, subject: str, most: int = _MOST_COUNT) -> int:
     """Return `value`. Raises ValueError if it is no integer from 0 to `most`."""
     if type(value) is not int or not 0 <= value <= most:
-        raise ValueError(f"{what} is not a count: {_shown(value)}")
+        raise ValueError(f"{subject} is not a count: {_shown(value)}")
     return value
 
 

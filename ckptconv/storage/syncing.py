@@ -1,4 +1,4 @@
-"""Waits for the disk in threads beside those that write."""
+"""Wait for the disk in threads of their own, while others write."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Syncing:
         A signal may interrupt it, and have it called again.
         """
         while alive := [thread for thread in self._running if thread.is_alive()]:
-            # Of those that were put before the signal, some may have been taken.
+            # Threads may have taken some of the ends that were put before the signal.
             for _ in alive:
                 with contextlib.suppress(Full):
                     self._waiting.put(None, timeout=AGAIN)

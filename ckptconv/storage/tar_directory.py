@@ -1,7 +1,7 @@
-"""Lists tar archives as Python's tarfile does, by their headers.
+"""List tar archives as Python's tarfile does, by their headers.
 
 tarfile supports member types and extension headers that plain archives lack. They are interpreted as tarfile does, but
-only to decide what an archive is meant for: whoever reads one refuses what is odd.
+only to decide what an archive is meant for: its readers refuse an odd one.
 """
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ from typing import NamedTuple
 
 from ckptconv.errors import AGAIN, CorruptError
 from ckptconv.storage.reading import Reader
+from ckptconv.storage.tar_header import is_tar
 from ckptconv.text import brief
 
-# Bytes at the start of a file that tell whether it is in this format: a tar header.
-HEAD = 512
 _BLOCK = 512
-_ASCII = bytes(range(128))
-_NAME, _SIZE, _SUM, _KIND = slice(0, 100), slice(124, 136), slice(148, 156), slice(156, 157)
+_NAME, _SIZE, _KIND = slice(0, 100), slice(124, 136), slice(156, 157)
 _LINK, _PREFIX = slice(157, 257), slice(345, 500)
 # Mode, owners, times and devices. tarfile ends the archive at a header where one of them is not a number.
 _NUMBERS = (slice(100, 108), slice(108, 116), slice(116, 124), slice(136, 148), slice(329, 337), slice(337, 345))
@@ -38,16 +36,8 @@ _MAX_MEMBERS = 100
 _MAX_PADDING = 1 << 20
 
 
-def is_tar(head: bytes) -> bool:
-    """Whether a file that begins with `head` (HEAD bytes) is a tar archive.
-
-    The checksum of the header decides, as it does for tarfile and so for torch.
-    """
-    return len(head) == HEAD and any(head) and _checksum(head[_SUM]) in _checksums(head)
-
-
 class Span(NamedTuple):
-    """Where the data of a member is."""
+    """Bytes `start` to `stop` of an archive, which a member's data takes."""
 
     start: int
     stop: int
@@ -80,8 +70,8 @@ class Listing:
 
 
 def listed(reader: Reader, *, directories: bool = False) -> Listing:
-    """List a tar archive as tarfile does. Note as odd what is no plain file, nor one of `directories`: only that can be
-    read in two ways."""
+    """List a tar archive as tarfile does. Note every member as odd that is no plain file, and, without `directories`,
+    no directory: only an odd member can be read in two ways."""
     listing = Listing(reader.file.path)
     at, size = 0, reader.file.size
     # Values of preceding headers: for all members, for the next member, and the next member's long name.
@@ -101,26 +91,26 @@ def listed(reader: Reader, *, directories: bool = False) -> Listing:
         if not is_tar(header) or length is None or None in (_number(header[field]) for field in _NUMBERS):
             listing.note(f"a header is missing at byte {at}")
             return listing
-        here, start, kind = at, at + _BLOCK, header[_KIND]
+        header_at, start, kind = at, at + _BLOCK, header[_KIND]
         if kind == b"\0" and _text(header[_NAME]).endswith("/"):
             kind = _DIRECTORY
         is_directory = kind == _DIRECTORY and directories
         if kind not in (*_FILES, _PAX, _PAX_FOR_ALL) and not is_directory:
-            listing.note(f"the member at byte {here} is not a plain file, but of type {kind!r}")
+            listing.note(f"the member at byte {header_at} is not a plain file, but of type {kind!r}")
         if kind not in _KNOWN and "size" in for_next:
             digits = for_next["size"]
             length = int(digits) if digits.isdecimal() and len(digits) < 20 else size
         if kind in _NO_DATA:
             length = 0
         if start + length > size:
-            listing.note(f"the member at byte {here} goes beyond its {size} bytes: it was cut short")
+            listing.note(f"the member at byte {header_at} goes beyond its {size} bytes: it was cut short")
             return listing
         at = start + -(-length // _BLOCK) * _BLOCK
         if kind in _HEADERS:
             if (for_next or named) and kind != _PAX_FOR_ALL:
-                listing.note(f"it has two headers for one member, the second at byte {here}")
+                listing.note(f"it has two headers for one member, the second at byte {header_at}")
             if length > _MAX_PAX:
-                listing.note(f"the header at byte {here} takes {length} bytes")
+                listing.note(f"the header at byte {header_at} takes {length} bytes")
                 return listing
             content = reader.read_at(start, min(at, size) - start)
             if kind == _LONG_NAME:
@@ -128,22 +118,22 @@ def listed(reader: Reader, *, directories: bool = False) -> Listing:
             elif kind != _LONG_LINK:
                 extended, end = _pax(content)
                 if end != length or any(content[length:]):
-                    listing.note(f"the extended header at byte {here} is malformed")
+                    listing.note(f"the extended header at byte {header_at} is malformed")
                 telling = sorted(
                     key for key in extended if key.startswith(_TELLING) and (kind != _PAX or key not in _OWN)
                 )
                 if telling:
-                    listing.note(f"the extended header at byte {here} says {brief(telling[0])}")
+                    listing.note(f"the extended header at byte {header_at} says {brief(telling[0])}")
                 # If two precede one member, tarfile applies the first one last.
                 for_all, for_next = (
                     (for_all | extended, for_next) if kind == _PAX_FOR_ALL else (for_all, extended | for_next)
                 )
             continue
         pax = for_all | for_next
-        own = "/".join(filter(None, map(_text, (header[_PREFIX], header[_NAME]))))
-        name = pax.get("GNU.sparse.name") or pax.get("path") or named or own
+        header_name = "/".join(filter(None, map(_text, (header[_PREFIX], header[_NAME]))))
+        name = pax.get("GNU.sparse.name") or pax.get("path") or named or header_name
         if name.endswith("/") and not is_directory:
-            listing.note(f"the file at byte {here} is named as a directory, {brief(name)}")
+            listing.note(f"the file at byte {header_at} is named as a directory, {brief(name)}")
         target = listing.members.get(_text(header[_LINK])) if kind in _LINKS else None
         listing.add(name.rstrip("/"), target if kind in _NO_DATA else Span(start, start + length))
         for_next, named = {}, ""
@@ -160,23 +150,6 @@ def _number(field: bytes) -> int | None:
         return int(digits or b"0", 8) if digits.isdigit() or not digits else None
     except ValueError:
         return None
-
-
-def _checksum(field: bytes) -> int | None:
-    """Parse a checksum field as tarfile does, less strictly: up to a NUL, and any octal that Python's `int` accepts."""
-    if field[0] in (0x80, 0xFF):
-        return int.from_bytes(field, "big", signed=True) if field[0] == 0xFF else int.from_bytes(field[1:], "big")
-    try:
-        return int(field.partition(b"\0")[0].decode("ascii").strip() or "0", 8)
-    except ValueError:
-        return None
-
-
-def _checksums(header: bytes) -> tuple[int, int]:
-    """Return the sums of a header's unsigned and signed bytes, with spaces for its checksum. Either is a valid one."""
-    counted = header[: _SUM.start] + b" " * (_SUM.stop - _SUM.start) + header[_SUM.stop :]
-    unsigned = sum(counted)
-    return unsigned, unsigned - 256 * len(counted.translate(None, _ASCII))
 
 
 def _text(field: bytes) -> str:

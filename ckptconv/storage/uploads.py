@@ -47,7 +47,7 @@ def part_size(size: int, memory: int) -> int:
 
 
 class Upload:
-    """An upload of one file. Parts are numbered from 0; `parallel` tells whether several may be sent at a time.
+    """An upload of one file. Parts are numbered from 0; `parallel`: several may be sent at a time.
 
     Once `given_up` is set, failures are not retried.
     """
@@ -65,7 +65,7 @@ class Upload:
         raise NotImplementedError
 
     def abort(self) -> None:
-        """Discard what was sent."""
+        """Discard the parts that were sent."""
         raise NotImplementedError
 
 
@@ -129,7 +129,7 @@ def send_bodies_at_once() -> None:
 
 
 class RenamedUpload(Upload):
-    """A file under a hidden name beside its own, for file systems that can do no more."""
+    """A file under a hidden name next to its own, for file systems that can do no more."""
 
     def __init__(self, fs: Any, inner: str, size: int, part: int) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class RenamedUpload(Upload):
         self._hidden = f"{directory}/{HIDDEN}{name}"
         if directory.strip("/"):
             fs.makedirs(directory, exist_ok=True)
-        # Remove what is there: it may be a link, and writing would follow it.
+        # Remove an entry of that name: it may be a link, and writing would follow it.
         with contextlib.suppress(Exception):
             fs.rm_file(self._hidden)
         self._file = fs.open(self._hidden, "wb")
@@ -156,7 +156,7 @@ class RenamedUpload(Upload):
         self._fs.rm_file(self._hidden)
 
 
-# What is made of other file systems: it can be read.
+# File systems that fsspec makes of others: they can be read only.
 _READ_ONLY = {
     **dict.fromkeys(("zip", "tar", "simplecache", "filecache", "blockcache", "cached"), "Give the URL of the store."),
 }

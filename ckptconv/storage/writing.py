@@ -45,8 +45,8 @@ class Writer:
     def sync(self) -> None:
         """Wait until the written bytes are on the disk."""
 
-    def mark(self, what: str) -> None:
-        """Mark the file, all of whose bytes are written, as `what`, where that is possible."""
+    def mark(self, label: str) -> None:
+        """Mark the file, which is completely written, with `label`, where that is possible."""
 
     def close(self) -> None:
         """Finish writing."""
@@ -65,12 +65,12 @@ class LocalWriter(Writer):
         self._path, self._begin = path, call("sync_file_range") if durable else None
         self._waiting = 0  # bytes written that the disk may know nothing of
         with writing(path), contextlib.ExitStack() as stack:
-            here = directory or stack.enter_context(Handle.open(os.path.dirname(resolved(path))))
+            parent = directory or stack.enter_context(Handle.open(os.path.dirname(resolved(path))))
             name = os.path.basename(path)
-            self._fd = here.open_or_create(name)
+            self._fd = parent.open_or_create(name)
             try:
                 lock(self._fd, path)
-                if not self.is_at(here, name):
+                if not self.is_at(parent, name):
                     raise BusyError(path)  # the other process has just given it its final name
                 try:
                     os.ftruncate(self._fd, size)
@@ -78,7 +78,7 @@ class LocalWriter(Writer):
                         # Where there is no room, or no such thing, the writes will say so.
                         reserve(self._fd, 0, 0, size)
                 except OSError:
-                    here.unlink(name)  # this process has it locked, and nobody will finish it
+                    parent.unlink(name)  # this process has it locked, and no other will finish it
                     raise
             except BaseException:
                 os.close(self._fd)
@@ -125,8 +125,8 @@ class LocalWriter(Writer):
                 if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):
                     raise
 
-    def mark(self, what: str) -> None:
-        mark(self._fd, what)
+    def mark(self, label: str) -> None:
+        mark(self._fd, label)
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -134,14 +134,14 @@ class LocalWriter(Writer):
             self._fd = -1
 
 
-# The types of what these calls of the system take, after the open file: "l" is 64 bits.
+# The types of the arguments of these system calls, after the open file: "l" is 64 bits.
 # Source: fallocate(2), sync_file_range(2).
 _CALLS = {"fallocate": "ill", "sync_file_range": "lli"}
 
 
 @functools.cache
 def call(name: str) -> Callable[..., object] | None:
-    """Return one of `_CALLS`; None where the system has no such call. What it returns says whether it succeeded."""
+    """Return one of `_CALLS`; None where the system has no such call. Its result says whether it succeeded."""
     try:
         import ctypes
 
@@ -208,7 +208,7 @@ def is_locked(fd: int) -> bool:
 
 
 def check_space(
-    directory: str, size: int, what: str = "The output", hint: str = "Free some space, or write elsewhere."
+    directory: str, size: int, subject: str = "The output", hint: str = "Free some space, or write elsewhere."
 ) -> None:
     """Raise FailedError, before the first byte, if `size` bytes do not fit into the file system of `directory`."""
     try:
@@ -217,4 +217,4 @@ def check_space(
         return
     free = space.f_bavail * space.f_frsize
     if size > free:
-        raise FailedError(f"{what} needs {size} bytes, and {directory} has {free} bytes free.", hint)
+        raise FailedError(f"{subject} needs {size} bytes, and {directory} has {free} bytes free.", hint)

@@ -3,7 +3,7 @@
 Readers disagree. torch (miniz) takes the last end record that it finds, whether or not its comment reaches the end of
 the file. Python's zipfile takes the zip64 record before the locator, miniz the one that the locator points to. miniz
 looks up names without regard to case, and zipfile may take another name from an extra field. Where two readers would
-disagree, this module raises an error or tells its caller. Source: PKWARE's APPNOTE.TXT, miniz 3.0, CPython's zipfile.
+disagree, this module raises an error or returns both. Source: PKWARE's APPNOTE.TXT, miniz 3.0, CPython's zipfile.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def directory_of(tail: bytes, at: int, position: int) -> ZipDirectory:
 
     Raises ContradictionError if some reader would find another directory or none, DisksError for a multi-part archive.
     """
-    _, disk, first_disk, here, count, size, start, _ = END.unpack_from(tail, at)
+    _, disk, first_disk, rows, count, size, start, _ = END.unpack_from(tail, at)
     limit = position
     if tail[max(at - LOCATOR.size, 0) : at].startswith(LOCATOR_SIGNATURE):
         limit = position - LOCATOR.size - END64.size
@@ -80,16 +80,16 @@ def directory_of(tail: bytes, at: int, position: int) -> ZipDirectory:
             raise ContradictionError(
                 f"its zip64 end record is not at byte {where}: data was inserted or removed before it"
             )
-        _, length, _, _, disk, first_disk, here64, count64, size64, start64 = END64.unpack(record)
+        _, length, _, _, disk, first_disk, rows64, count64, size64, start64 = END64.unpack(record)
         narrow = (
-            (here, here64, _ZIP64_COUNT), (count, count64, _ZIP64_COUNT), (size, size64, ZIP64), (start, start64, ZIP64)
+            (rows, rows64, _ZIP64_COUNT), (count, count64, _ZIP64_COUNT), (size, size64, ZIP64), (start, start64, ZIP64)
         )  # fmt: skip
         if length != END64.size - 12 or any(stated not in (most, min(true, most)) for stated, true, most in narrow):
             raise ContradictionError("its two end records contradict each other")
-        here, count, size, start = here64, count64, size64, start64
+        rows, count, size, start = rows64, count64, size64, start64
         if where_disk or disks > 1:
             raise DisksError
-    if disk or first_disk or here != count:
+    if disk or first_disk or rows != count:
         raise DisksError
     # Nothing may lie between the directory and the end records. Data put before an archive, or another archive, shifts
     # one of `start + size` and `limit` and not the other.
@@ -152,5 +152,5 @@ def normal(name: str) -> str:
 
 def same_inside(name: str, other: str) -> bool:
     """Whether two names are equal below the outermost directory, or `name` is not ASCII there."""
-    own = name.partition("/")[2]
-    return own == other.partition("/")[2] or not own.isascii()
+    inner = name.partition("/")[2]
+    return inner == other.partition("/")[2] or not inner.isascii()

@@ -1,6 +1,6 @@
-"""Finds what other readers see in a file that is refused or not read as a zip archive: an attack, or a second format.
+"""Find what other readers see in a file that is refused or not read as a zip archive: an attack, or a second format.
 
-`archive` refuses whatever two readers read differently. This module reads the file as torch does (miniz, in
+`archive` refuses an archive that two readers read differently. This module reads the file as torch does (miniz, in
 `mz_zip_reader_read_central_dir`), which checks less. Nothing that it finds is converted.
 """
 
@@ -69,7 +69,7 @@ def start_of_last(reader: Reader, end: int) -> int | None:
     if len(tail) == END_RECORDS and tail.startswith(END64_SIGNATURE):
         size, start = END64.unpack_from(tail)[8:]
         above = END_RECORDS
-    # What a directory says of its place counts from the beginning of its own archive.
+    # A directory states its place from the beginning of its own archive.
     begin = end - above - size - start
     return begin if begin >= 0 and _part(reader, begin, len(LOCAL_SIGNATURE)) == LOCAL_SIGNATURE else None
 
@@ -123,8 +123,8 @@ def entries(reader: Reader) -> Iterator[ZipEntry]:
 
 def count(reader: Reader) -> int:
     """Return how many entries the directory that torch would read says it has."""
-    found = _directory(reader)
-    return found.members if found else 0
+    directory = _directory(reader)
+    return directory.members if directory else 0
 
 
 def payload_of(reader: Reader, entry: ZipEntry) -> int | None:
@@ -151,7 +151,7 @@ def content(reader: Reader, entry: ZipEntry, most: int) -> bytes:
 
 
 def _before_damage(data: bytes, most: int) -> bytes:
-    """Return what comes before the damage in deflated `data`: Python's zipfile hands that out."""
+    """Return the inflated bytes before the damage in deflated `data`: Python's zipfile returns them."""
     inflater, out = zlib.decompressobj(-zlib.MAX_WBITS), bytearray()
     with contextlib.suppress(zlib.error):
         for start in range(0, len(data), _STEP):

@@ -19,7 +19,7 @@ from ckptconv.errors import CorruptError, LimitError
 from ckptconv.pickles import numpy_dtypes
 from ckptconv.pickles.nodes import CALL_DEPTH, Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
 from ckptconv.structure import leaves, live
-from ckptconv.structure.dtype_views import seen_as
+from ckptconv.structure.dtype_views import viewed_as
 from ckptconv.structure.record import (
     DISTRUST,
     FACTORIES,
@@ -179,7 +179,7 @@ _LEAF_FIELDS = frozenset({"name", "kind", "requires_grad", "attributes", "is", "
 
 
 class _Opened:
-    """A node being read: its children, their values so far, and what becomes of them.
+    """A node being read: its children, their values so far, and its target.
 
     `target` is filled with the values. Without one, the node is made from them: as a tensor if `leaf` describes one,
     whose implied name is `prefix`. `slot` is the node's index in the table. `cost` is that of hashing it: its elements,
@@ -228,7 +228,7 @@ class RecordDecoder:
         self.costs: dict[int, tuple[int, int]] = {}
         self.hashed = 0
         self.pending: list[_Opened] = []
-        # By the number of an object in the record: the tensor, what the record says of it, and what it was made from.
+        # By the number of an object in the record: the tensor, its description in the record, and its flat tensor.
         self.tensors: dict[int, tuple[Any, dict[str, Any], Any]] = {}
         # Checked at the end, when all of it exists.
         self.composites: list[Composite] = []
@@ -459,12 +459,12 @@ class RecordDecoder:
 
     def _again(self, leaf: dict[str, Any], implied: str | None, number: int) -> Any:
         """Return the tensor that was already read as the same object, perhaps under another name."""
-        tensor, said, first = self.tensors[number]
+        tensor, description, first = self.tensors[number]
         name = name_of(leaf, implied)
-        own = self.flat[name]
-        same = _said(leaf) == said and leaves.dtype_name(own) == leaves.dtype_name(first)
+        new = self.flat[name]
+        same = _description(leaf) == description and leaves.dtype_name(new) == leaves.dtype_name(first)
         # For lazy tensors, the reader of their bytes compares these.
-        same = same and tuple(own.shape) == tuple(first.shape) and (not leaves.is_tensor(own) or live.same(own, first))
+        same = same and tuple(new.shape) == tuple(first.shape) and (not leaves.is_tensor(new) or live.same(new, first))
         expect(same, f"{name[:100]!r} should be the same object as another tensor, but differs from it")
         self.used.add(name)
         return tensor
@@ -473,7 +473,7 @@ class RecordDecoder:
         name = name_of(leaf, implied)
         tensor = self.flat[name]
         if "view" in leaf:
-            tensor = seen_as(untagged(tensor) if isinstance(tensor, LazyTensor) else tensor, leaf["view"])
+            tensor = viewed_as(untagged(tensor) if isinstance(tensor, LazyTensor) else tensor, leaf["view"])
         kind = self._text(leaf.get("kind", "tensor"))
         expect(kind, "a tensor has no kind")
         expect(kind != "storage" or len(tensor.shape) == 1, "a storage is not flat")
@@ -502,7 +502,7 @@ class RecordDecoder:
                 tensor = memory
         self.used.add(name)
         if "is" in leaf:
-            self.tensors[leaf["is"]] = tensor, _said(leaf), self.flat[name]
+            self.tensors[leaf["is"]] = tensor, _description(leaf), self.flat[name]
         return tensor
 
     def _lazy(self, leaf: dict[str, Any], tensor: LazyTensor, kind: str, grad: bool, attributes: Any) -> LazyTensor:
@@ -548,7 +548,7 @@ class RecordDecoder:
             node = self._refer(node[1]) if len(node) == 2 and node[0] == "@" else self._open(node, None, None)
         return str(*typed(str, node))
 
-    # -- what can only be done when everything is there
+    # -- steps that need the whole tree
 
     def _finish(self) -> None:
         for kind, attributes in self.described:
@@ -568,8 +568,8 @@ class RecordDecoder:
             live.hold(memory, tensor)
 
 
-def _said(leaf: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a record says of a tensor object at each occurrence."""
+def _description(leaf: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the description of a tensor object in a record, which is the same at each occurrence."""
     return {key: value for key, value in leaf.items() if key not in ("name", "attributes")}
 
 

@@ -42,12 +42,12 @@ def stored(tensor: Any) -> Any:
     return View(tensor, DTYPES[STORED_AS[name]], shape)
 
 
-def own(tensor: LazyTensor) -> LazyTensor:
-    """Return the tensor of a dtype that safetensors lacks if `tensor` is what is stored of one; else `tensor`."""
+def original(tensor: LazyTensor) -> LazyTensor:
+    """Return the tensor of a dtype that safetensors lacks if `tensor` is its stored form; else `tensor`."""
     return tensor.tensor if isinstance(tensor, View) and tensor.tensor.dtype.name in STORED_AS else tensor
 
 
-def seen_as(tensor: Any, dtype: Any) -> Any:
+def viewed_as(tensor: Any, dtype: Any) -> Any:
     """Return the tensor of `dtype` (a name) that is stored as `tensor`: the inverse of `stored`.
 
     A torch tensor is returned unchanged if `dtype` is quantized: torch makes those from integers. Raise CorruptError if

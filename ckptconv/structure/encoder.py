@@ -1,7 +1,7 @@
 """Write the structure record of a tree, and name its tensors.
 
-Two passes over the tree: `survey` finds what occurs more than once, `encode` writes. Neither recurses, and both are
-linear in the size of the tree: a shared object is written once and referred to.
+Two passes over the tree: `survey` finds the objects that occur more than once, `encode` writes. Neither recurses, and
+both are linear in the size of the tree: a shared object is written once and referred to.
 
 Values have names as tensors do: their path. If names are chosen, a value goes into the record if its name is chosen,
 and a container if its name is chosen or anything in it is kept. A shared object has the name of its first occurrence,
@@ -50,14 +50,14 @@ from ckptconv.tensors.moves import Conjugate, Negate
 if TYPE_CHECKING:
     from ckptconv.structure.choice import Choice
 
-# How values inside a node are chosen: none, by their own names, all that their names do not exclude, or all.
+# Rules by which values inside a node are chosen: none, by their own names, all that their names do not exclude, or all.
 _LEFT_OUT, _BY_NAME, _CHOSEN, _WHOLE = range(4)
 # The placeholder, until a node is closed, of a child that was not chosen.
 _GONE: Any = object()
 # Nodes of values and containers; then those of them in which a removed element leaves no gap.
 _HOLDERS = frozenset({"dict", "odict", "counter", "defaultdict", "list", "tuple", "set", "frozenset", "deque"})
 _UNORDERED = frozenset({"set", "frozenset"})
-# Fields that hold values; all others make a node what it is.
+# Fields that hold values; all others define the node itself.
 _OF_VALUES = frozenset({"attributes", "args", "state", "kwargs", "appended", "items"})
 _OPAQUE = "opaque"
 _COMPOSITE = "composite"
@@ -66,7 +66,7 @@ _COMPOSITE = "composite"
 
 
 def _take_away(frame: _Frame) -> None:
-    """Remove from a frame's node what was not chosen: a mapping's entries, a set's elements; a sequence gets None."""
+    """Remove values that were not chosen from a frame's node: mappings and sets lack them, a sequence gets None."""
     node, form = frame.out, frame.form
     first = len(form.fields) + 1
     if form is ATTRIBUTES or all(child is not _GONE for child in node):
@@ -88,7 +88,7 @@ def _take_away(frame: _Frame) -> None:
 
 
 def _is_state_dict_metadata(frame: _Frame, at: int) -> bool:
-    """Whether child `at` is what torch sets on every state dict: the versions of its modules."""
+    """Whether child `at` is the attribute that torch sets on every state dict: the versions of its modules."""
     value = frame.children[at]
     if frame.form.tag != "odict" or at or type(value) is not dict or list(value) != ["_metadata"]:
         return False
@@ -120,8 +120,8 @@ class _Frame:
     """
 
     __slots__ = (
-        "at", "children", "depth", "fixed", "form", "holds", "identity", "implied", "index", "inert", "kept", "lost",
-        "met", "out", "owner", "pinned", "prefix", "rule", "silent", "tensors", "valued",
+        "at", "children", "depth", "form", "holds", "identity", "implied", "index", "inert", "kept", "lost", "met",
+        "out", "owner", "pinned", "prefix", "rule", "silent", "tensors", "uncastable", "valued",
     )  # fmt: skip
 
     def __init__(
@@ -138,10 +138,10 @@ class _Frame:
         self.owner: tuple[Any, Any] = (None, None)  # where this node is: the list or dict, and the index or key
         self.identity: Hashable = None
         self.index: int | None = None  # of the node, if it is in the table
-        self.met: Mapping[str, Any] = {}  # what to list in `found`, if this is kept
+        self.met: Mapping[str, Any] = {}  # objects to list in `found`, if this is kept
         self.inert = form.tag == _OPAQUE  # whether this is inside an object known by name only
         # Whether this is inside a tensor whose parts mean nothing alone: a quantized one, or one of another class.
-        self.fixed = form.tag == _COMPOSITE and (children[0] == QUANTIZED or children[0] not in COMPOSITES)
+        self.uncastable = form.tag == _COMPOSITE and (children[0] == QUANTIZED or children[0] not in COMPOSITES)
         self.silent = False  # whether its values are not worth listing
         self.valued = False  # whether there are values in it
         self.kept = self.lost = False  # whether something in it was chosen, and something was not
@@ -183,13 +183,13 @@ class _Frame:
 
 
 class RecordEncoder:
-    """Writes one tree, in two passes: `survey` finds what occurs more than once, `encode` writes.
+    """Writes one tree, in two passes: `survey` finds the objects that occur more than once, `encode` writes.
 
     `leave_out` is called with the name that a tensor in its place would have, and each `Opaque`, `Global` and
-    `Composite`. It returns True to leave that out, False to write it, or what to write in its place: the object itself,
-    or a container of what it holds. The dict `found` has, by name, those that were chosen and not simply written.
-    `fixed` are the names of tensors that must not be cast: parts of complex numbers, of quantized tensors, and of those
-    of other classes. `quantized` are those that their library's metadata describes. `tagged` keeps lazy tensors
+    `Composite`. It returns True to leave that out, False to write it, or a replacement to write: the object itself, or
+    a container of its content. The dict `found` has, by name, the objects that were chosen and not simply written.
+    `uncastable` are the names of tensors that must not be cast: parts of complex numbers, of quantized tensors, and of
+    those of other classes. `quantized` are those that their library's metadata describes. `tagged` keeps lazy tensors
     tagged with their facts.
 
     `choice` says which names go into the record; `flat` has all tensors anyway. `values` are the top-level keys that
@@ -213,10 +213,10 @@ class RecordEncoder:
         self.valued_at: set[int] = set()
         self.valued_nodes: set[int] = set()
         self.holding: set[int] = set()
-        # What was written incomplete, and the rule for which it was.
+        # The nodes that were written incomplete, and the rule for which they were.
         self.spoilt: dict[Hashable, int] = {}
         self.flat: dict[str, Any] = {}
-        self.fixed: set[str] = set()
+        self.uncastable: set[str] = set()
         self.quantized: dict[str, parted.PartedTensor] = {}
         self.nodes: list[Any] = []
         self.storages: list[list[Any]] = []
@@ -234,7 +234,7 @@ class RecordEncoder:
     # -- first pass
 
     def survey(self, tree: Any) -> None:
-        """Find what the tree holds more than once: containers, tensors, storages and long strings."""
+        """Find the objects that the tree holds more than once: containers, tensors, storages and long strings."""
         seen: set[Hashable] = set()
         repeated = self.repeated
         stack = [tree]
@@ -384,7 +384,7 @@ class RecordEncoder:
         return _CHOSEN if frame.rule == _CHOSEN or self.choice.includes(frame.prefix + text) else _BY_NAME
 
     def _close(self, frame: _Frame, parent: _Frame) -> None:
-        """Tell the parent of a frame what its written node contains; remove what was not chosen."""
+        """Add the content of a frame's written node to its parent; remove values that were not chosen."""
         form = frame.form
         if frame is self.top:
             self.valued_at.update(frame.values())
@@ -409,7 +409,7 @@ class RecordEncoder:
             self.valued_at.add(frame.at - 1)
 
     def _closed(self, frame: _Frame, parent: _Frame) -> bool:
-        """Remove from a written node what was not chosen; return whether the node itself is kept."""
+        """Remove values that were not chosen from a written node; return whether the node itself is kept."""
         is_value = parent.of_values(parent.at - 1)
         parent.holds |= frame.holds
         parent.tensors |= frame.tensors
@@ -502,12 +502,12 @@ class RecordEncoder:
         inner.rule, inner.identity, inner.met = rule, identity, met
         inner.owner = (frame.out, len(frame.out) - 1)
         inner.inert |= frame.inert
-        inner.fixed |= frame.fixed
+        inner.uncastable |= frame.uncastable
         inner.silent = not frame.of_values(at) or (form is FORMS[dict] and _is_state_dict_metadata(frame, at))
         return inner
 
     def _prefix(self, frame: _Frame, text: str) -> str:
-        """Return what begins the names of tensors inside a child of `frame` with this part of a name."""
+        """Return the prefix of the names of tensors inside a child of `frame` with this part of a name."""
         kind = frame.children[0] if frame.form.tag == _COMPOSITE and text == "attributes" else None
         parting = None if kind is None else parted.of_class(str(kind))
         if parting:
@@ -562,8 +562,8 @@ class RecordEncoder:
             node["name"] = name
         if bits is not leaf.bare:
             node["view"] = leaves.dtype_name(leaf.bare)
-        if bits is not leaf.bare or frame.fixed:
-            self.fixed.add(name)
+        if bits is not leaf.bare or frame.uncastable:
+            self.uncastable.add(name)
         if facts.kind != "tensor":
             node["kind"] = self._atom(facts.kind)
         if facts.requires_grad != (facts.kind == "parameter"):

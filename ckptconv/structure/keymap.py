@@ -33,17 +33,17 @@ __all__ = [
 class Flattened(NamedTuple):
     """A tree as tensors by name, in its order, and its structure record; None if it needs none.
 
-    `fixed` are names of tensors that must not be cast, as their values mean nothing alone: parts of complex numbers
-    stored as pairs, of quantized tensors, and of those of other classes. `apart`: no two tensors have the same bytes.
-    `values` are the top-level keys that lead to values in the record, other than tensors and the versions of a state
-    dict. `inert`: the record has objects known by name only, and no tensor outside them. `found` are, by name, chosen
-    objects that were left out or replaced. `quantized` are the tensors that are stored in parts, by name.
+    `uncastable` are names of tensors that must not be cast, as their values mean nothing alone: parts of complex
+    numbers stored as pairs, of quantized tensors, and of those of other classes. `owns_storage`: no two tensors share
+    bytes. `values` are the top-level keys that lead to values in the record, other than tensors and the versions of a
+    state dict. `inert`: the record has objects known by name only, and no tensor outside them. `found` are, by name,
+    chosen objects that were left out or replaced. `quantized` are the tensors that are stored in parts, by name.
     """
 
     tensors: dict[str, Any]
     structure: str | None
-    fixed: frozenset[str]
-    apart: bool = False
+    uncastable: frozenset[str]
+    owns_storage: bool = False
     values: tuple[str, ...] = ()
     inert: bool = False
     found: Mapping[str, Any] = MappingProxyType({})
@@ -88,7 +88,7 @@ def flatten_states(states: Mapping[str, Mapping[str, Any]], groups: Sequence[Map
     return described._replace(
         tensors={names[name]: tensor for name, tensor in flat.items()},
         structure=remap(described.structure, names),
-        fixed=frozenset(names[name] for name in described.fixed),
+        uncastable=frozenset(names[name] for name in described.uncastable),
     )
 
 
@@ -100,31 +100,31 @@ def describe(
     tagged: bool = False,
     choice: Choice | None = None,
 ) -> Flattened:
-    """Return what `flatten` returns, and more. `tagged` keeps lazy tensors tagged with their facts.
+    """Return the result of `flatten`, and more. `tagged` keeps lazy tensors tagged with their facts.
 
     `leave_out` is called with the name that a tensor in its place would have, and each `Opaque`, `Global` and
-    `Composite`. It returns True to leave that out, False to keep it, or what to write in its place and list in `found`:
-    the object itself, or a container of what it holds. `choice` says which tensors and values the record has. A dict
-    lacks the keys of those not chosen; a sequence has None in their place. The result has all tensors.
+    `Composite`. It returns True to leave that out, False to keep it, or a replacement to write and list in `found`: the
+    object itself, or a container of its content. `choice` says which tensors and values the record has. A dict lacks
+    the keys of those not chosen; a sequence has None in their place. The result has all tensors.
     """
     choice = choice or None
     plain = plain_tensors(tree, tagged)
     if plain is not None:
         kept = plain if choice is None else {name: tensor for name, tensor in plain.items() if name in choice}
         in_order = not keep_order or _in_file_order(kept)
-        return Flattened(plain, None if in_order else plain_record(kept), frozenset(), apart=True)
+        return Flattened(plain, None if in_order else plain_record(kept), frozenset(), owns_storage=True)
     from ckptconv.structure.encoder import RecordEncoder  # most need none
 
     encoder = RecordEncoder(leave_out, tagged, choice)
     encoder.survey(tree)
     root = encoder.encode(tree)
-    flat, fixed = encoder.flat, frozenset(encoder.fixed)
+    flat, uncastable = encoder.flat, frozenset(encoder.uncastable)
     kept = flat if choice is None else {name: tensor for name, tensor in flat.items() if name in choice}
     inert = encoder.foreign and not encoder.outside
     if type(tree) is dict and not encoder.nodes and _is_plain(root) and (not keep_order or _in_file_order(kept)):
-        return Flattened(flat, None, fixed, inert=inert, found=encoder.found)
+        return Flattened(flat, None, uncastable, inert=inert, found=encoder.found)
     record = dump(root, encoder.nodes, encoder.storages)
-    return Flattened(flat, record, fixed, False, encoder.values(), inert, encoder.found, encoder.quantized)
+    return Flattened(flat, record, uncastable, False, encoder.values(), inert, encoder.found, encoder.quantized)
 
 
 def unflatten(
@@ -146,8 +146,8 @@ def unflatten(
         >>> ckptconv.unflatten(flat, structure)
         {'layers': [tensor([1., 1.])], 'step': 7}
     """
-    given: tuple[object, object] = flat, structure
-    if not (isinstance(given[0], Mapping) and isinstance(given[1], (str, type(None)))):
+    arguments: tuple[object, object] = flat, structure
+    if not (isinstance(arguments[0], Mapping) and isinstance(arguments[1], (str, type(None)))):
         raise UsageError(f"unflatten takes a mapping and text, not {brief(flat)} and {brief(structure)}.")
     if structure is None:
         return dict(flat)
@@ -260,8 +260,8 @@ def plain_tensors(tree: Any, tagged: bool) -> dict[str, Any] | None:
 
 
 def plain_dict(record: StructureRecord, flat: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return what the decoder makes of a record that tells the order of tensors by their names and nothing else, as
-    `plain_record` does, and of lazy tensors; None if it is another, or does not fit."""
+    """Return the tree of a record that has the order of tensors by their names and nothing else, as that of
+    `plain_record`, and of lazy tensors; None if the record is another, or does not fit."""
     root, nodes, storages = record
     if nodes or storages or type(root) is not list or root[:1] != ["dict"] or len(root) % 2 == 0:
         return None

@@ -1,4 +1,4 @@
-"""Live tensors as leaves of a tree: which values are some, and what of one is stored beside its bytes.
+"""Live tensors as leaves of a tree: which values are tensors, and the facts that are stored with their bytes.
 
 Neither torch nor numpy is imported here: a tree cannot hold objects of a library that is not imported.
 """
@@ -89,7 +89,7 @@ def is_ordinary(value: Any) -> bool:
 
 
 def bare(tensor: Any) -> tuple[Any, TensorFacts]:
-    """Return a plain torch tensor detached, and the facts beside its bytes. Raise UsageError if it has no storage."""
+    """Return a plain torch tensor detached, and the facts about it. Raise UsageError if it has no storage."""
     torch = sys.modules["torch"]
     kind = type(tensor)
     if kind is not torch.Tensor and hasattr(tensor, "full_tensor"):
@@ -126,7 +126,7 @@ def bare(tensor: Any) -> tuple[Any, TensorFacts]:
 
 
 def kind_of(tensor: Any) -> str:
-    """Return what a record says that a torch tensor is: a parameter, a buffer, a tensor, or its class."""
+    """Return the kind of a torch tensor in a record: a parameter, a buffer, a tensor, or its class."""
     torch = sys.modules["torch"]
     kind = type(tensor)
     if kind is torch.nn.Parameter:

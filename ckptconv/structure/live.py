@@ -33,7 +33,7 @@ from ckptconv.tensors.geometry import is_contiguous
 # A storage is rebuilt for its views unless that takes more than _SPREAD times their own memory, plus _SPARE bytes.
 _SPREAD = 64
 _SPARE = 1 << 20
-# Where the classes of opened checkpoints are.
+# The module of the classes of opened checkpoints.
 _OWN = "ckptconv.library."
 
 
@@ -179,7 +179,7 @@ _PARTS: dict[str, Callable[[Any], dict[str, Any]]] = {
     for layout, indices in _COMPRESSED.items()
 }
 
-# How each kind of composite is made, by the names of its parts.
+# Functions that make each kind of composite, by the names of its parts.
 _MAKERS: dict[tuple[str, frozenset[str]], Callable[[Any, dict[str, Any]], Any]] = {
     ("meta", frozenset({"dtype", "shape", "strides"})): lambda torch, p: torch.empty_strided(
         p["shape"], p["strides"], dtype=p["dtype"], device="meta"
@@ -376,16 +376,16 @@ def _lie_so_already(views: Sequence[LiveView]) -> bool:
     return len(origins) == 1 and all(tuple(view.tensor.stride()) == view.strides for view in views)
 
 
-def same(one: Any, other: Any) -> bool:
+def same(left: Any, right: Any) -> bool:
     """Whether two torch tensors of one dtype and shape have the same bits; those at one address are not read."""
-    if not is_plain(one) or not is_plain(other):
-        return one is other
-    together = one.data_ptr() == other.data_ptr() and one.stride() == other.stride()
-    return together or _equal(one, other)
+    if not is_plain(left) or not is_plain(right):
+        return left is right
+    together = left.data_ptr() == right.data_ptr() and left.stride() == right.stride()
+    return together or _equal(left, right)
 
 
-def _equal(one: Any, other: Any) -> bool:
-    return bool(sys.modules["torch"].equal(_bits(one), _bits(other)))
+def _equal(left: Any, right: Any) -> bool:
+    return bool(sys.modules["torch"].equal(_bits(left), _bits(right)))
 
 
 def _rebuilt(views: Sequence[LiveView], storage_nbytes: int) -> list[Any]:

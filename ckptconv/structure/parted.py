@@ -1,7 +1,7 @@
-"""Tensors of classes that a library stores in parts, and makes of them again by metadata of safetensors files. Pure.
+"""Tensors of classes that a library stores in parts, and restores by the metadata of safetensors files. Pure.
 
-Part `qdata` of the tensor `0.weight` is stored as `0._weight_qdata`. What the metadata of a library says is its
-feature's, which is named here and imported for what it wrote, or for a tensor of its classes.
+Part `qdata` of the tensor `0.weight` is stored as `0._weight_qdata`. The metadata of a library is understood by its
+feature, which is named here and imported for files that the library wrote, or for a tensor of its classes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from typing import Any, NamedTuple
 
-# By how the full names of its classes begin: a key that its metadata has, and the module that has `PARTING`.
+# By the prefix of the full names of its classes: a key that its metadata has, and the module that has `PARTING`.
 PARTED: Mapping[str, tuple[str, str]] = {
     "torchao.": ("tensor_names", "ckptconv.features.torchao.parts"),
 }
@@ -26,14 +26,14 @@ class PartedTensor(NamedTuple):
 
 
 class Parting(NamedTuple):
-    """How a library stores tensors in parts.
+    """The functions of a library that stores tensors in parts.
 
-    - `called` are such tensors. `is_one`: tensors of the class with this full name are stored so.
-    - `described` returns what the metadata says of a `Composite` of a kind, with its parts; None if it cannot.
-    - `read` returns such tensors, by name, that metadata describes of a file with tensors of some names. `without`
-      returns the metadata without what the library wrote in it. `assembled` returns stored tensors and values by name
-      with the nodes that a pickle would have in the place of their parts.
-    - `metadata` returns that of a file which holds tensors {old: new}, of which some are known by old name.
+    - `called` is the word for such tensors. `is_one`: tensors of the class with this full name are stored so.
+    - `described` returns the description of a `Composite` of a kind, with its parts, in metadata; None if it cannot.
+    - `read` returns such tensors, by name, that the metadata of a file with tensors of some names describes. `without`
+      returns the metadata without the library's own entries. `assembled` returns stored tensors and values by name,
+      with the nodes that a pickle would have instead of their parts.
+    - `metadata` returns the metadata of a file which holds tensors {old: new}, of which some are known by old name.
     """
 
     called: str
@@ -47,18 +47,18 @@ class Parting(NamedTuple):
 
 def of_class(name: str) -> Parting | None:
     """Return how tensors of the class with this full name are stored in parts; None if they are not."""
-    found = next((_parting(begins) for begins in PARTED if name.startswith(begins)), None)
-    return found if found and found.is_one(name) else None
+    parting = next((_parting(begins) for begins in PARTED if name.startswith(begins)), None)
+    return parting if parting and parting.is_one(name) else None
 
 
 def prefix_of(name: str) -> str:
-    """Return what begins the names of a tensor's parts.
+    """Return the prefix of the names of a tensor's parts.
 
     >>> prefix_of("0.weight")
     '0._weight_'
     """
-    module, dot, own = name.rpartition(".")
-    return f"{module}{dot}_{own}_"
+    module, dot, last = name.rpartition(".")
+    return f"{module}{dot}_{last}_"
 
 
 def parts_of(known: Mapping[str, PartedTensor]) -> frozenset[str]:
@@ -72,16 +72,16 @@ def read(metadata: Mapping[str, str], names: Iterable[str]) -> dict[str, PartedT
 
 
 def called(known: Mapping[str, PartedTensor]) -> str:
-    """Return what the tensors `known` are."""
+    """Return the word for the tensors `known`."""
     return " and ".join(dict.fromkeys(_parting(parted.of).called for parted in known.values()))
 
 
 def without(metadata: Mapping[str, str]) -> dict[str, str]:
-    """Return the metadata without what libraries wrote in it of tensors in parts."""
-    found = dict(metadata)
+    """Return the metadata without the entries of libraries about tensors in parts."""
+    remaining = dict(metadata)
     for parting in _written(metadata):
-        found = parting.without(found)
-    return found
+        remaining = parting.without(remaining)
+    return remaining
 
 
 def assembled(flat: Mapping[str, Any], metadata: Mapping[str, str]) -> Mapping[str, Any]:
@@ -93,14 +93,14 @@ def assembled(flat: Mapping[str, Any], metadata: Mapping[str, str]) -> Mapping[s
 
 
 def metadata_of(known: Mapping[str, PartedTensor], names: Mapping[str, str]) -> dict[str, str]:
-    """Return the metadata of a file that holds tensors `names` {old: new}, of which those `known` by old name are in
-    parts; {} if none of them is there with all its parts, under names that belong together."""
-    found: dict[str, str] = {}
+    """Return the metadata of a file that holds tensors `names` {old: new}. The tensors `known` by old name are in
+    parts. Return {} if none of these is present with all its parts, under names that belong together."""
+    metadata: dict[str, str] = {}
     for begins in dict.fromkeys(parted.of for parted in known.values()):
-        found |= _parting(begins).metadata(
+        metadata |= _parting(begins).metadata(
             {name: parted for name, parted in known.items() if parted.of == begins}, names
         )
-    return found
+    return metadata
 
 
 def _written(metadata: Mapping[str, str]) -> Iterator[Parting]:

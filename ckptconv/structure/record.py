@@ -1,4 +1,4 @@
-"""The structure record of a tree: what its writer and its reader share. docs/structure.md has its grammar."""
+"""The structure record of a tree: the code that its writer and its reader share. docs/structure.md has its grammar."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ckptconv.storage import strict_json
 VERSION = 1
 # The deepest nesting of nodes: many JSON readers stop at 128 levels or soon after.
 NESTED = 60
-# Where the record is stored: in the metadata of a single file, or in a file of its own beside several.
+# The places of the record: in the metadata of a single file, or in a file of its own next to several.
 METADATA_KEY = "ckptconv.structure"
 # The name in a header under which the metadata are.
 METADATA = "__metadata__"

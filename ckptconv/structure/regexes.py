@@ -67,10 +67,10 @@ def first_matches(lists: Sequence[Sequence[str]], names: Sequence[str]) -> list[
 
     Raise ExpressionError for an expression that is none, LimitsError if it takes too long.
     """
-    found = _run("first", lists, names)
-    if isinstance(found, dict):
-        raise ExpressionError(*found["wrong"])
-    return list(found)
+    matches = _run("first", lists, names)
+    if isinstance(matches, dict):
+        raise ExpressionError(*matches["wrong"])
+    return list(matches)
 
 
 def renamed(names: Sequence[str], prefix: str, rules: Sequence[str]) -> list[str]:
@@ -79,12 +79,12 @@ def renamed(names: Sequence[str], prefix: str, rules: Sequence[str]) -> list[str
     return list(_run("renamed", names, prefix, rules))
 
 
-def _run(asked: str, *arguments: Any) -> Any:
+def _run(function: str, *arguments: Any) -> Any:
     limits = map(str, (MOST_SECONDS, _MOST_MEMORY, _LONGEST))
     try:
         done = subprocess.run(
             [sys.executable, "-I", "-S", "-c", CHILD, *limits],
-            input=json.dumps([asked, arguments]).encode(),
+            input=json.dumps([function, arguments]).encode(),
             capture_output=True,
             timeout=LONGEST_WAIT,
             check=True,

@@ -1,7 +1,7 @@
-"""Check whether what is said of a tensor, beside its bytes, can be true: for pickles and structure records. Pure.
+"""Check whether the facts about a tensor, apart from its bytes, can be true: for pickles and structure records. Pure.
 
-A composite tensor is checked as far as shapes and dtypes tell. No data is read, so an index inside a sparse tensor may
-still be out of range.
+A composite tensor is checked by shapes and dtypes. No data is read, so an index inside a sparse tensor may still be out
+of range.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ckptconv.tensors.lazy import LazyTensor
 
 # ------------------------------------------------------------------------------------------------- attributes
 
-# What torch's own tensor class computes or stores itself. Setting one changes the tensor, or fails. None is ever among
-# the attributes that a user gave a tensor.
+# Attributes that torch's own tensor class computes or stores itself. Setting one changes the tensor, or fails. None is
+# ever among the attributes that a user gave a tensor.
 _OWN = frozenset(
     """
     H T _backward_hooks _base _cdata _grad _grad_fn _has_symbolic_sizes_strides _post_accumulate_grad_hooks
@@ -38,7 +38,7 @@ PLAIN_KINDS = frozenset({"tensor", "parameter", "buffer"})
 def attributes_fault(kind: str, state: Any) -> str:
     """Return why a tensor of `kind` cannot have been given `state`, its attributes; "" if it can.
 
-    A loader sets them one by one, and some would change what the tensor is.
+    A loader sets them one by one, and some would change the tensor itself.
     """
     plain = kind in PLAIN_KINDS
     if state is None:
@@ -75,7 +75,7 @@ _QUANTIZED_BITS = frozenset({"uint8", "int8", "int32"})
 PACKED = {"quint4x2": 2, "quint2x4": 4}
 _PER_TENSOR = frozenset({"per_tensor_affine", "per_tensor_symmetric"})
 _Check: TypeAlias = tuple[tuple[str, ...], tuple[str, ...], Callable[[Mapping[str, Any]], None]]
-# What any composite may have beside its parts.
+# Facts that any composite may have apart from its parts.
 _COMMON = frozenset({"requires_grad", "attributes", "class"})
 
 
@@ -143,7 +143,7 @@ def _integers(part: Any, name: str) -> tuple[int, ...]:
 
 def _counts(part: Any, name: str) -> tuple[int, ...]:
     sound = isinstance(part, tuple) and len(part) <= MAX_DIMS
-    _need(sound and all(type(each) is int and 0 <= each < MAX_BYTES for each in part), f"{name} that is not a size")
+    _need(sound and all(type(size) is int and 0 <= size < MAX_BYTES for size in part), f"{name} that is not a size")
     return tuple(part)
 
 
@@ -201,7 +201,7 @@ def _check_nested(parts: Mapping[str, Any]) -> None:
     offsets = parts["storage_offsets"]
     if isinstance(offsets, (list, tuple)):  # before torch 2
         lengths: tuple[int, ...] = (len(offsets),)
-        _need(all(type(each) is int and each >= 0 for each in offsets), "offsets that are not counts")
+        _need(all(type(offset) is int and offset >= 0 for offset in offsets), "offsets that are not counts")
     else:
         lengths = _integers(offsets, "offsets")
     _need(sizes == strides, "sizes and strides of different shapes")
@@ -238,7 +238,7 @@ def _check_quantized(parts: Mapping[str, Any]) -> None:
     for name in ("scales", "zero_points"):
         part = parts[name]
         if type(part) is list:
-            _need(all(type(each) in (int, float) for each in part), f"{name} that are not numbers")
+            _need(all(type(number) in (int, float) for number in part), f"{name} that are not numbers")
         shape_of = (len(part),) if type(part) is list else _shape(part, name)
         _need(shape_of == (shape[axis],), f"{shape_of} {name} for {shape[axis]} rows or columns")
 

@@ -1,8 +1,8 @@
-"""Casts of expressions: what was computed is rounded once, to the dtype that is wanted last. Pure.
+"""Casts of expressions: a computed tensor is rounded once, to the dtype that is requested last. Pure.
 
 A dequantized weight is its product in float32. Programs that compute in the dtype of the scales (`Dequantize.between`)
-round it to that one first, and so does a cast to another dtype of 16 bits; one to a wider dtype, and what is computed
-of the weight, take the product itself.
+round it to that one first, and so does a cast to another dtype of 16 bits; a cast to a wider dtype, and a computation
+with the weight, take the product itself.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from ckptconv.tensors.moves import Cast
 
 
 class Rounded(Convert):
-    """A tensor that was computed, rounded to the dtype that it may be stored in: a later cast, and what is computed of
-    it, goes back to the numbers before that. In a file it is like any other that was converted."""
+    """A computed tensor, rounded to the dtype that it may be stored in: a later cast or computation goes back to the
+    numbers before that. In a file it is like any other converted tensor."""
 
     __slots__ = ()
     fields = Convert.fields
 
 
 def cast(tensor: LazyTensor, dtype: DType) -> LazyTensor:
-    """Return `tensor` cast to `dtype`: each element is rounded once, of what it was before it was `rounded`."""
+    """Return `tensor` cast to `dtype`: each element is rounded once, from its value before it was `rounded`."""
     if tensor.dtype == dtype:
         return tensor
-    if not any(isinstance(each, Rounded) for each in _made_of(tensor)):
+    if not any(isinstance(expression, Rounded) for expression in _made_of(tensor)):
         return Convert(tensor, Cast(tensor.dtype.name, dtype.name), dtype)
     if isinstance(tensor, Rounded):
         return rounded(tensor.tensor, dtype)
@@ -34,7 +34,7 @@ def cast(tensor: LazyTensor, dtype: DType) -> LazyTensor:
 
 
 def rounded(tensor: LazyTensor, dtype: DType) -> LazyTensor:
-    """Return a computed `tensor` in `dtype`, for now: `cast` and `unrounded` go back to what was computed."""
+    """Return a computed `tensor` in `dtype`, for now: `cast` and `unrounded` go back to the computed numbers."""
     if dtype.itemsize > 2:
         tensor = _products(tensor)
     if tensor.dtype == dtype:
@@ -46,8 +46,8 @@ def rounded(tensor: LazyTensor, dtype: DType) -> LazyTensor:
 def unrounded(tensor: LazyTensor) -> LazyTensor:
     """Return the numbers that `tensor` has before they are rounded, in a dtype that holds all of them."""
     dtypes = {
-        each.tensor.dtype if isinstance(each, Rounded) and each.tensor.dtype.name in SUMMED else each.dtype
-        for each in _made_of(tensor)
+        inner.tensor.dtype if isinstance(inner, Rounded) and inner.tensor.dtype.name in SUMMED else inner.dtype
+        for inner in _made_of(tensor)
     }
     if len(dtypes) == 1:
         return cast(tensor, dtypes.pop())
@@ -55,7 +55,7 @@ def unrounded(tensor: LazyTensor) -> LazyTensor:
 
 
 def _made_of(tensor: LazyTensor) -> Iterator[LazyTensor]:
-    """Yield the expressions whose elements `tensor` has, each as it is, in whatever order."""
+    """Yield the expressions whose elements `tensor` has unchanged, in any order."""
     if isinstance(tensor, Concat):
         for part in tensor.parts:
             yield from _made_of(part)
@@ -70,7 +70,7 @@ def _is_view(tensor: LazyTensor) -> bool:
 
 
 def _within(tensor: LazyTensor, change: Callable[[LazyTensor], LazyTensor], dtype: DType) -> LazyTensor:
-    """Return a view or a joined tensor, with what it is made of changed to elements of `dtype`."""
+    """Return a view or a joined tensor, with its inner tensors changed to elements of `dtype`."""
     if isinstance(tensor, Concat):
         return Concat(tuple(map(change, tensor.parts)), tensor.dim)
     assert isinstance(tensor, Derived)

@@ -16,29 +16,29 @@ if TYPE_CHECKING:
 _SOON = 1 << 12
 
 
-def same(one: memoryview | bytes, other: memoryview | bytes) -> bool:
+def same(left: memoryview | bytes, right: memoryview | bytes) -> bool:
     """Whether two runs of bytes, of one length, are equal."""
     import numpy as np
 
-    whole = len(one) // 8
-    first, second = (np.frombuffer(each, "u8", whole) for each in (one, other))
-    # What differs mostly does so soon.
+    whole = len(left) // 8
+    first, second = (np.frombuffer(data, "u8", whole) for data in (left, right))
+    # Unequal runs mostly differ soon.
     return all((first[part] == second[part]).all() for part in (slice(_SOON), slice(_SOON, None))) and (
-        one[8 * whole :] == other[8 * whole :]
+        left[8 * whole :] == right[8 * whole :]
     )
 
 
-def differing(one: memoryview | bytes, other: memoryview | bytes, itemsize: int) -> Mask:
+def differing(left: memoryview | bytes, right: memoryview | bytes, itemsize: int) -> Mask:
     """Return for each element, of `itemsize` bytes, whether its bits differ. Both have the same length."""
     import numpy as np
 
     code = f"u{itemsize}" if itemsize in (1, 2, 4, 8) else f"V{itemsize}"
-    first, second = (np.frombuffer(each, code) for each in (one, other))
+    first, second = (np.frombuffer(data, code) for data in (left, right))
     unequal: Mask
     if code[0] == "u":
         unequal = first != second
     else:
-        rows = [each.view("u1").reshape(-1, itemsize) for each in (first, second)]
+        rows = [elements.view("u1").reshape(-1, itemsize) for elements in (first, second)]
         unequal = (rows[0] != rows[1]).any(axis=1)
     return unequal
 

@@ -1,4 +1,4 @@
-"""What computes elements of several others, or of parts of words: kernels, and the tensor that is made tile by tile.
+"""Computed tensors: kernels that take several elements, or parts of words, and `Tiled`, computed tile by tile.
 
 Most checkpoints are only moved: they need none of this.
 """
@@ -53,13 +53,13 @@ class WeightedSum(NamedTuple):
 
 
 class Tiling(NamedTuple):
-    """How tiles of a kernel are made, which has it as `tiling`; without, as by default. Of a `Tiled`:
+    """Properties of a kernel's tiles: the `tiling` of a kernel, or else these defaults. For a `Tiled`:
 
-    - `cast_from` is how many bytes an element has that the kernel casts as it makes it, None if it casts none.
-    - `sides` are those of tiles of at most so many elements, () for whole rows.
+    - `cast_from` is the size of an element (bytes) before the kernel casts it, None if it casts none.
+    - `sides` are the sides of tiles of at most so many elements, () for whole rows.
     - `most` is the most elements of a tile, None if there is no such number.
     - `unrounded` is the kernel that does the same, and does not round its result.
-    - `decodes`: it makes weights of codes.
+    - `decodes`: it computes weights from codes.
     """
 
     cast_from: Callable[[Tiled], int | None] = lambda tensor: None
@@ -75,7 +75,7 @@ _TILING = Tiling()
 class Box(NamedTuple):
     """Part of an input of a tile: elements of `dtype`, `counts` of them from index `starts` on along each dimension.
 
-    `axes` say what its dimensions are (`Axis`). It lies at byte `offset` of the tile's source.
+    `axes` describe its dimensions (`Axis`). It lies at byte `offset` of the tile's source.
     """
 
     offset: int
@@ -86,9 +86,9 @@ class Box(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """Make the tile of `counts` elements from index `starts` on of boxes of several inputs, by `kernel`.
+    """Compute the tile of `counts` elements from index `starts` on from boxes of several inputs, by `kernel`.
 
-    `cast` is the dtype that its elements are cast to as they are made, if that is another.
+    `cast` is the dtype to which its elements are cast as they are computed, if that is another.
     """
 
     kernel: Kernel
@@ -102,7 +102,7 @@ class Tile(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """What a dimension of an input is of a tensor that is computed tile by tile.
+    """A dimension of an input, in relation to a tensor that is computed tile by tile.
 
     Element i along dimension `dim` of the tensor needs elements ⌊i·num/den⌋ to ⌈(i+1)·num/den⌉ of the input along this
     one: 1/128 for the scales of blocks of 128, 4/32 for words of 32 bits that hold codes of 4. Every element needs all
@@ -136,7 +136,7 @@ class Computed(Composed):
         raise NotImplementedError
 
     def _kernel(self, tile: TileOf, offsets: Sequence[int]) -> Kernel:
-        """Return the kernel that makes `tile` of inputs at these `offsets`."""
+        """Return the kernel that computes `tile` from inputs at these `offsets`."""
         raise NotImplementedError
 
     def moves(self, start: int, stop: int, order: Order = "output", limit: int = BLOCK) -> Iterator[Move]:
@@ -205,11 +205,10 @@ class Joined(Computed):
 
 
 class Tiled(Computed):
-    """A tensor made by `kernel`, tile by tile: `axes` say for each part, and each of its dimensions, what a tile needs.
+    """A tensor computed by `kernel`, tile by tile: `axes` say for each dimension of a part which elements a tile needs.
 
-    Its first element is the one of index `starts` of the tensor that `axes` are about, which it is a box of. `whole` is
-    the tile, at multiples of its sides, of which the kernel needs the inputs of every element; () if each needs its own
-    only.
+    It is a box of the tensor that `axes` describe, from index `starts` on. `whole` are the sides of the tiles, at
+    multiples of them, for which the kernel needs the inputs of every element; () if an element needs its own only.
     """
 
     __slots__ = ("axes", "dtype", "kernel", "parts", "shape", "starts", "whole")
@@ -255,7 +254,7 @@ class Tiled(Computed):
 
     @property
     def _widest(self) -> int:
-        # A tile needs no more bytes than it makes, but for what a larger one needs whole, and for what is reduced.
+        # A tile needs no more bytes than it has, except for inputs that a larger one needs whole, and for reductions.
         reduced = math.prod(max(-(-axis.num // axis.den), 1) for axis in self.axes[0])
         return max(self.dtype.itemsize, self.parts[0].dtype.itemsize * reduced if self.whole or reduced > 1 else 0)
 
@@ -271,7 +270,7 @@ class Tiled(Computed):
                 for target, at, counts in cells(self.shape, place, self.starts, sides, most, item):
                     starts = tuple(index + start for index, start in zip(at, self.starts, strict=True))
                     needed = list(self._boxes(starts, counts))
-                    yield TileOf(target, starts, counts, [self._input(*each) for each in needed], needed)
+                    yield TileOf(target, starts, counts, [self._input(*box) for box in needed], needed)
             return
         if order == "source" and self.scattered:
             strides = self._source_strides()
@@ -282,7 +281,7 @@ class Tiled(Computed):
             at, counts = self._place(box.target.offset // item, [count for count, _ in box.dims])
             starts = tuple(index + start for index, start in zip(at, self.starts, strict=True))
             needed = list(self._boxes(starts, counts))
-            yield TileOf(box.target, starts, counts, [self._input(*each) for each in needed], needed)
+            yield TileOf(box.target, starts, counts, [self._input(*inner) for inner in needed], needed)
 
     def _place(self, at: int, inner: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the index of element `at`, and the extent of a box from there on that has `inner` along the last
@@ -297,22 +296,22 @@ class Tiled(Computed):
         most, columns = MOST_NEEDED, self.shape[-1] if self.shape else 1
         for part, axes in zip(self.parts, self.axes, strict=True):
             needed = {axis.dim for axis in axes if axis.num}
-            each = part.dtype.itemsize * math.prod(
+            length = part.dtype.itemsize * math.prod(
                 extent for axis, extent in zip(axes, part.shape, strict=True) if not axis.num
             )
             if len(needed) == 1 and needed != {len(self.shape) - 1}:
                 # A tile of whole rows needs it once for each; one of a part of a row, once.
-                most = min(most, max(MOST_NEEDED // max(each, 1), 1) * columns)
-            elif needed and each * columns > MOST_NEEDED:
-                most = min(most, max(MOST_NEEDED // each, 1))
+                most = min(most, max(MOST_NEEDED // max(length, 1), 1) * columns)
+            elif needed and length * columns > MOST_NEEDED:
+                most = min(most, max(MOST_NEEDED // length, 1))
         return most
 
     def _source_strides(self) -> tuple[int, ...]:
         """Return strides that order the dimensions as the codes have them."""
         order = [axis.dim for axis in self.axes[0]]
         order = [*(dim for dim in range(len(self.shape)) if dim not in order), *order]
-        found = dict(zip(order, contiguous_strides([self.shape[dim] for dim in order]), strict=True))
-        return tuple(found[dim] for dim in range(len(self.shape)))
+        strides = dict(zip(order, contiguous_strides([self.shape[dim] for dim in order]), strict=True))
+        return tuple(strides[dim] for dim in range(len(self.shape)))
 
     def _boxes(
         self, starts: tuple[int, ...], counts: tuple[int, ...]
@@ -343,8 +342,8 @@ class Tiled(Computed):
         return box, 0, box.nbytes
 
     def _kernel(self, tile: TileOf, offsets: Sequence[int]) -> Kernel:
-        found = zip(offsets, tile.boxes, self.axes, strict=True)
-        boxes = (Box(at, part.dtype.name, starts, counts, axes) for at, (part, starts, counts), axes in found)
+        inputs = zip(offsets, tile.boxes, self.axes, strict=True)
+        boxes = (Box(at, part.dtype.name, starts, counts, axes) for at, (part, starts, counts), axes in inputs)
         return Tile(self.kernel, tile.starts, tile.counts, tuple(boxes))
 
     ALIGNMENT = 16

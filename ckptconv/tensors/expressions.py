@@ -43,7 +43,7 @@ MAX_DEPTH, MAX_DIMS, MAX_ELEMENTS = 32, 64, 1 << 63
 class Kind(NamedTuple):
     """An expression: its class, and its fields with the form of each."""
 
-    made: type[LazyTensor]
+    cls: type[LazyTensor]
     fields: tuple[tuple[str, str], ...]
 
 
@@ -84,10 +84,10 @@ EXPRESSIONS: dict[str, Kind] = {
     "inline": Kind(Inline, (("data", "data"), ("dtype", "dtype"), ("shape", "shape"))),
     "zeros": Kind(Zeros, (("dtype", "dtype"), ("shape", "shape"))),
 }
-_NAMES = {kind.made: name for name, kind in EXPRESSIONS.items()}
+_NAMES = {kind.cls: name for name, kind in EXPRESSIONS.items()}
 # A kernel is a list too: its name, then its fields. These are the trunk's own.
 KERNELS: dict[str, type[Any]] = {
-    maker.name: made for makers in (CONVERTING, JOINING, TILING) for made, maker in makers.items()
+    maker.name: kernel for makers in (CONVERTING, JOINING, TILING) for kernel, maker in makers.items()
 }
 
 
@@ -95,7 +95,7 @@ KERNELS: dict[str, type[Any]] = {
 
 
 class Encoder:
-    """Makes JSON of expressions. `files` and `lists` are what they refer to by index."""
+    """Encodes expressions as JSON. They refer to `files` and `lists` by index."""
 
     def __init__(self) -> None:
         self._files: dict[File, int] = {}
@@ -110,13 +110,13 @@ class Encoder:
 
     @property
     def lists(self) -> list[list[int]]:
-        return [list(each) for each in self._lists]
+        return [list(numbers) for numbers in self._lists]
 
     def encode(self, tensor: LazyTensor) -> list[Any]:
         """Return `tensor` as JSON, without facts that its bytes do not tell. Raise TypeError for an unknown class."""
         if isinstance(tensor, Tagged):
             return self.encode(tensor.tensor)
-        # A file holds the numbers as they are rounded: whoever reads it casts those.
+        # A file holds the numbers as they are rounded: its readers cast those.
         name = "convert" if isinstance(tensor, Rounded) else _NAMES.get(type(tensor))
         if name is None:
             raise TypeError(f"{type(tensor).__name__} has no form in JSON")
@@ -157,7 +157,7 @@ _ENCODE: dict[str, Callable[[Encoder, Any], Any]] = {
     "tensor": Encoder.encode,
     "tensors": lambda self, parts: [self.encode(part) for part in parts],
     "kernel": lambda _, kernel: [_name_of(type(kernel)), *kernel],
-    "axes": lambda _, axes: [[list(axis) for axis in each] for each in axes],
+    "axes": lambda _, axes: [[list(axis) for axis in part] for part in axes],
     "data": lambda _, data: base64.b64encode(data).decode(),
 }
 
@@ -166,16 +166,16 @@ _ENCODE: dict[str, Callable[[Encoder, Any], Any]] = {
 
 
 class Decoder:
-    """Makes expressions of JSON that is not trusted. Every number is checked against the files it refers to.
+    """Decodes expressions from JSON that is not trusted. Every number is checked against the files it refers to.
 
-    `decode` raises ValueError, which says what is wrong, for anything that `Encoder` cannot have made.
+    `decode` raises ValueError, with the reason, for any JSON that `Encoder` does not write.
     """
 
     def __init__(self, files: Sequence[File], lists: Any) -> None:
         self._files = files
-        if type(lists) is not list or not all(type(each) is list for each in lists):
+        if type(lists) is not list or not all(type(numbers) is list for numbers in lists):
             raise ValueError("its lists are not lists")
-        self._lists: list[tuple[int, ...]] = [tuple(map(_count, each)) for each in lists]
+        self._lists: list[tuple[int, ...]] = [tuple(map(_count, numbers)) for numbers in lists]
         self._file_lists: dict[int, tuple[File, ...]] = {}
         # Bytes after the base in the rank that has least, by the tuples of files and bases.
         self._least: dict[Hashable, int] = {}
@@ -216,7 +216,7 @@ class Decoder:
         if form == "tensors":
             if type(value) is not list or not value:
                 raise ValueError(f"{_shown(value)} is not a list of expressions")
-            return tuple(self.decode(each, depth + 1) for each in value)
+            return tuple(self.decode(item, depth + 1) for item in value)
         if form == "strides" and value is None:
             return contiguous_strides(before["shape"])
         return _DECODE[form](self, value)
@@ -322,7 +322,7 @@ def _check_dim(tensor: LazyTensor, dim: int) -> None:
 
 
 def _check_elements(shape: tuple[int, ...]) -> None:
-    # The empty dimensions do not make the others smaller: strides are products of those.
+    # Empty dimensions do not make the others smaller: strides are products of the others.
     if math.prod(max(extent, 1) for extent in shape) >= MAX_ELEMENTS:
         raise ValueError(f"{_shown(list(shape))} are more elements than can be counted")
 
@@ -368,7 +368,7 @@ def _kernel(value: Any) -> Kernel:
     settings = value[1:]
     if len(settings) != len(kind._fields):
         raise ValueError(f"{_shown(value)} has {len(settings)} fields, where {value[0]} has {len(kind._fields)}")
-    kernel: Kernel = kind(*(_FIELDS[form](each) for form, each in zip(_forms(value[0]), settings, strict=True)))
+    kernel: Kernel = kind(*(_FIELDS[form](setting) for form, setting in zip(_forms(value[0]), settings, strict=True)))
     return kernel
 
 
@@ -468,7 +468,7 @@ def _shown(value: Any) -> str:
     """Return the beginning of `value`, which may be large."""
     if type(value) is list:
         value = list(itertools.islice(value, 4)) + (["…"] if len(value) > 4 else [])
-        return f"[{', '.join(_shown(each) if type(each) is not list else '[…]' for each in value)}]"
+        return f"[{', '.join(_shown(item) if type(item) is not list else '[…]' for item in value)}]"
     if type(value) is dict:
         return "an object"
     return repr(value)[:60]

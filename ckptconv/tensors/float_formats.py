@@ -50,7 +50,7 @@ _LOCAL = threading.local()
 def scratch(use: str, nbytes: int) -> Array:
     """Return `nbytes` bytes for a use of this thread, whose contents the next call for the same use may overwrite.
 
-    Fresh memory of this size costs as much as what is computed in it: the system clears each of its pages.
+    Fresh memory of this size costs as much as the computation in it: the system clears each of its pages.
     """
     known: Array | None = getattr(_LOCAL, use, None)
     if known is None or len(known) < nbytes:

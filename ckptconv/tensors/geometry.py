@@ -97,12 +97,12 @@ def bands(
             yield _Box(Runs(done * item, item), origin, ())
             return
         size, stride = sizes[dim], strides[dim]
-        index, rest = divmod(low, size)
-        if rest:
+        index, left_over = divmod(low, size)
+        if left_over:
             end = min(size, high - index * size)
-            yield from walk(dim + 1, rest, end, origin + index * stride, done + index * size)
+            yield from walk(dim + 1, left_over, end, origin + index * stride, done + index * size)
             index += 1
-        stop, rest = divmod(high, size)
+        stop, left_over = divmod(high, size)
         rows = limit // size
         while index < stop and rows:
             count = min(rows, stop - index)
@@ -113,8 +113,8 @@ def bands(
         while index < stop:
             yield from walk(dim + 1, 0, size, origin + index * stride, done + index * size)
             index += 1
-        if index == stop and rest:
-            yield from walk(dim + 1, 0, rest, origin + stop * stride, done + stop * size)
+        if index == stop and left_over:
+            yield from walk(dim + 1, 0, left_over, origin + stop * stride, done + stop * size)
 
     return walk(0, first, last, 0, 0)
 
@@ -128,7 +128,7 @@ class Tile(NamedTuple):
     counts: tuple[int, ...]
 
 
-# What a written run costs, in read ones: a write allocates pages, and locks its file.
+# The cost of a written run, in read ones: a write allocates pages, and locks its file.
 _WRITE = 4
 # Bytes of a cache line; and how many a run may have before one less matters little.
 _LINE, _FEW_LINES = 64, 8
@@ -157,8 +157,8 @@ def tiles(shape: tuple[int, ...], strides: tuple[int, ...], limit: int, item: in
 
 
 def _block(shape: tuple[int, ...], by_source: list[int], by_result: list[int], run: int, limit: int) -> tuple[int, ...]:
-    """Return the extents of a block of at most `limit` elements, of which about `run` lie beside each other in the
-    result, and as many as there is room for in the file."""
+    """Return the extents of a block of at most `limit` elements. About `run` of them are contiguous in the result, and
+    as many as fit are contiguous in the file."""
     tile = [1] * len(shape)
     for dims, most in ((by_result, run), (by_source, limit), (by_result, limit)):
         factor = most // math.prod(tile)
@@ -181,7 +181,7 @@ def _of_odd_lines(tile: tuple[int, ...], dim: int, shape: tuple[int, ...], item:
 
 
 def _run(shape: tuple[int, ...], dims: list[int], tile: tuple[int, ...]) -> int:
-    """Return how many elements of a block lie beside each other, `dims` being in the order of their strides."""
+    """Return how many elements of a block are contiguous, `dims` being in the order of their strides."""
     run = 1
     for dim in dims:
         run *= tile[dim]
@@ -274,8 +274,8 @@ def gather(file: File, base: int, box: _Box, item: int, most: int) -> Move:
 
 
 def slices(gather: Gather, most: int) -> Iterator[tuple[int, Gather]]:
-    """Yield what makes the result of `gather` piece by piece, each of at most `most` elements, and from which byte of
-    the source on."""
+    """Yield gathers that make the result of `gather` piece by piece, each of at most `most` elements, and the byte of
+    the source at which each begins."""
     shape, strides, item = gather
     inner = math.prod(shape[1:])
     if inner > most:
@@ -330,8 +330,8 @@ def row_runs(start: int, stop: int, row: int, limit: int) -> Iterator[tuple[int,
 def spread(move: Move, width: int, row: int, begin: int) -> Iterator[Move]:
     """Yield `move` for a wider tensor.
 
-    It makes bytes of a tensor with rows of `width` bytes. In the wider tensor these are in rows of `row` bytes, from
-    byte `begin` of each.
+    Its result are bytes of a tensor with rows of `width` bytes. In the wider tensor these are in rows of `row` bytes,
+    from byte `begin` of each.
     """
     if width == row:
         yield move
@@ -366,12 +366,12 @@ def _regular(offset: int, axis: tuple[int, int], width: int) -> Iterator[tuple[i
     """Yield the indices of an axis, of which the first is at byte `offset`, in as few intervals as begin and end where
     rows of `width` bytes do; one by one if there are no such."""
     count, distance = axis
-    each, rest = divmod(width, distance)
-    if rest or not each:
+    per_row, left_over = divmod(width, distance)
+    if left_over or not per_row:
         yield from ((index, index + 1) for index in range(count))
         return
-    first = min(-(-(width - offset % width) // distance) % each, count)
-    last = first + (count - first) // each * each
+    first = min(-(-(width - offset % width) // distance) % per_row, count)
+    last = first + (count - first) // per_row * per_row
     ends = sorted({0, first, last, count})
     if len(ends) == 2:
         ends = list(range(count + 1))
@@ -384,12 +384,12 @@ def _spread_runs(runs: Runs, width: int, row: int, begin: int) -> Runs | None:
     first, low = divmod(offset, width)
     if not low and length > width and not length % width:
         length, grid = width, (*grid, (length // width, width))
-    # A run and those beside it in its row end at byte `high` of the row; the other axes go from row to row.
+    # A run and its neighbours in its row end at byte `high` of the row; the other axes go from row to row.
     high = low + length
     wider = []
     for count, distance in reversed(grid):
-        rows, rest = divmod(distance, width)
-        if not rest:
+        rows, left_over = divmod(distance, width)
+        if not left_over:
             wider.append((count, rows * row))
             continue
         # An axis that goes on in the next row is two: the indices in a row, and the rows.

@@ -27,7 +27,7 @@ Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
 # The sizes of words, and the kinds of dtypes that have signs.
 _WORDS, _SIGNED = (1, 2, 4, 8), frozenset("iufc")
-# Elements that are summed at a time: with the sum, and what is added to it, they stay in the second-level cache.
+# Elements that are summed at a time: with the sum and the next term, they stay in the second-level cache.
 _SUMMED = 1 << 15
 # The tile of a transpose: bytes along the rows of the source, and elements along those of the result, so that both stay
 # in the second-level cache. Rows of the source that are a multiple of more than a cache line (bytes) apart would share
@@ -325,11 +325,11 @@ def _tile(tile: Tile, data: memoryview, out: memoryview) -> int:
 
 
 class ElementMaker(NamedTuple):
-    """How a kernel makes each element of the result of an element of each input.
+    """A kernel that computes each element of the result from an element of each input.
 
     `name` is its name in JSON. `run` takes the kernel, the inputs one after the other, and room for the result, and
     returns how many finite values became infinite. `sizes` gives the bytes of an element of all inputs, and of the
-    result. `fits` says whether the kernel makes elements of a dtype of such of others.
+    result. `fits` says whether the kernel converts elements of given dtypes to elements of another.
     """
 
     name: str
@@ -374,13 +374,13 @@ def _fits_terms(kernel: WeightedSum, before: Sequence[DType], after: DType) -> b
 
 
 class _Functions(dict[type[Any], Callable[[Any, memoryview, memoryview], int]]):
-    """What carries out each kernel: of a feature's, what its maker has."""
+    """The function that carries out each kernel; for a feature's kernel, that of its `run`."""
 
     def __missing__(self, kernel: type[Any]) -> Callable[[Any, memoryview, memoryview], int]:
         return self.setdefault(kernel, JOINING[kernel].run)
 
 
-# What converts the elements of a `Convert`, and what joins those of a `Joined`.
+# Kernels that convert the elements of a `Convert`, and kernels that join those of a `Joined`.
 CONVERTING: dict[type[Any], ElementMaker] = {
     Cast: ElementMaker(
         "cast",
@@ -427,5 +427,5 @@ JOINING = ByKernel(
     },
 )
 FUNCTIONS = _Functions(
-    {made: maker.run for made, maker in (*CONVERTING.items(), *JOINING.items())} | {Gather: _gather, Tile: _tile}
+    {kernel: maker.run for kernel, maker in (*CONVERTING.items(), *JOINING.items())} | {Gather: _gather, Tile: _tile}
 )

@@ -1,4 +1,4 @@
-"""`LazyTensor` expressions: where the bytes of a tensor are, and the `Move`s that produce them.
+"""`LazyTensor` expressions: the places of a tensor's bytes, and the `Move`s that produce them.
 
 A `LazyTensor` is a dtype, a shape and an expression over byte ranges of files. It holds no data and opens no file. It
 answers one question: which source bytes make up bytes `start` to `stop` of this tensor (C order, little-endian)? The
@@ -57,12 +57,12 @@ Equal: TypeAlias = "tuple[str, LazyTensor, LazyTensor]"
 class LazyTensor:
     """A tensor that is not loaded: `dtype`, `shape`, and where its bytes are. The base class of all expressions.
 
-    Nobody changes one: they are shared, and keys of dicts. There may be a million, and frozen dataclasses take four
-    times as long to make, and every start of a program some more.
+    Expressions are never changed: they are shared, and keys of dicts. There may be a million; frozen dataclasses would
+    take four times as long to make, and delay every start of a program.
     """
 
     __slots__ = ()
-    # The names of what it is made of: the arguments of its class, and by default what it has. Equal ones are equal.
+    # Names of its fields: the arguments of its class, by default its slots. With equal fields, expressions are equal.
     fields: ClassVar[tuple[str, ...]]
     _values: ClassVar[attrgetter[Any]]
     dtype: DType
@@ -129,8 +129,8 @@ class LazyTensor:
         """Yield the moves that make bytes `start` to `stop`; their targets count from the first byte of the tensor.
 
         Together the targets cover the interval once. In "source" order, the moves of a whole tensor come in file order,
-        wherever they go. No move makes more than `limit` bytes. None reads more than about twice that; in "source"
-        order, none reads more than `limit`.
+        with targets in any order. No move makes more than `limit` bytes. None reads more than about twice that; in
+        "source" order, none reads more than `limit`.
         """
         raise NotImplementedError
 
@@ -600,7 +600,7 @@ def _density(shape: tuple[int, ...], strides: tuple[int, ...], item: int) -> flo
 
 
 class Handle:
-    """What stands for an expression, with open files beside it. Only the expression goes into a file."""
+    """A placeholder of an expression, together with open files. Only the expression goes into a file."""
 
     __slots__ = ()
 
@@ -636,7 +636,7 @@ def packed(tensors: Iterable[LazyTensor]) -> Counter[File]:
 
 
 def _joined_parts(tensor: LazyTensor) -> Iterator[LazyTensor]:
-    """Yield what a tensor is joined of, each as it is stored."""
+    """Yield the stored tensors that a tensor is joined from."""
     while isinstance(tensor, (Tagged, View, Convert)):
         tensor = tensor.tensor
     if not isinstance(tensor, Concat):

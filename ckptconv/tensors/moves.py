@@ -18,7 +18,7 @@ GAP = 2048
 Order: TypeAlias = Literal["output", "source"]
 # The name of a dtype, as a field of a kernel.
 DTypeName: TypeAlias = Annotated[str, "dtype"]
-# What is applied to bytes on their way: one of the named tuples below, or another that `kernels` knows how to make.
+# A kernel, which is applied to bytes on their way: one of the named tuples below, or another that `kernels` knows.
 Kernel: TypeAlias = "tuple[Any, ...]"
 
 
@@ -43,7 +43,7 @@ class Packed(NamedTuple):
     """Compressed data: `nbytes` bytes from byte `offset` of `file`.
 
     `method` is "deflate", "zstandard", "crc32c" (as it is, with its checksum behind it), or that of a feature, which
-    lays out what zstandard unpacks (`storage.spool`).
+    lays out the bytes that zstandard unpacks (`storage.spool`).
     `crc` is the CRC-32 of the uncompressed data, if it is recorded.
     """
 
@@ -143,8 +143,8 @@ class Assembled(NamedTuple):
 class Move(NamedTuple):
     """A unit of work no larger than one buffer.
 
-    Read `source` from `file`, packed run after run. If `file` is None, `source` is the bytes themselves, or what other
-    moves make. Apply `kernels` in turn. Put the result at `target` of the tensor, run after run.
+    Read `source` from `file`, packed run after run. If `file` is None, `source` is the bytes themselves, or the moves
+    that make them. Apply `kernels` in turn. Put the result at `target` of the tensor, run after run.
     """
 
     target: Runs

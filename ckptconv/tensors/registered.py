@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Home(NamedTuple):
-    """Where kernels of a feature are: their names in JSON, and its folder."""
+    """The home of a feature's kernels: their names in JSON, and its folder."""
 
     names: tuple[str, ...]
     folder: str
@@ -32,18 +32,18 @@ class Home(NamedTuple):
 
 
 HOMES: tuple[Home, ...] = (
-    Home(("dequantize", "quantize", "rescale"), "ckptconv.features.quantized"),
+    Home(("dequantize", "quantize", "rescale", "largest", "quantize fp4"), "ckptconv.features.quantized"),
     Home(("xor", "overlay"), "ckptconv.features.deltas"),
     Home(("low rank", "magnitude"), "ckptconv.features.merge"),
 )
 
 
 class ByKernel(dict[type[Any], T], Generic[T]):
-    """What the trunk has for each of its kernels; and for one of a feature, when it is asked for, what the feature's
-    table of the same name has."""
+    """A table of the trunk by kernel. An entry for a feature's kernel is looked up, when it is asked for, in the
+    feature's table of the same name."""
 
-    def __init__(self, called: str, own: Mapping[type[Any], T], *, evaluating: bool = False) -> None:
-        super().__init__(own)
+    def __init__(self, called: str, entries: Mapping[type[Any], T], *, evaluating: bool = False) -> None:
+        super().__init__(entries)
         self._called, self._evaluating = called, evaluating
 
     def __missing__(self, kernel: type[Any]) -> T:
@@ -55,7 +55,7 @@ class ByKernel(dict[type[Any], T], Generic[T]):
         raise KeyError(kernel)
 
     def find(self, kernel: type[Any]) -> T | None:
-        """Return what there is for a kernel, None for one that is of another kind."""
+        """Return the entry of a kernel, None for a kernel of another kind."""
         try:
             return self[kernel]
         except KeyError:

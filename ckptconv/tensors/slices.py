@@ -35,7 +35,7 @@ class Span(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """Where the indices of one dimension of a result are in a tensor: `length` of them, each `step` further along
+    """The places of the indices of one dimension of a result in a tensor: `length` of them, each `step` further along
     dimension `dim` than the one before."""
 
     length: int
@@ -55,8 +55,8 @@ def strided(tensor: LazyTensor, starts: Sequence[int], axes: Sequence[Steps]) ->
     """Return the elements of `tensor` at index `starts[d]` and on along each dimension d, by the steps of `axes`.
 
     The result has one dimension for each of `axes`, of which several may go along one dimension of `tensor`: all must
-    stay inside it, and steps are at least 1. What is made of stored elements is made of stored elements again. Only
-    what cuts a tensor without regard to its shape, as the partitions of ZeRO-3 do, becomes `Picked`.
+    stay inside it, and steps are at least 1. An expression of stored elements becomes one of stored elements again.
+    Only an expression that cuts a tensor without regard to its shape, as partitions of ZeRO-3 do, becomes `Picked`.
     """
     shape = tuple(axis.length for axis in axes)
     if isinstance(tensor, Zeros) or not math.prod(shape):
@@ -105,7 +105,7 @@ def _strides(axes: Sequence[Steps], strides: Sequence[int]) -> tuple[int, ...]:
 
 
 def _moved(starts: Sequence[int], dim: int, distance: int) -> list[int]:
-    return [start + distance if each == dim else start for each, start in enumerate(starts)]
+    return [start + distance if at == dim else start for at, start in enumerate(starts)]
 
 
 def _of_parts(tensor: Concat, starts: Sequence[int], axes: Sequence[Steps]) -> LazyTensor:
@@ -183,10 +183,10 @@ def viewed(tensor: LazyTensor, shape: tuple[int, ...]) -> LazyTensor:
 
 
 def opened(tensor: LazyTensor, shape: tuple[int, ...] | None = None) -> LazyTensor:
-    """Return the same bytes as an expression that `strided` takes apart to stored elements, where there is one.
+    """Return the same bytes as an expression that `strided` takes apart to stored elements, if there is one.
 
-    That has views of the parts of a joined tensor, instead of a view of the whole. It has the shape `shape`, or if that
-    is None the one of what is inside views.
+    It has views of the parts of a joined tensor, instead of a view of the whole. It has the shape `shape`, or if that
+    is None the shape of the tensor inside the views.
     """
     if isinstance(tensor, Tagged) or (isinstance(tensor, View) and tensor.dtype == tensor.tensor.dtype):
         stored = as_stored(tensor) if shape is None else None

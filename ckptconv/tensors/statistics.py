@@ -116,7 +116,7 @@ class Moments:
             self.max = other.max if self.max is None else max(self.max, other.max)
         if other.count:
             mine = self.sums or (Fraction(0),) * len(other.sums)
-            self.sums = tuple(one + more for one, more in zip(mine, other.sums, strict=True))
+            self.sums = tuple(total + more for total, more in zip(mine, other.sums, strict=True))
             self.squares += other.squares
 
     def statistics(self) -> Statistics:
@@ -128,7 +128,7 @@ class Moments:
             return Statistics(low, high, float(low), 0.0, *counts)
         means = [total / self.count for total in self.sums]
         variance = self.squares / self.count - sum(mean * mean for mean in means)
-        mean = [float(each) for each in means]
+        mean = [float(component) for component in means]
         return Statistics(low, high, mean[0] if len(mean) == 1 else mean, root(variance), *counts)
 
 
@@ -212,8 +212,8 @@ def _of_floats(block: Array, scratch: Array) -> Moments:
 
 
 def root(value: Fraction) -> float:
-    """Return the square root, also of what is too large or small for a float; 0 of what rounding made negative. A root
-    that is too large itself becomes the largest float."""
+    """Return the square root, also of a number too large or small for a float; 0 of one that rounding made negative. A
+    root that is too large itself becomes the largest float."""
     if value <= 0:
         return 0.0
     half = (value.numerator.bit_length() - value.denominator.bit_length()) // 2

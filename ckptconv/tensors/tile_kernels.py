@@ -1,7 +1,7 @@
-"""What makes tiles: of codes and scales, of factors, of weights that are quantized. With numpy.
+"""Kernels of tiles: from codes and scales, from factors, from weights that are quantized. With numpy.
 
-A tile is a box of a tensor that is computed of several others (`computing.Tiled`). Which kernel makes what, and of
-which tensors, is said where the kernel is: all are those of features.
+A tile is a box of a tensor that is computed from several others (`computing.Tiled`). All these kernels are those of
+features, which say what a kernel computes, and from which tensors.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 class TileMaker(NamedTuple):
-    """How a kernel makes a tile: its name in JSON, the dtype of its elements, or what tells it, the function that fills
-    an array of them, and whether a tensor is one that it makes.
+    """A kernel of tiles: its name in JSON, the dtype of its elements, or a function that returns it, the function that
+    fills an array of them, and a predicate of the tensors that it computes.
 
     `fill` takes the tile, the bits of its inputs (unsigned integers in the shapes of the boxes), and the array. It
     returns how many finite values became infinite in a cast.
@@ -35,7 +35,7 @@ class TileMaker(NamedTuple):
     fits: Callable[[Tiled], bool]
 
 
-# What makes the tiles of a `Tiled`.
+# Kernels that compute the tiles of a `Tiled`.
 TILING: ByKernel[TileMaker] = ByKernel("TILING", {})
 
 
@@ -46,7 +46,7 @@ def tile_dtype(kernel: Kernel) -> str:
 
 
 def fill(tile: Tile, data: memoryview, out: memoryview) -> int:
-    """Make a tile of its inputs in `data`. Return how many finite values became infinite."""
+    """Compute a tile from its inputs in `data`. Return how many finite values became infinite."""
     np = numpy_module()
     arrays = []
     for box in tile.boxes:

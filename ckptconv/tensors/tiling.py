@@ -9,7 +9,7 @@ from ckptconv.tensors.geometry import contiguous_strides, tiles
 from ckptconv.tensors.lazy import Composed, Concat, Convert, Derived, LazyTensor, Stored, Tagged, View
 from ckptconv.tensors.moves import Assembled, Move
 
-# Parts of a joined tensor that have fewer bytes beside each other are put together before they are written.
+# Parts of a joined tensor with shorter contiguous runs are put together before they are written.
 _LONG = 4096
 
 
@@ -29,7 +29,7 @@ def _is_plain(tensor: LazyTensor) -> bool:
 def joined_tiles(tensor: LazyTensor, limit: int) -> Iterator[Move]:
     """Yield moves of at most `limit` bytes that make all of `tensor`, each a block of it.
 
-    What goes into a block is read from all parts, and put together before it is written.
+    The elements of a block are read from all parts, and put together before it is written.
     """
     from ckptconv.tensors.slices import Steps, opened, strided
 

@@ -1,4 +1,4 @@
-"""Compare an output, bit for bit, with what its source gives.
+"""Compare an output, bit for bit, with the result that its source gives.
 
 In: a source, an output, options. Out: a `Verification`, or the first difference. `evaluate` computes a tensor's
 elements with code of its own. `output` reads safetensors outputs strictly: the safetensors library must read them
@@ -6,7 +6,7 @@ alike, and would write their headers alike. `provenance` checks manifests. The e
 as for a conversion; no code that moves a conversion's bytes is used.
 """
 
-# What to do about an output that does not agree with itself, and about a file that is not what it says.
+# Advice about an output that does not agree with itself, and about a file that is not what it says.
 from __future__ import annotations
 
 STALE = "It belongs to another version of these files; convert again."

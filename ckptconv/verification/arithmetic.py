@@ -1,4 +1,4 @@
-"""What kernels make of bits, by arithmetic of their own: casts go through exact float64 numbers."""
+"""Evaluate kernels with arithmetic independent of theirs: casts go through exact float64 numbers."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def converted(expression: Convert, bits: Array) -> Array:
     """Apply the kernel of `expression` to elements of its tensor."""
     if bits.ndim != 1:
         return converted(expression, bits.reshape(-1)).reshape(bits.shape)
-    made = _CONVERTED[type(expression.kernel)](expression.kernel, expression.tensor.dtype, bits)
-    return made.reshape(-1).view(code_of(expression.dtype))
+    result = _CONVERTED[type(expression.kernel)](expression.kernel, expression.tensor.dtype, bits)
+    return result.reshape(-1).view(code_of(expression.dtype))
 
 
 def _cast_in_blocks(kernel: Cast, dtype: DType, bits: Array) -> Array:
@@ -86,7 +86,7 @@ def _negated(kernel: Negate, dtype: DType, bits: Array) -> Array:
     return rows
 
 
-# What makes the elements of a `Convert` of those of its tensor, by kernel.
+# Functions that compute the elements of a `Convert` from those of its tensor, by kernel.
 _CONVERTED: dict[type, Callable[[Any, DType, Array], Array]] = {
     Cast: _cast_in_blocks,
     Bits: _bits,
@@ -126,7 +126,7 @@ def _summed(kernel: WeightedSum, parts: Sequence[Array]) -> Array:
     return result
 
 
-# What makes the elements of a `Joined` of those of its parts, by kernel.
+# Functions that compute the elements of a `Joined` from those of its parts, by kernel.
 _JOINED: ByKernel[Callable[[Any, Sequence[Array]], Array]] = ByKernel(
     "JOINED",
     {
@@ -137,8 +137,8 @@ _JOINED: ByKernel[Callable[[Any, Sequence[Array]], Array]] = ByKernel(
 )
 
 
-class Given(NamedTuple):
-    """A box of an input of a tile: bits of elements of `dtype` from index `starts` on, and what its dimensions are."""
+class InputBox(NamedTuple):
+    """A box of an input of a tile: bits of elements of `dtype` from index `starts` on, and its dimensions' axes."""
 
     dtype: str
     bits: Array
@@ -148,16 +148,16 @@ class Given(NamedTuple):
     def place(self, indices: Sequence[Array]) -> list[Array]:
         """Return where in `bits` the elements at `indices` are, one array for each of its dimensions; together they
         have the shape of the tile."""
-        found = []
+        places = []
         for axis, start in zip(self.axes, self.starts, strict=True):
             shape = [1] * len(indices)
             shape[axis.dim] = -1
-            found.append((indices[axis.dim] * axis.num // axis.den - start).reshape(shape))
-        return found
+            places.append((indices[axis.dim] * axis.num // axis.den - start).reshape(shape))
+        return places
 
 
-# What makes the bits of a tile, by kernel.
-TILES: ByKernel[Callable[[Any, Sequence[Given], Sequence[Array]], Array]] = ByKernel(
+# Functions that compute the bits of a tile, by kernel.
+TILES: ByKernel[Callable[[Any, Sequence[InputBox], Sequence[Array]], Array]] = ByKernel(
     "TILES",
     {},
     evaluating=True,
@@ -252,8 +252,8 @@ def _nan(source: str, target: str, bits: Array) -> Array:
     if (source, target) != ("bfloat16", "float32"):
         payload |= 1 << (new_digits - 1)
     infinity = ((1 << (new_width - 1 - new_digits)) - 1) << new_digits
-    made: Array = (sign << (new_width - 1)) | payload | infinity
-    return made
+    nans: Array = (sign << (new_width - 1)) | payload | infinity
+    return nans
 
 
 def _layout(dtype: str) -> tuple[int, int]:

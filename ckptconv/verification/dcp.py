@@ -1,8 +1,8 @@
 """Compare a checkpoint of torch.distributed.checkpoint with its source.
 
-The reader of that format says which chunks it holds and where. Every chunk is compared with what the source gives for
-its box, every other value with the source's. What is between them in the files, down to the checksums, must be what a
-conversion plans: so no byte goes unchecked.
+The reader of that format says which chunks it holds and where. Every chunk is compared with the source's elements in
+its box, every other value with the source's. The bytes between them in the files, down to the checksums, must be those
+that a conversion plans: so no byte goes unchecked.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ _STATES = "If the optimizer states were taken from somewhere (--states), say so 
 
 
 def pairs(
-    source: Source, target: CheckedOutput, asked: Options, done: Verification, attested: Attested, wrong: Differences
+    source: Source, target: CheckedOutput, options: Options, done: Verification, attested: Attested, wrong: Differences
 ) -> Iterator[ExpectedPair]:
     """Compare a checkpoint of torch.distributed.checkpoint with its source, and yield the pairs of its tensors."""
-    if asked.states:
+    if options.states:
         source = source._replace(inputs=source.inputs_of_all)
-    found = compare(source, place_of(target), target.path, asked, rename_of(asked))
-    yield from paired(source, target, found, done, attested)
+    compared = compare(source, place_of(target), target.path, options, rename_of(options))
+    yield from paired(source, target, compared, done, attested)
 
 
 def place_of(target: CheckedOutput) -> Location:
@@ -57,12 +57,12 @@ def place_of(target: CheckedOutput) -> Location:
     return target.place if target.at is None else Gathered(target.path, target.place.options, target.at)
 
 
-def compare(source: Source, place: Location, path: str, asked: Options, rename: Rename) -> Compared:
+def compare(source: Source, place: Location, path: str, options: Options, rename: Rename) -> Compared:
     """Compare the checkpoint `path`, read at `place`, with the source. Raise DifferenceError for the first difference.
 
-    Neither elements nor what is between the tensors are compared yet: see `Compared`.
+    Neither the elements nor the bytes between the tensors are compared yet: see `Compared`.
     """
-    want = dcp.contents(source, asked, rename)
+    want = dcp.contents(source, options, rename)
     try:
         got = Described.open(place)
         described = got.described
@@ -75,19 +75,19 @@ def compare(source: Source, place: Location, path: str, asked: Options, rename: 
         for name in place.names:
             message = message.replace(place.join(name).path, join(path, name))
         raise DifferenceError(f"{path} cannot be read: {message}", AGAIN, what="file", file=path) from error
-    values = {} if asked.to == dcp.SHARDS else want.values
-    check_keys(path, {*want.tensors, *values}, {*described.tensors, *described.values}, asked)
-    plans = dcp.file_plans(want, asked)
-    if asked.chunks is None and not _is_planned(plans[-1], place):
-        plans = dcp.file_plans(want, asked, layout_of(described, path))  # it was made like another checkpoint
+    values = {} if options.to == dcp.SHARDS else want.values
+    check_keys(path, {*want.tensors, *values}, {*described.tensors, *described.values}, options)
+    plans = dcp.file_plans(want, options)
+    if options.chunks is None and not _is_planned(plans[-1], place):
+        plans = dcp.file_plans(want, options, layout_of(described, path))  # it was made like another checkpoint
     where = {plan.name: place.join(plan.name) for plan in plans}
-    found = Compared(path, len(want.tensors), plans, where)
-    check_files(path, place, where, asked)
+    compared = Compared(path, len(want.tensors), plans, where)
+    check_files(path, place, where, options)
     for key, (steps, tensor) in want.tensors.items():
         if key not in described.tensors:
             differs(join(path, METADATA), f"{named(key)} is described as a value, but is a tensor")
         saved = described.tensors[key]
-        if asked.to != dcp.SHARDS and described.paths[key] != steps:
+        if options.to != dcp.SHARDS and described.paths[key] != steps:
             differs(join(path, METADATA), f"{named(key)} has the path {described.paths[key]!r} in it, not {steps!r}")
         if saved.shape != tensor.shape:
             raise DifferenceError(
@@ -99,14 +99,14 @@ def compare(source: Source, place: Location, path: str, asked: Options, rename: 
         for tile in chunks[key]:
             box = Box(tile.offsets, tile.tensor.shape)
             home = next(iter(tile.tensor.inputs())).path
-            name = key if asked.to == dcp.SHARDS else dcp.entry_name(key, box.offsets)
-            found.pairs.append(ExpectedPair(dcp.cut(tensor, box), tile.tensor, home, name))
+            name = key if options.to == dcp.SHARDS else dcp.entry_name(key, box.offsets)
+            compared.pairs.append(ExpectedPair(dcp.cut(tensor, box), tile.tensor, home, name))
     for key, (steps, value) in values.items():
         if key not in described.values or described.paths[key] != steps:
             differs(join(path, METADATA), f"{named(key)} is not described as a value at {steps!r}")
         home = place.join(described.values[key].name).path
-        found.pairs.extend(_compare_values(path, key, value, got.values.get(key, got.hidden.get(key)), home))
-    return found
+        compared.pairs.extend(_compare_values(path, key, value, got.values.get(key, got.hidden.get(key)), home))
+    return compared
 
 
 def _is_planned(plan: FilePlan, place: Location) -> bool:
@@ -118,8 +118,8 @@ def _is_planned(plan: FilePlan, place: Location) -> bool:
         return reader.file.size == plan.size and reader.read_at(0, len(head)) == head
 
 
-def check_keys(path: str, want: set[str], got: set[str], asked: Options) -> None:
-    """Raise DifferenceError unless the checkpoint holds what the source gives, by key, and no more."""
+def check_keys(path: str, want: set[str], got: set[str], options: Options) -> None:
+    """Raise DifferenceError unless the checkpoint holds the keys that the source gives, and no others."""
     missing, more = sorted(want - got), sorted(got - want)
     if missing:
         raise DifferenceError(
@@ -131,28 +131,28 @@ def check_keys(path: str, want: set[str], got: set[str], asked: Options) -> None
     if more:
         raise DifferenceError(
             f"{path} holds {some(more)}, which the source does not have.",
-            "" if asked.states else _STATES,
+            "" if options.states else _STATES,
             what="unexpected",
             tensor=more[0],
         )
 
 
-def check_files(path: str, place: Location, where: Mapping[str, Location], asked: Options) -> None:
+def check_files(path: str, place: Location, where: Mapping[str, Location], options: Options) -> None:
     """Check that the files are those that a conversion writes, and no more."""
-    present = {name for name in place.names if kind_of_directory(asked.to).is_file(name)} - {MANIFEST}
+    present = {name for name in place.names if kind_of_directory(options.to).is_file(name)} - {MANIFEST}
     odd = sorted(present ^ where.keys())
     if odd:
-        what = "is not part of the output" if odd[0] in present else "is missing"
-        raise DifferenceError(f"{join(path, odd[0])} {what}.", AGAIN, what="file", file=join(path, odd[0]))
+        problem = "is not part of the output" if odd[0] in present else "is missing"
+        raise DifferenceError(f"{join(path, odd[0])} {problem}.", AGAIN, what="file", file=join(path, odd[0]))
 
 
 def _compare_values(path: str, key: str, want: Any, got: Any, home: str) -> Iterator[ExpectedPair]:
     """Yield the tensors in two values, which are equal but for the elements of these."""
     if type(want) in ATOMS and type(got) is type(want) and repr(want) == repr(got):
         return
-    (one, record), (other, found) = keymap.flatten({"": want}), keymap.flatten({"": got})
-    kinds = [{name: (each.dtype, each.shape) for name, each in flat.items()} for flat in (one, other)]
-    if without_storages(record, one) != without_storages(found, other) or kinds[0] != kinds[1]:
+    (wanted, want_record), (stored, got_record) = keymap.flatten({"": want}), keymap.flatten({"": got})
+    kinds = [{name: (tensor.dtype, tensor.shape) for name, tensor in flat.items()} for flat in (wanted, stored)]
+    if without_storages(want_record, wanted) != without_storages(got_record, stored) or kinds[0] != kinds[1]:
         differs(path, f"the value {named(key)} differs from the source", what="value", tensor=key)
-    for number, name in enumerate(one):
-        yield ExpectedPair(one[name], other[name], home, f"{key} [{number}]")
+    for number, name in enumerate(wanted):
+        yield ExpectedPair(wanted[name], stored[name], home, f"{key} [{number}]")

@@ -2,8 +2,8 @@
 
 It shares with a conversion the expressions that say where bytes lie, but not the code that carries them out. A
 conversion cuts a tensor into moves of bytes and runs kernels over them. Here an expression is asked for an interval or
-a box of elements, and asks its inner expression in turn; `arithmetic` says what kernels make of them. Everything
-happens in blocks, so memory stays small whatever a tensor's size.
+a box of elements, and asks its inner expression in turn; `arithmetic` evaluates the kernels. Everything happens in
+blocks, so memory stays small whatever a tensor's size.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ckptconv.tensors.lazy import (
     Zeros,
 )
 from ckptconv.tensors.moves import File
-from ckptconv.verification.arithmetic import CAST_BLOCK, TILES, Given, code_of, converted, joined
+from ckptconv.verification.arithmetic import CAST_BLOCK, TILES, InputBox, code_of, converted, joined
 from ckptconv.verification.runs import Run
 
 if TYPE_CHECKING:
@@ -54,10 +54,10 @@ class Sources(Protocol):
 
 
 class _Asking(Generic[T]):
-    """Asks an expression for an interval or a box of elements, and those that it is made of for what they need.
+    """Asks an expression for an interval or a box of elements, and its inner expressions for the elements it needs.
 
-    What comes of that, a `T`, subclasses say: `_make` makes it of others, `_read` of a file, `_gathered` of elements
-    that do not lie in C order. `_runs` gives a box as intervals.
+    The result is a `T` of the subclass: `_make` computes it from other results, `_read` reads it from a file,
+    `_gathered` gathers it from elements that do not lie in C order. `_runs` gives a box as intervals.
     """
 
     def flat(self, tensor: LazyTensor, start: int, stop: int) -> T:
@@ -65,7 +65,7 @@ class _Asking(Generic[T]):
         if isinstance(tensor, Tagged):
             return self.flat(tensor.tensor, start, stop)
         if start >= stop or isinstance(tensor, (Inline, Zeros)):
-            return self._make(_told, tensor, start, stop)
+            return self._make(_inline, tensor, start, stop)
         if isinstance(tensor, Joined):
             return self._make(joined, tensor, [self.flat(part, start, stop) for part in tensor.parts])
         item = tensor.dtype.itemsize
@@ -97,8 +97,8 @@ class _Asking(Generic[T]):
             moved = [start + (tensor.start if dim == tensor.dim else 0) for dim, start in enumerate(starts)]
             return self.box(tensor.tensor, moved, counts)
         if isinstance(tensor, Concat):
-            found = [self.box(*inner) for inner in _parts_in(tensor, starts, counts)]
-            return self._make(_side_by_side, tensor, counts, tensor.dim, found)
+            pieces = [self.box(*inner) for inner in _parts_in(tensor, starts, counts)]
+            return self._make(_side_by_side, tensor, counts, tensor.dim, pieces)
         if isinstance(tensor, Joined):
             return self._make(joined, tensor, [self.box(part, starts, counts) for part in tensor.parts])
         if isinstance(tensor, Tiled):
@@ -118,13 +118,13 @@ class _Asking(Generic[T]):
 
     def _tiled(self, tensor: Tiled, starts: Sequence[int], counts: Sequence[int]) -> T:
         boxes = list(_inputs(tensor, starts, counts))
-        found = [self.box(part, *box) for part, box in zip(tensor.parts, boxes, strict=True)]
-        return self._make(_tile, tensor, starts, counts, boxes, found)
+        arrays = [self.box(part, *box) for part, box in zip(tensor.parts, boxes, strict=True)]
+        return self._make(_tile, tensor, starts, counts, boxes, arrays)
 
     def _runs(self, tensor: LazyTensor, starts: Sequence[int], counts: Sequence[int]) -> Iterable[tuple[int, int]]:
         return _runs(tensor.shape, starts, counts)
 
-    def _make(self, make: Callable[..., Array], *given: Any) -> T:
+    def _make(self, make: Callable[..., Array], *arguments: Any) -> T:
         raise NotImplementedError
 
     def _read(self, file: File, offset: int, count: int, dtype: DType) -> T:
@@ -145,6 +145,7 @@ class Evaluator(_Asking["Array"]):
     def __init__(self, readers: Sources) -> None:
         self._readers = readers
         self.bytes_read = 0
+        self._number: tuple[Tiled | None, Any] = (None, None)
 
     def raw(self, tensor: LazyTensor, start: int, stop: int) -> bytes:
         """Return the bytes of elements `start` to `stop` in C order."""
@@ -157,8 +158,8 @@ class Evaluator(_Asking["Array"]):
         """Return the bytes of the elements of a run."""
         return self.raw(tensor, run.start, run.stop) if run.box is None else self.box(tensor, *run.box).tobytes()
 
-    def _make(self, make: Callable[..., Array], *given: Any) -> Array:
-        return make(*given)
+    def _make(self, make: Callable[..., Array], *arguments: Any) -> Array:
+        return make(*arguments)
 
     def _read(self, file: File, offset: int, count: int, dtype: DType) -> Array:
         data = self.read_at(file, offset, count * dtype.itemsize)
@@ -172,13 +173,18 @@ class Evaluator(_Asking["Array"]):
             return reader.read_at(offset, length)
 
     def _tiled(self, tensor: Tiled, starts: Sequence[int], counts: Sequence[int]) -> Array:
+        if tensor.shape == (1,) and tensor.parts[0].numel > 1:  # a number that every element of a tensor may need
+            if self._number[0] is not tensor:
+                self._number = tensor, super()._tiled(tensor, starts, counts)
+            result: Array = self._number[1]
+            return result
         half = _halved(tensor, counts)
         if half is None:
             return super()._tiled(tensor, starts, counts)
-        # An element is made of many: a box of a few of them at a time.
+        # An element takes many input elements: compute a box of a few at a time.
         dim, count = half
         after = [start + (count if dim == at else 0) for at, start in enumerate(starts)]
-        left, right = ([*counts[:dim], each, *counts[dim + 1 :]] for each in (count, counts[dim] - count))
+        left, right = ([*counts[:dim], extent, *counts[dim + 1 :]] for extent in (count, counts[dim] - count))
         halves = [self._tiled(tensor, starts, left), self._tiled(tensor, after, right)]
         return _side_by_side(tensor, counts, dim, halves)
 
@@ -189,7 +195,7 @@ class Evaluator(_Asking["Array"]):
         return result
 
     def _within(self, tensor: Stored | Picked) -> Callable[[int, int], bytes]:
-        """Return the function that reads bytes, by offset and length, of what the elements of `tensor` are in."""
+        """Return the function that reads bytes, by offset and length, of the file or tensor that holds `tensor`."""
         if isinstance(tensor, Stored):
             return lambda at, length: self.read_at(tensor.file, at, length)
         item = tensor.dtype.itemsize
@@ -234,7 +240,7 @@ class _Footprint(_Asking[None]):
     def __init__(self) -> None:
         self.ranges: list[Range] = []
 
-    def _make(self, make: Callable[..., Array], *given: Any) -> None:
+    def _make(self, make: Callable[..., Array], *arguments: Any) -> None:
         pass
 
     def _read(self, file: File, offset: int, count: int, dtype: DType) -> None:
@@ -338,8 +344,8 @@ def _inputs(tensor: Tiled, starts: Sequence[int], counts: Sequence[int]) -> Iter
 
 
 def _halved(tensor: Tiled, counts: Sequence[int]) -> tuple[int, int] | None:
-    """Return the dimension along which a box of a tensor is to be halved, and half of its extent there, as what it is
-    made of is more than is read at once; None if it is not."""
+    """Return the dimension along which a box of a tensor is to be halved, and half of its extent there, if its inputs
+    are larger than one read; None if they are not."""
     reduced = math.prod(max(axis.num // axis.den, 1) for axis in tensor.axes[0])
     dim = max(range(len(counts)), key=lambda dim: counts[dim], default=0)
     if reduced * math.prod(counts) * tensor.parts[0].dtype.itemsize <= _MOST or not counts or counts[dim] < 2:
@@ -384,15 +390,15 @@ def _same_box(view: View, starts: Sequence[int], counts: Sequence[int]) -> tuple
     wide = [dim for dim, extent in enumerate(shape) if extent != 1]
     if [shape[dim] for dim in wide] != [extent for extent in inner if extent != 1] or 0 in counts:
         return None
-    given = iter(wide)
-    dims = [None if extent == 1 else next(given) for extent in inner]
+    dims_left = iter(wide)
+    dims = [None if extent == 1 else next(dims_left) for extent in inner]
     return [0 if dim is None else starts[dim] for dim in dims], [1 if dim is None else counts[dim] for dim in dims]
 
 
 # ------------------------------------------------------------------------------------------- arrays made of others
 
 
-def _told(tensor: LazyTensor, start: int, stop: int) -> Array:
+def _inline(tensor: LazyTensor, start: int, stop: int) -> Array:
     """Return elements that are in no file."""
     np = numpy_module()
     if isinstance(tensor, Inline):
@@ -448,13 +454,13 @@ def _tile(
     """Return a box of a tile, made of `boxes` of its parts."""
     np = numpy_module()
     parts = [
-        Given(part.dtype.name, array, tuple(axes), tuple(first))
+        InputBox(part.dtype.name, array, tuple(axes), tuple(first))
         for part, axes, (first, _), array in zip(tensor.parts, tensor.axes, boxes, arrays, strict=True)
     ]
     at = [start + more for start, more in zip(starts, tensor.starts, strict=True)]
-    made: Array = np.empty(tuple(counts), code_of(tensor.dtype))
+    tile: Array = np.empty(tuple(counts), code_of(tensor.dtype))
     # Some rows at a time: there are several numbers of 8 bytes for each element.
     for rows in _chunks(counts):
         indices = [first + np.arange(low, high) for first, (low, high) in zip(at, rows, strict=True)]
-        made[tuple(slice(*each) for each in rows)] = TILES[type(tensor.kernel)](tensor.kernel, parts, indices)
-    return made
+        tile[tuple(slice(*bounds) for bounds in rows)] = TILES[type(tensor.kernel)](tensor.kernel, parts, indices)
+    return tile

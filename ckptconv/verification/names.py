@@ -1,4 +1,4 @@
-"""What an output must hold, and the comparison of names, dtypes, shapes and structure with what it holds."""
+"""Compare the names, dtypes, shapes and structure of an output with those that it must have."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _RESERVED = ("format", "total_size", "ckptconv.structure", "ckptconv.map", "ckpt
 
 @dataclass(eq=False, repr=False)
 class Expected:
-    """What an output must hold: tensors by name, in order, and as functions of the aliases found, the structure record
-    and the metadata of each file.
+    """The required content of an output: tensors by name, in order, and as functions of the aliases found, the
+    structure record and the metadata of each file.
 
-    `flat`: without a record, the order of names means nothing. `inert`: every
-    tensor, if there is any, is part of an object known by name only. `change` is what a configuration is to
-    say of the weights, and `record` what a manifest is to say of how they were selected.
+    `flat`: without a record, the order of names means nothing. `inert`: every tensor, if there is any, is part of an
+    object known by name only. `change` is the statement of a configuration about the weights, and `record` that of a
+    manifest about their selection.
     """
 
     tensors: dict[str, LazyTensor]
@@ -47,9 +47,9 @@ class Expected:
     record: Mapping[str, Any] = field(default_factory=dict)
 
 
-def expected_of(source: Source, asked: Options, holds: str) -> Expected:
+def expected_of(source: Source, options: Options, holds: str) -> Expected:
     """Return the weights or states that the options select, with every name, aliases included."""
-    chosen = selected(source, asked, rename_of(asked), holds)
+    chosen = selected(source, options, rename_of(options), holds)
     tensors = {name: chosen.cast(name) for name in chosen.tensors}
     if chosen.of_states:
         tensors.update((removed, tensors[kept]) for removed, kept in chosen.owners.items())
@@ -57,27 +57,27 @@ def expected_of(source: Source, asked: Options, holds: str) -> Expected:
     return Expected(tensors, chosen.structure, not chosen.structured, chosen.stated, inert, change, chosen.record)
 
 
-def rename_of(asked: Options) -> Rename:
+def rename_of(options: Options) -> Rename:
     """Return the function that renames. Rules that come from a file are applied in a process of their own."""
-    if isinstance(asked.rename, Rules):
+    if isinstance(options.rename, Rules):
         return functools.partial(renaming.renamed, where="The manifest")
     return selection.renamed
 
 
 def compare_names(
-    source: Source, expected: Expected, found: Written, asked: Options, wrong: Differences
+    source: Source, expected: Expected, written: Written, options: Options, wrong: Differences
 ) -> list[ExpectedPair]:
     """Compare names, dtypes and shapes; return the pairs of tensors whose elements can be compared."""
-    _check_names(source, expected, found, asked, wrong)
-    tensors, homes = expected.tensors, found.homes
+    _check_names(source, expected, written, options, wrong)
+    tensors, homes = expected.tensors, written.homes
     pairs = [
-        ExpectedPair(tensors[name], got, homes[name], name) for name, got in found.tensors.items() if name in tensors
+        ExpectedPair(tensors[name], got, homes[name], name) for name, got in written.tensors.items() if name in tensors
     ]
-    for removed, kept in found.aliases.items():
+    for removed, kept in written.aliases.items():
         want, same = tensors[removed], tensors.get(kept)
         # Two names for the same bytes of the source need one comparison.
         if want is not same and (same is None or same_bytes(want) is None or same_bytes(want) != same_bytes(same)):
-            pairs.append(ExpectedPair(want, found.tensors[kept], homes[kept], removed))
+            pairs.append(ExpectedPair(want, written.tensors[kept], homes[kept], removed))
     alike = []
     for pair in pairs:
         error = other_kind(pair)
@@ -89,118 +89,118 @@ def compare_names(
 
 
 def other_kind(pair: ExpectedPair) -> DifferenceError | None:
-    """Return what is wrong if dtypes or shapes differ."""
+    """Return the error if dtypes or shapes differ."""
     want, got, path, name = pair
     if want.dtype == got.dtype and want.shape == got.shape:
         return None
-    for what, expected, found in (
+    for aspect, expected, actual in (
         ("dtype", want.dtype.name, got.dtype.name),
         ("shape", list(want.shape), list(got.shape)),
     ):
-        if expected != found:
+        if expected != actual:
             return DifferenceError(
-                f"{path}: {name!r} has {what} {found}, but the source has {what} {expected}.",
-                "If the conversion had --dtype, give it here too." if what == "dtype" else "",
-                what=what,
+                f"{path}: {name!r} has {aspect} {actual}, but the source has {aspect} {expected}.",
+                "If the conversion had --dtype, give it here too." if aspect == "dtype" else "",
+                what=aspect,
                 tensor=name,
                 file=path,
                 expected=expected,
-                found=found,
+                found=actual,
             )
     return None
 
 
-def _check_names(source: Source, expected: Expected, found: Written, asked: Options, wrong: Differences) -> None:
+def _check_names(source: Source, expected: Expected, written: Written, options: Options, wrong: Differences) -> None:
     """Compare the names: every name of the source is stored or an alias of a stored one, and there is no other."""
-    for removed, kept in found.aliases.items():
+    for removed, kept in written.aliases.items():
         why = ""
-        if asked.tied == "duplicate":
+        if options.tied == "duplicate":
             why = "every name should have its own bytes"
         elif removed not in expected.tensors or removed in _RESERVED:
             why = "no tensor of that name belongs there"
-        elif removed in found.tensors:
+        elif removed in written.tensors:
             why = f"{removed!r} is stored separately"
-        elif kept not in found.tensors:
+        elif kept not in written.tensors:
             why = f"the tensor {kept!r} does not exist"
         if why:
             raise DifferenceError(
-                f"{found.path}: its metadata says that {removed!r} is stored as {kept!r}, but {why}.",
+                f"{written.path}: its metadata says that {removed!r} is stored as {kept!r}, but {why}.",
                 what="alias",
                 tensor=removed,
                 found=kept,
             )
-    missing = [name for name in expected.tensors if name not in found.tensors and name not in found.aliases]
+    missing = [name for name in expected.tensors if name not in written.tensors and name not in written.aliases]
     if missing:
         error = DifferenceError(
-            f"{found.path} lacks {_tensors(missing)} of {source.path}: {some(missing)}.",
+            f"{written.path} lacks {_tensors(missing)} of {source.path}: {some(missing)}.",
             "If the conversion left them out (--exclude, --include, --key), give that option here too.",
             what="missing",
             tensor=missing[0],
             tensors=[{"what": "missing", "tensor": name} for name in missing],
         )
         wrong.add(error)
-    unexpected = [name for name in found.tensors if name not in expected.tensors]
+    unexpected = [name for name in written.tensors if name not in expected.tensors]
     if unexpected:
         error = DifferenceError(
-            f"{found.homes[unexpected[0]]} holds {_tensors(unexpected)} that {source.path} does not have: "
+            f"{written.homes[unexpected[0]]} holds {_tensors(unexpected)} that {source.path} does not have: "
             f"{some(unexpected)}.",
             what="unexpected",
             tensor=unexpected[0],
-            file=found.homes[unexpected[0]],
-            tensors=[{"what": "unexpected", "tensor": name, "file": found.homes[name]} for name in unexpected],
+            file=written.homes[unexpected[0]],
+            tensors=[{"what": "unexpected", "tensor": name, "file": written.homes[name]} for name in unexpected],
         )
         wrong.add(error)
 
 
-def check_structure(expected: Expected, found: Written) -> None:
+def check_structure(expected: Expected, written: Written) -> None:
     """Check that the record is the source's, or, without one, that the stored tensors are in the source's order."""
-    want = expected.structure(found.aliases)
-    if expected.flat and found.structure is None:
+    want = expected.structure(written.aliases)
+    if expected.flat and written.structure is None:
         return
-    stored = [name for name in expected.tensors if name not in found.aliases]
+    stored = [name for name in expected.tensors if name not in written.aliases]
     if want is None and expected.flat:
         raise DifferenceError(
-            f"{found.structure_path}: it has a structure record, but should not.",
+            f"{written.structure_path}: it has a structure record, but should not.",
             "If the conversion had no --no-structure, leave it out here too.",
             what="structure",
-            file=found.structure_path,
+            file=written.structure_path,
         )
     if want is None:
-        if found.structure is None and list(found.tensors) == stored:
+        if written.structure is None and list(written.tensors) == stored:
             return
         want = keymap.plain_record(stored)
-    if found.structure == want:
+    if written.structure == want:
         return
-    got = found.structure
+    got = written.structure
     at = next(
         (i for i, (a, b) in enumerate(zip(want, got or "", strict=False)) if a != b), min(len(want), len(got or ""))
     )
     where = "is missing" if got is None else f"differs from character {at} on: {got[at : at + 60]!r}"
     raise DifferenceError(
-        f"{found.structure_path}: the structure record {where}; expected {want[at : at + 60]!r}.",
+        f"{written.structure_path}: the structure record {where}; expected {want[at : at + 60]!r}.",
         what="structure",
-        file=found.structure_path,
+        file=written.structure_path,
         index=[at],
         expected=want[at : at + 60],
         found=None if got is None else got[at : at + 60],
     )
 
 
-def check_shards(found: Written, asked: Options) -> None:
+def check_shards(written: Written, options: Options) -> None:
     """Check that no file of several tensors exceeds `max_shard_size`."""
-    if not asked.max_shard_size:
+    if not options.max_shard_size:
         return
     sizes: Counter[str] = Counter()
-    for name, tensor in found.tensors.items():
-        sizes[found.homes[name]] += tensor.nbytes
-    counts = Counter(found.homes.values())
+    for name, tensor in written.tensors.items():
+        sizes[written.homes[name]] += tensor.nbytes
+    counts = Counter(written.homes.values())
     for path, size in sizes.items():
-        if counts[path] > 1 and size > asked.max_shard_size:
+        if counts[path] > 1 and size > options.max_shard_size:
             raise DifferenceError(
-                f"{path} holds {size} bytes of tensors, more than --max-shard-size allows ({asked.max_shard_size}).",
+                f"{path} holds {size} bytes of tensors, more than --max-shard-size allows ({options.max_shard_size}).",
                 what="file",
                 file=path,
-                expected=asked.max_shard_size,
+                expected=options.max_shard_size,
                 found=size,
             )
 

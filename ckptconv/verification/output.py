@@ -1,7 +1,7 @@
 """Read safetensors outputs strictly, for verification.
 
-A file is what the safetensors library reads in it, and its header must be the exact text that the library writes: so no
-byte of a file goes unchecked. The index of a sharded output must match what the shards hold.
+The safetensors library must read the same tensors in a file, and its header must be the exact text that the library
+writes: so no byte of a file goes unchecked. The index of a sharded output must match the tensors in its shards.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ class Written:
 
 
 def read_file(path: str, place: Location, expected: Stated) -> Written:
-    """Read an output of one file named `path`, from `place`. Its metadata has what is `expected`, beside aliases and
-    record.
+    """Read an output of one file named `path`, from `place`. Its metadata has the `expected` members, and aliases and
+    the record.
 
     Raise UsageError if the file does not exist, DifferenceError if it is no sound output.
     """
-    found = Written(path, structure_path=path)
-    metadata = _add(found, path, place, expected)
-    found.structure = metadata.pop(METADATA_KEY, None)
-    found.aliases = metadata
-    return found
+    written = Written(path, structure_path=path)
+    metadata = _add(written, path, place, expected)
+    written.structure = metadata.pop(METADATA_KEY, None)
+    written.aliases = metadata
+    return written
 
 
 def recorded_remark(path: str, place: Location, key: str) -> str | None:
@@ -100,7 +100,7 @@ def read_directory(
         places = {name: directory.join(name) for name, entry in directory.names.items() if entry.kind == "file"}
     else:
         places = {name: directory.at(where) for name, where in at.items()}
-    found = Written(path, structure_path=join(path, FILE_NAME))
+    written = Written(path, structure_path=join(path, FILE_NAME))
     if index in places:
         shards, metadata = _index(join(path, index), places[index])
     else:
@@ -126,31 +126,31 @@ def read_directory(
             "Programs may load these files instead or in addition: remove them.",
         )
     for name in sorted(shards):
-        own = _add(found, join(path, name), places[name], expected, metadata)
+        remaining = _add(written, join(path, name), places[name], expected, metadata)
         if index not in places:
-            metadata = own
-        elif own:
-            key = next(iter(own))
+            metadata = remaining
+        elif remaining:
+            key = next(iter(remaining))
             raise _header(join(path, name), f"its metadata has {key!r}, which a conversion does not write")
     if METADATA_KEY in metadata:
         where = join(path, index if index in places else single)
         raise _header(where, f"it holds a structure record, but with several files the record is in {FILE_NAME}")
     if index in places:
-        _check_index(join(path, index), found, shards, metadata.pop("total_size", None))
-        found.files.append(places[index].entry.file._replace(path=join(path, index)))
+        _check_index(join(path, index), written, shards, metadata.pop("total_size", None))
+        written.files.append(places[index].entry.file._replace(path=join(path, index)))
     for key, value in metadata.items():
         if type(value) is not str:
             raise _in_index(
                 join(path, index), f"its metadata has {key!r}: {value!r}, which a conversion does not write"
             )
-    found.aliases = metadata
+    written.aliases = metadata
     if FILE_NAME in places:
         try:
-            found.structure = places[FILE_NAME].read_text(_MAX_RECORD)
+            written.structure = places[FILE_NAME].read_text(_MAX_RECORD)
         except CorruptError as error:
-            raise _file(found.structure_path, error.message, AGAIN) from error
-        found.files.append(places[FILE_NAME].entry.file._replace(path=found.structure_path))
-    return found
+            raise _file(written.structure_path, error.message, AGAIN) from error
+        written.files.append(places[FILE_NAME].entry.file._replace(path=written.structure_path))
+    return written
 
 
 # -------------------------------------------------------------------------------------------------------- the index
@@ -170,16 +170,16 @@ def _index(path: str, place: Location) -> tuple[dict[str, frozenset[str]], dict[
     return {name: frozenset(tensors) for name, tensors in shards.items()}, index.metadata
 
 
-def _check_index(path: str, found: Written, shards: Mapping[str, frozenset[str]], total: Any) -> None:
+def _check_index(path: str, written: Written, shards: Mapping[str, frozenset[str]], total: Any) -> None:
     where: dict[str, set[str]] = {name: set() for name in shards}
-    for name, home in found.homes.items():
+    for name, home in written.homes.items():
         where[basename(home)].add(name)
     for shard, names in shards.items():
         wrong = sorted(names ^ where[shard])
         if wrong:
             verb = "holds" if wrong[0] in names else "does not hold"
             raise _in_index(path, f"it says that {shard} {verb} {wrong[0]!r}, which is not true", tensor=wrong[0])
-    size = sum(tensor.nbytes for tensor in found.tensors.values())
+    size = sum(tensor.nbytes for tensor in written.tensors.values())
     if type(total) is not int or total != size:
         raise _in_index(path, f"its total_size is {total!r}, but its files hold {size} bytes of tensors")
 
@@ -188,33 +188,33 @@ def _check_index(path: str, found: Written, shards: Mapping[str, frozenset[str]]
 
 
 def _add(
-    found: Written, path: str, place: Location, expected: Stated, indexed: Mapping[str, Any] = MappingProxyType({})
+    written: Written, path: str, place: Location, expected: Stated, indexed: Mapping[str, Any] = MappingProxyType({})
 ) -> dict[str, str]:
-    """Add the file `path`, read from `place`, to `found`; return its metadata without what is `expected`. Aliases are
-    in it, or `indexed`."""
+    """Add the file `path`, read from `place`, to `written`; return its metadata without the `expected` members. Aliases
+    are in it, or `indexed`."""
     entry = place.entry
     if entry.kind != "file":
         raise UsageError(f"{path} {'does not exist' if entry.kind == 'missing' else f'is {entry.described}'}.")
     tensors, metadata = _read_header(path, place.at(entry.file))
     if not is_remote(place.path):
-        _ask_the_library(path, place.path, tensors, metadata)
+        _check_with_library(path, place.path, tensors, metadata)
     for name in tensors:
-        if name in found.tensors:
-            raise _header(path, f"it holds {name!r}, which {found.homes[name]} also holds", tensor=name)
-    found.tensors.update(tensors)
-    found.homes.update(dict.fromkeys(tensors, path))
+        if name in written.tensors:
+            raise _header(path, f"it holds {name!r}, which {written.homes[name]} also holds", tensor=name)
+    written.tensors.update(tensors)
+    written.homes.update(dict.fromkeys(tensors, path))
     aliases = indexed or {key: kept for key, kept in metadata.items() if kept in tensors}
     for key, text in expected(aliases).items():
         if metadata.pop(key, None) != text:
-            asked = ", which loaders ask for" if key == "format" else ""
-            raise _header(path, f"its metadata does not say that its {key} is {brief(text)}{asked}")
-    found.files.append(entry.file._replace(path=path))
+            purpose = ", which loaders ask for" if key == "format" else ""
+            raise _header(path, f"its metadata does not say that its {key} is {brief(text)}{purpose}")
+    written.files.append(entry.file._replace(path=path))
     return metadata
 
 
 def _read_header(path: str, place: Location) -> tuple[dict[str, Stored], dict[str, str]]:
     """Return the tensors of a file, in the order of their data, and its metadata. Raise DifferenceError unless the text
-    of the header is exactly what the library writes."""
+    of the header is exactly the one that the library writes."""
     file, raw = _raw_header(path, place)
     try:
         places, metadata = safetensors.described(raw, path)
@@ -257,28 +257,28 @@ def _text_of(tensors: Mapping[str, Stored], metadata: Mapping[str, str], start: 
         begin = tensor.offset - start
         kind = kinds.get((tensor.dtype.code, tensor.shape))
         if kind is None:
-            kind = encode({"dtype": tensor.dtype.code, "shape": _told_shape(tensor)}).removesuffix("}")
+            kind = encode({"dtype": tensor.dtype.code, "shape": _stated_shape(tensor)}).removesuffix("}")
             kinds[tensor.dtype.code, tensor.shape] = kind
-        told = f'{kind},"data_offsets":[{begin},{begin + tensor.nbytes}]}}'
-        yield f"{separator}{encode(name)}:{told}".encode(errors="surrogatepass")
+        entry = f'{kind},"data_offsets":[{begin},{begin + tensor.nbytes}]}}'
+        yield f"{separator}{encode(name)}:{entry}".encode(errors="surrogatepass")
         separator = ","
     yield b"}" if separator == "," else b"{}"
 
 
-def _told_shape(tensor: LazyTensor) -> list[int]:
+def _stated_shape(tensor: LazyTensor) -> list[int]:
     """Return the shape as the library counts it: F4 has two values in a byte, which torch counts as one element."""
     shape = list(tensor.shape)
     return [*shape[:-1], 2 * shape[-1]] if tensor.dtype.code == "F4" and shape else shape
 
 
-def _ask_the_library(path: str, at: str, tensors: Mapping[str, LazyTensor], metadata: Mapping[str, str]) -> None:
+def _check_with_library(path: str, at: str, tensors: Mapping[str, LazyTensor], metadata: Mapping[str, str]) -> None:
     """Raise DifferenceError if the safetensors library reads other tensors or metadata in a file than we did."""
     from safetensors import SafetensorError, safe_open
 
-    def is_so(name: str, told: Any) -> bool:
+    def is_so(name: str, view: Any) -> bool:
         tensor = tensors.get(name)
-        found = told.get_shape(), told.get_dtype()
-        return tensor is not None and (_told_shape(tensor), tensor.dtype.code) == found
+        seen = view.get_shape(), view.get_dtype()
+        return tensor is not None and (_stated_shape(tensor), tensor.dtype.code) == seen
 
     try:
         with safe_open(at, framework="numpy") as opened:
@@ -305,10 +305,10 @@ def _check_release(path: str, tensors: Mapping[str, LazyTensor]) -> None:
     """Raise UnsupportedError if a tensor has a dtype that this release of the safetensors library does not know."""
     import safetensors as library
 
-    here = tuple(int(digits) for digits in re.findall(r"\d+", library.__version__)[:3])
+    release = tuple(int(digits) for digits in re.findall(r"\d+", library.__version__)[:3])
     for name, tensor in tensors.items():
         since = _KNOWN_SINCE.get(tensor.dtype.code or "", ())
-        if since > here:
+        if since > release:
             needed = ".".join(map(str, since))
             raise UnsupportedError(
                 f"{path} cannot be verified with safetensors {library.__version__}: {name!r} is {tensor.dtype}, which "

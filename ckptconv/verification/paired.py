@@ -1,4 +1,4 @@
-"""Yields the pairs of an output that is compared with its plan, and notes what else is to be checked."""
+"""Yield the pairs of an output that is compared with its plan, and note the further checks."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from ckptconv.verification.report import CheckedOutput, Verification
 from ckptconv.verification.runs import ExpectedPair
 
 
-def _check_frames(found: Compared, attested: Attested) -> list[str]:
-    """Check what is around the tensors of an output, which have been compared."""
-    found.crcs = {name: attested.known(place.path) for name, place in found.where.items()}
-    found.check_frames()
+def _check_frames(compared: Compared, attested: Attested) -> list[str]:
+    """Check the bytes around the tensors of an output. The tensors have been compared."""
+    compared.crcs = {name: attested.known(place.path) for name, place in compared.where.items()}
+    compared.check_frames()
     return []
 
 
 def paired(
-    source: Source, target: CheckedOutput, found: Compared, done: Verification, attested: Attested
+    source: Source, target: CheckedOutput, compared: Compared, done: Verification, attested: Attested
 ) -> Iterator[ExpectedPair]:
     """Yield the pairs of an output that is compared with its plan."""
-    done.outputs.extend(OutputFile(join(found.path, plan.name), plan.size, plan.tensors) for plan in found.plans)
-    done.tensors += found.tensors
-    attested.later(_check_frames, found, attested)
+    done.outputs.extend(OutputFile(join(compared.path, plan.name), plan.size, plan.tensors) for plan in compared.plans)
+    done.tensors += compared.tensors
+    attested.later(_check_frames, compared, attested)
     if target.manifest:
-        attested.later(check_compared, target.manifest, source, target.planned, found)
-    for pair in found.pairs:
+        attested.later(check_compared, target.manifest, source, target.planned, compared)
+    for pair in compared.pairs:
         error = other_kind(pair)
         if error:
             raise error

@@ -1,6 +1,6 @@
-"""Compare pairs of tensors, as expected and as found, element by element; and tell what differs.
+"""Compare pairs of tensors, as expected and as found, element by element, and report all that differ.
 
-All that differs is found before it is reported. The CRC-32 of what is compared is computed along with it.
+All differences are found before they are reported. The CRC-32 of compared tensors is computed along with them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Piece(NamedTuple):
 
     @property
     def runs(self) -> Iterable[Run]:
-        """What is compared in one step."""
+        """The runs of elements, each of which is compared in one step."""
         want, got, _, _ = self.pair
         return runs(want, got, 2 * BLOCK) if self.scattered else (Run(self.start, self.stop),)
 
@@ -69,11 +69,11 @@ class _Neighbours(NamedTuple):
 
 
 def compare_pairs(
-    pairs: Sequence[ExpectedPair], asked: Options, progress: Progress, attested: Attested, wrong: Differences
+    pairs: Sequence[ExpectedPair], options: Options, progress: Progress, attested: Attested, wrong: Differences
 ) -> tuple[int, int]:
     """Compare the elements of `pairs`, and add those that differ to `wrong`. Return the bytes compared and read."""
     compared = 0
-    with settled(), SpoolingReaders(dict(asked.storage_options), asked.spool_dir) as readers:
+    with settled(), SpoolingReaders(dict(options.storage_options), options.spool_dir) as readers:
         readers.expect(packed(tensor for pair in pairs for tensor in (pair.want, pair.got)))
         with Prefetch(readers, readers.spool, _needs, memory=PREFETCH_MEMORY, request=_FAR_BLOCK) as prefetch:
             evaluator = Evaluator(prefetch)
@@ -91,18 +91,18 @@ class Attested:
     the output's tensors for which a manifest has one."""
 
     def __init__(self) -> None:
-        # Each raises DifferenceError, or returns warnings.
+        # A check raises DifferenceError, or returns warnings.
         self.checks: list[Callable[[], list[str]]] = []
         self._crcs: dict[str, dict[str, int]] = {}
 
-    def later(self, check: Callable[..., list[str]], *told: Any) -> None:
-        """Call `check` with what it is told once everything else is known to be right."""
-        self.checks.append(functools.partial(check, *told))
+    def later(self, check: Callable[..., list[str]], *arguments: Any) -> None:
+        """Call `check` with `arguments` once everything else is known to be right."""
+        self.checks.append(functools.partial(check, *arguments))
 
-    def expect(self, manifest: Manifest, found: Written) -> None:
-        """Compute the CRC of the tensors of `found` for which `manifest` has one, for `known`."""
-        entries = manifest.told["files"]
-        for name, home in found.homes.items():
+    def expect(self, manifest: Manifest, written: Written) -> None:
+        """Compute the CRC of the tensors of `written` for which `manifest` has one, for `known`."""
+        entries = manifest.members["files"]
+        for name, home in written.homes.items():
             if entries.get(basename(home), {"tensors": {}})["tensors"].get(name) is not None:
                 self.count(home, name)
 
@@ -149,7 +149,7 @@ class Differences:
     def add_values(
         self, pair: ExpectedPair, first: int, count: int, raw: Callable[[LazyTensor, int, int], bytes]
     ) -> None:
-        """Add `count` elements of a tensor that differ, of which number `first` is the first; `raw` reads elements."""
+        """Add `count` elements of a tensor that differ, the first of them number `first`; `raw` reads elements."""
         known = self._values.get(id(pair))
         if known is None or first < known.first:
             want, got = (raw(tensor, first, first + 1) for tensor in (pair.want, pair.got))
@@ -161,19 +161,19 @@ class Differences:
         errors = [*self._errors, *(values.error() for values in self._values.values())]
         if not errors:
             return
-        each = [one for error in errors for one in error.difference.pop("tensors", None) or [error.difference]]
+        rows = [row for error in errors for row in error.difference.pop("tensors", None) or [error.difference]]
         first = errors[0]
         message = first.message
         if len(errors) > 1:
-            message += f" In all, {len(each):,} tensors differ: {some(each, _SHOWN, _shown)}."
-        raise DifferenceError(message, first.hint, **first.difference, differences=each)
+            message += f" In all, {len(rows):,} tensors differ: {some(rows, _SHOWN, _shown)}."
+        raise DifferenceError(message, first.hint, **first.difference, differences=rows)
 
 
 def _shown(difference: Mapping[str, Any]) -> str:
     """Return a tensor that differs as a message names it: 'w' (12 elements), or 'w' (dtype)."""
     count = difference.get("elements")
-    told = difference["what"] if count is None else "an element" if count == 1 else f"{count:,} elements"
-    return f"{quoted(difference['tensor'])} ({told})"
+    detail = difference["what"] if count is None else "an element" if count == 1 else f"{count:,} elements"
+    return f"{quoted(difference['tensor'])} ({detail})"
 
 
 class _Values(NamedTuple):
@@ -188,17 +188,17 @@ class _Values(NamedTuple):
     def error(self) -> DifferenceError:
         pair = self.pair
         place = place_of(self.first, pair.got.shape)
-        expected, found = shown(pair.want.dtype, self.want), shown(pair.got.dtype, self.got)
+        expected, actual = shown(pair.want.dtype, self.want), shown(pair.got.dtype, self.got)
         more = f" {self.elements:,} of its {pair.got.numel:,} elements differ." if self.elements > 1 else ""
         return DifferenceError(
-            f"{pair.path}: {pair.name!r} differs at index {place}: expected {expected}, found {found}.{more}",
+            f"{pair.path}: {pair.name!r} differs at index {place}: expected {expected}, found {actual}.{more}",
             "The output does not match its source: convert again.",
             what="value",
             tensor=pair.name,
             file=pair.path,
             index=place,
             expected=expected,
-            found=found,
+            found=actual,
             elements=self.elements,
         )
 
@@ -207,17 +207,17 @@ def _pieces(pairs: Iterable[ExpectedPair]) -> Iterator[_Piece | _Neighbours]:
     is_known_far = functools.cache(is_far)  # there are many tensors, but few files
     near: list[_Neighbour] = []
     for pair in pairs:
-        found = _neighbour(pair)
+        neighbour = _neighbour(pair)
         if near:
-            if found and _is_next(near, found):
-                near.append(found)
+            if neighbour and _is_next(near, neighbour):
+                near.append(neighbour)
                 continue
             yield _Neighbours(near)
             near = []
         want, got, _, _ = pair
         far = any(is_known_far(file.stored.path) for file in (*want.inputs(), *got.inputs()))
-        if found and not far:
-            near = [found]
+        if neighbour and not far:
+            near = [neighbour]
         elif is_scattered(want, got):
             yield _Piece(pair, 0, got.numel, far, True)
         else:
@@ -237,16 +237,16 @@ def _neighbour(pair: ExpectedPair) -> _Neighbour | None:
     return None
 
 
-def _is_next(near: Sequence[_Neighbour], found: _Neighbour) -> bool:
+def _is_next(near: Sequence[_Neighbour], following: _Neighbour) -> bool:
     """Whether the tensors of `found` come soon after those of `near`, in the same files, and can be read with them."""
     _, want, got, _ = near[0]
     _, last_want, last_got, size = near[-1]
     return (
-        0 <= found.want.offset - last_want.offset - size <= _GAP
-        and 0 <= found.got.offset - last_got.offset - size <= _GAP
-        and max(found.want.offset - want.offset, found.got.offset - got.offset) + found.nbytes <= BLOCK
-        and found.want.file == want.file
-        and found.got.file == got.file
+        0 <= following.want.offset - last_want.offset - size <= _GAP
+        and 0 <= following.got.offset - last_got.offset - size <= _GAP
+        and max(following.want.offset - want.offset, following.got.offset - got.offset) + following.nbytes <= BLOCK
+        and following.want.file == want.file
+        and following.got.file == got.file
     )
 
 
@@ -254,27 +254,26 @@ def _needs(piece: _Piece | _Neighbours) -> Iterator[Range]:
     """Yield the ranges of remote files, those not compressed, that a piece needs."""
     if isinstance(piece, _Piece) and piece.far:
         for tensor in (piece.pair.want, piece.pair.got):
-            yield from (each for each in footprint(tensor, piece.start, piece.stop) if is_read_far(each.file))
+            yield from (needed for needed in footprint(tensor, piece.start, piece.stop) if is_read_far(needed.file))
 
 
 def _compare_elements(
     evaluator: Evaluator, piece: _Piece, progress: Progress, attested: Attested, wrong: Differences
 ) -> int:
-    """Compare the bits of the elements of a piece, and add those that differ to `wrong`. Return how many bytes they
-    are."""
+    """Compare the bits of the elements of a piece, and add those that differ to `wrong`. Return the bytes compared."""
     pair, equal = piece.pair, True
     want, got, _, _ = pair
     for run in piece.runs:
-        one, other = (evaluator.bits(tensor, run) for tensor in (want, got))
+        expected, actual = (evaluator.bits(tensor, run) for tensor in (want, got))
         size = (run.stop - run.start) * got.dtype.itemsize
-        if len(one) != len(other) or len(one) != size:
-            raise AssertionError(f"an evaluator gave {len(one)} and {len(other)} bytes of {run}")
+        if len(expected) != len(actual) or len(expected) != size:
+            raise AssertionError(f"an evaluator gave {len(expected)} and {len(actual)} bytes of {run}")
         progress(size)
-        if one != other:
+        if expected != actual:
             equal = False
-            _add_differing(evaluator, pair, run, one, other, wrong)
+            _add_differing(evaluator, pair, run, expected, actual, wrong)
         elif run.box is None:
-            attested.add(pair, other)
+            attested.add(pair, actual)
     if equal and piece.scattered:
         attested.read(evaluator, pair)
     return (piece.stop - piece.start) * got.dtype.itemsize
@@ -285,25 +284,25 @@ def _compare_neighbours(
 ) -> int:
     """Compare the bits of neighbouring tensors, as `_compare_elements` does."""
     (_, want, got, _), last = piece.inside[0], piece.inside[-1]
-    ones = evaluator.read_at(want.file, want.offset, last.want.offset + last.nbytes - want.offset)
-    others = evaluator.read_at(got.file, got.offset, last.got.offset + last.nbytes - got.offset)
+    all_expected = evaluator.read_at(want.file, want.offset, last.want.offset + last.nbytes - want.offset)
+    all_actual = evaluator.read_at(got.file, got.offset, last.got.offset + last.nbytes - got.offset)
     from_want, from_got, compared = want.offset, got.offset, 0
     for pair, want, got, size in piece.inside:
         at, place = want.offset - from_want, got.offset - from_got
-        one, other = ones[at : at + size], others[place : place + size]
-        if one != other:
-            _add_differing(evaluator, pair, Run(0, got.numel), one, other, wrong)
+        expected, actual = all_expected[at : at + size], all_actual[place : place + size]
+        if expected != actual:
+            _add_differing(evaluator, pair, Run(0, got.numel), expected, actual, wrong)
         else:
-            attested.add(pair, other)
+            attested.add(pair, actual)
         compared += size
     progress(compared)
     return compared
 
 
 def _add_differing(
-    evaluator: Evaluator, pair: ExpectedPair, run: Run, one: bytes, other: bytes, wrong: Differences
+    evaluator: Evaluator, pair: ExpectedPair, run: Run, expected: bytes, actual: bytes, wrong: Differences
 ) -> None:
-    """Add the elements of `run` that differ, whose bytes are `one` as expected and `other` as found."""
-    unequal = differing(one, other, pair.got.dtype.itemsize)
+    """Add the elements of `run` that differ. Its bytes are `expected` and `actual`."""
+    unequal = differing(expected, actual, pair.got.dtype.itemsize)
     first = run.number(int(unequal.argmax()), pair.got.shape)
     wrong.add_values(pair, first, int(unequal.sum()), evaluator.raw)

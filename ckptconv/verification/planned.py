@@ -1,7 +1,7 @@
 """Compare the files of an output with the plan that a conversion makes of its source.
 
-What the plan has as bytes is compared as bytes, down to the checksums, and every tensor with what the source gives: so
-no byte goes unchecked. A reader of the format may compare more, or say better what differs.
+Literal bytes of the plan are compared as bytes, down to the checksums, and every tensor with the source's elements: so
+no byte goes unchecked. A reader of the format may compare more, or describe a difference better.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Compared:
     crcs: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def check_frames(self) -> None:
-        """Raise DifferenceError unless all that is not data is as planned. The chunks have been compared, and their CRC
-        is in `crcs`; what else is data is read for its CRC."""
+        """Raise DifferenceError unless all bytes but the data are as planned. The chunks have been compared, and their
+        CRC is in `crcs`; other data is read for its CRC."""
         for plan in self.plans:
             with self.where[plan.name].open_reader() as reader:
                 self._check(plan, reader)
@@ -62,7 +62,7 @@ class Compared:
 
 
 def frame(part: Part, crcs: Mapping[str, int]) -> bytes:
-    """Return the bytes of a part that is no data."""
+    """Return the bytes of a part that holds no data."""
     if isinstance(part, Literal):
         return part.data
     return part.make(crcs) if isinstance(part, Trailer) else b""
@@ -76,12 +76,12 @@ def _crc(reader: Reader, part: Part) -> int:
 
 
 def compare(path: str, plans: Sequence[FilePlan], where: Mapping[str, Location]) -> Compared:
-    """Pair every tensor of `plans` with what lies in its place in the files, which are read at `where`. Raise
+    """Pair every tensor of `plans` with the elements in its place in the files, which are read at `where`. Raise
     DifferenceError for a file that is missing.
 
-    Neither elements nor what is between the tensors are compared yet: see `Compared`.
+    Neither the elements nor the bytes between the tensors are compared yet: see `Compared`.
     """
-    found = Compared(path, sum(plan.tensors for plan in plans), plans, dict(where))
+    compared = Compared(path, sum(plan.tensors for plan in plans), plans, dict(where))
     for plan in plans:
         entry = where[plan.name].entry
         if entry.kind != "file":
@@ -91,8 +91,8 @@ def compare(path: str, plans: Sequence[FilePlan], where: Mapping[str, Location])
                 want = untagged(part.tensor)
                 got = Stored(entry.file, part.offset, want.dtype, want.shape, contiguous_strides(want.shape))
                 name = part.name if isinstance(part, Data) else plan.name
-                found.pairs.append(ExpectedPair(want, got, entry.file.path, name))
-    return found
+                compared.pairs.append(ExpectedPair(want, got, entry.file.path, name))
+    return compared
 
 
 def differs(path: str, reason: str, **more: Any) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Check that what a manifest says of a source and an output is true; verification trusts none of it.
+"""Check that the statements of a manifest about a source and an output are true; verification trusts none of them.
 
 A manifest's options are taken as the conversion's, unless others are given. They must be true as well: the plan id,
 which is computed anew, depends on everything that decides an output.
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from ckptconv.verification.planned import Compared
 
 _MAX_MANIFEST = 256 << 20
-# Where a manifest may say that a reference is, beside this machine's disks: a request to any other place, such as a
-# server in the same network, is not for a file to ask for.
+# Stores on which a manifest may say that a reference is, apart from this machine's disks: a file must not cause a
+# request to any other place, such as a server in the same network.
 _STORES = ("hf://", "s3://", "s3a://", "gs://", "gcs://", "az://", "abfs://", "abfss://", "memory://")
 # A file has no say in whether attacks are accepted.
 _IGNORED = frozenset({"inert"})
@@ -53,42 +53,42 @@ _YOURSELF = "Give the options of the conversion on the command line."
 
 
 class Manifest(NamedTuple):
-    """What an output says of how it was made. `place` is the manifest's own, by which source and output are reached
-    too. `told` is the whole manifest; the other fields are taken from it: `kind` ("weights", "optimizer",
+    """The record of a conversion in its output. `place` is the manifest's own, by which source and output are reached
+    too. `members` is the whole manifest; the other fields are taken from it: `kind` ("weights", "optimizer",
     "universal" or "dcp"), the source's family, the options that decided the output, and for each of `COMPUTED` by which
-    a command made it, the paths of the `others` in order, None for the source."""
+    a command computed it, the paths of the `others` in order, None for the source."""
 
     place: Location
-    told: dict[str, Any]
+    members: dict[str, Any]
     kind: str
     family: str
     options: dict[str, Any]
     others: Mapping[str, tuple[str | None, ...]] = {}
 
-    def computed(self, source: Source, asked: Options, output: str) -> Source:
-        """Return `source` as one that is computed as this says, for an `output` of that path."""
+    def computed(self, source: Source, options: Options, output: str) -> Source:
+        """Return `source` as one that is computed as this manifest says, for an `output` of that path."""
         for name, paths in self.others.items():
             if again := COMPUTED[name].computing.again:
-                source = again.source(source, self.told, paths, asked, output)
+                source = again.source(source, self.members, paths, options, output)
         return source
 
 
-def read_manifest(place: Location, asked: Options, output: str = "") -> Manifest | None:
+def read_manifest(place: Location, options: Options, output: str = "") -> Manifest | None:
     """Return the manifest at `place`; None if there is none. A reference and deltas are found from the path `output` of
-    the output. What its options say that `asked` say too is trusted.
+    the output. An option in it that `options` have too, with the same value, is trusted.
 
     Raise DifferenceError for a damaged one, UsageError for one with unknown options, or with deltas that are not found.
     """
     if place.kind != "file":
         return None
     try:
-        told = parse_json(place.read_text(_MAX_MANIFEST).encode(errors="surrogatepass"))
-        check_manifest(told)
+        members = parse_json(place.read_text(_MAX_MANIFEST).encode(errors="surrogatepass"))
+        check_manifest(members)
     except (CorruptError, ValueError) as error:
         message = f"{place} is not a valid manifest: {error}."
         raise DifferenceError(message, AGAIN, what="manifest", file=place.path) from error
-    known = asked.recorded()
-    for name, value in told["options"].items():
+    known = options.recorded()
+    for name, value in members["options"].items():
         if feature := missing(name):
             raise UsageError(
                 f"{place} says that the conversion had the option {name!r}, which needs the feature {feature}.",
@@ -99,19 +99,19 @@ def read_manifest(place: Location, asked: Options, output: str = "") -> Manifest
                 f"{place} says that the conversion had the option {name!r}: {str(value)[:100]!r}, which is not known.",
                 _YOURSELF,
             )
-    given = {name: value for name, value in _options_of(told).items() if name not in _IGNORED}
-    if "like" in told:
-        given["like"] = _reference(told["like"], output)
+    recorded = {name: value for name, value in _options_of(members).items() if name not in _IGNORED}
+    for way in ways_in(members).values():
+        recorded.update(way.asked(members, lambda path: _reference(path, output)))
     others: dict[str, tuple[str | None, ...]] = {}
-    for name, way in ways_in(told).items():
+    for name, way in ways_in(members).items():
         if way.again is None:
             continue
-        paths = tuple(None if path is None else _reference(path, output) for path in way.again.paths(told))
+        paths = tuple(None if path is None else _reference(path, output) for path in way.again.paths(members))
         if "" in paths or len(paths) > _MOST_OTHERS:
             done, advice = way.again.lost
             raise UsageError(f"{place} says that {done}, but not where to find them from here.", advice)
         others[name] = paths
-    return Manifest(place, told, told["kind"], told["source"]["family"], given, others)
+    return Manifest(place, members, members["kind"], members["source"]["family"], recorded, others)
 
 
 def _reference(path: str, output: str) -> str:
@@ -137,18 +137,18 @@ def _is_option(name: str, value: Any) -> bool:
     return True
 
 
-def _options_of(told: Mapping[str, Any]) -> dict[str, Any]:
+def _options_of(members: Mapping[str, Any]) -> dict[str, Any]:
     """Return the manifest's options as values for `Options`."""
-    made = {name: tuple(value) if type(value) is list else value for name, value in told["options"].items()}
-    made |= {way.options[0]: NONE for way in COMPUTED.values() if way.remark and told.get(way.members[0]) == {}}
-    return {**made, "rename": Rules(made["rename"])} if "rename" in made else made
+    values = {name: tuple(value) if type(value) is list else value for name, value in members["options"].items()}
+    values |= {way.options[0]: NONE for way in COMPUTED.values() if way.remark and members.get(way.members[0]) == {}}
+    return {**values, "rename": Rules(values["rename"])} if "rename" in values else values
 
 
-# --------------------------------------------------------------------------------------------- what it is checked with
+# ------------------------------------------------------------------------------------------------- checks of manifests
 
 
 class FoundFile(NamedTuple):
-    """A file of an output: its `size` as planned, the `place` where it is read, where it has which tensors, and their
+    """A file of an output: its `size` as planned, the `place` where it is read, the ranges of its tensors, and their
     CRC-32, as far as known."""
 
     size: int
@@ -170,9 +170,9 @@ def check(
     `planned_heading` returns the heading of the manifest that its plan has; it is called once the files are known to be
     those.
     """
-    told = manifest.told
-    for name in sorted(told["files"].keys() | files.keys()):
-        entry, file = told["files"].get(name), files.get(name)
+    members = manifest.members
+    for name in sorted(members["files"].keys() | files.keys()):
+        entry, file = members["files"].get(name), files.get(name)
         known = {tensor for *_, tensor in file.ranges} if file else set()
         if not (entry and file) or entry["size"] != file.size or entry["tensors"].keys() != known:
             raise _not_so(manifest, f"the file {name}", None if entry is None else f"{entry['size']} bytes")
@@ -180,8 +180,8 @@ def check(
             if crc is not None and int(crc, 16) != file.crcs.get(tensor):
                 raise _not_so(manifest, f"the checksum of {tensor!r} in {name}", crc)
     # A conversion computes checksums for all tensors or for none, and for all if it does for one of several files.
-    crcs = [crc for entry in told["files"].values() for crc in entry["tensors"].values()]
-    if None in crcs and (any(crcs) or sum(bool(entry["tensors"]) for entry in told["files"].values()) > 1):
+    crcs = [crc for entry in members["files"].values() for crc in entry["tensors"].values()]
+    if None in crcs and (any(crcs) or sum(bool(entry["tensors"]) for entry in members["files"].values()) > 1):
         raise _not_so(manifest, "the checksums", None)
     _check_digests(manifest, files)
     unsure = _check_inputs(manifest, source)
@@ -202,7 +202,7 @@ def _heading(
 ) -> dict[str, Any]:
     """Return the heading of an output that consists of `files`, as the release and with the options that `manifest`
     names."""
-    version, options = manifest.told["ckptconv"], manifest.told["options"]
+    version, options = manifest.members["ckptconv"], manifest.members["options"]
     return heading(source, target, options, target.holds, files, aliases, record, version)
 
 
@@ -210,16 +210,16 @@ def check_safetensors(
     manifest: Manifest,
     source: Source,
     target: Target,
-    found: Written,
+    written: Written,
     record: Mapping[str, Any],
     known: Callable[[str], Mapping[str, int]],
 ) -> list[str]:
-    """Check the manifest of safetensors; `record` is what their selection says, and `known` returns the CRC-32 of the
-    tensors in the file of a path, as far as they were computed."""
-    ranges: dict[str, list[NamedRange]] = {file.path: [] for file in found.files}
-    for name, tensor in found.tensors.items():
-        ranges[found.homes[name]].append((getattr(tensor, "offset", 0), tensor.nbytes, name))
-    literals = {file.path: _literal(manifest.place.at(file.path)) for file in found.files}
+    """Check the manifest of safetensors; `record` is the record of their selection, and `known` returns the CRC-32 of
+    the tensors in the file of a path, as far as they were computed."""
+    ranges: dict[str, list[NamedRange]] = {file.path: [] for file in written.files}
+    for name, tensor in written.tensors.items():
+        ranges[written.homes[name]].append((getattr(tensor, "offset", 0), tensor.nbytes, name))
+    literals = {file.path: _literal(manifest.place.at(file.path)) for file in written.files}
     files = {
         # The index was compared by content, so take its size as planned, not as found.
         basename(path): FoundFile(
@@ -228,74 +228,74 @@ def check_safetensors(
             ranges[path],
             known(path),
         )
-        for path, size, *_ in found.files
+        for path, size, *_ in written.files
     }
 
     def planned_heading() -> dict[str, Any]:
         headers = {basename(path): literal for path, literal in literals.items()}
-        plans = [FilePlan(name, files[name].size, (Literal(0, headers[name]),)) for name in manifest.told["files"]]
-        return _heading(manifest, source, target, plans, found.aliases, record)
+        plans = [FilePlan(name, files[name].size, (Literal(0, headers[name]),)) for name in manifest.members["files"]]
+        return _heading(manifest, source, target, plans, written.aliases, record)
 
     return check(manifest, source, files, planned_heading)
 
 
 def check_planned(manifest: Manifest, source: Source, target: Target, where: Mapping[str, str]) -> list[str]:
-    """Check the manifest of files for `torch.load`. `where` maps the name of each to where it is read.
+    """Check the manifest of files for `torch.load`. `where` maps the name of each to the path at which it is read.
 
     Their plans are computed anew: reading such a file does not give its layout.
     """
-    told = manifest.told
-    examples = {name: next(iter(entry["tensors"]), "") for name, entry in told["files"].items()}
+    members = manifest.members
+    examples = {name: next(iter(entry["tensors"]), "") for name, entry in members["files"].items()}
     files = {name: _members(manifest.place.at(path), examples.get(name, "")) for name, path in where.items()}
 
     def planned_heading() -> Mapping[str, Any]:
-        found = planned(source, target, Options(**_options_of(told))).heading
-        if told["ckptconv"] == __version__:
-            return found
+        expected = planned(source, target, Options(**_options_of(members))).heading
+        if members["ckptconv"] == __version__:
+            return expected
         # This is the plan of the current release: another release gave the same output another id.
-        return {**found, "plan": "" if found["plan"] == told["plan"] else told["plan"]}
+        return {**expected, "plan": "" if expected["plan"] == members["plan"] else members["plan"]}
 
     return check(manifest, source, files, planned_heading)
 
 
-def check_compared(manifest: Manifest, source: Source, target: Target, found: Compared) -> list[str]:
-    """Check the manifest of an output whose files are as planned."""
-    data = {plan.name: [part for part in plan.parts if isinstance(part, Data)] for plan in found.plans}
+def check_compared(manifest: Manifest, source: Source, target: Target, compared: Compared) -> list[str]:
+    """Check the manifest of an output whose files are as planned. `compared` has them."""
+    data = {plan.name: [part for part in plan.parts if isinstance(part, Data)] for plan in compared.plans}
     ranges = {name: [(part.offset, part.nbytes, part.name) for part in parts] for name, parts in data.items()}
     files = {
-        plan.name: FoundFile(plan.size, found.where[plan.name], ranges[plan.name], found.crcs.get(plan.name, {}))
-        for plan in found.plans
+        plan.name: FoundFile(plan.size, compared.where[plan.name], ranges[plan.name], compared.crcs.get(plan.name, {}))
+        for plan in compared.plans
     }
-    return check(manifest, source, files, lambda: _heading(manifest, source, target, found.plans, {}, {}))
+    return check(manifest, source, files, lambda: _heading(manifest, source, target, compared.plans, {}, {}))
 
 
 def _check_digests(manifest: Manifest, files: Mapping[str, FoundFile]) -> None:
-    """Raise DifferenceError if a digest in the manifest, of a file or of a tensor, is not so. Every file is read
-    once."""
-    algorithm: str = manifest.told.get("digest", "")
-    for name, entry in manifest.told["files"].items() if algorithm else ():
+    """Raise DifferenceError if a digest in the manifest, of a file or a tensor, is wrong. Each file is read once."""
+    algorithm: str = manifest.members.get("digest", "")
+    for name, entry in manifest.members["files"].items() if algorithm else ():
         with contextlib.closing(files[name].place.open_reader()) as reader:
-            found = digests_of(reader.read_at, reader.file.size, files[name].ranges, algorithm)
-        told = entry["digests"]
-        wrong = [tensor for tensor, digest in told["tensors"].items() if found.tensors.get(tensor) != digest]
-        if wrong or found.file != told["file"]:
-            what = f"{wrong[0]!r} in {name}" if wrong else name
-            raise _not_so(manifest, f"the {algorithm} of {what}", told["tensors"][wrong[0]] if wrong else told["file"])
+            computed = digests_of(reader.read_at, reader.file.size, files[name].ranges, algorithm)
+        stated = entry["digests"]
+        wrong = [tensor for tensor, digest in stated["tensors"].items() if computed.tensors.get(tensor) != digest]
+        if wrong or computed.file != stated["file"]:
+            label = f"{wrong[0]!r} in {name}" if wrong else name
+            digest = stated["tensors"][wrong[0]] if wrong else stated["file"]
+            raise _not_so(manifest, f"the {algorithm} of {label}", digest)
 
 
 def _check_inputs(manifest: Manifest, source: Source) -> str:
-    """Return the first input that may be as it was, but for its time of change; "" if there is none. Raise
-    DifferenceError for one that is another."""
-    told = manifest.told["source"]["inputs"]
-    place, known = manifest.place.at(source.path), {name: identity(found) for name, found in source.inputs.items()}
-    unsure = [name for name in sorted(known.keys() | told.keys()) if known.get(name) != told.get(name)]
+    """Return the first input that may be unchanged, but has another time of change; "" if there is none. Raise
+    DifferenceError for an input that is another."""
+    stated = manifest.members["source"]["inputs"]
+    place, known = manifest.place.at(source.path), {name: identity(version) for name, version in source.inputs.items()}
+    unsure = [name for name in sorted(known.keys() | stated.keys()) if known.get(name) != stated.get(name)]
     for name in unsure:
-        if name not in told or not _may_be(place, source.inputs, name, told[name]):
-            raise _not_so(manifest, f"the input {name}", told.get(name))
+        if name not in stated or not _may_be(place, source.inputs, name, stated[name]):
+            raise _not_so(manifest, f"the input {name}", stated.get(name))
     return unsure[0] if unsure else ""
 
 
-# What a message calls members of a heading.
+# Names of members of a heading in messages.
 _CALLED = {
     "kind": "the kind of output",
     "aliases": "tied names",
@@ -307,14 +307,14 @@ _CALLED = {
 
 
 def _check_heading(manifest: Manifest, want: Mapping[str, Any], is_sure: bool) -> None:
-    """Raise DifferenceError if a member of the heading is not that of the plan, which is last: it depends on the
-    release and the options. Inputs have been compared, and digests; another release may say less, or more."""
-    told, is_ours = _members_of(manifest.told), manifest.told["ckptconv"] == __version__
+    """Raise DifferenceError if a member of the heading differs from `want`. The plan is compared last: it depends on
+    the release and the options. Inputs and digests have been compared; another release may record less, or more."""
+    stated, is_ours = _members_of(manifest.members), manifest.members["ckptconv"] == __version__
     want = _members_of(want)
-    names = told.keys() | want.keys() if is_ours else told.keys() & want.keys()
+    names = stated.keys() | want.keys() if is_ours else stated.keys() & want.keys()
     for name in sorted(names, key=lambda name: (name == "plan", name)):
-        if not _is_so(told.get(name), want.get(name)) and (is_sure or name != "plan"):
-            raise _not_so(manifest, _CALLED.get(name, f"its {name}"), told.get(name))
+        if not _is_so(stated.get(name), want.get(name)) and (is_sure or name != "plan"):
+            raise _not_so(manifest, _CALLED.get(name, f"its {name}"), stated.get(name))
 
 
 def _members_of(heading: Mapping[str, Any]) -> dict[str, Any]:
@@ -323,29 +323,29 @@ def _members_of(heading: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in {**heading, **heading["source"]}.items() if name not in apart}
 
 
-def _is_so(told: Any, want: Any) -> bool:
-    """Whether a manifest says what is wanted. What says where something lay may say another place by now."""
+def _is_so(have: Any, want: Any) -> bool:
+    """Whether the value in a manifest is the wanted one. The place of a file may have changed since."""
     if isinstance(want, Elsewhere):
-        return isinstance(told, str)
+        return isinstance(have, str)
     if isinstance(want, dict):
         return (
-            isinstance(told, dict) and told.keys() == want.keys() and all(_is_so(told[key], want[key]) for key in want)
+            isinstance(have, dict) and have.keys() == want.keys() and all(_is_so(have[key], want[key]) for key in want)
         )
     if isinstance(want, list):
-        return isinstance(told, list) and len(told) == len(want) and all(map(_is_so, told, want))
-    return bool(told == want)
+        return isinstance(have, list) and len(have) == len(want) and all(map(_is_so, have, want))
+    return bool(have == want)
 
 
-def _may_be(source: Location, inputs: Mapping[str, Hashable], name: str, told: Mapping[str, Any]) -> bool:
-    """Return whether an input may be unchanged though its modification time differs: the time identifies only files
-    without checksums of their own. An input that was not read now may have been read then."""
-    found = inputs.get(name)
-    if found is None:
+def _may_be(source: Location, inputs: Mapping[str, Hashable], name: str, stated: Mapping[str, Any]) -> bool:
+    """Whether an input may be unchanged though its modification time differs: the time identifies only files without
+    checksums of their own. An input that was not read now may have been read then."""
+    version = inputs.get(name)
+    if version is None:
         entries = (place.join(name).entry for place in (source, source.parent))
-        return any(entry.kind == "file" and entry.file.size == told["size"] for entry in entries)
-    content = content_of(found)
+        return any(entry.kind == "file" and entry.file.size == stated["size"] for entry in entries)
+    content = content_of(version)
     by_time = isinstance(content, tuple) and any(isinstance(fact, str) for fact in content)
-    return by_time and identity(found)["size"] == told["size"]
+    return by_time and identity(version)["size"] == stated["size"]
 
 
 def _literal(place: Location) -> bytes:
@@ -392,11 +392,11 @@ def _storages(archive: Archive) -> Iterator[tuple[str, int]]:
     return ((name, row) for name, row in archive.rows.items() if archive.sizes[row] and "/data/" in name)
 
 
-def _not_so(manifest: Manifest, what: str, told: Any) -> DifferenceError:
+def _not_so(manifest: Manifest, label: str, stated: Any) -> DifferenceError:
     return DifferenceError(
-        f"{manifest.place} does not belong to this output: {what} in it is wrong.",
+        f"{manifest.place} does not belong to this output: {label} in it is wrong.",
         STALE,
         what="manifest",
         file=manifest.place.path,
-        found=told,
+        found=stated,
     )

@@ -52,30 +52,30 @@ class Run(NamedTuple):
             yield Run(start, min(start + count, self.stop))
 
 
-def is_scattered(one: LazyTensor, other: LazyTensor) -> bool:
-    """Whether one of both is stored in an order that makes C order slow."""
-    return one.scattered or other.scattered
+def is_scattered(want: LazyTensor, got: LazyTensor) -> bool:
+    """Whether one of two tensors is stored in an order in which reading in C order is slow."""
+    return want.scattered or got.scattered
 
 
-def runs(one: LazyTensor, other: LazyTensor, size: int) -> Iterator[Run]:
+def runs(want: LazyTensor, got: LazyTensor, size: int) -> Iterator[Run]:
     """Yield the runs that cover two tensors of one shape, of at most `size` bytes of both."""
-    if is_scattered(one, other):
-        larger = max(one, other, key=lambda tensor: tensor.dtype.itemsize)
+    if is_scattered(want, got):
+        larger = max(want, got, key=lambda tensor: tensor.dtype.itemsize)
         for starts, counts in _boxes(larger, size // 2) if larger.numel else ():
             yield Run(0, math.prod(counts), (starts, counts))
     else:
-        yield from in_order(one, other, size)
+        yield from in_order(want, got, size)
 
 
-def in_order(one: LazyTensor, other: LazyTensor, size: int) -> Iterator[Run]:
+def in_order(want: LazyTensor, got: LazyTensor, size: int) -> Iterator[Run]:
     """Yield the runs in C order that cover two tensors of one shape, of at most `size` bytes of both."""
-    return Run(0, one.numel).cut(max(size // (one.dtype.itemsize + other.dtype.itemsize), 1))
+    return Run(0, want.numel).cut(max(size // (want.dtype.itemsize + got.dtype.itemsize), 1))
 
 
 def _boxes(tensor: LazyTensor, size: int) -> Iterator[tuple[list[int], list[int]]]:
     """Yield boxes of at most `size` bytes that cover `tensor`, with sides as equal as its shape allows.
 
-    Such a box consists of runs that are not too short, in whatever order the file stores the elements.
+    Such a box consists of runs that are not too short, in any order in which a file may store the elements.
     """
     limit = max(size // tensor.dtype.itemsize, 1)
     sides = [1] * len(tensor.shape)

@@ -28,28 +28,28 @@ _LONGEST_NAME = 4096
 
 
 def compare_torch(
-    source: Source, tree: Any, path: str, here: Location, asked: Options, done: Verification, wrong: Differences
+    source: Source, tree: Any, path: str, place: Location, options: Options, done: Verification, wrong: Differences
 ) -> Iterator[ExpectedPair]:
-    """Compare the `torch.load` file `path`, read at `here`, with `tree`, the value it must hold: yield the pairs of
+    """Compare the `torch.load` file `path`, read at `place`, with `tree`, the value it must hold: yield the pairs of
     tensors.
 
     Both trees are flattened to tensors and a record in the same way, and these are compared.
     """
     try:
-        opened = read_torch(here)
+        opened = read_torch(place)
     except CkptconvError as error:
-        raise _unreadable(path, error.message.replace(here.path, path)) from error
+        raise _unreadable(path, error.message.replace(place.path, path)) from error
     want, want_record = keymap.flatten(tree)
     got, got_record = keymap.flatten(opened.weights)
     expected = Expected(want, lambda _: without_storages(want_record, want), flat=False, metadata=lambda aliases: {})
-    found = Written(path, structure=without_storages(got_record, got), structure_path=path)
-    found.tensors = got
-    found.homes = dict.fromkeys(got, path)
-    pairs = compare_names(source, expected, found, asked, wrong)
+    written = Written(path, structure=without_storages(got_record, got), structure_path=path)
+    written.tensors = got
+    written.homes = dict.fromkeys(got, path)
+    pairs = compare_names(source, expected, written, options, wrong)
     if not wrong:
-        check_structure(expected, found)
-    if not is_remote(here.path):
-        _check_archive(path, here.path)
+        check_structure(expected, written)
+    if not is_remote(place.path):
+        _check_archive(path, place.path)
     done.outputs.append(OutputFile(path, int(opened.facts["size"]), len(got)))
     done.tensors += len(got)
     done.structure_records += 1
@@ -60,14 +60,14 @@ def _unreadable(path: str, why: str) -> DifferenceError:
     return DifferenceError(f"{path} cannot be read: {why}", "Convert again.", what="file", file=path)
 
 
-def expected_tree(source: Source, asked: Options) -> Any:
+def expected_tree(source: Source, options: Options) -> Any:
     """Return the tree that a `.pt` file must hold."""
-    chosen = selected(source, asked, rename_of(asked), "tree")
+    chosen = selected(source, options, rename_of(options), "tree")
     tensors = {name: chosen.cast(name) for name in chosen.tensors}
     record = chosen.described.structure
-    if record is not None and asked.opaque == "drop":
+    if record is not None and options.opaque == "drop":
         record = _without_classes(record)
-    return keymap.unflatten(tensors, record if asked.structure else None, live_values=False)
+    return keymap.unflatten(tensors, record if options.structure else None, live_values=False)
 
 
 def _without_classes(record: str) -> str:
@@ -82,12 +82,12 @@ def _without_classes(record: str) -> str:
     return dump(parsed.root, parsed.nodes, parsed.storages)
 
 
-def _check_archive(path: str, here: str) -> None:
+def _check_archive(path: str, local_path: str) -> None:
     """Check the CRC-32 of every record of a zip archive."""
-    if not zipfile.is_zipfile(here):
+    if not zipfile.is_zipfile(local_path):
         return
     try:
-        with zipfile.ZipFile(here) as archive:
+        with zipfile.ZipFile(local_path) as archive:
             damaged = archive.testzip()
     except (OSError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
         raise _unreadable(path, f"{error}.") from error

@@ -25,7 +25,7 @@ from ckptconv.formats.opening import all_opened, fitted
 from ckptconv.formats.source import MODEL, Opened, Source, source_of
 from ckptconv.options.option import checked
 from ckptconv.options.table import OPTIONS, VERIFYING, Options
-from ckptconv.outputs.computed import COMPUTED, Way, recalled
+from ckptconv.outputs.computed import COMPUTED, Way, recalled, ways_in
 from ckptconv.outputs.kinds import CHECKPOINTS, FURTHER, KINDS, NAMED, entry_of, further, kind_of
 from ckptconv.outputs.targets import (
     ACCELERATE,
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 _AGAIN = "It was changed since it was written, or the source was; convert again."
 
 
-# Of an output that is companions alone.
+# The expected content of an output that consists of companions alone.
 _NOTHING = Expected({}, lambda _: None, flat=True, metadata=lambda _: {})
 
 
@@ -85,15 +85,15 @@ def verify(
     on_total: Callable[[int], object] | None = None,
     **options: Unpack[VerifyOptions],
 ) -> Verification:
-    """Compare `output` with what converting `source`, a path or an opened checkpoint, gives with the same `options`.
+    """Compare `output` with the result of converting `source`, a path or an opened checkpoint, with the same `options`.
 
     `options` are those of the conversion, the fields of `Options`. Options not given are taken from the output's
     manifest, in its directory or at the path `manifest`. `output` may be omitted if `states` or `universal` is
     given. `progress` and `on_total` are those of `convert`, for the bytes compared.
 
-    Return what was compared if every tensor, name, alias and structure record is equal, bit for bit. Raise
-    DifferenceError with all tensors that differ, or with what else is wrong first, UsageError for a path that does not
-    exist, and whatever opening the source raises.
+    Return a report if every tensor, name, alias and structure record is equal, bit for bit. Raise DifferenceError with
+    all tensors that differ, or with the first other difference, UsageError for a path that does not exist, and the
+    errors of opening the source.
 
     Examples:
         >>> report = ckptconv.convert("model.pt", "model.safetensors")
@@ -101,45 +101,44 @@ def verify(
         60
     """
     source = source_of(source)
-    asked = Options(**options)
-    given = {name for name, value in options.items() if value not in (None, OPTIONS[name].kind.unset)}
-    if asked.to:
-        named, asked = named_outputs(None if output is None else os.fspath(output), asked)
+    chosen = Options(**options)
+    explicit = {name for name, value in options.items() if value not in (None, OPTIONS[name].kind.unset)}
+    if chosen.to:
+        named, chosen = named_outputs(None if output is None else os.fspath(output), chosen)
         output = named.get("weights")
-        if output is not None and asked.to in CHECKPOINTS:
-            check_directory(Location(normalize(output), dict(asked.storage_options)))
-    targets = [] if output is None else _targets(_place(normalize(output)), asked, given)
+        if output is not None and chosen.to in CHECKPOINTS:
+            check_directory(Location(normalize(output), dict(chosen.storage_options)))
+    targets = [] if output is None else _targets(_place(normalize(output)), chosen, explicit)
     if targets and targets[-1].options:
-        asked = targets[-1].options
+        chosen = targets[-1].options
     elif targets and targets[0].manifest:
-        asked = _with(targets[0].manifest, asked, given)
-    if asked.states and asked.to not in CHECKPOINTS:
-        path, asked = _place(normalize(asked.states)), asked.replaced(states="")
-        targets.append(_target(path, asked)._replace(kind=kind_of_states(path, kind_of(path))))
-    for kind, tree in further(asked).items():
+        chosen = _with(targets[0].manifest, chosen, explicit)
+    if chosen.states and chosen.to not in CHECKPOINTS:
+        path, chosen = _place(normalize(chosen.states)), chosen.replaced(states="")
+        targets.append(_target(path, chosen)._replace(kind=kind_of_states(path, kind_of(path))))
+    for kind, tree in further(chosen).items():
         if kind not in KINDS:
             continue
-        place = Location(real_place(normalize(tree)), dict(asked.storage_options))
-        told = read_manifest(place.join(MANIFEST), asked)
-        asked = _with(told, asked, given) if told and not targets else asked
-        targets.append(CheckedOutput(place, kind, manifest=told))
+        place = Location(real_place(normalize(tree)), dict(chosen.storage_options))
+        manifest = read_manifest(place.join(MANIFEST), chosen)
+        chosen = _with(manifest, chosen, explicit) if manifest and not targets else chosen
+        targets.append(CheckedOutput(place, kind, manifest=manifest))
     if not targets:
         raise UsageError("OUTPUT is missing.", "Give the output of the conversion, a file or directory.")
     # A million small objects live until the end: a garbage collector would take longer to scan them than it takes to
     # make them.
     with no_garbage():
-        recorded = recalled(functools.partial(_recorded, targets[0]), asked)
-        sources = _open(source, targets, asked, recorded)
-        told_by = targets[0].manifest
-        if told_by:
-            sources = [told_by.computed(one, asked, targets[0].path) for one in sources]
-        sources = fitted(sources, source, asked, {target.holds for target in targets})
-    pairs = [(kept_apart(one, target.path), _of_part(one, target, asked)) for one in sources for target in targets]
-    done = verify_outputs(pairs, asked, progress=bars.counter(progress), on_total=on_total)
-    deciding = targets[-1 if asked.to in CHECKPOINTS else 0].manifest
-    done.options = {name: getattr(asked, name) for name in asked.recorded()}
-    if asked.like:
-        done.options["like"] = asked.like
+        recorded = recalled(functools.partial(_recorded, targets[0]), chosen)
+        sources = _open(source, targets, chosen, recorded)
+        first = targets[0].manifest
+        if first:
+            sources = [first.computed(part, chosen, targets[0].path) for part in sources]
+        sources = fitted(sources, source, chosen, {target.holds for target in targets})
+    pairs = [(kept_apart(part, target.path), _of_part(part, target, chosen)) for part in sources for target in targets]
+    done = verify_outputs(pairs, chosen, progress=bars.counter(progress), on_total=on_total)
+    deciding = targets[-1 if chosen.to in CHECKPOINTS else 0].manifest
+    shown = dict.fromkeys([*chosen.recorded(), *chosen.fitting(), *(deciding.options if deciding else ())])
+    done.options = {name: value for name in shown if (value := getattr(chosen, name)) != OPTIONS[name].default}
     done.manifest = deciding.place.path if deciding and deciding.options else ""
     for name, paths in deciding.others.items() if deciding else ():
         if again := COMPUTED[name].computing.again:
@@ -149,12 +148,12 @@ def verify(
 
 def verify_outputs(
     outputs: Sequence[tuple[Source, CheckedOutput]],
-    asked: Options,
+    options: Options,
     *,
     progress: Progress | None = None,
     on_total: Callable[[int], object] | None = None,
 ) -> Verification:
-    """Verify as `verify` does, but pairs of an opened source and an output of it, which may still be staged."""
+    """Verify pairs of an opened source and an output of it, which may still be staged, as `verify` does."""
     started = time.monotonic()
     first, _ = outputs[0]
     done = Verification(first.path, [], first.format, 0, {}, 0, 0, 0, [])
@@ -166,9 +165,9 @@ def verify_outputs(
         pairs = [
             pair
             for source, target in outputs
-            for pair in _compare(source, target, asked, others, done, attested, wrong)
+            for pair in _compare(source, target, options, others, done, attested, wrong)
         ]
-    # A source's warnings depend on what of it was asked for.
+    # A source's warnings depend on the parts of it that were read.
     done.warnings = [*(warning for source in sources for warning in source.warnings), *done.warnings]
     if done.inert:
         done.warnings.append(
@@ -177,7 +176,7 @@ def verify_outputs(
         )
     if on_total:
         on_total(sum(pair.got.nbytes for pair in pairs))
-    done.bytes_compared, read = compare_pairs(pairs, asked, progress or (lambda count: None), attested, wrong)
+    done.bytes_compared, read = compare_pairs(pairs, options, progress or (lambda count: None), attested, wrong)
     done.bytes_read += read
     wrong.check()
     done.warnings.extend(attested.check())
@@ -186,62 +185,61 @@ def verify_outputs(
     return done
 
 
-def _targets(path: str, asked: Options, given: Collection[str]) -> list[CheckedOutput]:
-    """Return the output at `path`, or both of accelerate's in it, each with options of its own. `given` are the names
-    of the options that the user gave."""
-    halves = of_accelerate(path, asked)
-    of_both = of_accelerate(path, asked.replaced(states=path))
-    there = [name for name in of_both if Location(join(name, MANIFEST), dict(asked.storage_options)).kind == "file"]
-    if asked.to != ACCELERATE and (asked.to or not there):
-        return [_target(path, asked)]
-    if unasked := [name for name in there if name not in halves]:
+def _targets(path: str, options: Options, explicit: Collection[str]) -> list[CheckedOutput]:
+    """Return the output at `path`, or both of accelerate's in it, each with options of its own. `explicit` are the
+    names of the options that the user gave."""
+    halves = of_accelerate(path, options)
+    of_both = of_accelerate(path, options.replaced(states=path))
+    stated = [name for name in of_both if Location(join(name, MANIFEST), dict(options.storage_options)).kind == "file"]
+    if options.to != ACCELERATE and (options.to or not stated):
+        return [_target(path, options)]
+    if unasked := [name for name in stated if name not in halves]:
         raise UsageError(
             f"{unasked[0]} holds optimizer states, which were not requested. Nothing was compared.",
             "Say what they come from: --states PATH.",
         )
-    found = {name: _target(name, own) for name, own in halves.items()}
+    outputs = {name: _target(name, half) for name, half in halves.items()}
     return [
-        one._replace(options=_with(one.manifest, halves[name], given) if one.manifest else halves[name])
-        for name, one in found.items()
+        output._replace(options=_with(output.manifest, halves[name], explicit) if output.manifest else halves[name])
+        for name, output in outputs.items()
     ]
 
 
-def _target(path: str, asked: Options) -> CheckedOutput:
-    """Return the output at `path`; its manifest says what it is made of."""
-    place = Location(path, dict(asked.storage_options))
-    told = read_manifest(place.at(asked.manifest) if asked.manifest else place.join(MANIFEST), asked, path)
-    if asked.manifest and told is None:
-        raise MissingError(f"{asked.manifest} does not exist.")
-    to = asked.to or (told.options.get("to") if told else None)
+def _target(path: str, options: Options) -> CheckedOutput:
+    """Return the output at `path`; its manifest says how it was converted."""
+    place = Location(path, dict(options.storage_options))
+    manifest = read_manifest(place.at(options.manifest) if options.manifest else place.join(MANIFEST), options, path)
+    if options.manifest and manifest is None:
+        raise MissingError(f"{options.manifest} does not exist.")
+    to = options.to or (manifest.options.get("to") if manifest else None)
     kind = NAMED[to][0] if to else kind_of(path) if place.kind != "directory" else "directory"
-    if told and not to:
-        kind = "states" if told.kind == "optimizer" else told.kind if told.kind in FURTHER else kind
-    return CheckedOutput(place, kind, manifest=told)
+    if manifest and not to:
+        kind = "states" if manifest.kind == "optimizer" else manifest.kind if manifest.kind in FURTHER else kind
+    return CheckedOutput(place, kind, manifest=manifest)
 
 
 def _recorded(target: CheckedOutput, way: Way) -> tuple[Any, str]:
-    """Return what an output records of a way to compute, None if it does not, and what has it."""
+    """Return an output's record of a way to compute, None if it has none, and the place of the record."""
     if target.manifest:
-        return target.manifest.told.get(way.members[0]), f"The manifest of {target.path}"
+        return target.manifest.members.get(way.members[0]), f"The manifest of {target.path}"
     try:
         return recorded_remark(target.path, target.place, way.remark), target.path
-    except CkptconvError:  # what is wrong with the output is told when it is compared
+    except CkptconvError:  # a wrong output is reported when it is compared
         return None, ""
 
 
-def _with(manifest: Manifest, asked: Options, given: Collection[str]) -> Options:
-    """Fill in options that were not `given` with those of the manifest."""
+def _with(manifest: Manifest, options: Options, explicit: Collection[str]) -> Options:
+    """Fill in options that are not `explicit` with those of the manifest."""
     left = {
         name: value
         for name, value in manifest.options.items()
-        if name not in given and getattr(asked, name) == OPTIONS[name].default
+        if name not in explicit and getattr(options, name) == OPTIONS[name].default
     }
-    if "like" in manifest.told and not (asked.like or left["like"]):
-        raise UsageError(
-            f"{manifest.place} says that the conversion had a reference, but not where to find it from here.",
-            "Give it with --like REF.",
-        )
-    return asked.replaced(**left, family=asked.family or manifest.family)
+    for name, way in ways_in(manifest.members).items():
+        if way.lost and not (getattr(options, name) or left[name]):
+            done, advice = way.lost
+            raise UsageError(f"{manifest.place} says that {done}, but not where to find it from here.", advice)
+    return options.replaced(**left, family=options.family or manifest.family)
 
 
 def _place(path: str) -> str:
@@ -249,27 +247,27 @@ def _place(path: str) -> str:
     return dirname(path) if path.endswith(INDEX_SUFFIX) else path
 
 
-def _open(given: str | Source, targets: Sequence[CheckedOutput], asked: Options, recorded: Any) -> list[Source]:
+def _open(source: str | Source, targets: Sequence[CheckedOutput], options: Options, recorded: Any) -> list[Source]:
     holds = {target.holds for target in targets}
     first, is_torch = targets[0].path, targets[0].kind == "torch"
-    if isinstance(given, Source):
-        return all_opened(given, asked, holds, recorded=recorded)
-    if entry_of(kind_of(first)).form == "file" and is_same(given, first):
-        raise UsageError(f"{given} is both SOURCE and OUTPUT.", "Give the source of the conversion, then its output.")
+    if isinstance(source, Source):
+        return all_opened(source, options, holds, recorded=recorded)
+    if entry_of(kind_of(first)).form == "file" and is_same(source, first):
+        raise UsageError(f"{source} is both SOURCE and OUTPUT.", "Give the source of the conversion, then its output.")
     try:
-        sources = all_opened(given, asked, holds, recorded=recorded)
+        sources = all_opened(source, options, holds, recorded=recorded)
     except OtherFamilyError as error:
         if not targets[0].manifest:
             raise
-        made = f"was made of another: {targets[0].manifest.told['source']['format']}"
+        origin = f"was made of another: {targets[0].manifest.members['source']['format']}"
         raise UsageError(
-            f"{error.message.rstrip('.')}, and {first} {made}.",
+            f"{error.message.rstrip('.')}, and {first} {origin}.",
             "Give the source first, then the output: ckptconv verify SOURCE OUTPUT.",
         ) from error
     # An output may lie in the directory of its source: then the source is the checkpoint of the other kind there.
     family = "torch" if sources[0].family == "safetensors" else "safetensors"
-    if not asked.family and _is_in(first, given) and is_torch is (sources[0].family != "safetensors"):
-        return all_opened(given, asked.replaced(family=family), holds, recorded=recorded)
+    if not options.family and _is_in(first, source) and is_torch is (sources[0].family != "safetensors"):
+        return all_opened(source, options.replaced(family=family), holds, recorded=recorded)
     return sources
 
 
@@ -278,13 +276,13 @@ def _is_in(output: str, directory: str) -> bool:
     return resolved_name(directory) in (resolved_name(output), resolved_name(dirname(output)))
 
 
-def _of_part(source: Source, target: CheckedOutput, asked: Options) -> CheckedOutput:
+def _of_part(source: Source, target: CheckedOutput, options: Options) -> CheckedOutput:
     """Return the output of one of several sources, a tensor-parallel rank's or a component's."""
     if not source.folder:
         return target
     place = target.place.join(source.folder)
     known = target.manifest if source.component is None else None
-    return target._replace(place=place, manifest=known or read_manifest(place.join(MANIFEST), asked))
+    return target._replace(place=place, manifest=known or read_manifest(place.join(MANIFEST), options))
 
 
 # ------------------------------------------------------------------------------------------- names, kinds, structure
@@ -293,29 +291,29 @@ def _of_part(source: Source, target: CheckedOutput, asked: Options) -> CheckedOu
 def _compare(
     source: Source,
     target: CheckedOutput,
-    asked: Options,
+    options: Options,
     others: frozenset[str],
     done: Verification,
     attested: Attested,
     wrong: Differences,
 ) -> Iterator[ExpectedPair]:
     """Compare everything but elements; yield the pairs of tensors whose elements are still to be compared."""
-    asked = target.options or asked
-    here = target.place if target.at is None else target.place.at(next(iter(target.at.values())))
-    entry = here.entry
+    options = target.options or options
+    place = target.place if target.at is None else target.place.at(next(iter(target.at.values())))
+    entry = place.entry
     if entry.kind == "missing":
         raise MissingError(f"{target.path} does not exist, so it cannot be verified.")
     how = entry_of(target.kind).compared
     if how == "plan" and (entry.kind == "file" or target.at is not None):
-        yield from _compare_plan(source, target, asked, done, attested)
+        yield from _compare_plan(source, target, options, done, attested)
         return
     if "." in how:
-        yield from import_module(how).pairs(source, target, asked, done, attested, wrong)
+        yield from import_module(how).pairs(source, target, options, done, attested, wrong)
         return
     if how == "torch" and entry.kind == "file":
-        yield from compare_torch(source, expected_tree(source, asked), target.path, here, asked, done, wrong)
-        if target.manifest and not is_remote(here.path):
-            attested.later(check_planned, target.manifest, source, target.planned, {target.place.name: here.path})
+        yield from compare_torch(source, expected_tree(source, options), target.path, place, options, done, wrong)
+        if target.manifest and not is_remote(place.path):
+            attested.later(check_planned, target.manifest, source, target.planned, {target.place.name: place.path})
         return
     is_file = target.path.endswith(SUFFIX) and (entry.kind == "file" or target.at is not None)
     if not (is_file or entry.kind == "directory" or target.at is not None):
@@ -325,65 +323,59 @@ def _compare(
             "Say with --to which kind of output it is." if entry.kind == "file" else "",
         )
     is_model = source.is_model
-    expected = expected_of(source, asked, target.holds) if is_model else _NOTHING
+    expected = expected_of(source, options, target.holds) if is_model else _NOTHING
     metadata = expected.metadata
     of_weights = target.holds == "weights"
     if is_file:
-        found = read_file(target.path, here, metadata)
+        written = read_file(target.path, place, metadata)
     elif not is_model:
-        found = Written(target.path)
+        written = Written(target.path)
     else:
         stem = source.stem if of_weights else MODEL
-        found = read_directory(target.place, metadata, at=target.at, others=others, stem=stem)
-    pairs = compare_names(source, expected, found, asked, wrong)
+        written = read_directory(target.place, metadata, at=target.at, others=others, stem=stem)
+    pairs = compare_names(source, expected, written, options, wrong)
     if of_weights:
-        copied = _copied(target, asked)
-        source = _with_companions(source, target, copied)
-        pairs.extend(_compare_companions(source, target, found, copied, expected.change))
+        copied = _copied(target, options)
+        files = together(source, target.place.options, copied) if copied else {}
+        source = with_files(source, files, target.place.options)
+        pairs.extend(_compare_companions(source, target, written, copied, expected.change))
     if not wrong:  # other names make another record
-        check_structure(expected, found)
-        check_shards(found, asked)
+        check_structure(expected, written)
+        check_shards(written, options)
     if target.manifest:
         as_planned = source._replace(inputs=source.all_inputs() if of_weights else source.inputs_of_all)
-        told = as_planned, target.planned, found, expected.record, attested.known
-        attested.later(check_safetensors, target.manifest, *told)
-        attested.expect(target.manifest, found)
-    counted = Counter(found.homes.values())
-    done.outputs.extend(OutputFile(file.path, file.size, counted[file.path]) for file in found.files)
+        context = as_planned, target.planned, written, expected.record, attested.known
+        attested.later(check_safetensors, target.manifest, *context)
+        attested.expect(target.manifest, written)
+    counted = Counter(written.homes.values())
+    done.outputs.extend(OutputFile(file.path, file.size, counted[file.path]) for file in written.files)
     done.tensors += len(expected.tensors)
-    done.aliases.update(found.aliases)
-    done.structure_records += found.structure is not None
+    done.aliases.update(written.aliases)
+    done.structure_records += written.structure is not None
     done.inert |= expected.inert
     yield from pairs
 
 
-def _copied(target: CheckedOutput, asked: Options) -> list[str]:
-    """Return the names of the files of `target` that were copied whole: of one that is staged all, otherwise those in
-    its manifest, or all that are there if it was to have none."""
-    told: Iterable[str] = target.at or (target.manifest.told["files"] if target.manifest else ())
-    if asked.for_hub and asked.copy_config and not told and target.place.kind == "directory":
-        told = target.place.names
-    return list(filter(is_companion_name, told))
-
-
-def _with_companions(source: Source, target: CheckedOutput, copied: Sequence[str]) -> Source:
-    """Return `source` with the companions that were `copied` to `target`, unless it was opened with some."""
-    if not copied or source.companions:
-        return source
-    return with_files(source, together(source, target.place.options, copied), target.place.options)
+def _copied(target: CheckedOutput, options: Options) -> list[str]:
+    """Return the names of the files of `target` that were copied whole: all files if it is staged; otherwise those in
+    its manifest, or all that are present if it was to have none."""
+    names: Iterable[str] = target.at or (target.manifest.members["files"] if target.manifest else ())
+    if options.for_hub and options.copy_config and not names and target.place.kind == "directory":
+        names = target.place.names
+    return list(filter(is_companion_name, names))
 
 
 def _compare_companions(
-    source: Source, target: CheckedOutput, found: Written, copied: Iterable[str], change: Change
+    source: Source, target: CheckedOutput, written: Written, copied: Iterable[str], change: Change
 ) -> Iterator[ExpectedPair]:
-    """Yield the files that were `copied` whole, and those that they are copies of; add them to the files of `found`."""
+    """Yield the files that were `copied` whole, and their originals; add them to the files of `written`."""
     for name in copied:
         path = join(target.path, name)
         entry = target.place.at(target.at[name] if target.at else path).entry
         if entry.kind != "file" or name not in source.companions:
             where = target.path if entry.kind != "file" else f"{source.path}, the source of the copy,"
             raise DifferenceError(f"{where} lacks {name}.", _AGAIN, what="missing", file=path)
-        found.files.append(entry.file._replace(path=path))
+        written.files.append(entry.file._replace(path=path))
         want, got = source.content(name, source.companions[name], change), whole(entry.file)
         if want.shape != got.shape:
             raise DifferenceError(
@@ -398,12 +390,12 @@ def _compare_companions(
 
 
 def _compare_plan(
-    source: Source, target: CheckedOutput, asked: Options, done: Verification, attested: Attested
+    source: Source, target: CheckedOutput, options: Options, done: Verification, attested: Attested
 ) -> Iterator[ExpectedPair]:
-    """Compare an output whose format has no reader here with what a conversion plans."""
+    """Compare an output whose format has no reader here with the plan of a conversion."""
     from ckptconv.outputs import planning
 
-    files = planning.planned(source, target.planned, asked).plan.files
+    files = planning.planned(source, target.planned, options).plan.files
     above = dirname(target.path) if entry_of(target.kind).form == "file" else target.path
     where = {file.name: target.place.at((target.at or {}).get(file.name, join(above, file.name))) for file in files}
     yield from paired(source, target, planned.compare(above, files, where), done, attested)

@@ -6,9 +6,11 @@ What it saves is left there: the steps in tests/features/orbax/data were made so
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from formats import differing, read
 
 NEEDED = ("orbax", "jax", "flax", "optax")
 # Arrays are sharded over so many devices, which the processor plays.
@@ -154,25 +156,9 @@ def _compared(path: Path, restored: Any) -> str:
     output = path.parent / "out.safetensors"
     ckptconv.convert(path, output, key=".", overwrite=True, verify=True)
     wanted = dict(_arrays(restored))
-    header, start, data = _read(output)
-    if header.keys() != wanted.keys():
-        return f"{sorted(header.keys() ^ wanted.keys())} are in one of the two"
-    for name, array in wanted.items():
-        begin, end = header[name]["data_offsets"]
-        if data[start + begin : start + end] != np.asarray(array).tobytes() or header[name]["shape"] != [*array.shape]:
-            return f"{name} differs"
-    return ""
-
-
-def _read(path: Path) -> tuple[Mapping[str, Any], int, bytes]:
-    """Return the header of a file of safetensors, where its data begins, and all of it."""
-    import json
-
-    data = path.read_bytes()
-    start = 8 + int.from_bytes(data[:8], "little")
-    header = json.loads(data[8:start])
-    header.pop("__metadata__", None)
-    return header, start, data
+    return differing(
+        read(output), {name: ([*array.shape], np.asarray(array).tobytes()) for name, array in wanted.items()}
+    )
 
 
 def _arrays(node: Any, name: str = "") -> Iterator[tuple[str, Any]]:

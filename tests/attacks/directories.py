@@ -1,12 +1,10 @@
-"""Hostile, broken and odd directories: DeepSpeed checkpoints, sharded sets, and tar archives with their members."""
+"""Hostile, broken and odd directories: DeepSpeed checkpoints and sharded sets."""
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import shutil
-import tarfile
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,14 +14,12 @@ from .assemble import (
     Member,
     archive,
     called,
-    listed,
     many_numbers,
     mapped,
     members,
     name,
     number,
     pickled,
-    storage,
     tensor,
     text,
     zipped,
@@ -322,40 +318,3 @@ _index(
     UNSAFE, "live_shard", "os.system in the second shard", _mapping(),
     lambda place, canary: (place / SHARDS[1]).write_bytes(archive(called(SYSTEM, touch(canary)))), live=SHARDS[1],
 )  # fmt: skip
-
-# -------------------------------------------------------------------------------------------------------------- tar
-
-
-def _tar(exit_code: int, file: str, why: str, parts: Callable[[str], dict[str, bytes]], live: bool = False) -> None:
-    def make(place: Path, canary: str) -> Path:
-        path = place / "model.pt"
-        with tarfile.open(path, "w") as opened:
-            for member, data in parts(canary).items():
-                info = tarfile.TarInfo(member)
-                info.size = len(data)
-                opened.addfile(info, io.BytesIO(data))
-        return path
-
-    _add("tar", exit_code, f"tar_{file}", why, make, "model.pt" if live else "")
-
-
-_EMPTY = {"storages": pickled(number(0)) + pickled(listed()), "tensors": pickled(number(0))}
-_tar(UNSUPPORTED, "of_files", "an archive of something else", lambda canary: {"readme.txt": b"hello"})
-_tar(UNSUPPORTED, "out_of_the_directory", "members that lead out", lambda canary: {"../../evil": b"x", "/etc/x": b"x"})
-_tar(CORRUPT, "empty_members", "members without content", lambda canary: dict.fromkeys((*_EMPTY, "pickle"), b""))
-_tar(DONE, "nothing", "no tensors at all", lambda canary: {**_EMPTY, "pickle": pickled(mapped())})
-_tar(
-    CORRUPT, "count", "2^62 storages", lambda canary: {**_EMPTY, "storages": pickled(number(1 << 62)), "pickle": b"N."}
-)  # fmt: skip
-_tar(
-    CORRUPT, "unknown_tensor", "a tensor that is not there",
-    lambda canary: {**_EMPTY, "pickle": pickled(mapped(text("a"), storage()))},
-)  # fmt: skip
-for _part in ("storages", "tensors", "pickle"):
-    _tar(
-        UNSAFE, f"live_{_part}", f"os.system in the member {_part}",
-        lambda canary, part=_part: {
-            **_EMPTY, "pickle": pickled(mapped()), part: pickled(called(SYSTEM, touch(canary)))
-        },
-        live=True,
-    )  # fmt: skip

@@ -491,7 +491,6 @@ def test_options_for_one_output_are_refused_for_several(place: Path) -> None:
         *(f"--{name}=o" for name in FURTHER),
         "--manifest=m",
         "--depfile=d",
-        "--part=0/2",
         *itertools.chain(*of_features("OF_ONE")),
     )
     for option in options:

@@ -27,6 +27,7 @@ from ckptconv.errors import (
     StoppedError,
     leaving,
 )
+from ckptconv.options.table import OPTIONS
 
 TIB = 1 << 40
 # An element that is repeated to 4 TiB; its header will have 200 bytes.
@@ -150,10 +151,11 @@ def test_who_writes_says_what_an_error_leaves_untouched(tmp_path: Path) -> None:
     with pytest.raises(FailedError) as caught:
         ckptconv.convert(path, output, before_commit=fail)
     assert str(caught.value) == "The hook failed. No output was published. Mend it."
-    ckptconv.convert(path, output, part="0/1")
-    with pytest.raises(FailedError) as caught:
-        ckptconv.finish(output, before_commit=fail)
-    assert str(caught.value) == "The hook failed. No output was published. Mend it."
+    if "part" in OPTIONS:
+        ckptconv.convert(path, output, part="0/1")
+        with pytest.raises(FailedError) as caught:
+            ckptconv.finish(output, before_commit=fail)
+        assert str(caught.value) == "The hook failed. No output was published. Mend it."
     path.write_bytes(SOUND[:-40])
     calls: list[tuple[Callable[..., object], bool]] = [(ckptconv.open, False)]
     calls += [(functools.partial(make, out=output), True) for make in of_features("MAKE")]

@@ -61,7 +61,6 @@ WAYS: dict[str, list[list[Any]]] = {
     "pt2safetensors": [
         ["model.pt"],
         ["model.pt", "--dry-run"],
-        ["model.pt", "--part", "0/2"],
         ["model.pt", "--verify", "--checksum", "--key", "model"],
     ],
     "safetensors2pt": [["model.safetensors", "again.pt"], ["model.safetensors", "again.pt", "--opaque", "drop"]],
@@ -69,14 +68,12 @@ WAYS: dict[str, list[list[Any]]] = {
     "dcp2safetensors": [[FSDP, "out"]],
     "safetensors2dcp": [["model.safetensors", "dcp"]],
     "verify": [["model.pt", "model.safetensors"]],
-    "finish": [["parts"]],
 }
 
 
 def test_what_a_command_prints_is_of_its_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for before in (
         ["pt2safetensors", "model.pt"],
-        ["pt2safetensors", "--part", "0/1", "model.pt", "parts"],
         *itertools.chain(*of_features("BEFORE")),
     ):
         _ = before() if callable(before) else done(ckptconv_here(*before))
@@ -192,7 +189,6 @@ def test_wrong_usage_names_command_and_input_as_far_as_they_are_known() -> None:
         ("pt2safetensors", "pt2safetensors", None),
         ("zero-to-fp32 model.pt", "zero-to-fp32", "model.pt"),
         *itertools.chain(*of_features("USAGE")),
-        ("finish nothing", "finish", "nothing"),
         ("model.pt", None, None),
         ("zero2fp32", None, None),
         ("--nonsense", None, None),

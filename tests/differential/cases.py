@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from ckptconv.formats.torch.file import TARS
+
 
 class Step(NamedTuple):
     """A change of something, and its name for people."""
@@ -64,7 +66,7 @@ KINDS: dict[str, Kind] = {
         "pickle", ("C pickle", "Python pickle", "weights_only pickle"), ".pkl", lazily("pickles", "a_pickle")
     ),
     "zip": Kind("torch", _ZIP, ".pt", lazily("archives", "a_zip")),
-    "tar": Kind("torch", (*_TORCH, "zipfile"), ".pt", lazily("archives", "a_tar_case")),
+    **({"tar": Kind("torch", (*_TORCH, "zipfile"), ".pt", lazily("archives", "a_tar_case"))} if TARS else {}),
     "stream": Kind("torch", (*_TORCH, "zipfile"), ".pt", lazily("archives", "a_stream_case")),
     "tensors": Kind("torch", _ZIP, ".pt", lazily("tensors", "a_tensor_case")),
     "safetensors": Kind("safetensors", ("safetensors",), ".safetensors", lazily("headers", "a_header"), strict=True),

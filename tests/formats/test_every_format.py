@@ -16,7 +16,6 @@ from checkpoints import (
 from dcp_checkpoints import checkpoint_of
 from format_suite import FormatSuite
 from safetensors.torch import load_file, save_file
-from tar_writer import Writer, pack
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 # ------------------------------------------------------------------------------------------------------ files of torch
@@ -37,15 +36,6 @@ class TestStream(TestZip):
         state = torch.load(seven_shards(place / "model.pt"), weights_only=True)
         torch.save(state, place / "model.pt", _use_new_zipfile_serialization=False)
         return place / "model.pt"
-
-
-class TestTar(TestZip):
-    def write(self, place: Path) -> Path:
-        state = torch.load(seven_shards(place / "model.pt"), weights_only=True)
-        return pack(Writer(state).members(), place / "model.pt")
-
-    def expected(self, checkpoint: Path) -> Mapping[str, torch.Tensor]:
-        return torch.load(checkpoint, weights_only=False)  # type: ignore[no-any-return]
 
 
 class TestShardedSet(FormatSuite):

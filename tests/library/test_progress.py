@@ -19,6 +19,7 @@ from processes import prepared
 from tqdm import tqdm
 
 import ckptconv
+from ckptconv.options.table import OPTIONS
 
 
 @pytest.fixture(scope="module")
@@ -137,9 +138,10 @@ def test_every_call_that_moves_bytes_takes_it(tmp_path: Path) -> None:
     with bar_of(io.StringIO()) as bar:
         ckptconv.save_state_dict(state, tmp_path / "a.safetensors", progress=bar)
         assert bar.n == bar.total > 4000
-        ckptconv.convert(tmp_path / "a.safetensors", tmp_path / "out.pt", part="0/1")
-        ckptconv.finish(tmp_path / "out.pt", checksum=True, progress=bar)
-        assert bar.n == bar.total > 4000
+        if "part" in OPTIONS:
+            ckptconv.convert(tmp_path / "a.safetensors", tmp_path / "out.pt", part="0/1")
+            ckptconv.finish(tmp_path / "out.pt", checksum=True, progress=bar)
+            assert bar.n == bar.total > 4000
 
 
 # ------------------------------------------------------------------------------------------- where programs run

@@ -19,7 +19,6 @@ PATHS: dict[str, Callable[[Any], object]] = {
     "open": ckptconv.open,
     "convert": lambda value: ckptconv.convert(value, "out"),
     "verify": lambda value: ckptconv.verify(value, "model.pt"),
-    "finish": ckptconv.finish,
     "load_state_dict": ckptconv.load_state_dict,
     "VirtualFiles": ckptconv.VirtualFiles,
     "save_state_dict": lambda value: ckptconv.save_state_dict({"a": torch.ones(1)}, value),
@@ -55,7 +54,7 @@ def test_what_is_no_path() -> None:
 
 
 def test_no_paths_and_an_empty_one() -> None:
-    for call in ("finish", *itertools.chain(*of_features("SEVERAL"))):
+    for call in itertools.chain(*of_features("SEVERAL")):
         refused(PATHS[call], [], "No path was given.")
         refused(PATHS[call], [""], "A path is empty.")
 

@@ -63,18 +63,17 @@ def convert(source: str | os.PathLike[str], **options: Unpack[ckptconv.ConvertOp
 
 def right(path: Path, size: int, done: list[int]) -> None:
     convert(path, dtype="bf16", max_shard_size="5GB")
-    ckptconv.convert(path, dtype=Bfloat16(), max_shard_size=size, include=["a", "b"], tied="alias", part=(0, 2))
+    ckptconv.convert(path, dtype=Bfloat16(), max_shard_size=size, include=["a", "b"], tied="alias")
     ckptconv.convert(path, path, storage_options={"anon": True}, spool_dir=path, jobs=None, copy_config=None)
     ckptconv.convert(path, progress=True)
     ckptconv.convert(path, progress=print)
     ckptconv.convert(path, progress=lambda count: done.append(count + 1))
     ckptconv.verify(path, progress=Bar())
     ckptconv.verify(path, progress=Bar)
-    ckptconv.finish(path, progress=Tasks())
+    ckptconv.verify(path, progress=Tasks())
     ckptconv.convert(path, progress=done.append, on_total=print, before_commit=lambda: None)
     same: ckptconv.Verification = ckptconv.verify(path, "out", dtype="fp32")
     print(same.bytes_compared + 1)
-    ckptconv.finish(["a", path], checksum=True)
     with ckptconv.open(path, "np", key="model", model_rank=0) as ck:
         tensor: ckptconv.Tensor = ck["w"]
         shape: tuple[int, ...] = tensor.shape
@@ -115,7 +114,6 @@ def wrong(path: Path) -> None:
     ckptconv.convert(path, on_total=lambda: None)  # type: ignore[arg-type, misc]
     ckptconv.convert()  # type: ignore[call-arg]
     ckptconv.verify(path, checksums=True)  # type: ignore[call-arg]
-    ckptconv.finish(path, dtype="bf16")  # type: ignore[call-arg]
     ckptconv.open(path, "tf")  # type: ignore[call-overload]
     ckptconv.open(path, dtype="bf16")  # type: ignore[call-overload]
     ckptconv.load_state_dict(path).forward()  # type: ignore[attr-defined]

@@ -33,6 +33,7 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
 import ckptconv
 from ckptconv.errors import CkptconvError, DifferenceError, UnsupportedError, UsageError
+from ckptconv.options.table import OPTIONS
 from ckptconv.outputs.dcp import boxes
 
 NESTED = checkpoint_of("fsdp2_w2_nested")
@@ -169,6 +170,7 @@ def test_every_rank_has_files_and_none_is_larger_than_asked(tmp_path: Path) -> N
 LIKE = ["fsdp2_w2_nested", "fsdp2_w4_bf16", "tp_fsdp_2x2", "hsdp_2x2", "torch2.3.1_dtensor_w2", "file_per_item_w2"]
 
 
+@pytest.mark.skipif("like" not in OPTIONS, reason="there are no references")
 @every("case", LIKE)
 def test_like_another_checkpoint_it_has_the_same_keys_chunks_and_files(case: str, tmp_path: Path) -> None:
     like = checkpoint_of(case)
@@ -186,6 +188,7 @@ def test_like_another_checkpoint_it_has_the_same_keys_chunks_and_files(case: str
     assert ckptconv_here("verify", like, out, *with_states).code == 0
 
 
+@pytest.mark.skipif("like" not in OPTIONS, reason="there are no references")
 def test_what_the_other_checkpoint_lacks_is_written_whole_and_told(tmp_path: Path) -> None:
     tensors = a_model(tmp_path / "m.safetensors")
     run = ckptconv_here("safetensors2dcp", tmp_path / "m.safetensors", tmp_path / "out", "--like", NESTED, "--verify")
@@ -194,6 +197,7 @@ def test_what_the_other_checkpoint_lacks_is_written_whole_and_told(tmp_path: Pat
     assert_same(loaded(tmp_path / "out")["model"], tensors)
 
 
+@pytest.mark.skipif("like" not in OPTIONS, reason="there are no references")
 def test_like_safetensors_shards_files_have_the_names_of_torch(tmp_path: Path) -> None:
     like = checkpoint_of("hf_sharded_w2")
     out = made(like, tmp_path / "out", "--like", like, "--verify")
@@ -203,6 +207,7 @@ def test_like_safetensors_shards_files_have_the_names_of_torch(tmp_path: Path) -
     assert len(list(again.glob("shard-*"))) == count
 
 
+@pytest.mark.skipif("like" not in OPTIONS, reason="there are no references")
 @every("to", ["dcp", "dcp-hf"])
 def test_the_checkpoint_that_it_is_like_is_not_replaced(to: str, tmp_path: Path) -> None:
     """A run that was killed while it replaced it would have nothing to be like."""
@@ -214,6 +219,7 @@ def test_the_checkpoint_that_it_is_like_is_not_replaced(to: str, tmp_path: Path)
     assert contents(there) == before
 
 
+@pytest.mark.skipif("like" not in OPTIONS, reason="there are no references")
 def test_a_checkpoint_that_lacks_a_chunk_is_no_example(tmp_path: Path) -> None:
     torch.save({"model": {"w": torch.ones(6, 2)}}, tmp_path / "m.pt")
     like = one(torch.ones(6, 2), shards((6, 2), 0, 3)[:2]).write(tmp_path / "like")
@@ -510,6 +516,7 @@ def test_safetensors_shards_are_read_by_torch_and_by_us(chunks: int, tmp_path: P
 # ------------------------------------------------------------------------------------------ publishing and verifying
 
 
+@pytest.mark.skipif("part" not in OPTIONS, reason="there are no parts")
 def test_in_parts_it_is_the_same(tmp_path: Path) -> None:
     whole = made(NESTED, tmp_path / "whole", "--chunks", 3, "--key", ".")
     for part in ("0/2", "1/2"):
@@ -550,6 +557,7 @@ def test_what_accelerate_loads_is_verified_as_a_whole_and_each_directory_by_itse
         ckptconv.verify(model, step, states=states)
 
 
+@pytest.mark.skipif("part" not in OPTIONS, reason="there are no parts")
 def test_what_accelerate_loads_is_made_in_parts(tmp_path: Path) -> None:
     model, states, step = for_accelerate(tmp_path)
     for part in ("0/2", "1/2"):
@@ -626,13 +634,18 @@ def test_a_checkpoint_of_training_is_never_replaced(tmp_path: Path) -> None:
     assert contents(there).items() >= before.items()
 
 
+REFUSED_REFERENCES: list[tuple[list[object], str]] = [
+    (["--chunks", "2", "--like", NESTED], "--chunks and --like"),
+    (["--like", DCP], "is not a checkpoint of torch.distributed.checkpoint"),
+]
+
+
 @every(
     "options, words",
     [
-        (["--chunks", "2", "--like", NESTED], "--chunks and --like"),
+        *(REFUSED_REFERENCES if "like" in OPTIONS else []),
         (["--to", "dcp-hf", "--max-shard-size", "1GB"], "--max-shard-size"),
         (["--states", DCP / "nowhere"], "does not exist"),
-        (["--like", DCP], "is not a checkpoint of torch.distributed.checkpoint"),
         (["--to", "pt"], "dcp"),
     ],
 )

@@ -66,9 +66,6 @@ MATRIX = {
     "strip_prefix": Row("hhhhhhhh", {"strip_prefix": "l1."}),
     "rename": Row("hhhhhhhh", {"rename": "^l1=q"}),
     "tied": Row("hhshhhsh", {"tied": "duplicate"}),
-    "like": Row("hhrsshhr", {"like": LIKE}),
-    "partial": Row("hhrssrrr", {"partial": True}, (("like", "../more.safetensors"),)),
-    "fill": Row("hhrssrrr", {"fill": True}, (("like", "../more.safetensors"),)),
     "structure": Row("hhhhhhsh", {"structure": False}, source="nested"),
     "chunks": Row("rrrrrhhh", {"chunks": 2}),
     "states": Row("rrrrrhhh", {"states": "../zero"}),
@@ -78,15 +75,12 @@ MATRIX = {
     "fill_states": Row("rrrrrrrr", {"fill_states": True}),
     "order": Row("ssssssss", {"order": "../order.txt"}),
     "opaque": Row("sshsshsh", {"opaque": "drop"}, source="opaque"),
-    "zero_stage": Row("rrrrrrrr", {"zero_stage": 3}),
-    "fresh_optimizer": Row("rrrrrrrr", {"fresh_optimizer": True}),
     "for_hub": Row("hhrrrrrr", {"for_hub": True}, source="nested"),
     "copy_config": Row("shssssss", {"copy_config": True}),
     "exclude_frozen_parameters": Row("hhssshhh", {"exclude_frozen_parameters": True}, source="zero"),
     "clobber": Row("hhhhhhhh", {"clobber": False}),
     "verify": Row("hhhhhhhh", {"verify": True}),
     "checksum": Row("hhhhhhhh", {"checksum": True}),
-    "part": Row("hhhhhhhh", {"part": (0, 2)}),
     "manifest": Row("hhhhhhhh", {"manifest": "manifest.json"}),
     "digest": Row("hhhhhhhh", {"digest": "sha256"}, (("manifest", "manifest.json"),)),
     "depfile": Row("hhhhhhhh", {"depfile": "x.d"}),
@@ -94,7 +88,7 @@ MATRIX = {
     **{option: Row(*row) for rows in of_features("ROWS_OF_KINDS") for option, row in rows.items()},
 }
 # Options that name the outputs, or are about how the input is reached and read, or how fast: they know of no kind.
-OTHERS = {"to", "optimizer", "universal", "per_rank", "drop_opaque", "jobs", "memory", "fsync", "spool_dir"}
+OTHERS = {"to", *FURTHER, "per_rank", "drop_opaque", "jobs", "memory", "fsync", "spool_dir"}
 OTHERS |= {"overwrite", "storage_options", "inert", "raw", "alone", "family", "tag", "master", "unstack"}
 OTHERS = OTHERS.union(*of_features("OF_INPUTS"))
 
@@ -133,10 +127,24 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"w.weight": torch.ones(4, 4).to(torch.float8_e4m3fn), "w.weight_scale": torch.tensor([2.0])},
         here / "quantized" / "model.safetensors",
     )
+    _save_layers(here / "layered")
     (here / "order.txt").write_text("l1.weight")
     others = [name for name in weights if name != "l1.weight"]
     (here / "map.toml").write_text(f"keep = {others}\n{(DATA / 'turned.toml').read_text()}")
     return here
+
+
+def _save_layers(here: Path) -> None:
+    """Put a model of text and images, with layers and experts, into a directory."""
+    here.mkdir()
+    at = "language_model.model"
+    shapes = {f"{at}.embed_tokens.weight": (4, 2), "vision_tower.norm.weight": (3,)}
+    for layer in range(2):
+        shapes[f"{at}.layers.{layer}.mlp.gate.weight"] = (2, 2)
+        shapes |= {f"{at}.layers.{layer}.mlp.experts.{expert}.up.weight": (2, 2) for expert in range(2)}
+    save_file({name: torch.ones(shape) for name, shape in shapes.items()}, here / "model.safetensors")
+    text = {"num_hidden_layers": 2, "num_experts": 2, "vocab_size": 4}
+    (here / "config.json").write_text(json.dumps({"text_config": text}))
 
 
 @pytest.fixture

@@ -30,7 +30,6 @@ def test_the_table_names_what_each_of_them_has() -> None:
 
 # What makes an output with each of them, and the source that verify is asked of.
 WAYS: dict[str, tuple[Callable[..., object], str]] = {
-    "like": (lambda here, source, out: ckptconv.convert(here / source, out, like=str(here / "b")), "a"),
     **{name: job for ways in of_features("COMPUTING") for name, job in ways.items()},
 }
 

@@ -247,7 +247,7 @@ def test_an_input_that_changes_while_it_is_read_spoils_all_of_it(crashing: Crash
 
 def test_an_interruption_while_the_staging_directory_is_made_leaves_none(tmp_path: Path) -> None:
     """An interruption can come between any two steps; here it comes right after one."""
-    for step in ("make_private", "own", "names", "open_or_create", "stat"):
+    for step in ("make_private", "private", "names", "open_or_create", "stat"):
         inner, reached = getattr(Handle, step), []
 
         def interrupted(

@@ -96,7 +96,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, here / "train.pt")
-    convert(here / "a.pt", here / "parts", part="0/1", digest="sha256")
     for scene in of_features("scene"):
         scene(here)
     (here / "out").mkdir()
@@ -167,7 +166,6 @@ convert zero new --optimizer g1.safetensors
 convert zero new --optimizer new
 convert zero new.safetensors --optimizer new.safetensors
 convert a.pt new --manifest=
-convert a.pt new --part=
 convert train.pt new --order notes.md --manifest notes.md --overwrite
 convert a.pt sharded --overwrite
 convert a.pt dcp --overwrite
@@ -218,8 +216,6 @@ safetensors2dcp g1.safetensors hf --to accelerate
 safetensors2dcp g1.safetensors sharded --to dcp-hf
 safetensors2dcp g1.safetensors new --manifest a.pt
 safetensors2dcp g1.safetensors new --depfile Makefile
-finish parts --manifest notes.md
-finish parts --manifest a.pt
 """ + "".join(of_features("REFUSED"))
 
 # What such an error says.
@@ -262,7 +258,6 @@ DONE: dict[str, set[str]] = {
     "convert b.pt --output-dir out": set(),
     "convert a.pt new.safetensors --manifest x.json --overwrite": {"x.json"},
     "safetensors2dcp g1.safetensors configured": set(),
-    "finish parts --manifest notes.md --overwrite": {"notes.md"},
     **{words: changed for more in of_features("DONE") for words, changed in more.items()},
 }
 
@@ -463,6 +458,7 @@ def test_what_comes_while_an_output_is_made_stays(world: Path) -> None:
         assert torch.equal(load_file(path)["w"], tensors(3)["w"])
 
 
+@pytest.mark.skipif("part" not in OPTIONS, reason="there are no parts")
 def test_what_comes_between_parts_stays(world: Path) -> None:
     save_file(tensors(3), "parts/model.safetensors", {"format": "pt"})
     before = tree(world)
@@ -472,6 +468,7 @@ def test_what_comes_between_parts_stays(world: Path) -> None:
     assert torch.equal(load_file("parts/model.safetensors")["w"], tensors(2)["w"])
 
 
+@pytest.mark.skipif("part" not in OPTIONS, reason="there are no parts")
 def test_what_parts_have_read_stays(world: Path) -> None:
     done(run("convert a.pt new --part 0/1 --digest sha256"))
     before = tree(world)
@@ -491,7 +488,6 @@ def test_calls_of_the_library_follow_the_same_rule(world: Path) -> None:
         lambda: convert("model.pt"),
         lambda: convert("zero", "new", optimizer="hf"),
         lambda: convert("a.pt", "step1", to="dcp"),
-        lambda: ckptconv.finish("parts", manifest="a.pt"),
         *itertools.chain(*of_features("WRITING")),
     ]
     before = tree(world)
@@ -514,7 +510,6 @@ def test_on_a_store_too(world: Path) -> None:
         for words in (
             f"convert {place}/a.pt",
             f"convert a.pt {place}/hf",
-            f"convert a.pt {place}/hf --part 0/2 --max-shard-size 16",
             f"convert a.pt --output-dir {place}",
             f"convert a.pt {place}/new.safetensors --manifest {place}/m.json",
             f"convert zero {place}/new --optimizer {place}/hf",

@@ -17,6 +17,7 @@ from checkpoints import Run, ckptconv_here
 from processes import AT_SHARD, contents, dying
 from safetensors.torch import load_file
 
+from ckptconv.options.table import OPTIONS
 from ckptconv.publish import jobs as making
 
 SHARDED = ("--max-shard-size", "1MB")
@@ -79,6 +80,7 @@ def test_after_a_kill_only_what_is_left_is_done(model: Path, tmp_path: Path) -> 
         assert not staging(out), options
 
 
+@pytest.mark.skipif("like" not in OPTIONS, reason="there are no references")
 def test_after_a_kill_files_that_are_like_a_reference_are_taken_over(model: Path, tmp_path: Path) -> None:
     convert(model, tmp_path / "reference")
     state = torch.load(model)

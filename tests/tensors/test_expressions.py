@@ -79,10 +79,10 @@ def test_every_class_of_expression_has_a_name() -> None:
     known = {**vars(lazy), **vars(computing)}.values()
     classes = {each for each in known if isinstance(each, type) and issubclass(each, LazyTensor)}
     abstract = {LazyTensor, lazy.Derived, lazy.Composed, computing.Computed, lazy.Virtual}
-    assert {kind.made for kind in EXPRESSIONS.values()} == classes - abstract - {Tagged}
+    assert {kind.cls for kind in EXPRESSIONS.values()} == classes - abstract - {Tagged}
     # Features have all kernels that make tiles.
     tiled = set() if any(of_features("EXPRESSIONS")) else {Tiled}
-    assert {type(each) for each in EVERY} == {kind.made for kind in EXPRESSIONS.values()} - tiled
+    assert {type(each) for each in EVERY} == {kind.cls for kind in EXPRESSIONS.values()} - tiled
 
 
 def test_facts_about_a_leaf_are_left_out() -> None:

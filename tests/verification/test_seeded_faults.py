@@ -317,6 +317,11 @@ OF_PICKED: Any = {
 }
 # All tensors but one are taken from a reference.
 FILL: dict[str, Any] = {"like": "pt", "include": "turned", "fill": True}
+OF_FILLED: Any = {
+    "a filled tensor is read from one element before": (moving(Stored, shifted_source(-4)), FILL),
+    "filled tensors are stored under each other's names": (wrapped(safetensors, "file_plan", tensors_exchanged), FILL),
+    "a filled tensor is cast and loses its end": (cast("float32", "float16", last_is_zero), {**F16, **FILL}),
+}
 
 FAULTS: dict[str, tuple[Plant, dict[str, Any]]] = {
     "a cast truncates": (cast("float32", "bfloat16", lambda bits, _: bits >> 16), BF16),
@@ -385,9 +390,7 @@ FAULTS: dict[str, tuple[Plant, dict[str, Any]]] = {
     "tensors are stored under each other's names": (wrapped(safetensors, "file_plan", tensors_exchanged), {}),
     "the index has another size": (index(lambda text: text.replace('"total_size": ', '"total_size": 1')), SHARDS),
     "the index names another file": (index(lambda text: text.replace("-00001-of-", "-00002-of-", 1)), SHARDS),
-    "a filled tensor is read from one element before": (moving(Stored, shifted_source(-4)), FILL),
-    "filled tensors are stored under each other's names": (wrapped(safetensors, "file_plan", tensors_exchanged), FILL),
-    "a filled tensor is cast and loses its end": (cast("float32", "float16", last_is_zero), {**F16, **FILL}),
+    **(OF_FILLED if "like" in OPTIONS else {}),
     "a tensor is lost": (planned_with(tensor_lost), {}),
     "an alias is lost": (planned_with(lambda tensors, aliases, record: (tensors, {}, record)), {}),
     "an alias leads to another tensor": (

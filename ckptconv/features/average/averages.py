@@ -37,7 +37,7 @@ class Term(NamedTuple):
 
     path: str
     tensors: Mapping[str, LazyTensor]
-    fixed: Collection[str]
+    uncastable: Collection[str]
     ties: Mapping[str, str]
     optimizers: tuple[str, ...]
 
@@ -91,7 +91,7 @@ def averaged(terms: Sequence[Term], main: Term, average: Average, stored_as: Cal
     places: dict[str, Hashable] = {}
     for name, tensor in theirs.items():
         parts = tuple(casting.unrounded(untagged(tensors[name])) for tensors in every)
-        if name in main.fixed or not _is_number(tensor):
+        if name in main.uncastable or not _is_number(tensor):
             continue
         # Names are tied if they are in every checkpoint.
         places[name] = key = tuple(term.place(name) for term in terms)
@@ -214,12 +214,14 @@ def _averages(originals: Named, source: Source, options: Options) -> Named:
         theirs = originals if term is None else named(term, options)
         flat = theirs.described.tensors
         chosen = {name: flat[name] for name in selection.matching(flat, Choice(options.include, options.exclude))}
-        fixed = theirs.described.fixed | parted.parts_of(theirs.described.quantized)
-        terms.append(Term((term or source).path, chosen, fixed, theirs.ties, theirs.optimizers))
+        uncastable = theirs.described.uncastable | parted.parts_of(theirs.described.quantized)
+        terms.append(Term((term or source).path, chosen, uncastable, theirs.ties, theirs.optimizers))
     dtype = options.dtype or source.defaults.dtype
     stored_as = functools.partial(selection.goal, dtype=dtype, widen_only=source.defaults.dtype == dtype == "float32")
     result = averaged(terms, terms[_given(source).terms.index(None)], _given(source), stored_as)
-    described = originals.described._replace(tensors={**originals.described.tensors, **result.tensors}, apart=False)
+    described = originals.described._replace(
+        tensors={**originals.described.tensors, **result.tensors}, owns_storage=False
+    )
     with_averages = originals._replace(described=described, ties=result.ties, notes=result.notes)
     if not result.untied or described.structure is None:
         return with_averages

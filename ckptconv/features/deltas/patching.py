@@ -17,7 +17,7 @@ from ckptconv.formats.opening import opened
 from ckptconv.options.option import checked
 from ckptconv.options.table import Options
 from ckptconv.outputs.planning import Output, planned
-from ckptconv.outputs.targets import Target, beside, check_spool, resolve_output
+from ckptconv.outputs.targets import Target, check_spool, nearest_directory, resolve_output
 from ckptconv.plan import Data
 from ckptconv.process import no_garbage, settled
 from ckptconv.publish.companions import accompanied
@@ -84,7 +84,7 @@ def patch(
             "Give a directory, or a name that ends in .safetensors, or in .virtual.json.",
         )
     check_spool(chosen.spool_dir)
-    chosen = chosen.replaced(spool_dir=chosen.spool_dir or beside([target]))
+    chosen = chosen.replaced(spool_dir=chosen.spool_dir or nearest_directory([target]))
     with no_garbage():
         places = [Location(path, dict(chosen.storage_options)) for path in delta_paths]
         chain = read_chain(places)

@@ -16,7 +16,7 @@ from ckptconv.features.deltas.reading import OVERWRITE
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.planning import output_of
-from ckptconv.outputs.targets import Target, beside, resolve_output
+from ckptconv.outputs.targets import Target, nearest_directory, resolve_output
 from ckptconv.publish.producing import produce
 from ckptconv.result import Report
 from ckptconv.storage.files import held, look
@@ -47,7 +47,7 @@ class AskedDelta:
         target = self._target(options)
         if target.is_file:
             raise UsageError(f"{self.path} is the name of a file, but a delta is a directory.")
-        return options.replaced(spool_dir=options.spool_dir or beside([target]))
+        return options.replaced(spool_dir=options.spool_dir or nearest_directory([target]))
 
     def _target(self, options: Options) -> Target:
         return resolve_output(Proposed(normalize(self.path), "Give another directory to --delta."), options)

@@ -20,14 +20,14 @@ from ckptconv.formats.source import Source
 from ckptconv.inspection.quantized import Quantization, Steps
 from ckptconv.options.table import Options
 from ckptconv.outputs import selection
+from ckptconv.outputs.notices import idle_sentences
 from ckptconv.outputs.pipeline import selected
 from ckptconv.outputs.selected import Selected
-from ckptconv.outputs.told import idle_sentences
 from ckptconv.plan import MAX_GROWTH, ROOM_TO_GROW
 from ckptconv.process import no_garbage, peak_rss
 from ckptconv.storage.progress import Progress
 from ckptconv.structure.choice import Choice
-from ckptconv.structure.dtype_views import own
+from ckptconv.structure.dtype_views import original
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.tensors.statistics import root
 from ckptconv.text import Shown
@@ -396,7 +396,7 @@ def _both(name: str, a: _Side, b: _Side) -> tuple[LazyTensor | None, LazyTensor 
     tensor_a, tensor_b = a.tensors.get(name), b.tensors.get(name)
     if tensor_a is None or tensor_b is None:
         return tensor_a, tensor_b
-    both = own(tensor_a), own(tensor_b)
+    both = original(tensor_a), original(tensor_b)
     return both if both[0] is not tensor_a and both[1] is not tensor_b else (tensor_a, tensor_b)
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from ckptconv.errors import CkptconvError, FailedError, UsageError
 from ckptconv.storage import remote, stores
-from ckptconv.storage.answers import asked_soon, check_range, check_version, pass_on, soon
+from ckptconv.storage.answers import call_soon, check_range, check_version, pass_on, soon
 from ckptconv.storage.files import hold
-from ckptconv.storage.object_checksums import told
+from ckptconv.storage.object_checksums import stated
 from ckptconv.storage.remote import NoRangesError, WrongAnswerError, run
 from ckptconv.storage.spool import ELSEWHERE, Spool
 from ckptconv.storage.stores import Options, Put, Ranges, Store
@@ -27,10 +27,10 @@ _LISTS = ("x-goog-hash", "digest", "repr-digest", "content-digest")
 _LISTED = re.compile(r"([A-Za-z0-9-]+)=:?([A-Za-z0-9+/=]+):?")
 
 
-def _asked(fs: Any, method: str, inner: str, **settings: Any) -> Any:
+def _call(fs: Any, method: str, inner: str, **settings: Any) -> Any:
     if method == "info" and inner.endswith("/"):
         return {"type": "directory"}  # its listing, if any, is a page of links
-    answer = asked_soon(fs, method, inner, **settings)
+    answer = call_soon(fs, method, inner, **settings)
     if method == "info":
         return answer
     # Links may lead anywhere, or to other views of the same page.
@@ -85,19 +85,19 @@ def of_headers(headers: Mapping[str, str]) -> Iterator[tuple[str, bytes]]:
     for name, value in headers.items():
         name = name.lower()
         if name.startswith(_AMAZON) and not composite:
-            yield from told(name[len(_AMAZON) :], value)
+            yield from stated(name[len(_AMAZON) :], value)
         elif name in _MD5:
-            yield from told("md5", value)
+            yield from stated("md5", value)
         elif name in _LISTS:
             for algorithm, digest in _LISTED.findall(value):
-                yield from told(algorithm, digest)
+                yield from stated(algorithm, digest)
 
 
 def pinned(url: str, options: Options) -> str:
     """Return the URL. Raise UsageError if it is that of a page about content of another store."""
     meant = stores.meant(url)
     if meant:
-        raise UsageError(f"{url} is a web page about {meant.what}.", f"Give {meant.url}.")
+        raise UsageError(f"{url} is a web page about {meant.kind}.", f"Give {meant.url}.")
     return url
 
 
@@ -139,7 +139,7 @@ def _gives_ranges(fs: Any, inner: str, row: Mapping[str, Any]) -> bool:
 
 STORE = Store(
     extra="http",
-    asked=_asked,
+    call=_call,
     ranges=_ranges,
     pinned=pinned,
     taken=taken,

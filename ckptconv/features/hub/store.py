@@ -130,7 +130,7 @@ def _refused(url: str, error: BaseException, errors: Any) -> UsageError | None:
     return None
 
 
-def _asked(fs: Any, method: str, inner: str, **settings: Any) -> Any:
+def _call(fs: Any, method: str, inner: str, **settings: Any) -> Any:
     with _refusals():
         return getattr(fs, method)(inner, **settings)
 
@@ -160,7 +160,7 @@ def _refusals() -> Iterator[None]:
 
 STORE = Store(
     extra="hub",
-    asked=_asked,
+    call=_call,
     fixed=is_pinned,
     ranges=_ranges,
     parallel=True,

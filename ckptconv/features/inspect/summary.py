@@ -19,13 +19,13 @@ from ckptconv.inspection.tensor_info import TensorInfo
 from ckptconv.options.table import Options
 from ckptconv.outputs import computed, selection
 from ckptconv.outputs.naming import tree_of
-from ckptconv.outputs.told import idle_sentences
+from ckptconv.outputs.notices import idle_sentences
 from ckptconv.pickles.children import ATOMS
 from ckptconv.pickles.nodes import TorchConstant
 from ckptconv.plan import Data, Plan
 from ckptconv.structure import keymap
 from ckptconv.structure.choice import Choice
-from ckptconv.structure.dtype_views import own
+from ckptconv.structure.dtype_views import original
 from ckptconv.tensors.lazy import Concat, Convert, Inline, LazyTensor, Narrow, Partitioned, Stored, Tagged, View
 from ckptconv.tensors.moves import File
 from ckptconv.text import Shown, brief
@@ -226,7 +226,7 @@ def tensors_of(source: Source, chosen: Options) -> Chosen:
     tensors = keymap.flatten(tree)[0] if source.structured else tree
     choice = Choice(chosen.include, chosen.exclude)
     # Tensors that safetensors must store under another dtype are shown under their own.
-    flat = {name: own(tensors[name]) for name in selection.matching(tensors, choice)}
+    flat = {name: original(tensors[name]) for name in selection.matching(tensors, choice)}
     idle = selection.idle_globs(list(tensors), choice)
     ties = {alias: owner for alias, owner in source.owners.items() if owner in flat}
     for way in computed.ways_of(source):

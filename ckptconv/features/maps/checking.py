@@ -70,7 +70,7 @@ def check_map(named: str, source: str | None = None, **options: Any) -> MapCheck
     precedence = [(first.where, second.where) for first, second in precedences(map_)]
     if source is None:
         return MapCheck(summarized(map_), precedence)
-    opened = open_source(normalize(source), key=chosen.key, **chosen.opening())
+    opened = open_source(normalize(source), key=chosen.key, **chosen.opening(), **chosen.fitting())
     result = selected(opened, chosen)
     applied = result.applied
     assert applied is not None

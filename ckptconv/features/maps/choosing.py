@@ -51,7 +51,7 @@ def choose_map(named: str, sizes: Mapping[str, int], source: Source, options: Ma
 
 def _config(source: Source, options: Mapping[str, object]) -> Mapping[str, object]:
     """Return the configuration next to `source`; {} if there is none."""
-    beside = companions.beside(source, options, _CONFIGS).files
+    beside = companions.siblings(source, options, _CONFIGS).files
     file = next((beside[name] for name in _CONFIGS if name in beside), None)
     return configs.read(Location(file.path, dict(options))) if file else {}
 

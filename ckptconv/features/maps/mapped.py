@@ -38,25 +38,27 @@ def mapped(chosen: Selected, map_: ChosenMap | None, options: Options, reference
     shapes = {name: tensor.shape for name, tensor in reference.tensors.items()} if reference else {}
 
     def cast(tensor: LazyTensor, sources: Sequence[str]) -> LazyTensor:
-        if not chosen.fixed.isdisjoint(sources):
+        if not chosen.uncastable.isdisjoint(sources):
             return tensor
         return selection.converted(sources[-1], tensor, chosen.dtype, chosen.widen_only)
 
     applied = map_.apply(with_owners(chosen.tensors, chosen.owners), shapes, cast)
     mapped_tensors = applied.tensors
-    fixed = frozenset(name for name, sources in applied.sources.items() if not chosen.fixed.isdisjoint(sources))
+    uncastable = frozenset(
+        name for name, sources in applied.sources.items() if not chosen.uncastable.isdisjoint(sources)
+    )
     chosen = told_of(chosen, applied, options)
     return chosen._replace(
         names={name: name for name in mapped_tensors},
         known=mapped_tensors,
         tensors=mapped_tensors,
-        described=keymap.Flattened(mapped_tensors, None, fixed),
+        described=keymap.Flattened(mapped_tensors, None, uncastable),
         structured=False,
         owners={},
-        fixed=fixed,
+        uncastable=uncastable,
         warnings=(*chosen.warnings, *_left_out(chosen, map_, applied)),
         quantized={},
-        unmapped=chosen,
+        unmapped=chosen.first,
     )
 
 
@@ -71,7 +73,7 @@ def told_of(chosen: Selected, applied: Applied | None, options: Options) -> Sele
         applied=applied,
         remarks={**chosen.remarks, MAP_KEY: json.dumps(record, ensure_ascii=False, separators=(",", ":"))},
         record={**chosen.record, "map": record},
-        tellings=(*chosen.tellings, lambda chosen, stored: lambda files: reported),
+        reporters=(*chosen.reporters, lambda chosen, stored: lambda files: reported),
     )
 
 

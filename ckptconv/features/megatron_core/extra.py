@@ -27,7 +27,7 @@ from ckptconv.formats.integrity import check_file
 from ckptconv.formats.joining.names import named
 from ckptconv.formats.registered import MEGATRON
 from ckptconv.formats.source import Wanted
-from ckptconv.formats.torch.file import Account, read_torch
+from ckptconv.formats.torch.file import InputLog, read_torch
 from ckptconv.pickles.nodes import Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
 from ckptconv.storage import strict_json
 from ckptconv.storage.location import Location
@@ -87,7 +87,7 @@ class Extra:
     is_object: bool = False
     left: list[str] = field(default_factory=list)
     without: list[str] = field(default_factory=list)
-    account: Account = field(default_factory=Account)
+    log: InputLog = field(default_factory=InputLog)
 
     def arranged(
         self,
@@ -157,12 +157,12 @@ def read_extra(place: Location, objects: Mapping[str, Any], digests: Mapping[str
     if not backend_of(place) and not has_common and COMMON_STATE not in objects:
         return None
     extra = Extra(place.path)
-    extra.account.bytes_read += sum(check_file(place.join(name), digests) for name in (_CONFIG, _COMMON))
+    extra.log.bytes_read += sum(check_file(place.join(name), digests) for name in (_CONFIG, _COMMON))
     common, where = None, f"{place}: {COMMON_STATE}"
     if has_common:
         torch_file = read_torch(place.join(_COMMON))
         common, where = torch_file.value, torch_file.file.path
-        extra.account.add(torch_file, _COMMON)
+        extra.log.add(torch_file, _COMMON)
     elif COMMON_STATE in objects:
         state = objects[COMMON_STATE]
         common = state[0] if type(state) is list and len(state) == 1 else state

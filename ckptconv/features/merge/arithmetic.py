@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from ckptconv.features.merge.kernels import LowRank, Magnitude
 from ckptconv.tensors.float_formats import numpy_module
-from ckptconv.verification.arithmetic import Given, values
+from ckptconv.verification.arithmetic import InputBox, values
 
 if TYPE_CHECKING:
     from ckptconv.verification.arithmetic import Array
 
 
-def _with_product(kernel: LowRank, parts: Sequence[Given], indices: Sequence[Array]) -> Array:
+def _with_product(kernel: LowRank, parts: Sequence[InputBox], indices: Sequence[Array]) -> Array:
     """Return the bits of a base plus a product of factors: each number rounded to float64, in order."""
     np = numpy_module()
     base, left, right = (values(part.dtype, part.bits) for part in parts)
@@ -27,7 +27,7 @@ def _with_product(kernel: LowRank, parts: Sequence[Given], indices: Sequence[Arr
     return bits
 
 
-def _with_lengths(kernel: Magnitude, parts: Sequence[Given], indices: Sequence[Array]) -> Array:
+def _with_lengths(kernel: Magnitude, parts: Sequence[InputBox], indices: Sequence[Array]) -> Array:
     """Return the bits of rows with new lengths: their squares are added column by column."""
     np = numpy_module()
     rows, lengths = (values(part.dtype, part.bits) for part in parts)
@@ -40,7 +40,7 @@ def _with_lengths(kernel: Magnitude, parts: Sequence[Given], indices: Sequence[A
     return bits
 
 
-TILES: dict[type[Any], Callable[[Any, Sequence[Given], Sequence[Array]], Array]] = {
+TILES: dict[type[Any], Callable[[Any, Sequence[InputBox], Sequence[Array]], Array]] = {
     LowRank: _with_product,
     Magnitude: _with_lengths,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -37,16 +38,26 @@ def _merged(originals: Named, source: Source, options: Options) -> Named:
         cast = casting.rounded(tensor, goal) if is_number else selection.converted(name, tensor, goal.name)
         # Tied names share one object.
         casts[name] = known.setdefault((id(tensor), goal.name), cast)
-    described = originals.described._replace(tensors={**base.tensors, **casts}, apart=False)
+    described = originals.described._replace(tensors={**base.tensors, **casts}, owns_storage=False)
     ties = {alias: owner for alias, owner in originals.ties.items() if not {alias, owner} & changes.untied}
-    merged = originals._replace(
-        described=described, ties=ties, notes=(*originals.notes, *changes.notes), settings=changes.settings
-    )
+    edit = functools.partial(_with_settings, settings=changes.settings) if changes.settings else originals.edit
+    notes = (*originals.notes, *changes.notes)
+    merged = originals._replace(described=described, ties=ties, notes=notes, edit=edit)
     is_same = all(name in base.tensors and base.tensors[name].shape == casts[name].shape for name in casts)
     if (is_same and not changes.untied) or described.structure is None:
         return merged
     why = "an adapter adds tensors, or changes which tensors are tied."
     return merged.without_record(f"{source.path}: the structure record was left out: {why}")
+
+
+def _with_settings(config: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration with other `settings`: at its top, and where it has those of its language model."""
+    inner = config.get("text_config")
+    inner = inner if isinstance(inner, Mapping) else {}
+    result = dict(config)
+    if inner:
+        result["text_config"] = {key: settings.get(key, value) for key, value in inner.items()}
+    return {**result, **{key: value for key, value in settings.items() if key in config or key not in inner}}
 
 
 def _record(source: Source) -> Mapping[str, Any]:

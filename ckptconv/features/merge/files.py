@@ -108,7 +108,7 @@ def read_adapters(paths: Sequence[str], settings: Mapping[str, Any], name: str =
 
 
 def _read(path: str, settings: Mapping[str, Any], name: str) -> Adapter:
-    plain: dict[str, Any] = {"like": "", "family": "", "key": ""}
+    plain: dict[str, Any] = {"family": "", "key": ""}
     plain |= {name: option.default for name, option in CHANGING.items()}
     options = dict(settings.get("storage_options") or {})
     # save_pretrained puts each adapter except the default one into a directory of its name.
@@ -283,7 +283,7 @@ def merging(source: Source, adapters: Sequence[Adapter], options: Mapping[str, o
     }
     model: Mapping[str, Any] = {}
     try:
-        if file := companions.beside(source, options, [companions.CONFIG]).files.get(companions.CONFIG):
+        if file := companions.siblings(source, options, [companions.CONFIG]).files.get(companions.CONFIG):
             inputs.setdefault(companions.CONFIG, Input.stamped(file))
             model = configs.read(Location(file.path, dict(options)))
     except CkptconvError:

@@ -89,11 +89,11 @@ def read(place: Location, wanted: Wanted) -> Source:
             "Join them with a map, such as --map megatron-llama; or save with --ckpt-format torch_dist, which records "
             "how; or convert one rank's file with --alone.",
         )
-    opened, account = read_all({f"{file.parent.name}/{file.name}": file for file in files})
+    opened, log = read_all({f"{file.parent.name}/{file.name}": file for file in files})
     ranks = _ranks(step, files, opened)
     parts = _joined(step, ranks)
     called = f"{len(files)} {'rank' if len(files) == 1 else 'ranks'} of Megatron-LM"
-    return parts.source(place, called, account, _facts(ranks, opened), wanted)._replace(pointers=pointers)
+    return parts.source(place, called, log, _facts(ranks, opened), wanted)._replace(pointers=pointers)
 
 
 def _files(step: Location) -> Iterable[Location]:

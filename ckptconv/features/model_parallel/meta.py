@@ -50,7 +50,7 @@ def read(place: Location, wanted: Wanted) -> Source:
             "Join them with --map meta-llama3 (for Llama 3) or --map meta-llama2, which give Hugging Face names; or "
             "convert one file with --alone.",
         )
-    opened, account = read_all({file.name: file for file in files})
+    opened, log = read_all({file.name: file for file in files})
     parts = Parts(place.path)
     ranks = [tensors_in(file.value if isinstance(file.value, dict) else {}) for file in opened]
     parts.check_same_names(ranks, files)
@@ -61,8 +61,8 @@ def read(place: Location, wanted: Wanted) -> Source:
             else:
                 parts.add(f"{rank}.{name}", tensor)
     called = f"{len(files)} files of Meta's tensor-parallel ranks"
-    facts = {"ranks": len(files), "files": len(files), "size": account.size}
-    return parts.source(place, called, account, facts, wanted)
+    facts = {"ranks": len(files), "files": len(files), "size": log.size}
+    return parts.source(place, called, log, facts, wanted)
 
 
 def _files(place: Location) -> dict[int, Location]:

@@ -21,7 +21,8 @@ from ckptconv.storage import LOCAL_SIGNATURE
 from ckptconv.storage.location import Location
 from ckptconv.storage.reading import Reader
 from ckptconv.storage.spool import SpoolingReaders, check_ratio
-from ckptconv.storage.tar_directory import is_tar, listed
+from ckptconv.storage.tar_directory import listed
+from ckptconv.storage.tar_header import is_tar
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.tensors.moves import File, Packed
 from ckptconv.text import some

@@ -9,7 +9,7 @@ from ckptconv.errors import UsageError
 from ckptconv.features.provenance.attestation import statements, without_digests
 from ckptconv.features.provenance.inputs import Named, bytes_of, described, digested, found_again, inputs_of
 from ckptconv.options.table import Options
-from ckptconv.outputs.schema import PlanDescription
+from ckptconv.publish.parts import PlanDescription
 from ckptconv.storage.reading import Reader
 
 __all__ = ["bytes_of", "described", "digested", "inputs_of", "is_ours", "of_parts", "statements"]

@@ -7,3 +7,4 @@ selection with codes and scales in the place of these.
 from __future__ import annotations
 
 PAGES = ("quantized.md", "internals/quantized.md")
+SCRIPTS = ("formats/compressed.py", "formats/mlx.py")

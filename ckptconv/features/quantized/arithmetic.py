@@ -6,22 +6,38 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.features.quantized.computing import Dequantize, Quantize, Rescale
+from ckptconv.features.quantized.computing import Dequantize, Largest, Quantize, QuantizeFp4, Rescale
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.float_formats import numpy_module
-from ckptconv.verification.arithmetic import FORMATS, Format, Given, nearest, table_of, values
+from ckptconv.verification.arithmetic import FORMATS, Format, InputBox, nearest, table_of, values
 
 if TYPE_CHECKING:
     from ckptconv.verification.arithmetic import Array
 
-# The bits of a code, and those of the word that it lies in; the value of each code of four bits (OCP Microscaling
-# Formats 1.0, table 5); and the place in a word that AutoAWQ gives to each of eight.
-_PACKED = {"e2m1": (4, 8), "table4": (4, 8), "awq": (4, 32), **{f"int{bits}": (bits, 32) for bits in range(2, 9)}}
+# The bits of a code, and those of the word that it lies in; the value of each code of a float (OCP Microscaling Formats
+# 1.0, section 5.3); and the place in a word that AutoAWQ gives to each of eight.
+_PACKED = {
+    "e2m1": (4, 8),
+    "e2m3": (6, 8),
+    "e3m2": (6, 8),
+    "table4": (4, 8),
+    "signed pair": (4, 8),
+    **{f"int{bits}": (bits, 32) for bits in range(1, 9)},
+    **dict.fromkeys(("awq", "signed4", "signed awq"), (4, 32)),
+}
 _E2M1 = [sign * value for sign in (1.0, -1.0) for value in (0, 0.5, 1, 1.5, 2, 3, 4, 6)]
+_E2M3 = [sign * value / 8 for sign in (1.0, -1.0) for value in (*range(16), *range(16, 32, 2), *range(32, 64, 4))]
+_E3M2 = [
+    sign * value / 16
+    for sign in (1.0, -1.0)
+    for step in (0, 1, 2, 4, 8, 16, 32, 64)
+    for value in ([0, 1, 2, 3] if not step else [each * step for each in (4, 5, 6, 7)])
+]
+_VALUES = {"e2m1": _E2M1, "e2m3": _E2M3, "e3m2": _E3M2}
 _AWQ = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
-def _dequantized(kernel: Dequantize, parts: Sequence[Given], indices: Sequence[Array]) -> Array:
+def _dequantized(kernel: Dequantize, parts: Sequence[InputBox], indices: Sequence[Array]) -> Array:
     """Return the bits of the weights at `indices`: each product in float64, rounded as the kernel says."""
     np = numpy_module()
     given = dict(zip(("codes", *kernel.roles), parts, strict=True))
@@ -31,16 +47,26 @@ def _dequantized(kernel: Dequantize, parts: Sequence[Given], indices: Sequence[A
         codes = _codes(kernel.codes, given["codes"], indices, table)
         less = codes - kernel.offset
         if "zero" in given:
-            stored = "own" if given["zero"].dtype == "int8" else kernel.codes
+            # Packed as the codes are; bytes, or floats, which are rounded as such.
+            stored = kernel.codes if given["zero"].dtype in ("int32", "uint32", "uint8") else "own"
             less = less - _codes(stored, given["zero"], indices, None, group)
+            if given["zero"].dtype in FORMATS:
+                less = nearest(less, FORMATS[kernel.between])
         scale = given["scale"]
         factor = values(scale.dtype, _looked_up(scale, indices, group))
         if not np.isfinite(factor).all():
             raise CorruptError(f"{kernel.scales}: a scale is NaN or infinite.")
         exact = less / factor if kernel.over else less * factor
         made = nearest(exact, FORMATS["float32"])
+        if "times" in given:
+            times = values(given["times"].dtype, _looked_up(given["times"], indices, group))
+            if not np.isfinite(times).all() or not times.all():
+                raise CorruptError(f"{kernel.scales}: a factor of the weight is 0 or no number.")
+            made = nearest(made * times, FORMATS["float32"])
         if "shift" in given:
-            made = nearest(made + values("float32", given["shift"].bits)[0], FORMATS["float32"])
+            made = nearest(made, FORMATS[kernel.between])
+            added = values(given["shift"].dtype, _looked_up(given["shift"], indices, group))
+            made = nearest(made + added, FORMATS["float32"])
         made = nearest(made, FORMATS[kernel.between])
         lost = (factor == 0) & (less != 0) & ("shift" not in given)
         if (lost | (np.isinf(made) & np.isfinite(codes))).any():
@@ -50,7 +76,7 @@ def _dequantized(kernel: Dequantize, parts: Sequence[Given], indices: Sequence[A
     return result
 
 
-def _looked_up(given: Given, indices: Sequence[Array], group: Array | None) -> Array:
+def _looked_up(given: InputBox, indices: Sequence[Array], group: Array | None) -> Array:
     """Return the elements of an input for those of a tile, those of a dimension that is whole by `group`."""
     place = given.place(indices)
     for dim, axis in enumerate(given.axes):
@@ -63,7 +89,7 @@ def _looked_up(given: Given, indices: Sequence[Array], group: Array | None) -> A
 
 
 def _codes(
-    codes: str, given: Given, indices: Sequence[Array], table: Array | None, group: Array | None = None
+    codes: str, given: InputBox, indices: Sequence[Array], table: Array | None, group: Array | None = None
 ) -> Array:
     """Return the codes of the elements at `indices` as float64 numbers."""
     np = numpy_module()
@@ -91,19 +117,21 @@ def _codes(
     made: Array = found.astype("f8")
     if table is not None:
         made = table[found]
-    elif codes == "e2m1":
-        made = np.array(_E2M1)[found]
+    elif codes in _VALUES:
+        made = np.array(_VALUES[codes])[found]
+    elif codes.startswith("signed"):
+        made = made - 16 * (made > 7)
     return made
 
 
-def _placed(given: Given, indices: Sequence[Array], group: Array) -> list[Array]:
+def _placed(given: InputBox, indices: Sequence[Array], group: Array) -> list[Array]:
     place = given.place(indices)
     return [group if not axis.num else at for axis, at in zip(given.axes, place, strict=True)]
 
 
 def _within(codes: str, number: Array, count: int) -> Array:
     """Return which of the `count` places in a word, from the lowest bits on, the codes of these numbers have."""
-    places: Array = numpy_module().array(_AWQ)[number] if codes == "awq" else number
+    places: Array = numpy_module().array(_AWQ)[number] if codes.endswith("awq") else number
     return count - 1 - places if codes == "table4" else places
 
 
@@ -112,7 +140,7 @@ def _plain(dtype: str, bits: Array) -> Array:
     return bits.view(f"{DTYPES[dtype].kind}1").astype("f8") if dtype in ("uint8", "int8") else values(dtype, bits)
 
 
-def _quantized(kernel: Quantize, parts: Sequence[Given], indices: Sequence[Array]) -> Array:
+def _quantized(kernel: Quantize, parts: Sequence[InputBox], indices: Sequence[Array]) -> Array:
     """Return the bits of codes or scales at `indices`: the exact value of each step in float64, rounded as it is
     stored."""
     np = numpy_module()
@@ -207,7 +235,7 @@ def _scale_bits(dtype: str, scale: Array) -> Array:
     return single if dtype == "float32" else (single // (1 << 16)).astype("u2")
 
 
-def _rescaled(kernel: Rescale, parts: Sequence[Given], indices: Sequence[Array]) -> Array:
+def _rescaled(kernel: Rescale, parts: Sequence[InputBox], indices: Sequence[Array]) -> Array:
     """Return the bits of the scales of NVFP4 at `indices`, or of the one that divides them: as exact powers of two."""
     np = numpy_module()
     every = values("float8_e8m0fnu", parts[-1].bits.reshape(-1))
@@ -231,8 +259,80 @@ def _rescaled(kernel: Rescale, parts: Sequence[Given], indices: Sequence[Array])
     return made
 
 
-TILES: dict[type[Any], Callable[[Any, Sequence[Given], Sequence[Array]], Array]] = {
+def _largest(kernel: Largest, parts: Sequence[InputBox], indices: Sequence[Array]) -> Array:
+    """Return the bits of largest absolute values at `indices`, or of the scale of a weight."""
+    np = numpy_module()
+    if kernel.made == "rows":
+        (given,) = parts
+        rows, columns = indices
+        made = np.empty((len(rows), len(columns)))
+        numbers = np.abs(values(given.dtype, given.bits[rows - given.starts[0]]))
+        if not np.isfinite(numbers).all():
+            raise UnsupportedError(f"{kernel.name!r} has NaN or infinity.")
+        for at, column in enumerate(columns):
+            low = column * kernel.columns - given.starts[1]
+            made[:, at] = numbers[:, low : low + kernel.columns].max(-1)
+    else:
+        most = max(float(values("float32", part.bits).max(initial=0)) for part in parts)
+        # A finite number, and no subnormal one.
+        once = nearest(np.array(1 / most if most and kernel.made == "over" else most), FORMATS["float32"])
+        over, times = min(float(once) * 2688, FORMATS["float32"].maximum), max(most / 2688, 2.0**-126)
+        scale = over if kernel.made == "over" else times
+        made = np.full([len(each) for each in indices], scale if most else 1.0)
+    single: Array = nearest(made, FORMATS["float32"]).astype("f4").view("u4")
+    return single
+
+
+def _quantized_fp4(kernel: QuantizeFp4, parts: Sequence[InputBox], indices: Sequence[Array]) -> Array:
+    """Return the bits of codes or scales at `indices`: each step in float64, rounded to float32."""
+    np = numpy_module()
+
+    def single(exact: Array) -> Array:
+        rounded: Array = nearest(exact, FORMATS["float32"])
+        return rounded
+
+    given, side = parts[0], 32 if kernel.rule == "mx" else 16
+    rows, columns = indices
+    # The blocks that are needed, one after the other, and where each element is in them.
+    blocks = np.unique(columns // (side // 2)) if kernel.made == "codes" else columns
+    places = (blocks[:, None] * side + np.arange(side)).reshape(-1) - given.starts[1]
+    numbers = values(given.dtype, given.bits[(rows - given.starts[0])[:, None], places[None]])
+    numbers = numbers.reshape(len(rows), len(blocks), side)
+    if not np.isfinite(numbers).all():
+        raise UnsupportedError(f"{kernel.name!r} has NaN or infinity.")
+    most = np.abs(numbers).max(-1)
+    if kernel.rule == "mx":
+        fraction, exponent = np.frexp(most)
+        power = np.where(most < 2.0**-126, -127, exponent - 1 + (fraction >= 0.875))
+        power = np.maximum(power - 2, -127)
+        bits, factor = (power + 127).astype("u1"), np.ldexp(1.0, power)
+    else:
+        whole = float(values("float32", parts[1].bits)[0])
+        if kernel.rule == "over":
+            scale = nearest(np.minimum(single(single(most / 6) * whole), 448), Format(4, -6, 8))
+            scale = np.where(scale == 0, 0.125, scale)
+            factor = single(scale / whole)
+        else:
+            quotient = single(most / single(np.float64(6 * whole)))
+            scale = nearest(np.clip(quotient, 2.0**-9, 448), Format(4, -6, 8))
+            scale = np.where(quotient == 0, 1.0, scale)
+            factor = single(scale * whole)
+        bits = np.searchsorted(np.array(table_of("float8_e4m3fn"))[:127], scale).astype("u1")
+    if kernel.made == "scales":
+        made: Array = bits
+        return made
+    quotient = single(numbers / factor[..., None])
+    sizes = nearest(np.minimum(np.abs(quotient), 6), Format(2, 0, 2))
+    codes = (np.searchsorted(_E2M1[:8], sizes) + 8 * (numbers < 0)).astype("u1").reshape(len(rows), -1)
+    pairs = codes[:, ::2] + 16 * codes[:, 1::2]
+    taken: Array = pairs[:, np.searchsorted(blocks, columns // (side // 2)) * (side // 2) + columns % (side // 2)]
+    return taken
+
+
+TILES: dict[type[Any], Callable[[Any, Sequence[InputBox], Sequence[Array]], Array]] = {
     Dequantize: _dequantized,
     Quantize: _quantized,
     Rescale: _rescaled,
+    Largest: _largest,
+    QuantizeFp4: _quantized_fp4,
 }

@@ -32,12 +32,16 @@ class Dequantize(NamedTuple):
     """Make weights of quantized ones: (code − zero − `offset`) · scale, as float32; of more steps, one in another.
 
     The first part has the codes. `codes` says how they lie there: "own", each an element of its dtype; "e2m1", two in a
-    byte, the low half first; "int2" to "int8", so many bits of 32-bit words, the low ones first; "awq", 4 bits in the
-    order of AWQ; "table4", two in a byte, the high half first, or "table8": indices into the part `table`.
-    `roles` names the other parts: "scale"; "zero", stored as the codes are, or as int8; "index", the group of each
-    column, by which scales and zeros are looked up; "table"; "shift", which is added to the product.
-    `over`: divide by the scale. `between` is the dtype that the result is rounded to. `scales` names the scales in
-    messages.
+    byte, the low half first; "e2m3" and "e3m2", four in three bytes, the low bits first; "int1" to "int8", so many bits
+    of 32-bit words, the low ones first; "awq", 4 bits in the order of AWQ; the same with a sign, as two's complement:
+    "signed4", "signed awq", and "signed pair", two in a byte; "table4", two in a byte, the high half first, or
+    "table8": indices into the part `table`.
+    `roles` names the other parts: "scale"; "zero", stored as the codes are, as int8, or as floats, and then the
+    difference is rounded as the result is; "index", the group of each
+    column, by which scales and zeros are looked up; "table"; "times", by which the product is multiplied; "shift",
+    which is added to it.
+    `over`: divide by the scale. `between` is the dtype that the result is rounded to, and before something is added the
+    product too. `scales` names the scales in messages.
     """
 
     codes: str
@@ -74,6 +78,33 @@ class Quantize(NamedTuple):
     largest: tuple[float, ...]
     power: bool
     exact: bool
+    name: str
+
+
+class Largest(NamedTuple):
+    """Make of numbers the largest absolute value of `columns` in a row, if `made` is "rows", float32; or of those of
+    all rows, of one weight or of several, the scale of a whole weight of NVFP4: "over", 2688 times the reciprocal of
+    the largest, by which scales are divided; "times", the largest over 2688, by which they are multiplied. It is 1
+    where all are zero. `name` is that of the numbers in messages."""
+
+    made: str
+    columns: int
+    name: str
+
+
+class QuantizeFp4(NamedTuple):
+    """Make "codes", two e2m1 in a byte, the first in the low half, or "scales", as `made` says, of numbers, the first
+    part.
+
+    By the `rule` "mx", a block of 32 has a float8_e8m0fnu: the power of two of its largest number, rounded up from 1.75
+    of one on, less 2 powers, and at least 2^-127. By the others, one of 16 has a float8_e4m3fn, of which the second
+    part is the scale (`Largest`): "over", the largest of its numbers over 6, times that, and 0.125 for zeros; "times",
+    the largest over 6 times that, at least 2^-9, and 1 for zeros. A code is the number over both, in float32, rounded
+    to nearest, ties to even, and of −0 as of 0. `name` is that of the numbers in messages.
+    """
+
+    made: str
+    rule: str
     name: str
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from ckptconv.errors import UnsupportedError
 from ckptconv.features.quantized.words import NAMES_OF_COMPRESSED, Statement
 from ckptconv.formats import configs
+from ckptconv.text import brief
 
 # The key of ComfyUI in the metadata of safetensors.
 COMFY = "_quantization_metadata"
@@ -107,10 +108,11 @@ def of_all(
         for at, told in configs.values(model, *configs.QUANTIZING)
         if isinstance(told, Mapping) and told
     ]
-    # mlx-lm's key, which says no method.
-    of_mlx = model.get("quantization")
-    if isinstance(of_mlx, Mapping) and "group_size" in of_mlx and not statements:
-        statements.append(Statement(path, "quantization", of_mlx))
+    statements += [
+        Statement(path, at, told)
+        for at, told in configs.values(model, "quantization")
+        if configs.is_of_codes("quantization", told)
+    ]
     told = own[1].get("quantization")
     if isinstance(told, Mapping):
         statements.append(Statement(own[0], "", {"quant_method": "modelopt", **told}))
@@ -118,7 +120,7 @@ def of_all(
         told = configs.parsed(f"{COMFY} in the metadata", metadata[COMFY])
         statements.append(Statement(COMFY, "", {"quant_method": "comfy", **told}))
     known = {at: each for at, each in configs.values(model, configs.EXPERT_DTYPE) if isinstance(each, str)}
-    expert = configs.agreed({f"{path} ({at})": each for at, each in known.items()}, configs.EXPERT_DTYPE) or ""
+    expert = _agreed({f"{path} ({at})": each for at, each in known.items()}, configs.EXPERT_DTYPE) or ""
     if not statements:
         return Configuration("", {}, expert, {}, path)
     methods = {each.method: each.path for each in statements}
@@ -136,3 +138,19 @@ def of_all(
         else {}
     )
     return Configuration(statements[0].method, told, expert, named, statements[0].path, tuple(statements))
+
+
+def _agreed(configs: Mapping[str, Any], key: str) -> Any:
+    """Return the one value under `key` in all `configs`, which are by their place; None if none has a value.
+
+    Raise UnsupportedError if two values differ.
+    """
+    said = {where: value for where, value in configs.items() if value is not None}
+    first = next(iter(said), "")
+    for where, value in said.items():
+        if value != said[first]:
+            raise UnsupportedError(
+                f"{first} and {where} contradict each other: their {key} is {brief(said[first])} and {brief(value)}.",
+                "Correct the wrong one.",
+            )
+    return said.get(first)

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from ckptconv.tensors.computing import Axis
     from ckptconv.tensors.float_formats import Array
 
-# OCP Microscaling Formats 1.0, table 5: the magnitudes of e2m1; the highest bit of a code is the sign.
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 # AutoAWQ's `packing_utils.py`: the element that each 4 bits of a word hold, the lowest bits first.
 _AWQ = (0, 2, 4, 6, 1, 3, 5, 7)
 # No product of finite numbers up to this rounds to infinity in a dtype: in float32 and bfloat16, and in float16.
@@ -32,6 +30,46 @@ CHUNK = 64 << 10
 _LARGEST_CODE = {"float8_e5m2": 57344.0, "float8_e4m3fn": 448.0}
 _LARGEST_INTEGER = 511.0
 _AGAIN = "Download it again."
+
+
+class _Kind(NamedTuple):
+    """How codes lie: so many `bits` of words of `word` bits, the low ones first, or with 0 each an element of its own.
+    `values` are what they stand for, if not for themselves; `order` are the elements that the codes of a word are."""
+
+    bits: int = 0
+    word: int = 0
+    values: tuple[float, ...] = ()
+    order: tuple[int, ...] = ()
+
+
+def _floats(exponent: int, mantissa: int) -> tuple[float, ...]:
+    """Return what the codes of a float stand for that has so many bits, and neither infinity nor NaN: OCP Microscaling
+    Formats 1.0, tables 3 to 5. The highest bit is the sign."""
+    steps = 1 << mantissa
+    bias = (1 << (exponent - 1)) - 1
+    sizes = []
+    for code in range(1 << (exponent + mantissa)):
+        power, fraction = divmod(code, steps)
+        sizes.append((fraction + steps * (power > 0)) * 2.0 ** (max(power, 1) - bias - mantissa))
+    return (*sizes, *(-size for size in sizes))
+
+
+_SIGNED = (*range(8), *range(-8, 0))
+_KINDS: Mapping[str, _Kind] = {
+    "own": _Kind(),
+    "table8": _Kind(),
+    "table4": _Kind(4, 8),
+    "e2m1": _Kind(4, 8, _floats(2, 1)),
+    "e2m3": _Kind(6, 8, _floats(2, 3)),
+    "e3m2": _Kind(6, 8, _floats(3, 2)),
+    **{f"int{bits}": _Kind(bits, 32) for bits in range(1, 9)},
+    "awq": _Kind(4, 32, order=_AWQ),
+    "signed4": _Kind(4, 32, _SIGNED),
+    "signed awq": _Kind(4, 32, _SIGNED, _AWQ),
+    "signed pair": _Kind(4, 8, _SIGNED),
+}
+# Those that are numbers as they are: nothing is subtracted from them.
+_NUMBERS = frozenset(("e2m1", "e2m3", "e3m2", "table4", "table8"))
 
 
 class _Place(NamedTuple):
@@ -70,7 +108,7 @@ def dequantize(
     are in `boxes`. Return how many finite values became infinite when they were rounded.
 
     Raise CorruptError for scales that are not finite, that are 0 where the code is not, or that make weights infinite,
-    and for a group that is not there.
+    for factors of 0, and for a group that is not there.
     """
     np = numpy_module()
     inputs = map(_Input, boxes, arrays)
@@ -80,32 +118,47 @@ def dequantize(
     table = given["table"].array.view("f4") if "table" in given else None
     with np.errstate(all="ignore"):
         zero = None
-        if "zero" in given:
+        floats = {role: given[role]._replace(array=_numbers(given[role])) for role in _FLOATS if role in given}
+        is_float = "zero" in given and given["zero"].box.dtype in _DTYPES["shift"]
+        if is_float:
+            floats["zero"] = given["zero"]._replace(array=_numbers(given["zero"]))
+            zero = _expanded(floats["zero"], place, len(reach))
+        elif "zero" in given:
             stored = "own" if given["zero"].box.dtype == "int8" else kernel.codes
             zero = _expanded(_decoded(stored, given["zero"], reach, -kernel.offset, None), place, len(reach)).copy()
-        scale = given["scale"]._replace(array=_numbers(given["scale"]))
-        if not all(np.isfinite(numbers).all() for numbers in (scale.array, table) if numbers is not None):
+        every = [*(each.array for each in floats.values()), *([table] if table is not None else [])]
+        if not all(np.isfinite(numbers).all() for numbers in every):
             raise CorruptError(f"{kernel.scales}: a scale is NaN or infinite.", _AGAIN)
+        if "times" in floats and not floats["times"].array.all():
+            raise CorruptError(f"{kernel.scales}: a factor of the weight is 0.", _AGAIN)
         result = out.transpose(place.order)
         codes = given["codes"]
-        largest = float(np.abs(scale.array).max(initial=0)) * _LARGEST_CODE.get(codes.box.dtype, _LARGEST_INTEGER)
+        sizes = {role: float(np.abs(each.array).max(initial=0)) for role, each in floats.items()}
+        code = _LARGEST_CODE.get(codes.box.dtype, _LARGEST_INTEGER) + sizes.get("zero", 0.0)
+        largest = sizes["scale"] * code
+        largest = largest * max(sizes.get("times", 1.0), 1.0) + sizes.get("shift", 0.0)
         most = _LARGEST_HALF if "float16" in (kernel.between, rounding.dtype) else _LARGEST
-        unsure = kernel.over or table is not None or largest > most or not scale.array.all()
-        factor = _grouped(scale, place)
-        offset = kernel.offset if zero is None else 0
-        shift = given["shift"].array.view("f4").reshape(()) if "shift" in given else None
+        unsure = kernel.over or table is not None or largest > most or not floats["scale"].array.all()
+        factors = {role: _grouped(floats[role], place) for role in _FLOATS if role in floats}
+        offset = kernel.offset if zero is None or is_float else 0
         overflows = 0
         for rows, values in _blocks(kernel.codes, codes, reach, offset, table):
             if zero is not None:
                 values = np.subtract(values, _rows(zero, rows), out=values)
-            product = _product(kernel, values, _rows(factor, rows))
-            if shift is not None:
-                product += shift
+            if is_float and kernel.between != "float32":
+                values = _rounded(values, kernel.between)
+            here = {role: _rows(factor, rows) for role, factor in factors.items()}
+            product = _combined(np.divide if kernel.over else np.multiply, values, here["scale"])
+            if "times" in here:
+                product = _combined(np.multiply, product, here["times"])
+            if "shift" in here:
+                product = product if kernel.between == "float32" else _rounded(product, kernel.between)
+                product = _combined(np.add, product, here["shift"])
             # Rounded to the dtype that is wanted, it is that anyway.
             if kernel.between != "float32" and (unsure or kernel.between != rounding.dtype):
                 product = _rounded(product, kernel.between)
             if unsure:
-                _check(kernel, values, _rows(factor, rows), product)
+                _check(kernel, values, here["scale"], product)
             overflows += _put(product, result[rows], rounding)
     return overflows
 
@@ -136,14 +189,15 @@ def _check(kernel: Dequantize, values: Array, factor: Array, product: Array) -> 
 
 # The dtypes of the inputs, by what they are; of codes and zeros, by how they lie.
 _BYTES = frozenset(("uint8", "int8", "float8_e4m3fn", "float8_e5m2"))
-_PACKED = {8: frozenset(("uint8", "int8")), 32: frozenset(("int32",))}
+_PACKED = {8: frozenset(("uint8", "int8")), 32: frozenset(("int32", "uint32"))}
 _DTYPES = {
     "scale": frozenset(("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e8m0fnu")),
     "index": frozenset(("int32",)),
     "table": frozenset(("float32",)),
-    "shift": frozenset(("float32",)),
+    "times": frozenset(("float32", "bfloat16", "float16")),
+    "shift": frozenset(("float32", "bfloat16", "float16")),
 }
-_KINDS = frozenset(("own", "e2m1", "table4", "table8", "awq", *(f"int{bits}" for bits in range(2, 9))))
+_FLOATS = ("scale", "times", "shift")
 
 
 class GivenPart(NamedTuple):
@@ -165,7 +219,7 @@ def fits(kernel: Dequantize, parts: Sequence[GivenPart], dims: int) -> bool:
     if kernel.between not in ("float32", "bfloat16", "float16") or (kernel.codes[:5] == "table") != ("table" in given):
         return False
     # What is looked up is a number, not a code that others are subtracted from.
-    if kernel.codes in ("e2m1", "table4", "table8") and (kernel.offset or "zero" in given):
+    if kernel.codes in _NUMBERS and (kernel.offset or "zero" in given):
         return False
     indexed = [axis.dim for axis in given["index"].axes] if "index" in given else []
     every = sorted(axis.dim for axis in parts[0].axes) == list(range(dims)) and len(indexed) == ("index" in given)
@@ -174,18 +228,21 @@ def fits(kernel: Dequantize, parts: Sequence[GivenPart], dims: int) -> bool:
 
 def _part_fits(kernel: Dequantize, role: str, part: GivenPart, indexed: Sequence[int]) -> bool:
     bits, word = packing(kernel.codes)
-    is_packed = bits > 0 and (role == "codes" or (role == "zero" and part.dtype != "int8"))
+    is_packed = bits > 0 and (role == "codes" or (role == "zero" and part.dtype in _PACKED[word] - {"int8"}))
     packed = [axis for axis in part.axes if is_packed and (axis.num, axis.den) == (bits, word)]
     others = [axis for axis in part.axes if axis not in packed]
     known = _DTYPES.get(role, _PACKED[word] if is_packed else _BYTES)
+    # Zero points of codes that are integers may be floats.
+    known = known | _DTYPES["shift"] if role == "zero" and not is_packed else known
     if part.dtype not in known or len(packed) != is_packed or len({axis.dim for axis in part.axes}) < len(part.axes):
         return False
-    if role in ("table", "shift") and any(axis.num for axis in part.axes):
-        return False  # each element needs all of it
-    if role in ("table", "shift"):
-        return tuple(part.shape) == ((1,) if role == "shift" else (256 if kernel.codes == "table8" else 16,))
+    if role == "table":  # each element needs all of it
+        count = 256 if kernel.codes == "table8" else 16
+        return not any(axis.num for axis in part.axes) and tuple(part.shape) == (count,)
     if role in ("codes", "index"):
         return all((axis.num, axis.den) == (1, 1) for axis in others)
+    if role in ("times", "shift") and tuple(part.shape) == (1,) and not part.axes[0].num:
+        return part.axes[0].dim not in indexed  # one for all
     return all(axis.num == 1 or (not axis.num and axis.dim in indexed) for axis in others)
 
 
@@ -215,9 +272,7 @@ def _groups(kernel: Dequantize, given: Mapping[str, _Input]) -> dict[int, Array]
 
 def packing(codes: str) -> tuple[int, int]:
     """Return the bits of a code, and those of the words that codes of this kind are packed into; 0 for whole bytes."""
-    if codes in ("own", "table8"):
-        return 0, 0
-    return (4, 8) if codes in ("e2m1", "table4") else (4 if codes == "awq" else int(codes[3:]), 32)
+    return _KINDS[codes][:2]
 
 
 def _blocks(
@@ -255,7 +310,7 @@ def _decoded(codes: str, given: _Input, reach: Sequence[tuple[int, int]], offset
     """Return the codes, less `offset`, as float32: those of the tile along the dimension in which they are packed."""
     np = numpy_module()
     box, array = given
-    bits, word = packing(codes)
+    bits, word, stands_for, order = _KINDS[codes]
     packed = _packed(codes, box)
     if packed is None:
         return _Input(box, _looked_up(_of_bytes(box.dtype, offset) if table is None else table, array))
@@ -267,23 +322,30 @@ def _decoded(codes: str, given: _Input, reach: Sequence[tuple[int, int]], offset
     elif word % bits == 0:
         shifts = np.arange(0, word, bits, dtype=array.dtype).reshape(-1, *(1,) * (array.ndim - 1 - packed))
         wide = (np.expand_dims(array, packed + 1) >> shifts) & array.dtype.type((1 << bits) - 1)
-        decoded = wide.reshape(*array.shape[:packed], -1, *array.shape[packed + 1 :]).astype("f4")
-        decoded -= np.float32(offset)
+        decoded = _valued(wide.reshape(*array.shape[:packed], -1, *array.shape[packed + 1 :]), stands_for, offset)
     else:
         at = np.arange(low, high, dtype="i8") * bits - box.starts[packed] * word
         after = np.minimum(at // word + 1, array.shape[packed] - 1)
         shape = (-1, *(1,) * (array.ndim - 1 - packed))
         both = np.take(array, after, packed).astype("u8") << np.uint64(word) | np.take(array, at // word, packed)
-        decoded = ((both >> (at % word).astype("u8").reshape(shape)) & np.uint64((1 << bits) - 1)).astype("f4")
-        decoded -= np.float32(offset)
+        wide = (both >> (at % word).astype("u8").reshape(shape)) & np.uint64((1 << bits) - 1)
+        decoded = _valued(wide, stands_for, offset)
         begin = 0
-    if codes == "awq":
-        order = np.argsort(_AWQ)
-        decoded = np.take(decoded.reshape(*decoded.shape[:-1], -1, 8), order, -1).reshape(decoded.shape)
+    if order:
+        words = decoded.reshape(*decoded.shape[:-1], -1, len(order))
+        decoded = np.take(words, np.argsort(order), -1).reshape(decoded.shape)
     decoded = decoded[(slice(None),) * packed + (slice(begin, begin + high - low),)]
     axes = tuple(axis._replace(num=1, den=1) if dim == packed else axis for dim, axis in enumerate(box.axes))
     first = tuple(low if dim == packed else start for dim, start in enumerate(box.starts))
     return _Input(box._replace(axes=axes, starts=first, counts=decoded.shape), decoded)
+
+
+def _valued(codes: Array, stands_for: Sequence[float], offset: int) -> Array:
+    """Return what codes stand for, less `offset`, as float32."""
+    np = numpy_module()
+    numbers: Array = np.array(stands_for, "f4")[codes] if stands_for else codes.astype("f4")
+    numbers -= np.float32(offset)
+    return numbers
 
 
 @functools.cache
@@ -309,9 +371,7 @@ def _looked_up(numbers: Array, at: Array) -> Array:
 
 @functools.cache
 def _pairs(codes: str, offset: int) -> Array:
-    np = numpy_module()
-    values = [*_E2M1, *(-each for each in _E2M1)] if codes == "e2m1" else [code - offset for code in range(16)]
-    return _paired(np.array(values, "f4"), False)
+    return _paired(_valued(numpy_module().arange(16), _KINDS[codes].values, offset), False)
 
 
 def _paired(values: Array, high_first: bool) -> Array:
@@ -373,10 +433,8 @@ def _grouped(scale: _Input, place: _Place) -> Array:
     return _expanded(scale, place, len(place.order) - is_whole)
 
 
-def _product(kernel: Dequantize, values: Array, factor: Array) -> Array:
-    """Return `values` by scales, of which there is one for each, for all, or for each group of the last dimension."""
-    np = numpy_module()
-    combine = np.divide if kernel.over else np.multiply
+def _combined(combine: Callable[..., Array], values: Array, factor: Array) -> Array:
+    """Return `values` by factors, of which there is one for each, for all, or for each group of the last dimension."""
     product: Array = scratch("product", values.size * 4).view("f4").reshape(values.shape)
     groups = factor.shape[-1] if factor.ndim else 1
     if groups in (1, values.shape[-1] if values.ndim else 1):

@@ -16,7 +16,7 @@ from ckptconv.features.quantized import dialects, words
 from ckptconv.features.quantized.computing import Dequantize
 from ckptconv.features.quantized.configuration import Configuration
 from ckptconv.features.quantized.dequantize import GivenPart, fits
-from ckptconv.features.quantized.parts import WEIGHT, groups_of, has_parts, unread
+from ckptconv.features.quantized.parts import WEIGHT, groups_of, has_parts, is_telling, unread
 from ckptconv.features.quantized.table import (
     MARK,
     OF_ACTIVATIONS,
@@ -28,9 +28,10 @@ from ckptconv.features.quantized.table import (
     Sizes,
 )
 from ckptconv.storage import strict_json
-from ckptconv.tensors.computing import Axis, Tiled
+from ckptconv.tensors.computing import Axis, Joined, Tiled, WeightedSum
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.lazy import Inline, LazyTensor, View, Zeros, untagged
+from ckptconv.tensors.lazy import Convert, Inline, LazyTensor, View, Zeros, untagged
+from ckptconv.tensors.moves import Cast
 from ckptconv.tensors.slices import as_stored, viewed
 from ckptconv.text import some
 
@@ -42,8 +43,7 @@ _SCALE = re.compile(r"(^|[._])(scale|scale_inv|zero_point)$")
 # Where the name of a module may end in that of a tensor.
 _END_OF_MODULE = re.compile(r"[._]")
 _F32 = DTYPES["float32"]
-# Roles of parts that tell sizes; the largest that is read, in bytes.
-_TELLING_SIZES = ("shape", "state")
+# The largest part that is read for what it tells, in bytes.
 _LARGEST = 1 << 16
 
 
@@ -198,9 +198,9 @@ def _at_once(groups: Mapping[str, Mapping[str, str]], tensors: Mapping[str, Lazy
     patterns = {
         pattern
         for each in dialects.formats()
-        for role in _TELLING_SIZES
-        if role in each.parts
-        for pattern in each.parts[role].names.split()
+        for part in each.parts.values()
+        if part.tells
+        for pattern in part.names.split()
     }
 
     @functools.cache
@@ -240,7 +240,7 @@ def _weight(
     if len(readings) == 1:
         (weight,) = readings.values()
         return weight
-    if not candidates and not any(part.endswith(dialects.telling()) for part in companions.values()):
+    if not candidates and not is_telling(companions, tensors):
         return None
     shown = ", ".join(
         f"{part!r} {tensors[part].dtype} {list(tensors[part].shape)}" for part in list(companions.values())[:8]
@@ -282,14 +282,17 @@ def _made(
     """Return the weight of parts of one format. Raise _RefusedError if they do not fit it."""
     parts = _parts_of(each, companions, tensors)
     inner = _parts_of(each.scale, companions, tensors) if each.scale else {}
-    for role in _TELLING_SIZES:
-        if role in parts:
-            sizes.update(_SIZES[role](read({parts[role]: tensors[parts[role]]}).get(parts[role], b"")))
+    for role, name in parts.items():
+        if tells := each.parts[role].tells:
+            try:
+                sizes.update(tells(read({name: tensors[name]}).get(name, b"")))
+            except ValueError as error:
+                raise _RefusedError(str(error)) from None
     if sizes.get("zero") and "zero" not in parts:
         raise _RefusedError("its zero points are missing")
     if each.scale:
         scale = _computed(each.scale, inner, sizes, {role: tensors[part] for role, part in inner.items()}, None)
-    given = {role: tensors[part] for role, part in parts.items() if role not in _TELLING_SIZES}
+    given = {role: tensors[part] for role, part in parts.items() if not each.parts[role].tells}
     made = _computed(each, parts, sizes, given, scale if each.scale else None)
     if "view" in sizes:
         made = viewed(made, sizes["view"])
@@ -318,11 +321,19 @@ def _computed(
     scale: LazyTensor | None,
 ) -> LazyTensor:
     """Return what a format makes of the parts `given`, by role. Raise _RefusedError if their shapes do not fit."""
-    given = {role: untagged(tensor) for role, tensor in given.items()}
+    given = {role: _shaped(untagged(tensor), each.parts[role]) for role, tensor in given.items()}
     if scale is not None:
         given["scale"] = scale
+    if each.divided:
+        given["scale"] = _divided(given["scale"], each.divided)
     part = each.parts["codes"]
-    codes = _shaped(given["codes"], part)
+    codes = given["codes"]
+    if each.unpacked:
+        try:
+            codes, others = each.unpacked(codes, sizes)
+        except ValueError as error:
+            raise _RefusedError(str(error)) from None
+        sizes = {**sizes, **others}
     outer = codes.shape
     dims, wanted = each.out.split(), part.shape.split()
     if "as" in sizes:
@@ -343,7 +354,7 @@ def _computed(
     roles: list[str] = []
     parts, axes = [codes], [_axes([*ahead, *wanted], known, sizes)]
     _check(codes.shape, [*ahead, *wanted], sizes, names.get("codes", ""))
-    for role in ("scale", "zero", "index", "table"):
+    for role in ("scale", "zero", "index", "table", "times", "shift"):
         if role not in given:
             continue
         about = each.parts[role]
@@ -360,10 +371,11 @@ def _computed(
         roles.append(role)
         parts.append(tensor)
         axes.append(along)
-    if "shift" in sizes and kind == "table8":
-        roles.append("shift")
-        parts.append(Inline(struct.pack("<f", sizes["shift"]), _F32, (1,)))
-        axes.append([Axis(0, 0)])
+    for role, number in (("times", each.times or None), ("shift", sizes.get("shift") if kind == "table8" else None)):
+        if number is not None:
+            roles.append(role)
+            parts.append(Inline(struct.pack("<f", number), _F32, (1,)))
+            axes.append([Axis(0, 0)])
     if not math.prod(shape):
         return Zeros(_F32, outer if few else shape)
     stored = parts[1].dtype.name
@@ -385,8 +397,21 @@ def _seen_as(tensor: LazyTensor, dtype: str) -> LazyTensor:
     return as_stored(view) or view
 
 
+def _divided(tensor: LazyTensor, by: float) -> LazyTensor:
+    """Return float32 numbers over another, rounded once."""
+    if tensor.dtype != _F32:
+        raise _RefusedError(f"its scales are {tensor.dtype}")
+    quotient = Joined((tensor,), WeightedSum((_F32.name,), (1.0,), by), DTYPES["float64"])
+    return Convert(quotient, Cast("float64", _F32.name), _F32)
+
+
 def _shaped(tensor: LazyTensor, part: Part) -> LazyTensor:
-    """Return a part in the shape that its entry speaks of."""
+    """Return a part in the dtype and the shape that its entry speaks of."""
+    if part.seen and tensor.shape:
+        dtype = DTYPES[part.seen]
+        last = tensor.shape[-1] * tensor.dtype.itemsize // dtype.itemsize
+        elements = View(tensor, dtype, (*tensor.shape[:-1], last))
+        return as_stored(elements) or elements
     if part.flat:
         bytes_ = View(tensor, DTYPES["uint8"], (tensor.nbytes,))
         return as_stored(bytes_) or bytes_
@@ -466,48 +491,6 @@ def _axes(spec: Sequence[str], known: Sequence[str], sizes: Sizes, looked_up: st
         else:
             axes.append(Axis(known.index(name), _size(sizes, times), max(_size(sizes, by), 1)))
     return axes
-
-
-# ------------------------------------------------------------------------------------------------ parts that tell sizes
-
-
-def _of_shape(data: bytes) -> Sizes:
-    """compressed-tensors' `weight_shape`."""
-    if len(data) != 16:
-        raise _RefusedError("its shape is not two numbers")
-    rows, columns = struct.unpack("<qq", data)
-    if rows < 0 or columns < 0:
-        raise _RefusedError(f"its shape would be {[rows, columns]}")
-    return {"M": rows, "K": columns}
-
-
-_SIDE = range(1, 1 << 31)
-_STATE = {
-    **dict.fromkeys(("quant_type?", "dtype?", "nested_dtype?"), str),
-    **dict.fromkeys(("nested_blocksize?", "nested_offset?"), object),
-    "shape": [int],
-    "blocksize": _SIDE,
-}
-_LARGEST_FLOAT, _MOST_DIMENSIONS, _DEEPEST = 3.4e38, 8, 16
-
-
-def _of_state(data: bytes) -> Sizes:
-    """bitsandbytes' `quant_state`, JSON as bytes."""
-    try:
-        told = strict_json.check(strict_json.parse(data.decode(), deepest=_DEEPEST), _STATE, "it")
-        shape = tuple(told["shape"])
-        found: dict[str, Any] = {"C": told["blocksize"], "F": math.prod(shape), "view": shape}
-        if told.get("nested_blocksize") is not None:
-            side = strict_json.check(told["nested_blocksize"], _SIDE, "its nested block")
-            found |= {"D": side, "shift": strict_json.check(told.get("nested_offset"), float, "its offset")}
-    except ValueError as error:
-        raise _RefusedError(f"its state cannot be read: {error}") from None
-    if len(shape) > _MOST_DIMENSIONS or abs(found.get("shift", 0)) > _LARGEST_FLOAT:
-        raise _RefusedError("its state lacks a valid shape or offset")
-    return found
-
-
-_SIZES: Mapping[str, Callable[[bytes], Sizes]] = {"shape": _of_shape, "state": _of_state}
 
 
 def _meaning(tensor: LazyTensor) -> Any:

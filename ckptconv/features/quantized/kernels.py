@@ -9,9 +9,19 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ckptconv.features.quantized.computing import Dequantize, Quantize, Rescale
+from ckptconv.features.quantized.computing import Dequantize, Largest, Quantize, QuantizeFp4, Rescale
 from ckptconv.features.quantized.dequantize import GivenPart, Rounding, dequantize
 from ckptconv.features.quantized.dequantize import fits as fits_codes
+from ckptconv.features.quantized.fp4 import (
+    fits_fp4,
+    fits_largest,
+    fp4_dtype,
+    fp4_layout,
+    largest,
+    largest_axes,
+    largest_dtype,
+    quantize_fp4,
+)
 from ckptconv.features.quantized.quantize import (
     MOST_SCALES,
     layout,
@@ -50,6 +60,18 @@ def _rescaled(tile: Tile, arrays: Sequence[Array], out: Array) -> int:
     return 0
 
 
+def _largest(tile: Tile, arrays: Sequence[Array], out: Array) -> int:
+    assert isinstance(tile.kernel, Largest)
+    largest(tile.kernel, tile.boxes, arrays, out)
+    return 0
+
+
+def _quantized_fp4(tile: Tile, arrays: Sequence[Array], out: Array) -> int:
+    assert isinstance(tile.kernel, QuantizeFp4)
+    quantize_fp4(tile.kernel, tile.boxes, arrays, tile.starts, out)
+    return 0
+
+
 @functools.cache
 def _rounding(dtype: str) -> Rounding:
     """Return how float32 that was just made, and is still in the cache, becomes `dtype`."""
@@ -67,11 +89,32 @@ def _copy(source: Array, result: Array, scratch: Array) -> int:
     return 0
 
 
-def _fits_codes(tensor: Tiled) -> bool:
+def _given(tensor: Tiled) -> list[GivenPart]:
     given = zip(tensor.parts, tensor.axes, strict=True)
-    parts = [GivenPart(part.dtype.name, axes, part.shape) for part, axes in given]
+    return [GivenPart(part.dtype.name, axes, part.shape) for part, axes in given]
+
+
+def _fits_codes(tensor: Tiled) -> bool:
     assert isinstance(tensor.kernel, Dequantize)
-    return fits_codes(tensor.kernel, parts, len(tensor.shape))
+    return fits_codes(tensor.kernel, _given(tensor), len(tensor.shape))
+
+
+def _fits_largest(tensor: Tiled) -> bool:
+    kernel = tensor.kernel
+    assert isinstance(kernel, Largest)
+    is_known = bool(tensor.parts) and fits_largest(kernel, _given(tensor), tensor.shape)
+    return is_known and _axes_of(tensor) == largest_axes(kernel, len(tensor.parts)) and not tensor.whole
+
+
+def _fits_fp4(tensor: Tiled) -> bool:
+    kernel = tensor.kernel
+    assert isinstance(kernel, QuantizeFp4)
+    is_known = bool(tensor.parts) and fits_fp4(kernel, _given(tensor), tensor.shape)
+    return is_known and (_axes_of(tensor), tensor.whole) == fp4_layout(kernel)
+
+
+def _axes_of(tensor: Tiled) -> tuple[tuple[tuple[int, int, int], ...], ...]:
+    return tuple(tuple((axis.dim, axis.num, axis.den) for axis in axes) for axes in tensor.axes)
 
 
 def _fits_blocks(tensor: Tiled) -> bool:
@@ -102,4 +145,6 @@ TILING: dict[type[Any], TileMaker] = {
     Dequantize: TileMaker("dequantize", "float32", _dequantized, _fits_codes),
     Quantize: TileMaker("quantize", made_dtype, _quantized, _fits_blocks),
     Rescale: TileMaker("rescale", rescaled_dtype, _rescaled, _fits_powers),
+    Largest: TileMaker("largest", largest_dtype, _largest, _fits_largest),
+    QuantizeFp4: TileMaker("quantize fp4", fp4_dtype, _quantized_fp4, _fits_fp4),
 }

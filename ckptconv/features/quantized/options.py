@@ -9,7 +9,9 @@ from ckptconv.options.kinds import FLAG, TEXTS, choice
 from ckptconv.options.option import Given, deciding
 
 _LITERAL: Any = Literal
-ROUNDING_WAYS = ("fp8-block", "fp8-block-ue8m0", "mxfp8", "int4-g32")
+ROUNDING_WAYS = (
+    *("fp8-block", "fp8-block-ue8m0", "fp8-dynamic", "mxfp8", "int4-g32", "mxfp4", "nvfp4", "nvfp4-modelopt"),
+)
 _EXACT_WAYS = ("fp8-block", "fp8-block-ue8m0", "mxfp8", "nvfp4")
 
 
@@ -25,9 +27,10 @@ class Quantizing(Given):
     quantize: str = deciding(
         choice(*ROUNDING_WAYS, words=_LITERAL[ROUNDING_WAYS], unset=""),
         "Quantize the weight matrices of layers: to FP8 with one scale for each block of 128 by 128 (fp8-block; with "
-        "powers of two as scales: fp8-block-ue8m0) or for 32 elements (mxfp8), or to 4 bits with one scale for 32 "
-        "elements (int4-g32). Embeddings, heads, norms and routers stay as they are.",
-        metavar="fp8-block|fp8-block-ue8m0|mxfp8|int4-g32",
+        "powers of two as scales: fp8-block-ue8m0), for each row (fp8-dynamic) or for 32 elements (mxfp8), or to 4 "
+        "bits with one scale for 32 elements (int4-g32, mxfp4) or for 16 (nvfp4 as compressed-tensors stores it, "
+        "nvfp4-modelopt as Model Optimizer does). Embeddings, heads, norms and routers stay as they are.",
+        metavar="FORMAT",
         group=NAMING,
         common="convert merge",
     )

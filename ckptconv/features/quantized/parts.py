@@ -8,7 +8,6 @@ from collections.abc import Mapping
 
 from ckptconv.features.quantized import dialects
 from ckptconv.features.quantized.table import Format
-from ckptconv.features.quantized.words import ELSEWHERE
 from ckptconv.tensors.lazy import LazyTensor
 
 # How the names of weights end, and torchao's of codes.
@@ -34,10 +33,16 @@ def parts_among(tensors: Mapping[str, LazyTensor]) -> dict[str, str]:
 
 
 def _are_codes(companions: Mapping[str, str], tensors: Mapping[str, LazyTensor]) -> bool:
-    """Whether parts have names that only those of quantized weights have, and there are codes among them."""
+    """Whether parts can only be those of quantized weights, and there are codes among them."""
     dtypes = [tensors[part].dtype for part in companions.values()]
-    is_named = any(part.endswith(dialects.telling()) for part in companions.values())
-    return is_named and any(dtype.itemsize == 1 or dtype.kind in "iu" for dtype in dtypes)
+    return is_telling(companions, tensors) and any(dtype.itemsize == 1 or dtype.kind in "iu" for dtype in dtypes)
+
+
+def is_telling(companions: Mapping[str, str], tensors: Mapping[str, LazyTensor]) -> bool:
+    """Whether parts have names that only those of quantized weights have, or words of 32 bits have scales."""
+    if "=.scales" in companions and "+" in companions and tensors[companions["+"]].dtype.name == "uint32":
+        return True
+    return any(part.endswith(dialects.telling()) for part in companions.values())
 
 
 def unread(tensors: Mapping[str, LazyTensor]) -> dict[str, tuple[str, str, str]]:
@@ -46,13 +51,10 @@ def unread(tensors: Mapping[str, LazyTensor]) -> dict[str, tuple[str, str, str]]
     found = {}
     not_read = dialects.not_read()
     endings = tuple(not_read)
-    is_mlx_unread = "mlx" not in dialects.methods()
-    for name, tensor in tensors.items():
+    for name in tensors:
         if name.endswith(endings):
             ending = next(ending for ending in endings if name.endswith(ending))
             found[name] = ending, *not_read[ending]
-        elif is_mlx_unread and tensor.dtype.name == "uint32" and f"{name.removesuffix(WEIGHT)}.scales" in tensors:
-            found[name] = WEIGHT, "is MLX's", ELSEWHERE["mlx"]
     return found
 
 

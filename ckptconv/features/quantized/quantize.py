@@ -131,10 +131,10 @@ def _made(kernel: Quantize, values: Array) -> Array:
         codes = np.clip(np.rint(quotient, out=quotient), -8, 7, out=quotient)
         given = codes * factor if kernel.exact else values
     elif kernel.codes == "e2m1":
-        codes = _e2m1(quotient)
+        codes = e2m1(quotient)
         given = np.array([*_E2M1, *(-each for each in _E2M1)], "f4")[codes] * factor if kernel.exact else values
     else:
-        codes = _e4m3(quotient)
+        codes = e4m3(quotient)
         given = float32_table(kernel.codes).view("f4")[codes] * factor if kernel.exact else values
     if kernel.exact and not np.array_equal(given.view("u4"), values.view("u4")):
         raise UnsupportedError(
@@ -209,7 +209,7 @@ def _stored(dtype: str, scale: Array) -> Array:
     return bits >> (16 if dtype == "bfloat16" else 23)
 
 
-def _e4m3(values: Array) -> Array:
+def e4m3(values: Array) -> Array:
     """Round finite float32 numbers to nearest in float8_e4m3fn; those beyond its largest become that."""
     np = numpy_module()
     bits = values.view("u4")
@@ -228,7 +228,7 @@ def _e4m3(values: Array) -> Array:
     return result
 
 
-def _e2m1(values: Array) -> Array:
+def e2m1(values: Array) -> Array:
     """Round finite float32 numbers to nearest in e2m1; those beyond its largest become that."""
     np = numpy_module()
     size = np.minimum(np.abs(values), np.float32(_E2M1[-1]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from ckptconv.errors import UnsupportedError, UsageError
 from ckptconv.features.quantized import making
@@ -29,6 +29,8 @@ _LEFT = re.compile(
     re.IGNORECASE,
 )
 _HEAD = "lm_head"
+# Modules of one layer that have the same input: engines join them, and Model Optimizer gives them one scale.
+_JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"), ("q_a_proj", "kv_a_proj_with_mqa"))
 _F32 = DTYPES["float32"]
 
 
@@ -64,12 +66,12 @@ def _quantized(chosen: Selected, source: Source, options: Options, reference: Se
     made: dict[str, LazyTensor] = {}
     known: dict[int, dict[str, LazyTensor]] = {}
     parts: set[str] = set()
-    weights, left, unfit = [], [], []
+    weights: dict[str, LazyTensor] = {}
+    left, unfit = [], []
     for each, tensor in chosen.tensors.items():
         kept = [glob for glob in keep if fnmatch.fnmatchcase(each, glob)]
         keep.update((glob, keep[glob] + 1) for glob in kept)
-        if each in chosen.fixed or not (casting.is_decoded(tensor) if exact else _is_weight(each, tensor)):
-            made[each] = tensor
+        if each in chosen.uncastable or not (casting.is_decoded(tensor) if exact else _is_weight(each, tensor)):
             left += [each] if len(tensor.shape) > 1 and each.endswith(".weight") else []
             continue
         why = making.unfit(tensor, way, exact)
@@ -79,15 +81,19 @@ def _quantized(chosen: Selected, source: Source, options: Options, reference: Se
                     f"{path}: {each!r} has {why}, which {name} cannot hold.",
                     "Use --keep to leave it unquantized.",
                 )
-            made[each] = tensor
             left.append(each)
             unfit += [f"{each} ({why})"] if why and not kept and not _LEFT.search(each) else []
             continue
-        weights.append(each)
-        # What was computed is taken as it is before it is rounded. Tied names have one object.
+        # What was computed is taken as it is before it is rounded.
         exactly = casting.unrounded(untagged(tensor))
-        exactly = casting.cast(tensor, _F32) if exactly.dtype.itemsize > 4 else exactly
-        named = making.parts(each, exactly, way, exact)
+        weights[each] = casting.cast(tensor, _F32) if exactly.dtype.itemsize > 4 else exactly
+    for each, tensor in chosen.tensors.items():
+        if each not in weights:
+            made[each] = tensor
+            continue
+        together = [weights[other] for other in _joined(each) if other in weights and way.rule == "times"]
+        named = making.parts(each, weights[each], way, exact, together)
+        # Tied names have one object.
         taken = dict(zip(named, known.setdefault(id(tensor), named).values(), strict=True))
         made.update(taken)
         parts.update(taken)
@@ -100,10 +106,10 @@ def _quantized(chosen: Selected, source: Source, options: Options, reference: Se
         names={each: each for each in made},
         known=made,
         tensors=made,
-        described=keymap.Flattened(made, None, chosen.fixed | parts),
+        described=keymap.Flattened(made, None, chosen.uncastable | parts),
         structured=False,
         owners={alias: owner for alias, owner in chosen.owners.items() if alias in made and owner in made},
-        fixed=chosen.fixed | parts,
+        uncastable=chosen.uncastable | parts,
         warnings=(*chosen.warnings, *_warnings(chosen, unfit)),
         notes=(*chosen.notes, _note(name, weights, left)),
         quantized={},
@@ -111,7 +117,7 @@ def _quantized(chosen: Selected, source: Source, options: Options, reference: Se
         settled=frozenset(parts),
         quantization=told,
         record={**chosen.record, "quantized": counts},
-        tellings=(*chosen.tellings, lambda chosen, stored: lambda files: {"quantized": counts}),
+        reporters=(*chosen.reporters, lambda chosen, stored: lambda files: {"quantized": counts}),
     )
 
 
@@ -127,11 +133,18 @@ def _is_weight(name: str, tensor: LazyTensor) -> bool:
     )
 
 
+def _joined(name: str) -> list[str]:
+    """Return the weights whose modules have the input of this one, itself among them."""
+    layer, dot, own = name.removesuffix(".weight").rpartition(".")
+    modules = next((modules for modules in _JOINED if own in modules), (own,))
+    return [f"{layer}{dot}{module}.weight" for module in modules]
+
+
 def _module(name: str) -> str:
     return name.removesuffix(".weight")
 
 
-def _check(path: str, asked: Quantizing, weights: list[str], keep: Mapping[str, int]) -> None:
+def _check(path: str, asked: Quantizing, weights: Collection[str], keep: Mapping[str, int]) -> None:
     """Raise UsageError if nothing is quantized, or a glob of `keep` matches nothing."""
     if idle := [glob for glob, count in keep.items() if not count]:
         raise UsageError(f"--keep {idle[0]!r} matches no tensor of {path}.")
@@ -141,7 +154,7 @@ def _check(path: str, asked: Quantizing, weights: list[str], keep: Mapping[str, 
         raise UsageError(f"{path} has no weights to quantize: floating-point matrices called ….weight, or of experts.")
 
 
-def _note(name: str, weights: list[str], left: list[str]) -> str:
+def _note(name: str, weights: Collection[str], left: list[str]) -> str:
     count = f"{len(weights):,} weight{'s' if len(weights) != 1 else ''}"
     return f"quantized {count} as {name}" + (f"; unchanged: {some(left)}." if left else ".")
 

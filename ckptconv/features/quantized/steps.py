@@ -39,14 +39,20 @@ HALF = 0.5 + 2.0**-16
 # Elements that are measured at a time.
 _BLOCK = 1 << 15
 # Of codes that are floats: the bits of their mantissa, and the exponents of their smallest and largest normal numbers.
-_FLOATS = {"float8_e4m3fn": (3, -6, 8), "float8_e5m2": (2, -14, 15), "e2m1": (1, 0, 2)}
+_FLOATS = {
+    "float8_e4m3fn": (3, -6, 8),
+    "float8_e5m2": (2, -14, 15),
+    "e2m1": (1, 0, 2),
+    "e2m3": (3, 0, 2),
+    "e3m2": (2, -2, 4),
+}
 # What the largest number of a block may become, by codes, or the best of these; and whether scales are powers of two.
 # llm-compressor's is half a step beyond the largest code of int4. Just less than a power
 # of two: the exponent of the scale is that of the largest number less the largest of the codes (OCP Microscaling
-# Formats 1.0, section 6.3), and what is beyond the largest code becomes that.
+# Formats 1.0, section 6.3), and what is beyond the largest code becomes that; just less than 7 is compressed-tensors'.
 _RULES: Mapping[str, Sequence[tuple[tuple[float, ...], bool]]] = {
     "float8_e4m3fn": (((448.0,), False), ((448.0,), True), ((512 - 2.0**-15,), True)),
-    "e2m1": (((8 - 2.0**-21,), True), ((6.0,), True)),
+    "e2m1": (((8 - 2.0**-21,), True), ((6.0,), True), ((7 - 2.0**-21,), True)),
     "int4": (((7.0, 7.5, 8.0), False), ((7.0,), False), ((7.5,), False)),
 }
 _F32 = DTYPES["float32"]

@@ -16,8 +16,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
+from ckptconv.features.quantized import telling
 from ckptconv.features.quantized.configuration import Configuration, QuantizedWeights
+from ckptconv.features.quantized.telling import Telling
 from ckptconv.features.quantized.words import ELSEWHERE, OF_NVFP4
+from ckptconv.tensors.lazy import LazyTensor
 
 # Sizes by name, as a configuration or a part tells them; a text stands for the size of another name.
 Sizes: TypeAlias = "Mapping[str, Any]"
@@ -28,7 +31,9 @@ _POWERS = "float8_e8m0fnu uint8"
 
 class Part(NamedTuple):
     """A part: the names that it may have, its dtypes and its shape. `optional`: weights may lack it. `merged`: its last
-    two dimensions are one in the shape; `flat`: it is bytes, whatever dtype they are stored as, in one dimension."""
+    two dimensions are one in the shape; `flat`: it is bytes, whatever dtype they are stored as, in one dimension.
+    `seen`: the dtype that its bytes are elements of, whatever they are stored as. `tells`: it is read for sizes, and
+    has no numbers of the weight."""
 
     names: str
     dtypes: str
@@ -36,6 +41,8 @@ class Part(NamedTuple):
     optional: bool = False
     merged: bool = False
     flat: bool = False
+    seen: str = ""
+    tells: Telling | None = None
 
 
 class Format(NamedTuple):
@@ -45,7 +52,9 @@ class Format(NamedTuple):
     that of so many bits. `scale` may be a format itself, of scales that are quantized. `sizes` yields what a
     configuration says of the weight of a name: what such a weight is called, and sizes; nothing if it is none of
     these. `offset` is subtracted from codes. `over`: scales divide. `own`: the product is rounded to the dtype of the
-    scales.
+    scales. `divided`: scales are divided by this first; `times`: products are multiplied by this. 0 for neither.
+    `unpacked` makes of the stored codes, and of what is known of sizes, those that `parts` tells the shape of, and
+    further sizes; it raises ValueError if it cannot.
     """
 
     out: str
@@ -56,6 +65,9 @@ class Format(NamedTuple):
     offset: str | int = 0
     over: bool = False
     own: bool = False
+    divided: float = 0
+    times: float = 0
+    unpacked: Callable[[LazyTensor, Sizes], tuple[LazyTensor, Sizes]] | None = None
 
 
 # ------------------------------------------------------------------------------------------ the words of configurations
@@ -70,7 +82,7 @@ def _fp8(told: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
     for algorithm in told.algorithms(name):
         if algorithm == "MXFP8":
             yield "MXFP8", {"B": 1, "C": 32}
-        elif algorithm == "FP8_PB_WO":
+        elif algorithm.upper() == "FP8_PB_WO":
             yield "block FP8", {"B": 128, "C": 128}
         elif algorithm == "FP8_PER_CHANNEL_PER_TOKEN":
             yield "FP8 by rows", {"B": 1, "C": "K"}
@@ -166,7 +178,8 @@ def _bitsandbytes(told: Configuration, name: str) -> Iterator[tuple[str, Sizes]]
         yield "bitsandbytes 4-bit", {}
 
 
-def _any(told: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
+def always(told: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
+    """What is said of scales that are quantized: nothing that their shapes do not tell."""
     yield "", {}
 
 
@@ -176,14 +189,14 @@ _OWN = "float8_e4m3fn float8_e5m2"
 _SCALE_NAMES = "+_scale_inv +_scale =.scale =.qscale_weight =.scale_weight"
 _GROUPED = "M/B K/C"
 # Scales that are quantized: e4m3, with one scale for all of them, which multiplies, or divides.
-_TIMES = Format(
+TIMES = Format(
     "R S",
     "own",
     {
         "codes": Part("+_scale", "float8_e4m3fn", "R S"),
         "scale": Part("+_scale_2", "float32", "R/R S/S"),
     },
-    _any,
+    always,
 )
 _OVER = Format(
     "R S",
@@ -192,7 +205,7 @@ _OVER = Format(
         "codes": Part("+_scale", "float8_e4m3fn", "R S"),
         "scale": Part("+_global_scale", "float32", "R/R S/S"),
     },
-    _any,
+    always,
     over=True,
 )
 # bitsandbytes' absmax, of 8 bits.
@@ -204,9 +217,9 @@ _NESTED = Format(
         "scale": Part("+.nested_absmax", "float32", "A/D"),
         "table": Part("+.nested_quant_map", "float32", "256"),
     },
-    _any,
+    always,
 )
-_STATE = Part("+.quant_state.bitsandbytes__nf4 +.quant_state.bitsandbytes__fp4", "uint8", "")
+_STATE = Part("+.quant_state.bitsandbytes__nf4 +.quant_state.bitsandbytes__fp4", "uint8", "", tells=telling.state)
 _BNB = {
     "codes": Part("+", f"uint8 int8 {FLOATS} float64 float8_e4m3fn", "F*4/8", flat=True),
     "table": Part("+.quant_map", "float32", "16"),
@@ -226,7 +239,7 @@ _PACKED_INT = Format(
         "scale": Part("+_scale", FLOATS, _GROUPED),
         "zero": Part("+_zero_point", "int32", "M*b/32 K/C", optional=True),
         "index": Part("+_g_idx", "int32", "K", optional=True),
-        "shape": Part("+_shape", "int64", "2"),
+        "shape": Part("+_shape", "int64", "2", tells=telling.shape),
     },
     _of_groups("int", 0, "packed int{}", "pack-quantized"),
     offset="half",
@@ -239,6 +252,33 @@ _NVFP4 = Format(
     _of_groups("float", 4, "NVFP4", "nvfp4-pack-quantized"),
     scale=_OVER,
 )
+# Model Optimizer's.
+_NVFP4_TIMES = Format(
+    "M K",
+    "e2m1",
+    {"codes": Part("+", "uint8", "M K*4/8"), "scale": Part("", "float32", _GROUPED)},
+    _nvfp4,
+    scale=TIMES,
+)
+_MXFP4 = Format(
+    "M K",
+    "e2m1",
+    {"codes": Part("+_packed", "uint8", "M K*4/8"), "scale": Part("+_scale", _POWERS, _GROUPED)},
+    _of_groups("float", 4, "MXFP4", "mxfp4-pack-quantized"),
+)
+_FP8 = Format(
+    "M K",
+    "own",
+    {"codes": Part("+", "float8_e4m3fn", "M K"), "scale": Part("+_scale", f"{FLOATS} {_POWERS}", _GROUPED)},
+    _of_groups("float", 8, "FP8", "float-quantized", "naive-quantized", "mxfp8-quantized"),
+    own=True,
+)
+GPTQ = {
+    "codes": Part("=.qweight", "int32", "K*b/32 N"),
+    "scale": Part("=.scales", FLOATS, "K/C N"),
+    "zero": Part("=.qzeros", "int32", "K/C N*b/32"),
+    "index": Part("=.g_idx", "int32", "K"),
+}
 FORMATS: tuple[Format, ...] = (
     Format(
         "M K",
@@ -265,13 +305,7 @@ FORMATS: tuple[Format, ...] = (
         {"codes": Part("+", "float8_e4m3fn", "M K"), "scale": Part("+_scale", "float32", "K M/M")},
         _fbgemm_down,
     ),
-    Format(
-        "M K",
-        "own",
-        {"codes": Part("+", "float8_e4m3fn", "M K"), "scale": Part("+_scale", f"{FLOATS} {_POWERS}", _GROUPED)},
-        _of_groups("float", 8, "FP8", "float-quantized", "naive-quantized", "mxfp8-quantized"),
-        own=True,
-    ),
+    _FP8,
     Format(
         "M K",
         "own",
@@ -286,20 +320,9 @@ FORMATS: tuple[Format, ...] = (
     _PACKED_INT,
     # One zero point for the weight is not packed.
     _PACKED_INT._replace(parts={**_PACKED_INT.parts, "zero": Part("+_zero_point", "int8", _GROUPED)}),
-    Format(
-        "M K",
-        "e2m1",
-        {"codes": Part("+_packed", "uint8", "M K*4/8"), "scale": Part("+_scale", _POWERS, _GROUPED)},
-        _of_groups("float", 4, "MXFP4", "mxfp4-pack-quantized"),
-    ),
+    _MXFP4,
     _NVFP4,
-    Format(
-        "M K",
-        "e2m1",
-        {"codes": Part("+", "uint8", "M K*4/8"), "scale": Part("", "float32", _GROUPED)},
-        _nvfp4,
-        scale=_TIMES,
-    ),
+    _NVFP4_TIMES,
     Format(
         "M K",
         "e2m1",
@@ -312,19 +335,7 @@ FORMATS: tuple[Format, ...] = (
         {"codes": Part("+_blocks", "uint8", "E R K*4/8", merged=True), "scale": Part("+_scales", _POWERS, "E R K/32")},
         _mxfp4,
     ),
-    Format(
-        "N K",
-        "int",
-        {
-            "codes": Part("=.qweight", "int32", "K*b/32 N"),
-            "scale": Part("=.scales", FLOATS, "K/C N"),
-            "zero": Part("=.qzeros", "int32", "K/C N*b/32"),
-            "index": Part("=.g_idx", "int32", "K", optional=True),
-        },
-        _gptq,
-        offset="offset",
-        own=True,
-    ),
+    Format("N K", "int", {**GPTQ, "index": GPTQ["index"]._replace(optional=True)}, _gptq, offset="offset", own=True),
     Format("F", "table4", {**_BNB, "scale": Part("+.absmax", "float32", "F/C")}, _bitsandbytes),
     Format("F", "table4", {**_BNB, "scale": Part("", "float32", "F/C")}, _bitsandbytes, scale=_NESTED),
     Format(
@@ -343,9 +354,9 @@ FORMATS: tuple[Format, ...] = (
 # What is beside quantized weights and is for activations and caches only: it goes with them.
 OF_ACTIVATIONS = frozenset(
     """
-    input_scale input_scale_inv input_scale_ub input_global_scale input_zero_point activation_scale act_scale qscale_act
-    scale_input output_scale output_zero_point k_scale v_scale q_scale kv_scale k_zero_point v_zero_point prob_scale
-    prob_output_scale
+    input_scale input_scale_2 input_scale_inv input_scale_ub input_global_scale input_zero_point activation_scale
+    act_scale qscale_act scale_input output_scale output_scale_2 output_zero_point k_scale v_scale q_scale kv_scale
+    k_zero_point v_zero_point prob_scale prob_output_scale
     """.split()  # noqa: SIM905
 )
 # ComfyUI's tensor beside a quantized weight, which says how that is quantized.
@@ -365,16 +376,13 @@ TELLING = tuple(
 )
 # Endings of names that parts of weights have which are not read; what these weights are, and what reads them.
 NOT_READ = {
-    ".SCB": ("has the 8 bits of bitsandbytes", "bitsandbytes"),
     ".bitmask": ("is a sparse one of compressed-tensors", "compressed-tensors"),
     ".scale_packed": ("has Marlin's layout for GPUs", ELSEWHERE["marlin"]),
     ".workspace": ("has Marlin's layout for GPUs", ELSEWHERE["marlin"]),
-    ".pre_quant_scale": ("was smoothed by Model Optimizer", "TensorRT-LLM"),
     ".svdquant_lora_a": ("has a low-rank part of Model Optimizer", "TensorRT-LLM"),
     ".svdquant_lora_b": ("has a low-rank part of Model Optimizer", "TensorRT-LLM"),
     ".codebooks": ("is AQLM's", ELSEWHERE["aqlm"]),
     ".dense_weights": ("is SpQR's", ELSEWHERE["spqr"]),
-    ".W_q": ("is HQQ's or SINQ's", ELSEWHERE["hqq"]),
     ".weight_scales": ("is EETQ's", ELSEWHERE["eetq"]),
     ".weight._data": ("is quanto's", ELSEWHERE["quanto"]),
     ".tables2": ("is of HIGGS", ELSEWHERE["higgs"]),
@@ -396,32 +404,43 @@ class Way(NamedTuple):
     Parts have the first of their names there, and shapes of `sizes`. `codes` and `scale` are what codes are and the
     dtype that scales are rounded to, `stored` the dtype that they have in the file; what the largest number of a block
     becomes is `largest`, or the best of these, and with `power` scales are powers of two (`Quantize`). `told` is what
-    a configuration says of it, and under the key `left` the modules that are left as they are.
+    a configuration says of it, and under the key `left` the modules that are left as they are. With a `rule`, codes
+    "e2m1" are made of any weights, as that says (`QuantizeFp4`).
     """
 
     format: Format
     codes: str
     scale: str
     stored: str
-    sizes: Mapping[str, int]
+    sizes: Sizes
     largest: tuple[float, ...]
     power: bool
     told: Mapping[str, Any]
     left: str = "modules_to_not_convert"
+    rule: str = ""
 
 
 _FINE_FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 _OF_128 = {"B": 128, "C": 128}
-_INT4 = {
-    "num_bits": 4,
-    "type": "int",
-    "symmetric": True,
-    "strategy": "group",
-    "group_size": 32,
-    "dynamic": False,
-}
-# What transformers' `FineGrainedFP8Config`, vLLM's and SGLang's `fp8.py`, and compressed-tensors'
-# `QuantizationConfig` read.
+_WEIGHTS = {"num_bits": 4, "type": "float", "symmetric": True, "dynamic": False}
+_INT4 = {**_WEIGHTS, "type": "int", "strategy": "group", "group_size": 32}
+_NVFP4_WORDS = {"strategy": "tensor_group", "group_size": 16, "scale_dtype": "torch.float8_e4m3fn"}
+_MXFP4_WORDS = {"strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
+
+
+def _compressed(format_: str, weights: Mapping[str, Any], **more: Any) -> Mapping[str, Any]:
+    """Return what compressed-tensors says of all linear layers."""
+    group = {"targets": ["Linear"], "format": format_, "weights": weights, **more}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": format_,
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+    }
+
+
+# What transformers' `FineGrainedFP8Config`, vLLM's and SGLang's `fp8.py`, compressed-tensors' `QuantizationConfig` and
+# Model Optimizer's readers read.
 WAYS: Mapping[str, Way] = {
     "fp8-block": Way(_BLOCK_FP8, "float8_e4m3fn", "float32", "float32", _OF_128, (448.0,), False, _FINE_FP8),
     "fp8-block-ue8m0": Way(
@@ -433,6 +452,22 @@ WAYS: Mapping[str, Way] = {
         (448.0,),
         True,
         {**_FINE_FP8, "scale_fmt": "ue8m0"},
+    ),
+    # Activations are quantized as they come, each token by itself.
+    "fp8-dynamic": Way(
+        _FP8,
+        "float8_e4m3fn",
+        "float32",
+        "float32",
+        {"B": 1, "C": "K"},
+        (448.0,),
+        False,
+        _compressed(
+            "float-quantized",
+            {**_WEIGHTS, "num_bits": 8, "strategy": "channel"},
+            input_activations={**_WEIGHTS, "num_bits": 8, "strategy": "token", "dynamic": True},
+        ),
+        "ignore",
     ),
     "mxfp8": Way(
         _BLOCK_FP8,
@@ -461,13 +496,20 @@ WAYS: Mapping[str, Way] = {
         # That of either sign, between these, and that of one.
         (7.0, 7.5, 8.0),
         False,
-        {
-            "quant_method": "compressed-tensors",
-            "format": "pack-quantized",
-            "quantization_status": "compressed",
-            "config_groups": {"group_0": {"targets": ["Linear"], "format": "pack-quantized", "weights": _INT4}},
-        },
+        _compressed("pack-quantized", _INT4),
         "ignore",
+    ),
+    "mxfp4": Way(
+        _MXFP4,
+        "e2m1",
+        "float8_e8m0fnu",
+        "uint8",
+        {"B": 1, "C": 32},
+        (),
+        True,
+        _compressed("mxfp4-pack-quantized", {**_WEIGHTS, **_MXFP4_WORDS}),
+        "ignore",
+        "mx",
     ),
     "nvfp4": Way(
         _NVFP4,
@@ -475,20 +517,32 @@ WAYS: Mapping[str, Way] = {
         "float8_e4m3fn",
         "float8_e4m3fn",
         {"B": 1, "C": 16},
-        (6.0,),
+        (),
         True,
+        _compressed("nvfp4-pack-quantized", {**_WEIGHTS, **_NVFP4_WORDS}),
+        "ignore",
+        "over",
+    ),
+    "nvfp4-modelopt": Way(
+        _NVFP4_TIMES,
+        "e2m1",
+        "float8_e4m3fn",
+        "float8_e4m3fn",
+        {"B": 1, "C": 16},
+        (),
+        False,
         {
-            "quant_method": "compressed-tensors",
-            "format": "nvfp4-pack-quantized",
-            "quantization_status": "compressed",
+            "quant_method": "modelopt",
+            "quant_algo": "W4A16_NVFP4",
+            "producer": {"name": "modelopt"},
             "config_groups": {
                 "group_0": {
+                    "weights": {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16},
                     "targets": ["Linear"],
-                    "format": "nvfp4-pack-quantized",
-                    "weights": {**_INT4, "type": "float", "strategy": "tensor_group", "group_size": 16},
                 }
             },
         },
         "ignore",
+        "times",
     ),
 }

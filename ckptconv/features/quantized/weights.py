@@ -97,7 +97,7 @@ class Read(NamedTuple):
 
 def read_configurations(source: Source, storage_options: Mapping[str, Any]) -> Read:
     """Read the configurations beside `source`."""
-    files = companions.beside(source, storage_options, (companions.CONFIG, companions.QUANTIZED)).files
+    files = companions.siblings(source, storage_options, (companions.CONFIG, companions.QUANTIZED)).files
     return Read(files, {name: configs.read(Location(file.path, dict(storage_options))) for name, file in files.items()})
 
 

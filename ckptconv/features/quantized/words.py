@@ -11,21 +11,23 @@ Optimizer's `torch/export/quant_utils.py` and `convert_hf_config.py`; GPTQModel'
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.storage.strict_json import OrNull
 
 # The keys of a mapping, and the shapes of their values (`strict_json.check`).
 Words: TypeAlias = "Mapping[str, Any]"
+# These, or what makes them of a configuration whose keys are names of modules, or whose values are of several kinds.
+Speaking: TypeAlias = "Words | Callable[[Mapping[str, Any]], Words]"
 # A method that is not named; names of one; and those that have a key of their own, where none is named.
 UNNAMED = "unnamed"
 NAMES_OF_COMPRESSED = ("compressed-tensors", "compressed_tensors", "sparseml")
 _TELLING = {"quant_algo": "modelopt", "config_groups": "compressed-tensors", "group_size": "mlx"}
-_SIZE, _BITS = range(1, 1 << 31), range(1, 17)
+SIZE, _BITS = range(1, 1 << 31), range(1, 17)
 # A size of groups; -1 or 0 is for one group.
-_GROUP = OrNull(range(-1, 1 << 31))
-_NOT = OrNull(frozenset((False,)))
+GROUP = OrNull(range(-1, 1 << 31))
+NOT = OrNull(frozenset((False,)))
 
 
 def idle(names: str) -> dict[str, Any]:
@@ -43,7 +45,7 @@ EVERYWHERE = idle(
 _FP8 = {
     **EVERYWHERE,
     **idle("fmt scale_fmt is_checkpoint_fp8_serialized activation_scale_ub"),
-    "weight_block_size?": OrNull((_SIZE, _SIZE)),
+    "weight_block_size?": OrNull((SIZE, SIZE)),
     "expert_dtype?": frozenset(("fp4", "fp8")),
 }
 _WEIGHTS = {
@@ -52,9 +54,9 @@ _WEIGHTS = {
     "type?": frozenset(("int", "float")),
     "symmetric?": bool,
     "strategy?": OrNull(frozenset(("tensor", "channel", "group", "tensor_group", "block"))),
-    "group_size?": _GROUP,
-    "block_structure?": OrNull([_SIZE]),
-    "dynamic?": _NOT,
+    "group_size?": GROUP,
+    "block_structure?": OrNull([SIZE]),
+    "dynamic?": NOT,
 }
 # Rotations that are in the weights on both sides: those that are made of activations are not.
 _TRANSFORM = {
@@ -92,8 +94,13 @@ _COMPRESSED = {
 }
 # Of these, what codes and scales stand for is the same.
 OF_NVFP4 = ("NVFP4", "W4A16_NVFP4", "W4A8_NVFP4_FP8")
-_ALGORITHMS = frozenset(("FP8", "FP8_PB_WO", "FP8_PER_CHANNEL_PER_TOKEN", "MXFP8", *OF_NVFP4))
-_LAYER = {"group_size?": _GROUP, "has_zero_point?": _NOT, "pre_quant_scale?": _NOT}
+_ALGORITHMS = frozenset(
+    (
+        *("FP8", "FP8_PB_WO", "fp8_pb_wo", "FP8_PER_CHANNEL_PER_TOKEN", "MXFP8", *OF_NVFP4),
+        *("NVFP4_AWQ", "W4A16_AWQ", "W8A16", "W8A8_SQ_PER_CHANNEL"),
+    )
+)
+_LAYER = {"group_size?": GROUP, "has_zero_point?": NOT, "pre_quant_scale?": OrNull(frozenset((True, False)))}
 _MODELOPT = {
     **EVERYWHERE,
     # Groups of compressed-tensors, which say the same for other programs.
@@ -116,12 +123,12 @@ GPTQ = {
     **EVERYWHERE,
     **_OF_GPTQ,
     "bits": _BITS,
-    "group_size?": _GROUP,
+    "group_size?": GROUP,
     "format?": _GPTQ_FORMATS,
     "checkpoint_format?": _GPTQ_FORMATS,
-    "is_marlin_format?": _NOT,
+    "is_marlin_format?": NOT,
     "rotation?": OrNull(frozenset(("",))),
-    "dynamic?": OrNull({str: {**_OF_GPTQ, "bits?": _BITS, "group_size?": _GROUP}}),
+    "dynamic?": OrNull({str: {**_OF_GPTQ, "bits?": _BITS, "group_size?": GROUP}}),
 }
 _BITSANDBYTES = {
     **EVERYWHERE,
@@ -129,15 +136,14 @@ _BITSANDBYTES = {
         """
         load_in_4bit _load_in_4bit bnb_4bit_compute_dtype bnb_4bit_quant_storage bnb_4bit_quant_type
         bnb_4bit_use_double_quant llm_int8_enable_fp32_cpu_offload llm_int8_has_fp16_weight llm_int8_skip_modules
-        llm_int8_threshold
+        llm_int8_threshold load_in_8bit _load_in_8bit
         """
     ),
-    **dict.fromkeys(("load_in_8bit?", "_load_in_8bit?"), _NOT),
 }
 COMFY_LAYER: Words = {
     **idle("full_precision_matrix_mult full_precision_mm orig_dtype"),
     "format": frozenset(("float8_e4m3fn", "float8_e5m2", "int8_blockwise", "int8_tensorwise")),
-    "group_size?": OrNull(_SIZE),
+    "group_size?": OrNull(SIZE),
 }
 DIALECTS: Mapping[str, Words] = {
     "fp8": _FP8,
@@ -160,8 +166,6 @@ DIALECTS: Mapping[str, Words] = {
 # Methods that are not read, and the programs that read them.
 ELSEWHERE: Mapping[str, str] = {
     "aqlm": "transformers with aqlm",
-    "auto-round": "AutoRound",
-    "auto_round": "AutoRound",
     "bitnet": "transformers",
     "eetq": "transformers with EETQ",
     "exl2": "ExLlamaV2",
@@ -171,16 +175,12 @@ ELSEWHERE: Mapping[str, str] = {
     "gemma": "transformers",
     "gguf": "llama.cpp",
     "higgs": "transformers with flute",
-    "hqq": "HQQ",
-    "intel/auto-round": "AutoRound",
     "marlin": "vLLM",
     "metal": "transformers, on Apple's processors",
-    "mlx": "mlx-lm",
     "nvfp4": "transformers, on a GPU",
     "paroquant": "GPTQModel",
     "qqq": "GPTQModel",
     "quanto": "optimum-quanto",
-    "quark": "AMD Quark",
     "quip": "QuIP#",
     "sinq": "transformers with SINQ",
     "spqr": "transformers with SpQR",

@@ -116,7 +116,7 @@ def _add(files: Files, place: Location, file: TorchFile, rank: int) -> None:
     its_rank = rank if reader.said is None else reader.said
     files.ranks.add(its_rank, place.name, pieces, reader.meshes, reader.world)
     files.ranks.add_values(its_rank, values)
-    files.account.add(file, place.name)
+    files.log.add(file, place.name)
 
 
 # --------------------------------------------------------------------------------------------------------- the source
@@ -127,7 +127,7 @@ def _read(path: str, located: Located, chosen: FileSet, sets: list[FileSet], wan
     model = _opened(directory, chosen)
     ranks = model.ranks
     others = _optimizers(located, chosen, sets)
-    is_alone = len(model.account.records) == 1 and chosen.world is None and not any(distributed(ranks.pieces))
+    is_alone = len(model.log.records) == 1 and chosen.world is None and not any(distributed(ranks.pieces))
     if is_alone and not (wanted.states and others):
         return torch_file.read(directory.join(chosen.files[min(chosen.files)]), wanted)
     opened = RankFiles(model)
@@ -157,9 +157,9 @@ def _read(path: str, located: Located, chosen: FileSet, sets: list[FileSet], wan
         family=FAMILY,
         path=path,
         facts={**facts, **{name: value for name, value in settings.items() if name not in facts}},
-        inputs={**model.account.inputs, **(state_inputs if local else {})},
+        inputs={**model.log.inputs, **(state_inputs if local else {})},
         state_inputs=state_inputs,
-        bytes_read=sum(opened_files.account.bytes_read for opened_files in (model, opened.optimizer) if opened_files),
+        bytes_read=sum(opened_files.log.bytes_read for opened_files in (model, opened.optimizer) if opened_files),
         reread=functools.partial(_read, path, located, chosen, sets),
     )
 
@@ -175,10 +175,10 @@ def _state_inputs(opened: RankFiles, beside: Location | None) -> dict[str, Hasha
     if opened.optimizer:
         optimizer = opened.optimizer
         prefix = "" if optimizer.ranks.where == opened.model.ranks.where else f"{basename(optimizer.ranks.where)}/"
-        return {f"{prefix}{name}": identity for name, identity in optimizer.account.inputs.items()}
+        return {f"{prefix}{name}": identity for name, identity in optimizer.log.inputs.items()}
     if opened.beside and beside:
         return {f"{beside.name}/{name}": identity for name, identity in opened.beside.all_inputs().items()}
-    return opened.model.account.inputs
+    return opened.model.log.inputs
 
 
 def _checkpoint_beside(directory: Location) -> Location | None:
@@ -201,8 +201,8 @@ def _facts(directory: Location, model: Files, ranks: Ranks) -> dict[str, Any]:
         **({"framework": "verl"} if _VERL in directory.names else {}),
         "ranks": len(ranks.files),
         **({"mesh": ", ".join(shapes)} if shapes else {}),
-        "files": len(model.account.records),
-        "size": model.account.size,
+        "files": len(model.log.records),
+        "size": model.log.size,
     }
 
 

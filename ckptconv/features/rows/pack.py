@@ -20,7 +20,7 @@ from ckptconv.options.option import checked
 from ckptconv.options.table import Options
 from ckptconv.outputs import safetensors
 from ckptconv.outputs.planning import Output, output_of
-from ckptconv.outputs.targets import Target, beside, resolve_output
+from ckptconv.outputs.targets import Target, nearest_directory, resolve_output
 from ckptconv.outputs.torch_tree import plan_tree
 from ckptconv.plan import FilePlan
 from ckptconv.publish.producing import produce
@@ -66,7 +66,7 @@ def pack(
     row_options = RowOptions.take(further := dict(options))
     chosen = Options(**further)
     target = resolve_output(normalize(output), chosen)
-    chosen = chosen.replaced(spool_dir=chosen.spool_dir or beside([target]))
+    chosen = chosen.replaced(spool_dir=chosen.spool_dir or nearest_directory([target]))
     sources = open_all(listed(parts), chosen)
     content = _merged([contents(source) for source in sources])
     chosen_parts = RowParts.choose(content, names or {}, row_options)

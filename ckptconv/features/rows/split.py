@@ -21,7 +21,7 @@ from ckptconv.options.option import checked
 from ckptconv.options.table import Options
 from ckptconv.outputs import safetensors
 from ckptconv.outputs.planning import Output, output_of
-from ckptconv.outputs.targets import Target, beside, resolve_output
+from ckptconv.outputs.targets import Target, nearest_directory, resolve_output
 from ckptconv.plan import Checked, FilePlan
 from ckptconv.publish.producing import produce
 from ckptconv.result import Report
@@ -77,7 +77,7 @@ def split(
             f"{target.path}: rows split writes safetensors.",
             "Give a name that ends in .safetensors, or a directory.",
         )
-    chosen = chosen.replaced(spool_dir=chosen.spool_dir or beside([target]))
+    chosen = chosen.replaced(spool_dir=chosen.spool_dir or nearest_directory([target]))
     sources, rows = open_table(paths, names, chosen)
     layout = layout_of(rows, row_options, paths[0])
     keep = _has_padding(rows, layout, chosen)

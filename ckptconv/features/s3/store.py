@@ -10,8 +10,8 @@ from types import MappingProxyType
 from typing import Any
 
 from ckptconv.storage import remote
-from ckptconv.storage.answers import asked_soon, check_range, check_version, pass_on, soon
-from ckptconv.storage.object_checksums import told
+from ckptconv.storage.answers import call_soon, check_range, check_version, pass_on, soon
+from ckptconv.storage.object_checksums import stated
 from ckptconv.storage.remote import ChangedError, run, status
 from ckptconv.storage.stores import Put, Ranges, Store
 from ckptconv.storage.uploads import Body, Upload, send_bodies_at_once
@@ -73,7 +73,7 @@ def of_s3(answer: Mapping[str, Any], bucket: str) -> Iterator[tuple[str, bytes]]
     if answer.get("ChecksumType") != "COMPOSITE":
         for name, value in answer.items():
             if name.startswith("Checksum") and name != "ChecksumType":
-                yield from told(name.removeprefix("Checksum"), str(value))
+                yield from stated(name.removeprefix("Checksum"), str(value))
     # The ETag of an object that was uploaded with one request is its MD5, unless encrypted or in a directory bucket.
     tag = _PLAIN_ETAG.fullmatch(answer.get("ETag", ""))
     plain = answer.get("ServerSideEncryption", "AES256") == "AES256" and "SSECustomerAlgorithm" not in answer
@@ -161,7 +161,7 @@ def swept(fs: Any, inner: str) -> None:
 
 STORE = Store(
     extra="s3",
-    asked=asked_soon,
+    call=call_soon,
     ranges=_ranges,
     upload=lambda fs, inner, size, part: S3Upload(fs, inner, size),
     swept=swept,

@@ -60,7 +60,7 @@ from ckptconv.pickles.vocabulary import ExcessiveError, Vocabulary
 from ckptconv.storage import LOCAL_SIGNATURE, zip_elsewhere
 from ckptconv.storage.inside import leads_out
 from ckptconv.storage.reading import InMemory, Reader
-from ckptconv.storage.tar_directory import is_tar
+from ckptconv.storage.tar_header import is_tar
 from ckptconv.text import brief, some
 
 # The deepest nesting of files in files, and the most pickles one after the other in a file.

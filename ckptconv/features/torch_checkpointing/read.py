@@ -150,9 +150,9 @@ class _Step:
             if file.size > most:
                 raise CorruptError(f"{file.path} has {file.size} bytes; at most {most} are supported.")
             data = reader.read_at(0, file.size)
-        check_content(file.path, data, self.files.account.digests)
-        self.files.account.bytes_read += len(data)
-        self.files.account.inputs[name] = Input(file, (file.size, zlib.crc32(data)))
+        check_content(file.path, data, self.files.log.digests)
+        self.files.log.bytes_read += len(data)
+        self.files.log.inputs[name] = Input(file, (file.size, zlib.crc32(data)))
         return data
 
     def _read_manifest(self) -> None:
@@ -160,7 +160,7 @@ class _Step:
         if MANIFEST in self.directory.names:
             data = self._bytes(MANIFEST, MAX_VALUE)
             stated = stated_digests(self.directory, MANIFEST, data, {"version": 1, "granularity": "file"})
-            self.files.account.digests.update(stated)
+            self.files.log.digests.update(stated)
 
     # -------------------------------------------------------------------------------------------------------- reading
 
@@ -246,7 +246,7 @@ class _Step:
                     raise CorruptError(
                         f"{places[name]} is named for rank {rank}, but says that it belongs to {reader.said}."
                     )
-                self.files.account.add(file, item_file.path)
+                self.files.log.add(file, item_file.path)
                 meshes.update(reader.meshes)
                 world = max(world, reader.world)
             elif item_file.kind == SAFETENSORS:
@@ -289,8 +289,8 @@ class _Step:
         """Return the tensors of a safetensors file, whose names are paths joined by dots."""
         place = self._place(file)
         header = safetensors.header_of(place)
-        self.files.account.bytes_read += header.bytes_read
-        self.files.account.inputs[file.path] = header.identity
+        self.files.log.bytes_read += header.bytes_read
+        self.files.log.inputs[file.path] = header.identity
         paths: dict[str, Path] = {}
         for path, way in description.ways.items() if description else ():
             if paths.setdefault(names_of.dotted(path), way) != way:
@@ -436,7 +436,7 @@ class _Step:
             "ranks": self.world,
             **({"mesh": ", ".join(shapes)} if shapes else {}),
             "items": ", ".join(self.items),
-            "files": len(self.files.account.inputs),
+            "files": len(self.files.log.inputs),
             "metadata": f"version {self.version}" if self.version else "none: its own library cannot reshard the step",
         }
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckptconv.errors import UnsupportedError, UsageError
+from ckptconv.features.universal.options import UniversalOptions
 from ckptconv.features.universal.taking import FRESH
 from ckptconv.formats.deepspeed.partitions import expert_of
 from ckptconv.formats.optimizers import weights_key
@@ -42,6 +43,7 @@ _FOR_3 = "--zero-stage 3 writes one for ZeRO-3"
 _NO_HYPERPARAMETERS = frozenset({"params", "param_names", "foreach", "fused", "capturable", "differentiable"})
 # The options that select tensors, or rename them; the others of TENSORS change nothing.
 _SELECTING = frozenset({"key", "include", "exclude", "strip_prefix", "rename", "map", "size"})
+_OF_PARTS = frozenset({"layers", "experts", "component", "vocab", "graft", "config"})
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,8 @@ def resumable(source: Source, options: Options, rename: Rename = selection.renam
     That of a ZeRO checkpoint holds all as it is, unless `options` ask for another stage or a fresh optimizer. Raise
     UnsupportedError for states or weights that ZeRO cannot have, UsageError if there is no parameter.
     """
-    if source.training is None or options.zero_stage or options.fresh_optimizer:
+    asked = UniversalOptions.of(options)
+    if source.training is None or asked.zero_stage or asked.fresh_optimizer:
         return _derived(source, options, rename)
     states = (source.states() or {}).get("state", {})
     renaming = [option for option, _ in selection.renaming(options.strip_prefix, options.rename)]
@@ -123,16 +126,17 @@ def _given(options: Options, without: set[str] | frozenset[str]) -> list[str]:
 def _derived(source: Source, options: Options, rename: Rename) -> Resumable:
     key = options.key or weights_key(source.weights)
     chosen = selected(source, options.replaced(key=key, dtype=_MASTER, structure=False), rename)
-    if chosen.fixed:
+    if chosen.uncastable:
         raise UnsupportedError(
-            f"{source.path}: {some(sorted(chosen.fixed))} are parts of quantized or otherwise composed tensors, which "
-            "have no fp32 masters.",
+            f"{source.path}: {some(sorted(chosen.uncastable))} are parts of quantized or otherwise composed tensors, "
+            "which have no fp32 masters.",
             "Convert the original weights, or leave these out with --exclude.",
         )
     aliases = selection.untie(chosen.tensors, chosen.owners)
     masters = {name: chosen.cast(name) for name in chosen.tensors if name not in aliases}
     masters = {name: tensor for name, tensor in masters.items() if tensor.dtype.name == _MASTER}
-    optimizer = None if options.fresh_optimizer else source.states()
+    asked = UniversalOptions.of(options)
+    optimizer = None if asked.fresh_optimizer else source.states()
     named = {old: aliases.get(new, new) for old, new in chosen.names.items()}
     groups: list[dict[str, Any]] = [{"params": list(masters)}]
     warnings: list[str] = []
@@ -152,7 +156,7 @@ def _derived(source: Source, options: Options, rename: Rename) -> Resumable:
         states, warnings = _complete(states, masters, groups, step, source.path)
     rest = {name: untagged(tensor) for name, tensor in chosen.tensors.items() if name not in {*masters, *aliases}}
     model = _model(masters, groups, rest, aliases, step)
-    stage = options.zero_stage
+    stage = asked.zero_stage
     training = Training(
         stage=3 if stage == 3 else 1,
         parameters=parameters,
@@ -171,7 +175,7 @@ def _derived(source: Source, options: Options, rename: Rename) -> Resumable:
         warnings.extend(told)
     warnings.extend(_of_experts(training))
     reason = "has no effect on a universal checkpoint, which holds each fp32 master weight once"
-    idle = {**dict.fromkeys(_given(options, _SELECTING), reason), **chosen.idle(options)}
+    idle = {**dict.fromkeys(_given(options, _SELECTING | _OF_PARTS), reason), **chosen.idle(options)}
     notes = _notes(source, key if not options.key else "", optimizer is None, step, len(rest))
     return Resumable(training, masters, states, idle, notes, (*chosen.warnings, *warnings))
 

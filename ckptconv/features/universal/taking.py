@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckptconv.errors import CkptconvError, UnsupportedError
+from ckptconv.features.universal.options import UniversalOptions
 from ckptconv.formats.numbers.matching import WAYS
 from ckptconv.formats.numbers.states import is_numbered
 from ckptconv.formats.optimizers import optimizers_in, weights_key
@@ -25,7 +26,7 @@ FRESH = "Use --fresh-optimizer to start with zero moments instead."
 
 def needs_states(options: Options) -> bool:
     """Whether the optimizer's states are read, if there are any."""
-    return not options.fresh_optimizer
+    return not UniversalOptions.of(options).fresh_optimizer
 
 
 def fitted(source: Source, options: Options) -> Source:
@@ -36,12 +37,13 @@ def fitted(source: Source, options: Options) -> Source:
     not always chosen, all get the largest, with a warning. Raise UnsupportedError if nothing tells which states are of
     which parameter, UsageError if nothing tells where the weights are.
     """
-    if source.training is not None and not options.zero_stage:
+    asked = UniversalOptions.of(options)
+    if source.training is not None and not asked.zero_stage:
         return source
     key = options.key or weights_key(source.weights)
     for name, _ in optimizers_in(source.weights, key)[:1]:
         check_key(source, name, key)
-    if options.fresh_optimizer:
+    if asked.fresh_optimizer:
         return source
     source = with_states_beside(source, key)
     try:

@@ -3,7 +3,7 @@
 Such a module has `read_extra`, which returns what is beside the tensors, or None; `check_backend` and
 `is_of_another_backend`, for directories whose tensors are stored otherwise; and `facts`, what inspect shows of values.
 What `read_extra` returns has `format`, the name of the checkpoint for people, `common`, the values that all ranks have
-alike, the `account` of the files that were read, `arranged`, which returns the weights and states that are wanted, and
+alike, the `log` of the files that were read, `arranged`, which returns the weights and states that are wanted, and
 `notes`.
 """
 

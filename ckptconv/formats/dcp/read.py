@@ -79,7 +79,7 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
     if not any(name in described.tensors for name in chosen) and not roles.models:
         chosen = list(described.paths)  # the checkpoint is an optimizer's
     # A model saved as one value with tensors in it is left out: then `below` finds nothing.
-    model = dcp_names.below(checkpoint.tree(chosen), roles.model)
+    model = dcp_names.subtree(checkpoint.tree(chosen), roles.model)
     weights = {} if model is None else model
     # A user who names a key, or asks for the optimizer, need not be told of them.
     left = _Left() if wanted.key else _Left.beside(set(chosen), checkpoint)
@@ -102,10 +102,10 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
     if described.nested:
         extra = None  # Megatron-core's have no paths: these are another program's files of the same names
     if extra:
-        described.mentioned.update(extra.account.mentioned)
+        described.mentioned.update(extra.log.mentioned)
         weights, states, unnamed = extra.arranged(weights, states, described, checkpoint.values, wanted)
         states_error = states_error or unnamed
-        inputs = {**(state_inputs if wanted.master else inputs), **extra.account.inputs}
+        inputs = {**(state_inputs if wanted.master else inputs), **extra.log.inputs}
         notes += [*extra.notes(), *checkpoint.warnings]
         checkpoint.warnings.clear()
     if other and not wanted.states:
@@ -124,7 +124,7 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
         facts={**_facts(path, checkpoint), **dialects.facts(extra.common if extra else checkpoint.values)},
         files=FileFacts.of_all(each.files for each in read),
         inputs=inputs,
-        bytes_read=sum(each.entries.bytes_read for each in read) + (extra.account.bytes_read if extra else 0),
+        bytes_read=sum(each.entries.bytes_read for each in read) + (extra.log.bytes_read if extra else 0),
         defaults=Defaults(shard_size=5 * 10**9),
         structured=described.nested or bool(described.values) or extra is not None,
         pieces=dcp_names.FLAT_PARAMETER,
@@ -159,7 +159,7 @@ def _optimizer(
     for at, own in names.items():
         tree = checkpoint.tree(own, key=dcp_names.dotted(at))
         beside = dcp_names.dotted(roles.model_beside(at))
-        trees.append((f"{beside}." if beside else "", dcp_names.below(tree, at)))
+        trees.append((f"{beside}." if beside else "", dcp_names.subtree(tree, at)))
     parameters = model.parameters()
     numbered = [tree for _, tree in trees if is_numbered(tree, parameters)]
     if not numbered or len(numbered) < len(trees):

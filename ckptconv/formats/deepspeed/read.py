@@ -153,7 +153,7 @@ def _read(location: Location, wanted: Wanted) -> Source:
         equal=weights.equal,
         part=model_rank,
         defaults=Defaults("float32", 5 * 10**9),
-        **opened.reading.account.told(),
+        **opened.reading.log.fields(),
     )
 
 
@@ -388,7 +388,7 @@ def _check_distinct(optims: Sequence[OptimFile], reading: Reading) -> None:
         largest = max(optim.masters, key=lambda master: master.numel, default=None)
         if largest is None or largest.numel < _FEW_ELEMENTS:
             continue
-        digest = reading.account.records[optim.file.path].digest()
+        digest = reading.log.records[optim.file.path].digest()
         content = (largest.numel, reading.head(largest, _COMPARED)) if digest is None else digest
         other = seen.setdefault((optim.file.size, content), optim)
         if other is not optim and not _is_uniform(largest, reading):

@@ -15,7 +15,7 @@ from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats.deepspeed.locate import described, identity
 from ckptconv.formats.deepspeed.partitions import Shape
 from ckptconv.formats.torch.container import TorchFile
-from ckptconv.formats.torch.file import Account, read_torch
+from ckptconv.formats.torch.file import InputLog, read_torch
 from ckptconv.formats.values import first_bytes
 from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.storage import LOCAL_SIGNATURE
@@ -236,17 +236,17 @@ class OptimFile(_Settings):
 
 @dataclass
 class Reading:
-    """Reads files, and keeps account of them."""
+    """Reads files, and keeps a log of them."""
 
     place: Location
-    account: Account = field(default_factory=Account)
+    log: InputLog = field(default_factory=InputLog)
     stems: dict[str, str] = field(default_factory=dict)
 
     def read(self, file: File, name: str = "") -> TorchFile:
         """Open a file. `name` identifies it among the inputs; the default is its own name."""
         torch_file = read_torch(self.place.at(file))
         self.stems[file.path] = torch_file.stem
-        self.account.add(torch_file, name or basename(file.path))
+        self.log.add(torch_file, name or basename(file.path))
         return torch_file
 
     def model(self, file: File) -> ModelFile:
@@ -318,7 +318,7 @@ class Reading:
     def head(self, tensor: LazyTensor, limit: int) -> bytes:
         """Return the first bytes of a tensor, at most `limit`."""
         data, read = first_bytes(tensor, limit, self.place.options)
-        self.account.bytes_read += read
+        self.log.bytes_read += read
         return data
 
     def optim(self, file: File) -> OptimFile:

@@ -120,7 +120,7 @@ def read(place: Location, wanted: Wanted) -> Source | None:
         warnings=weights.warnings,
         unaccounted=weights.unaccounted,
         defaults=Defaults("float32", 5 * 10**9),
-        **reading.account.told(),
+        **reading.log.fields(),
     )
 
 

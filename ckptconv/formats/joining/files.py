@@ -21,7 +21,7 @@ from ckptconv.formats.numbers.matching import Named
 from ckptconv.formats.numbers.states import by_parameter, renamed
 from ckptconv.formats.runs import Located
 from ckptconv.formats.source import Defaults, FileFacts, Source, StateFacts, Wanted
-from ckptconv.formats.torch.file import Account
+from ckptconv.formats.torch.file import InputLog
 from ckptconv.formats.torch.packed import is_tensor
 from ckptconv.pickles.children import walk
 from ckptconv.pickles.nodes import Composite, class_of
@@ -37,7 +37,7 @@ class Files:
     """The files of a set that were read: the ranks' parts in them, and the log of the files."""
 
     ranks: Ranks
-    account: Account = field(default_factory=Account)
+    log: InputLog = field(default_factory=InputLog)
 
 
 def divided(tree: Any, reader: Pieces, prefix: Path = ()) -> tuple[dict[Path, Piece], dict[Path, Any]]:
@@ -147,8 +147,8 @@ def source_of(
 ) -> Source:
     """Return the `wanted` parts of the files of all ranks as a source, with `states` as `states_of` returns them.
     `fields` are further fields of the source; they override those that its files give."""
-    ranks, account = opened.model.ranks, opened.model.account
-    every = [part.account.files for part in (opened.model, opened.optimizer) if part]
+    ranks, log = opened.model.ranks, opened.model.log
+    every = [part.log.files for part in (opened.model, opened.optimizer) if part]
     files = FileFacts.of_all([*every, *([opened.beside.files] if opened.beside else [])])
     weights, equal, structured = weights_of(ranks, opened.weights, opened.roles.model)
     trees: dict[str, Any] = {}
@@ -156,9 +156,9 @@ def source_of(
         trees, equal = everything(ranks, wanted.key)
         structured = True
     common = {
-        **account.told(),
+        **log.fields(),
         "files": files._replace(opaque=[name for name in files.opaque if not _is_understood(name)]),
-        "warnings": [*account.warnings, *warnings],
+        "warnings": [*log.warnings, *warnings],
         "notes": [
             *([located.note] if located.note else []),
             *notes,
@@ -197,7 +197,7 @@ def weights_of(ranks: Ranks, paths: list[Path], model: Path) -> tuple[Any, list[
             return state, joined.equal, False
     nodes = {**joined.tensors, **{path: ranks.values[path] for path in values}}
     tree = names_of.nest({path: nodes[path] for path in paths if path in nodes}, ranks.where)
-    inner = names_of.below(tree, model)
+    inner = names_of.subtree(tree, model)
     return ({} if inner is None else inner), joined.equal, True
 
 
@@ -232,7 +232,7 @@ def states_of(opened: RankFiles, wanted: Wanted) -> tuple[dict[str, Any] | None,
     tree = names_of.nest({**joined.tensors, **leading}, ranks.where)
     trees = []
     for root in roots:
-        states = by_parameter([("", names_of.below(tree, root))], list(parameters), ranks.where)
+        states = by_parameter([("", names_of.subtree(tree, root))], list(parameters), ranks.where)
         if states:
             trees.append(("", renamed(states, known[root].names)))
     opened.by = next((numbering for numbering in known.values() if numbering.source), opened.by)

@@ -185,7 +185,7 @@ def _parameter_of(optimizers: Collection[Path]) -> Callable[[Path], str]:
     return parameter
 
 
-def below(tree: Any, path: Path) -> Any:
+def subtree(tree: Any, path: Path) -> Any:
     """Return the value at `path` in `tree`; None if there is none."""
     for step in path:
         if isinstance(tree, list):

@@ -216,8 +216,8 @@ class Pieces:
             ranks = self._ranks(name, attrs["mesh"], attrs.get("_flatten_mesh_list"))
         else:
             every = self._ranks(name, attrs.get("_rank_map"), attrs.get("_flatten_rank_map"))
-            own = self.rank if self.said is None else self.said
-            shape, ranks = self._sliced(name, attrs.get("_layout"), every, own)
+            own_rank = self.rank if self.said is None else self.said
+            shape, ranks = self._sliced(name, attrs.get("_layout"), every, own_rank)
         names = attrs.get("_mesh_dim_names", attrs.get("mesh_dim_names"))
         named_dims = names if type(names) in (tuple, list) and len(names) == len(shape) else ()
         if math.prod(shape) != len(ranks) or not ranks:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
+from importlib import import_module
 from typing import Any
 
-from ckptconv.errors import CkptconvError, CorruptError, UnsafeError
+from ckptconv.errors import CkptconvError, CorruptError, UnsafeError, UnsupportedError
 from ckptconv.formats.model_files import TORCH
 from ckptconv.formats.source import FileFacts, Source, Wanted
-from ckptconv.formats.torch.container import SCANNED, Taken, TorchFile, is_pickle, is_stream, refuse_attack
+from ckptconv.formats.torch.container import SCANNED, Taken, TorchFile, is_stream, refuse_attack
 from ckptconv.pickles.nodes import is_distributed_class
 from ckptconv.pickles.refusing import attacks_are_refused
 from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, WHOLE_TREES, Limits
@@ -17,6 +18,11 @@ from ckptconv.storage import LOCAL_SIGNATURE
 from ckptconv.storage.location import Location
 from ckptconv.storage.reading import Reader
 from ckptconv.storage.records import Records
+
+# The modules that read tar archives of torch.save: `read` returns what is in one.
+TARS: tuple[str, ...] = (
+    "ckptconv.features.tar.read",
+)  # fmt: skip
 
 
 def read_torch(place: Location | str, *, limits: Limits = DEFAULT_LIMITS) -> TorchFile:
@@ -40,7 +46,7 @@ def is_distributed(place: Location) -> bool:
 
 def read_from(reader: Reader, *, limits: Limits = DEFAULT_LIMITS) -> TorchFile:
     """Open a file that torch.save wrote, as `read_torch` does, through a reader of the file."""
-    from ckptconv.storage.tar_directory import HEAD  # formats that import this module may have no tar archives
+    from ckptconv.storage.tar_header import HEAD  # formats that import this module may have no tar archives
 
     head = reader.read_at(0, min(HEAD, reader.file.size))
     try:
@@ -53,7 +59,7 @@ def read_from(reader: Reader, *, limits: Limits = DEFAULT_LIMITS) -> TorchFile:
 
 
 def _read(reader: Reader, head: bytes, limits: Limits) -> TorchFile:
-    from ckptconv.storage.tar_directory import is_tar
+    from ckptconv.storage.tar_header import is_tar
 
     begins_as_zip, begins_as_tar = head.startswith(LOCAL_SIGNATURE), is_tar(head)
     if begins_as_zip and begins_as_tar:
@@ -62,14 +68,7 @@ def _read(reader: Reader, head: bytes, limits: Limits) -> TorchFile:
             "differently."
         )
     if begins_as_tar:
-        from ckptconv.formats.torch.tar import read_tar
-
-        content = read_tar(reader, limits=limits)
-        if is_pickle(reader.read_at(0, min(SCANNED, reader.file.size)), reader.file.path, or_begins=True):
-            raise CorruptError(
-                f"{reader.file.path} begins as a tar archive and as a pickle: different readers would read it "
-                "differently."
-            )
+        content = _read_tar(reader, limits)
     elif is_stream(head):
         from ckptconv.formats.torch.stream import read_stream
 
@@ -86,6 +85,17 @@ def _read(reader: Reader, head: bytes, limits: Limits) -> TorchFile:
             "read it differently."
         )
     return content
+
+
+def _read_tar(reader: Reader, limits: Limits) -> TorchFile:
+    """Return what is read of a tar archive."""
+    for module in TARS:
+        read: TorchFile = import_module(module).read(reader, limits)
+        return read
+    raise UnsupportedError(
+        f"{reader.file.path} is a tar archive, as torch.save wrote before 0.1.10.",
+        "Load it with torch.load, and save it again.",
+    )
 
 
 def _refuse_attack(reader: Reader, head: bytes) -> None:
@@ -117,7 +127,7 @@ def fingerprint(torch_file: TorchFile) -> Input:
     return Input(file, (file.size, file.stamp if digest is None else digest))
 
 
-class Account:
+class InputLog:
     """Log of the files of torch.save that were read, and their share of a source. `size` is the sum of their sizes."""
 
     def __init__(self) -> None:
@@ -144,7 +154,7 @@ class Account:
         """The facts that the files have besides tensors."""
         return FileFacts(list(self.opaque), list(self.mentioned), self.records, self.digests)
 
-    def told(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, Any]:
         """Return the fields of a source that follow from its files. The caller adds their warnings."""
         return {"files": self.files, "inputs": self.inputs, "bytes_read": self.bytes_read}
 

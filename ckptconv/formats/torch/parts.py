@@ -14,7 +14,7 @@ from ckptconv.errors import CorruptError
 from ckptconv.formats.model_files import TORCH
 from ckptconv.formats.source import Defaults, Source, Wanted
 from ckptconv.formats.torch.container import TorchFile
-from ckptconv.formats.torch.file import Account, read_torch
+from ckptconv.formats.torch.file import InputLog, read_torch
 from ckptconv.storage.ahead import ahead
 from ckptconv.storage.location import Location
 from ckptconv.tensors.lazy import Concat, Equal, LazyTensor, untagged
@@ -82,10 +82,8 @@ class Parts:
                     "The files come from different saves, or one is damaged.",
                 )
 
-    def source(
-        self, place: Location, called: str, account: Account, facts: Mapping[str, Any], wanted: Wanted
-    ) -> Source:
-        """Return a source of these parts: at `place`, in the format `called`, with the `account` of their files."""
+    def source(self, place: Location, called: str, log: InputLog, facts: Mapping[str, Any], wanted: Wanted) -> Source:
+        """Return a source of these parts: at `place`, in the format `called`, with the `log` of their files."""
         return Source(
             format=called,
             family=TORCH,
@@ -95,19 +93,19 @@ class Parts:
             facts=dict(facts),
             wanted=wanted,
             structured=False,
-            warnings=list(account.warnings),
+            warnings=list(log.warnings),
             defaults=Defaults(shard_size=5 * 10**9),
-            **account.told(),
+            **log.fields(),
         )
 
 
-def read_all(files: Mapping[str, Location]) -> tuple[list[TorchFile], Account]:
+def read_all(files: Mapping[str, Location]) -> tuple[list[TorchFile], InputLog]:
     """Read the descriptions of `files` (by their path relative to the source) ahead of one another. Return them, and
     the log of these files."""
-    account, opened = Account(), list(ahead(read_torch, [*files.values()]))
+    log, opened = InputLog(), list(ahead(read_torch, [*files.values()]))
     for name, file in zip(files, opened, strict=True):
-        account.add(file, name)
-    return opened, account
+        log.add(file, name)
+    return opened, log
 
 
 def tensors_in(state: Mapping[Any, Any]) -> dict[str, LazyTensor]:

@@ -18,7 +18,7 @@ from ckptconv.errors import CorruptError, UnsupportedError, UsageError
 from ckptconv.formats.model_files import INDEX, TORCH, TORCH_MODELS, is_torch_index, torch_model, torch_shard
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.formats.torch.container import TorchFile
-from ckptconv.formats.torch.file import Account, read_torch
+from ckptconv.formats.torch.file import InputLog, read_torch
 from ckptconv.formats.weight_map import Index, read_index
 from ckptconv.storage import stores
 from ckptconv.storage.ahead import ahead, entries_of
@@ -130,12 +130,12 @@ def _source(
     for name, file in (weight_map or {}).items():
         expected[file].add(name)
     opened: list[TorchFile] = []
-    account = Account()
+    log = InputLog()
     weights: dict[str, Any] = {}
     origin: dict[str, str] = {}
     for file, torch_file in zip(files, ahead(read_torch, [*files.values()]), strict=True):
         opened.append(torch_file)
-        account.add(torch_file, file)
+        log.add(torch_file, file)
         entries = _entries(torch_file, (int if groups else str) if groups or len(files) > 1 else object)
         if weight_map is not None:
             _check_agreement(path, file, entries, expected[file])
@@ -147,17 +147,17 @@ def _source(
     whole = _joined(weights, opened)
     if groups is not None:
         opened.append(read_torch(groups))
-        account.add(opened[-1], groups.name)
+        log.add(opened[-1], groups.name)
         whole = {"state": weights, _GROUPS: opened[-1].value}
     return Source(
         format=f"{len(files)} torch files" if len(files) > 1 else f"torch {opened[0].container}",
         family=TORCH,
         path=path,
         weights=whole,
-        facts={"files": len(files), "size": account.size},
-        warnings=list(account.warnings),
-        shards=list(account.records),
-        **account.told(),
+        facts={"files": len(files), "size": log.size},
+        warnings=list(log.warnings),
+        shards=list(log.records),
+        **log.fields(),
     )
 
 

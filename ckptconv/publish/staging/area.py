@@ -11,17 +11,15 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from ckptconv.errors import CorruptError, FailedError
-from ckptconv.outputs.schema import MOST_DESCRIPTION
-from ckptconv.outputs.targets import DIRECTORIES
-from ckptconv.storage.handles import HIDDEN, ForeignError, Handle, resolved
+from ckptconv.errors import FailedError
+from ckptconv.storage.handles import HIDDEN, ForeignError, Handle
 from ckptconv.storage.writing import BusyError, is_locked, lock
 
 # Seconds to wait for another conversion that publishes into the same directory; it only renames files.
 PATIENCE = 60.0
 
 
-# How the names of hidden siblings of an output end: with the plan id, or `BUSY`, then perhaps a random suffix. Earlier
+# The endings of names of hidden siblings of an output: the plan id, or `BUSY`, then perhaps a random suffix. Earlier
 # releases appended `-parts`.
 _ENDING = re.compile(r"[0-9A-Za-z]+(-parts|-[0-9a-f]{8})?")
 
@@ -38,9 +36,9 @@ def hidden(name: str) -> str:
     return f".{os.fsdecode(data)}{HIDDEN}"
 
 
-def is_sibling(found: str, prefix: str) -> bool:
-    """Whether `found` is a name that this program gives to hidden siblings with the prefix `prefix`."""
-    return found.startswith(prefix) and _ENDING.fullmatch(found, len(prefix)) is not None
+def is_sibling(name: str, prefix: str) -> bool:
+    """Whether this program gives `name` to hidden siblings with the prefix `prefix`."""
+    return name.startswith(prefix) and _ENDING.fullmatch(name, len(prefix)) is not None
 
 
 class Place(NamedTuple):
@@ -52,7 +50,7 @@ class Place(NamedTuple):
 
     @contextlib.contextmanager
     def open(self, make: bool = False) -> Iterator[Handle]:
-        with self.root.below(self.above, make) as directory:
+        with self.root.descend(self.above, make) as directory:
             yield directory
 
     def stat(self) -> os.stat_result | None:
@@ -72,60 +70,6 @@ PUBLISHED = ".published.json"
 # Names in a staging directory: the single file of an output, the tree, and the old tree that it replaces. `BUSY` ends
 # the name of the directory that a process holds alone while it publishes.
 FILE, TREE, OLD, BUSY = "file", "tree", "old", "publishing"
-
-
-class StagedParts(NamedTuple):
-    """A staging directory of an output in parts.
-
-    Its path, the plan id from its name, the kinds of output that are staged there, and the description in it.
-    `published`: an earlier run has published the output and had only the clean-up left.
-    """
-
-    place: str
-    plan_id: str
-    kinds: tuple[str, ...]
-    data: bytes
-    published: bool
-
-
-def described(path: str) -> list[StagedParts]:
-    """Return the staging directories of the output `path` that contain parts.
-
-    Raises ForeignError if the only ones belong to another user, and CorruptError for an invalid description.
-    """
-    path = resolved(path)
-    parent, name = os.path.split(path)
-    all_found: list[StagedParts] = []
-    foreign: list[ForeignError] = []
-    for directory, prefix, kinds in ((path, HIDDEN, tuple(DIRECTORIES)), (parent, hidden(name), ("file", "tree"))):
-        with contextlib.suppress(OSError), Handle.open(directory) as home:
-            for token in sorted(name for name in home.names() if is_sibling(name, prefix)):
-                try:
-                    descriptions = list(_description_in(home, token, token[len(prefix) :], kinds))
-                except ForeignError as error:
-                    foreign.append(error)
-                else:
-                    all_found.extend(descriptions)
-    if foreign and not all_found:
-        raise foreign[0]
-    return all_found
-
-
-def _description_in(home: Handle, token: str, plan_id: str, kinds: tuple[str, ...]) -> Iterator[StagedParts]:
-    if not stat.S_ISDIR(home.stat(token).st_mode):
-        return
-    with home.own(token) as staging:
-        for name in (DESCRIPTION, PUBLISHED):
-            try:
-                data = staging.read(name, MOST_DESCRIPTION)
-            except ValueError as error:
-                raise CorruptError(
-                    f"{os.path.join(staging.path, name)} is not a description of parts: {error}.",
-                    "Run one of the parts again to write it again.",
-                ) from None
-            if data is not None:
-                yield StagedParts(staging.path, plan_id, kinds, data, name == PUBLISHED)
-                return
 
 
 def record_of(name: str) -> str:
@@ -150,7 +94,7 @@ def enter(home: Handle, name: str, path: str, shared: bool) -> tuple[Handle, int
         with contextlib.suppress(FileExistsError):
             home.make_private(name)
         try:
-            staging = home.own(name)
+            staging = home.private(name)
             try:
                 present = staging.names()
                 if present and LOCK not in present:
@@ -198,16 +142,16 @@ def remove_dead(home: Handle, name: str, recover: Callable[[Handle], None] | Non
     """
     with contextlib.suppress(OSError, FailedError):
         if not stat.S_ISDIR(home.stat(name).st_mode):
-            fd = home.open_own(name)
+            fd = home.open_private(name)
             try:
                 if not is_locked(fd) and os.path.samestat(os.fstat(fd), home.stat(name)):
                     home.unlink(name)
             finally:
                 os.close(fd)
             return
-        with home.own(name) as staging:
+        with home.private(name) as staging:
             try:
-                guard = staging.open_own(LOCK)
+                guard = staging.open_private(LOCK)
             except FileNotFoundError:
                 os.rmdir(name, dir_fd=home.fd)
                 return

@@ -1,6 +1,6 @@
 """Staging: where outputs are written, and how they are published in one step, so that a name means a finished output.
 
-A process that makes an output enters its staging, asks which files an earlier run has `finished`, tells it which to
+A process that makes an output enters its staging, asks which files an earlier run has `finished`, names the files to
 `expect`, and for each file calls `create`, writes, and calls `seal` and `record`. At the end it calls `commit`, or
 `detach` if it made only parts of an output.
 """
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import CkptconvError, FailedError, StoppedError
 from ckptconv.plan import FilePlan
-from ckptconv.publish.manifest import Made, made
+from ckptconv.publish.manifest import FinishedFile, finished_file
 from ckptconv.storage.crc import crc32
 from ckptconv.storage.handles import ForeignError
 from ckptconv.storage.reading import Reader
@@ -48,14 +48,14 @@ class Staging:
     # Whether this is `finish`: every part was reported done, so a bad record is an error; its file is not made again.
     finishing: bool = False
     path: str = ""
-    # What its files are marked as, on a disk.
+    # The kind with which its files are marked, on a disk.
     made_as: str = ""
     # Files with a record: resumed, or made by this run, here or by an executor.
     recorded: set[str] = field(default_factory=set)
     _writers: list[Writer] = field(default_factory=list)
 
-    def finished(self, name: str, size: int, digest: str = "") -> Made | None:
-        """Return what an earlier run of the same plan has made under `name`; None if it has to be made.
+    def finished(self, name: str, size: int, digest: str = "") -> FinishedFile | None:
+        """Return the file `name` as an earlier run of the same plan has made it; None if it has to be made.
 
         With `digest`, an algorithm, it has content digests: if its record has none, the file is read once more.
         """
@@ -63,7 +63,7 @@ class Staging:
         if record is None:
             return None
         self.recorded.add(name)
-        result = made(record)
+        result = finished_file(record)
         if not digest or (result.digests and result.digests.algorithm == digest):
             return result if digest else result._replace(digests=None)
         from ckptconv.storage.digests import digests_of
@@ -101,8 +101,8 @@ class Staging:
         """Return the record of a file that matches it, else None."""
         return None
 
-    def _reading(self, name: str, found: Mapping[str, Any]) -> contextlib.AbstractContextManager[Reader]:
-        """Return a reader of the file `name`, whose record is `found`."""
+    def _reading(self, name: str, entry: Mapping[str, Any]) -> contextlib.AbstractContextManager[Reader]:
+        """Return a reader of the file `name`, whose record is `entry`."""
         raise NotImplementedError
 
     def _forget(self, name: str) -> None:

@@ -1,6 +1,6 @@
 """Staging on local disks: a hidden directory with its own lock and records.
 
-An output directory is written in a hidden directory inside it; a single file or a tree, in one beside it. A record is
+An output directory is written in a hidden directory inside it; a single file or a tree, in one next to it. A record is
 written once its file is on the disk, and then vouches for it. With `durable` off, nothing waits for the disk, and the
 record says so: a crash of the machine may have lost data since. Such a file is resumed only after all its bytes are
 read again and match the CRC-32 of its record.
@@ -21,7 +21,7 @@ from ckptconv.formats.companions import is_companion_name
 from ckptconv.outputs.schema import MOST_RECORD, file_record
 from ckptconv.outputs.targets import MANIFEST
 from ckptconv.plan import Copied, FilePlan
-from ckptconv.publish.manifest import Made, record
+from ckptconv.publish.manifest import FinishedFile, record
 from ckptconv.publish.staging.area import (
     BUSY,
     DESCRIPTION,
@@ -55,8 +55,8 @@ if TYPE_CHECKING:
 class LocalStaging(Staging):
     """A file, or with `is_ours` a directory of files, that is written in a hidden directory.
 
-    `is_ours(name)` tells which files of an earlier output the new one replaces. `index` is the name that makes an
-    output complete: it is removed first and written last, so that a kill in between leaves no index, never a wrong one.
+    `is_ours(name)`: the new output replaces an earlier file of that name. `index` is the name that makes an output
+    complete: it is removed first and written last, so that a kill in between leaves no index, never a wrong one.
     The hidden directory, `token`, is in `home` and private to the user; its name begins with `prefix`, as do those of
     other plans. A process that makes a whole output locks it alone; those that make `shared` parts share the lock.
     """
@@ -154,11 +154,11 @@ class LocalStaging(Staging):
             self._enter(home)
         # Remove leftovers of other plans, unless this run makes parts: parts of another plan may be waiting for
         # `finish`.
-        for other in home.names() if not self.shared else ():
-            is_leftover = is_sibling(other, self.prefix) and other not in (self.token, self.busy)
+        for sibling in home.names() if not self.shared else ():
+            is_leftover = is_sibling(sibling, self.prefix) and sibling not in (self.token, self.busy)
             # Inside an output directory, only directories are staging areas.
-            if is_leftover and (self.name or stat.S_ISDIR(home.stat(other).st_mode)):
-                remove_dead(home, other, self.recover)
+            if is_leftover and (self.name or stat.S_ISDIR(home.stat(sibling).st_mode)):
+                remove_dead(home, sibling, self.recover)
 
     def _enter(self, home: Handle) -> None:
         """Open and lock the staging directory. If this is interrupted, remove what it has just created."""
@@ -171,21 +171,21 @@ class LocalStaging(Staging):
             raise
 
     def recover(self, staging: Handle) -> None:
-        """Restore what a killed run has moved into `staging` and is not its own, before `staging` is removed."""
+        """Restore files of others that a killed run has moved into `staging`, before `staging` is removed."""
 
     def elsewhere(self) -> LocalStaging:
-        other = copy.copy(self)
-        other._home, other._staging, other._guard = None, None, -1
-        other._writers, other._made = [], []
-        other.recorded, other._renamed, other._begun = set(), {}, set()
-        return other
+        staging = copy.copy(self)
+        staging._home, staging._staging, staging._guard = None, None, -1
+        staging._writers, staging._made = [], []
+        staging.recorded, staging._renamed, staging._begun = set(), {}, set()
+        return staging
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        # If the staging directory is gone, nobody wants the file any more, and this raises.
+        # If the staging directory is gone, no run wants the file any more, and this raises.
         with writing(self.path):
             self._home = Handle.open(self.home)
-            self._staging = self._home.own(self.token)
+            self._staging = self._home.private(self.token)
         try:
             with super().opened():
                 yield
@@ -261,9 +261,9 @@ class LocalStaging(Staging):
             os.close(self._guard)
             self._guard = -1
 
-    # ---- what is there
+    # ---- finished files
 
-    def finished(self, name: str, size: int, digest: str = "") -> Made | None:
+    def finished(self, name: str, size: int, digest: str = "") -> FinishedFile | None:
         self._files += 1
         with writing(self.path):
             return super().finished(name, size, digest)
@@ -285,7 +285,7 @@ class LocalStaging(Staging):
                 return None
             if renamed:
                 self._renamed[name] = record
-            # The file may be a copy: record what identifies it once it has its final name.
+            # The file may be a copy: record its identity once it has its final name.
             facts = {"inode": now.st_ino, "mtime": now.st_mtime_ns}
             if not record["synced"]:
                 if any(crc is None for _, _, crc, _ in record["spans"]) or not self._has_checksums(name, record):
@@ -375,7 +375,7 @@ class LocalStaging(Staging):
         with writing(self.path):
             with place.open() as directory:
                 synced = self.durable
-                # What is copied has no checksums, by which `finish` could trust it.
+                # Copied files have no checksums, by which `finish` could trust them.
                 if self.shared and not synced and any(isinstance(part, Copied) for part in file.parts):
                     directory.sync_file(place.name)
                     synced = True
@@ -463,7 +463,7 @@ class LocalStaging(Staging):
                 )
 
     def _unfinished(self, names: Sequence[str], error: OSError) -> FailedError:
-        """Return the error for a publication that stopped midway; it tells which files are in place."""
+        """Return the error for a publication that stopped midway; it names the files that are in place."""
         missing = [name for name in names if self._place(name).stat() is not None]
         return FailedError(
             f"{self.path} is not complete: {reason(error)}. Of {len(names)} files {len(names) - len(missing)} have "
@@ -474,9 +474,9 @@ class LocalStaging(Staging):
 
 
 class TreeStaging(LocalStaging):
-    """A directory tree that is published as a whole, followed by a file beside it.
+    """A directory tree that is published as a whole, followed by a file next to it.
 
-    It is written in a hidden sibling. `after` is the name of the file that is put beside the directory at the end.
+    It is written in a hidden sibling. `after` is the name of the file that is put next to the directory at the end.
     """
 
     def __init__(self, path: str, plan_id: str, after: str, durable: bool = True, shared: bool = False) -> None:
@@ -531,6 +531,6 @@ class TreeStaging(LocalStaging):
             home.sync()
 
 
-def _is_same(now: os.stat_result, found: Mapping[str, Any]) -> bool:
-    """Whether a file under a final name is the one of the record `found`, not another of the same size."""
-    return bool(now.st_mtime_ns == found["mtime"] and now.st_ino == found["inode"])
+def _is_same(now: os.stat_result, entry: Mapping[str, Any]) -> bool:
+    """Whether a file under a final name is the one of the record `entry`, not another of the same size."""
+    return bool(now.st_mtime_ns == entry["mtime"] and now.st_ino == entry["inode"])

@@ -42,9 +42,8 @@ def notes(files: Iterable[tuple[str, int]], memory: int) -> list[str]:
 class UploadStaging(Staging):
     """Files on a store, all uploaded before the first upload is completed.
 
-    `output` is the URL of one file, or if `index` is given of a directory. `is_ours(name)` tells which files of an
-    earlier output the new one replaces; `index` is removed first and completed last. `memory` (bytes) bounds the
-    buffers.
+    `output` is the URL of one file, or if `index` is given of a directory. `is_ours(name)`: the new output replaces an
+    earlier file of that name; `index` is removed first and completed last. `memory` (bytes) bounds the buffers.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class UploadStaging(Staging):
         self._output, self._memory = output, memory
         self._uploads: dict[str, UploadWriter] = {}
         self._swept = False
-        # At least two buffers, whatever they take: one part is filled while another is sent.
+        # At least two buffers, even beyond `memory`: one part is filled while another is sent.
         self._buffers = UploadBuffers(max(memory // part_size(0, memory), 2))
 
     def _at(self, name: str) -> Location:
@@ -110,7 +109,7 @@ class UploadStaging(Staging):
         previous.sort(key=is_companion_name)
         while previous and is_companion_name(previous[-1]):
             remove_last()
-        # The index comes last, when no file remains beside it that it does not name.
+        # The index comes last, when no file remains in its directory that it does not name.
         for number, name in enumerate(sorted(names, key=lambda name: (name == self.index, name == MANIFEST))):
             try:
                 if name in (MANIFEST, self.index):
@@ -131,7 +130,7 @@ class UploadStaging(Staging):
                 self._remove_records(fs, f"{inner}/{name}")
 
     def _present(self, fs: Any, inner: str) -> dict[str, bool]:
-        """Return the names in the output directory `inner`; the value tells whether it is a directory."""
+        """Return the names in the output directory `inner`, and for each whether it is a directory."""
         return names_in(fs, inner)
 
     def _directory(self) -> tuple[Any, str]:
@@ -167,7 +166,7 @@ class UploadStaging(Staging):
 
 
 def names_in(fs: Any, inner: str) -> dict[str, bool]:
-    """Return the names in a directory of a store; the value tells whether it is a directory."""
+    """Return the names in a directory of a store, and for each whether it is a directory."""
     try:
         rows = remote.names(fs, inner)
     except FileNotFoundError:

@@ -1,12 +1,11 @@
 """Outputs on stores that several processes make: shards under their final names, and no index until all are there.
 
-On a store, no process can complete what another has sent. So a part removes the index of an earlier
+On a store, no process can complete an upload that another has sent. So a part removes the index of an earlier
 output and puts its shards under their final names: a directory without an index is no model. In a directory of the plan
-beside them, it leaves a record of every shard, and the small files that would declare the shards to be a model.
+next to them, it leaves a record of every shard, and the small files that would declare the shards to be a model.
 `finish` checks every record against its object, and puts the small files under their final names, the index last.
 
-A tree of files is written in this way by a single process too: what makes it complete is the file beside it that names
-it.
+A tree of files is written in this way by a single process too: the file next to it, which names it, makes it complete.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 from ckptconv.errors import CorruptError
 from ckptconv.formats import model_files
 from ckptconv.formats.dcp.names import SUFFIX
-from ckptconv.outputs.schema import MOST_DESCRIPTION, MOST_RECORD, object_record
-from ckptconv.outputs.targets import DIRECTORIES, MANIFEST
+from ckptconv.outputs.schema import MOST_RECORD, object_record
+from ckptconv.outputs.targets import MANIFEST
 from ckptconv.plan import FilePlan
 from ckptconv.publish.manifest import record
-from ckptconv.publish.staging.area import DESCRIPTION, StagedParts, is_sibling, record_of
+from ckptconv.publish.staging.area import DESCRIPTION, is_sibling, record_of
 from ckptconv.publish.staging.remote import UploadStaging, names_in
 from ckptconv.storage import remote, stores
 from ckptconv.storage.handles import HIDDEN
@@ -35,27 +34,6 @@ from ckptconv.tensors.moves import File
 
 if TYPE_CHECKING:
     from ckptconv.storage.digests import Digests
-
-
-def described(output: Location) -> list[StagedParts]:
-    """Return the staging directories of plans for `output`, as `area.described` does for a disk."""
-    descriptions = []
-    for name in directories(output):
-        if is_sibling(name, HIDDEN):
-            place = output.join(name)
-            data = _get(place.join(DESCRIPTION), MOST_DESCRIPTION)
-            if data is not None:
-                descriptions.append(
-                    StagedParts(place.path, name[len(HIDDEN) :], (*DIRECTORIES, "tree"), data, published=False)
-                )
-    return descriptions
-
-
-def directories(place: Location) -> list[str]:
-    """Return the names of the directories in `place`, sorted."""
-    fs, inner = place.filesystem()
-    with explained(place.path):
-        return sorted(name for name, is_directory in names_in(fs, inner.rstrip("/")).items() if is_directory)
 
 
 class PartsOnStore(UploadStaging):
@@ -129,7 +107,7 @@ class PartsOnStore(UploadStaging):
 
     def _open(self) -> None:
         """Remove the index of an earlier output, which declares it to be complete, before the first of its shards goes.
-        Its manifest stays: it says to other parts what is ours."""
+        Its manifest stays: other parts recognize our files by it."""
         fs, inner = self._directory()
         with explained(self.path):
             if self.index in names_in(fs, inner):
@@ -144,7 +122,7 @@ class PartsOnStore(UploadStaging):
         """Put a small file under its final name; shards already have theirs."""
         if self._is_shard(name):
             return
-        data = _get(self._at(name), MOST_RECORD)
+        data = content_of(self._at(name), MOST_RECORD)
         final = self._final(name)
         fs, inner = final.filesystem()
         with explained(final.path):
@@ -181,16 +159,16 @@ class PartsOnStore(UploadStaging):
     def _known(self, name: str, size: int) -> dict[str, Any] | None:
         """Return the record of a file if its object is the one that the record was written for."""
         with explained(self._place.path):
-            found = self._record(name)
-            return found if found and found["size"] == size and self._is_as_recorded(name, found) else None
+            entry = self._record(name)
+            return entry if entry and entry["size"] == size and self._is_as_recorded(name, entry) else None
 
-    def _is_as_recorded(self, name: str, found: Mapping[str, Any]) -> bool:
+    def _is_as_recorded(self, name: str, entry: Mapping[str, Any]) -> bool:
         now = self._at(name).entry
-        return (now.kind, now.file.size, now.file.stamp) == ("file", found["size"], found["version"])
+        return (now.kind, now.file.size, now.file.stamp) == ("file", entry["size"], entry["version"])
 
     def _record(self, name: str) -> dict[str, Any] | None:
         place = self._place.join(record_of(name))
-        data = _get(place, MOST_RECORD)
+        data = content_of(place, MOST_RECORD)
         if data is None:
             return None
         try:
@@ -207,9 +185,9 @@ class PartsOnStore(UploadStaging):
         return record
 
     @contextlib.contextmanager
-    def _reading(self, name: str, found: Mapping[str, Any]) -> Iterator[Reader]:
+    def _reading(self, name: str, entry: Mapping[str, Any]) -> Iterator[Reader]:
         place = self._at(name)
-        yield RemoteReader(File(place.path, found["size"], found["version"]), place.options)
+        yield RemoteReader(File(place.path, entry["size"], entry["version"]), place.options)
 
     def _forget(self, name: str) -> None:
         fs, inner = self._place.join(record_of(name)).filesystem()
@@ -224,9 +202,9 @@ class PartsOnStore(UploadStaging):
 
 
 class TreeOnStore(PartsOnStore):
-    """A tree of files on a store, and a file beside it that names it, which is written last. Can be pickled.
+    """A tree of files on a store, and a file next to it that names it, which is written last. Can be pickled.
 
-    `after` is the name of the file beside it.
+    `after` is the name of that file.
     """
 
     def __init__(self, output: Location, plan_id: str, memory: int, after: str, shared: bool = False) -> None:
@@ -247,7 +225,7 @@ class TreeOnStore(PartsOnStore):
 
     def _open(self) -> None:
         pointer = self._final(self.index)
-        pointed = _get(pointer, MOST_RECORD)
+        pointed = content_of(pointer, MOST_RECORD)
         named = None if pointed is None else pointed.decode(errors="replace").strip()
         if named == self._output.name:
             fs, inner = pointer.filesystem()
@@ -268,12 +246,12 @@ class TreeOnStore(PartsOnStore):
 
 
 def _is_any(name: str) -> bool:
-    """Whether what has this name is part of a tree: everything but the records of its parts."""
+    """Whether a file of this name is part of a tree: every file but the records of its parts."""
     return not is_sibling(name, HIDDEN)
 
 
-def _get(place: Location, most: int) -> bytes | None:
-    """Return what `place` holds; None if it does not exist. Raises CorruptError if it has more than `most` bytes."""
+def content_of(place: Location, most: int) -> bytes | None:
+    """Return the content of `place`; None if it is missing. Raises CorruptError if it is larger than `most` bytes."""
     fs, inner = place.filesystem()
     with explained(place.path), contextlib.suppress(FileNotFoundError):
         data: bytes = remote.retrying(lambda: fs.cat_file(inner, start=0, end=most + 1))

@@ -26,6 +26,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from ckptconv import DifferenceError, UnsupportedError, UsageError, average, convert, load_state_dict, verify
 from ckptconv.formats.registered import DESCRIBING
 from ckptconv.library.virtual import VirtualFiles
+from ckptconv.options.table import OPTIONS
 from ckptconv.tensors.computing import WeightedSum
 
 Tensors = dict[str, torch.Tensor]
@@ -275,6 +276,7 @@ def test_what_is_described_is_what_is_written() -> None:
             assert {name: files.read_bytes(name) for name in files} == written
 
 
+@pytest.mark.skipif("part" not in OPTIONS, reason="there are no parts")
 def test_parts_make_the_whole() -> None:
     names = saved(model(0), model(1))
     average(names, "whole", max_shard_size=1000)

@@ -14,6 +14,8 @@ import pytest
 from checkpoints import ckptconv_here, contents, seven_shards
 from processes import PROGRAM, Process, Server, prepared
 
+from ckptconv.options.table import OPTIONS
+
 SHARD = 100_000
 
 
@@ -106,6 +108,7 @@ def test_without_dask_it_says_what_to_install(model: Path, tmp_path: Path, monke
     assert "ckptconv[dask]" in run.err
 
 
+@pytest.mark.skipif("part" not in OPTIONS, reason="there are no parts")
 def test_a_part_is_not_spread(model: Path, tmp_path: Path) -> None:
     run = ckptconv_here("pt2safetensors", model, tmp_path / "out", "--part", "0/2", "--dask", "tcp://127.0.0.1:1")
     run.refused(2, "--part and --dask are two ways to spread the work")

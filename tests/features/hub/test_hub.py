@@ -240,6 +240,7 @@ def test_what_is_needed_is_read_once_by_ranges(hub: Hub, repository: str, tmp_pa
     assert not any("unused" in each.path for each in asked)
 
 
+@pytest.mark.skipif("like" not in OPTIONS, reason="there are no references")
 def test_a_reference_is_read_by_its_headers_and_at_one_commit(hub: Hub, repository: str, tmp_path: Path) -> None:
     state = {f"layers.{number}": torch.randn(400, 500) for number in range(3)}
     files = {f"model-{at:05d}-of-00003.safetensors": name for at, name in enumerate(state, 1)}

@@ -12,6 +12,7 @@ from jsonschema import Draft202012Validator
 from safetensors.torch import load_file
 
 import ckptconv.cli
+from ckptconv.options.table import OPTIONS
 
 MAP = """about = "a test"
 drop = ["*._extra_state"]
@@ -50,6 +51,7 @@ def test_check_with_a_checkpoint_says_what_becomes_of_it(place: Path) -> None:
     assert "left out, because the map my.toml drops them: 'layers.0._extra_state'" in run.err
 
 
+@pytest.mark.skipif("like" not in OPTIONS, reason="there are no references")
 def test_check_with_a_reference_says_what_it_lacks(place: Path) -> None:
     q, k = torch.zeros(4, 4), torch.zeros(8, 4)
     torch.save({"l0.q": k, "l0.k": q}, place / "fits.pt")

@@ -490,10 +490,11 @@ def large() -> tuple[str, str]:
 def test_parts_and_executors_make_the_whole() -> None:
     base, given = large()
     merge(base, given, "whole", max_shard_size=20_000)
-    for part in ("0/2", "1/2"):
-        assert ckptconv_here("merge", base, given, "parts", "--max-shard-size", 20_000, "--part", part).code == 0
-    assert ckptconv_here("finish", "parts").code == 0
-    assert contents(Path("whole")) == contents(Path("parts"))
+    if "part" in OPTIONS:
+        for part in ("0/2", "1/2"):
+            assert ckptconv_here("merge", base, given, "parts", "--max-shard-size", 20_000, "--part", part).code == 0
+        assert ckptconv_here("finish", "parts").code == 0
+        assert contents(Path("whole")) == contents(Path("parts"))
     with ThreadPoolExecutor(2) as executor:
         merge(base, given, "threads", max_shard_size=20_000, executor=executor)
     merge(base, given, "small", max_shard_size=20_000, memory=1 << 16, jobs=1)

@@ -25,7 +25,6 @@ safetensors2pt g1.safetensors new.pt --digest sha256 --attest a.pt
 zero-to-fp32 zero new --digest sha256 --attest notes.md
 dcp2safetensors dcp new --digest sha256 --attest notes.md
 safetensors2dcp g1.safetensors new --digest sha256 --attest notes.md
-finish parts --attest notes.md
 """ + "".join(f"{words} --digest sha256 --attest a.pt\n" for words in _MADE)
 AGAIN = """\
 convert a.pt stated.safetensors --manifest s.json --digest sha256 --attest s.jsonl

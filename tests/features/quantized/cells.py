@@ -12,7 +12,7 @@ from features.quantized import dialects
 from hypothesis import strategies as st
 
 import ckptconv
-from ckptconv.features.quantized.computing import Dequantize, Quantize, Rescale
+from ckptconv.features.quantized.computing import Dequantize, Largest, Quantize, QuantizeFp4, Rescale
 from ckptconv.features.quantized.options import ROUNDING_WAYS
 from ckptconv.features.quantized.table import WAYS as _WAYS
 from ckptconv.result import Report
@@ -29,7 +29,7 @@ ACCEPTED_VALUES: dict[str, tuple[Any, Any, list[Any]]] = {
     "keep": ((), ("*.bias",), ["*.bias", ("*.bias",), ["*.bias"]]),
 }
 REFUSED_VALUES: dict[str, list[Any]] = {
-    "quantize": ["fp8", "nf4", True, 3],
+    "quantize": ["fp8", "nf4", "nvfp4-", True, 3],
     "requantize": ["int4-g32", True, 3],
     "keep": [3, b"x", [3]],
 }
@@ -86,6 +86,7 @@ F32 = DTYPES["float32"]
 CODES = Inline(bytes(range(1, 33)), DTYPES["uint8"], (2, 16))
 POWERS = Inline(bytes([120, 122]), DTYPES["float8_e8m0fnu"], (2, 1))
 SCALES = Inline(np.array([[0.5], [3]], "<f4").tobytes(), F32, (2, 1))
+NUMBERS = Inline(np.linspace(-3, 4, 64).astype("<f4").tobytes(), F32, (2, 32))
 # A tensor of each kernel.
 SAMPLES: dict[type[Any], LazyTensor] = {
     Quantize: Tiled(
@@ -104,6 +105,16 @@ SAMPLES: dict[type[Any], LazyTensor] = {
         DTYPES["float8_e4m3fn"],
         (2, 2),
         (0, 0),
+    ),
+    Largest: Tiled((NUMBERS,), ((Axis(0), Axis(1, 16)),), Largest("rows", 16, "x"), F32, (2, 2), (0, 0)),
+    QuantizeFp4: Tiled(
+        (NUMBERS, Inline(np.array([700], "<f4").tobytes(), F32, (1,))),
+        ((Axis(0), Axis(1, 2)), (Axis(0, 0),)),
+        QuantizeFp4("codes", "over", "x"),
+        DTYPES["uint8"],
+        (2, 16),
+        (0, 0),
+        (1, 8),
     ),
     Dequantize: Tiled(
         (CODES, SCALES),
@@ -208,6 +219,32 @@ REFUSED_KERNELS: dict[str, tuple[list[Any], str]] = {
             [],
         ],
         "does not make float32",
+    ),
+    "the largest of other rows": (
+        [
+            "tiled",
+            [["zeros", "float32", [4, 8]]],
+            [[[0, 1, 1], [1, 4, 1]]],
+            ["largest", "rows", 4, "x"],
+            "float32",
+            [4, 3],
+            [0, 0],
+            [],
+        ],
+        "does not make float32",
+    ),
+    "four bits without the scale of the weight": (
+        [
+            "tiled",
+            [["zeros", "float32", [4, 32]]],
+            [[[0, 1, 1], [1, 16, 1]]],
+            ["quantize fp4", "scales", "over", "x"],
+            "float8_e4m3fn",
+            [4, 2],
+            [0, 0],
+            [],
+        ],
+        "does not make float8_e4m3fn",
     ),
     "more scales than are looked at together": (
         [

@@ -15,6 +15,12 @@ import ckptconv
 Array = NDArray[Any]
 QUANTIZED = Path(__file__).parent / "data"
 CASES = sorted(path.name for path in QUANTIZED.iterdir() if (path / "expected.safetensors").exists())
+# Weights, and what programs make of them without data: by the way that they are quantized.
+MADE = {
+    "mxfp4": QUANTIZED.parent / "made" / "ct-mxfp4-edge",
+    "nvfp4": QUANTIZED.parent / "made" / "ct-nvfp4",
+    "nvfp4-modelopt": QUANTIZED.parent / "made" / "modelopt-nvfp4-w4a16-edge",
+}
 # Those of which codes are made as well: one of each kind of arithmetic.
 MADE_CODES = ["bnb-nf4", "bnb-nf4-nested", "gpt-oss-mxfp4", "gptq", "block-fp8-f32"]
 # The digits, and the exponent of the smallest normal number, of each dtype.

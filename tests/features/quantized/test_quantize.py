@@ -24,6 +24,8 @@ from ckptconv.tensors.kernels import scatter
 from ckptconv.tensors.lazy import Inline, LazyTensor
 from ckptconv.verification.evaluate import Evaluator
 
+# Codes of four bits, as other programs make them.
+OF_FOUR_BITS = ("mxfp4", "nvfp4", "nvfp4-modelopt")
 DTYPE = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
@@ -76,8 +78,8 @@ def best_of_three(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def expected(weight: torch.Tensor, way: str) -> tuple[torch.Tensor, torch.Tensor]:
     """The codes, before they are packed, and the scales as numbers."""
-    rows, columns = (128, 128) if "block" in way else (1, 32)
     m, k = weight.shape[-2:]
+    rows, columns = (128, 128) if "block" in way else (1, k if way == "fp8-dynamic" else 32)
     fill = (0, -k % columns, 0, -m % rows)
     tiles = torch.nn.functional.pad(weight.float(), fill).unflatten(-1, (-1, columns)).unflatten(-3, (-1, rows))
     most = tiles.abs().amax((-3, -1))
@@ -93,7 +95,7 @@ def expected(weight: torch.Tensor, way: str) -> tuple[torch.Tensor, torch.Tensor
     return quotient.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8), scale
 
 
-@pytest.mark.parametrize("way", ROUNDING_WAYS)
+@pytest.mark.parametrize("way", [way for way in ROUNDING_WAYS if way not in OF_FOUR_BITS])
 @examples(25)
 @given(weight=weights())
 def test_codes_and_scales_are_what_torch_computes(way: str, weight: torch.Tensor) -> None:
@@ -118,7 +120,7 @@ def test_codes_and_scales_are_what_torch_computes(way: str, weight: torch.Tensor
 
 @given(weights(), st.sampled_from(ROUNDING_WAYS), st.data())
 def test_any_interval_and_any_buffer_give_the_same_bytes(weight: torch.Tensor, way: str, data: st.DataObject) -> None:
-    if way == "int4-g32":
+    if way == "int4-g32" or way in OF_FOUR_BITS:
         weight = weight.flatten(0, -2)
     for tensor in parts("x.weight", inline(weight), WAYS[way], False).values():
         whole = made(tensor, unit=1 << 20)
@@ -143,7 +145,7 @@ def test_nan_and_infinity_are_refused_by_name(way: str, wrong: float) -> None:
                 make(tensor)
 
 
-@pytest.mark.parametrize("way", ROUNDING_WAYS)
+@pytest.mark.parametrize("way", [way for way in ROUNDING_WAYS if way not in OF_FOUR_BITS])
 def test_what_codes_give_is_nearest(way: str) -> None:
     weight = torch.randn(64, 128, generator=torch.Generator().manual_seed(1)).bfloat16()
     codes, scale = expected(weight, way)
@@ -160,13 +162,50 @@ def test_what_codes_give_is_nearest(way: str) -> None:
         return
     values = np.unique(np.arange(256, dtype="u1")[np.arange(256) % 128 != 127])
     every = torch.from_numpy(values).view(torch.float8_e4m3fn).double().unique()
-    side = 128 if "block" in way else 32
-    number = weight.double() / scale.double().repeat_interleave(128 if side == 128 else 1, 0)[:64].repeat_interleave(
-        side, 1
-    )
+    down, across = (128, 128) if "block" in way else (1, 128 // scale.shape[1])
+    number = weight.double() / scale.double().repeat_interleave(down, 0)[:64].repeat_interleave(across, 1)
     nearest = (number.flatten()[:, None] - every).abs().amin(1)
     got = (number.flatten() - codes.view(torch.float8_e4m3fn).double().flatten()).abs()
     assert (got <= nearest + 1e-4).all()
+
+
+def four_bits(weight: torch.Tensor, way: str) -> tuple[torch.Tensor, ...]:
+    """The codes of e2m1, the scales as they are stored, and the one of the weight, if there is one: in torch."""
+    weight = weight.float()
+    blocks = weight.unflatten(1, (-1, 32 if way == "mxfp4" else 16))
+    most, whole = blocks.abs().amax(-1), weight.abs().max()
+    if way == "mxfp4":
+        bits = most.view(torch.int32) + (1 << 21)
+        stored = ((bits >> 23) - 2).clamp(min=0).to(torch.uint8)
+        factor, others = torch.ldexp(torch.ones(stored.shape), stored.int() - 127), ()
+    elif way == "nvfp4":
+        scale = (whole.reciprocal() * 2688).clamp(max=torch.finfo(torch.float32).max) if whole else torch.ones(())
+        stored = (most / 6 * scale).clamp(max=448).to(torch.float8_e4m3fn)
+        stored = torch.where(stored.float() == 0, torch.full_like(stored, 0.125), stored)
+        factor, others = stored.float() / scale, (scale,)
+    else:
+        scale = (whole / 2688).clamp(min=2.0**-126) if whole else torch.ones(())
+        quotient = most / (6 * scale)
+        stored = torch.where(quotient == 0, 1.0, quotient).clamp(2.0**-9, 448).to(torch.float8_e4m3fn)
+        factor, others = stored.float() * scale, (scale,)
+    number = (blocks / factor[..., None]).flatten(1).double()
+    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
+    distance = (number.abs().clamp(max=6)[..., None] - values).abs()
+    is_nearest = distance == distance.amin(-1, keepdim=True)
+    codes = (is_nearest * (2 - torch.arange(8) % 2)).argmax(-1) + 8 * (weight < 0)
+    return codes[:, ::2] + 16 * codes[:, 1::2], stored, *others
+
+
+@pytest.mark.parametrize("way", OF_FOUR_BITS)
+@examples(25)
+@given(weight=weights())
+def test_codes_and_scales_of_four_bits_are_what_torch_computes(way: str, weight: torch.Tensor) -> None:
+    weight = weight.flatten(0, -2)
+    want = four_bits(weight, way)
+    for tensor, expected_ in zip(
+        parts("x.weight", inline(weight), WAYS[way], False).values(), (want[0].to(torch.uint8), *want[1:]), strict=True
+    ):
+        assert made(tensor) == evaluated(tensor) == expected_.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 @given(weights())

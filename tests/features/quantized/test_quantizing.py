@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from effort import every
-from features.quantized.dialects import QUANTIZED
+from features.quantized.dialects import MADE, QUANTIZED
 from safetensors.torch import load_file, save_file
 
 import ckptconv
@@ -53,6 +53,31 @@ def test_weights_are_quantized_and_the_configuration_says_so(way: str, tmp_path:
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) == (name in LEFT) for name in before)
     assert json.loads((tmp_path / "back" / "config.json").read_text()).keys() == {"model_type", "dtype", "vocab_size"}
+
+
+@every("way", MADE)
+def test_the_parts_are_those_of_the_program_that_has_the_format(way: str, tmp_path: Path) -> None:
+    """Blocks and weights of zeros, tiny numbers and ties among them. Model Optimizer gives the modules of one input one
+    scale; of a weight of zeros alone it makes NaN, and we do not."""
+    source = tmp_path / "in.safetensors"
+    shutil.copy(MADE[way] / "source.safetensors", source)
+    ckptconv.convert(source, tmp_path / "out.safetensors", quantize=way, verify=True)
+    made, expected = load_file(tmp_path / "out.safetensors"), load_file(MADE[way] / "made.safetensors")
+    assert made.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert (made[name].dtype, made[name].shape) == (tensor.dtype, tensor.shape), name
+        same = made[name].reshape(-1).view(torch.uint8) == tensor.reshape(-1).view(torch.uint8)
+        scale = expected.get(f"{name.rpartition('.')[0]}.weight_scale_2", torch.ones(()))
+        assert same.all() or scale.isnan(), name
+
+
+def test_one_weight_is_read_about_twice_for_its_scale(tmp_path: Path) -> None:
+    """The scale of a weight is made of all of it, and then kept for its tiles."""
+    save_file({"a.weight": torch.randn(512, 4096)}, tmp_path / "in.safetensors")
+    report = ckptconv.convert(
+        tmp_path / "in.safetensors", tmp_path / "out.safetensors", quantize="nvfp4", memory="16MB"
+    )
+    assert report.bytes_read < 6 * 512 * 4096 * 4
 
 
 def test_more_is_kept_and_a_glob_that_matches_nothing_is_an_error(tmp_path: Path) -> None:

@@ -56,6 +56,21 @@ def e4m3(code: int) -> float:
     return -size if code & 128 else size
 
 
+def six_bits(code: int, mantissa: int) -> float:
+    """A float of six bits, with so many of mantissa, and without infinity and NaN."""
+    exponent, fraction = divmod(code & 31, 1 << mantissa)
+    bias = (1 << 4 - mantissa) - 1
+    size = math.ldexp(fraction + ((1 << mantissa) if exponent else 0), max(exponent, 1) - bias - mantissa)
+    return -size if code & 32 else size
+
+
+FLOATS = {
+    "e2m1": E2M1,
+    "e2m3": [six_bits(code, 3) for code in range(64)],
+    "e3m2": [six_bits(code, 2) for code in range(64)],
+}
+
+
 # A scale: bytes of an element, its numbers, and how to read them.
 SCALES: dict[str, Callable[[np.random.Generator, tuple[int, ...]], tuple[bytes, np.ndarray]]] = {
     "float32": lambda random, shape: numbers("<f4", np.exp2(random.uniform(-12, 3, shape)).astype("f4")),
@@ -99,7 +114,19 @@ def words(codes: np.ndarray, bits: int, dim: int, word: int, order: Sequence[int
     return np.ascontiguousarray(np.moveaxis(packed, -1, dim)).tobytes()
 
 
-KINDS = ("own", "int8", "e2m1", "table4", "table8", "awq", "packed int2", "packed int3", "packed int4", "packed int8")
+def signed(kind: str, codes: np.ndarray) -> np.ndarray:
+    """Codes as the integers that they are, in two's complement if they have a sign."""
+    return codes.astype("f8") - (16 * (codes > 7) if "signed" in kind else 0)
+
+
+KINDS = (
+    *("own", "int8", "e2m1", "e2m3", "e3m2", "table4", "table8", "awq", "signed awq"),
+    *("packed int1", "packed int2", "packed int3", "packed int4", "packed int5", "packed int8"),
+    *("packed signed4", "packed signed pair"),
+)
+# Those of which something may be subtracted, and those that lie in bytes.
+INTEGERS = frozenset(("int8", *(kind for kind in KINDS if "awq" in kind or "packed" in kind)))
+IN_BYTES = frozenset(("table4", "packed signed pair", *FLOATS))
 
 
 @st.composite
@@ -111,7 +138,7 @@ def samples(draw: st.DrawFn) -> Sample:
     indexed, zeros = draw(st.booleans()), draw(st.booleans())
     experts = draw(st.sampled_from([(), (2,)]))
     rows, columns = draw(st.integers(1, 20)), draw(st.integers(1, 40))
-    if kind == "awq":
+    if kind.endswith("awq"):
         columns = -(-columns // 8) * 8
     block = (draw(st.sampled_from([1, 4, 64])), draw(st.sampled_from([1, 3, 8, 32, 64])))
     lead = len(experts)
@@ -122,7 +149,8 @@ def samples(draw: st.DrawFn) -> Sample:
     shape = [0] * len(dims)
     for dim, extent in zip(dims, extents, strict=True):
         shape[dim] = extent
-    bits = {"e2m1": 4, "table4": 4, "awq": 4, "own": 8, "int8": 8, "table8": 8}.get(kind) or int(kind[-1])
+    bits = {"e2m1": 4, "e2m3": 6, "e3m2": 6, "table4": 4, "own": 8, "table8": 8}.get(kind, 4)
+    bits = int(kind[-1]) if kind[-1].isdigit() and "int" in kind else bits
     codes = random.integers(0, 1 << bits, extents)
     if kind == "own":
         codes[codes & 127 == 127] = 3
@@ -131,15 +159,15 @@ def samples(draw: st.DrawFn) -> Sample:
     axes: list[tuple[Axis, ...]] = []
     roles: list[str] = ["scale"]
     plain = [Axis(dim) for dim in dims]
-    offset = draw(st.sampled_from([0, 1, 8])) if kind in ("awq", "int8") or kind.startswith("packed") else 0
+    offset = draw(st.sampled_from([0, 1, 8])) if kind in INTEGERS else 0
 
     def add(dtype: str, data: bytes, shape: Sequence[int], about: Sequence[Axis]) -> None:
         parts.append(Inline(data, DTYPES[dtype], tuple(int(extent) for extent in shape)))
         axes.append(tuple(about))
 
     def add_packed(codes: np.ndarray, dim: int, about: list[Axis]) -> None:
-        word = 8 if kind in ("e2m1", "table4") else 32
-        order = [0, 2, 4, 6, 1, 3, 5, 7] if kind == "awq" else [1, 0] if kind == "table4" else None
+        word = 8 if kind in IN_BYTES else 32
+        order = [0, 2, 4, 6, 1, 3, 5, 7] if kind.endswith("awq") else [1, 0] if kind == "table4" else None
         extent = list(codes.shape)
         extent[dim] = -(-extent[dim] * bits // word)
         about = [axis._replace(num=bits, den=word) if at == dim else axis for at, axis in enumerate(about)]
@@ -154,7 +182,7 @@ def samples(draw: st.DrawFn) -> Sample:
         )(codes)
     else:
         add_packed(codes, packed, plain)
-        values = np.array(E2M1)[codes] if kind == "e2m1" else codes.astype("f8")
+        values = np.array(FLOATS[kind])[codes] if kind in FLOATS else signed(kind, codes)
     grid = [*experts, *(-(-extent // side) for extent, side in zip(inner, block, strict=True))]
     about = [*plain[:lead], *(Axis(dims[lead + at], 1, side) for at, side in enumerate(block))]
     picks = [np.arange(extent) // (1 if at < lead else block[at - lead]) for at, extent in enumerate(extents)]
@@ -167,22 +195,29 @@ def samples(draw: st.DrawFn) -> Sample:
     data, scales = SCALES[name](random, tuple(grid))
     add(name, data, grid, about)
     subtracted = np.full(values.shape, float(offset))
-    if zeros and (kind in ("awq", "int8") or kind.startswith("packed")):
+    is_float = False
+    if zeros and kind in INTEGERS:
         roles.append("zero")
         few = random.integers(0, 1 << bits, grid)
-        if kind == "int8":
+        if draw(st.booleans()):
+            few = random.uniform(-9, 9, grid).astype("f4")
+            add("float32", few.tobytes(), grid, about)
+            is_float = True
+        elif kind == "int8":
             add("int8", few.astype("u1").tobytes(), grid, about)
             few = few.astype("i1")
         else:
             # Zeros are packed along a dimension that has one for each element.
             ones = [at for at, axis in enumerate(about) if (axis.num, axis.den) == (1, 1)]
-            ones = [len(grid) - 1] if kind == "awq" and len(grid) - 1 in ones else [] if kind == "awq" else ones
+            if kind.endswith("awq"):
+                ones = [len(grid) - 1] if len(grid) - 1 in ones else []
             if not ones:
                 roles.pop()
                 few = np.zeros(grid)
             else:
                 add_packed(few, ones[-1], about)
-        subtracted = subtracted + few[np.ix_(*picks)]
+                few = signed(kind, few)
+        subtracted = subtracted + few[np.ix_(*picks)].astype("f8")
     if index is not None:
         roles.append("index")
         add("int32", index.astype("<i4").tobytes(), (columns,), (Axis(dims[-1]),))
@@ -191,11 +226,20 @@ def samples(draw: st.DrawFn) -> Sample:
         roles.append("table")
         add("float32", table.tobytes(), (1 << bits,), (Axis(0, 0),))
         values = table.astype("f8")[codes]
-    shift = np.float32(0)
-    if draw(st.booleans()) and kind == "table8":
-        shift = np.float32(random.uniform(-1, 1))
-        roles.append("shift")
-        add("float32", shift.tobytes(), (1,), (Axis(0, 0),))
+    # Each column, or all of the weight, is multiplied by something; to each block, or to all, something is added.
+    blocks = [*plain[:lead], *(Axis(dims[lead + at], 1, side) for at, side in enumerate(block))]
+    spread = [np.arange(extent) // (1 if at < lead else block[at - lead]) for at, extent in enumerate(extents)]
+    more: dict[str, np.ndarray] = {}
+    for role, shape_, about_ in (("times", (columns,), plain[-1:]), ("shift", tuple(grid), blocks)):
+        if not draw(st.booleans()):
+            continue
+        of_all = draw(st.booleans()) and index is None
+        given_ = random.uniform(0.5, 2, (1,) if of_all else shape_).astype("f4")
+        roles.append(role)
+        add("float32", given_.tobytes(), given_.shape, [Axis(0, 0)] if of_all else about_)
+        if not of_all and role == "shift":
+            given_ = given_[np.ix_(*spread)]
+        more[role] = np.broadcast_to(given_, values.shape)
     over = draw(st.booleans())
     codes_name = kind.removeprefix("packed ") if kind != "int8" else "own"
     kernel = Dequantize(codes_name, tuple(roles), offset, over, "float32", "x.scale")
@@ -204,12 +248,16 @@ def samples(draw: st.DrawFn) -> Sample:
     made = np.empty(values.shape, "f4")
     for at in np.ndindex(*values.shape):
         code, scale = Fraction(values[at]) - Fraction(subtracted[at]), Fraction(factor[at])
+        # Zero points that are floats are subtracted as these.
+        code = Fraction(rounded(code)) if is_float else code
         exact = code / scale if over else code * scale
         made[at] = rounded(exact)
         if code == 0 and math.copysign(1, values[at]) < 0 and not subtracted[at]:
             made[at] = -0.0
-        if "shift" in roles:
-            made[at] = rounded(Fraction(float(made[at])) + Fraction(float(shift)))
+        if "times" in more and made[at]:
+            made[at] = rounded(Fraction(float(made[at])) * Fraction(float(more["times"][at])))
+        if "shift" in more:
+            made[at] = rounded(Fraction(float(made[at])) + Fraction(float(more["shift"][at])))
     return Sample(tensor, np.ascontiguousarray(made.transpose(np.argsort(dims))).view("u4"))
 
 

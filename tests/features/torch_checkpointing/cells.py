@@ -16,10 +16,11 @@ from .step_files import write_step
 # The options by what becomes of them in such an output: heeded, refused, or said to have no effect.
 _OUTCOMES = {
     "h": "dtype dequantize key include exclude strip_prefix rename map structure chunks states model_key opaque "
-    "exclude_frozen_parameters clobber verify checksum part manifest digest attest depfile dry_run",
+    "layers experts component vocab graft exclude_frozen_parameters clobber verify checksum part manifest digest "
+    "attest depfile dry_run",
     "r": "max_shard_size quantize requantize keep like partial fill optimizer_key flat_optimizer fill_states "
     "zero_stage fresh_optimizer for_hub",
-    "s": "size tied order copy_config",
+    "s": "size tied order copy_config config",
 }
 # What asks for it, and what becomes of each option.
 KINDS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {

@@ -8,11 +8,28 @@ from typing import Any
 
 import torch
 from faults import Plant, wrapped
+from hypothesis import strategies as st
 from lone_files import Make, W, moved
 from safetensors.torch import save_file
 
 import ckptconv
 from ckptconv.features.universal import trees
+
+# ----------------------------------------------------------------------------------------------------------- options
+
+# Of each option: its default, a value, and how that may be written; and values that it has not.
+ACCEPTED_VALUES: dict[str, tuple[Any, Any, list[Any]]] = {
+    "universal": ("", "u", [Path("u"), "u"]),
+    "zero_stage": (None, 3, ["3", 3]),
+    "fresh_optimizer": (False, True, [True]),
+}
+REFUSED_VALUES: dict[str, list[Any]] = {"universal": [3, b"o"], "zero_stage": [0, 4, True, 1.0, "x", ""]}
+DECIDING = {"zero_stage": st.integers(1, 3), "fresh_optimizer": st.booleans()}
+# What becomes of each option in each kind of output of the trunk.
+ROWS_OF_KINDS: dict[str, tuple[Any, ...]] = {
+    "zero_stage": ("rrrrrrrr", {"zero_stage": 3}),
+    "fresh_optimizer": ("rrrrrrrr", {"fresh_optimizer": True}),
+}
 
 # ------------------------------------------------------------------------------------------------------ kind of output
 
@@ -22,7 +39,7 @@ _OUTCOMES = {
     "depfile dry_run",
     "r": "quantize requantize keep chunks states model_key optimizer_key flat_optimizer fill_states for_hub",
     "s": "max_shard_size dtype dequantize key include exclude strip_prefix rename map size tied like partial fill "
-    "structure order opaque copy_config",
+    "structure order opaque copy_config layers experts component vocab graft config",
 }
 # What asks for it, and what becomes of each option.
 KINDS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {

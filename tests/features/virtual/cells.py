@@ -11,10 +11,11 @@ from typing import Any
 # The options by what becomes of them: heeded, refused, or said to have no effect.
 _OUTCOMES = {
     "h": "max_shard_size dtype dequantize quantize requantize keep key include exclude strip_prefix rename map tied "
-    "like partial fill structure exclude_frozen_parameters clobber manifest digest attest depfile dry_run",
+    "layers experts component vocab graft like partial fill structure exclude_frozen_parameters clobber manifest "
+    "digest attest depfile dry_run",
     "r": "chunks states model_key optimizer_key flat_optimizer fill_states zero_stage fresh_optimizer for_hub verify "
     "checksum part",
-    "s": "size order opaque copy_config",
+    "s": "size order opaque copy_config config",
 }
 # What asks for it, and what becomes of each option.
 KINDS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {

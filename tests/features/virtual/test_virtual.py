@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 import ckptconv
 from ckptconv.errors import CkptconvError, CorruptError, UnsafeError, UnsupportedError, UsageError
 from ckptconv.features.virtual.description import bound, load
+from ckptconv.options.table import OPTIONS
 from ckptconv.storage.location import Location
 
 
@@ -141,7 +142,7 @@ def test_what_makes_no_sense_is_refused(zero: Path, tmp_path: Path) -> None:
     for output, options, message in (
         ("x.json", (), "is not a name for a virtual checkpoint"),
         ("x.virtual.json", ("--verify",), "--verify has no effect: a virtual checkpoint holds no data"),
-        ("x.virtual.json", ("--part", "0/2"), "--part has no effect: a virtual checkpoint holds no data"),
+        *([("x.virtual.json", ("--part", "0/2"), "--part has no effect: a virtual")] if "part" in OPTIONS else []),
         ("x.virtual.json", ("--optimizer", tmp_path / "y.virtual.json"), "optimizer states are written as safetensors"),
     ):
         command = "zero-to-fp32" if options else "virtual"

@@ -14,11 +14,13 @@ from typing import Any, NamedTuple
 from ckptconv.errors import UnsupportedError
 from ckptconv.features.quantized import table, words
 from ckptconv.features.quantized.table import Format
-from ckptconv.features.quantized.words import ELSEWHERE, UNNAMED, Statement, Words
+from ckptconv.features.quantized.words import ELSEWHERE, UNNAMED, Speaking, Statement
 from ckptconv.storage import strict_json
 
 # The modules in this folder.
-DIALECTS: tuple[str, ...] = ("awq",)
+DIALECTS: tuple[str, ...] = (
+    *("autoround", "awq", "bitsandbytes8", "hqq", "mlx", "modelopt_smoothed", "quark", "quark_integers"),
+)
 _HINT = "The program that wrote them can write the original weights."
 
 
@@ -27,7 +29,7 @@ class Dialect(NamedTuple):
     of its weights have, which are an error without the others."""
 
     formats: tuple[Format, ...]
-    words: Mapping[str, Words]
+    words: Mapping[str, Speaking]
     telling: tuple[str, ...] = ()
 
 
@@ -49,7 +51,7 @@ def telling() -> tuple[str, ...]:
 
 
 @functools.cache
-def methods() -> Mapping[str, Words]:
+def methods() -> Mapping[str, Speaking]:
     """Return what configurations may say, by method."""
     return {**words.DIALECTS, **{method: said for dialect in _every() for method, said in dialect.words.items()}}
 
@@ -86,7 +88,8 @@ def check(stated: Iterable[Statement]) -> None:
             if method in ELSEWHERE:
                 how = f" by {method}, which {ELSEWHERE[method]} reads, but --dequantize does not support"
             raise UnsupportedError(f"{path} says that the weights are quantized{how}.", _HINT)
-        known = methods()[method]
+        speaking = methods()[method]
+        known = speaking(told) if callable(speaking) else speaking
         try:
             strict_json.check(told, known, "the quantization")
         except ValueError as error:

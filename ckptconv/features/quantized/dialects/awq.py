@@ -24,15 +24,9 @@ def _sizes(told: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
         yield "AWQ int4", {"b": 4, "C": size if size > 0 else "K"}
 
 
-_FORMAT = Format(
-    "N K",
-    "awq",
-    {
-        "codes": Part("=.qweight", "int32", "K N*4/32"),
-        "scale": Part("=.scales", FLOATS, "K/C N"),
-        "zero": Part("=.qzeros", "int32", "K/C N*4/32"),
-    },
-    _sizes,
-    own=True,
-)
-DIALECT = Dialect(formats=(_FORMAT,), words={"awq": _WORDS})
+PARTS = {
+    "codes": Part("=.qweight", "int32", "K N*4/32"),
+    "scale": Part("=.scales", FLOATS, "K/C N"),
+    "zero": Part("=.qzeros", "int32", "K/C N*4/32"),
+}
+DIALECT = Dialect(formats=(Format("N K", "awq", PARTS, _sizes, own=True),), words={"awq": _WORDS})

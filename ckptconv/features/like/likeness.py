@@ -1,0 +1,351 @@
+"""Compare what a source gives with a reference, by names, shapes, dtypes and ties, and say what differs. Pure."""
+
+from __future__ import annotations
+
+import functools
+import glob
+import itertools
+import re
+import shlex
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from ckptconv.errors import DifferenceError, UsageError
+from ckptconv.features.like.options import LikeOptions
+from ckptconv.formats import model_files
+from ckptconv.formats.source import Source
+from ckptconv.options.table import Options
+from ckptconv.outputs.computed import Computing, From
+from ckptconv.outputs.selected import Reporter, Selected
+from ckptconv.outputs.targets import is_output_name
+from ckptconv.plan import NUMBERED, Data, FilePlan, shard_names
+from ckptconv.result import LikeReport, LikeRow
+from ckptconv.storage.paths import basename
+from ckptconv.tensors.dtypes import DType, can_cast
+from ckptconv.tensors.lazy import LazyTensor
+from ckptconv.text import some
+
+# The most differences of one kind that an error lists; it counts them all.
+MOST_LISTED = 1000
+# Names that are tried for a hint, of those that are missing and of those that have no place.
+_TRIED = 50
+# Names that a suggestion leaves out one by one.
+_EXCLUDED = 3
+# torch's name for the files of a sharded set, of which an output of the same files has its own.
+_TORCH_SHARD = re.compile(rf"(?:diffusion_)?pytorch_model((?:{NUMBERED})?)\.bin")
+
+
+class Typed(Protocol):
+    """What is compared of a tensor: a `LazyTensor`, or anything else with a dtype and a shape."""
+
+    @property
+    def dtype(self) -> DType: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+class Comparison(NamedTuple):
+    """How the tensors that are given compare with those that are wanted, by name.
+
+    `matched` are wanted and given, of the same shape and a dtype that can be cast; `missing` are not given; `extra` are
+    not wanted, and not tied to one that is. `shapes` are given in another shape, `dtypes` in a dtype that cannot be
+    cast. `aliases` are given and not wanted, and tied to one that is: {removed: kept}. `others` are given under another
+    name that is tied to the one that is wanted: {wanted: given}. The order is that of what they are taken from: `extra`
+    and `aliases` from what is given, the rest from what is wanted.
+    """
+
+    matched: tuple[str, ...]
+    missing: tuple[str, ...]
+    extra: tuple[str, ...]
+    shapes: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    aliases: Mapping[str, str]
+    others: Mapping[str, str]
+
+    @property
+    def kinds(self) -> dict[str, tuple[str, ...]]:
+        """The names that differ, by how they do."""
+        every = {"missing": self.missing, "extra": self.extra, "shape": self.shapes, "dtype": self.dtypes}
+        return {what: names for what, names in every.items() if names}
+
+
+def compare(
+    given: Mapping[str, Typed],
+    wanted: Mapping[str, Typed],
+    ties: Mapping[str, str] | None = None,
+    wanted_ties: Mapping[str, str] | None = None,
+    *,
+    uncastable: Collection[str] = (),
+    casts: bool = True,
+) -> Comparison:
+    """Compare the tensors `given` with those that are `wanted`.
+
+    `ties` are names among `given` whose bytes another has, and `wanted_ties` are such names that stand for one that is
+    wanted: {removed: kept}. Tensors of the names `uncastable` are never cast. Unless it `casts`, dtypes do not matter.
+    """
+    ties = dict(ties or {})
+    others: dict[str, str] = {}
+    for alias, kept in (wanted_ties or {}).items():
+        if alias in given and alias not in wanted and kept in wanted and kept not in given:
+            others.setdefault(kept, alias)
+    given = {**given, **{kept: given[alias] for kept, alias in others.items()}}
+    ties.update((kept, ties.get(alias, alias)) for kept, alias in others.items())
+    uncastable = {*uncastable, *(kept for kept, alias in others.items() if alias in uncastable)}
+    here = [name for name in wanted if name in given]
+    shapes = tuple(name for name in here if given[name].shape != wanted[name].shape)
+    differing = set(shapes)
+    dtypes = tuple(
+        name
+        for name in here
+        if casts and name not in differing and not _fits(given[name].dtype, wanted[name].dtype, name in uncastable)
+    )
+    differing.update(dtypes)
+    stored: dict[str, str] = {}
+    for name in here:
+        stored.setdefault(ties.get(name, name), name)
+    left = [name for name in given if name not in wanted]
+    aliases = {name: stored[owner] for name in left if (owner := ties.get(name, name)) in stored}
+    return Comparison(
+        matched=tuple(name for name in here if name not in differing),
+        missing=tuple(name for name in wanted if name not in given),
+        extra=tuple(name for name in left if name not in aliases),
+        shapes=shapes,
+        dtypes=dtypes,
+        aliases=aliases,
+        others=others,
+    )
+
+
+def _fits(given: DType, wanted: DType, is_fixed: bool) -> bool:
+    """Whether a tensor of one dtype can be stored in the other: only floats are cast, as --dtype does."""
+    return given == wanted or (not is_fixed and given.kind == "f" and can_cast(given.name, wanted.name))
+
+
+# --------------------------------------------------------------------------------------------------------- what is said
+
+
+def check(
+    found: Comparison, given: Mapping[str, Typed], wanted: Mapping[str, Typed], source: Source, options: Options
+) -> None:
+    """Raise DifferenceError if `source`, with its reference, has a difference that the options do not allow."""
+    asked = LikeOptions.of(options)
+    allowed = {"missing"} if asked.partial or asked.fill else set()
+    kinds = {what: names for what, names in found.kinds.items() if what not in allowed}
+    if not kinds:
+        return
+    rows = [
+        {"tensor": name, "what": what, "expected": _described(wanted.get(name)), "found": _described(given.get(name))}
+        for what, names in kinds.items()
+        for name in names[:MOST_LISTED]
+    ]
+    told = "; ".join(f"{len(names)} {_WORDS[what]}: {some(names, 3)}" for what, names in kinds.items())
+    reference = source.reference.path if source.reference else ""
+    raise DifferenceError(
+        f"{source.path} does not match the tensors of {reference}: {told}.",
+        " ".join(_hints(kinds, given, wanted)),
+        what="reference",
+        file=reference,
+        counts={"matched": len(found.matched), **{what: len(names) for what, names in kinds.items()}},
+        tensors=rows,
+    )
+
+
+_WORDS = {
+    "missing": "missing",
+    "extra": "that the reference lacks",
+    "shape": "with another shape",
+    "dtype": "with a dtype that cannot be cast to that of the reference",
+}
+
+
+def _described(kind: Typed | None) -> dict[str, Any] | None:
+    return None if kind is None else {"dtype": kind.dtype.name, "shape": list(kind.shape)}
+
+
+def _hints(
+    kinds: Mapping[str, Sequence[str]], given: Mapping[str, Typed], wanted: Mapping[str, Typed]
+) -> Iterator[str]:
+    """Yield what a user may do about differences."""
+    missing, extra = kinds.get("missing", ()), kinds.get("extra", ())
+    renaming = _renaming([name for name in wanted if name not in given], extra, given, wanted)
+    if renaming:
+        yield renaming
+        return
+    if missing:
+        yield "Take missing tensors from the reference with --fill, or leave them out with --partial."
+    if extra:
+        yield "Leave out extra tensors with --exclude."
+    if missing and extra:
+        yield "Convert the names of another framework with --map."
+    if "shape" in kinds:
+        yield (
+            "--like changes no shapes: the input is another model, or has the layout of another framework, which "
+            "--map converts."
+        )
+    if "dtype" in kinds:
+        yield "Use --dtype keep to keep the dtypes of the input."
+
+
+def _renaming(
+    missing: Sequence[str], extra: Sequence[str], given: Mapping[str, Typed], wanted: Mapping[str, Typed]
+) -> str:
+    """Suggest the change of a prefix that gives the most names of `extra` a name of `missing` with the same shape, and
+    what else it takes then; "" if there is none that helps half of either."""
+    tried: Counter[tuple[str, str]] = Counter()
+    for name in extra[:_TRIED]:
+        for goal in missing[:_TRIED]:
+            end = _common_end(name, goal)
+            if end and "=" not in goal:
+                tried[name[: len(name) - end], goal[: len(goal) - end]] += 1
+    lacking = set(missing)
+
+    def helped(change: tuple[str, str]) -> list[str]:
+        old, new = change
+        goals = ((name, new + name[len(old) :]) for name in extra if name.startswith(old))
+        return [name for name, goal in goals if goal in lacking and given[name].shape == wanted[goal].shape]
+
+    best = max((each for each, _ in tried.most_common(_TRIED)), key=lambda change: len(helped(change)), default=None)
+    named = helped(best) if best else []
+    if best is None or 2 * len(named) < min(len(extra), len(missing)):
+        return ""
+    old, new = best
+    option = f"--rename '^{re.escape(old)}={new}'" if new else f"--strip-prefix {shlex.quote(old)}"
+    others = sorted(set(extra).difference(named))
+    if others and old and not any(name in given for name in wanted):
+        option += f" --include {shlex.quote(f'{glob.escape(old)}*')}"
+        others = [name for name in others if name.startswith(old)]
+    option += "".join(f" --exclude {shlex.quote(glob.escape(name))}" for name in others[:_EXCLUDED])
+    left = len(missing) - len(named)
+    more = (
+        (f" Take the other {left:,} missing tensors from the reference with --fill, or leave them out with --partial.")
+        if left
+        else ""
+    )
+    return f"With {option} {len(named):,} of these {len(extra):,} have names of the reference.{more}"
+
+
+def _common_end(name: str, goal: str) -> int:
+    """Return the length of the longest common end of two names, in whole words between dots."""
+    pairs = zip(reversed(name.split(".")), reversed(goal.split(".")), strict=False)
+    words = [one for one, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
+    return len(".".join(words))
+
+
+# --------------------------------------------------------------------------------------------------- what is taken over
+
+
+def files_of(reference: Source, stored: Mapping[str, LazyTensor]) -> dict[str, str]:
+    """Return the file of an output for each of the tensors `stored` in a reference; {} if its files are those of a
+    training, and not of a model.
+
+    Files have the names of the reference's where an output's may; else they are numbered.
+    """
+    paths = list(reference.shards)
+    if not paths:
+        return {} if reference.defaults.shard_size else dict.fromkeys(stored, reference.stem + model_files.SUFFIX)
+    names = [_TORCH_SHARD.sub(rf"{reference.stem}\1.safetensors", basename(path)) for path in paths]
+    if not all(map(is_output_name, names)) or len(set(names)) < len(names):
+        names = shard_names(reference.stem, model_files.SUFFIX, paths)
+    name_of = dict(zip(paths, names, strict=True))
+    first = {tensor: next((file.stored.path for file in each.inputs()), paths[0]) for tensor, each in stored.items()}
+    return {tensor: name_of[path] for tensor, path in first.items()}
+
+
+def _check_like(source: Source, options: LikeOptions) -> None:
+    """Raise UsageError for options about a reference without one, or that exclude each other."""
+    given = " and ".join(name for name in ("--partial", "--fill") if getattr(options, name[2:]))
+    if given and source.reference is None:
+        raise UsageError(f"{given} needs a reference.", "Give it with --like REF.")
+    if options.partial and options.fill:
+        raise UsageError(
+            "--partial and --fill contradict each other: one leaves out missing tensors, the other takes them "
+            "from the reference.",
+            "Give one of them.",
+        )
+
+
+def _selected(chosen: Selected, source: Source, options: Options, theirs: Selected | None) -> Selected:
+    """Return `chosen` with what the output takes over from `theirs`, which is all of the source's reference.
+
+    No structure record then belongs to the output: the reference has none.
+    """
+    asked = LikeOptions.of(options)
+    _check_like(source, asked)
+    reference = source.reference
+    if reference is None or theirs is None:
+        return chosen
+    removed = theirs.aliases()
+    wanted = {name: theirs.cast(name) for name in theirs.tensors if name not in removed}
+    casts = options.dtype is None
+    ties, their_ties = (
+        ({}, {}) if options.tied == "duplicate" else (chosen.recorded_aliases(), theirs.recorded_aliases())
+    )
+    found = compare(chosen.tensors, wanted, ties, their_ties, uncastable=chosen.uncastable, casts=casts)
+    others = {name: chosen.tensors[before] for name, before in found.others.items()}
+    check(found, {**chosen.tensors, **others}, wanted, source, options)
+    filled = found.missing if asked.fill else ()
+    missing = found.missing if asked.partial else ()
+    dtypes = {name: wanted[name].dtype.name for name in wanted} if casts else {}
+    dtypes.update({alias: dtypes[kept] for alias, kept in found.aliases.items() if casts})
+    uncastable = {name for name, before in found.others.items() if before in chosen.uncastable}
+    tell = functools.partial(_reporter, LikeReport(reference.path, 0, list(missing), list(filled), {}), found, options)
+    return chosen._replace(
+        tensors={**chosen.tensors, **others, **{name: wanted[name] for name in filled}},
+        structured=False,
+        owners=dict(found.aliases),
+        tied=True,
+        dtype="keep" if casts else chosen.dtype,
+        dtypes=dtypes,
+        widen_only=chosen.widen_only and not casts,
+        uncastable=chosen.uncastable | uncastable | theirs.uncastable.intersection(filled),
+        files=files_of(reference, wanted),
+        missing=missing,
+        warnings=(*chosen.warnings, *_left_out(missing, reference.path, source.path)),
+        equal=(*chosen.equal, *(pair for pair in reference.equal if pair[0] in filled)),
+        record={**chosen.record, "like": From(reference.path)},
+        reporters=(*chosen.reporters, tell),
+    )
+
+
+def _left_out(names: Sequence[str], reference: str, source: str) -> Iterator[str]:
+    """Yield a warning of the `names` that `source` lacks of the reference, if there are any."""
+    if names:
+        what = "tensor is" if len(names) == 1 else "tensors are"
+        yield f"{len(names):,} {what} left out that {reference} has, as {source} lacks them: {some(names)}."
+
+
+def _reporter(
+    report: LikeReport, found: Comparison, options: Options, chosen: Selected, stored: Mapping[str, LazyTensor]
+) -> Reporter:
+    """Return what returns the `report`, of which the rest is known now."""
+    origins = {new: (old, chosen.tensors[new].dtype.name) for old, new in chosen.names.items()}
+    origins.update((name, origins[before]) for name, before in found.others.items())
+    given = [(origins[name][1], tensor.dtype.name) for name, tensor in stored.items() if name in origins]
+    report.matched = len(given)
+    report.casts = dict(Counter(f"{old} to {new}" for old, new in given if old != new))
+
+    def told(files: Sequence[FilePlan]) -> Mapping[str, Any]:
+        report.tensors = _rows(origins, files) if options.dry_run else []
+        return {"like": report}
+
+    return told
+
+
+def _rows(origins: Mapping[str, tuple[str, str]], files: Iterable[FilePlan]) -> list[LikeRow]:
+    """Return a row for each tensor of the output's `files`; `origins` are the names and dtypes that tensors have in the
+    source, by name."""
+    return [
+        LikeRow(part.name, part.tensor.dtype.name, file.name, *origins.get(part.name, (None, part.tensor.dtype.name)))
+        for file in files
+        for part in file.parts
+        if isinstance(part, Data)
+    ]
+
+
+COMPUTING = Computing(
+    heading={"like?": str},
+    selected=_selected,
+    asked=lambda told, seen: {"like": seen(told["like"])},
+    lost=("the conversion had a reference", "Give it with --like REF."),
+)

@@ -1,0 +1,27 @@
+"""A source is opened with its reference, which may know the order of the parameters too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ckptconv.errors import UsageError
+from ckptconv.formats.detect import open_source, order_in
+from ckptconv.formats.numbers.matching import Order
+from ckptconv.formats.source import Source
+from ckptconv.storage.paths import normalize
+from ckptconv.storage.spool import is_pipe
+
+
+def opened(source: Source, asked: Mapping[str, Any], reaching: Mapping[str, Any]) -> Source:
+    """Return `source` with the reference that the options `asked` name."""
+    like = asked["like"]
+    if is_pipe(like):
+        raise UsageError(f"--like {like} is a pipe, but a reference must be a file or directory.")
+    return source.computing(like=open_source(normalize(like), structure=False, **reaching))
+
+
+def orders(asked: Mapping[str, Any], reaching: Mapping[str, Any]) -> tuple[Order, ...]:
+    """Return the order of the reference's weights, if it keeps one."""
+    order = order_in(normalize(asked["like"]), reaching)
+    return (order,) if order else ()

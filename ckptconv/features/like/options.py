@@ -1,0 +1,26 @@
+"""The options of conversions about a reference."""
+
+from __future__ import annotations
+
+from ckptconv.options import NAMING
+from ckptconv.options.kinds import FLAG, PATH
+from ckptconv.options.option import Given, deciding, naming
+
+
+class LikeOptions(Given):
+    """The checkpoint that an output is to be like, and what becomes of tensors that only it has."""
+
+    like: str = naming(
+        PATH,
+        "Give the output the names, files and dtypes of REF, a checkpoint, and its config.json and tokenizer; of "
+        "torch.distributed.checkpoint, the cuts of REF. Missing tensors, extra tensors and other shapes are errors "
+        "before anything is written.",
+        metavar="REF",
+        fallback={"verify": "from the manifest"},
+        common=True,
+    )
+    partial: bool = deciding(FLAG, "Leave out the tensors of REF that the input lacks, and list them.", group=NAMING)
+    fill: bool = deciding(FLAG, "Take the tensors that the input lacks from REF.", group=NAMING)
+
+
+GIVEN = LikeOptions

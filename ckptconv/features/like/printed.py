@@ -1,0 +1,73 @@
+"""What a command prints with --json when an input is not like its reference, for its schema (`scripts/schemas.py`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, TypedDict
+
+if TYPE_CHECKING:
+    from typing_extensions import NotRequired
+
+
+class DTypeAndShape(TypedDict):
+    """What a tensor is like."""
+
+    dtype: str
+    """The dtype."""
+
+    shape: list[int]
+    """The shape."""
+
+
+class UnlikeTensor(TypedDict):
+    """A tensor that an input and its reference do not have in common."""
+
+    tensor: str
+    """The tensor."""
+
+    what: Literal["missing", "extra", "shape", "dtype"]
+    """How it differs."""
+
+    expected: DTypeAndShape | None
+    """What the reference has; null if it lacks it."""
+
+    found: DTypeAndShape | None
+    """What the input has; null if it lacks it."""
+
+
+class UnlikeCounts(TypedDict):
+    """How many tensors an input and its reference do not have in common."""
+
+    matched: int
+    """Tensors that both have."""
+
+    missing: NotRequired[int]
+    """Tensors that only the reference has."""
+
+    extra: NotRequired[int]
+    """Tensors that only the input has."""
+
+    shape: NotRequired[int]
+    """Tensors of another shape."""
+
+    dtype: NotRequired[int]
+    """Tensors of a dtype that cannot be cast to the reference's."""
+
+
+class UnlikeReference(TypedDict):
+    """What an input and the reference of --like do not have in common."""
+
+    what: Literal["reference"]
+    """The input does not give the tensors of its reference."""
+
+    file: str
+    """The reference."""
+
+    counts: UnlikeCounts
+    """How many there are of each kind; of those that are no difference here, none is given."""
+
+    tensors: list[UnlikeTensor]
+    """The tensors that differ, at most 1000 of each kind."""
+
+
+# Of a failure, what its difference is, and the schema of what else that has.
+DIFFERENCES = {UnlikeReference: ""}

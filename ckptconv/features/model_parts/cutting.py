@@ -1,0 +1,209 @@
+"""Make the tensors of a part: choose names, change numbers in them, and take rows. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ckptconv.errors import UnsupportedError, UsageError
+from ckptconv.features.model_parts import places
+from ckptconv.features.model_parts.editing import key_of, layers_in
+from ckptconv.features.model_parts.facts import Facts, Renaming
+from ckptconv.features.model_parts.numbers import text_of
+from ckptconv.tensors.lazy import Concat, LazyTensor, Narrow
+from ckptconv.text import some
+
+
+class Asked(NamedTuple):
+    """A request for a part: numbers of layers, of experts (one list, or one for each module that has some), a
+    component, and a number of rows of the vocabulary."""
+
+    layers: tuple[int, ...] = ()
+    experts: tuple[tuple[int, ...], ...] = ()
+    component: str = ""
+    vocab: int | None = None
+
+
+class Cut(NamedTuple):
+    """A part: {old name: new name}, its tensors by new name, and the facts for its configuration."""
+
+    names: dict[str, str]
+    tensors: dict[str, LazyTensor]
+    facts: Facts
+
+
+def cut(
+    request: Asked,
+    tensors: Mapping[str, LazyTensor],
+    config: Mapping[str, Any] | None,
+    path: str,
+    grafted: Collection[str] = (),
+) -> Cut:
+    """Return the part of the `tensors` of the checkpoint at `path` that `request` describes; `config` is its
+    configuration, and `grafted` are the names that are added to the part.
+
+    Raise UsageError for layers, experts, components and rows that do not exist, and for grafted layers that do not
+    follow those of the part; UnsupportedError for names that do not say where layers and experts are, CorruptError for
+    a configuration that contradicts them.
+    """
+    named = _component(request.component, tensors, path)
+    whole = {new: tensors[old] for old, new in named.items()}
+    has_layers = any(places.numbered(name) for name in grafted)
+    stack = places.stack_of(whole, path) if request.layers or request.component == "mtp" or has_layers else None
+    key = key_of(request.component, config or {}) if request.component in ("text", "vision") else ""
+    count = layers_in(config[key] if config and key else config, stack.size, path) if stack else 0
+    if request.component == "mtp":
+        named = {old: new for old, new in named.items() if _is_further(new, stack, count)}
+        if not named:
+            raise UsageError(f"{path} has no layers that predict further tokens.")
+        whole = {new: tensors[old] for old, new in named.items()}
+    rows: dict[str, tuple[int, Sequence[int]]] = {}
+    experts, numbers = _experts(request.experts, whole, path, rows) if request.experts else ({}, None)
+    kept = _layers(request.layers, stack, count) if stack and request.layers else None
+    vocabulary = _vocabulary(request.vocab, whole, path, rows) if request.vocab else None
+    layers = {old: new for new, old in enumerate(kept)} if kept else {}
+    renaming = Renaming(request.component, experts, stack.place if stack and kept else "", layers)
+    names = {old: new for old in named if (new := renaming.of(old))}
+    known: dict[Any, LazyTensor] = {}
+    cut_tensors: dict[str, LazyTensor] = {}
+    for old, new in names.items():
+        tensor = tensors[old]
+        if named[old] in rows:
+            dim, taken = rows[named[old]]
+            # Tied names have one object.
+            tensor = known.setdefault((tensor, dim, tuple(taken)), taken_of(tensor, dim, taken))
+        cut_tensors[new] = tensor
+    total = stack.size if stack else 0
+    before = total - count + places.further_layers(whole, stack)
+    after = sum(number >= count for number in kept or range(total))
+    after += places.further_layers([*cut_tensors, *grafted], stack)
+    if stack:
+        after += _grafted_layers(grafted, stack, len(kept or range(total)), path)
+    return Cut(names, cut_tensors, Facts(renaming, count, total, kept, (before, after), numbers, vocabulary))
+
+
+def taken_of(tensor: LazyTensor, dim: int, taken: Sequence[int]) -> LazyTensor:
+    """Return these indices of a tensor along `dim`, in their order."""
+    runs: list[list[int]] = []
+    for index in taken:
+        if runs and index == sum(runs[-1]):
+            runs[-1][1] += 1
+        else:
+            runs.append([index, 1])
+    if runs == [[0, tensor.shape[dim]]]:
+        return tensor
+    parts = tuple(Narrow(tensor, dim, first, length) for first, length in runs)
+    return parts[0] if len(parts) == 1 else Concat(parts, dim)
+
+
+def _component(component: str, names: Iterable[str], path: str) -> dict[str, str]:
+    if component not in ("text", "vision"):
+        return {name: name for name in names}
+    if renamed := places.component_of(component, names):
+        return renamed
+    module = "language_model" if component == "text" else "vision_tower"
+    raise UsageError(f"{path} has no {component} component: no tensor is in a module such as {module}.")
+
+
+def _is_further(name: str, stack: places.Stack | None, count: int) -> bool:
+    layer = places.numbered(name)
+    is_behind = stack is not None and layer is not None and layer[0] == stack.place and layer[1] >= count
+    return is_behind or (places.is_further(name) and not places.is_beside(name))
+
+
+def _layers(numbers: Sequence[int], stack: places.Stack, count: int) -> tuple[int, ...]:
+    """Return the layers that are kept. Raise UsageError for those that do not exist, and for those that predict further
+    tokens before others."""
+    if lacking := [number for number in numbers if number >= stack.size]:
+        raise UsageError(
+            f"--layers {text_of(numbers)} names layer {lacking[0]}, but {stack.place} has layers 0 to {stack.size - 1}."
+        )
+    if not any(number < count for number in numbers):
+        raise UsageError(
+            f"--layers {text_of(numbers)} keeps only layers that predict further tokens: those before are 0 to "
+            f"{count - 1}.",
+            "To take them alone, use --component mtp.",
+        )
+    if [*numbers] != sorted(numbers, key=lambda number: number >= count):
+        raise UsageError(
+            f"--layers {text_of(numbers)} puts a layer that predicts further tokens, from {count} on, before one that "
+            "does not."
+        )
+    return tuple(numbers)
+
+
+def _experts(
+    lists: Sequence[Sequence[int]],
+    tensors: Mapping[str, LazyTensor],
+    path: str,
+    rows: dict[str, tuple[int, Sequence[int]]],
+) -> tuple[dict[str, Mapping[int, int]], tuple[int, int]]:
+    """Return the new numbers of experts by module, and how many each module has, in the model and in the part; add the
+    tensors with a row for each to `rows`. Raise UsageError for experts that do not exist, and for unfit lists."""
+    modules = places.experts_of(tensors, path)
+    if not modules:
+        raise UsageError(f"{path} has no experts.", "Leave --experts out.")
+    if len(lists) not in (1, len(modules)):
+        raise UsageError(
+            f"--experts has {len(lists)} lists, but {len(modules)} modules of {path} have experts: "
+            f"{some([module.module for module in modules], 2)}.",
+            "Give one list for all of them, or one for each, in the order of the layers.",
+        )
+    every = [*lists] * len(modules) if len(lists) == 1 else lists
+    counts, lengths = {module.size for module in modules}, {len(kept) for kept in every}
+    if len(counts) > 1 or len(lengths) > 1:
+        sizes, said = (counts, f"{path} has layers") if len(counts) > 1 else (lengths, "--experts has lists")
+        raise UsageError(f"{said} of {some(sorted(sizes), form=str)} experts, and a configuration has one number.")
+    renumbered: dict[str, Mapping[int, int]] = {}
+    for experts, kept in zip(modules, every, strict=True):
+        if max(kept) >= experts.size:
+            raise UsageError(
+                f"--experts {text_of(kept)} names expert {max(kept)}, but {experts.module} has experts 0 to "
+                f"{experts.size - 1}."
+            )
+        renumbered[experts.module] = {old: new for new, old in enumerate(kept)}
+        rows.update((name, (dim, kept)) for name, dim in experts.rows.items())
+    return renumbered, (counts.pop(), lengths.pop())
+
+
+def _vocabulary(
+    count: int, tensors: Mapping[str, LazyTensor], path: str, rows: dict[str, tuple[int, Sequence[int]]]
+) -> tuple[int, int]:
+    """Return how many rows the vocabulary has, in the model and in the part; add its tensors to `rows`."""
+    vocabulary = places.vocabulary_of(tensors)
+    size = max((tensors[name].shape[0] for name in vocabulary if len(tensors[name].shape) > 1), default=0)
+    if count > size:
+        has = f"has {size} rows" if size else "has no embeddings or head that are known by name"
+        raise UsageError(f"--vocab {count} keeps {count} rows, but {path} {has}.")
+    for name in vocabulary:
+        shape = tensors[name].shape
+        if shape[:1] == (size,):
+            rows[name] = 0, range(count)
+        elif name.endswith("final_logits_bias") and shape[-1:] == (size,):
+            rows[name] = len(shape) - 1, range(count)
+        elif math.prod(shape) > 1:
+            # A scale for each block of rows.
+            block = -(-size // shape[0]) if any(word in name.rpartition(".")[2] for word in ("scale", "zero")) else 0
+            if block < 2 or -(-size // block) != shape[0] or count % block:
+                raise UnsupportedError(
+                    f"{path}: {name} has the shape {list(shape)}, and the vocabulary {size} rows: --vocab "
+                    f"{count} cannot cut it.",
+                    "Use --dequantize to cut plain weights." if block > 1 else "Leave --vocab out.",
+                )
+            rows[name] = 0, range(count // block)
+    return size, count
+
+
+def _grafted_layers(grafted: Iterable[str], stack: places.Stack, count: int, path: str) -> int:
+    """Return how many layers are grafted behind the `count` layers that the part has of the stack. Raise UsageError for
+    grafted layers that do not follow them."""
+    numbers = {layer[1] for name in grafted if (layer := places.numbered(name)) and layer[0] == stack.place}
+    layers = sorted(number for number in numbers if number >= count)
+    if layers == [*range(count, count + len(layers))]:
+        return len(layers)
+    raise UsageError(
+        f"--graft adds layers {text_of(layers)} of {stack.place}, but the part of {path} has layers 0 to {count - 1}: "
+        f"{count} has to be next.",
+        "Convert the graft first, with --include and --rename, and graft that.",
+    )

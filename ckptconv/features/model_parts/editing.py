@@ -1,0 +1,405 @@
+"""Change a configuration's keys on layers, experts, the vocabulary and quantized modules, so that they are true of a
+part. Pure.
+
+A key is known by its value: a number that equals the number of layers in the names of the weights, a list with an
+entry for each of them, a list of their numbers, or a rule over their numbers. A value that cannot be true of the part
+is an error, which names the key.
+
+Sources: `configuration_*.py` of transformers' models, for what rules over the numbers of layers mean.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ckptconv.errors import CorruptError, UsageError
+from ckptconv.features.model_parts import patterns
+from ckptconv.features.model_parts.facts import Facts
+from ckptconv.features.model_parts.numbers import text_of
+from ckptconv.formats.configs import QUANTIZING
+from ckptconv.text import brief, some
+
+# Keys that count layers, those of them that predict further tokens, experts, and the experts that a token takes.
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_FURTHER = re.compile(
+    r"num_nextn_predict_layers|mtp_num_(?:hidden_)?layers|(?:num|n)_mtp_(?:hidden_)?(?:layers|modules)"
+)
+_EXPERTS = (
+    "num_experts",
+    "n_routed_experts",
+    "num_local_experts",
+    "moe_num_experts",
+    "num_routed_experts",
+    "n_experts",
+    "num_moe_experts",
+)
+_PER_TOKEN = (
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "moe_k",
+    "moe_topk",
+    "moe_top_k",
+    "experts_per_token",
+    "top_k",
+)
+# A nested configuration is that of the language model if it is called one of these; one with a model type of its own,
+# or called like another component, is another's.
+_TEXT = ("text_config", "language_config", "llm_config", "thinker_config")
+_OTHER = re.compile(r"vision|visual|image|video|audio|speech|talker|code2wav|token2wav|projector|codec|vq|mtp|nextn")
+# Words of keys about layers; of lists that have nothing to do with layers; and of rules over the numbers of layers.
+_SPEAKS = re.compile(r"layer|block|idx|indices|pattern")
+_FOREIGN = re.compile(r"architectures|token|section|label|factor|lang|mean|std|kernel|stage|patch|grid|eps|norm")
+_RULE = re.compile(
+    r"(?:layer|block).*(?:interval|period|offset|step|freq|group|start|end|skip)|(?:every|first|last).*layer"
+)
+
+# Rules over the numbers of layers: those before a number, through a number, every n-th, every n-th from the first.
+_BEFORE = ("first_k_dense_replace", "num_dense_layers", "n_dense_layers", "moe_layer_start_index", "max_window_layers")
+_THROUGH = ("moe_layer_end_index",)
+_EVERY = (
+    "full_attention_interval",
+    "sliding_window_pattern",
+    "interleave_moe_layer_step",
+    "decoder_sparse_step",
+    "moe_layer_interval",
+    "no_rope_layer_interval",
+)
+_FROM = ("moe_layer_freq", "global_attn_every_n_layers")
+_RULES = (*_BEFORE, *_THROUGH, *_EVERY, *_FROM)
+# Lists with an entry for each layer, by words of the rules that say the same: such a rule is not read next to its list.
+_LISTS = {
+    r"attention|attn|window": ("layer_types", "layers_block_type"),
+    r"rope": ("no_rope_layers",),
+    r"moe|sparse|dense|expert": ("mlp_layer_types", "moe_layers"),
+}
+# Keys of a period, and of the offset of its first layer.
+_PERIODS = {f"{kind}_layer_period": f"{kind}_layer_offset" for kind in ("attn", "expert")}
+# How many layers at the end share keys and values.
+_LAST = "num_kv_shared_layers"
+
+
+def _holds(rule: str, layer: int, value: int) -> bool:
+    """Whether a rule with this value holds of a layer."""
+    if rule in _BEFORE:
+        return layer < value
+    if rule in _THROUGH:
+        return value < 0 or layer <= value
+    return value > 0 and (layer + (rule in _EVERY)) % value == 0
+
+
+class Row(NamedTuple):
+    """A changed value of a configuration: its key, with those of the objects around it, and both values."""
+
+    key: str
+    old: Any
+    new: Any
+
+
+class Edited(NamedTuple):
+    """A configuration as a part needs it: the changes, and sentences for the user on values that could not change."""
+
+    config: dict[str, Any]
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...]
+
+
+def _scopes(config: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the objects in a configuration that describe the language model: where each is, and the object."""
+    yield at, config
+    for key, value in config.items():
+        if isinstance(value, Mapping) and not _is_other(key, value):
+            yield from _scopes(value, f"{at}{key}.")
+
+
+def _is_other(key: str, value: Mapping[str, Any]) -> bool:
+    if key in QUANTIZING or _OTHER.search(key) or key.startswith("rope"):
+        return True
+    return key not in _TEXT and "model_type" in value
+
+
+def layers_in(config: Mapping[str, Any] | None, total: int, path: str) -> int:
+    """Return how many of the `total` layers in the names of weights are not layers that predict further tokens; that is
+    the number in a configuration. Raise CorruptError if it states another."""
+    if config is None:
+        return total
+    every = [(at, key, value) for at, scope in _scopes(config) for key, value in scope.items()]
+    numbers = [(at + key, value) for at, key, value in every if type(value) is int]
+    further = max((value for key, value in numbers if _FURTHER.fullmatch(key.rpartition(".")[2])), default=0)
+    counts = {key: value for key, value in numbers if key.rpartition(".")[2] in _LAYERS}
+    possible = (total, total - further)
+    if wrong := next((key for key, value in counts.items() if value not in possible), None):
+        raise CorruptError(
+            f"config.json says {wrong} {counts[wrong]}, but the weights of {path} have {total} layers.",
+            "Correct config.json, or convert the whole checkpoint.",
+        )
+    if len({*counts.values()}) > 1:
+        said = some(counts.items(), form=lambda count: f"{count[0]} {count[1]}")
+        raise CorruptError(f"config.json contradicts itself: it says {said}.", "Correct the wrong one.")
+    if counts:
+        return next(iter(counts.values()))
+    lengths = [len(value) for _, key, value in every if isinstance(value, (list, str)) and _SPEAKS.search(key)]
+    return possible[1] if total not in lengths and possible[1] in lengths else total
+
+
+# Keys of a configuration of several components that are about all of them.
+_SHARED = ("dtype", "torch_dtype", "tie_word_embeddings", "transformers_version", *QUANTIZING)
+
+
+def edited(config: Mapping[str, Any], facts: Facts) -> Edited:
+    """Return `config` as it is true of a part with these `facts`. Raise UsageError for a fact that it cannot state,
+    CorruptError for a value that is not true of the model."""
+    editor = _Editor(facts)
+    component = facts.renaming.component
+    if component in ("text", "vision"):
+        key = key_of(component, config)
+        if not key:
+            raise UsageError(
+                f"config.json has no configuration of its {component} component, such as {component}_config.",
+                "Give that of the component with --config FILE, or write none with --no-copy-config.",
+            )
+        editor.rows.append(Row("(all)", "that of the whole model", f"its {key}"))
+        shared = {name: config[name] for name in _SHARED if name in config and name not in config[key]}
+        config = {**config[key], **shared}
+        if "architectures" not in config:
+            editor.notes.append(f"{key} names no architectures: AutoModel goes by its model_type.")
+    changed = editor.of(config)
+    editor.check()
+    return Edited(changed, tuple(editor.rows), tuple(dict.fromkeys(editor.notes)))
+
+
+def key_of(component: str, config: Mapping[str, Any]) -> str:
+    """Return the key of the configuration of a component; "" if there is none."""
+    words = re.compile("|".join(_TEXT) if component == "text" else r"vis(?:ion|ual)\w*_config")
+    return next((key for key, value in config.items() if words.fullmatch(key) and isinstance(value, Mapping)), "")
+
+
+class _Editor:
+    """Changes one configuration. `rows` are its changes, and `notes` further sentences for the user."""
+
+    def __init__(self, facts: Facts) -> None:
+        self.rows: list[Row] = []
+        self.notes: list[str] = []
+        self._facts = facts
+        self._counted: set[str] = set()
+
+    def of(self, config: Mapping[str, Any], at: str = "") -> dict[str, Any]:
+        """Return an object of the configuration as it is true of the part."""
+        of_part: dict[str, Any] = {}
+        for key, value in config.items():
+            where = f"{at}{key}"
+            if key in QUANTIZING:
+                of_part[key] = patterns.renamed(value, self._facts.renaming, where, self._changed)
+            elif not isinstance(value, Mapping):
+                of_part[key] = self._changed(where, value, self._value(key, value, where, config))
+            elif _is_other(key, value):
+                of_part[key] = value
+            else:
+                of_part[key] = self.of(value, f"{where}.")
+        return of_part
+
+    def check(self) -> None:
+        """Raise CorruptError if no key counts the layers, experts or rows of which the part has fewer."""
+        facts = self._facts
+        for noun, number, keys in (
+            ("layers", facts.layers if facts.kept is not None else 0, _LAYERS),
+            ("experts", facts.experts[0] if facts.experts else 0, _EXPERTS),
+            ("rows of the vocabulary", facts.vocabulary[0] if facts.vocabulary else 0, ("vocab_size",)),
+        ):
+            if number and noun not in self._counted:
+                raise CorruptError(
+                    f"config.json does not count the {number} {noun} of the weights: it has none of "
+                    f"{some(keys, form=str)}, nor a list with an entry for each.",
+                    "Give the configuration of the model with --config FILE, or write none with --no-copy-config.",
+                )
+        before, after = facts.further
+        if after > before and "further" not in self._counted:
+            self.notes.append(
+                "config.json has no key, such as num_nextn_predict_layers, that counts the layers which predict "
+                "further tokens."
+            )
+
+    def _changed(self, where: str, old: Any, new: Any) -> Any:
+        if new != old:
+            self.rows.append(Row(where, old, new))
+        return new
+
+    def _value(self, key: str, value: Any, where: str, scope: Mapping[str, Any]) -> Any:
+        facts = self._facts
+        if type(value) is int and _FURTHER.fullmatch(key):
+            self._counted.add("further")
+            return facts.further[1] if facts.kept is not None or facts.further[0] != facts.further[1] else value
+        if facts.kept is not None and not _OTHER.search(key):
+            value = self._of_layers(key, value, where, scope)
+        if facts.experts:
+            value = self._of_experts(key, value, where, scope, *facts.experts)
+        if facts.vocabulary:
+            value = self._of_vocabulary(key, value, where, *facts.vocabulary)
+        return value
+
+    # ------------------------------------------------------------------------------------------------------- layers
+
+    def _of_layers(self, key: str, value: Any, where: str, scope: Mapping[str, Any]) -> Any:
+        if type(value) is int:
+            return self._of_number(key, value, where, scope)
+        speaks = _SPEAKS.search(key) is not None
+        if isinstance(value, str) and speaks:
+            if re.fullmatch(r"\d+(?:, ?\d+)+", value):
+                comma = ", " if ", " in value else ","
+                return comma.join(map(str, self._of_list(key, [*map(int, value.split(","))], where)))
+            return self._of_pattern(key, value, where, scope) if key.endswith("pattern") else value
+        if isinstance(value, list) and value:
+            if key in _RULES and len(value) != self._facts.layers and all(type(entry) is int for entry in value):
+                return [self._of_number(key, entry, where, scope) for entry in value]
+            return self._of_list(key, value, where)
+        return value
+
+    def _of_number(self, key: str, value: int, where: str, scope: Mapping[str, Any]) -> int:
+        facts, kept = self._facts, self._facts.kept_layers
+        if key in _LAYERS:
+            self._counted.add("layers")
+            return len(kept)
+        if key == _LAST:
+            shared = [layer >= facts.layers - value for layer in kept]
+            if shared != sorted(shared):
+                raise self._untrue(where, value)
+            return sum(shared)
+        if facts.is_beginning:
+            return value
+        if key in _RULES:
+            wanted = [_holds(key, layer, value) for layer in kept]
+            tried: list[int] = [value, *range(1 if key in (*_EVERY, *_FROM) else 0, len(kept) + 2)]
+            for new in tried:
+                if [_holds(key, layer, new) for layer in range(len(kept))] == wanted:
+                    return new
+            self._check_listed(where, value, scope)
+            return value
+        for period, offset in _PERIODS.items():
+            if key in (period, offset):
+                return self._of_period(where, scope.get(period), scope.get(offset, 0), scope)[key == offset]
+        if _RULE.search(key) and value:
+            raise self._untrue(where, value)
+        return value
+
+    def _of_period(self, where: str, period: Any, offset: Any, scope: Mapping[str, Any]) -> tuple[int, int]:
+        """Return the period and the offset that select the same layers in the part as these do in the model."""
+        if type(period) is not int or type(offset) is not int or period < 1:
+            raise self._untrue(where, [period, offset])
+        kept = self._facts.kept_layers
+        wanted = [layer % period == offset for layer in kept]
+        tried = [(candidate, at) for candidate in range(1, len(kept) + 2) for at in range(candidate)]
+        for new, at in [(period, offset), *tried]:
+            if [layer % new == at for layer in range(len(kept))] == wanted:
+                return new, at
+        self._check_listed(where, [period, offset], scope)
+        return period, offset
+
+    def _check_listed(self, where: str, value: Any, scope: Mapping[str, Any]) -> None:
+        """Raise UsageError unless the configuration also has a list, with an entry for each layer, that says the same
+        as the rule with this `value`."""
+        lists = [key for about, keys in _LISTS.items() if re.search(about, where) for key in keys]
+        said = next((key for key in lists if isinstance(scope.get(key), list)), "")
+        if not said:
+            raise self._untrue(where, value)
+        self.notes.append(f"{where} {brief(value)} of config.json was left as it is: {said} says it of each layer.")
+
+    def _of_pattern(self, key: str, value: str, where: str, scope: Mapping[str, Any]) -> str:
+        """Return a text with a letter for each layer, or for each layer of a period."""
+        kept, facts = self._facts.kept_layers, self._facts
+        if len(value) in (facts.layers, facts.total):
+            self._counted.add("layers")
+            return "".join(value[layer] for layer in (kept if len(value) == facts.layers else facts.kept or ()))
+        if len(value) > facts.layers:
+            raise self._unfit(where, value)
+        is_same = all(value[new % len(value)] == value[old % len(value)] for new, old in enumerate(kept))
+        if not is_same:
+            self._check_listed(where, value, scope)
+        return value
+
+    def _of_list(self, key: str, value: list[Any], where: str) -> list[Any]:
+        facts, kept = self._facts, self._facts.kept or ()
+        speaks, are_numbers = _SPEAKS.search(key) is not None, all(type(entry) is int for entry in value)
+        is_each = len(value) in (facts.layers, facts.total)
+        # A list of two layers' zeros and ones has an entry for each.
+        may_be = speaks and are_numbers and len({*value}) == len(value) and not (is_each and max(value) < 2)
+        if may_be and min(value) >= 0 and max(value) < facts.total:
+            numbers = {old: new for new, old in enumerate(kept)}
+            return sorted(numbers[layer] for layer in value if layer in numbers)
+        if is_each and (speaks or not _FOREIGN.search(key)):
+            if speaks:
+                self._counted.add("layers")
+            return [value[layer] for layer in (kept if len(value) == facts.total else facts.kept_layers)]
+        if speaks and not _FOREIGN.search(key) and (are_numbers or all(type(entry) in (str, bool) for entry in value)):
+            raise self._unfit(where, value)
+        return value
+
+    def _untrue(self, where: str, value: Any) -> UsageError:
+        layers = text_of(self._facts.kept_layers)
+        return UsageError(
+            f"config.json says {where} {brief(value)}, a rule over the numbers of layers, of which no value is true of "
+            f"layers {layers} as 0 to {len(self._facts.kept_layers) - 1}.",
+            "Keep the first layers, such as --layers 0-3, or write no configuration with --no-copy-config.",
+        )
+
+    def _unfit(self, where: str, value: Sequence[Any]) -> CorruptError:
+        return CorruptError(
+            f"config.json has {len(value)} entries in {where}, {brief(value)}, and the weights have "
+            f"{self._facts.layers} layers: it has neither an entry for each layer nor numbers of layers from 0.",
+            "Correct config.json, or write no configuration with --no-copy-config.",
+        )
+
+    # ------------------------------------------------------------------------------------- experts and vocabulary
+
+    def _of_experts(self, key: str, value: Any, where: str, scope: Mapping[str, Any], before: int, after: int) -> Any:
+        if key in _EXPERTS and isinstance(value, list) and value and {*value} == {before}:
+            self._counted.add("experts")
+            return [after] * len(value)
+        if type(value) is not int:
+            return value
+        if key in _EXPERTS and value > 1:
+            if value != before:
+                raise CorruptError(
+                    f"config.json says {where} {value}, but the weights have {before} experts in each layer.",
+                    "Correct config.json.",
+                )
+            self._counted.add("experts")
+            return after
+        is_taken = key in _PER_TOKEN and (key != "top_k" or not any(name in scope for name in _PER_TOKEN[:-1]))
+        if is_taken and value > after:
+            raise UsageError(
+                f"config.json says {where} {value}, but the part has {after} experts in each layer.",
+                f"Keep at least {value} experts.",
+            )
+        if key in ("n_group", "num_expert_group") and value > 0:
+            if after % value:
+                raise UsageError(
+                    f"config.json says {where} {value}, which does not divide the {after} experts of the part.",
+                    f"Keep a multiple of {value} experts.",
+                )
+            groups = scope.get("topk_group")
+            taken = next((scope[name] for name in _PER_TOKEN if type(scope.get(name)) is int), 0)
+            if type(groups) is int and groups > 0 and taken > groups * (after // value):
+                raise UsageError(
+                    f"config.json says that a token takes {taken} experts of {groups} groups, but the part has "
+                    f"{after // value} experts in each of its {value} groups ({where}).",
+                    "Keep more experts.",
+                )
+        return value
+
+    def _of_vocabulary(self, key: str, value: Any, where: str, before: int, after: int) -> Any:
+        if key == "vocab_size" and type(value) is int:
+            self._counted.add("rows of the vocabulary")
+            return after
+        is_token = re.search(r"_token_(?:id|index)$", key)
+        beyond = [
+            token for token in (value if isinstance(value, list) else [value]) if type(token) is int and token >= after
+        ]
+        if is_token and beyond:
+            if key == "pad_token_id":
+                raise UsageError(
+                    f"config.json says {where} {beyond[0]}, but the part has rows 0 to {after - 1} of the vocabulary.",
+                    f"Keep at least {beyond[0] + 1} rows.",
+                )
+            self.notes.append(f"{where} of config.json is {brief(value)}, beyond the {after} rows of the vocabulary.")
+        return value

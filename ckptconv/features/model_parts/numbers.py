@@ -1,0 +1,82 @@
+"""Numbers of layers and experts as users write them: ranges, lists, and a file of lists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ckptconv.errors import UsageError
+from ckptconv.text import brief
+
+# The largest number of a layer or an expert, and the largest file that lists experts, in bytes.
+_MOST, _LARGEST = 1 << 20, 16 << 20
+_HOW = "Write numbers from 0 and ranges, such as 0-3,60."
+
+
+def numbers_in(text: str, called: str = "") -> list[int]:
+    """Return the numbers of a text such as "0-3,60", in its order. Raise UsageError, which names the option `called`,
+    if it is no such text, or has a number twice."""
+    numbers: list[int] = []
+    for part in text.replace(" ", "").split(","):
+        first, dash, last = part.partition("-")
+        last = last if dash else first
+        if not (first.isdecimal() and last.isdecimal() and len(last) < 8 and int(first) <= int(last) < _MOST):
+            raise UsageError(f"{called} {brief(text)} is no list of numbers.", _HOW)
+        numbers += range(int(first), int(last) + 1)
+        if len(numbers) > _MOST:
+            raise UsageError(f"{called} {brief(text)} has more than {_MOST:,} numbers.", _HOW)
+    if len({*numbers}) < len(numbers):
+        twice = next(number for at, number in enumerate(numbers) if number in numbers[:at])
+        raise UsageError(f"{called} {brief(text)} has {twice} twice.", _HOW)
+    return numbers
+
+
+def text_of(numbers: Iterable[int]) -> str:
+    """Return the shortest text with these numbers in their order."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def numbers_of(value: Any, called: str) -> str:
+    """Return the text of numbers; `value` is a text, one number, or a sequence of numbers."""
+    if type(value) is int:
+        value = [value]
+    if isinstance(value, (Sequence, range)) and not isinstance(value, (str, bytes)):
+        if not value or not all(type(number) is int for number in value):
+            raise UsageError(f"{called} {brief(value)} is no list of numbers.", _HOW)
+        value = ",".join(map(str, value))
+    if not isinstance(value, str):
+        raise UsageError(f"{called} {brief(value)} is no list of numbers.", _HOW)
+    return text_of(numbers_in(value, called))
+
+
+def experts_of(value: Any, called: str) -> tuple[str, ...]:
+    """Return a text of numbers for all layers, or one for each. `value` has numbers, lists of them, or a path."""
+    if isinstance(value, str) and value.endswith(".json"):
+        value = _in_file(value, called)
+    if isinstance(value, (list, tuple)) and not all(type(entry) is int for entry in value):
+        return tuple(numbers_of(entry, f"{called}, entry {number}:") for number, entry in enumerate(value))
+    return (numbers_of(value, called),)
+
+
+def _in_file(path: str, called: str) -> Any:
+    from ckptconv.storage import strict_json
+    from ckptconv.storage.location import Location
+
+    place = Location(path)
+    if place.kind != "file":
+        raise UsageError(f"{called}: {path} {'does not exist' if place.kind == 'missing' else 'is not a file'}.")
+    try:
+        value = strict_json.parse(place.read_text(_LARGEST))
+    except ValueError as error:
+        raise UsageError(f"{called}: {path} is not valid JSON: {error}.") from error
+    if not isinstance(value, list) or not value:
+        raise UsageError(
+            f"{called}: {path} holds no list of experts.", "Write a list of numbers, or a list of lists of numbers."
+        )
+    return value

@@ -1,0 +1,86 @@
+"""The options of conversions about parts of models."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from ckptconv.options import TAKE
+from ckptconv.options.kinds import PATH, TEXTS, ValueKind, choice, counted
+from ckptconv.options.option import Given, deciding, option
+
+_LITERAL: Any = Literal
+COMPONENTS = ("text", "vision", "mtp")
+
+
+def _layers(value: Any, called: str) -> str:
+    if value == "":
+        return ""
+    from ckptconv.features.model_parts import numbers  # most conversions are of a whole model
+
+    return numbers.numbers_of(value, called)
+
+
+def _experts(value: Any, called: str) -> tuple[str, ...]:
+    if value in ("", ()):
+        return ()
+    from ckptconv.features.model_parts import numbers
+
+    return numbers.experts_of(value, called)
+
+
+LAYERS = ValueKind(_layers, unset="", accepts="str | list[int] | tuple[int, ...] | range")
+EXPERTS = ValueKind(_experts, stored=list, unset=(), accepts="str | list[int] | list[list[int]] | list[str] | range")
+
+
+class PartOptions(Given):
+    """The part of a model that is converted, and what is added to it."""
+
+    layers: str = deciding(
+        LAYERS,
+        "Convert only these layers, such as 0-3,60, renumbered in this order, and change config.json with them.",
+        metavar="NUMBERS",
+        group=TAKE,
+    )
+    experts: tuple[str, ...] = deciding(
+        EXPERTS,
+        "Convert only these experts of each layer, such as 0-7, renumbered, with their rows of the routers; or FILE, "
+        "JSON with a list of numbers for each layer that has experts.",
+        metavar="NUMBERS|FILE",
+        group=TAKE,
+    )
+    component: str = deciding(
+        choice(*COMPONENTS, words=_LITERAL[COMPONENTS], unset=""),
+        "Convert only the language model (text) or the vision model of a model of both, with its own config.json, or "
+        "the layers that predict further tokens (mtp). --part I/N divides work among machines.",
+        metavar="text|vision|mtp",
+        group=TAKE,
+    )
+    vocab: int | None = deciding(
+        counted(1, 1 << 31),
+        "Convert only the first N rows of embeddings and head.",
+        metavar="N",
+        group=TAKE,
+    )
+    graft: tuple[str, ...] = option(
+        TEXTS,
+        "Add the tensors of REF, a checkpoint, whose names match GLOB, unchanged; repeatable. --fill adds missing "
+        "tensors, cast as the output is.",
+        metavar="REF:GLOB",
+        group=TAKE,
+    )
+    config: str = option(
+        PATH,
+        "The configuration of the model, for a checkpoint with none next to it. A part has it as config.json.",
+        metavar="FILE",
+        group=TAKE,
+    )
+
+
+GIVEN = PartOptions
+# What people call it, as options.
+OTHER_OPTIONS = {
+    "--num-layers --n-layers --keep-layers --num-hidden-layers": "Use --layers, such as --layers 0-3.",
+    "--num-experts --keep-experts": "Use --experts, such as --experts 0-7.",
+    "--text-only --language-model": "Use --component text.",
+    "--vocab-size": "Use --vocab N.",
+}

@@ -1,0 +1,204 @@
+"""Places of a model, by the names of its tensors: stacks of layers, modules with experts, components, embeddings. Pure.
+
+Sources: the names in the checkpoints of transformers' models, and of the releases that they read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.tensors.lazy import LazyTensor
+from ckptconv.text import some
+
+# Words of a path: of the modules that hold layers by number, and of components other than the language model.
+LAYER_WORDS = ("layers", "layer", "h", "blocks", "block")
+_BESIDE = re.compile(
+    r"(?:^|[._])(?:vision|visual|vit|image|video|audio|speech|talker|code2wav|token2wav|projector|multi_modal|mm)"
+    r"(?:[._\d]|$)"
+)
+_VISION = re.compile(r"vision\w*|visual|vit")
+_MTP = re.compile(r"mtp\w*|nextn\w*")
+# A model of several components has its language model in a module of one of these names.
+_TEXT = ("language_model", "text_model")
+_HEADS = ("lm_head", "output", "embed_out", "score")
+_EMBEDDINGS = ("embed_tokens", "wte", "word_embeddings", "tok_embeddings", "embed_in", "embeddings", "embedding")
+_VOCABULARY = (*_EMBEDDINGS, *_HEADS[:3], "shared")
+# Embeddings and heads that layers which predict further tokens may have of their own.
+_IN_LAYERS = re.compile(r"(?:^|\.)(?:embed_tokens|lm_head|shared_head\.head)$")
+# Modules, and ends of names, of tensors with a row for each expert, next to the experts or above them.
+_ROUTERS, _OF_EXPERTS = ("gate", "router", "moe_statics"), ("correction_bias", "expert_bias")
+# Modules whose tensors may have the number of experts as their length by chance.
+_WHOLE = re.compile(r"^shared|norm")
+_FIRST = re.compile(r"^(?P<place>(?:[^.]+\.)*?[^.\d][^.]*)\.(?P<number>\d{1,6})(?=\.|$)")
+_EXPERT = re.compile(r"^(?P<module>(?:.*\.)?experts)\.(?P<number>\d{1,6})(?=\.|$)")
+
+
+class Stack(NamedTuple):
+    """Modules that are called by number: the path of the module that holds them, and how many there are."""
+
+    place: str
+    size: int
+
+
+def is_beside(path: str) -> bool:
+    """Whether a path leads into a component other than the language model, such as the vision model."""
+    return _BESIDE.search(path) is not None
+
+
+def is_further(path: str) -> bool:
+    """Whether a path leads to a module that predicts further tokens."""
+    return any(_MTP.fullmatch(word) for word in path.split("."))
+
+
+def numbered(name: str) -> tuple[str, int] | None:
+    """Return the stack of layers that a name is in, and the number of its layer; None if it is in none."""
+    match = _FIRST.match(name)
+    if match is None or match["place"].rpartition(".")[2] not in LAYER_WORDS:
+        return None
+    return match["place"], int(match["number"])
+
+
+def stack_of(names: Iterable[str], path: str) -> Stack:
+    """Return the layers of the language model. Raise UnsupportedError if there are none, or several stacks of them,
+    CorruptError if one of their numbers is missing."""
+    stacks: dict[str, set[int]] = {}
+    for name in names:
+        place, number = numbered(name) or ("", 0)
+        if place and not is_beside(place) and not is_further(place):
+            stacks.setdefault(place, set()).add(number)
+    if len(stacks) != 1:
+        layers = (
+            f"several stacks of layers: {some(stacks)}" if stacks else "no layers with numbers, such as model.layers.0"
+        )
+        raise UnsupportedError(
+            f"{path} has {layers}.", "Choose tensors with --include and --exclude." if stacks else "Leave --layers out."
+        )
+    ((place, numbers),) = stacks.items()
+    missing = [number for number in range(max(numbers) + 1) if number not in numbers]
+    if missing:
+        raise CorruptError(
+            f"{path} has layer {max(numbers)} of {place}, but not {some(missing, form=str)}.",
+            "Convert the whole checkpoint, with all of its files.",
+        )
+    return Stack(place, len(numbers))
+
+
+def further_layers(names: Iterable[str], stack: Stack | None) -> int:
+    """Return how many layers there are in modules of their own that predict further tokens."""
+    inside = (numbered(name) for name in names if is_further(name) and not is_beside(name))
+    found = {place for place in inside if place and (stack is None or place[0] != stack.place)}
+    return len(found)
+
+
+# ---------------------------------------------------------------------------------------------------------- components
+
+
+def named_in(component: str, name: str) -> str | None:
+    """Return the name of a tensor or a module in a component's own model; None if it is not in that component."""
+    words = name.split(".")
+    if component == "text":
+        at = next((at for at, word in enumerate(words) if word in _TEXT), None)
+        if at is not None and not is_beside(".".join(words[:at])):
+            # At the top, the text model of a pair of encoders keeps its name.
+            return name if words[at] == "text_model" and at == 0 else ".".join(words[:at] + words[at + 1 :])
+        return name if words[0] in _HEADS or "lm_head" in words[:2] else None
+    at = next((at for at, word in enumerate(words) if _VISION.fullmatch(word)), None)
+    return None if at is None else ".".join(words[at + 1 :])
+
+
+def component_of(component: str, names: Iterable[str]) -> dict[str, str]:
+    """Return the names that are in the text or vision component, {old: new}; {} if there is no such component."""
+    renamed = {name: new for name in names if (new := named_in(component, name))}
+    if component == "text":
+        return renamed if any(word in _TEXT for name in renamed for word in name.split(".")) else {}
+    return renamed
+
+
+# ------------------------------------------------------------------------------------------------------------- experts
+
+
+class Experts(NamedTuple):
+    """A module with experts: its path, how many there are, and {name: dimension} of tensors with a row for each; those
+    of `numbered` modules have names of their own."""
+
+    module: str
+    size: int
+    rows: Mapping[str, int]
+    numbered: bool
+
+
+def expert_in(name: str) -> tuple[str, int, str] | None:
+    """Return the module of experts that a name is in, the number of the expert, and the rest of the name; None if it is
+    in none that is called by number."""
+    match = _EXPERT.match(name)
+    return (match["module"].rpartition(".")[0], int(match["number"]), name[match.end() :]) if match else None
+
+
+def experts_of(tensors: Mapping[str, LazyTensor], path: str) -> list[Experts]:
+    """Return the modules with experts of the checkpoint at `path`, in order. Raise UnsupportedError for a tensor that
+    has the number of experts as its length, if its rows are not known to be theirs."""
+    inside: dict[str, list[str]] = {}
+    for name in tensors:
+        words = name.split(".")
+        if "experts" in words[1:]:
+            inside.setdefault(".".join(words[: words.index("experts", 1)]), [])
+        # Modules whose experts have no module of their own: matrices next to a router.
+        elif words[-3:] == ["router", "layer", "weight"]:
+            inside.setdefault(".".join(words[:-3]), [])
+    for name in tensors:
+        words = name.split(".")
+        for end in range(len(words) - 1, 0, -1):
+            if (above := ".".join(words[:end])) in inside:
+                inside[above].append(name)
+                break
+    return [_experts(module, {name: tensors[name].shape for name in names}, path) for module, names in inside.items()]
+
+
+def _experts(module: str, shapes: Mapping[str, tuple[int, ...]], path: str) -> Experts:
+    ends = {name: [*name[len(module) + 1 :].split("."), ""] for name in shapes}
+    numbers = {expert[1] for name in shapes if (expert := expert_in(name)) and expert[0] == module}
+    stacks = {name for name, words in ends.items() if words[0] == "experts" and not words[1].isdecimal()}
+    if not numbers and not stacks:
+        stacks = {name for name, shape in shapes.items() if len(shape) == 3}
+    count = len(numbers) or max((shapes[name][0] for name in stacks if len(shapes[name]) > 1), default=0)
+    if not count or (numbers and max(numbers) != count - 1):
+        raise UnsupportedError(f"{path}: the experts of {module} are not numbered from 0, nor stacked in its tensors.")
+    rows: dict[str, int] = {}
+    for name, words in ends.items():
+        shape, is_stack = shapes[name], name in stacks
+        is_router = words[0] in _ROUTERS or words[-2].endswith(_OF_EXPERTS)
+        if (is_stack or is_router) and shape and shape[0] == count:
+            rows[name] = 0
+        elif is_router and shape[-1:] == (count,) and shape[:-1] == (1,) * (len(shape) - 1):
+            rows[name] = len(shape) - 1
+        elif is_stack or is_router:
+            if any(extent != 1 for extent in shape) and (is_stack or len(shape) > 1):
+                raise _unknown(path, name, shape, module, count)
+        elif words[0] != "experts" and shape[:1] == (count,) and len(words) < 4 and not _WHOLE.search(words[0]):
+            raise _unknown(path, name, shape, module, count)
+    return Experts(module, count, rows, bool(numbers))
+
+
+def _unknown(path: str, name: str, shape: Sequence[int], module: str, count: int) -> UnsupportedError:
+    return UnsupportedError(
+        f"{path}: {name} has the shape {list(shape)}, and {module} has {count} experts: it is not known which of its "
+        "rows belong to which expert.",
+        f"Leave it out with --exclude {name}, or convert without --experts.",
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------- vocabulary
+
+
+def vocabulary_of(tensors: Mapping[str, LazyTensor]) -> dict[str, str]:
+    """Return the tensors of embeddings and heads, {name: module}."""
+    modules = {}
+    for name in tensors:
+        module, _, leaf = name.rpartition(".")
+        is_one = _IN_LAYERS.search(module) if numbered(name) else module.rpartition(".")[2] in _VOCABULARY
+        if (is_one and not is_beside(module)) or leaf == "final_logits_bias":
+            modules[name] = module
+    return modules

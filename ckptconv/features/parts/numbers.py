@@ -1,0 +1,78 @@
+"""Which part of how many a process makes: as a user writes it, or as a batch system says."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ckptconv.errors import UsageError
+from ckptconv.text import brief, whole
+
+# Variables in which batch systems give the number of a process, the lowest number, and the number of processes. Of each
+# the first that is set counts.
+_SYSTEMS: tuple[tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]], ...] = (
+    ("a Slurm array", ("SLURM_ARRAY_TASK_ID",), ("SLURM_ARRAY_TASK_MIN",), ("SLURM_ARRAY_TASK_COUNT",)),
+    ("torchrun", ("RANK",), (), ("WORLD_SIZE",)),
+    (
+        "a Kubernetes indexed job",
+        ("JOB_COMPLETION_INDEX",),
+        (),
+        ("JOB_COMPLETIONS", "COMPLETIONS", "JOB_PARALLELISM", "PARALLELISM"),
+    ),
+)
+
+
+def parse_part(value: Any, option: str, environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
+    """Return the part that `value` names: "I/N", (I, N), or "auto" for that of a batch system in the environment.
+
+    Raises UsageError, naming `option`, if it names none.
+    """
+    if isinstance(value, str) and value == "auto":
+        return _part_of_system(option, environment)
+    shown = value if isinstance(value, str) else brief(value)
+    if isinstance(value, str):
+        match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", value)
+        value = tuple(map(int, match.groups())) if match else ()
+    numbers = [whole(number_of) for number_of in value] if isinstance(value, (tuple, list)) else []
+    number, count = numbers if len(numbers) == 2 else (None, None)
+    if number is None or count is None:
+        raise UsageError(f"{option} {shown}: expected I/N, such as 0/4, or auto.")
+    return _checked_part(number, count, f"{option} {shown}")
+
+
+def _part_of_system(option: str, environment: Mapping[str, str]) -> tuple[int, int]:
+    for system, numbers, lowest, counts in _SYSTEMS:
+        number = _first(option, environment, numbers)
+        if number is None:
+            continue
+        count = _first(option, environment, counts)
+        if count is None:
+            raise UsageError(
+                f"{option} auto: {numbers[0]} is set, as in {system}, but {' or '.join(counts)} is not.",
+                f"Set it to the number of parts, or give {option} I/N.",
+            )
+        lowest_number = _first(option, environment, lowest) or 0
+        return _checked_part(number - lowest_number, count, f"{option} auto, from {numbers[0]}")
+    names = ", ".join(f"{numbers[0]} ({system})" for system, numbers, _, _ in _SYSTEMS)
+    raise UsageError(f"{option} auto: none of these is set: {names}.", f"Give {option} I/N.")
+
+
+def _first(option: str, environment: Mapping[str, str], names: tuple[str, ...]) -> int | None:
+    for name in names:
+        value = environment.get(name)
+        if value:
+            if not re.fullmatch(r"\d{1,9}", value):
+                raise UsageError(f"{option} auto: {name} is {value!r}, where a number was expected.")
+            return int(value)
+    return None
+
+
+def _checked_part(number: int, count: int, where: str) -> tuple[int, int]:
+    if not 0 <= number < count:
+        raise UsageError(
+            f"{where}: part {number} of {count} does not exist.",
+            f"Parts are numbered from 0: 0/{count} to {count - 1}/{count}." if count > 0 else "",
+        )
+    return number, count

@@ -1,0 +1,89 @@
+"""AutoRound's integers: `auto_round/inference/convert_model.py`, and `auto_round_extension/torch` of 0.16.
+
+`packing_format` says how codes lie, and whether zero points are stored less 1. `extra_config` has what differs for a
+module, under its name or a regular expression that is searched for in names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from ckptconv.errors import UnsupportedError
+from ckptconv.features.quantized.configuration import Configuration
+from ckptconv.features.quantized.dialects import Dialect, awq
+from ckptconv.features.quantized.table import GPTQ, Format, Sizes
+from ckptconv.features.quantized.words import EVERYWHERE, NOT, idle
+from ckptconv.storage.strict_json import OrNull
+
+_METHODS = ("auto-round", "auto_round", "intel/auto-round")
+_FIRST, _LATER, _NATIVE, _AWQ = (
+    "auto_round:auto_gptq",
+    "auto_round:gptqmodel",
+    "auto_round",
+    "auto_round:auto_awq",
+)
+_BITS = {_FIRST: (2, 3, 4, 8), _LATER: range(2, 9), _NATIVE: range(2, 9), _AWQ: (4,)}
+_GROUP = range(-1, 1 << 31)
+_SCHEME = {
+    **idle("sym act_bits act_group_size act_sym act_data_type act_dynamic"),
+    **dict.fromkeys(("super_bits?", "super_group_size?", "rotation_config?"), NOT),
+    "data_type?": frozenset(("int",)),
+}
+_WORDS = {
+    **EVERYWHERE,
+    **_SCHEME,
+    **idle(
+        """
+        autoround_version block_name_to_quantize to_quant_block_names quant_block_list modules_in_block_to_quantize
+        enable_quanted_input enable_minmax_tuning enable_norm_bias_tuning enable_torch_compile enable_adam
+        enable_alg_ext disable_opt_rtn seqlen batch_size scale_dtype lr minmax_lr gradient_accumulate_steps iters amp
+        nsamples dataset low_gpu_mem_usage low_cpu_mem_usage quant_lm_head static_kv_dtype static_attention_dtype
+        """
+    ),
+    "packing_format": frozenset(_BITS),
+    "bits": range(2, 9),
+    "group_size": _GROUP,
+    "extra_config?": OrNull({str: {**_SCHEME, "bits?": range(2, 33), "group_size?": _GROUP}}),
+}
+# One character of an expression, which is no quantifier.
+_PLAIN = re.compile(r"(?:[\w\-.^$/]|\\[\w\-.])*")
+
+
+def _is_in(expression: str, module: str) -> bool:
+    """Whether a regular expression is found in a name: one of single characters and ".*" takes no more than linear
+    time."""
+    at = 0
+    for piece in expression.split(".*"):
+        if not _PLAIN.fullmatch(piece):
+            raise UnsupportedError(f"extra_config has {expression!r}, and that expression is not read.")
+        found = re.compile(piece).search(module, at)
+        if found is None:
+            return False
+        at = found.end()
+    return True
+
+
+def _of(*formats: str) -> Callable[[Configuration, str], Iterator[tuple[str, Sizes]]]:
+    def sizes(told: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
+        made = told.told.get("packing_format")
+        if told.method not in _METHODS or made not in formats:
+            return
+        module, extra = name.removesuffix(".weight"), told.told.get("extra_config") or {}
+        others = (said for key, said in extra.items() if said and _is_in(key, module))
+        own: Mapping[str, Any] = extra[module] if module in extra else next(others, {})
+        bits, size = own.get("bits", told.told["bits"]), own.get("group_size", told.told["group_size"])
+        if bits in _BITS[made] and size:
+            yield f"AutoRound int{bits}", {"b": bits, "C": size if size > 0 else "K", "offset": int(made == _FIRST)}
+
+    return sizes
+
+
+_PACKED = {role: part for role, part in GPTQ.items() if role != "index"}
+_FORMATS = (
+    Format("N K", "int", _PACKED, _of(_FIRST, _NATIVE), offset="offset", own=True),
+    Format("N K", "int", GPTQ, _of(_LATER), offset="offset", own=True),
+    Format("N K", "awq", awq.PARTS, _of(_AWQ), own=True),
+)
+DIALECT = Dialect(_FORMATS, dict.fromkeys(_METHODS, _WORDS))

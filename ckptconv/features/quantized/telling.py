@@ -1,0 +1,92 @@
+"""Parts of quantized weights that are no numbers of them, and tell their sizes: what is in their few bytes.
+
+Each function raises ValueError if that cannot be.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from ckptconv.storage import strict_json
+
+# What the bytes of a part tell: sizes by name.
+Telling: TypeAlias = "Callable[[bytes], Mapping[str, Any]]"
+_SIDE = range(1, 1 << 31)
+_STATE = {
+    **dict.fromkeys(("quant_type?", "dtype?", "nested_dtype?"), str),
+    **dict.fromkeys(("nested_blocksize?", "nested_offset?"), object),
+    "shape": [int],
+    "blocksize": _SIDE,
+}
+_LARGEST_FLOAT, _MOST_DIMENSIONS, _DEEPEST = 3.4e38, 8, 16
+
+
+def shape(data: bytes) -> Mapping[str, Any]:
+    """Return the rows and columns in compressed-tensors' `weight_shape`."""
+    if len(data) != 16:
+        raise ValueError("its shape is not two numbers")
+    rows, columns = struct.unpack("<qq", data)
+    if rows < 0 or columns < 0:
+        raise ValueError(f"its shape would be {[rows, columns]}")
+    return {"M": rows, "K": columns}
+
+
+def state(data: bytes) -> Mapping[str, Any]:
+    """Return what is in bitsandbytes' `quant_state`, JSON as bytes."""
+    try:
+        told = strict_json.check(strict_json.parse(data.decode(), deepest=_DEEPEST), _STATE, "it")
+        sides = tuple(told["shape"])
+        found: dict[str, Any] = {"C": told["blocksize"], "F": math.prod(sides), "view": sides}
+        if told.get("nested_blocksize") is not None:
+            side = strict_json.check(told["nested_blocksize"], _SIDE, "its nested block")
+            found |= {"D": side, "shift": strict_json.check(told.get("nested_offset"), float, "its offset")}
+    except ValueError as error:
+        raise ValueError(f"its state cannot be read: {error}") from None
+    if len(sides) > _MOST_DIMENSIONS or abs(found.get("shift", 0)) > _LARGEST_FLOAT:
+        raise ValueError("its state lacks a valid shape or offset")
+    return found
+
+
+def byte(name: str, *known: int) -> Telling:
+    """Return what tells a byte of this name that has to be one of the `known`."""
+
+    def telling(data: bytes) -> Mapping[str, Any]:
+        if len(data) != 1 or data[0] not in known:
+            raise ValueError(f"its {name} is {list(data[:8])}; expected {some_of(known)}")
+        return {}
+
+    return telling
+
+
+def integers(name: str, count: int = 1) -> Telling:
+    """Return what tells so many integers of 64 bits, each at least 0: alone, or as a tuple."""
+
+    def telling(data: bytes) -> Mapping[str, Any]:
+        if len(data) != 8 * count:
+            raise ValueError(f"its {name} has {len(data)} bytes; expected {8 * count}")
+        found = struct.unpack(f"<{count}q", data)
+        if min(found) < 0:
+            raise ValueError(f"its {name} is {found[0]}")
+        return {name: found[0] if count == 1 else found}
+
+    return telling
+
+
+def text(name: str, *known: str) -> Telling:
+    """Return what tells a text, as bytes, that has to be one of the `known`."""
+
+    def telling(data: bytes) -> Mapping[str, Any]:
+        found = data.decode(errors="replace")
+        if found not in known:
+            raise ValueError(f"its {name} is {found[:40]!r}; expected {some_of(known)}")
+        return {name: found}
+
+    return telling
+
+
+def some_of(known: tuple[object, ...]) -> str:
+    """Return what may be there, for a message."""
+    return " or ".join(map(repr, known))

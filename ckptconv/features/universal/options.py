@@ -1,0 +1,28 @@
+"""The options of conversions about universal checkpoints."""
+
+from __future__ import annotations
+
+from ckptconv.options import OUTPUT
+from ckptconv.options.kinds import FLAG, PATH, counted
+from ckptconv.options.option import Given, deciding, option
+
+
+class UniversalOptions(Given):
+    """Where a universal checkpoint goes, and for which training it is."""
+
+    universal: str = option(
+        PATH, "Write a DeepSpeed universal checkpoint to DIR, to resume training from.", metavar="DIR", group=OUTPUT
+    )
+    zero_stage: int | None = deciding(
+        counted(1, 3),
+        "The ZeRO stage of the training that will load the universal checkpoint.",
+        metavar="1|2|3",
+        group=OUTPUT,
+        fallback="any; for a ZeRO checkpoint, its own stage",
+    )
+    fresh_optimizer: bool = deciding(
+        FLAG, "Start the universal checkpoint with zero moments at step 0, whatever INPUT holds.", group=OUTPUT
+    )
+
+
+GIVEN = UniversalOptions

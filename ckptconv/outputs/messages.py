@@ -1,0 +1,69 @@
+"""The notes and warnings on planned outputs, and on their sources. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ckptconv.formats.source import Source
+from ckptconv.options.table import Options
+from ckptconv.outputs.notices import idle_sentences
+from ckptconv.outputs.planning import Output
+from ckptconv.text import some
+
+
+def notes_of(sources: Sequence[Source], outputs: Sequence[Output], chosen: Options) -> Iterator[str]:
+    """Yield the notes on `sources` and on the `outputs` that are planned of them."""
+    has_chosen_names = chosen.key or chosen.strip_prefix or chosen.rename
+    for source in sources:
+        yield from source.told()
+        yield from () if has_chosen_names else source.hints
+    for output in outputs:
+        yield from output.notices.notes
+
+
+def warnings_of(sources: Sequence[Source], outputs: Sequence[Output], chosen: Options) -> Iterator[str]:
+    """Yield the warnings on `sources`, their references, and the `outputs` that are planned of them."""
+    references = (source.reference for source in sources if source.reference)
+    yield from dict.fromkeys(warning for source in (*sources, *references) for warning in source.warnings)
+    for output in outputs:
+        yield from output.notices.warnings
+        yield from output.restored.warnings() if output.restored else ()
+    # An option that affects none of the outputs is probably a mistake.
+    first, *others = (output.notices.idle for output in outputs)
+    yield from idle_sentences({option: first[option] for option in first if all(option in idle for idle in others)})
+    for output in outputs:
+        if output.notices.bits:
+            yield (
+                f"{some(output.notices.bits)} cannot be restored without the structure record, because safetensors "
+                "lack their dtype."
+            )
+    if is_inert(outputs):
+        yield _no_model(sources[0], outputs, chosen)
+    elif not any(output.tensors for output in outputs):
+        kept = "none of its contents are kept" if not chosen.structure else "only its structure is kept"
+        yield f"{sources[0].path} holds no tensors: {kept}."
+
+
+def is_inert(outputs: Sequence[Output]) -> bool:
+    """Whether the outputs hold no tensor outside objects of opaque classes (known by name only)."""
+    return all(output.notices.inert for output in outputs)
+
+
+def _no_model(source: Source, outputs: Sequence[Output], chosen: Options) -> str:
+    """Return the warning for an input whose tensors, if any, are all inside objects of opaque classes."""
+    count = sum(output.tensors for output in outputs)
+    classes = f"objects of classes that are known by name only ({some(source.files.opaque, 3)})"
+    problem = (
+        f"has all its tensors ({count}) inside {classes}: their names are not those of a model"
+        if count
+        else f"holds no tensor, and {classes}, which may have some, are kept as inert data"
+    )
+    advice = (
+        "Without --raw, whole modules among them become state dicts."
+        if chosen.raw
+        else (
+            "On a machine with these classes, save the state_dict() of the object with torch.save, and convert "
+            "that file."
+        )
+    )
+    return f"{source.path} {problem}. The output is not a usable model. {advice}"

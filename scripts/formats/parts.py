@@ -1,0 +1,201 @@
+"""Parts of tiny models of transformers are compared with the models, cut in memory.
+
+Each model has random weights, and is saved by `save_pretrained`. A part of that has to load without missing, unexpected
+or mismatched names, and its logits have to equal those of the model whose layers, or rows of routers and experts, were
+taken in memory, bit for bit.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+NEEDED = ("torch", "transformers")
+LAYERS, EXPERTS = 6, 8
+_BASE: dict[str, Any] = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": LAYERS, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 64, "max_position_embeddings": 128, "pad_token_id": 0,
+    "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+_MOE: dict[str, Any] = {"num_experts": EXPERTS, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+_LATENT: dict[str, Any] = {
+    "n_routed_experts": EXPERTS, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_shared_experts": 1,
+    "n_group": 2, "topk_group": 1, "first_k_dense_replace": 2,
+}  # fmt: skip
+# By kind: settings, the layers of a part that are not the first ones, and whether it has experts.
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {}, "qwen2": {}, "qwen3": {}, "gemma2": {}, "olmo2": {},
+    "qwen3_moe": _MOE, "mixtral": {"num_local_experts": EXPERTS, "num_experts_per_tok": 2},
+    "qwen2_moe": {**_MOE, "shared_expert_intermediate_size": 16},
+    "deepseek_v3": {
+        **_LATENT, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
+        "v_head_dim": 8, "num_key_value_heads": 4,
+    },
+    "gpt_oss": {"num_local_experts": EXPERTS, "num_experts_per_tok": 2},
+    "qwen3_next": {
+        **_MOE, "shared_expert_intermediate_size": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8, "linear_value_head_dim": 8, "full_attention_interval": 3,
+    },
+    "llama4_text": {
+        "num_local_experts": EXPERTS, "num_experts_per_tok": 1, "intermediate_size_mlp": 48,
+        "interleave_moe_layer_step": 2,
+    },
+    "gemma3_text": {"sliding_window_pattern": 3},
+    "nemotron_h": {
+        "layers_block_type": ["mamba", "moe", "attention", "mamba", "moe", "attention"], "n_routed_experts": EXPERTS,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 16, "moe_shared_expert_intermediate_size": 16,
+        "mamba_num_heads": 4, "mamba_head_dim": 8, "ssm_state_size": 8, "n_groups": 1, "chunk_size": 8,
+        "use_mamba_kernels": False,
+    },
+    "glm4_moe": _LATENT,
+    "jamba": {
+        "num_experts": EXPERTS, "num_experts_per_tok": 2, "attn_layer_period": 3, "attn_layer_offset": 1,
+        "expert_layer_period": 2, "expert_layer_offset": 1, "use_mamba_kernels": False, "mamba_d_state": 8,
+        "mamba_dt_rank": 4,
+    },
+    "granitemoehybrid": {
+        "num_local_experts": EXPERTS, "num_experts_per_tok": 2, "shared_intermediate_size": 16,
+        "layer_types": ["mamba", "mamba", "attention"] * 2, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8,
+        "mamba_expand": 2, "mamba_chunk_size": 8,
+    },
+}  # fmt: skip
+_FIRST, _OTHERS, _KEPT = [0, 1, 2], [1, 2, 4], [0, 2, 5, 7]
+# Attributes of modules and configurations that count experts, and lists with an entry for each layer.
+_COUNTS = ("num_experts", "n_routed_experts", "num_local_experts", "num_routed_experts")
+_LISTS = ("layer_types", "mlp_layer_types", "layers_block_type", "no_rope_layers")
+
+
+def check(place: Path, seed: int) -> Iterator[tuple[str, str]]:
+    """Yield the name of each case, and what is wrong with it."""
+    import torch
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    for kind, more in MODELS.items():
+        torch.manual_seed(seed)
+        config = transformers.AutoConfig.for_model(kind, **{**_BASE, **more})
+        model = transformers.AutoModelForCausalLM.from_config(config).eval().float()
+        model.save_pretrained(place / kind)
+        yield from _parts(place / kind, model, kind)
+    yield from _components(place, seed)
+
+
+def _parts(place: Path, model: Any, kind: str) -> Iterator[tuple[str, str]]:
+    has_experts = any(getattr(model.config, name, None) == EXPERTS for name in _COUNTS)
+    for layers, experts in (
+        (_FIRST, None),
+        (_OTHERS, None),
+        *([(None, _KEPT), (_FIRST, _KEPT)] if has_experts else []),
+    ):
+        said = {name: value for name, value in (("layers", layers), ("experts", experts)) if value}
+        yield f"{kind} {said}", _compared(place, model, said)
+
+
+def _compared(place: Path, model: Any, part: dict[str, list[int]]) -> str:
+    """Return what is wrong with a part; "" if nothing is."""
+    from transformers import AutoModelForCausalLM
+
+    import ckptconv
+
+    out = place.with_name(f"{place.name}-{'-'.join(part)}-{len(part)}")
+    try:
+        ckptconv.convert(place, out, overwrite=True, fsync=False, verify=True, **part)  # type: ignore[arg-type]
+    except ckptconv.CkptconvError as error:
+        return f"refused: {error}"
+    try:
+        loaded, found = AutoModelForCausalLM.from_pretrained(out, output_loading_info=True, dtype="float32")
+    except Exception as error:
+        return f"from_pretrained: {type(error).__name__}: {error}"
+    wrong = {name: sorted(map(str, each)) for name, each in found.items() if each}
+    return f"{wrong}" if wrong else _differing(loaded, _in_memory(model, **part))
+
+
+def _differing(one: Any, other: Any) -> str:
+    import torch
+
+    tokens = torch.arange(3, 23).view(2, 10)
+    with torch.no_grad():
+        logits = [model.eval()(input_ids=tokens, use_cache=False).logits for model in (one, other)]
+    if not all(each.isfinite().all() for each in logits):
+        return "logits are not finite"
+    return "" if torch.equal(*logits) else f"logits differ by up to {(logits[0] - logits[1]).abs().max().item()}"
+
+
+def _in_memory(model: Any, layers: list[int] | None = None, experts: list[int] | None = None) -> Any:
+    """Return a copy of a model with these layers, and experts of each."""
+    import torch
+
+    model = copy.deepcopy(model)
+    if experts:
+        for name, module in model.named_modules():
+            own = name.rpartition(".")[2]
+            if own in ("experts", "gate", "router", "moe_statics") or "router" in name or "block_sparse_moe" in name:
+                _take(module, experts)
+        for each in (*model.modules(), model.config):
+            for name in _COUNTS:
+                if getattr(each, name, None) == EXPERTS:
+                    setattr(each, name, len(experts))
+    if layers:
+        stacks = ((each, getattr(each, "layers", None)) for each in model.modules())
+        base = next(each for each, own in stacks if isinstance(own, torch.nn.ModuleList) and len(own) == LAYERS)
+        base.layers = torch.nn.ModuleList([base.layers[number] for number in layers])
+        for config in {id(each): each for each in (model.config, base.config)}.values():
+            for name in _LISTS:
+                value = vars(config).get(name)
+                if isinstance(value, list) and len(value) == LAYERS:
+                    setattr(config, name, [value[number] for number in layers])
+            if "num_hidden_layers" in vars(config):
+                config.num_hidden_layers = len(layers)
+    return model
+
+
+def _take(module: Any, experts: list[int]) -> None:
+    """Take the rows of these experts from the tensors of a module, and modules from its lists."""
+    import torch
+
+    if isinstance(module, torch.nn.ModuleList) and len(module) == EXPERTS:
+        kept = [module[number] for number in experts]
+        del module[:]
+        module.extend(kept)
+    for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+        if tensor.dim() and tensor.shape[0] == EXPERTS:
+            held = torch.nn.Parameter(tensor[experts]) if isinstance(tensor, torch.nn.Parameter) else tensor[experts]
+            setattr(module, name, held)
+    if isinstance(module, torch.nn.Linear) and module.out_features == EXPERTS:
+        module.out_features = len(experts)
+
+
+def _components(place: Path, seed: int) -> Iterator[tuple[str, str]]:
+    """The language model of one that sees images is that of the whole, and the vision model too."""
+    import torch
+    from transformers import AutoModel, AutoModelForCausalLM, Gemma3Config, Gemma3ForConditionalGeneration
+
+    import ckptconv
+
+    torch.manual_seed(seed)
+    eyes = {
+        "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 16,
+        "patch_size": 8,
+    }  # fmt: skip
+    config = Gemma3Config(text_config={**_BASE, "sliding_window_pattern": 3}, vision_config=eyes, mm_tokens_per_image=1)
+    model = Gemma3ForConditionalGeneration(config).eval().float()
+    model.save_pretrained(place / "gemma3")
+    for component, kind in (("text", AutoModelForCausalLM), ("vision", AutoModel)):
+        whole: Any = ckptconv.convert
+        whole(place / "gemma3", place / component, component=component, fsync=False, verify=True)
+        loaded, found = kind.from_pretrained(place / component, output_loading_info=True, dtype="float32")
+        wrong = {name: sorted(map(str, each)) for name, each in found.items() if each}
+        if wrong or component == "vision":
+            own = {
+                name.rpartition("vision_tower.")[2]: each for name, each in model.named_parameters() if "vision" in name
+            }
+            equal = all(torch.equal(each, own[name]) for name, each in loaded.named_parameters()) if not wrong else True
+            yield f"gemma3 {component}", f"{wrong}" if wrong else "" if equal else "weights differ"
+        else:
+            yield f"gemma3 {component}", _differing(loaded, model)
+    ckptconv.convert(place / "gemma3", place / "few", layers=_FIRST, fsync=False, verify=True)
+    loaded, found = Gemma3ForConditionalGeneration.from_pretrained(place / "few", output_loading_info=True)
+    wrong = {name: sorted(map(str, each)) for name, each in found.items() if each}
+    yield "gemma3 layers", f"{wrong}" if wrong else _differing(loaded, _in_memory(model, _FIRST))

@@ -1,0 +1,74 @@
+"""What tests of the trunk ask of parts of models too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hypothesis import strategies as st
+
+import ckptconv
+
+# Of each option: its default, a value, and how that may be written; values that it has not; and any that it has.
+ACCEPTED_VALUES: dict[str, tuple[Any, Any, list[Any]]] = {
+    "layers": ("", "0-3,60", ["0-3,60", "0, 1-2,3,60", [0, 1, 2, 3, 60], (0, 1, 2, 3, 60)]),
+    "experts": ((), ("0-2",), ["0-2", [0, 1, 2], range(3), ("0-2",), [[0, 1, 2]], [range(3)]]),
+    "component": ("", "text", ["text"]),
+    "vocab": (None, 8, [8, "8"]),
+    "graft": ((), ("r:*",), ["r:*", ("r:*",), ["r:*"]]),
+    "config": ("", "c.json", [Path("c.json"), "c.json"]),
+}
+REFUSED_VALUES: dict[str, list[Any]] = {
+    "layers": [
+        "x",
+        "1-",
+        "-1",
+        "3-1",
+        "0,0",
+        "0-2,1",
+        "1.5",
+        "9" * 9,
+        1.5,
+        True,
+        [],
+        [0.5],
+        [True],
+        {0: 1},
+        b"1",
+        "0-9999999",
+    ],
+    "experts": ["x", "0,0", [[0], ["x"]], [[]], 1.5, {0: 1}, "no-such-file.json"],
+    "component": ["audio", 3, "0/2"],
+    "vocab": [0, -1, True, 1.5, "", "all"],
+    "graft": [3, b"x", [3]],
+    "config": [3, b"c"],
+}
+_NUMBERS = st.lists(st.integers(0, 1000), min_size=1, max_size=9, unique=True)
+DECIDING = {
+    "layers": _NUMBERS,
+    "experts": _NUMBERS | st.lists(_NUMBERS, min_size=1, max_size=3),
+    "component": st.sampled_from(["text", "vision", "mtp"]),
+    "vocab": st.integers(1, 1 << 31),
+}
+
+
+def _turned(here: Path, source: str, out: Path) -> None:
+    ckptconv.convert(here / source, out, layers=(1, 0), copy_config=False)
+
+
+def _grafted(here: Path, source: str, out: Path) -> None:
+    ckptconv.convert(here / source, out, exclude="*.gate_proj.*", graft=f"{here / 'b'}:*.gate_proj.*")
+
+
+# Ways to compute, and what shows each.
+COMPUTING: dict[str, tuple[Callable[..., object], str]] = {"part": (_turned, "a"), "graft": (_grafted, "a")}
+# What becomes of each option in each kind of output; the option, others that it needs, and the source.
+ROWS_OF_KINDS: dict[str, tuple[Any, ...]] = {
+    "layers": ("hhhrrhhh", {"layers": "0"}, (), "layered"),
+    "experts": ("hhhrrhhh", {"experts": "0"}, (), "layered"),
+    "component": ("hhhrrhhh", {"component": "text"}, (), "layered"),
+    "vocab": ("hhhrrhhh", {"vocab": 2}, (), "layered"),
+    "graft": ("hhhrrhhh", {"graft": "../more.safetensors:more"}),
+    "config": ("shsrrsss", {"config": "../layered/config.json"}),
+}

@@ -1,0 +1,245 @@
+"""What a configuration says of layers, experts and modules is true of a part, or is an error that names the key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from effort import every
+
+from ckptconv.errors import CkptconvError, CorruptError, UsageError
+from ckptconv.features.model_parts.cutting import Asked, cut
+from ckptconv.features.model_parts.editing import edited
+from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.tensors.lazy import LazyTensor, Zeros
+
+Config = dict[str, Any]
+F32 = DTYPES["float32"]
+
+
+def model(layers: int = 6, experts: int = 0, place: str = "model.layers") -> dict[str, LazyTensor]:
+    """A model with so many layers, and experts in each."""
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (16, 4)}
+    for number in range(layers):
+        shapes[f"{place}.{number}.norm.weight"] = (4,)
+        shapes |= {f"{place}.{number}.mlp.experts.{expert}.up.weight": (4, 4) for expert in range(experts)}
+        shapes |= {f"{place}.{number}.mlp.gate.weight": (experts, 4)} if experts else {}
+    return {name: Zeros(F32, shape) for name, shape in shapes.items()}
+
+
+def told(config: Config, layers: tuple[int, ...] = (), tensors: Any = None, **asked: Any) -> Config:
+    """What a configuration says of a part of a model of six layers, or of these `tensors`."""
+    made = cut(Asked(layers, **asked), tensors or model(), config, "x")
+    return edited(config, made.facts).config
+
+
+FIRST, OTHERS, TURNED = (0, 1, 2), (1, 4, 5), (4, 0)
+SIX = {"num_hidden_layers": 6}
+LETTERS = ["a", "b", "c", "d", "e", "f"]
+
+
+@every(
+    "layers, before, after",
+    [
+        (FIRST, {"num_hidden_layers": 6}, {"num_hidden_layers": 3}),
+        (FIRST, {"n_layer": 6, "num_layers": 6}, {"n_layer": 3, "num_layers": 3}),
+        # One that has the number by chance, and what others have.
+        (
+            FIRST,
+            {**SIX, "num_attention_heads": 6, "max_window": 6},
+            {"num_hidden_layers": 3, "num_attention_heads": 6, "max_window": 6},
+        ),
+        (
+            FIRST,
+            {**SIX, "vision_config": {"num_hidden_layers": 6}},
+            {"num_hidden_layers": 3, "vision_config": {"num_hidden_layers": 6}},
+        ),
+        (
+            FIRST,
+            {**SIX, "draft": {"model_type": "x", "n_layer": 6}},
+            {"num_hidden_layers": 3, "draft": {"model_type": "x", "n_layer": 6}},
+        ),
+        (
+            OTHERS,
+            {"text_config": {"model_type": "t", **SIX}},
+            {"text_config": {"model_type": "t", "num_hidden_layers": 3}},
+        ),
+        # Lists and texts with an entry for each layer, also without a number.
+        (OTHERS, {"layer_types": LETTERS}, {"layer_types": ["b", "e", "f"]}),
+        (TURNED, {"layer_types": LETTERS}, {"layer_types": ["e", "a"]}),
+        (
+            OTHERS,
+            {**SIX, "intermediate_size": [1, 2, 3, 4, 5, 6]},
+            {"num_hidden_layers": 3, "intermediate_size": [2, 5, 6]},
+        ),
+        (OTHERS, {**SIX, "no_rope_layers": [1, 1, 0, 1, 1, 0]}, {"num_hidden_layers": 3, "no_rope_layers": [1, 1, 0]}),
+        (OTHERS, {"hybrid_override_pattern": "M-M*-E"}, {"hybrid_override_pattern": "--E"}),
+        (
+            OTHERS,
+            {**SIX, "architectures": LETTERS, "eos_token_id": [1] * 6},
+            {"num_hidden_layers": 3, "architectures": LETTERS, "eos_token_id": [1] * 6},
+        ),
+        # Lists of numbers of layers, and a text of them.
+        (OTHERS, {**SIX, "mlp_only_layers": [0, 4]}, {"num_hidden_layers": 3, "mlp_only_layers": [1]}),
+        (TURNED, {**SIX, "full_attn_idxs": [0, 2, 4]}, {"num_hidden_layers": 2, "full_attn_idxs": [0, 1]}),
+        (OTHERS, {**SIX, "moe_layers": [0, 1, 2, 3, 4, 5]}, {"num_hidden_layers": 3, "moe_layers": [0, 1, 2]}),
+        (OTHERS, {**SIX, "moe_layers_enum": "3,4,5"}, {"num_hidden_layers": 3, "moe_layers_enum": "1,2"}),
+        (OTHERS, {**SIX, "mlp_only_layers": []}, {"num_hidden_layers": 3, "mlp_only_layers": []}),
+        # Rules over the numbers stay where the first layers are kept, or become what says the same.
+        (
+            FIRST,
+            {**SIX, "first_k_dense_replace": 5, "max_window_layers": 6},
+            {"num_hidden_layers": 3, "first_k_dense_replace": 5, "max_window_layers": 6},
+        ),
+        (OTHERS, {**SIX, "first_k_dense_replace": 2}, {"num_hidden_layers": 3, "first_k_dense_replace": 1}),
+        (
+            OTHERS,
+            {**SIX, "moe_layer_start_index": 2, "moe_layer_end_index": 4},
+            {"num_hidden_layers": 3, "moe_layer_start_index": 1, "moe_layer_end_index": 1},
+        ),
+        ((1, 3, 5), {**SIX, "full_attention_interval": 2}, {"num_hidden_layers": 3, "full_attention_interval": 1}),
+        ((0, 2, 4), {**SIX, "decoder_sparse_step": 2}, {"num_hidden_layers": 3, "decoder_sparse_step": 4}),
+        ((0, 2, 4), {**SIX, "moe_layer_freq": 2}, {"num_hidden_layers": 3, "moe_layer_freq": 1}),
+        (
+            (2, 3),
+            {**SIX, "attn_layer_offset": 1, "attn_layer_period": 3},
+            {"num_hidden_layers": 2, "attn_layer_offset": 2, "attn_layer_period": 3},
+        ),
+        (OTHERS, {**SIX, "num_kv_shared_layers": 3}, {"num_hidden_layers": 3, "num_kv_shared_layers": 2}),
+        (FIRST, {**SIX, "num_kv_shared_layers": 3}, {"num_hidden_layers": 3, "num_kv_shared_layers": 0}),
+        (
+            (3, 1, 5),
+            {**SIX, "sliding_window_pattern": "LLG"},
+            {"num_hidden_layers": 3, "sliding_window_pattern": "LLG"},
+        ),
+        # A list that says the same of each layer goes before.
+        (
+            (0, 2, 5),
+            {"full_attention_interval": 3, "layer_types": LETTERS},
+            {"full_attention_interval": 3, "layer_types": ["a", "c", "f"]},
+        ),
+    ],
+)
+def test_keys_about_layers_follow_them(layers: tuple[int, ...], before: Config, after: Config) -> None:
+    assert told(before, layers) == after
+    assert list(told(before, layers)) == list(before)
+
+
+@every(
+    "layers, config, words",
+    [
+        (FIRST, {}, ["does not count the 6 layers"]),
+        (FIRST, {"num_hidden_layers": 7}, ["num_hidden_layers 7", "6 layers"]),
+        (FIRST, {**SIX, "layer_types": LETTERS[:5]}, ["5 entries in layer_types", "6 layers"]),
+        (FIRST, {**SIX, "kda_layers": [2, 4, 6]}, ["3 entries in kda_layers"]),
+        (FIRST, {"hybrid_override_pattern": "M-M*-E-"}, ["hybrid_override_pattern", "7 entries"]),
+        ((3, 0), {**SIX, "first_k_dense_replace": 2}, ["first_k_dense_replace 2", "layers 3,0"]),
+        ((0, 1, 3), {**SIX, "full_attention_interval": 2}, ["full_attention_interval 2"]),
+        ((0, 1, 3), {**SIX, "sliding_window_pattern": "LLG"}, ["sliding_window_pattern 'LLG'"]),
+        ((5, 0), {**SIX, "num_kv_shared_layers": 2}, ["num_kv_shared_layers 2"]),
+        (OTHERS, {**SIX, "moe_layer_offset_of_something": 3}, ["moe_layer_offset_of_something 3"]),
+        (
+            (0, 5),
+            {**SIX, "text_config": {"num_hidden_layers": 5}, "num_nextn_predict_layers": 1},
+            ["contradicts itself", "text_config.num_hidden_layers 5"],
+        ),
+    ],
+)
+def test_what_cannot_be_true_of_the_layers_is_an_error(
+    layers: tuple[int, ...], config: Config, words: list[str]
+) -> None:
+    with pytest.raises(CkptconvError) as error:
+        told(config, layers)
+    assert [word for word in words if word not in str(error.value)] == []
+
+
+EXPERTS = {"n_routed_experts": 8, "num_hidden_layers": 2}
+
+
+@every(
+    "kept, before, after",
+    [
+        (range(4), {"num_experts": 8, "num_experts_per_tok": 2}, {"num_experts": 4, "num_experts_per_tok": 2}),
+        (
+            range(4),
+            {"num_local_experts": 8, "n_group": 2, "topk_group": 1},
+            {"num_local_experts": 4, "n_group": 2, "topk_group": 1},
+        ),
+        (range(4), {"moe_num_experts": [8, 8]}, {"moe_num_experts": [4, 4]}),
+        (range(4), {"num_experts": 8, "num_heads": 8, "top_k": 50}, {"num_experts": 4, "num_heads": 8, "top_k": 50}),
+        (range(4), {"num_experts": 7}, "num_experts 7, but the weights have 8"),
+        (range(2), {"num_experts": 8, "num_experts_per_tok": 3}, "num_experts_per_tok 3, but the part has 2"),
+        (range(3), {"num_experts": 8, "n_group": 2}, "n_group 2, which does not divide the 3"),
+        (
+            range(4),
+            {"num_experts": 8, "n_group": 4, "topk_group": 1, "num_experts_per_tok": 2},
+            "takes 2 experts of 1 groups",
+        ),
+        (range(4), {"hidden_size": 8}, "does not count the 8 experts"),
+    ],
+)
+def test_keys_about_experts_follow_them(kept: range, before: Config, after: Any) -> None:
+    tensors = model(2, 8)
+    if "top_k" in before:  # what sampling takes
+        before = {**before, "num_experts_per_tok": 2}
+        after = {**after, "num_experts_per_tok": 2}
+    if isinstance(after, str):
+        with pytest.raises((UsageError, CorruptError), match=after):
+            told(before, tensors=tensors, experts=(tuple(kept),))
+    else:
+        assert told(before, tensors=tensors, experts=(tuple(kept),)) == after
+
+
+@every(
+    "before, after",
+    [
+        ({"vocab_size": 16}, {"vocab_size": 9}),
+        (
+            {"text_config": {"vocab_size": 16}, "eos_token_id": [1, 2]},
+            {"text_config": {"vocab_size": 9}, "eos_token_id": [1, 2]},
+        ),
+        ({"vocab_size": 16, "pad_token_id": 9}, "pad_token_id 9"),
+        ({"hidden_size": 4}, "does not count the 16 rows"),
+    ],
+)
+def test_keys_about_the_vocabulary_follow_it(before: Config, after: Any) -> None:
+    if isinstance(after, str):
+        with pytest.raises((UsageError, CorruptError), match=after):
+            told(before, vocab=9)
+    else:
+        assert told(before, vocab=9) == after
+
+
+@every(
+    "before, after",
+    [
+        (["lm_head", "Linear"], ["lm_head", "Linear"]),
+        (["model.layers.4.mlp.gate", "model.layers.3.mlp.gate", "layers.1"], ["model.layers.1.mlp.gate", "layers.0"]),
+        (["model.layers.4.mlp.experts.6.up", "model.layers.4.mlp.experts.1.up"], ["model.layers.1.mlp.experts.2.up"]),
+        (["model.visual.blocks.4", "mtp.layers.0.fc"], ["model.visual.blocks.4", "mtp.layers.0.fc"]),
+        (["re:.*lm_head", "re:.*mlp.gate$", "*.layers.*.mlp.*", r"re:.*layers\.\d+\.w1"], None),
+        (["model.layers.4.*", "model.layers.3.*"], ["model.layers.1.*"]),
+        ({r"-:model\.layers\.4\..*": {}, r"+:model\.layers\.3\..*": {}}, {r"-:model\.layers\.1\..*": {}}),
+        ({"model.layers.4.mlp": {"bits": 8}, "model.layers.0.mlp": {"bits": 4}}, {"model.layers.1.mlp": {"bits": 8}}),
+        (
+            {"group_0": {"targets": ["model.layers.4.q"], "weights": {"num_bits": 4}}},
+            {"group_0": {"targets": ["model.layers.1.q"], "weights": {"num_bits": 4}}},
+        ),
+        (["re:.*layers.4.mlp"], "re:.*layers.4.mlp"),
+        (["model.layers.4*"], "model.layers.4"),
+        ([r"re:model\.layers\.[0-3]\..*"], "may mean layers"),
+        ({r"+:.*\.4\..*": {}}, "may mean layers"),
+    ],
+)
+def test_names_of_quantized_modules_follow_them(before: Any, after: Any) -> None:
+    tensors, experts = model(6, 8), ((2, 4, 6),)
+    config = {**SIX, "num_experts": 8, "quantization_config": {"ignore": before, "quant_method": "x"}}
+    if isinstance(after, str):
+        with pytest.raises(UsageError) as error:
+            told(config, (1, 4), tensors, experts=experts)
+        assert after in str(error.value)
+        # Where nothing has another number, a pattern means what it meant.
+        assert told(config, (0, 1, 2, 3, 4), tensors)["quantization_config"]["ignore"] == before
+        return
+    found = told(config, (1, 4), tensors, experts=experts)["quantization_config"]["ignore"]
+    assert found == (before if after is None else after)

@@ -1,0 +1,252 @@
+"""A part of a model has the tensors of its layers, experts and components, and a configuration that is true of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from effort import every
+from features.model_parts import models
+from safetensors.torch import load_file
+
+import ckptconv
+from ckptconv.library.virtual import VirtualFiles
+from ckptconv.options.table import OPTIONS
+
+Tensors = dict[str, torch.Tensor]
+
+
+def converted(source: Path, out: Path, **options: Any) -> tuple[Tensors, dict[str, Any], ckptconv.Report]:
+    """The tensors and the configuration of a part, and the report; the output is verified twice."""
+    report = ckptconv.convert(source, out, verify=True, fsync=False, **options)
+    assert ckptconv.verify(source, out).tensors == report.tensors
+    path = out / "config.json"
+    return load_file(out / "model.safetensors"), json.loads(path.read_text()) if path.exists() else {}, report
+
+
+def assert_equal(found: Tensors, wanted: Tensors) -> None:
+    assert found.keys() == wanted.keys()
+    assert [name for name in wanted if not torch.equal(found[name], wanted[name])] == []
+
+
+def renumbered(tensors: Tensors, kept: list[int], place: str = "model.layers") -> Tensors:
+    """Tensors with these layers alone, in this order: what is expected."""
+    made = {}
+    for name, tensor in tensors.items():
+        number = re.match(rf"{re.escape(place)}\.(\d+)\.", name)
+        if number is None:
+            made[name] = tensor
+        elif int(number[1]) in kept:
+            made[f"{place}.{kept.index(int(number[1]))}{name[number.end() - 1 :]}"] = tensor
+    return made
+
+
+@every("kept", [[0, 1], [0, 1, 2, 5], [4, 5], [0, 3, 4], [0, 1, 2, 3, 4, 5, 6], [3, 6]])
+def test_layers_are_kept_and_renumbered(kept: list[int], tmp_path: Path) -> None:
+    shapes, config = models.latent()
+    tensors = models.save(tmp_path / "m", shapes, config)
+    found, told, report = converted(tmp_path / "m", tmp_path / "out", layers=kept)
+    assert_equal(found, renumbered(tensors, kept))
+    dense = sum(number < 3 for number in kept)
+    assert told["num_hidden_layers"] == sum(number < 6 for number in kept)
+    assert told["num_nextn_predict_layers"] == (6 in kept)
+    assert told["first_k_dense_replace"] == (3 if kept[:2] == [0, 1] else dense)
+    changed = {key: [*map(json.loads, values)] for key, values in report.configuration.items()}
+    assert changed == {key: [config[key], told[key]] for key in config if config[key] != told[key]}
+
+
+def test_experts_are_kept_with_their_rows_of_the_router(tmp_path: Path) -> None:
+    kept = [0, 3, 4, 7]
+    for name, (shapes, config) in {"apart": models.latent(), "stacked": models.mixed()}.items():
+        tensors = models.save(tmp_path / name, shapes, config)
+        found, told, _ = converted(tmp_path / name, tmp_path / f"{name}-out", experts=kept)
+        wanted = {}
+        for each, tensor in tensors.items():
+            expert = re.search(r"\.experts\.(\d+)\.", each)
+            if expert and int(expert[1]) not in kept:
+                continue
+            own = each.replace(f".experts.{expert[1]}.", f".experts.{kept.index(int(expert[1]))}.") if expert else each
+            is_row = ".mlp.gate." in each or re.search(r"\.experts\.[a-z]", each)
+            wanted[own] = tensor[kept] if is_row else tensor
+        assert_equal(found, wanted)
+        key = "n_routed_experts" if name == "apart" else "num_local_experts"
+        assert (told[key], told["num_experts_per_tok"]) == (4, 2)
+
+
+def test_each_layer_may_keep_other_experts(tmp_path: Path) -> None:
+    shapes, config = models.mixed()
+    tensors = models.save(tmp_path / "m", shapes, config)
+    lists = [[0, 1], [2, 5], [6, 7], [0, 7]]
+    (tmp_path / "keep.json").write_text(json.dumps(lists))
+    found, told, report = converted(tmp_path / "m", tmp_path / "out", experts=str(tmp_path / "keep.json"))
+    for number, kept in enumerate(lists):
+        for name in ("mlp.gate.weight", "mlp.experts.gate_up_proj"):
+            at = f"model.layers.{number}.{name}"
+            assert torch.equal(found[at], tensors[at][kept])
+    assert told["num_local_experts"] == 2
+    # The file is not asked for again.
+    (tmp_path / "keep.json").unlink()
+    assert ckptconv.verify(tmp_path / "m", tmp_path / "out").tensors == report.tensors
+
+
+def test_layers_experts_and_rows_go_together(tmp_path: Path) -> None:
+    shapes, config = models.mixed()
+    tensors = models.save(tmp_path / "m", shapes, config)
+    found, told, _ = converted(tmp_path / "m", tmp_path / "out", layers=[3, 1], experts="0-3", vocab=10)
+    assert torch.equal(found["model.layers.0.mlp.gate.weight"], tensors["model.layers.3.mlp.gate.weight"][:4])
+    assert torch.equal(found["lm_head.weight"], tensors["lm_head.weight"][:10])
+    assert told == {
+        **config, "num_hidden_layers": 2, "num_local_experts": 4, "vocab_size": 10,
+        "layer_types": ["full_attention", "full_attention"],
+    }  # fmt: skip
+
+
+def test_a_component_has_its_own_names_and_configuration(tmp_path: Path) -> None:
+    shapes, config = models.seeing()
+    tensors = models.save(tmp_path / "m", shapes, config)
+    found, told, _ = converted(tmp_path / "m", tmp_path / "text", component="text")
+    text = {name: each for name, each in tensors.items() if "vision" not in name and "projector" not in name}
+    assert_equal(found, {name.replace("language_model.", ""): each for name, each in text.items()})
+    assert told == {**config["text_config"], "dtype": "float32", "tie_word_embeddings": False}
+    found, told, _ = converted(tmp_path / "m", tmp_path / "eyes", component="vision")
+    tower = "model.vision_tower."
+    assert_equal(found, {name.removeprefix(tower): each for name, each in tensors.items() if name.startswith(tower)})
+    assert told["model_type"] == "eyes"
+    # Layers of the language model, in the whole and alone; the vision model has as many, and keeps them.
+    found, told, _ = converted(tmp_path / "m", tmp_path / "both", layers="0,2")
+    assert_equal(found, renumbered(tensors, [0, 2], "model.language_model.layers"))
+    assert told["text_config"]["layer_types"] == ["a", "c"]
+    assert told["vision_config"] == config["vision_config"]
+    found, told, _ = converted(tmp_path / "m", tmp_path / "some", component="text", layers="2")
+    assert told["num_hidden_layers"] == 1
+    assert "model.layers.0.mlp.up_proj.weight" in found
+
+
+def test_further_layers_are_taken_off_and_grafted_on(tmp_path: Path) -> None:
+    shapes, config = models.latent()
+    tensors = models.save(tmp_path / "m", shapes, config)
+    found, _, report = converted(tmp_path / "m", tmp_path / "mtp", component="mtp")
+    assert_equal(found, {name: each for name, each in tensors.items() if name.startswith("model.layers.6.")})
+    assert any("num_hidden_layers 6" in warning for warning in report.warnings)
+    _, told, _ = converted(tmp_path / "m", tmp_path / "bare", layers="0-5")
+    assert told["num_nextn_predict_layers"] == 0
+    other = models.save(tmp_path / "other", shapes, config, seed=1)
+    graft = f"{tmp_path / 'other'}:model.layers.6.*"
+    found, told, report = converted(tmp_path / "bare", tmp_path / "whole", graft=graft, dtype="bf16")
+    for name, tensor in tensors.items():
+        wanted = other[name] if name.startswith("model.layers.6.") else tensor.bfloat16()
+        assert torch.equal(found[name], wanted)
+        assert found[name].dtype == wanted.dtype
+    assert told["num_nextn_predict_layers"] == 1
+    assert "grafted" in " ".join(report.notes)
+
+
+def test_every_way_to_convert_gives_the_same_part(tmp_path: Path) -> None:
+    shapes, config = models.mixed()
+    models.save(tmp_path / "m", shapes, config)
+    part: dict[str, Any] = {"layers": "0,3", "experts": "1-2", "vocab": 9}
+    wanted, _, _ = converted(tmp_path / "m", tmp_path / "out", **part)
+    ckptconv.convert(tmp_path / "m", tmp_path / "m.pt", fsync=False, verify=True, **part)
+    assert_equal(dict(torch.load(tmp_path / "m.pt", weights_only=True)), wanted)
+    ckptconv.convert(tmp_path / "m.pt", tmp_path / "one.safetensors", fsync=False)
+    ckptconv.convert(tmp_path / "m", tmp_path / "dcp", to="dcp", fsync=False, verify=True, **part)
+    ckptconv.convert(tmp_path / "dcp", tmp_path / "back.safetensors", fsync=False)
+    for name in ("one", "back"):
+        assert_equal(load_file(tmp_path / f"{name}.safetensors"), wanted)
+    with VirtualFiles(tmp_path / "m", **part) as files:
+        for name in ("model.safetensors", "config.json"):
+            assert files.read_bytes(name) == (tmp_path / "out" / name).read_bytes()
+    with ckptconv.open(tmp_path / "m", framework="pt", **part) as opened:
+        assert_equal({name: opened.get_tensor(name) for name in opened}, wanted)
+    if "part" in OPTIONS:
+        options: dict[str, Any] = {"max_shard_size": 2000, "fsync": False, **part}
+        for number in range(2):
+            ckptconv.convert(tmp_path / "m", tmp_path / "parts", part=(number, 2), **options)
+        ckptconv.finish(tmp_path / "parts")
+        assert ckptconv.verify(tmp_path / "m", tmp_path / "parts").tensors == len(wanted)
+
+
+def test_a_part_goes_with_casts_names_and_a_reference(tmp_path: Path) -> None:
+    shapes, config = models.mixed()
+    tensors = models.save(tmp_path / "m", shapes, config)
+    found, told, _ = converted(tmp_path / "m", tmp_path / "cast", layers="1", dtype="bf16", for_hub=False)
+    assert found["model.layers.0.mlp.gate.weight"].dtype == torch.bfloat16
+    found, _, _ = converted(tmp_path / "m", tmp_path / "named", layers="1", strip_prefix="model.", exclude="*.bias")
+    assert torch.equal(found["layers.0.mlp.gate.weight"], tensors["model.layers.1.mlp.gate.weight"])
+    assert not any(name.endswith(".bias") for name in found)
+    if "like" in OPTIONS:
+        found, told, _ = converted(tmp_path / "m", tmp_path / "like", layers="1", like=str(tmp_path / "cast"))
+        assert found["model.layers.0.mlp.gate.weight"].dtype == torch.bfloat16
+        assert told["num_hidden_layers"] == 1
+
+
+def test_the_configuration_may_lie_elsewhere(tmp_path: Path) -> None:
+    shapes, config = models.mixed()
+    models.save(tmp_path / "m", shapes, None)
+    (tmp_path / "other.json").write_text(json.dumps(config))
+    found, told, _ = converted(tmp_path / "m", tmp_path / "out", layers="0-1", config=str(tmp_path / "other.json"))
+    assert (told["num_hidden_layers"], told["layer_types"]) == (2, config["layer_types"][:2])
+    bare, none, report = converted(tmp_path / "m", tmp_path / "bare", layers="0-1")
+    assert none == {}
+    assert any("No configuration was found" in note for note in report.notes)
+    assert_equal(bare, found)
+
+
+def test_of_a_file_only_the_rows_that_are_kept_are_read(tmp_path: Path) -> None:
+    shapes, config = models.mixed()
+    shapes = {name: (*shape[:-1], 64 * shape[-1]) if len(shape) > 1 else shape for name, shape in shapes.items()}
+    models.save(tmp_path / "m", shapes, config)
+    report = ckptconv.convert(tmp_path / "m", tmp_path / "out", layers="1", experts="2-3", vocab=2, fsync=False)
+    header = 8 + int.from_bytes((tmp_path / "m" / "model.safetensors").read_bytes()[:8], "little")
+    assert report.bytes_read <= 1.1 * report.bytes_written + header
+
+
+def test_tied_names_stay_tied(tmp_path: Path) -> None:
+    shapes, _ = models.mixed()
+    tensors = models.of_shapes(shapes)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    torch.save(tensors, tmp_path / "m.pt")
+    report = ckptconv.convert(tmp_path / "m.pt", tmp_path / "out", vocab=5, layers="0", fsync=False, verify=True)
+    assert report.aliases == {"lm_head.weight": "model.embed_tokens.weight"}
+
+
+def test_a_tokenizer_with_more_tokens_than_rows_is_told(tmp_path: Path) -> None:
+    shapes, config = models.mixed()
+    models.save(tmp_path / "m", shapes, {**config, "eos_token_id": 12})
+    told = {"model": {"vocab": {str(number): number for number in range(14)}}, "added_tokens": [{"id": 15}]}
+    (tmp_path / "m" / "tokenizer.json").write_text(json.dumps(told))
+    _, _, report = converted(tmp_path / "m", tmp_path / "out", vocab=12)
+    assert any("16 tokens, 4 more than the 12 rows" in warning for warning in report.warnings)
+    assert any("eos_token_id" in note for note in report.notes)
+    _, _, report = converted(tmp_path / "m", tmp_path / "all", vocab=16)
+    assert report.warnings == []
+
+
+def test_a_warning_names_what_is_left_out_by_globs(tmp_path: Path) -> None:
+    shapes, config = models.mixed()
+    models.save(tmp_path / "m", shapes, config)
+    report = ckptconv.convert(
+        tmp_path / "m", tmp_path / "out", exclude="model.layers.3.*", copy_config=True, fsync=False
+    )
+    assert any("num_hidden_layers 4, layer_types 4" in warning for warning in report.warnings)
+
+
+def test_a_part_is_not_resumed_as_another(tmp_path: Path) -> None:
+    shapes, config = models.mixed()
+    models.save(tmp_path / "m", shapes, config)
+
+    def plan(**options: Any) -> str:
+        ckptconv.convert(tmp_path / "m", tmp_path / "out", fsync=False, **options)
+        return str(json.loads((tmp_path / "out" / ".ckptconv-manifest.json").read_text())["plan"])
+
+    parts: list[dict[str, Any]] = [
+        {"layers": "0,1"},
+        {"layers": "1,0"},
+        {"experts": "0-1"},
+        {"experts": "1-2"},
+        {"vocab": 3},
+    ]
+    assert len({plan(**part) for part in parts}) == len(parts)

@@ -1,0 +1,89 @@
+"""What a user gets wrong of a part is one clear error, and nothing is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from effort import every
+from features.model_parts import models
+
+import ckptconv
+from ckptconv.errors import CkptconvError
+
+LATENT, MIXED, SEEING = models.latent, models.mixed, models.seeing
+Made = Callable[[], tuple[models.Shapes, dict[str, Any]]]
+DENSE: models.Shapes = {**models.ends(), **models.layer(0), **models.layer(1)}
+
+
+def made(more: models.Shapes, shapes: models.Shapes | None = None, **config: Any) -> Made:
+    """A model with `more` tensors, or others."""
+    own, told = MIXED()
+    return lambda: ({**(own if shapes is None else shapes), **more}, {**told, **config})
+
+
+@every(
+    "model, options, words",
+    [
+        (LATENT, {"layers": "0-7"}, ["layer 7", "model.layers has layers 0 to 6"]),
+        (LATENT, {"layers": "6"}, ["predict further tokens", "0 to 5"]),
+        (LATENT, {"layers": "6,0"}, ["before one that does not"]),
+        (LATENT, {"experts": "0-2"}, ["n_group 2", "3 experts"]),
+        (LATENT, {"experts": "0-8"}, ["expert 8", "experts 0 to 7"]),
+        (LATENT, {"experts": [[0, 1], [2]]}, ["2 lists", "4 modules"]),
+        (MIXED, {"experts": [[0, 1], [2], [0, 1], [0, 1]]}, ["1, 2 experts", "one number"]),
+        (made({}, DENSE), {"experts": "0"}, ["has no experts"]),
+        (made({}, models.ends()), {"layers": "0"}, ["no layers with numbers"]),
+        (made({"encoder.layers.0.w": (2,)}), {"layers": "0"}, ["several stacks of layers", "encoder.layers"]),
+        (made({"model.layers.5.norm.weight": (8,)}), {"layers": "0"}, ["layer 5 of model.layers, but not 4"]),
+        (made({"model.layers.0.mlp.something": (8, 2)}), {"experts": "0,1"}, ["mlp.something", "[8, 2]", "8 experts"]),
+        (made({"model.layers.0.mlp.experts.scale": (3, 2)}), {"experts": "0,1"}, ["mlp.experts.scale", "[3, 2]"]),
+        (LATENT, {"component": "text"}, ["no text component"]),
+        (LATENT, {"component": "vision"}, ["no vision component"]),
+        (MIXED, {"component": "mtp"}, ["no layers that predict further tokens"]),
+        (made({"vision_tower.w": (2,)}), {"component": "vision"}, ["no configuration of its vision component"]),
+        (MIXED, {"vocab": 17}, ["17 rows", "has 16 rows"]),
+        (made({"lm_head.weight_packed": (9, 2)}), {"vocab": 8}, ["lm_head.weight_packed", "[9, 2]"]),
+        (MIXED, {"config": "no-such.json"}, ["no-such.json", "does not exist"]),
+        (MIXED, {"graft": "ref"}, ["REF:GLOB"]),
+        (MIXED, {"graft": "{here}/m:nothing.*"}, ["'nothing.*'", "none of the"]),
+        (MIXED, {"graft": "{here}/m:lm_head.*"}, ["lm_head.weight", "already"]),
+        (
+            MIXED,
+            {"graft": "{here}/m:model.layers.3.*", "layers": "0"},
+            ["layers 3", "layers 0 to 0", "1 has to be next"],
+        ),
+    ],
+)
+def test_what_a_user_gets_wrong_is_said(model: Made, options: dict[str, Any], words: list[str], tmp_path: Path) -> None:
+    shapes, config = model()
+    models.save(tmp_path / "m", shapes, config)
+    given = {key: value.format(here=tmp_path) if isinstance(value, str) else value for key, value in options.items()}
+    with pytest.raises(CkptconvError) as error:
+        ckptconv.convert(tmp_path / "m", tmp_path / "out", **given)
+    assert [word for word in words if word not in str(error.value)] == []
+    assert "Nothing was written." in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_states_of_the_whole_do_not_go_with_a_part(tmp_path: Path) -> None:
+    weights = models.of_shapes(DENSE)
+    moments = {number: {"exp_avg": tensor} for number, tensor in enumerate(weights.values())}
+    states = {"state": moments, "param_groups": [{"params": [*moments], "param_names": [*weights]}]}
+    torch.save({"model": weights, "optimizer": states}, tmp_path / "m.pt")
+    with pytest.raises(CkptconvError, match="--layers"):
+        ckptconv.convert(tmp_path / "m.pt", tmp_path / "out", layers="0", optimizer=tmp_path / "states", key="model")
+
+
+@every("shape", [(8,), (8, 8)])
+def test_what_has_the_length_by_chance_is_not_cut(shape: tuple[int, ...], tmp_path: Path) -> None:
+    shapes, config = MIXED()
+    shapes |= {"model.layers.1.mlp.norm.weight": shape, "model.layers.1.self_attn.sinks": shape}
+    models.save(tmp_path / "m", shapes, config)
+    ckptconv.convert(tmp_path / "m", tmp_path / "out", experts="0-3", fsync=False)
+    with ckptconv.open(tmp_path / "out") as opened:
+        for name in ("mlp.norm.weight", "self_attn.sinks", "mlp.shared_experts.up_proj.weight"):
+            assert opened[f"model.layers.1.{name}"].shape[0] == 8
