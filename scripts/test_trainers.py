@@ -347,12 +347,13 @@ def differing(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor])
 def universal_faults(step: Path, options: dict[str, Any], expected: dict[str, torch.Tensor], place: Path) -> list[str]:
     """What is wrong with a universal checkpoint's moments; other states are refused, with advice."""
     moments = {name: each.float() for name, each in expected.items() if not name.endswith(".step")}
+    asked: dict[str, Any] = {"universal": place / "universal" / "step", "fsync": False, **options}
     try:
-        ckptconv.convert(step, universal=place / "universal" / "step", fsync=False, **options)
+        ckptconv.convert(step, **asked)
     except ckptconv.UnsupportedError as error:
         if "--fresh-optimizer" not in error.hint:
             return ["--universal is refused without advice"]
-        ckptconv.convert(step, universal=place / "fresh" / "step", fresh_optimizer=True, fsync=False, **options)
+        ckptconv.convert(step, **{**asked, "universal": place / "fresh" / "step", "fresh_optimizer": True})
         return []
     with ckptconv.open(place / "universal" / "step") as written:
         found = {name: each for name, each in written.optimizer.get_tensors().items() if not name.endswith(".step")}

@@ -27,7 +27,7 @@ from ckptconv.options.table import OPTIONS
 
 PEFT = DATA / "peft" / "lora-bf16"
 # What is read, and not written; and what is written to a directory of its own, under names that are not taken.
-READ = {"order", "spool_dir", "like", "map", "minus", "states"}
+READ = {"config", "order", "spool_dir", "like", "map", "minus", "states"}
 # The commands that write nothing.
 READING = {"verify"}.union(*of_features("READING"))
 
