@@ -1,4 +1,4 @@
-"""Determines where outputs go: what an output's name means, and whether anything may be written under it."""
+"""Determine the places of outputs: the meaning of an output's name, and whether it may be written to."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def _is_output_of(stem: str, name: str) -> bool:
 
 
 class Directory(NamedTuple):
-    """A kind of output directory: the file that makes it complete, which gets its name last, and a function that tells
-    which names its own files can have. `copies`: files of the source may be copied to it. `shards`: how the names of
-    those end that are not small."""
+    """A kind of output directory: the file that makes it complete, which gets its name last, and a predicate of the
+    names that its own files can have. `copies`: files of the source may be copied to it. `shards`: the endings of names
+    of files that are not small."""
 
     last: str
     is_file: Callable[[str], bool]
@@ -73,9 +73,9 @@ class Directory(NamedTuple):
         return self.is_file(name) or (self.copies and is_companion_name(name))
 
 
-# How a directory lies on a disk whose files have the names of a library's own, by how these begin.
+# The forms of directories whose files have the names of a library's own, by the prefix of these.
 FORMS = {stem: stem for stem in STEMS} | {MODEL: "directory", ADAPTER: "adapter"}
-# By how an output lies on a disk: see `Target.form`. Of a feature's, the module that has it as `DIRECTORY`.
+# Kinds of directories by the form of an output: see `Target.form`. For a feature's, the module with its `DIRECTORY`.
 DIRECTORIES: Mapping[str, Directory | str] = {
     **{
         form: Directory(f"{stem}{model_files.INDEX_SUFFIX}", functools.partial(_is_output_of, stem), copies=True)
@@ -100,7 +100,7 @@ def kind_of_directory(form: str) -> Directory:
 # A single file of a sharded set gets the name that it would have among the others.
 _TORCH_STEM = "pytorch_model"
 _SHARD_STEM = rf"^{_TORCH_STEM}(?={NUMBERED}$)"
-# How the name of a file ends; what ends in a number or a version, such as llama-3.1-8b and run.v2, may be a directory.
+# The ending of a file's name; a name with a number or a version, such as llama-3.1-8b and run.v2, may be a directory's.
 _ENDING = re.compile(r"(?<=[^/.])\.(?!v?\d)\w+$")
 CHECKPOINT_SUFFIXES = (*TORCH_SUFFIXES, ".json", ".distcp", ".pkl")
 # No directory of files that ranks load together ends so. Lightning's end in .ckpt.
@@ -114,12 +114,12 @@ _STATES = "Give --states PATH."
 
 
 class Target(NamedTuple):
-    """Where an output goes, and of which of `KINDS` it is.
+    """The place of an output, and which of `KINDS` it is.
 
     `replaces` are files in the directory that an earlier output has copied there; the names of its own begin with
     `stem`. It is cut like `layout` if a feature gives one, which has the paths of the files that it was read from as
-    `behind`. `options` are its own, if they are others than those of the conversion. `proposed` is its path where
-    nobody typed that as OUTPUT.
+    `behind`. `options` are its own, if they are others than those of the conversion. `proposed` is its path if the user
+    did not type it as OUTPUT.
     """
 
     path: str
@@ -132,7 +132,7 @@ class Target(NamedTuple):
 
     @property
     def holds(self) -> str:
-        """What is in it, as manifests call it."""
+        """The word of manifests for its content."""
         return entry_of(self.kind).holds
 
     @property
@@ -162,7 +162,7 @@ class Target(NamedTuple):
 
 
 def pointer_of(directory: str) -> str:
-    """Return the path of the file that names a universal checkpoint, which lies beside its `directory`."""
+    """Return the path of the file that names a universal checkpoint, which lies next to its `directory`."""
     above = dirname(directory)
     return LATEST_UNIVERSAL if above == "." and not directory.startswith("./") else join(above, LATEST_UNIVERSAL)
 
@@ -175,7 +175,7 @@ def final_path(path: str, form: str, name: str) -> str:
 
 
 def targets_of(named: Mapping[str, str], options: Options) -> list[Target]:
-    """Return the targets of outputs that are named by what they hold. Raise UsageError if one cannot be put there."""
+    """Return the targets of outputs, `named` by their content. Raise UsageError if one cannot be put there."""
     if options.to not in CHECKPOINTS:
         return [_resolve(holds, path, options) for holds, path in named.items()]
     kind, path = NAMED[options.to][0], named["weights"]
@@ -186,12 +186,12 @@ def targets_of(named: Mapping[str, str], options: Options) -> list[Target]:
         return [resolve_output(path, options)]
     check_directory(Location(normalize(path), dict(options.storage_options)), options.to)
     parts = entry.divided(normalize(path), options)
-    return [resolve_output(one, own)._replace(kind=kind, options=own) for one, own in parts.items()]
+    return [resolve_output(name, half)._replace(kind=kind, options=half) for name, half in parts.items()]
 
 
 def named_outputs(output: str | None, options: Options) -> tuple[dict[str, str], Options]:
-    """Return the path of each output that has a name, by what it holds, and the options of all of them: `to` is left
-    where the name does not say as much. Raise UsageError for options that contradict the name, or one another."""
+    """Return the path of each output that has a name, by its content, and the options of all of them: `to` is left if
+    the name does not say it. Raise UsageError for options that contradict the name, or one another."""
     to = options.to
     if to:
         _check_alone(output, options)
@@ -211,7 +211,7 @@ def named_outputs(output: str | None, options: Options) -> tuple[dict[str, str],
 
 
 def _check_alone(output: str | None, options: Options) -> None:
-    """Raise UsageError for a kind of output that needs a name and has none, or that is asked for beside another."""
+    """Raise UsageError for a kind of output that needs a name and has none, or that is requested with another."""
     others = further(options)
     if KINDS[NAMED[options.to][0]].holds == "weights":
         if output is None and others:
@@ -235,8 +235,8 @@ def _check_said(path: str, to: str) -> None:
 
 
 def _resolve(holds: str, path: str, options: Options) -> Target:
-    """Return the target of what `holds` weights, optimizer states or a training. Raise UsageError if that cannot be put
-    at `path`."""
+    """Return the target of an output that `holds` weights, optimizer states or a training. Raise UsageError if it
+    cannot be put at `path`."""
     path = normalize(path)
     if holds != "weights" and not isinstance(path, Proposed):
         path = Proposed(path, f"Give another path to --{holds}, or --overwrite to replace it.")
@@ -357,8 +357,8 @@ def check_file(path: str, option: str, storage_options: Mapping[str, Any]) -> No
 
 
 def check_place(path: str, storage_options: Mapping[str, Any], option: str = "") -> None:
-    """Raise an error if nothing can be put at `path`, an output or what `option` names, by a rename: where a pipe or a
-    device is, it would be gone. Raise UnsafeError if a stranger's link is on the way."""
+    """Raise an error if no file can be put at `path`, an output or a path in `option`, by a rename: a pipe or a device
+    there would be gone. Raise UnsafeError if a stranger's link is on the way."""
     called = f"{option} {path}".lstrip()
     if is_remote(path):
         from ckptconv.storage.uploads import check_writable
@@ -379,7 +379,7 @@ def check_place(path: str, storage_options: Mapping[str, Any], option: str = "")
 def files_behind(source: Source) -> list[str]:
     """Return the paths of the files from which `source` was read, and of those that point to it; some may not exist."""
     within = _within(source)
-    own = [] if within == source.path else [source.path]
+    named = [] if within == source.path else [source.path]
     beside = [join(place, name) for place in (within, dirname(within.rstrip("/"))) for name in POINTERS]
     copies = [file.path for file in source.training.copies] if source.training else []
     is_ours = source.family == model_files.SAFETENSORS
@@ -391,7 +391,7 @@ def files_behind(source: Source) -> list[str]:
     indices = [
         join(within, name) for name in listed if name.endswith(".index.json") and (is_ours or not is_output_name(name))
     ]
-    return [*own, *source.shards, *indices, *named_inputs(source), *copies, *source.pointers, *beside]
+    return [*named, *source.shards, *indices, *named_inputs(source), *copies, *source.pointers, *beside]
 
 
 def named_inputs(source: Source) -> list[str]:
@@ -408,7 +408,7 @@ def _within(source: Source) -> str:
 
 def is_beside(path: str, sources: Iterable[Source]) -> bool:
     """Whether the directory `path` is that of one of the `sources`."""
-    read = [one.path for one in sources if is_remote(one.path) or os.path.lexists(one.path)]
+    read = [source.path for source in sources if is_remote(source.path) or os.path.lexists(source.path)]
     return resolved_name(path) in map(resolved_name, (*read, *map(dirname, read)))
 
 
@@ -460,18 +460,18 @@ def suffix_of(to: str) -> str:
     return next((ending for kind in NAMED[to] for ending in KINDS[kind].suffixes), "") if to else model_files.SUFFIX
 
 
-def default_output(source: Source, asked: Location, suffix: str = model_files.SUFFIX) -> str:
-    """Return the path of an output that was given no name: beside the input, for which the user gave `asked`. It is one
-    file if `suffix` is another one than that of safetensors.
+def default_output(source: Source, typed: Location, suffix: str = model_files.SUFFIX) -> str:
+    """Return the path of an output without a name: next to the input, which the user gave as `typed`. It is one file if
+    `suffix` is another one than that of safetensors.
 
-    What comes from the hub is written to the current directory. Raise UsageError for an input in safetensors, whose
-    output would have the same name.
+    The output of an input from the hub is written to the current directory. Raise UsageError for an input in
+    safetensors, whose output would have the same name.
     """
     if suffix != model_files.SUFFIX:
-        return _one_file(asked, suffix)
-    is_directory = asked.at(source.path).kind == "directory"
-    if stores.at(asked.path).repository:
-        return _here(asked.path, is_directory)
+        return _one_file(typed, suffix)
+    is_directory = typed.at(source.path).kind == "directory"
+    if stores.at(typed.path).repository:
+        return _here(typed.path, is_directory)
     if source.family == model_files.SAFETENSORS:
         raise UsageError(
             f"{source.path} is already in safetensors, so it needs an OUTPUT.",
@@ -481,32 +481,32 @@ def default_output(source: Source, asked: Location, suffix: str = model_files.SU
         return source.path if is_directory else dirname(source.path)
     if is_directory:
         # A run's directory may stand for the checkpoint of a step in it.
-        path = asked.path if asked.kind == "directory" else source.path
+        path = typed.path if typed.kind == "directory" else source.path
         path = path.rstrip("/") or path
         named = path if is_remote(path) or basename(path) not in ("", ".", "..") else os.path.abspath(path)
         return f"{named}-{model_files.SUFFIX[1:]}"
     stem, _ = os.path.splitext(source.path)
     directory, slash, name = stem.rpartition("/")
-    beside = asked.at(dirname(source.path))
+    beside = typed.at(dirname(source.path))
     if name == _TORCH_STEM and CONFIG in beside.names and f"{MODEL}{model_files.SUFFIX}" not in beside.names:
         name = MODEL  # which from_pretrained looks for
     return directory + slash + file_name(name)
 
 
-def _one_file(asked: Location, suffix: str) -> str:
-    """Return the path of the one file, which ends in `suffix`, that the output for `asked` is."""
-    path = asked.path.rstrip("/")
+def _one_file(typed: Location, suffix: str) -> str:
+    """Return the path of the output of `typed`, one file, which ends in `suffix`."""
+    path = typed.path.rstrip("/")
     if stores.at(path).repository:
         path = basename(stores.at(path).plain(path))
     elif basename(path) in ("", ".", ".."):
         path = os.path.abspath(path)
-    is_directory = asked.kind == "directory"
+    is_directory = typed.kind == "directory"
     return file_name(path if is_directory else os.path.splitext(path.removesuffix(".index.json"))[0], suffix)
 
 
-def _here(asked: str, is_directory: bool) -> str:
-    """Return the name, in the current directory, of the output for `asked`, which is on the hub."""
-    name = basename(stores.at(asked).plain(asked.rstrip("/")))
+def _here(typed: str, is_directory: bool) -> str:
+    """Return the name, in the current directory, of the output of `typed`, which is on the hub."""
+    name = basename(stores.at(typed).plain(typed.rstrip("/")))
     if is_directory:
         return f"{name}/" if _ENDING.search(name) else name
     return file_name(os.path.splitext(name)[0])

@@ -14,10 +14,10 @@ from ckptconv.storage.paths import dirname
 
 def plan(source: Source, target: Target, options: Options) -> Output:
     """Plan one of the directories that accelerate loads; that of the weights says what else it looks for."""
-    own = target.options or options
-    made = output.plan(source, target, own)
-    if GIVEN.of(own).model_key == NO_WEIGHTS:
-        return made
+    half = target.options or options
+    planned = output.plan(source, target, half)
+    if GIVEN.of(half).model_key == NO_WEIGHTS:
+        return planned
     step = dirname(target.path)
     left = "" if options.states else "There are no optimizer states (optimizer_0): --states PATH adds them. "
     note = (
@@ -25,4 +25,4 @@ def plan(source: Source, target: Target, options: Options) -> Output:
         f"from {step}, and the Trainer trainer_state.json, scheduler.pt and rng_state_*.pth; without scheduler.pt, it "
         "does not load the optimizer either."
     )
-    return made._replace(notices=made.notices._replace(notes=(*made.notices.notes, note)))
+    return planned._replace(notices=planned.notices._replace(notes=(*planned.notices.notes, note)))

@@ -38,9 +38,9 @@ class Alike(NamedTuple):
 
 
 class _Pattern(NamedTuple):
-    """What matching archives share: `head` before the data, `tail` after it, with zeros at the ranges `blanks` where
-    they differ. `crc` is the offset of the data's CRC in the tail; `tensor` is one whose data begins at byte
-    `start`."""
+    """The bytes that matching archives share: `head` before the data, `tail` after it, with zeros at the ranges
+    `blanks`, in which they differ. `crc` is the offset of the data's CRC in the tail; `tensor` is one whose data begins
+    at byte `start`."""
 
     head: bytes
     tail: bytes
@@ -58,16 +58,16 @@ class ArchivePatterns:
         self._known: dict[int, list[_Pattern]] = {}
 
     def find(self, reader: Reader, start: int, size: int) -> Alike | None:
-        """Return what the archive of `size` bytes at byte `start` holds, if it matches a known pattern."""
+        """Return the tensor in the archive of `size` bytes at byte `start`, if it matches a known pattern."""
         for pattern in self._known.get(size, ()):
             head, tail = pattern.head, pattern.tail
             if reader.read_at(start, len(head)) != head:
                 continue
-            found = bytearray(reader.read_at(start + size - len(tail), len(tail)))
-            crc = int.from_bytes(found[pattern.crc : pattern.crc + 4], "little")
+            candidate = bytearray(reader.read_at(start + size - len(tail), len(tail)))
+            crc = int.from_bytes(candidate[pattern.crc : pattern.crc + 4], "little")
             for low, high in pattern.blanks:
-                found[low:high] = bytes(high - low)
-            if found == tail:
+                candidate[low:high] = bytes(high - low)
+            if candidate == tail:
                 offset = start + len(head)
                 known = pattern.tensor
                 within = known.offset - pattern.start

@@ -2,7 +2,7 @@
 
 Source: torch/distributed/checkpoint/{filesystem,default_planner,_nested_dict,hf_storage}.py of torch 2.4 to 2.15. A
 `.distcp` file is torch.save archives one after another: one for each chunk of a tensor, and one for each other value.
-What is put into them is what `dcp.save` makes of the same state dict, so `dcp.load` reads it on any number of ranks.
+They hold the same entries that `dcp.save` writes for the state dict, so `dcp.load` reads them on any number of ranks.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from ckptconv.structure import keymap
 from ckptconv.tensors.lazy import Derived, LazyTensor, Narrow, Stored, Tagged, View, untagged
 from ckptconv.text import some
 
-# Values of `to`: what torch.save makes of each entry, or safetensors shards.
+# Values of `to`: archives of torch.save for each entry, or safetensors shards.
 TORCH, SHARDS = "dcp", "dcp-hf"
 # The largest `.distcp` file, in bytes, if the user names no size. A single entry may be larger.
 DEFAULT_FILE_SIZE = 5 * 10**9
 DEFAULT_OPTIMIZER_KEY = "optimizer"
-# Metadata of the shards beside `SHARDING`, as torch.distributed.checkpoint._hf_utils names it.
+# Metadata of the shards in addition to `SHARDING`, as torch.distributed.checkpoint._hf_utils names it.
 _VERSION = {"DCP_VERSION": "1.0"}
 # Where the record has values of Megatron-core: those that all ranks have alike, which are one object, and those that
 # are parts of a tensor's state, and how the keys of these end. Its loader looks for them beside the tensors.
@@ -67,7 +67,7 @@ class Leaf(NamedTuple):
 
 @dataclass
 class DcpContents:
-    """What a checkpoint holds, by key: the steps of its path, joined by dots. `chosen` is the selection of the weights.
+    """The content of a checkpoint by key: the steps of a path joined by dots. `chosen` is the selection of the weights.
 
     Of tied tensors, `aliases` {removed: kept} have their data where another key has it. Of the values with objects of
     classes known by name only, {key: class}, some are `left_out` and others `kept`.
@@ -91,20 +91,20 @@ def contents(source: Source, options: Options, rename: Rename = selection.rename
     Raise UsageError if two leaves get one key, UnsafeError for objects of classes that are not known to be data, and
     UnsupportedError for tensors that a checkpoint cannot hold.
     """
-    chosen, given = selected(source, options, rename), GIVEN.of(options)
-    found = DcpContents(chosen)
+    chosen, dcp_options = selected(source, options, rename), GIVEN.of(options)
+    content = DcpContents(chosen)
     empty: list[str] = []
-    has_weights = given.model_key != NO_WEIGHTS
+    has_weights = dcp_options.model_key != NO_WEIGHTS
     leaves: Iterable[Leaf] = _weights(source, chosen, empty) if has_weights else ()
     usual = entry_of(options.to).key if options.to and options.key != "." else ""
-    under = _path(given.model_key or usual)
+    under = _path(dcp_options.model_key or usual)
     if under:
         leaves = (Leaf(under + path, value) for path, value in leaves)
-    _add(found, leaves, source, options)
+    _add(content, leaves, source, options)
     if options.states:
-        key = _path(given.optimizer_key or DEFAULT_OPTIMIZER_KEY)
+        key = _path(dcp_options.optimizer_key or DEFAULT_OPTIMIZER_KEY)
         prefix = f"{dotted(key)}."
-        present = next((name for name in chain(found.tensors, found.values) if f"{name}.".startswith(prefix)), "")
+        present = next((name for name in chain(content.tensors, content.values) if f"{name}.".startswith(prefix)), "")
         if present:
             raise UsageError(
                 f"{named(present)} is already used by the weights, but the optimizer states need this key.",
@@ -112,21 +112,23 @@ def contents(source: Source, options: Options, rename: Rename = selection.rename
             )
         tree = _states(source, options, rename)
         if lacking := optimizer.unused(tree):
-            if given.fill_states:
+            if dcp_options.fill_states:
                 tree = optimizer.filled(tree, _by_name(chosen), source.path)
-                found.warnings.append(f"{some(lacking)} have no optimizer states yet, and got zeros.")
+                content.warnings.append(f"{some(lacking)} have no optimizer states yet, and got zeros.")
             else:
-                found.warnings.append(
+                content.warnings.append(
                     f"{some(lacking)} have no optimizer states yet. torch's strict load requires states for trained "
                     "parameters: --fill-states writes zeros."
                 )
-        states = optimizer.arranged(tree, flat=given.flat_optimizer)
-        _add(found, _flattened(states, key, empty), source, options)
+        states = optimizer.arranged(tree, flat=dcp_options.flat_optimizer)
+        _add(content, _flattened(states, key, empty), source, options)
     if options.tied == "alias" and options.to == TORCH:
-        found.aliases = selection.untie({key: leaf.value for key, leaf in found.tensors.items()}, {})
+        content.aliases = selection.untie({key: leaf.value for key, leaf in content.tensors.items()}, {})
     if empty:
-        found.warnings.append(f"left out, because a checkpoint of torch has no empty dicts: {some(empty, form=named)}")
-    return found
+        content.warnings.append(
+            f"left out, because a checkpoint of torch has no empty dicts: {some(empty, form=named)}"
+        )
+    return content
 
 
 def _path(key: str) -> Path:
@@ -134,7 +136,7 @@ def _path(key: str) -> Path:
 
 
 def _weights(source: Source, chosen: Selected, empty: list[str]) -> Iterator[Leaf]:
-    """Yield the weights with the values beside them, and the other values of a nested state."""
+    """Yield the weights with the values next to them, and the other values of a nested state."""
     record, aliases = chosen.structure({}) if chosen.structured else None, chosen.aliases()
     tensors = {name: chosen.cast(name) for name in chosen.tensors}
     tensors.update((removed, tensors[kept]) for removed, kept in aliases.items())
@@ -144,7 +146,7 @@ def _weights(source: Source, chosen: Selected, empty: list[str]) -> Iterator[Lea
     # A view for each name: what the tree has in a place tells by its identity which tensor that is.
     # The record of a file whose tensors were renamed names tied tensors once.
     known = keymap.names(record) if source.stored and chosen.owners else tensors.keys()
-    views = {name: View(each, each.dtype, each.shape) for name, each in tensors.items() if name in known}
+    views = {name: View(tensor, tensor.dtype, tensor.shape) for name, tensor in tensors.items() if name in known}
     names = {id(view): name for name, view in views.items()}
     keys = dict.fromkeys(tensors, "") if source.stored else {new: old for old, new in chosen.names.items()}
     # A tensor that is in the tree twice is there under one of its names: its other places have the others.
@@ -162,13 +164,13 @@ def _weights(source: Source, chosen: Selected, empty: list[str]) -> Iterator[Lea
             bare = untagged(value)
             if name is not None and bare is views[name]:
                 value = value if _is_storage(value) else tensors[name]
-            own = dotted(path)
+            key = dotted(path)
             left = ties.get(name or "", [])
             if left:
-                name = next((each for each in left if (keys[each] or each) == own), left[0])
+                name = next((tied for tied in left if (keys[tied] or tied) == key), left[0])
                 left.remove(name)
             # The file of a safetensors output, or the user, may give a tensor another name than its keys.
-            if name is not None and name != (keys[name] or own):
+            if name is not None and name != (keys[name] or key):
                 path = (name,)
         elif len(path) == 2 and path[0] == _OBJECTS and _OBJECT.fullmatch(str(path[1])):
             path = path[1:]
@@ -254,12 +256,12 @@ def _is_storage(value: Any) -> bool:
     return isinstance(value, Tagged) and value.facts.kind == STORAGE
 
 
-def _add(found: DcpContents, leaves: Iterable[Leaf], source: Source, options: Options) -> None:
-    """Add `leaves` to `found` under their keys."""
+def _add(content: DcpContents, leaves: Iterable[Leaf], source: Source, options: Options) -> None:
+    """Add `leaves` to `content` under their keys."""
     refused: dict[str, str] = {}
     for path, value in leaves:
         key = dotted(path)
-        if key in found.tensors or key in found.values:
+        if key in content.tensors or key in content.values:
             raise UsageError(
                 f"{source.path}: two of its values would have the key {named(key)} in the checkpoint.",
                 "Rename one with --rename, or leave it out with --exclude.",
@@ -271,18 +273,18 @@ def _add(found: DcpContents, leaves: Iterable[Leaf], source: Source, options: Op
                 "Leave it out with --exclude.",
             )
         if isinstance(value, LazyTensor) and not _is_storage(value):
-            found.tensors[key] = Leaf(path, untagged(value))
+            content.tensors[key] = Leaf(path, untagged(value))
             continue
         if type(value) not in ATOMS and options.to != SHARDS:  # these hold no values
             cls = next((cls for node in walk(value) if (cls := writable.unlisted(node))), "")
             if cls and options.opaque == "drop":
-                found.left_out[key] = cls
+                content.left_out[key] = cls
                 continue
             if cls:
-                (found.kept if options.opaque else refused)[key] = cls
-        found.values[key] = Leaf(path, value)
+                (content.kept if options.opaque else refused)[key] = cls
+        content.values[key] = Leaf(path, value)
     if refused:
-        raise refusal(source.path, refused, "a checkpoint", [found.values[key].value for key in refused])
+        raise refusal(source.path, refused, "a checkpoint", [content.values[key].value for key in refused])
 
 
 # --------------------------------------------------------------------------------------------------------- the chunks
@@ -314,7 +316,7 @@ def cut(tensor: LazyTensor, box: Box) -> LazyTensor:
 
 
 def entry_name(key: str, offsets: Shape) -> str:
-    """Return what the manifest calls the chunk of a tensor that begins at `offsets`. No two chunks have one name."""
+    """Return the manifest's name of the chunk of a tensor that begins at `offsets`. No two chunks have one name."""
     return f"{key} {list(offsets)}"
 
 
@@ -334,31 +336,32 @@ def _placed(tensors: Mapping[str, Leaf], options: Options, layout: Layout | None
 # ------------------------------------------------------------------------------------------------------ the files
 
 
-def file_plans(found: DcpContents, options: Options, layout: Layout | None = None) -> list[FilePlan]:
-    """Plan the files that hold `found`: with `layout` the chunks lie as they do there, else as `options.chunks` says.
+def file_plans(content: DcpContents, options: Options, layout: Layout | None = None) -> list[FilePlan]:
+    """Plan the files that hold `content`: with `layout` the chunks lie as they do there, else as `options.chunks` says.
 
-    The file that makes the others a checkpoint is the last one. Raise UnsupportedError for what a file cannot hold.
+    The file that makes the others a checkpoint is the last one. Raise UnsupportedError for a value that a file cannot
+    hold.
     """
-    placed = _placed(found.tensors, options, layout)
+    placed = _placed(content.tensors, options, layout)
     if options.to == SHARDS:
-        return _shards(found.tensors, placed)
+        return _shards(content.tensors, placed)
     files = _Files(None if layout else options.max_shard_size or DEFAULT_FILE_SIZE)
     templates = _Templates()
     saved: dict[str, Saved] = {}
-    for key, leaf in found.values.items():
+    for key, leaf in content.values.items():
         home = (layout.files[layout.values[key]] if key in layout.values else layout.first) if layout else "0"
         place = files.add(home, templates.of_value(key, leaf.value, options.opaque))
         saved[key] = Saved(leaf.path, None, (), [SavedChunk((), (), *place)])
-    for key, (path, tensor) in found.tensors.items():
+    for key, (path, tensor) in content.tensors.items():
         saved[key] = Saved(path, tensor.dtype.name, tensor.shape, [])
-    kept = frozenset(found.aliases.values())
+    kept = frozenset(content.aliases.values())
     written: dict[tuple[str, Box], tuple[str, int, int]] = {}
     for key, box, file in placed:
-        owner = found.aliases.get(key, key)
+        owner = content.aliases.get(key, key)
         if (owner, box) in written:
             place = written[owner, box]
         else:
-            part = cut(found.tensors[key].value, box)
+            part = cut(content.tensors[key].value, box)
             place = files.add(file, templates.of_tensor(entry_name(key, box.offsets), part))
             if owner in kept:
                 written[owner, box] = place
@@ -481,10 +484,9 @@ class _Templates:
 
 
 def _is_shared(value: Any) -> bool:
-    """Whether `value` is plain, and `repr` tells it from all others of its type, as it does not tell one NaN from
-    another."""
+    """Whether `value` is plain, and its `repr` differs from those of all others of its type. That of NaN does not."""
     if type(value) is tuple:
-        return all(map(_is_shared, value)) and not any(type(each) is tuple for each in value)
+        return all(map(_is_shared, value)) and not any(type(item) is tuple for item in value)
     return type(value) in _SHARED and not (type(value) is float and math.isnan(value))
 
 
@@ -518,13 +520,13 @@ def _shards(tensors: Mapping[str, Leaf], placed: Iterable[tuple[str, Box, str]])
     """Plan one file for each rank, which says where in the whole its chunks begin. The first one comes last."""
     files: dict[str, dict[str, tuple[LazyTensor, Box]]] = {}
     for key, box, file in placed:
-        own = files.setdefault(file, {})
-        if key in own:
+        chunks = files.setdefault(file, {})
+        if key in chunks:
             raise UnsupportedError(
                 f"{named(key)} would have two chunks in one shard, but a shard can hold only one chunk of each name.",
                 "Give --chunks N instead of --like, or write .distcp files: --to dcp.",
             )
-        own[key] = cut(tensors[key].value, box), box
+        chunks[key] = cut(tensors[key].value, box), box
     plans = []
     for number, file in enumerate(sorted(files, key=_numbered), 1):
         info = {key: {"saved_offsets": list(box.offsets)} for key, (_, box) in files[file].items()}

@@ -65,19 +65,19 @@ def description(saved: Mapping[str, Saved]) -> bytes:
     """Return the pickle that describes what is saved, by key."""
     state = {
         "state_dict_metadata": dict(saved),
-        "planner_data": {key: _Steps(each.path) for key, each in saved.items()},
+        "planner_data": {key: _Steps(entry.path) for key, entry in saved.items()},
         "storage_data": {
-            _Key(key, None if each.dtype is None else number, chunk.offsets): chunk
-            for key, each in saved.items()
-            for number, chunk in enumerate(each.chunks)
+            _Key(key, None if item.dtype is None else number, chunk.offsets): chunk
+            for key, item in saved.items()
+            for number, chunk in enumerate(item.chunks)
         },
     }
     return dumps(_made(_METADATA, state), _reduced)
 
 
 def _reduced(value: Any) -> Plain | None:
-    """Return what stands for `value` in the pickle. It is made when it is written: of a million chunks, all of it at
-    once would take far more memory than the pickle."""
+    """Return the call for `value` in the pickle. It is made when it is written: for a million chunks, all calls at once
+    would take far more memory than the pickle."""
     writer = _WRITERS.get(type(value))
     return Plain(writer(value)) if writer else None
 

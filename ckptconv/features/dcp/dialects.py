@@ -1,10 +1,9 @@
 """Programs that put more than tensors into directories of torch.distributed.checkpoint.
 
-Such a module has `read_extra`, which returns what is beside the tensors, or None; `check_backend` and
-`is_of_another_backend`, for directories whose tensors are stored otherwise; and `facts`, what inspect shows of values.
-What `read_extra` returns has `format`, the name of the checkpoint for people, `common`, the values that all ranks have
-alike, the `log` of the files that were read, `arranged`, which returns the weights and states that are wanted, and
-`notes`.
+Such a module has `read_extra`, which returns the data apart from the tensors, or None; `check_backend` and
+`is_of_another_backend`, for directories whose tensors are stored otherwise; and `facts` about values, for inspect. The
+result of `read_extra` has `format`, the name of the checkpoint for people, `common`, the values that all ranks have
+alike, the `log` of the files that were read, `arranged`, which returns the wanted weights and states, and `notes`.
 """
 
 from __future__ import annotations
@@ -40,10 +39,10 @@ def _asked(files: Collection[str], values: Collection[str] = ()) -> Iterator[Any
 
 
 def read_extra(place: Location, values: Mapping[str, Any], digests: Mapping[str, str]) -> Any:
-    """Return what a program has beside the tensors; None if none is known to have written more. `values` are those of
-    the checkpoint by name, `digests` the SHA-256 of its files by path."""
-    found = (module.read_extra(place, values, digests) for module in _asked(place.names, values))
-    return next((extra for extra in found if extra), None)
+    """Return a program's data apart from the tensors; None if no program is known to have written more. `values` are
+    those of the checkpoint by name, `digests` the SHA-256 of its files by path."""
+    extras = (module.read_extra(place, values, digests) for module in _asked(place.names, values))
+    return next((extra for extra in extras if extra), None)
 
 
 def check_backend(place: Location) -> None:
@@ -58,5 +57,5 @@ def is_of_another_backend(place: Location) -> bool:
 
 
 def facts(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what inspect shows of values."""
+    """Return facts about values for inspect."""
     return {name: fact for module in _asked((), values) for name, fact in module.facts(values).items()}

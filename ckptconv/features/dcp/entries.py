@@ -1,8 +1,8 @@
 """Read the entries of `.distcp` files: complete torch.save archives, back to back.
 
-Source: torch/distributed/checkpoint/filesystem.py. The metadata says where an entry is. Where its data is, only the
-archive says: its own directory is read, as for any .pt file. An entry may be compressed as one zstandard frame. It is
-decompressed once to see what it holds, and again when its data is moved. With SerializationFormat.SAFETENSORS, all
+Source: torch/distributed/checkpoint/filesystem.py. The metadata says where an entry is. Only the archive says where its
+data is: its own directory is read, as for any .pt file. An entry may be compressed as one zstandard frame. It is
+decompressed once to read its description, and again when its data is moved. With SerializationFormat.SAFETENSORS, all
 tensors of a file are one safetensors file at its end instead.
 """
 
@@ -44,7 +44,7 @@ MAX_GROWTH, ROOM_TO_GROW = 64, 16 << 30
 # Values of these types, in archives up to this many bytes, are cached by the archive's bytes.
 _SMALL = 1 << 11
 _ATOMS = frozenset({bool, int, float, str, type(None)})
-# Bytes kept at either end of a compressed entry: an archive of one tensor has a few KiB beside its data.
+# Bytes kept at either end of a compressed entry: an archive of one tensor has a few KiB in addition to its data.
 _ENDS = 1 << 16
 
 
@@ -65,10 +65,10 @@ class _Ends(Reader):
 
 @dataclass
 class Entries:
-    """Opens the entries of the files in `place`, and records what was read.
+    """Opens the entries of the files in `place`, and records their storages.
 
-    `records` are the storages found, by the path of their file. `described` is set once the metadata is read: it says
-    which files there should be.
+    `records` are the storages found, by the path of their file. `described` is set once the metadata is read: it names
+    the files of the checkpoint.
     """
 
     place: Location
@@ -110,38 +110,38 @@ class Entries:
     def tensors(self, saved: Mapping[str, SavedTensor]) -> dict[str, LazyTensor]:
         """Return the tensors, joined from their chunks. Those whose chunks lie in the same places are one object.
 
-        Raise CorruptError if a chunk is not what the metadata says, or if the chunks do not cover a tensor exactly.
+        Raise CorruptError if a chunk differs from the metadata, or if the chunks do not cover a tensor exactly.
         """
-        found = self.chunks(saved)
+        chunks = self.chunks(saved)
         joined: dict[Hashable, LazyTensor] = {}
-        made: dict[str, LazyTensor] = {}
+        by_name: dict[str, LazyTensor] = {}
         for name, tensor in saved.items():
             # Joining sorts the tiles.
-            several = len(found[name]) > 1
-            tiles = [(tile.offsets, same_bytes(tile.tensor)) for tile in found[name]] if several else []
-            made[name] = join_tiles(
-                tensor.dtype, tensor.shape, found[name], functools.partial(named_in, self.place, name)
+            several = len(chunks[name]) > 1
+            tiles = [(tile.offsets, same_bytes(tile.tensor)) for tile in chunks[name]] if several else []
+            by_name[name] = join_tiles(
+                tensor.dtype, tensor.shape, chunks[name], functools.partial(named_in, self.place, name)
             )
             if several:
-                made[name] = joined.setdefault((tensor.dtype, tensor.shape, *tiles), made[name])
-        return made
+                by_name[name] = joined.setdefault((tensor.dtype, tensor.shape, *tiles), by_name[name])
+        return by_name
 
     def chunks(self, saved: Mapping[str, SavedTensor]) -> dict[str, list[ChunkTile]]:
-        """Return the chunks of each tensor, in the order of their description. Raise CorruptError if one is not what
-        the metadata says."""
+        """Return the chunks of each tensor, in the order of their description. Raise CorruptError if one differs from
+        the metadata."""
         work = [
             (chunk.place, (name, index))
             for name, tensor in saved.items()
             for index, chunk in enumerate(tensor.chunks)
             if isinstance(chunk.place, EntryPlace)
         ]
-        found: dict[tuple[str, int], LazyTensor] = {}
+        data: dict[tuple[str, int], LazyTensor] = {}
         for (name, index), place, reader in self._in_order(work):
             tensor = saved[name]
-            found[name, index] = self._chunk(name, tensor, tensor.chunks[index], place, reader)
+            data[name, index] = self._chunk(name, tensor, tensor.chunks[index], place, reader)
         return {
             name: [
-                ChunkTile(chunk.offsets, chunk.place if isinstance(chunk.place, Stored) else found.pop((name, index)))
+                ChunkTile(chunk.offsets, chunk.place if isinstance(chunk.place, Stored) else data.pop((name, index)))
                 for index, chunk in enumerate(tensor.chunks)
             ]
             for name, tensor in saved.items()
@@ -157,10 +157,10 @@ class Entries:
                 yield name, None
                 continue
             data = archive.read_at(start, size) if size <= _SMALL else b""
-            found = known.get(data) or self._read(archive, start, size)
-            if data and type(found.value) in _ATOMS:
-                known[data] = found
-            yield name, found
+            file = known.get(data) or self._read(archive, start, size)
+            if data and type(file.value) in _ATOMS:
+                known[data] = file
+            yield name, file
 
     def _in_order(self, work: Sequence[tuple[EntryPlace, Any]]) -> Iterator[tuple[Any, EntryPlace, BufferedReader]]:
         """Yield each item of `work` with a reader of its file, in the order in which they lie in the files."""
@@ -191,8 +191,8 @@ class Entries:
         def where() -> str:
             return f"{reader.file.path}: the chunk of {named(name)} at byte {place.offset}"
 
-        found = self._alike(place, reader)
-        if found is None:
+        data = self._alike(place, reader)
+        if data is None:
             if not place.transforms and reader.read_at(place.offset, min(place.length, len(ZIP))) != ZIP:
                 return self._in_safetensors(name, tensor, chunk, place, reader)
             nbytes = math.prod(chunk.sizes) * tensor.dtype.itemsize
@@ -201,19 +201,19 @@ class Entries:
             if not isinstance(read.value, LazyTensor):
                 kind = type(read.value).__name__
                 raise CorruptError(f"{where()} holds a value of type {kind}, but a tensor was expected.")
-            found = untagged(read.value)
-            if isinstance(found, Stored) and len(read.records) == 1:
-                self._patterns.learn(archive, start, size, found, read.records[0])
-        _agree(where, (found.dtype, found.shape), (tensor.dtype, chunk.sizes))
-        return found
+            data = untagged(read.value)
+            if isinstance(data, Stored) and len(read.records) == 1:
+                self._patterns.learn(archive, start, size, data, read.records[0])
+        _agree(where, (data.dtype, data.shape), (tensor.dtype, chunk.sizes))
+        return data
 
     def _alike(self, place: EntryPlace, reader: BufferedReader) -> LazyTensor | None:
         """Return the data of a chunk whose archive matches one that was read before."""
-        found = None if place.transforms else self._patterns.find(reader, place.offset, place.length)
-        if found is None:
+        match = None if place.transforms else self._patterns.find(reader, place.offset, place.length)
+        if match is None:
             return None
-        self.records.setdefault(reader.file.path, []).append(found.record)
-        return found.tensor
+        self.records.setdefault(reader.file.path, []).append(match.record)
+        return match.tensor
 
     def _archive(self, place: EntryPlace, reader: BufferedReader, keep: int, most: int) -> tuple[Reader, int, int]:
         """Return the archive at `place`: a reader for it, its offset there, and its size.
@@ -230,7 +230,7 @@ class Entries:
         file = File(f"{reader.file.path} (entry at byte {place.offset})", 0, reader.file.stamp, packed)
         # Decompression takes time, and an entry may lie about its size: the size of the files bounds all of it
         # together.
-        room = MAX_GROWTH * sum(each.size for each in self.files.values()) + ROOM_TO_GROW - self._unpacked
+        room = MAX_GROWTH * sum(file_read.size for file_read in self.files.values()) + ROOM_TO_GROW - self._unpacked
         ends = ends_of(file, reader, keep, min(most, room))
         self._unpacked += ends.size
         self.bytes_read += place.length
@@ -239,12 +239,12 @@ class Entries:
 
     def _read(self, archive: Reader, start: int, size: int) -> TorchFile:
         """Read an archive, and record its storages."""
-        found = read_zip(archive, start, size)
+        torch_file = read_zip(archive, start, size)
         if archive.file.packed is None:
-            self.records.setdefault(archive.file.path, []).extend(found.records)
+            self.records.setdefault(archive.file.path, []).extend(torch_file.records)
         else:
-            _check_packed(archive, found.records)
-        return found
+            _check_packed(archive, torch_file.records)
+        return torch_file
 
     # ---- SerializationFormat.SAFETENSORS
 
@@ -268,17 +268,17 @@ class Entries:
 
             header = read_header(reader, place.offset)
             self._headers[key] = {
-                found: Chunk(offsets, stored.shape, stored)
-                for found, (offsets, stored) in offsets_of(header.tensors, header.metadata, reader.file.path).items()
+                part: Chunk(offsets, stored.shape, stored)
+                for part, (offsets, stored) in offsets_of(header.tensors, header.metadata, reader.file.path).items()
             }
-        found = self._headers[key].get(name)
-        if found is None:
+        known = self._headers[key].get(name)
+        if known is None:
             raise CorruptError(f"{where()} is not in the safetensors file at byte {place.offset}.")
-        stored = found.place
+        stored = known.place
         assert isinstance(stored, Stored)
-        if found.offsets != chunk.offsets:
+        if known.offsets != chunk.offsets:
             raise CorruptError(
-                f"{where()} is missing: the only chunk of that name begins at {list(found.offsets)}. When a rank has "
+                f"{where()} is missing: the only chunk of that name begins at {list(known.offsets)}. When a rank has "
                 "several chunks of a tensor, torch saves only the last one.",
                 "Save it again, in the default format.",
             )
@@ -288,10 +288,10 @@ class Entries:
         return stored
 
 
-def _agree(where: Callable[[], str], found: tuple[Any, Shape], said: tuple[Any, Shape]) -> None:
-    if found != said:
+def _agree(where: Callable[[], str], actual: tuple[Any, Shape], said: tuple[Any, Shape]) -> None:
+    if actual != said:
         raise CorruptError(
-            f"{where()} is {found[0]} of shape {list(found[1])}, but the metadata says {said[0]} of shape "
+            f"{where()} is {actual[0]} of shape {list(actual[1])}, but the metadata says {said[0]} of shape "
             f"{list(said[1])}: the file belongs to another save, or is damaged."
         )
 
@@ -308,8 +308,8 @@ def _check_packed(archive: Reader, records: Records) -> None:
         before = archive.read_at(at, record.offset - at)
         parts += [(at, len(before), zlib.crc32(before)), (record.offset, record.size, record.crc)]
         at = record.offset + record.size
-    rest = archive.read_at(at, archive.file.size - at)
-    parts.append((at, len(rest), zlib.crc32(rest)))
+    after = archive.read_at(at, archive.file.size - at)
+    parts.append((at, len(after), zlib.crc32(after)))
     assert archive.file.packed is not None
     if combine(part for part in parts if part[1]) != archive.file.packed.crc:
         raise damaged(f"{archive.file.path}: the checksum of its tensor is wrong: the tensor has changed.")
@@ -325,7 +325,7 @@ def offsets_of(
         info = None
     if type(info) is not dict:
         raise CorruptError(f"{where}: its {SHARDING} is not a JSON object.")
-    found = {}
+    offset_tensors = {}
     for name, stored in tensors.items():
         entry = info.get(name)
         offsets = entry.get("saved_offsets") if type(entry) is dict else None
@@ -335,18 +335,18 @@ def offsets_of(
             or any(type(offset) is not int or not 0 <= offset < 1 << 62 for offset in offsets)
         ):
             raise CorruptError(f"{where}: its {SHARDING} does not give the offset of {named(name)}.")
-        found[name] = tuple(offsets), stored
-    return found
+        offset_tensors[name] = tuple(offsets), stored
+    return offset_tensors
 
 
-def records_of(found: Mapping[str, Iterable[Record]]) -> dict[str, Records]:
+def records_of(by_path: Mapping[str, Iterable[Record]]) -> dict[str, Records]:
     """Return the storages of each file, in order of offset."""
-    made = {}
-    for path, records in found.items():
+    ordered_records = {}
+    for path, records in by_path.items():
         ordered = sorted({record.offset: record for record in records}.values(), key=lambda record: record.offset)
-        made[path] = Records(
+        ordered_records[path] = Records(
             array.array("Q", [record.offset for record in ordered]),
             array.array("Q", [record.size for record in ordered]),
             array.array("I", [record.crc or 0 for record in ordered]),
         )
-    return made
+    return ordered_records

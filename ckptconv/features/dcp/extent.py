@@ -28,11 +28,11 @@ class Extent(NamedTuple):
 
 def extent_of(place: Location) -> Extent:
     """Return the extent of the checkpoint in or below the directory `place`. Raise CorruptError if bytes of it are
-    missing, and whatever else reading its description raises."""
-    found = located(place)
-    places = [found.directory, *([found.optimizer] if found.optimizer else [])]
-    both = [_extent(each) for each in places]
-    return Extent(sum(each.weights for each in both), sum(each.optimizer for each in both))
+    missing, and the errors of reading its description."""
+    checkpoint = located(place)
+    places = [checkpoint.directory, *([checkpoint.optimizer] if checkpoint.optimizer else [])]
+    both = [_extent(directory) for directory in places]
+    return Extent(sum(extent.weights for extent in both), sum(extent.optimizer for extent in both))
 
 
 def _extent(place: Location) -> Extent:
@@ -54,7 +54,7 @@ def _covered(place: Location, described: Description) -> Iterator[tuple[str, int
     """Yield each tensor and its bytes. Raise CorruptError for one whose chunks are fewer than its elements."""
     for name, tensor in described.tensors.items():
         elements = math.prod(tensor.shape)
-        there = sum(math.prod(chunk.sizes) for chunk in tensor.chunks)
-        if there != elements:
-            raise CorruptError(f"{place}: {named(name)} has {elements} elements, and its chunks have {there}.")
+        covered = sum(math.prod(chunk.sizes) for chunk in tensor.chunks)
+        if covered != elements:
+            raise CorruptError(f"{place}: {named(name)} has {elements} elements, and its chunks have {covered}.")
         yield name, tensor.nbytes

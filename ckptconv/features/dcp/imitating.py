@@ -28,20 +28,20 @@ def _fitted(options: Options, layout: Layout, source: Source) -> Options:
     names none. A state that has such a key itself gets no other."""
     tensors = [layout.paths[key] for key in layout.shapes]
     roles = Roles.of(layout.paths.values(), tensors)
-    asked, given = GIVEN.of(options), dict[str, Any]()
+    chosen, added = GIVEN.of(options), dict[str, Any]()
     top = options.key or (type(source.weights) in MAPPINGS and roles.model[:1] and roles.model[0] in source.weights)
-    if not asked.model_key and roles.model and not top:
-        given["model_key"] = dotted(roles.model)
-    if not asked.optimizer_key and len(roles.optimizers) == 1:
+    if not chosen.model_key and roles.model and not top:
+        added["model_key"] = dotted(roles.model)
+    if not chosen.optimizer_key and len(roles.optimizers) == 1:
         (path,) = roles.optimizers
         inside = [
-            each[len(path)] for each in layout.paths.values() if each[: len(path)] == path and len(each) > len(path)
+            steps[len(path)] for steps in layout.paths.values() if steps[: len(path)] == path and len(steps) > len(path)
         ]
-        given["optimizer_key"] = dotted(path)
-        given["flat_optimizer"] = asked.flat_optimizer or any(
+        added["optimizer_key"] = dotted(path)
+        added["flat_optimizer"] = chosen.flat_optimizer or any(
             type(step) is str and step.startswith("param_groups.") for step in inside
         )
-    return options.replaced(**given)
+    return options.replaced(**added)
 
 
 def unlike(tensors: Mapping[str, Leaf], layout: Layout) -> list[str]:

@@ -31,15 +31,15 @@ class Layout:
 
     @functools.cached_property
     def files(self) -> dict[str, str]:
-        """Its files, and what each is called in a checkpoint like it: `.distcp` files keep their names."""
-        found = {*self.values.values(), *(file for placed in self.boxes.values() for _, file in placed)}
-        if all(re.fullmatch(FILE, name) for name in found):
-            return {name: name for name in found}
-        return {name: f"__{rank}_0{SUFFIX}" for rank, name in enumerate(sorted(found))}
+        """Its files, and the name of each in a checkpoint like it: `.distcp` files keep their names."""
+        names = {*self.values.values(), *(file for placed in self.boxes.values() for _, file in placed)}
+        if all(re.fullmatch(FILE, name) for name in names):
+            return {name: name for name in names}
+        return {name: f"__{rank}_0{SUFFIX}" for rank, name in enumerate(sorted(names))}
 
     @functools.cached_property
     def first(self) -> str:
-        """The file for what the checkpoint does not have."""
+        """The file for entries that the checkpoint does not have."""
         return min(self.files.values(), default=f"__0_0{SUFFIX}")
 
 

@@ -44,7 +44,7 @@ def sniff(probe: Probe) -> Guess | None:
 
 
 def is_metadata(head: bytes) -> bool:
-    """Whether a file that begins with `head` is metadata, whatever its name: its pickle names torch's class for it
+    """Whether a file that begins with `head` is metadata, under any name: its pickle names torch's class for it
     first."""
     return head[:1] == b"\x80" and MODULE.encode() in head[:BEGINNING]
 
@@ -73,19 +73,21 @@ def is_directory(names: Mapping[str, Entry]) -> bool:
 
 def located(place: Location) -> runs.Located:
     """Return the checkpoint in the directory `place`, or below it. Raise UsageError if there is none."""
-    found = locate(place) if place.kind == "directory" else None
-    if found is None:
+    checkpoint = locate(place) if place.kind == "directory" else None
+    if checkpoint is None:
         raise UsageError(
             f"{place} is not a checkpoint of torch.distributed.checkpoint: it has neither {METADATA} nor {SUFFIX} "
             "files.",
             "Give the directory that contains them.",
         )
-    return found
+    return checkpoint
 
 
 def locate(place: Location) -> runs.Located | None:
     """Return the checkpoint in a directory, or below it; None if there is none. See `runs.locate`."""
-    return runs.locate(place, lambda each: is_directory(each.names) or dialects.is_of_another_backend(each))
+    return runs.locate(
+        place, lambda directory: is_directory(directory.names) or dialects.is_of_another_backend(directory)
+    )
 
 
 def sniff_below(probe: Probe) -> Guess | None:
@@ -97,8 +99,8 @@ def holds_below(place: Location) -> bool:
     """Whether there is a checkpoint in a directory, or below it."""
     from ckptconv.formats.joining.sets import holds_parts  # few directories have theirs below
 
-    found = locate(place)
+    checkpoint = locate(place)
     # The model of an optimizer that was saved so may be in a file for each rank, as accelerate writes it.
-    return found is not None and not (
-        runs.is_of_optimizer(found.directory.name) and holds_parts(found.directory.parent)
+    return checkpoint is not None and not (
+        runs.is_of_optimizer(checkpoint.directory.name) and holds_parts(checkpoint.directory.parent)
     )

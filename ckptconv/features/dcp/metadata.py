@@ -1,9 +1,9 @@
 """Read the description of a torch.distributed.checkpoint: `.metadata`, or a `__R.metadata` of each rank.
 
 Source: torch/distributed/checkpoint/{metadata,filesystem,planner}.py of torch 2.0 to 2.15, and OLMo-core's
-distributed/checkpoint/filesystem.py. It is a plain pickle of dataclasses, which are read as data, whatever module they
-had in the release that wrote them. There may be an entry for each tensor on each rank. Each becomes a few tuples while
-the pickle is read, and everything that follows is linear in their number.
+distributed/checkpoint/filesystem.py. It is a plain pickle of dataclasses, which are read as data, from any module that
+they had in a release. There may be an entry for each tensor on each rank. Each becomes a few tuples while the pickle is
+read, and everything that follows is linear in their number.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class SavedTensor:
 
 @dataclass
 class Description:
-    """What a checkpoint says it holds, by name: tensors, other values, and the path of each in the state dict.
+    """The description of a checkpoint by name: tensors, other values, and the path of each in the state dict.
 
     `nested`: the checkpoint gives the paths. `opaque` and `mentioned` are names of classes in the pickles.
     """
@@ -99,13 +99,13 @@ _FILESYSTEMS = ("torch.distributed.checkpoint.filesystem", "olmo_core.distribute
 _TENSOR, _VALUE = Global(MODULE, "TensorStorageMetadata"), Global(MODULE, "BytesStorageMetadata")
 
 
-def _counts(value: Any, what: str) -> Shape:
+def _counts(value: Any, subject: str) -> Shape:
     """Return a torch.Size, tuple or list of counts as a tuple."""
     if not isinstance(value, (tuple, list)) or len(value) > MAX_DIMS:
-        raise MalformedError(f"has {what} that are not the numbers of a tensor's dimensions")
+        raise MalformedError(f"has {subject} that are not the numbers of a tensor's dimensions")
     for number in value:
         if type(number) is not int or not 0 <= number < MAX_BYTES:
-            raise MalformedError(f"has {what} that are not counts")
+            raise MalformedError(f"has {subject} that are not counts")
     return value if type(value) is tuple else tuple(value)
 
 
@@ -172,7 +172,7 @@ def _storage_info(_: Opaque | None, state: Any) -> Any:
         if type(number) is not int or not 0 <= number < MAX_BYTES:
             raise MalformedError(f"has an entry at byte {brief(offset)} of {brief(length)} bytes")
     transforms = state.get("transform_descriptors") or ()
-    if not isinstance(transforms, (list, tuple)) or any(type(each) is not str for each in transforms):
+    if not isinstance(transforms, (list, tuple)) or any(type(transform) is not str for transform in transforms):
         raise MalformedError("has transforms of an entry that are not text")
     state.clear()
     return EntryPlace(name, offset, length, tuple(transforms))
@@ -206,12 +206,12 @@ def vocabulary_of() -> Vocabulary:
 
 
 def read_description(pickles: Iterable[tuple[str, bytes]], *, of_ranks: bool) -> Description:
-    """Return what the pickles, (path, data), describe together: one pickle, or with `of_ranks` each rank's, in order.
+    """Return the description in the pickles, (path, data): one pickle, or with `of_ranks` each rank's, in order.
 
-    Of what several ranks describe alike, take the first. Raise CorruptError if they contradict themselves or each
-    other, UnsafeError for an attack, UnsupportedError for what no known release writes.
+    Of entries that several ranks describe alike, take the first. Raise CorruptError if they contradict themselves or
+    each other, UnsafeError for an attack, UnsupportedError for objects that no known release writes.
     """
-    found = Description()
+    description = Description()
     words = vocabulary_of()
     where = ""
     for where, data in pickles:
@@ -220,28 +220,32 @@ def read_description(pickles: Iterable[tuple[str, bytes]], *, of_ranks: bool) ->
         except CorruptError:
             from ckptconv.formats.foreign import foreign_file
 
-            what = None if data.startswith(b"\x80") else foreign_file(data[:512], len(data))
-            if what is None:
+            foreign = None if data.startswith(b"\x80") else foreign_file(data[:512], len(data))
+            if foreign is None:
                 raise
-            raise type(what)(f"{where} {what.message}", what.hint) from None
+            raise type(foreign)(f"{where} {foreign.message}", foreign.hint) from None
         del data
-        found.opaque.update(dict.fromkeys(map(str, loaded.opaque)))
-        found.mentioned.update(dict.fromkeys(map(str, loaded.globals)))
-        _add(found, loaded, where, of_ranks)
-    found.paths = {name: path for name, path in found.paths.items() if name in found.tensors or name in found.values}
-    found.nested = bool(found.paths)
-    for name in (*found.tensors, *found.values):
-        found.paths.setdefault(name, (name,))
+        description.opaque.update(dict.fromkeys(map(str, loaded.opaque)))
+        description.mentioned.update(dict.fromkeys(map(str, loaded.globals)))
+        _add(description, loaded, where, of_ranks)
+    description.paths = {
+        name: path
+        for name, path in description.paths.items()
+        if name in description.tensors or name in description.values
+    }
+    description.nested = bool(description.paths)
+    for name in (*description.tensors, *description.values):
+        description.paths.setdefault(name, (name,))
     leading: dict[Path, str] = {}
-    for name, path in found.paths.items():
-        other = leading.setdefault(path, name)
-        if other != name:
-            raise CorruptError(f"{where}: {named(name)} and {named(other)} have the same path in the state dict.")
-    return found
+    for name, path in description.paths.items():
+        first = leading.setdefault(path, name)
+        if first != name:
+            raise CorruptError(f"{where}: {named(name)} and {named(first)} have the same path in the state dict.")
+    return description
 
 
-def _add(found: Description, loaded: Loaded, where: str, of_rank: bool) -> None:
-    """Add what one pickle describes: everything, or what one rank has."""
+def _add(description: Description, loaded: Loaded, where: str, of_rank: bool) -> None:
+    """Add the description in one pickle: everything, or one rank's part."""
     root = _state(loaded.value, where)
     entries, places = root.get("state_dict_metadata"), root.get("storage_data")
     if type(entries) is not dict or type(places) is not dict:
@@ -249,16 +253,16 @@ def _add(found: Description, loaded: Loaded, where: str, of_rank: bool) -> None:
             f"{where} is not the metadata of a checkpoint: it lacks state_dict_metadata or storage_data."
         )
     version = root.get("version")
-    found.version = found.version or (version if type(version) is str else "")
+    description.version = description.version or (version if type(version) is str else "")
     placed = _places(places, where)
     for name, entry in entries.items():
         if type(name) is not str:
             raise CorruptError(f"{where} names a tensor by something that is not text.")
-        own = placed.pop(name, {})
+        locations = placed.pop(name, {})
         if type(entry) is Opaque and entry.cls == _TENSOR:
-            _add_tensor(found, name, _state(entry, where, name), own, where, of_rank)
+            _add_tensor(description, name, _state(entry, where, name), locations, where, of_rank)
         elif type(entry) is Opaque and entry.cls == _VALUE:
-            _add_value(found, name, own, where)
+            _add_value(description, name, locations, where)
         else:
             kind = entry.name if type(entry) is Opaque else type(entry).__name__
             raise UnsupportedError(f"{where}: {named(name)} is a {kind[:_LONGEST_NAME]}, which is not known.")
@@ -267,24 +271,24 @@ def _add(found: Description, loaded: Loaded, where: str, of_rank: bool) -> None:
     paths = root.get("planner_data")
     if type(paths) is dict:
         for name, path in paths.items():
-            found.paths.setdefault(name, _checked_path(path, where))
+            description.paths.setdefault(name, _checked_path(path, where))
 
 
-def _state(value: Any, where: str, name: str | None = None, what: str = "it") -> dict[str, Any]:
-    """Return the attributes of an object, of the tensor `name` or of `what`."""
+def _state(value: Any, where: str, name: str | None = None, subject: str = "it") -> dict[str, Any]:
+    """Return the attributes of an object, of the tensor `name` or of the `subject`."""
     state = value.state[0] if type(value) is Opaque and len(value.state) == 1 else None
     if type(state) is not dict:
         kind = value.name if type(value) is Opaque else type(value).__name__
-        what = what if name is None else named(name)
+        subject = subject if name is None else named(name)
         raise UnsupportedError(
-            f"{where}: {what} is a {kind[:_LONGEST_NAME]}, but the description of a checkpoint was expected."
+            f"{where}: {subject} is a {kind[:_LONGEST_NAME]}, but the description of a checkpoint was expected."
         )
     return state
 
 
 def _places(entries: Mapping[Any, Any], where: str) -> dict[str, dict[Shape | None, EntryPlace]]:
-    """Return where the data is, by name and offsets."""
-    found: dict[str, dict[Shape | None, EntryPlace]] = {}
+    """Return the places of the data, by name and offsets."""
+    places: dict[str, dict[Shape | None, EntryPlace]] = {}
     safe: set[str] = set()
     for key, place in entries.items():
         if type(key) is not Opaque or type(key.args) is not tuple or len(key.args) != 2:
@@ -293,7 +297,7 @@ def _places(entries: Mapping[Any, Any], where: str) -> dict[str, dict[Shape | No
         if type(place) is Opaque and place.name.endswith(_STORAGE_INFO):
             # Another writer's class: recognize it by its attributes.
             try:
-                place = _storage_info(None, {**_state(place, where, what="a place")})
+                place = _storage_info(None, {**_state(place, where, subject="a place")})
             except MalformedError as reason:
                 raise CorruptError(f"{where}: the pickle {reason}.") from None
         if type(place) is not EntryPlace:
@@ -303,19 +307,19 @@ def _places(entries: Mapping[Any, Any], where: str) -> dict[str, dict[Shape | No
         if place.name not in safe:
             check_inside(place.name, where, dirname(where))
             safe.add(place.name)
-        own = found.setdefault(name, {})
-        if offset in own:
+        locations = places.setdefault(name, {})
+        if offset in locations:
             at = f" at {list(offset)}" if offset else ""
             raise CorruptError(f"{where} gives the location of the data of {named(name)}{at} twice.")
-        own[offset] = place
-    return found
+        locations[offset] = place
+    return places
 
 
 def _add_tensor(
-    found: Description,
+    description: Description,
     name: str,
     state: Mapping[str, Any],
-    own: dict[Shape | None, EntryPlace],
+    locations: dict[Shape | None, EntryPlace],
     where: str,
     of_rank: bool,
 ) -> None:
@@ -331,9 +335,9 @@ def _add_tensor(
         shape = _counts(state["size"], "sizes")
     except MalformedError as reason:
         raise CorruptError(f"{where}: {named(name)} {reason}.") from None
-    known = found.tensors.get(name)
+    known = description.tensors.get(name)
     if known is None:
-        known = found.tensors[name] = SavedTensor(dtype, shape)
+        known = description.tensors[name] = SavedTensor(dtype, shape)
     elif (known.dtype, known.shape) != (dtype, shape):
         raise CorruptError(
             f"{where} describes {named(name)} as {dtype} of shape {list(shape)}, but another rank as {known.dtype} of "
@@ -341,7 +345,7 @@ def _add_tensor(
         )
     if known.nbytes >= MAX_BYTES:
         raise LimitError(f"{where}: {named(name)} would have {known.nbytes} bytes.")
-    if name in found.values:
+    if name in description.values:
         raise CorruptError(f"{where} describes {named(name)} as a tensor, but another rank as a value.")
     # Each rank that describes itself holds a copy of what is replicated.
     add = known.add_once if of_rank else known.chunks.append
@@ -349,7 +353,7 @@ def _add_tensor(
         if type(box) is not tuple or len(box) != 2:
             raise UnsupportedError(f"{where}: a chunk of {named(name)} has an unknown type.")
         offsets, sizes = box
-        place = own.pop(offsets, None)
+        place = locations.pop(offsets, None)
         if not len(offsets) == len(sizes) == len(shape):
             raise CorruptError(
                 f"{where}: {named(name)} has the shape {list(shape)}, but a chunk of {list(sizes)} at {list(offsets)}."
@@ -362,19 +366,19 @@ def _add_tensor(
                 "chunks."
             )
         add(Chunk(offsets, sizes, place))
-    if own:
-        offset = next(iter(own))
+    if locations:
+        offset = next(iter(locations))
         raise CorruptError(f"{where} has data of {named(name)} at {list(offset or ())}, but no chunk there.")
 
 
-def _add_value(found: Description, name: str, own: dict[Shape | None, EntryPlace], where: str) -> None:
-    if len(own) != 1:
+def _add_value(description: Description, name: str, locations: dict[Shape | None, EntryPlace], where: str) -> None:
+    if len(locations) != 1:
         raise CorruptError(
-            f"{where} says {len(own)} locations for the value {named(name)}, but exactly one is required."
+            f"{where} says {len(locations)} locations for the value {named(name)}, but exactly one is required."
         )
-    if name in found.tensors:
+    if name in description.tensors:
         raise CorruptError(f"{where} describes {named(name)} as a value, but another rank as a tensor.")
-    found.values.setdefault(name, next(iter(own.values())))
+    description.values.setdefault(name, next(iter(locations.values())))
 
 
 def _dtype(value: Any, name: str, where: str) -> DType:

@@ -11,7 +11,7 @@ SUFFIX = ".distcp"
 # Megatron-core's manifest with the SHA-256 of the files.
 INTEGRITY = "integrity.json"
 RANK = r"__(\d{1,9})\.metadata"
-# What torch calls the files of a rank.
+# torch's names of the files of a rank.
 FILE = r"__\d+_\d+\.distcp"
 SHARD = r"shard-(\d{5})-.*\.safetensors"
 # The name of the shard of a rank, as torch's HuggingFaceStorageWriter has it.

@@ -2,8 +2,8 @@
 
 Source: torch/optim/optimizer.py, torch/distributed/fsdp/_flat_param.py and torch/distributed/checkpoint/planner.py of
 torch 2.1 to 2.13. `optimizer.state_dict()` numbers the parameters. Its states are whole with DDP, with FSDP2 and in a
-single process. Under FSDP1 a state is a plain tensor of one dimension: what the rank has of the flattened parameter.
-Every rank saves its own under the same name, DCP keeps that of one rank, and nothing in the checkpoint says so.
+single process. Under FSDP1 a state is a plain tensor of one dimension: the rank's part of the flattened parameter.
+Every rank saves its own under the same name, DCP keeps that of one rank, and the checkpoint does not record that.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ def pieces_error(
 
 def _numbered(described: Description, roots: Collection[Path]) -> Iterator[_States]:
     """Yield the states of each numbered parameter, but its step and other numbers."""
-    found: dict[tuple[Path, str], _States] = {}
+    states: dict[tuple[Path, str], _States] = {}
     for name, tensor in described.tensors.items():
         path = split_name(described.paths[name])
         for depth in range(len(path)):
             match = _STATE.fullmatch(dotted(path[depth:])) if path[:depth] in roots else None
             if match and match[2] != _STEP and tensor.shape:
-                found.setdefault((path[:depth], match[1]), {})[name] = tensor
-    yield from found.values()
+                states.setdefault((path[:depth], match[1]), {})[name] = tensor
+    yield from states.values()
 
 
 def _is_vector(tensor: SavedTensor) -> bool:
@@ -86,10 +86,10 @@ def _are_explained(states: _States, shapes: Collection[Shape], sides: Collection
     return any(length in sides for length in lengths)
 
 
-def _files(found: Collection[_States]) -> set[str]:
+def _files(parameters: Collection[_States]) -> set[str]:
     return {
         chunk.place.name
-        for states in found
+        for states in parameters
         for tensor in states.values()
         for chunk in tensor.chunks
         if isinstance(chunk.place, EntryPlace)

@@ -20,7 +20,7 @@ from ckptconv.text import some
 
 
 def plan(source: Source, target: Target, options: Options) -> Output:
-    """Plan a checkpoint of torch.distributed.checkpoint: the weights, and with `states` the optimizer's beside them."""
+    """Plan a checkpoint of torch.distributed.checkpoint: the weights, and with `states` the optimizer's states."""
     if options.to == SHARDS and is_set("part", options) and is_remote(target.path):
         raise UsageError(
             f"{target.path}: on a store, parts need an index that is written last, but safetensors shards of "
@@ -28,8 +28,8 @@ def plan(source: Source, target: Target, options: Options) -> Output:
             "Convert it without --part, or write it to a shared disk.",
         )
     source = with_states(source, options)
-    found = contents(source, options)
-    return output_with(source, target, options, found, file_plans(found, options, target.layout))
+    content = contents(source, options)
+    return output_with(source, target, options, content, file_plans(content, options, target.layout))
 
 
 def with_states(source: Source, options: Options) -> Source:
@@ -39,20 +39,22 @@ def with_states(source: Source, options: Options) -> Source:
 
 
 def output_with(
-    source: Source, target: Target, options: Options, found: DcpContents, files: Sequence[FilePlan]
+    source: Source, target: Target, options: Options, content: DcpContents, files: Sequence[FilePlan]
 ) -> Output:
-    """Return the output of the planned `files`, which hold what was `found`."""
-    warnings = [*found.chosen.warnings, *found.warnings]
-    if found.left_out:
-        warnings.append(f"left out, because only the names of their classes are known: {restore.shown(found.left_out)}")
-    if found.kept:
-        warnings.append(f"dcp.load will run the code named by: {restore.shown(found.kept)}")
-    if options.to == SHARDS and found.values:
-        warnings.append(f"left out, because safetensors shards hold only tensors: {some(found.values)}")
-    if target.layout and (others := unlike(found.tensors, target.layout)):
+    """Return the output of the planned `files`, which hold `content`."""
+    warnings = [*content.chosen.warnings, *content.warnings]
+    if content.left_out:
+        warnings.append(
+            f"left out, because only the names of their classes are known: {restore.shown(content.left_out)}"
+        )
+    if content.kept:
+        warnings.append(f"dcp.load will run the code named by: {restore.shown(content.kept)}")
+    if options.to == SHARDS and content.values:
+        warnings.append(f"left out, because safetensors shards hold only tensors: {some(content.values)}")
+    if target.layout and (others := unlike(content.tensors, target.layout)):
         warnings.append(f"not in {options.fitting()['like']} with this shape, so written uncut: {some(others)}")
     notices = Notices(
-        idle=found.chosen.idle(options), kept=frozenset(), warnings=tuple(warnings), notes=found.chosen.notes
+        idle=content.chosen.idle(options), kept=frozenset(), warnings=tuple(warnings), notes=content.chosen.notes
     )
-    made = output_of("dcp", [source], target, options, tuple(files), {}, notices)
-    return made._replace(described=len(found.tensors))
+    planned = output_of("dcp", [source], target, options, tuple(files), {}, notices)
+    return planned._replace(described=len(content.tensors))

@@ -1,8 +1,8 @@
 """Open directories of torch.distributed.checkpoint (DCP): those of FSDP, torchtitan, OLMo-core, accelerate, Lightning.
 
 A directory holds `.metadata`, or a `__R.metadata` of each rank, and `__R_N.distcp` files; or `shard-*.safetensors`,
-which describe themselves. The metadata says what each tensor's chunks are and where. The model is converted; other
-tensors are read when asked for.
+which describe themselves. The metadata describes each tensor's chunks and their places. The model is converted; other
+tensors are read on request.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 # Files that are searched for metadata under another name, at most.
 _TRIED = 32
-# How the names of the files of the first rank begin.
+# The prefixes of names of the first rank's files.
 _FIRST = "__0_"
 # Names listed in a message, at most.
 _SHOWN = 5
@@ -71,7 +71,7 @@ def read(place: Location, wanted: Wanted) -> Source:
 
 def _read(path: str, place: Located, wanted: Wanted) -> Source:
     checkpoint = Described.open(place.directory)
-    other = Described.open(place.optimizer) if place.optimizer else None
+    optimizer = Described.open(place.optimizer) if place.optimizer else None
     described, roles = checkpoint.described, checkpoint.roles
     chosen = [name for name, way in described.paths.items() if roles.is_model(way)]
     if not any(name in described.tensors for name in chosen) and not roles.models:
@@ -79,24 +79,24 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
     # A model saved as one value with tensors in it is left out: then `below` finds nothing.
     model = dcp_names.subtree(checkpoint.tree(chosen), roles.model)
     weights = {} if model is None else model
-    # A user who names a key, or asks for the optimizer, need not be told of them.
+    # A user who names a key, or asks for the optimizer, needs no notes about the rest.
     left = _Left() if wanted.key else _Left.beside(set(chosen), checkpoint)
     trees = {wanted.key: checkpoint.under(wanted.key)} if wanted.key else {}
     inputs = checkpoint.identified()
     states, state_inputs = None, dict[str, Hashable]()
-    told: list[str] = []
+    state_notes: list[str] = []
     states_error: CkptconvError | None = None
     read = [checkpoint]
     if wanted.states or wanted.master:
         left = left.without_optimizers()
-        states, states_error, told, named_by = _optimizer(checkpoint, other or checkpoint, wanted)
-        read = [checkpoint, other] if other else read
-        own = other.identified(f"{basename(other.directory)}/") if other else checkpoint.identified()
-        state_inputs = {**own, **named_by}
-    notes, warnings = left.told()
-    notes += told
-    own = {} if described.nested else {**checkpoint.values, **checkpoint.hidden}
-    extra = dialects.read_extra(place.directory, own, checkpoint.digests)
+        states, states_error, state_notes, named_by = _optimizer(checkpoint, optimizer or checkpoint, wanted)
+        read = [checkpoint, optimizer] if optimizer else read
+        identified = optimizer.identified(f"{basename(optimizer.directory)}/") if optimizer else checkpoint.identified()
+        state_inputs = {**identified, **named_by}
+    notes, warnings = left.messages()
+    notes += state_notes
+    values = {} if described.nested else {**checkpoint.values, **checkpoint.hidden}
+    extra = dialects.read_extra(place.directory, values, checkpoint.digests)
     if described.nested:
         extra = None  # Megatron-core's have no paths: these are another program's files of the same names
     if extra:
@@ -106,8 +106,8 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
         inputs = {**(state_inputs if wanted.master else inputs), **extra.log.inputs}
         notes += [*extra.notes(), *checkpoint.warnings]
         checkpoint.warnings.clear()
-    if other and not wanted.states:
-        notes.append(f"Not converted: {other.directory}{STATES_ARE_CONVERTED}.")
+    if optimizer and not wanted.states:
+        notes.append(f"Not converted: {optimizer.directory}{STATES_ARE_CONVERTED}.")
     return Source(
         format=extra.format if extra else checkpoint.format,
         family=FAMILY,
@@ -118,11 +118,11 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
         of_states=StateFacts(states_error, inputs=state_inputs),
         trees=trees,
         notes=[*([place.note] if place.note else []), *notes],
-        warnings=[*checkpoint.warnings, *warnings, *(text for each in read[1:] for text in each.warnings)],
+        warnings=[*checkpoint.warnings, *warnings, *(text for further in read[1:] for text in further.warnings)],
         facts={**_facts(path, checkpoint), **dialects.facts(extra.common if extra else checkpoint.values)},
-        files=FileFacts.of_all(each.files for each in read),
+        files=FileFacts.of_all(opened.files for opened in read),
         inputs=inputs,
-        bytes_read=sum(each.entries.bytes_read for each in read) + (extra.log.bytes_read if extra else 0),
+        bytes_read=sum(opened.entries.bytes_read for opened in read) + (extra.log.bytes_read if extra else 0),
         defaults=Defaults(shard_size=5 * 10**9),
         structured=described.nested or bool(described.values) or extra is not None,
         pieces=dcp_names.FLAT_PARAMETER,
@@ -136,7 +136,7 @@ def _optimizer(
     model: Described, checkpoint: Described, wanted: Wanted
 ) -> tuple[dict[str, Any] | None, CkptconvError | None, list[str], Mapping[str, Hashable]]:
     """Return the states by parameter, and the groups, of the optimizers in `checkpoint`, None if there are none; why
-    they cannot be converted; what told the names of numbers; and what identifies the files that did."""
+    they cannot be converted; notes on the source of names of numbers; and the identity of its files."""
     from ckptconv.features.dcp.numbered import pieces_error  # few conversions ask for states
     from ckptconv.formats.numbers.states import by_parameter, is_numbered
     from ckptconv.formats.numbers.states import named as named_states
@@ -154,8 +154,8 @@ def _optimizer(
     if error:
         return None, error, [], {}
     trees = []
-    for at, own in names.items():
-        tree = checkpoint.tree(own, key=dcp_names.dotted(at))
+    for at, of_optimizer in names.items():
+        tree = checkpoint.tree(of_optimizer, key=dcp_names.dotted(at))
         beside = dcp_names.dotted(roles.model_beside(at))
         trees.append((f"{beside}." if beside else "", dcp_names.subtree(tree, at)))
     parameters = model.parameters()
@@ -194,7 +194,7 @@ def _facts(path: str, checkpoint: Described) -> dict[str, Any]:
 
 @dataclass
 class _Left:
-    """Counts of what is left beside the model, by the key of its part; `optimizers` are the keys of optimizers."""
+    """Counts of the rest next to the model, by the key of its part; `optimizers` are the keys of optimizers."""
 
     counts: dict[str, Counter[str]] = field(default_factory=dict)
     optimizers: set[str] = field(default_factory=set)
@@ -214,22 +214,23 @@ class _Left:
     def without_optimizers(self) -> _Left:
         return _Left({key: counts for key, counts in self.counts.items() if key not in self.optimizers})
 
-    def told(self) -> tuple[list[str], list[str]]:
-        """Return notes and warnings on what is left: tensors outside an optimizer are worth a warning."""
+    def messages(self) -> tuple[list[str], list[str]]:
+        """Return notes and warnings on the rest: tensors outside an optimizer are worth a warning."""
         notes: list[str] = []
         warnings: list[str] = []
-        for surprising, told in ((False, notes), (True, warnings)):
+        for surprising, messages in ((False, notes), (True, warnings)):
             keys = [
                 key
-                for key, each in self.counts.items()
-                if (each["tensor"] > 0 and key not in self.optimizers) is surprising
+                for key, count in self.counts.items()
+                if (count["tensor"] > 0 and key not in self.optimizers) is surprising
             ]
             if keys:
-                what = some(keys, form=lambda key: f"{named(key)} ({_counted(self.counts[key])})")
+                parts = some(keys, form=lambda key: f"{named(key)} ({_counted(self.counts[key])})")
                 states = self.optimizers and not surprising
                 how = THEIR_STATES_ARE_CONVERTED if states else ""
                 these = "it" if len(keys) == 1 else "the first"
-                told.append(f"Not converted: {what}. Use {how}--key {keys[0]} for {these}, or --key . for everything.")
+                advice = f"Use {how}--key {keys[0]} for {these}, or --key . for everything."
+                messages.append(f"Not converted: {parts}. {advice}")
         return notes, warnings
 
 
@@ -244,7 +245,7 @@ def _counted(counts: Counter[str]) -> str:
 
 @dataclass
 class Described:
-    """A checkpoint whose description was read: what it holds, its format's name, and how its entries are opened.
+    """A checkpoint whose description was read: its content, its format's name, and the opener of its entries.
 
     `digests` are the SHA-256 of its files by path, as its manifest states them.
     """
@@ -261,13 +262,13 @@ class Described:
 
     @functools.cached_property
     def roles(self) -> dcp_names.Roles:
-        """What is model, and what optimizer."""
+        """The roles of keys: model or optimizer."""
         paths = self.described.paths
         return dcp_names.Roles.of(paths.values(), [paths[name] for name in self.described.tensors])
 
     @property
     def files(self) -> FileFacts:
-        """What its files have beside tensors."""
+        """Facts of its files apart from tensors."""
         named = list(self.described.opaque), list(self.described.mentioned)
         return FileFacts(*named, records_of(self.entries.records), self.digests)
 
@@ -280,10 +281,10 @@ class Described:
         described = _described(place, entries, inputs, digests)
         if not _is_described(place.names):
             return cls(place.path, described, entries, "safetensors shards of torch.distributed.checkpoint", inputs)
-        found = cls(place.path, described, entries, "torch.distributed.checkpoint", inputs, digests=digests)
-        entries.described = found.described
-        found.read_values()
-        return found
+        opened = cls(place.path, described, entries, "torch.distributed.checkpoint", inputs, digests=digests)
+        entries.described = opened.described
+        opened.read_values()
+        return opened
 
     def read_values(self) -> None:
         """Read the values that are no tensors. Skip large ones; hide those with tensors in them, which a key asks
@@ -297,17 +298,17 @@ class Described:
                 size, most = format_size(place.length), format_size(MAX_VALUE)
                 self.warnings.append(f"Left out: {named(name)}, a value of {size}; at most {most} are supported.")
         opaque, mentioned = self.described.opaque, self.described.mentioned
-        for name, found in self.entries.values({name: at for name, at in places.items() if name not in self.hidden}):
-            if found is None:
+        for name, file in self.entries.values({name: at for name, at in places.items() if name not in self.hidden}):
+            if file is None:
                 self.hidden[name] = None
                 self.warnings.append(f"Left out: {named(name)}, which was not written by torch.save.")
                 continue
-            mentioned.update(dict.fromkeys(map(str, found.globals)))
-            if _is_plain(found.value):
-                opaque.update(dict.fromkeys(map(str, found.opaque)))
-                self.values[name] = found.value
+            mentioned.update(dict.fromkeys(map(str, file.globals)))
+            if _is_plain(file.value):
+                opaque.update(dict.fromkeys(map(str, file.opaque)))
+                self.values[name] = file.value
             else:
-                self.hidden[name] = found.value
+                self.hidden[name] = file.value
         tensors = [name for name, value in self.hidden.items() if value is not None]
         if tensors:
             self.warnings.append(
@@ -377,8 +378,10 @@ class Described:
             if may_be_trained(tensor.dtype) and not is_statistic(called[name], called.values())
         }
         is_in_order = follows_modules(dict.fromkeys(called.values())) and all(map(_is_of_first, described.values()))
-        own = [Order("the order of the checkpoint", list(called.values()))] if is_in_order else []
-        return Model(shapes, orders=wanted.orders or own, why="the checkpoint does not record the order of its modules")
+        orders = [Order("the order of the checkpoint", list(called.values()))] if is_in_order else []
+        return Model(
+            shapes, orders=wanted.orders or orders, why="the checkpoint does not record the order of its modules"
+        )
 
     def weights(self) -> list[str]:
         """Return the names of the model's tensors as the checkpoint has them."""
@@ -386,18 +389,18 @@ class Described:
         return [name for name in described.tensors if self.roles.is_model(described.paths[name])]
 
     def identified(self, prefix: str = "") -> dict[str, Any]:
-        """Return what identifies the files read so far, by name; each name is given `prefix`."""
+        """Return the identity of the files read so far, by name; each name is given `prefix`."""
         records = records_of(self.entries.records)
-        found = {prefix + name: identity for name, identity in self.inputs.items()}
+        identities = {prefix + name: identity for name, identity in self.inputs.items()}
         for name, file in self.entries.files.items():
             digest = records[file.path].digest() if file.path in records else None
-            found[prefix + name] = Input(file, (file.size, file.stamp if digest is None else digest))
-        return found
+            identities[prefix + name] = Input(file, (file.size, file.stamp if digest is None else digest))
+        return identities
 
 
 def _is_of_first(tensor: SavedTensor) -> bool:
     """Whether the first rank saved a part of a tensor."""
-    return any(isinstance(each.place, EntryPlace) and each.place.name.startswith(_FIRST) for each in tensor.chunks)
+    return any(isinstance(chunk.place, EntryPlace) and chunk.place.name.startswith(_FIRST) for chunk in tensor.chunks)
 
 
 def _is_plain(value: Any) -> bool:
@@ -406,7 +409,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def describe(place: Location) -> Description:
-    """Return what the checkpoint in the directory `place` itself says it holds. Raise as `read` does."""
+    """Return the description of the checkpoint in the directory `place` itself. Raise as `read` does."""
     return _described(place, Entries(place), {})
 
 
@@ -423,8 +426,8 @@ def _read_digests(place: Location, entries: Entries, inputs: dict[str, Any]) -> 
 def _described(
     place: Location, entries: Entries, inputs: dict[str, Any], digests: Mapping[str, str] = MappingProxyType({})
 ) -> Description:
-    """Read the description, compare it with its digest, count in `entries` what is read, and put what identifies it
-    into `inputs`."""
+    """Read the description, compare it with its digest, count the bytes read in `entries`, and put its identity into
+    `inputs`."""
     if _is_described(place.names):
         pickles = _pickles(place, entries, inputs, digests)
         return read_description(pickles, of_ranks=METADATA not in place.names)
@@ -439,7 +442,7 @@ def _is_described(names: Iterable[str]) -> bool:
 
 
 def _describes(place: Location, entry: Entry) -> bool:
-    """Whether a file is the metadata of a checkpoint, whatever its name."""
+    """Whether a file is the metadata of a checkpoint, under any name."""
     if entry.kind != "file" or basename(entry.file.path).endswith((SUFFIX, model_files.SUFFIX)):
         return False
     with place.at(entry.file).open_reader() as reader:
@@ -450,9 +453,9 @@ def _not_described(directory: Location) -> CkptconvError:
     from ckptconv.formats.foreign import foreign_directory
 
     names = directory.names
-    other = foreign_directory(names)
-    if other:
-        return type(other)(f"{directory} {other.message}", other.hint)
+    foreign = foreign_directory(names)
+    if foreign:
+        return type(foreign)(f"{directory} {foreign.message}", foreign.hint)
     if f"{METADATA}.tmp" in names:
         return CorruptError(
             f"{directory} has {METADATA}.tmp and no {METADATA}, which is written last: the save was interrupted.",
@@ -514,7 +517,7 @@ def _whole_file(place: Location, most: int, entries: Entries, inputs: dict[str, 
 
 
 def _read_shards(directory: Location, entries: Entries, inputs: dict[str, Any]) -> Description:
-    """Return what files of HuggingFaceStorageWriter hold together; each says where its tensors begin."""
+    """Return the description of the files of HuggingFaceStorageWriter; each says where its tensors begin."""
     from ckptconv.formats import safetensors
 
     names = directory.names
@@ -532,10 +535,10 @@ def _read_shards(directory: Location, entries: Entries, inputs: dict[str, Any]) 
         header = safetensors.header_of(place)
         entries.bytes_read += header.bytes_read
         inputs[name] = header.identity
-        for found, (offsets, stored) in offsets_of(header.tensors, header.metadata, place.path).items():
-            saved = described.tensors.setdefault(found, SavedTensor(stored.dtype, (0,) * len(offsets)))
+        for key, (offsets, stored) in offsets_of(header.tensors, header.metadata, place.path).items():
+            saved = described.tensors.setdefault(key, SavedTensor(stored.dtype, (0,) * len(offsets)))
             if saved.dtype != stored.dtype or len(saved.shape) != len(offsets):
-                raise CorruptError(f"{place}: {named(found)} has another type than in the other shards.")
+                raise CorruptError(f"{place}: {named(key)} has another type than in the other shards.")
             ends = (offset + size for offset, size in zip(offsets, stored.shape, strict=True))
             saved.shape = tuple(map(max, saved.shape, ends))
             if stored.numel:

@@ -24,7 +24,7 @@ def read(place: Location, data: bytes) -> None:
     read_description([(place.path, data)], of_ranks=place.name != METADATA)
 
 
-# What such files are called, how they are told, and what reads those that describe others.
+# The words for such files, their recognition, and the reader of those that describe others.
 FILES = (
     ("torch.distributed.checkpoint data", is_data, None),
     ("torch.distributed.checkpoint description", is_description, read),
