@@ -25,7 +25,7 @@ from torch import nn
 
 import ckptconv
 
-STEP = Path(__file__).parents[1] / "tests" / "data" / "zero" / "z3_bf16_untied_w2" / "checkpoint"
+STEP = Path(__file__).parents[1] / "tests/features/deepspeed/data/z3_bf16_untied_w2/checkpoint"
 
 
 def shaped_like(checkpoint: ckptconv.Checkpoint) -> nn.Module:

@@ -49,6 +49,7 @@ from pathlib import Path
 
 import measured
 import plots
+from ports import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "scripts" / "make_example.py"
@@ -926,7 +927,7 @@ def serve_task(directory: Path) -> Task:
     """A download of what a conversion would write, beside one of what it wrote."""
     source, result, got = directory / "model-2.pt", directory / "model-2.safetensors", directory / "downloaded"
     make(source, example("--size", "2e9", "--pt"))
-    ours, theirs = _free_port(), _free_port()
+    ours, theirs = free_port(), free_port()
     line = [PYTHON, "-m", "ckptconv", "serve", str(source), "--quiet", "--port", str(ours)]
 
     def download(port: int, name: str) -> list[str]:
@@ -951,7 +952,7 @@ def stores_task(directory: Path) -> Task:
     """From S3 to S3, at a server on this machine."""
     source, result = directory / "model-0.5.pt", directory / "model-0.5.safetensors"
     make(source, example("--size", "0.5e9", "--pt"))
-    port = _free_port()
+    port = free_port()
     keys = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_DEFAULT_REGION": "us-east-1"}
     env = ["env", f"AWS_ENDPOINT_URL=http://127.0.0.1:{port}", *(f"{name}={value}" for name, value in keys.items())]
     server = Server([*python(STORE), str(port), str(source)], port)
@@ -964,12 +965,6 @@ def stores_task(directory: Path) -> Task:
         Case("s3fs, read and written in pieces", [*env, *python(STREAM)], [], nothing, server=server, mapped=True),
     ]
     return Task("stores", "S3 to S3, at a server on this machine", result, cases, lambda: None)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port: int = listening.getsockname()[1]
-        return port
 
 
 def states_task(directory: Path) -> Task:

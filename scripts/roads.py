@@ -22,8 +22,8 @@ PACKAGE = ROOT / "ckptconv"
 # The main jobs, and a checkpoint of the tests that each converts; "": a file that torch.save writes.
 ROADS = {
     "pt2safetensors": "",
-    "dcp2safetensors": "tests/data/dcp/noflatten_nodist/checkpoint",
-    "zero-to-fp32": "tests/data/zero/z3_bf16_w2/checkpoint",
+    "dcp2safetensors": "tests/features/dcp/data/noflatten_nodist/checkpoint",
+    "zero-to-fp32": "tests/features/deepspeed/data/z3_bf16_w2/checkpoint",
 }
 # Runs a command, and writes the files of all modules of the package that it loaded.
 _PROGRAM = """\
@@ -54,10 +54,9 @@ def size_of(paths: Iterable[Path]) -> Size:
     return Size(len(lines), sum(lines))
 
 
-def trunk(*, deepspeed: bool = True) -> Size:
-    """The size of the package without its features; without DeepSpeed's format too unless `deepspeed`."""
-    left_out = {"features"} if deepspeed else {"features", "deepspeed"}
-    return size_of(path for path in PACKAGE.rglob("*.py") if left_out.isdisjoint(path.relative_to(PACKAGE).parts))
+def trunk() -> Size:
+    """The size of the package without its features."""
+    return size_of(path for path in PACKAGE.rglob("*.py") if "features" not in path.relative_to(PACKAGE).parts)
 
 
 def loaded(job: str) -> list[Path]:
@@ -81,5 +80,6 @@ def loaded(job: str) -> list[Path]:
 
 def report() -> list[str]:
     """The lines to print: the trunk, and each road whose checkpoint is in the checkout."""
-    lines = [f"trunk: {trunk()}; without DeepSpeed: {trunk(deepspeed=False)}"]
-    return lines + [f"{job} loads {size_of(loaded(job))}" for job in ROADS if (ROOT / ROADS[job]).exists()]
+    return [f"trunk: {trunk()}"] + [
+        f"{job} loads {size_of(loaded(job))}" for job in ROADS if (ROOT / ROADS[job]).exists()
+    ]

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from test_deepspeed import environment, free_port, started
+from ports import free_port
+from test_deepspeed import environment, started
 
 ROOT = Path(__file__).resolve().parents[1]
 STEPS = 2  # of each station

@@ -22,7 +22,6 @@ import os
 import random
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -32,6 +31,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
+from ports import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 TORCH = "torch==2.13.0"
@@ -800,13 +800,6 @@ def release_of(python: Path) -> tuple[int, ...]:
     asking = [str(python), "-c", "import importlib.metadata; print(importlib.metadata.version('deepspeed'))"]
     told = subprocess.run(asking, capture_output=True, text=True, check=True).stdout
     return tuple(int(part) for part in told.strip().split(".")[:3])
-
-
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        port: int = listening.getsockname()[1]
-        return port
 
 
 def launch(python: Path, cases: Sequence[Case], directory: Path) -> None:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from test_deepspeed import free_port
+from ports import free_port
 from torch import nn
 
 import ckptconv
@@ -375,7 +375,8 @@ def faults(step: Path, options: dict[str, Any], expected: dict[str, torch.Tensor
     ckptconv.verify(step, states=place / "states", **options)
     with ckptconv.open(place / "states") as written:
         yield from differing(dict(written.get_tensors()), expected)[:3]
-    ckptconv.convert(step, place / "dcp", to="dcp", states=step, fsync=False, **options)
+    for_torch: dict[str, Any] = {"to": "dcp", "states": step}
+    ckptconv.convert(step, place / "dcp", fsync=False, **for_torch, **options)
     with ckptconv.open(place / "dcp") as written:
         yield from differing(dict(written.optimizer.get_tensors()), expected)[:3]
     yield from universal_faults(step, options, expected, place)[:3]

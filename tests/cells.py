@@ -14,6 +14,11 @@ def looking() -> list[str]:
     return [command for commands in of_features("LOOKING") for command in commands]
 
 
+def trained() -> list[Path]:
+    """Return checkpoints of trainings, with weights and states, of the formats that features read."""
+    return [path for paths in of_features("TRAINED") for path in paths]
+
+
 def of_features(name: str) -> list[Any]:
     """Return what each feature has under this name."""
     modules = [import_module(f"features.{path.parent.name}.cells") for path in sorted(FEATURES.glob("*/cells.py"))]

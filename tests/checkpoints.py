@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 from processes import PROGRAM, prepared
 from safetensors import safe_open
@@ -23,8 +24,37 @@ from safetensors.torch import load_file
 from ckptconv.cli import commands
 from ckptconv.cli import main as main_
 
-DATA = Path(__file__).parent / "data"
-ZERO = DATA / "zero"
+TESTS = Path(__file__).parent
+DATA = TESTS / "data"
+
+
+class OfFeature:
+    """The checkpoints among the tests of a feature. In a copy without it, a test that takes one is skipped."""
+
+    def __init__(self, feature: str) -> None:
+        self._feature, self._place = feature, TESTS / "features" / feature / "data"
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all; none without the feature."""
+        return sorted(path.parent.name for path in self._place.glob("*/checkpoint"))
+
+    @property
+    def cases(self) -> list[str]:
+        """The names of those beside which the result of their own program is."""
+        return sorted(path.parent.name for path in self._place.glob("*/expected.safetensors"))
+
+    def needed(self) -> None:
+        """Skip the test if the feature is not here."""
+        if not self._place.exists():
+            pytest.skip(f"the feature {self._feature} is not here")
+
+    def __truediv__(self, name: str) -> Path:
+        self.needed()
+        return self._place / name
+
+
+ZERO = OfFeature("deepspeed")
 COMMAND = commands.app.made()
 
 
@@ -107,7 +137,7 @@ def torch_loaded(path: Path, *, weights_only: bool = False) -> Any:
 
 
 def copy_of(case: str, tmp_path: Path) -> Path:
-    """A checkpoint of tests/data/zero that may be spoilt."""
+    """A checkpoint of DeepSpeed that may be spoilt."""
     return Path(shutil.copytree(ZERO / case / "checkpoint", tmp_path / "checkpoint"))
 
 

@@ -27,10 +27,10 @@ from torch import nn
 from ckptconv.pickles.nodes import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
 from ckptconv.tensors.computing import Bits, Join, Tile
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.geometry import contiguous_strides, is_contiguous
 from ckptconv.tensors.kernels import apply
 from ckptconv.tensors.lazy import LazyTensor, Tagged, TensorFacts, same_bytes, untagged
 from ckptconv.tensors.moves import BLOCK, Assembled, Conjugate, Cut, File, Gather, Move, Negate, Order, Swap
+from ckptconv.tensors.strides import contiguous_strides, is_contiguous
 
 MAPPINGS = (dict, OrderedDict, Counter, defaultdict)
 SEQUENCES = (list, tuple, deque, Size, Global, TorchConstant, NumpyScalar)

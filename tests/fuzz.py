@@ -35,8 +35,7 @@ import torch
 from attacks.assemble import DATA, Member, mapped, pickled, text, zipped
 from attacks.assemble import tensor as a_tensor
 from cells import of_features
-from checkpoints import DATA as DATA_HERE
-from checkpoints import ZERO, load_with_aliases
+from checkpoints import load_with_aliases
 from differential.cases import KINDS
 from differential.hunt import Hunter, limited, told
 from differential.trees import bits
@@ -204,67 +203,8 @@ def fuzz_files(make: Callable[[random.Random], bytes], chance: random.Random, pl
         output.unlink()
     return kind
 
-
-def fuzz_zero(chance: random.Random, place: Path) -> str:
-    """A file of a DeepSpeed checkpoint with its pickle changed, or without one of its files."""
-    case = chance.choice(["z1_bf16_w2", "z2_bf16_w2", "z3_bf16_w2", "z3_bf16_legacyfmt_w2", "moe_z2_ep2_w2"])
-    checkpoint = place / "checkpoint"
-    shutil.rmtree(checkpoint, ignore_errors=True)
-    shutil.copytree(ZERO / case / "checkpoint", checkpoint)
-    victim = chance.choice(sorted(checkpoint.rglob("*.pt")))
-    data = victim.read_bytes()
-    kind = chance.randrange(8)
-    if kind == 0:
-        victim.unlink()
-    elif kind == 1:
-        text = chance.choice([b"", b"..", b"../..", b"/etc", b"a\0b", b"\xff\xfe", b"x" * 100_000, b"nowhere\n"])
-        (checkpoint / "latest").write_bytes(text)
-    elif kind == 2:
-        victim.write_bytes(chance.choice(sorted(checkpoint.rglob("*.pt"))).read_bytes())
-    elif kind == 3 or not data.startswith(b"PK"):
-        victim.write_bytes(of_bytes(data, chance))
-    else:
-        parts = members_of(data)
-        at = next(index for index, part in enumerate(parts) if str(part.name).endswith("data.pkl"))
-        parts[at] = parts[at].changed(data=of_pickle(parts[at].data, chance))
-        victim.write_bytes(zipped(parts))
-    output = place / "out.safetensors"
-    ended = outcome(checkpoint, output)
-    nameless = "legacyfmt" in case and "model_states" in victim.name
-    if ended == "done" and kind < 3 and not nameless:
-        # The files that are there are sound: in their own places, or not at all. (ZeRO-3's model files do not say whose
-        # they are where no archive does.)
-        assert output.read_bytes() == sound(case), "files in the wrong places were converted"
     output.unlink(missing_ok=True)
     return ended
-
-
-def fuzz_dcp(chance: random.Random, place: Path) -> str:
-    """A checkpoint of torch.distributed.checkpoint with its metadata changed, or one of its parts."""
-    checkpoint, output = place / "checkpoint", place / "out.safetensors"
-    shutil.rmtree(checkpoint, ignore_errors=True)
-    case = chance.choice(["dtensor_noncontig_w2", "ddp_w2", "fsdp2_w2_nested", "torch2.3.1_dtensor_w2"])
-    shutil.copytree(DATA_HERE / "dcp" / case / "checkpoint", checkpoint)
-    victim = chance.choice([*[checkpoint / ".metadata"] * 4, *sorted(checkpoint.iterdir())])
-    data = victim.read_bytes()
-    if victim.name == ".metadata" and chance.random() < 0.8:
-        victim.write_bytes(of_pickle(data, chance))
-    elif chance.random() < 0.1:
-        victim.unlink()
-    else:
-        victim.write_bytes(of_bytes(data, chance))
-    ended = outcome(checkpoint, output)
-    output.unlink(missing_ok=True)
-    return ended
-
-
-@functools.cache
-def sound(case: str) -> bytes:
-    """What the checkpoint is converted to as it is."""
-    with tempfile.TemporaryDirectory() as place:
-        output = Path(place) / "out.safetensors"
-        convert(ZERO / case / "checkpoint", output)
-        return output.read_bytes()
 
 
 def fuzz_bits(chance: random.Random, place: Path) -> str:
@@ -491,10 +431,11 @@ def outputs() -> list[tuple[Path, Path]]:
     for way, (job, name) in computed.JOBS.items():
         job(here, name, here / "made" / way)
         made.append((here / name, here / "made" / way))
-    zero, dcp = ZERO / "z3_bf16_w2" / "checkpoint", here / "dcp"
-    convert(zero, here / "shards", max_shard_size=500, digest="sha256", fsync=False)
-    convert(zero, dcp, to="dcp", fsync=False)
-    return [*made, (zero, here / "shards"), (zero, dcp)]
+    source = here / "trained.pt"
+    torch.save({f"l{number}.weight": torch.arange(40.0).reshape(5, 8) + number for number in range(9)}, source)
+    convert(source, here / "shards", max_shard_size=500, digest="sha256", fsync=False)
+    others = ((source, make(source, here)) for make in of_features("with_manifest"))
+    return [*made, (source, here / "shards"), *others]
 
 
 def changed_manifest(path: Path, chance: random.Random) -> str:
@@ -531,8 +472,6 @@ READERS: dict[str, Callable[[random.Random, Path], str]] = {
     "index": fuzz_index,
     "safetensors": fuzz_safetensors,
     "set": fuzz_set,
-    "zero": fuzz_zero,
-    "dcp": fuzz_dcp,
     "bits": fuzz_bits,
     **({"quantized": fuzz_quantized} if quantized_cases() else {}),
     "manifest": fuzz_manifest,

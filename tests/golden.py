@@ -31,10 +31,8 @@ import torch
 from attacks.assemble import listed, mapped, streamed, tensor, text
 from attacks.every import ALL, ALL_DIRECTORIES
 from cells import of_features
-from checkpoints import DATA, ckptconv, ckptconv_here
+from checkpoints import ckptconv, ckptconv_here
 from remote import a_model
-
-from ckptconv.options.table import OPTIONS
 
 # A fixed time for all inputs: the plan id of a file without checksums depends on it.
 THEN = 1_700_000_000
@@ -71,48 +69,8 @@ def _unpacked(file: Path) -> Callable[[Path], object]:
 
 
 def of_fixtures() -> Iterator[Golden]:
-    for case in sorted((DATA / "zero").iterdir()):
-        convert = ("zero-to-fp32", "in", "--json")
-        yield Golden(
-            f"zero/{case.name}",
-            _copied(case / "checkpoint"),
-            (
-                (*convert, "out"),
-                (*convert, "model.safetensors", "--manifest", "manifest.json", "--depfile", "model.d"),
-                (*convert, "kept", "--dtype", "keep", "--tied", "duplicate", "--max-shard-size", "20KB"),
-                (*convert, "frozen", "--exclude-frozen-parameters", "--exclude", "*.bias", "--rename", "^a=b"),
-                (*convert, "ranks", "--per-rank"),
-                (*convert, "--optimizer", "states"),
-                *((*convert, "parts", "--part", part) for part in ("0/2", "1/2") if "part" in OPTIONS),
-                *([("finish", "parts", "--json")] if "part" in OPTIONS else []),
-                ("verify", "in", "out", "--json"),
-                *itertools.chain(*of_features("OF_ZERO")),
-                ("inspect", "in"),
-                ("inspect", "in", "--json"),
-                ("inspect", "in", "--html", "page.html"),
-                ("safetensors2pt", "out", "back.pt", "--json"),
-                ("convert", "in", "converted", "--json"),
-                ("convert", "out", "merged.safetensors", "--dtype", "bf16", "--json"),
-            ),
-        )
-    for case in sorted((DATA / "dcp").iterdir()):
-        convert = ("dcp2safetensors", "in", "--json")
-        yield Golden(
-            f"dcp/{case.name}",
-            _copied(case / "checkpoint"),
-            (
-                (*convert, "out"),
-                (*convert, "all", "--key", ".", "--max-shard-size", "20KB"),
-                (*convert, "model.safetensors", "--dtype", "bf16"),
-                (*convert, "--optimizer", "states"),
-                ("verify", "in", "out", "--json"),
-                ("inspect", "in"),
-                ("inspect", "in", "--json"),
-                ("safetensors2pt", "all", "back.pt", "--json"),
-                ("convert", "in", "converted.safetensors", "--json"),
-                ("convert", "all", "again", "--max-shard-size", "10KB", "--json"),
-            ),
-        )
+    for name, path, commands in itertools.chain(*of_features("CHECKPOINTS")):
+        yield Golden(name, _copied(path), commands)
     for name, path in sorted((name, path) for more in of_features("DIRECTORIES") for name, path in more.items()):
         convert = ("pt2safetensors", "in", "--json")
         yield Golden(

@@ -98,3 +98,10 @@ def counted() -> Iterator[Reads]:
 
     with mock.patch.object(os, "preadv", counting_preadv), mock.patch.object(os, "pread", counting_pread):
         yield reads
+
+
+def mapped(tensor: torch.Tensor) -> bool:
+    """Whether a tensor lies in a file that is mapped into memory."""
+    with open("/proc/self/maps") as maps:
+        spans = [line.split()[0].split("-") for line in maps if line.rstrip().endswith((".safetensors", ".pt"))]
+    return any(int(low, 16) <= tensor.data_ptr() < int(high, 16) for low, high in spans)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-import zero_writer as zero
+from cells import of_features
 from checkpoints import ckptconv_here
 from safetensors.torch import load_file, load_model
 
@@ -45,6 +45,8 @@ def llama() -> Any:
     return LlamaForCausalLM(config)
 
 
+# What saves parameters by name, and what is tied, as a step of a training.
+TRAININGS = {way: save for trainings in of_features("TRAININGS") for way, save in trainings.items()}
 MODELS: dict[str, Callable[[], Any]] = {"gpt2": gpt2, "tied_llama": llama}
 
 
@@ -79,17 +81,10 @@ def ties(model: Any) -> dict[str, str]:
     }
 
 
-def zero_checkpoint(model: Any, directory: Path, stage: int, world: int = 2) -> Path:
-    """The model as DeepSpeed saves it: matrices with weight decay, vectors without."""
+def saved(model: Any, directory: Path, way: str) -> Path:
+    """A step of a training of the model, as a way of TRAININGS saves it."""
     named = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    saved = zero.Model(
-        groups=[
-            {name: tensor for name, tensor in named.items() if tensor.dim() > 1},
-            {name: tensor for name, tensor in named.items() if tensor.dim() < 2},
-        ],
-        tied=ties(model),
-    )
-    zero.write(directory, saved, zero.Save(stage=stage, world=world))
+    TRAININGS[way](directory, named, ties(model))
     return directory
 
 
@@ -138,13 +133,13 @@ def test_a_training_that_is_converted_like_its_base_model_is_loaded_as_that(name
 
 
 @pytest.mark.parametrize("size", ["1GB", "12kB"], ids=["one file", "shards"])
-@pytest.mark.parametrize("stage", [2, 3])
-def test_a_zero_checkpoint_becomes_a_directory_for_from_pretrained(
-    trained: Any, stage: int, size: str, tmp_path: Path
+@pytest.mark.parametrize("way", TRAININGS)
+def test_a_step_of_a_training_becomes_a_directory_for_from_pretrained(
+    trained: Any, way: str, size: str, tmp_path: Path
 ) -> None:
     output = with_config(trained, tmp_path / "model")
-    checkpoint = zero_checkpoint(trained, tmp_path / "run", stage)
-    assert ckptconv_here("zero-to-fp32", checkpoint, output, "--max-shard-size", size).code == 0
+    step = saved(trained, tmp_path / "run", way)
+    assert ckptconv_here("convert", step, output, "--max-shard-size", size).code == 0
     assert (output / INDEX).exists() == (size != "1GB")
     model, info = type(trained).from_pretrained(output, output_loading_info=True, dtype=torch.float32)
     assert not info["missing_keys"]
@@ -183,14 +178,15 @@ def test_a_sharded_set_of_bin_files_becomes_one_of_safetensors(trained: Any, tmp
 
 
 @pytest.mark.parametrize("size", ["1GB", "12kB"], ids=["one file", "shards"])
+@pytest.mark.parametrize("way", TRAININGS)
 def test_accelerate_loads_it_into_a_model(
-    trained: Any, size: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: Any, way: str, size: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from accelerate import load_checkpoint_in_model
 
     output = tmp_path / "model"
-    checkpoint = zero_checkpoint(trained, tmp_path / "run", 3)
-    assert ckptconv_here("zero-to-fp32", checkpoint, output, "--max-shard-size", size).code == 0
+    step = saved(trained, tmp_path / "run", way)
+    assert ckptconv_here("convert", step, output, "--max-shard-size", size).code == 0
     torch.manual_seed(1)
     model = type(trained)(trained.config).eval()
     assert not torch.equal(answers(model), answers(trained))
@@ -200,9 +196,10 @@ def test_accelerate_loads_it_into_a_model(
     assert torch.equal(answers(model), answers(trained))
 
 
-def test_safetensors_loads_it_into_a_model(trained: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", TRAININGS)
+def test_safetensors_loads_it_into_a_model(trained: Any, way: str, tmp_path: Path) -> None:
     output = tmp_path / "model.safetensors"
-    assert ckptconv_here("zero-to-fp32", zero_checkpoint(trained, tmp_path / "run", 1), output).code == 0
+    assert ckptconv_here("convert", saved(trained, tmp_path / "run", way), output).code == 0
     model = type(trained)(trained.config).eval()
     missing, unexpected = load_model(model, output)
     assert not missing

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ckptconv.cli import signals
-from ckptconv.cli.options import CONVERTING, destination, named, output_of, run, taking
+from ckptconv.cli.making import convert_one
+from ckptconv.cli.options import CONVERTING, destination, named, output_of, taking
 from ckptconv.cli.typer_compat import Command
 from ckptconv.errors import UNWRITTEN, CorruptError, UsageError, leaving
 from ckptconv.options.registered import advise
@@ -20,7 +20,7 @@ from ckptconv.options.table import COMMAND, EXECUTORS, OPTIONS
 from ckptconv.text import UNSET, Proposed
 
 if TYPE_CHECKING:
-    from ckptconv.result import Report
+    pass
 
 # Options that name one output, or spread one conversion: they do not apply to several inputs.
 _OF_ONE = ("optimizer", "states", "universal", "manifest", "attest", "depfile", "part", *EXECUTORS)
@@ -89,6 +89,10 @@ def convert_(
         if template:
             raise UsageError("--output-name names outputs in a directory.", "Give the directory too: --output-dir DIR.")
         output = destination(words[1] if len(words) > 1 else None, options)
+        if len(words) > 2 and any(re.fullmatch("[KMGT]i?B", word) for word in words):
+            raise UsageError(
+                f"Expected INPUT and OUTPUT, but found {len(words)} arguments.", "Write a size in one word: 5GB."
+            )
         if len(words) > 2:
             raise UsageError(
                 f"Expected INPUT and OUTPUT, but found {len(words)} arguments.",
@@ -129,29 +133,6 @@ def shares(options: Mapping[str, Any], inputs: int, far: bool) -> tuple[int, dic
     return at_once, {**options, "jobs": max((chosen.jobs or 1) // at_once, 1), "memory": memory}
 
 
-def convert_one(command: str, family: str, source: str, target: str | None, options: dict[str, Any]) -> None:
-    """Convert one input, of any family if `family` is empty, and report it."""
-    from ckptconv.conversion import convert
-
-    make(command, convert, source, target, {"family": family, **options})
-
-
-def make(command: str, call: Callable[..., Report], source: Any, target: str | None, options: dict[str, Any]) -> None:
-    """Convert `source` to `target` by `call`, a function of the library, and report it."""
-    workers = {name: value for name in EXECUTORS if (value := options.pop(name, ""))}
-    ways = [*(OPTIONS[name] for name in ("part",) if options.get(name)), *(COMMAND[name] for name in workers)]
-    if len(ways) > 1:
-        first, second = (way.flags[0] for way in ways[:2])
-        raise UsageError(f"{first} and {second} are two ways to spread the work: give one of them.")
-    with contextlib.ExitStack() as stack:
-        executor = None
-        for name, value in workers.items():
-            module = import_module(f"{EXECUTORS[name]}.executor")
-            executor = stack.enter_context(module.executor(value))
-        output, report = run(command, options, call, source, target, before_commit=signals.ignore, executor=executor)
-    output.done(report)
-
-
 def _several(words: Sequence[str], directory: str, template: str, options: dict[str, Any]) -> int:
     """Convert each of `words` to an output in `directory`; return the exit code."""
     from ckptconv.cli import batch
@@ -159,8 +140,7 @@ def _several(words: Sequence[str], directory: str, template: str, options: dict[
     from ckptconv.outputs.kinds import option_for
     from ckptconv.outputs.targets import suffix_of
     from ckptconv.storage.files import look
-    from ckptconv.storage.paths import is_remote, normalize
-    from ckptconv.storage.spool import is_pipe
+    from ckptconv.storage.paths import is_pipe, is_remote, normalize
 
     started = time.monotonic()
     for name in _OF_ONE:

@@ -57,6 +57,7 @@ _WORDS = {
     ),
     "--num-workers --workers --threads --num-threads --max-workers": "Use --jobs N.",
     "--shard-size --split-max-size --max-file-size": "Use --max-shard-size SIZE.",
+    "--precision --torch-dtype": "Use --dtype, such as --dtype bf16.",
     "--revision --branch": "Put the revision into the URL: hf://organization/model@revision.",
     "--from --from-format --input-format --source-format": "The format of the input is detected.",
     "--to --states": "ckptconv convert has it.",
@@ -71,14 +72,12 @@ def _options_below(group: Any) -> set[str]:
     return options.union(*map(_options_below, commands))
 
 
-# Words that users type in the place of a command, and the commands that they mean.
-_KINDS = {
-    "pt": ("pt", "pth", "bin", "ckpt", "pkl", "pickle", "torch", "pytorch"),
-    "zero": ("zero", "zero1", "zero2", "zero3", "deepspeed", "ds"),
-    "dcp": ("dcp", "distcp", "fsdp"),
-    "safetensors": ("safetensors", "safetensor", "st"),
+# Words that users type in the place of a command, by the command that they mean; a feature's are in the module of its
+# command.
+INPUT_WORDS: dict[str, tuple[str, ...]] = {
+    "pt2safetensors": ("pt", "pth", "bin", "ckpt", "pkl", "pickle", "torch", "pytorch"),
+    "convert": ("safetensors", "safetensor", "st"),
 }
-_CONVERT = {"pt": "pt2safetensors", "zero": "zero-to-fp32", "dcp": "dcp2safetensors", "safetensors": "convert"}
 _SUFFIXES = (*TORCH_SUFFIXES, ".safetensors", ".json", ".distcp", "/")
 
 
@@ -92,13 +91,14 @@ def _of_commands(name: str) -> Iterator[Mapping[str, Any]]:
 def meant_by(word: str) -> str:
     """Return the command that a user means by `word`, such as zero2fp32, pt2st, show; "" if that is not known."""
     source, _, target = word.lower().removesuffix(".py").replace("_", "-").replace("-to-", "2").partition("2")
-    kind = next((kind for kind, words in _KINDS.items() if source in words), "")
-    if kind == "safetensors" and target in _KINDS["pt"]:
+    inputs = dict(INPUT_WORDS)
+    for table in _of_commands("INPUT_WORDS"):
+        inputs |= table
+    command = next((command for command, words in inputs.items() if source in words), "")
+    if command == "convert" and target in inputs["pt2safetensors"]:
         return "safetensors2pt"
-    if kind:
-        return _CONVERT[kind]
-    if target:
-        return ""
+    if command or target:
+        return command
     others: dict[str, Sequence[str]] = {}
     for table in _of_commands("OTHER_WORDS"):
         others |= table
@@ -116,7 +116,7 @@ def _no_command(word: str, group: Any) -> UsageError:
             f"ckptconv convert {path} converts it; {shown}ckptconv --help lists the commands.",
         )
     path = group.command_path
-    meant = difflib.get_close_matches(word, known, n=1)
+    meant = difflib.get_close_matches(word, known, n=1, cutoff=0.75)
     if f"--{word}" in ("--help", "--version"):
         meant = [f"--{word}"]
     elif path == "ckptconv" and meant_by(word):
@@ -149,10 +149,10 @@ def failure_of(error: BaseException) -> CkptconvError | None:
         message = " ".join(error.format_message().replace("Value error, ", "").split())
         more = re.fullmatch(r"Got unexpected extra argument(?:\(s\)|s)? \((.*)\)", message)
         if more:
+            options = {name for parameter in error.ctx.command.params for name in parameter.opts} if error.ctx else ()
+            several = "Several inputs: ckptconv convert INPUT... --output-dir DIR. " if "--dry-run" in options else ""
             return UsageError(
-                f"Too many arguments: {more[1]}.",
-                "Several inputs: ckptconv convert INPUT... --output-dir DIR. Quote names with blanks in them. See "
-                f"{command} --help.",
+                f"Too many arguments: {more[1]}.", f"{several}Quote names with blanks in them. See {command} --help."
             )
         named = re.match(r"No such command '(.*?)'\.", message)
         if named and error.ctx:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ckptconv.cli.convert import convert_one
+from ckptconv.cli.making import convert_one
 from ckptconv.cli.options import CONVERTING, Destination, Input, destination, named, taking
 
 

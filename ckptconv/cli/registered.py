@@ -5,13 +5,13 @@ from __future__ import annotations
 # The group of those that `convert` does as well.
 STRICT = "Strict spellings of convert, for scripts"
 # "module:name" of each command, or group of commands. The module is imported when the command is called. It may have a
-# `CLASS` for the command; `OTHER_WORDS`, {command: words that people use for it}; and `OTHER_OPTIONS`, {options of
-# other programs: a sentence that says what to do}.
+# `CLASS` for the command; `OTHER_WORDS`, {command: words that people use for it}; `INPUT_WORDS`, {command: words for
+# what it reads}; and `OTHER_OPTIONS`, {options of other programs: a sentence that says what to do}.
 GROUPS: dict[str, dict[str, str]] = {
     "Convert": {
         "convert": "ckptconv.cli.convert:convert_",
         "pt2safetensors": "ckptconv.cli.pt2safetensors:pt2safetensors",
-        "zero-to-fp32": "ckptconv.cli.zero_to_fp32:zero_to_fp32",
+        "zero-to-fp32": "ckptconv.features.deepspeed.command:zero_to_fp32",
     },
     "Look": {
         "inspect": "ckptconv.features.inspect.command:inspect_",
@@ -35,9 +35,9 @@ GROUPS: dict[str, dict[str, str]] = {
         "rows": "ckptconv.features.rows.command:rows",
     },
     STRICT: {
-        "dcp2safetensors": "ckptconv.cli.dcp2safetensors:dcp2safetensors",
+        "dcp2safetensors": "ckptconv.features.dcp.dcp2safetensors:dcp2safetensors",
         "safetensors2pt": "ckptconv.cli.safetensors2pt:safetensors2pt",
-        "safetensors2dcp": "ckptconv.cli.safetensors2dcp:safetensors2dcp",
+        "safetensors2dcp": "ckptconv.features.dcp.safetensors2dcp:safetensors2dcp",
         "virtual": "ckptconv.features.virtual.command:virtual",
     },
 }

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ckptconv.cli.convert import convert_one
+from ckptconv.cli.making import convert_one
 from ckptconv.cli.options import CONVERTING, named, required, taking
 
 # Options of conversions to safetensors that the way back ignores.

@@ -19,10 +19,10 @@ from ckptconv.plan import Data, FilePlan, Literal, Trailer
 from ckptconv.process import Thread, heed, is_forkable, start_threads
 from ckptconv.storage.crc import crc32
 from ckptconv.storage.files import Readers, is_read_far
+from ckptconv.storage.packed import SpoolingReaders
 from ckptconv.storage.progress import Progress
 from ckptconv.storage.reading import REQUESTS
 from ckptconv.storage.records import combine
-from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.storage.writing import Writer
 from ckptconv.tensors.lazy import LazyTensor, Stored
 from ckptconv.tensors.moves import BLOCK

@@ -9,8 +9,8 @@ from ckptconv.engine.tasks import ALIGNMENT, Needs, Piece, Task, Window
 from ckptconv.engine.worker import Worker
 from ckptconv.plan import Data, FilePlan, Literal
 from ckptconv.storage.files import check_unchanged, is_read_far
+from ckptconv.storage.packed import SpoolingReaders
 from ckptconv.storage.reading import Options
-from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.tensors.moves import File, Runs
 
 

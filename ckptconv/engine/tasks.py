@@ -18,7 +18,6 @@ from ckptconv.storage.files import is_read_far
 from ckptconv.storage.reading import Range
 from ckptconv.tensors.lazy import Concat, Convert, LazyTensor, Stored, Tagged, View
 from ckptconv.tensors.moves import BLOCK, Assembled, File, Move, Runs
-from ckptconv.tensors.tiling import is_interleaved, joined_tiles
 
 # Tensors are cut at multiples of this many bytes, so that no element is cut.
 ALIGNMENT = 64
@@ -115,6 +114,8 @@ def tasks(file: FilePlan, unit: int, positioned: bool, tile: int = 0, several: b
         if positioned and size > unit and isinstance(part, Data) and part.tensor.scattered:
             if pieces:
                 yield Window(start, part.offset, pieces)
+            from ckptconv.tensors.tiling import is_interleaved, joined_tiles
+
             if is_interleaved(part.tensor):
                 moves = joined_tiles(part.tensor, max(tile // 3, unit))
             else:

@@ -22,7 +22,6 @@ from ckptconv.storage.files import MAX_BUFFERS, Readers, is_read_far
 from ckptconv.storage.reading import Reader
 from ckptconv.storage.records import combine
 from ckptconv.storage.writing import Writer
-from ckptconv.tensors.geometry import slices
 from ckptconv.tensors.lazy import Convert, Stored
 from ckptconv.tensors.moves import GAP, Assembled, File, Gather, Kernel, Move, Runs
 
@@ -311,6 +310,8 @@ class Worker:
         size = move.target.nbytes
         alone = all(type(kernel) in kernels.CONVERTING for kernel in steps)
         if isinstance(gather, Gather) and isinstance(move.source, Runs) and alone:
+            from ckptconv.tensors.geometry import slices
+
             item = size // math.prod(gather.shape)
             data = self._packed(move.file, move.source)
             for start, piece in slices(gather, self.unit // max(item, gather.itemsize)):

@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError
-from ckptconv.formats import configs
 from ckptconv.formats.source import ADAPTER, Source
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote
@@ -130,6 +129,8 @@ def _leads_out(directory: str, path: str) -> bool:
 def with_files(source: Source, files: Mapping[str, File], options: Mapping[str, object]) -> Source:
     """Return `source` with these companions, and with what the configuration among them says. Raise CorruptError if it
     is none."""
+    from ckptconv.formats import configs
+
     config = configs.read(Location(files[CONFIG].path, dict(options))) if CONFIG in files else None
     return source._replace(companions=files, config=config)
 
@@ -137,6 +138,8 @@ def with_files(source: Source, files: Mapping[str, File], options: Mapping[str, 
 def notes(config: Mapping[str, Any], dtype: str) -> list[str]:
     """Return what a user should know of a configuration that is copied beside weights that were cast to `dtype`; "" if
     they were not cast."""
+    from ckptconv.formats import configs
+
     found = []
     said = configs.dtype_of(config)
     if dtype and said and dtype != said:

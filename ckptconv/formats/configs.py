@@ -8,10 +8,11 @@ vLLM's and SGLang's readers, which look for `quantization_config` and dtypes in 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from ckptconv.errors import CkptconvError, CorruptError
+from ckptconv.formats.change import Change
 from ckptconv.storage import strict_json
 from ckptconv.storage.location import Location
 from ckptconv.tensors.dtypes import DTYPES
@@ -24,20 +25,6 @@ EXPERT_DTYPE = "expert_dtype"
 # The size of the largest configuration that is read, in bytes, and the depth of the lists and objects in it. A
 # configuration of quantized weights may name every module.
 _LARGEST, _DEEPEST = 8 << 20, 64
-
-
-class Change(NamedTuple):
-    """The changes that an output makes to a configuration. `dtype` is that to which weights were cast, "" for none.
-    With `plain`, the weights are no longer quantized; with `quantization`, they are quantized as that describes.
-    `edit` returns the configuration that is true of the tensors, where they are others than those of the input."""
-
-    dtype: str = ""
-    plain: bool = False
-    quantization: Mapping[str, Any] | None = None
-    edit: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
-
-
-UNCHANGED = Change()
 
 
 def read(place: Location) -> dict[str, Any]:

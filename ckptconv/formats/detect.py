@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ckptconv.errors import CkptconvError, MissingError, UsageError
 from ckptconv.formats import alone as alone_files
 from ckptconv.formats import model_files, pipelines
-from ckptconv.formats.foreign import foreign_directory, foreign_file
 from ckptconv.formats.format import CERTAIN, LIKELY, Format, Guess, Probe
 from ckptconv.formats.model_files import TORCH
-from ckptconv.formats.registered import DEEPSPEED, FORMATS, JOINING, MEGATRON
+from ckptconv.formats.registered import BY_RANK, DEEPSPEED, FORMATS, JOINING, MEGATRON
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.options.option import checked
 from ckptconv.options.registered import opening, placed
@@ -25,8 +24,7 @@ from ckptconv.pickles.nodes import is_distributed_class
 from ckptconv.pickles.refusing import refusing_attacks
 from ckptconv.storage import stores
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import is_remote, normalize
-from ckptconv.storage.spool import is_pipe, take_pipe
+from ckptconv.storage.paths import is_pipe, is_remote, normalize
 from ckptconv.text import UNSET, some
 
 if TYPE_CHECKING:
@@ -87,6 +85,8 @@ def open_source(
     path, feature_options = placed(path, {**feature_options, "recorded": recorded}, reaching)
     path = stores.pinned(path, reached)
     if is_pipe(path):
+        from ckptconv.storage.pipes import take_pipe
+
         path = take_pipe(path, spool_dir)
     else:
         stores.at(path).taken(path, reached, spool_dir)
@@ -225,10 +225,10 @@ def open_parts(place: Location, *, per_rank: bool, **settings: Any) -> list[Sour
         pipeline = pipelines.reader_of(place).read(place)
         models = [_component(place.join(name) if name else place, name, settings) for name in pipeline.models]
         return [*pipeline.others, *models]
-    from ckptconv.formats.deepspeed import read
-
+    if not BY_RANK:
+        raise UsageError("--per-rank needs the feature deepspeed, which is not installed.")
     with refusing_attacks(not settings["inert"]):
-        ranks = read.ranks_to_convert(place, settings["tag"])
+        ranks = import_module(BY_RANK[0]).ranks_to_convert(place, settings["tag"])
     return [open_source(place.path, model_rank=rank, **settings) for rank in ranks]
 
 
@@ -260,9 +260,9 @@ def _choose(probe: Probe) -> _Found:
         if probe.is_file and guess.sure < CERTAIN:
             _check_beginning(probe)
         meant = (guess.place or place).path
-        raise OtherFamilyError(
-            f"{meant} is {guess.called}.", f"Use: ckptconv {guess.command.format(shlex.quote(meant))}"
-        )
+        # A strict spelling from or to safetensors may go the wrong way: the user's OUTPUT is not known here.
+        command = "convert {} OUTPUT" if model_files.SAFETENSORS in (family, chosen.FAMILY) else guess.command
+        raise OtherFamilyError(f"{meant} is {guess.called}.", f"Use: ckptconv {command.format(shlex.quote(meant))}")
     return best
 
 
@@ -288,6 +288,8 @@ def _surest(formats: Iterable[Format], probe: Probe, best: _Found | None = None)
 
 def _check_beginning(probe: Probe) -> None:
     """Raise the error for a file that no command reads, such as a web page: another command would not help."""
+    from ckptconv.formats.foreign import foreign_file
+
     error = foreign_file(*probe.head)
     if error:
         raise type(error)(f"{probe.place} {error.message}", error.hint)
@@ -296,6 +298,8 @@ def _check_beginning(probe: Probe) -> None:
 def _check_foreign(place: Location) -> None:
     """Raise the error for a directory of a format that is not read. It may be up to two levels below: a run has steps,
     and a step has items."""
+    from ckptconv.formats.foreign import foreign_directory
+
     inner = [*islice(_directories(place), _LOOKED_AT)]
     items = islice((item for step in inner for item in _directories(step)), _LOOKED_AT)
     for directory in (place, *inner, *items):

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ckptconv.errors import CorruptError, UsageError
+from ckptconv.formats.run_names import TRACKERS
 from ckptconv.storage.location import Location
 from ckptconv.text import some
 
@@ -22,16 +23,6 @@ SHARDED = "sharded"
 _MODELS = r"pytorch_model_fsdp_\d+|model_and_optim|model|checkpoint|dcp|sharded|dist_ckpt|(?:model_)?weights"
 _OPTIMIZERS = r"optimizer_\d+|optimizer|optim"
 _STEP = r"(?:step|global_step|checkpoint|iter|epoch)?[-_=]?(\d+)"
-# Files that name the last step: Megatron's and verl's, SkyRL's, EasyR1's; for a JSON file, the key.
-_TRACKERS = {
-    "latest_checkpointed_iteration.txt": None,
-    "latest_ckpt_global_step.txt": None,
-    "checkpoint_tracker.json": "last_global_step",
-}
-# DeepSpeed's files that name the last step of a training checkpoint and of a universal one.
-LATEST, LATEST_UNIVERSAL = "latest", "latest_universal"
-# The names of all files that only say where a checkpoint is.
-POINTERS = (*_TRACKERS, LATEST, LATEST_UNIVERSAL)
 # The directory of a rank of Megatron-LM: its tensor rank, pipeline rank, expert rank.
 MEGATRON_RANK = r"mp_rank_(\d{1,6})(?:_(\d{1,6}))?(?:_(\d{1,6}))?"
 # The file that describes a step of torch_checkpointing, and its manifest.
@@ -129,14 +120,14 @@ def pointed(place: Location) -> tuple[Location, Location] | None:
 
 
 def _pointer(place: Location) -> Location | None:
-    pointers = (name for name in _TRACKERS if name in place.names and place.names[name].kind == "file")
+    pointers = (name for name in TRACKERS if name in place.names and place.names[name].kind == "file")
     return next((place.join(name) for name in pointers), None)
 
 
 def _said(pointer: Location) -> str:
     """Return the content of a pointer file, "" if it has none."""
     text = pointer.read_text(_LONGEST_POINTER)
-    key = _TRACKERS[pointer.name]
+    key = TRACKERS[pointer.name]
     if key is None:
         return text.strip()
     try:

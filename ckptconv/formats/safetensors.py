@@ -43,9 +43,9 @@ from ckptconv.storage.reading import Reader
 from ckptconv.structure import keymap, parted
 from ckptconv.structure.record import FILE_NAME, METADATA_KEY, RESERVED
 from ckptconv.tensors.dtypes import DTYPES_BY_CODE, DType
-from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import Equal, LazyTensor, Stored
 from ckptconv.tensors.moves import File
+from ckptconv.tensors.strides import contiguous_strides
 from ckptconv.text import quoted, some
 
 # Names of the model in a directory, in the order of preference.

@@ -13,8 +13,8 @@ from ckptconv.plan import Data, FilePlan, Plan
 from ckptconv.process import settled
 from ckptconv.publish.jobs import packed_in
 from ckptconv.storage.files import is_far
+from ckptconv.storage.packed import SpoolingReaders
 from ckptconv.storage.progress import Progress
-from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.storage.writing import Writer
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.tensors.statistics import Moments, Statistics, moments, numbers

@@ -19,8 +19,8 @@ from ckptconv.formats.source import Source
 from ckptconv.library.frameworks import Framework
 from ckptconv.plan import MAX_GROWTH, ROOM_TO_GROW, Data, FilePlan
 from ckptconv.storage.files import check_unchanged, is_far, is_held, look
+from ckptconv.storage.packed import SpoolingReaders
 from ckptconv.storage.reading import Options
-from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.storage.writing import Writer
 from ckptconv.tensors.dtypes import DType
 from ckptconv.tensors.lazy import LazyTensor

@@ -24,9 +24,9 @@ from ckptconv.storage.paths import normalize
 from ckptconv.structure import keymap, leaves
 from ckptconv.structure.record import RESERVED
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import LazyTensor, Stored, TensorFacts
 from ckptconv.tensors.moves import File
+from ckptconv.tensors.strides import contiguous_strides
 from ckptconv.text import brief
 
 if TYPE_CHECKING:

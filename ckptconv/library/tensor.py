@@ -15,9 +15,9 @@ from ckptconv.options.table import OPTIONS
 from ckptconv.outputs import selection
 from ckptconv.outputs.safetensors import shape_of
 from ckptconv.structure import leaves
-from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import Handle, LazyTensor
 from ckptconv.tensors.slices import Span, as_stored, sliced
+from ckptconv.tensors.strides import contiguous_strides
 
 
 class Tensor(Handle):

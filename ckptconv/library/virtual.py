@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ckptconv.engine.ranges import FileBytes
 from ckptconv.errors import CorruptError, UsageError
 from ckptconv.formats import companions, opening
-from ckptconv.formats.configs import UNCHANGED, Change
+from ckptconv.formats.change import UNCHANGED, Change
 from ckptconv.formats.model_files import SAFETENSORS
 from ckptconv.formats.registered import describing
 from ckptconv.formats.source import Source
@@ -29,9 +29,9 @@ from ckptconv.plan import Data, FilePlan, Literal
 from ckptconv.process import no_garbage
 from ckptconv.storage.files import is_held
 from ckptconv.storage.location import Location
+from ckptconv.storage.packed import SpoolingReaders
 from ckptconv.storage.paths import normalize
 from ckptconv.storage.reading import REQUESTS
-from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.tensors.casting import is_decoded
 from ckptconv.tensors.lazy import Convert, LazyTensor, untagged
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ckptconv.formats.configs import UNCHANGED, Change
+from ckptconv.formats.change import UNCHANGED, Change
 from ckptconv.tensors.lazy import Equal
 
 

@@ -9,18 +9,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckptconv.options.kinds import ALGORITHMS
 from ckptconv.outputs.computed import ways_in
 from ckptconv.storage import strict_json
 from ckptconv.storage.strict_json import OrNull, check
-
-if TYPE_CHECKING:
-    pass
-
-# At most so many bytes are read. A record has a line for every tensor of a file.
-MOST_DESCRIPTION, MOST_RECORD = 32 << 20, 256 << 20
 
 # A plan id, and the CRC-32 of a tensor as written in a manifest.
 PLAN = re.compile(r"[0-9a-f]{16}")

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from ckptconv.errors import UnsupportedError
 from ckptconv.tensors.dtypes import DTYPES, DType
-from ckptconv.tensors.geometry import contiguous_strides, is_contiguous
 from ckptconv.tensors.lazy import Convert, LazyTensor, Narrow, Stored, View, untagged
 from ckptconv.tensors.moves import BLOCK, File, Move, Order, Runs
+from ckptconv.tensors.strides import contiguous_strides, is_contiguous
 
 _BYTE = DTYPES["uint8"]
 # If views interleave, this many bytes of the storage are assembled at a time.

@@ -23,8 +23,8 @@ from ckptconv.plan import FilePlan
 from ckptconv.structure.leaves import is_dense
 from ckptconv.structure.soundness import composite_fault
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import LazyTensor, Tagged, TensorFacts, View, facts_of, untagged
+from ckptconv.tensors.strides import contiguous_strides
 
 # A storage is written whole if its views cover half of it, or it is small; else only the range of its views. If that
 # range is larger than this many times the bytes of the views, they get separate storages.

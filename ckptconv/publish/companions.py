@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from ckptconv.formats import companions, configs, pipelines
+from ckptconv.formats import companions, pipelines
 from ckptconv.formats.registered import DCP, DEEPSPEED
 from ckptconv.formats.source import ADAPTER, Source
 from ckptconv.options.table import Options
@@ -45,6 +45,8 @@ def accompanied(source: Source, target: Target, options: Options, parts: Collect
 
 def _config_at(target: Target, options: Options) -> Mapping[str, Any] | None:
     """Return the configuration in the directory of the output; None if there is none."""
+    from ckptconv.formats import configs
+
     path = join(dirname(target.path) if target.is_file else target.path, companions.CONFIG)
     # A configuration that cannot be read is no error: this conversion neither reads nor writes it.
     return configs.known(Location(path, dict(options.storage_options)))

@@ -15,14 +15,8 @@ from typing import Any
 from ckptconv.errors import CkptconvError
 from ckptconv.formats.model_files import METADATA, looks_like_safetensors
 from ckptconv.outputs.computed import made_as
-from ckptconv.outputs.schema import (
-    MOST_RECORD,
-    check_manifest,
-    file_record,
-    object_record,
-    parse_json,
-)
 from ckptconv.outputs.targets import MANIFEST
+from ckptconv.publish.manifest import MOST_RECORD
 from ckptconv.publish.staging.area import is_sibling, record_of
 from ckptconv.storage.handles import HIDDEN
 from ckptconv.storage.location import Location
@@ -85,6 +79,8 @@ class Directory:
 
     def _of_records(self, name: str, entry: Entry) -> str:
         """Return UNFINISHED for a file to which a run of ours that has not ended has given its final name."""
+        from ckptconv.outputs.schema import file_record, object_record
+
         for staging in self._stagings():
             is_far = is_remote(staging.path)
             record = _json(staging.join(record_of(name)), object_record if is_far else file_record)
@@ -115,6 +111,8 @@ def _json(place: Location, parse: Callable[[bytes], Any]) -> dict[str, Any] | No
 
 
 def _manifest(data: bytes) -> dict[str, Any]:
+    from ckptconv.outputs.schema import check_manifest, parse_json
+
     manifest: dict[str, Any] = parse_json(data)
     check_manifest(manifest)
     return manifest
@@ -143,6 +141,8 @@ def _has_record(reader: Reader) -> bool:
     if not looks_like_safetensors(head, reader.file.size):
         return False
     try:
+        from ckptconv.outputs.schema import parse_json
+
         header = parse_json(reader.read_at(8, int.from_bytes(head[:8], "little")))
     except ValueError:
         return False

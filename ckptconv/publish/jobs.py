@@ -13,9 +13,9 @@ from ckptconv.errors import CkptconvError, FailedError
 from ckptconv.plan import Checked, Data, FilePlan, Plan
 from ckptconv.publish.manifest import FinishedFile
 from ckptconv.publish.staging.base import Staging
+from ckptconv.storage.packed import SpoolingReaders
 from ckptconv.storage.progress import Progress
 from ckptconv.storage.records import Records
-from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.tensors.lazy import packed
 from ckptconv.tensors.moves import File
 
@@ -44,7 +44,7 @@ class Task(NamedTuple):
 
 
 class Elsewhere(NamedTuple):
-    """What another process needs to run a task. `records` are for checking checksums; None if it checks none."""
+    """The settings that another process needs for a task. `records` are for checksums; None if it checks none."""
 
     storage_options: Mapping[str, Any]
     spool_dir: str
@@ -53,7 +53,7 @@ class Elsewhere(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class Result:
-    """A finished file, and what it took to make it."""
+    """A finished file, and the figures of its making."""
 
     finished: FinishedFile
     tally: Tally = field(default_factory=Tally)

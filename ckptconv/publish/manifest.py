@@ -25,6 +25,9 @@ from ckptconv.plan import Copied, Data, FilePlan, Literal, Trailer
 if TYPE_CHECKING:
     from ckptconv.storage.digests import Digests
 
+# At most so many bytes are read. A record has a line for every tensor of a file.
+MOST_DESCRIPTION, MOST_RECORD = 32 << 20, 256 << 20
+
 
 class FinishedFile(NamedTuple):
     """A finished file of an output: its size, the CRC-32 of each tensor by name, None where none was computed, and the

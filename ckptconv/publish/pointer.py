@@ -8,7 +8,7 @@ from typing import Any
 from ckptconv.errors import UsageError
 from ckptconv.formats import model_files
 from ckptconv.formats.companions import ADAPTER_CONFIG, CONFIG
-from ckptconv.formats.runs import LATEST
+from ckptconv.formats.run_names import LATEST, STATES
 from ckptconv.outputs.targets import pointer_of
 from ckptconv.publish.earlier import Directory, file_made_as
 from ckptconv.storage.location import Location
@@ -17,8 +17,6 @@ from ckptconv.text import some
 
 # Most bytes of a name that are read.
 _LONGEST = 4096
-# The endings of names of DeepSpeed's files in the directory of a step.
-_OF_STEP = "_states.pt"
 
 
 def check_pointer(path: str, made_as: str, overwrite: bool, stores: Mapping[str, Any]) -> None:
@@ -51,4 +49,4 @@ def _hidden_models(pointer: Location) -> list[str]:
     beside = Directory(pointer.parent)
     is_model = any(name in (CONFIG, ADAPTER_CONFIG) or name.endswith(model_files.INDEX) for name in beside.names)
     names = [] if LATEST in beside.names else [name for name in beside.names if not beside.made_as(name)]
-    return [name for name in names if name.endswith(_OF_STEP) or (is_model and model_files.holds_whole([name]))]
+    return [name for name in names if name.endswith(STATES) or (is_model and model_files.holds_whole([name]))]

@@ -13,7 +13,7 @@ from ckptconv.engine.execute import in_threads, is_scattered, same, usual_thread
 from ckptconv.engine.worker import Tally
 from ckptconv.errors import UNPUBLISHED, CkptconvError, CorruptError, FailedError, StoppedError, leaving
 from ckptconv.formats.companions import is_companion_name
-from ckptconv.formats.runs import LATEST_UNIVERSAL
+from ckptconv.formats.run_names import LATEST_UNIVERSAL
 from ckptconv.options.table import Options
 from ckptconv.outputs.planning import Output
 from ckptconv.outputs.targets import MANIFEST, Target, directory_of, kind_of_directory
@@ -27,10 +27,10 @@ from ckptconv.publish.staging.local import LocalStaging, TreeStaging
 from ckptconv.publish.statements import needing_inputs, requested
 from ckptconv.storage.files import check_unchanged
 from ckptconv.storage.location import Location
+from ckptconv.storage.packed import SpoolingReaders
 from ckptconv.storage.paths import is_remote, normalize
 from ckptconv.storage.progress import Announced, Progress, on_file
 from ckptconv.storage.reading import REQUESTS
-from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.storage.syncing import Syncing
 from ckptconv.tensors.lazy import Equal, LazyTensor
 from ckptconv.tensors.moves import File
@@ -128,10 +128,10 @@ def staging_for(
     if not is_remote(path):
         return LocalStaging(path, plan_id, options.fsync, shared, index, is_ours)
     place, memory = Location(path, dict(options.storage_options)), options.buffers(far=True) // 2
-    if in_parts and is_ours:
+    if in_parts and directory and is_ours:
         from ckptconv.publish.staging.remote_parts import PartsOnStore
 
-        return PartsOnStore(place, plan_id, memory, index, is_ours, shared)
+        return PartsOnStore(place, plan_id, memory, index, is_ours, shared, directory.shards)
     from ckptconv.publish.staging.remote import UploadStaging
 
     return UploadStaging(place, plan_id, memory, index, is_ours)

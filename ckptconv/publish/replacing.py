@@ -16,13 +16,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckptconv.errors import FailedError, UsageError
-from ckptconv.formats.checkpoint_names import is_of_checkpoint, is_read_with_others
 from ckptconv.formats.companions import is_companion_name
-from ckptconv.formats.runs import LATEST_UNIVERSAL
+from ckptconv.formats.run_names import LATEST_UNIVERSAL
 from ckptconv.formats.source import Source
 from ckptconv.outputs.computed import terms_of
+from ckptconv.outputs.kinds import DIVIDED
 from ckptconv.outputs.targets import (
-    ACCELERATE,
     FORMS,
     MANIFEST,
     check_file,
@@ -96,6 +95,8 @@ class Claim(NamedTuple):
 
     def is_mixed_with(self, name: str) -> bool:
         """Whether the file `name` in its directory is not replaced, and read together with the output."""
+        from ckptconv.formats.checkpoint_names import is_read_with_others
+
         directory = directory_of(self.form)
         is_own = directory is not None and directory.is_file(name)
         return name not in self.names and (is_own or is_read_with_others(name))
@@ -109,7 +110,7 @@ class Claim(NamedTuple):
 def claim_of(output: Output, sources: Sequence[Source], options: Options) -> Claim:
     """Return the claim of a planned output of `sources`."""
     target = output.target
-    within = dirname(target.path) if target.kind == ACCELERATE or options.per_rank else ""
+    within = dirname(target.path) if target.kind in DIVIDED or options.per_rank else ""
     # Weights computed from several checkpoints are not the weights of any of them.
     is_plain = output.made_as == "weights" and target.form in _BESIDE_INPUT
     return Claim(
@@ -260,7 +261,7 @@ class Replacing:
         if (entry.file.path, entry.file.stamp) in self._same:
             return True
         from ckptconv.engine.ranges import FileBytes
-        from ckptconv.storage.spool import SpoolingReaders
+        from ckptconv.storage.packed import SpoolingReaders
 
         with SpoolingReaders(self._stores, self._options.spool_dir) as readers, place.open_reader() as reader:
             try:
@@ -278,6 +279,8 @@ class Replacing:
     # ---- directories
 
     def _check_directory(self, claim: Claim) -> None:
+        from ckptconv.formats.checkpoint_names import is_of_checkpoint
+
         directory, is_ours = Directory(Location(claim.path, self._stores)), kind_of_directory(claim.form).is_file
         present = next((name for name in directory.names if is_output_name(name) or is_ours(name)), "")
         if present:
@@ -312,6 +315,8 @@ class Replacing:
 
     def _check_within(self, path: str, claims: Sequence[Claim]) -> None:
         """Raise UsageError if the directory `path`, in which some outputs are to lie, holds files of other programs."""
+        from ckptconv.formats.checkpoint_names import is_of_checkpoint
+
         directory = Directory(Location(path, self._stores))
         inside = {basename(claim.path) for claim in claims}.union(*(claim.read for claim in claims))
         visible = [name for name in directory.names if not name.startswith(HIDDEN) and name not in inside]

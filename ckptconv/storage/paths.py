@@ -6,6 +6,7 @@ import contextlib
 import os
 import posixpath
 import re
+import stat
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias, cast
 
@@ -17,6 +18,10 @@ from ckptconv.text import UNSET, parse_path
 Paths: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
 # Characters that need no quoting in the path of a URL.
 _PLAIN = "/~!$&'()*+,;=:@"
+# The path that means standard input; and those of descriptors that were open before: a shell puts one in the place of
+# <(...).
+STANDARD_INPUT = "-"
+_DESCRIPTOR = re.compile(r"/dev/stdin|/(?:dev|proc/self)/fd/\d{1,9}")
 
 
 _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*(::|://)")
@@ -137,3 +142,16 @@ def resolving() -> Callable[[str], str]:
         return os.path.join(directories[directory], name)
 
     return resolve
+
+
+def is_pipe(path: str) -> bool:
+    """Whether `path` means standard input, or is the name of a pipe that this process was started with."""
+    if path == STANDARD_INPUT:
+        return True
+    if not _DESCRIPTOR.fullmatch(path):
+        return False
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)

@@ -37,8 +37,8 @@ from ckptconv.structure.record import (
 )
 from ckptconv.structure.soundness import attributes_fault, composite_fault
 from ckptconv.tensors.dtypes import DTYPES, is_differentiable
-from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import NO_FACTS, LazyTensor, Tagged, TensorFacts, untagged
+from ckptconv.tensors.strides import contiguous_strides
 from ckptconv.text import some
 
 # The cost allowed for hashing a record's keys, in elements: an honest key has a handful.

@@ -8,8 +8,8 @@ from typing import Any
 from ckptconv.structure import leaves
 from ckptconv.structure.record import expect
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import LazyTensor, Stored, View
+from ckptconv.tensors.strides import contiguous_strides
 
 # The dtype that each is stored as: a complex number as a pair of its parts (one more dimension), any other element as
 # an integer of the same size.

@@ -43,9 +43,9 @@ from ckptconv.structure.record import (
     implied_name,
     inner_prefix,
 )
-from ckptconv.tensors.geometry import contiguous_strides, is_contiguous
 from ckptconv.tensors.lazy import Convert, Handle, LazyTensor, Tagged, TensorFacts, View, facts_of, same_bytes, untagged
 from ckptconv.tensors.moves import Conjugate, Negate
+from ckptconv.tensors.strides import contiguous_strides, is_contiguous
 
 if TYPE_CHECKING:
     from ckptconv.structure.choice import Choice

@@ -11,8 +11,8 @@ from typing import Any
 
 from ckptconv.errors import UsageError
 from ckptconv.tensors.dtypes import DTYPES, DType
-from ckptconv.tensors.geometry import is_contiguous
 from ckptconv.tensors.lazy import TensorFacts
+from ckptconv.tensors.strides import is_contiguous
 
 
 def is_imported() -> bool:

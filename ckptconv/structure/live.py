@@ -28,7 +28,7 @@ from ckptconv.pickles.nodes import (
     TorchConstant,
 )
 from ckptconv.structure.leaves import class_name, is_plain, is_wrapper, kind_of
-from ckptconv.tensors.geometry import is_contiguous
+from ckptconv.tensors.strides import is_contiguous
 
 # A storage is rebuilt for its views unless that takes more than _SPREAD times their own memory, plus _SPARE bytes.
 _SPREAD = 64

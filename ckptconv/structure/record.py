@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.storage import strict_json
 
 VERSION = 1
 # The deepest nesting of nodes: many JSON readers stop at 128 levels or soon after.
@@ -104,6 +103,8 @@ def compacted(
 
 def parse(structure: str) -> StructureRecord:
     """Parse a record. Raise UnsupportedError for an unknown version, CorruptError for text that is no record."""
+    from ckptconv.storage import strict_json
+
     try:
         record = strict_json.parse(structure)
     except ValueError as error:

@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 from ckptconv.pickles.nodes import COMPOSITES, QUANTIZERS, SPARSE, WRAPPER, Composite, TorchConstant
 from ckptconv.structure import leaves
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.geometry import MAX_BYTES, MAX_DIMS
 from ckptconv.tensors.lazy import LazyTensor
+from ckptconv.tensors.strides import MAX_BYTES, MAX_DIMS
 
 # ------------------------------------------------------------------------------------------------- attributes
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ckptconv.tensors.geometry import contiguous_strides
+from ckptconv.tensors.strides import contiguous_strides
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ckptconv.tensors.dtypes import DType
-from ckptconv.tensors.geometry import bands, boxes_of, cells, contiguous_strides, is_contiguous, tiles, trim
 from ckptconv.tensors.lazy import Composed, LazyTensor, Picked, Stored, untagged
 from ckptconv.tensors.moves import BLOCK, Assembled, Kernel, Move, Order, Runs
+from ckptconv.tensors.strides import contiguous_strides, is_contiguous
 
 # Bytes of an input of a tile, if whole rows or columns of it are needed.
 MOST_NEEDED = 8 << 20
@@ -145,6 +145,8 @@ class Computed(Composed):
             return
         if stop - start != self.nbytes:
             order = "output"
+        from ckptconv.tensors.geometry import trim
+
         for tile in self._tiles(start // item, -(-stop // item), max(limit // self._widest, 1), order):
             moves: list[Move] = []
             offsets = []
@@ -259,6 +261,8 @@ class Tiled(Computed):
         return max(self.dtype.itemsize, self.parts[0].dtype.itemsize * reduced if self.whole or reduced > 1 else 0)
 
     def _tiles(self, first: int, last: int, most: int, order: Order) -> Iterator[TileOf]:
+        from ckptconv.tensors.geometry import bands, boxes_of, cells, tiles
+
         item, steps = self.dtype.itemsize, contiguous_strides(self.shape)
         sides = self.tiling.sides(self, most)
         most = 1 if sides else min(most, self._at_once)

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, get_type_hints
 from ckptconv.tensors.casting import Rounded
 from ckptconv.tensors.computing import Axis, Joined, Tiled
 from ckptconv.tensors.dtypes import DTYPES, DType
-from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.kernels import CONVERTING, JOINING
 from ckptconv.tensors.lazy import (
     Concat,
@@ -34,6 +33,7 @@ from ckptconv.tensors.lazy import (
 )
 from ckptconv.tensors.moves import DTypeName, File, Kernel
 from ckptconv.tensors.registered import type_of
+from ckptconv.tensors.strides import contiguous_strides
 from ckptconv.tensors.tile_kernels import TILING, tile_dtype
 
 # Expressions inside one another, dimensions, and elements of a tensor: no more than any real checkpoint has.

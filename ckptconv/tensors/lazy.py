@@ -18,16 +18,6 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 from ckptconv.tensors.dtypes import DTYPES, DType
-from ckptconv.tensors.geometry import (
-    bands,
-    boxes_of,
-    gather,
-    is_contiguous,
-    row_runs,
-    spread,
-    tiles,
-    trim,
-)
 from ckptconv.tensors.moves import (
     BLOCK,
     GAP,
@@ -40,6 +30,7 @@ from ckptconv.tensors.moves import (
     Order,
     Runs,
 )
+from ckptconv.tensors.strides import is_contiguous
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -226,6 +217,8 @@ class Stored(LazyTensor):
                 length = min(limit, stop - at)
                 yield Move(Runs(at, length), self.file, Runs(self.offset + at, length))
             return
+        from ckptconv.tensors.geometry import bands, boxes_of, gather, tiles, trim
+
         item = self.dtype.itemsize
         if order == "source" and start == 0 and stop == self.nbytes:
             boxes = boxes_of(tiles(self.shape, self.strides, limit // item, item), self.strides)
@@ -321,6 +314,8 @@ class Concat(Composed):
         return any(part.scattered for part in self.parts)
 
     def moves(self, start: int, stop: int, order: Order = "output", limit: int = BLOCK) -> Iterator[Move]:
+        from ckptconv.tensors.geometry import row_runs, spread
+
         row = self.starts[-1]
         if order == "source" and stop - start == self.nbytes and all(map(_makes_boxes, self.parts)):
             for part, begin, end in zip(self.parts, self.starts, self.starts[1:], strict=False):
@@ -416,6 +411,8 @@ class Picked(Derived):
     def moves(self, start: int, stop: int, order: Order = "output", limit: int = BLOCK) -> Iterator[Move]:
         if start >= stop:
             return
+        from ckptconv.tensors.geometry import bands, gather, trim
+
         # The elements of the tensor as they lie in its own bytes, in C order, are the file that a strided tensor is in.
         item, limit = self.dtype.itemsize, min(limit, max(_PICKED_AT_ONCE, _RUNS_AT_ONCE * self._run))
         # Elements with small gaps between them are read together with these: make boxes of fewer.
@@ -472,6 +469,8 @@ class Convert(Derived):
         return self.tensor.grain * self.dtype.itemsize // self.tensor.dtype.itemsize
 
     def moves(self, start: int, stop: int, order: Order = "output", limit: int = BLOCK) -> Iterator[Move]:
+        from ckptconv.tensors.geometry import trim
+
         before, after = self.tensor.dtype.itemsize, self.dtype.itemsize
         first, last = start // after, -(-stop // after)
         if stop - start != self.nbytes:

@@ -43,7 +43,7 @@ class Packed(NamedTuple):
     """Compressed data: `nbytes` bytes from byte `offset` of `file`.
 
     `method` is "deflate", "zstandard", "crc32c" (as it is, with its checksum behind it), or that of a feature, which
-    lays out the bytes that zstandard unpacks (`storage.spool`).
+    lays out the bytes that zstandard unpacks (`storage.unpacking`).
     `crc` is the CRC-32 of the uncompressed data, if it is recorded.
     """
 

@@ -8,7 +8,6 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckptconv.tensors.geometry import contiguous_strides, reshaped_strides
 from ckptconv.tensors.lazy import (
     Concat,
     Convert,
@@ -21,6 +20,7 @@ from ckptconv.tensors.lazy import (
     View,
     Zeros,
 )
+from ckptconv.tensors.strides import contiguous_strides, reshaped_strides
 
 if TYPE_CHECKING:
     from ckptconv.tensors.computing import Tiled

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from ckptconv.tensors.geometry import contiguous_strides, tiles
+from ckptconv.tensors.geometry import tiles
 from ckptconv.tensors.lazy import Composed, Concat, Convert, Derived, LazyTensor, Stored, Tagged, View
 from ckptconv.tensors.moves import Assembled, Move
+from ckptconv.tensors.strides import contiguous_strides
 
 # Parts of a joined tensor with shorter contiguous runs are put together before they are written.
 _LONG = 4096

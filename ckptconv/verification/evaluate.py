@@ -18,7 +18,6 @@ from ckptconv.storage.reading import Range, Reader
 from ckptconv.tensors.computing import Joined, Tiled
 from ckptconv.tensors.dtypes import DType
 from ckptconv.tensors.float_formats import numpy_module
-from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import (
     Concat,
     Convert,
@@ -33,6 +32,7 @@ from ckptconv.tensors.lazy import (
     Zeros,
 )
 from ckptconv.tensors.moves import File
+from ckptconv.tensors.strides import contiguous_strides
 from ckptconv.verification.arithmetic import CAST_BLOCK, TILES, InputBox, code_of, converted, joined
 from ckptconv.verification.runs import Run
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptconv.errors import DifferenceError
-from ckptconv.formats.configs import UNCHANGED, Change
+from ckptconv.formats.change import UNCHANGED, Change
 from ckptconv.formats.source import Source
 from ckptconv.options.kinds import Rules
 from ckptconv.options.table import Options

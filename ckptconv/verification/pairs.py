@@ -14,11 +14,11 @@ from ckptconv.errors import DifferenceError
 from ckptconv.options.table import Options
 from ckptconv.process import settled
 from ckptconv.storage.files import is_far, is_read_far
+from ckptconv.storage.packed import SpoolingReaders
 from ckptconv.storage.paths import basename
 from ckptconv.storage.prefetch import Prefetch
 from ckptconv.storage.progress import Progress
 from ckptconv.storage.reading import Range
-from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.tensors.compare import differing, place_of
 from ckptconv.tensors.lazy import LazyTensor, Stored, packed
 from ckptconv.text import quoted, some

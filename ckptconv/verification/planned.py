@@ -16,9 +16,9 @@ from ckptconv.plan import Copied, Data, FilePlan, Literal, Part, Trailer
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import join
 from ckptconv.storage.reading import Reader
-from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import Stored, untagged
 from ckptconv.tensors.moves import BLOCK
+from ckptconv.tensors.strides import contiguous_strides
 from ckptconv.verification import AGAIN
 from ckptconv.verification.runs import ExpectedPair
 

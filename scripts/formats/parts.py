@@ -26,7 +26,11 @@ _LATENT: dict[str, Any] = {
 }  # fmt: skip
 # By kind: settings, the layers of a part that are not the first ones, and whether it has experts.
 MODELS: dict[str, dict[str, Any]] = {
-    "llama": {}, "qwen2": {}, "qwen3": {}, "gemma2": {}, "olmo2": {},
+    "llama": {}, "qwen2": {}, "qwen3": {}, "gemma2": {}, "olmo3": {}, "cohere2": {}, "exaone4": {}, "lfm2": {},
+    "gpt2": {"n_layer": LAYERS, "n_embd": 32, "n_head": 4},
+    "ernie4_5_moe": {"moe_num_experts": EXPERTS, "moe_k": 2, "moe_intermediate_size": 16},
+    "minimax_m2": {"num_local_experts": EXPERTS, "num_experts_per_tok": 2},
+    "hunyuan_v1_moe": {"num_experts": EXPERTS, "moe_topk": 2},
     "qwen3_moe": _MOE, "mixtral": {"num_local_experts": EXPERTS, "num_experts_per_tok": 2},
     "qwen2_moe": {**_MOE, "shared_expert_intermediate_size": 16},
     "deepseek_v3": {
@@ -116,6 +120,10 @@ def _differing(one: Any, other: Any) -> str:
     import torch
 
     tokens = torch.arange(3, 23).view(2, 10)
+    # The sums of some processors depend on where in memory a matrix begins.
+    for model in (one, other):
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.data = tensor.data.clone()
     with torch.no_grad():
         logits = [model.eval()(input_ids=tokens, use_cache=False).logits for model in (one, other)]
     if not all(each.isfinite().all() for each in logits):
@@ -130,17 +138,16 @@ def _in_memory(model: Any, layers: list[int] | None = None, experts: list[int] |
     model = copy.deepcopy(model)
     if experts:
         for name, module in model.named_modules():
-            own = name.rpartition(".")[2]
-            if own in ("experts", "gate", "router", "moe_statics") or "router" in name or "block_sparse_moe" in name:
-                _take(module, experts)
+            is_place = {*name.split(".")} & {"experts", "gate", "router", "moe_statics", "block_sparse_moe"}
+            _take(module, experts, all_of_it=bool(is_place))
         for each in (*model.modules(), model.config):
             for name in _COUNTS:
                 if getattr(each, name, None) == EXPERTS:
                     setattr(each, name, len(experts))
     if layers:
-        stacks = ((each, getattr(each, "layers", None)) for each in model.modules())
-        base = next(each for each, own in stacks if isinstance(own, torch.nn.ModuleList) and len(own) == LAYERS)
-        base.layers = torch.nn.ModuleList([base.layers[number] for number in layers])
+        stacks = ((each, name) for each in model.modules() for name in ("layers", "h") if hasattr(each, name))
+        base, name = next(found for found in stacks if len(getattr(*found)) == LAYERS)
+        setattr(base, name, torch.nn.ModuleList([getattr(base, name)[number] for number in layers]))
         for config in {id(each): each for each in (model.config, base.config)}.values():
             for name in _LISTS:
                 value = vars(config).get(name)
@@ -151,19 +158,21 @@ def _in_memory(model: Any, layers: list[int] | None = None, experts: list[int] |
     return model
 
 
-def _take(module: Any, experts: list[int]) -> None:
-    """Take the rows of these experts from the tensors of a module, and modules from its lists."""
+def _take(module: Any, experts: list[int], all_of_it: bool) -> None:
+    """Take the rows of these experts from the tensors of a module, or from its biases alone, and modules from lists."""
     import torch
 
-    if isinstance(module, torch.nn.ModuleList) and len(module) == EXPERTS:
+    if all_of_it and isinstance(module, torch.nn.ModuleList) and len(module) == EXPERTS:
         kept = [module[number] for number in experts]
         del module[:]
         module.extend(kept)
     for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
-        if tensor.dim() and tensor.shape[0] == EXPERTS:
-            held = torch.nn.Parameter(tensor[experts]) if isinstance(tensor, torch.nn.Parameter) else tensor[experts]
-            setattr(module, name, held)
-    if isinstance(module, torch.nn.Linear) and module.out_features == EXPERTS:
+        if EXPERTS in (tensor.shape[:1] + tensor.shape[-1:]) and (
+            all_of_it or name.endswith(("correction_bias", "expert_bias"))
+        ):
+            held = tensor.data[experts] if tensor.shape[0] == EXPERTS else tensor.data[..., experts]
+            setattr(module, name, torch.nn.Parameter(held) if isinstance(tensor, torch.nn.Parameter) else held)
+    if all_of_it and isinstance(module, torch.nn.Linear) and module.out_features == EXPERTS:
         module.out_features = len(experts)
 
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 from attacks.assemble import members, pickled, tensor, zipped
 from attacks.corpus import CASES
-from cells import looking, of_features
-from checkpoints import COMMAND, DATA, Run, bits, ckptconv_here, contents, done, metadata_of
+from cells import looking, of_features, trained
+from checkpoints import COMMAND, Run, bits, ckptconv_here, contents, done, metadata_of
 from hypothesis import given
 from hypothesis import strategies as st
 from processes import prepared
@@ -27,10 +27,8 @@ from ckptconv.cli.batch import SEVERITY, Outcome, first_sentence, table, worst
 from ckptconv.cli.convert import repeated, shares
 from ckptconv.cli.naming import InputWord, output_paths
 from ckptconv.errors import CorruptError, UsageError
-from ckptconv.outputs.kinds import FURTHER, KINDS, entry_of
+from ckptconv.outputs.kinds import FURTHER
 
-ZERO = DATA / "zero" / "z3_bf16_w2" / "checkpoint"
-DCP = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
 WEIGHTS = {"model.a": torch.arange(6.0).reshape(2, 3), "model.b": torch.tensor([1.0, -0.5]), "n": torch.arange(4)}
 NESTED = {"s": {"x": torch.ones(3), "y": torch.zeros(2, 2)}, "epoch": 3}
 
@@ -52,7 +50,7 @@ def flags_of(command: str) -> set[str]:
 
 
 def test_it_has_every_option_of_the_commands_for_a_format() -> None:
-    for command in ("pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors"):
+    for command in ("pt2safetensors", "safetensors2pt", *itertools.chain(*of_features("FORMATS"))):
         assert flags_of(command) - flags_of("convert") == set(), command
     opening = {"--tag", "--exclude-frozen-parameters", "--master", "--unstack", "--raw", "--inert"}
     for command in itertools.chain(*of_features("CONVERTING")):
@@ -74,8 +72,7 @@ def a_set(directory: Path) -> None:
 MAKERS: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "file": (lambda path: torch.save(NESTED, path), "in.pt", "pt2safetensors"),
     "set": (a_set, "in", "pt2safetensors"),
-    "deepspeed": (lambda path: shutil.copytree(ZERO, path), "in", "zero-to-fp32"),
-    "dcp": (lambda path: shutil.copytree(DCP, path), "in", "dcp2safetensors"),
+    **{name: maker for more in of_features("MAKERS") for name, maker in more.items()},
 }
 
 
@@ -119,15 +116,18 @@ def test_safetensors_become_a_file_for_torch_if_the_output_is_called_so(place: P
 def test_without_an_output_it_is_beside_the_input(place: Path) -> None:
     (place / "runs").mkdir()
     torch.save(NESTED, "runs/x.pt")
-    shutil.copytree(ZERO, "runs/zero")
-    shutil.copytree(DCP, "runs/dcp")
-    for source in ("runs/x.pt", "runs/zero", "runs/dcp/"):
+    steps = {f"step{number}": step for number, step in enumerate(trained())}
+    for name, step in steps.items():
+        shutil.copytree(step, f"runs/{name}")
+    for source in ("runs/x.pt", *(f"runs/{name}/" for name in steps)):
         succeeding("convert", source)
-    assert set(os.listdir("runs")) == {"x.pt", "x.safetensors", "zero", "zero-safetensors", "dcp", "dcp-safetensors"}
-    os.chdir("runs/zero")
-    shutil.rmtree("../zero-safetensors")
-    succeeding("convert", ".")
-    assert Path("../zero-safetensors").is_dir()
+    made = {name for step in steps for name in (step, f"{step}-safetensors")}
+    assert set(os.listdir("runs")) == {"x.pt", "x.safetensors", *made}
+    for name in steps:
+        os.chdir(place / "runs" / name)
+        shutil.rmtree(f"../{name}-safetensors")
+        succeeding("convert", ".")
+        assert Path(f"../{name}-safetensors").is_dir()
 
 
 def test_a_prefix_of_wrappers_is_told(place: Path) -> None:
@@ -189,15 +189,6 @@ def test_a_directory_of_one_file_names_it(place: Path) -> None:
     (place / "in").mkdir()
     torch.save(NESTED, "in/epoch=0.ckpt")
     assert "Give the checkpoint in it: in/epoch=0.ckpt" in refused(2, "convert", "in", "out")
-
-
-def test_a_run_with_one_deepspeed_checkpoint_is_converted_as_by_its_command(place: Path) -> None:
-    shutil.copytree(ZERO, place / "in" / "epoch=0.ckpt")
-    succeeding("convert", "in", "out")
-    succeeding("zero-to-fp32", "in", "special")
-    assert contents(place / "out") == contents(place / "special")
-    shutil.copytree(ZERO, place / "in" / "epoch=1.ckpt")
-    assert "It holds several: in/epoch=0.ckpt, in/epoch=1.ckpt." in refused(2, "convert", "in", "again")
 
 
 def test_a_variable_that_was_not_set_replaces_no_input(place: Path) -> None:
@@ -407,14 +398,14 @@ CODES = {"attack.pt": 3, "cut.pt": 4, "unknown.json": 5}
 def mixed(place: Path) -> list[str]:
     """Twenty inputs of every format, three of them broken."""
     (place / "in").mkdir()
-    for number in range(9):
+    for number, step in enumerate(trained()):
+        shutil.copytree(step, place / "in" / f"step{number}")
+    for number in range(10 - len(trained())):
         torch.save({**NESTED, "epoch": number}, place / "in" / f"m{number}.pt")
     for number in range(3):
         save_file(cast(WEIGHTS, torch.float16), place / "in" / f"s{number}.safetensors")
-    for number in range(2):
+    for number in range(3):
         a_set(place / "in" / f"set{number}")
-    shutil.copytree(ZERO, place / "in" / "zero")
-    shutil.copytree(DCP, place / "in" / "dcp")
     save_file(WEIGHTS, place / "whole.safetensors")
     succeeding("convert", place / "whole.safetensors", place / "in" / "shards", "--max-shard-size", "20")
     (place / "in" / "attack.pt").write_bytes(CASES["live_os_system.pt"].make("canary"))
@@ -518,30 +509,6 @@ def test_templates_name_files_and_directories(place: Path) -> None:
         succeeding("convert", *words, "--output-dir", "o", "--output-name", template)
         assert sorted(name for name in contents(place / "o") if name.endswith(".safetensors")) == expected
         shutil.rmtree("o")
-
-
-def test_checkpoints_for_training_are_made_of_one_input_or_several(place: Path) -> None:
-    """With the kinds of checkpoint that `safetensors2dcp` makes, whose outputs are the same."""
-    torch.save(NESTED, "a.pt")
-    save_file(WEIGHTS, "b.safetensors")
-    for kind in (name for name in KINDS if entry_of(name).holds == "dcp"):
-        succeeding("convert", "a.pt", kind, "--to", kind, "--chunks", "2")
-        succeeding("safetensors2dcp", "a.pt", f"{kind}-strict", "--to", kind, "--chunks", "2")
-        # All but the manifest, which says who made it.
-        made, strict = (
-            {
-                path.relative_to(place / name): path.read_bytes()
-                for path in (place / name).rglob("*.*")
-                if path.is_file()
-            }
-            for name in (kind, f"{kind}-strict")
-        )
-        assert made.keys() == strict.keys()
-        assert [name for name in made if made[name] != strict[name] and "manifest" not in str(name)] == [], kind
-        succeeding("verify", "a.pt", kind)
-    succeeding("convert", "a.pt", "b.safetensors", "--to", "dcp", "--output-dir", "o")
-    assert {path.parent.name for path in (place / "o").rglob("*.metadata")} == {"a", "b"}
-    assert "needs an OUTPUT" in refused(2, "convert", "a.pt", "--to", "dcp")
 
 
 # ------------------------------------------------------------------------------------------------------- its pure parts

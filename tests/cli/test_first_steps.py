@@ -21,10 +21,9 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 LONG = "x" * 300
 # Commands for a format, and the names of their outputs.
 FORMATS = {
-    "zero-to-fp32": "out.safetensors",
-    "dcp2safetensors": "out.safetensors",
     "safetensors2pt": "out.pt",
     "pt2safetensors": "out.safetensors",
+    **{command: output for more in of_features("FORMATS") for command, output in more.items()},
 }
 
 
@@ -55,8 +54,6 @@ REFUSED: list[tuple[str, int, str]] = [
     *((f"{command} page.pt {output}", 4, "page.pt;is a web page") for command, output in FORMATS.items()),
     *((f"{command} pointer.pt {output}", 4, "pointer.pt;git lfs pull") for command, output in FORMATS.items()),
     *((f"{command} nothing.pt {output}", 4, "nothing.pt;is empty (0 bytes)") for command, output in FORMATS.items()),
-    ("zero-to-fp32 'my model.pt' out", 2, "ckptconv pt2safetensors 'my model.pt'"),
-    ("pt2safetensors run", 2, "ckptconv zero-to-fp32 run OUTPUT"),
     ("convert link.pt", 2, "symbolic link to gone.pt"),
     ("convert '~/model.pt'", 2, f"did not expand the ~;{os.path.expanduser('~/model.pt')}"),
     ("convert s3:/bucket/model.pt x", 2, "Did you mean s3://bucket/model.pt?"),
@@ -79,7 +76,6 @@ REFUSED: list[tuple[str, int, str]] = [
         (f"{words} {name}", code, said)
         for words in (
             "convert model.pt",
-            "safetensors2dcp model.pt",
             *itertools.chain(*of_features("WHOLE")),
             "pt2safetensors model.pt out.safetensors --manifest",
             "pt2safetensors model.pt out.safetensors --depfile",
@@ -98,7 +94,7 @@ REFUSED: list[tuple[str, int, str]] = [
     ),
     # The command itself
     ("pt2safetensors --max_shard_siz 1 model.pt", 2, "Did you mean --max-shard-size?"),
-    ("transform model.pt", 2, "Its commands are convert, pt2safetensors, ;zero-to-fp32"),
+    ("transform model.pt", 2, "Its commands are convert, pt2safetensors, ;verify"),
     ("--json", 2, "no option --json of ckptconv itself;ckptconv COMMAND --json"),
     ("-q inspect model.pt", 2, "no option -q of ckptconv itself;ckptconv COMMAND -q"),
     (
@@ -120,7 +116,7 @@ REFUSED: list[tuple[str, int, str]] = [
     ),
     *(
         (f"{command} '' out.safetensors", 2, "The input's name is empty.;not set?")
-        for command in ("pt2safetensors", "zero-to-fp32", "verify")
+        for command in ("pt2safetensors", "verify")
     ),
     ("--versoin", 2, "Did you mean --version?"),
     ("verify --jsn model.pt", 2, "Did you mean --json?"),
@@ -173,7 +169,7 @@ def test_parts_are_not_finished_where_the_manifest_cannot_be_written() -> None:
 # ------------------------------------------------------------------------------------------------ the command itself
 
 COMMANDS = [
-    *["convert", "pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors", "verify"],
+    *["convert", "pt2safetensors", "safetensors2pt", "verify"],
     *itertools.chain(*of_features("COMMANDS")),
 ]
 

@@ -64,26 +64,25 @@ def test_options_stand_in_groups_in_one_order() -> None:
 
 def test_a_command_tells_its_own_defaults_and_no_others() -> None:
     for command, dtype, size in (
-        ("zero-to-fp32", "float32", "5GB"),
         ("pt2safetensors", "keep", "files as the input has them"),
-        ("dcp2safetensors", "keep", "5GB"),
+        *itertools.chain(*of_features("DEFAULTS")),
         ("verify", "from the manifest", "from the manifest"),
     ):
         told = help_of(command, "--help")
         assert f"keep leaves them as they are. [default: {dtype}]" in told, command
         assert f"such as 5GB or 2GiB. [default: {size}]" in told, command
-        others = {"zero-to-fp32", "dcp2safetensors"} - {command}
+        others = {*itertools.chain(*of_features("FORMATS"))} - {command}
         assert not [name for name in others if f"for {name}" in told], command
 
 
 def test_the_short_help_is_short_and_leads_to_the_long_one() -> None:
-    short, long = (ckptconv_here("zero-to-fp32", option).out for option in ("-h", "--help"))
+    short, long = (ckptconv_here("pt2safetensors", option).out for option in ("-h", "--help"))
     assert len(short.splitlines()) < 40
     assert "--dtype" in short
     assert "--depfile" not in short
-    assert short.count("  ckptconv zero-to-fp32") == 1
-    assert short.splitlines()[-1] == f"--help for all {len(read()['ckptconv zero-to-fp32'].flags)} options."
-    assert ckptconv_here("zero-to-fp32", "-h", "--help").out == long
+    assert short.count("  ckptconv pt2safetensors") == 1
+    assert short.splitlines()[-1] == f"--help for all {len(read()['ckptconv pt2safetensors'].flags)} options."
+    assert ckptconv_here("pt2safetensors", "-h", "--help").out == long
 
 
 def test_the_short_help_of_convert_has_what_people_use() -> None:
@@ -139,7 +138,6 @@ def test_the_output_can_be_named_by_an_option() -> None:
         "convert model.pt -o made.safetensors",
         "pt2safetensors model.pt --output made-too.safetensors",
         "safetensors2pt made.safetensors -o back.pt",
-        "safetensors2dcp made.safetensors --output dcp",
     ):
         done(ckptconv_here(*words.split()))
         assert Path(words.split()[-1]).exists(), words
@@ -155,7 +153,6 @@ def test_one_output_is_needed_and_no_two() -> None:
         ("convert a.pt b.safetensors -o c.safetensors", "OUTPUT is given twice"),
         ("convert a.pt b.pt -o out --output-dir d", "-o names one output"),
         ("safetensors2pt a.safetensors", "OUTPUT is missing"),
-        ("safetensors2dcp a.safetensors", "OUTPUT is missing"),
     ):
         ckptconv_here(*words.split()).refused(2, told)
 
@@ -163,23 +160,17 @@ def test_one_output_is_needed_and_no_two() -> None:
 def test_the_program_alone_shows_its_commands() -> None:
     run = ckptconv_here()
     assert run.code == 2
-    assert "  zero-to-fp32     Join the fp32 weights of a DeepSpeed checkpoint.\n" in run.out
+    assert "  pt2safetensors   Convert .pt, .pth, .bin and .ckpt files to safetensors.\n" in run.out
 
 
 # --------------------------------------------------------------------------------------------------------------- hints
 
 MEANT = {
-    "zero2fp32": "zero-to-fp32",
-    "zero_to_fp32.py": "zero-to-fp32",
-    "zero3-to-safetensors": "zero-to-fp32",
-    "deepspeed": "zero-to-fp32",
     "pt2st": "pt2safetensors",
     "bin-to-safetensors": "pt2safetensors",
     "torch2safetensors": "pt2safetensors",
     "st2pt": "safetensors2pt",
     "safetensors-to-torch": "safetensors2pt",
-    "fsdp2safetensors": "dcp2safetensors",
-    "dcp-to-torch": "dcp2safetensors",
     "check": "verify",
     **{word: meant for words in of_features("MEANT") for word, meant in words.items()},
 }
@@ -194,7 +185,7 @@ def test_another_name_of_a_command_leads_to_it() -> None:
 
 
 def test_a_slip_leads_to_the_command_that_is_like_it() -> None:
-    for words, meant in ((["zero-to-fp23"], "zero-to-fp32"), (["convret"], "convert")):
+    for words, meant in ((["pt2safetensor"], "pt2safetensors"), (["convret"], "convert")):
         run = ckptconv_here(*words)
         assert run.err == f"ckptconv: No such command '{words[-1]}'. Did you mean ckptconv {meant}?\n"
 
@@ -221,7 +212,7 @@ def test_a_shell_completes_the_values_of_options_that_have_few() -> None:
     for command, option, value in (
         (["convert"], "--opaque", "keep"),
         (["convert"], "--dtype", "bf16"),
-        (["convert"], "--to", "dcp-hf"),
+        (["convert"], "--to", "safetensors"),
     ):
         assert value in [name for name, _ in completion.completed([*command, option], value[:2])], option
 
@@ -386,7 +377,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 COMPLETED = {
     "ckptconv pt2": ["pt2safetensors"],
     "ckptconv pt2safetensors --dtype b": ["bfloat16", "bf16"],
-    "ckptconv zero-to-fp32 'my\\ run' --ta": ["--tag"],
+    "ckptconv convert 'my\\ run' --unst": ["--unstack"],
     "ckptconv pt2safetensors mod": [],
 }
 
@@ -401,11 +392,11 @@ TYPED = {
     "ckptconv convert --include a --incl": ["--include"],  # it may be there again
     "ckptconv convert -t x --ta": [],
     "ckptconv convert -- --ta": [],
-    "ckptconv zero_to_fp32 --ta": ["--tag"],
-    "ckptconv convert 'my run' --ta": ["--tag"],
-    "ckptconv convert 'my run --ta": [],  # the quote is open
+    "ckptconv convert 'my run' --unst": ["--unstack"],
+    "ckptconv convert 'my run --unst": [],  # the quote is open
     "ckptconv no-command con": ["convert"],
     "ckptconv convert mod": [],
+    **{line: words for lines in of_features("TYPED") for line, words in lines.items()},
 }
 
 
@@ -434,7 +425,7 @@ def test_a_shell_that_does_not_tell_what_was_typed_is_told_the_commands() -> Non
     for shell in ("bash", "zsh", "fish", "powershell"):
         answer = answered({"_CKPTCONV_COMPLETE": f"complete_{shell}"})
         assert answer is not None
-        assert "dcp2safetensors" in answer[0]
+        assert "pt2safetensors" in answer[0]
 
 
 @pytest.fixture
@@ -466,11 +457,11 @@ def test_zsh_is_told_what_each_command_does(shell: dict[str, str]) -> None:
     assert Path(shell["HOME"], ".zfunc", "_ckptconv").read_text().startswith("#compdef ckptconv")
     asked = {**shell, "_CKPTCONV_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": "ckptconv "}
     told = "\n".join(in_shell("zsh", "ckptconv", asked))
-    assert '"dcp2safetensors":"Join the files of a torch.distributed.checkpoint (FSDP)."' in told
+    assert '"pt2safetensors":"' in told
 
 
 def test_fish_completes_with_what_each_command_does(shell: dict[str, str]) -> None:
     in_shell("fish", "ckptconv --install-completion; true", shell)
-    told = in_shell("fish", "complete -C 'ckptconv dcp'", shell)
-    assert told[0] == "dcp2safetensors\tJoin the files of a torch.distributed.checkpoint (FSDP)."
+    told = in_shell("fish", "complete -C 'ckptconv pt2'", shell)
+    assert told[0].startswith("pt2safetensors\t")
     assert in_shell("fish", "complete -C 'ckptconv pt2safetensors mod'", shell)[0] == "model.pt"

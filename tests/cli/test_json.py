@@ -17,13 +17,12 @@ import pytest
 import torch
 from attacks.corpus import CASES
 from cells import of_features
-from checkpoints import COMMAND, DATA, ZERO, Run, ckptconv_here, done
+from checkpoints import COMMAND, Run, ckptconv_here, done
 from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
 
 import ckptconv.cli
 from ckptconv.errors import ERROR_KINDS, StoppedError
-from ckptconv.outputs.kinds import FURTHER
 
 SCHEMAS = {
     path.stem: json.loads(path.read_text()) for path in (Path(ckptconv.cli.__file__).parent / "schemas").glob("*.json")
@@ -53,20 +52,15 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 # ------------------------------------------------------------------------------------------------------------- success
 
-Z3 = ZERO / "z3_bf16_w2" / "checkpoint"
-FSDP = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
 # Each command, and what it is called with, one after another.
 WAYS: dict[str, list[list[Any]]] = {
-    "convert": [["model.pt", "other.safetensors"], [Z3, "out", "--dry-run"], ["model.safetensors", "again.pt"]],
+    "convert": [["model.pt", "other.safetensors"], ["model.safetensors", "again.pt"]],
     "pt2safetensors": [
         ["model.pt"],
         ["model.pt", "--dry-run"],
         ["model.pt", "--verify", "--checksum", "--key", "model"],
     ],
     "safetensors2pt": [["model.safetensors", "again.pt"], ["model.safetensors", "again.pt", "--opaque", "drop"]],
-    "zero-to-fp32": [[Z3, "out"], [Z3, *(f"--{name}={name}" for name in FURTHER)]],
-    "dcp2safetensors": [[FSDP, "out"]],
-    "safetensors2dcp": [["model.safetensors", "dcp"]],
     "verify": [["model.pt", "model.safetensors"]],
 }
 
@@ -90,7 +84,8 @@ def test_what_a_command_prints_is_of_its_schema(tmp_path: Path, monkeypatch: pyt
 
 def test_several_inputs_are_one_object_with_a_report_or_an_error_of_each() -> None:
     Path("cut.pt").write_bytes(Path("model.pt").read_bytes()[:-100])
-    several = ["convert", "model.pt", "cut.pt", Z3, "--output-dir", "all", "--json"]
+    Path("whole.pt").write_bytes(Path("model.pt").read_bytes())
+    several = ["convert", "model.pt", "cut.pt", "whole.pt", "--output-dir", "all", "--json"]
     found = check(ckptconv_here(*several), "convert-several")
     assert [each["ok"] for each in found["results"]] == [True, False, True]
     assert (found["error"]["exit_code"], found["results"][1]["error"]["kind"]) == (4, "corrupt")
@@ -156,7 +151,7 @@ def broken() -> None:
     torch.save({"w": torch.zeros(3)}, "other.pt")
 
 
-SOURCES = ["pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors", "verify"]
+SOURCES = ["pt2safetensors", "safetensors2pt", "verify"]
 INPUTS = {"cut.pt": (4, "corrupt"), "attack.pt": (3, "unsafe"), "packed.pt": (5, "unsupported"), "no.pt": (2, "usage")}
 
 
@@ -187,7 +182,6 @@ def test_wrong_usage_names_command_and_input_as_far_as_they_are_known() -> None:
         ("pt2safetensors --nonsense 1 model.pt", "pt2safetensors", None),
         ("pt2safetensors --key", "pt2safetensors", None),
         ("pt2safetensors", "pt2safetensors", None),
-        ("zero-to-fp32 model.pt", "zero-to-fp32", "model.pt"),
         *itertools.chain(*of_features("USAGE")),
         ("model.pt", None, None),
         ("zero2fp32", None, None),
@@ -268,11 +262,3 @@ def test_an_error_has_one_of_the_kinds_that_are_published() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------- what it says
-
-
-def test_classes_of_the_format_are_named_if_asked_for() -> None:
-    line = "kept as inert data, never run: deepspeed."
-    for option, told in ((), False), (("--verbose",), True):
-        run = ckptconv_here("zero-to-fp32", Z3, "out", *option)
-        assert (line in run.out) == told, run.out
-    assert check(ckptconv_here("zero-to-fp32", Z3, "out", "--json"), "conversion")["opaque"]

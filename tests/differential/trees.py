@@ -426,8 +426,8 @@ def ours(value: Any) -> str | Shared | tuple[str, list[Any]]:
 
     from ckptconv.formats.torch.storages import Storage
     from ckptconv.pickles.nodes import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
-    from ckptconv.tensors.geometry import contiguous_strides
     from ckptconv.tensors.lazy import LazyTensor, Tagged
+    from ckptconv.tensors.strides import contiguous_strides
 
     kind = type(value)
     if kind is Global:

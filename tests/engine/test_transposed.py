@@ -18,9 +18,9 @@ from ckptconv.plan import Data, FilePlan, Literal
 from ckptconv.storage.files import LocalReader, Readers, look
 from ckptconv.storage.writing import LocalWriter
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import Concat, Convert, LazyTensor, Stored
 from ckptconv.tensors.moves import Cast
+from ckptconv.tensors.strides import contiguous_strides
 
 HEAD = b"header"
 

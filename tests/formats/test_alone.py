@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from cells import looking, of_features
-from checkpoints import DATA, ZERO, ckptconv_here, contents, done
+from checkpoints import ckptconv_here, contents, done
 from effort import every
-from lone_files import STATE, Make, W, making, moved
+from lone_files import STATE, Make, W, making
 from safetensors.torch import load_file, save_file
 
 import ckptconv
@@ -24,45 +23,9 @@ from ckptconv.outputs.kinds import FURTHER
 QUIETLY = ("--no-fsync", "--quiet")
 
 
-def of_zero(case: str, name: str) -> Make:
-    def make(place: Path) -> Path:
-        shutil.copytree(ZERO / case / "checkpoint", place / "run")
-        return next((place / "run").rglob(name))
-
-    return make
-
-
-def of_dcp(place: Path) -> Path:
-    shutil.copytree(DATA / "dcp/hf_sharded_w2/checkpoint", place / "step")
-    return place / "step/shard-00001-model-00001-of-00002.safetensors"
-
-
 SHARD = {"model": {"w": torch.zeros(6)}, "shard_metadata": {"rank": 0, "world_size": 2, "shard_info": {}}}
 # A file of each family, and what is to be named in its place.
 PARTS: dict[str, tuple[Make, str]] = {
-    "ZeRO-3, model": (of_zero("z3_bf16_exclfrozen_w2", "zero_pp_rank_0*model_states.pt"), "zero-to-fp32"),
-    "ZeRO-3, model, of another name": (
-        moved(of_zero("z3_bf16_exclfrozen_w2", "zero_pp_rank_0*model_states.pt")),
-        "zero-to-fp32",
-    ),
-    "ZeRO-3, optimizer": (of_zero("z3_bf16_exclfrozen_w2", "*rank_1*optim_states.pt"), "zero-to-fp32"),
-    "ZeRO-3, optimizer, of another name": (
-        moved(of_zero("z3_bf16_exclfrozen_w2", "*rank_1*optim_states.pt")),
-        "zero-to-fp32",
-    ),
-    "ZeRO-2, optimizer": (of_zero("z2_bf16_w2", "*rank_0*optim_states.pt"), "zero-to-fp32"),
-    "ZeRO-1, optimizer, of another name": (moved(of_zero("z1_bf16_w2", "*rank_0*optim_states.pt")), "zero-to-fp32"),
-    "old ZeRO-3, model": (
-        making({"module": {"w": torch.empty(0), "n": W}, "buffer_names": ["n"], "dp_world_size": 2}, "m.pt"),
-        "zero-to-fp32",
-    ),
-    "experts": (of_zero("moe_z2_ep2_w2", "layer_0_expert_1*"), "zero-to-fp32"),
-    "without its experts": (of_zero("moe_z2_ep2_w2", "mp_rank_00_model_states.pt"), "zero-to-fp32"),
-    "a layer": (of_zero("pipe_z1_pp2_w2", "layer_00-model_states.pt"), "zero-to-fp32"),
-    "a stage": (of_zero("pipe_z1_pp2_w2", "mp_rank_00_model_states.pt"), "zero-to-fp32"),
-    "tensor parallel": (of_zero("tp_z2_mp2_w4", "mp_rank_01_model_states.pt"), "zero-to-fp32"),
-    "tensor parallel, of another name": (moved(of_zero("tp_z2_mp2_w4", "mp_rank_01_model_states.pt")), "zero-to-fp32"),
-    "experts' optimizer": (making(STATE, "expp_rank_0_mp_rank_00_optim_states.pt"), "zero-to-fp32"),
     "a shard": (making(STATE, "pytorch_model-00001-of-00003.bin"), "or its index"),
     "a shard of safetensors": (making(STATE, "model-00002-of-00002.safetensors"), "or its index"),
     "a shard of DeepSeek": (making(STATE, "model-00001-of-000163.safetensors"), "or its index"),
@@ -72,8 +35,6 @@ PARTS: dict[str, tuple[Make, str]] = {
         making(STATE, "model-00001-of-00002.safetensors", "model.safetensors.index.json"),
         "or its index",
     ),
-    "DCP's safetensors": (of_dcp, "dcp2safetensors {0.parent}"),
-    "DCP's safetensors, of another name": (moved(of_dcp, "model.safetensors"), "dcp2safetensors"),
     "torch_xla": (making(SHARD, "model_rank-00000000-of-00000002.pth"), "consolidate_sharded_ckpts"),
     "vLLM": (making(STATE, "model-rank-0-part-0.safetensors", "model-rank-1-part-0.safetensors"), "ranks"),
     "TensorRT-LLM": (making(STATE, "rank1.safetensors"), "ranks"),
@@ -96,7 +57,7 @@ def test_one_file_of_many_is_not_a_model(family: str, tmp_path: Path) -> None:
         assert any(str(path) in each and "--alone" in each for each in shown.json["warnings"]), command
 
 
-@every("family", ["ZeRO-3, model", "a shard", "a layer", *itertools.chain(*of_features("TAKEN_ALONE"))])
+@every("family", ["a shard", *itertools.chain(*of_features("TAKEN_ALONE"))])
 def test_it_is_converted_if_it_is_asked_for_alone(family: str, tmp_path: Path) -> None:
     path = PARTS[family][0](tmp_path)
     run = ckptconv_here("convert", path, tmp_path / "o", "--alone", "--opaque", "drop", "--no-fsync", "--json")
@@ -114,7 +75,7 @@ def test_it_is_converted_if_it_is_asked_for_alone(family: str, tmp_path: Path) -
 
 def test_no_directory_is_proposed_that_is_not_that_of_the_others(tmp_path: Path) -> None:
     """Earlier releases did not mark what was made of one file."""
-    for family in ("ZeRO-3, model", *itertools.chain(*of_features("LYING_ELSEWHERE"))):
+    for family in itertools.chain(*of_features("LYING_ELSEWHERE")):
         place = tmp_path / family
         place.mkdir()
         path = PARTS[family][0](place)
@@ -138,7 +99,6 @@ def remade(path: Path, *, without: str) -> None:
 
 WHOLE: dict[str, Make] = {
     "a model": making(STATE, "model.pt", "other.pt"),
-    "ZeRO-0": of_zero("z0_bf16_w2", "mp_rank_00_model_states.pt"),
     "Mistral's, whose heads are narrower than the model": making(
         {
             "tok_embeddings.weight": torch.zeros(8, 5),
@@ -166,21 +126,13 @@ def test_a_file_that_is_whole_is_converted(name: str, tmp_path: Path) -> None:
     assert idle.json["warnings"] == [f"--alone has no effect: {path} is not one file of a set."]
 
 
-@every(
-    "make, words",
-    [
-        (of_zero("z2_bf16_w2", "mp_rank_00_model_states.pt"), "in other files. For these, use: ckptconv zero-to-fp32"),
-        *itertools.chain(*of_features("MAYBE_WHOLE")),
-    ],
-)
+@every("make, words", [*itertools.chain(*of_features("MAYBE_WHOLE"))])
 def test_a_file_that_may_be_all_is_converted_with_a_warning(make: Make, words: str, tmp_path: Path) -> None:
     run = done(ckptconv_here("convert", make(tmp_path), tmp_path / "o.safetensors", "--no-fsync", "--json"))
     assert words in run.json["warnings"][0]
 
 
-@every(
-    "family", ["a shard of safetensors", "DCP's safetensors, of another name", *itertools.chain(*of_features("LONELY"))]
-)
+@every("family", ["a shard of safetensors", *itertools.chain(*of_features("LONELY"))])
 def test_a_directory_with_one_of_them_lacks_the_others(family: str, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     path = PARTS[family][0](tmp_path / "in")
@@ -212,16 +164,6 @@ def test_a_set_without_its_index_is_told(tmp_path: Path) -> None:
     assert torch.load(tmp_path / "o.pt").keys() == ckptconv.open(shard).keys() == {"w1"}
 
 
-def test_with_a_directory_of_outputs_each_of_them_is_refused(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(ZERO / "z3_bf16_exclfrozen_w2/checkpoint", run)
-    files = sorted(run.rglob("*_states.pt"))
-    done = ckptconv_here("convert", *files, "--output-dir", tmp_path / "out", *QUIETLY)
-    assert done.code == 5
-    assert done.err.count("zero-to-fp32") == len(files) == 4
-    assert not list((tmp_path / "out").rglob("*.safetensors"))
-
-
 def test_no_way_takes_it_for_a_model(tmp_path: Path) -> None:
     path = PARTS["a shard of safetensors"][0](tmp_path)
     other = making(STATE, "other/model.safetensors")(tmp_path)
@@ -236,7 +178,6 @@ def test_no_way_takes_it_for_a_model(tmp_path: Path) -> None:
         *itertools.chain(*(words(path, tmp_path) for words in of_features("refused_alone"))),
         ("verify", path, other),
         ("safetensors2pt", path, tmp_path / "x.pt"),
-        ("safetensors2dcp", path, tmp_path / "dcp"),
         *([("convert", other, tmp_path / "o.safetensors", "--like", path)] if "like" in OPTIONS else []),
         *(("convert", path, f"--{name}", tmp_path / "further") for name in FURTHER if name != "optimizer"),
     ):

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from checkpoints import (
-    ZERO,
-    seven_shards,
-    widened,
-)
-from dcp_checkpoints import checkpoint_of
+from checkpoints import seven_shards
 from format_suite import FormatSuite
 from safetensors.torch import load_file, save_file
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 # ------------------------------------------------------------------------------------------------------ files of torch
 
@@ -56,43 +49,6 @@ class TestShardedSet(FormatSuite):
 
 
 # --------------------------------------------------------------------------------------------------------- directories
-
-
-class Zero(FormatSuite):
-    command, family = "zero-to-fp32", "deepspeed"
-    case: str
-
-    def write(self, place: Path) -> Path:
-        return Path(shutil.copytree(ZERO / self.case / "checkpoint", place / "checkpoint"))
-
-    def expected(self, checkpoint: Path) -> Mapping[str, torch.Tensor]:
-        expected = load_file(ZERO / self.case / "expected.safetensors")
-        return {name: widened(tensor) for name, tensor in expected.items()}
-
-
-class TestZero1(Zero):
-    case = "z1_bf16_w2"
-
-
-class TestZero2(Zero):
-    case = "z2_fp32_w3"
-
-
-class TestZero3(Zero):
-    case = "z3_fp32_w4"
-
-
-class TestDcp(FormatSuite):
-    command, family = "dcp2safetensors", "dcp"
-    case = "hsdp_2x2"
-
-    def write(self, place: Path) -> Path:
-        return Path(shutil.copytree(checkpoint_of(self.case), place / "step"))
-
-    def expected(self, checkpoint: Path) -> Mapping[str, torch.Tensor]:
-        made = checkpoint.parent.parent / "expected.pt"
-        dcp_to_torch_save(checkpoint, made)
-        return torch.load(made, weights_only=False)["model"]  # type: ignore[no-any-return]
 
 
 class TestSafetensors(FormatSuite):

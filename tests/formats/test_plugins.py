@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import DATA, ckptconv, ckptconv_here, done
+from cells import of_features, trained
+from checkpoints import ckptconv, ckptconv_here, done
 from safetensors.torch import load_file
 
 import ckptconv as library
@@ -78,12 +79,12 @@ def test_the_library_takes_it(site: Path, tmp_path: Path) -> None:
 def test_other_commands_name_the_one_that_takes_it(site: Path, tmp_path: Path) -> None:
     install(site, MODULE)
     path = a_vector(tmp_path / "a.vec")
-    for command, ending in (
-        ("zero-to-fp32", "safetensors"),
-        ("dcp2safetensors", "safetensors"),
-        ("safetensors2pt", "pt"),
+    formats = (pair for commands in of_features("FORMATS") for pair in commands.items())
+    for command, output in (
+        *formats,
+        ("safetensors2pt", "out.pt"),
     ):
-        run = ckptconv_here(command, path, tmp_path / f"out.{ending}")
+        run = ckptconv_here(command, path, tmp_path / output)
         run.refused(2, f"{path} is a file of one vector.", f"Use: ckptconv pt2safetensors {path}")
 
 
@@ -99,7 +100,8 @@ def test_what_is_known_by_its_name_does_not_ask_for_it(site: Path, tmp_path: Pat
     assert library.open(tmp_path / "model.pt").source.family == "torch"
     torch.save({"w": torch.ones(2)}, tmp_path / "model")
     assert library.open(tmp_path / "model").source.family == "torch"
-    assert library.open(DATA / "zero" / "z2_bf16_w2" / "checkpoint").source.family == "deepspeed"
+    for step in trained():
+        assert library.open(step).source.family
 
 
 def test_the_surest_of_several_is_taken(site: Path, tmp_path: Path) -> None:

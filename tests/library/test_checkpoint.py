@@ -19,26 +19,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cells import of_features
 from checkpoints import DATA, ZERO, load_with_aliases, seven_shards
 from compare import Attack
-from dcp_checkpoints import DCP
 from processes import open_files
-from reading import KIB, assert_reads, bits, converted, counted, random_key
+from reading import KIB, assert_reads, bits, converted, counted, mapped, random_key
 from safetensors import safe_open
 from safetensors.torch import save_file
-from zero_writer import Model, Save, write
 
 import ckptconv
 from ckptconv import CorruptError, UnsupportedError, UsageError
 
 CASES = sorted(
-    [path for path in (*ZERO.glob("*/checkpoint"), *DCP.glob("*/checkpoint")) if path.is_dir()]
+    [path for paths in of_features("OPENED") for path in paths]
+    # But for tensor-parallel ranks that nothing tells how to join.
+    + [ZERO / name / "checkpoint" for name in ZERO.names if not name.startswith("tp_")]
     + [path for path in (DATA / "torch").rglob("*") if path.suffix in (".pt", ".pth", ".bin")]
 )
-# Tensor-parallel ranks that nothing tells how to join.
-APART = ZERO / "tp_z2_mp2_w4" / "checkpoint"
-CASES.remove(APART)
-Z3 = ZERO / "z3_fp32_w4" / "checkpoint"
+Z3 = "z3_fp32_w4/checkpoint"
 
 
 def test_every_tensor_and_slice_is_that_of_the_conversion(tmp_path: Path) -> None:
@@ -49,26 +47,6 @@ def test_every_tensor_and_slice_is_that_of_the_conversion(tmp_path: Path) -> Non
             for name, array in ck.forward():
                 assert np.array_equal(bits(array), bits(expected[name])), (path, name)
             assert list(ck.get_tensors()) == list(ck), path
-
-
-def test_what_a_conversion_warns_of_is_warned_of() -> None:
-    path = DCP / "leaves_nodist" / "checkpoint"
-    expected = ckptconv.convert(path, "out", dry_run=True).warnings
-    ways: list[Callable[..., Any]] = [ckptconv.open, ckptconv.load_state_dict, ckptconv.DistributedReader]
-    for reading in ways:
-        with pytest.warns(UserWarning, match="Left out: ") as caught:
-            reading(path)
-        assert [str(each.message) for each in caught] == expected, reading
-        assert {each.filename for each in caught} == {__file__}, reading
-
-
-def test_tensor_parallel_ranks_are_opened_one_by_one(tmp_path: Path) -> None:
-    ckptconv.convert(APART, tmp_path / "out", per_rank=True, fsync=False)
-    for rank in (0, 1):
-        with ckptconv.open(APART, model_rank=rank) as ck:
-            assert_reads(ck, load_with_aliases(tmp_path / "out" / f"mp_rank_{rank:02}"))
-    with pytest.raises(UnsupportedError, match="tensor parallel"):
-        ckptconv.open(APART)
 
 
 def test_the_states_of_the_optimizer_are_those_of_the_conversion(tmp_path: Path) -> None:
@@ -205,7 +183,7 @@ def test_a_cast_is_lazy_and_told_of(plain: Path, tmp_path: Path) -> None:
 
 def test_it_is_read_into_a_buffer() -> None:
     makers: list[Callable[[int], Any]] = [bytearray, lambda n: np.empty(n // 4, "f4"), lambda n: torch.empty(n // 4)]
-    with ckptconv.open(Z3) as ck:
+    with ckptconv.open(ZERO / Z3) as ck:
         tensor = max(ck.values(), key=lambda each: each.nbytes)
         for make in makers:
             buffer = make(tensor.nbytes)
@@ -236,24 +214,15 @@ def test_the_tree_is_nested_as_it_was_saved(tmp_path: Path) -> None:
     with ckptconv.open(tmp_path / "x.pt", key="model") as ck:
         assert list(ck) == ["w", "l.0"]
         assert list(ck.tree) == ["w", "l"]
-    with ckptconv.open(DCP / "fsdp2_w2_nested" / "checkpoint") as ck:
-        assert set(ck.tree) == {"model", "optim"}
-        assert set(ck.tree["model"]) == set(ck)
 
 
 def test_convert_and_verify_take_it(tmp_path: Path) -> None:
-    with ckptconv.open(Z3) as ck:
+    with ckptconv.open(ZERO / Z3) as ck:
         ckptconv.convert(ck, tmp_path / "x.safetensors", fsync=False)
         assert ckptconv.verify(ck, tmp_path / "x.safetensors").tensors
 
 
 # --------------------------------------------------------------------------------------------------- one memory for all
-
-
-def mapped(tensor: torch.Tensor) -> bool:
-    with open("/proc/self/maps") as maps:
-        spans = [line.split()[0].split("-") for line in maps if line.rstrip().endswith((".safetensors", ".pt"))]
-    return any(int(low, 16) <= tensor.data_ptr() < int(high, 16) for low, high in spans)
 
 
 def test_what_lies_as_it_is_needed_is_mapped_and_not_read(plain: Path) -> None:
@@ -295,14 +264,14 @@ def test_arrays_outlive_the_checkpoint_and_reads_do_not(plain: Path) -> None:
 def test_a_checkpoint_that_is_collected_keeps_no_file_open() -> None:
     before = open_files()
     for _ in range(3):
-        ckptconv.open(Z3).get_tensors()
+        ckptconv.open(ZERO / Z3).get_tensors()
     gc.collect()
     assert not open_files() - before
 
 
 def test_threads_read_at_once(tmp_path: Path) -> None:
-    expected = converted(Z3, tmp_path / "x.safetensors")
-    with ckptconv.open(Z3) as ck:
+    expected = converted(ZERO / Z3, tmp_path / "x.safetensors")
+    with ckptconv.open(ZERO / Z3) as ck:
 
         def work(seed: int) -> None:
             rng = random.Random(seed)
@@ -338,7 +307,7 @@ def test_it_closes_when_the_last_reader_is_done(plain: Path) -> None:
 
 
 def test_it_is_read_after_a_fork(tmp_path: Path) -> None:
-    with ckptconv.open(Z3) as ck:
+    with ckptconv.open(ZERO / Z3) as ck:
         name = max(ck, key=lambda each: ck[each].nbytes)
         whole = ck.get_tensor(name)
         child = os.fork()
@@ -349,7 +318,7 @@ def test_it_is_read_after_a_fork(tmp_path: Path) -> None:
 
 
 def test_it_is_pickled_and_opened_again() -> None:
-    with ckptconv.open(Z3, "np") as ck:
+    with ckptconv.open(ZERO / Z3, "np") as ck:
         name = list(ck)[-1]
         again, tensor, cast = pickle.loads(pickle.dumps((ck, ck[name], ck[name].to("bf16"))))
         assert np.array_equal(again.get_tensor(name), ck.get_tensor(name))
@@ -362,67 +331,8 @@ def test_it_is_pickled_and_opened_again() -> None:
 # ------------------------------------------------------------------------------------------------- bytes that are read
 
 
-ROWS, COLUMNS, RANKS = 1000, 700, 4
-PIECE = ROWS * COLUMNS // RANKS
+ROWS, COLUMNS = 1000, 700
 MATRIX = torch.arange(ROWS * COLUMNS, dtype=torch.float32).reshape(ROWS, COLUMNS)
-
-
-@pytest.fixture(scope="module")
-def pieces(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A matrix, cut into the partitions of a ZeRO-3 step of four ranks, as DeepSpeed lays it out."""
-    return write(tmp_path_factory.mktemp("pieces"), Model([{"w": MATRIX}]), Save(3, RANKS))
-
-
-# What is asked for, and the partitions that have it.
-PARTS: list[tuple[Any, int]] = [
-    (slice(None), 4),
-    (0, 1),
-    (slice(10, 200), 1),
-    (slice(240, 260), 2),
-    ((slice(None), 0), 4),
-    ((slice(100, 120), slice(5, 9)), 1),
-    ((slice(-1, None), slice(None, None, -1)), 1),
-    (slice(0, 1000, 250), 4),
-    ((slice(None, None, 100), 3), 4),
-]
-
-
-def test_a_slice_through_partitions_reads_only_its_bytes(pieces: Path) -> None:
-    with ckptconv.open(pieces, backend="pread") as ck:
-        ck["w"][0, 0]
-        for key, count in PARTS:
-            with counted() as reads:
-                part = ck["w"][key]
-            assert torch.equal(part, torch.from_numpy(MATRIX.numpy()[key].copy())), key
-            assert part.nbytes <= reads.nbytes <= part.nbytes + 64 * KIB * count, key
-
-
-def test_short_runs_near_each_other_are_read_in_few_calls(pieces: Path) -> None:
-    with ckptconv.open(pieces) as ck:
-        with counted() as reads:
-            part = ck["w"][:, ::2]
-        assert torch.equal(part, MATRIX[:, ::2])
-        assert reads.nbytes <= MATRIX.nbytes + 64 * KIB * RANKS
-        assert reads.calls < 100
-
-
-def test_a_slice_of_one_partition_is_mapped(pieces: Path) -> None:
-    with ckptconv.open(pieces) as ck:
-        ck["w"][0, 0]
-        with counted() as reads:
-            assert mapped(ck["w"][10:200])
-        assert reads.nbytes == 0
-
-
-def test_many_runs_take_bounded_memory(pieces: Path) -> None:
-    with ckptconv.open(pieces, "np") as ck:
-        tensor = ck["w"]
-        tensor[0, 0]
-        tracemalloc.start()
-        part = tensor[:, 1::9]
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert peak < part.nbytes + 16 * KIB * KIB
 
 
 def test_all_tensors_are_read_forward_in_bounded_memory(tmp_path: Path) -> None:
@@ -467,7 +377,7 @@ def test_a_file_that_changes_or_is_cut_while_it_is_open_is_corrupt(plain: Path) 
 
 
 def test_a_step_whose_rank_is_cut_is_corrupt(tmp_path: Path) -> None:
-    step = Path(shutil.copytree(Z3, tmp_path / "step"))
+    step = Path(shutil.copytree(ZERO / Z3, tmp_path / "step"))
     largest = max((path for path in step.rglob("*_optim_states.pt")), key=lambda path: path.stat().st_size)
     os.truncate(largest, largest.stat().st_size // 2)
     with pytest.raises(CorruptError, match=largest.name):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import runpy
-import sys
 import warnings
 import zipfile
 from collections import OrderedDict
@@ -14,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+from cells import trained
 from checkpoints import ZERO, ckptconv_here, load_with_aliases, torch_file, torch_loaded
 from checkpoints import assert_same as assert_same_tensors
 from compare import assert_same
-from dcp_checkpoints import DCP
 from processes import prepared
 from safetensors.torch import load_file, save_file
 from states import STATES
@@ -184,11 +182,8 @@ def test_an_optimizer_takes_its_state(tmp_path: Path) -> None:
         assert_same(optimizer.state_dict(), other.state_dict())
 
 
-STEPS = {
-    "ZeRO-3": ZERO / "z3_bf16_w2" / "checkpoint",
-    "ZeRO-2": ZERO / "z2_bf16_w2" / "checkpoint",
-    "DCP": DCP / "fsdp2_w2_nested" / "checkpoint",
-}
+STEPS = {name: ZERO / name / "checkpoint" for name in ("z3_bf16_w2", "z2_bf16_w2") if name in ZERO.names}
+STEPS |= {step.parent.name: step for step in trained()}
 
 
 def test_a_step_of_training_is_loaded_as_its_conversion(tmp_path: Path) -> None:
@@ -201,7 +196,7 @@ def test_a_step_of_training_is_loaded_as_its_conversion(tmp_path: Path) -> None:
 
 
 def test_tied_weights_of_a_step_share_their_memory() -> None:
-    loaded = ckptconv.load_state_dict(STEPS["ZeRO-3"])
+    loaded = ckptconv.load_state_dict(ZERO / "z3_bf16_w2/checkpoint")
     pointers = [tensor.data_ptr() for tensor in loaded.values() if tensor.numel()]
     assert loaded["head.weight"].data_ptr() == loaded["emb.weight"].data_ptr()
     assert len(set(pointers)) == len(pointers) - 1
@@ -224,15 +219,8 @@ def test_whole_modules_are_state_dicts_or_objects(tmp_path: Path) -> None:
 
 
 def test_all_is_moved_to_a_device(tmp_path: Path) -> None:
-    for path in (torch_file(tmp_path, a_model().state_dict()), STEPS["ZeRO-3"]):
+    for path in (torch_file(tmp_path, a_model().state_dict()), *STEPS.values()):
         assert all(tensor.is_meta for tensor in ckptconv.load_state_dict(path, device="meta").values())
-
-
-def test_the_example_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    example = Path(__file__).parents[2] / "examples" / "load_zero.py"
-    monkeypatch.setattr(sys, "argv", [str(example)])
-    runpy.run_path(str(example), run_name="__main__")
-    assert "without a file in between" in capsys.readouterr().out
 
 
 # -------------------------------------------------------------------------------- files that cannot be used as they lie

@@ -20,8 +20,8 @@ from ckptconv.plan import FilePlan, Literal, pack, shard_names
 from ckptconv.storage.files import Readers, look
 from ckptconv.storage.writing import LocalWriter
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import Inline, Stored
+from ckptconv.tensors.strides import contiguous_strides
 
 DTYPES_OF_BOTH = [name for name, dtype in DTYPES.items() if dtype.code and dtype.code not in ("F4", "F8_E8M0")]
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import DATA, ZERO, ckptconv_here
+from cells import trained
+from checkpoints import ckptconv_here
 from fsspec.implementations.memory import MemoryFileSystem
 from safetensors.torch import load_file
 
@@ -120,9 +121,7 @@ def test_what_stays_behind_is_named(source: Path, tmp_path: Path) -> None:
 
 
 def test_what_stays_behind_of_a_run_is_named_and_no_files_of_ranks(tmp_path: Path) -> None:
-    for number, run in enumerate(
-        (ZERO / "z2_bf16_frozen_w2" / "checkpoint", DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint")
-    ):
+    for number, run in enumerate(trained()):
         here = tmp_path / str(number)
         shutil.copytree(run, here)
         (here / "config.json").write_text("{}")

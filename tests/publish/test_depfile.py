@@ -9,7 +9,6 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from checkpoints import ckptconv_here
 from effort import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +17,6 @@ from ckptconv.errors import UsageError
 from ckptconv.publish.depfile import escaped, rule
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
-import make_example
 
 NAMES = st.text("ab 0=.-_#$:;%*?[]&'\"{}<>,!@+^é", min_size=1, max_size=12).filter(
     lambda name: name.strip() == name and name not in (".", "..") and not name.startswith("-")
@@ -115,11 +113,3 @@ def test_names_that_make_cannot_hold_are_refused() -> None:
     for target, name in (("a%b", "c"), ("a|b", "c"), (".PHONY", "c"), ("a\0", "b"), *names):
         with pytest.raises(UsageError, match="cannot be written to a Makefile"):
             rule([target], [name])
-
-
-def test_what_says_which_tag_is_meant_is_an_input(tmp_path: Path) -> None:
-    make_example.write(make_example.Example(params=300_000, ranks=2), tmp_path / "run")
-    for source, tag, told in ((tmp_path / "run", [], True), (tmp_path / "run", ["-t", make_example.TAG], False)):
-        run = ckptconv_here("zero-to-fp32", source, tmp_path / "out", *tag, "--depfile", tmp_path / "out.d")
-        assert run.code == 0, run.err
-        assert (str(tmp_path / "run" / "latest") in (tmp_path / "out.d").read_text().split()) is told

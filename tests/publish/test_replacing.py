@@ -14,7 +14,7 @@ import fsspec
 import pytest
 import torch
 from cells import of_features
-from checkpoints import COMMAND, DATA, ZERO, Run, ckptconv_here, done
+from checkpoints import COMMAND, DATA, Run, ckptconv_here, done
 from safetensors.torch import load_file, save, save_file
 from typer.core import TyperGroup
 
@@ -26,7 +26,6 @@ from ckptconv.options.table import COMMAND as OF_COMMANDS
 from ckptconv.options.table import OPTIONS
 
 PEFT = DATA / "peft" / "lora-bf16"
-DCP = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
 # What is read, and not written; and what is written to a directory of its own, under names that are not taken.
 READ = {"config", "order", "spool_dir", "like", "map", "minus", "states"}
 # The commands that write nothing.
@@ -69,8 +68,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (here / "empty").mkdir()
     (here / "configured").mkdir()
     (here / "configured" / "config.json").write_text('{"mine": 1}')
-    shutil.copytree(DCP, here / "dcp")
-    shutil.copytree(ZERO / "z2_bf16_frozen_w2" / "checkpoint", here / "zero")
     shutil.copytree(PEFT / "base", here / "base")
     for name in ("ad1", "ad2"):
         shutil.copytree(PEFT / "adapter", here / name)
@@ -150,8 +147,6 @@ convert hf/model.safetensors linked.safetensors
 convert linked.safetensors hf
 convert a.pt hf
 convert a.pt sharded
-convert a.pt dcp
-convert a.pt zero
 convert a.pt ad1
 convert a.pt bin
 convert a.pt runs
@@ -159,18 +154,11 @@ convert a.pt runs/checkpoint-500
 convert a.pt megatron
 convert a.pt uni
 convert a.pt paddle
-convert zero dcp
-convert zero hf
-convert zero new --optimizer step1
-convert zero new --optimizer g1.safetensors
-convert zero new --optimizer new
-convert zero new.safetensors --optimizer new.safetensors
 convert a.pt new --manifest=
 convert train.pt new --order notes.md --manifest notes.md --overwrite
 convert a.pt sharded --overwrite
-convert a.pt dcp --overwrite
+convert a.pt hf --overwrite --no-clobber
 convert a.pt ad1 --overwrite
-convert zero hf --overwrite --no-clobber
 convert model.pt --output-dir .
 convert a.pt .
 convert a.pt --output-dir out
@@ -192,30 +180,12 @@ pt2safetensors bin hf
 pt2safetensors a.pt b.pt
 pt2safetensors a.pt new.safetensors --manifest g1.safetensors
 pt2safetensors a.pt new.safetensors --depfile g1.safetensors
+convert train.pt new --optimizer hf
+convert train.pt new --optimizer new
 pt2safetensors train.pt new --optimizer hf
 pt2safetensors train.pt -o hf
 safetensors2pt g1.safetensors -o new.pt --manifest a.pt
 safetensors2pt g1.safetensors new.pt --depfile a.pt
-zero-to-fp32 zero dcp
-zero-to-fp32 zero -o step1
-zero-to-fp32 zero new --optimizer step1
-zero-to-fp32 zero new --manifest a.pt
-zero-to-fp32 zero new --depfile Makefile
-dcp2safetensors dcp hf
-dcp2safetensors dcp -o sharded
-dcp2safetensors dcp new --optimizer step2
-dcp2safetensors dcp new --manifest a.pt
-dcp2safetensors dcp new --depfile Makefile
-safetensors2dcp g1.safetensors dcp
-safetensors2dcp g1.safetensors hf
-safetensors2dcp hf hf
-safetensors2dcp g1.safetensors bin
-safetensors2dcp g1.safetensors -o zero
-safetensors2dcp g1.safetensors runs --to accelerate
-safetensors2dcp g1.safetensors hf --to accelerate
-safetensors2dcp g1.safetensors sharded --to dcp-hf
-safetensors2dcp g1.safetensors new --manifest a.pt
-safetensors2dcp g1.safetensors new --depfile Makefile
 """ + "".join(of_features("REFUSED"))
 
 # What such an error says.
@@ -245,7 +215,6 @@ DONE: dict[str, set[str]] = {
     "convert g1.safetensors a.pt": {"a.pt"},
     "convert a.pt b.pt --dtype bf16": {"b.pt"},
     "convert nested.pt -o b.pt --key nested": {"b.pt"},
-    "convert zero b.pt": {"b.pt"},
     "convert a.pt linked.safetensors": {"hf/model.safetensors"},
     "convert model.pt --overwrite": {"model.safetensors"},
     "convert a.pt configured": set(),
@@ -257,7 +226,6 @@ DONE: dict[str, set[str]] = {
     "convert a.pt --output-dir out --overwrite": {"out/a.safetensors"},
     "convert b.pt --output-dir out": set(),
     "convert a.pt new.safetensors --manifest x.json --overwrite": {"x.json"},
-    "safetensors2dcp g1.safetensors configured": set(),
     **{words: changed for more in of_features("DONE") for words, changed in more.items()},
 }
 
@@ -363,18 +331,12 @@ AGAIN = """
 convert a.pt
 convert nested.pt
 convert a.pt b.pt --output-dir fresh
-convert hf zero --output-dir fresh
+convert hf bin --output-dir fresh
 convert a.pt new
 convert a.pt new --for-hub
 convert a.pt new --max-shard-size 16
-convert zero new --optimizer new/optimizer
 convert a.pt fresh.safetensors --manifest m.json --depfile m.d
-safetensors2dcp g1.safetensors new
-safetensors2dcp g1.safetensors new --to dcp-hf
-safetensors2dcp g1.safetensors new --to accelerate
 safetensors2pt g1.safetensors new.pt
-dcp2safetensors dcp new
-zero-to-fp32 zero new
 pt2safetensors bin
 """ + "".join(of_features("AGAIN"))
 # Without marks, as on some file systems, these have nothing but their bytes: if those change, they have to be named.
@@ -486,8 +448,7 @@ def test_calls_of_the_library_follow_the_same_rule(world: Path) -> None:
         lambda: ckptconv.save_state_dict(state, "hf"),
         lambda: ckptconv.save_state_dict(state, "new", manifest="a.pt"),
         lambda: convert("model.pt"),
-        lambda: convert("zero", "new", optimizer="hf"),
-        lambda: convert("a.pt", "step1", to="dcp"),
+        lambda: convert("train.pt", "new", optimizer="hf"),
         *itertools.chain(*of_features("WRITING")),
     ]
     before = tree(world)
@@ -512,7 +473,6 @@ def test_on_a_store_too(world: Path) -> None:
             f"convert a.pt {place}/hf",
             f"convert a.pt --output-dir {place}",
             f"convert a.pt {place}/new.safetensors --manifest {place}/m.json",
-            f"convert zero {place}/new --optimizer {place}/hf",
             f"convert {place}/a.safetensors memory:///precious/../precious/a.safetensors --overwrite",
             *(words.format(place=place) for words in itertools.chain(*of_features("REFUSED_THERE"))),
         ):

@@ -110,10 +110,8 @@ WRITTEN: dict[str, tuple[str, tuple[object, ...]]] = {
     "output-dir": ("x", ("convert", "MODEL", "--output-dir", "PATH")),
     "below": ("x", ("convert", "MODEL", "PATH/sub/y.safetensors")),
     "torch": ("x.pt", ("safetensors2pt", "WEIGHTS", "PATH")),
-    "dcp": ("x", ("safetensors2dcp", "WEIGHTS", "PATH")),
     "manifest": ("x.json", ("convert", "MODEL", "OWN", "--manifest", "PATH")),
     "depfile": ("x.d", ("convert", "MODEL", "OWN", "--depfile", "PATH")),
-    "optimizer": ("x.safetensors", ("zero-to-fp32", "RUN", "OWN", "--optimizer", "PATH")),
     "spool-dir": ("x", ("convert", "PACKED", "OWN", "--spool-dir", "PATH")),
     **{output: written for each in of_features("WRITTEN") for output, written in each.items()},
 }
@@ -123,7 +121,6 @@ WRITTEN: dict[str, tuple[str, tuple[object, ...]]] = {
 def test_a_stranger_s_link_is_followed_by_no_output(model: Path, tmp_path: Path) -> None:
     given = {
         "MODEL": model,
-        "RUN": ZERO / "z3_bf16_w2/checkpoint",
         "WEIGHTS": tmp_path / "weights.safetensors",
         "OTHER": tmp_path / "other.safetensors",
         "PACKED": tmp_path / "packed.pt",

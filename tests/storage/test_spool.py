@@ -6,7 +6,6 @@ import contextlib
 import errno
 import itertools
 import os
-import shutil
 import signal
 import stat
 import struct
@@ -22,7 +21,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from cells import looking
-from checkpoints import ZERO, Run, assert_same, ckptconv, ckptconv_forked, ckptconv_here, load_with_aliases
+from checkpoints import Run, assert_same, ckptconv, ckptconv_forked, ckptconv_here, load_with_aliases
 from compare import numbers, same
 from effort import examples
 from hypothesis import given
@@ -32,8 +31,9 @@ from processes import PROGRAM, open_files, prepared
 from ckptconv.conversion import convert
 from ckptconv.errors import CkptconvError, CorruptError, FailedError, LimitError
 from ckptconv.formats.torch.file import read_torch
-from ckptconv.storage import spool
-from ckptconv.storage.spool import Spool, SpoolingReaders
+from ckptconv.storage import pipes, spool, unpacking
+from ckptconv.storage.packed import SpoolingReaders
+from ckptconv.storage.spool import Spool
 from ckptconv.tensors.moves import File, Packed
 
 MIB = 1 << 20
@@ -155,24 +155,6 @@ def test_big_endian_storages_are_swapped_after_they_are_unpacked(tmp_path: Path)
     for name in ("little", "big"):
         convert(tmp_path / f"{name}.pt", tmp_path / f"{name}.safetensors")
     assert (tmp_path / "little.safetensors").read_bytes() == (tmp_path / "big.safetensors").read_bytes()
-
-
-@pytest.mark.parametrize("case", ["z3_bf16_w2", "z1_bf16_frozen_w2"])
-def test_deflated_files_of_deepspeed(case: str, tmp_path: Path) -> None:
-    checkpoint = Path(shutil.copytree(ZERO / case / "checkpoint", tmp_path / "checkpoint"))
-    for path in checkpoint.rglob("*.pt"):
-        deflated(path, tmp_path / "packed")
-        os.replace(tmp_path / "packed", path)
-    outputs = []
-    for source in (ZERO / case / "checkpoint", checkpoint):
-        output = tmp_path / f"{len(outputs)}.safetensors"
-        run = ckptconv_here(
-            "zero-to-fp32", source, output, "--optimizer", tmp_path / f"optimizer{len(outputs)}.safetensors"
-        )
-        assert run.code == 0, run.err
-        outputs.append(output.read_bytes())
-    assert outputs[0] == outputs[1]
-    assert (tmp_path / "optimizer0.safetensors").read_bytes() == (tmp_path / "optimizer1.safetensors").read_bytes()
 
 
 def test_only_what_is_used_is_unpacked(plain: Path, tmp_path: Path) -> None:
@@ -452,7 +434,7 @@ def test_what_is_read_once_without_a_checksum_is_unpacked_where_it_is_wanted(
     cuts = [0, *sorted(data.draw(st.sets(st.integers(1, 199)))), 200]
     pieces = list(itertools.pairwise(cuts))
     order = data.draw(st.permutations(pieces) | st.lists(st.sampled_from(pieces)) | st.just(pieces))
-    most_kept, spool.MOST_KEPT = spool.MOST_KEPT, data.draw(st.sampled_from([2, 64]))
+    most_kept, unpacking.MOST_KEPT = unpacking.MOST_KEPT, data.draw(st.sampled_from([2, 64]))
     written = 0
     try:
         with SpoolingReaders(directory=str(tmp_path_factory.getbasetemp())) as readers:
@@ -469,7 +451,7 @@ def test_what_is_read_once_without_a_checksum_is_unpacked_where_it_is_wanted(
                 with readers.reading(file) as reader:
                     assert reader.read_at(start, stop - start) == content[start:stop]
     finally:
-        spool.MOST_KEPT = most_kept
+        unpacking.MOST_KEPT = most_kept
     if order == pieces:
         assert written == 0
     if len(set(order)) == len(order):
@@ -686,4 +668,4 @@ def test_where_to_spool_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_errors_are_ours(tmp_path: Path) -> None:
     with pytest.raises(CkptconvError, match="/dev/fd/99999 cannot be read"):
-        spool.take_pipe("/dev/fd/99999", str(tmp_path))
+        pipes.take_pipe("/dev/fd/99999", str(tmp_path))

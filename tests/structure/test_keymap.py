@@ -40,9 +40,9 @@ from ckptconv.structure.choice import Choice
 from ckptconv.structure.encoder import RecordEncoder
 from ckptconv.structure.keymap import describe, flatten, plain_record, remap, unflatten
 from ckptconv.tensors.dtypes import DTYPE_RANK, DTYPES
-from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import Concat, Convert, Inline, LazyTensor, Stored, Tagged, TensorFacts
 from ckptconv.tensors.moves import Conjugate, File
+from ckptconv.tensors.strides import contiguous_strides
 
 SOURCE = File("model.pt", 1 << 40)
 _offsets = iter(range(0, 1 << 40, 4096))

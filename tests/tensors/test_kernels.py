@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from ckptconv.errors import UsageError
 from ckptconv.tensors.computing import Bits, Join
 from ckptconv.tensors.dtypes import DTYPES, can_cast
-from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.kernels import apply, is_zero, pick, scatter
 from ckptconv.tensors.moves import Cast, Conjugate, Cut, Gather, Kernel, Negate, Runs, Swap
+from ckptconv.tensors.strides import contiguous_strides
 
 WIDE = ("float64", "float32", "float16", "bfloat16")
 EIGHT_BITS = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ckptconv.tensors.computing import Bits, Join, Joined
 from ckptconv.tensors.dtypes import DTYPES, DType
-from ckptconv.tensors.geometry import contiguous_strides, is_contiguous, reshaped_strides, tiles
+from ckptconv.tensors.geometry import tiles
 from ckptconv.tensors.lazy import (
     Concat,
     Convert,
@@ -33,6 +33,7 @@ from ckptconv.tensors.lazy import (
 )
 from ckptconv.tensors.moves import File, Runs, Swap
 from ckptconv.tensors.slices import Span, Steps, sliced, strided
+from ckptconv.tensors.strides import contiguous_strides, is_contiguous, reshaped_strides
 
 SIZE = 40_000
 CONTENT = np.random.default_rng(0).integers(0, 256, SIZE, dtype="u1")

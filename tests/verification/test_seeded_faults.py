@@ -11,7 +11,6 @@ import pytest
 import torch
 from cells import of_features
 from checkpoints import DATA, ZERO
-from dcp_checkpoints import DCP
 from faults import Plant, spoiled, wrapped
 
 import ckptconv as library
@@ -22,10 +21,11 @@ from ckptconv.options.table import OPTIONS
 from ckptconv.outputs import archive, planning, safetensors, torch_tree
 from ckptconv.outputs.kinds import FURTHER
 from ckptconv.plan import Data, FilePlan, Literal
-from ckptconv.tensors import kernels, lazy
-from ckptconv.tensors.geometry import contiguous_strides
+from ckptconv.tensors import geometry as tensor_geometry
+from ckptconv.tensors import kernels
 from ckptconv.tensors.lazy import Concat, Convert, LazyTensor, Partitioned, Picked, Stored
 from ckptconv.tensors.moves import Cast, Conjugate, Gather, Move, Negate, Runs
+from ckptconv.tensors.strides import contiguous_strides
 
 Patch = pytest.MonkeyPatch
 
@@ -149,7 +149,7 @@ def swapped_strides(right: Any, shape: tuple[int, ...], strides: tuple[int, ...]
 
 def geometry(name: str, change: Callable[[list[Any]], list[Any]]) -> Plant:
     """What a function of the geometry gives is changed."""
-    return wrapped(lazy, name, lambda right, *args: change(list(right(*args))))
+    return wrapped(tensor_geometry, name, lambda right, *args: change(list(right(*args))))
 
 
 def same_origin(boxes: list[Any]) -> list[Any]:
@@ -354,12 +354,12 @@ FAULTS: dict[str, tuple[Plant, dict[str, Any]]] = {
     "a tensor is read from one element on": (moving(Stored, shifted_source(4)), {**Z2}),
     "a tensor is read from one element before": (moving(Stored, shifted_source(-4)), {}),
     "half of a tensor is not moved": (moving(Stored, first_part_of_two), {**SMALL}),
-    "strides are swapped": (wrapped(lazy, "bands", swapped_strides), {}),
+    "strides are swapped": (wrapped(tensor_geometry, "bands", swapped_strides), {}),
     "the last tile is dropped": (geometry("tiles", lambda boxes: boxes[:-1]), SMALL),
     "tiles are read from one place": (geometry("tiles", same_origin), SMALL),
     "the last band is empty": (geometry("bands", lambda boxes: boxes[:-1]), {}),
-    "a gather begins one element on": (wrapped(lazy, "gather", gathered_one_on), {}),
-    "parts of rows are mirrored": (wrapped(lazy, "spread", mirrored), TP),
+    "a gather begins one element on": (wrapped(tensor_geometry, "gather", gathered_one_on), {}),
+    "parts of rows are mirrored": (wrapped(tensor_geometry, "spread", mirrored), TP),
     "ranks are in the wrong order": (moving(Partitioned, other_rank), Z3),
     "pieces of ranks are off by one": (moving(Partitioned, shifted_source(2)), Z3),
     **(OF_PICKED if "map" in OPTIONS else {}),
@@ -446,13 +446,17 @@ def state() -> dict[str, Any]:
     }
 
 
+# Checkpoints of features that some faults are seen in.
+OF_FEATURES: dict[str, Path] = {name: path for more in of_features("SOURCES_OF_FAULTS") for name, path in more.items()}
+SOURCES = {None, "pt", "z2_bf16_w2", "z3_bf16_w2", *OF_FEATURES}
+
+
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     directory = tmp_path_factory.mktemp("sources")
     torch.save(state(), directory / "model.pt")
     convert(directory / "model.pt", directory / "model.safetensors")
-    found = {name: ZERO / name / "checkpoint" for name in ("z2_bf16_w2", "z3_bf16_w2")}
-    found |= {name: DCP / name / "checkpoint" for name in ("tp_fsdp_2x2", "dtensor_noncontig_w2")}
+    found = dict(OF_FEATURES)
     return {"": directory / "model.pt", "pt": directory / "model.safetensors", **found}
 
 
@@ -468,12 +472,13 @@ def made(source: Path, where: Path, output: str, options: dict[str, Any]) -> tup
     return asked, {str(path.relative_to(where)): path.read_bytes() for path in files}
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", [name for name, (_, told) in FAULTS.items() if told.get("source") in SOURCES])
 def test_verify_finds(name: str, sources: dict[str, Path], tmp_path: Path, monkeypatch: Patch) -> None:
     plant, told = FAULTS[name]
     options = dict(told)
     output = options.pop("output", "model")
-    source = sources[options.pop("source", "pt" if output.endswith(".pt") else "")]
+    name = options.pop("source", "pt" if output.endswith(".pt") else "")
+    source = sources[name] if name in sources else ZERO / name / "checkpoint"
     if "like" in options:
         options["like"] = sources[options["like"]]
     asked, right = made(source, tmp_path / "right", output, options)

@@ -49,7 +49,7 @@ def average(
       ckptconv average --ema 0.9 step-*/ model/
       ckptconv average --weights 1,0.5 base/ tuned/ --minus base/ model/
     """
-    from ckptconv.cli.convert import make
+    from ckptconv.cli.making import make
     from ckptconv.features.average.averaging import average as averaged
 
     steps, target = divided(words, options, "average needs at least one STEP and an OUTPUT.")

@@ -27,9 +27,9 @@ from ckptconv.result import Report
 from ckptconv.storage.digests import hasher
 from ckptconv.storage.files import is_far, look
 from ckptconv.storage.location import Location
+from ckptconv.storage.packed import SpoolingReaders
 from ckptconv.storage.paths import is_remote, listed, normalize
 from ckptconv.storage.progress import Progress, counter, shown
-from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import LazyTensor, Stored, packed
 

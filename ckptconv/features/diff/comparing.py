@@ -17,8 +17,8 @@ from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.options.option import checked, filled
 from ckptconv.options.table import Options, named_in
 from ckptconv.process import no_garbage
+from ckptconv.storage.paths import is_pipe
 from ckptconv.storage.progress import counter, shown
-from ckptconv.storage.spool import is_pipe
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

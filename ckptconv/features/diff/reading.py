@@ -23,9 +23,9 @@ from ckptconv.options.table import Options
 from ckptconv.plan import Data
 from ckptconv.process import is_forkable, settled
 from ckptconv.storage.files import Readers, is_far
+from ckptconv.storage.packed import SpoolingReaders
 from ckptconv.storage.prefetch import Prefetch
 from ckptconv.storage.progress import Progress
-from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.tensors.compare import place_of, same
 from ckptconv.tensors.dtypes import DType
 from ckptconv.tensors.float_formats import numpy_module

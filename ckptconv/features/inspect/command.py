@@ -11,8 +11,8 @@ from ckptconv.cli.options import SHOWING, named, run, taking
 from ckptconv.features.inspect.options import OF_INSPECT
 from ckptconv.options.table import OPTIONS
 
-OTHER_OPTIONS = {"--dtype": "It is --as DTYPE here."}
-OTHER_WORDS = {"inspect": ("show", "info", "ls", "list", "view", "describe", "tree", "head", "stat")}
+OTHER_OPTIONS = {"--dtype": "It is --as DTYPE here.", "--tensor --tensors --name": "Use --include NAME."}
+OTHER_WORDS = {"inspect": ("show", "info", "ls", "list", "view", "describe", "tree", "head", "stat", "cat")}
 
 
 @taking(

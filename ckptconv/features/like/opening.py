@@ -9,8 +9,7 @@ from ckptconv.errors import UsageError
 from ckptconv.formats.detect import open_source, order_in
 from ckptconv.formats.numbers.matching import Order
 from ckptconv.formats.source import Source
-from ckptconv.storage.paths import normalize
-from ckptconv.storage.spool import is_pipe
+from ckptconv.storage.paths import is_pipe, normalize
 
 
 def opened(source: Source, asked: Mapping[str, Any], reaching: Mapping[str, Any]) -> Source:

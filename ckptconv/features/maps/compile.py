@@ -21,9 +21,9 @@ from ckptconv.features.maps.file import Map
 from ckptconv.features.maps.notation import MapAxis, MapTensor, Node, Product, Rule, Sum, axes_in, expand, written
 from ckptconv.features.maps.sizes import Alternatives, Equation, Expression, KnownSizes, resolve, solve
 from ckptconv.tensors.dtypes import DType
-from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import Concat, LazyTensor, Zeros
 from ckptconv.tensors.slices import Steps, strided, viewed
+from ckptconv.tensors.strides import contiguous_strides
 from ckptconv.text import quoted, some
 
 # The most tensors that a map makes from a checkpoint, and the most elements of one: elements of any dtype can be

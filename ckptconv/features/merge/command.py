@@ -54,7 +54,7 @@ def merge(
       ckptconv merge base/ adapter/ merged/
       ckptconv merge base/ first/ second/ merged.safetensors
     """
-    from ckptconv.cli.convert import make
+    from ckptconv.cli.making import make
     from ckptconv.features.merge.merging import merge as merged
 
     adapters, target = divided(words, options, "merge needs a BASE, at least one ADAPTER, and an OUTPUT.")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ckptconv.errors import UnsupportedError, UsageError
 from ckptconv.features.model_parts import places
-from ckptconv.features.model_parts.editing import key_of, layers_in
+from ckptconv.features.model_parts.editing import key_of, layers_in, width_of_layer
 from ckptconv.features.model_parts.facts import Facts, Renaming
 from ckptconv.features.model_parts.numbers import text_of
 from ckptconv.tensors.lazy import Concat, LazyTensor, Narrow
@@ -61,6 +61,8 @@ def cut(
     rows: dict[str, tuple[int, Sequence[int]]] = {}
     experts, numbers = _experts(request.experts, whole, path, rows) if request.experts else ({}, None)
     kept = _layers(request.layers, stack, count) if stack and request.layers else None
+    if stack and kept and config:
+        rows.update(_by_layer(whole, stack, kept, width_of_layer(config)))
     vocabulary = _vocabulary(request.vocab, whole, path, rows) if request.vocab else None
     layers = {old: new for new, old in enumerate(kept)} if kept else {}
     renaming = Renaming(request.component, experts, stack.place if stack and kept else "", layers)
@@ -131,6 +133,16 @@ def _layers(numbers: Sequence[int], stack: places.Stack, count: int) -> tuple[in
             "does not."
         )
     return tuple(numbers)
+
+
+def _by_layer(
+    tensors: Mapping[str, LazyTensor], stack: places.Stack, kept: Sequence[int], width: int
+) -> Iterator[tuple[str, tuple[int, Sequence[int]]]]:
+    """Yield tensors of all layers with `width` rows or columns for each, such as embeddings: what is taken of them."""
+    for name, tensor in tensors.items():
+        if width and "per_layer" in name and places.numbered(name) is None and stack.size * width in tensor.shape:
+            dim = tensor.shape.index(stack.size * width)
+            yield name, (dim, [layer * width + at for layer in kept for at in range(width)])
 
 
 def _experts(

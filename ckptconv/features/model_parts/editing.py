@@ -74,6 +74,8 @@ _LISTS = {
     r"rope": ("no_rope_layers",),
     r"moe|sparse|dense|expert": ("mlp_layer_types", "moe_layers"),
 }
+# Lists with an entry for each layer of a period.
+_PERIODIC = ("block_types", "_block_types")
 # Keys of a period, and of the offset of its first layer.
 _PERIODS = {f"{kind}_layer_period": f"{kind}_layer_offset" for kind in ("attn", "expert")}
 # How many layers at the end share keys and values.
@@ -143,6 +145,12 @@ def layers_in(config: Mapping[str, Any] | None, total: int, path: str) -> int:
     return possible[1] if total not in lengths and possible[1] in lengths else total
 
 
+def width_of_layer(config: Mapping[str, Any]) -> int:
+    """Return how many elements each layer has in tensors of all layers; 0 if there are no such ones."""
+    widths = (scope.get("hidden_size_per_layer_input") for _, scope in _scopes(config))
+    return next((width for width in widths if type(width) is int), 0)
+
+
 # Keys of a configuration of several components that are about all of them.
 _SHARED = ("dtype", "torch_dtype", "tie_word_embeddings", "transformers_version", *QUANTIZING)
 
@@ -195,6 +203,9 @@ class _Editor:
                 of_part[key] = self._changed(where, value, self._value(key, value, where, config))
             elif _is_other(key, value):
                 of_part[key] = value
+            elif self._facts.kept is not None and _SPEAKS.search(key) and all(map(str.isdecimal, value)):
+                layers = {str(new): value[str(old)] for new, old in enumerate(self._facts.kept) if str(old) in value}
+                of_part[key] = self._changed(where, value, layers)
             else:
                 of_part[key] = self.of(value, f"{where}.")
         return of_part
@@ -248,10 +259,13 @@ class _Editor:
             if re.fullmatch(r"\d+(?:, ?\d+)+", value):
                 comma = ", " if ", " in value else ","
                 return comma.join(map(str, self._of_list(key, [*map(int, value.split(","))], where)))
-            return self._of_pattern(key, value, where, scope) if key.endswith("pattern") else value
+            return self._of_pattern(value, where, scope) if key.endswith("pattern") else value
         if isinstance(value, list) and value:
             if key in _RULES and len(value) != self._facts.layers and all(type(entry) is int for entry in value):
                 return [self._of_number(key, entry, where, scope) for entry in value]
+            if key in _PERIODIC and len(value) < self._facts.layers:
+                self._check_period(value, where, scope)
+                return value
             return self._of_list(key, value, where)
         return value
 
@@ -304,18 +318,22 @@ class _Editor:
             raise self._untrue(where, value)
         self.notes.append(f"{where} {brief(value)} of config.json was left as it is: {said} says it of each layer.")
 
-    def _of_pattern(self, key: str, value: str, where: str, scope: Mapping[str, Any]) -> str:
+    def _of_pattern(self, value: str, where: str, scope: Mapping[str, Any]) -> str:
         """Return a text with a letter for each layer, or for each layer of a period."""
         kept, facts = self._facts.kept_layers, self._facts
         if len(value) in (facts.layers, facts.total):
             self._counted.add("layers")
             return "".join(value[layer] for layer in (kept if len(value) == facts.layers else facts.kept or ()))
-        if len(value) > facts.layers:
-            raise self._unfit(where, value)
-        is_same = all(value[new % len(value)] == value[old % len(value)] for new, old in enumerate(kept))
-        if not is_same:
-            self._check_listed(where, value, scope)
+        self._check_period(value, where, scope)
         return value
+
+    def _check_period(self, value: Sequence[Any], where: str, scope: Mapping[str, Any]) -> None:
+        """Raise an error unless an entry for each layer of a period says of those that are kept what it said."""
+        kept, size = self._facts.kept_layers, len(value)
+        if size > self._facts.layers:
+            raise self._unfit(where, value)
+        if any(value[new % size] != value[old % size] for new, old in enumerate(kept)):
+            self._check_listed(where, value, scope)
 
     def _of_list(self, key: str, value: list[Any], where: str) -> list[Any]:
         facts, kept = self._facts, self._facts.kept or ()

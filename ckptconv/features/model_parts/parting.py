@@ -12,6 +12,7 @@ from ckptconv.features.model_parts.cutting import Asked, Cut, cut
 from ckptconv.features.model_parts.editing import Edited, edited
 from ckptconv.features.model_parts.facts import Facts
 from ckptconv.formats import configs
+from ckptconv.formats.change import Change
 from ckptconv.formats.companions import QUANTIZED
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
@@ -53,7 +54,7 @@ def _parted(chosen: Selected, source: Source, options: Options, reference: Selec
     elif source.config is not None and source.reference is None:
         is_other = bool(source.quantized and source.quantized.formats)
         is_other = is_other or any(way.retold for way in ways_of(source, options) if way is not COMPUTING)
-        edit = edited(configs.changed(source.config, configs.Change(plain=is_other)), cut_part.facts)
+        edit = edited(configs.changed(source.config, Change(plain=is_other)), cut_part.facts)
         notes = [*_told(edit), *edit.notes]
         changes = {key: [json.dumps(value, ensure_ascii=False) for value in values] for key, *values in edit.rows}
         if part.codes is not None and not is_other and not any(key in edit.config for key in configs.QUANTIZING):

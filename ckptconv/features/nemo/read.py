@@ -19,8 +19,8 @@ from ckptconv.pickles.vocabulary import WHOLE_TREES
 from ckptconv.plan import Input
 from ckptconv.storage import LOCAL_SIGNATURE
 from ckptconv.storage.location import Location
+from ckptconv.storage.packed import SpoolingReaders, check_ratio
 from ckptconv.storage.reading import Reader
-from ckptconv.storage.spool import SpoolingReaders, check_ratio
 from ckptconv.storage.tar_directory import listed
 from ckptconv.storage.tar_header import is_tar
 from ckptconv.tensors.lazy import LazyTensor

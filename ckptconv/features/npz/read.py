@@ -20,9 +20,9 @@ from ckptconv.storage import LOCAL_SIGNATURE
 from ckptconv.storage.archive import DEFLATED, STORED, Archive
 from ckptconv.storage.location import Location
 from ckptconv.tensors.dtypes import DTYPES, itemsize_of_components
-from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import Convert, LazyTensor, Stored
 from ckptconv.tensors.moves import Swap
+from ckptconv.tensors.strides import contiguous_strides
 from ckptconv.text import brief, quoted
 
 FAMILY = "npz"

@@ -17,10 +17,10 @@ from ckptconv.features.orbax.zarr import Layout
 from ckptconv.formats.chunks import ChunkTile, Shape, join
 from ckptconv.storage.crc import crc32c
 from ckptconv.storage.reading import InMemory
-from ckptconv.storage.spool import CRC32C_SIZE, check_crc32c, content_of
-from ckptconv.tensors.geometry import MAX_DIMS
+from ckptconv.storage.unpacking import CRC32C_SIZE, check_crc32c, content_of
 from ckptconv.tensors.lazy import Convert, Inline, LazyTensor, Picked, Stored, Zeros
 from ckptconv.tensors.moves import File, Packed, Swap
+from ckptconv.tensors.strides import MAX_DIMS
 from ckptconv.text import quoted
 
 # The most bytes of an array's description; the most bytes of a chunk in a node, which is unpacked at once.

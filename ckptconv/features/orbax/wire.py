@@ -11,7 +11,7 @@ import itertools
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError, damaged
 from ckptconv.storage.crc import crc32c
 from ckptconv.storage.reading import InMemory
-from ckptconv.storage.spool import CRC32C_SIZE, check_crc32c, content_of
+from ckptconv.storage.unpacking import CRC32C_SIZE, check_crc32c, content_of
 from ckptconv.tensors.moves import File, Packed
 
 MANIFEST, NODE = 0x0CDB3A2A, 0x0CDB20DE

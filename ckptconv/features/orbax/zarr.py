@@ -16,7 +16,7 @@ from ckptconv.formats.chunks import Shape
 from ckptconv.pickles.numpy_dtypes import TORCH_NAMES
 from ckptconv.storage import strict_json
 from ckptconv.tensors.dtypes import DTYPES, DType, itemsize_of_components
-from ckptconv.tensors.geometry import MAX_BYTES, MAX_DIMS, contiguous_strides
+from ckptconv.tensors.strides import MAX_BYTES, MAX_DIMS, contiguous_strides
 from ckptconv.text import brief
 
 SECOND, THIRD = ".zarray", "zarr.json"

@@ -1,4 +1,4 @@
-"""Finds what parts have staged: on a disk, and on a store."""
+"""Find staged parts: on a disk, and on a store."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ckptconv.errors import CorruptError
-from ckptconv.outputs.schema import MOST_DESCRIPTION
 from ckptconv.outputs.targets import DIRECTORIES
+from ckptconv.publish.manifest import MOST_DESCRIPTION
 from ckptconv.publish.staging.area import DESCRIPTION, PUBLISHED, hidden, is_sibling
 from ckptconv.publish.staging.remote import names_in
 from ckptconv.publish.staging.remote_parts import content_of

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from ckptconv.errors import UsageError
 from ckptconv.features.provenance.inputs import Digested
-from ckptconv.formats.runs import LATEST_UNIVERSAL
+from ckptconv.formats.run_names import LATEST_UNIVERSAL
 from ckptconv.outputs.schema import parse_json
 from ckptconv.outputs.targets import MANIFEST
 from ckptconv.storage.digests import hasher

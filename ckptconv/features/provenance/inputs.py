@@ -16,10 +16,10 @@ from ckptconv.options.table import Options
 from ckptconv.outputs.planning import Output
 from ckptconv.plan import Input
 from ckptconv.storage.files import Readers, check_unchanged, is_far, is_held, look
+from ckptconv.storage.packed import SpoolingReaders
 from ckptconv.storage.paths import basename, is_remote
 from ckptconv.storage.progress import Progress, on_file
 from ckptconv.storage.reading import Range
-from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.tensors.moves import File
 
 if TYPE_CHECKING:

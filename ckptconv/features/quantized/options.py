@@ -30,7 +30,7 @@ class Quantizing(Given):
         "powers of two as scales: fp8-block-ue8m0), for each row (fp8-dynamic) or for 32 elements (mxfp8), or to 4 "
         "bits with one scale for 32 elements (int4-g32, mxfp4) or for 16 (nvfp4 as compressed-tensors stores it, "
         "nvfp4-modelopt as Model Optimizer does). Embeddings, heads, norms and routers stay as they are.",
-        metavar="fp8-block|fp8-block-ue8m0|fp8-dynamic|mxfp8|int4-g32|mxfp4|nvfp4|nvfp4-modelopt",
+        metavar="FORMAT",
         group=NAMING,
         common="convert merge",
     )

@@ -20,7 +20,7 @@ from ckptconv.features.quantized.quantize import fits
 from ckptconv.inspection.quantized import Quantization, Steps
 from ckptconv.options.table import Options
 from ckptconv.plan import Data
-from ckptconv.storage.spool import SpoolingReaders
+from ckptconv.storage.packed import SpoolingReaders
 from ckptconv.tensors import kernels
 from ckptconv.tensors.compare import place_of
 from ckptconv.tensors.computing import Axis, Tiled

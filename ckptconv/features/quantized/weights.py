@@ -19,7 +19,7 @@ from ckptconv.plan import Input
 from ckptconv.storage import strict_json
 from ckptconv.storage.coalesce import DESCRIPTIONS, max_gap
 from ckptconv.storage.location import Location
-from ckptconv.storage.spool import SpoolingReaders
+from ckptconv.storage.packed import SpoolingReaders
 from ckptconv.structure import parted
 from ckptconv.tensors import casting
 from ckptconv.tensors.dtypes import DTYPES

@@ -20,9 +20,9 @@ from ckptconv.options.option import checked
 from ckptconv.options.table import Options
 from ckptconv.plan import MAX_GROWTH, ROOM_TO_GROW
 from ckptconv.process import peak_rss
+from ckptconv.storage.packed import SpoolingReaders
 from ckptconv.storage.paths import Paths, listed
 from ckptconv.storage.progress import Progress, counter, shown
-from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.tensors.float_formats import numpy_module
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.tensors.moves import BLOCK

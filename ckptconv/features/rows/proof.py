@@ -18,8 +18,8 @@ from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.planning import Output
 from ckptconv.publish.publish import Verifier
+from ckptconv.storage.packed import SpoolingReaders
 from ckptconv.storage.progress import Progress
-from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.tensors.lazy import Equal
 from ckptconv.tensors.moves import BLOCK
 from ckptconv.verification.evaluate import Evaluator

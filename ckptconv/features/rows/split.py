@@ -25,9 +25,9 @@ from ckptconv.outputs.targets import Target, nearest_directory, resolve_output
 from ckptconv.plan import Checked, FilePlan
 from ckptconv.publish.producing import produce
 from ckptconv.result import Report
+from ckptconv.storage.packed import SpoolingReaders
 from ckptconv.storage.paths import Paths, basename, listed, normalize
 from ckptconv.storage.progress import counter, shown
-from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.tensors.kernels import is_zero
 from ckptconv.tensors.lazy import Narrow
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from ckptconv.features.steps.run import Run, Step
-from ckptconv.formats import runs
+from ckptconv.formats.run_names import LATEST_UNIVERSAL
 from ckptconv.text import some
 
 # Files that trainers write when a step is complete, or that say what it consists of. Not every release writes them: one
@@ -41,7 +41,7 @@ def marks_of(run: Run) -> dict[str, tuple[bool | None, str]]:
         (
             (pointer, step)
             for pointer, name in run.pointers.items()
-            if pointer != runs.LATEST_UNIVERSAL
+            if pointer != LATEST_UNIVERSAL
             for step in run.steps
             if step.name == name
         ),

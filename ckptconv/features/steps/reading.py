@@ -19,8 +19,8 @@ from ckptconv.process import settled
 from ckptconv.publish.jobs import packed_in
 from ckptconv.storage.files import is_far
 from ckptconv.storage.location import Location
+from ckptconv.storage.packed import SpoolingReaders
 from ckptconv.storage.progress import Progress
-from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.storage.writing import Writer
 from ckptconv.tensors.lazy import LazyTensor
 

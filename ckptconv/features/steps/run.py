@@ -12,15 +12,14 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from importlib import import_module
 from typing import NamedTuple
 
 from ckptconv.errors import FailedError, LimitError, MissingError, UsageError
-from ckptconv.features.steps.registered import TAGS
 from ckptconv.formats import runs
 from ckptconv.formats.joining.sets import MODEL, FileSet, parsed
 from ckptconv.formats.model_files import SUFFIX
 from ckptconv.formats.registered import describing
+from ckptconv.formats.run_names import LATEST, LATEST_UNIVERSAL, MAX_TAG, POINTERS, is_tag_directory
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.plan import NUMBERED
 from ckptconv.storage.handles import HIDDEN
@@ -38,8 +37,8 @@ _DIGITS = re.compile(r"\d+")
 SUFFIXES = (*TORCH_SUFFIXES, SUFFIX)
 # Where a run keeps its steps, if not in its own directory.
 _FOLDERS = ("checkpoints", "checkpoint", "ckpts", "ckpt")
-# How deep the files of a step lie at most, how many files a run has, and how many bytes a file that names a step.
-_DEEPEST, _MOST, _MOST_NAMED = 8, 5_000_000, 4096
+# How deep the files of a step lie at most, and how many files a run has.
+_DEEPEST, _MOST = 8, 5_000_000
 
 
 class Step(NamedTuple):
@@ -172,7 +171,7 @@ def _directories(place: Location, there: Mapping[str, Entry]) -> Iterator[Step]:
         if entry.kind != "directory" or (name.startswith(".") and not _UNFINISHED.fullmatch(name)):
             continue
         inner, number = _inside(place, name), number_of(name)
-        if number is None and not _is_tag(_listed(inner)[0]):
+        if number is None and not is_tag_directory(_listed(inner)[0]):
             continue
         found = _Contents()
         found.add(inner, name, _DEEPEST)
@@ -180,11 +179,6 @@ def _directories(place: Location, there: Mapping[str, Entry]) -> Iterator[Step]:
         taken = place.at(found.files[described[0]].file) if len(described) == 1 else inner
         is_unfinished = _UNFINISHED.fullmatch(name) is not None
         yield Step(name, number, place, taken, found.files, tuple(found.links), is_unfinished, found.unlisted)
-
-
-def _is_tag(names: Mapping[str, Entry]) -> bool:
-    """Whether a directory with these names is a step, whatever it is called."""
-    return any(import_module(module).is_tag_directory(names) for module in TAGS)
 
 
 def _inside(place: Location, name: str) -> Location:
@@ -286,11 +280,11 @@ def _of_file() -> re.Pattern[str]:
 def _pointers(place: Location, there: Mapping[str, Entry], names: Mapping[str, str]) -> dict[str, str]:
     """Return the step that each file names which says where a checkpoint is."""
     found: dict[str, str] = {}
-    for name in runs.POINTERS:
+    for name in POINTERS:
         if name not in there or there[name].kind != "file":
             continue
-        if name in (runs.LATEST, runs.LATEST_UNIVERSAL):
-            told = place.join(name).read_text(_MOST_NAMED).strip()
+        if name in (LATEST, LATEST_UNIVERSAL):
+            told = place.join(name).read_text(MAX_TAG).strip()
             found[name] = names.get(told, "")
         else:
             pointed = runs.pointed(place)

@@ -22,8 +22,8 @@ from ckptconv.pickles.vocabulary import Constructor, Limits, MalformedError
 from ckptconv.storage.reading import Reader
 from ckptconv.storage.records import Records
 from ckptconv.storage.tar_directory import listed
-from ckptconv.tensors.geometry import MAX_BYTES, MAX_DIMS
 from ckptconv.tensors.moves import File
+from ckptconv.tensors.strides import MAX_BYTES, MAX_DIMS
 from ckptconv.text import brief
 
 # torch writes these members.

@@ -22,7 +22,7 @@ from ckptconv.pickles.machine import load
 from ckptconv.storage import strict_json
 from ckptconv.storage.inside import check_inside
 from ckptconv.tensors.dtypes import DTYPES, DType
-from ckptconv.tensors.geometry import MAX_BYTES, MAX_DIMS
+from ckptconv.tensors.strides import MAX_BYTES, MAX_DIMS
 from ckptconv.text import brief
 
 _KINDS = frozenset({TORCH, SAFETENSORS, JSON, RAW})

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ckptconv.errors import DifferenceError
 from ckptconv.features.universal import trees as planned
 from ckptconv.features.universal.resuming import resumable
-from ckptconv.formats.runs import LATEST_UNIVERSAL
+from ckptconv.formats.run_names import LATEST_UNIVERSAL
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.targets import MANIFEST, pointer_of

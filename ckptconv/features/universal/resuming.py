@@ -8,6 +8,7 @@ them. ZeRO-3 gives all groups those of the first group of `optimizer_state_dict`
 
 from __future__ import annotations
 
+import re
 import struct
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -17,8 +18,8 @@ from typing import Any
 from ckptconv.errors import UnsupportedError, UsageError
 from ckptconv.features.universal.options import UniversalOptions
 from ckptconv.features.universal.taking import FRESH
-from ckptconv.formats.deepspeed.partitions import expert_of
 from ckptconv.formats.optimizers import weights_key
+from ckptconv.formats.run_names import EXPERT
 from ckptconv.formats.source import Source, Training
 from ckptconv.options.table import TENSORS, Options
 from ckptconv.outputs import selection
@@ -82,7 +83,7 @@ def resumable(source: Source, options: Options, rename: Rename = selection.renam
 
 def _of_experts(training: Training) -> tuple[str, ...]:
     """Return a warning where DeepSpeed does not find its experts on all ranks."""
-    if not any(map(expert_of, training.parameters)):
+    if not any(re.fullmatch(EXPERT, name) for name in training.parameters):
         return ()
     warning = (
         "Load this universal checkpoint with ep_size=1: its experts are numbered across all ranks, but DeepSpeed "

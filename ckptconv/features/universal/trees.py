@@ -14,8 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ckptconv.errors import UnsafeError, UnsupportedError
-from ckptconv.formats.deepspeed import locate as zero_files
-from ckptconv.formats.runs import LATEST_UNIVERSAL
+from ckptconv.formats.run_names import COMMON, LATEST_UNIVERSAL, WEIGHTS, ZERO
 from ckptconv.formats.source import Training
 from ckptconv.outputs.torch_tree import plan_tree
 from ckptconv.plan import Data, FilePlan, Literal
@@ -24,8 +23,6 @@ from ckptconv.tensors import casting
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import LazyTensor, Tagged, TensorFacts, View, Zeros, whole
 from ckptconv.text import quoted
-
-ZERO = zero_files.ZERO
 
 # The longest file name that file systems accept, in bytes.
 _LONGEST_NAME = 255
@@ -43,7 +40,7 @@ def trees(
     # Below ZeRO-3, a parameter without elements has no optimizer state, even if it is trainable.
     trained = [name for name in training.parameters if weights[name].numel or training.stage == 3]
     for name in trained:
-        yield f"{_directory(name)}/{zero_files.WEIGHTS}", _wrapped(weights[name], training), "fp32"
+        yield f"{_directory(name)}/{WEIGHTS}", _wrapped(weights[name], training), "fp32"
         for key, value in states.get(name, {}).items():
             partitioned = isinstance(value, LazyTensor) and value.shape == weights[name].shape and key != "step"
             # Under ZeRO-3 the step is only in the common entries.
@@ -52,8 +49,8 @@ def trees(
     if training.stage != 3:
         # Untrained tensors, as DeepSpeed writes them, except that integers stay integers: DeepSpeed would round them.
         for name in sorted(weights.keys() - set(trained)):
-            yield f"{_directory(name)}/{zero_files.WEIGHTS}", {"param": _widened(weights[name])}, "fp32"
-    yield f"{ZERO}/{zero_files.COMMON}", training.common, "optimizer_state"
+            yield f"{_directory(name)}/{WEIGHTS}", {"param": _widened(weights[name])}, "fp32"
+    yield f"{ZERO}/{COMMON}", training.common, "optimizer_state"
     for name, tree in training.models.items():
         yield name, tree, name.removesuffix(".pt")
 
@@ -87,13 +84,13 @@ def _wrapped(tensor: LazyTensor, training: Training) -> Any:
 
 def _directory(name: str) -> str:
     """Return the path of the directory of a parameter."""
-    return f"{ZERO}/{_checked(name, f'A parameter is named {quoted(name)}', (zero_files.COMMON,))}"
+    return f"{ZERO}/{_checked(name, f'A parameter is named {quoted(name)}', (COMMON,))}"
 
 
 def _file(name: str, state: str) -> str:
     """Return the path of the file of an optimizer state of the parameter `name`."""
     what = f"An optimizer state of {quoted(name)} is named {quoted(state)}"
-    return f"{_directory(name)}/{_checked(f'{state}.pt', what, (zero_files.WEIGHTS,))}"
+    return f"{_directory(name)}/{_checked(f'{state}.pt', what, (WEIGHTS,))}"
 
 
 def _checked(name: str, what: str, taken: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ckptconv.cli.convert import convert_one
+from ckptconv.cli.making import convert_one
 from ckptconv.cli.options import SHOWING, named, required, taking
 from ckptconv.errors import UsageError
 from ckptconv.options.table import TENSORS

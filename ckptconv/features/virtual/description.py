@@ -20,9 +20,9 @@ from ckptconv.storage import strict_json
 from ckptconv.storage.files import is_held
 from ckptconv.storage.inside import check_inside, leads_out
 from ckptconv.storage.location import Location
+from ckptconv.storage.packed import check_ratio
 from ckptconv.storage.paths import dirname, is_quoted, is_remote, join
 from ckptconv.storage.reading import Entry
-from ckptconv.storage.spool import check_ratio
 from ckptconv.storage.strict_json import count_of, list_of, object_of, text_of
 from ckptconv.tensors.moves import File, Packed
 

@@ -20,8 +20,8 @@ from ckptconv.formats.chunks import ChunkTile, Shape
 from ckptconv.formats.joining.layouts import Distribution, Mesh, MeshCut, unravelled
 from ckptconv.formats.joining.names import named
 from ckptconv.pickles.nodes import Composite, Opaque, class_of
-from ckptconv.tensors.geometry import MAX_BYTES, MAX_DIMS
 from ckptconv.tensors.lazy import LazyTensor, Stored, Tagged
+from ckptconv.tensors.strides import MAX_BYTES, MAX_DIMS
 from ckptconv.text import brief
 
 # The most ranks of a mesh, and the most pieces into which a strided placement cuts a dimension.

@@ -12,18 +12,17 @@ from typing import Any
 
 from ckptconv.pickles import numpy_dtypes
 from ckptconv.pickles.nodes import Global, NumpyArray, NumpyScalar, Opaque
-from ckptconv.pickles.vocabulary import Builder, Constructor, MalformedError
+from ckptconv.pickles.vocabulary import MalformedError
 from ckptconv.tensors.dtypes import DTYPES, itemsize_of_components
-from ckptconv.tensors.geometry import MAX_BYTES, MAX_DIMS
 from ckptconv.tensors.lazy import Convert, Inline, LazyTensor
 from ckptconv.tensors.moves import Swap
+from ckptconv.tensors.strides import MAX_BYTES, MAX_DIMS
 from ckptconv.text import brief
 
 _NUMPY_DTYPE_CLASS, _NUMPY_ARRAY_CLASS = Global("numpy", "dtype"), Global("numpy", "ndarray")
-_NUMPY_MODULES = ("numpy.core.multiarray", "numpy._core.multiarray")
 
 
-def _made_dtype(args: tuple[Any, ...]) -> Opaque:
+def made_dtype(args: tuple[Any, ...]) -> Opaque:
     """Return the value of numpy.dtype("f8", align, copy), which its BUILD completes."""
     named = args[0] if 1 <= len(args) <= 3 else None
     if type(named) not in (str, Global, Opaque) or any(type(flag) not in (bool, int) for flag in args[1:]):
@@ -33,15 +32,11 @@ def _made_dtype(args: tuple[Any, ...]) -> Opaque:
     return Opaque(Global("numpy", "dtype"), args)
 
 
-def _made_array(cls: Global) -> Constructor:
-    """Return a constructor that takes (class, shape, element type) and returns an array; BUILD completes the array."""
-
-    def construct(args: tuple[Any, ...]) -> Opaque:
-        if len(args) != 3 or type(args[0]) not in (Global, Opaque):
-            raise MalformedError("has a numpy array with invalid parts")
-        return Opaque(cls, args)
-
-    return construct
+def made_array(cls: Global, args: tuple[Any, ...]) -> Opaque:
+    """Return an array of (class, shape, element type); BUILD completes it."""
+    if len(args) != 3 or type(args[0]) not in (Global, Opaque):
+        raise MalformedError("has a numpy array with invalid parts")
+    return Opaque(cls, args)
 
 
 def numpy_dtype(value: Any) -> tuple[str, int] | None:
@@ -124,7 +119,7 @@ def _array(shape: Any, dtype: Any, order: str, data: Any) -> Any:
     return NumpyArray(plain[0], shape, order, raw)
 
 
-def _build_array(value: Opaque, state: Any) -> Any:
+def build_array(value: Opaque, state: Any) -> Any:
     """Set the state of an array: (version, shape, dtype, Fortran order, data). The oldest numpy has no version."""
     if type(value.args) is not tuple or value.args[:1] != (_NUMPY_ARRAY_CLASS,) or value.state:
         return NotImplemented
@@ -147,14 +142,14 @@ def _native(array: NumpyArray) -> NumpyArray:
     return NumpyArray(f"<{array.dtype[1:]}", array.shape, array.order, bytes(data))
 
 
-def _frombuffer(args: tuple[Any, ...]) -> Any:
+def from_buffer(args: tuple[Any, ...]) -> Any:
     """Return the array of (data, dtype, shape, order), as protocol 5 pickles it."""
     if len(args) != 4 or args[3] not in ("C", "F"):
         raise MalformedError("has a numpy array with invalid parts")
     return _array(args[2], args[1], args[3], args[0])
 
 
-def _scalar(args: tuple[Any, ...]) -> Any:
+def scalar(args: tuple[Any, ...]) -> Any:
     """Return the scalar of (dtype, data)."""
     if len(args) != 2:
         raise MalformedError("has a numpy scalar with invalid parts")
@@ -181,13 +176,3 @@ def from_numpy(array: NumpyArray) -> LazyTensor:
     tensor: LazyTensor = Inline(data, dtype, array.shape)
     unit = itemsize_of_components(dtype)
     return Convert(tensor, Swap(unit), dtype) if array.dtype[0] == ">" and unit > 1 else tensor
-
-
-# Constructors of numpy's values, by the name that a pickle gives them, and builders that complete them.
-CONSTRUCTORS: dict[tuple[str, str], Constructor] = {
-    ("numpy", "dtype"): _made_dtype,
-    **{(module, "_reconstruct"): _made_array(Global(module, "_reconstruct")) for module in _NUMPY_MODULES},
-    **{(module, "scalar"): _scalar for module in _NUMPY_MODULES},
-    **{(module.replace("multiarray", "numeric"), "_frombuffer"): _frombuffer for module in _NUMPY_MODULES},
-}
-BUILDERS: dict[tuple[str, str], Builder] = {(module, "_reconstruct"): _build_array for module in _NUMPY_MODULES}

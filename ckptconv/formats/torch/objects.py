@@ -12,9 +12,9 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any, NamedTuple
 
-from ckptconv.formats.torch import numpy_objects
 from ckptconv.formats.torch.storages import STORAGE_DTYPES, Places, Storage, in_order, storage_id
 from ckptconv.pickles import torch_constants
 from ckptconv.pickles.fastpath import TensorPhrases
@@ -31,9 +31,9 @@ from ckptconv.pickles.nodes import (
 )
 from ckptconv.pickles.vocabulary import Builder, Constructor, Maker, MalformedError, Phrase, RefusedError, Vocabulary
 from ckptconv.tensors.dtypes import DTYPES, DType, is_differentiable, itemsize_of_components
-from ckptconv.tensors.geometry import MAX_BYTES, MAX_DIMS
 from ckptconv.tensors.lazy import Convert, LazyTensor, Stored, Tagged, TensorFacts
 from ckptconv.tensors.moves import Cast, Conjugate, Negate
+from ckptconv.tensors.strides import MAX_BYTES, MAX_DIMS
 from ckptconv.text import brief
 
 _REBUILD = Global("torch._utils", "_rebuild_tensor_v2")
@@ -453,6 +453,15 @@ def _rebuild_sparse_tensor(args: tuple[Any, ...]) -> Any:
     return _composite(layout.name, dict(zip(names, data, strict=True)))
 
 
+# The modules of numpy whose functions its pickles call.
+_MULTIARRAY = ("numpy.core.multiarray", "numpy._core.multiarray")
+
+
+def _of_numpy(function: str, *args: Any) -> Any:
+    """Call a function of the module for values of numpy, which is imported when a pickle has one."""
+    return getattr(import_module("ckptconv.formats.torch.numpy_objects"), function)(*args)
+
+
 def _rebuild_nested_tensor(args: tuple[Any, ...]) -> Any:
     _arguments(args, "_rebuild_nested_tensor", 4)
     return _composite("nested", dict(zip(COMPOSITES["nested"], args, strict=True)))
@@ -466,7 +475,7 @@ def _rebuild_device_tensor(args: tuple[Any, ...]) -> Any:
         raise MalformedError("has a tensor whose requires_grad is not a bool")
     target = _dtype(dtype)
     if type(data) is NumpyArray:
-        tensor = numpy_objects.from_numpy(data)
+        tensor = _of_numpy("from_numpy", data)
     elif type(data) is Tagged:
         tensor = data.tensor
     else:
@@ -540,12 +549,21 @@ _CONSTRUCTORS: dict[tuple[str, str], Constructor] = {
     ("torch", "Size"): _size,
     ("torch", "device"): _device,
     ("torch.serialization", "_get_layout"): _layout,
-    **numpy_objects.CONSTRUCTORS,
+    ("numpy", "dtype"): functools.partial(_of_numpy, "made_dtype"),
+    **{
+        (module, "_reconstruct"): functools.partial(_of_numpy, "made_array", Global(module, "_reconstruct"))
+        for module in _MULTIARRAY
+    },
+    **{(module, "scalar"): functools.partial(_of_numpy, "scalar") for module in _MULTIARRAY},
+    **{
+        (module.replace("multiarray", "numeric"), "_frombuffer"): functools.partial(_of_numpy, "from_buffer")
+        for module in _MULTIARRAY
+    },
     **{(cls.module, cls.name): _made_without_state(cls) for cls in (*_TENSOR_DTYPES, *_VARIABLES)},
 }
 _BUILDERS: dict[tuple[str, str], Builder] = {
     **{(cls.module, cls.name): _build_variable for cls in _VARIABLES},
-    **numpy_objects.BUILDERS,
+    **{(module, "_reconstruct"): functools.partial(_of_numpy, "build_array") for module in _MULTIARRAY},
 }
 
 

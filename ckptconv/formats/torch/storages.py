@@ -14,9 +14,9 @@ from ckptconv.errors import UnsupportedError
 from ckptconv.pickles.nodes import Global
 from ckptconv.pickles.vocabulary import MalformedError, RefusedError
 from ckptconv.tensors.dtypes import DTYPES, DType, itemsize_of_components
-from ckptconv.tensors.geometry import MAX_BYTES
 from ckptconv.tensors.lazy import Convert, LazyTensor, Stored, Tagged, TensorFacts
 from ckptconv.tensors.moves import File, Swap
+from ckptconv.tensors.strides import MAX_BYTES
 from ckptconv.text import brief
 
 

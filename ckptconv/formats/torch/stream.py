@@ -27,8 +27,8 @@ from ckptconv.storage.coalesce import coalesced
 from ckptconv.storage.reading import Reader
 from ckptconv.storage.records import Records
 from ckptconv.tensors.dtypes import DType
-from ckptconv.tensors.geometry import MAX_BYTES
 from ckptconv.tensors.moves import File
+from ckptconv.tensors.strides import MAX_BYTES
 from ckptconv.text import brief
 
 VERSION = 1001

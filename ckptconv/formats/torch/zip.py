@@ -14,7 +14,6 @@ from importlib import import_module
 from typing import Any
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
-from ckptconv.formats.foreign import foreign_archive, foreign_file, plain_pickle
 from ckptconv.formats.torch.container import (
     SCANNED,
     SCRIPT_ATTRIBUTES,
@@ -196,6 +195,8 @@ class TorchArchive(Archive):
         self.is_script = self.is_old_script or self._has_code()
 
     def no_directory(self) -> CkptconvError:
+        from ckptconv.formats.foreign import foreign_file, plain_pickle
+
         head = self.read_at(0, min(self.size, 512))
         refusal = foreign_file(head, self.size)
         if refusal is None and is_pickle(self.read_at(0, min(self.size, SCANNED)), self.name):
@@ -251,6 +252,8 @@ class TorchArchive(Archive):
 
     def _refuse_other_archive(self) -> None:
         """Raise UnsupportedError that names the kind of an archive not from torch.save, if its members show it."""
+        from ckptconv.formats.foreign import foreign_archive
+
         known = foreign_archive(self.rows)
         if known:
             raise UnsupportedError(f"{self.name} is {known[0]}, not a file of torch.save.", known[1])

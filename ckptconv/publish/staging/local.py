@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import CorruptError, FailedError
 from ckptconv.formats.companions import is_companion_name
-from ckptconv.outputs.schema import MOST_RECORD, file_record
 from ckptconv.outputs.targets import MANIFEST
 from ckptconv.plan import Copied, FilePlan
-from ckptconv.publish.manifest import FinishedFile, record
+from ckptconv.publish.manifest import MOST_RECORD, FinishedFile, record
 from ckptconv.publish.staging.area import (
     BUSY,
     DESCRIPTION,
@@ -304,7 +303,11 @@ class LocalStaging(Staging):
         assert self._staging is not None
         try:
             data = self._staging.read(record_of(name), MOST_RECORD)
-            return None if data is None else file_record(data)
+            if data is None:
+                return None
+            from ckptconv.outputs.schema import file_record
+
+            return file_record(data)
         except (OSError, ValueError, ForeignError) as error:
             self._no_record(name, str(error))
             return None

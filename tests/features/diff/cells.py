@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from checkpoints import ZERO
 
 import ckptconv
 from ckptconv.features.diff.options import COMPARING
@@ -27,11 +26,8 @@ def _other() -> None:
     torch.save({"model": {"w": torch.tensor([1, 2.0, math.nan]), "x": torch.zeros(2)}}, "other.pt")
 
 
-_Z3 = ZERO / "z3_bf16_w2" / "checkpoint"
 # The command, and what it is called with, one after another.
-WAYS: dict[str, list[list[Any]]] = {
-    "diff": [["model.pt", "model.safetensors"], [_Z3, _Z3, "--with-states", "--top", "2"]]
-}
+WAYS: dict[str, list[list[Any]]] = {"diff": [["model.pt", "model.safetensors"]]}
 # Words that people use for it.
 MEANT = {"compare": "diff"}
 

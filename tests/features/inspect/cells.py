@@ -6,8 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from checkpoints import DATA, ZERO
-
 import ckptconv
 from ckptconv.features.inspect.options import OF_INSPECT
 from ckptconv.features.inspect.summary import summarize
@@ -29,14 +27,10 @@ def look_at(path: Path) -> object:
 
 # ---------------------------------------------------------------------------------------------------- what is printed
 
-_Z3 = ZERO / "z3_bf16_w2" / "checkpoint"
-_FSDP = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
 # The command, and what it is called with, one after another.
 WAYS: dict[str, list[list[Any]]] = {
     "inspect": [
         ["model.pt"],
-        [_Z3, "--as", "bf16"],
-        [_FSDP],
         ["model.safetensors", "--html", "page.html"],
         ["model.pt", "--stats"],
     ]

@@ -18,8 +18,6 @@ import ckptconv
 from ckptconv.features.inspect.overview import overview
 from ckptconv.features.inspect.page import page_of
 
-Z3 = ZERO / "z3_bf16_w2" / "checkpoint"
-
 
 def test_a_pager_may_be_left_early(tmp_path: Path) -> None:
     torch.save({f"{'long name ' * 20}{n}": torch.ones(1) for n in range(1000)}, tmp_path / "model.pt")
@@ -62,9 +60,10 @@ def test_json_says_where_the_bytes_are(place: Path) -> None:
 
 
 def test_json_has_all_that_the_page_and_the_text_show(place: Path) -> None:
-    arguments = ["inspect", Z3, "--as", "bf16", "--html", "page.html"]
+    step = ZERO / "z3_bf16_w2/checkpoint"
+    arguments = ["inspect", step, "--as", "bf16", "--html", "page.html"]
     found = done(ckptconv_here(*arguments, "--json")).json
-    summary = ckptconv.inspect(Z3, as_="bf16")
+    summary = ckptconv.inspect(step, as_="bf16")
     assert {**summary.to_dict(), "version": 1, "ok": True, "command": "inspect"} == found
     assert page_of(summary) == Path("page.html").read_text()
     lines = ["".join(span.text for span in line) for line in overview(summary)]

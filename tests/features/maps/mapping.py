@@ -9,9 +9,9 @@ import numpy as np
 from compare import evaluate
 
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import LazyTensor, Stored
 from ckptconv.tensors.moves import File
+from ckptconv.tensors.strides import contiguous_strides
 
 
 class Checkpoint:

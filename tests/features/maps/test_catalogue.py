@@ -19,9 +19,9 @@ from ckptconv.errors import UsageError
 from ckptconv.features.maps.compile import Applied, apply_map
 from ckptconv.features.maps.file import catalogue, from_catalogue
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import LazyTensor, Stored
 from ckptconv.tensors.moves import File
+from ckptconv.tensors.strides import contiguous_strides
 
 DATA = Path(__file__).parent / "data"
 CASES = sorted(place.name for place in DATA.iterdir())

@@ -16,9 +16,9 @@ from ckptconv.errors import CkptconvError, CorruptError, UsageError
 from ckptconv.features.maps.compile import Applied, apply_map
 from ckptconv.features.maps.file import parse_map
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import Concat, Narrow, Stored
 from ckptconv.tensors.moves import File
+from ckptconv.tensors.strides import contiguous_strides
 
 
 def there_and_back(

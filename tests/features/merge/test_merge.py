@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-import zero_writer as zero
 from cells import of_features
 from checkpoints import DATA, ckptconv, ckptconv_here, contents
 from effort import every, examples
@@ -263,12 +262,12 @@ def test_patterns_are_tried_in_one_process(monkeypatch: pytest.MonkeyPatch) -> N
 def test_adapters_and_bases_may_be_of_any_format() -> None:
     given = factors("a", 6, 5)
     merge(model(), adapter(given), "out.safetensors")
-    convert("base.safetensors", "dcp", to="dcp")
+    convert("base.safetensors", "base.pt")
     live = {f"module.base_model.model.{name.replace('.weight', '.default.weight')}": t for name, t in given.items()}
     Path("trained").mkdir()
     torch.save(live, "trained/adapter_model.bin")
     shutil.copy("adapter/adapter_config.json", "trained")
-    merge("dcp", "trained", "again.safetensors", verify=True)
+    merge("base.pt", "trained", "again.safetensors", verify=True)
     found, wanted = load_file("again.safetensors"), load_file("out.safetensors")
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
@@ -278,18 +277,10 @@ def training(tensors: Tensors, prefix: str = "base_model.model.") -> Tensors:
     return {f"{prefix}{name.replace('.weight', '.default.weight')}": tensor for name, tensor in tensors.items()}
 
 
-@pytest.mark.parametrize("stage", [2, 3])
-def test_adapters_may_be_in_a_zero_checkpoint(stage: int) -> None:
-    given = factors("a", 6, 5)
-    merge(model(), adapter(given), "out.safetensors")
-    saved = zero.Model(groups=[training(given)], frozen={"base_model.model.b.weight": random(4)})
-    zero.write(Path("run"), saved, zero.Save(stage=stage, world=2))
-    shutil.copy("adapter/adapter_config.json", "run")
-    merge("base.safetensors", "run", "again.safetensors", verify=True)
-    assert torch.equal(load_file("again.safetensors")["a.weight"], load_file("out.safetensors")["a.weight"])
+TRAININGS = [save for trainings in of_features("TRAININGS") for save in trainings.values()]
 
 
-@every("save", of_features("SAVED_BY_RANKS"))
+@every("save", [*of_features("SAVED_BY_RANKS"), *TRAININGS])
 def test_adapters_may_be_in_the_files_of_ranks(save: Callable[[Path, Tensors], object]) -> None:
     given = factors("a", 6, 5)
     merge(model(), adapter(given), "out.safetensors")

@@ -41,7 +41,9 @@ def adapter_of(name: str, shape: tuple[int, ...], place: Path) -> tuple[Path, ND
 @every("case", CASES)
 def test_an_adapter_of_a_weight_of_every_dialect_is_added_before_it_is_rounded(case: str, tmp_path: Path) -> None:
     exact, source = products(case, tmp_path), QUANTIZED / case
-    matrices = [name for name in exact if name.endswith("_proj.weight") or name == "m.weight"]
+    named = [name for name in exact if name.endswith("_proj.weight") or name == "m.weight"]
+    # A factor of a matrix does not fit a stack of experts.
+    matrices = [name for name in named if len(exact[name].shape) == 2]
     for number, name in enumerate(matrices[:1]):
         adapter, more = adapter_of(name, tuple(exact[name].shape), tmp_path / f"adapter{number}")
         ckptconv.merge(source, adapter, tmp_path / "merged", dequantize=True, verify=True, fsync=False)

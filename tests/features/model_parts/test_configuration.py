@@ -85,6 +85,12 @@ LETTERS = ["a", "b", "c", "d", "e", "f"]
         (OTHERS, {**SIX, "moe_layers": [0, 1, 2, 3, 4, 5]}, {"num_hidden_layers": 3, "moe_layers": [0, 1, 2]}),
         (OTHERS, {**SIX, "moe_layers_enum": "3,4,5"}, {"num_hidden_layers": 3, "moe_layers_enum": "1,2"}),
         (OTHERS, {**SIX, "mlp_only_layers": []}, {"num_hidden_layers": 3, "mlp_only_layers": []}),
+        (
+            OTHERS,
+            {**SIX, "per_layer_config": {"1": {"a": 1}, "2": {}}},
+            {"num_hidden_layers": 3, "per_layer_config": {"0": {"a": 1}}},
+        ),
+        (FIRST, {**SIX, "block_types": ["r", "r", "a"]}, {"num_hidden_layers": 3, "block_types": ["r", "r", "a"]}),
         # Rules over the numbers stay where the first layers are kept, or become what says the same.
         (
             FIRST,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import SHARDS, ZERO, Run, ckptconv_here, contents, done, seven_shards
+from checkpoints import SHARDS, Run, ckptconv_here, contents, done, seven_shards
 from hypothesis import given
 from hypothesis import strategies as st
 from processes import PROGRAM, prepared
@@ -21,7 +21,6 @@ from ckptconv.cli import console as report
 from ckptconv.errors import UsageError
 from ckptconv.features.parts.making import assign
 from ckptconv.features.parts.numbers import parse_part
-from ckptconv.outputs.kinds import FURTHER
 
 SHARDED = ("--max-shard-size", "100kB")
 
@@ -135,34 +134,6 @@ def test_one_file_is_made_by_one_part_and_the_others_have_nothing_to_do(model: P
     assert out.read_bytes() == (tmp_path / "expected.safetensors").read_bytes()
     assert all(json.loads((tmp_path / "manifest.json").read_text())["files"]["out.safetensors"]["tensors"].values())
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
-
-
-def test_all_outputs_of_a_deepspeed_checkpoint_in_parts(tmp_path: Path) -> None:
-    source = ZERO / "z3_bf16_w2" / "checkpoint"
-    for place, options in (("one", [[]]), ("many", [["--part", f"{n}/3"] for n in range(3)])):
-        (tmp_path / place).mkdir()
-        at = tmp_path / place
-        outputs = {name: at / ("states.safetensors" if name == "optimizer" else name) for name in FURTHER}
-        for option in options:
-            done(
-                ckptconv_here(
-                    "zero-to-fp32", source, at / "model", *(f"--{name}={path}" for name, path in outputs.items()),
-                    *option,
-                )
-            )  # fmt: skip
-    many = tmp_path / "many"
-    assert not [path for path in many.iterdir() if not path.name.startswith(".") and path.name != "model"]
-    done(ckptconv_here("finish", many / "model", *outputs.values(), "--checksum"))
-    assert contents(many) == contents(tmp_path / "one")
-
-
-def test_the_ranks_of_a_tensor_parallel_checkpoint_are_finished_together(tmp_path: Path) -> None:
-    source = ZERO / "tp_z2_mp2_w4" / "checkpoint"
-    done(ckptconv_here("zero-to-fp32", source, tmp_path / "one", "--per-rank"))
-    for number in range(2):
-        done(ckptconv_here("zero-to-fp32", source, tmp_path / "many", "--per-rank", "--part", f"{number}/2"))
-    done(ckptconv_here("finish", tmp_path / "many"))
-    assert contents(tmp_path / "many") == contents(tmp_path / "one")
 
 
 @pytest.mark.parametrize("out", ["out", "out/", "out.safetensors", "./out.safetensors"])

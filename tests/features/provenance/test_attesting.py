@@ -12,7 +12,8 @@ from typing import Any
 import fsspec
 import pytest
 import torch
-from checkpoints import DATA, ZERO, seven_shards
+from cells import trained
+from checkpoints import seven_shards
 
 from ckptconv import convert
 from ckptconv.errors import CorruptError, UsageError
@@ -20,8 +21,6 @@ from ckptconv.formats.registered import DESCRIBING
 from ckptconv.options.table import OPTIONS
 
 MANIFEST = ".ckptconv-manifest.json"
-RUN = ZERO / "z3_bf16_w2" / "checkpoint"
-DCP = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
 SHARD = 100_000
 
 
@@ -114,10 +113,10 @@ def digests_in(directory: Path, prefix: str = "") -> dict[str, str]:
 
 
 def test_every_input_has_the_digest_that_sha256sum_prints(mixed: Path, tmp_path: Path) -> None:
-    for number, path in enumerate((mixed, RUN, DCP)):
+    for number, path in enumerate((mixed, *trained())):
         place = tmp_path / str(number)
         place.mkdir()
-        kinds: Any = {"optimizer": place / "states"} if path is RUN else {}
+        kinds: Any = {"optimizer": place / "states"} if path in trained() else {}
         total: list[int] = []
         done: list[int] = []
         asked: Any = {"digest": "sha256", "on_total": total.append, "progress": done.append, **kinds}

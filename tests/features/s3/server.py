@@ -17,6 +17,8 @@ from features.s3.store import Store
 from remote import Asked, Proxy, Upstream, forwarding, fresh, process_serving, proxied
 from stores import Served
 
+import ckptconv
+
 BUCKET = "models"
 # Signed by nobody, and nobody compares: moto asks that there is one.
 _SIGNED = {"Authorization": "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request"}
@@ -187,3 +189,16 @@ class OnS3(Served):
 
     def unfinished(self) -> list[str]:
         return self.s3.uploads(f"{self.prefix}/")
+
+
+def verified_with_few_requests(url: str, s3: S3, proxy: Proxy) -> Any:
+    """Convert a checkpoint on the store, and verify its output by few requests."""
+    options = tried_once(s3, proxy)
+    ckptconv.convert(url, f"{url}.safetensors", storage_options=s3.options)
+    source = ckptconv.open(url, storage_options=options)
+    before = len(proxy.asked)
+    done = ckptconv.verify(source, f"{url}.safetensors", storage_options=options)
+    asked = [each for each in proxy.asked[before:] if each.reads_range]
+    assert len(asked) < 60
+    assert sum(last - first for first, last in (each.range for each in asked)) < 1.2 * done.bytes_read
+    return done

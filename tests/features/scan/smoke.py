@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-DATA = Path(__file__).resolve().parents[2] / "data"
-STEPS = DATA / "zero" / "z3_bf16_w2" / "checkpoint", DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
+TESTS = Path(__file__).resolve().parents[2]
+# Steps of trainings, of formats that are here.
+_STEPS = "features/*/data/z3_bf16_w2/checkpoint", "features/*/data/fsdp2_w2_nested/checkpoint"
+STEPS = [path for pattern in _STEPS for path in TESTS.glob(pattern)]
 
 
 def run(smoke: Any) -> None:

@@ -43,7 +43,7 @@ from attacks.assemble import (
 )
 from attacks.every import ALL
 from attacks.live import ODD, SYSTEM
-from cells import of_features
+from cells import of_features, trained
 from checkpoints import ckptconv_here
 from safetensors.torch import save_file
 
@@ -56,8 +56,8 @@ ATTACK = pickled(called(SYSTEM, text("true")))
 SOUND = pickled(mapped(text("a"), number(1)))
 
 
-def scanned(path: Path) -> ckptconv.ScanReport:
-    return ckptconv.scan(path)
+def scanned(*paths: Path) -> ckptconv.ScanReport:
+    return ckptconv.scan(*paths)
 
 
 def verdict(path: Path, data: bytes) -> str:
@@ -111,9 +111,11 @@ def test_every_live_file_of_the_corpus_is_found_and_nothing_runs(tmp_path: Path)
 
 
 def test_no_file_that_a_real_program_wrote_is_accused() -> None:
-    report = scanned(DATA)
+    # Beside those of the trunk, all that features have of the formats of trainings.
+    steps = trained()
+    report = scanned(DATA, *(step.parents[1] for step in steps))
     assert [(file.path, file.findings) for file in report.files if file.findings] == []
-    assert len(report.files) > 350
+    assert len(report.files) > 50 + 90 * len(steps)
     assert report.verdict == "safe"
 
 

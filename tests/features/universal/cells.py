@@ -6,11 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from faults import Plant, wrapped
 from hypothesis import strategies as st
-from lone_files import Make, W, moved
-from safetensors.torch import save_file
 
 import ckptconv
 from ckptconv.features.universal import trees
@@ -27,8 +24,8 @@ REFUSED_VALUES: dict[str, list[Any]] = {"universal": [3, b"o"], "zero_stage": [0
 DECIDING = {"zero_stage": st.integers(1, 3), "fresh_optimizer": st.booleans()}
 # What becomes of each option in each kind of output of the trunk.
 ROWS_OF_KINDS: dict[str, tuple[Any, ...]] = {
-    "zero_stage": ("rrrrrrrr", {"zero_stage": 3}),
-    "fresh_optimizer": ("rrrrrrrr", {"fresh_optimizer": True}),
+    "zero_stage": ("rrrrr", {"zero_stage": 3}),
+    "fresh_optimizer": ("rrrrr", {"fresh_optimizer": True}),
 }
 
 # ------------------------------------------------------------------------------------------------------ kind of output
@@ -49,20 +46,6 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     )
 }
 
-# --------------------------------------------------------------------------------------------------- one file of many
-
-
-def _one_of_many(place: Path) -> Path:
-    save_file({"w": W, "b": torch.ones(4)}, place / "model.safetensors")
-    ckptconv.convert(place / "model.safetensors", universal=place / "universal", fsync=False)
-    return next((place / "universal").rglob("zero/w/fp32.pt"))
-
-
-PARTS: dict[str, tuple[Make, str]] = {
-    "universal": (_one_of_many, "zero-to-fp32 {0.parent.parent.parent}"),
-    "universal, alone": (moved(_one_of_many, "fp32.pt"), "zero-to-fp32"),
-}
-
 # --------------------------------------------------------------------------------------------------- what is replaced
 
 
@@ -73,34 +56,29 @@ def scene(here: Path) -> None:
 
 
 REFUSED = """\
-convert zero new --universal dcp
-convert zero new --universal uni
-convert zero new --universal uni --overwrite
-convert zero new --universal trained/step
-convert zero new --universal hf/uni
+convert train.pt new --universal uni
+convert train.pt new --universal uni --overwrite
+convert train.pt new --universal trained/step
+convert train.pt new --universal hf/uni
 convert hf new --universal hf/uni
-convert zero new --universal zero/global_step3/uni
-convert zero new --universal bin/uni --overwrite
-convert zero new --universal trained --overwrite
-convert zero new --universal=
+convert train.pt new --universal bin/uni --overwrite
+convert train.pt new --universal trained --overwrite
+convert train.pt new --universal=
 pt2safetensors train.pt new --universal hf
-zero-to-fp32 zero --universal hf
-dcp2safetensors dcp new --universal step2
 """
 DONE: dict[str, set[str]] = {
-    "convert zero new --optimizer new/optimizer --universal new/universal": set(),
-    "convert zero new --universal zero/uni": set(),
-    "convert zero new --universal trained/step --overwrite": {"trained/latest_universal"},
+    "convert train.pt new --optimizer new/optimizer --universal new/universal": set(),
+    "convert train.pt new --universal trained/step --overwrite": {"trained/latest_universal"},
 }
 AGAIN = """\
 convert train.pt new --universal trained2
 """
-WRITING: list[Callable[[], object]] = [lambda: ckptconv.convert("zero", "new", universal="uni")]
-REFUSED_THERE = ["convert zero {place}/new --universal {place}/uni"]
+WRITING: list[Callable[[], object]] = [lambda: ckptconv.convert("train.pt", "new", universal="uni")]
+REFUSED_THERE = ["convert train.pt {place}/new --universal {place}/uni"]
 AGAIN_THERE = ["convert train.pt --universal {place}/step"]
 # What a command writes to a directory that others write to: the name, and its words.
 WRITTEN: dict[str, tuple[str, tuple[object, ...]]] = {
-    "universal": ("x", ("zero-to-fp32", "RUN", "--universal", "PATH"))
+    "universal": ("x", ("convert", "MODEL", "--universal", "PATH", "--fresh-optimizer"))
 }
 WHOLE = ["convert model.pt --universal"]
 
@@ -119,9 +97,3 @@ FAULTS: dict[str, tuple[Plant, dict[str, Any]]] = {
         {"source": "z2_bf16_w2", "output": "universal"},
     )
 }
-# Commands of the golden set for a ZeRO checkpoint.
-OF_ZERO = [
-    ("zero-to-fp32", "in", "--json", "--universal", "universal"),
-    ("verify", "in", "--universal", "universal", "--json"),
-    ("zero-to-fp32", "universal", "again", "--json"),
-]

@@ -20,8 +20,7 @@ from safetensors.torch import load_file
 from ckptconv import UsageError
 from ckptconv.features.vllm import loader as vllm
 
-STEP = ZERO / "z3_bf16_untied_w2" / "checkpoint"
-EXPECTED = ZERO / "z3_bf16_untied_w2" / "expected.safetensors"
+CASE = "z3_bf16_untied_w2"
 
 
 @pytest.fixture
@@ -72,17 +71,19 @@ class Model:
 
 
 def test_weights_are_loaded_from_a_zero_checkpoint(loaders: dict[str, type], tmp_path: Path) -> None:
-    extra = {"checkpoint": str(STEP)}
+    extra = {"checkpoint": str(ZERO / CASE / "checkpoint")}
     loader = loaders["ckptconv"](SimpleNamespace(model_loader_extra_config=extra))
     model, config = Model(), SimpleNamespace(model=str(tmp_path))
     loader.download_model(config)
     loader.load_weights(model, config)
-    assert_same(model.weights, load_file(EXPECTED))
+    assert_same(model.weights, load_file(ZERO / CASE / "expected.safetensors"))
 
 
 def test_the_model_itself_may_be_the_checkpoint_and_is_cast() -> None:
-    got = dict(vllm.weights(str(STEP)))
-    assert {tensor.dtype for tensor in got.values()} == {tensor.dtype for tensor in load_file(EXPECTED).values()}
+    got = dict(vllm.weights(str(ZERO / CASE / "checkpoint")))
+    assert {tensor.dtype for tensor in got.values()} == {
+        tensor.dtype for tensor in load_file(ZERO / CASE / "expected.safetensors").values()
+    }
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
@@ -96,4 +97,4 @@ def test_vllm_itself_loads_a_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize("extra", ["[1]", "{", 7, "[" * 100_000, '{"a": ' * 5000 + "1" + "}" * 5000])
 def test_options_that_are_none_are_refused(extra: Any) -> None:
     with pytest.raises(UsageError, match="model_loader_extra_config"):
-        next(vllm.weights(str(STEP), extra))
+        next(vllm.weights(str(ZERO / CASE / "checkpoint"), extra))

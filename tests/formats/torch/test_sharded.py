@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from typing import Any
 import fsspec
 import pytest
 import torch
-from checkpoints import ZERO, Run, assert_same, ckptconv_here, done, load_with_aliases, metadata_of
+from checkpoints import Run, assert_same, ckptconv_here, done, load_with_aliases, metadata_of
 from compare import Attack, numbers
 from effort import every, examples
 from hypothesis import given
@@ -229,17 +228,6 @@ def test_the_set_is_opened_as_one(tmp_path: Path) -> None:
         opened = ckptconv.open(path)
         assert set(opened) == set(tensors)
         assert opened.source.facts["files"] == 3
-
-
-def test_a_directory_of_deepspeed_that_also_holds_a_set(tmp_path: Path) -> None:
-    """As the Trainer of transformers leaves it: each command takes what is its own."""
-    directory = Path(shutil.copytree(ZERO / "z3_bf16_w2/checkpoint", tmp_path / "in"))
-    tensors = state_dict()
-    sharded(tensors, directory)
-    converted(directory, tmp_path / "pt")
-    assert_same(load_with_aliases(tmp_path / "pt"), tensors)
-    assert ckptconv_here("zero-to-fp32", directory, tmp_path / "zero.safetensors").code == 0
-    assert "emb.weight" in load_file(tmp_path / "zero.safetensors")
 
 
 @given(sizes=st.lists(st.integers(0, 300), min_size=1, max_size=12), parts=st.integers(1, 5))

@@ -1,0 +1,39 @@
+"""Make an output for a command, by a function of the library, and report it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from ckptconv.cli import signals
+from ckptconv.cli.options import run
+from ckptconv.errors import UsageError
+from ckptconv.options.table import COMMAND, EXECUTORS, OPTIONS
+
+if TYPE_CHECKING:
+    from ckptconv.result import Report
+
+
+def convert_one(command: str, family: str, source: str, target: str | None, options: dict[str, Any]) -> None:
+    """Convert one input, of any family if `family` is empty, and report it."""
+    from ckptconv.conversion import convert
+
+    make(command, convert, source, target, {"family": family, **options})
+
+
+def make(command: str, call: Callable[..., Report], source: Any, target: str | None, options: dict[str, Any]) -> None:
+    """Convert `source` to `target` by `call`, a function of the library, and report it."""
+    workers = {name: value for name in EXECUTORS if (value := options.pop(name, ""))}
+    ways = [*(OPTIONS[name] for name in ("part",) if options.get(name)), *(COMMAND[name] for name in workers)]
+    if len(ways) > 1:
+        first, second = (way.flags[0] for way in ways[:2])
+        raise UsageError(f"{first} and {second} are two ways to spread the work: give one of them.")
+    with contextlib.ExitStack() as stack:
+        executor = None
+        for name, value in workers.items():
+            module = import_module(f"{EXECUTORS[name]}.executor")
+            executor = stack.enter_context(module.executor(value))
+        output, report = run(command, options, call, source, target, before_commit=signals.ignore, executor=executor)
+    output.done(report)

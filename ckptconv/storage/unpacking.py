@@ -1,0 +1,333 @@
+"""Unpack compressed records of archives, and other data that is stored in another form than it is read.
+
+A compressed record cannot be read by ranges. It is unpacked when the first of its bytes is requested, and not at all if
+none is.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+import zlib
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from importlib import import_module
+from typing import NamedTuple
+
+from ckptconv.errors import CorruptError, LimitError, UnsupportedError, damaged
+from ckptconv.storage.crc import crc32, crc32c
+from ckptconv.storage.files import DescriptorReader, Readers
+from ckptconv.storage.paths import is_remote
+from ckptconv.storage.reading import Reader
+from ckptconv.storage.spool import Spool
+from ckptconv.tensors.moves import File, Packed
+from ckptconv.text import install
+
+# Bytes of a CRC-32C.
+CRC32C_SIZE = 4
+# Bytes that are read, and unpacked, at a time; and bytes of a request for a remote file.
+CHUNK = 1 << 17
+_FAR_CHUNK = 1 << 22
+# Bytes of the largest window that a frame of zstandard may ask for: that of levels up to 20.
+_MOST_WINDOW = 1 << 25
+# Ranges of a packed file, passed over when it was unpacked, that are kept one by one.
+MOST_KEPT = 64
+
+
+class Contents:
+    """The contents of packed files, for several threads: in a spool, or as they are read.
+
+    The room of an unpacked file is given back once as many bytes were read as are `expected`, or as the file has if
+    that is more. If more are read, it is unpacked again, which costs no more than the reads did. `nbytes` counts the
+    packed bytes that were read. A file that is read once, in order, and has no checksum to be compared before, is
+    unpacked as it is read; only ranges that are passed over are kept in the spool. A process other than `process`,
+    whose spool this is, has one of its own.
+    """
+
+    def __init__(self, readers: Readers, spool: Spool, expected: Mapping[File, int], process: int) -> None:
+        self._readers, self.spool, self.expected = readers, spool, expected
+        self.nbytes = 0
+        self._contents: dict[File, _Content] = {}
+        self._table = threading.Lock()
+        self._process = process
+
+    def fill(self, file: File, offset: int, buffers: Sequence[memoryview]) -> None:
+        """Fill `buffers` from `offset` of a packed file's content, which is unpacked first if the spool lacks it."""
+        assert file.packed is not None
+        with self._table:
+            if self._process != os.getpid():
+                self.spool, self._contents = Spool(self.spool.directory), {}
+                self._process, self.nbytes = os.getpid(), 0
+            content = self._contents.setdefault(file, _Content())
+        nbytes = sum(map(len, buffers))
+        with content.lock:
+            if content.start < 0:
+                content.left = max(file.size, self.expected.get(file, 0))
+                content.start = self.spool.room(file.size)
+                self._unpack_anew(file, content, to=0 if self._is_read_once(file) else file.size)
+            is_next = offset >= content.unpacking.at and len(content.kept) < MOST_KEPT
+            if is_next:
+                self._keep(content, offset)
+                for buffer in buffers:
+                    content.unpacking.into(buffer)
+            elif not content.has(offset, offset + nbytes):
+                self._unpack_anew(file, content, to=file.size)
+            content.users += 1
+        try:
+            if not is_next:
+                DescriptorReader(file, self.spool.descriptor).fill(content.start + offset, buffers)
+        finally:
+            with content.lock:
+                content.users -= 1
+                content.left -= nbytes
+                if content.left <= 0 and not content.users:
+                    self.spool.give_back(content.start, file.size)
+                    content.start = -1
+
+    def _is_read_once(self, file: File) -> bool:
+        """Whether a packed file is likely to be read once, and its checksum need not be compared first."""
+        assert file.packed is not None
+        width = 1
+        if file.packed.method in LAYING_OUT:
+            width = import_module(LAYING_OUT[file.packed.method]).UNIT
+        return file.packed.crc is None and file.size == width * self.expected.get(file, 0)
+
+    def _unpack_anew(self, file: File, content: _Content, to: int) -> None:
+        """Unpack a file from its beginning, up to byte `to`, which the spool keeps."""
+        assert file.packed is not None
+        content.unpacking, content.kept = _Unpacking(file, self._chunks(file, file.packed)), []
+        with self._table:
+            self.nbytes += file.packed.nbytes
+        self._keep(content, to)
+
+    def _chunks(self, file: File, packed: Packed) -> Iterator[bytes]:
+        with self._readers.reading(packed.file) as reader:
+            yield from UNPACKING[packed.method](file, packed, reader)
+
+    def _keep(self, content: _Content, to: int) -> None:
+        """Unpack up to byte `to`, and keep that in the spool."""
+        begin = at = content.unpacking.at
+        for data in content.unpacking.next(to - at):
+            self.spool.write_at(content.start + at, data)
+            at += len(data)
+        if to > begin:
+            content.kept.append((begin, to))
+
+    def close(self) -> None:
+        for content in self._contents.values():
+            content.unpacking.close()
+        self._contents.clear()
+
+
+class _Content:
+    """The content of a packed file: where it is in the spool (-1: not there), which ranges of it are `kept` there, how
+    many more bytes are likely to be read from it, and how many threads are reading. `unpacking` makes the rest."""
+
+    __slots__ = ("kept", "left", "lock", "start", "unpacking", "users")
+
+    def __init__(self) -> None:
+        self.start = -1
+        self.left = self.users = 0
+        self.lock = threading.Lock()
+        self.kept: list[tuple[int, int]] = []
+        self.unpacking = _Unpacking(File("", 0), iter(()))
+
+    def has(self, start: int, stop: int) -> bool:
+        """Whether the spool has bytes `start` to `stop`."""
+        return any(first <= start and stop <= last for first, last in self.kept)
+
+
+class _Unpacking:
+    """Unpacks a file once, from beginning to end; `at` bytes came out so far.
+
+    Raises CorruptError if these are not as many as the file has, or have another CRC-32 than is recorded.
+    """
+
+    def __init__(self, file: File, chunks: Iterator[bytes]) -> None:
+        self._file, self._chunks, self._rest = file, chunks, memoryview(b"")
+        self.at = self._crc = 0
+
+    def next(self, count: int) -> Iterator[memoryview]:
+        """Yield the next `count` bytes, in pieces. Those after the last must not come."""
+        stop, size = self.at + count, self._file.size
+        while self.at < stop:
+            if not self._rest:
+                self._rest = memoryview(self._chunk())
+            data, self._rest = self._rest[: stop - self.at], self._rest[stop - self.at :]
+            self.at += len(data)
+            yield data
+        if self.at == size:
+            if self._rest or any(self._chunks):
+                raise _damaged(self._file, f"it inflates to more than the {size} bytes of its description")
+            recorded = self._file.packed and self._file.packed.crc
+            if recorded is not None and self._crc != recorded:
+                raise _damaged(self._file, f"its checksum is {self._crc:08x}, and {recorded:08x} is recorded")
+
+    def into(self, buffer: memoryview) -> None:
+        """Fill `buffer` with the next bytes."""
+        at = 0
+        for data in self.next(len(buffer)):
+            buffer[at : at + len(data)] = data
+            at += len(data)
+
+    def _chunk(self) -> bytes:
+        chunk = next(self._chunks, None)
+        if chunk is None:
+            raise _damaged(self._file, f"it inflates to {self.at} bytes, and it is said to have {self._file.size}")
+        if self._file.packed and self._file.packed.crc is not None:
+            self._crc = crc32(chunk, self._crc)
+        return chunk
+
+    def close(self) -> None:
+        """Let go of the reader."""
+        if isinstance(self._chunks, Generator):
+            self._chunks.close()
+
+
+class PackedReader(Reader):
+    """Reads a packed file from the spool, after having it unpacked."""
+
+    def __init__(self, file: File, contents: Contents) -> None:
+        self.file = file
+        self._contents = contents
+
+    def fill(self, offset: int, buffers: Sequence[memoryview]) -> None:
+        self._contents.fill(self.file, offset, buffers)
+
+
+class Ends(NamedTuple):
+    """Facts of an unpacked file: its size, its CRC-32, and its first and last bytes."""
+
+    size: int
+    crc: int
+    head: bytes
+    tail: bytes
+
+
+def ends_of(file: File, reader: Reader, keep: int, most: int) -> Ends:
+    """Unpack a packed file of unknown size, and keep `keep` bytes of either end (a little more of the tail).
+
+    Raises LimitError if it has more than `most` bytes, CorruptError if it cannot be unpacked.
+    """
+    assert file.packed is not None
+    head, tail = bytearray(), b""
+    size = crc = 0
+    for data in UNPACKING[file.packed.method](file, file.packed, reader):
+        size += len(data)
+        if size > most:
+            raise LimitError(f"{file.path} is damaged: it unpacks to more than {most} bytes, the limit.")
+        crc = crc32(data, crc)
+        head += data[: max(keep - len(head), 0)]
+        tail = (tail + data)[-max(keep, len(data)) :]
+    return Ends(size, crc, bytes(head), tail)
+
+
+def content_of(file: File, reader: Reader, most: int) -> bytes:
+    """Return the content of a packed file. Raise LimitError if it has more than `most` bytes."""
+    assert file.packed is not None
+    content = bytearray()
+    for piece in UNPACKING[file.packed.method](file, file.packed, reader):
+        content += piece
+        if len(content) > most:
+            raise LimitError(f"{file.path} unpacks to more than the {most} bytes that it can have.")
+    return bytes(content)
+
+
+def _deflated(file: File, packed: Packed, reader: Reader) -> Iterator[bytes]:
+    """Inflate `packed`, and yield its content in chunks."""
+    inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+    total = 0
+    for data in _chunks_at(reader, packed):
+        more = True
+        while more:
+            try:
+                inflated = inflater.decompress(data, CHUNK)
+            except zlib.error as error:
+                raise _damaged(file, f"it cannot be inflated ({error})") from None
+            yield inflated
+            total += len(inflated)
+            data = inflater.unconsumed_tail
+            # After a full chunk there may be more; at the end, zlib keeps the bytes that it did not take.
+            more = not inflater.eof and (bool(data) or len(inflated) == CHUNK)
+        if inflater.unused_data:
+            raise _damaged(file, "data follows its end")
+    if not inflater.eof:
+        raise _damaged(file, f"it inflates to {total} bytes, and does not end there")
+
+
+def _zstandard(file: File, packed: Packed, reader: Reader) -> Iterator[bytes]:
+    """Unpack `packed` with zstandard, and yield its content in chunks."""
+    try:
+        import zstandard
+    except ImportError:
+        raise UnsupportedError(
+            f"{packed.file.path} is compressed with zstandard, for which a package is not installed.",
+            install("zstd"),
+        ) from None
+    chunks = _Chunks(_chunks_at(reader, packed))
+    try:
+        unpacker = zstandard.ZstdDecompressor(max_window_size=_MOST_WINDOW)
+        with unpacker.stream_reader(chunks, read_size=CHUNK, read_across_frames=True) as stream:
+            while inflated := stream.read(CHUNK):
+                yield inflated
+    except zstandard.ZstdError as error:
+        raise _damaged(file, f"it cannot be unpacked ({error})") from None
+
+
+class _Chunks(io.BytesIO):
+    """Chunks as a file, for a reader that reads from beginning to end and never asks for less than a chunk."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        super().__init__()
+        self._chunks = chunks
+
+    def read(self, size: int | None = -1) -> bytes:
+        return next(self._chunks, b"")
+
+
+# Methods of features, which lay out the bytes that zstandard unpacks. Each module has `laid_out`, and `UNIT`: the bytes
+# of the layout for each byte of the tensor.
+LAYING_OUT: dict[str, str] = {
+    "overwriting": "ckptconv.features.deltas.overwriting",
+}
+
+
+def _laid_out(file: File, packed: Packed, reader: Reader) -> Iterator[bytes]:
+    module = import_module(LAYING_OUT[packed.method])
+    laid: Iterator[bytes] = module.laid_out(
+        lambda: _zstandard(file, packed, reader), file.size // module.UNIT, lambda why: _damaged(file, why)
+    )
+    return laid
+
+
+def _summed(file: File, packed: Packed, reader: Reader) -> Iterator[bytes]:
+    """Yield data that is followed by its own CRC-32C, and compare the checksums at the end."""
+    size, crc = packed.nbytes - CRC32C_SIZE, 0
+    for chunk in _chunks_at(reader, packed._replace(nbytes=size)):
+        crc = crc32c(chunk, crc)
+        yield chunk
+    check_crc32c(file.path, crc, reader.read_at(packed.offset + size, CRC32C_SIZE))
+
+
+def check_crc32c(name: str, crc: int, recorded: bytes) -> None:
+    """Raise CorruptError if `recorded` is not the CRC-32C that was computed."""
+    if crc != int.from_bytes(recorded, "little"):
+        raise damaged(f"{name} has changed: its CRC-32C is not the one that is recorded.")
+
+
+UNPACKING: dict[str, Callable[[File, Packed, Reader], Iterator[bytes]]] = {
+    "deflate": _deflated,
+    "zstandard": _zstandard,
+    **dict.fromkeys(LAYING_OUT, _laid_out),
+    "crc32c": _summed,
+}
+
+
+def _chunks_at(reader: Reader, packed: Packed) -> Iterator[bytes]:
+    unit = _FAR_CHUNK if is_remote(packed.file.path) else CHUNK
+    for at in range(0, packed.nbytes, unit):
+        yield reader.read_at(packed.offset + at, min(unit, packed.nbytes - at))
+
+
+def _damaged(file: File, why: str) -> CorruptError:
+    return CorruptError(f"{file.path} is damaged: {why}.", "Copy or download the archive again.")

@@ -1,0 +1,157 @@
+"""Runs of DeepSpeed are converted as checkpoints of other formats are: in parts, several at once, with checksums."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import runpy
+import shutil
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import ZERO, assert_same, ckptconv_here, contents, copy_of, done, load_with_aliases
+from safetensors.torch import load_file
+
+import ckptconv
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
+import make_example
+
+Z3 = ZERO / "z3_bf16_w2/checkpoint"
+
+
+def test_with_a_directory_of_outputs_each_of_them_is_refused(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(ZERO / "z3_bf16_exclfrozen_w2/checkpoint", run)
+    files = sorted(run.rglob("*_states.pt"))
+    ended = ckptconv_here("convert", *files, "--output-dir", tmp_path / "out", "--no-fsync", "--quiet")
+    assert ended.code == 5
+    assert ended.err.count("zero-to-fp32") == len(files) == 4
+    assert not list((tmp_path / "out").rglob("*.safetensors"))
+
+
+def test_a_run_with_one_checkpoint_is_converted_as_by_its_command(place: Path) -> None:
+    shutil.copytree(Z3, place / "in" / "epoch=0.ckpt")
+    done(ckptconv_here("convert", "in", "out"))
+    done(ckptconv_here("zero-to-fp32", "in", "special"))
+    assert contents(place / "out") == contents(place / "special")
+    shutil.copytree(Z3, place / "in" / "epoch=1.ckpt")
+    several = "It holds several: in/epoch=0.ckpt, in/epoch=1.ckpt."
+    ckptconv_here("convert", "in", "again").refused(2, several)
+
+
+def test_classes_of_the_format_are_named_if_asked_for(place: Path) -> None:
+    line = "kept as inert data, never run: deepspeed."
+    for option, told in ((), False), (("--verbose",), True):
+        run = ckptconv_here("zero-to-fp32", Z3, "out", *option)
+        assert (line in run.out) == told, run.out
+    assert done(ckptconv_here("zero-to-fp32", Z3, "out", "--json")).json["opaque"]
+
+
+def test_the_example_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    example = Path(__file__).parents[3] / "examples" / "load_zero.py"
+    monkeypatch.setattr(sys, "argv", [str(example)])
+    runpy.run_path(str(example), run_name="__main__")
+    assert "without a file in between" in capsys.readouterr().out
+
+
+def test_what_says_which_tag_is_meant_is_an_input(tmp_path: Path) -> None:
+    make_example.write(make_example.Example(params=300_000, ranks=2), tmp_path / "run")
+    for source, tag, told in ((tmp_path / "run", [], True), (tmp_path / "run", ["-t", make_example.TAG], False)):
+        run = ckptconv_here("zero-to-fp32", source, tmp_path / "out", *tag, "--depfile", tmp_path / "out.d")
+        assert run.code == 0, run.err
+        assert (str(tmp_path / "run" / "latest") in (tmp_path / "out.d").read_text().split()) is told
+
+
+def flipped(data: bytes, at: int, bit: int = 0) -> bytes:
+    return data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
+
+
+def code_of(source: Path, output: Path) -> int:
+    """How a conversion ends that checks the checksums."""
+    try:
+        ckptconv.convert(source, output, fsync=False, checksum=True)
+    except ckptconv.CkptconvError as error:
+        return error.exit_code
+    return 0
+
+
+@pytest.mark.parametrize("case", ["z1_bf16_w2", "z2_bf16_client_w2", "z3_bf16_w2"])
+def test_partitions_of_every_rank_are_checked(case: str, tmp_path: Path) -> None:
+    checkpoint = copy_of(case, tmp_path)
+    output = tmp_path / "out.safetensors"
+    run = ckptconv_here("zero-to-fp32", checkpoint, output, "--json", "--checksum")
+    assert run.code == 0
+    assert run.json["checksums"] > 0
+    output.unlink()
+    largest = max(checkpoint.rglob("*optim_states.pt"), key=lambda file: file.stat().st_size)
+    with zipfile.ZipFile(largest) as archive:
+        member = max((m for m in archive.infolist() if "/data/" in m.filename), key=lambda m: m.file_size)
+        data = archive.read(member)
+    largest.write_bytes(flipped(largest.read_bytes(), largest.read_bytes().index(data) + 8))
+    run = ckptconv_here("zero-to-fp32", checkpoint, output, "--checksum", "--optimizer", tmp_path / "states")
+    assert run.code == 4
+    assert largest.name in run.err
+    assert not output.exists()
+
+
+@pytest.mark.parametrize("case", ["z1_bf16_w2", "z2_bf16_client_w2", "z3_bf16_w2"])
+def test_random_flips_in_the_files_of_ranks_too(case: str, tmp_path: Path) -> None:
+    checkpoint, output = copy_of(case, tmp_path), tmp_path / "out.safetensors"
+    ckptconv.convert(checkpoint, output, fsync=False)
+    expected = output.read_bytes()
+    output.unlink()
+    files = sorted(checkpoint.rglob("*.pt"))
+    chance = random.Random(0)
+    refused = 0
+    for _ in range(20):
+        path = chance.choice(files)
+        whole = path.read_bytes()
+        path.write_bytes(flipped(whole, chance.randrange(len(whole)), chance.randrange(8)))
+        code = code_of(checkpoint, output)
+        if code:
+            refused += 1
+            assert code in (3, 4, 5)
+            assert not output.exists()
+        else:
+            assert output.read_bytes() == expected
+            output.unlink()
+        path.write_bytes(whole)
+    assert refused > 2
+
+
+@pytest.mark.parametrize("case", ["z3_bf16_w2", "z1_bf16_frozen_w2"])
+def test_deflated_files_are_converted_alike(case: str, tmp_path: Path) -> None:
+    checkpoint = Path(shutil.copytree(ZERO / case / "checkpoint", tmp_path / "checkpoint"))
+    for path in checkpoint.rglob("*.pt"):
+        with zipfile.ZipFile(path) as old, zipfile.ZipFile(tmp_path / "packed", "w", zipfile.ZIP_DEFLATED) as new:
+            for info in old.infolist():
+                new.writestr(info.filename, old.read(info))
+        os.replace(tmp_path / "packed", path)
+    outputs = []
+    for source in (ZERO / case / "checkpoint", checkpoint):
+        output = tmp_path / f"{len(outputs)}.safetensors"
+        run = ckptconv_here(
+            "zero-to-fp32", source, output, "--optimizer", tmp_path / f"optimizer{len(outputs)}.safetensors"
+        )
+        assert run.code == 0, run.err
+        outputs.append(output.read_bytes())
+    assert outputs[0] == outputs[1]
+    assert (tmp_path / "optimizer0.safetensors").read_bytes() == (tmp_path / "optimizer1.safetensors").read_bytes()
+
+
+def test_a_directory_that_also_holds_a_set_of_torch(tmp_path: Path) -> None:
+    """As the Trainer of transformers leaves it: each command takes what is its own."""
+    directory = Path(shutil.copytree(Z3, tmp_path / "in"))
+    names = {f"w{number}": f"pytorch_model-0000{number}-of-00002.bin" for number in (1, 2)}
+    for name, file in names.items():
+        torch.save({name: torch.full((3,), float(name[1]))}, directory / file)
+    (directory / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
+    done(ckptconv_here("pt2safetensors", directory, tmp_path / "pt"))
+    assert_same(load_with_aliases(tmp_path / "pt"), {name: torch.full((3,), float(name[1])) for name in names})
+    done(ckptconv_here("zero-to-fp32", directory, tmp_path / "zero.safetensors"))
+    assert "emb.weight" in load_file(tmp_path / "zero.safetensors")
