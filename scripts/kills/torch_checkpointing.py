@@ -4,22 +4,21 @@ the directory itself, where nothing but `metadata.pkl` is written last."""
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kills.dcp import NAMES, started, state_of
 from test_kills import FIRST, SECOND, THIRD, Saver
+
+from kills.dcp import NAMES, started, state_of
 
 NEEDED = ("torch", "torch_checkpointing")
 
 
 def prepare() -> None:
-    import torch.distributed.tensor
-    import torch_checkpointing
-
-    assert torch_checkpointing.CheckpointManager
-    assert torch.distributed.tensor
+    for module in ("torch.distributed.tensor", "torch_checkpointing"):
+        importlib.import_module(module)
 
 
 def manager_of(in_place: bool) -> Any:
