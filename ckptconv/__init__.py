@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from ckptconv.features.average.averaging import average
+    from ckptconv.features.dcp.distributed import DistributedReader
     from ckptconv.features.deltas.patching import patch
     from ckptconv.features.diff.changes import Change
     from ckptconv.features.diff.comparing import diff
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from ckptconv.formats.source import Source
     from ckptconv.library.checkpoint import Checkpoint
     from ckptconv.library.checkpoint import open_checkpoint as open  # noqa: A004
-    from ckptconv.library.distributed import DistributedReader
     from ckptconv.library.loading import load_state_dict
     from ckptconv.library.saving import save_state_dict
     from ckptconv.library.tensor import Tensor
@@ -80,7 +80,7 @@ _HOMES = {
     "Difference": ("features.diff.difference", "Difference"),
     "DifferenceError": ("errors", "DifferenceError"),
     "DistributedOptions": ("options.keywords", "DistributedOptions"),
-    "DistributedReader": ("library.distributed", "DistributedReader"),
+    "DistributedReader": ("features.dcp.distributed", "DistributedReader"),
     "FailedError": ("errors", "FailedError"),
     "FinishOptions": ("options.keywords", "FinishOptions"),
     "InspectOptions": ("options.keywords", "InspectOptions"),

@@ -7,6 +7,7 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ckptconv.errors import UNWRITTEN, UsageError, leaving
@@ -16,7 +17,7 @@ from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.options.kinds import Default
 from ckptconv.options.option import checked
 from ckptconv.options.table import OPTIONS, Options
-from ckptconv.outputs.kinds import CHECKPOINTS, NAMED, check_options
+from ckptconv.outputs.kinds import NAMED, check_options, entry_of
 from ckptconv.outputs.planning import Output, planned
 from ckptconv.outputs.targets import (
     Target,
@@ -62,10 +63,10 @@ def convert(
 ) -> Report:
     """Convert `source`, a path or an opened checkpoint, to safetensors at `output`, or from safetensors to a `.pt`.
 
-    If `output` ends in ".safetensors" it is one file, else a directory; the default is beside the input. The name of a
-    file for torch.load ends in .pt, .pth, .bin or .ckpt. `to` names the kind of output where the name does not say it,
-    such as a checkpoint for torch.distributed.checkpoint ("dcp"), with the optimizer's states if `states` says where
-    they are. `options` are the fields of `Options`.
+    If `output` ends in ".safetensors" it is one file, else a directory; the default is next to the input. The name of a
+    file for torch.load ends in .pt, .pth, .bin or .ckpt. `to` names the kind of output if the name does not say it,
+    such as a checkpoint for torch.distributed.checkpoint ("dcp"), with the optimizer's states if `states` names their
+    checkpoint. `options` are the fields of `Options`.
 
     `progress` shows the bytes written: it is a bar of tqdm or the class of one, a `rich.progress.Progress`, True for a
     bar of tqdm's, or a function, which is called from any thread with the bytes since the last call; if that has a
@@ -102,17 +103,17 @@ def convert(
                 raise UsageError("Input from a pipe needs an OUTPUT: a directory, or a name that ends in .safetensors.")
             sources = fitted(all_opened(source, chosen, holds), source, chosen, holds)
             if not targets:
-                asked = source.path if isinstance(source, Source) else normalize(source)
-                place = Location(asked, dict(chosen.storage_options))
+                path = source.path if isinstance(source, Source) else normalize(source)
+                place = Location(path, dict(chosen.storage_options))
                 beside_it = default_output(sources[0], place, suffix_of(chosen.to))
                 beside_it = Proposed(beside_it, f"Name it: INPUT {shlex.quote(beside_it)}, or give --overwrite.")
                 named, chosen = named_outputs(beside_it, chosen)
                 targets = targets_of(named, chosen)
                 chosen = chosen.replaced(spool_dir=chosen.spool_dir or nearest_directory(targets))
-            if chosen.to in CHECKPOINTS:
-                targets, chosen = _like(sources[0], targets, chosen)
-            work = [(kept_apart(one, target.path), target) for one, target in _work(sources, targets, chosen)]
-            outputs = [planned(one, target, chosen) for one, target in work]
+            if any(chosen.fitting().values()) and (module := entry_of(targets[0].kind).like):
+                targets, chosen = import_module(module).like(sources[0], targets, chosen)
+            work = [(kept_apart(part, target.path), target) for part, target in _work(sources, targets, chosen)]
+            outputs = [planned(part, target, chosen) for part, target in work]
             if wanted and not isinstance(wanted, Default) and not _is_spooled(source, outputs):
                 unneeded = "--spool-dir had no effect: nothing was unpacked or read from a pipe."
                 sources[0] = sources[0]._replace(notes=[*sources[0].notes, unneeded])
@@ -124,7 +125,7 @@ def convert(
 def _is_spooled(source: str | os.PathLike[str] | Source, outputs: Sequence[Output]) -> bool:
     """Whether any part of `source` is, or may be, kept in a temporary file."""
     path = "" if isinstance(source, Source) else normalize(source)
-    return is_pipe(path) or is_remote(path) or any(file.packed for each in outputs for file in each.plan.inputs())
+    return is_pipe(path) or is_remote(path) or any(file.packed for output in outputs for file in output.plan.inputs())
 
 
 def _verifier(work: Sequence[tuple[Source, Target]], options: Options) -> Verifier:
@@ -147,20 +148,8 @@ def _verifier(work: Sequence[tuple[Source, Target]], options: Options) -> Verifi
     return verify
 
 
-def _like(source: Source, targets: list[Target], options: Options) -> tuple[list[Target], Options]:
-    """Return the targets with the layout of the checkpoint that they are to be like, and the options with its keys."""
-    like = options.fitting().get("like")
-    if not like:
-        return targets, options
-    from ckptconv.formats.dcp.layout import read_layout
-    from ckptconv.outputs.dcp import fitted
-
-    layout = read_layout(Location(normalize(like), dict(options.storage_options)))
-    return [target._replace(layout=layout) for target in targets], fitted(options, layout, source)
-
-
 def _work(sources: list[Source], targets: Sequence[Target], options: Options) -> list[tuple[Source, Target]]:
-    """Return what is to be planned. In `sources`, replace each that has companions by one that names them."""
+    """Return the outputs to plan. In `sources`, replace each that has companions by one that names them."""
     work = []
     parts = {source.component.partition("/")[0] for source in sources if source.component}
     for number, source in enumerate(sources):
@@ -174,5 +163,5 @@ def _work(sources: list[Source], targets: Sequence[Target], options: Options) ->
                 work.append((taken, goal))
     if not work:
         raise UsageError(f"{sources[0].path} has no model, and no files to copy.")
-    # What says that the others are a pipeline is there last.
-    return sorted(work, key=lambda one: one[0].component == "")
+    # The file that declares the others a pipeline is written last.
+    return sorted(work, key=lambda pair: pair[0].component == "")

@@ -93,7 +93,7 @@ def _aliases() -> Iterator[str]:
     }
     for alias, names in named.items():
         values = "".join(f'    "{name}",\n' for name in names)
-        yield f"\n{alias}: TypeAlias = Literal[\n{values}]"
+        yield f"\n{alias}: TypeAlias = " + (f"Literal[\n{values}]" if names else "str")
     yield "\n"
 
 

@@ -229,12 +229,6 @@ MUTANTS = [
         "tests/formats/test_chunks.py",
     ),
     Mutant(
-        "formats/dcp/entries",
-        "joined.setdefault((tensor.dtype, tensor.shape, *tiles), made[name])",
-        "made[name]",
-        "tests/outputs/test_dcp.py -k tied",
-    ),
-    Mutant(
         "formats/safetensors",
         "    if length > size - 8:",
         "    if length > size:",
@@ -269,18 +263,6 @@ MUTANTS = [
         "        if new in taken:",
         "        if False:",
         "tests/outputs/test_kinds.py -k names",
-    ),
-    Mutant(
-        "outputs/dcp",
-        "                left.remove(name)\n",
-        "",
-        "tests/outputs/test_dcp.py -k tied",
-    ),
-    Mutant(
-        "outputs/dcp",
-        "        if (owner, box) in written:",
-        "        if (owner, box) in written and False:",
-        "tests/outputs/test_dcp.py -k tied",
     ),
     Mutant(
         "outputs/pipeline",
@@ -467,12 +449,6 @@ MUTANTS = [
         '"key": options.key,',
         '"key": "" if set(holds) == {"optimizer"} else options.key,',
         "tests/formats/numbers/test_orders.py -k another_model",
-    ),
-    Mutant(
-        "formats/states",
-        "if entries(donor.weights).keys() >= _TORCHTUNE and not is_own:",
-        "if False:",
-        "tests/formats/numbers/test_orders.py -k torchtune",
     ),
     Mutant(
         "outputs/targets",

@@ -22,7 +22,7 @@ PACKAGE = ROOT / "ckptconv"
 # The main jobs, and a checkpoint of the tests that each converts; "": a file that torch.save writes.
 ROADS = {
     "pt2safetensors": "",
-    "dcp2safetensors": "tests/data/dcp/noflatten_nodist/checkpoint",
+    "dcp2safetensors": "tests/features/dcp/data/noflatten_nodist/checkpoint",
     "zero-to-fp32": "tests/features/deepspeed/data/z3_bf16_w2/checkpoint",
 }
 # Runs a command, and writes the files of all modules of the package that it loaded.

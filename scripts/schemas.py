@@ -40,6 +40,8 @@ _PRINTED: dict[str, str] = {
     "finish": "ckptconv.features.parts.command",
     "like": "ckptconv.features.like.printed",
     "average": "ckptconv.features.average.command",
+    "dcp2safetensors": "ckptconv.features.dcp.dcp2safetensors",
+    "safetensors2dcp": "ckptconv.features.dcp.safetensors2dcp",
     "diff": "ckptconv.features.diff.printed",
     "inspect": "ckptconv.features.inspect.printed",
     "merge": "ckptconv.features.merge.command",
@@ -54,7 +56,7 @@ _PRINTED: dict[str, str] = {
 }
 FEATURES = tuple(map(import_module, _PRINTED.values()))
 _CONVERTING = (
-    *("convert", "pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors", "safetensors2dcp"),
+    *("convert", "pt2safetensors", "safetensors2pt", "zero-to-fp32"),
     *(command for feature in FEATURES for command in getattr(feature, "OF_CONVERSIONS", ())),
 )
 COMMANDS = {

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 DATA = Path(__file__).resolve().parents[1] / "tests" / "data"
-DCP = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
 # The package of this checkout, wherever another is installed.
 sys.path.insert(0, str(DATA.parents[1]))
 LIBRARIES = (
@@ -102,23 +101,16 @@ def any_input(smoke: Smoke) -> None:
     smoke.run("convert", "any.safetensors", "cast.safetensors", "--dtype", "bf16", "--rename", "^a=c")
     smoke.run("verify", "any.safetensors", "cast.safetensors", "--dtype", "bf16", "--rename", "^a=c")
     (smoke.place / "broken.pt").write_bytes(b"no checkpoint")
-    many = ["convert", "model.pt", "broken.pt", DCP.parent, "--output-dir", "any", "--output-name", "{number}"]
+    many = ["convert", "model.pt", "broken.pt", "first.safetensors", "--output-dir", "any", "--output-name", "{number}"]
     report = json.loads(smoke.run(*many, "--jobs", "2", "--json", code=4))
     if (report["converted"], report["failed"]) != (2, 1):
         raise SystemExit(f"Of three inputs, one of them broken: {report}.")
 
 
-def checkpoints(smoke: Smoke) -> None:
-    """dcp2safetensors."""
-    smoke.run("dcp2safetensors", DCP, "dcp", "--verify")
-    smoke.run("dcp2safetensors", DCP, "--optimizer", "dcp_adam.safetensors")
-    smoke.run("dcp2safetensors", DCP, "all.safetensors", "--key", ".")
-
-
 def look(smoke: Smoke) -> None:
     """help, completion."""
     commands = [
-        *("convert", "pt2safetensors", "safetensors2pt", "dcp2safetensors", "verify"),
+        *("convert", "pt2safetensors", "safetensors2pt", "verify"),
     ]
     for words in ([], *([each] for each in commands)):
         if "Usage" not in smoke.run(*words, "--help"):
@@ -161,10 +153,6 @@ def library(place: Path) -> None:
 
 def extras(smoke: Smoke) -> None:
     """What the extras bring; of those for stores, that the package for the protocol can be imported."""
-    if installed("zstandard"):
-        smoke.run("dcp2safetensors", DATA / "dcp" / "zstd_w2" / "checkpoint", "zstd.safetensors")
-    else:
-        smoke.run("dcp2safetensors", DATA / "dcp" / "zstd_w2" / "checkpoint", "zstd.safetensors", code=5)
     smoke.run("convert", "model.pt", "digests", "--digest", "blake3", code=0 if installed("blake3") else 2)
     if installed("aiohttp"):
         with serving(smoke.place) as url:
@@ -221,7 +209,7 @@ def main() -> None:
     print(f"Python {sys.version.split()[0]}: {', '.join(f'{name} {version_of(name)}' for name in LIBRARIES)}")
     with tempfile.TemporaryDirectory() as directory:
         smoke = Smoke(Path(directory))
-        for work in (convert, any_input, checkpoints, *of_features(), look, extras):
+        for work in (convert, any_input, *of_features(), look, extras):
             work(smoke)
         library(smoke.place)
         print(f"  {smoke.count} commands and the library did what they should")

@@ -347,12 +347,13 @@ def differing(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor])
 def universal_faults(step: Path, options: dict[str, Any], expected: dict[str, torch.Tensor], place: Path) -> list[str]:
     """What is wrong with a universal checkpoint's moments; other states are refused, with advice."""
     moments = {name: each.float() for name, each in expected.items() if not name.endswith(".step")}
+    asked: dict[str, Any] = {"universal": place / "universal" / "step", "fsync": False, **options}
     try:
-        ckptconv.convert(step, universal=place / "universal" / "step", fsync=False, **options)
+        ckptconv.convert(step, **asked)
     except ckptconv.UnsupportedError as error:
         if "--fresh-optimizer" not in error.hint:
             return ["--universal is refused without advice"]
-        ckptconv.convert(step, universal=place / "fresh" / "step", fresh_optimizer=True, fsync=False, **options)
+        ckptconv.convert(step, **{**asked, "universal": place / "fresh" / "step", "fresh_optimizer": True})
         return []
     with ckptconv.open(place / "universal" / "step") as written:
         found = {name: each for name, each in written.optimizer.get_tensors().items() if not name.endswith(".step")}
@@ -374,7 +375,8 @@ def faults(step: Path, options: dict[str, Any], expected: dict[str, torch.Tensor
     ckptconv.verify(step, states=place / "states", **options)
     with ckptconv.open(place / "states") as written:
         yield from differing(dict(written.get_tensors()), expected)[:3]
-    ckptconv.convert(step, place / "dcp", to="dcp", states=step, fsync=False, **options)
+    for_torch: dict[str, Any] = {"to": "dcp", "states": step}
+    ckptconv.convert(step, place / "dcp", fsync=False, **for_torch, **options)
     with ckptconv.open(place / "dcp") as written:
         yield from differing(dict(written.optimizer.get_tensors()), expected)[:3]
     yield from universal_faults(step, options, expected, place)[:3]

@@ -35,7 +35,6 @@ import torch
 from attacks.assemble import DATA, Member, mapped, pickled, text, zipped
 from attacks.assemble import tensor as a_tensor
 from cells import of_features
-from checkpoints import DATA as DATA_HERE
 from checkpoints import load_with_aliases
 from differential.cases import KINDS
 from differential.hunt import Hunter, limited, told
@@ -204,22 +203,6 @@ def fuzz_files(make: Callable[[random.Random], bytes], chance: random.Random, pl
         output.unlink()
     return kind
 
-
-def fuzz_dcp(chance: random.Random, place: Path) -> str:
-    """A checkpoint of torch.distributed.checkpoint with its metadata changed, or one of its parts."""
-    checkpoint, output = place / "checkpoint", place / "out.safetensors"
-    shutil.rmtree(checkpoint, ignore_errors=True)
-    case = chance.choice(["dtensor_noncontig_w2", "ddp_w2", "fsdp2_w2_nested", "torch2.3.1_dtensor_w2"])
-    shutil.copytree(DATA_HERE / "dcp" / case / "checkpoint", checkpoint)
-    victim = chance.choice([*[checkpoint / ".metadata"] * 4, *sorted(checkpoint.iterdir())])
-    data = victim.read_bytes()
-    if victim.name == ".metadata" and chance.random() < 0.8:
-        victim.write_bytes(of_pickle(data, chance))
-    elif chance.random() < 0.1:
-        victim.unlink()
-    else:
-        victim.write_bytes(of_bytes(data, chance))
-    ended = outcome(checkpoint, output)
     output.unlink(missing_ok=True)
     return ended
 
@@ -448,11 +431,11 @@ def outputs() -> list[tuple[Path, Path]]:
     for way, (job, name) in computed.JOBS.items():
         job(here, name, here / "made" / way)
         made.append((here / name, here / "made" / way))
-    source, dcp = here / "trained.pt", here / "dcp"
+    source = here / "trained.pt"
     torch.save({f"l{number}.weight": torch.arange(40.0).reshape(5, 8) + number for number in range(9)}, source)
     convert(source, here / "shards", max_shard_size=500, digest="sha256", fsync=False)
-    convert(source, dcp, to="dcp", fsync=False)
-    return [*made, (source, here / "shards"), (source, dcp)]
+    others = ((source, make(source, here)) for make in of_features("with_manifest"))
+    return [*made, (source, here / "shards"), *others]
 
 
 def changed_manifest(path: Path, chance: random.Random) -> str:
@@ -489,7 +472,6 @@ READERS: dict[str, Callable[[random.Random, Path], str]] = {
     "index": fuzz_index,
     "safetensors": fuzz_safetensors,
     "set": fuzz_set,
-    "dcp": fuzz_dcp,
     "bits": fuzz_bits,
     **({"quantized": fuzz_quantized} if quantized_cases() else {}),
     "manifest": fuzz_manifest,

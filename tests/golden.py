@@ -31,7 +31,7 @@ import torch
 from attacks.assemble import listed, mapped, streamed, tensor, text
 from attacks.every import ALL, ALL_DIRECTORIES
 from cells import of_features
-from checkpoints import DATA, ckptconv, ckptconv_here
+from checkpoints import ckptconv, ckptconv_here
 from remote import a_model
 
 # A fixed time for all inputs: the plan id of a file without checksums depends on it.
@@ -69,24 +69,6 @@ def _unpacked(file: Path) -> Callable[[Path], object]:
 
 
 def of_fixtures() -> Iterator[Golden]:
-    for case in sorted((DATA / "dcp").iterdir()):
-        convert = ("dcp2safetensors", "in", "--json")
-        yield Golden(
-            f"dcp/{case.name}",
-            _copied(case / "checkpoint"),
-            (
-                (*convert, "out"),
-                (*convert, "all", "--key", ".", "--max-shard-size", "20KB"),
-                (*convert, "model.safetensors", "--dtype", "bf16"),
-                (*convert, "--optimizer", "states"),
-                ("verify", "in", "out", "--json"),
-                ("inspect", "in"),
-                ("inspect", "in", "--json"),
-                ("safetensors2pt", "all", "back.pt", "--json"),
-                ("convert", "in", "converted.safetensors", "--json"),
-                ("convert", "all", "again", "--max-shard-size", "10KB", "--json"),
-            ),
-        )
     for name, path, commands in itertools.chain(*of_features("CHECKPOINTS")):
         yield Golden(name, _copied(path), commands)
     for name, path in sorted((name, path) for more in of_features("DIRECTORIES") for name, path in more.items()):

@@ -63,3 +63,15 @@ def muon_saved(path: Path) -> dict[str, torch.Tensor]:
     states = {parameter: own for each in optimizers for parameter, own in each.state.items()}
     named = model.named_parameters()
     return {f"{name}.{key}": value for name, each in named for key, value in states[each].items()}
+
+
+def stepped(model: torch.nn.Module) -> tuple[torch.optim.Optimizer, dict[str, torch.Tensor]]:
+    """An optimizer of two groups, as the Trainer makes it, after a step, and its states by name."""
+    named = list(model.named_parameters())
+    decayed = [each for name, each in named if each.ndim > 1]
+    others = [each for name, each in named if each.ndim < 2]
+    optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}])
+    for at, (_, parameter) in enumerate(named):
+        parameter.grad = torch.full_like(parameter, at + 1.0)
+    optimizer.step()
+    return optimizer, {f"{name}.{key}": value for name, each in named for key, value in optimizer.state[each].items()}

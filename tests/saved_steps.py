@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed.checkpoint as dcp
 from cells import of_features
 from safetensors.torch import load_file, save_file
 
@@ -26,16 +25,6 @@ def optimizer_of(seed: int) -> dict[str, Any]:
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
     return optimizer.state_dict()
-
-
-def save_dcp(step: Path, seed: int) -> Sequence[str]:
-    dcp.save({"model": state_of(seed), "step": seed}, checkpoint_id=step, no_dist=True)
-    return ["__0_0.distcp", ".metadata"]
-
-
-def loads_dcp(step: Path) -> None:
-    state = {name: torch.empty_like(tensor) for name, tensor in state_of(0).items()}
-    dcp.load({"model": state}, checkpoint_id=step, no_dist=True)
 
 
 def save_trainer(step: Path, seed: int) -> Sequence[str]:
@@ -94,7 +83,6 @@ class Saver(NamedTuple):
 
 
 SAVERS = {
-    "dcp": Saver(save_dcp, loads_dcp, "step-{}"),
     "trainer": Saver(save_trainer, loads_trainer, "checkpoint-{}"),
     "torch": Saver(save_torch, loads_torch, "step_{}"),
     **{

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import DATA, ZERO, ckptconv_here
+from cells import of_features
+from checkpoints import ckptconv_here
 from processes import prepared
 from safetensors.torch import save_file
 from said import texts_of_the_package
@@ -89,9 +90,8 @@ def place(tmp_path: Path) -> Path:
         'hf = "model.layers.{l}.self_attn.q_proj.weight : (n two e) h"\n[sizes]\nn = "num_attention_heads"\ntwo = 2\n'
     )
     _save_release(tmp_path / "release")
-    if ZERO.names:
-        shutil.copytree(ZERO / "z3_bf16_w2" / "checkpoint", tmp_path / "checkpoints")
-    shutil.copytree(DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint", tmp_path / "step-1000")
+    for name, step in {steps[0].parents[2].name: steps[0] for steps in of_features("TRAINED")}.items():
+        shutil.copytree(step, tmp_path / {"deepspeed": "checkpoints", "dcp": "step-1000"}[name])
     return tmp_path
 
 

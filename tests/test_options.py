@@ -10,7 +10,6 @@ import pydoc
 import re
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from cells import of_features
-from checkpoints import DATA, ckptconv_here, contents
+from checkpoints import ckptconv_here, contents
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,8 +27,9 @@ from ckptconv import Options, UsageError, process
 from ckptconv.cli.commands import app
 from ckptconv.options import keywords, registered
 from ckptconv.options.kinds import FLAG, Rules
-from ckptconv.options.option import FormerName, Option
+from ckptconv.options.option import Option
 from ckptconv.options.table import COMMAND, OPENING, OPTIONS, named_in
+from ckptconv.outputs.kinds import NAMED
 from ckptconv.publish.statements import STATEMENTS
 
 # For each option: what its default is, a value, and how that may be written, in Python and last as words.
@@ -44,12 +44,8 @@ ACCEPTED: dict[str, tuple[Any, Any, list[Any]]] = {
     "tied": ("alias", "duplicate", ["duplicate"]),
     "order": ("", "order.txt", [Path("order.txt"), "order.txt"]),
     "structure": (True, False, [False]),
-    "to": ("", "dcp", ["dcp"]),
-    "chunks": (None, 3, [3, np.uint8(3), "3"]),
+    "to": ("", "pt", ["pt"]),
     "states": ("", "states", [Path("states"), "states"]),
-    "model_key": ("", "model", ["model"]),
-    "optimizer_key": ("", "optim", ["optim"]),
-    "flat_optimizer": (False, True, [True]),
     "jobs": (None, 3, [3, np.uint8(3), "3"]),
     "memory": (None, 1 << 20, [1 << 20, "1048576", "1MiB"]),
     "fsync": (True, False, [False]),
@@ -72,7 +68,6 @@ ACCEPTED: dict[str, tuple[Any, Any, list[Any]]] = {
     "master": (False, True, [True]),
     "unstack": (False, True, [True]),
     "optimizer": ("", "states", [Path("states"), "states"]),
-    "fill_states": (False, True, [True]),
     "copy_config": (None, True, [True]),
     "for_hub": (False, True, [True]),
     "per_rank": (False, True, [True]),
@@ -91,10 +86,7 @@ REFUSED: dict[str, list[Any]] = {
     "order": [3, b"order", ["order"]],
     "rename": ["a", "", "(=b", ["a=b", "c"], 3, "(" * 3000 + ")" * 3000 + "=", "a{99999999999999}=b"],
     "tied": ["x", "", 3, ["alias"]],
-    "to": ["x", 3, ["dcp"]],
-    "chunks": [0, -1, (1 << 20) + 1, True, 1.5, "", "all"],
-    "model_key": NOT_TEXT,
-    "optimizer_key": NOT_TEXT,
+    "to": ["x", 3, ["pt"]],
     "jobs": [0, -1, 257, True, 1.0, "0", "many", "", "1 000"],
     "memory": [0, -1, "x", 1.5, "GiB", "5i"],
     "spool_dir": [3, b"/tmp"],
@@ -204,13 +196,8 @@ DECIDING = {
     "rename": st.lists(st.sampled_from(["a=b", "^(x)=\\1", "="])),
     "tied": st.sampled_from(["alias", "duplicate"]),
     "structure": st.booleans(),
-    "to": st.sampled_from(["", "dcp", "dcp-hf"]),
-    "chunks": st.integers(1, 1 << 20),
-    "model_key": TEXT,
-    "optimizer_key": TEXT,
-    "flat_optimizer": st.booleans(),
+    "to": st.sampled_from(["", *NAMED]),
     "inert": st.booleans(),
-    "fill_states": st.booleans(),
     "raw": st.booleans(),
     "tag": TEXT,
     "exclude_frozen_parameters": st.booleans(),
@@ -355,43 +342,6 @@ def test_states_are_written_to_one_option_and_read_from_another() -> None:
             assert not option.about.startswith("Write"), command
 
 
-def test_a_former_name_works_and_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    step = str(DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint")
-    for words, told in FORMER.items():
-        run = ckptconv_here(*words.format(step=step).split())
-        assert run.code == 0, run.err
-        assert run.err.count(f"ckptconv: {told}\n") == 1, words
-        assert "is called" not in ckptconv_here(*words.format(step=step).split(), "-q").err
-        twice = words.format(step=step).replace(" --optimizer", " --states STEP --optimizer", 1)
-        assert ckptconv_here(*twice.replace("STEP", step).split()).code == 2, words
-
-
-FORMER = {
-    "safetensors2dcp {step} a --optimizer {step}": "--optimizer is called --states here.",
-    "convert {step} b --to dcp --optimizer {step}": "--optimizer is called --states here.",
-    "verify {step} b --optimizer {step}": "--optimizer is called --states here.",
-}
-
-
-def test_in_python_too(tmp_path: Path) -> None:
-    step = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
-    for call in (
-        lambda **states: ckptconv.convert(step, tmp_path / "out", to="dcp", **states),
-        lambda **states: ckptconv.verify(step, tmp_path / "out", **states),
-        lambda **states: ckptconv.DistributedReader(step, **states),
-    ):
-        with pytest.warns(FormerName, match="--optimizer is called --states"):
-            call(optimizer=step)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            call(states=step)
-        with pytest.raises(UsageError, match=r"one option|reads the optimizer states"):
-            call(states=step, optimizer=step)
-    with pytest.warns(FormerName, match="--states is called --with-states"):
-        ckptconv.open(step, states=True)  # type: ignore[call-arg]
-
-
 @pytest.mark.parametrize(
     ("python", "words"),
     [
@@ -431,13 +381,6 @@ def test_every_path_may_be_a_file_url(tmp_path: Path) -> None:
     paths = {name: f"{here}/{name}" for name in ("manifest", *STATEMENTS, "depfile")}
     ckptconv.convert(f"{here}/m.pt", f"{here}/out", spool_dir=here, digest="sha256", fsync=False, **paths)
     assert {*paths, "out"} < {path.name for path in tmp_path.iterdir()}
-
-
-def test_the_optimizer_goes_to_a_path(tmp_path: Path) -> None:
-    step = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
-    ckptconv.convert(step, optimizer=tmp_path / "states", dtype="keep", depfile=tmp_path / "m.d")
-    assert (tmp_path / "states").is_dir()
-    assert (tmp_path / "m.d").is_file()
 
 
 # -------------------------------------------------------------------------------------------------------- wrong names

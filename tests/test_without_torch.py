@@ -45,14 +45,15 @@ smoke.main()
 PLAIN = """
 from ckptconv.cli.main import main
 from ckptconv.options.table import OPTIONS
+from pathlib import Path
 import json, smoke, sys
 
-PARTS = "dcp2safetensors", smoke.DCP, "parts", "--max-shard-size", "1KB"
+smoke.write_safetensors(Path("first.safetensors"), {"a.weight": ("F32", [2, 3], bytes(range(24)))})
+PARTS = "pt2safetensors", "model.pt", "parts", "--max-shard-size", "1KB"
 for command in (
     *json.loads(sys.argv[1]),
-    ["dcp2safetensors", smoke.DCP, "dcp", "--max-shard-size", "1KB"],
+    ["safetensors2pt", "first.safetensors", "model.pt"],
     *([[*PARTS, "--part", "0/1"], ["finish", "parts"]] if "part" in OPTIONS else []),
-    ["safetensors2pt", "dcp", "model.pt"],
     ["pt2safetensors", "model.pt", "again.safetensors"],
 ):
     try:

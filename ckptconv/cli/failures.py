@@ -76,7 +76,6 @@ def _options_below(group: Any) -> set[str]:
 # command.
 INPUT_WORDS: dict[str, tuple[str, ...]] = {
     "pt2safetensors": ("pt", "pth", "bin", "ckpt", "pkl", "pickle", "torch", "pytorch"),
-    "dcp2safetensors": ("dcp", "distcp", "fsdp"),
     "convert": ("safetensors", "safetensor", "st"),
 }
 _SUFFIXES = (*TORCH_SUFFIXES, ".safetensors", ".json", ".distcp", "/")

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 
+# Bytes that are given back before an error is reported, for what that imports where memory ran out. They are never
+# written to, so they take no memory before.
+_room = bytearray(4 << 20)
+
+
 def _mend_streams() -> None:
     """Make the standard streams take anything: discard output to a closed one, escape what an encoding lacks."""
     for number in range(3):
@@ -90,6 +95,7 @@ def _run(arguments: list[str], call: Call, answer: tuple[str, int] | None) -> in
             code = _called(arguments, call)
         sys.stdout.flush()
     except BaseException as error:
+        _room.clear()
         from ckptconv.cli.failures import failure_of
 
         failure = failure_of(error)

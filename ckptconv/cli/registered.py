@@ -35,9 +35,9 @@ GROUPS: dict[str, dict[str, str]] = {
         "rows": "ckptconv.features.rows.command:rows",
     },
     STRICT: {
-        "dcp2safetensors": "ckptconv.cli.dcp2safetensors:dcp2safetensors",
+        "dcp2safetensors": "ckptconv.features.dcp.dcp2safetensors:dcp2safetensors",
         "safetensors2pt": "ckptconv.cli.safetensors2pt:safetensors2pt",
-        "safetensors2dcp": "ckptconv.cli.safetensors2dcp:safetensors2dcp",
+        "safetensors2dcp": "ckptconv.features.dcp.safetensors2dcp:safetensors2dcp",
         "virtual": "ckptconv.features.virtual.command:virtual",
     },
 }

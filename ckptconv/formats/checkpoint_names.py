@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 
 from ckptconv.formats import model_files
-from ckptconv.formats.dcp import names as dcp
 from ckptconv.formats.foreign import foreign_directory
 from ckptconv.formats.registered import DESCRIBING, PIPELINES
 from ckptconv.formats.run_names import POINTERS, ZERO
@@ -20,11 +19,13 @@ from ckptconv.storage.paths import basename
 # Weights of other programs: llama.cpp's, Keras', Flax's, onnx's, MLX's, Paddle's, diffusers', tensorizer's.
 _OTHER_SUFFIXES = (".gguf", ".h5", ".keras", ".msgpack", ".onnx", ".npz", ".pdparams", ".dduf", ".tensors")
 _ADAPTER = re.compile(r"adapter_(?:config\.json|model\..*)")
+# Files of torch.distributed.checkpoint.
+_DISTRIBUTED = re.compile(r".*\.distcp|(?:__\d{1,9})?\.metadata", re.DOTALL)
 # Files that trainers save next to the weights: arguments, random states, schedulers.
 _BESIDE = re.compile(
     r"(?:training_args|meta|scheduler|sampler|dl_state_dict|scaler|rng_state|random_states)(?:_\d+)*\.\w+"
 )
-_RANK = re.compile(rf"{MEGATRON_RANK}|{dcp.RANK}|{ZERO}")
+_RANK = re.compile(rf"{MEGATRON_RANK}|{ZERO}")
 # The most levels between the directory with a step and the step's weights: iter_0000100/mp_rank_00/model_optim_rng.pt.
 _LEVELS = 3
 
@@ -51,5 +52,6 @@ def _is_file_of_weights(name: str) -> bool:
     if _BESIDE.fullmatch(name):
         return False
     suffixes = (model_files.SUFFIX, model_files.INDEX, *DESCRIBING, *TORCH_SUFFIXES, *_OTHER_SUFFIXES)
-    known = name.endswith(suffixes) or name in POINTERS or name == STEP_METADATA or dcp.is_part(name)
-    return known or _ADAPTER.fullmatch(name) is not None or foreign_directory([name]) is not None
+    known = name.endswith(suffixes) or name in POINTERS or name == STEP_METADATA
+    known = known or any(pattern.fullmatch(name) for pattern in (_ADAPTER, _DISTRIBUTED))
+    return known or foreign_directory([name]) is not None

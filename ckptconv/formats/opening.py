@@ -11,12 +11,12 @@ from ckptconv.errors import UsageError
 from ckptconv.formats import pipelines
 from ckptconv.formats.detect import complete, open_parts, open_source, with_layout
 from ckptconv.formats.registered import MADE_OF
-from ckptconv.formats.source import Source, with_states_taken
+from ckptconv.formats.source import Source
 from ckptconv.options.registered import placed
 from ckptconv.options.table import Options
 from ckptconv.storage import stores
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import is_pipe, is_same, normalize
+from ckptconv.storage.paths import is_pipe, normalize
 
 
 def opened(
@@ -25,15 +25,15 @@ def opened(
     *,
     key: str = "",
     states: bool = False,
-    **asked: Any,
+    **feature_options: Any,
 ) -> Source:
     """Return the checkpoint `origin`, as `options` ask for it. The other arguments are those of `open_source`, such as
     `options.fitting()`."""
     if not isinstance(origin, Source):
-        settings = {**options.opening(), **asked}
+        settings = {**options.opening(), **feature_options}
         return open_source(normalize(origin), key=key, states=states, **settings)
     source = complete(origin, key=key, states=states, inert=options.inert)
-    layout: dict[str, Any] = {**options.changing(), **options.reaching(), **asked}
+    layout: dict[str, Any] = {**options.changing(), **options.reaching(), **feature_options}
     return with_layout(source, **layout)
 
 
@@ -50,11 +50,10 @@ def all_opened(
     Input from a pipe is read now.
     """
     path = origin.path if isinstance(origin, Source) else normalize(origin)
-    has_own_states = bool(options.to and options.states) and is_same(path, options.states)
-    goes_on = any(module.needs_states(options) for module in _needing(holds))
+    needs_states = any(module.needs_states(options, path) for module in _needing(holds))
     wanted: dict[str, Any] = {
         "key": options.key,
-        "states": "optimizer" in holds or has_own_states or goes_on,
+        "states": "optimizer" in holds or needs_states,
         "recorded": recorded,
         **(options.fitting() if "weights" in holds else {}),
     }
@@ -93,14 +92,7 @@ def fitted(
 
         fitting = [model_alone(source, options.key) for source in fitting]
     for module in _needing(holds):
-        fitting = [module.fitted(source, options) for source in fitting]
-    if options.to and options.states:
-        from ckptconv.formats.states import with_states
-
-        settings = {**options.opening(), **options.fitting()}
-        fitting = [with_states(source, path, options.states, **settings) for source in fitting]
-    if "dcp" in holds:
-        fitting = [source._replace(notes=list(map(with_states_taken, source.notes))) for source in fitting]
+        fitting = [module.fitted(source, options, path) for source in fitting]
     return _ordered(fitting) if options.order else fitting
 
 

@@ -70,8 +70,9 @@ class Lone(NamedTuple):
     part: str = ""
 
 
-# Families of checkpoints beside those of whole models.
+# Families of checkpoints beside those of whole models; and what Megatron-core's are called.
 DCP, DEEPSPEED = "dcp", "deepspeed"
+MEGATRON = "torch_dist checkpoint of Megatron-core"
 # Words in the names of DeepSpeed's files, and keys in them.
 ZERO = ("_states.pt", "fp32.pt", "exp_avg", "optimizer_state.pt", "zero/")
 ZERO_KEYS = ("optimizer_state_dict", "ds_version", "dp_world_size", "mp_world_size")
@@ -81,13 +82,13 @@ RANKS = ("rank", "fsdp", "dp", "shard", "gpu", "worker", "proc")
 # formats, the first one wins.
 FORMATS: tuple[Format, ...] = (
     KnownFormat(SAFETENSORS, "ckptconv.features.nanotron.step"),
-    KnownFormat(DCP, "ckptconv.formats.dcp.read", ".metadata", ".distcp", by="locate", head=b"torch.distributed.c"),
+    KnownFormat(DCP, "ckptconv.features.dcp.read", ".metadata", ".distcp", by="locate", head=b"torch.distributed.c"),
     KnownFormat(DEEPSPEED, "ckptconv.features.deepspeed.read", "_states.pt", "latest", "zero_to_fp32", by="locate"),
     KnownFormat(TORCH, "ckptconv.features.model_parallel.megatron"),
     KnownFormat(TORCH, "ckptconv.features.model_parallel.meta"),
     KnownFormat(TORCH, "ckptconv.features.torch_checkpointing.read", "metadata.pkl", by="locate"),
     KnownFormat(TORCH, "ckptconv.features.ranks.read", *RANKS, by="locate"),
-    KnownFormat(DCP, "ckptconv.formats.dcp.read", by="locate", sniff="sniff_below"),
+    KnownFormat(DCP, "ckptconv.features.dcp.read", by="locate", sniff="sniff_below"),
     KnownFormat(TORCH, "ckptconv.features.torch_checkpointing.read", by="locate", sniff="sniff_below"),
     KnownFormat(TORCH, "ckptconv.features.ranks.read", by="locate", sniff="sniff_below"),
     KnownFormat(DEEPSPEED, "ckptconv.features.deepspeed.read", by="locate", sniff="sniff_below"),
@@ -107,7 +108,7 @@ LONE: tuple[Lone, ...] = (
     Lone("ckptconv.features.megatron_core.alone", ("common.pt",)),
     Lone("ckptconv.features.model_parallel.megatron", ("distrib_optim", "mp_rank_", "tp_rank_"), ("args",)),
     Lone("ckptconv.features.model_parallel.meta", ("consolidated.",), ("tok_embeddings.weight",)),
-    Lone("ckptconv.formats.dcp.shards", ("shard-#",), ("DCP_SHARDING_INFO",)),
+    Lone("ckptconv.features.dcp.shards", ("shard-#",), ("DCP_SHARDING_INFO",)),
     Lone("ckptconv.features.nanotron.step", keys=("data",)),
     Lone("ckptconv.formats.alone"),
     Lone("ckptconv.features.deltas.alone", (".safetensors",)),
@@ -126,24 +127,11 @@ BY_RANK: tuple[str, ...] = (
 )  # fmt: skip
 
 
-class Dialect(NamedTuple):
-    """A program that puts more into directories of torch.distributed.checkpoint: the module that reads it
-    (`dcp/dialects.py` says what it has), and names of files and of values that it is asked of."""
-
-    module: str
-    files: tuple[str, ...]
-    values: tuple[str, ...]
-
-
-# What Megatron-core's are called, and the names of values that it has.
-MEGATRON = "torch_dist checkpoint of Megatron-core"
-_MEGATRON = ("common_state/shard_0_1", "iteration", "checkpoint_version", "args", "optimizer")
-DIALECTS: tuple[Dialect, ...] = (
-    Dialect("ckptconv.features.megatron_core.extra", ("metadata.json", "common.pt"), _MEGATRON),
-)
 # What outputs are made of beside weights: what they hold, and the module. There, `needs_states` tells whether options
-# ask for the optimizer's states, and `fitted` returns a source with all that is needed.
+# ask for the optimizer's states of the checkpoint at a path, and `fitted` returns a source, which was opened as that
+# path, with all that is needed.
 MADE_OF: dict[str, str] = {
+    "dcp": "ckptconv.features.dcp.taking",
     "universal": "ckptconv.features.universal.taking",
 }
 # Safetensors that are no weights: a key in the metadata of their index, and the module. There, `no_weights` returns

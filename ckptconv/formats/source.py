@@ -110,8 +110,6 @@ class Quantized(NamedTuple):
 # The end of notes on optimizer states, which says how to convert them. The result of several checkpoints has none.
 STATES_ARE_CONVERTED = ". Use --optimizer PATH for its states"
 THEIR_STATES_ARE_CONVERTED = "--optimizer PATH for the optimizer states, "
-# The same for states that would go into the checkpoint of the weights.
-_STATES_ARE_TAKEN = ("--optimizer PATH for", "--states PATH for")
 
 
 class StateFacts(NamedTuple):
@@ -408,11 +406,6 @@ class Source(_Fields):
 
 def _without_states(note: str) -> str:
     return note.replace(STATES_ARE_CONVERTED, "").replace(THEIR_STATES_ARE_CONVERTED, "")
-
-
-def with_states_taken(note: str) -> str:
-    """Return a note that says how to convert the optimizer's states into the checkpoint of the weights."""
-    return note.replace(*_STATES_ARE_TAKEN)
 
 
 def combined(source: Source, terms: Sequence[Source], inputs: Mapping[str, Hashable], **computations: Any) -> Source:

@@ -12,7 +12,6 @@ from typing import Any, TypedDict
 
 from ckptconv.options.option import Option
 from ckptconv.options.table import (
-    DISTRIBUTED,
     LOADING,
     OPTIONS,
     VERIFYING,
@@ -25,12 +24,12 @@ TABLES = {
     "VerifyOptions": (VERIFYING, "Options of `verify`."),
     "OpenOptions": (VIEWING, "Options of `open`."),
     "LoadOptions": (LOADING, "Options of `load_state_dict`."),
-    "DistributedOptions": (DISTRIBUTED, "Options of `DistributedReader`."),
 }
 # Further types: the modules of features that have their options and docstring, as `KEYWORDS`.
 FEATURES: dict[str, str] = {
     "AverageOptions": "ckptconv.features.average.options",
     "DiffOptions": "ckptconv.features.diff.options",
+    "DistributedOptions": "ckptconv.features.dcp.distributed_options",
     "FinishOptions": "ckptconv.features.parts.finishing",
     "InspectOptions": "ckptconv.features.inspect.options",
     "MergeOptions": "ckptconv.features.merge.options",

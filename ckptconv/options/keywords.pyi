@@ -65,7 +65,7 @@ class _Sharding(TypedDict, total=False):
 
 
 class _Casting(TypedDict, total=False):
-    """Convert, Verify, Load, Distributed, Average, Merge, Patch, Rows."""
+    """Convert, Verify, Load, Average, Distributed, Merge, Patch, Rows."""
 
     dtype: DTypeName | TorchDType | None
     """Cast floating-point tensors to float32, bfloat16 or float16 (or fp32, bf16, fp16); keep leaves them as they are.
@@ -73,7 +73,7 @@ class _Casting(TypedDict, total=False):
 
 
 class _Choosing(TypedDict, total=False):
-    """Convert, Verify, Open, Load, Distributed, Average, Diff, Inspect, Merge, Patch, Rows."""
+    """Convert, Verify, Open, Load, Average, Diff, Distributed, Inspect, Merge, Patch, Rows."""
 
     key: str | None
     """Convert only this subtree, such as state_dict or optimizer.state; . is everything."""
@@ -83,7 +83,7 @@ class _Choosing(TypedDict, total=False):
 
 
 class _Selecting(TypedDict, total=False):
-    """Convert, Verify, Distributed, Average, Diff, Inspect, Merge, Rows."""
+    """Convert, Verify, Average, Diff, Distributed, Inspect, Merge, Rows."""
 
     include: str | list[str] | tuple[str, ...] | None
     """Convert only tensors whose names match, such as 'model.*'; repeatable."""
@@ -93,7 +93,7 @@ class _Selecting(TypedDict, total=False):
 
 
 class _Renaming(TypedDict, total=False):
-    """Convert, Verify, Distributed, Average, Diff, Merge, Patch, Rows."""
+    """Convert, Verify, Average, Diff, Distributed, Merge, Patch, Rows."""
 
     strip_prefix: str | None
     """Remove PREFIX, such as model., from the beginning of names."""
@@ -110,9 +110,6 @@ class _Tied(TypedDict, total=False):
 
     tied: Literal["alias", "duplicate"] | None
     """Store tied tensors once (alias), or under each of their names (duplicate). Default: alias."""
-
-    chunks: int | str | None
-    """Cut every tensor into N parts along its first dimension, as N ranks save it, each rank into its own files."""
 
     verify: bool
     """Compare the output with the input before publishing it."""
@@ -145,6 +142,9 @@ class _Tied(TypedDict, total=False):
 
     keep: str | list[str] | tuple[str, ...] | None
     """Do not quantize tensors whose names match, such as '*.down_proj.*'; repeatable."""
+
+    chunks: int | str | None
+    """Cut every tensor into N parts along its first dimension, as N ranks save it, each rank into its own files."""
 
     part: tuple[int, int] | list[int] | str | None
     """Convert part I (from 0) of N, and leave it staged for `finish`; auto takes I and N from the environment of
@@ -204,31 +204,8 @@ class _ReadingStates(TypedDict, total=False):
     states, such as INPUT itself."""
 
 
-class _FindingTheModel(TypedDict, total=False):
-    """Convert, Verify, Distributed, Average, Merge, Rows."""
-
-    model_key: str | None
-    """Store the weights under KEY, such as model; . is the top of the state dict; none leaves out the weights, for use
-    with --states."""
-
-
-class _FindingStates(TypedDict, total=False):
-    """Convert, Verify, Distributed, Rows."""
-
-    optimizer_key: str | None
-    """Store the optimizer states under KEY."""
-
-    flat_optimizer: bool
-    """Store each state and setting of a parameter under a key of its own, as torchtitan and
-    flatten_optimizer_state_dict do."""
-
-    fill_states: bool
-    """Write zeros as the optimizer states of parameters that have none yet: torch's strict load requires states for
-    every parameter."""
-
-
 class _Ordering(TypedDict, total=False):
-    """Convert, Verify, Open, Distributed, Diff, Rows."""
+    """Convert, Verify, Open, Diff, Distributed, Rows."""
 
     order: str | os.PathLike[str] | None
     """The order in which the optimizer numbers its parameters. FILE is a list of their names, one per line or in JSON
@@ -289,7 +266,7 @@ class _Attesting(TypedDict, total=False):
 
 
 class _Spooling(TypedDict, total=False):
-    """Convert, Verify, Open, Distributed, Average, Diff, Inspect, Merge, Patch, Rows."""
+    """Convert, Verify, Open, Average, Diff, Distributed, Inspect, Merge, Patch, Rows."""
 
     spool_dir: str | os.PathLike[str] | None
     """Store temporary files in DIR: for pipes, compressed tensors and remote files. Default: next to OUTPUT, or
@@ -300,7 +277,7 @@ class _Spooling(TypedDict, total=False):
 
 
 class _Connecting(TypedDict, total=False):
-    """Convert, Verify, Open, Load, Distributed, Average, Diff, Finish, Inspect, Merge, Patch, Rows, Scan."""
+    """Convert, Verify, Open, Load, Average, Diff, Distributed, Finish, Inspect, Merge, Patch, Rows, Scan."""
 
     storage_options: Mapping[str, Any] | str | None
     """Settings of a store, for fsspec, such as '{"anon": true}'."""
@@ -328,7 +305,7 @@ class _Detecting(TypedDict, total=False):
 
 
 class _Precision(TypedDict, total=False):
-    """Convert, Verify, Open, Load, Distributed, Average, Diff, Merge, Patch, Rows."""
+    """Convert, Verify, Open, Load, Average, Diff, Distributed, Merge, Patch, Rows."""
 
     master: bool
     """For Megatron-core: write the optimizer's fp32 master weights instead of the weights."""
@@ -345,17 +322,40 @@ class _Dequantizing(TypedDict, total=False):
 
 
 class _Mapping(TypedDict, total=False):
-    """Convert, Verify, Open, Distributed, Average, Inspect, Merge, Rows."""
+    """Convert, Verify, Open, Average, Distributed, Inspect, Merge, Rows."""
 
     map: str | os.PathLike[str] | None
     """Give tensors the names and layouts of another program, with a built-in map (`ckptconv maps`) or a file of rules."""
 
 
 class _Measuring(TypedDict, total=False):
-    """Convert, Verify, Open, Distributed, Average, Diff, Inspect, Merge, Rows."""
+    """Convert, Verify, Open, Average, Diff, Distributed, Inspect, Merge, Rows."""
 
     size: Mapping[str, int] | str | list[str] | tuple[str, ...] | None
     """The size of an axis of the map, such as n=32, if shapes and config.json do not give it; repeatable."""
+
+
+class _FindingTheModel(TypedDict, total=False):
+    """Convert, Verify, Average, Distributed, Merge, Rows."""
+
+    model_key: str | None
+    """Store the weights under KEY, such as model; . is the top of the state dict; none leaves out the weights, for use
+    with --states."""
+
+
+class _FindingStates(TypedDict, total=False):
+    """Convert, Verify, Distributed, Rows."""
+
+    optimizer_key: str | None
+    """Store the optimizer states under KEY."""
+
+    flat_optimizer: bool
+    """Store each state and setting of a parameter under a key of its own, as torchtitan and
+    flatten_optimizer_state_dict do."""
+
+    fill_states: bool
+    """Write zeros as the optimizer states of parameters that have none yet: torch's strict load requires states for
+    every parameter."""
 
 
 class _Layers(TypedDict, total=False):
@@ -409,8 +409,6 @@ class ConvertOptions(
     _Structure,
     _Naming,
     _ReadingStates,
-    _FindingTheModel,
-    _FindingStates,
     _Ordering,
     _Working,
     _Publishing,
@@ -426,6 +424,8 @@ class ConvertOptions(
     _Dequantizing,
     _Mapping,
     _Measuring,
+    _FindingTheModel,
+    _FindingStates,
     _Layers,
     total=False,
 ):
@@ -444,8 +444,6 @@ class VerifyOptions(
     _Tied,
     _Structure,
     _Naming,
-    _FindingTheModel,
-    _FindingStates,
     _Ordering,
     _Working,
     _Publishing,
@@ -461,6 +459,8 @@ class VerifyOptions(
     _Dequantizing,
     _Mapping,
     _Measuring,
+    _FindingTheModel,
+    _FindingStates,
     _Layers,
     total=False,
 ):
@@ -503,25 +503,6 @@ class LoadOptions(_Casting, _Choosing, _Connecting, _Undecoded, _SingleFile, _Pr
     """Options of `load_state_dict`."""
 
 
-class DistributedOptions(
-    _Casting,
-    _Choosing,
-    _Selecting,
-    _Renaming,
-    _ReadingStates,
-    _FindingTheModel,
-    _FindingStates,
-    _Ordering,
-    _Spooling,
-    _Connecting,
-    _Precision,
-    _Mapping,
-    _Measuring,
-    total=False,
-):
-    """Options of `DistributedReader`."""
-
-
 class AverageOptions(
     _Sharding,
     _Casting,
@@ -530,7 +511,6 @@ class AverageOptions(
     _Renaming,
     _Tied,
     _Structure,
-    _FindingTheModel,
     _Working,
     _Publishing,
     _Planning,
@@ -543,6 +523,7 @@ class AverageOptions(
     _Dequantizing,
     _Mapping,
     _Measuring,
+    _FindingTheModel,
     _NamingCheckpoints,
     total=False,
 ):
@@ -614,6 +595,25 @@ class DiffOptions(
     """The version number of B; A is version N - 1. Default: 1."""
 
 
+class DistributedOptions(
+    _Casting,
+    _Choosing,
+    _Selecting,
+    _Renaming,
+    _ReadingStates,
+    _Ordering,
+    _Spooling,
+    _Connecting,
+    _Precision,
+    _Mapping,
+    _Measuring,
+    _FindingTheModel,
+    _FindingStates,
+    total=False,
+):
+    """Options of `DistributedReader`."""
+
+
 class FinishOptions(_Publishing, _Overwriting, _Attesting, _Connecting, total=False):
     """Options of `finish`."""
 
@@ -651,7 +651,6 @@ class MergeOptions(
     _Renaming,
     _Tied,
     _Structure,
-    _FindingTheModel,
     _Working,
     _Publishing,
     _Planning,
@@ -664,6 +663,7 @@ class MergeOptions(
     _Dequantizing,
     _Mapping,
     _Measuring,
+    _FindingTheModel,
     _NamingCheckpoints,
     total=False,
 ):
@@ -703,8 +703,6 @@ class RowsOptions(
     _Structure,
     _Naming,
     _ReadingStates,
-    _FindingTheModel,
-    _FindingStates,
     _Ordering,
     _Working,
     _Publishing,
@@ -720,6 +718,8 @@ class RowsOptions(
     _Dequantizing,
     _Mapping,
     _Measuring,
+    _FindingTheModel,
+    _FindingStates,
     _Layers,
     total=False,
 ):

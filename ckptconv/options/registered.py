@@ -19,6 +19,7 @@ FEATURES: Mapping[str, str] = {
     "quantized": "dequantize quantize requantize keep",
     "provenance": "attest",
     "maps": "map size",
+    "dcp": "chunks model_key optimizer_key flat_optimizer fill_states",
     "like": "like partial fill",
     "universal": "universal zero_stage fresh_optimizer",
     "parts": "part",

@@ -144,14 +144,6 @@ class Options(Given):
         common=True,
         fallback={"convert": "from the name of OUTPUT"},
     )
-    chunks: int | None = deciding(
-        counted(1, 1 << 20),
-        "Cut every tensor into N parts along its first dimension, as N ranks save it, each rank into its own files.",
-        metavar="N",
-        group=OUTPUT,
-        common="safetensors2dcp",
-        fallback={"safetensors2dcp": "1, or as --like says"},
-    )
     states: str = option(
         PATH,
         "Also write optimizer states, from PATH: the --optimizer output of another conversion, or a checkpoint with "
@@ -159,34 +151,6 @@ class Options(Given):
         metavar="PATH",
         group=TAKE,
         common="safetensors2dcp verify",
-    )
-    model_key: str = deciding(
-        TEXT,
-        "Store the weights under KEY, such as model; . is the top of the state dict; none leaves out the weights, for "
-        "use with --states.",
-        metavar="KEY",
-        group=NAMING,
-        fallback={"safetensors2dcp": ".; model in a torch_checkpointing step; or as --like says"},
-    )
-    optimizer_key: str = deciding(
-        TEXT,
-        "Store the optimizer states under KEY.",
-        metavar="KEY",
-        group=NAMING,
-        fallback={"safetensors2dcp": "optimizer, or as --like says"},
-    )
-    flat_optimizer: bool = deciding(
-        FLAG,
-        "Store each state and setting of a parameter under a key of its own, as torchtitan and "
-        "flatten_optimizer_state_dict do.",
-        group=NAMING,
-    )
-
-    fill_states: bool = deciding(
-        FLAG,
-        "Write zeros as the optimizer states of parameters that have none yet: torch's strict load requires states "
-        "for every parameter.",
-        group=NAMING,
     )
 
     order: str = option(
@@ -482,12 +446,6 @@ VIEWING = {name: option for name, option in OPENING.items() if name != "states"}
     "with_states partial fill", {**OPTIONS, **options_in(_Opening)}
 )
 LOADING = named_in(f"key dtype dequantize tag {_AS_IT_IS} master unstack storage_options")
-# Commands in which `states` had the name of the option that writes them.
-STATES_READ = OPTIONS["states"].explained(OPTIONS["states"].about, former="--optimizer")
-DISTRIBUTED = named_in(
-    f"dtype {_TAKEN} {_NAMED} states model_key optimizer_key flat_optimizer fill_states order {_READ} {_REACHED}",
-    {**OPTIONS, "states": STATES_READ},
-)
 # The same `to`, for outputs that are checkpoints of torch.distributed.checkpoint if it is given.
 TO_CHECKPOINT = OPTIONS["to"].explained(
     "Write a checkpoint of torch.distributed.checkpoint: .distcp files (dcp), or the safetensors shards of its "

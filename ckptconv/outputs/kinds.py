@@ -5,7 +5,7 @@ An option that no entry of a kind's tables names has its effect in every output 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from types import MappingProxyType
@@ -50,7 +50,10 @@ class OutputKind(NamedTuple):
     that share a value are distinguished by the name. `compared` is the way to verify it: by `pairs` of the module of
     that name, with a reader of safetensors or of torch, with its plan, or, if it is "", not at all. `plan` is the
     module whose `plan` plans it. `called` is the usual word for a file whose name has one of the `suffixes`. `key` is
-    the key of the weights in it if the user names none.
+    the key of the weights in it if the user names none. `check` raises UsageError for options that contradict it.
+    `divided` returns the paths of the outputs that it consists of, below its own, with the options of each; None if it
+    is one. `like` is the module whose `like` returns the targets and options of an output that is cut like the
+    checkpoint that `--like` names; "" if that is a reference.
     """
 
     holds: str
@@ -63,22 +66,28 @@ class OutputKind(NamedTuple):
     plan: str = "ckptconv.outputs.planning"
     called: str = ""
     key: str = ""
+    check: Callable[[Options], None] | None = None
+    divided: Callable[[str, Options], dict[str, Options]] | None = None
+    like: str = ""
 
 
 class OfFeature(NamedTuple):
-    """A kind of output that a feature writes: `kind.py` in its folder, which is imported when an output is of this
-    kind, has its entry as `KIND`. `holds`, `suffixes` and `to` are those of its entry; `option` asks for it in addition
-    to OUTPUT. The line stays in a copy without the feature: the kind is refused by name then."""
+    """A kind of output that a feature writes: `kind.py` in its folder, or `entry`, if it writes several kinds. That is
+    imported when an output is of this kind, and has its entry as `KIND`. `holds`, `suffixes` and `to` are those of its
+    entry; `option` asks for it in addition to OUTPUT; `folders` are the names of those that it may consist of. The line
+    stays in a copy without the feature: the kind is refused by name then."""
 
     feature: str
     holds: str
     suffixes: tuple[str, ...] = ()
     to: str = ""
     option: str = ""
+    entry: str = "kind"
+    folders: tuple[str, ...] = ()
 
     @property
     def module(self) -> str:
-        return f"ckptconv.features.{self.feature}.kind"
+        return f"ckptconv.features.{self.feature}.{self.entry}"
 
     @property
     def exists(self) -> bool:
@@ -94,7 +103,8 @@ _STATES = {
     "exclude_frozen_parameters": "has no effect: frozen parameters have no optimizer states",
     "copy_config": "copies nothing: from_pretrained reads no optimizer states",
 }
-_CHECKPOINT = {"copy_config": "copies nothing: from_pretrained reads no checkpoint of torch.distributed.checkpoint"}
+# The directories of a step that accelerate loads with FSDP2: of the weights, and of the optimizer's states.
+ACCELERATE = ("pytorch_model_fsdp_0", "optimizer_0")
 
 
 # Kinds by name. The path of an output and the options decide its kind.
@@ -116,50 +126,9 @@ _EVERY: Mapping[str, OutputKind | OfFeature] = {
     "states": OutputKind("optimizer", "directory", {**ELSEWHERE, **OF_MODELS}, _STATES, compared=SAFETENSORS),
     "states-file": OutputKind("optimizer", "file", {**ELSEWHERE, **OF_MODELS}, _STATES, compared=SAFETENSORS),
     "universal": OfFeature("universal", "universal", to="universal", option="universal"),
-    "dcp": OutputKind(
-        "dcp",
-        "dcp",
-        {**OF_UNIVERSAL, **OF_WEIGHTS, **OF_MODELS, **OF_CODES},
-        _CHECKPOINT,
-        to="dcp",
-        compared="ckptconv.verification.dcp",
-        plan="ckptconv.outputs.dcp_output",
-    ),
-    "dcp-hf": OutputKind(
-        "dcp",
-        "dcp-hf",
-        {**OF_UNIVERSAL, **OF_WEIGHTS, **OF_MODELS, **OF_CODES},
-        {
-            **_CHECKPOINT,
-            "tied": "has no effect on safetensors shards, where every name has its own bytes",
-            **dict.fromkeys(("opaque", "structure"), "has no effect on safetensors shards, which hold only tensors"),
-        },
-        to="dcp-hf",
-        compared="ckptconv.verification.dcp",
-        plan="ckptconv.outputs.dcp_output",
-    ),
-    "accelerate": OutputKind(
-        "dcp",
-        "dcp",
-        {
-            **OF_UNIVERSAL,
-            **OF_WEIGHTS,
-            **OF_MODELS,
-            **OF_CODES,
-            "like": (
-                "{} applies to one checkpoint of torch.distributed.checkpoint, but this output has two.",
-                "Give --chunks N.",
-            ),
-            **dict.fromkeys(
-                ("model_key", "optimizer_key", "flat_optimizer"),
-                ("{} cannot be used here: accelerate prescribes the keys of the states.", ""),
-            ),
-        },
-        _CHECKPOINT,
-        to="accelerate",
-        compared="ckptconv.verification.dcp",
-        plan="ckptconv.outputs.accelerate",
-    ),
+    "dcp": OfFeature("dcp", "dcp", to="dcp"),
+    "dcp-hf": OfFeature("dcp", "dcp", to="dcp-hf", entry="shards_kind"),
+    "accelerate": OfFeature("dcp", "dcp", to="accelerate", entry="accelerate_kind", folders=ACCELERATE),
     "torch-checkpointing": OfFeature("torch_checkpointing", "dcp", to="torch-checkpointing"),
 }
 KINDS = {name: kind for name, kind in _EVERY.items() if isinstance(kind, OutputKind) or kind.exists}
@@ -179,6 +148,8 @@ OTHER_WORDS = {
     **dict.fromkeys(("fsdp", "fsdp2", "distcp", "torchtitan", "distributed"), "dcp"),
 }
 CHECKPOINTS = tuple(to for to, (kind, *_) in NAMED.items() if KINDS[kind].holds == "dcp")
+# The kinds that consist of several outputs, each in a folder of a known name.
+DIVIDED = {name: kind for name, kind in KINDS.items() if isinstance(kind, OfFeature) and kind.folders}
 # The options that ask for further outputs.
 FURTHER = ("optimizer", *(kind.option for kind in KINDS.values() if isinstance(kind, OfFeature) and kind.option))
 

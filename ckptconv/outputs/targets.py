@@ -1,4 +1,4 @@
-"""Determines where outputs go: what an output's name means, and whether anything may be written under it."""
+"""Determine the places of outputs: the meaning of an output's name, and whether it may be written to."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ckptconv.errors import FailedError, UsageError
 from ckptconv.formats import model_files
 from ckptconv.formats.companions import CONFIG, is_companion_name
-from ckptconv.formats.dcp.names import FILE, METADATA
-from ckptconv.formats.dcp.names import SUFFIX as DCP_SUFFIX
 from ckptconv.formats.run_names import LATEST_UNIVERSAL, POINTERS
 from ckptconv.formats.source import ADAPTER, MODEL, STEMS, Source
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
@@ -42,9 +40,6 @@ from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize, real_place, resolved_name
 from ckptconv.text import Proposed, reason, some
 
-if TYPE_CHECKING:
-    from ckptconv.formats.dcp.layout import Layout
-
 MANIFEST = f"{HIDDEN}manifest.json"
 # Names of the files of an output, as a pattern. A new output replaces those that an earlier one left.
 _OUTPUT_NAMES = {
@@ -63,42 +58,29 @@ def _is_output_of(stem: str, name: str) -> bool:
     return re.fullmatch(_OUTPUT_NAMES[stem], name) is not None
 
 
-# The name of the shard of a rank, as torch's HuggingFaceStorageWriter has it.
-_OF_RANK = f"shard-{{}}-model-00001-of-00001{model_files.SUFFIX}"
-
-
-def shard_name(number: int) -> str:
-    """Return the name of the shard of rank `number`, from 1."""
-    return _OF_RANK.format(f"{number:05d}")
-
-
 class Directory(NamedTuple):
-    """A kind of output directory: the file that makes it complete, which gets its name last, and a function that tells
-    which names its own files can have. `copies`: files of the source may be copied to it."""
+    """A kind of output directory: the file that makes it complete, which gets its name last, and a predicate of the
+    names that its own files can have. `copies`: files of the source may be copied to it. `shards`: the endings of names
+    of files that are not small."""
 
     last: str
     is_file: Callable[[str], bool]
     copies: bool = False
+    shards: tuple[str, ...] = (model_files.SUFFIX,)
 
     def may_have(self, name: str) -> bool:
         """Whether it can have a file of that name, of its own or copied."""
         return self.is_file(name) or (self.copies and is_companion_name(name))
 
 
-# Checkpoints of torch.distributed.checkpoint have the names that torch gives them. Of safetensors shards, which have no
-# index, the first comes last: without it, readers see that the others are no checkpoint.
-_CHECKPOINT_NAMES = rf"{FILE}|{re.escape(METADATA)}|{re.escape(MANIFEST)}"
-_SHARDS_NAMES = _OF_RANK.replace(".", r"\.").format(r"\d{5}") + f"|{re.escape(MANIFEST)}"
-# How a directory lies on a disk whose files have the names of a library's own, by how these begin.
+# The forms of directories whose files have the names of a library's own, by the prefix of these.
 FORMS = {stem: stem for stem in STEMS} | {MODEL: "directory", ADAPTER: "adapter"}
-# By how an output lies on a disk: see `Target.form`. Of a feature's, the module that has it as `DIRECTORY`.
+# Kinds of directories by the form of an output: see `Target.form`. For a feature's, the module with its `DIRECTORY`.
 DIRECTORIES: Mapping[str, Directory | str] = {
     **{
         form: Directory(f"{stem}{model_files.INDEX_SUFFIX}", functools.partial(_is_output_of, stem), copies=True)
         for stem, form in FORMS.items()
     },
-    "dcp": Directory(METADATA, lambda name: re.fullmatch(_CHECKPOINT_NAMES, name) is not None),
-    "dcp-hf": Directory(shard_name(1), lambda name: re.fullmatch(_SHARDS_NAMES, name) is not None),
     **{form: kind.module for form, kind in KINDS.items() if isinstance(kind, OfFeature) and kind.to in CHECKPOINTS},
 }
 
@@ -118,10 +100,10 @@ def kind_of_directory(form: str) -> Directory:
 # A single file of a sharded set gets the name that it would have among the others.
 _TORCH_STEM = "pytorch_model"
 _SHARD_STEM = rf"^{_TORCH_STEM}(?={NUMBERED}$)"
-# How the name of a file ends; what ends in a number or a version, such as llama-3.1-8b and run.v2, may be a directory.
+# The ending of a file's name; a name with a number or a version, such as llama-3.1-8b and run.v2, may be a directory's.
 _ENDING = re.compile(r"(?<=[^/.])\.(?!v?\d)\w+$")
-CHECKPOINT_SUFFIXES = (*TORCH_SUFFIXES, ".json", DCP_SUFFIX, ".pkl")
-# No directory of torch.distributed.checkpoint ends so. Lightning's end in .ckpt.
+CHECKPOINT_SUFFIXES = (*TORCH_SUFFIXES, ".json", ".distcp", ".pkl")
+# No directory of files that ranks load together ends so. Lightning's end in .ckpt.
 _FILE_SUFFIXES = (model_files.SUFFIX, *(suffix for suffix in CHECKPOINT_SUFFIXES if suffix != ".ckpt"))
 
 
@@ -129,29 +111,28 @@ _FILE_SUFFIXES = (model_files.SUFFIX, *(suffix for suffix in CHECKPOINT_SUFFIXES
 _STREAMS = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/self/fd/")
 _NAMED = "Give the name of a file or a directory."
 _STATES = "Give --states PATH."
-# The two directories of accelerate, as a value of `to`; and the value of `model_key` without weights.
-ACCELERATE, NO_WEIGHTS = "accelerate", "none"
 
 
 class Target(NamedTuple):
-    """Where an output goes, and of which of `KINDS` it is.
+    """The place of an output, and which of `KINDS` it is.
 
     `replaces` are files in the directory that an earlier output has copied there; the names of its own begin with
-    `stem`. A checkpoint of torch.distributed.checkpoint is cut like `layout` if that is given. `options` are its own,
-    if they are others than those of the conversion. `proposed` is its path where nobody typed that as OUTPUT.
+    `stem`. It is cut like `layout` if a feature gives one, which has the paths of the files that it was read from as
+    `behind`. `options` are its own, if they are others than those of the conversion. `proposed` is its path if the user
+    did not type it as OUTPUT.
     """
 
     path: str
     kind: str
     replaces: frozenset[str] = frozenset()
-    layout: Layout | None = None
+    layout: Any = None
     options: Options | None = None
     stem: str = MODEL
     proposed: Proposed | None = None
 
     @property
     def holds(self) -> str:
-        """What is in it, as manifests call it."""
+        """The word of manifests for its content."""
         return entry_of(self.kind).holds
 
     @property
@@ -181,7 +162,7 @@ class Target(NamedTuple):
 
 
 def pointer_of(directory: str) -> str:
-    """Return the path of the file that names a universal checkpoint, which lies beside its `directory`."""
+    """Return the path of the file that names a universal checkpoint, which lies next to its `directory`."""
     above = dirname(directory)
     return LATEST_UNIVERSAL if above == "." and not directory.startswith("./") else join(above, LATEST_UNIVERSAL)
 
@@ -193,38 +174,24 @@ def final_path(path: str, form: str, name: str) -> str:
     return path if form == "file" else join(path, name)
 
 
-def of_accelerate(path: str, options: Options) -> dict[str, Options]:
-    """Return the directories of a step that accelerate loads with FSDP2, and the options with which each is written.
-
-    Source: accelerate/utils/fsdp_utils.py (load_fsdp_model, load_fsdp_optimizer) of accelerate 1.0 to 1.15.
-    """
-    alone = options.replaced(to="dcp", model_key="model", states="")
-    found = {join(path, "pytorch_model_fsdp_0"): alone}
-    if options.states:
-        found[join(path, "optimizer_0")] = options.replaced(to="dcp", model_key=NO_WEIGHTS, optimizer_key="optimizer")
-    return found
-
-
 def targets_of(named: Mapping[str, str], options: Options) -> list[Target]:
-    """Return the targets of outputs that are named by what they hold. Raise UsageError if one cannot be put there."""
+    """Return the targets of outputs, `named` by their content. Raise UsageError if one cannot be put there."""
     if options.to not in CHECKPOINTS:
         return [_resolve(holds, path, options) for holds, path in named.items()]
-    check_checkpoint(options)
-    return _checkpoints(named["weights"], options)
-
-
-def _checkpoints(path: str, options: Options) -> list[Target]:
-    """Return the targets of what `options.to` names, at `path`: one directory, or those of accelerate."""
-    if options.to != ACCELERATE:
+    kind, path = NAMED[options.to][0], named["weights"]
+    entry = entry_of(kind)
+    if entry.check:
+        entry.check(options)
+    if not entry.divided:
         return [resolve_output(path, options)]
-    check_directory(Location(normalize(path), dict(options.storage_options)))
-    halves = of_accelerate(normalize(path), options)
-    return [resolve_output(one, own)._replace(kind=ACCELERATE, options=own) for one, own in halves.items()]
+    check_directory(Location(normalize(path), dict(options.storage_options)), options.to)
+    parts = entry.divided(normalize(path), options)
+    return [resolve_output(name, half)._replace(kind=kind, options=half) for name, half in parts.items()]
 
 
 def named_outputs(output: str | None, options: Options) -> tuple[dict[str, str], Options]:
-    """Return the path of each output that has a name, by what it holds, and the options of all of them: `to` is left
-    where the name does not say as much. Raise UsageError for options that contradict the name, or one another."""
+    """Return the path of each output that has a name, by its content, and the options of all of them: `to` is left if
+    the name does not say it. Raise UsageError for options that contradict the name, or one another."""
     to = options.to
     if to:
         _check_alone(output, options)
@@ -244,15 +211,15 @@ def named_outputs(output: str | None, options: Options) -> tuple[dict[str, str],
 
 
 def _check_alone(output: str | None, options: Options) -> None:
-    """Raise UsageError for a kind of output that needs a name and has none, or that is asked for beside another."""
+    """Raise UsageError for a kind of output that needs a name and has none, or that is requested with another."""
     others = further(options)
     if KINDS[NAMED[options.to][0]].holds == "weights":
         if output is None and others:
             raise UsageError(f"--to {options.to} gives the kind of OUTPUT, but OUTPUT is missing.", "Name it.")
         return
     if output is None:
-        called = "A checkpoint of torch.distributed.checkpoint" if options.to in CHECKPOINTS else f"--to {options.to}"
-        raise UsageError(f"{called} needs an OUTPUT: a directory.")
+        called = entry_of(NAMED[options.to][0]).called or f"--to {options.to}"
+        raise UsageError(f"{called[0].upper()}{called[1:]} needs an OUTPUT: a directory.")
     for option in others.keys() - {"optimizer"}:
         raise UsageError(f"--to and {flag(option)} are two outputs.", "Write one after the other.")
 
@@ -268,8 +235,8 @@ def _check_said(path: str, to: str) -> None:
 
 
 def _resolve(holds: str, path: str, options: Options) -> Target:
-    """Return the target of what `holds` weights, optimizer states or a training, or a checkpoint of
-    torch.distributed.checkpoint. Raise UsageError if that cannot be put at `path`."""
+    """Return the target of an output that `holds` weights, optimizer states or a training. Raise UsageError if it
+    cannot be put at `path`."""
     path = normalize(path)
     if holds != "weights" and not isinstance(path, Proposed):
         path = Proposed(path, f"Give another path to --{holds}, or --overwrite to replace it.")
@@ -300,7 +267,8 @@ def resolve_output(path: str, options: Options) -> Target:
     place = Location(path, dict(options.storage_options))
     entry = place.entry
     if options.to in CHECKPOINTS:
-        return _resolve_checkpoint(place, options)
+        check_directory(place, options.to)
+        return Target(place.path, options.to, proposed=_proposed(place.path))
     if options.to and not kind_by_suffix(path):
         return _resolve_unsaid(place, options)
     kind, is_restored = kind_of(path), options.family == model_files.SAFETENSORS
@@ -360,37 +328,18 @@ def _resolve_tree(path: str, kind: str, options: Options) -> Target:
     return Target(real_place(path), kind, proposed=_proposed(path))
 
 
-def _resolve_checkpoint(place: Location, options: Options) -> Target:
-    """Return the target of a checkpoint of torch.distributed.checkpoint."""
-    check_directory(place)
-    return Target(place.path, options.to, proposed=_proposed(place.path))
-
-
-def check_directory(place: Location) -> None:
-    """Raise UsageError for the place of a checkpoint of torch.distributed.checkpoint that is a file, or named so."""
+def check_directory(place: Location, to: str) -> None:
+    """Raise UsageError for the place of a directory that is a file, or named so; `to` asks for its kind."""
     path = place.path
     if place.kind not in ("directory", "missing") or path.endswith(_FILE_SUFFIXES):
         raise UsageError(
-            f"{path} is the name of a file, but a checkpoint of torch.distributed.checkpoint is a directory.",
+            f"{path} is the name of a file, but {entry_of(NAMED[to][0]).called} is a directory.",
             "Give the name of a directory.",
         )
 
 
 def _proposed(path: str) -> Proposed | None:
     return path if isinstance(path, Proposed) else None
-
-
-def check_checkpoint(options: Options) -> None:
-    """Raise UsageError for options that contradict an output of torch.distributed.checkpoint."""
-    for name in ("optimizer_key", "flat_optimizer", "fill_states") if not options.states else ():
-        if is_set(name, options):
-            raise UsageError(f"{flag(name)} applies only to optimizer states, and none were requested.", _STATES)
-    if is_set("like", options) and options.chunks is not None:
-        raise UsageError("--chunks and --like both say how to cut tensors: give one of them.")
-    if options.model_key == NO_WEIGHTS and not options.states:
-        raise UsageError("--model-key none leaves out the weights, so nothing is left to write.", _STATES)
-    if options.to not in ("dcp", ACCELERATE) and options.max_shard_size:
-        raise UsageError("--max-shard-size cannot be used here: each rank has one file.", "Give --chunks N.")
 
 
 def check_file(path: str, option: str, storage_options: Mapping[str, Any]) -> None:
@@ -408,8 +357,8 @@ def check_file(path: str, option: str, storage_options: Mapping[str, Any]) -> No
 
 
 def check_place(path: str, storage_options: Mapping[str, Any], option: str = "") -> None:
-    """Raise an error if nothing can be put at `path`, an output or what `option` names, by a rename: where a pipe or a
-    device is, it would be gone. Raise UnsafeError if a stranger's link is on the way."""
+    """Raise an error if no file can be put at `path`, an output or a path in `option`, by a rename: a pipe or a device
+    there would be gone. Raise UnsafeError if a stranger's link is on the way."""
     called = f"{option} {path}".lstrip()
     if is_remote(path):
         from ckptconv.storage.uploads import check_writable
@@ -430,7 +379,7 @@ def check_place(path: str, storage_options: Mapping[str, Any], option: str = "")
 def files_behind(source: Source) -> list[str]:
     """Return the paths of the files from which `source` was read, and of those that point to it; some may not exist."""
     within = _within(source)
-    own = [] if within == source.path else [source.path]
+    named = [] if within == source.path else [source.path]
     beside = [join(place, name) for place in (within, dirname(within.rstrip("/"))) for name in POINTERS]
     copies = [file.path for file in source.training.copies] if source.training else []
     is_ours = source.family == model_files.SAFETENSORS
@@ -442,7 +391,7 @@ def files_behind(source: Source) -> list[str]:
     indices = [
         join(within, name) for name in listed if name.endswith(".index.json") and (is_ours or not is_output_name(name))
     ]
-    return [*own, *source.shards, *indices, *named_inputs(source), *copies, *source.pointers, *beside]
+    return [*named, *source.shards, *indices, *named_inputs(source), *copies, *source.pointers, *beside]
 
 
 def named_inputs(source: Source) -> list[str]:
@@ -459,7 +408,7 @@ def _within(source: Source) -> str:
 
 def is_beside(path: str, sources: Iterable[Source]) -> bool:
     """Whether the directory `path` is that of one of the `sources`."""
-    read = [one.path for one in sources if is_remote(one.path) or os.path.lexists(one.path)]
+    read = [source.path for source in sources if is_remote(source.path) or os.path.lexists(source.path)]
     return resolved_name(path) in map(resolved_name, (*read, *map(dirname, read)))
 
 
@@ -511,18 +460,18 @@ def suffix_of(to: str) -> str:
     return next((ending for kind in NAMED[to] for ending in KINDS[kind].suffixes), "") if to else model_files.SUFFIX
 
 
-def default_output(source: Source, asked: Location, suffix: str = model_files.SUFFIX) -> str:
-    """Return the path of an output that was given no name: beside the input, for which the user gave `asked`. It is one
-    file if `suffix` is another one than that of safetensors.
+def default_output(source: Source, typed: Location, suffix: str = model_files.SUFFIX) -> str:
+    """Return the path of an output without a name: next to the input, which the user gave as `typed`. It is one file if
+    `suffix` is another one than that of safetensors.
 
-    What comes from the hub is written to the current directory. Raise UsageError for an input in safetensors, whose
-    output would have the same name.
+    The output of an input from the hub is written to the current directory. Raise UsageError for an input in
+    safetensors, whose output would have the same name.
     """
     if suffix != model_files.SUFFIX:
-        return _one_file(asked, suffix)
-    is_directory = asked.at(source.path).kind == "directory"
-    if stores.at(asked.path).repository:
-        return _here(asked.path, is_directory)
+        return _one_file(typed, suffix)
+    is_directory = typed.at(source.path).kind == "directory"
+    if stores.at(typed.path).repository:
+        return _here(typed.path, is_directory)
     if source.family == model_files.SAFETENSORS:
         raise UsageError(
             f"{source.path} is already in safetensors, so it needs an OUTPUT.",
@@ -532,32 +481,32 @@ def default_output(source: Source, asked: Location, suffix: str = model_files.SU
         return source.path if is_directory else dirname(source.path)
     if is_directory:
         # A run's directory may stand for the checkpoint of a step in it.
-        path = asked.path if asked.kind == "directory" else source.path
+        path = typed.path if typed.kind == "directory" else source.path
         path = path.rstrip("/") or path
         named = path if is_remote(path) or basename(path) not in ("", ".", "..") else os.path.abspath(path)
         return f"{named}-{model_files.SUFFIX[1:]}"
     stem, _ = os.path.splitext(source.path)
     directory, slash, name = stem.rpartition("/")
-    beside = asked.at(dirname(source.path))
+    beside = typed.at(dirname(source.path))
     if name == _TORCH_STEM and CONFIG in beside.names and f"{MODEL}{model_files.SUFFIX}" not in beside.names:
         name = MODEL  # which from_pretrained looks for
     return directory + slash + file_name(name)
 
 
-def _one_file(asked: Location, suffix: str) -> str:
-    """Return the path of the one file, which ends in `suffix`, that the output for `asked` is."""
-    path = asked.path.rstrip("/")
+def _one_file(typed: Location, suffix: str) -> str:
+    """Return the path of the output of `typed`, one file, which ends in `suffix`."""
+    path = typed.path.rstrip("/")
     if stores.at(path).repository:
         path = basename(stores.at(path).plain(path))
     elif basename(path) in ("", ".", ".."):
         path = os.path.abspath(path)
-    is_directory = asked.kind == "directory"
+    is_directory = typed.kind == "directory"
     return file_name(path if is_directory else os.path.splitext(path.removesuffix(".index.json"))[0], suffix)
 
 
-def _here(asked: str, is_directory: bool) -> str:
-    """Return the name, in the current directory, of the output for `asked`, which is on the hub."""
-    name = basename(stores.at(asked).plain(asked.rstrip("/")))
+def _here(typed: str, is_directory: bool) -> str:
+    """Return the name, in the current directory, of the output of `typed`, which is on the hub."""
+    name = basename(stores.at(typed).plain(typed.rstrip("/")))
     if is_directory:
         return f"{name}/" if _ENDING.search(name) else name
     return file_name(os.path.splitext(name)[0])

@@ -44,7 +44,7 @@ class Task(NamedTuple):
 
 
 class Elsewhere(NamedTuple):
-    """What another process needs to run a task. `records` are for checking checksums; None if it checks none."""
+    """The settings that another process needs for a task. `records` are for checksums; None if it checks none."""
 
     storage_options: Mapping[str, Any]
     spool_dir: str
@@ -53,7 +53,7 @@ class Elsewhere(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class Result:
-    """A finished file, and what it took to make it."""
+    """A finished file, and the figures of its making."""
 
     finished: FinishedFile
     tally: Tally = field(default_factory=Tally)

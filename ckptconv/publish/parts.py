@@ -1,6 +1,6 @@
 """Conversions in parts: a process makes some files of its outputs and leaves them staged, until another publishes all.
 
-Features divide the work; `Part` is what publishing asks of one. `PlanDescription` is what the last process must know.
+Features divide the work; `Part` is their interface to publishing. `PlanDescription` informs the last process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ckptconv.outputs.planning import Output
     from ckptconv.plan import FilePlan
 
-# By the option that asks for a part: the module that has `part_of`, which returns the part of the option's value.
+# The modules with `part_of`, which returns the part of an option's value, by the option.
 PARTS: dict[str, str] = {
     "part": "ckptconv.features.parts.making",
 }
@@ -26,10 +26,10 @@ PARTS: dict[str, str] = {
 class Part(Protocol):
     """A part of a conversion.
 
-    `name` is that in reports. The one that `is_first` compares what is stored more than once. `check` raises UsageError
+    `name` is that in reports. The one that `is_first` compares tensors that are stored twice. `check` raises UsageError
     for outputs or options that parts cannot have. `files_of` returns the files to make of an output, given its place
-    among the outputs; `described` what is left in its staging for who publishes it, given its inputs by name, and what
-    it may replace.
+    among the outputs; `described` the description in its staging for the process that publishes it, given its inputs by
+    name, and its permissions.
     """
 
     @property

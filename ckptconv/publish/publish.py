@@ -128,10 +128,10 @@ def staging_for(
     if not is_remote(path):
         return LocalStaging(path, plan_id, options.fsync, shared, index, is_ours)
     place, memory = Location(path, dict(options.storage_options)), options.buffers(far=True) // 2
-    if in_parts and is_ours:
+    if in_parts and directory and is_ours:
         from ckptconv.publish.staging.remote_parts import PartsOnStore
 
-        return PartsOnStore(place, plan_id, memory, index, is_ours, shared)
+        return PartsOnStore(place, plan_id, memory, index, is_ours, shared, directory.shards)
     from ckptconv.publish.staging.remote import UploadStaging
 
     return UploadStaging(place, plan_id, memory, index, is_ours)

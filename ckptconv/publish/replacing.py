@@ -20,8 +20,8 @@ from ckptconv.formats.companions import is_companion_name
 from ckptconv.formats.run_names import LATEST_UNIVERSAL
 from ckptconv.formats.source import Source
 from ckptconv.outputs.computed import terms_of
+from ckptconv.outputs.kinds import DIVIDED
 from ckptconv.outputs.targets import (
-    ACCELERATE,
     FORMS,
     MANIFEST,
     check_file,
@@ -110,7 +110,7 @@ class Claim(NamedTuple):
 def claim_of(output: Output, sources: Sequence[Source], options: Options) -> Claim:
     """Return the claim of a planned output of `sources`."""
     target = output.target
-    within = dirname(target.path) if target.kind == ACCELERATE or options.per_rank else ""
+    within = dirname(target.path) if target.kind in DIVIDED or options.per_rank else ""
     # Weights computed from several checkpoints are not the weights of any of them.
     is_plain = output.made_as == "weights" and target.form in _BESIDE_INPUT
     return Claim(

@@ -26,15 +26,8 @@ from ckptconv.formats.source import MODEL, Opened, Source, source_of
 from ckptconv.options.option import checked
 from ckptconv.options.table import OPTIONS, VERIFYING, Options
 from ckptconv.outputs.computed import COMPUTED, Way, recalled, ways_in
-from ckptconv.outputs.kinds import CHECKPOINTS, FURTHER, KINDS, NAMED, entry_of, further, kind_of
-from ckptconv.outputs.targets import (
-    ACCELERATE,
-    MANIFEST,
-    check_directory,
-    kind_of_states,
-    named_outputs,
-    of_accelerate,
-)
+from ckptconv.outputs.kinds import CHECKPOINTS, DIVIDED, FURTHER, KINDS, NAMED, entry_of, further, kind_of
+from ckptconv.outputs.targets import MANIFEST, check_directory, kind_of_states, named_outputs
 from ckptconv.process import no_garbage, peak_rss
 from ckptconv.result import OutputFile
 from ckptconv.storage import progress as bars
@@ -107,7 +100,7 @@ def verify(
         named, chosen = named_outputs(None if output is None else os.fspath(output), chosen)
         output = named.get("weights")
         if output is not None and chosen.to in CHECKPOINTS:
-            check_directory(Location(normalize(output), dict(chosen.storage_options)))
+            check_directory(Location(normalize(output), dict(chosen.storage_options)), chosen.to)
     targets = [] if output is None else _targets(_place(normalize(output)), chosen, explicit)
     if targets and targets[-1].options:
         chosen = targets[-1].options
@@ -186,21 +179,28 @@ def verify_outputs(
 
 
 def _targets(path: str, options: Options, explicit: Collection[str]) -> list[CheckedOutput]:
-    """Return the output at `path`, or both of accelerate's in it, each with options of its own. `explicit` are the
-    names of the options that the user gave."""
-    halves = of_accelerate(path, options)
-    of_both = of_accelerate(path, options.replaced(states=path))
-    stated = [name for name in of_both if Location(join(name, MANIFEST), dict(options.storage_options)).kind == "file"]
-    if options.to != ACCELERATE and (options.to or not stated):
+    """Return the output at `path`, or those that it consists of, each with options of its own. `explicit` are the names
+    of the options that the user gave."""
+    stores = dict(options.storage_options)
+    inner = {name: [join(path, folder) for folder in kind.folders] for name, kind in DIVIDED.items()}
+    stated = {
+        name: [each for each in folders if Location(join(each, MANIFEST), stores).kind == "file"]
+        for name, folders in inner.items()
+        if options.to in ("", DIVIDED[name].to)
+    }
+    kind = next((name for name, outputs in stated.items() if options.to or outputs), "")
+    divided = entry_of(kind).divided if kind else None
+    if divided is None:
         return [_target(path, options)]
-    if unasked := [name for name in stated if name not in halves]:
+    parts = divided(path, options)
+    if unasked := [name for name in stated[kind] if name not in parts]:
         raise UsageError(
             f"{unasked[0]} holds optimizer states, which were not requested. Nothing was compared.",
             "Say what they come from: --states PATH.",
         )
-    outputs = {name: _target(name, half) for name, half in halves.items()}
+    outputs = {name: _target(name, part) for name, part in parts.items()}
     return [
-        output._replace(options=_with(output.manifest, halves[name], explicit) if output.manifest else halves[name])
+        output._replace(options=_with(output.manifest, parts[name], explicit) if output.manifest else parts[name])
         for name, output in outputs.items()
     ]
 

@@ -40,5 +40,6 @@ def dequantized(place: Path, wanted: Tensors) -> str:
     """Return how the weights, in bfloat16, that we make of a quantized checkpoint differ from those that are wanted."""
     import ckptconv
 
-    ckptconv.convert(place, place / "plain", dequantize=True, overwrite=True, verify=True)
+    options: dict[str, Any] = {"dequantize": True, "overwrite": True, "verify": True}
+    ckptconv.convert(place, place / "plain", **options)
     return differing(read(place / "plain" / "model.safetensors"), wanted)

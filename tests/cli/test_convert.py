@@ -16,7 +16,7 @@ import torch
 from attacks.assemble import members, pickled, tensor, zipped
 from attacks.corpus import CASES
 from cells import looking, of_features, trained
-from checkpoints import COMMAND, DATA, Run, bits, ckptconv_here, contents, done, metadata_of
+from checkpoints import COMMAND, Run, bits, ckptconv_here, contents, done, metadata_of
 from hypothesis import given
 from hypothesis import strategies as st
 from processes import prepared
@@ -27,9 +27,8 @@ from ckptconv.cli.batch import SEVERITY, Outcome, first_sentence, table, worst
 from ckptconv.cli.convert import repeated, shares
 from ckptconv.cli.naming import InputWord, output_paths
 from ckptconv.errors import CorruptError, UsageError
-from ckptconv.outputs.kinds import FURTHER, KINDS, entry_of
+from ckptconv.outputs.kinds import FURTHER
 
-DCP = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
 WEIGHTS = {"model.a": torch.arange(6.0).reshape(2, 3), "model.b": torch.tensor([1.0, -0.5]), "n": torch.arange(4)}
 NESTED = {"s": {"x": torch.ones(3), "y": torch.zeros(2, 2)}, "epoch": 3}
 
@@ -51,7 +50,7 @@ def flags_of(command: str) -> set[str]:
 
 
 def test_it_has_every_option_of_the_commands_for_a_format() -> None:
-    for command in ("pt2safetensors", "safetensors2pt", "dcp2safetensors", *itertools.chain(*of_features("FORMATS"))):
+    for command in ("pt2safetensors", "safetensors2pt", *itertools.chain(*of_features("FORMATS"))):
         assert flags_of(command) - flags_of("convert") == set(), command
     opening = {"--tag", "--exclude-frozen-parameters", "--master", "--unstack", "--raw", "--inert"}
     for command in itertools.chain(*of_features("CONVERTING")):
@@ -73,7 +72,6 @@ def a_set(directory: Path) -> None:
 MAKERS: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "file": (lambda path: torch.save(NESTED, path), "in.pt", "pt2safetensors"),
     "set": (a_set, "in", "pt2safetensors"),
-    "dcp": (lambda path: shutil.copytree(DCP, path), "in", "dcp2safetensors"),
     **{name: maker for more in of_features("MAKERS") for name, maker in more.items()},
 }
 
@@ -400,13 +398,14 @@ CODES = {"attack.pt": 3, "cut.pt": 4, "unknown.json": 5}
 def mixed(place: Path) -> list[str]:
     """Twenty inputs of every format, three of them broken."""
     (place / "in").mkdir()
-    for number in range(9):
+    for number, step in enumerate(trained()):
+        shutil.copytree(step, place / "in" / f"step{number}")
+    for number in range(10 - len(trained())):
         torch.save({**NESTED, "epoch": number}, place / "in" / f"m{number}.pt")
     for number in range(3):
         save_file(cast(WEIGHTS, torch.float16), place / "in" / f"s{number}.safetensors")
     for number in range(3):
         a_set(place / "in" / f"set{number}")
-    shutil.copytree(DCP, place / "in" / "dcp")
     save_file(WEIGHTS, place / "whole.safetensors")
     succeeding("convert", place / "whole.safetensors", place / "in" / "shards", "--max-shard-size", "20")
     (place / "in" / "attack.pt").write_bytes(CASES["live_os_system.pt"].make("canary"))
@@ -510,30 +509,6 @@ def test_templates_name_files_and_directories(place: Path) -> None:
         succeeding("convert", *words, "--output-dir", "o", "--output-name", template)
         assert sorted(name for name in contents(place / "o") if name.endswith(".safetensors")) == expected
         shutil.rmtree("o")
-
-
-def test_checkpoints_for_training_are_made_of_one_input_or_several(place: Path) -> None:
-    """With the kinds of checkpoint that `safetensors2dcp` makes, whose outputs are the same."""
-    torch.save(NESTED, "a.pt")
-    save_file(WEIGHTS, "b.safetensors")
-    for kind in (name for name in KINDS if entry_of(name).holds == "dcp"):
-        succeeding("convert", "a.pt", kind, "--to", kind, "--chunks", "2")
-        succeeding("safetensors2dcp", "a.pt", f"{kind}-strict", "--to", kind, "--chunks", "2")
-        # All but the manifest, which says who made it.
-        made, strict = (
-            {
-                path.relative_to(place / name): path.read_bytes()
-                for path in (place / name).rglob("*.*")
-                if path.is_file()
-            }
-            for name in (kind, f"{kind}-strict")
-        )
-        assert made.keys() == strict.keys()
-        assert [name for name in made if made[name] != strict[name] and "manifest" not in str(name)] == [], kind
-        succeeding("verify", "a.pt", kind)
-    succeeding("convert", "a.pt", "b.safetensors", "--to", "dcp", "--output-dir", "o")
-    assert {path.parent.name for path in (place / "o").rglob("*.metadata")} == {"a", "b"}
-    assert "needs an OUTPUT" in refused(2, "convert", "a.pt", "--to", "dcp")
 
 
 # ------------------------------------------------------------------------------------------------------- its pure parts

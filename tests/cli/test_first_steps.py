@@ -21,7 +21,6 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 LONG = "x" * 300
 # Commands for a format, and the names of their outputs.
 FORMATS = {
-    "dcp2safetensors": "out.safetensors",
     "safetensors2pt": "out.pt",
     "pt2safetensors": "out.safetensors",
     **{command: output for more in of_features("FORMATS") for command, output in more.items()},
@@ -77,7 +76,6 @@ REFUSED: list[tuple[str, int, str]] = [
         (f"{words} {name}", code, said)
         for words in (
             "convert model.pt",
-            "safetensors2dcp model.pt",
             *itertools.chain(*of_features("WHOLE")),
             "pt2safetensors model.pt out.safetensors --manifest",
             "pt2safetensors model.pt out.safetensors --depfile",
@@ -171,7 +169,7 @@ def test_parts_are_not_finished_where_the_manifest_cannot_be_written() -> None:
 # ------------------------------------------------------------------------------------------------ the command itself
 
 COMMANDS = [
-    *["convert", "pt2safetensors", "safetensors2pt", "dcp2safetensors", "verify"],
+    *["convert", "pt2safetensors", "safetensors2pt", "verify"],
     *itertools.chain(*of_features("COMMANDS")),
 ]
 

@@ -65,14 +65,13 @@ def test_options_stand_in_groups_in_one_order() -> None:
 def test_a_command_tells_its_own_defaults_and_no_others() -> None:
     for command, dtype, size in (
         ("pt2safetensors", "keep", "files as the input has them"),
-        ("dcp2safetensors", "keep", "5GB"),
         *itertools.chain(*of_features("DEFAULTS")),
         ("verify", "from the manifest", "from the manifest"),
     ):
         told = help_of(command, "--help")
         assert f"keep leaves them as they are. [default: {dtype}]" in told, command
         assert f"such as 5GB or 2GiB. [default: {size}]" in told, command
-        others = {"dcp2safetensors", *itertools.chain(*of_features("FORMATS"))} - {command}
+        others = {*itertools.chain(*of_features("FORMATS"))} - {command}
         assert not [name for name in others if f"for {name}" in told], command
 
 
@@ -139,7 +138,6 @@ def test_the_output_can_be_named_by_an_option() -> None:
         "convert model.pt -o made.safetensors",
         "pt2safetensors model.pt --output made-too.safetensors",
         "safetensors2pt made.safetensors -o back.pt",
-        "safetensors2dcp made.safetensors --output dcp",
     ):
         done(ckptconv_here(*words.split()))
         assert Path(words.split()[-1]).exists(), words
@@ -155,7 +153,6 @@ def test_one_output_is_needed_and_no_two() -> None:
         ("convert a.pt b.safetensors -o c.safetensors", "OUTPUT is given twice"),
         ("convert a.pt b.pt -o out --output-dir d", "-o names one output"),
         ("safetensors2pt a.safetensors", "OUTPUT is missing"),
-        ("safetensors2dcp a.safetensors", "OUTPUT is missing"),
     ):
         ckptconv_here(*words.split()).refused(2, told)
 
@@ -174,8 +171,6 @@ MEANT = {
     "torch2safetensors": "pt2safetensors",
     "st2pt": "safetensors2pt",
     "safetensors-to-torch": "safetensors2pt",
-    "fsdp2safetensors": "dcp2safetensors",
-    "dcp-to-torch": "dcp2safetensors",
     "check": "verify",
     **{word: meant for words in of_features("MEANT") for word, meant in words.items()},
 }
@@ -217,7 +212,7 @@ def test_a_shell_completes_the_values_of_options_that_have_few() -> None:
     for command, option, value in (
         (["convert"], "--opaque", "keep"),
         (["convert"], "--dtype", "bf16"),
-        (["convert"], "--to", "dcp-hf"),
+        (["convert"], "--to", "safetensors"),
     ):
         assert value in [name for name, _ in completion.completed([*command, option], value[:2])], option
 
@@ -430,7 +425,7 @@ def test_a_shell_that_does_not_tell_what_was_typed_is_told_the_commands() -> Non
     for shell in ("bash", "zsh", "fish", "powershell"):
         answer = answered({"_CKPTCONV_COMPLETE": f"complete_{shell}"})
         assert answer is not None
-        assert "dcp2safetensors" in answer[0]
+        assert "pt2safetensors" in answer[0]
 
 
 @pytest.fixture
@@ -462,11 +457,11 @@ def test_zsh_is_told_what_each_command_does(shell: dict[str, str]) -> None:
     assert Path(shell["HOME"], ".zfunc", "_ckptconv").read_text().startswith("#compdef ckptconv")
     asked = {**shell, "_CKPTCONV_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": "ckptconv "}
     told = "\n".join(in_shell("zsh", "ckptconv", asked))
-    assert '"dcp2safetensors":"Join the files of a torch.distributed.checkpoint (FSDP)."' in told
+    assert '"pt2safetensors":"' in told
 
 
 def test_fish_completes_with_what_each_command_does(shell: dict[str, str]) -> None:
     in_shell("fish", "ckptconv --install-completion; true", shell)
-    told = in_shell("fish", "complete -C 'ckptconv dcp'", shell)
-    assert told[0] == "dcp2safetensors\tJoin the files of a torch.distributed.checkpoint (FSDP)."
+    told = in_shell("fish", "complete -C 'ckptconv pt2'", shell)
+    assert told[0].startswith("pt2safetensors\t")
     assert in_shell("fish", "complete -C 'ckptconv pt2safetensors mod'", shell)[0] == "model.pt"

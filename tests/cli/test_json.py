@@ -17,7 +17,7 @@ import pytest
 import torch
 from attacks.corpus import CASES
 from cells import of_features
-from checkpoints import COMMAND, DATA, Run, ckptconv_here, done
+from checkpoints import COMMAND, Run, ckptconv_here, done
 from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
 
@@ -52,7 +52,6 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 # ------------------------------------------------------------------------------------------------------------- success
 
-FSDP = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
 # Each command, and what it is called with, one after another.
 WAYS: dict[str, list[list[Any]]] = {
     "convert": [["model.pt", "other.safetensors"], ["model.safetensors", "again.pt"]],
@@ -62,8 +61,6 @@ WAYS: dict[str, list[list[Any]]] = {
         ["model.pt", "--verify", "--checksum", "--key", "model"],
     ],
     "safetensors2pt": [["model.safetensors", "again.pt"], ["model.safetensors", "again.pt", "--opaque", "drop"]],
-    "dcp2safetensors": [[FSDP, "out"]],
-    "safetensors2dcp": [["model.safetensors", "dcp"]],
     "verify": [["model.pt", "model.safetensors"]],
 }
 
@@ -154,7 +151,7 @@ def broken() -> None:
     torch.save({"w": torch.zeros(3)}, "other.pt")
 
 
-SOURCES = ["pt2safetensors", "safetensors2pt", "dcp2safetensors", "verify"]
+SOURCES = ["pt2safetensors", "safetensors2pt", "verify"]
 INPUTS = {"cut.pt": (4, "corrupt"), "attack.pt": (3, "unsafe"), "packed.pt": (5, "unsupported"), "no.pt": (2, "usage")}
 
 

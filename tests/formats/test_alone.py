@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from cells import looking, of_features
-from checkpoints import DATA, ckptconv_here, contents, done
+from checkpoints import ckptconv_here, contents, done
 from effort import every
-from lone_files import STATE, Make, W, making, moved
+from lone_files import STATE, Make, W, making
 from safetensors.torch import load_file, save_file
 
 import ckptconv
@@ -22,11 +21,6 @@ from ckptconv.options.table import OPTIONS
 from ckptconv.outputs.kinds import FURTHER
 
 QUIETLY = ("--no-fsync", "--quiet")
-
-
-def of_dcp(place: Path) -> Path:
-    shutil.copytree(DATA / "dcp/hf_sharded_w2/checkpoint", place / "step")
-    return place / "step/shard-00001-model-00001-of-00002.safetensors"
 
 
 SHARD = {"model": {"w": torch.zeros(6)}, "shard_metadata": {"rank": 0, "world_size": 2, "shard_info": {}}}
@@ -41,8 +35,6 @@ PARTS: dict[str, tuple[Make, str]] = {
         making(STATE, "model-00001-of-00002.safetensors", "model.safetensors.index.json"),
         "or its index",
     ),
-    "DCP's safetensors": (of_dcp, "dcp2safetensors {0.parent}"),
-    "DCP's safetensors, of another name": (moved(of_dcp, "model.safetensors"), "dcp2safetensors"),
     "torch_xla": (making(SHARD, "model_rank-00000000-of-00000002.pth"), "consolidate_sharded_ckpts"),
     "vLLM": (making(STATE, "model-rank-0-part-0.safetensors", "model-rank-1-part-0.safetensors"), "ranks"),
     "TensorRT-LLM": (making(STATE, "rank1.safetensors"), "ranks"),
@@ -140,9 +132,7 @@ def test_a_file_that_may_be_all_is_converted_with_a_warning(make: Make, words: s
     assert words in run.json["warnings"][0]
 
 
-@every(
-    "family", ["a shard of safetensors", "DCP's safetensors, of another name", *itertools.chain(*of_features("LONELY"))]
-)
+@every("family", ["a shard of safetensors", *itertools.chain(*of_features("LONELY"))])
 def test_a_directory_with_one_of_them_lacks_the_others(family: str, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     path = PARTS[family][0](tmp_path / "in")
@@ -188,7 +178,6 @@ def test_no_way_takes_it_for_a_model(tmp_path: Path) -> None:
         *itertools.chain(*(words(path, tmp_path) for words in of_features("refused_alone"))),
         ("verify", path, other),
         ("safetensors2pt", path, tmp_path / "x.pt"),
-        ("safetensors2dcp", path, tmp_path / "dcp"),
         *([("convert", other, tmp_path / "o.safetensors", "--like", path)] if "like" in OPTIONS else []),
         *(("convert", path, f"--{name}", tmp_path / "further") for name in FURTHER if name != "optimizer"),
     ):

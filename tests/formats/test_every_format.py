@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from checkpoints import seven_shards
-from dcp_checkpoints import checkpoint_of
 from format_suite import FormatSuite
 from safetensors.torch import load_file, save_file
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 # ------------------------------------------------------------------------------------------------------ files of torch
 
@@ -52,19 +49,6 @@ class TestShardedSet(FormatSuite):
 
 
 # --------------------------------------------------------------------------------------------------------- directories
-
-
-class TestDcp(FormatSuite):
-    command, family = "dcp2safetensors", "dcp"
-    case = "hsdp_2x2"
-
-    def write(self, place: Path) -> Path:
-        return Path(shutil.copytree(checkpoint_of(self.case), place / "step"))
-
-    def expected(self, checkpoint: Path) -> Mapping[str, torch.Tensor]:
-        made = checkpoint.parent.parent / "expected.pt"
-        dcp_to_torch_save(checkpoint, made)
-        return torch.load(made, weights_only=False)["model"]  # type: ignore[no-any-return]
 
 
 class TestSafetensors(FormatSuite):

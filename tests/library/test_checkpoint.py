@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cells import of_features
 from checkpoints import DATA, ZERO, load_with_aliases, seven_shards
 from compare import Attack
-from dcp_checkpoints import DCP
 from processes import open_files
 from reading import KIB, assert_reads, bits, converted, counted, mapped, random_key
 from safetensors import safe_open
@@ -31,7 +31,7 @@ import ckptconv
 from ckptconv import CorruptError, UnsupportedError, UsageError
 
 CASES = sorted(
-    [path for path in DCP.glob("*/checkpoint") if path.is_dir()]
+    [path for paths in of_features("OPENED") for path in paths]
     # But for tensor-parallel ranks that nothing tells how to join.
     + [ZERO / name / "checkpoint" for name in ZERO.names if not name.startswith("tp_")]
     + [path for path in (DATA / "torch").rglob("*") if path.suffix in (".pt", ".pth", ".bin")]
@@ -47,17 +47,6 @@ def test_every_tensor_and_slice_is_that_of_the_conversion(tmp_path: Path) -> Non
             for name, array in ck.forward():
                 assert np.array_equal(bits(array), bits(expected[name])), (path, name)
             assert list(ck.get_tensors()) == list(ck), path
-
-
-def test_what_a_conversion_warns_of_is_warned_of() -> None:
-    path = DCP / "leaves_nodist" / "checkpoint"
-    expected = ckptconv.convert(path, "out", dry_run=True).warnings
-    ways: list[Callable[..., Any]] = [ckptconv.open, ckptconv.load_state_dict, ckptconv.DistributedReader]
-    for reading in ways:
-        with pytest.warns(UserWarning, match="Left out: ") as caught:
-            reading(path)
-        assert [str(each.message) for each in caught] == expected, reading
-        assert {each.filename for each in caught} == {__file__}, reading
 
 
 def test_the_states_of_the_optimizer_are_those_of_the_conversion(tmp_path: Path) -> None:
@@ -225,9 +214,6 @@ def test_the_tree_is_nested_as_it_was_saved(tmp_path: Path) -> None:
     with ckptconv.open(tmp_path / "x.pt", key="model") as ck:
         assert list(ck) == ["w", "l.0"]
         assert list(ck.tree) == ["w", "l"]
-    with ckptconv.open(DCP / "fsdp2_w2_nested" / "checkpoint") as ck:
-        assert set(ck.tree) == {"model", "optim"}
-        assert set(ck.tree["model"]) == set(ck)
 
 
 def test_convert_and_verify_take_it(tmp_path: Path) -> None:

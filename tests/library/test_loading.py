@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+from cells import trained
 from checkpoints import ZERO, ckptconv_here, load_with_aliases, torch_file, torch_loaded
 from checkpoints import assert_same as assert_same_tensors
 from compare import assert_same
-from dcp_checkpoints import DCP
 from processes import prepared
 from safetensors.torch import load_file, save_file
 from states import STATES
@@ -183,7 +183,7 @@ def test_an_optimizer_takes_its_state(tmp_path: Path) -> None:
 
 
 STEPS = {name: ZERO / name / "checkpoint" for name in ("z3_bf16_w2", "z2_bf16_w2") if name in ZERO.names}
-STEPS["DCP"] = DCP / "fsdp2_w2_nested" / "checkpoint"
+STEPS |= {step.parent.name: step for step in trained()}
 
 
 def test_a_step_of_training_is_loaded_as_its_conversion(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from processes import prepared
 from safetensors import safe_open
 from safetensors.numpy import load_file
 from states import STATES
-from torch.distributed import checkpoint as dcp
 from torch.testing._internal.two_tensor import TwoTensor
 
 import ckptconv
@@ -251,7 +250,6 @@ def test_what_is_missing_is_a_file_that_is_not_found(tmp_path: Path) -> None:
     for call in (
         ckptconv.open,
         ckptconv.load_state_dict,
-        ckptconv.DistributedReader,
         ckptconv.VirtualFiles,
         lambda path: ckptconv.convert(path, tmp_path / "x.safetensors"),
         *(call for calls in of_features("OPENING") for call in calls),
@@ -275,11 +273,3 @@ def test_a_named_shard_has_whole_tensors(tmp_path: Path) -> None:
                 assert torch.equal(opened.get_tensor(name), state[name])
             with pytest.raises(UnsupportedError, match="sharded set"):
                 ckptconv.convert(opened, tmp_path / "x.safetensors")
-
-
-def test_a_reader_of_a_checkpoint_without_tensors_has_its_values(tmp_path: Path) -> None:
-    torch.save({"step": 7}, tmp_path / "x.pt")
-    reader = ckptconv.DistributedReader(tmp_path / "x.pt", key=".")
-    state = {"step": 0}
-    dcp.load(state, storage_reader=reader, no_dist=True)
-    assert state == {"step": 7}

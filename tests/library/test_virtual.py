@@ -27,7 +27,6 @@ import pytest
 import torch
 from cells import of_features
 from checkpoints import ZERO, contents
-from dcp_checkpoints import checkpoint_of
 from hypothesis import given
 from hypothesis import strategies as st
 from remote import a_model
@@ -39,6 +38,7 @@ from ckptconv.errors import CorruptError, UsageError
 from ckptconv.formats.registered import DESCRIBING
 from ckptconv.library.filesystem import VirtualFileSystem
 from ckptconv.library.virtual import VirtualFiles
+from ckptconv.outputs.kinds import CHECKPOINTS
 from ckptconv.storage.files import DescriptorReader
 
 SHARDED = {"max_shard_size": 5_000_000}
@@ -49,7 +49,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "zero3": ("zero3", {}),
     "zero3 in bfloat16": ("zero3", {"dtype": "bf16"}),
     "zero1 of bfloat16": ("zero1", {}),
-    "dcp": ("dcp", {}),
+    **{name: (name, {}) for more in of_features("SERVED") for name in more},
     "torch": ("model.pt", {}),
     "torch in shards": ("model.pt", SHARDED),
     "torch in bfloat16, in shards": ("model.pt", {**SHARDED, "dtype": "bf16"}),
@@ -64,7 +64,8 @@ def place() -> Path:
     directory = Path(tempfile.mkdtemp(prefix="ckptconv-virtual-"))
     shutil.copytree(ZERO / "z3_fp32_w4" / "checkpoint", directory / "zero3")
     shutil.copytree(ZERO / "z1_bf16_w2" / "checkpoint", directory / "zero1")
-    shutil.copytree(checkpoint_of("hsdp_2x2"), directory / "dcp")
+    for name, path in itertools.chain(*(more.items() for more in of_features("SERVED"))):
+        shutil.copytree(path, directory / name)
     torch.save(a_model(), directory / "model.pt")
     nested = {"model": {"a": torch.arange(999), "b": torch.ones(7, 70).t()}, "step": 3, "list": [torch.zeros(800)]}
     torch.save(nested, directory / "nested.pt")
@@ -247,7 +248,7 @@ def test_values_that_become_infinite_are_warned_of(tmp_path: Path) -> None:
 def test_what_is_not_made_of_weights_of_all_ranks_is_refused() -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"optimizer": "x"}, "weights"),
-        ({"to": "dcp"}, "weights"),
+        *(({"to": to}, "weights") for to in CHECKPOINTS),
         ({"nonsense": 1}, "no option"),
     ]
     for options, said in wrong:
@@ -271,7 +272,7 @@ def protocol(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("protocol")
 class TestFileSystem:
     def test_it_gives_the_files_of_a_conversion(self) -> None:
-        for case in ("zero3", "zero3 in bfloat16", "dcp", "torch in shards"):
+        for case in ("zero3", "zero3 in bfloat16", "zero1 of bfloat16", "torch in shards"):
             name, options = CASES[case]
             fs = fsspec.filesystem("ckptconv", source=place() / name, **options)
             for file in fs.glob("*.safetensors"):
@@ -306,7 +307,7 @@ class TestFileSystem:
                 assert file.read() == written("zero3")["model.safetensors"]
 
     def test_ranges_are_as_those_of_other_file_systems(self) -> None:
-        fs, whole = VirtualFileSystem(place() / "dcp"), written("dcp")["model.safetensors"]
+        fs, whole = VirtualFileSystem(place() / "zero1"), written("zero1 of bfloat16")["model.safetensors"]
         for start, end in ((None, None), (0, 8), (-9, None), (None, -9), (50, 20), (5, 1 << 70)):
             assert fs.cat_file("model.safetensors", start, end) == whole[start:end], (start, end)
 

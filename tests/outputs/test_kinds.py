@@ -33,9 +33,6 @@ OWN: dict[str, dict[str, Any]] = {
     "torch": {"output": "x.pt"},
     "states": {"optimizer": "x"},
     "states-file": {"optimizer": "x.safetensors"},
-    "dcp": {"output": "x", "to": "dcp"},
-    "dcp-hf": {"output": "x", "to": "dcp-hf"},
-    "accelerate": {"output": "x", "to": "accelerate"},
 }
 # Kinds of features: what asks for them, and what becomes of each option.
 OF_FEATURES = {kind: told for kinds in of_features("KINDS") for kind, told in kinds.items()}
@@ -58,33 +55,28 @@ class Row(NamedTuple):
 
 
 MATRIX = {
-    "max_shard_size": Row("rhrhrhrh", {"max_shard_size": 300}),
-    "dtype": Row("hhhsshhh", {"dtype": "bf16"}),
-    "key": Row("hhhsshhh", {"key": "m"}, source="nested"),
-    "include": Row("hhhhhhhh", {"include": "l1.*"}),
-    "exclude": Row("hhhhhhhh", {"exclude": "l1.*"}),
-    "strip_prefix": Row("hhhhhhhh", {"strip_prefix": "l1."}),
-    "rename": Row("hhhhhhhh", {"rename": "^l1=q"}),
-    "tied": Row("hhshhhsh", {"tied": "duplicate"}),
-    "structure": Row("hhhhhhsh", {"structure": False}, source="nested"),
-    "chunks": Row("rrrrrhhh", {"chunks": 2}),
-    "states": Row("rrrrrhhh", {"states": "../zero"}),
-    "model_key": Row("rrrrrhhr", {"model_key": "weights"}),
-    "optimizer_key": Row("rrrrrrrr", {"optimizer_key": "opt"}),
-    "flat_optimizer": Row("rrrrrrrr", {"flat_optimizer": True}),
-    "fill_states": Row("rrrrrrrr", {"fill_states": True}),
-    "order": Row("ssssssss", {"order": "../order.txt"}),
-    "opaque": Row("sshsshsh", {"opaque": "drop"}, source="opaque"),
-    "for_hub": Row("hhrrrrrr", {"for_hub": True}, source="nested"),
-    "copy_config": Row("shssssss", {"copy_config": True}),
-    "exclude_frozen_parameters": Row("hhssshhh", {"exclude_frozen_parameters": True}, source="zero"),
-    "clobber": Row("hhhhhhhh", {"clobber": False}),
-    "verify": Row("hhhhhhhh", {"verify": True}),
-    "checksum": Row("hhhhhhhh", {"checksum": True}),
-    "manifest": Row("hhhhhhhh", {"manifest": "manifest.json"}),
-    "digest": Row("hhhhhhhh", {"digest": "sha256"}, (("manifest", "manifest.json"),)),
-    "depfile": Row("hhhhhhhh", {"depfile": "x.d"}),
-    "dry_run": Row("hhhhhhhh", {"dry_run": True}),
+    "max_shard_size": Row("rhrhr", {"max_shard_size": 300}),
+    "dtype": Row("hhhss", {"dtype": "bf16"}),
+    "key": Row("hhhss", {"key": "m"}, source="nested"),
+    "include": Row("hhhhh", {"include": "l1.*"}),
+    "exclude": Row("hhhhh", {"exclude": "l1.*"}),
+    "strip_prefix": Row("hhhhh", {"strip_prefix": "l1."}),
+    "rename": Row("hhhhh", {"rename": "^l1=q"}),
+    "tied": Row("hhshh", {"tied": "duplicate"}),
+    "structure": Row("hhhhh", {"structure": False}, source="nested"),
+    "states": Row("rrrrr", {"states": "../zero"}),
+    "order": Row("sssss", {"order": "../order.txt"}),
+    "opaque": Row("sshss", {"opaque": "drop"}, source="opaque"),
+    "for_hub": Row("hhrrr", {"for_hub": True}, source="nested"),
+    "copy_config": Row("shsss", {"copy_config": True}),
+    "exclude_frozen_parameters": Row("hhsss", {"exclude_frozen_parameters": True}, source="zero"),
+    "clobber": Row("hhhhh", {"clobber": False}),
+    "verify": Row("hhhhh", {"verify": True}),
+    "checksum": Row("hhhhh", {"checksum": True}),
+    "manifest": Row("hhhhh", {"manifest": "manifest.json"}),
+    "digest": Row("hhhhh", {"digest": "sha256"}, (("manifest", "manifest.json"),)),
+    "depfile": Row("hhhhh", {"depfile": "x.d"}),
+    "dry_run": Row("hhhhh", {"dry_run": True}),
     **{option: Row(*row) for rows in of_features("ROWS_OF_KINDS") for option, row in rows.items()},
 }
 # Options that name the outputs, or are about how the input is reached and read, or how fast: they know of no kind.
@@ -121,7 +113,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     apart = {name: tensor.clone() for name, tensor in weights.items()}
     save_file({**apart, "more": torch.ones(2)}, here / "more.safetensors")
     save_file({**apart, "scale": apart["scale"].double()}, here / "like.safetensors")
-    ckptconv.convert(here / "model", here / "like.dcp", to="dcp", chunks=3)
+    for make in of_features("make_like"):
+        make(here)
     (here / "quantized").mkdir()
     save_file(
         {"w.weight": torch.ones(4, 4).to(torch.float8_e4m3fn), "w.weight_scale": torch.tensor([2.0])},
@@ -302,7 +295,7 @@ def test_a_pt_file_is_made_of_any_input(tmp_path: Path) -> None:
         assert_same({"b": model["b"].float(), "c": model["c"]}, {"b": shared[2:], "c": torch.arange(3)})
         assert model["b"].data_ptr() == model["a"][2:].data_ptr()
         assert "key" in options or set(loaded) == ({"model"} if "include" in options else set(state))
-    for number, source in enumerate((DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint", *trained())):
+    for number, source in enumerate(trained()):
         output, plain = tmp_path / f"of{number}.pt", tmp_path / f"of{number}.safetensors"
         ckptconv.convert(source, output, verify=True)
         ckptconv.convert(source, plain, tied="duplicate")

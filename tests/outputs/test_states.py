@@ -8,10 +8,8 @@ from typing import Any
 import torch
 from checkpoints import assert_same, ckptconv_here, done
 from effort import every
-from optimizer_files import by_name, muon_saved, trained, training_saved
+from optimizer_files import by_name, muon_saved, training_saved
 from safetensors.torch import load_file
-from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
 import ckptconv
 
@@ -30,24 +28,6 @@ def test_states_beside_weights_have_the_same_names_in_every_output(named: bool, 
     assert_same(load_file(tmp_path / "states.safetensors"), expected)
     with ckptconv.open(tmp_path / "t.pt") as checkpoint:
         assert_same({name: each.torch() for name, each in checkpoint.optimizer.items()}, expected)
-    torch.save(state["model"], tmp_path / "model.pt")
-    torch.save(state["optimizer"], tmp_path / "optimizer.pt")
-    for out, arguments in (
-        ("whole", [tmp_path / "t.pt", "--states", tmp_path / "t.pt"]),
-        ("apart", [tmp_path / "model.pt", "--model-key", "model", "--states", tmp_path / "optimizer.pt"]),
-        ("other", [tmp_path / "model.pt", "--model-key", "model", "--states", tmp_path / "t.pt"]),
-    ):
-        done(ckptconv_here("safetensors2dcp", *arguments[:1], tmp_path / out, *arguments[1:], "--verify"))
-        model, optimizer = trained(named, groups)
-        wanted: dict[str, Any] = {"model": model.state_dict()}
-        wanted["optimizer"] = get_optimizer_state_dict(model, optimizer)
-        for held in wanted["optimizer"]["state"].values():
-            held.update({key: torch.zeros_like(value) for key, value in held.items()})
-        dcp.load(wanted, checkpoint_id=tmp_path / out)
-        assert_same(wanted["model"], state["model"])
-        found = wanted["optimizer"]["state"]
-        assert_same({f"{name}.{key}": value for name in found for key, value in found[name].items()}, expected)
-        set_optimizer_state_dict(model, optimizer, wanted["optimizer"])
 
 
 def test_numbers_that_nothing_names_are_refused_in_every_output(tmp_path: Path) -> None:
@@ -56,8 +36,6 @@ def test_numbers_that_nothing_names_are_refused_in_every_output(tmp_path: Path) 
     torch.save(state, tmp_path / "t.pt")
     words = "numbers its 6 parameters", "the states cannot be matched to parameters", "named_parameters()"
     refused(ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "s.safetensors"), 5, *words)
-    run = ckptconv_here("safetensors2dcp", tmp_path / "t.pt", tmp_path / "d", "--states", tmp_path / "t.pt")
-    refused(run, 5, *words)
     assert [path.name for path in tmp_path.iterdir()] == ["t.pt"]
 
 
@@ -86,25 +64,3 @@ def test_two_optimizers_in_a_file_share_the_parameters(tmp_path: Path) -> None:
         states = tmp_path / f"{name}.safetensors"
         done(ckptconv_here("convert", tmp_path / f"{name}.pt", *words, "--optimizer", states))
         assert_same(load_file(states), expected)
-
-
-def test_two_optimizers_go_on_in_torch_by_way_of_a_checkpoint(tmp_path: Path) -> None:
-    expected = muon_saved(tmp_path / "t.pt")
-    words = ["--key", "model", "--model-key", "model", "--states", tmp_path / "t.pt", "--optimizer-key", "optim"]
-    done(ckptconv_here("safetensors2dcp", tmp_path / "t.pt", tmp_path / "dcp", *words, "--verify"))
-    states = tmp_path / "states.safetensors"
-    done(ckptconv_here("dcp2safetensors", tmp_path / "dcp", tmp_path / "model", "--optimizer", states))
-    assert_same(load_file(states), expected)
-    saved = torch.load(tmp_path / "t.pt")
-    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(12)), torch.nn.LayerNorm(4))
-    optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.Muon([each for each in model.parameters() if each.ndim == 2]),
-        torch.optim.AdamW([each for each in model.parameters() if each.ndim == 1]),
-    ]
-    whole = {"model": model.state_dict(), "optim": get_optimizer_state_dict(model, optimizers)}
-    dcp.load(whole, checkpoint_id=tmp_path / "dcp")
-    assert_same(whole["model"], saved["model"])
-    set_optimizer_state_dict(model, optimizers, whole["optim"])
-    held = {parameter: own for each in optimizers for parameter, own in each.state.items()}
-    found = {f"{name}.{key}": value for name, each in model.named_parameters() for key, value in held[each].items()}
-    assert_same(found, expected)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from cells import trained
-from checkpoints import DATA, ckptconv_here
+from checkpoints import ckptconv_here
 from fsspec.implementations.memory import MemoryFileSystem
 from safetensors.torch import load_file
 
@@ -121,7 +121,7 @@ def test_what_stays_behind_is_named(source: Path, tmp_path: Path) -> None:
 
 
 def test_what_stays_behind_of_a_run_is_named_and_no_files_of_ranks(tmp_path: Path) -> None:
-    for number, run in enumerate((DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint", *trained())):
+    for number, run in enumerate(trained()):
         here = tmp_path / str(number)
         shutil.copytree(run, here)
         (here / "config.json").write_text("{}")

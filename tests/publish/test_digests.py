@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 from cells import trained
-from checkpoints import DATA, ZERO, ckptconv_here, seven_shards
+from checkpoints import ZERO, ckptconv_here, seven_shards
 from stores import PLACES
 
 import ckptconv
@@ -30,7 +30,6 @@ from ckptconv.storage import digests
 
 MANIFEST = ".ckptconv-manifest.json"
 INDEX = "model.safetensors.index.json"
-DCP = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
 SHARD = 100_000
 
 
@@ -102,7 +101,6 @@ def written(directory: Path) -> dict[str, bytes]:
 def test_every_file_and_tensor_has_the_digest_of_its_bytes(shards: Path, mixed: Path, tmp_path: Path) -> None:
     conversions: list[tuple[Path, dict[str, Any]]] = [
         *((path, {}) for path in trained()),
-        (DCP, {}),
         (mixed, {"jobs": 4}),
         (mixed, {"dtype": "bf16", "jobs": 1}),
         (mixed, {"max_shard_size": 4_000_000, "jobs": 2}),
@@ -123,31 +121,6 @@ def test_a_single_file_has_them_in_its_manifest(mixed: Path, tmp_path: Path) -> 
     assert_digested((tmp_path / "back.json").read_text(), {back.name: back.read_bytes()})
     verify(mixed, out, manifest=tmp_path / "out.json")
     verify(out, back, manifest=tmp_path / "back.json")
-
-
-def test_a_checkpoint_of_torch_has_them(mixed: Path, tmp_path: Path) -> None:
-    from torch.distributed.checkpoint import FileSystemReader
-
-    out = tmp_path / "out"
-    convert(mixed, out, to="dcp", digest="sha256")
-    told, files = json.loads((out / MANIFEST).read_text())["files"], written(out)
-    assert {name: entry["digests"]["file"] for name, entry in told.items()} == {
-        name: sha256(data) for name, data in files.items()
-    }
-    entries = FileSystemReader(out).read_metadata().storage_data
-    of_place: dict[tuple[str, int], list[str]] = {}
-    for key, place in entries.items():
-        of_place.setdefault((place.relative_path, place.offset), []).append(key.fqn)
-    for place in entries.values():
-        record = files[place.relative_path][place.offset : place.offset + place.length]
-        found = torch.load(io.BytesIO(record), weights_only=False)
-        if isinstance(found, torch.Tensor) and found.numel():
-            expected = sha256(found.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-            # Of keys that are tied, one has the data, and the digest.
-            names = [f"{name} {[0] * found.dim()}" for name in of_place[place.relative_path, place.offset]]
-            digests = told[place.relative_path]["digests"]["tensors"]
-            assert [digests[name] for name in names if name in digests] == [expected]
-    verify(mixed, out, to="dcp")
 
 
 def test_optimizer_states_have_them(tmp_path: Path) -> None:
@@ -239,11 +212,9 @@ def test_verify_finds_a_byte_that_only_a_digest_tells(shards: Path, tmp_path: Pa
 def test_verify_finds_a_digest_that_is_not_so(mixed: Path, tmp_path: Path) -> None:
     convert(mixed, tmp_path / "m.safetensors")
     convert(mixed, tmp_path / "out", digest="sha256")
-    convert(mixed, tmp_path / "dcp", digest="sha256", to="dcp")
     convert(tmp_path / "m.safetensors", tmp_path / "back.pt", digest="sha256", manifest=tmp_path / "m.json")
     outputs: list[tuple[Path, str, Path, dict[str, Any]]] = [
         (mixed, "out", tmp_path / "out" / MANIFEST, {}),
-        (mixed, "dcp", tmp_path / "dcp" / MANIFEST, {}),
         (tmp_path / "m.safetensors", "back.pt", tmp_path / "m.json", {"manifest": tmp_path / "m.json"}),
     ]
     for source, output, manifest, asked in outputs:

@@ -26,9 +26,8 @@ from ckptconv.options.table import COMMAND as OF_COMMANDS
 from ckptconv.options.table import OPTIONS
 
 PEFT = DATA / "peft" / "lora-bf16"
-DCP = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
 # What is read, and not written; and what is written to a directory of its own, under names that are not taken.
-READ = {"order", "spool_dir", "like", "map", "minus", "states"}
+READ = {"config", "order", "spool_dir", "like", "map", "minus", "states"}
 # The commands that write nothing.
 READING = {"verify"}.union(*of_features("READING"))
 
@@ -69,7 +68,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (here / "empty").mkdir()
     (here / "configured").mkdir()
     (here / "configured" / "config.json").write_text('{"mine": 1}')
-    shutil.copytree(DCP, here / "dcp")
     shutil.copytree(PEFT / "base", here / "base")
     for name in ("ad1", "ad2"):
         shutil.copytree(PEFT / "adapter", here / name)
@@ -149,7 +147,6 @@ convert hf/model.safetensors linked.safetensors
 convert linked.safetensors hf
 convert a.pt hf
 convert a.pt sharded
-convert a.pt dcp
 convert a.pt ad1
 convert a.pt bin
 convert a.pt runs
@@ -160,7 +157,6 @@ convert a.pt paddle
 convert a.pt new --manifest=
 convert train.pt new --order notes.md --manifest notes.md --overwrite
 convert a.pt sharded --overwrite
-convert a.pt dcp --overwrite
 convert a.pt hf --overwrite --no-clobber
 convert a.pt ad1 --overwrite
 convert model.pt --output-dir .
@@ -190,20 +186,6 @@ pt2safetensors train.pt new --optimizer hf
 pt2safetensors train.pt -o hf
 safetensors2pt g1.safetensors -o new.pt --manifest a.pt
 safetensors2pt g1.safetensors new.pt --depfile a.pt
-dcp2safetensors dcp hf
-dcp2safetensors dcp -o sharded
-dcp2safetensors dcp new --optimizer step2
-dcp2safetensors dcp new --manifest a.pt
-dcp2safetensors dcp new --depfile Makefile
-safetensors2dcp g1.safetensors dcp
-safetensors2dcp g1.safetensors hf
-safetensors2dcp hf hf
-safetensors2dcp g1.safetensors bin
-safetensors2dcp g1.safetensors runs --to accelerate
-safetensors2dcp g1.safetensors hf --to accelerate
-safetensors2dcp g1.safetensors sharded --to dcp-hf
-safetensors2dcp g1.safetensors new --manifest a.pt
-safetensors2dcp g1.safetensors new --depfile Makefile
 """ + "".join(of_features("REFUSED"))
 
 # What such an error says.
@@ -244,7 +226,6 @@ DONE: dict[str, set[str]] = {
     "convert a.pt --output-dir out --overwrite": {"out/a.safetensors"},
     "convert b.pt --output-dir out": set(),
     "convert a.pt new.safetensors --manifest x.json --overwrite": {"x.json"},
-    "safetensors2dcp g1.safetensors configured": set(),
     **{words: changed for more in of_features("DONE") for words, changed in more.items()},
 }
 
@@ -355,11 +336,7 @@ convert a.pt new
 convert a.pt new --for-hub
 convert a.pt new --max-shard-size 16
 convert a.pt fresh.safetensors --manifest m.json --depfile m.d
-safetensors2dcp g1.safetensors new
-safetensors2dcp g1.safetensors new --to dcp-hf
-safetensors2dcp g1.safetensors new --to accelerate
 safetensors2pt g1.safetensors new.pt
-dcp2safetensors dcp new
 pt2safetensors bin
 """ + "".join(of_features("AGAIN"))
 # Without marks, as on some file systems, these have nothing but their bytes: if those change, they have to be named.
@@ -472,7 +449,6 @@ def test_calls_of_the_library_follow_the_same_rule(world: Path) -> None:
         lambda: ckptconv.save_state_dict(state, "new", manifest="a.pt"),
         lambda: convert("model.pt"),
         lambda: convert("train.pt", "new", optimizer="hf"),
-        lambda: convert("a.pt", "step1", to="dcp"),
         *itertools.chain(*of_features("WRITING")),
     ]
     before = tree(world)

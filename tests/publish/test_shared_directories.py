@@ -110,7 +110,6 @@ WRITTEN: dict[str, tuple[str, tuple[object, ...]]] = {
     "output-dir": ("x", ("convert", "MODEL", "--output-dir", "PATH")),
     "below": ("x", ("convert", "MODEL", "PATH/sub/y.safetensors")),
     "torch": ("x.pt", ("safetensors2pt", "WEIGHTS", "PATH")),
-    "dcp": ("x", ("safetensors2dcp", "WEIGHTS", "PATH")),
     "manifest": ("x.json", ("convert", "MODEL", "OWN", "--manifest", "PATH")),
     "depfile": ("x.d", ("convert", "MODEL", "OWN", "--depfile", "PATH")),
     "spool-dir": ("x", ("convert", "PACKED", "OWN", "--spool-dir", "PATH")),

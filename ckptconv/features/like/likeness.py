@@ -1,4 +1,4 @@
-"""Compare what a source gives with a reference, by names, shapes, dtypes and ties, and say what differs. Pure."""
+"""Compare the tensors of a source with a reference, by names, shapes, dtypes and ties. Pure."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _TORCH_SHARD = re.compile(rf"(?:diffusion_)?pytorch_model((?:{NUMBERED})?)\.bin"
 
 
 class Typed(Protocol):
-    """What is compared of a tensor: a `LazyTensor`, or anything else with a dtype and a shape."""
+    """A tensor to compare: a `LazyTensor`, or anything else with a dtype and a shape."""
 
     @property
     def dtype(self) -> DType: ...
@@ -46,13 +46,13 @@ class Typed(Protocol):
 
 
 class Comparison(NamedTuple):
-    """How the tensors that are given compare with those that are wanted, by name.
+    """The comparison of the input's tensors with those wanted, by name.
 
-    `matched` are wanted and given, of the same shape and a dtype that can be cast; `missing` are not given; `extra` are
-    not wanted, and not tied to one that is. `shapes` are given in another shape, `dtypes` in a dtype that cannot be
-    cast. `aliases` are given and not wanted, and tied to one that is: {removed: kept}. `others` are given under another
-    name that is tied to the one that is wanted: {wanted: given}. The order is that of what they are taken from: `extra`
-    and `aliases` from what is given, the rest from what is wanted.
+    `matched` are wanted and in the input, of the same shape and a dtype that can be cast; `missing` are not in the
+    input; `extra` are not wanted, and not tied to one that is. `shapes` have another shape in the input, `dtypes` a
+    dtype that cannot be cast. `aliases` are in the input and not wanted, and tied to one that is: {removed: kept}.
+    `others` are in the input under another name that is tied to the wanted one: {wanted: name}. `extra` and `aliases`
+    are in the order of the input, the rest in that of the reference.
     """
 
     matched: tuple[str, ...]
@@ -65,13 +65,13 @@ class Comparison(NamedTuple):
 
     @property
     def kinds(self) -> dict[str, tuple[str, ...]]:
-        """The names that differ, by how they do."""
+        """The names that differ, by the kind of difference."""
         every = {"missing": self.missing, "extra": self.extra, "shape": self.shapes, "dtype": self.dtypes}
-        return {what: names for what, names in every.items() if names}
+        return {kind: names for kind, names in every.items() if names}
 
 
 def compare(
-    given: Mapping[str, Typed],
+    tensors: Mapping[str, Typed],
     wanted: Mapping[str, Typed],
     ties: Mapping[str, str] | None = None,
     wanted_ties: Mapping[str, str] | None = None,
@@ -79,36 +79,36 @@ def compare(
     uncastable: Collection[str] = (),
     casts: bool = True,
 ) -> Comparison:
-    """Compare the tensors `given` with those that are `wanted`.
+    """Compare `tensors` of an input with those that are `wanted`.
 
-    `ties` are names among `given` whose bytes another has, and `wanted_ties` are such names that stand for one that is
-    wanted: {removed: kept}. Tensors of the names `uncastable` are never cast. Unless it `casts`, dtypes do not matter.
+    `ties` are names among `tensors` whose bytes another has, and `wanted_ties` are such names that stand for a wanted
+    one: {removed: kept}. Tensors of the names `uncastable` are never cast. Unless it `casts`, dtypes do not matter.
     """
     ties = dict(ties or {})
     others: dict[str, str] = {}
     for alias, kept in (wanted_ties or {}).items():
-        if alias in given and alias not in wanted and kept in wanted and kept not in given:
+        if alias in tensors and alias not in wanted and kept in wanted and kept not in tensors:
             others.setdefault(kept, alias)
-    given = {**given, **{kept: given[alias] for kept, alias in others.items()}}
+    tensors = {**tensors, **{kept: tensors[alias] for kept, alias in others.items()}}
     ties.update((kept, ties.get(alias, alias)) for kept, alias in others.items())
     uncastable = {*uncastable, *(kept for kept, alias in others.items() if alias in uncastable)}
-    here = [name for name in wanted if name in given]
-    shapes = tuple(name for name in here if given[name].shape != wanted[name].shape)
+    common = [name for name in wanted if name in tensors]
+    shapes = tuple(name for name in common if tensors[name].shape != wanted[name].shape)
     differing = set(shapes)
     dtypes = tuple(
         name
-        for name in here
-        if casts and name not in differing and not _fits(given[name].dtype, wanted[name].dtype, name in uncastable)
+        for name in common
+        if casts and name not in differing and not _fits(tensors[name].dtype, wanted[name].dtype, name in uncastable)
     )
     differing.update(dtypes)
     stored: dict[str, str] = {}
-    for name in here:
+    for name in common:
         stored.setdefault(ties.get(name, name), name)
-    left = [name for name in given if name not in wanted]
+    left = [name for name in tensors if name not in wanted]
     aliases = {name: stored[owner] for name in left if (owner := ties.get(name, name)) in stored}
     return Comparison(
-        matched=tuple(name for name in here if name not in differing),
-        missing=tuple(name for name in wanted if name not in given),
+        matched=tuple(name for name in common if name not in differing),
+        missing=tuple(name for name in wanted if name not in tensors),
         extra=tuple(name for name in left if name not in aliases),
         shapes=shapes,
         dtypes=dtypes,
@@ -117,36 +117,36 @@ def compare(
     )
 
 
-def _fits(given: DType, wanted: DType, is_fixed: bool) -> bool:
+def _fits(dtype: DType, wanted: DType, is_fixed: bool) -> bool:
     """Whether a tensor of one dtype can be stored in the other: only floats are cast, as --dtype does."""
-    return given == wanted or (not is_fixed and given.kind == "f" and can_cast(given.name, wanted.name))
+    return dtype == wanted or (not is_fixed and dtype.kind == "f" and can_cast(dtype.name, wanted.name))
 
 
-# --------------------------------------------------------------------------------------------------------- what is said
+# ------------------------------------------------------------------------------------------------------------- messages
 
 
 def check(
-    found: Comparison, given: Mapping[str, Typed], wanted: Mapping[str, Typed], source: Source, options: Options
+    comparison: Comparison, tensors: Mapping[str, Typed], wanted: Mapping[str, Typed], source: Source, options: Options
 ) -> None:
     """Raise DifferenceError if `source`, with its reference, has a difference that the options do not allow."""
-    asked = LikeOptions.of(options)
-    allowed = {"missing"} if asked.partial or asked.fill else set()
-    kinds = {what: names for what, names in found.kinds.items() if what not in allowed}
+    like = LikeOptions.of(options)
+    allowed = {"missing"} if like.partial or like.fill else set()
+    kinds = {kind: names for kind, names in comparison.kinds.items() if kind not in allowed}
     if not kinds:
         return
     rows = [
-        {"tensor": name, "what": what, "expected": _described(wanted.get(name)), "found": _described(given.get(name))}
-        for what, names in kinds.items()
+        {"tensor": name, "what": kind, "expected": _described(wanted.get(name)), "found": _described(tensors.get(name))}
+        for kind, names in kinds.items()
         for name in names[:MOST_LISTED]
     ]
-    told = "; ".join(f"{len(names)} {_WORDS[what]}: {some(names, 3)}" for what, names in kinds.items())
+    differences = "; ".join(f"{len(names)} {_WORDS[kind]}: {some(names, 3)}" for kind, names in kinds.items())
     reference = source.reference.path if source.reference else ""
     raise DifferenceError(
-        f"{source.path} does not match the tensors of {reference}: {told}.",
-        " ".join(_hints(kinds, given, wanted)),
+        f"{source.path} does not match the tensors of {reference}: {differences}.",
+        " ".join(_hints(kinds, tensors, wanted)),
         what="reference",
         file=reference,
-        counts={"matched": len(found.matched), **{what: len(names) for what, names in kinds.items()}},
+        counts={"matched": len(comparison.matched), **{kind: len(names) for kind, names in kinds.items()}},
         tensors=rows,
     )
 
@@ -164,11 +164,11 @@ def _described(kind: Typed | None) -> dict[str, Any] | None:
 
 
 def _hints(
-    kinds: Mapping[str, Sequence[str]], given: Mapping[str, Typed], wanted: Mapping[str, Typed]
+    kinds: Mapping[str, Sequence[str]], tensors: Mapping[str, Typed], wanted: Mapping[str, Typed]
 ) -> Iterator[str]:
-    """Yield what a user may do about differences."""
+    """Yield advice about differences."""
     missing, extra = kinds.get("missing", ()), kinds.get("extra", ())
-    renaming = _renaming([name for name in wanted if name not in given], extra, given, wanted)
+    renaming = _renaming([name for name in wanted if name not in tensors], extra, tensors, wanted)
     if renaming:
         yield renaming
         return
@@ -188,10 +188,10 @@ def _hints(
 
 
 def _renaming(
-    missing: Sequence[str], extra: Sequence[str], given: Mapping[str, Typed], wanted: Mapping[str, Typed]
+    missing: Sequence[str], extra: Sequence[str], tensors: Mapping[str, Typed], wanted: Mapping[str, Typed]
 ) -> str:
     """Suggest the change of a prefix that gives the most names of `extra` a name of `missing` with the same shape, and
-    what else it takes then; "" if there is none that helps half of either."""
+    the further options; "" if no change helps half of either."""
     tried: Counter[tuple[str, str]] = Counter()
     for name in extra[:_TRIED]:
         for goal in missing[:_TRIED]:
@@ -203,16 +203,18 @@ def _renaming(
     def helped(change: tuple[str, str]) -> list[str]:
         old, new = change
         goals = ((name, new + name[len(old) :]) for name in extra if name.startswith(old))
-        return [name for name, goal in goals if goal in lacking and given[name].shape == wanted[goal].shape]
+        return [name for name, goal in goals if goal in lacking and tensors[name].shape == wanted[goal].shape]
 
-    best = max((each for each, _ in tried.most_common(_TRIED)), key=lambda change: len(helped(change)), default=None)
+    best = max(
+        (prefixes for prefixes, _ in tried.most_common(_TRIED)), key=lambda change: len(helped(change)), default=None
+    )
     named = helped(best) if best else []
     if best is None or 2 * len(named) < min(len(extra), len(missing)):
         return ""
     old, new = best
     option = f"--rename '^{re.escape(old)}={new}'" if new else f"--strip-prefix {shlex.quote(old)}"
     others = sorted(set(extra).difference(named))
-    if others and old and not any(name in given for name in wanted):
+    if others and old and not any(name in tensors for name in wanted):
         option += f" --include {shlex.quote(f'{glob.escape(old)}*')}"
         others = [name for name in others if name.startswith(old)]
     option += "".join(f" --exclude {shlex.quote(glob.escape(name))}" for name in others[:_EXCLUDED])
@@ -228,11 +230,11 @@ def _renaming(
 def _common_end(name: str, goal: str) -> int:
     """Return the length of the longest common end of two names, in whole words between dots."""
     pairs = zip(reversed(name.split(".")), reversed(goal.split(".")), strict=False)
-    words = [one for one, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
+    words = [word for word, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
     return len(".".join(words))
 
 
-# --------------------------------------------------------------------------------------------------- what is taken over
+# -------------------------------------------------------------------------------------------------------- the selection
 
 
 def files_of(reference: Source, stored: Mapping[str, LazyTensor]) -> dict[str, str]:
@@ -248,15 +250,15 @@ def files_of(reference: Source, stored: Mapping[str, LazyTensor]) -> dict[str, s
     if not all(map(is_output_name, names)) or len(set(names)) < len(names):
         names = shard_names(reference.stem, model_files.SUFFIX, paths)
     name_of = dict(zip(paths, names, strict=True))
-    first = {tensor: next((file.stored.path for file in each.inputs()), paths[0]) for tensor, each in stored.items()}
+    first = {tensor: next((file.stored.path for file in lazy.inputs()), paths[0]) for tensor, lazy in stored.items()}
     return {tensor: name_of[path] for tensor, path in first.items()}
 
 
 def _check_like(source: Source, options: LikeOptions) -> None:
     """Raise UsageError for options about a reference without one, or that exclude each other."""
-    given = " and ".join(name for name in ("--partial", "--fill") if getattr(options, name[2:]))
-    if given and source.reference is None:
-        raise UsageError(f"{given} needs a reference.", "Give it with --like REF.")
+    names = " and ".join(name for name in ("--partial", "--fill") if getattr(options, name[2:]))
+    if names and source.reference is None:
+        raise UsageError(f"{names} needs a reference.", "Give it with --like REF.")
     if options.partial and options.fill:
         raise UsageError(
             "--partial and --fill contradict each other: one leaves out missing tensors, the other takes them "
@@ -266,12 +268,12 @@ def _check_like(source: Source, options: LikeOptions) -> None:
 
 
 def _selected(chosen: Selected, source: Source, options: Options, theirs: Selected | None) -> Selected:
-    """Return `chosen` with what the output takes over from `theirs`, which is all of the source's reference.
+    """Return `chosen` with the names, dtypes and tensors of `theirs`, which is all of the source's reference.
 
     No structure record then belongs to the output: the reference has none.
     """
-    asked = LikeOptions.of(options)
-    _check_like(source, asked)
+    like = LikeOptions.of(options)
+    _check_like(source, like)
     reference = source.reference
     if reference is None or theirs is None:
         return chosen
@@ -281,19 +283,21 @@ def _selected(chosen: Selected, source: Source, options: Options, theirs: Select
     ties, their_ties = (
         ({}, {}) if options.tied == "duplicate" else (chosen.recorded_aliases(), theirs.recorded_aliases())
     )
-    found = compare(chosen.tensors, wanted, ties, their_ties, uncastable=chosen.uncastable, casts=casts)
-    others = {name: chosen.tensors[before] for name, before in found.others.items()}
-    check(found, {**chosen.tensors, **others}, wanted, source, options)
-    filled = found.missing if asked.fill else ()
-    missing = found.missing if asked.partial else ()
+    comparison = compare(chosen.tensors, wanted, ties, their_ties, uncastable=chosen.uncastable, casts=casts)
+    others = {name: chosen.tensors[before] for name, before in comparison.others.items()}
+    check(comparison, {**chosen.tensors, **others}, wanted, source, options)
+    filled = comparison.missing if like.fill else ()
+    missing = comparison.missing if like.partial else ()
     dtypes = {name: wanted[name].dtype.name for name in wanted} if casts else {}
-    dtypes.update({alias: dtypes[kept] for alias, kept in found.aliases.items() if casts})
-    uncastable = {name for name, before in found.others.items() if before in chosen.uncastable}
-    tell = functools.partial(_reporter, LikeReport(reference.path, 0, list(missing), list(filled), {}), found, options)
+    dtypes.update({alias: dtypes[kept] for alias, kept in comparison.aliases.items() if casts})
+    uncastable = {name for name, before in comparison.others.items() if before in chosen.uncastable}
+    tell = functools.partial(
+        _reporter, LikeReport(reference.path, 0, list(missing), list(filled), {}), comparison, options
+    )
     return chosen._replace(
         tensors={**chosen.tensors, **others, **{name: wanted[name] for name in filled}},
         structured=False,
-        owners=dict(found.aliases),
+        owners=dict(comparison.aliases),
         tied=True,
         dtype="keep" if casts else chosen.dtype,
         dtypes=dtypes,
@@ -311,25 +315,25 @@ def _selected(chosen: Selected, source: Source, options: Options, theirs: Select
 def _left_out(names: Sequence[str], reference: str, source: str) -> Iterator[str]:
     """Yield a warning of the `names` that `source` lacks of the reference, if there are any."""
     if names:
-        what = "tensor is" if len(names) == 1 else "tensors are"
-        yield f"{len(names):,} {what} left out that {reference} has, as {source} lacks them: {some(names)}."
+        subject = "tensor is" if len(names) == 1 else "tensors are"
+        yield f"{len(names):,} {subject} left out that {reference} has, as {source} lacks them: {some(names)}."
 
 
 def _reporter(
-    report: LikeReport, found: Comparison, options: Options, chosen: Selected, stored: Mapping[str, LazyTensor]
+    report: LikeReport, comparison: Comparison, options: Options, chosen: Selected, stored: Mapping[str, LazyTensor]
 ) -> Reporter:
-    """Return what returns the `report`, of which the rest is known now."""
+    """Return the function that returns the `report`, whose remaining facts are known now."""
     origins = {new: (old, chosen.tensors[new].dtype.name) for old, new in chosen.names.items()}
-    origins.update((name, origins[before]) for name, before in found.others.items())
-    given = [(origins[name][1], tensor.dtype.name) for name, tensor in stored.items() if name in origins]
-    report.matched = len(given)
-    report.casts = dict(Counter(f"{old} to {new}" for old, new in given if old != new))
+    origins.update((name, origins[before]) for name, before in comparison.others.items())
+    dtypes = [(origins[name][1], tensor.dtype.name) for name, tensor in stored.items() if name in origins]
+    report.matched = len(dtypes)
+    report.casts = dict(Counter(f"{old} to {new}" for old, new in dtypes if old != new))
 
-    def told(files: Sequence[FilePlan]) -> Mapping[str, Any]:
+    def reported(files: Sequence[FilePlan]) -> Mapping[str, Any]:
         report.tensors = _rows(origins, files) if options.dry_run else []
         return {"like": report}
 
-    return told
+    return reported
 
 
 def _rows(origins: Mapping[str, tuple[str, str]], files: Iterable[FilePlan]) -> list[LikeRow]:

@@ -8,7 +8,7 @@ from ckptconv.options.option import Given, deciding, naming
 
 
 class LikeOptions(Given):
-    """The checkpoint that an output is to be like, and what becomes of tensors that only it has."""
+    """The checkpoint that an output is to be like, and the options about tensors that only it has."""
 
     like: str = naming(
         PATH,

@@ -7,3 +7,5 @@ optimizer's states, and takes masters or single layers if they are asked for.
 from __future__ import annotations
 
 PAGES = ()
+# What it adds to.
+NEEDS = ("dcp",)

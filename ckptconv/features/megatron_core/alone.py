@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ckptconv.features.dcp.names import METADATA
 from ckptconv.formats.alone import LoneFile, LoneKind, listed
-from ckptconv.formats.dcp.names import METADATA
 from ckptconv.pickles.children import walk
 from ckptconv.tensors.lazy import LazyTensor
 

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
+from ckptconv.features.dcp.metadata import Description, SavedTensor, Shape
 from ckptconv.formats.chunks import ChunkTile, join
-from ckptconv.formats.dcp.metadata import Description, SavedTensor, Shape
 from ckptconv.formats.integrity import check_file
 from ckptconv.formats.joining.names import named
 from ckptconv.formats.registered import MEGATRON

@@ -92,21 +92,21 @@ def finish(
     places = [Location(path, dict(chosen.storage_options)) for path in listed(outputs)]
     with ExitStack() as stack:
         stack.enter_context(leaving(unpublished(places, in_parts=True)))
-        planned = [each for place in places for each in _planned(place)]
-        claims = [_claim_of(each.path, each.plan, chosen.overwrite) for each in planned if not each.published]
-        spared = Spared(path for each in planned for path in _spared(each.plan.permissions))
+        planned = [output for place in places for output in _planned(place)]
+        claims = [_claim_of(output.path, output.plan, chosen.overwrite) for output in planned if not output.published]
+        spared = Spared(path for output in planned for path in _spared(output.plan.permissions))
         replacing = Replacing(chosen, spared, claims)
         replacing.check()
-        stating, plans = requested(chosen), [(each.path, each.plan) for each in planned]
+        stating, plans = requested(chosen), [(output.path, output.plan) for output in planned]
         named = {option: module.of_parts(plans, chosen) for option, (_, module) in stating.items()}
         if on_total and (chosen.checksum or named):
-            again = sum(size for each in planned for _, size, _ in each.plan.files) if chosen.checksum else 0
+            again = sum(size for output in planned for _, size, _ in output.plan.files) if chosen.checksum else 0
             on_total(again + sum(stating[option][1].bytes_of(inputs) for option, inputs in named.items()))
-        staged = [_staged(each, chosen, counter(progress), stack) for each in planned]
+        staged = [_staged(output, chosen, counter(progress), stack) for output in planned]
         first = planned[0].plan
         inputs = {
-            option: stating[option][1].digested(found, first.heading["digest"], chosen, counter(progress))
-            for option, found in named.items()
+            option: stating[option][1].digested(paths, first.heading["digest"], chosen, counter(progress))
+            for option, paths in named.items()
         }
         with Syncing() as syncing:
             beside = describe(staged, inputs, first.plan_id, chosen, syncing, stack)
@@ -139,15 +139,15 @@ def _staged(planned: _Planned, options: Options, progress: Progress | None, stac
 
 def _report(planned: Sequence[_Planned], options: Options, started: float) -> Report:
     first = planned[0].plan.heading["source"]
-    tensors = sum(count for each in planned for _, _, count in each.plan.files)
+    tensors = sum(count for output in planned for _, _, count in output.plan.files)
     return Report(
         input=", ".join(list(first["inputs"])[:1]),
         outputs=[
-            OutputFile(each.final(name), size, count) for each in planned for name, size, count in each.plan.files
+            OutputFile(output.final(name), size, count) for output in planned for name, size, count in output.plan.files
         ],
         format=first["format"],
         tensors=tensors,
-        aliases={alias: kept for each in planned for alias, kept in each.plan.heading["aliases"].items()},
+        aliases={alias: kept for output in planned for alias, kept in output.plan.heading["aliases"].items()},
         counts={},
         opaque=[],
         warnings=[],
@@ -185,13 +185,13 @@ def _claim_of(path: str, plan: PlanDescription, overwrite: bool) -> Claim:
     names, permissions = [name for name, _, _ in plan.files], plan.permissions
     proposed = None if "typed" in permissions else Proposed(path, NEW_NAME)
     beside, overwrite = "beside" in permissions, overwrite or "overwrite" in permissions
-    read = frozenset(each.removeprefix(READ) for each in permissions if each.startswith(READ))
+    read = frozenset(word.removeprefix(READ) for word in permissions if word.startswith(READ))
     return Claim(path, plan.kind, made_as(plan.heading), names, proposed, beside, overwrite, read=read)
 
 
 def _spared(permissions: Iterable[str]) -> Iterator[str]:
-    """Yield the paths of what parts have read, as their `permissions` say."""
-    return (each.removeprefix(INPUT) for each in permissions if each.startswith(INPUT))
+    """Yield the paths of the inputs of parts, from their `permissions`."""
+    return (word.removeprefix(INPUT) for word in permissions if word.startswith(INPUT))
 
 
 def _planned(output: Location) -> list[_Planned]:
@@ -200,28 +200,28 @@ def _planned(output: Location) -> list[_Planned]:
     if not descriptions:
         ranks = [output.join(name) for name in directories(output) if _RANK.fullmatch(name)]
         if any(map(described, ranks)):
-            return [each for rank in ranks for each in _planned(rank)]
+            return [planned for rank in ranks for planned in _planned(rank)]
     if not descriptions:
         raise UsageError(
             f"No parts of {path} are staged, so finish has nothing to publish.",
             "Give the OUTPUT of the conversions with --part, and run these first.",
         )
     if len(descriptions) > 1:
-        places = " and ".join(each.place for each in descriptions)
+        places = " and ".join(staged.place for staged in descriptions)
         raise UsageError(
             f"Parts of {len(descriptions)} different conversions are staged for {path}: {places}. The input changed in "
             "between, or the parts were made with different options or releases of ckptconv.",
             "Remove the unwanted one, and run the missing parts of the other.",
         )
-    (each,) = descriptions
+    (only,) = descriptions
     try:
-        plan = description(each.data, each.plan_id, each.kinds, directory_of)
+        plan = description(only.data, only.plan_id, only.kinds, directory_of)
     except ValueError as error:
         raise CorruptError(
-            f"The description of the parts in {each.place} is damaged: {error}.",
+            f"The description of the parts in {only.place} is damaged: {error}.",
             "Run one of the parts again to write it again.",
         ) from None
-    return [_Planned(real_place(path) if plan.kind == "tree" else path, plan, each.published)]
+    return [_Planned(real_place(path) if plan.kind == "tree" else path, plan, only.published)]
 
 
 def _collected(planned: _Planned, staging: Staging) -> dict[str, FinishedFile]:

@@ -13,9 +13,8 @@ from ckptconv.outputs.planning import Output
 from ckptconv.plan import FilePlan
 from ckptconv.publish.parts import is_one_upload
 from ckptconv.publish.statements import STATEMENTS
-from ckptconv.storage.paths import is_remote
 
-# The options that are about an output as a whole, and what to do instead of giving them to a part.
+# The options that are about an output as a whole, and the advice to a user who gives them to a part.
 _OF_WHOLE = {
     "verify": "Verify the finished output.",
     "manifest": "Give it to `ckptconv finish`.",
@@ -30,19 +29,19 @@ def part_of(value: tuple[int, int]) -> Part:
 
 
 class Part(NamedTuple):
-    """A part of a conversion: its number, from 0, of how many `parts`. `publish.parts.Part` says what it has."""
+    """A part of a conversion: its number, from 0, and the number of `parts`. See `publish.parts.Part`."""
 
     number: int
     parts: int
 
     @property
     def name(self) -> str:
-        """What reports call it."""
+        """Its name in reports."""
         return f"{self.number}/{self.parts}"
 
     @property
     def is_first(self) -> bool:
-        """Whether it compares what all parts have in common."""
+        """Whether it makes the comparisons that all parts share."""
         return self.number == 0
 
     def check(self, outputs: Sequence[Output], options: Options, verifies: bool) -> None:
@@ -52,12 +51,6 @@ class Part(NamedTuple):
             if verifies if option == "verify" else getattr(options, option):
                 raise UsageError(f"--{option} needs a whole output, but --part makes only a part of it.", hint)
         for output in outputs:
-            if output.target.kind == "dcp-hf" and is_remote(output.target.path):
-                raise UsageError(
-                    f"{output.target.path}: on a store, parts need an index that is written last, but safetensors "
-                    "shards of torch.distributed.checkpoint have none.",
-                    "Convert it without --part, or write it to a shared disk.",
-                )
             if is_one_upload(output):
                 raise UsageError(
                     f"{output.target.path}: on a store, --part needs an output of several files with an index, but "
@@ -74,8 +67,8 @@ class Part(NamedTuple):
         return [file for file, number in zip(files, numbers, strict=True) if number == self.number]
 
     def described(self, output: Output, index: int, inputs: Mapping[str, Any], permissions: Sequence[str]) -> bytes:
-        """Return what `finish` needs to know of a plan, as JSON: its files, how to publish them, what they are made of,
-        and what they may replace."""
+        """Return the description of a plan for `finish`, as JSON: its files, how to publish them, their inputs, and the
+        files that they may replace."""
         target, files = output.target, output.plan.files
         return json.dumps(
             {

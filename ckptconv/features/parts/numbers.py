@@ -1,4 +1,4 @@
-"""Which part of how many a process makes: as a user writes it, or as a batch system says."""
+"""The number of a process's part, and of all parts: from the user, or from a batch system."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds what parts have staged: on a disk, and on a store."""
+"""Find staged parts: on a disk, and on a store."""
 
 from __future__ import annotations
 

@@ -7,4 +7,11 @@ selection with codes and scales in the place of these.
 from __future__ import annotations
 
 PAGES = ("quantized.md", "internals/quantized.md")
-SCRIPTS = ("formats/compressed.py", "formats/mlx.py")
+SCRIPTS = (
+    "formats/autoround.py",
+    "formats/bitsandbytes.py",
+    "formats/compressed.py",
+    "formats/hqq.py",
+    "formats/mlx.py",
+    "formats/modelopt.py",
+)

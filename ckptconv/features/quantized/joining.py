@@ -465,7 +465,8 @@ def _check(shape: Sequence[int], spec: Sequence[str], sizes: Sizes, name: str) -
 
 
 def _as(tensor: LazyTensor, spec: Sequence[str], sizes: Sizes, name: str, empty: bool) -> LazyTensor:
-    """Return a part in the shape that `spec` says; trailing dimensions of 1 need not be there."""
+    """Return a part in the shape that `spec` says; trailing dimensions of 1 need not be there, and Model Optimizer has
+    one after each dimension of blocks."""
     expected = tuple(_extent(text, sizes) for text in spec)
     if empty and tensor.numel <= 1:
         return tensor
@@ -476,7 +477,8 @@ def _as(tensor: LazyTensor, spec: Sequence[str], sizes: Sizes, name: str, empty:
             kept.pop()
         return tuple(kept)
 
-    if bare(tensor.shape) != bare(expected):
+    of_blocks = tuple(side for extent in expected for side in (extent, 1))
+    if bare(tensor.shape) != bare(expected) and tensor.shape != of_blocks:
         raise _RefusedError(f"{name!r} has the shape {list(tensor.shape)}; expected {list(expected)}")
     return viewed(tensor, expected)
 

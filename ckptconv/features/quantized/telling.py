@@ -62,12 +62,12 @@ def byte(name: str, *known: int) -> Telling:
 
 
 def integers(name: str, count: int = 1) -> Telling:
-    """Return what tells so many integers of 64 bits, each at least 0: alone, or as a tuple."""
+    """Return what tells so many integers of 32 or 64 bits, each at least 0: alone, or as a tuple."""
 
     def telling(data: bytes) -> Mapping[str, Any]:
-        if len(data) != 8 * count:
-            raise ValueError(f"its {name} has {len(data)} bytes; expected {8 * count}")
-        found = struct.unpack(f"<{count}q", data)
+        if len(data) not in (4 * count, 8 * count):
+            raise ValueError(f"its {name} has {len(data)} bytes; expected {count} integer{'s' if count > 1 else ''}")
+        found = struct.unpack(f"<{count}{'i' if len(data) == 4 * count else 'q'}", data)
         if min(found) < 0:
             raise ValueError(f"its {name} is {found[0]}")
         return {name: found[0] if count == 1 else found}

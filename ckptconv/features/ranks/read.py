@@ -13,14 +13,14 @@ from typing import Any
 from ckptconv.errors import CkptconvError, CorruptError, UnsafeError, UnsupportedError
 from ckptconv.features.ranks import flat
 from ckptconv.features.ranks.locate import FAMILY, choose, locate
-from ckptconv.formats.dcp import locate as dcp
-from ckptconv.formats.dcp.read import read as read_dcp
+from ckptconv.formats.format import Probe
 from ckptconv.formats.joining import names as names_of
 from ckptconv.formats.joining.files import Files, RankFiles, bytes_of, divided, source_of, states_of
 from ckptconv.formats.joining.join import Ranks, distributed, lacking
 from ckptconv.formats.joining.names import Path
 from ckptconv.formats.joining.pieces import Pieces
 from ckptconv.formats.joining.sets import OPTIMIZER, OTHER, FileSet, parsed, sets_in, sets_of
+from ckptconv.formats.registered import DCP, FORMATS
 from ckptconv.formats.runs import Located
 from ckptconv.formats.source import STATES_ARE_CONVERTED, Source, Wanted
 from ckptconv.formats.torch import file as torch_file
@@ -32,6 +32,8 @@ from ckptconv.storage.paths import basename
 from ckptconv.storage.reading import Entry
 from ckptconv.text import some
 
+# The format that reads directories of torch.distributed.checkpoint; None where there is none.
+_DISTRIBUTED = next((known for known in FORMATS if known.FAMILY == DCP), None)
 # verl's directory for the adapter of a model that it trains with LoRA, and a file that shows that verl wrote the
 # others.
 _ADAPTER, _VERL = "lora_adapter", "fsdp_config.json"
@@ -136,8 +138,8 @@ def _read(path: str, located: Located, chosen: FileSet, sets: list[FileSet], wan
     if wanted.states or local:
         if len(others) == 1:
             opened.optimizer = _opened(*others[0])
-        elif beside is not None:
-            opened.beside = read_dcp(beside, Wanted(states=True))
+        elif _DISTRIBUTED and beside is not None:
+            opened.beside = _DISTRIBUTED.read(beside, Wanted(states=True))
     states, states_error, states_equal = states_of(opened, wanted)
     if local:
         flat.split(ranks, opened.roles.model, states)
@@ -184,9 +186,9 @@ def _state_inputs(opened: RankFiles, beside: Location | None) -> dict[str, Hasha
 def _checkpoint_beside(directory: Location) -> Location | None:
     """Return the directory of torch.distributed.checkpoint with the optimizer's states, as accelerate writes it."""
     for name, entry in directory.names.items():
-        if entry.kind == "directory" and name.startswith("optim"):
+        if _DISTRIBUTED and entry.kind == "directory" and name.startswith("optim"):
             inner = directory.join(name)
-            if dcp.is_directory(inner.names):
+            if _DISTRIBUTED.sniff(Probe(inner)):
                 return inner
     return None
 

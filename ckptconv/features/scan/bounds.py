@@ -31,9 +31,11 @@ LIMITS = WHOLE_TREES._replace(objects=300_000)
 # The most bytes of a compressed pickle of torch that its reader unpacks.
 _COMPRESSED = 1 << 16
 STORED = 0
+# The end of the names of files of archives one after another, as torch.distributed.checkpoint has them.
+ENTRIES = ".distcp"
 # Suffixes of files that should be checkpoints or pickles: if such a file is not read, it is not judged.
 SUFFIXES = (
-    ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".safetensors", ".distcp", ".pt2", ".ptl", ".joblib", ".dill", ".npy",
+    ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".safetensors", ENTRIES, ".pt2", ".ptl", ".joblib", ".dill", ".npy",
     ".npz", ".mar", ".nemo", ".p", ".t7", ".torch", ".sav",
 )  # fmt: skip
 _SUFFIXES = tuple(suffix.encode() for suffix in SUFFIXES)

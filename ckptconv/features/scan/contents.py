@@ -28,6 +28,7 @@ from ckptconv.features.scan.beginnings import (
     place_of_header,
 )
 from ckptconv.features.scan.bounds import (
+    ENTRIES,
     LIMITS,
     LONGEST,
     MEMBERS,
@@ -47,7 +48,6 @@ from ckptconv.features.scan.readers import PartReader
 from ckptconv.features.scan.readings import Readings, all_bytes
 from ckptconv.features.scan.report import Finding
 from ckptconv.features.scan.survey import Passed, survey
-from ckptconv.formats.dcp.names import SUFFIX as _ENTRIES
 from ckptconv.formats.model_files import looks_like_safetensors
 from ckptconv.formats.torch.container import SCANNED, LongError, Pickles, is_stream
 from ckptconv.formats.torch.file import read_from
@@ -138,7 +138,7 @@ class ScannedContents:
             self.add("excessive", "It has more nested files than the limit.")
             return ""
         head = reader.read_at(0, min(HEAD, reader.file.size))
-        if depth and reader.file.path.endswith(f"{_ENTRIES})") and self.archives(reader):
+        if depth and reader.file.path.endswith(f"{ENTRIES})") and self.archives(reader):
             return "torch.distributed.checkpoint data"
         kinds = [kind for kind in _KINDS if kind.matches(head, reader.file.size)]
         if kinds:

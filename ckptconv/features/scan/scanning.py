@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ckptconv.errors import CkptconvError, MissingError, UnsafeError, UnsupportedError
 from ckptconv.features.scan.beginnings import CLOSED, HEAD
-from ckptconv.features.scan.bounds import LONGEST, SUFFIXES
+from ckptconv.features.scan.bounds import ENTRIES, LONGEST, SUFFIXES
 from ckptconv.features.scan.contents import ScannedContents
 from ckptconv.features.scan.options import SCANNING
 from ckptconv.features.scan.report import RULES, VERDICTS, ScannedFile, ScanReport, worst
 from ckptconv.formats import model_files
-from ckptconv.formats.dcp import names as dcp
-from ckptconv.formats.dcp.locate import is_metadata
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.foreign import foreign_file
 from ckptconv.formats.model_files import SAFETENSORS
@@ -132,9 +130,9 @@ def _scanned(place: Location, is_named: bool) -> ScannedFile | None:
             size = reader.file.size
             head = reader.read_at(0, min(HEAD, size))
             # A file's name alone does not decide its kind.
-            if place.name.endswith(dcp.SUFFIX) and contents.archives(reader):
+            if place.name.endswith(ENTRIES) and contents.archives(reader):
                 kind = "torch.distributed.checkpoint data"
-            elif not (place.name.endswith(dcp.SUFFIX) and head.startswith(tuple(CLOSED))):
+            elif not (place.name.endswith(ENTRIES) and head.startswith(tuple(CLOSED))):
                 kind = contents.look(reader)
         special = next((special_kind for special_kind in _SPECIAL if special_kind.matches(place, head)), None)
         if special is not None and kind in ("", "safetensors", "pickle"):
@@ -237,20 +235,20 @@ def _only_unsafe(contents: ScannedContents, kind: str, action: Callable[[], obje
     return kind
 
 
-def _metadata(contents: ScannedContents, place: Location) -> str:
-    """Check the description in a directory of torch.distributed.checkpoint: it names files. A long one was surveyed."""
-    from ckptconv.formats.dcp.metadata import read_description
-
+def _describes(
+    contents: ScannedContents, place: Location, *, kind: str, read: Callable[[Location, bytes], None]
+) -> str:
+    """Check the description in a directory, a file of a `kind` that names others. A long one was surveyed."""
     with place.open_reader() as reader:
         if reader.file.size > LONGEST:
-            return "torch.distributed.checkpoint description"
+            return kind
         data = reader.read_at(0, reader.file.size)
-    contents.read(lambda: read_description([(place.path, data)], of_ranks=place.name != dcp.METADATA))
-    return "torch.distributed.checkpoint description"
+    contents.read(lambda: read(place, data))
+    return kind
 
 
-def _entries(contents: ScannedContents, place: Location) -> str:
-    """Check entries of a file of torch.distributed.checkpoint that are not archives: its directory describes them."""
+def _described(contents: ScannedContents, place: Location, *, kind: str) -> str:
+    """Check entries that are not archives, of a file of a `kind` that its directory describes."""
 
     def action() -> None:
         source = open_source(place.parent.path, key=".", storage_options=place.options)
@@ -262,7 +260,7 @@ def _entries(contents: ScannedContents, place: Location) -> str:
 
     if not contents.findings:
         contents.read(action)
-    return "torch.distributed.checkpoint data"
+    return kind
 
 
 class _Special(NamedTuple):
@@ -279,9 +277,19 @@ def _describing(module: str) -> _Special:
     )
 
 
+def _of_feature(module: str) -> Iterator[_Special]:
+    """Yield how the files are looked at that `module` of a feature has in `FILES`."""
+    for kind, matches, read in import_module(module).FILES:
+        how = functools.partial(_describes, read=read) if read else _described
+        yield _Special(matches, functools.partial(how, kind=kind))
+
+
+# Modules of features with files that describe others in their directory, or are described there.
+_FEATURES: tuple[str, ...] = (
+    "ckptconv.features.dcp.scanned",
+)  # fmt: skip
 _SPECIAL = (
-    _Special(lambda place, head: place.name.endswith(dcp.SUFFIX), _entries),
-    _Special(lambda place, head: dcp.is_part(place.path) or is_metadata(head), _metadata),
+    *(special for module in _FEATURES for special in _of_feature(module)),
     _Special(
         lambda place, head: (
             not head.startswith(LOCAL_SIGNATURE)

@@ -8,5 +8,5 @@ from __future__ import annotations
 # `extent_of(place)` returns the bytes of the weights, and of the optimizer's states, in or below a directory; it raises
 # CorruptError if some are missing. `CALLED` is the name of the format.
 EXTENTS: dict[str, str] = {
-    ".metadata": "ckptconv.formats.dcp.extent",
+    ".metadata": "ckptconv.features.dcp.extent",
 }

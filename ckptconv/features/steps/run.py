@@ -37,8 +37,8 @@ _DIGITS = re.compile(r"\d+")
 SUFFIXES = (*TORCH_SUFFIXES, SUFFIX)
 # Where a run keeps its steps, if not in its own directory.
 _FOLDERS = ("checkpoints", "checkpoint", "ckpts", "ckpt")
-# How deep the files of a step lie at most, how many files a run has, and how many bytes a file that names a step.
-_DEEPEST, _MOST, _MOST_NAMED = 8, 5_000_000, 4096
+# How deep the files of a step lie at most, and how many files a run has.
+_DEEPEST, _MOST = 8, 5_000_000
 
 
 class Step(NamedTuple):

@@ -8,5 +8,7 @@ joins the parts of ranks. `kind` has the entries of such an output in the trunk'
 from __future__ import annotations
 
 PAGES = ()
+# Its output is the state dict of a checkpoint of torch.distributed.checkpoint, with the same options.
+NEEDS = ("dcp",)
 # The reason why it exceeds the budget of a container of files.
 EXCEEDS = "it reads a format, with a description of its own, and writes it, and compares its output"

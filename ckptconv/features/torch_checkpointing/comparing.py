@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ckptconv.errors import CkptconvError, DifferenceError
+from ckptconv.features.dcp.comparing import check_files, check_keys, place_of
+from ckptconv.features.dcp.contents import contents
 from ckptconv.features.torch_checkpointing import output
 from ckptconv.features.torch_checkpointing.read import read
 from ckptconv.formats.joining.files import leaves
 from ckptconv.formats.joining.names import dotted
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.options.table import Options
-from ckptconv.outputs import dcp
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.verification import AGAIN, planned
-from ckptconv.verification.dcp import check_files, check_keys, place_of
 from ckptconv.verification.names import rename_of
 from ckptconv.verification.paired import paired
 from ckptconv.verification.pairs import Attested, Differences
@@ -29,7 +29,7 @@ def pairs(
     if options.states:
         source = source._replace(inputs=source.inputs_of_all)
     place, path = place_of(target), target.path
-    want = dcp.contents(source, options, rename_of(options))
+    want = contents(source, options, rename_of(options))
     try:
         got = dict(leaves(read(place, Wanted(key=".")).trees["."], path))
     except CkptconvError as error:

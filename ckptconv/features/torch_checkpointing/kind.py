@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from ckptconv.features.dcp.kind import CALLED, check_of_ranks
 from ckptconv.formats.runs import STEP_METADATA
 from ckptconv.outputs.kinds import OF_CODES, OF_MODELS, OF_UNIVERSAL, OF_WEIGHTS, OutputKind
 from ckptconv.outputs.targets import MANIFEST, Directory
@@ -27,5 +28,7 @@ KIND = OutputKind(
     compared="ckptconv.features.torch_checkpointing.comparing",
     plan="ckptconv.features.torch_checkpointing.output",
     to="torch-checkpointing",
+    called=CALLED,
     key="model",
+    check=check_of_ranks,
 )

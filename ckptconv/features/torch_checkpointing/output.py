@@ -12,6 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckptconv.errors import UsageError
+from ckptconv.features.dcp.contents import DcpContents, Leaf, boxes, contents, cut
+from ckptconv.features.dcp.options import GIVEN
+from ckptconv.features.dcp.output import output_with, with_states
 from ckptconv.features.torch_checkpointing.locate import SAFETENSORS, TORCH
 from ckptconv.formats.chunks import Box
 from ckptconv.formats.joining.names import Path, dotted, named, nest
@@ -19,8 +22,7 @@ from ckptconv.formats.model_files import SUFFIX
 from ckptconv.formats.runs import STEP_METADATA
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
-from ckptconv.outputs import dcp, dcp_output, safetensors
-from ckptconv.outputs.dcp import DcpContents, Leaf, boxes, cut
+from ckptconv.outputs import safetensors
 from ckptconv.outputs.planning import Output
 from ckptconv.outputs.selected import METADATA
 from ckptconv.outputs.targets import Target
@@ -39,9 +41,9 @@ _DIMENSION = "saved_by_ckptconv"
 
 def plan(source: Source, target: Target, options: Options) -> Output:
     """Plan a step: the weights, and with `optimizer` the states next to them."""
-    source = dcp_output.with_states(source, options)
-    contents = dcp.contents(source, options)
-    return dcp_output.output_with(source, target, options, contents, file_plans(contents, options))
+    source = with_states(source, options)
+    found = contents(source, options)
+    return output_with(source, target, options, found, file_plans(found, options))
 
 
 def file_plans(contents: DcpContents, options: Options) -> list[FilePlan]:
@@ -49,7 +51,7 @@ def file_plans(contents: DcpContents, options: Options) -> list[FilePlan]:
 
     Raise UsageError for an item whose name is not a valid file name.
     """
-    ranks = options.chunks or 1
+    ranks = GIVEN.of(options).chunks or 1
     items: dict[str, dict[str, Leaf]] = {}
     for key, leaf in (*contents.tensors.items(), *contents.values.items()):
         items.setdefault(str(leaf.path[0]), {})[key] = leaf

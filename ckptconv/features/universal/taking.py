@@ -24,12 +24,12 @@ _UNPACK = {"float32": "<f", "float64": "<d", "int32": "<i", "int64": "<q"}
 FRESH = "Use --fresh-optimizer to start with zero moments instead."
 
 
-def needs_states(options: Options) -> bool:
-    """Whether the optimizer's states are read, if there are any."""
+def needs_states(options: Options, asked: str) -> bool:
+    """Whether the optimizer's states of the checkpoint that was opened as `asked` are read, if there are any."""
     return not UniversalOptions.of(options).fresh_optimizer
 
 
-def fitted(source: Source, options: Options) -> Source:
+def fitted(source: Source, options: Options, asked: str) -> Source:
     """Return `source` with its optimizer's states by parameter name, and its step, if it holds an optimizer and
     `options` do not ask for a fresh one. A ZeRO checkpoint has them already, unless it is for another stage.
 
@@ -37,13 +37,13 @@ def fitted(source: Source, options: Options) -> Source:
     not always chosen, all get the largest, with a warning. Raise UnsupportedError if nothing tells which states are of
     which parameter, UsageError if nothing tells where the weights are.
     """
-    asked = UniversalOptions.of(options)
-    if source.training is not None and not asked.zero_stage:
+    given = UniversalOptions.of(options)
+    if source.training is not None and not given.zero_stage:
         return source
     key = options.key or weights_key(source.weights)
     for name, _ in optimizers_in(source.weights, key)[:1]:
         check_key(source, name, key)
-    if asked.fresh_optimizer:
+    if given.fresh_optimizer:
         return source
     source = with_states_beside(source, key)
     try:

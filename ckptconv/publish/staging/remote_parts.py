@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import CorruptError
-from ckptconv.formats import model_files
-from ckptconv.formats.dcp.names import SUFFIX
 from ckptconv.outputs.schema import object_record
 from ckptconv.outputs.targets import MANIFEST
 from ckptconv.plan import FilePlan
@@ -39,7 +37,8 @@ if TYPE_CHECKING:
 class PartsOnStore(UploadStaging):
     """A directory on a store of which this process makes some shards, or which it finishes. Can be pickled.
 
-    `output` is its URL. `shared`: other processes make parts of it at the same time.
+    `output` is its URL. `shared`: other processes make parts of it at the same time. `shards` is how the names of those
+    files end that are not small.
     """
 
     is_ours: Callable[[str], bool]
@@ -52,9 +51,11 @@ class PartsOnStore(UploadStaging):
         index: str,
         is_ours: Callable[[str], bool],
         shared: bool = False,
+        shards: tuple[str, ...] = (),
     ) -> None:
         super().__init__(output, plan_id, memory, index, is_ours)
-        self._arguments = output, plan_id, memory, index, is_ours, shared
+        self._arguments = output, plan_id, memory, index, is_ours, shared, shards
+        self._shards = shards
         self.shared = shared
         self._place = output.join(HIDDEN + plan_id)
         self._names: dict[Writer, str] = {}
@@ -73,7 +74,7 @@ class PartsOnStore(UploadStaging):
 
     def _is_shard(self, name: str) -> bool:
         """Whether a file of an output is a shard, not a small file that declares the others to be a model."""
-        return name.endswith((model_files.SUFFIX, SUFFIX))
+        return name.endswith(self._shards)
 
     def _at(self, name: str) -> Location:
         # The files that declare the shards to be a model wait until all shards are there.

@@ -76,7 +76,6 @@ average step1 step2
 average step1 step2 -o step3
 average step1 step2 -o step2
 average step1 step2 -o hf
-average step1 step2 dcp
 average g1.safetensors g2.safetensors linked.safetensors
 average g1.safetensors g2.safetensors g3.safetensors --overwrite
 average bin step1 -o bin

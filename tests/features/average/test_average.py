@@ -13,8 +13,7 @@ import fsspec
 import numpy as np
 import pytest
 import torch
-from checkpoints import ZERO, assert_same, ckptconv_here, contents, load_with_aliases
-from dcp_checkpoints import checkpoint_of
+from checkpoints import ZERO, ckptconv_here, contents
 from effort import examples
 from faults import other_fields
 from fsspec.implementations.memory import MemoryFileSystem
@@ -169,19 +168,11 @@ def test_formats_may_be_mixed() -> None:
     convert(zero, "model.safetensors")
     other = {name: tensor + 1 for name, tensor in load_file("model.safetensors").items() if tensor.is_floating_point()}
     torch.save({**load_file("model.safetensors"), **other}, "other.pt")
-    convert("other.pt", "step", to="dcp")
-    average(["other.pt", zero, "step", zero, "model.safetensors"], "out", verify=True)
+    average(["other.pt", zero, zero, "model.safetensors"], "out", verify=True)
     found, first = load_file("out/model.safetensors"), load_file("model.safetensors")
     for name in other:
-        torch.testing.assert_close(found[name], first[name] + 0.4)
+        torch.testing.assert_close(found[name], first[name] + 0.25)
     assert verify("model.safetensors", "out").bytes_compared
-
-
-def test_an_fsdp_checkpoint_averaged_with_itself_is_itself() -> None:
-    step = checkpoint_of("hsdp_2x2")
-    convert(step, "once.safetensors")
-    average([step, step], "twice.safetensors")
-    assert_same(load_with_aliases(Path("once.safetensors")), load_with_aliases(Path("twice.safetensors")))
 
 
 def test_states_of_an_optimizer_are_those_of_the_last() -> None:
@@ -355,14 +346,6 @@ def test_a_difference_is_no_average() -> None:
     verify(steps[1], "out")
 
 
-def test_notes_on_states_give_no_option_that_there_is_not() -> None:
-    step = checkpoint_of("fsdp2_w4_bf16")
-    report = average([step, step], "out")
-    assert any("Not converted" in note for note in report.notes)
-    assert not any("--optimizer" in note for note in report.notes)
-    assert any("--optimizer" in note for note in convert(step, "alone").notes)
-
-
 def test_a_model_to_publish_has_the_configuration_of_the_last() -> None:
     for seed in (0, 1):
         Path(f"step{seed}").mkdir()
@@ -402,5 +385,5 @@ def test_a_last_word_is_looked_up_with_the_settings_of_its_store() -> None:
 def test_an_average_is_no_file_for_torch_whatever_asks_for_it(tmp_path: Path) -> None:
     save_file({"w": torch.ones(2)}, tmp_path / "m.safetensors")
     words = ["average", tmp_path / "m.safetensors", tmp_path / "m.safetensors", "-o"]
-    ckptconv_here(*words, tmp_path / "x", "--to", "pt").refused(2, "--to is 'pt'; it may be dcp")
+    ckptconv_here(*words, tmp_path / "x", "--to", "pt").refused(2, "--to is 'pt'; it may be")
     ckptconv_here(*words, tmp_path / "x.pt").refused(2, "has the name of a file for torch.load")

@@ -130,19 +130,16 @@ def scene(here: Path) -> None:
 
 REFUSED = """\
 convert a.pt zero
-convert zero dcp
 convert zero hf
 convert zero new --optimizer step1
 convert zero new --optimizer g1.safetensors
 convert zero new --optimizer new
 convert zero new.safetensors --optimizer new.safetensors
 convert zero hf --overwrite --no-clobber
-zero-to-fp32 zero dcp
 zero-to-fp32 zero -o step1
 zero-to-fp32 zero new --optimizer step1
 zero-to-fp32 zero new --manifest a.pt
 zero-to-fp32 zero new --depfile Makefile
-safetensors2dcp g1.safetensors -o zero
 """
 if "universal" in KINDS_HERE:
     REFUSED += """\

@@ -13,12 +13,10 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from checkpoints import ZERO, assert_same, ckptconv_here, contents, copy_of, done, load_with_aliases
 from safetensors.torch import load_file
 
 import ckptconv
-from ckptconv import DistributedReader
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
 import make_example
@@ -59,14 +57,6 @@ def test_the_example_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     monkeypatch.setattr(sys, "argv", [str(example)])
     runpy.run_path(str(example), run_name="__main__")
     assert "without a file in between" in capsys.readouterr().out
-
-
-def test_torch_loads_it_like_any_other_checkpoint() -> None:
-    expected = load_file(ZERO / "z3_bf16_untied_w2" / "expected.safetensors")
-    state = {"model": {name: torch.zeros_like(tensor) for name, tensor in expected.items()}}
-    reader = DistributedReader(ZERO / "z3_bf16_untied_w2/checkpoint", model_key="model")
-    dcp.load(state, storage_reader=reader, no_dist=True)
-    assert_same(state["model"], expected)
 
 
 def test_what_says_which_tag_is_meant_is_an_input(tmp_path: Path) -> None:

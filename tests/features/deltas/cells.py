@@ -151,7 +151,6 @@ patch g1.safetensors d1 g3.safetensors
 patch g1.safetensors d1 d2 -o g1.safetensors
 patch g1.safetensors d1 d2 -o new.safetensors --manifest notes.md
 diff --delta hf g1.safetensors g2.safetensors
-diff --delta dcp g1.safetensors g2.safetensors
 diff --delta hf g1.safetensors g2.safetensors
 diff --delta ad1 g1.safetensors g2.safetensors
 """

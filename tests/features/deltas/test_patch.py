@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -46,6 +47,7 @@ from ckptconv.features.deltas.kernels import Overlay, Xor
 from ckptconv.features.diff import reading
 from ckptconv.features.diff.reading import Pair
 from ckptconv.options.table import OPTIONS
+from ckptconv.outputs.kinds import CHECKPOINTS
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Zeros
 
@@ -444,7 +446,7 @@ def test_a_delta_is_shown_and_never_taken_for_a_checkpoint(
     taken: list[Callable[[], object]] = [
         lambda: convert(made, out),
         lambda: convert(made, tmp_path / "made.pt"),
-        lambda: convert(made, out, to="dcp"),
+        *(functools.partial(convert, made, out, to=to) for to in CHECKPOINTS),
         *([lambda: convert(pair[0], out, like=made)] if "like" in OPTIONS else []),
         lambda: patch(made, made, out),
         lambda: diff(made, pair[0]),

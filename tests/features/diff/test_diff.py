@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from cells import of_features
-from checkpoints import DATA, ZERO, Run, ckptconv, ckptconv_here
+from checkpoints import ZERO, Run, ckptconv, ckptconv_here
 from safetensors.torch import load_file, save_file
 
 import ckptconv as library
@@ -52,8 +52,6 @@ def test_a_zero_checkpoint_is_equal_to_what_deepspeed_makes_of_it() -> None:
 
 
 PAIRS = [
-    (DATA / "dcp/fsdp2_w2_nested/checkpoint", DATA / "dcp/fsdp2_w2_nested/expected.pt"),
-    (DATA / "dcp/tp_fsdp_2x2/checkpoint", DATA / "dcp/tp_fsdp_2x2/expected.pt"),
     *itertools.chain(*of_features("EQUAL")),
 ]
 
@@ -65,8 +63,10 @@ def test_what_ranks_wrote_is_equal_to_what_torch_makes_of_it() -> None:
             assert found.equal, (a, [each for each in found.tensors if each.status != "equal"])
 
 
-COMPRESSED = DATA / "dcp/zstd_w2"
-CONVERTED = [COMPRESSED, *(ZERO / name for name in ZERO.names if name.startswith(("z1_bf16_frozen", "z3_fp16")))]
+CONVERTED = [
+    *(ZERO / name for name in ZERO.names if name.startswith(("z1_bf16_frozen", "z3_fp16"))),
+    *itertools.chain(*of_features("COMPRESSED")),
+]
 
 
 def test_a_conversion_is_equal_to_its_source_bit_for_bit(tmp_path: Path) -> None:
@@ -518,7 +518,7 @@ def test_its_own_words_for_an_option_stand_in_its_help() -> None:
 
 
 def test_states_are_asked_for_by_their_former_name_too() -> None:
-    step = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
+    step = ZERO / "z1_bf16_w2" / "checkpoint"
     told = "ckptconv: --optimizer is called --with-states here.\n"
     assert ckptconv_here("diff", step, step, "--optimizer").err == told
     assert ckptconv_here("diff", step, step, "--with-states").err == ""

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from checkpoints import DATA
-
 import ckptconv
 from ckptconv.features.inspect.options import OF_INSPECT
 from ckptconv.features.inspect.summary import summarize
@@ -29,12 +27,10 @@ def look_at(path: Path) -> object:
 
 # ---------------------------------------------------------------------------------------------------- what is printed
 
-_FSDP = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
 # The command, and what it is called with, one after another.
 WAYS: dict[str, list[list[Any]]] = {
     "inspect": [
         ["model.pt"],
-        [_FSDP, "--as", "bf16"],
         ["model.safetensors", "--html", "page.html"],
         ["model.pt", "--stats"],
     ]

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import DATA, ZERO, ckptconv_here
+from cells import trained
+from checkpoints import ckptconv_here
 
 import ckptconv
 from ckptconv import Summary
 from ckptconv.features.inspect.page import page_of
 
-DCP = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
 PRINTED = {"version": 1, "ok": True, "command": "inspect"}
 
 
@@ -46,7 +46,7 @@ def test_an_error_does_not_say_that_nothing_was_written(model: Path) -> None:
     ],
 )
 def test_it_is_what_the_command_prints(options: dict[str, Any], words: list[str], model: Path) -> None:
-    for path in (model, ZERO / "z3_bf16_w2/checkpoint", DCP):
+    for path in (model, *trained()):
         if "include" in options and path != model:
             continue
         printed = json.loads(ckptconv_here("inspect", path, "--json", *words).out)

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 from attacks.assemble import listed, mapped, number, streamed, text
 from attacks.corpus import CORRUPT, DONE, UNSAFE, UNSUPPORTED
-from attacks.directories import DCP, Directory
+from attacks.directories import Directory
 from attacks.live import PAYLOADS
+from features.dcp.attacks import changed
 
 FILES: list[Directory] = []
 
 
 def _changed(exit_code: int, file: str, why: str, change: Callable[[Path, str], object], live: str = "") -> None:
-    """A sound checkpoint with something changed; `change` is given its directory and the canary."""
-
-    def make(place: Path, canary: str) -> Path:
-        checkpoint = Path(shutil.copytree(DCP, place / "checkpoint"))
-        change(checkpoint, canary)
-        return checkpoint
-
-    FILES.append(Directory(f"dcp_{file}", "DCP", exit_code, why, make, live))
+    FILES.append(changed(exit_code, file, why, change, live))
 
 
 def _common(content: Callable[[str], bytes]) -> Callable[[Path, str], object]:

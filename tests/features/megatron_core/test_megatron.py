@@ -19,9 +19,9 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from checkpoints import assert_same, ckptconv_here, done
-from dcp_checkpoints import converted, refused
-from dcp_writer import Checkpoint, grid
 from effort import every
+from features.dcp.cases import converted, refused
+from features.dcp.writer import Checkpoint, grid
 from format_suite import FormatSuite
 from safetensors.torch import load_file
 

@@ -11,20 +11,23 @@ from ckptconv.cli import registered
 # each kind of output, with an option that it needs.
 ACCEPTED_VALUES: dict[str, tuple[Any, Any, list[Any]]] = {"attest": ("", "m.jsonl", [Path("m.jsonl"), "m.jsonl"])}
 REFUSED_VALUES: dict[str, list[Any]] = {"attest": [3, b"m", ["m"]]}
-ROWS_OF_KINDS: dict[str, tuple[Any, ...]] = {"attest": ("hhhhhhhh", {"attest": "attested"}, (("digest", "sha256"),))}
+ROWS_OF_KINDS: dict[str, tuple[Any, ...]] = {"attest": ("hhhhh", {"attest": "attested"}, (("digest", "sha256"),))}
 # What others make that statements could be about, by command.
 _MAKING = {
     "average": "average g1.safetensors g2.safetensors -o new.safetensors",
     "merge": "merge base ad1 -o new.safetensors",
 }
-_MADE = [words for command, words in _MAKING.items() if command in registered.COMMANDS]
+_OF_RANKS = {"dcp2safetensors": "dcp2safetensors dcp new", "safetensors2dcp": "safetensors2dcp g1.safetensors new"}
 REFUSED = """\
 convert a.pt new.safetensors --digest sha256 --attest notes.md
 pt2safetensors a.pt new.safetensors --digest sha256 --attest g1.safetensors
 safetensors2pt g1.safetensors new.pt --digest sha256 --attest a.pt
-dcp2safetensors dcp new --digest sha256 --attest notes.md
-safetensors2dcp g1.safetensors new --digest sha256 --attest notes.md
-""" + "".join(f"{words} --digest sha256 --attest a.pt\n" for words in _MADE)
+""" + "".join(
+    f"{words} --digest sha256 --attest {name}\n"
+    for name, commands in (("a.pt", _MAKING), ("notes.md", _OF_RANKS))
+    for command, words in commands.items()
+    if command in registered.COMMANDS
+)
 AGAIN = """\
 convert a.pt stated.safetensors --manifest s.json --digest sha256 --attest s.jsonl
 """

@@ -13,7 +13,7 @@ import fsspec
 import pytest
 import torch
 from cells import trained
-from checkpoints import DATA, seven_shards
+from checkpoints import seven_shards
 
 from ckptconv import convert
 from ckptconv.errors import CorruptError, UsageError
@@ -21,7 +21,6 @@ from ckptconv.formats.registered import DESCRIBING
 from ckptconv.options.table import OPTIONS
 
 MANIFEST = ".ckptconv-manifest.json"
-DCP = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
 SHARD = 100_000
 
 
@@ -114,7 +113,7 @@ def digests_in(directory: Path, prefix: str = "") -> dict[str, str]:
 
 
 def test_every_input_has_the_digest_that_sha256sum_prints(mixed: Path, tmp_path: Path) -> None:
-    for number, path in enumerate((mixed, *trained(), DCP)):
+    for number, path in enumerate((mixed, *trained())):
         place = tmp_path / str(number)
         place.mkdir()
         kinds: Any = {"optimizer": place / "states"} if path in trained() else {}

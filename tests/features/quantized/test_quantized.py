@@ -27,6 +27,7 @@ from ckptconv.features.quantized.table import NOT_READ
 from ckptconv.features.quantized.words import ELSEWHERE
 from ckptconv.formats.registered import DESCRIBING
 from ckptconv.options.table import OPTIONS
+from ckptconv.outputs.kinds import CHECKPOINTS
 
 NAME = "model.layers.0.self_attn.q_proj.weight"
 SCALE = f"{NAME}_scale_inv"
@@ -512,6 +513,18 @@ def test_autorounds_modules_are_what_their_names_or_expressions_say(tmp_path: Pa
         assert repr(expression) in refused(source, tmp_path)
 
 
+def test_model_optimizer_has_a_one_after_each_side_of_its_blocks(tmp_path: Path) -> None:
+    weight, scale = codes(160, 200), torch.rand(2, 2) + 0.5
+    words = {"quant_method": "modelopt", "quant_algo": "fp8_pb_wo"}
+    tensors = {"w.weight": weight, "w.weight_scale": scale[:, None, :, None].clone()}
+    made = weights(model_directory(tmp_path / "in", tensors, words), tmp_path / "good")
+    spread = scale.repeat_interleave(128, 0)[:160].repeat_interleave(128, 1)[:, :200]
+    assert bits(made) == bits({"w.weight": (weight.float() * spread).bfloat16()})
+    assert "'w.weight'" in refused(
+        model_directory(tmp_path / "in", {**tensors, "w.weight_scale": scale.T[None, None]}, words), tmp_path
+    )
+
+
 def test_the_8_bits_of_bitsandbytes_are_multiplied_by_a_127th(tmp_path: Path) -> None:
     integers, scale = torch.arange(-127, 128, dtype=torch.int8).reshape(5, 51), torch.rand(5) + 0.5
     tensors = {"w.weight": integers, "w.SCB": scale, "w.weight_format": torch.tensor(0, dtype=torch.uint8)}
@@ -531,9 +544,10 @@ def hqq(matrix: torch.Tensor, axis: int, shape: Sequence[int], bits: int, dtype:
     for number, each in enumerate(filled.chunk(many)):
         words |= each << bits * (many - 1 - number)
     numbers = {"nbits": bits, "group_size": columns if axis else rows, "shape": [*shape], "axis": axis}
-    texts = {"packing": f"{bits}bit_{'32' if bits == 3 else 'u8'}", "view_as_float": "False", "quant_zero": "False"}
-    parts = {name: torch.tensor(value) for name, value in numbers.items()}
-    parts |= {name: torch.tensor([*text.encode()], dtype=torch.uint8) for name, text in texts.items()}
+    parts = {name: torch.tensor(value, dtype=torch.int32) for name, value in numbers.items()}
+    text = f"{bits}bit_{'32' if bits == 3 else 'u8'}"
+    parts["packing"] = torch.tensor([*text.encode()], dtype=torch.uint8)
+    parts |= {name: torch.tensor(0, dtype=torch.uint8) for name in ("view_as_float", "quant_zero", "offload_meta")}
     random = torch.Generator().manual_seed(bits)
     scale, zero = (torch.rand(counts, generator=random, dtype=torch.float64).to(dtype) * size for size in (0.1, 9))
     return {"W_q": words.to(word), "scale": scale, "zero": zero, **parts}
@@ -558,7 +572,7 @@ def test_hqq_subtracts_floats_and_stores_rows_far_apart_in_one_word(axis: int, t
     name = next(name for name in tensors if name.endswith("m4.axis"))
     for change in (
         *({name: torch.tensor(axis)} for axis in (1 - axis, 2, -1)),
-        {name.replace("axis", "quant_zero"): torch.tensor([*b"True"], dtype=torch.uint8)},
+        {name.replace("axis", "quant_zero"): torch.tensor(1, dtype=torch.uint8)},
         {name.replace("axis", "group_size"): torch.tensor(0)},
         {name.replace("axis", "nbits"): torch.tensor(2)},
         {name.replace("axis", "packing"): torch.tensor([*b"4bit_32"], dtype=torch.uint8)},
@@ -826,7 +840,8 @@ def test_whatever_is_written_holds_the_same_weights(case: str, tmp_path: Path) -
     source, plain = QUANTIZED / case, tmp_path / "plain"
     expected = bits(load_file(source / "expected.safetensors"))
     ckptconv.convert(source, plain, dequantize=True)
-    ckptconv.convert(source, tmp_path / "dcp", dequantize=True, to="dcp", chunks=2)
+    for to in CHECKPOINTS[:1]:
+        ckptconv.convert(source, tmp_path / to, dequantize=True, to=to, chunks=2)
     ckptconv.convert(source, tmp_path / "x.pt", dequantize=True)
     described = [f"v{suffix}" for suffix in DESCRIBING]
     for made in described:
@@ -839,7 +854,7 @@ def test_whatever_is_written_holds_the_same_weights(case: str, tmp_path: Path) -
             ckptconv.convert(source, tmp_path / "parts", dequantize=True, part=(part, 2))
         ckptconv.finish(tmp_path / "parts")
         described.append("parts")
-    for made in ("dcp", "x.pt", *described):
+    for made in (*CHECKPOINTS[:1], "x.pt", *described):
         assert bits(ckptconv.load_state_dict(tmp_path / made)) == expected, made
     whole = (plain / "model.safetensors").read_bytes()
     with ckptconv.VirtualFiles(source, dequantize=True) as files:
@@ -875,10 +890,11 @@ def test_a_map_and_a_reference_see_the_weights(tmp_path: Path) -> None:
     ckptconv.convert(source, tmp_path / "one", dequantize=True, map=tmp_path / "m.toml", verify=True)
     options: dict[str, Any] = {"dequantize": True, "map": tmp_path / "m.toml", "verify": True}
     ckptconv.convert(source, tmp_path / "like", like=tmp_path / "two", **options)
-    ckptconv.convert(source, tmp_path / "dcp", to="dcp", **options)
+    for to in CHECKPOINTS[:1]:
+        ckptconv.convert(source, tmp_path / to, to=to, **options)
     expected = bits(load_file(tmp_path / "two" / "model.safetensors"))
     assert expected["experts.w1"][1] == (3, 130, 260)
-    for made in ("one", "like", "dcp"):
+    for made in ("one", "like", *CHECKPOINTS[:1]):
         assert bits(ckptconv.load_state_dict(tmp_path / made)) == expected, made
 
 

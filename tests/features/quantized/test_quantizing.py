@@ -17,6 +17,7 @@ from ckptconv import DifferenceError, UnsupportedError, UsageError
 from ckptconv.features.quantized.options import ROUNDING_WAYS
 from ckptconv.features.quantized.table import WAYS
 from ckptconv.options.table import OPTIONS
+from ckptconv.outputs.kinds import CHECKPOINTS
 
 LEFT = ["model.embed_tokens.weight", "model.layers.0.mlp.gate.weight", "lm_head.weight"]
 LEFT += ["model.layers.0.input_layernorm.weight", "model.layers.0.self_attn.q_proj.bias", "model.conv.weight"]
@@ -127,7 +128,7 @@ def test_a_configuration_that_is_not_copied_is_said(tmp_path: Path) -> None:
     source = QUANTIZED / "mxfp8"
     report = ckptconv.convert(source, tmp_path / "w", dequantize=True)
     assert any("--copy-config" in note for note in report.notes)
-    for options in ({"copy_config": True}, {"copy_config": False}, {"to": "dcp"}):
+    for options in ({"copy_config": True}, {"copy_config": False}, *({"to": to} for to in CHECKPOINTS)):
         report = ckptconv.convert(source, tmp_path / f"{options}", dequantize=True, **options)
         assert not any("--copy-config" in note for note in report.notes)
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
-import dcp_checkpoints
 import torch
 from checkpoints import assert_same, ckptconv_here, done, load_with_aliases
 from dtensors import placed
@@ -140,11 +138,3 @@ def test_random_states_do_not_stand_for_a_model_of_another_name(tmp_path: Path) 
         torch.save({"rng": torch.full((4,), rank)}, tmp_path / f"rng_rank_{rank}.pt")
     torch.save({"weight": WEIGHT}, tmp_path / "best.pt")
     assert "best.pt" in refused(tmp_path, tmp_path / "out", 2)
-
-
-def test_files_of_ranks_are_the_model_beside_an_optimizer_in_a_directory(tmp_path: Path) -> None:
-    step = tmp_path / "run" / "checkpoint-10"
-    save(step, name="pytorch_model_fsdp_rank{}.bin")
-    shutil.copytree(dcp_checkpoints.checkpoint_of("fsdp2_w2_nested"), step / "optimizer_0")
-    assert ckptconv_here("convert", tmp_path / "run", tmp_path / "out", "--no-fsync").code == 0
-    assert value_of(tmp_path / "out") == 1

@@ -115,7 +115,6 @@ READ_THERE = {("rows", "map")}
 REFUSED = """\
 rows split kv1.pt g1.safetensors --embedding-dim 64 --method adagrad
 rows split kv1.pt hf --embedding-dim 64 --method adagrad
-rows split kv1.pt -o dcp --embedding-dim 64 --method adagrad
 rows pack rows g1.safetensors
 rows pack rows a.pt
 rows pack rows -o rows

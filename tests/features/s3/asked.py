@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cells import looking
-from checkpoints import DATA, ZERO, ckptconv
+from cells import looking, of_features
+from checkpoints import ckptconv
 from features.s3.server import BUCKET, proxy_to, s3_server
 from remote import SHARD, a_model
 
@@ -22,16 +22,14 @@ def of_s3() -> dict[str, Any]:
         place = Path(where)
         torch.save(a_model(layers=10), place / "model.pt")
         s3.put(place / "model.pt", "model.pt")
-        of_ranks = [("zero-to-fp32", "zero", "fp32")] if ZERO.names else []
-        for _, name, _ in of_ranks:
-            s3.put(ZERO / "z3_bf16_w2/checkpoint", name)
-        s3.put(DATA / "dcp" / "fsdp2_w4_bf16" / "checkpoint", "dcp")
+        others = [asked for more in of_features("ASKED") for asked in more]
+        for _, path, name, _ in others:
+            s3.put(path, name)
         options = ("--json", "--storage-options", json.dumps(s3.through(proxy.endpoint)))
         url = f"s3://{BUCKET}/"
         for command in (
             ("pt2safetensors", url + "model.pt", url + "out", "--max-shard-size", str(SHARD)),
-            *((command, url + source, url + output) for command, source, output in of_ranks),
-            ("dcp2safetensors", url + "dcp", url + "joined"),
+            *((command, url + name, url + output) for command, _, name, output in others),
             *((command, url + "model.pt") for command in looking()),
             ("verify", url + "model.pt", url + "out"),
         ):
@@ -43,7 +41,7 @@ def of_s3() -> dict[str, Any]:
             found[" ".join(command)] = {"code": code, "requests": kinds, "bytes": proxy.bytes_asked}
         found["files"] = {
             key: hashlib.sha256(s3.get(key)).hexdigest()
-            for prefix in ("out", "fp32", "joined")
+            for prefix in ("out", "fp32", *(out for *_, out in others))
             for key in s3.keys(prefix)
         }
     return found

@@ -7,7 +7,7 @@ from typing import Any
 
 TESTS = Path(__file__).resolve().parents[2]
 # Steps of trainings, of formats that are here.
-_STEPS = "features/*/data/z3_bf16_w2/checkpoint", "data/dcp/fsdp2_w2_nested/checkpoint"
+_STEPS = "features/*/data/z3_bf16_w2/checkpoint", "features/*/data/fsdp2_w2_nested/checkpoint"
 STEPS = [path for pattern in _STEPS for path in TESTS.glob(pattern)]
 
 

@@ -7,14 +7,13 @@ import gzip
 import itertools
 import lzma
 import pickle
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from attacks.assemble import archive, called, mapped, name, number, pickled, raw, several, text
 from cells import of_features
-from checkpoints import DATA, ckptconv_here
+from checkpoints import ckptconv_here
 from features.scan.unknown import COMPRESSED, FILES, HIDDEN, RUNNERS, SQUEEZED, evaluated, joblib_file
 from features.scan.verdicts import fails, found
 
@@ -175,16 +174,6 @@ def test_a_conversion_says_what_the_way_back_does_not_write(tmp_path: Path) -> N
         assert "--opaque keep" not in refused.err
     assert ckptconv.scan(tmp_path / "x.pt").verdict == "unknown"
     assert not (tmp_path / "canary").exists()
-
-
-@pytest.mark.parametrize("head", [b"7z\xbc\xaf\x27\x1c", b"\x28\xb5\x2f\xfd", bytes(512) + b"\x80\x02N."])
-@pytest.mark.parametrize("kind", ["fsdp2_w2_nested", "zstd_w2"])
-def test_data_that_no_description_beside_it_mentions_is_unknown(kind: str, head: bytes, tmp_path: Path) -> None:
-    source = next(path for path in (DATA / "dcp" / kind).rglob("*.distcp")).parent
-    shutil.copytree(source, tmp_path / "x")
-    (tmp_path / "x/__9_9.distcp").write_bytes(head + bytes(50))
-    told = {Path(file.path).name: [each.rule for each in file.findings] for file in ckptconv.scan(tmp_path).files}
-    assert [name for name, rules in told.items() if rules == ["not-opened"]] == ["__9_9.distcp"]
 
 
 @pytest.mark.parametrize(

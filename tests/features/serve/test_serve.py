@@ -21,7 +21,6 @@ import pytest
 import torch
 from cells import of_features
 from checkpoints import COMMAND, ZERO, ckptconv_here, contents
-from dcp_checkpoints import checkpoint_of
 from jsonschema import Draft202012Validator
 from processes import PROGRAM, Process, prepared
 from remote import a_model
@@ -38,7 +37,6 @@ MIB = 1 << 20
 SOURCES: dict[str, tuple[str, ...]] = {
     "zero": (),
     "zero in bfloat16": ("--dtype", "bf16"),
-    "dcp": (),
     "model.pt": (),
     "model.pt in shards": ("--max-shard-size", "5MB"),
     **{f"x{suffix}": () for suffix in DESCRIBING},
@@ -51,7 +49,6 @@ SOURCES: dict[str, tuple[str, ...]] = {
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("served")
     shutil.copytree(ZERO / "z3_fp32_w4" / "checkpoint", place / "zero")
-    shutil.copytree(checkpoint_of("hsdp_2x2"), place / "dcp")
     for name, path in itertools.chain(*(more.items() for more in of_features("SERVED"))):
         shutil.copytree(path, place / name)
     torch.save(a_model(), place / "model.pt")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -13,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import ZERO, Run, ckptconv_here, done
-from dcp_checkpoints import checkpoint_of
 from effort import every
 from processes import calls, in_child
 from safetensors.torch import load_file, save_file
@@ -23,7 +21,6 @@ from stores import PLACES, Served
 import ckptconv
 from ckptconv.features.steps.run import number_of, run_at
 from ckptconv.features.steps.survey import survey
-from ckptconv.features.steps.whole import judged, newest_good
 from ckptconv.storage.location import Location
 
 
@@ -81,7 +78,7 @@ def test_convert_of_a_torn_run_says_which_step_is_the_last_good_one_and_last_goo
         done(ckptconv_here("convert", "--last-good", run, output))
         for key, tensor in load_file(output).items():
             assert torch.equal(tensor, state_of(20)[key.removeprefix("model.")]), name
-    ckptconv_here("convert", "--last-good", tmp_path / "dcp" / "step-10", output).refused(2, "has no steps")
+    ckptconv_here("convert", "--last-good", tmp_path / "trainer" / "checkpoint-10", output).refused(2, "has no steps")
 
 
 def test_last_good_takes_a_step_of_each_run_and_says_so_if_none_is_good(tmp_path: Path) -> None:
@@ -153,17 +150,6 @@ def test_what_latest_does_not_name_yet_is_not_the_last_good_step(tmp_path: Path)
     lost = next((run / "global_step20").glob("*optim_states.pt"))
     lost.unlink()
     assert steps(run, "--last").out == f"{run}/global_step10\n"
-
-
-def test_a_step_of_the_names_and_sizes_of_another_is_not_opened_but_the_last_good_one_is(tmp_path: Path) -> None:
-    run = SAVERS["dcp"].run(tmp_path / "run", 11, 12, 13)
-    told = {step["name"]: step["like"] for step in steps(run, "--json").json["steps"]}
-    assert told == {"step-11": "step-13", "step-12": "step-13", "step-13": ""}
-    # Of the same size, and no metadata: whoever may be named as the last good one is looked into.
-    for number in (12, 13):
-        path = run / f"step-{number}" / ".metadata"
-        path.write_bytes(b"\x80\x04" + b"N" * (path.stat().st_size - 3) + b".")
-    assert steps(run, "--last").out == f"{run}/step-11\n"
 
 
 def test_files_named_by_step_are_steps_with_their_optimizers(tmp_path: Path) -> None:
@@ -321,15 +307,6 @@ def test_a_directory_of_a_step_that_nothing_reads_is_not_good_and_no_error(tmp_p
     _, odd, empty = steps(run, "--json").json["steps"]
     assert (odd["whole"], odd["good"]) == (None, False)
     assert (empty["whole"], empty["why"]) == (False, "it has no files")
-
-
-def test_a_step_is_read_no_further_than_its_descriptions(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(checkpoint_of("hsdp_2x2"), run / "step-1")
-    found = newest_good(judged(run_at(Location(str(run)))))
-    assert found is not None
-    assert found.weights > 0
-    assert json.loads(steps(run, "--json").out)["steps"][0]["format"] == found.format
 
 
 HOSTILE_NAMES = [

@@ -24,8 +24,8 @@ REFUSED_VALUES: dict[str, list[Any]] = {"universal": [3, b"o"], "zero_stage": [0
 DECIDING = {"zero_stage": st.integers(1, 3), "fresh_optimizer": st.booleans()}
 # What becomes of each option in each kind of output of the trunk.
 ROWS_OF_KINDS: dict[str, tuple[Any, ...]] = {
-    "zero_stage": ("rrrrrrrr", {"zero_stage": 3}),
-    "fresh_optimizer": ("rrrrrrrr", {"fresh_optimizer": True}),
+    "zero_stage": ("rrrrr", {"zero_stage": 3}),
+    "fresh_optimizer": ("rrrrr", {"fresh_optimizer": True}),
 }
 
 # ------------------------------------------------------------------------------------------------------ kind of output
@@ -56,7 +56,6 @@ def scene(here: Path) -> None:
 
 
 REFUSED = """\
-convert train.pt new --universal dcp
 convert train.pt new --universal uni
 convert train.pt new --universal uni --overwrite
 convert train.pt new --universal trained/step
@@ -66,7 +65,6 @@ convert train.pt new --universal bin/uni --overwrite
 convert train.pt new --universal trained --overwrite
 convert train.pt new --universal=
 pt2safetensors train.pt new --universal hf
-dcp2safetensors dcp new --universal step2
 """
 DONE: dict[str, set[str]] = {
     "convert train.pt new --optimizer new/optimizer --universal new/universal": set(),

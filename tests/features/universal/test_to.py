@@ -10,6 +10,7 @@ from checkpoints import ckptconv_here, contents, done
 from safetensors.torch import save_file
 
 from ckptconv.options.table import OPTIONS
+from ckptconv.outputs.kinds import CHECKPOINTS
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +47,7 @@ def test_it_stands_beside_other_outputs_but_not_beside_one_of_its_own() -> None:
     done(ckptconv_here(*convert("x", "--to", "pt", "--universal", "u")))
     assert Path("x").is_file()
     assert Path("u").is_dir()
-    for to in ("universal", "dcp"):
+    for to in ("universal", *CHECKPOINTS):
         ckptconv_here(*convert("y", "--to", to, "--universal", "z")).refused(2, "two outputs")
     ckptconv_here(*convert("--to", "pt", "--universal", "z")).refused(2, "OUTPUT is missing")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -12,7 +13,7 @@ from typing import Any
 import fsspec
 import pytest
 import torch
-from cells import looking
+from cells import looking, of_features
 from checkpoints import ZERO, assert_same, ckptconv_here, contents, done, load_with_aliases, tag_of
 from effort import every
 from hypothesis import given
@@ -71,7 +72,7 @@ def test_nested_state_comes_back_whole(tmp_path: Path) -> None:
         assert back["tied"][0].data_ptr() == back["tied"][1].data_ptr()
 
 
-@every("command", ["pt2safetensors", "zero-to-fp32", "dcp2safetensors"])
+@every("command", ["pt2safetensors", "zero-to-fp32", *itertools.chain(*of_features("FORMATS"))])
 def test_every_command_reads_it(command: str, zero: Path, tmp_path: Path) -> None:
     made = described(zero, zero.with_name(f"{command}.virtual.json"))
     assert ckptconv_here(command, made, tmp_path / "out.safetensors").code == 0

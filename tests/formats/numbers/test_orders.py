@@ -13,9 +13,9 @@ import pytest
 import torch
 from checkpoints import ckptconv_here
 from effort import every
+from optimizer_files import stepped
 from safetensors.torch import load_file, save_file
 from torch import nn
-from torch.distributed.checkpoint import FileSystemReader
 
 import ckptconv
 from ckptconv.formats.numbers import orders
@@ -44,18 +44,6 @@ def models() -> dict[str, Any]:
     }
 
 
-def stepped(model: nn.Module) -> tuple[torch.optim.Optimizer, dict[str, torch.Tensor]]:
-    """An optimizer of two groups, as the Trainer makes it, after a step, and its states by name."""
-    named = list(model.named_parameters())
-    decayed = [each for name, each in named if each.ndim > 1]
-    others = [each for name, each in named if each.ndim < 2]
-    optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}])
-    for at, (_, parameter) in enumerate(named):
-        parameter.grad = torch.full_like(parameter, at + 1.0)
-    optimizer.step()
-    return optimizer, {f"{name}.{key}": value for name, each in named for key, value in optimizer.state[each].items()}
-
-
 def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
     assert found.keys() == expected.keys()
     assert [name for name, value in expected.items() if not torch.equal(found[name], value)] == []
@@ -72,15 +60,9 @@ def test_a_trainer_s_checkpoint_has_the_order_of_its_architecture(tmp_path: Path
         assert run.code == 0, run.err
         assert "parameters were found by" in run.out
         assert_same(load_file(tmp_path / f"{name}.safetensors"), expected)
-        # The weights alone, a model's files with the optimizer named, and without any order.
+        # The weights alone, and without any order.
         run = ckptconv_here("convert", step, tmp_path / f"{name}-alone")
         assert "optimizer.pt. Use --optimizer PATH for its states" in run.out
-        states = ["--states", step / "optimizer.pt", "--optimizer-key", "optim"]
-        run = ckptconv_here("safetensors2dcp", step, tmp_path / f"{name}-dcp", *states)
-        assert run.code == 0, run.err
-        assert "--optimizer PATH" not in run.out
-        with ckptconv.open(tmp_path / f"{name}-dcp") as checkpoint:
-            assert_same(dict(checkpoint.optimizer.get_tensors()), expected)
         shutil.copy(step / "config.json", tmp_path / "config.json")
         told = json.loads((step / "config.json").read_text())
         (step / "config.json").write_text(json.dumps({**told, "auto_map": {"AutoModel": "own.Model"}}))
@@ -131,31 +113,6 @@ def test_adapters_have_the_order_of_their_base(tmp_path: Path) -> None:
     (tmp_path / "order.txt").write_text("\n".join([*frozen, *names]))
     assert ckptconv_here("convert", step, "--optimizer", out, "--order", tmp_path / "order.txt").code == 0
     assert_same(load_file(out), expected)
-
-
-def test_what_lies_beside_each_other_by_relative_names_is_told_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = nn.ModuleDict({name: nn.Linear(4, 4, bias=False) for name in "qkvo"})
-    optimizer, expected = stepped(model)
-    monkeypatch.chdir(tmp_path)
-    save_file(model.state_dict(), "model.safetensors")
-    torch.save(optimizer.state_dict(), "optimizer.pt")
-    torch.save(model.state_dict(), "order.pt")
-    words = ["safetensors2dcp", "model.safetensors", "out", "--states", "optimizer.pt"]
-    ckptconv_here(*words).refused(5, "optimizer.pt: the optimizer numbers its 4 parameters", "--order")
-    assert ckptconv_here(*words, "--order", "order.pt").code == 0
-    with ckptconv.open("out") as checkpoint:
-        assert_same(dict(checkpoint.optimizer.get_tensors()), expected)
-    verify = ["verify", "model.safetensors", "out", "--to", "dcp", "--states", "optimizer.pt"]
-    ckptconv_here(*verify).refused(5, "--order")
-    assert ckptconv_here(*verify, "--order", "order.pt").code == 0
-    # The record of a conversion keeps the order.
-    assert ckptconv_here("pt2safetensors", "order.pt", "kept.safetensors").code == 0
-    run = ckptconv_here("safetensors2dcp", "kept.safetensors", "again", "--states", "optimizer.pt")
-    assert "by the order of the state dict" in run.out
-    with ckptconv.open("again") as checkpoint:
-        assert_same(dict(checkpoint.optimizer.get_tensors()), expected)
 
 
 def test_accelerate_s_several_optimizers_share_the_parameters(tmp_path: Path) -> None:
@@ -325,12 +282,6 @@ def test_a_group_that_muon_sorted_by_size_is_told_by_its_shapes(tmp_path: Path) 
     assert {name: int(value.flatten()[0]) for name, value in found.items()} == {
         f"{name}.momentum_buffer": at for at, name in enumerate(MATRICES)
     }
-    words = ["--to", "dcp", "--states", tmp_path / "train.pt", "--model-key", "model", "--optimizer-key", "optim"]
-    run = ckptconv_here("safetensors2dcp", tmp_path / "train.pt", tmp_path / "dcp", *words)
-    assert run.code == 0, run.err
-    # torch's Muon asks for all its settings.
-    known = FileSystemReader(tmp_path / "dcp").read_metadata().state_dict_metadata
-    assert {f"optim.param_groups.0.{key}" for key in torch.optim.Muon(matrices).param_groups[0]} <= known.keys()
 
 
 def test_names_that_a_save_records_are_the_model_s_or_tell_nothing(tmp_path: Path) -> None:
@@ -405,58 +356,3 @@ def test_lbfgs_has_no_state_of_a_parameter(tmp_path: Path) -> None:
     words = ["convert", tmp_path / "train.pt"]
     ckptconv_here(*words, "--optimizer", tmp_path / "states").refused(5, "one state for all its parameters")
     assert ckptconv_here(*words, tmp_path / "model.safetensors").code == 0
-
-
-def test_an_optimizer_without_its_model_is_of_the_input_s(tmp_path: Path) -> None:
-    """In a file with other things of a training, and as ColossalAI divides one (checkpoint_io, 0.5.0)."""
-    model = nn.ModuleDict({name: nn.Linear(4, 4) for name in "qkvo"})
-    optimizer, expected = stepped(model)
-    save_file(model.state_dict(), tmp_path / "model.safetensors")
-    torch.save(model.state_dict(), tmp_path / "order.pt")
-    states = optimizer.state_dict()
-    rest = {"epoch": 1, "rng": torch.get_rng_state(), "lr_scheduler": {"last_epoch": 1}}
-    torch.save({"optimizer": states, **rest}, tmp_path / "state.pt")
-    shards = tmp_path / "optimizer"
-    shards.mkdir()
-    weight_map = {at: f"pytorch_optim-{1 + at // 5:05d}.bin" for at in states["state"]}
-    for file in {*weight_map.values()}:
-        torch.save({at: states["state"][at] for at, own in weight_map.items() if own == file}, shards / file)
-    torch.save(states["param_groups"], shards / "pytorch_optim_group.bin")
-    index = {"metadata": {"param_groups": "pytorch_optim_group.bin"}, "weight_map": weight_map}
-    (shards / "pytorch_optim.bin.index.json").write_text(json.dumps(index))
-    for at, saved in enumerate((tmp_path / "state.pt", shards, shards / "pytorch_optim.bin.index.json")):
-        words = ["safetensors2dcp", tmp_path / "model.safetensors", tmp_path / f"{at}", "--states", saved]
-        ckptconv_here(*words).refused(5, "--order")
-        assert ckptconv_here(*words, "--order", tmp_path / "order.pt").code == 0
-        with ckptconv.open(tmp_path / f"{at}") as checkpoint:
-            assert_same(dict(checkpoint.optimizer.get_tensors()), expected)
-    index["metadata"]["param_groups"] = "../state.pt"
-    (shards / "pytorch_optim.bin.index.json").write_text(json.dumps(index))
-    ckptconv_here(*words).refused(3)
-    index["metadata"]["param_groups"] = "nowhere.bin"
-    (shards / "pytorch_optim.bin.index.json").write_text(json.dumps(index))
-    ckptconv_here(*words).refused(4, "nowhere.bin")
-
-
-def test_states_of_torchtune_s_modules_are_not_those_of_the_weights_that_it_exports(tmp_path: Path) -> None:
-    """Its w1, w2, w3 are gate, down, up: of square matrices, the order of Llama's modules would fit."""
-    for name, code in (("model.layers.0.self_attn.q_proj", 5), ("layers.0.attn.q_proj", 0)):
-        module = nn.Linear(4, 4, bias=False)
-        optimizer = torch.optim.AdamW(module.parameters())
-        module.weight.grad = torch.ones(4, 4)
-        optimizer.step()
-        save_file({f"{name}.weight": module.weight.detach()}, tmp_path / "model.safetensors")
-        rest = {"epochs_run": 1, "total_epochs": 2, "seed": 0, "max_steps_per_epoch": None}
-        torch.save({"optimizer": optimizer.state_dict(), **rest}, tmp_path / "recipe_state.pt")
-        words = ["--states", tmp_path / "recipe_state.pt"]
-        run = ckptconv_here("safetensors2dcp", tmp_path / "model.safetensors", tmp_path / "out", *words)
-        assert run.code == code, run.err
-        assert ("torchtune" in run.err) is bool(code)
-
-
-def test_states_of_no_parameter_of_the_model_are_refused(tmp_path: Path) -> None:
-    save_file({"a": torch.zeros(2)}, tmp_path / "model.safetensors")
-    states = {"state": {"b": {"exp_avg": torch.zeros(2)}}, "param_groups": [{"params": ["b"]}]}
-    torch.save(states, tmp_path / "optimizer.pt")
-    words = ["safetensors2dcp", tmp_path / "model.safetensors", tmp_path / "out", "--states"]
-    ckptconv_here(*words, tmp_path / "optimizer.pt").refused(5, "has states of 'b', but the model has no parameters")

@@ -733,7 +733,7 @@ def test_outputs_that_cannot_be(tmp_path: Path) -> None:
     refused(2, "old.safetensors?", path, tmp_path / "old.bin")
     refused(2, "notes.safetensors?", path, tmp_path / "notes.txt")
     refused(2, f"the directory {tmp_path / 'missing'} does not exist", path, tmp_path / "missing" / "out.safetensors")
-    refused(2, "the directory", "notes.txt does not exist", path, tmp_path / "notes.txt" / "out.safetensors")
+    refused(2, "cannot be written", "notes.txt is not a directory", path, tmp_path / "notes.txt" / "out.safetensors")
     refused(1, "cannot be written", "not a directory", path, tmp_path / "notes.txt" / "out")
     refused(1, "/proc", path, Path("/proc/out.safetensors"))
     refused(1, "cannot be written", path, Path("/proc/out"))

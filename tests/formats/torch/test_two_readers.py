@@ -261,13 +261,6 @@ def test_other_files_are_called_what_they_are(file: str, what: str, tmp_path: Pa
     assert error.hint
 
 
-def test_a_directory_of_a_flutter_project_is_called_what_it_is(tmp_path: Path) -> None:
-    (tmp_path / ".metadata").write_bytes(READERS["flutter"].make(""))
-    run = ckptconv_here("dcp2safetensors", tmp_path, tmp_path / "out.safetensors")
-    assert run.code == UnsupportedError.exit_code
-    assert "is a description of a Flutter project" in run.err
-
-
 def test_a_file_of_text_is_no_pickle(tmp_path: Path) -> None:
     for content in (b"config\nvalues\nmore\n", b"(see below)\n", b"]\n", b"global_step3"):
         assert isinstance(refusal(content, tmp_path), CorruptError)

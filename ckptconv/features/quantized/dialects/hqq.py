@@ -51,15 +51,16 @@ def _sizes(told: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
         yield "HQQ", {}
 
 
+_INTEGER = "int32 int64"
 _TOLD = {
-    "nbits": Part("=.nbits", "int64", "", tells=telling.integers("nbits")),
-    "group": Part("=.group_size", "int64", "", tells=telling.integers("group_size")),
-    "shape": Part("=.shape", "int64", "2", tells=telling.integers("view", 2)),
-    "axis": Part("=.axis", "int64", "", tells=telling.integers("axis")),
+    "nbits": Part("=.nbits", _INTEGER, "", tells=telling.integers("nbits")),
+    "group": Part("=.group_size", _INTEGER, "", tells=telling.integers("group_size")),
+    "shape": Part("=.shape", _INTEGER, "2", tells=telling.integers("view", 2)),
+    "axis": Part("=.axis", _INTEGER, "", tells=telling.integers("axis")),
     "packing": Part("=.packing", "uint8", "", tells=telling.text("packing", *_PACKINGS)),
     "dtype": Part("=.unpack_view_dtype", "uint8", "", True, tells=telling.text("dtype", "torch.uint8", "torch.int32")),
-    **{name: Part(f"=.{name}", "uint8", "", True, tells=telling.text(name, "False")) for name in _NOT.split()},
-    **{name: Part(f"=.{name}", "uint8 int64 bool", "", True, tells=lambda data: {}) for name in _IDLE.split()},
+    **{name: Part(f"=.{name}", "uint8", "", True, tells=telling.byte(name, 0)) for name in _NOT.split()},
+    **{name: Part(f"=.{name}", "uint8", "", True, tells=lambda data: {}) for name in _IDLE.split()},
 }
 _PARTS = {
     "codes": Part("=.W_q", "uint8 int32", "R G"),

@@ -1,0 +1,28 @@
+"""Plan the directories that accelerate loads as outputs."""
+
+from __future__ import annotations
+
+from ckptconv.features.dcp import output
+from ckptconv.features.dcp.kind import NO_WEIGHTS
+from ckptconv.features.dcp.options import GIVEN
+from ckptconv.formats.source import Source
+from ckptconv.options.table import Options
+from ckptconv.outputs.planning import Output
+from ckptconv.outputs.targets import Target
+from ckptconv.storage.paths import dirname
+
+
+def plan(source: Source, target: Target, options: Options) -> Output:
+    """Plan one of the directories that accelerate loads; that of the weights says what else it looks for."""
+    half = target.options or options
+    planned = output.plan(source, target, half)
+    if GIVEN.of(half).model_key == NO_WEIGHTS:
+        return planned
+    step = dirname(target.path)
+    left = "" if options.states else "There are no optimizer states (optimizer_0): --states PATH adds them. "
+    note = (
+        f"{left}Schedulers and random states come from the run: load_state takes scheduler.bin and random_states_*.pkl "
+        f"from {step}, and the Trainer trainer_state.json, scheduler.pt and rng_state_*.pth; without scheduler.pt, it "
+        "does not load the optimizer either."
+    )
+    return planned._replace(notices=planned.notices._replace(notes=(*planned.notices.notes, note)))

@@ -1,0 +1,44 @@
+"""A step that accelerate loads with FSDP2 as an output: its entry in the table of kinds."""
+
+from __future__ import annotations
+
+from ckptconv.features.dcp.kind import CALLED, IDLE, NO_WEIGHTS, REFUSED, check
+from ckptconv.options.table import Options
+from ckptconv.outputs.kinds import ACCELERATE, OutputKind
+from ckptconv.storage.paths import join
+
+
+def divided(path: str, options: Options) -> dict[str, Options]:
+    """Return the directories of a step that accelerate loads with FSDP2, and the options with which each is written.
+
+    Source: accelerate/utils/fsdp_utils.py (load_fsdp_model, load_fsdp_optimizer) of accelerate 1.0 to 1.15.
+    """
+    weights, states = (join(path, name) for name in ACCELERATE)
+    directories = {weights: options.replaced(to="dcp", model_key="model", states="")}
+    if options.states:
+        directories[states] = options.replaced(to="dcp", model_key=NO_WEIGHTS, optimizer_key="optimizer")
+    return directories
+
+
+KIND = OutputKind(
+    "dcp",
+    "dcp",
+    {
+        **REFUSED,
+        "like": (
+            "{} applies to one checkpoint of torch.distributed.checkpoint, but this output has two.",
+            "Give --chunks N.",
+        ),
+        **dict.fromkeys(
+            ("model_key", "optimizer_key", "flat_optimizer"),
+            ("{} cannot be used here: accelerate prescribes the keys of the states.", ""),
+        ),
+    },
+    IDLE,
+    to="accelerate",
+    compared="ckptconv.features.dcp.comparing",
+    plan="ckptconv.features.dcp.accelerate",
+    called=CALLED,
+    check=check,
+    divided=divided,
+)

@@ -1,0 +1,15 @@
+"""The options of `DistributedReader`."""
+
+from __future__ import annotations
+
+from ckptconv.options.table import OPTIONS, named_in
+
+# Where `states` had the name of what writes them.
+STATES_READ = OPTIONS["states"].explained(OPTIONS["states"].about, former="--optimizer")
+DISTRIBUTED = named_in(
+    "dtype key include exclude strip_prefix rename map size states model_key optimizer_key flat_optimizer fill_states "
+    "order tag exclude_frozen_parameters master unstack inert spool_dir storage_options",
+    {**OPTIONS, "states": STATES_READ},
+)
+# What the type of the keywords has, and its docstring.
+KEYWORDS = DISTRIBUTED, "Options of `DistributedReader`."

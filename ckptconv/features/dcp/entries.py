@@ -1,0 +1,352 @@
+"""Read the entries of `.distcp` files: complete torch.save archives, back to back.
+
+Source: torch/distributed/checkpoint/filesystem.py. The metadata says where an entry is. Only the archive says where its
+data is: its own directory is read, as for any .pt file. An entry may be compressed as one zstandard frame. It is
+decompressed once to read its description, and again when its data is moved. With SerializationFormat.SAFETENSORS, all
+tensors of a file are one safetensors file at its end instead.
+"""
+
+from __future__ import annotations
+
+import array
+import functools
+import math
+import zlib
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckptconv.errors import CorruptError, UnsupportedError, damaged
+from ckptconv.features.dcp.archive_templates import ArchivePatterns
+from ckptconv.features.dcp.metadata import Chunk, Description, EntryPlace, SavedTensor, Shape
+from ckptconv.features.dcp.names import SHARDING
+from ckptconv.formats import model_files
+from ckptconv.formats.chunks import ChunkTile
+from ckptconv.formats.chunks import join as join_tiles
+from ckptconv.formats.joining.names import MAX_VALUE, named, named_in
+from ckptconv.formats.torch.container import TorchFile
+from ckptconv.formats.torch.zip import read_zip
+from ckptconv.storage import LOCAL_SIGNATURE as ZIP
+from ckptconv.storage import strict_json
+from ckptconv.storage.files import BufferedReader
+from ckptconv.storage.location import Location
+from ckptconv.storage.reading import Reader
+from ckptconv.storage.records import Record, Records, combine
+from ckptconv.storage.unpacking import ends_of
+from ckptconv.tensors.lazy import LazyTensor, Stored, same_bytes, untagged
+from ckptconv.tensors.moves import File, Packed
+from ckptconv.text import some
+
+ZSTD = ("stream.zstd/1",)
+# Compressed entries may decompress to MAX_GROWTH times the bytes of all files plus ROOM_TO_GROW: zeros compress well.
+MAX_GROWTH, ROOM_TO_GROW = 64, 16 << 30
+# Values of these types, in archives up to this many bytes, are cached by the archive's bytes.
+_SMALL = 1 << 11
+_ATOMS = frozenset({bool, int, float, str, type(None)})
+# Bytes kept at either end of a compressed entry: an archive of one tensor has a few KiB in addition to its data.
+_ENDS = 1 << 16
+
+
+class _Ends(Reader):
+    """A file of which only the beginning and the end are known."""
+
+    def __init__(self, file: File, head: bytes, tail: bytes) -> None:
+        self.file, self._head, self._tail = file, head, tail
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        if offset + length <= len(self._head):
+            return self._head[offset : offset + length]
+        start = self.file.size - len(self._tail)
+        if offset >= start and offset + length <= self.file.size:
+            return self._tail[offset - start : offset - start + length]
+        raise UnsupportedError(f"{self.file.path} holds more than one tensor, and is compressed.")
+
+
+@dataclass
+class Entries:
+    """Opens the entries of the files in `place`, and records their storages.
+
+    `records` are the storages found, by the path of their file. `described` is set once the metadata is read: it names
+    the files of the checkpoint.
+    """
+
+    place: Location
+    described: Description = field(default_factory=Description)
+    files: dict[str, File] = field(default_factory=dict)
+    records: dict[str, list[Record]] = field(default_factory=dict)
+    bytes_read: int = 0
+    _unpacked: int = 0
+    _headers: dict[tuple[str, int], Mapping[str, Chunk]] = field(default_factory=dict)
+    _patterns: ArchivePatterns = field(default_factory=ArchivePatterns)
+
+    def find(self, places: Iterable[EntryPlace]) -> None:
+        """Stat the files of these places. Raise CorruptError if one is missing or too short."""
+        for place in places:
+            file = self.files.get(place.name) or self._look(place.name)
+            if file is None:
+                raise self._lacking()
+            self.files[place.name] = file
+            if place.offset + place.length > file.size:
+                raise damaged(
+                    f"{file.path} has {file.size} bytes, but the metadata describes an entry of {place.length} bytes "
+                    f"at byte {place.offset}: the file was cut short, or belongs to another save."
+                )
+
+    def _look(self, name: str) -> File | None:
+        entry = self.place.join(*name.split("/")).entry
+        return entry.file if entry.kind == "file" else None
+
+    def _lacking(self) -> CorruptError:
+        """Return an error that lists all missing files, not only the first."""
+        names = sorted({place.name for place in self.described.places()})
+        missing = [name for name in names if name not in self.files and self._look(name) is None]
+        return CorruptError(
+            f"{self.place} lacks {len(missing)} of the {len(names)} files that hold its tensors: "
+            f"{some(missing, form=named)}.",
+            "Copy the files of all ranks to one place.",
+        )
+
+    def tensors(self, saved: Mapping[str, SavedTensor]) -> dict[str, LazyTensor]:
+        """Return the tensors, joined from their chunks. Those whose chunks lie in the same places are one object.
+
+        Raise CorruptError if a chunk differs from the metadata, or if the chunks do not cover a tensor exactly.
+        """
+        chunks = self.chunks(saved)
+        joined: dict[Hashable, LazyTensor] = {}
+        by_name: dict[str, LazyTensor] = {}
+        for name, tensor in saved.items():
+            # Joining sorts the tiles.
+            several = len(chunks[name]) > 1
+            tiles = [(tile.offsets, same_bytes(tile.tensor)) for tile in chunks[name]] if several else []
+            by_name[name] = join_tiles(
+                tensor.dtype, tensor.shape, chunks[name], functools.partial(named_in, self.place, name)
+            )
+            if several:
+                by_name[name] = joined.setdefault((tensor.dtype, tensor.shape, *tiles), by_name[name])
+        return by_name
+
+    def chunks(self, saved: Mapping[str, SavedTensor]) -> dict[str, list[ChunkTile]]:
+        """Return the chunks of each tensor, in the order of their description. Raise CorruptError if one differs from
+        the metadata."""
+        work = [
+            (chunk.place, (name, index))
+            for name, tensor in saved.items()
+            for index, chunk in enumerate(tensor.chunks)
+            if isinstance(chunk.place, EntryPlace)
+        ]
+        data: dict[tuple[str, int], LazyTensor] = {}
+        for (name, index), place, reader in self._in_order(work):
+            tensor = saved[name]
+            data[name, index] = self._chunk(name, tensor, tensor.chunks[index], place, reader)
+        return {
+            name: [
+                ChunkTile(chunk.offsets, chunk.place if isinstance(chunk.place, Stored) else data.pop((name, index)))
+                for index, chunk in enumerate(tensor.chunks)
+            ]
+            for name, tensor in saved.items()
+        }
+
+    def values(self, places: Mapping[str, EntryPlace]) -> Iterator[tuple[str, TorchFile | None]]:
+        """Yield each other value by name; None for one that torch.save did not write."""
+        # There may be a number for each parameter, but few different ones.
+        known: dict[bytes, TorchFile] = {}
+        for name, place, reader in self._in_order([(place, name) for name, place in places.items()]):
+            archive, start, size = self._archive(place, reader, MAX_VALUE, MAX_VALUE)
+            if size < len(ZIP) or archive.read_at(start, len(ZIP)) != ZIP:
+                yield name, None
+                continue
+            data = archive.read_at(start, size) if size <= _SMALL else b""
+            file = known.get(data) or self._read(archive, start, size)
+            if data and type(file.value) in _ATOMS:
+                known[data] = file
+            yield name, file
+
+    def _in_order(self, work: Sequence[tuple[EntryPlace, Any]]) -> Iterator[tuple[Any, EntryPlace, BufferedReader]]:
+        """Yield each item of `work` with a reader of its file, in the order in which they lie in the files."""
+        self.find(place for place, _ in work)
+        by_file: dict[str, list[tuple[EntryPlace, Any]]] = {}
+        for item in work:
+            by_file.setdefault(item[0].name, []).append(item)
+        for name, items in by_file.items():
+            items.sort(key=lambda item: item[0].offset)
+            with self._reading(self.files[name]) as reader:
+                for place, key in items:
+                    yield key, place, reader
+
+    @contextmanager
+    def _reading(self, file: File) -> Iterator[BufferedReader]:
+        # The end of an entry is close to the beginning of the next: a buffer serves both.
+        with self.place.at(file).open_buffered() as reader:
+            try:
+                yield reader
+            finally:
+                self.bytes_read += reader.bytes_read
+
+    def _chunk(
+        self, name: str, tensor: SavedTensor, chunk: Chunk, place: EntryPlace, reader: BufferedReader
+    ) -> LazyTensor:
+        """Return the data of a chunk."""
+
+        def where() -> str:
+            return f"{reader.file.path}: the chunk of {named(name)} at byte {place.offset}"
+
+        data = self._alike(place, reader)
+        if data is None:
+            if not place.transforms and reader.read_at(place.offset, min(place.length, len(ZIP))) != ZIP:
+                return self._in_safetensors(name, tensor, chunk, place, reader)
+            nbytes = math.prod(chunk.sizes) * tensor.dtype.itemsize
+            archive, start, size = self._archive(place, reader, _ENDS, nbytes + _ENDS)
+            read = self._read(archive, start, size)
+            if not isinstance(read.value, LazyTensor):
+                kind = type(read.value).__name__
+                raise CorruptError(f"{where()} holds a value of type {kind}, but a tensor was expected.")
+            data = untagged(read.value)
+            if isinstance(data, Stored) and len(read.records) == 1:
+                self._patterns.learn(archive, start, size, data, read.records[0])
+        _agree(where, (data.dtype, data.shape), (tensor.dtype, chunk.sizes))
+        return data
+
+    def _alike(self, place: EntryPlace, reader: BufferedReader) -> LazyTensor | None:
+        """Return the data of a chunk whose archive matches one that was read before."""
+        match = None if place.transforms else self._patterns.find(reader, place.offset, place.length)
+        if match is None:
+            return None
+        self.records.setdefault(reader.file.path, []).append(match.record)
+        return match.tensor
+
+    def _archive(self, place: EntryPlace, reader: BufferedReader, keep: int, most: int) -> tuple[Reader, int, int]:
+        """Return the archive at `place`: a reader for it, its offset there, and its size.
+
+        Of a compressed one, read `keep` bytes at either end; it may have at most `most` bytes in all.
+        """
+        if not place.transforms:
+            return reader, place.offset, place.length
+        if place.transforms != ZSTD:
+            raise UnsupportedError(
+                f"{reader.file.path}: entries use the unknown transform {', '.join(place.transforms)[:200]}."
+            )
+        packed = Packed(reader.file, place.offset, place.length, None, "zstandard")
+        file = File(f"{reader.file.path} (entry at byte {place.offset})", 0, reader.file.stamp, packed)
+        # Decompression takes time, and an entry may lie about its size: the size of the files bounds all of it
+        # together.
+        room = MAX_GROWTH * sum(file_read.size for file_read in self.files.values()) + ROOM_TO_GROW - self._unpacked
+        ends = ends_of(file, reader, keep, min(most, room))
+        self._unpacked += ends.size
+        self.bytes_read += place.length
+        file = file._replace(size=ends.size, packed=packed._replace(crc=ends.crc))
+        return _Ends(file, ends.head, ends.tail), 0, ends.size
+
+    def _read(self, archive: Reader, start: int, size: int) -> TorchFile:
+        """Read an archive, and record its storages."""
+        torch_file = read_zip(archive, start, size)
+        if archive.file.packed is None:
+            self.records.setdefault(archive.file.path, []).extend(torch_file.records)
+        else:
+            _check_packed(archive, torch_file.records)
+        return torch_file
+
+    # ---- SerializationFormat.SAFETENSORS
+
+    def _in_safetensors(
+        self, name: str, tensor: SavedTensor, chunk: Chunk, place: EntryPlace, reader: BufferedReader
+    ) -> LazyTensor:
+        """Return a chunk from the safetensors file that begins at its place."""
+
+        def where() -> str:
+            return f"{reader.file.path}: the chunk of {named(name)} at {list(chunk.offsets)}"
+
+        key = place.name, place.offset
+        if key not in self._headers:
+            head = reader.read_at(place.offset, min(16, reader.file.size - place.offset))
+            if not model_files.looks_like_safetensors(head, reader.file.size - place.offset):
+                raise damaged(
+                    f"{where()} is not an archive of torch.save: at byte {place.offset} is {head!r}. The file belongs "
+                    "to another save, or is damaged."
+                )
+            from ckptconv.formats.safetensors import read_header
+
+            header = read_header(reader, place.offset)
+            self._headers[key] = {
+                part: Chunk(offsets, stored.shape, stored)
+                for part, (offsets, stored) in offsets_of(header.tensors, header.metadata, reader.file.path).items()
+            }
+        known = self._headers[key].get(name)
+        if known is None:
+            raise CorruptError(f"{where()} is not in the safetensors file at byte {place.offset}.")
+        stored = known.place
+        assert isinstance(stored, Stored)
+        if known.offsets != chunk.offsets:
+            raise CorruptError(
+                f"{where()} is missing: the only chunk of that name begins at {list(known.offsets)}. When a rank has "
+                "several chunks of a tensor, torch saves only the last one.",
+                "Save it again, in the default format.",
+            )
+        _agree(where, (stored.dtype, stored.shape), (tensor.dtype, chunk.sizes))
+        if place.length != stored.nbytes:
+            raise CorruptError(f"{where()} has {stored.nbytes} bytes, but the metadata says {place.length}.")
+        return stored
+
+
+def _agree(where: Callable[[], str], actual: tuple[Any, Shape], said: tuple[Any, Shape]) -> None:
+    if actual != said:
+        raise CorruptError(
+            f"{where()} is {actual[0]} of shape {list(actual[1])}, but the metadata says {said[0]} of shape "
+            f"{list(said[1])}: the file belongs to another save, or is damaged."
+        )
+
+
+def _check_packed(archive: Reader, records: Records) -> None:
+    """Raise CorruptError if the checksums of a decompressed archive's storages are wrong.
+
+    The data itself was not kept. But its checksum and those of the bytes around it, combined, must be that of all.
+    """
+    at, parts = 0, []
+    for record in records:
+        if record.crc is None:
+            return
+        before = archive.read_at(at, record.offset - at)
+        parts += [(at, len(before), zlib.crc32(before)), (record.offset, record.size, record.crc)]
+        at = record.offset + record.size
+    after = archive.read_at(at, archive.file.size - at)
+    parts.append((at, len(after), zlib.crc32(after)))
+    assert archive.file.packed is not None
+    if combine(part for part in parts if part[1]) != archive.file.packed.crc:
+        raise damaged(f"{archive.file.path}: the checksum of its tensor is wrong: the tensor has changed.")
+
+
+def offsets_of(
+    tensors: Mapping[str, Stored], metadata: Mapping[str, str], where: str
+) -> dict[str, tuple[Shape, Stored]]:
+    """Return a safetensors file's tensors, each with its offsets in the tensor that it is a chunk of."""
+    try:
+        info = strict_json.parse(metadata.get(SHARDING, "{}"))
+    except ValueError:
+        info = None
+    if type(info) is not dict:
+        raise CorruptError(f"{where}: its {SHARDING} is not a JSON object.")
+    offset_tensors = {}
+    for name, stored in tensors.items():
+        entry = info.get(name)
+        offsets = entry.get("saved_offsets") if type(entry) is dict else None
+        if (
+            type(offsets) is not list
+            or len(offsets) != len(stored.shape)
+            or any(type(offset) is not int or not 0 <= offset < 1 << 62 for offset in offsets)
+        ):
+            raise CorruptError(f"{where}: its {SHARDING} does not give the offset of {named(name)}.")
+        offset_tensors[name] = tuple(offsets), stored
+    return offset_tensors
+
+
+def records_of(by_path: Mapping[str, Iterable[Record]]) -> dict[str, Records]:
+    """Return the storages of each file, in order of offset."""
+    ordered_records = {}
+    for path, records in by_path.items():
+        ordered = sorted({record.offset: record for record in records}.values(), key=lambda record: record.offset)
+        ordered_records[path] = Records(
+            array.array("Q", [record.offset for record in ordered]),
+            array.array("Q", [record.size for record in ordered]),
+            array.array("I", [record.crc or 0 for record in ordered]),
+        )
+    return ordered_records

@@ -1,0 +1,49 @@
+"""Cut a checkpoint of torch.distributed.checkpoint like another one, which `--like` names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ckptconv.features.dcp.contents import Leaf
+from ckptconv.features.dcp.layout import Layout, read_layout
+from ckptconv.features.dcp.options import GIVEN
+from ckptconv.formats.joining.names import Roles, dotted
+from ckptconv.formats.source import Source
+from ckptconv.options.table import Options
+from ckptconv.outputs.targets import Target
+from ckptconv.pickles.children import MAPPINGS
+from ckptconv.storage.location import Location
+from ckptconv.storage.paths import normalize
+
+
+def like(source: Source, targets: Sequence[Target], options: Options) -> tuple[list[Target], Options]:
+    """Return the targets with the layout of the checkpoint that they are to be like, and the options with its keys."""
+    layout = read_layout(Location(normalize(options.fitting()["like"]), dict(options.storage_options)))
+    return [target._replace(layout=layout) for target in targets], _fitted(options, layout, source)
+
+
+def _fitted(options: Options, layout: Layout, source: Source) -> Options:
+    """Return the options with the keys that a checkpoint of this layout has its weights and states under, if the user
+    names none. A state that has such a key itself gets no other."""
+    tensors = [layout.paths[key] for key in layout.shapes]
+    roles = Roles.of(layout.paths.values(), tensors)
+    chosen, added = GIVEN.of(options), dict[str, Any]()
+    top = options.key or (type(source.weights) in MAPPINGS and roles.model[:1] and roles.model[0] in source.weights)
+    if not chosen.model_key and roles.model and not top:
+        added["model_key"] = dotted(roles.model)
+    if not chosen.optimizer_key and len(roles.optimizers) == 1:
+        (path,) = roles.optimizers
+        inside = [
+            steps[len(path)] for steps in layout.paths.values() if steps[: len(path)] == path and len(steps) > len(path)
+        ]
+        added["optimizer_key"] = dotted(path)
+        added["flat_optimizer"] = chosen.flat_optimizer or any(
+            type(step) is str and step.startswith("param_groups.") for step in inside
+        )
+    return options.replaced(**added)
+
+
+def unlike(tensors: Mapping[str, Leaf], layout: Layout) -> list[str]:
+    """Return the keys of tensors that the checkpoint of `layout` lacks, or has with another shape."""
+    return [key for key, (_, tensor) in tensors.items() if layout.shapes.get(key) != tensor.shape]

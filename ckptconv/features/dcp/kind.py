@@ -1,0 +1,55 @@
+"""Checkpoints of torch.distributed.checkpoint as an output: their entries in the tables of kinds and of directories."""
+
+from __future__ import annotations
+
+import re
+
+from ckptconv.errors import UsageError
+from ckptconv.features.dcp.names import FILE, METADATA, SUFFIX
+from ckptconv.features.dcp.options import GIVEN
+from ckptconv.options.table import Options
+from ckptconv.outputs.kinds import OF_CODES, OF_MODELS, OF_UNIVERSAL, OF_WEIGHTS, OutputKind, flag, is_set
+from ckptconv.outputs.targets import MANIFEST, Directory
+
+CALLED = "a checkpoint of torch.distributed.checkpoint"
+# The value of `model_key` without weights.
+NO_WEIGHTS = "none"
+_STATES = "Give --states PATH."
+
+
+def check(options: Options) -> None:
+    """Raise UsageError for options that contradict an output of torch.distributed.checkpoint."""
+    chosen = GIVEN.of(options)
+    for name in ("optimizer_key", "flat_optimizer", "fill_states") if not options.states else ():
+        if is_set(name, options):
+            raise UsageError(f"{flag(name)} applies only to optimizer states, and none were requested.", _STATES)
+    if is_set("like", options) and chosen.chunks is not None:
+        raise UsageError("--chunks and --like both say how to cut tensors: give one of them.")
+    if chosen.model_key == NO_WEIGHTS and not options.states:
+        raise UsageError("--model-key none leaves out the weights, so nothing is left to write.", _STATES)
+
+
+def check_of_ranks(options: Options) -> None:
+    """Raise UsageError as `check` does, and for files of a size, where each rank has one file."""
+    check(options)
+    if options.max_shard_size:
+        raise UsageError("--max-shard-size cannot be used here: each rank has one file.", "Give --chunks N.")
+
+
+REFUSED = {**OF_UNIVERSAL, **OF_WEIGHTS, **OF_MODELS, **OF_CODES}
+IDLE = {"copy_config": f"copies nothing: from_pretrained reads no {CALLED.removeprefix('a ')}"}
+# Checkpoints of torch.distributed.checkpoint have the names that torch gives them.
+_NAMES = rf"{FILE}|{re.escape(METADATA)}|{re.escape(MANIFEST)}"
+DIRECTORY = Directory(METADATA, lambda name: re.fullmatch(_NAMES, name) is not None, shards=(SUFFIX,))
+KIND = OutputKind(
+    "dcp",
+    "dcp",
+    REFUSED,
+    IDLE,
+    to="dcp",
+    compared="ckptconv.features.dcp.comparing",
+    plan="ckptconv.features.dcp.output",
+    called=CALLED,
+    check=check,
+    like="ckptconv.features.dcp.imitating",
+)

@@ -1,0 +1,96 @@
+"""Whether the states of numbered parameters are whole. Pure.
+
+Source: torch/optim/optimizer.py, torch/distributed/fsdp/_flat_param.py and torch/distributed/checkpoint/planner.py of
+torch 2.1 to 2.13. `optimizer.state_dict()` numbers the parameters. Its states are whole with DDP, with FSDP2 and in a
+single process. Under FSDP1 a state is a plain tensor of one dimension: the rank's part of the flattened parameter.
+Every rank saves its own under the same name, DCP keeps that of one rank, and the checkpoint does not record that.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterator
+from typing import TypeAlias
+
+from ckptconv.errors import UnsupportedError
+from ckptconv.features.dcp.metadata import Description, EntryPlace, SavedTensor, Shape
+from ckptconv.formats.joining.names import Path, dotted, named, split_name
+from ckptconv.text import some
+
+# A state of a numbered parameter, below its optimizer.
+_STATE = re.compile(r"state\.(\d+)\.([^.]+)")
+_STEP = "step"
+# The states of a parameter, by name.
+_States: TypeAlias = dict[str, SavedTensor]
+
+
+def pieces_error(
+    described: Description, roots: Collection[Path], weights: Collection[SavedTensor], directory: str
+) -> UnsupportedError | None:
+    """Return an error if states of numbered parameters, in the optimizers at `roots`, are pieces; else None.
+
+    A parameter's states are taken for pieces if all of them have one dimension, and lengths that the model's `weights`
+    do not explain. Without weights, those of all parameters must have one dimension, and be in several files.
+    """
+    numbered = list(_numbered(described, roots))
+    flat = [states for states in numbered if all(map(_is_vector, states.values()))]
+    if weights:
+        shapes = {tensor.shape for tensor in weights if _is_in_one_chunk(tensor)}
+        # LBFGS has states of all parameters in one vector.
+        shapes.add((sum(math.prod(tensor.shape) for tensor in weights if tensor.dtype.kind == "f"),))
+        sides = {side for shape in shapes for side in shape}
+        flat = [states for states in flat if not _are_explained(states, shapes, sides)]
+    elif len(flat) < len(numbered) or len(_files(flat)) < 2:
+        flat = []
+    if not flat:
+        return None
+    names = [name for states in flat for name in states]
+    return UnsupportedError(
+        f"{directory}: its optimizer numbers the parameters, and {some(names, most=2, form=named)} fit the shape of "
+        "none of them: they are the pieces of one FSDP rank, and the checkpoint does not contain the pieces of other "
+        "ranks.",
+        "Save the states with FSDP.optim_state_dict, or get_optimizer_state_dict of torch.distributed.checkpoint. The "
+        "weights can be converted without the states.",
+    )
+
+
+def _numbered(described: Description, roots: Collection[Path]) -> Iterator[_States]:
+    """Yield the states of each numbered parameter, but its step and other numbers."""
+    states: dict[tuple[Path, str], _States] = {}
+    for name, tensor in described.tensors.items():
+        path = split_name(described.paths[name])
+        for depth in range(len(path)):
+            match = _STATE.fullmatch(dotted(path[depth:])) if path[:depth] in roots else None
+            if match and match[2] != _STEP and tensor.shape:
+                states.setdefault((path[:depth], match[1]), {})[name] = tensor
+    yield from states.values()
+
+
+def _is_vector(tensor: SavedTensor) -> bool:
+    return len(tensor.shape) == 1 and _is_in_one_chunk(tensor)
+
+
+def _is_in_one_chunk(tensor: SavedTensor) -> bool:
+    """Whether a rank saved all of a tensor, as it does of one that is not distributed."""
+    return [chunk.sizes for chunk in tensor.chunks] == [tensor.shape]
+
+
+def _are_explained(states: _States, shapes: Collection[Shape], sides: Collection[int]) -> bool:
+    """Whether whole parameters of these `shapes`, which have these `sides`, can have such states: vectors have states
+    of their own length, and optimizers that factor their states, such as Adafactor, have some of the lengths of rows
+    and columns."""
+    lengths = {tensor.shape[0] for tensor in states.values()}
+    if len(lengths) == 1:
+        return (lengths.pop(),) in shapes
+    return any(length in sides for length in lengths)
+
+
+def _files(parameters: Collection[_States]) -> set[str]:
+    return {
+        chunk.place.name
+        for states in parameters
+        for tensor in states.values()
+        for chunk in tensor.chunks
+        if isinstance(chunk.place, EntryPlace)
+    }

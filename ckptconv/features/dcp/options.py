@@ -1,0 +1,50 @@
+"""The options of conversions about checkpoints of torch.distributed.checkpoint as outputs."""
+
+from __future__ import annotations
+
+from ckptconv.options import NAMING, OUTPUT
+from ckptconv.options.kinds import FLAG, TEXT, counted
+from ckptconv.options.option import Given, deciding
+
+
+class Cutting(Given):
+    """How tensors are cut, and under which keys weights and states lie."""
+
+    chunks: int | None = deciding(
+        counted(1, 1 << 20),
+        "Cut every tensor into N parts along its first dimension, as N ranks save it, each rank into its own files.",
+        metavar="N",
+        group=OUTPUT,
+        common="safetensors2dcp",
+        fallback={"safetensors2dcp": "1, or as --like says"},
+    )
+    model_key: str = deciding(
+        TEXT,
+        "Store the weights under KEY, such as model; . is the top of the state dict; none leaves out the weights, for "
+        "use with --states.",
+        metavar="KEY",
+        group=NAMING,
+        fallback={"safetensors2dcp": ".; model in a torch_checkpointing step; or as --like says"},
+    )
+    optimizer_key: str = deciding(
+        TEXT,
+        "Store the optimizer states under KEY.",
+        metavar="KEY",
+        group=NAMING,
+        fallback={"safetensors2dcp": "optimizer, or as --like says"},
+    )
+    flat_optimizer: bool = deciding(
+        FLAG,
+        "Store each state and setting of a parameter under a key of its own, as torchtitan and "
+        "flatten_optimizer_state_dict do.",
+        group=NAMING,
+    )
+    fill_states: bool = deciding(
+        FLAG,
+        "Write zeros as the optimizer states of parameters that have none yet: torch's strict load requires states "
+        "for every parameter.",
+        group=NAMING,
+    )
+
+
+GIVEN = Cutting

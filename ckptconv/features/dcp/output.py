@@ -1,0 +1,60 @@
+"""Plan a checkpoint of torch.distributed.checkpoint as an output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ckptconv.errors import UsageError
+from ckptconv.features.dcp.contents import SHARDS, DcpContents, contents, file_plans
+from ckptconv.features.dcp.imitating import unlike
+from ckptconv.formats.source import Source
+from ckptconv.options.table import Options
+from ckptconv.outputs import restore
+from ckptconv.outputs.kinds import is_set
+from ckptconv.outputs.notices import Notices
+from ckptconv.outputs.planning import Output, output_of
+from ckptconv.outputs.targets import Target
+from ckptconv.plan import FilePlan
+from ckptconv.storage.paths import is_remote
+from ckptconv.text import some
+
+
+def plan(source: Source, target: Target, options: Options) -> Output:
+    """Plan a checkpoint of torch.distributed.checkpoint: the weights, and with `states` the optimizer's states."""
+    if options.to == SHARDS and is_set("part", options) and is_remote(target.path):
+        raise UsageError(
+            f"{target.path}: on a store, parts need an index that is written last, but safetensors shards of "
+            "torch.distributed.checkpoint have none.",
+            "Convert it without --part, or write it to a shared disk.",
+        )
+    source = with_states(source, options)
+    content = contents(source, options)
+    return output_with(source, target, options, content, file_plans(content, options, target.layout))
+
+
+def with_states(source: Source, options: Options) -> Source:
+    """Return `source` with the inputs of the optimizer's states among its own, if these are written beside the
+    weights."""
+    return source._replace(inputs=source.inputs_of_all) if options.states else source
+
+
+def output_with(
+    source: Source, target: Target, options: Options, content: DcpContents, files: Sequence[FilePlan]
+) -> Output:
+    """Return the output of the planned `files`, which hold `content`."""
+    warnings = [*content.chosen.warnings, *content.warnings]
+    if content.left_out:
+        warnings.append(
+            f"left out, because only the names of their classes are known: {restore.shown(content.left_out)}"
+        )
+    if content.kept:
+        warnings.append(f"dcp.load will run the code named by: {restore.shown(content.kept)}")
+    if options.to == SHARDS and content.values:
+        warnings.append(f"left out, because safetensors shards hold only tensors: {some(content.values)}")
+    if target.layout and (others := unlike(content.tensors, target.layout)):
+        warnings.append(f"not in {options.fitting()['like']} with this shape, so written uncut: {some(others)}")
+    notices = Notices(
+        idle=content.chosen.idle(options), kept=frozenset(), warnings=tuple(warnings), notes=content.chosen.notes
+    )
+    planned = output_of("dcp", [source], target, options, tuple(files), {}, notices)
+    return planned._replace(described=len(content.tensors))

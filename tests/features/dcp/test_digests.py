@@ -1,0 +1,75 @@
+"""Digests of the files of a checkpoint, and of the tensors in its entries."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from ckptconv import DifferenceError, convert, verify
+from ckptconv.outputs.targets import MANIFEST
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tensors larger and smaller than what is read at a time, transposed, tied, empty, scalar."""
+    path = tmp_path_factory.mktemp("mixed") / "mixed.pt"
+    state = {f"small{n}": torch.full((n,), float(n)) for n in range(1, 40)}
+    state |= {"large": torch.randn(700, 1100), "transposed": torch.randn(900, 1500).t(), "tied": state["small9"]}
+    state |= {"empty": torch.empty(0, 4), "also empty": torch.empty(0), "scalar": torch.tensor(2.5)}
+    torch.save({**state, "epoch": 3}, path)
+    return path
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def written(directory: Path) -> dict[str, bytes]:
+    names = (path for path in directory.iterdir() if path.is_file() and path.name != MANIFEST)
+    return {path.name: path.read_bytes() for path in names}
+
+
+def test_a_checkpoint_of_torch_has_them(mixed: Path, tmp_path: Path) -> None:
+    from torch.distributed.checkpoint import FileSystemReader
+
+    out = tmp_path / "out"
+    convert(mixed, out, to="dcp", digest="sha256")
+    told, files = json.loads((out / MANIFEST).read_text())["files"], written(out)
+    assert {name: entry["digests"]["file"] for name, entry in told.items()} == {
+        name: sha256(data) for name, data in files.items()
+    }
+    entries = FileSystemReader(out).read_metadata().storage_data
+    of_place: dict[tuple[str, int], list[str]] = {}
+    for key, place in entries.items():
+        of_place.setdefault((place.relative_path, place.offset), []).append(key.fqn)
+    for place in entries.values():
+        record = files[place.relative_path][place.offset : place.offset + place.length]
+        found = torch.load(io.BytesIO(record), weights_only=False)
+        if isinstance(found, torch.Tensor) and found.numel():
+            expected = sha256(found.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+            # Of keys that are tied, one has the data, and the digest.
+            names = [f"{name} {[0] * found.dim()}" for name in of_place[place.relative_path, place.offset]]
+            digests = told[place.relative_path]["digests"]["tensors"]
+            assert [digests[name] for name in names if name in digests] == [expected]
+    verify(mixed, out, to="dcp")
+
+
+def test_verify_finds_a_digest_that_is_not_so(mixed: Path, tmp_path: Path) -> None:
+    convert(mixed, tmp_path / "out", digest="sha256", to="dcp")
+    manifest = tmp_path / "out" / MANIFEST
+    sound = manifest.read_text()
+    for what in ("file", "tensor"):
+        told = json.loads(sound)
+        for entry in told["files"].values():
+            digests = entry["digests"]
+            for first in [*digests["tensors"]][:1]:
+                target, key = (digests, "file") if what == "file" else (digests["tensors"], first)
+                target[key] = "0" * 64
+        manifest.write_text(json.dumps(told))
+        with pytest.raises(DifferenceError, match=r"the sha256 of .* is wrong"):
+            verify(mixed, tmp_path / "out")
