@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,8 @@ def mapped(chosen: Selected, map_: ChosenMap | None, options: Options, reference
     """
     if map_ is None:
         return chosen
+    if chosen.edit and map_.config:
+        map_ = dataclasses.replace(map_, config=chosen.edit(map_.config))
     shapes = {name: tensor.shape for name, tensor in reference.tensors.items()} if reference else {}
 
     def cast(tensor: LazyTensor, sources: Sequence[str]) -> LazyTensor:

@@ -82,7 +82,8 @@ def cut(
     after += places.further_layers([*cut_tensors, *grafted], stack)
     if stack:
         after += _grafted_layers(grafted, stack, len(kept or range(total)), path)
-    return Cut(names, cut_tensors, Facts(renaming, count, total, kept, (before, after), numbers, vocabulary))
+    has_head = any(map(places.is_head, cut_tensors))
+    return Cut(names, cut_tensors, Facts(renaming, count, total, kept, (before, after), numbers, vocabulary, has_head))
 
 
 def taken_of(tensor: LazyTensor, dim: int, taken: Sequence[int]) -> LazyTensor:

@@ -152,7 +152,8 @@ def width_of_layer(config: Mapping[str, Any]) -> int:
 
 
 # Keys of a configuration of several components that are about all of them.
-_SHARED = ("dtype", "torch_dtype", "tie_word_embeddings", "transformers_version", *QUANTIZING)
+_TIED = "tie_word_embeddings"
+_SHARED = ("dtype", "torch_dtype", _TIED, "transformers_version", *QUANTIZING)
 
 
 def edited(config: Mapping[str, Any], facts: Facts) -> Edited:
@@ -169,7 +170,11 @@ def edited(config: Mapping[str, Any], facts: Facts) -> Edited:
             )
         editor.rows.append(Row("(all)", "that of the whole model", f"its {key}"))
         shared = {name: config[name] for name in _SHARED if name in config and name not in config[key]}
+        is_said = component == "text" and (_TIED in config or _TIED in config[key])
         config = {**config[key], **shared}
+        if is_said:
+            # Programs write a head only where it is not the embeddings.
+            config[_TIED] = editor.changed(_TIED, config.get(_TIED), not facts.has_head)
         if "architectures" not in config:
             editor.notes.append(f"{key} names no architectures: AutoModel goes by its model_type.")
     changed = editor.of(config)
@@ -198,14 +203,14 @@ class _Editor:
         for key, value in config.items():
             where = f"{at}{key}"
             if key in QUANTIZING:
-                of_part[key] = patterns.renamed(value, self._facts.renaming, where, self._changed)
+                of_part[key] = patterns.renamed(value, self._facts.renaming, where, self.changed)
             elif not isinstance(value, Mapping):
-                of_part[key] = self._changed(where, value, self._value(key, value, where, config))
+                of_part[key] = self.changed(where, value, self._value(key, value, where, config))
             elif _is_other(key, value):
                 of_part[key] = value
             elif self._facts.kept is not None and _SPEAKS.search(key) and all(map(str.isdecimal, value)):
                 layers = {str(new): value[str(old)] for new, old in enumerate(self._facts.kept) if str(old) in value}
-                of_part[key] = self._changed(where, value, layers)
+                of_part[key] = self.changed(where, value, layers)
             else:
                 of_part[key] = self.of(value, f"{where}.")
         return of_part
@@ -231,7 +236,7 @@ class _Editor:
                 "further tokens."
             )
 
-    def _changed(self, where: str, old: Any, new: Any) -> Any:
+    def changed(self, where: str, old: Any, new: Any) -> Any:
         if new != old:
             self.rows.append(Row(where, old, new))
         return new

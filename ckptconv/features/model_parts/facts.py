@@ -63,7 +63,7 @@ class Facts(NamedTuple):
     `layers` is how many the model has, without those that predict further tokens, and `total` with them. `kept` are the
     numbers of the layers in the part, these included, in their new order; None: all of them. `further` is how many
     layers predict further tokens, `experts` how many each module has, and `vocabulary` how many rows there are, each as
-    (in the model, in the part).
+    (in the model, in the part). `has_head`: the part has a head apart from its embeddings.
     """
 
     renaming: Renaming = Renaming()
@@ -73,6 +73,7 @@ class Facts(NamedTuple):
     further: tuple[int, int] = (0, 0)
     experts: tuple[int, int] | None = None
     vocabulary: tuple[int, int] | None = None
+    has_head: bool = False
 
     @property
     def kept_layers(self) -> tuple[int, ...]:

@@ -48,6 +48,12 @@ def is_beside(path: str) -> bool:
     return _BESIDE.search(path) is not None
 
 
+def is_head(name: str) -> bool:
+    """Whether a tensor, or a module, is the head of a language model."""
+    words = name.split(".")
+    return words[0] in _HEADS or "lm_head" in words[:2]
+
+
 def is_further(path: str) -> bool:
     """Whether a path leads to a module that predicts further tokens."""
     return any(_MTP.fullmatch(word) for word in path.split("."))
@@ -104,7 +110,7 @@ def named_in(component: str, name: str) -> str | None:
         if at is not None and not is_beside(".".join(words[:at])):
             # At the top, the text model of a pair of encoders keeps its name.
             return name if words[at] == "text_model" and at == 0 else ".".join(words[:at] + words[at + 1 :])
-        return name if words[0] in _HEADS or "lm_head" in words[:2] else None
+        return name if is_head(name) else None
     at = next((at for at, word in enumerate(words) if _VISION.fullmatch(word)), None)
     return None if at is None else ".".join(words[at + 1 :])
 

@@ -111,6 +111,11 @@ def test_a_component_has_its_own_names_and_configuration(tmp_path: Path) -> None
     text = {name: each for name, each in tensors.items() if "vision" not in name and "projector" not in name}
     assert_equal(found, {name.replace("language_model.", ""): each for name, each in text.items()})
     assert told == {**config["text_config"], "dtype": "float32", "tie_word_embeddings": False}
+    # A head that is no tensor of its own is the embeddings.
+    del shapes["lm_head.weight"]
+    models.save(tmp_path / "tied", shapes, config)
+    _, told, _ = converted(tmp_path / "tied", tmp_path / "tied-text", component="text")
+    assert told["tie_word_embeddings"] is True
     found, told, _ = converted(tmp_path / "m", tmp_path / "eyes", component="vision")
     tower = "model.vision_tower."
     assert_equal(found, {name.removeprefix(tower): each for name, each in tensors.items() if name.startswith(tower)})
