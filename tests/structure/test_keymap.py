@@ -35,7 +35,7 @@ from ckptconv.errors import CkptconvError, CorruptError, LimitError, Unsupported
 from ckptconv.formats.torch.file import read_torch
 from ckptconv.pickles.nodes import Composite, Global, NumpyScalar, Opaque, Size, TorchConstant
 from ckptconv.pickles.vocabulary import WHOLE_TREES
-from ckptconv.structure import decoder, keymap
+from ckptconv.structure import keymap
 from ckptconv.structure.choice import Choice
 from ckptconv.structure.encoder import RecordEncoder
 from ckptconv.structure.keymap import describe, flatten, plain_record, remap, unflatten
