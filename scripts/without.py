@@ -60,7 +60,7 @@ def copy(name: str, into: Path) -> None:
             [
                 rf"\bfeatures[./](?:{'|'.join(left_out)})\b",
                 *(rf"^(\||- |\d+\. ).*\bdocs/{page}|^(\||- ).*\({page}|: {page}$" for page in pages),
-                *(rf"^(\s+\"?{each}\"?,|    \"{each}\": .*|::: ckptconv\.{each})$" for each in public),
+                *(rf"^(\s+{in_list(each)},|    \"{each}\": .*|::: ckptconv\.{each})$" for each in public),
             ]
         ),
         re.MULTILINE,
@@ -104,6 +104,12 @@ def copy(name: str, into: Path) -> None:
     env = {"PYTHONPATH": str(into)}
     for folder, words in MAKERS:
         subprocess.run([sys.executable, *words], cwd=into / folder, check=True, env=env, capture_output=True)
+
+
+def in_list(name: str) -> str:
+    """A pattern for a public name in a list: types stand there by themselves too, other names are also those of
+    variables."""
+    return rf"\"{name}\"" if name.islower() else rf"\"?{name}\"?"
 
 
 def parts_of(page: str) -> list[str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ckptconv.cli.registered import COMMANDS
 from ckptconv.cli.typer_compat import WRONG_USAGE
-from ckptconv.errors import CkptconvError, DifferenceError, FailedError, UsageError
+from ckptconv.errors import CkptconvError, DifferenceError, FailedError, StoppedError, UsageError
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.options.registered import FEATURES, missing
 from ckptconv.process import of_feature
@@ -135,6 +135,8 @@ def failure_of(error: BaseException) -> CkptconvError | None:
     """Return `error` as a CkptconvError; None if it is not an error."""
     if isinstance(error, CkptconvError):
         return error
+    if isinstance(error.__cause__, StoppedError):  # a signal while a class was made, which Python 3.11 reports so
+        return error.__cause__
     if isinstance(error, WRONG_USAGE):
         command = error.ctx.command_path if error.ctx else "ckptconv"
         unknown = getattr(error, "option_name", "")

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 
-# Bytes that are given back before an error is reported, for what that imports where memory ran out. They are never
-# written to, so they take no memory before.
-_room = bytearray(4 << 20)
+# Bytes that are given back before an error is reported, for what that imports where memory ran out. Until then, zeros
+# that nothing writes to take no memory.
+_room = [bytes(4 << 20)]
 
 
 def _mend_streams() -> None:

@@ -260,8 +260,10 @@ def _choose(probe: Probe) -> _Found:
         if probe.is_file and guess.sure < CERTAIN:
             _check_beginning(probe)
         meant = (guess.place or place).path
-        # A strict spelling from or to safetensors may go the wrong way: the user's OUTPUT is not known here.
-        command = "convert {} OUTPUT" if model_files.SAFETENSORS in (family, chosen.FAMILY) else guess.command
+        # The strict spelling for this input may lead back to where the user comes from: safetensors2pt for a .pt file.
+        is_safetensors = chosen.FAMILY == model_files.SAFETENSORS
+        is_torch = chosen.FAMILY == TORCH and family == model_files.SAFETENSORS
+        command = "convert {} OUTPUT" if is_safetensors or is_torch else guess.command
         raise OtherFamilyError(f"{meant} is {guess.called}.", f"Use: ckptconv {command.format(shlex.quote(meant))}")
     return best
 

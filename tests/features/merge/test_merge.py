@@ -14,7 +14,7 @@ import pytest
 import torch
 from cells import of_features
 from checkpoints import DATA, ckptconv, ckptconv_here, contents
-from effort import every, examples
+from effort import examples
 from faults import tiles
 from hypothesis import HealthCheck
 from hypothesis import given as made_up
@@ -280,7 +280,7 @@ def training(tensors: Tensors, prefix: str = "base_model.model.") -> Tensors:
 TRAININGS = [save for trainings in of_features("TRAININGS") for save in trainings.values()]
 
 
-@every("save", [*of_features("SAVED_BY_RANKS"), *TRAININGS])
+@pytest.mark.parametrize("save", [*of_features("SAVED_BY_RANKS"), *TRAININGS])
 def test_adapters_may_be_in_the_files_of_ranks(save: Callable[[Path, Tensors], object]) -> None:
     given = factors("a", 6, 5)
     merge(model(), adapter(given), "out.safetensors")
