@@ -127,6 +127,8 @@ def run_at(place: Location) -> Run:
         raise MissingError(f"{place} does not exist.")
     if place.kind != "directory":
         raise UsageError(f"{place} is {place.entry.described}, where the directory of a run was expected.")
+    if is_tag_directory(place.names):
+        raise UsageError(f"{place} is one step of a run.", "Name the directory that the steps are in.")
     inner = [place.child(name) for name in _FOLDERS if name in place.names and place.names[name].kind == "directory"]
     for directory in (place, *inner):
         run = _run_in(directory)

@@ -161,6 +161,14 @@ def test_the_number_of_a_rank_is_not_taken_for_that_of_the_step(tmp_path: Path) 
     assert [step["like"] for step in steps(run, "--json").json["steps"]] == ["step_3", "step_3", ""]
 
 
+def test_one_step_is_not_a_run(tmp_path: Path) -> None:
+    for name in ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"):
+        torch.save({}, tmp_path / name)
+    run = steps(tmp_path)
+    assert run.code == 2
+    assert f"{tmp_path} is one step of a run." in run.err
+
+
 def test_files_named_by_step_are_steps_with_their_optimizers(tmp_path: Path) -> None:
     for number in (100, 200):
         torch.save(state_of(number), tmp_path / f"model_{number}.pt")
