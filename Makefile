@@ -11,7 +11,7 @@ export PYTHONDONTWRITEBYTECODE :=
 AZURITE := build/azurite/node_modules/.bin/azurite-blob
 AXE := build/axe/node_modules/axe-core/axe.min.js
 
-.PHONY: grammar help install demo test thorough coverage test-pythons test-azure test-page test-deepspeed test-dcp test-trainers test-formats test-maps test-grammar without without-turn mutants fuzz lint format man bench docs dist clean
+.PHONY: grammar help install demo test thorough coverage test-pythons test-azure test-page test-deepspeed test-dcp test-trainers test-formats test-kills test-maps test-grammar without without-turn mutants fuzz lint format man bench docs dist clean
 
 help:
 	@echo "make install   the development environment, in $(VENV)"
@@ -26,6 +26,7 @@ help:
 	@echo "make test-dcp   torch trains on from checkpoints that we write, with FSDP2 and DDP"
 	@echo "make test-trainers   states out of what transformers, PEFT, TRL, accelerate, Lightning, Composer save"
 	@echo "make test-formats   Orbax and others save new checkpoints, and read what we read"
+	@echo "make test-kills   savers that are killed while they save: their loaders take what steps calls good"
 	@echo "make test-maps   torchtitan, Megatron-core, transformers and others make what the maps make"
 	@echo "make test-grammar   the table of scan's productions beside all libraries that it lists, and traps for these"
 	@echo "make without   the checks and the tests on copies without one feature; FEATURE=rows for one"
@@ -95,6 +96,15 @@ test-trainers: build/trainers-tools build/trainers-more
 
 test-formats: build/formats-tools
 	$</bin/python scripts/test_formats.py $(FORMATS_FLAGS)
+
+test-kills: build/trainers-tools build/kills-more build/formats-tools
+	PYTHONPATH=$(CURDIR)/build/kills-more $</bin/python scripts/test_kills.py dcp trainer deepspeed torch_checkpointing $(KILLS_FLAGS)
+	build/formats-tools/bin/python scripts/test_kills.py orbax $(KILLS_FLAGS)
+
+build/kills-more: build/trainers-tools
+	rm -rf $@
+	$</bin/python -m pip install --quiet --no-deps --target $@ torch_checkpointing==0.1.1
+	@touch $@
 
 test-maps: build/maps-tools build/maps-old build/maps-more build/maps-titan
 	$</bin/python scripts/record_maps.py --old build/maps-old --more build/maps-more --titan build/maps-titan $(MAPS_FLAGS)

@@ -133,7 +133,9 @@ def taken(saver: Saver, run: Path, step: Path) -> bool:
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(run, copy, symlinks=True)
     inner = copy / step.relative_to(run)
-    return ended(forked(lambda rank: saver.load(copy, inner, rank), saver.ranks, run.with_suffix(".loaded.log")))
+    good = ended(forked(lambda rank: saver.load(copy, inner, rank), saver.ranks, run.with_suffix(".loaded.log")))
+    shutil.rmtree(copy)
+    return good
 
 
 def killed(name: str, saver: Saver, place: Path, kills: int) -> Iterator[str]:

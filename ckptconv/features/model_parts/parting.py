@@ -51,7 +51,7 @@ def _parted(chosen: Selected, source: Source, options: Options, reference: Selec
     if part.asked.component == "mtp":
         # They are no model of their own, so that no configuration is true of them.
         warnings += contradicted(source.config or {}, chosen.tensors, cut_part.names)
-    elif source.config is not None and source.reference is None:
+    elif source.config is not None and part.config is not None and source.reference is None:
         is_other = bool(source.quantized and source.quantized.formats)
         is_other = is_other or any(way.retold for way in ways_of(source, options) if way is not COMPUTING)
         edit = edited(configs.changed(source.config, Change(plain=is_other)), cut_part.facts)

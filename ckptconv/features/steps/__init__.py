@@ -8,6 +8,7 @@ In: the directory of a run. `run` finds its steps by names; `whole` opens them, 
 from __future__ import annotations
 
 PAGES = ("steps.md",)
+SCRIPTS = ("test_kills.py", "kills/")
 # Why it is larger than other features of a command.
 EXCEEDS = (
     "it knows how trainers name and mark steps, and how each kind of file ends, of formats that are read and others"

@@ -18,7 +18,7 @@ from ckptconv.errors import FailedError, LimitError, MissingError, UsageError
 from ckptconv.formats import runs
 from ckptconv.formats.joining.sets import MODEL, FileSet, parsed
 from ckptconv.formats.model_files import SUFFIX
-from ckptconv.formats.registered import describing
+from ckptconv.formats.registered import DESCRIBING
 from ckptconv.formats.run_names import LATEST, LATEST_UNIVERSAL, MAX_TAG, POINTERS, is_tag_directory
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.plan import NUMBERED
@@ -35,6 +35,8 @@ _UNFINISHED = re.compile(r"\.?(?:tmp|temp)[-_.].*|.*[-_.](?:tmp|temp|part|partia
 _DIGITS = re.compile(r"\d+")
 # Ends of the names of files that are checkpoints.
 SUFFIXES = (*TORCH_SUFFIXES, SUFFIX)
+# Suffixes of files that describe others, of which a step consists.
+_DESCRIBED = tuple(DESCRIBING)
 # Where a run keeps its steps, if not in its own directory.
 _FOLDERS = ("checkpoints", "checkpoint", "ckpts", "ckpt")
 # How deep the files of a step lie at most, and how many files a run has.
@@ -47,7 +49,8 @@ class Step(NamedTuple):
 
     `place` is what is opened: its directory, a virtual checkpoint in it, or of files the one with the weights. `links`
     are the symbolic links among its names. `is_named_unfinished`: its name is one that a trainer gives a step until it
-    is complete. `unlisted` says why a directory of it could not be listed, if one could not.
+    is complete. `unlisted` says why a directory of it could not be listed, if one could not. `is_made_here`: this
+    program made it of another step, and it may lack what that had.
     """
 
     name: str
@@ -58,6 +61,7 @@ class Step(NamedTuple):
     links: tuple[str, ...] = ()
     is_named_unfinished: bool = False
     unlisted: str = ""
+    is_made_here: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -75,11 +79,14 @@ class Step(NamedTuple):
 
     @property
     def shapes(self) -> dict[str, int]:
-        """The sizes of its files by their paths in it, with # in the place of its own number."""
-        own = re.compile(rf"(?<!\d)0*{self.number}(?!\d)") if self.number is not None else None
+        """The sizes of its files by their paths in it, with # in the place of its own number where that is one of a
+        step, and not of a rank."""
+        own = re.compile(rf"(?<!\d)0*{self.number}(?!\d)")
         start = 0 if self.is_files else len(self.name) + 1
-        paths = ((path[start:], entry.file.size) for path, entry in self.files.items())
-        return {(own.sub("#", path) if own else path): size for path, size in paths}
+        sizes = {path[start:]: entry.file.size for path, entry in self.files.items()}
+        if self.number is None:
+            return sizes
+        return {(_without(path, own, self.number) if own.search(path) else path): sizes[path] for path in sizes}
 
     @property
     def path(self) -> str:
@@ -94,12 +101,6 @@ class Step(NamedTuple):
     def is_files(self) -> bool:
         """Whether it has no directory of its own."""
         return self.name in self.files
-
-    @property
-    def is_made_here(self) -> bool:
-        """Whether this program made it of another step: then it may lack what that had."""
-        names = (path.rpartition("/")[2] for path in self.files)
-        return any(name.startswith(HIDDEN) or bool(describing(name)) for name in names)
 
 
 class Run(NamedTuple):
@@ -126,6 +127,8 @@ def run_at(place: Location) -> Run:
         raise MissingError(f"{place} does not exist.")
     if place.kind != "directory":
         raise UsageError(f"{place} is {place.entry.described}, where the directory of a run was expected.")
+    if is_tag_directory(place.names):
+        raise UsageError(f"{place} is one step of a run.", "Name the directory that the steps are in.")
     inner = [place.child(name) for name in _FOLDERS if name in place.names and place.names[name].kind == "directory"]
     for directory in (place, *inner):
         run = _run_in(directory)
@@ -175,10 +178,19 @@ def _directories(place: Location, there: Mapping[str, Entry]) -> Iterator[Step]:
             continue
         found = _Contents()
         found.add(inner, name, _DEEPEST)
-        described = [each for each in found.files if each.count("/") == 1 and describing(each)]
-        taken = place.at(found.files[described[0]].file) if len(described) == 1 else inner
+        described = [path for path in found.files if path.endswith(_DESCRIBED)]
+        outer = [path for path in described if path.count("/") == 1]
+        taken = place.at(found.files[outer[0]].file) if len(outer) == 1 else inner
+        made_here = bool(described) or any(f"/{HIDDEN}" in path for path in found.files)
         is_unfinished = _UNFINISHED.fullmatch(name) is not None
-        yield Step(name, number, place, taken, found.files, tuple(found.links), is_unfinished, found.unlisted)
+        yield Step(
+            name, number, place, taken, found.files, tuple(found.links), is_unfinished, found.unlisted, made_here
+        )
+
+
+def _without(path: str, own: re.Pattern[str], number: int) -> str:
+    """Return a path with # in the place of the number of its step."""
+    return "/".join(own.sub("#", name) if number_of(name) == number else name for name in path.split("/"))
 
 
 def _inside(place: Location, name: str) -> Location:

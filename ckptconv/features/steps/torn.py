@@ -17,8 +17,9 @@ from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote
 from ckptconv.storage.zip_directory import TAIL, ends_there, find_end
 
-# Ends of the names of files that are looked at, beside descriptions; and the most bytes of a JSON file that are parsed.
-_LOOKED_AT, _MOST_JSON = (*TORCH_SUFFIXES, ".pkl", ".pickle", SUFFIX, ".json"), 64 << 20
+# Suffixes of files that are looked at, beside descriptions; and the most bytes of a JSON file that are parsed.
+_TEXT, _MOST_JSON = ".json", 64 << 20
+_LOOKED_AT = (*TORCH_SUFFIXES, ".pkl", ".pickle", SUFFIX, _TEXT)
 
 
 def torn_file(step: Step, in_full: bool) -> str:
@@ -46,7 +47,7 @@ def _torn(place: Location, name: str) -> str:
     if not size:
         return "is empty"
     with place.open_reader() as reader:
-        if name.endswith(".json"):
+        if name.endswith(_TEXT):
             return _torn_json(reader.read_at(0, size)) if size <= _MOST_JSON else ""
         head = reader.read_at(0, min(size, 8))
         if name.endswith(SUFFIX):

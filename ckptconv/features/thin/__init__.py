@@ -9,3 +9,5 @@ from __future__ import annotations
 PAGES = ("thin.md",)
 # Features that this one builds on: without them, it is gone too.
 NEEDS = ("steps",)
+# Why it is larger than other features of a command.
+EXCEEDS = "it has a policy, metrics of steps, and a removal that neither kills nor other users lead astray"

@@ -152,6 +152,23 @@ def test_what_latest_does_not_name_yet_is_not_the_last_good_step(tmp_path: Path)
     assert steps(run, "--last").out == f"{run}/global_step10\n"
 
 
+def test_the_number_of_a_rank_is_not_taken_for_that_of_the_step(tmp_path: Path) -> None:
+    run = SAVERS["torch"].run(tmp_path / "run", 1, 2, 3)
+    for step in (1, 2, 3):
+        for rank in range(4):
+            torch.save({"rank": rank}, run / f"step_{step}" / f"rng_state_{rank}.pth")
+        torch.save({}, run / f"step_{step}" / f"notes_step_{step}.pth")
+    assert [step["like"] for step in steps(run, "--json").json["steps"]] == ["step_3", "step_3", ""]
+
+
+def test_one_step_is_not_a_run(tmp_path: Path) -> None:
+    for name in ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"):
+        torch.save({}, tmp_path / name)
+    run = steps(tmp_path)
+    assert run.code == 2
+    assert f"{tmp_path} is one step of a run." in run.err
+
+
 def test_files_named_by_step_are_steps_with_their_optimizers(tmp_path: Path) -> None:
     for number in (100, 200):
         torch.save(state_of(number), tmp_path / f"model_{number}.pt")
