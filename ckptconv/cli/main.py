@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 
-# Bytes that are given back before an error is reported, for what that imports where memory ran out. Until then, zeros
-# that nothing writes to take no memory.
+# Room for what the report of an error imports where memory ran out; zeros that nothing writes to take no memory.
 _room = [bytes(4 << 20)]
 
 
