@@ -10,7 +10,7 @@ from ckptconv.errors import UnsupportedError, UsageError
 from ckptconv.features.model_parts import places
 from ckptconv.features.model_parts.editing import key_of, layers_in, width_of_layer
 from ckptconv.features.model_parts.facts import Facts, Renaming
-from ckptconv.features.model_parts.numbers import text_of
+from ckptconv.features.model_parts.numbers import runs_of, text_of
 from ckptconv.tensors.lazy import Concat, LazyTensor, Narrow
 from ckptconv.text import some
 
@@ -88,15 +88,10 @@ def cut(
 
 def taken_of(tensor: LazyTensor, dim: int, taken: Sequence[int]) -> LazyTensor:
     """Return these indices of a tensor along `dim`, in their order."""
-    runs: list[list[int]] = []
-    for index in taken:
-        if runs and index == sum(runs[-1]):
-            runs[-1][1] += 1
-        else:
-            runs.append([index, 1])
-    if runs == [[0, tensor.shape[dim]]]:
+    runs = runs_of(taken)
+    if runs == [range(tensor.shape[dim])]:
         return tensor
-    parts = tuple(Narrow(tensor, dim, first, length) for first, length in runs)
+    parts = tuple(Narrow(tensor, dim, run.start, len(run)) for run in runs)
     return parts[0] if len(parts) == 1 else Concat(parts, dim)
 
 

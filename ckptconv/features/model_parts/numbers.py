@@ -31,15 +31,20 @@ def numbers_in(text: str, called: str = "") -> list[int]:
     return numbers
 
 
+def runs_of(numbers: Iterable[int]) -> list[range]:
+    """Return the fewest ranges, each of numbers that follow one another, with these numbers in their order."""
+    runs: list[range] = []
+    for number in numbers:
+        if runs and number == runs[-1].stop:
+            runs[-1] = range(runs[-1].start, number + 1)
+        else:
+            runs.append(range(number, number + 1))
+    return runs
+
+
 def text_of(numbers: Iterable[int]) -> str:
     """Return the shortest text with these numbers in their order."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs_of(numbers))
 
 
 def numbers_of(value: Any, called: str) -> str:
