@@ -89,15 +89,11 @@ def convert_(
         if template:
             raise UsageError("--output-name names outputs in a directory.", "Give the directory too: --output-dir DIR.")
         output = destination(words[1] if len(words) > 1 else None, options)
-        if len(words) > 2 and any(re.fullmatch("[KMGT]i?B", word) for word in words):
-            raise UsageError(
-                f"Expected INPUT and OUTPUT, but found {len(words)} arguments.", "Write a size in one word: 5GB."
-            )
         if len(words) > 2:
-            raise UsageError(
-                f"Expected INPUT and OUTPUT, but found {len(words)} arguments.",
-                f"To convert each of them: ckptconv convert {repeated(ctx.meta[_WORDS])} --output-dir DIR",
-            )
+            hint = f"To convert each of them: ckptconv convert {repeated(ctx.meta[_WORDS])} --output-dir DIR"
+            if any(re.fullmatch("[KMGT]i?B", word) for word in words):
+                hint = "Write a size in one word: 5GB."
+            raise UsageError(f"Expected INPUT and OUTPUT, but found {len(words)} arguments.", hint)
     try:
         convert_one("convert", "", words[0], output, options)
     except (CorruptError, UsageError) as error:

@@ -26,7 +26,7 @@ def _instead(option: str, close: Iterable[str], ctx: Any) -> str:
     """Suggest what to type instead of `option`, which the command of `ctx` does not have."""
     # Without the dashes that begin them all, and make short ones look alike.
     close = difflib.get_close_matches(option.lstrip("-"), [near.lstrip("-") for near in close])
-    options = {name for parameter in ctx.command.params for name in parameter.opts}
+    options = _options_of(ctx.command)
     # The advice about a word names options: it is given if this command has one of them.
     every = (pair for table in (_WORDS, *_of_commands("OTHER_OPTIONS")) for pair in table.items())
     advice = next((text for words, text in every if option in words.split()), "")
@@ -65,11 +65,14 @@ _WORDS = {
 }
 
 
+def _options_of(command: Any) -> set[str]:
+    return {name for parameter in command.params for name in parameter.opts}
+
+
 def _options_below(group: Any) -> set[str]:
     """Return the options of the commands in `group` and the groups in it; of a command, none."""
     commands = getattr(group, "commands", {}).values()
-    options = {name for command in commands for parameter in command.params for name in parameter.opts}
-    return options.union(*map(_options_below, commands))
+    return set().union(*map(_options_of, commands), *map(_options_below, commands))
 
 
 # Words that users type in the place of a command, by the command that they mean; a feature's are in the module of its
@@ -151,7 +154,7 @@ def failure_of(error: BaseException) -> CkptconvError | None:
         message = " ".join(error.format_message().replace("Value error, ", "").split())
         more = re.fullmatch(r"Got unexpected extra argument(?:\(s\)|s)? \((.*)\)", message)
         if more:
-            options = {name for parameter in error.ctx.command.params for name in parameter.opts} if error.ctx else ()
+            options = _options_of(error.ctx.command) if error.ctx else set()
             several = "Several inputs: ckptconv convert INPUT... --output-dir DIR. " if "--dry-run" in options else ""
             return UsageError(
                 f"Too many arguments: {more[1]}.", f"{several}Quote names with blanks in them. See {command} --help."

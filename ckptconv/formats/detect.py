@@ -261,8 +261,9 @@ def _choose(probe: Probe) -> _Found:
             _check_beginning(probe)
         meant = (guess.place or place).path
         # The strict spelling for this input may lead back to where the user comes from: safetensors2pt for a .pt file.
-        leads_back = model_files.SAFETENSORS in (chosen.FAMILY, family if chosen.FAMILY == TORCH else "")
-        command = "convert {} OUTPUT" if leads_back else guess.command
+        is_safetensors = chosen.FAMILY == model_files.SAFETENSORS
+        is_torch = chosen.FAMILY == TORCH and family == model_files.SAFETENSORS
+        command = "convert {} OUTPUT" if is_safetensors or is_torch else guess.command
         raise OtherFamilyError(f"{meant} is {guess.called}.", f"Use: ckptconv {command.format(shlex.quote(meant))}")
     return best
 
