@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from ckptconv.features.dcp.kind import CALLED, IDLE, NO_WEIGHTS, REFUSED, check
+from ckptconv.features.dcp.kind import KIND as DCP
+from ckptconv.features.dcp.kind import NO_WEIGHTS
 from ckptconv.options.table import Options
-from ckptconv.outputs.kinds import ACCELERATE, OutputKind
+from ckptconv.outputs.kinds import ACCELERATE
 from ckptconv.storage.paths import join
 
 
@@ -20,11 +21,9 @@ def divided(path: str, options: Options) -> dict[str, Options]:
     return directories
 
 
-KIND = OutputKind(
-    "dcp",
-    "dcp",
-    {
-        **REFUSED,
+KIND = DCP._replace(
+    refused={
+        **DCP.refused,
         "like": (
             "{} applies to one checkpoint of torch.distributed.checkpoint, but this output has two.",
             "Give --chunks N.",
@@ -34,11 +33,8 @@ KIND = OutputKind(
             ("{} cannot be used here: accelerate prescribes the keys of the states.", ""),
         ),
     },
-    IDLE,
     to="accelerate",
-    compared="ckptconv.features.dcp.comparing",
     plan="ckptconv.features.dcp.accelerate",
-    called=CALLED,
-    check=check,
     divided=divided,
+    like="",
 )

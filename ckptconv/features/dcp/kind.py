@@ -36,16 +36,14 @@ def check_of_ranks(options: Options) -> None:
         raise UsageError("--max-shard-size cannot be used here: each rank has one file.", "Give --chunks N.")
 
 
-REFUSED = {**OF_UNIVERSAL, **OF_WEIGHTS, **OF_MODELS, **OF_CODES}
-IDLE = {"copy_config": f"copies nothing: from_pretrained reads no {CALLED.removeprefix('a ')}"}
 # Checkpoints of torch.distributed.checkpoint have the names that torch gives them.
 _NAMES = rf"{FILE}|{re.escape(METADATA)}|{re.escape(MANIFEST)}"
 DIRECTORY = Directory(METADATA, lambda name: re.fullmatch(_NAMES, name) is not None, shards=(SUFFIX,))
 KIND = OutputKind(
     "dcp",
     "dcp",
-    REFUSED,
-    IDLE,
+    {**OF_UNIVERSAL, **OF_WEIGHTS, **OF_MODELS, **OF_CODES},
+    {"copy_config": f"copies nothing: from_pretrained reads no {CALLED.removeprefix('a ')}"},
     to="dcp",
     compared="ckptconv.features.dcp.comparing",
     plan="ckptconv.features.dcp.output",

@@ -5,27 +5,21 @@ from __future__ import annotations
 
 import re
 
-from ckptconv.features.dcp.kind import CALLED, IDLE, REFUSED, check_of_ranks
+from ckptconv.features.dcp.kind import KIND as DCP
+from ckptconv.features.dcp.kind import check_of_ranks
 from ckptconv.features.dcp.names import shard_name
-from ckptconv.outputs.kinds import OutputKind
 from ckptconv.outputs.targets import MANIFEST, Directory
 
 _NAMES = re.escape(shard_name(0)).replace("00000", r"\d{5}", 1) + f"|{re.escape(MANIFEST)}"
 # They have no index: the first comes last. Without it, readers see that the others are no checkpoint.
 DIRECTORY = Directory(shard_name(1), lambda name: re.fullmatch(_NAMES, name) is not None)
-KIND = OutputKind(
-    "dcp",
-    "dcp-hf",
-    REFUSED,
-    {
-        **IDLE,
+KIND = DCP._replace(
+    form="dcp-hf",
+    idle={
+        **DCP.idle,
         "tied": "has no effect on safetensors shards, where every name has its own bytes",
         **dict.fromkeys(("opaque", "structure"), "has no effect on safetensors shards, which hold only tensors"),
     },
     to="dcp-hf",
-    compared="ckptconv.features.dcp.comparing",
-    plan="ckptconv.features.dcp.output",
-    called=CALLED,
     check=check_of_ranks,
-    like="ckptconv.features.dcp.imitating",
 )
