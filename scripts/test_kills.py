@@ -10,11 +10,7 @@ or refuses it. The exit code is 1 if it refuses any, or if none was named.
 
 from __future__ import annotations
 
-import argparse
-import importlib
-import importlib.util
 import os
-import pkgutil
 import shutil
 import signal
 import statistics
@@ -24,6 +20,8 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+from libraries import emptied, parser_of, present
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
@@ -171,25 +169,14 @@ def killed(name: str, saver: Saver, place: Path, kills: int) -> Iterator[str]:
 
 def main() -> int:
     """Kill the savers that are asked for, all by default."""
-    import kills
-
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="modules in scripts/kills; all by default")
-    parser.add_argument("--directory", type=Path, default=ROOT / "build" / "kills")
+    parser = parser_of(__doc__, "kills")
     parser.add_argument("--kills", type=int, default=30)
     given = parser.parse_args()
     wrong = 0
-    for module in given.names or [each.name for each in pkgutil.iter_modules(kills.__path__)]:
-        savers = importlib.import_module(f"kills.{module}")
-        lacking = [package for package in savers.NEEDED if importlib.util.find_spec(package) is None]
-        if lacking:
-            print(f"{module}: left out, as {', '.join(lacking)} is not installed")
-            continue
+    for _, savers in present("kills", given.names):
         savers.prepare()
         for name, saver in savers.SAVERS.items():
-            place = given.directory.resolve() / name
-            shutil.rmtree(place, ignore_errors=True)
-            place.mkdir(parents=True)
+            place = emptied(given.directory.resolve() / name)
             for why in killed(name, saver, place, given.kills):
                 print(f"{name}: {why}", flush=True)
                 wrong += 1
