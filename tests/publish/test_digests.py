@@ -16,9 +16,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from cells import trained
 from checkpoints import ZERO, ckptconv_here, seven_shards
+from digested import mixed_model, sha256, written
 from stores import PLACES
 
 import ckptconv
@@ -40,17 +40,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tensors larger and smaller than what is read at a time, transposed, tied, empty, scalar."""
-    path = tmp_path_factory.mktemp("mixed") / "mixed.pt"
-    state = {f"small{n}": torch.full((n,), float(n)) for n in range(1, 40)}
-    state |= {"large": torch.randn(700, 1100), "transposed": torch.randn(900, 1500).t(), "tied": state["small9"]}
-    state |= {"empty": torch.empty(0, 4), "also empty": torch.empty(0), "scalar": torch.tensor(2.5)}
-    torch.save({**state, "epoch": 3}, path)
-    return path
-
-
-def sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+    return mixed_model(tmp_path_factory.mktemp("mixed") / "mixed.pt")
 
 
 def of_safetensors(data: bytes) -> dict[str, bytes]:
@@ -88,11 +78,6 @@ def assert_digested(manifest: bytes | str, files: dict[str, bytes]) -> None:
     for name, data in files.items():
         expected = {tensor: sha256(each) for tensor, each in tensors_in(name, data).items()}
         assert told["files"][name]["digests"] == {"file": sha256(data), "tensors": expected}
-
-
-def written(directory: Path) -> dict[str, bytes]:
-    names = (path for path in directory.iterdir() if path.is_file() and path.name != MANIFEST)
-    return {path.name: path.read_bytes() for path in names}
 
 
 # ------------------------------------------------------------------------------------------------- of every output

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 from pathlib import Path
 
 import pytest
 import torch
+from digested import mixed_model, sha256, written
 
 from ckptconv import DifferenceError, convert, verify
 from ckptconv.outputs.targets import MANIFEST
@@ -16,22 +16,7 @@ from ckptconv.outputs.targets import MANIFEST
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tensors larger and smaller than what is read at a time, transposed, tied, empty, scalar."""
-    path = tmp_path_factory.mktemp("mixed") / "mixed.pt"
-    state = {f"small{n}": torch.full((n,), float(n)) for n in range(1, 40)}
-    state |= {"large": torch.randn(700, 1100), "transposed": torch.randn(900, 1500).t(), "tied": state["small9"]}
-    state |= {"empty": torch.empty(0, 4), "also empty": torch.empty(0), "scalar": torch.tensor(2.5)}
-    torch.save({**state, "epoch": 3}, path)
-    return path
-
-
-def sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-def written(directory: Path) -> dict[str, bytes]:
-    names = (path for path in directory.iterdir() if path.is_file() and path.name != MANIFEST)
-    return {path.name: path.read_bytes() for path in names}
+    return mixed_model(tmp_path_factory.mktemp("mixed") / "mixed.pt")
 
 
 def test_a_checkpoint_of_torch_has_them(mixed: Path, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +13,8 @@ import pytest
 import torch
 from cells import trained
 from checkpoints import seven_shards
+from digested import sha256
+from features.provenance.attested import dependencies, mixed_model, statements
 
 from ckptconv import convert
 from ckptconv.errors import CorruptError, UsageError
@@ -31,15 +32,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tensors larger and smaller than what is read at a time, tied, empty."""
-    path = tmp_path_factory.mktemp("mixed") / "mixed.pt"
-    state = {f"small{n}": torch.full((n,), float(n)) for n in range(1, 40)}
-    torch.save({**state, "large": torch.randn(700, 1100), "tied": state["small9"], "empty": torch.empty(0)}, path)
-    return path
-
-
-def sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+    return mixed_model(tmp_path_factory.mktemp("mixed") / "mixed.pt")
 
 
 def test_what_contradicts_is_refused(mixed: Path, tmp_path: Path) -> None:
@@ -51,10 +44,6 @@ def test_what_contradicts_is_refused(mixed: Path, tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------ statements
-
-
-def statements(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_model_signing_is_told_all_files_of_the_directory(shards: Path, tmp_path: Path) -> None:
@@ -99,12 +88,6 @@ def test_the_provenance_says_of_what_and_how_it_was_made(mixed: Path, tmp_path: 
 
 
 # ----------------------------------------------------------------------------------------- the inputs in a statement
-
-
-def dependencies(path: Path) -> dict[str, str]:
-    """The sha256 of each input, by name, as the statement about the last output has it."""
-    definition = statements(path)[-1]["predicate"]["buildDefinition"]
-    return {each["name"]: each["digest"]["sha256"] for each in definition["resolvedDependencies"]}
 
 
 def digests_in(directory: Path, prefix: str = "") -> dict[str, str]:

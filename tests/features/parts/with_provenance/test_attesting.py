@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from checkpoints import ckptconv_here, seven_shards
+from digested import sha256
+from features.provenance.attested import dependencies, mixed_model
 
 from ckptconv import convert, finish
 from ckptconv.errors import CorruptError, FailedError, UsageError
@@ -25,25 +24,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tensors larger and smaller than what is read at a time, tied, empty."""
-    path = tmp_path_factory.mktemp("mixed") / "mixed.pt"
-    state = {f"small{n}": torch.full((n,), float(n)) for n in range(1, 40)}
-    torch.save({**state, "large": torch.randn(700, 1100), "tied": state["small9"], "empty": torch.empty(0)}, path)
-    return path
-
-
-def sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-def statements(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def dependencies(path: Path) -> dict[str, str]:
-    """The sha256 of each input, by name, as the statement about the last output has it."""
-    definition = statements(path)[-1]["predicate"]["buildDefinition"]
-    return {each["name"]: each["digest"]["sha256"] for each in definition["resolvedDependencies"]}
+    return mixed_model(tmp_path_factory.mktemp("mixed") / "mixed.pt")
 
 
 def test_parts_without_digests_are_not_attested(shards: Path, tmp_path: Path) -> None:
