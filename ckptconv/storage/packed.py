@@ -71,8 +71,8 @@ class SpoolingReaders(Readers):
     def unpacked(self) -> int:
         if self._contents is None:
             return 0
-        found, self._contents.nbytes = self._contents.nbytes, 0
-        return found
+        nbytes, self._contents.nbytes = self._contents.nbytes, 0
+        return nbytes
 
     def __enter__(self) -> SpoolingReaders:
         return self

@@ -184,7 +184,7 @@ def _targets(path: str, options: Options, explicit: Collection[str]) -> list[Che
     stores = dict(options.storage_options)
     inner = {name: [join(path, folder) for folder in kind.folders] for name, kind in DIVIDED.items()}
     stated = {
-        name: [each for each in folders if Location(join(each, MANIFEST), stores).kind == "file"]
+        name: [subfolder for subfolder in folders if Location(join(subfolder, MANIFEST), stores).kind == "file"]
         for name, folders in inner.items()
         if options.to in ("", DIVIDED[name].to)
     }

@@ -166,10 +166,11 @@ def _frozen_pieces(model: ModelFile, world: int, read_model: ReadModel) -> dict[
     frozen: dict[str, LazyTensor] = {}
     for piece in slices:
         fragments = []
-        for each in models:
-            fragment = each.fragments.get(piece.name)
+        for rank_model in models:
+            fragment = rank_model.fragments.get(piece.name)
             if fragment is None or fragment.numel != piece.piece or len(fragment.shape) != 1:
-                raise misfit(each.file, f"the part of the frozen parameter {piece.name!r}", fragment, piece.piece)
+                missing = f"the part of the frozen parameter {piece.name!r}"
+                raise misfit(rank_model.file, missing, fragment, piece.piece)
             fragments.append(fragment)
         frozen.update(zero_layout.cut_pieces([piece._replace(offset=0)], fragments))
     return frozen
@@ -237,10 +238,10 @@ def _add_experts(weights: Weights, model: ModelFile, saved: Mapping[str, LazyTen
     for layer in model.fused:
         for name in (f"{layer.prefix}.{w}" for w in FUSED):
             whole = weights.trainable.get(name) or parameters.get(name)
-            found = whole.shape[0] if whole is not None and whole.shape else 0
-            if found != sum(map(len, layer.experts)):
+            count = whole.shape[0] if whole is not None and whole.shape else 0
+            if count != sum(map(len, layer.experts)):
                 raise CorruptError(
-                    f"{weights.where}: {name!r} holds {sum(map(len, layer.experts))} experts, but only {found} are "
+                    f"{weights.where}: {name!r} holds {sum(map(len, layer.experts))} experts, but only {count} are "
                     "present.",
                     "Copy the expert files (layer_*_expert_*_model_states.pt) next to the others.",
                 )

@@ -164,7 +164,7 @@ def experts_of(model: ModelFile, optims: Sequence[OptimFile], shapes: Sequence[M
     local = [name for group, named in enumerate(shapes) if optims[0].count(group) not in (0, world) for name in named]
     numbers = zero_layout.expert_numbers([*local, *(model.frozen or {})])
     return Experts(
-        {layer: max(found) + 1 for layer, found in numbers.items()},
+        {layer: max(layer_numbers) + 1 for layer, layer_numbers in numbers.items()},
         {f"{layer.prefix}.{name}": layer.experts for layer in model.fused for name in FUSED},
         optims[0].data_first,
     )
@@ -243,9 +243,9 @@ def _check_fragments(
 
 def _fragments_in(slices: Sequence[Slice], start: int, size: int) -> dict[str, tuple[int, int]]:
     """Return the place and number of the elements that each parameter has in `size` elements from `start`."""
-    found = {}
+    fragments = {}
     for name, shape, offset, _ in slices:
         low, high = max(offset - start, 0), min(offset - start + math.prod(shape), size)
         if low < high:
-            found[name] = (low, high - low)
-    return found
+            fragments[name] = (low, high - low)
+    return fragments

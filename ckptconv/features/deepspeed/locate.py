@@ -123,8 +123,8 @@ def locate(place: Location, tag: str) -> TagDirectory:
             raise UsageError(
                 f"{place} is a file, but not one that DeepSpeed writes.", "Give the directory that contains `latest`."
             )
-        found = _locate_in(place.parent, tag)
-        return found._replace(reason=found.reason or f"the directory of {place.name}")
+        directory = _locate_in(place.parent, tag)
+        return directory._replace(reason=directory.reason or f"the directory of {place.name}")
     return _locate_in(place, tag)
 
 
@@ -169,8 +169,8 @@ def _locate_below(place: Location, tag: str) -> TagDirectory:
     """Look in a run's directory for its only checkpoint, or the only one that has the tag."""
     below = checkpoints_in(place, tag)
     if len(below) == 1:
-        found = _locate_in(place.child(below[0]), tag)
-        return found._replace(reason=f"{found.reason}, in the only checkpoint in {place}")
+        directory = _locate_in(place.child(below[0]), tag)
+        return directory._replace(reason=f"{directory.reason}, in the only checkpoint in {place}")
     with_tag = f" with the tag {tag!r}" if tag else ""
     if below:
         raise UsageError(
@@ -187,7 +187,7 @@ def _locate_below(place: Location, tag: str) -> TagDirectory:
 def checkpoints_in(place: Location, tag: str = "") -> list[str]:
     """Return the directories in a run's directory that hold `latest`, or the tag `tag`."""
     inner = {name: place.child(name) for name, entry in place.names.items() if entry.kind == "directory"}
-    return [name for name, each in inner.items() if (tag in tags_in(each) if tag else LATEST in each.names)]
+    return [name for name, inside in inner.items() if (tag in tags_in(inside) if tag else LATEST in inside.names)]
 
 
 def _check_tag(tag: str) -> None:
@@ -233,7 +233,7 @@ def described(kind: str, rank: tuple[int, ...]) -> str:
 
 def files_of(directory: Location, without: Collection[str] = ()) -> TagFiles:
     """Return a tag's files by kind, `without` those names. Raise CorruptError if two files claim the same rank."""
-    found: dict[str, dict[tuple[int, ...], File]] = {kind: {} for kind in _KINDS}
+    files_by_kind: dict[str, dict[tuple[int, ...], File]] = {kind: {} for kind in _KINDS}
     others = []
     for name, entry in directory.names.items():
         what = identity(name) if name not in without else None
@@ -241,13 +241,13 @@ def files_of(directory: Location, without: Collection[str] = ()) -> TagFiles:
             others.append(name)
             continue
         kind, rank = what
-        if rank in found[kind]:
-            other = found[kind][rank]
+        if rank in files_by_kind[kind]:
+            other = files_by_kind[kind][rank]
             raise CorruptError(
                 f"{directory}: {basename(other.path)} ({format_size(other.size)}) and {name} "
                 f"({format_size(entry.file.size)}) are both {described(kind, rank)}.",
                 "Remove the file that belongs to another save.",
             )
-        found[kind][rank] = entry.file
-    kinds: dict[str, Any] = {_FIELDS[kind]: files for kind, files in found.items()}
+        files_by_kind[kind][rank] = entry.file
+    kinds: dict[str, Any] = {_FIELDS[kind]: files for kind, files in files_by_kind.items()}
     return TagFiles(directory.path, **kinds, others=tuple(others))

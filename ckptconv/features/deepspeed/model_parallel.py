@@ -93,12 +93,12 @@ def unite_stages(
 
 def _tied_modules(trainable: Mapping[str, LazyTensor]) -> dict[str, dict[str, LazyTensor]]:
     """Return the modules that several layers share: by key, their parameters by names relative to the module."""
-    found: dict[str, dict[str, LazyTensor]] = {}
+    modules: dict[str, dict[str, LazyTensor]] = {}
     for name, tensor in trainable.items():
         if name.startswith(TIED):
             key, _, inner = name[len(TIED) :].partition(".")
-            found.setdefault(key, {})[inner] = tensor
-    return found
+            modules.setdefault(key, {})[inner] = tensor
+    return modules
 
 
 def _is_tied(
@@ -163,18 +163,18 @@ class Table(Generic[_T]):
 def _learn(tables: Sequence[Table[Any]], names: Sequence[str], where: str) -> None:
     """Match the patterns of all tables with these names. Raise CorruptError for one that is none, UnsupportedError if
     that takes too long."""
-    asked = [table for table in tables if table.patterns]
+    used = [table for table in tables if table.patterns]
     try:
-        found = first_matches([table.patterns for table in asked], names) if asked else []
+        matches = first_matches([table.patterns for table in used], names) if used else []
     except ExpressionError as error:
-        wrong = brief(asked[error.at].patterns[error.number], 80)
+        wrong = brief(used[error.at].patterns[error.number], 80)
         raise CorruptError(f"{where}: {wrong} in universal_checkpoint_info is not a valid pattern: {error}.") from None
     except LimitsError:
         raise _unjoined(
             f"{where}: patterns in universal_checkpoint_info cannot be used: they take too long to match with so many "
             "names."
         ) from None
-    for table, first in zip(asked, found, strict=True):
+    for table, first in zip(used, matches, strict=True):
         table.learn(names, first)
 
 
@@ -260,7 +260,7 @@ def read_patterns(info: Mapping[str, Any], names: Sequence[str], where: str) -> 
     maps = _dict(info, "affine_map", where)
     if maps and maps.get("version", 1) != 1:
         raise _unjoined(f"{where}: its affine_map has an unknown version.")
-    found = Patterns(
+    patterns = Patterns(
         **tables,
         sub_parameters=Table(entry for part in parts for entry in _sub_parameters(part, widths, where)),
         maps=Table(_dict(maps, "params", where).items()),
@@ -269,8 +269,8 @@ def read_patterns(info: Mapping[str, Any], names: Sequence[str], where: str) -> 
         ),
         vocabulary_size=size,
     )
-    _learn([table for table in vars(found).values() if isinstance(table, Table)], names, where)
-    return found
+    _learn([table for table in vars(patterns).values() if isinstance(table, Table)], names, where)
+    return patterns
 
 
 def _dict(info: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:
@@ -289,7 +289,7 @@ def _sub_parameters(part: Any, widths: Mapping[str, Any], where: str) -> Iterato
         whole = tuple(sum(size) if isinstance(size, (tuple, list)) else int(size) for size in shape)
         for pattern in part["patterns"]:
             held = widths.get(pattern)
-            held = None if held is None else tuple(tuple(map(int, each)) for each in held)
+            held = None if held is None else tuple(tuple(map(int, by_rank)) for by_rank in held)
             yield str(pattern), SubParameters(whole, int(dim), sizes, held)
     except (TypeError, KeyError, IndexError, ValueError) as error:
         raise CorruptError(
@@ -478,9 +478,9 @@ def _join_sub_parameters(slices: Sequence[LazyTensor], sub: SubParameters) -> La
         if uneven:
             raise ValueError(f"a sub-parameter of {brief(uneven[0])} cannot have been cut for {ranks} ranks")
         widths = tuple((size // ranks,) * ranks for size in sizes)
-    if len(widths) != len(sizes) or any(len(each) != ranks or min(each) < 0 for each in widths):
+    if len(widths) != len(sizes) or any(len(by_rank) != ranks or min(by_rank) < 0 for by_rank in widths):
         raise ValueError("sub_param_shard_widths does not give the width of each sub-parameter on each rank")
-    if any(sum(each) != size for each, size in zip(widths, sizes, strict=True)):
+    if any(sum(by_rank) != size for by_rank, size in zip(widths, sizes, strict=True)):
         raise ValueError("sub_param_shard_widths does not add up to the sub-parameters")
     shape = list(sub.shape)
     shape[dim] = sum(sizes)
@@ -492,7 +492,7 @@ def _join_sub_parameters(slices: Sequence[LazyTensor], sub: SubParameters) -> La
     for index in open_dims:
         shape[index] = total // known
     shaped = [
-        _viewed(part, (*shape[:dim], sum(each[rank] for each in widths), *shape[dim + 1 :]))
+        _viewed(part, (*shape[:dim], sum(by_rank[rank] for by_rank in widths), *shape[dim + 1 :]))
         for rank, part in enumerate(slices)
     ]
     return _interleave(shaped, dim, widths)
@@ -504,14 +504,14 @@ def _interleave(slices: Sequence[LazyTensor], dim: int, widths: Sequence[Sequenc
     `widths` are the parts' sizes along `dim`, by parameter and rank. Raises ValueError if they do not fit the slices.
     """
     for rank, part in enumerate(slices):
-        if sum(each[rank] for each in widths) != part.shape[dim]:
-            raise ValueError(f"parts of {[each[rank] for each in widths]} do not make up {part.shape[dim]}")
+        if sum(by_rank[rank] for by_rank in widths) != part.shape[dim]:
+            raise ValueError(f"parts of {[by_rank[rank] for by_rank in widths]} do not make up {part.shape[dim]}")
     starts = [0] * len(slices)
     parts: list[LazyTensor] = []
-    for each in widths:
+    for by_rank in widths:
         for rank, part in enumerate(slices):
-            parts.append(Narrow(part, dim, starts[rank], each[rank]))
-            starts[rank] += each[rank]
+            parts.append(Narrow(part, dim, starts[rank], by_rank[rank]))
+            starts[rank] += by_rank[rank]
     return Concat(tuple(parts), dim)
 
 
@@ -531,7 +531,7 @@ def read_map(described: Any, ranks: int) -> PieceMap:
         ]
         blocks = [block for block in blocks if math.prod(block[1])]
         cut = {dim for _, size, *_ in blocks for dim in range(len(shape)) if size[dim] != shape[dim]}
-        cut |= {dim for each in slices for dim in range(len(shape)) if each[dim] != shape[dim]}
+        cut |= {dim for extents in slices for dim in range(len(shape)) if extents[dim] != shape[dim]}
         if len(cut) > 1 or any(scale != 1.0 for *_, scale in blocks):
             raise _unjoined(
                 "A parameter of shape "

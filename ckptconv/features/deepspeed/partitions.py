@@ -69,13 +69,13 @@ def whole_in(slices: Sequence[Slice], start: int, size: int) -> list[Slice]:
 
     Their `offset` is their place in a vector of these parameters alone, each of them whole.
     """
-    found, at = [], 0
+    overlapping, at = [], 0
     for piece in slices:
         numel = math.prod(piece.shape)
         if numel and piece.offset < start + size and piece.offset + numel > start:
-            found.append(piece._replace(offset=at))
+            overlapping.append(piece._replace(offset=at))
             at += numel
-    return found
+    return overlapping
 
 
 def cut_pieces(slices: Sequence[Slice], partitions: Sequence[LazyTensor]) -> Iterator[tuple[str, LazyTensor]]:
@@ -145,10 +145,10 @@ def expert_of(name: str) -> Expert | None:
 
 def expert_numbers(names: Iterable[str]) -> dict[str, set[int]]:
     """Return the numbers of the experts that occur in `names`, by layer."""
-    found: dict[str, set[int]] = {}
+    numbers: dict[str, set[int]] = {}
     for expert in filter(None, map(expert_of, names)):
-        found.setdefault(expert.layer, set()).add(expert.number)
-    return found
+        numbers.setdefault(expert.layer, set()).add(expert.number)
+    return numbers
 
 
 def global_names(names: Iterable[str], ep_rank: int, local: Mapping[str, int]) -> dict[str, str]:

@@ -72,13 +72,13 @@ class _Opened:
 
     def layers(self, tensor_rank: int, grid: _Grid) -> dict[int, dict[str, LazyTensor]]:
         """Return what the layer files of one tensor-parallel rank hold, by layer."""
-        found = {}
+        by_layer = {}
         for (layer, rank), file in self.files.layers.items():
             if rank == tensor_rank or grid.tensor == 1:
                 if file not in self.layer_files:
                     self.layer_files[file] = self.reading.tensors(file)
-                found[layer] = self.layer_files[file]
-        return found
+                by_layer[layer] = self.layer_files[file]
+        return by_layer
 
     def model(self, file: File) -> ModelFile:
         if file not in self.models:
@@ -239,7 +239,7 @@ def _read_rank(opened: _Opened, grid: _Grid, mp: int) -> _Part:
     if not partitions:
         states = [opened.reading.read(file).value for (_, rank), file in files.expert_optims.items() if rank == mp]
         # With experts, the optimizer states are in files of their own; these are empty if ZeRO holds the states.
-        elsewhere = any(isinstance(each, dict) and each.get("optimizer", each) is None for each in states)
+        elsewhere = any(isinstance(state, dict) and state.get("optimizer", state) is None for state in states)
         if not is_whole(model) or elsewhere:
             raise CorruptError(
                 f"{files.directory} lacks the *_optim_states.pt files of model-parallel rank {mp}, which hold the "

@@ -47,7 +47,7 @@ class Fields:
             return default
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
             kinds = kind if isinstance(kind, tuple) else (kind,)
-            expected = " or ".join(each.__name__ for each in kinds)
+            expected = " or ".join(one_kind.__name__ for one_kind in kinds)
             raise CorruptError(f"{self.where}: {self._name(key)} is {_kind(value)}, but {expected} was expected.")
         return value
 
@@ -100,8 +100,8 @@ def _kind(value: Any) -> str:
 
 def misfit(file: File, what: str, value: Any, numel: int) -> CorruptError:
     """Return the error for `what` of `file`, which is `value` and should be a tensor of `numel` elements."""
-    found = f"has the shape {list(value.shape)}" if isinstance(value, LazyTensor) else "is missing"
-    return CorruptError(f"{file.path}: {what} {found}, where {numel} elements were expected.")
+    actual = f"has the shape {list(value.shape)}" if isinstance(value, LazyTensor) else "is missing"
+    return CorruptError(f"{file.path}: {what} {actual}, where {numel} elements were expected.")
 
 
 class FusedExperts(NamedTuple):
@@ -365,7 +365,7 @@ def _if(kind: type[_T], value: Any, default: _T) -> _T:
 
 def _fused_experts(fields: Fields) -> tuple[list[FusedExperts], bool]:
     """Return the layers of fused experts, and whether other numbers of ranks share these than the other parameters."""
-    found = []
+    fused = []
     layers = fields.get("ds_autoep_layers", list) or fields.get("autoep_layers", list, [])
     for layer in layers:
         inner = Fields(layer, fields.where, "ds_autoep_layers")
@@ -386,8 +386,8 @@ def _fused_experts(fields: Fields) -> tuple[list[FusedExperts], bool]:
                 f"{fields.where}: ds_autoep_layers says of {brief(prefix)} that {brief(total)} experts are spread over "
                 f"{brief(ranks)} ranks, {brief(local)} on each, and names {len(numbers)} of them."
             )
-        found.append(FusedExperts(prefix, experts))
-    return found, any(layer.get("checkpoint_format") == "zero3_partitioned" for layer in layers)
+        fused.append(FusedExperts(prefix, experts))
+    return fused, any(layer.get("checkpoint_format") == "zero3_partitioned" for layer in layers)
 
 
 def _list(fields: Fields, key: str) -> list[Any]:
@@ -411,13 +411,13 @@ def _partition_counts(fields: Fields) -> list[int]:
 
 def _fragments(group: Any) -> dict[str, tuple[int, int]]:
     """Return {name: (start, elements)} from deepspeed.utils.tensor_fragment.fragment_address; {} if it is not that."""
-    found = {}
+    fragments = {}
     for name, address in group.items() if isinstance(group, dict) else ():
         state = address.state[0] if isinstance(address, Opaque) and address.state else None
         if not isinstance(state, dict) or type(state.get("start")) is not int or type(state.get("numel")) is not int:
             return {}
-        found[name] = (state["start"], state["numel"])
-    return found
+        fragments[name] = (state["start"], state["numel"])
+    return fragments
 
 
 def _optimizer_states(fields: Fields, flat: bool, groups: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

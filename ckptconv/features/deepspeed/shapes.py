@@ -50,7 +50,7 @@ def find_shapes(
             ]
         ranges = zero_layout.split_list(sizes, held)
         if ranges is not None:
-            return [dict(named[each.start : each.stop]) for each in ranges]
+            return [dict(named[positions.start : positions.stop]) for positions in ranges]
         elements = ", ".join(str(size) for size, _ in held[:8])
         raise CorruptError(
             f"{first.file.path} lists {len(named)} parameters of {brief(sum(sizes))} elements without their groups, so "
@@ -122,10 +122,10 @@ def _mapped_shapes(
     for name, size in sizes.items():
         tensor = known.get(name)
         if tensor is None or tensor.numel != size:
-            found = "is nowhere" if tensor is None else f"has the shape {list(tensor.shape)}"
+            actual = "is nowhere" if tensor is None else f"has the shape {list(tensor.shape)}"
             raise CorruptError(
                 f"{optims[0].file.path} and the files of the other ranks hold {size} elements of {name!r}, "
-                f"which {found} in the model, layer and expert files."
+                f"which {actual} in the model, layer and expert files."
             )
         shapes[name] = tensor.shape
     return shapes
@@ -145,18 +145,19 @@ def _unmapped_experts(
     if len(ranks) == world or not mapped or sum(mapped.values()) >= held:
         return {}
     experts = {name: expert for name in known if (expert := zero_layout.expert_of(name))}
-    counts = {layer: len(found) for layer, found in zero_layout.expert_numbers(experts).items()}
+    counts = {layer: len(unmapped) for layer, unmapped in zero_layout.expert_numbers(experts).items()}
     layers = {layer: number for number, layer in enumerate(counts)}
     # Names of experts of the first expert-parallel rank.
     local = [name for name, expert in experts.items() if expert.number * (world // len(ranks)) < counts[expert.layer]]
     local.sort(key=lambda name: (layers[experts[name].layer], experts[name].number))
     first = next(iter(mapped))
-    found: dict[str, int] = {}
+    unmapped: dict[str, int] = {}
     for name in local[local.index(first) :] if first in local else ():
         held -= known[name].numel
         if held < 0:
             break
-        found[name] = known[name].numel
+        unmapped[name] = known[name].numel
     *complete_ones, last = mapped
-    agrees = list(found)[: len(mapped)] == list(mapped) and all(mapped[name] == found[name] for name in complete_ones)
-    return found if agrees and mapped[last] <= found[last] else {}
+    same_order = list(unmapped)[: len(mapped)] == list(mapped)
+    agrees = same_order and all(mapped[name] == unmapped[name] for name in complete_ones)
+    return unmapped if agrees and mapped[last] <= unmapped[last] else {}

@@ -95,11 +95,11 @@ def _is_whole(number: int, key: Any, group: Group, optims: Sequence[OptimFile], 
             value, masters = held[rank], optims[rank].masters[number].numel
             size = value.numel if isinstance(value, LazyTensor) else 0
             whole = sum(math.prod(piece.shape) for piece in cut.whole(index))
-            told = f"{optims[rank].file.path} has {size} elements of it"
+            held_text = f"{optims[rank].file.path} has {size} elements of it"
             if size not in (masters, *cut.sizes):
-                not_cut = f"{told}, and {masters} of the weights"
+                not_cut = f"{held_text}, and {masters} of the weights"
             if size != whole:
-                not_whole = f"{told}, and its parameters take {whole}"
+                not_whole = f"{held_text}, and its parameters take {whole}"
     if not_cut and not_whole:
         raise CorruptError(
             f"Muon's state {key!r} of group {number} is neither cut as the weights are ({not_cut}), nor stored for "
@@ -125,7 +125,7 @@ def _whole_parameters(
 
     Each rank that has a part of a parameter has the whole state of it: these must be equal.
     """
-    found: dict[str, LazyTensor] = {}
+    states: dict[str, LazyTensor] = {}
     for index, rank in enumerate(cut.ranks):
         slices = cut.whole(index)
         needed = sum(math.prod(piece.shape) for piece in slices)
@@ -133,13 +133,13 @@ def _whole_parameters(
             continue
         value = _partition(optims[rank], number, key, held[rank], (), needed)
         for name, tensor in zero_layout.cut_flat(slices, [value]):
-            if name in found:
-                weights.equal_states.append((f"{cut.names[name]}.{key}", found[name], tensor))
+            if name in states:
+                weights.equal_states.append((f"{cut.names[name]}.{key}", states[name], tensor))
             else:
-                found[name] = tensor
+                states[name] = tensor
     for piece in cut.slices:
-        if piece.name in found:
-            yield cut.names[piece.name], found[piece.name]
+        if piece.name in states:
+            yield cut.names[piece.name], states[piece.name]
 
 
 def _partition(
@@ -188,17 +188,17 @@ def read_whole_states(weights: Weights, model: ModelFile) -> None:
     from ckptconv.formats.numbers.order_files import model_of
     from ckptconv.formats.numbers.states import by_parameter, numbers_of, renamed
 
-    told = by_parameter([("", inner)], weights.trainable, model.file.path)
-    if told is None:
+    states = by_parameter([("", inner)], weights.trainable, model.file.path)
+    if states is None:
         return
     reasons: list[str] = []
-    names = attempted(numbers_of(told), model_of(weights.trainable, [], model.values.get("module")), reasons)
+    names = attempted(numbers_of(states), model_of(weights.trainable, [], model.values.get("module")), reasons)
     if names is None:
         weights.warnings.append(
-            f"{model.file.path}: the {len(told['state'])} optimizer states are numbered, and their names are not "
+            f"{model.file.path}: the {len(states['state'])} optimizer states are numbered, and their names are not "
             f"known{': ' if reasons else '.'}{'; '.join(reasons)}"
         )
         return
-    named = renamed(told, names.names)
+    named = renamed(states, names.names)
     weights.states = {name: own(state) for name, state in named["state"].items()}
     weights.groups.extend(named["param_groups"])

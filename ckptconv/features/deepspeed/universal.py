@@ -60,17 +60,17 @@ def is_universal(names: Mapping[str, Entry]) -> bool:
 
 def read(place: Location, wanted: Wanted) -> Source | None:
     """Open the universal checkpoint that `place` names; return None if it names none."""
-    found = _locate(place, wanted.tag)
-    if found is None:
+    tagged = _locate(place, wanted.tag)
+    if tagged is None:
         return None
-    directory, is_named = found.path, found is not place and not wanted.tag
+    directory, is_named = tagged.path, tagged is not place and not wanted.tag
     # One that any stage can load has a model file under each stage's name: they are the same.
-    files = zero_files.files_of(found, [name for name in found.names if _as_below_3(name) in found.names])
-    reading = Reading(found)
+    files = zero_files.files_of(tagged, [name for name in tagged.names if _as_below_3(name) in tagged.names])
+    reading = Reading(tagged)
     first = min(mp for _, mp in files.model)
     own = {dp: file for (dp, mp), file in files.model.items() if mp == first}
     model = reading.model(own[min(own)])
-    zero = found.join(ZERO)
+    zero = tagged.join(ZERO)
     names = zero.names
     common = Fields(reading.read(names[COMMON].file).value, names[COMMON].file.path) if COMMON in names else None
     weights = Weights(directory, _stage(own), max(own) + 1)

@@ -42,8 +42,8 @@ _DIMENSION = "saved_by_ckptconv"
 def plan(source: Source, target: Target, options: Options) -> Output:
     """Plan a step: the weights, and with `optimizer` the states next to them."""
     source = with_states(source, options)
-    found = contents(source, options)
-    return output_with(source, target, options, found, file_plans(found, options))
+    parts = contents(source, options)
+    return output_with(source, target, options, parts, file_plans(parts, options))
 
 
 def file_plans(contents: DcpContents, options: Options) -> list[FilePlan]:

@@ -31,9 +31,9 @@ def pairs(
 ) -> Iterator[ExpectedPair]:
     """Compare a universal checkpoint: a file for each parameter's weights and each of its states, the common states,
     and copies of the model files."""
-    made = resumable(source, asked, rename_of(asked))
-    trees = {name: tree for name, tree, _ in planned.trees(made.training, made.weights, made.states)}
-    copies = {basename(file.path): file for file in made.training.copies}
+    checkpoint = resumable(source, asked, rename_of(asked))
+    trees = {name: tree for name, tree, _ in planned.trees(checkpoint.training, checkpoint.weights, checkpoint.states)}
+    copies = {basename(file.path): file for file in checkpoint.training.copies}
     names = [*trees, *copies, LATEST_UNIVERSAL]
     pointer = pointer_of(target.path)
     at = target.at or {name: join(target.path, name) for name in names} | {LATEST_UNIVERSAL: pointer}

@@ -13,8 +13,8 @@ from ckptconv.outputs.targets import Target
 
 def plan(source: Source, target: Target, options: Options) -> Output:
     """Plan the weights, and the optimizer's states where there are any."""
-    found = resumable(source, options)
-    files = (*trees.file_plans(found.training, found.weights, found.states), trees.latest(target.path))
+    checkpoint = resumable(source, options)
+    files = (*trees.file_plans(checkpoint.training, checkpoint.weights, checkpoint.states), trees.latest(target.path))
     source = source._replace(inputs=source.inputs_of_all)
-    notices = Notices(idle=found.idle, notes=found.notes, warnings=found.warnings)
+    notices = Notices(idle=checkpoint.idle, notes=checkpoint.notes, warnings=checkpoint.warnings)
     return output_of("universal", [source], target, options, files, {}, notices)

@@ -75,8 +75,8 @@ def resumable(source: Source, options: Options, rename: Rename = selection.renam
     reason = "has no effect on a universal checkpoint, which holds all values unchanged"
     stage = source.training.stage
     training, warnings = _for_all_groups(source.training) if stage == 3 else (source.training, ())
-    told = ("ZeRO-3", "--zero-stage 1 writes one for ZeRO-1 and 2") if stage == 3 else ("ZeRO-1 and 2", _FOR_3)
-    notes = (f"The universal checkpoint is for {told[0]}, like INPUT: {told[1]}.",) if stage else ()
+    stages = ("ZeRO-3", "--zero-stage 1 writes one for ZeRO-1 and 2") if stage == 3 else ("ZeRO-1 and 2", _FOR_3)
+    notes = (f"The universal checkpoint is for {stages[0]}, like INPUT: {stages[1]}.",) if stage else ()
     warnings = (*warnings, *_of_experts(training))
     return Resumable(training, source.weights, states, dict.fromkeys(given, reason), notes, warnings)
 
@@ -120,7 +120,7 @@ def _for_all_groups(training: Training) -> tuple[Training, tuple[str, ...]]:
 
 def _given(options: Options, without: set[str] | frozenset[str]) -> list[str]:
     """Return the flags of the options about tensors, except `without`, that were given."""
-    others = [each for each in TENSORS if each.name not in without]
+    others = [other for other in TENSORS if other.name not in without]
     return [option.flags[0] for option in others if getattr(options, option.name) != option.default]
 
 
@@ -172,8 +172,8 @@ def _derived(source: Source, options: Options, rename: Rename) -> Resumable:
         warnings.append(f"{unfit} This universal checkpoint is only for ZeRO-1 and 2.")
     warnings.extend(_of_muon(states) if stage != 3 else ())
     if stage in (None, 3) and not unfit:
-        training, told = _for_all_groups(training)
-        warnings.extend(told)
+        training, of_groups = _for_all_groups(training)
+        warnings.extend(of_groups)
     warnings.extend(_of_experts(training))
     reason = "has no effect on a universal checkpoint, which holds each fp32 master weight once"
     idle = {**dict.fromkeys(_given(options, _SELECTING | _OF_PARTS), reason), **chosen.idle(options)}
@@ -203,15 +203,15 @@ def _groups(
     groups: Sequence[Mapping[str, Any]], named: Mapping[str, str], masters: Mapping[str, LazyTensor]
 ) -> list[dict[str, Any]]:
     """Return the groups with the parameters of `masters` that they have, each parameter once, and hyperparameters."""
-    found, seen = [], set()
+    named_groups, seen = [], set()
     for group in groups:
         own = dict.fromkeys(named[name] for name in group["params"] if named.get(name) in masters)
         names = [name for name in own if name not in seen]
         seen.update(names)
         if names:
             hyper = {key: value for key, value in group.items() if key not in _NO_HYPERPARAMETERS}
-            found.append({**hyper, "params": names})
-    return found
+            named_groups.append({**hyper, "params": names})
+    return named_groups
 
 
 def _fresh(master: LazyTensor) -> dict[str, Any]:
@@ -235,10 +235,11 @@ def _of_muon(states: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
     kinds = {frozenset(key for key in own if key != _STEP) for own in states.values()}
     if len(kinds) < 2:
         return ()
-    told = " and ".join(sorted(some(sorted(kind), form=str) for kind in kinds))
+    kind_texts = " and ".join(sorted(some(sorted(kind), form=str) for kind in kinds))
     warning = (
-        f"The groups of parameters have states of several optimizers: {told}. DeepSpeed's ZeRO-1 and 2 load these, but "
-        "fail in the first step with Muon on several ranks. torch.distributed.checkpoint accepts them (--to dcp)."
+        f"The groups of parameters have states of several optimizers: {kind_texts}. DeepSpeed's ZeRO-1 and 2 load "
+        "these, but fail in the first step with Muon on several ranks. torch.distributed.checkpoint accepts them "
+        "(--to dcp)."
     )
     return (warning,)
 
