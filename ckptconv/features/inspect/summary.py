@@ -69,7 +69,7 @@ class PlannedFile:
 
 @dataclass(slots=True)
 class Forecast:
-    """What a conversion would write. Sizes are in bytes."""
+    """The output that a conversion would write. Sizes are in bytes."""
 
     dtype: str
     """The dtype of --as, or the default."""
@@ -95,7 +95,7 @@ class Forecast:
 
 @dataclass
 class Summary(Shown):
-    """What is inside a checkpoint. Sizes are in bytes."""
+    """The contents of a checkpoint. Sizes are in bytes."""
 
     input: str
     """The path, as it was given."""
