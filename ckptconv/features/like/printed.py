@@ -1,4 +1,4 @@
-"""The output of a command with --json when an input is not like its reference, for its schema (`scripts/schemas.py`)."""
+"""The output of a command with --json for an input unlike its reference, for its schema (`scripts/schemas.py`)."""
 
 from __future__ import annotations
 
