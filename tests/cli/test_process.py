@@ -289,7 +289,7 @@ def test_a_directory_imports_its_format_and_a_cast_numpy_and_not_torch(
     assert not {"ckptconv.features.dcp.read", "torch"} & of_cast
 
 
-OTHERS = "formats.joining. tensors.kernels tensors.computing"
+OTHERS = "features.joining. tensors.kernels tensors.computing"
 # What takes an opened checkpoint longer to import than to read its header, and what only pickles need.
 SLOW = {"dataclasses", "inspect", "signal", "queue", "hashlib", "difflib", "tempfile", "subprocess", "random", "numpy"}
 OF_PICKLES = {"ckptconv.pickles.machine", "ckptconv.pickles.attacks", "ckptconv.pickles.vocabulary"}

@@ -21,10 +21,10 @@ from ckptconv.errors import CorruptError, UnsupportedError, damaged
 from ckptconv.features.dcp.archive_templates import ArchivePatterns
 from ckptconv.features.dcp.metadata import Chunk, Description, EntryPlace, SavedTensor, Shape
 from ckptconv.features.dcp.names import SHARDING
+from ckptconv.features.joining.chunks import ChunkTile
+from ckptconv.features.joining.chunks import join as join_tiles
+from ckptconv.features.joining.names import MAX_VALUE, named, named_in
 from ckptconv.formats import model_files
-from ckptconv.formats.chunks import ChunkTile
-from ckptconv.formats.chunks import join as join_tiles
-from ckptconv.formats.joining.names import MAX_VALUE, named, named_in
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.zip import read_zip
 from ckptconv.storage import LOCAL_SIGNATURE as ZIP

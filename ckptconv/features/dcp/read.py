@@ -22,9 +22,9 @@ from ckptconv.features.dcp.entries import Entries, offsets_of, records_of
 from ckptconv.features.dcp.locate import BEGINNING, FAMILY, is_metadata, located
 from ckptconv.features.dcp.metadata import Chunk, Description, EntryPlace, SavedTensor, read_description
 from ckptconv.features.dcp.names import INTEGRITY, METADATA, RANK, SHARD, SUFFIX
+from ckptconv.features.joining import names as dcp_names
+from ckptconv.features.joining.names import MAX_VALUE, Path, named
 from ckptconv.formats import model_files
-from ckptconv.formats.joining import names as dcp_names
-from ckptconv.formats.joining.names import MAX_VALUE, Path, named
 from ckptconv.formats.runs import Located
 from ckptconv.formats.source import (
     MODEL_KEYS,
