@@ -417,7 +417,7 @@ def _read_digests(place: Location, entries: Entries, inputs: dict[str, Any]) -> 
     """Return the SHA-256 of the files by path, as the checkpoint's manifest states them; none if there is none."""
     if METADATA not in place.names or not place.has_file(INTEGRITY):
         return {}
-    from ckptconv.formats.integrity import stated_digests
+    from ckptconv.features.joining.integrity import stated_digests
 
     data = _whole_file(place.join(INTEGRITY), MAX_VALUE, entries, inputs)
     return stated_digests(place, INTEGRITY, data, {})
@@ -495,7 +495,7 @@ def _pickles(
         place = directory.join(name)
         data = _whole_file(place, MAX_PICKLE, entries, inputs)
         if digests:
-            from ckptconv.formats.integrity import check_content
+            from ckptconv.features.joining.integrity import check_content
 
             check_content(place.path, data, digests)
         yield place.path, data

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 PAGES = ("steps.md",)
 # Features that this one builds on: without them, it is gone too.
-NEEDS = ("joining",)
+NEEDS = ("joining", "reporting")
 SCRIPTS = ("test_kills.py", "kills/")
 # Why it is larger than other features of a command.
 EXCEEDS = (
