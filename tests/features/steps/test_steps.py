@@ -79,7 +79,7 @@ def test_convert_of_a_torn_run_says_which_step_is_the_last_good_one_and_last_goo
         done(ckptconv_here("convert", "--last-good", run, output))
         for key, tensor in load_file(output).items():
             assert torch.equal(tensor, state_of(20)[key.removeprefix("model.")]), name
-    ckptconv_here("convert", "--last-good", tmp_path / "trainer" / "checkpoint-10", output).refused(2, "is one step of a run")
+    ckptconv_here("convert", "--last-good", tmp_path / "trainer" / "checkpoint-10", output).refused(2, "is one step")
 
 
 def test_last_good_takes_a_step_of_each_run_and_says_so_if_none_is_good(tmp_path: Path) -> None:
