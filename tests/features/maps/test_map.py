@@ -252,7 +252,7 @@ def test_the_side_to_make_can_be_said(place: Path) -> None:
         turned = torch.arange(24.0).reshape(shape).transpose(1, 2)
         assert turned.shape == swapped
         assert torch.equal(load_file("x.safetensors")["w"], turned.reshape(12, 2))
-    with pytest.raises(UsageError, match="no 'third'"):
+    with pytest.raises(UsageError, match="not 'third'"):
         convert("w.safetensors", "x.safetensors", map="turn.toml:third", size=sizes)
 
 
