@@ -67,12 +67,13 @@ def _accompanied(source: Source, target: Target, options: Options) -> tuple[Sour
         from ckptconv.publish.copying import with_companions
 
         wanted = {owner: _wanted(owner, source, options) for owner in origins}
-        source, stays = with_companions(source, wanted, directory, options, earlier)
-        return source, goal, stays if wanted.get(source) is None else {"": UNASKED, **stays}
+        stays = {} if wanted.get(source, ()) is None else {"": UNASKED}
+        source, unfit = with_companions(source, wanted, directory, options, earlier)
+        return source, goal, {**stays, **unfit}
     if options.copy_config is None and source.quantized and source.quantized.says:
         warning = f"{source.quantized.path} was not copied: --copy-config writes it without its quantization settings."
         source = source._replace(notes=[*source.notes, warning])
-    return source, goal, {"": UNASKED}
+    return source, goal, {"": UNASKED if options.copy_config is None else "--no-copy-config"}
 
 
 def _is_copied(origin: Source, source: Source, options: Options) -> bool:

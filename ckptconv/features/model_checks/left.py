@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from importlib import import_module
 
-from ckptconv.formats.model_directory import PARAMS, ROWS, Row, companions_of
+from ckptconv.formats.model_directory import PARAMS, ROWS, Row, companions_of, is_companion_name
 from ckptconv.formats.registered import DCP, DEEPSPEED, FILES_OF_MODELS
 from ckptconv.formats.source import Source
 from ckptconv.outputs.targets import Target
@@ -70,7 +70,7 @@ def with_left(
         if is_remote(directory):
             return source, target
         near = companions_of(source, options)
-        directory, names = near.directory, near.files
+        directory, names = near.directory, near.files.keys() - source.companions.keys()
     place = Location(directory, dict(options))
     root = resolved_name(directory)
     output = dirname(target.path) if target.is_file else target.path
@@ -78,7 +78,9 @@ def with_left(
         return source, target
     paths = [*(file.path for file in source.companions.values()), *source.pointers, target.path]
     beside = {resolved_name(path)[len(root) + 1 :] for path in paths if resolved_name(path).startswith(f"{root}/")}
-    used = {FILE_NAME} | {name.partition("/")[0] for name in (*source.inputs_of_all, *beside, *folders)}
+    # A configuration that was read is not in the output for that.
+    read = (name for name in source.inputs_of_all if not is_companion_name(name))
+    used = {FILE_NAME} | {name.partition("/")[0] for name in (*read, *beside, *folders)}
     unused = [name for name in place.names if name not in used and not name.startswith(HIDDEN)]
     stays = stays or {}
     left = {

@@ -51,7 +51,7 @@ def named(report: Report) -> dict[str, str]:
 def test_every_file_that_the_output_lacks_is_in_the_report_with_a_reason(source: Path, tmp_path: Path) -> None:
     report = convert(source, tmp_path / "copied", copy_config=True)
     there = {path.name for path in (tmp_path / "copied").iterdir()}
-    assert named(report) == LEFT | {"onnx": "folders", "adapter_config.json": "not known as a model's"}
+    assert named(report) == LEFT | {"onnx": "folders", "adapter_config.json": "it belongs to an adapter"}
     assert {path.name for path in source.iterdir()} == {"pytorch_model.bin", *named(report), *(COPIED.keys() & there)}
     plain = named(convert(source, tmp_path / "plain"))
     assert plain == LEFT | {"onnx": "folders"} | dict.fromkeys(COPIED, "--copy-config copies them")
