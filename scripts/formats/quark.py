@@ -68,8 +68,8 @@ def _read(place: Path, seed: int, case: str, algorithm: str = "", **export: Any)
     algorithms = [_algorithm(algorithm)] if algorithm else None
     asked = words.QConfig(words.QLayerConfig(weight=spec), exclude=["lm_head"], algo_config=algorithms)
     quantizer = ModelQuantizer(asked)
-    data = [{"input_ids": torch.randint(0, 64, (1, 32))} for _ in range(2)]
-    loader = torch.utils.data.DataLoader(data, batch_size=None)
+    data: Any = [{"input_ids": torch.randint(0, 64, (1, 32))} for _ in range(2)]
+    loader: Any = torch.utils.data.DataLoader(data, batch_size=None)
     quantized = quantizer.freeze(quantizer.quantize_model(model, loader))
     place.mkdir(parents=True)
     with torch.no_grad():
