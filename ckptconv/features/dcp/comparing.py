@@ -18,9 +18,9 @@ from ckptconv.features.dcp.layout import layout_of
 from ckptconv.features.dcp.names import METADATA
 from ckptconv.features.dcp.options import GIVEN
 from ckptconv.features.dcp.read import Described
-from ckptconv.formats.chunks import Box
-from ckptconv.formats.chunks import join as join_tiles
-from ckptconv.formats.joining.names import named, named_in
+from ckptconv.features.joining.chunks import Box
+from ckptconv.features.joining.chunks import join as join_tiles
+from ckptconv.features.joining.names import named, named_in
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.selection import Rename
@@ -31,7 +31,7 @@ from ckptconv.storage.location import Location
 from ckptconv.storage.paths import join
 from ckptconv.structure import keymap
 from ckptconv.text import some
-from ckptconv.verification import AGAIN
+from ckptconv.verification import AGAIN, CONVERTED_SO
 from ckptconv.verification.names import rename_of
 from ckptconv.verification.paired import paired
 from ckptconv.verification.pairs import Attested, Differences
@@ -125,7 +125,7 @@ def check_keys(path: str, want: set[str], got: set[str], options: Options) -> No
     if missing:
         raise DifferenceError(
             f"{path} lacks {some(missing)}, which the source has.",
-            "If the conversion left them out (--exclude, --include, --key), give that option here too.",
+            CONVERTED_SO,
             what="missing",
             tensor=missing[0],
         )

@@ -13,9 +13,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.features.inspect.module_tree import ModuleInfo, totals, tree
+from ckptconv.features.reporting.quantized import QuantizedSummary
+from ckptconv.features.reporting.tensor_info import TensorInfo
 from ckptconv.formats.source import Source
-from ckptconv.inspection.quantized import QuantizedSummary
-from ckptconv.inspection.tensor_info import TensorInfo
 from ckptconv.options.table import Options
 from ckptconv.outputs import computed, selection
 from ckptconv.outputs.naming import tree_of
@@ -31,10 +31,12 @@ from ckptconv.tensors.moves import File
 from ckptconv.text import Shown, brief
 
 if TYPE_CHECKING:
-    from ckptconv.tensors.statistics import Statistics
+    from ckptconv.features.reporting.statistics import Statistics
 
 # The number of largest tensors that are named.
 LARGEST = 10
+# What notes say of an option that conversions have, and what they say where nothing is converted.
+_WITH_COMMAND = ("Use --optimizer PATH", "Use convert --optimizer PATH")
 # The most values, the most characters of each and of each key, and the longest name below which values are searched.
 _VALUES, _LONGEST, _DEEPEST = 1000, 200, 2000
 
@@ -283,7 +285,7 @@ def summarize(
         opaque=list(source.files.opaque),
         classes=list(source.files.mentioned),
         tables=list(tables),
-        notes=[*source.told(), *source.hints],
+        notes=[*(note.replace(*_WITH_COMMAND) for note in source.told()), *source.hints],
         warnings=[*source.warnings, *idle_sentences(idle)],
         bytes_read=source.bytes_read,
         not_finite=None

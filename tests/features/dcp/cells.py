@@ -188,7 +188,13 @@ WAYS: dict[str, list[list[Any]]] = {
 READERS = {"dcp2safetensors": (True, False)}
 NAMED = [(None, "safetensors2dcp made.safetensors --output dcp")]
 LACKING = [("safetensors2dcp a.safetensors", "OUTPUT is missing")]
-MEANT = {"fsdp2safetensors": "dcp2safetensors", "dcp-to-torch": "dcp2safetensors"}
+MEANT = {
+    "fsdp2safetensors": "dcp2safetensors",
+    "dcp_to_torch_save": "convert --to pt",
+    "torch_save_to_dcp": "convert --to dcp",
+    "pt2dcp": "convert --to dcp",
+    "format_utils": "dcp2safetensors",
+}
 # The dtype and the size of files that are the default of a command, in words.
 DEFAULTS = [("dcp2safetensors", "keep", "5GB")]
 
@@ -272,3 +278,5 @@ def _load(step: Path) -> None:
 
 # How a step of a run is saved, with the state that a function makes of its number; how it is loaded; and its name.
 SAVERS = {"dcp": (_saved, _load, "step-{}")}
+# A step of a run, by what writes it to a directory.
+ONE_STEP: dict[str, Callable[[Path], Path]] = {"dcp": lambda step: Path(shutil.copytree(NESTED, step))}
