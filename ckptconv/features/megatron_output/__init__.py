@@ -11,4 +11,4 @@ PAGES = ("megatron.md",)
 SCRIPTS = ("test_megatron.py",)
 FILES = ("requirements-megatron.txt",)
 # What it builds on.
-NEEDS = ("dcp", "megatron_core")
+NEEDS = ("dcp", "joining", "megatron_core")

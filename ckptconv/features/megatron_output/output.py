@@ -16,13 +16,13 @@ from ckptconv.features.dcp.contents import COMMON_STATE, DEFAULT_FILE_SIZE, DcpC
 from ckptconv.features.dcp.layout import Layout
 from ckptconv.features.dcp.options import GIVEN as CUTTING
 from ckptconv.features.dcp.output import output_with, with_states
+from ckptconv.features.joining.chunks import Box
+from ckptconv.features.joining.names import nest
 from ckptconv.features.megatron_core.extra import BACKEND
 from ckptconv.features.megatron_output.arguments import arguments
 from ckptconv.features.megatron_output.kind import NUMBERED
 from ckptconv.features.megatron_output.sharding import EMBEDDINGS, HEAD, LOCAL, TRANSFORMER_ENGINE, Sharded, sharded
-from ckptconv.formats.chunks import Box
 from ckptconv.formats.companions import CONFIG
-from ckptconv.formats.joining.names import nest
 from ckptconv.formats.run_names import TREES
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options

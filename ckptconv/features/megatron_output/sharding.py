@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.formats.chunks import Box
-from ckptconv.formats.joining.names import named
+from ckptconv.features.joining.chunks import Box
+from ckptconv.features.joining.names import named
 from ckptconv.tensors.lazy import Concat, LazyTensor, View
 from ckptconv.text import some
 
