@@ -43,7 +43,7 @@ class LikeRow:
 
 @dataclass
 class LikeReport:
-    """What an output takes over from its reference."""
+    """The properties that an output takes over from its reference."""
 
     reference: str
     """The path or URL of the reference; on the hub, with the commit that it was read at."""
@@ -66,7 +66,7 @@ class LikeReport:
 
 @dataclass
 class Report(Shown):
-    """What a conversion did, or would do. Sizes are in bytes."""
+    """The report of a conversion, or of a dry run. Sizes are in bytes."""
 
     input: str
     """What was converted."""

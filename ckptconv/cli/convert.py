@@ -7,7 +7,7 @@ import re
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -18,9 +18,6 @@ from ckptconv.errors import UNWRITTEN, CorruptError, UsageError, leaving
 from ckptconv.options.registered import advise
 from ckptconv.options.table import COMMAND, EXECUTORS, OPTIONS
 from ckptconv.text import UNSET, Proposed
-
-if TYPE_CHECKING:
-    pass
 
 # Options that name one output, or spread one conversion: they do not apply to several inputs.
 _OF_ONE = ("optimizer", "states", "universal", "manifest", "attest", "depfile", "part", *EXECUTORS)

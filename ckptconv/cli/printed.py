@@ -35,7 +35,7 @@ class OneDifference(TypedDict):
 
 
 class FoundDifference(OneDifference):
-    """What verify or diff found to differ."""
+    """A difference that verify or diff reports."""
 
     differences: NotRequired[list[OneDifference]]
     """Every tensor that differs, and how: the fields above are those of the first."""
@@ -62,7 +62,7 @@ class Failure(TypedDict):
 
 
 class Failed(TypedDict):
-    """What every command prints with --json when it fails, whatever is wrong: also wrong usage and interruptions."""
+    """The output of any failing command with --json, after wrong usage and interruptions too."""
 
     input: str | None
     """The first argument of the command; null as far as it is not known."""
@@ -92,7 +92,7 @@ class NotConverted(TypedDict):
 
 
 class SeveralInputs(TypedDict):
-    """What `convert --output-dir --json` prints, also when some or all of its inputs fail."""
+    """The output of `convert --output-dir --json`, also when some or all of its inputs fail."""
 
     error: NotRequired[Failure]
     """What stands for all failures, with the exit code of the process. Only when `ok` is false."""

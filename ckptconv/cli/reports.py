@@ -73,8 +73,9 @@ def of_conversion(report: Report, verbose: bool) -> list[str]:
     if not report.dry_run and not report.finished:
         # Descriptions may be read twice, and are most of a small file: more may be read than there is.
         read = f"{format_size(report.bytes_read)} of" if report.bytes_read < report.input_bytes else "all"
+        whole = format_size(report.input_bytes or report.bytes_read)  # small arrays may lie in descriptions alone
         lines.append(
-            f"read {read} {format_size(report.input_bytes)}, wrote {format_size(report.bytes_written)} "
+            f"read {read} {whole}, wrote {format_size(report.bytes_written)} "
             f"in {_duration(report.seconds, report.bytes_written)}, peak memory {format_memory(report.peak_rss_bytes)}"
         )
     return lines

@@ -96,7 +96,7 @@ def open_source(
         wanted = widened(wanted, feature_options, reaching)
     with refusing_attacks(not inert):
         place = known or Location(path, reached)
-        chosen, guess = _choose(Probe(place, family))
+        chosen, guess = choose(Probe(place, family))
         source = _joined(place, chosen.read(guess.place or place, wanted), wanted)
         source = alone_files.marked(guess.place or place, source, alone)
         source = _with_optimizer(source, guess.place or place, wanted)
@@ -237,7 +237,7 @@ def _component(place: Location, name: str, settings: Mapping[str, Any]) -> Sourc
     return open_source(place.path, **{**settings, "family": ""})._replace(part=name)
 
 
-def _choose(probe: Probe) -> _Found:
+def choose(probe: Probe) -> _Found:
     """Return the format of a path, and its guess. Raise UsageError if there is none of the expected family."""
     place, family = probe.place, probe.expected
     if place.kind == "missing":

@@ -21,7 +21,7 @@ class QuantizedGroup:
 
 @dataclass(slots=True)
 class QuantizedSummary:
-    """What is quantized."""
+    """The quantized weights of a checkpoint."""
 
     parameters: int
     """Elements of the whole model: of weights in the place of codes, and of all other tensors."""
@@ -67,8 +67,7 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """What was found through the quantization, of all weights that are quantized on either side. Tied names count
-    once."""
+    """The distances between two sides of all weights that are quantized on either of them. Tied names count once."""
 
     tensors: int
     """How many weights there are."""

@@ -157,7 +157,7 @@ FURTHER = ("optimizer", *(kind.option for kind in KINDS.values() if isinstance(k
 def entry_of(name: str) -> OutputKind:
     """Return the entry of a kind of output. Raise UsageError if no feature that is here has it."""
     if name not in KINDS:
-        raise UsageError(f"There is no kind of output {name!r} here.", "Do this where the feature is that writes it.")
+        raise UsageError(f"No installed feature writes outputs of the kind {name!r}.", "Install the feature that does.")
     kind = KINDS[name]
     entry: OutputKind = import_module(kind.module).KIND if isinstance(kind, OfFeature) else kind
     return entry

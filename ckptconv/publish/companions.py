@@ -39,7 +39,9 @@ def accompanied(source: Source, target: Target, options: Options, parts: Collect
         source = source._replace(config=_config_at(target, options))
     directory, left = _left(source, target, options, parts)
     if left:
-        source = source._replace(notes=[*source.notes, f"left in {directory}: {some(left, _NAMED, str)}."])
+        can_copy = options.copy_config is None and not target.is_file and any(map(companions.is_companion_name, left))
+        hint = " --copy-config copies the configuration and tokenizer." if can_copy and source.is_model else ""
+        source = source._replace(notes=[*source.notes, f"left in {directory}: {some(left, _NAMED, str)}.{hint}"])
     return source, goal
 
 
@@ -62,14 +64,15 @@ def _left(source: Source, target: Target, options: Options, parts: Collection[st
         if is_remote(path):
             return path, []
         near = companions.siblings(source, stores)
-        path, files = near.directory, near.files
+        path, files = near.directory, [name for name in near.files if name not in source.companions]
     place = Location(path, stores)
     root, output = resolved_name(path), resolved_name(target.path)
     if place.kind != "directory" or root in (output, dirname(output) if target.is_file else output):
         return path, []
     paths = [*(file.path for file in source.companions.values()), *source.pointers, target.path]
     beside = {resolved_name(path)[len(root) + 1 :] for path in paths if resolved_name(path).startswith(f"{root}/")}
-    used = {FILE_NAME} | {name.partition("/")[0] for name in (*source.inputs_of_all, *beside, *parts)}
+    read = [name for name in source.inputs_of_all if not companions.is_companion_name(name)]
+    used = {FILE_NAME} | {name.partition("/")[0] for name in (*read, *beside, *parts)}
     return path, [name for name in (place.names if files is None else files) if name not in used and name[0] != "."]
 
 

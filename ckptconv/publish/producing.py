@@ -200,7 +200,7 @@ def _check_digests(outputs: Sequence[Output], options: Options) -> None:
                 "Give --manifest FILE too, or a directory as OUTPUT, without --for-hub.",
             )
     for option in requested(options) if not options.digest else ():
-        raise UsageError(f"--{option} is about digests, and none were asked for.", "Add --digest sha256.")
+        raise UsageError(f"--{option} writes digests, but none are computed.", "Add --digest sha256.")
 
 
 def _opaque(sources: Sequence[Source], outputs: Sequence[Output]) -> Iterator[str]:

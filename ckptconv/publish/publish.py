@@ -547,7 +547,7 @@ def complete(
                 output.staging.commit([*output.names, *([MANIFEST] if output.has_manifest else [])])
             except CkptconvError as error:
                 if done:
-                    error.message += f" Complete is {' and '.join(done)}."
+                    error.message += f" Complete: {', '.join(done)}."
                 raise
             done.append(output.staging.path)
         for staging in beside:

@@ -173,7 +173,7 @@ class _Unpacking:
     def _chunk(self) -> bytes:
         chunk = next(self._chunks, None)
         if chunk is None:
-            raise _damaged(self._file, f"it inflates to {self.at} bytes, and it is said to have {self._file.size}")
+            raise _damaged(self._file, f"it inflates to {self.at} bytes, but {self._file.size} are recorded")
         if self._file.packed and self._file.packed.crc is not None:
             self._crc = crc32(chunk, self._crc)
         return chunk

@@ -11,3 +11,4 @@ from __future__ import annotations
 
 STALE = "It belongs to another version of these files; convert again."
 AGAIN = "The file was damaged or changed since it was written; convert again."
+CONVERTED_SO = "Give --for-hub, --key, --include, --exclude, --strip-prefix and --rename as the conversion had them."

@@ -19,7 +19,7 @@ from ckptconv.outputs.selection import Rename
 from ckptconv.structure import keymap
 from ckptconv.tensors.lazy import LazyTensor, same_bytes
 from ckptconv.text import some
-from ckptconv.verification import renaming
+from ckptconv.verification import CONVERTED_SO, renaming
 from ckptconv.verification.output import Written
 from ckptconv.verification.pairs import Differences
 from ckptconv.verification.runs import ExpectedPair
@@ -133,7 +133,7 @@ def _check_names(source: Source, expected: Expected, written: Written, options: 
     if missing:
         error = DifferenceError(
             f"{written.path} lacks {_tensors(missing)} of {source.path}: {some(missing)}.",
-            "If the conversion left them out (--exclude, --include, --key), give that option here too.",
+            CONVERTED_SO,
             what="missing",
             tensor=missing[0],
             tensors=[{"what": "missing", "tensor": name} for name in missing],

@@ -92,7 +92,7 @@ def read_manifest(place: Location, options: Options, output: str = "") -> Manife
         if feature := missing(name):
             raise UsageError(
                 f"{place} says that the conversion had the option {name!r}, which needs the feature {feature}.",
-                "That feature is not here: verify where it is.",
+                "Verify with an installation that has it.",
             )
         if not _is_option(name, value) and (name not in known or known[name] != value):
             raise UsageError(

@@ -17,7 +17,7 @@ from ckptconv.verification.provenance import Manifest
 
 @dataclass
 class Verification(Shown):
-    """What was compared and found equal. Sizes are in bytes."""
+    """The comparison of an output that equals its source. Sizes are in bytes."""
 
     input: str
     """The source."""
@@ -93,5 +93,5 @@ class CheckedOutput(NamedTuple):
 
     @property
     def holds(self) -> str:
-        """What is in it, as manifests call it."""
+        """The kind of its contents, as manifests call it."""
         return entry_of(self.kind).holds

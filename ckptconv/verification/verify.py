@@ -259,7 +259,7 @@ def _open(source: str | Source, targets: Sequence[CheckedOutput], options: Optio
     except OtherFamilyError as error:
         if not targets[0].manifest:
             raise
-        origin = f"was made of another: {targets[0].manifest.members['source']['format']}"
+        origin = f"was converted from another format: {targets[0].manifest.members['source']['format']}"
         raise UsageError(
             f"{error.message.rstrip('.')}, and {first} {origin}.",
             "Give the source first, then the output: ckptconv verify SOURCE OUTPUT.",

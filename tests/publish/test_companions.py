@@ -118,6 +118,8 @@ def test_what_stays_behind_is_named(source: Path, tmp_path: Path) -> None:
     assert [note for note in copying.notes if note.startswith("left in")] == [f"left in {source}: {left}."]
     (note,) = (note for note in plain.notes if note.startswith("left in"))
     assert all(name in note for name in (*BROUGHT, "optimizer.pt"))
+    (note,) = (note for note in convert(source, tmp_path / "c").notes if note.startswith("left in"))
+    assert note.endswith(" --copy-config copies the configuration and tokenizer.")
 
 
 def test_what_stays_behind_of_a_run_is_named_and_no_files_of_ranks(tmp_path: Path) -> None:

@@ -951,3 +951,14 @@ def test_a_release_of_the_library_that_does_not_know_a_dtype_is_named(
         monkeypatch.setattr(safetensors, "__version__", needed)
         with pytest.raises(DifferenceError, match="the safetensors library cannot read it"):
             library.verify(tmp_path / "x.pt", tmp_path / f"{dtype}.safetensors")
+
+
+def test_options_that_renamed_or_chose_tensors_are_asked_for(tmp_path: Path) -> None:
+    torch.save({"state_dict": {"module.a": torch.ones(2)}, "epoch": 1}, tmp_path / "a.pt")
+    convert(tmp_path / "a.pt", tmp_path / "a.safetensors", key="state_dict", strip_prefix="module.")
+    run = ckptconv_here("verify", tmp_path / "a.pt", tmp_path / "a.safetensors")
+    run.refused(1, "lacks a tensor", "--key", "--strip-prefix")
+    run = ckptconv_here(
+        "verify", tmp_path / "a.pt", tmp_path / "a.safetensors", "--key", "state_dict", "--strip-prefix", "module."
+    )
+    assert run.code == 0, run.err

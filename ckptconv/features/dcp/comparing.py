@@ -31,7 +31,7 @@ from ckptconv.storage.location import Location
 from ckptconv.storage.paths import join
 from ckptconv.structure import keymap
 from ckptconv.text import some
-from ckptconv.verification import AGAIN
+from ckptconv.verification import AGAIN, CONVERTED_SO
 from ckptconv.verification.names import rename_of
 from ckptconv.verification.paired import paired
 from ckptconv.verification.pairs import Attested, Differences
@@ -125,7 +125,7 @@ def check_keys(path: str, want: set[str], got: set[str], options: Options) -> No
     if missing:
         raise DifferenceError(
             f"{path} lacks {some(missing)}, which the source has.",
-            "If the conversion left them out (--exclude, --include, --key), give that option here too.",
+            CONVERTED_SO,
             what="missing",
             tensor=missing[0],
         )

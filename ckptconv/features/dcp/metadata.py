@@ -164,7 +164,7 @@ def _index(value: Opaque, state: Any) -> Any:
 def _storage_info(_: Opaque | None, state: Any) -> Any:
     known = {"relative_path", "offset", "length", "transform_descriptors"}
     if type(state) is not dict or not {"relative_path", "offset", "length"} <= state.keys() <= known:
-        raise MalformedError("has a place of an entry that is not a file's name, an offset and a length")
+        raise MalformedError("has an entry whose place is not a file's name, an offset and a length")
     name, offset, length = state["relative_path"], state["offset"], state["length"]
     if type(name) is not str:
         raise MalformedError("names a file by something that is not text")
@@ -374,7 +374,7 @@ def _add_tensor(
 def _add_value(description: Description, name: str, locations: dict[Shape | None, EntryPlace], where: str) -> None:
     if len(locations) != 1:
         raise CorruptError(
-            f"{where} says {len(locations)} locations for the value {named(name)}, but exactly one is required."
+            f"{where} gives {len(locations)} locations for the value {named(name)}, but exactly one is required."
         )
     if name in description.tensors:
         raise CorruptError(f"{where} describes {named(name)} as a value, but another rank as a tensor.")

@@ -41,7 +41,7 @@ _Saved = TypeVar("_Saved", ModelFile, OptimFile)
 
 @dataclass
 class _Part:
-    """What one model-parallel rank holds, and its files."""
+    """The weights of one model-parallel rank, and its files."""
 
     model: ModelFile
     optims: list[OptimFile]

@@ -115,7 +115,7 @@ class FusedExperts(NamedTuple):
 
 
 class _Settings:
-    """What every file says of the run that wrote it."""
+    """The settings of the run, which every file of it repeats."""
 
     config: dict[str, Any]
     version: str
@@ -134,7 +134,7 @@ class _Settings:
 
 @dataclass
 class ModelFile(_Settings):
-    """What a model file says. A field is None if the file lacks it, as those of old releases do.
+    """The contents of a model file. A field is None if the file lacks it, as those of old releases do.
 
     `storages` maps entries of the module to their storages: equal ones shared memory. `extras` are the module's entries
     that are not tensors. `fused` are the layers of fused experts; `native`: ZeRO-3 partitioned these over fewer ranks
@@ -165,7 +165,7 @@ class ModelFile(_Settings):
 
 @dataclass
 class OptimFile(_Settings):
-    """What an optimizer file says.
+    """The contents of an optimizer file.
 
     `counts` is the number of ranks that share each group; under ZeRO-3 one number for all. `masters` are this rank's
     fp32 partitions by group. `alignments` are the elements of padding after each parameter of each group; `paddings`

@@ -1,4 +1,4 @@
-"""What is known of the tensors and optimizer states of one model-parallel rank."""
+"""The tensors and optimizer states of one model-parallel rank."""
 
 from __future__ import annotations
 

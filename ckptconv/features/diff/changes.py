@@ -62,7 +62,7 @@ class Tolerance(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What differs between two tensors A and B, as the module says."""
+    """The differences between two tensors A and B, as the module says."""
 
     elements: int
     """How many elements differ."""

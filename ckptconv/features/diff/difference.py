@@ -138,7 +138,7 @@ class DeltaFiles:
 
 @dataclass
 class Difference(Shown):
-    """What differs between A and B. Sizes are in bytes.
+    """The differences between A and B. Sizes are in bytes.
 
     Tied names count once in `elements`, `elements_differ`, `max_abs`, `max_rel` and `norm`.
     """

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 # The number of largest tensors that are named.
 LARGEST = 10
+# What notes say of an option that conversions have, and what they say where nothing is converted.
+_WITH_COMMAND = ("Use --optimizer PATH", "Use convert --optimizer PATH")
 # The most values, the most characters of each and of each key, and the longest name below which values are searched.
 _VALUES, _LONGEST, _DEEPEST = 1000, 200, 2000
 
@@ -69,7 +71,7 @@ class PlannedFile:
 
 @dataclass(slots=True)
 class Forecast:
-    """What a conversion would write. Sizes are in bytes."""
+    """The output that a conversion would write. Sizes are in bytes."""
 
     dtype: str
     """The dtype of --as, or the default."""
@@ -95,7 +97,7 @@ class Forecast:
 
 @dataclass
 class Summary(Shown):
-    """What is inside a checkpoint. Sizes are in bytes."""
+    """The contents of a checkpoint. Sizes are in bytes."""
 
     input: str
     """The path, as it was given."""
@@ -283,7 +285,7 @@ def summarize(
         opaque=list(source.files.opaque),
         classes=list(source.files.mentioned),
         tables=list(tables),
-        notes=[*source.told(), *source.hints],
+        notes=[*(note.replace(*_WITH_COMMAND) for note in source.told()), *source.hints],
         warnings=[*source.warnings, *idle_sentences(idle)],
         bytes_read=source.bytes_read,
         not_finite=None

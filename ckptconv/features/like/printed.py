@@ -1,4 +1,4 @@
-"""What a command prints with --json when an input is not like its reference, for its schema (`scripts/schemas.py`)."""
+"""The output of a command with --json for an input unlike its reference, for its schema (`scripts/schemas.py`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class DTypeAndShape(TypedDict):
-    """What a tensor is like."""
+    """The dtype and shape of a tensor."""
 
     dtype: str
     """The dtype."""
@@ -54,7 +54,7 @@ class UnlikeCounts(TypedDict):
 
 
 class UnlikeReference(TypedDict):
-    """What an input and the reference of --like do not have in common."""
+    """The differences between an input and the reference of --like."""
 
     what: Literal["reference"]
     """The input does not give the tensors of its reference."""

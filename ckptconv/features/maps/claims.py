@@ -343,7 +343,7 @@ def claimed(map_: Map, side: int, names: Iterable[str], *, strict: bool = True) 
         owners += [f"[{key}] {glob!r}" for glob, key in globs]
         if len(owners) > 1:
             raise UsageError(
-                f"The map {map_.name}: two have the name {quoted(name)}: {' and '.join(owners)}.",
+                f"The map {map_.name} has several entries for the name {quoted(name)}: {' and '.join(owners)}.",
                 "If two rules match a name, the more specific rule wins: the one whose names all match the other rule "
                 "too.",
             )

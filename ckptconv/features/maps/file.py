@@ -69,7 +69,7 @@ class Map:
     def side(self, name: str) -> int:
         """Return the number of the side called `name`. Raise UsageError if there is none."""
         if name not in self.sides:
-            raise UsageError(f"The map {self.name} has the sides {' and '.join(self.sides)}, and no {quoted(name)}.")
+            raise UsageError(f"The sides of the map {self.name} are {' and '.join(self.sides)}, not {quoted(name)}.")
         return self.sides.index(name)
 
 

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from ckptconv.features.maps.compile import Applied
 
 
+# The side of maps that has the names of transformers.
+_TRANSFORMERS = "hf"
+
+
 def with_owners(tensors: Mapping[str, LazyTensor], owners: Mapping[str, str]) -> dict[str, LazyTensor]:
     """Return `tensors`, with the owner's tensor for each alias of {alias: owner}: then a map's results are tied too."""
     return {name: tensors[owners.get(name, name)] for name in tensors}
@@ -74,6 +78,7 @@ def told_of(chosen: Selected, applied: Applied | None, options: Options) -> Sele
     reported = {"made_of": {name: list(of) for name, of in applied.sources.items()}} if options.dry_run else {}
     return chosen._replace(
         applied=applied,
+        notes=(*chosen.notes, f"map {applied.map.name}: names of {applied.source} → names of {applied.target}"),
         remarks={**chosen.remarks, MAP_KEY: json.dumps(record, ensure_ascii=False, separators=(",", ":"))},
         record={**chosen.record, "map": record},
         reporters=(*chosen.reporters, lambda chosen, stored: lambda files: reported),
@@ -96,7 +101,20 @@ def _left_out(chosen: Selected, map_: ChosenMap, applied: Applied) -> Iterator[s
 
 
 def _selected(chosen: Selected, source: Source, options: Options, reference: Selected | None) -> Selected:
-    return mapped(chosen, source.computed.get("map"), options, reference)
+    chosen = mapped(chosen, source.computed.get("map"), options, reference)
+    if options.for_hub and chosen.applied and source.config and source.reference is None:
+        _check_published(chosen.applied, source)
+    return chosen
+
+
+def _check_published(applied: Applied, source: Source) -> None:
+    """Raise UsageError if a model to publish would have a transformers configuration, and names of another program."""
+    if _TRANSFORMERS in applied.map.sides and applied.target != _TRANSFORMERS and "model_type" in (source.config or {}):
+        raise UsageError(
+            f"The map {applied.map.name} changes the names of {applied.source} to those of {applied.target}, but the "
+            "config.json of the output is that of transformers, which would not find its weights.",
+            "Leave out --map to publish the names as they are, or add --no-copy-config.",
+        )
 
 
 def _tree(chosen: Selected, source: Source, options: Options) -> Selected:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Maps(TypedDict):
-    """What `maps`, `maps show` and `maps check` print with `--json`."""
+    """The output of `maps`, `maps show` and `maps check` with `--json`."""
 
     maps: Sequence[MapSummary]
     """The maps that come with ckptconv; of `maps show` and `maps check`, the one that was named."""

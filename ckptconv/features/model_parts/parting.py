@@ -39,6 +39,11 @@ class Part(NamedTuple):
     tokens: Mapping[str, int] = {}
     grafted: tuple[str, ...] = ()
 
+    @property
+    def changes_tensors(self) -> bool:
+        """Whether tensors are left out or added; else only a configuration is given."""
+        return bool(self.options or self.grafted)
+
 
 def _parted(chosen: Selected, source: Source, options: Options, reference: Selected | None = None) -> Selected:
     """Return `chosen` with the tensors of the part alone, under its names, and with the change of its configuration."""
@@ -55,7 +60,7 @@ def _parted(chosen: Selected, source: Source, options: Options, reference: Selec
         is_other = bool(source.quantized and source.quantized.formats)
         is_other = is_other or any(way.retold for way in ways_of(source, options) if way is not COMPUTING)
         edit = edited(configs.changed(source.config, Change(plain=is_other)), cut_part.facts)
-        notes = [*_told(edit), *edit.notes]
+        notes = [*(_told(edit) if part.changes_tensors or edit.rows else ()), *edit.notes]
         changes = {key: [json.dumps(value, ensure_ascii=False) for value in values] for key, *values in edit.rows}
         if part.codes is not None and not is_other and not any(key in edit.config for key in configs.QUANTIZING):
             raise UsageError(
@@ -81,7 +86,7 @@ def _parted(chosen: Selected, source: Source, options: Options, reference: Selec
         unmapped=chosen.first,
         edit=None if part.asked.component == "mtp" else functools.partial(_edited, facts=cut_part.facts),
         warnings=(*chosen.warnings, *warnings),
-        notes=(*chosen.notes, _note(part, cut_part, len(chosen.tensors)), *notes),
+        notes=(*chosen.notes, *_size_notes(part, cut_part, len(chosen.tensors)), *notes),
         reporters=(*chosen.reporters, lambda chosen, stored: lambda files: {"configuration": changes}),
     )
 
@@ -107,7 +112,8 @@ def _quantized(chosen: Selected, cut_part: Cut) -> dict[str, parted.PartedTensor
 def _warnings(part: Part, cut_part: Cut, chosen: Selected) -> Iterator[str]:
     if chosen.structured and (chosen.described.values or chosen.described.inert):
         values = some(chosen.described.values, form=str) or "objects of other classes"
-        yield f"A part of a model is tensors alone; left out: {values}"
+        what = "A part of a model" if part.changes_tensors else "An output with --config"
+        yield f"{what} is tensors alone; left out: {values}"
     for name, count in part.tokens.items():
         if cut_part.facts.vocabulary and count > cut_part.facts.vocabulary[1]:
             rows = cut_part.facts.vocabulary[1]
@@ -117,7 +123,9 @@ def _warnings(part: Part, cut_part: Cut, chosen: Selected) -> Iterator[str]:
             )
 
 
-def _note(part: Part, cut_part: Cut, before: int) -> str:
+def _size_notes(part: Part, cut_part: Cut, before: int) -> Iterator[str]:
+    if not part.changes_tensors:
+        return
     facts = cut_part.facts
     kept = [f"--component {part.asked.component}"] if part.asked.component else []
     kept += [f"{len(facts.kept)} of {facts.total} layers"] if facts.kept is not None else []
@@ -125,7 +133,7 @@ def _note(part: Part, cut_part: Cut, before: int) -> str:
     kept += [f"{pair[1]:,} of {pair[0]:,} {noun}" for noun, pair in counts if pair]
     configured = "" if part.config is not None else " No configuration was found to change."
     details = f" ({', '.join(kept)})" if kept else ""
-    return f"A part of the model: {len(cut_part.tensors):,} of {before:,} tensors{details}.{configured}"
+    yield f"A part of the model: {len(cut_part.tensors):,} of {before:,} tensors{details}.{configured}"
 
 
 def _told(edit: Edited) -> Iterator[str]:

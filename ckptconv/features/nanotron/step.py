@@ -138,7 +138,10 @@ def _shape(part: _Part, metadata: Mapping[str, str], tensor: Stored) -> tuple[in
         return tensor.shape
     extents = [int(text) for text in re.findall(r"(?<![\w.])\d{1,18}(?!\w)", metadata.get(_SHAPE, ""))]
     if len(extents) != len(tensor.shape):
-        raise CorruptError(f"{part.place}: {_SHAPE} is {quoted(metadata.get(_SHAPE, ''))}, of {list(tensor.shape)}.")
+        raise CorruptError(
+            f"{part.place}: {_SHAPE} is {quoted(metadata.get(_SHAPE, ''))}, but its tensor has the shape "
+            f"{list(tensor.shape)}."
+        )
     return tuple(extents)
 
 

@@ -129,7 +129,7 @@ def _complete(place: Location) -> Step:
 
 
 def _unfinished(place: Location, why: str) -> CorruptError:
-    return CorruptError(f"{place} is not complete: {why}.", "Take another step, or a whole copy of it.")
+    return CorruptError(f"{place} is not complete: {why}.", "Give another step, or a complete copy of this one.")
 
 
 def _told(place: Location) -> dict[str, Any]:

@@ -329,7 +329,7 @@ class ScannedContents:
             return
         self._take(inner)
         if not (kind or inner.findings):
-            self.add("not-opened", f"{reader.file.path} are loaded, but their format is unknown.")
+            self.add("not-opened", f"{reader.file.path} are bytes that a pickle loads, in an unknown format.")
 
     def _pickles(self, reader: Reader, depth: int) -> str:
         """Read pickles one after another, up to the end or to other bytes."""

@@ -7,7 +7,7 @@ from typing import TypedDict
 
 
 class Serving(TypedDict):
-    """What `serve --json` prints once it listens."""
+    """The line that `serve --json` prints once it listens."""
 
     input: str
     """What the files are made of."""

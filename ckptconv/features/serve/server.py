@@ -251,9 +251,7 @@ class Handler(BaseHTTPRequestHandler):
                 self._send_json([self._entry(entry_name, file) for entry_name, file in files.items()])
             else:
                 # huggingface_hub distinguishes an absent file from an absent repository by this header.
-                self._refuse(
-                    404, f"There is not a file {name[:200]!r} on this server.", {"X-Error-Code": "EntryNotFound"}
-                )
+                self._refuse(404, f"This server has no file {name[:200]!r}.", {"X-Error-Code": "EntryNotFound"})
         except CkptconvError as error:
             self._refuse(500, str(error))
         self.connection.settimeout(IDLE)

@@ -11,13 +11,15 @@ import functools
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
-from ckptconv.errors import FailedError, LimitError, MissingError, UsageError
+from ckptconv.errors import CorruptError, FailedError, LimitError, MissingError, UnsupportedError, UsageError
 from ckptconv.formats import runs
+from ckptconv.formats.detect import choose
+from ckptconv.formats.format import Probe
 from ckptconv.formats.joining.sets import MODEL, FileSet, parsed
-from ckptconv.formats.model_files import SUFFIX
+from ckptconv.formats.model_files import SAFETENSORS, SUFFIX, holds_whole
 from ckptconv.formats.registered import DESCRIBING
 from ckptconv.formats.run_names import LATEST, LATEST_UNIVERSAL, MAX_TAG, POINTERS, is_tag_directory
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
@@ -33,6 +35,8 @@ _NUMBER = re.compile(r"([a-z]*)[-_=.]*(\d{1,18})")
 # What names of steps contain while they are written: of torch_checkpointing, transformers, Orbax, and of others.
 _UNFINISHED = re.compile(r"\.?(?:tmp|temp)[-_.].*|.*[-_.](?:tmp|temp|part|partial|incomplete)(?:[-_.].*)?")
 _DIGITS = re.compile(r"\d+")
+# The whole name of the directory of a step, with a word for it.
+_OF_STEP = re.compile(r"(?:\w*[-_])?(?:global_step|step|iter|checkpoint|ckpt|epoch)[-_=]?\d+")
 # Ends of the names of files that are checkpoints.
 SUFFIXES = (*TORCH_SUFFIXES, SUFFIX)
 # Suffixes of files that describe others, of which a step consists.
@@ -127,17 +131,15 @@ def run_at(place: Location) -> Run:
         raise MissingError(f"{place} does not exist.")
     if place.kind != "directory":
         raise UsageError(f"{place} is {place.entry.described}, where the directory of a run was expected.")
-    if is_tag_directory(place.names):
-        raise UsageError(f"{place} is one step of a run.", "Name the directory that the steps are in.")
     inner = [place.child(name) for name in _FOLDERS if name in place.names and place.names[name].kind == "directory"]
     for directory in (place, *inner):
         run = _run_in(directory)
         if run.steps:
             return run
-    raise UsageError(
-        f"{place} has no steps: no directory or file in it has the number of a step in its name.",
-        "Name the directory that the steps are in.",
-    )
+    advice = "Name the directory that the steps are in."
+    if _is_checkpoint(place):
+        raise UsageError(f"{place} is one step of a run, where the directory of the run was expected.", advice)
+    raise UsageError(f"{place} has no steps: no directory or file in it has the number of a step in its name.", advice)
 
 
 def _run_in(place: Location) -> Run:
@@ -254,6 +256,9 @@ def _files(place: Location, there: Mapping[str, Entry]) -> Iterator[Step]:
         for name in candidates
         if told[name] is None and parsed(name) is None and (digits := re.findall(r"\d{1,18}", _stem(name)))
     }
+    # In the directory of a step, a number without a word for a step is that of a rank.
+    if plain and (_OF_STEP.fullmatch(place.name) or _is_checkpoint(place, plain)):
+        plain = {}
     # Without a word for a step, a number is one if several names differ in it, or if a step has it.
     several = {number for name, number in plain.items() if shapes[_DIGITS.sub("#", name)] > 1}
     known = several | {number for number in told.values() if number is not None}
@@ -270,6 +275,18 @@ def _files(place: Location, there: Mapping[str, Entry]) -> Iterator[Step]:
             unfinished = any(map(_UNFINISHED.fullmatch, group))
             taken = _known(place.at(there[first].file), there[first])
             yield Step(first, number, place, taken, files, (), unfinished)
+
+
+def _is_checkpoint(place: Location, numbered: Collection[str] = ()) -> bool:
+    """Whether the directory `place` is a checkpoint itself. Models in the files `numbered` alone make it none: each may
+    be a step."""
+    if is_tag_directory(place.names):
+        return True
+    try:
+        chosen, _ = choose(Probe(place))
+    except (CorruptError, UnsupportedError, UsageError):
+        return False
+    return not numbered or chosen.FAMILY != SAFETENSORS or holds_whole(place.names.keys() - numbered)
 
 
 def is_beside_weights(path: str) -> bool:

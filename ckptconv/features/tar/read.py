@@ -145,7 +145,7 @@ class _Contents:
 
     def _add(self, key: int, storage: Storage) -> None:
         if key in self._found:
-            raise MalformedError(f"has two things with the key {brief(key)}")
+            raise MalformedError(f"has two entries with the key {brief(key)}")
         self._storages[key] = self._found[key] = storage
 
     def read_tensors(self, pickles: Pickles, stop: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ckptconv.errors import UsageError
 from ckptconv.features.steps.run import Run, number_of, run_at
 from ckptconv.features.steps.whole import Judged, Reading, judged, newest_good
-from ckptconv.features.thin.area import LINKS, StrangeError, entries_of
+from ckptconv.features.thin.area import LESSEN, LINKS, REMOVE, StrangeError, entries_of
 from ckptconv.features.thin.metrics import best_of
 from ckptconv.features.thin.policy import PERIODS, Candidate, Decision, Policy, decided
 from ckptconv.storage.handles import Handle, resolved
@@ -18,7 +18,7 @@ from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote, normalize
 from ckptconv.text import format_time
 
-KEEP, REMOVE, LESSEN = "keep", "remove", "lessen"
+KEEP = "keep"
 # Why a step of files stays where less of others is kept.
 FILE = "a file, of which nothing less is kept"
 

@@ -122,7 +122,7 @@ def check_finished(place: Location) -> None:
         raise CorruptError(
             f"{place} was not finished: the directory of a step is called {_UNFINISHED}… until all ranks have written "
             "their files.",
-            "Take another step.",
+            "Give another step.",
         )
 
 

@@ -414,8 +414,8 @@ class _Step:
         for box in geometry.boxes:
             if any(at + size > most for at, size, most in zip(box.inside, box.sizes, tensor.shape, strict=True)):
                 raise CorruptError(
-                    f"{where} has {list(tensor.shape)} of {named(name)}, and by {STEP_METADATA} a shard of "
-                    f"{list(box.sizes)} at {list(box.inside)} of that."
+                    f"{where}: the part of {named(name)} has the shape {list(tensor.shape)}, but {STEP_METADATA} "
+                    f"describes a shard of {list(box.sizes)} at {list(box.inside)} in it."
                 )
             part: LazyTensor = tensor
             if box.sizes != tensor.shape:

@@ -49,7 +49,7 @@ _OF_PARTS = frozenset({"layers", "experts", "component", "vocab", "graft", "conf
 
 @dataclass(frozen=True)
 class Resumable:
-    """What a universal checkpoint is made of: fp32 masters of the parameters, and other tensors, by name; the
+    """The contents of a universal checkpoint: fp32 masters of the parameters, and other tensors, by name; the
     optimizer's states by parameter; and the rest. `idle` are given options that change nothing, {option: reason}."""
 
     training: Training
@@ -61,7 +61,7 @@ class Resumable:
 
 
 def resumable(source: Source, options: Options, rename: Rename = selection.renamed) -> Resumable:
-    """Return what a universal checkpoint of `source` is made of.
+    """Return the contents of a universal checkpoint of `source`.
 
     That of a ZeRO checkpoint holds all as it is, unless `options` ask for another stage or a fresh optimizer. Raise
     UnsupportedError for states or weights that ZeRO cannot have, UsageError if there is no parameter.

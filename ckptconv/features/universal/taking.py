@@ -1,4 +1,4 @@
-"""What a training goes on from: the optimizer's states beside weights, and how many steps it has made."""
+"""The state of a training beside its weights: the optimizer's states, and the number of steps."""
 
 from __future__ import annotations
 

@@ -351,7 +351,7 @@ def _packed(entry: dict[str, Any], name: str, size: int, sources: Sequence[File]
     if method == "deflate":
         check_ratio(name, nbytes, size)
     if method == "overwriting" and size > _MOST_OVERWRITTEN:
-        raise ValueError(f"{name[:100]!r} is said to be {size} bytes")
+        raise ValueError(f"{name[:100]!r} has the size {size}")
     return File(name, size, "", Packed(sources[index], offset, nbytes, crc, method))
 
 

@@ -272,3 +272,5 @@ def _load(step: Path) -> None:
 
 # How a step of a run is saved, with the state that a function makes of its number; how it is loaded; and its name.
 SAVERS = {"dcp": (_saved, _load, "step-{}")}
+# A step of a run, by what writes it to a directory.
+ONE_STEP: dict[str, Callable[[Path], Path]] = {"dcp": lambda step: Path(shutil.copytree(NESTED, step))}

@@ -104,5 +104,5 @@ def test_a_source_of_another_format_than_the_output_was_made_of_is_said_to_be_on
     ckptconv.convert(tmp_path / "w.safetensors", tmp_path / "dcp", to="dcp")
     ckptconv.convert(tmp_path / "w.safetensors", tmp_path / "out")
     run = ckptconv_here("verify", tmp_path / "dcp", tmp_path / "out")
-    run.refused(2, "torch.distributed.checkpoint", "was made of another: safetensors", "verify SOURCE OUTPUT")
+    run.refused(2, "torch.distributed.checkpoint", "converted from another format: safetensors", "verify SOURCE OUTPUT")
     assert "Use:" not in run.err

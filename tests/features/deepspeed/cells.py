@@ -213,3 +213,7 @@ CHECKPOINTS = [(f"zero/{name}", ZERO / name / "checkpoint", _COMMANDS) for name 
 # Words that need neither torch nor numpy.
 COPYING = [["zero-to-fp32", _Z3, "zero.safetensors", *(f"--{name}={name}" for name in FURTHER)]]
 FUZZED = {"zero": _fuzz}
+# A step of a run, by what writes it to a directory.
+ONE_STEP: dict[str, Callable[[Path], Path]] = {
+    "DeepSpeed": lambda step: Path(shutil.copytree(_Z3 / "global_step3", step))
+}

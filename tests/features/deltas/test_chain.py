@@ -134,5 +134,5 @@ def test_an_overwritten_source_larger_than_any_is_refused(tmp_path: Path) -> Non
     packed = next(source for source in told["sources"] if source.get("method") == "overwriting")
     packed["size"] = 1 << 40
     whole.write_text(json.dumps(told))
-    with pytest.raises(ckptconv.CorruptError, match="is said to be"):
+    with pytest.raises(ckptconv.CorruptError, match="has the size"):
         VirtualFiles(whole)

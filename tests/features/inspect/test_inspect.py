@@ -729,3 +729,13 @@ def test_values_are_typed_and_on_the_page(tmp_path: Path) -> None:
 def test_dtype_is_said_to_be_as_here(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(2)}, tmp_path / "m.pt")
     ckptconv_here("inspect", tmp_path / "m.pt", "--dtype", "bf16").refused(2, "It is --as DTYPE here.")
+
+
+def test_options_of_conversions_are_named_with_their_command(tmp_path: Path) -> None:
+    save_file({"a.weight": torch.ones(2)}, tmp_path / "model.safetensors")
+    state = {"state": {0: {"exp_avg": torch.zeros(2)}}, "param_groups": [{"params": [0], "lr": 0.1}]}
+    torch.save(state, tmp_path / "optimizer.pt")
+    run = ckptconv_here("inspect", tmp_path)
+    assert f"Not converted: {tmp_path / 'optimizer.pt'}. Use convert --optimizer PATH for its states." in " ".join(
+        run.out.split()
+    )

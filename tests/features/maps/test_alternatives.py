@@ -80,5 +80,5 @@ def test_a_name_of_two_rules_belongs_to_the_one_that_is_complete() -> None:
 
 @every("more", [{}, {"0.mlp": (2, 3), "0.gate": (4, 3)}], ids=["none", "both"])
 def test_a_name_of_two_rules_is_refused_if_none_or_both_are_complete(more: dict[str, Sequence[int]]) -> None:
-    with pytest.raises(UsageError, match=r"two have the name '0\.post_norm'"):
+    with pytest.raises(UsageError, match=r"several entries for the name '0\.post_norm'"):
         applied(MIXED, {"0.post_norm": (3,), **more}, "ours")

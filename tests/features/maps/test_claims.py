@@ -83,7 +83,8 @@ def test_of_rules_that_are_special_in_different_places_neither_wins(tmp_path: Pa
     text = '[[rule]]\na = "x.{a}"\nb = "one.{a}"\n[[rule]]\na = "{a}.y"\nb = "two.{a}"\n'
     map_ = parse_map(text, "test.toml")
     assert precedences(map_) == []
-    with pytest.raises(UsageError, match=r"two have the name 'x\.y': test\.toml:1, rule 1 and test\.toml:4, rule 2"):
+    rules = r"several entries for the name 'x\.y': test\.toml:1, rule 1 and test\.toml:4, rule 2"
+    with pytest.raises(UsageError, match=rules):
         apply_map(map_, Checkpoint(tmp_path / "x", numbered(**{"x.y": (1,)})).tensors, target="b")
 
 
@@ -127,7 +128,7 @@ def test_what_is_kept_or_dropped_by_name_is_not_taken_by_a_rule_that_has_all(tmp
         (
             '[[rule]]\na = "x.{p}"\nb = "y.{p}.c"\n[[rule]]\na = "z.{p}"\nb = "y.b.{p}"\n',
             "x.b",
-            r"reverse map is ambiguous.*two have the name 'y\.b\.c'",
+            r"reverse map is ambiguous.*several entries for the name 'y\.b\.c'",
         ),
     ],
 )

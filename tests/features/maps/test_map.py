@@ -105,6 +105,25 @@ def test_a_map_gives_names_and_layouts(place: Path) -> None:
     same(found, wanted)
 
 
+def test_the_report_says_in_which_direction_a_map_was_applied(place: Path) -> None:
+    report = convert("model.pt", "hf.safetensors", map="my.toml", size=SIZES)
+    assert "map my.toml: names of megatron → names of hf" in report.notes
+    report = convert("hf.safetensors", "back.pt")
+    assert "map my.toml: names of hf → names of megatron" in report.notes
+
+
+def test_names_of_another_program_are_not_published_beside_a_configuration_of_transformers(place: Path) -> None:
+    convert("model.pt", "hf/", map="my.toml", size=SIZES)
+    Path("hf/config.json").write_text(json.dumps({**CONFIG, "model_type": "my"}))
+    with pytest.raises(UsageError, match=r"the config\.json of the output is that of transformers"):
+        convert("hf", "published", map="my.toml", for_hub=True)
+    assert not Path("published").exists()
+    convert("hf", "published", map="my.toml", for_hub=True, copy_config=False)
+    Path("config.json").write_text(json.dumps({**CONFIG, "model_type": "my"}))
+    convert("model.pt", "hub", map="my.toml", for_hub=True)
+    assert Path("hub/config.json").exists()
+
+
 def test_sizes_come_from_the_configuration_beside_a_checkpoint(place: Path) -> None:
     Path("config.json").write_text(json.dumps(CONFIG))
     convert("model.pt", "hf.safetensors", map="my.toml", tied="duplicate")
@@ -233,7 +252,7 @@ def test_the_side_to_make_can_be_said(place: Path) -> None:
         turned = torch.arange(24.0).reshape(shape).transpose(1, 2)
         assert turned.shape == swapped
         assert torch.equal(load_file("x.safetensors")["w"], turned.reshape(12, 2))
-    with pytest.raises(UsageError, match="no 'third'"):
+    with pytest.raises(UsageError, match="not 'third'"):
         convert("w.safetensors", "x.safetensors", map="turn.toml:third", size=sizes)
 
 

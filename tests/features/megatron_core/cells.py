@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
 from lone_files import STATE, Make, W, making
@@ -45,3 +46,14 @@ ARCHIVES = [
     (f"megatron/{file.name}", file, _commands(file))
     for file in sorted((Path(__file__).parent / "data").glob("*.tar.xz"))
 ]
+
+
+def _unpacked(step: Path) -> Path:
+    from .test_megatron import unpacked
+
+    (saved,) = unpacked("reshardable_tp2_dp2", step.parent / "files").glob("iter_*")
+    return saved.rename(step)
+
+
+# A step of a run, by what writes it to a directory.
+ONE_STEP: dict[str, Callable[[Path], Path]] = {"Megatron-core": _unpacked}

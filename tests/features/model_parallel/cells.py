@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from lone_files import STATE, Make, W, making, moved
@@ -47,3 +49,22 @@ WHOLE_FILES: dict[str, Make] = {
     "Megatron's only rank, which does not tell": of_megatron("mp_rank_00"),
     "Meta's only file": of_meta("consolidated.00.pth"),
 }
+
+
+def _ranks_of_megatron(step: Path) -> Path:
+    from .test_ranks import of_ranks
+
+    return (of_ranks(step.parent / "run", "mp_rank_00", "mp_rank_01") / "iter_0000005").rename(step)
+
+
+def _ranks_of_meta(step: Path) -> Path:
+    step.mkdir()
+    for rank in range(2):
+        torch.save(
+            {"tok_embeddings.weight": W, "layers.0.attention.wq.weight": W}, step / f"consolidated.{rank:02}.pth"
+        )
+    return step
+
+
+# A step of a run, by what writes it to a directory.
+ONE_STEP: dict[str, Callable[[Path], Path]] = {"Megatron-LM": _ranks_of_megatron, "Meta": _ranks_of_meta}

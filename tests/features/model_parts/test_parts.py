@@ -197,6 +197,29 @@ def test_the_configuration_may_lie_elsewhere(tmp_path: Path) -> None:
     assert_equal(bare, found)
 
 
+def test_a_configuration_alone_is_copied_and_makes_no_part(tmp_path: Path) -> None:
+    shapes, config = models.mixed()
+    tensors = models.save(tmp_path / "other", shapes, config)
+    torch.save({"model": tensors, "epoch": 3}, tmp_path / "m.pt")
+    given = str(tmp_path / "other" / "config.json")
+    report = ckptconv.convert(tmp_path / "m.pt", tmp_path / "out", config=given, fsync=False)
+    assert json.loads((tmp_path / "out" / "config.json").read_text()) == config
+    assert report.notes == ["copied for from_pretrained: config.json"]
+    assert report.warnings == ["An output with --config is tensors alone; left out: epoch"]
+
+
+def test_a_configuration_that_lies_elsewhere_is_not_left_in_a_run(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    torch.save({"module": {"a.weight": torch.ones(2)}}, tmp_path / "a.pt")
+    ckptconv.convert(tmp_path / "a.pt", run, to="dcp", key="module", fsync=False)
+    (tmp_path / "config.json").write_text("{}")
+    for name in ("tokenizer.json", "README.md"):
+        (run / name).write_text("{}")
+    report = ckptconv.convert(run, tmp_path / "out", config=str(tmp_path / "config.json"), fsync=False)
+    assert [note for note in report.notes if "left in" in note] == []
+    assert {path.name for path in (tmp_path / "out").iterdir()} >= {"config.json", "tokenizer.json", "README.md"}
+
+
 def test_of_a_file_only_the_rows_that_are_kept_are_read(tmp_path: Path) -> None:
     shapes, config = models.mixed()
     shapes = {name: (*shape[:-1], 64 * shape[-1]) if len(shape) > 1 else shape for name, shape in shapes.items()}

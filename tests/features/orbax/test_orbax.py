@@ -359,3 +359,9 @@ def test_what_is_wrong_is_said(file: str, tmp_path: Path) -> None:
 def test_a_value_that_is_cut_short_is_found_before_anything_is_written(tmp_path: Path) -> None:
     run = ckptconv_here("convert", step_of("error-data-cut"), tmp_path / "out.safetensors")
     run.refused(4, "has 7473 bytes, and 1949 bytes are said to begin at byte 5824")
+
+
+def test_of_arrays_that_lie_in_descriptions_the_bytes_read_are_those_of_the_descriptions(tmp_path: Path) -> None:
+    run = done(ckptconv_here("convert", step_of("dtypes"), tmp_path / "out"))
+    (line,) = (line for line in run.out.splitlines() if line.startswith("read all "))
+    assert not line.startswith("read all 0 bytes")

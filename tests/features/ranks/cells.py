@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -49,3 +51,8 @@ def _fuzz(chance: random.Random, place: Path) -> str:
 
 
 FUZZED = {"ranks": _fuzz}
+# A step of a run, by what writes it to a directory.
+ONE_STEP: dict[str, Callable[[Path], Path]] = {
+    f"a file for each rank, {case}": lambda step, case=case: Path(shutil.copytree(RANKS / case / "checkpoint", step))
+    for case in CASES
+}

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
+from cells import of_features
 from checkpoints import ZERO, Run, ckptconv_here, done
 from effort import every
 from processes import calls, in_child
@@ -78,7 +79,7 @@ def test_convert_of_a_torn_run_says_which_step_is_the_last_good_one_and_last_goo
         done(ckptconv_here("convert", "--last-good", run, output))
         for key, tensor in load_file(output).items():
             assert torch.equal(tensor, state_of(20)[key.removeprefix("model.")]), name
-    ckptconv_here("convert", "--last-good", tmp_path / "trainer" / "checkpoint-10", output).refused(2, "has no steps")
+    ckptconv_here("convert", "--last-good", tmp_path / "trainer" / "checkpoint-10", output).refused(2, "is one step")
 
 
 def test_last_good_takes_a_step_of_each_run_and_says_so_if_none_is_good(tmp_path: Path) -> None:
@@ -161,12 +162,34 @@ def test_the_number_of_a_rank_is_not_taken_for_that_of_the_step(tmp_path: Path) 
     assert [step["like"] for step in steps(run, "--json").json["steps"]] == ["step_3", "step_3", ""]
 
 
-def test_one_step_is_not_a_run(tmp_path: Path) -> None:
-    for name in ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"):
-        torch.save({}, tmp_path / name)
-    run = steps(tmp_path)
-    assert run.code == 2
-    assert f"{tmp_path} is one step of a run." in run.err
+def _of_hugging_face(step: Path) -> Path:
+    """As the Trainer saves a step with four processes, and as people rename it."""
+    SAVERS["trainer"].save(step, 1)
+    for rank in range(4):
+        torch.save({}, step / f"rng_state_{rank}.pth")
+    return step
+
+
+# A step of each family, by what writes it to a directory.
+ONE_STEP: dict[str, Callable[[Path], Path]] = {
+    "Hugging Face": _of_hugging_face,
+    **{name: step for steps in of_features("ONE_STEP") for name, step in steps.items()},
+}
+
+
+@every("family", ONE_STEP)
+@every("name", ["step-100", "final"])
+def test_a_step_of_any_family_is_not_a_run(name: str, family: str, tmp_path: Path) -> None:
+    step = ONE_STEP[family](tmp_path / name)
+    steps(step).refused(2, f"{step} is one step of a run, where the directory of the run was expected.")
+
+
+def test_ranks_of_a_torn_step_are_no_steps(tmp_path: Path) -> None:
+    step = tmp_path / "step-100"
+    step.mkdir()
+    for rank in range(4):
+        torch.save({}, step / f"model_{rank}.pt")
+    steps(step).refused(2, "Name the directory that the steps are in.")
 
 
 def test_files_named_by_step_are_steps_with_their_optimizers(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from stores import in_memory
 
 import ckptconv
 from ckptconv.errors import CkptconvError, UnsafeError
-from ckptconv.features.thin.area import AREA
+from ckptconv.features.thin.area import AREA, JOURNAL
 from ckptconv.features.thin.carrying import carry_out
 from ckptconv.features.thin.options import THIN
 from ckptconv.features.thin.planning import Thinning, planned
@@ -389,6 +389,36 @@ def test_what_takes_the_place_of_a_step_while_it_is_moved_gets_its_name_back(
     monkeypatch.undo()
     assert SAVER.takes(run / "checkpoint-100"), "what was put there, by whatever name, is whole"
     assert SAVER.takes(tmp_path / "away")
+
+
+OUTSIDE = "../../mine.txt"
+# Lines of a journal that came with a copy of the run, and what it has hidden.
+JOURNALS: Mapping[str, list[Any]] = {
+    "hidden names that lead out": [{"step": "a", "do": "remove", "moves": {"a": OUTSIDE}, "marks": {"a": ""}}],
+    "less of a step that leads out": [{"step": OUTSIDE, "do": "lessen", "moves": {OUTSIDE: "step-0-0"}, "marks": {}}],
+    "names that lead out": [{"step": "a", "do": "remove", "moves": {OUTSIDE: "step-0-0"}, "marks": {OUTSIDE: ""}}],
+    "no names": [{"step": "a", "do": "remove", "moves": ["a"], "marks": 3}],
+    "no marks": [{"step": "a", "do": "remove", "moves": {"a": "step-0-0"}, "marks": {}}],
+    "no step": [{"do": "lessen"}],
+    "no state": [{"step": "a"}],
+    "no object": [["do"]],
+}
+
+
+@every("lines", JOURNALS.values(), JOURNALS)
+def test_a_journal_that_came_with_a_copy_of_a_run_leads_nowhere(lines: list[Any], tmp_path: Path) -> None:
+    run = SAVER.run(tmp_path / "run", 100, 200)
+    mine = tmp_path / "mine.txt"
+    mine.write_text("mine")
+    (run / AREA).mkdir(mode=0o700)
+    for name, text in ((".lock", ""), ("step-0-0", ""), (JOURNAL, "".join(f"{json.dumps(line)}\n" for line in lines))):
+        (run / AREA / name).write_text(text)
+    with (run / AREA / JOURNAL).open("a") as journal:
+        journal.write(json.dumps({"step": "a", "state": "done"}) + "\n")
+    before = files(run)
+    thin(run, "--keep-last", 1, "--yes").refused(4, f"{JOURNAL}: line 1 is none that thin writes.")
+    assert mine.read_text() == "mine"
+    assert files(run) == before
 
 
 def test_an_area_of_somebody_else_is_not_used(run: Path) -> None:
