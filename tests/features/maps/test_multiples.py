@@ -47,5 +47,5 @@ def test_a_layer_that_is_missing_is_named_by_its_number(tmp_path: Path) -> None:
 
 @every("index", ["{0 l}", "{2l}", "{-2 l}", "{2 l 3}", "{2 3}", "{99999 l}"])
 def test_an_index_that_is_none_is_refused(index: str) -> None:
-    with pytest.raises(UsageError, match="an index is a letter or word in braces, such as {l}, {l \\+ 1} or {2 l"):
+    with pytest.raises(UsageError, match=r"an index is a letter or word in braces, such as {l}, {l \+ 1} or {2 l"):
         parse_map(f'[[rule]]\nours = "a.{index}"\nhf = "b.{index}"\n', "m.toml")
