@@ -39,8 +39,9 @@ def accompanied(source: Source, target: Target, options: Options, parts: Collect
         source = source._replace(config=_config_at(target, options))
     directory, left = _left(source, target, options, parts)
     if left:
-        can_copy = options.copy_config is None and not target.is_file and any(map(companions.is_companion_name, left))
-        hint = " --copy-config copies the configuration and tokenizer." if can_copy and source.is_model else ""
+        is_unasked = options.copy_config is None and source.reference is None and not target.is_file
+        can_copy = is_unasked and source.is_model and companions.CONFIG in left
+        hint = " --copy-config copies the configuration and tokenizer." if can_copy else ""
         source = source._replace(notes=[*source.notes, f"left in {directory}: {some(left, _NAMED, str)}.{hint}"])
     return source, goal
 
