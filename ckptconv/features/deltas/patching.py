@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ckptconv.engine.execute import in_threads
-from ckptconv.engine.together import blocks_of
 from ckptconv.errors import UNWRITTEN, CorruptError, UsageError, leaving
 from ckptconv.features.deltas.changes import read_chain
 from ckptconv.features.deltas.options import PATCHING
 from ckptconv.features.deltas.reading import Delta
+from ckptconv.features.deltas.together import blocks_of
 from ckptconv.formats.opening import opened
 from ckptconv.options.option import checked
 from ckptconv.options.table import Options
