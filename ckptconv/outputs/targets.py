@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ckptconv.errors import FailedError, UsageError
 from ckptconv.formats import model_files
-from ckptconv.formats.companions import CONFIG, is_companion_name
+from ckptconv.formats.model_directory import CONFIG, is_companion_name
 from ckptconv.formats.run_names import LATEST_UNIVERSAL, POINTERS
 from ckptconv.formats.source import ADAPTER, MODEL, STEMS, Source
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
@@ -117,14 +117,15 @@ class Target(NamedTuple):
     """The place of an output, and which of `KINDS` it is.
 
     `replaces` are files in the directory that an earlier output has copied there; the names of its own begin with
-    `stem`. It is cut like `layout` if a feature gives one, which has the paths of the files that it was read from as
-    `behind`. `options` are its own, if they are others than those of the conversion. `proposed` is its path if the user
-    did not type it as OUTPUT.
+    `stem`. `left` are files of the input's directory that it does not have, {path: reason}. It is cut like `layout` if
+    a feature gives one, which has the paths of the files that it was read from as `behind`. `options` are its own, if
+    they are others than those of the conversion. `proposed` is its path if the user did not type it as OUTPUT.
     """
 
     path: str
     kind: str
     replaces: frozenset[str] = frozenset()
+    left: Mapping[str, str] = {}
     layout: Any = None
     options: Options | None = None
     stem: str = MODEL

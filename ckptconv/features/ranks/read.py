@@ -19,8 +19,9 @@ from ckptconv.features.joining.pieces import Pieces
 from ckptconv.features.joining.sets import OPTIMIZER, OTHER, FileSet, parsed, sets_in, sets_of
 from ckptconv.features.ranks import flat
 from ckptconv.features.ranks.locate import FAMILY, choose, locate
-from ckptconv.formats.companions import is_companion_name, with_files
+from ckptconv.formats.companions import with_files
 from ckptconv.formats.format import Probe
+from ckptconv.formats.model_directory import is_companion_name
 from ckptconv.formats.registered import DCP, FORMATS
 from ckptconv.formats.runs import Located
 from ckptconv.formats.source import STATES_ARE_CONVERTED, Source, Wanted
