@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 from ckptconv.errors import CkptconvError, DifferenceError, MissingError, UsageError
 from ckptconv.formats.alone import kept_apart
 from ckptconv.formats.change import Change
-from ckptconv.formats.companions import is_companion_name, together, with_files
+from ckptconv.formats.companions import together, with_files
 from ckptconv.formats.detect import OtherFamilyError
+from ckptconv.formats.model_directory import is_companion_name
 from ckptconv.formats.model_files import INDEX_SUFFIX, SUFFIX
 from ckptconv.formats.opening import all_opened, fitted
 from ckptconv.formats.source import MODEL, Opened, Source, source_of

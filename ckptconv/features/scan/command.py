@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # The most classes that are named.
 _NAMED = 5
 
-OTHER_WORDS = {"scan": ("audit", "picklescan", "fickling", "modelscan")}
+OTHER_WORDS = {"scan": ("audit", "safe", "security", "picklescan", "fickling", "modelscan")}
 
 
 @taking(COMMAND["sarif"], *named("overwrite"), COMMAND["fail_on"], *named("json quiet verbose storage_options"))
