@@ -15,6 +15,7 @@ from effort import every
 
 import ckptconv
 from ckptconv import DifferenceError, UsageError
+from ckptconv.formats.run_names import TREES
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import kinds, targets
@@ -68,10 +69,12 @@ def convert(here: Path, **options: Any) -> ckptconv.Report:
     return ckptconv.convert(here / "x.pt", here / "out", to="raw", **options)
 
 
-def test_only_its_form_makes_a_kind_a_directory() -> None:
-    of_features = {name: kind for name, kind in kinds.KINDS.items() if isinstance(kind, OfFeature)}
-    forms = {name: kinds.entry_of(name).form for name in of_features}
-    assert kinds.DIRECTORY_KINDS.keys() == {name for name, form in forms.items() if form not in ("file", "tree")}
+def test_a_kind_of_a_feature_is_such_a_directory_unless_a_suffix_or_an_option_asks_for_it() -> None:
+    for name, kind in kinds.KINDS.items():
+        if isinstance(kind, OfFeature):
+            form = kinds.entry_of(name).form
+            assert (name in kinds.DIRECTORY_KINDS) == (form != "file" and not kind.option), name
+            assert form in ("file", *TREES) or targets.directory_of(form), name
 
 
 def test_it_is_written_written_again_and_compared_with_its_plan(tmp_path: Path) -> None:
