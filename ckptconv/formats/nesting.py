@@ -1,11 +1,12 @@
-"""Builds nested dicts from values and their paths. Pure."""
+"""Builds nested dicts from values and their paths, and takes the tensors out of a dict. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError
+from ckptconv.tensors.lazy import LazyTensor, untagged
 
 
 class Nested(NamedTuple):
@@ -37,3 +38,12 @@ def nest(leaves: Iterable[tuple[tuple[Any, ...], Any]], where: str, shown: Calla
             raise CorruptError(f"{where}: there are two values for {shown(path)}.")
         node[path[-1]] = leaf
     return nested
+
+
+def tensors_in(state: Mapping[Any, Any]) -> dict[str, LazyTensor]:
+    """Return the tensors of a state dict, without the tags of frameworks."""
+    return {
+        name: untagged(value)
+        for name, value in state.items()
+        if isinstance(name, str) and isinstance(value, LazyTensor)
+    }
