@@ -132,6 +132,7 @@ BY_RANK: tuple[str, ...] = (
 # path, with all that is needed.
 MADE_OF: dict[str, str] = {
     "dcp": "ckptconv.features.dcp.taking",
+    "megatron": "ckptconv.features.megatron_output.taking",
     "universal": "ckptconv.features.universal.taking",
 }
 # Safetensors that are no weights: a key in the metadata of their index, and the module. There, `no_weights` returns

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ckptconv.errors import FailedError, UsageError
 from ckptconv.formats import model_files
 from ckptconv.formats.model_directory import CONFIG, is_companion_name
-from ckptconv.formats.run_names import LATEST_UNIVERSAL, POINTERS
+from ckptconv.formats.run_names import POINTERS, TREES
 from ckptconv.formats.source import ADAPTER, MODEL, STEMS, Source
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.options.option import former_given
@@ -138,7 +138,7 @@ class Target(NamedTuple):
 
     @property
     def form(self) -> str:
-        """How it lies on a disk: "file", "tree", or one of `DIRECTORIES`."""
+        """How it lies on a disk: "file", one of `TREES`, or of `DIRECTORIES`."""
         form = entry_of(self.kind).form
         return FORMS[self.stem] if form == "directory" else form
 
@@ -149,7 +149,7 @@ class Target(NamedTuple):
     @property
     def is_tree(self) -> bool:
         """Whether it is a directory that is replaced as a whole."""
-        return self.form == "tree"
+        return self.form in TREES
 
     @property
     def last(self) -> str:
@@ -162,16 +162,16 @@ class Target(NamedTuple):
         return final_path(self.path, self.form, name)
 
 
-def pointer_of(directory: str) -> str:
-    """Return the path of the file that names a universal checkpoint, which lies next to its `directory`."""
-    above = dirname(directory)
-    return LATEST_UNIVERSAL if above == "." and not directory.startswith("./") else join(above, LATEST_UNIVERSAL)
+def pointer_of(directory: str, form: str = "tree") -> str:
+    """Return the path of the file next to a `directory` of a form of `TREES`, which names it."""
+    above, name = dirname(directory), TREES[form]
+    return name if above == "." and not directory.startswith("./") else join(above, name)
 
 
 def final_path(path: str, form: str, name: str) -> str:
     """Return the final path of the file `name` of an output at `path`, which lies there as `Target.form` says."""
-    if form == "tree" and name == LATEST_UNIVERSAL:
-        return pointer_of(path)
+    if TREES.get(form) == name:
+        return pointer_of(path, form)
     return path if form == "file" else join(path, name)
 
 
@@ -440,7 +440,7 @@ def check_spool(directory: str) -> None:
 def not_a_directory(path: str) -> UsageError:
     return UsageError(
         f"{path} is the name of a file, but an output that does not end in .safetensors is a directory.",
-        f"Did you mean {os.path.splitext(path)[0]}.safetensors?",
+        f"Did you mean {os.path.splitext(path)[0]}.safetensors? ckptconv convert also writes files for torch.load.",
     )
 
 

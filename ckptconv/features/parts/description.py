@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
+from ckptconv.formats.run_names import TREES
 from ckptconv.formats.source import STEMS
 from ckptconv.outputs.schema import PLAN, check_heading, check_names, parse_json, shape_of
 from ckptconv.plan import NUMBERED
@@ -58,7 +59,7 @@ def description(
     directory = directory_of(kind)
     if kind == "file" and len(names) != 1:
         raise ValueError(f"it has {len(names)} files, but the output is one file")
-    if kind != "tree":
+    if kind not in TREES:
         for name in names:
             if "/" in name or (directory and not directory.may_have(name)):
                 raise ValueError(f"{name!r} is not the name of a file of such an output")

@@ -42,8 +42,20 @@ EVERYWHERE = idle(
     version use_optimized_inference
     """
 )
+
+
+def quark_export(*packings: str) -> Words:
+    """Return what AMD Quark says of its own export, whatever method it names: the ways to pack integers."""
+    return {
+        **idle("kv_cache_group min_kv_scale weight_merge_groups"),
+        "pack_method": frozenset(packings),
+        "weight_format": frozenset(("real_quantized",)),
+    }
+
+
 _FP8 = {
     **EVERYWHERE,
+    "export?": quark_export("reorder", "order"),
     **idle("fmt scale_fmt is_checkpoint_fp8_serialized activation_scale_ub"),
     "weight_block_size?": OrNull((SIZE, SIZE)),
     "expert_dtype?": frozenset(("fp4", "fp8")),
