@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from ckptconv.engine.execute import in_threads, is_scattered, same, usual_threads, worth_processes
 from ckptconv.engine.worker import Tally
 from ckptconv.errors import UNPUBLISHED, CkptconvError, CorruptError, FailedError, StoppedError, leaving
-from ckptconv.formats.companions import is_companion_name
+from ckptconv.formats.model_directory import is_companion_name
 from ckptconv.formats.run_names import TREES
 from ckptconv.options.table import Options
 from ckptconv.outputs.planning import Output

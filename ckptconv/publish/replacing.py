@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckptconv.errors import FailedError, UsageError
-from ckptconv.formats.companions import is_companion_name
+from ckptconv.formats.model_directory import is_companion_name
 from ckptconv.formats.run_names import TREES
 from ckptconv.formats.source import Source
 from ckptconv.outputs.computed import terms_of

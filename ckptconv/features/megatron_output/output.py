@@ -23,7 +23,7 @@ from ckptconv.features.megatron_output.arguments import arguments
 from ckptconv.features.megatron_output.kind import NUMBERED
 from ckptconv.features.megatron_output.sharding import EMBEDDINGS, HEAD, LOCAL, TRANSFORMER_ENGINE, Sharded, sharded
 from ckptconv.features.megatron_output.states import SHARDING, optimizer_of, schedule_of, stored_states, taken_out
-from ckptconv.formats.companions import CONFIG
+from ckptconv.formats.model_directory import CONFIG
 from ckptconv.formats.run_names import TREES
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options

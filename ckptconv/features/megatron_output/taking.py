@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckptconv.features.dcp import taking
-from ckptconv.formats import companions, configs
+from ckptconv.formats.companions import configurations
+from ckptconv.formats.model_directory import CONFIG
 from ckptconv.formats.source import Source
 from ckptconv.formats.values import first_bytes
 from ckptconv.options.table import Options
-from ckptconv.storage.location import Location
 from ckptconv.tensors.lazy import LazyTensor
 
 needs_states = taking.needs_states
@@ -25,11 +25,9 @@ def fitted(source: Source, options: Options, typed: str) -> Source:
     source = taking.fitted(source, options, typed)
     if options.states and source.optimizer is not None:
         source = source._replace(optimizer=_with_steps(source.optimizer, options.storage_options))
-    beside = companions.siblings(source, options.storage_options, (companions.CONFIG,)).files
-    if companions.CONFIG not in beside:
-        return source
-    place = Location(beside[companions.CONFIG].path, dict(options.storage_options))
-    return source._replace(values={**source.values, companions.CONFIG: configs.read(place)})
+    beside = configurations(source, options.storage_options, CONFIG)
+    values = {name: dict(configuration.says) for name, configuration in beside}
+    return source._replace(values={**source.values, **values}) if values else source
 
 
 def _with_steps(optimizer: Mapping[str, Any], stores: Mapping[str, Any]) -> dict[str, Any]:
