@@ -440,7 +440,7 @@ def check_spool(directory: str) -> None:
 def not_a_directory(path: str) -> UsageError:
     return UsageError(
         f"{path} is the name of a file, but an output that does not end in .safetensors is a directory.",
-        f"Did you mean {os.path.splitext(path)[0]}.safetensors?",
+        f"Did you mean {os.path.splitext(path)[0]}.safetensors? ckptconv convert also writes files for torch.load.",
     )
 
 
