@@ -10,7 +10,7 @@ from typing import Any
 
 from ckptconv.pickles.nodes import Composite, Opaque
 from ckptconv.pickles.set_order import ordered
-from ckptconv.tensors.lazy import Tagged
+from ckptconv.tensors.lazy import LazyTensor, Tagged
 
 ATOMS = frozenset({str, int, float, bool, type(None), bytes, complex, EllipsisType})
 MAPPINGS = (dict, OrderedDict, Counter, defaultdict)
@@ -58,3 +58,8 @@ def walk(tree: Any, seen: set[int] | None = None) -> Iterator[Any]:
             stack.extend(ordered(value) if kind in _SETS else CHILDREN[kind](value))
         if kind in MAPPINGS:
             stack.extend(value)
+
+
+def is_tensor(node: Any) -> bool:
+    """Whether a node is a tensor, or one that consists of several."""
+    return isinstance(node, (LazyTensor, Composite))

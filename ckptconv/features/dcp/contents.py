@@ -36,7 +36,7 @@ from ckptconv.outputs.selected import METADATA as FORMAT
 from ckptconv.outputs.selected import Selected
 from ckptconv.outputs.selection import Rename
 from ckptconv.outputs.torch_tree import STORAGE, TorchTree, plan_tree
-from ckptconv.pickles.children import ATOMS, MAPPINGS, walk
+from ckptconv.pickles.children import ATOMS, MAPPINGS, is_tensor, walk
 from ckptconv.pickles.nodes import Composite
 from ckptconv.plan import Data, FilePlan, Literal, Part, Trailer
 from ckptconv.structure import keymap
@@ -216,7 +216,7 @@ def _flattened(tree: Any, path: Path, empty: list[str]) -> Iterator[Leaf]:
     Dicts are entered, and lists with tensors or dicts in them; a tuple is one value, whatever it holds.
     """
     if type(tree) not in MAPPINGS:
-        kind = "tensor" if isinstance(tree, (LazyTensor, Composite)) else type(tree).__name__
+        kind = "tensor" if is_tensor(tree) else type(tree).__name__
         raise UsageError(
             f"The state is a {kind}, but a checkpoint of torch.distributed.checkpoint needs a dict.",
             "Choose a dict in it with --key.",
@@ -245,9 +245,7 @@ def _is_terminal(values: Sequence[Any], depth: int = 0) -> bool:
     if depth > MAX_DEPTH:
         raise LimitError(f"A list is nested more than {MAX_DEPTH} levels deep.")
     return not any(
-        type(value) in MAPPINGS
-        or isinstance(value, (LazyTensor, Composite))
-        or (type(value) is list and not _is_terminal(value, depth + 1))
+        type(value) in MAPPINGS or is_tensor(value) or (type(value) is list and not _is_terminal(value, depth + 1))
         for value in values
     )
 

@@ -37,13 +37,11 @@ from ckptconv.formats.source import (
     Wanted,
 )
 from ckptconv.formats.torch.container import MAX_PICKLE
-from ckptconv.pickles.children import walk
-from ckptconv.pickles.nodes import Composite
+from ckptconv.pickles.children import is_tensor, walk
 from ckptconv.plan import Input
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
 from ckptconv.storage.reading import Entry
-from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import format_size, some
 
 if TYPE_CHECKING:
@@ -405,7 +403,7 @@ def _is_of_first(tensor: SavedTensor) -> bool:
 
 def _is_plain(value: Any) -> bool:
     """Whether there is no tensor in `value`."""
-    return not any(isinstance(node, (LazyTensor, Composite)) for node in walk(value))
+    return not any(map(is_tensor, walk(value)))
 
 
 def describe(place: Location) -> Description:

@@ -22,8 +22,7 @@ from ckptconv.formats.numbers.states import by_parameter, renamed
 from ckptconv.formats.runs import Located
 from ckptconv.formats.source import Defaults, FileFacts, Source, StateFacts, Wanted
 from ckptconv.formats.torch.file import InputLog
-from ckptconv.formats.torch.packed import is_tensor
-from ckptconv.pickles.children import walk
+from ckptconv.pickles.children import is_tensor, walk
 from ckptconv.pickles.nodes import Composite, class_of
 from ckptconv.storage.location import Location
 from ckptconv.tensors.lazy import Equal, LazyTensor, Stored, Tagged, untagged

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
+from ckptconv.features.modules.whole import taken
 from ckptconv.features.tar.directory import listed
 from ckptconv.formats.format import CERTAIN, Guess, Probe
 from ckptconv.formats.source import FileFacts, Source, Wanted
-from ckptconv.formats.torch.modules import taken
 from ckptconv.formats.torch.zip import read_zip
 from ckptconv.pickles.children import walk
 from ckptconv.pickles.vocabulary import WHOLE_TREES

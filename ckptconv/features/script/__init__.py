@@ -7,3 +7,5 @@ modules, and `described` those of archives before torch 1.3, which JSON describe
 from __future__ import annotations
 
 PAGES = ()
+# Features that this one builds on: without them, it is gone too.
+NEEDS = ("modules",)

@@ -16,9 +16,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.features.modules.packed import MAX_DEPTH, Paths
 from ckptconv.features.script.weights import ScriptWeights, finished, unsupported
 from ckptconv.formats.torch.container import SCRIPT_ATTRIBUTES, SCRIPT_DESCRIPTION, SCRIPT_RECORDS
-from ckptconv.formats.torch.packed import MAX_DEPTH, Paths, is_tensor
+from ckptconv.pickles.children import is_tensor
 from ckptconv.pickles.machine import Loaded
 from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.pickles.vocabulary import MalformedError, RefusedError, Vocabulary

@@ -17,16 +17,16 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.formats.torch.packed import (
+from ckptconv.features.modules.packed import (
     MAX_DEPTH,
     Paths,
     Unpacked,
     convolution,
     detached,
     holding_others,
-    is_tensor,
     scales_of,
 )
+from ckptconv.pickles.children import is_tensor
 from ckptconv.pickles.nodes import Global, Opaque, Size, TorchConstant
 from ckptconv.pickles.vocabulary import Constructor, MalformedError, Vocabulary
 from ckptconv.text import brief, some

@@ -50,8 +50,7 @@ from ckptconv.formats.runs import STEP_METADATA, Located
 from ckptconv.formats.source import MODEL_KEYS, THEIR_STATES_ARE_CONVERTED, Source, Wanted
 from ckptconv.formats.torch.container import MAX_PICKLE
 from ckptconv.formats.torch.file import read_torch
-from ckptconv.formats.torch.packed import is_tensor
-from ckptconv.pickles.children import walk
+from ckptconv.pickles.children import is_tensor, walk
 from ckptconv.plan import Input
 from ckptconv.storage.ahead import ahead
 from ckptconv.storage.location import Location

@@ -23,6 +23,10 @@ from ckptconv.storage.records import Records
 TARS: tuple[str, ...] = (
     "ckptconv.features.tar.read",
 )  # fmt: skip
+# The module that takes state dicts out of modules that were pickled as a whole: `taken` returns what is left.
+MODULES: tuple[str, ...] = (
+    "ckptconv.features.modules.whole",
+)  # fmt: skip
 
 
 def read_torch(place: Location | str, *, limits: Limits = DEFAULT_LIMITS) -> TorchFile:
@@ -165,9 +169,8 @@ def read(place: Location, wanted: Wanted | None = None) -> Source:
     taken = Taken(torch_file.value, (), (), torch_file.opaque)
     # Modules are objects of unknown classes.
     if torch_file.opaque and not (wanted and wanted.raw):
-        from ckptconv.formats.torch import modules
-
-        taken = modules.taken(torch_file.value, torch_file.opaque, place.path)
+        for module in MODULES:
+            taken = import_module(module).taken(torch_file.value, torch_file.opaque, place.path)
     return Source(
         format=f"torch {torch_file.container}",
         family=TORCH,

@@ -13,18 +13,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.formats.torch.container import Taken
-from ckptconv.formats.torch.packed import (
+from ckptconv.features.modules.packed import (
     MAX_DEPTH,
     Paths,
     convolution,
     detached,
     holding_others,
-    is_tensor,
     packed_in,
     scales_of,
 )
-from ckptconv.pickles.children import MAPPINGS, walk
+from ckptconv.formats.torch.container import Taken
+from ckptconv.pickles.children import MAPPINGS, is_tensor, walk
 from ckptconv.pickles.nodes import Global, Opaque, class_of
 from ckptconv.tensors.lazy import Tagged
 from ckptconv.text import brief, some

@@ -20,8 +20,8 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 
 from ckptconv import load_state_dict
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
+from ckptconv.features.modules.whole import taken
 from ckptconv.formats.detect import open_source
-from ckptconv.formats.torch.modules import taken
 from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.structure.keymap import flatten
 from ckptconv.tensors.dtypes import DTYPES

@@ -14,7 +14,7 @@ from typing import Any
 
 from ckptconv.errors import CorruptError, LimitError
 from ckptconv.pickles.children import walk
-from ckptconv.pickles.nodes import Composite, Global, Opaque
+from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Inline, LazyTensor, Tagged, same_bytes
 
@@ -58,10 +58,6 @@ class Paths:
         if self._room < 0:
             raise LimitError(f"{self._where} has modules whose paths have over {_MAX_PATHS} characters.")
         return prefix + name
-
-
-def is_tensor(value: Any) -> bool:
-    return isinstance(value, (LazyTensor, Composite))
 
 
 def detached(tensor: Any) -> Any:
