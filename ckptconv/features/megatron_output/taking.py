@@ -16,4 +16,5 @@ def fitted(source: Source, options: Options, typed: str) -> Source:
     checkpoint that `options.states` names."""
     source = taking.fitted(source, options, typed)
     beside = configurations(source, options.storage_options, CONFIG)
-    return source._replace(values={**source.values, **{name: configuration.says for name, configuration in beside}})
+    values = {name: dict(configuration.says) for name, configuration in beside}
+    return source._replace(values={**source.values, **values}) if values else source
