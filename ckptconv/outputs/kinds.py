@@ -141,7 +141,7 @@ KINDS = {name: kind for name, kind in _EVERY.items() if isinstance(kind, OutputK
 ABSENT = {
     kind.to: kind.feature for kind in _EVERY.values() if isinstance(kind, OfFeature) and kind.to and not kind.exists
 }
-# The values of `--to`, each with its kinds; and those for checkpoints of torch.distributed.checkpoint.
+# The values of `--to`, each with its kinds.
 NAMED: Mapping[str, tuple[str, ...]] = {
     kind.to: tuple(name for name, other in KINDS.items() if other.to == kind.to) for kind in KINDS.values() if kind.to
 }
@@ -152,7 +152,11 @@ OTHER_WORDS = {
     **dict.fromkeys(("deepspeed", "zero", "ds", "ucp"), "universal"),
     **dict.fromkeys(("fsdp", "fsdp2", "distcp", "torchtitan", "distributed"), "dcp"),
 }
-CHECKPOINTS = tuple(to for to, (kind, *_) in NAMED.items() if KINDS[kind].holds in ("dcp", "megatron"))
+# The kinds of directories that only `--to` asks for, by its value; and those that hold what a training resumes from.
+DIRECTORY_KINDS = {
+    name: kind for name, kind in KINDS.items() if isinstance(kind, OfFeature) and not (kind.suffixes or kind.option)
+}
+CHECKPOINTS = tuple(name for name, kind in DIRECTORY_KINDS.items() if kind.holds != "weights")
 # The kinds that consist of several outputs, each in a folder of a known name.
 DIVIDED = {name: kind for name, kind in KINDS.items() if isinstance(kind, OfFeature) and kind.folders}
 # The options that ask for further outputs.

@@ -48,10 +48,10 @@ def _accompanied(source: Source, target: Target, options: Options) -> tuple[Sour
     """Return what `accompanied` does, and the reasons why companions stay behind, by name; "" for any other."""
     directory = Location(target.path, dict(options.storage_options))
     origins = [origin for origin in (source.reference, source) if origin and _is_copied(origin, source, options)]
-    if source.is_model and (target.is_file or not origins):
+    if source.is_model and not (target.takes_copies and origins):
         source = source._replace(companions={}, config=None)
-    if target.is_file:
-        reason = "one file has no directory to copy to"
+    if not target.takes_copies:
+        reason = "one file has no directory to copy to" if target.is_file else "such an output has only its own files"
         if options.copy_config:
             from ckptconv.publish.copying import not_copied
 

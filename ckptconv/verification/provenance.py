@@ -266,7 +266,8 @@ def check_compared(manifest: Manifest, source: Source, target: Target, compared:
         plan.name: FoundFile(plan.size, compared.where[plan.name], ranges[plan.name], compared.crcs.get(plan.name, {}))
         for plan in compared.plans
     }
-    return check(manifest, source, files, lambda: _heading(manifest, source, target, compared.plans, {}, {}))
+    of = compared.plans, compared.aliases, compared.record
+    return check(manifest, source, files, lambda: _heading(manifest, source, target, *of))
 
 
 def _check_digests(manifest: Manifest, files: Mapping[str, FoundFile]) -> None:

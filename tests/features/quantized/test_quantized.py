@@ -418,7 +418,7 @@ ROTATED = {"config_groups": {"u": {"type": "hadamard", "apply": [{"targets": ["L
 UNKNOWN_WORDS: dict[str, tuple[Mapping[str, Any], dict[str, Any]]] = {
     "transform_config": (PACKED, {"transform_config": ROTATED}),
     "sparsity_config": (PACKED, {"sparsity_config": {"format": "sparse-24-bitmask"}}),
-    "mxfp6-pack-quantized": (PACKED, {"format": "mxfp6-pack-quantized"}),
+    "mxfp5-pack-quantized": (PACKED, {"format": "mxfp5-pack-quantized"}),
     "marlin_format": (GPTQ, {"is_marlin_format": True}),
     "'rotation'": (GPTQ, {"rotation": "hadamard"}),
     "'bits'": (GPTQ, {"bits": "4"}),
@@ -487,9 +487,29 @@ def test_a_word_of_the_configuration_is_known_or_refused_by_name(tmp_path: Path)
 
 
 def test_rotations_that_both_sides_have_in_their_weights_are_known(tmp_path: Path) -> None:
-    pair = [{"targets": ["Linear"], "location": f"weight_{side}", "inverse": False} for side in ("input", "output")]
-    words = {"transform_config": {"config_groups": {"R": {"type": "hadamard", "apply": pair}}}, "sparsity_config": {}}
-    assert weights(model_directory(tmp_path / "in", INT4, {**PACKED, **words}), tmp_path / "out").keys() == {"w.weight"}
+    """So are those of queries and keys together, which no weight has."""
+    for sides in (("weight_input", "weight_output"), ("q_attn", "k_cache")):
+        pair = [{"targets": ["Linear"], "location": side, "inverse": False} for side in sides]
+        rotated = {"config_groups": {"R": {"type": "hadamard", "apply": pair}}}
+        words = {**PACKED, "transform_config": rotated, "sparsity_config": {}}
+        made = weights(model_directory(tmp_path / "in", INT4, words), tmp_path / "out", overwrite=True)
+        assert made.keys() == {"w.weight"}, sides
+
+
+def test_compressed_tensors_mxfp6_has_four_codes_in_three_bytes(tmp_path: Path) -> None:
+    """Codes 1, 8, 31 and 63, the first in the lowest bits: 1/8, 1, 7.5 and −7.5, of e2m3. They are told by their
+    name."""
+    word = 1 | 8 << 6 | 31 << 12 | 63 << 18
+    codes_ = torch.tensor([*word.to_bytes(3, "little")] * 8, dtype=torch.uint8).repeat(2, 1)
+    tensors = {"a.weight_packed": codes_, "a.weight_scale": torch.tensor([[127], [129]], dtype=torch.uint8)}
+    spec = {"num_bits": 6, "type": "float", "strategy": "group", "group_size": 32}
+    words = {**PACKED, "format": "mxfp6-pack-quantized", "config_groups": {"g": {"weights": spec}}}
+    source = model_directory(tmp_path / "in", tensors, words)
+    report = ckptconv.convert(source, tmp_path / "out", dequantize=True, verify=True)
+    assert report.dequantized == {"MXFP6": 1}
+    numbers = torch.tensor([0.125, 1, 7.5, -7.5] * 8)
+    made = load_file(tmp_path / "out" / "model.safetensors")
+    assert bits(made) == bits({"a.weight": torch.stack([numbers, numbers * 4]).bfloat16()})
 
 
 def packed(width: int) -> dict[str, torch.Tensor]:
