@@ -113,7 +113,9 @@ test-maps: build/maps-tools build/maps-old build/maps-more build/maps-titan
 
 test-megatron: build/megatron-tools build/megatron-new
 	$</bin/python scripts/test_megatron.py $(MEGATRON_FLAGS)
+	$</bin/python scripts/test_megatron_states.py
 	PYTHONPATH=build/megatron-new $</bin/python scripts/test_megatron.py $(MEGATRON_FLAGS)
+	PYTHONPATH=build/megatron-new $</bin/python scripts/test_megatron_states.py
 
 # The newest release, which asks for a newer Python than it needs.
 build/megatron-new: build/megatron-tools

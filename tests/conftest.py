@@ -77,6 +77,22 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="session")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that `convert_sharded` converts to seven files."""
+    from checkpoints import seven_shards
+
+    return seven_shards(tmp_path_factory.mktemp("model") / "model.pt", rows=25)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A directory of the user's that nothing here may touch."""
+    from strangers import precious
+
+    return precious(tmp_path / "home")
+
+
+@pytest.fixture(scope="session")
 def program() -> Path:
     """A directory for the PATH with `ckptconv`, which starts at once."""
     from processes import prepared

@@ -8,13 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import contents
+from checkpoints import Run, ckptconv_here, contents
 
 NOBODY = 65534
+# Options with which a model of a few kilobytes becomes several files.
+SHARDED = ("--max-shard-size", "100kB")
 
 IS_ROOT = os.geteuid() == 0
 
 as_root = pytest.mark.skipif(not IS_ROOT, reason="only root can make files of others")
+
+
+def convert_sharded(model: Path, output: Path, *options: object) -> Run:
+    return ckptconv_here("pt2safetensors", model, output, *SHARDED, *options)
 
 
 def is_untouched(home: Path) -> bool:

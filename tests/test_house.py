@@ -129,9 +129,28 @@ def test_the_page_on_the_trunk_names_modules_of_the_trunk_that_exist() -> None:
     named = [name for name in modules_named(page) if not name.startswith(("tests/", "scripts/"))]
     assert len(named) > 30
     assert [name for name in named if not (PACKAGE / name).exists() or name.startswith("features/")] == []
-    # A word alone, such as `encoder.py`, is a module of the room named before; `store.py` is one of a feature.
-    alone = {*re.findall(r"`(\w+\.py)`", page)} - {"store.py"}
+    # A word alone, such as `encoder.py`, is a module of the room named before; these are those of a feature.
+    alone = {*re.findall(r"`(\w+\.py)`", page)} - {"store.py", "kind.py", "cells.py"}
     assert alone <= {path.name for path in PACKAGE.rglob("*.py") if "features" not in path.parts}
+
+
+def names_placed(page: str) -> list[tuple[str, str]]:
+    """The names that a page says to be in a module, each with the module: in its table of registries, and as in
+    "`KINDS` (`outputs/kinds.py`)"."""
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| `([\w/]+\.py)` \|", page, re.MULTILINE)
+    placed = [(name, module) for names, module in rows for name in re.findall(r"`(\w+)`", names)]
+    return placed + re.findall(
+        r"`([A-Z]\w+)`(?:,? (?:in|of)|,? \()\s?`([\w/]+/\w+\.py|errors\.py|result\.py)`(?! says)", page
+    )
+
+
+@pytest.mark.parametrize(("page", "least"), [(ROOT / "docs" / "core.md", 35), (ROOT / "CONTRIBUTING.md", 9)])
+def test_the_pages_for_developers_say_where_a_name_is_defined(page: Path, least: int) -> None:
+    placed = names_placed(page.read_text("utf-8"))
+    assert len(placed) >= least
+    for name, module in placed:
+        text = next(path for path in (PACKAGE / module, ROOT / module) if path.exists()).read_text("utf-8")
+        assert re.search(rf"^(class|def) {name}\b|^{name}\b[^=\n]*=", text, re.MULTILINE), (name, module)
 
 
 def test_every_fault_of_the_mutants_is_still_a_line_of_the_package() -> None:

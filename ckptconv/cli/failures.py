@@ -78,7 +78,7 @@ def _options_of(command: Any) -> set[str]:
 
 
 def _arguments(ctx: Any) -> str:
-    return re.sub("[{}]", "", " ".join(ctx.command.collect_usage_pieces(ctx)))
+    return re.sub(r"{|}(\.{3})?", "", " ".join(ctx.command.collect_usage_pieces(ctx)))
 
 
 def _options_below(group: Any) -> set[str]:

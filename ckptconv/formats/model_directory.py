@@ -101,21 +101,14 @@ def companions_of(source: Source, options: Mapping[str, object], names: Collecti
         is_apart = name == ADAPTER_CONFIG and source.stem != ADAPTER
         return not is_apart and (is_companion_name(name) if names is None else name in names)
 
-    near = Companions({})
     for place in places_of(source, options):
-        files, stays = {}, {}
-        for name, entry in place.names.items():
-            if is_one(name):
-                if why := not_file(entry) or _unfit(place.path, entry.file):
-                    stays[name] = f"it is {why}"
-                else:
-                    files[name] = entry.file
-        near = Companions(files, stays, place.path)
+        near = {name: entry for name, entry in place.names.items() if is_one(name)}
+        unfit = {name: not_file(entry) or _unfit(place.path, entry.file) for name, entry in near.items()}
+        files = {name: entry.file for name, entry in near.items() if not unfit[name]}
         if files:
             break
-    return near._replace(
-        files={**near.files, **{name: source.companions[name] for name in source.companions if is_one(name)}}
-    )
+    own = {name: file for name, file in source.companions.items() if is_one(name)}
+    return Companions({**files, **own}, {name: f"it is {why}" for name, why in unfit.items() if why}, place.path)
 
 
 def not_file(entry: Entry) -> str:

@@ -12,7 +12,7 @@ import itertools
 import math
 import re
 import zlib
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from importlib import import_module
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
@@ -66,8 +66,8 @@ _MOST = 1 << 63
 _LEVELS, _LARGEST = 125, (1 << 1024) - (1 << 970) - 1
 # The most entries of the metadata that are shown.
 _TOLD = 20
-# Bytes of the first request for a remote file.
-_FAR = 1 << 18
+# The most bytes of the first request for a remote file, and those of an entry of a header beside its name.
+_FAR, _ENTRY = 1 << 18, 160
 
 
 def locate(directory: Location) -> Location | None:
@@ -260,7 +260,9 @@ def _read_set(place: Location, warnings: list[str]) -> TensorFiles:
     content.shards = [place.parent.join(name).path for name in names]
     differing: dict[str, None] = {}
     members = {name: place.parent.at(entry.file) for name, entry in entries.items()}
-    for name, header in zip(names, ahead(header_of, [*members.values()]), strict=True):
+    within = {members[name].path: wanted[name] for name in names}
+    headers = ahead(lambda member: header_of(member, within[member.path]), [*members.values()])
+    for name, header in zip(names, headers, strict=True):
         _check_contents(members[name].path, place.path, header.tensors, wanted.pop(name))
         content.tensors.update(header.tensors)
         known = content.metadata
@@ -339,16 +341,17 @@ class _Place(NamedTuple):
     shape: tuple[int, ...]
 
 
-def header_of(place: Location) -> Header:
-    """Read the header of a file."""
+def header_of(place: Location, names: Collection[str] = ()) -> Header:
+    """Read the header of a file, which has tensors of these `names` if they are known."""
     with place.at(place.file or place.entry.file).open_reader() as reader:
-        return read_header(reader)
+        return read_header(reader, first=min(_FAR, sum(map(len, names)) + _ENTRY * len(names)) or _FAR)
 
 
-def read_header(reader: Reader, base: int = 0, stop: int | None = None) -> Header:
-    """Read the header of the safetensors file in `reader`, from byte `base` to byte `stop`, or to its end."""
+def read_header(reader: Reader, base: int = 0, stop: int | None = None, first: int = _FAR) -> Header:
+    """Read the header of the safetensors file in `reader`, from byte `base` to byte `stop`, or to its end. The `first`
+    request for a remote file has that many bytes."""
     stop = reader.file.size if stop is None else stop
-    raw, bytes_read = _raw_header(reader, base, stop)
+    raw, bytes_read = _raw_header(reader, base, stop, first)
     file = reader.file
     identity = Input(file, (file.size, file.stamp, zlib.crc32(raw)))
     places, metadata = described(raw, file.path)
@@ -388,10 +391,10 @@ def _metadata(path: str, value_given: Any) -> dict[str, str]:
     return value_given
 
 
-def _raw_header(reader: Reader, base: int, stop: int) -> tuple[bytes, int]:
+def _raw_header(reader: Reader, base: int, stop: int, first: int) -> tuple[bytes, int]:
     """Return the bytes of the header, and the number of bytes read for it."""
     path, size = reader.file.path, stop - base
-    head = reader.read_at(base, min(size, _FAR if is_remote(path) else 512))
+    head = reader.read_at(base, min(size, first if is_remote(path) else 512))
     length = int.from_bytes(head[:8], "little")
     if len(head) < 9 or head[8:9] != b"{":
         error = foreign_file(head[:512], size)

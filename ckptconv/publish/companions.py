@@ -71,8 +71,8 @@ def _accompanied(source: Source, target: Target, options: Options) -> tuple[Sour
         source, unfit = with_companions(source, wanted, directory, options, earlier)
         return source, goal, {**stays, **unfit}
     if options.copy_config is None and source.quantized and source.quantized.says:
-        warning = f"{source.quantized.path} was not copied: --copy-config writes it without its quantization settings."
-        source = source._replace(notes=[*source.notes, warning])
+        note = f"{source.quantized.path} was not copied: --copy-config writes it without its quantization settings."
+        source = source._replace(notes=[*source.notes, note])
     return source, goal, {"": UNASKED if options.copy_config is None else "--no-copy-config"}
 
 
@@ -80,13 +80,9 @@ def _is_copied(origin: Source, source: Source, options: Options) -> bool:
     """Whether the companions of `origin`, which is `source` or its reference, are to be copied."""
     if options.copy_config is None:
         is_bare = origin.component is not None or origin.stem == ADAPTER
-        return origin is source.reference or stores.at(origin.path).repository or is_bare or _is_retold(source, options)
+        is_retold = any(way.retold for way in ways_of(source, options))  # the output's has other settings
+        return origin is source.reference or stores.at(origin.path).repository or is_bare or is_retold
     return options.copy_config
-
-
-def _is_retold(source: Source, options: Options) -> bool:
-    """Whether the configuration of an output states other settings than that of `source`."""
-    return any(way.retold for way in ways_of(source, options))
 
 
 def _wanted(origin: Source, source: Source, options: Options) -> Collection[str] | None:

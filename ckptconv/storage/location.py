@@ -6,6 +6,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
+from ckptconv.errors import UsageError
 from ckptconv.storage import files, paths
 from ckptconv.storage.reading import Entry, Options, Reader
 from ckptconv.tensors.moves import File
@@ -80,6 +81,12 @@ class Location:
     def kind(self) -> str:
         """ "file", "directory", "other" (a pipe, a device), or "missing"."""
         return self.entry.kind
+
+    def check_file(self, called: str) -> None:
+        """Raise UsageError for what the user calls `called` if no file is here."""
+        if self.kind != "file":
+            what = "does not exist" if self.kind == "missing" else f"is {self.entry.described}, and not a file"
+            raise UsageError(f"{called} {what}.")
 
     @functools.cached_property
     def names(self) -> Mapping[str, Entry]:

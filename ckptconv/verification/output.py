@@ -192,10 +192,8 @@ def _add(
 ) -> dict[str, str]:
     """Add the file `path`, read from `place`, to `written`; return its metadata without the `expected` members. Aliases
     are in it, or `indexed`."""
-    entry = place.entry
-    if entry.kind != "file":
-        raise UsageError(f"{path} {'does not exist' if entry.kind == 'missing' else f'is {entry.described}'}.")
-    tensors, metadata = _read_header(path, place.at(entry.file))
+    place.check_file(path)
+    tensors, metadata = _read_header(path, place.at(place.entry.file))
     if not is_remote(place.path):
         _check_with_library(path, place.path, tensors, metadata)
     for name in tensors:
@@ -208,7 +206,7 @@ def _add(
         if metadata.pop(key, None) != text:
             purpose = ", which loaders ask for" if key == "format" else ""
             raise _header(path, f"its metadata does not say that its {key} is {brief(text)}{purpose}")
-    written.files.append(entry.file._replace(path=path))
+    written.files.append(place.entry.file._replace(path=path))
     return metadata
 
 

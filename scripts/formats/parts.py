@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-NEEDED = ("torch", "transformers")
+NEEDED = ("torch", "transformers", "compressed_tensors")
 LAYERS, EXPERTS = 6, 8
 _BASE: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": LAYERS, "num_attention_heads": 4,
@@ -71,6 +71,15 @@ _COUNTS = ("num_experts", "n_routed_experts", "num_local_experts", "num_routed_e
 _LISTS = ("layer_types", "mlp_layer_types", "layers_block_type", "no_rope_layers")
 
 
+# The models whose experts compressed-tensors prunes too: patterns of the names of routers and of experts.
+_PRUNED = {
+    "qwen3_moe": (r"mlp\.gate\.weight$", r"mlp\.experts\."),
+    "mixtral": (r"\.gate\.weight$", r"\.experts\."),
+    "deepseek_v3": (r"mlp\.gate\.weight$", r"mlp\.experts\."),
+    "gpt_oss": (r"mlp\.router\.weight$", r"mlp\.experts\."),
+}
+
+
 def check(place: Path, seed: int) -> Iterator[tuple[str, str]]:
     """Yield the name of each case, and what is wrong with it."""
     import torch
@@ -83,6 +92,8 @@ def check(place: Path, seed: int) -> Iterator[tuple[str, str]]:
         model = transformers.AutoModelForCausalLM.from_config(config).eval().float()
         model.save_pretrained(place / kind)
         yield from _parts(place / kind, model, kind)
+        if kind in _PRUNED:
+            yield f"{kind} pruned by compressed-tensors", _pruned(place / kind, *_PRUNED[kind])
     yield from _components(place, seed)
 
 
@@ -114,6 +125,35 @@ def _compared(place: Path, model: Any, part: dict[str, list[int]]) -> str:
         return f"from_pretrained: {type(error).__name__}: {error}"
     wrong = {name: sorted(map(str, each)) for name, each in found.items() if each}
     return f"{wrong}" if wrong else _differing(loaded, _in_memory(model, **part))
+
+
+def _pruned(place: Path, routers: str, experts: str) -> str:
+    """Return what differs between a part with the experts that compressed-tensors keeps, and what it writes itself."""
+    import json
+
+    import torch
+    from compressed_tensors.entrypoints.convert import MagnitudeExpertPruner, convert_checkpoint
+    from safetensors.torch import load_file
+
+    import ckptconv
+
+    theirs, ours = (place.with_name(f"{place.name}-{word}") for word in ("pruned", "kept"))
+    pruner = MagnitudeExpertPruner.from_pretrained(str(place), routers, experts, sparsity=0.5)
+    convert_checkpoint(str(place), str(theirs), pruner, max_workers=1, device="cpu")
+    kept = [pruner.retained_experts[name] for name in sorted(pruner.retained_experts)]
+    ckptconv.convert(place, ours, experts=kept, fsync=False, verify=True)
+    both = [
+        {name: tensor for file in path.glob("*.safetensors") for name, tensor in load_file(file).items()}
+        for path in (theirs, ours)
+    ]
+    if both[0].keys() != both[1].keys():
+        return f"names differ: {sorted(both[0].keys() ^ both[1].keys())[:4]}"
+    wrong = [name for name, tensor in both[0].items() if not torch.equal(tensor, both[1][name])]
+    counts = [
+        {name: value for name, value in json.loads((path / "config.json").read_text()).items() if name in _COUNTS}
+        for path in (theirs, ours)
+    ]
+    return f"tensors differ: {wrong[:4]}" if wrong else "" if counts[0] == counts[1] else f"counts differ: {counts}"
 
 
 def _differing(one: Any, other: Any) -> str:

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 from cells import of_features
-from checkpoints import SHARDS, ZERO, Run, ckptconv_here, contents, done, seven_shards
+from checkpoints import SHARDS, ZERO, ckptconv_here, contents, done, seven_shards
 from processes import failing
 from safetensors.torch import save_file
-from strangers import ANY, NOBODY, as_root, is_untouched, precious, seen
+from strangers import ANY, NOBODY, SHARDED, as_root, convert_sharded, is_untouched, seen
 
 import ckptconv
 from ckptconv.errors import CkptconvError, UnsafeError
@@ -28,7 +28,6 @@ from ckptconv.publish.staging.local import LocalStaging
 from ckptconv.storage import handles
 from ckptconv.storage.files import LocalReader, look
 
-SHARDED = ("--max-shard-size", "100kB")
 # Whether outputs can be made in parts.
 IN_PARTS = "part" in OPTIONS
 # Words of commands that write a page, the name of which comes next, of what is named then.
@@ -36,25 +35,10 @@ PAGES: list[tuple[str, ...]] = list(itertools.chain(*of_features("PAGES")))
 INDEX = "model.safetensors.index.json"
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return seven_shards(tmp_path_factory.mktemp("model") / "model.pt", rows=25)
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    """A directory of the user's that nothing here may touch."""
-    return precious(tmp_path / "home")
-
-
-def convert(model: Path, output: Path, *options: object) -> Run:
-    return ckptconv_here("pt2safetensors", model, output, *SHARDED, *options)
-
-
 # ------------------------------------------------------------------------------------------- what a stranger has left
 
 
-def test_leftovers_that_are_not_ours_stay_as_they_are(model: Path, tmp_path: Path, home: Path) -> None:
+def test_leftovers_that_are_not_ours_stay_as_they_are(sharded: Path, tmp_path: Path, home: Path) -> None:
     for leave in ANY:
         place = tmp_path / leave.__name__
         out, file = place / "out", place / "out.safetensors"
@@ -63,14 +47,14 @@ def test_leftovers_that_are_not_ours_stay_as_they_are(model: Path, tmp_path: Pat
         for path in planted:
             leave(path, home)
         before = [seen(path) for path in planted]
-        done(convert(model, out))
-        done(ckptconv_here("pt2safetensors", model, file))
+        done(convert_sharded(sharded, out))
+        done(ckptconv_here("pt2safetensors", sharded, file))
         assert [seen(path) for path in planted] == before, leave
     assert is_untouched(home)
 
 
-def test_a_staging_directory_that_is_not_ours_is_not_used(model: Path, tmp_path: Path, home: Path) -> None:
-    done(convert(model, tmp_path / "plan"))
+def test_a_staging_directory_that_is_not_ours_is_not_used(sharded: Path, tmp_path: Path, home: Path) -> None:
+    done(convert_sharded(sharded, tmp_path / "plan"))
     plan = f".ckptconv-{json.loads((tmp_path / 'plan' / MANIFEST).read_text())['plan']}"
     for leave in ANY:
         out = tmp_path / leave.__name__
@@ -79,7 +63,7 @@ def test_a_staging_directory_that_is_not_ours_is_not_used(model: Path, tmp_path:
         leave(planted, home)
         before = seen(planted)
         for options in ((), *([("--part", "0/1")] if IN_PARTS else [])):
-            convert(model, out, *options).refused(1, "neither used nor removed")
+            convert_sharded(sharded, out, *options).refused(1, "neither used nor removed")
             assert seen(planted) == before, leave
         assert not IN_PARTS or ckptconv_here("finish", out).code in (1, 2), leave
         assert [path.name for path in out.iterdir()] == [plan], leave
@@ -87,7 +71,7 @@ def test_a_staging_directory_that_is_not_ours_is_not_used(model: Path, tmp_path:
 
 
 @pytest.mark.skipif(not PAGES, reason="no command writes a page")
-def test_a_page_gets_another_hidden_name_where_its_own_is_taken(model: Path, tmp_path: Path, home: Path) -> None:
+def test_a_page_gets_another_hidden_name_where_its_own_is_taken(sharded: Path, tmp_path: Path, home: Path) -> None:
     for leave in ANY:
         place = tmp_path / leave.__name__
         place.mkdir()
@@ -96,7 +80,7 @@ def test_a_page_gets_another_hidden_name_where_its_own_is_taken(model: Path, tmp
         for path in planted:
             leave(path, home)
         before = [seen(path) for path in planted]
-        done(ckptconv_here(*PAGES[0], page, model))
+        done(ckptconv_here(*PAGES[0], page, sharded))
         assert page.read_text().startswith("<!"), leave
         assert [seen(path) for path in planted] == before, leave
         assert {*place.iterdir()} == {page, *planted}, leave
@@ -118,9 +102,9 @@ WRITTEN: dict[str, tuple[str, tuple[object, ...]]] = {
 
 
 @as_root
-def test_a_stranger_s_link_is_followed_by_no_output(model: Path, tmp_path: Path) -> None:
+def test_a_stranger_s_link_is_followed_by_no_output(sharded: Path, tmp_path: Path) -> None:
     given = {
-        "MODEL": model,
+        "MODEL": sharded,
         "WEIGHTS": tmp_path / "weights.safetensors",
         "OTHER": tmp_path / "other.safetensors",
         "PACKED": tmp_path / "packed.pt",
@@ -155,7 +139,7 @@ def test_a_stranger_s_link_is_followed_by_no_output(model: Path, tmp_path: Path)
 
 
 @as_root
-def test_a_link_that_no_stranger_can_have_put_there_is_followed(model: Path, tmp_path: Path) -> None:
+def test_a_link_that_no_stranger_can_have_put_there_is_followed(sharded: Path, tmp_path: Path) -> None:
     for owner, of_directory, mode in ((0, NOBODY, 0o777), (NOBODY, NOBODY, 0o2775), (NOBODY, 0, 0o755)):
         shared, goal = tmp_path / f"{mode:o}", tmp_path / f"{mode:o}.safetensors"
         shared.mkdir()
@@ -164,7 +148,7 @@ def test_a_link_that_no_stranger_can_have_put_there_is_followed(model: Path, tmp
         os.lchown(link, owner, owner)
         os.chown(shared, of_directory, of_directory)
         shared.chmod(mode)
-        done(ckptconv_here("convert", model, link))
+        done(ckptconv_here("convert", sharded, link))
         assert link.is_symlink(), (owner, of_directory)
         assert goal.is_file(), (owner, of_directory)
 
@@ -193,9 +177,9 @@ def test_where_a_file_system_knows_no_owners_what_is_made_tells_whose_it_is(
         here.private("private")
 
 
-def test_a_pipe_in_the_place_of_an_input_does_not_hold_the_work_up(model: Path, tmp_path: Path) -> None:
+def test_a_pipe_in_the_place_of_an_input_does_not_hold_the_work_up(sharded: Path, tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
-    shutil.copyfile(model, path)
+    shutil.copyfile(sharded, path)
     file = look(str(path)).file
     path.unlink()
     os.mkfifo(path)
@@ -210,11 +194,11 @@ def test_a_pipe_in_the_place_of_an_input_does_not_hold_the_work_up(model: Path, 
 
 
 def test_two_conversions_into_one_directory_publish_one_after_the_other(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sharded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first is held up in the middle of its shards; the second waits, and then replaces all of them."""
     out = tmp_path / "out"
-    expected = ckptconv.convert(model, tmp_path / "expected", max_shard_size=2_000_000)
+    expected = ckptconv.convert(sharded, tmp_path / "expected", max_shard_size=2_000_000)
     usual = LocalStaging.publish
     events: list[str] = []
     held, go_on = threading.Event(), threading.Event()
@@ -229,10 +213,10 @@ def test_two_conversions_into_one_directory_publish_one_after_the_other(
 
     monkeypatch.setattr(LocalStaging, "publish", publish)
     monkeypatch.setattr(area, "PATIENCE", 600.0)
-    first = threading.Thread(target=ckptconv.convert, args=(model, out), kwargs={"max_shard_size": 100_000})
+    first = threading.Thread(target=ckptconv.convert, args=(sharded, out), kwargs={"max_shard_size": 100_000})
     first.start()
     assert held.wait(600)
-    second = threading.Thread(target=ckptconv.convert, args=(model, out), kwargs={"max_shard_size": 2_000_000})
+    second = threading.Thread(target=ckptconv.convert, args=(sharded, out), kwargs={"max_shard_size": 2_000_000})
     second.start()
     # Where it did not wait, it would be done by then.
     time.sleep(0.5)
@@ -244,39 +228,39 @@ def test_two_conversions_into_one_directory_publish_one_after_the_other(
     assert len(expected.outputs) < SHARDS
 
 
-def test_who_has_waited_too_long_says_so(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_has_waited_too_long_says_so(sharded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
     out.mkdir()
     monkeypatch.setattr(area, "PATIENCE", 0.0)
     with handles.Handle.open(str(out)) as here:
         place, guard = area.enter(here, ".ckptconv-publishing", str(out), shared=False)
-        run = convert(model, out)
+        run = convert_sharded(sharded, out)
         place.close()
         os.close(guard)
     assert run.code == 1
     assert "another process" in run.err
     assert not list(out.glob("model*"))
     # What is made is not lost.
-    assert done(convert(model, out, "--json")).json["reused"] == SHARDS
+    assert done(convert_sharded(sharded, out, "--json")).json["reused"] == SHARDS
     assert not list(out.glob(".ckptconv-[!m]*"))
 
 
 def test_a_rename_that_fails_is_told_as_it_is_and_the_next_run_completes_it(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sharded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done(convert(model, tmp_path / "expected"))
+    done(convert_sharded(sharded, tmp_path / "expected"))
     publish = LocalStaging.publish
     for after, parts in itertools.product((0, 1, 3, SHARDS), (False, True) if IN_PARTS else (False,)):
         out = tmp_path / f"{after} {parts}"
-        done(convert(model, out, "--exclude", "layer0"))
+        done(convert_sharded(sharded, out, "--exclude", "layer0"))
         if parts:
-            done(convert(model, out, "--part", "0/1"))
+            done(convert_sharded(sharded, out, "--part", "0/1"))
 
         def failing_at(self: Any, names: Any, after: int = after) -> None:
             with failing(monkeypatch, "replace", after, OSError(28, "No space left on device")):
                 publish(self, names)
 
-        again = ("finish", out) if parts else ("pt2safetensors", model, out, *SHARDED, "--json")
+        again = ("finish", out) if parts else ("pt2safetensors", sharded, out, *SHARDED, "--json")
         with monkeypatch.context() as patched:
             patched.setattr(LocalStaging, "publish", failing_at)
             ckptconv_here(*again).refused(1, f"{after} have their final names", out / ".ckptconv-")
@@ -287,7 +271,7 @@ def test_a_rename_that_fails_is_told_as_it_is_and_the_next_run_completes_it(
 
 
 def test_only_what_is_still_to_be_written_has_to_fit(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sharded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A part that was begun, and a file whose writing was killed, have their room already."""
     usual = os.statvfs
@@ -300,9 +284,9 @@ def test_only_what_is_still_to_be_written_has_to_fit(
 
     monkeypatch.setattr(os, "statvfs", small)
     if IN_PARTS:
-        done(convert(model, tmp_path / "out", "--part", "0/1"))
+        done(convert_sharded(sharded, tmp_path / "out", "--part", "0/1"))
         room[0] = 10_000
-        done(convert(model, tmp_path / "out", "--part", "0/1"))
+        done(convert_sharded(sharded, tmp_path / "out", "--part", "0/1"))
         done(ckptconv_here("finish", tmp_path / "out"))
     path = str(tmp_path / "one")
     with LocalStaging(path, "plan") as begun:

@@ -14,7 +14,9 @@ from ckptconv.options.table import OPTIONS
 OTHER_OPTIONS = {
     "--dtype": "It is --as DTYPE here.",
     "--tensor --tensors --name": "Use --include NAME.",
-    "--keys --names --all --list --full": "Use --verbose, which shows the name of every tensor.",
+    "--keys --names --all --list --full": (
+        "Use --key PATH for a part. ckptconv inspect --verbose shows the name of every tensor."
+    ),
 }
 OTHER_WORDS = {
     "inspect": (

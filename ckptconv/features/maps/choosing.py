@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from ckptconv.errors import UsageError
 from ckptconv.features.maps.chosen import ChosenMap, of_record
 from ckptconv.features.maps.file import MAX_BYTES, SUFFIX, Map, catalogue, from_catalogue, parse_map
 from ckptconv.formats import companions
@@ -86,6 +85,6 @@ def read_map(named: str, options: Mapping[str, object]) -> Map:
     place = Location(named, dict(options))
     if place.kind != "file":
         if is_path:
-            raise UsageError(f"The map {named} {'does not exist' if place.kind == 'missing' else 'is not a file'}.")
+            place.check_file(f"The map {named}")
         return from_catalogue(named)
     return parse_map(place.read_text(MAX_BYTES), basename(named))

@@ -2,13 +2,14 @@
 
 In: a `Source` whose weights have Megatron-core's names, as a map gives them. `sharding` gives tensors the names and the
 chunks under which Megatron-core stores them, `arguments` derives the arguments of a training from a configuration,
-`output` plans the files, `taking` asks for what these need of a source. `kind` has the entry in the table of kinds.
+`states` arranges an optimizer's states, `output` plans the files, and `taking` asks for what these need of a source.
+`kind` and `te_kind` have the entries in the table of kinds, and `comparing` compares a step with its source.
 """
 
 from __future__ import annotations
 
 PAGES = ("megatron.md",)
-SCRIPTS = ("test_megatron.py",)
+SCRIPTS = ("test_megatron.py", "test_megatron_states.py")
 FILES = ("requirements-megatron.txt",)
 # What it builds on.
 NEEDS = ("dcp", "joining", "megatron_core")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from ckptconv.errors import UsageError
 from ckptconv.features.dcp.kind import KIND as DCP
 from ckptconv.options.table import Options
 from ckptconv.storage.paths import basename, join
@@ -14,8 +15,13 @@ RELEASE, NUMBERED = "release", re.compile(r"iter_(\d{7})")
 
 def divided(path: str, options: Options) -> dict[str, Options]:
     """Return the directory of the step, with its options: that of `path` if it is called like one, else the release in
-    the run `path`."""
+    the run `path`. Raise UsageError for states, which Megatron-LM loads from a numbered step only."""
     name = basename(path.rstrip("/"))
+    if options.states and not NUMBERED.fullmatch(name):
+        raise UsageError(
+            f"{path}: --states needs a numbered step, because Megatron-LM loads optimizer states only from one.",
+            f"Give its directory as OUTPUT, such as {join(path, 'iter_0001000')}.",
+        )
     is_step = name == RELEASE or NUMBERED.fullmatch(name)
     return {path if is_step else join(path, RELEASE): options}
 
@@ -29,7 +35,6 @@ KIND = DCP._replace(
             ("model_key", "optimizer_key", "flat_optimizer"),
             ("{} cannot be used here: Megatron-core prescribes the keys of tensors.", ""),
         ),
-        "states": ("{} cannot be used here: optimizer states are not written for Megatron-core yet.", "Leave it out."),
         "like": ("{} applies to a checkpoint of torch.distributed.checkpoint, not to --to megatron.", "Leave it out."),
     },
     idle={

@@ -22,6 +22,7 @@ from ckptconv.features.megatron_core.extra import BACKEND
 from ckptconv.features.megatron_output.arguments import arguments
 from ckptconv.features.megatron_output.kind import NUMBERED
 from ckptconv.features.megatron_output.sharding import EMBEDDINGS, HEAD, LOCAL, TRANSFORMER_ENGINE, Sharded, sharded
+from ckptconv.features.megatron_output.states import SHARDING, optimizer_of, schedule_of, stored_states, taken_out
 from ckptconv.formats.model_directory import CONFIG
 from ckptconv.formats.run_names import TREES
 from ckptconv.formats.source import Source
@@ -46,6 +47,7 @@ def plan(source: Source, target: Target, options: Options) -> Output:
     """Plan a step: the weights, and with `states` the optimizer's states."""
     source = with_states(source, options)
     content = contents(source, options)
+    states = taken_out(content) if options.states else None
     common = _common_of(content)
     tensors = {key: leaf.value for key, leaf in content.tensors.items()}
     aliases = selection.untie(tensors, {})
@@ -57,7 +59,26 @@ def plan(source: Source, target: Target, options: Options) -> Output:
     content.values = {name: Leaf((), value) for name, value in objects.items()}
     name = basename(target.path)
     number = NUMBERED.fullmatch(name)
+    own = common
     common, notes = _completed(common, stored, source, int(number[1]) if number else 0, has_states=bool(options.states))
+    if states:
+        kinds = stored_states(states, tensors, options.to, source.path)
+        stored = stored.beside(kinds)
+        content.tensors = {name: Leaf((), tensor) for name, tensor in stored.tensors.items()}
+        common["optimizer"] = optimizer_of(states, tensors, own.get("optimizer") or {}, source.path)
+        common["opt_param_scheduler"] = own.get("opt_param_scheduler") or schedule_of(common["optimizer"])
+        common["content_metadata"] |= {
+            "distrib_optim_sharding_type": SHARDING,
+            "distrib_optim_fully_reshardable_mem_efficient": False,
+            "chained_optim_avoid_prefix": True,
+        }
+        if CUTTING.of(options).fill_states:
+            notes.append("Parameters that got zeros have the step of the others: Megatron-core keeps one for all.")
+        if "opt_param_scheduler" not in own:
+            notes.append(
+                "The schedule of learning rates begins anew: give Megatron-LM its own, with "
+                "--override-opt_param-scheduler."
+            )
     of_engine = options.to == TRANSFORMER_ENGINE
     notes.append(
         f"For layers of {'Transformer Engine' if of_engine else 'Megatron-core itself'}: --to "

@@ -56,6 +56,14 @@ class Sharded(NamedTuple):
     objects: list[str]
     layers: int
 
+    def beside(self, further: Mapping[str, Sharded]) -> Sharded:
+        """Return these tensors and `further` ones, whose names get the key before them."""
+        tensors, axes = dict(self.tensors), dict(self.axes)
+        for key, other in further.items():
+            tensors |= {f"{key}.{name}": tensor for name, tensor in other.tensors.items()}
+            axes |= {f"{key}.{name}": other.axes[name] for name in other.tensors}
+        return self._replace(tensors=tensors, axes=axes)
+
     def boxes(self, name: str, chunks: int) -> Iterator[Box]:
         """Yield the chunks of a tensor; each is cut into `chunks` along its first own axis, as tensor-parallel ranks
         save them."""
@@ -117,6 +125,11 @@ def sharded(tensors: Mapping[str, LazyTensor], implementation: str, where: str) 
         if axes[name] > len(tensor.shape):
             raise CorruptError(f"{where}: {named(name)} has the shape {list(tensor.shape)}, too few for all layers.")
     return Sharded(placed, axes, list(_objects(placed, axes, implementation)), count)
+
+
+def is_stacked(name: str) -> bool:
+    """Whether a tensor of this name has one element of its first axis for each layer."""
+    return _STACKED.fullmatch(name) is not None
 
 
 def _renamed(layer: Mapping[str, LazyTensor], implementation: str) -> dict[str, LazyTensor]:

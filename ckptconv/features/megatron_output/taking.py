@@ -2,19 +2,45 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Mapping
+from typing import Any
+
 from ckptconv.features.dcp import taking
 from ckptconv.formats.companions import configurations
 from ckptconv.formats.model_directory import CONFIG
 from ckptconv.formats.source import Source
+from ckptconv.formats.values import first_bytes
 from ckptconv.options.table import Options
+from ckptconv.tensors.lazy import LazyTensor
 
 needs_states = taking.needs_states
+_STEP = "step"
+_UNPACK = {"float32": "<f", "float64": "<d", "int32": "<i", "int64": "<q"}
 
 
 def fitted(source: Source, options: Options, typed: str) -> Source:
     """Return `source`, opened as `typed`, with the configuration beside it, and with the optimizer's states of the
     checkpoint that `options.states` names."""
     source = taking.fitted(source, options, typed)
+    if options.states and source.optimizer is not None:
+        source = source._replace(optimizer=_with_steps(source.optimizer, options.storage_options))
     beside = configurations(source, options.storage_options, CONFIG)
     values = {name: dict(configuration.says) for name, configuration in beside}
     return source._replace(values={**source.values, **values}) if values else source
+
+
+def _with_steps(optimizer: Mapping[str, Any], stores: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an optimizer's states and groups with the steps of parameters as numbers, read from their files."""
+    states = {
+        name: {**state, _STEP: _number(state[_STEP], stores)} if _STEP in state else state
+        for name, state in optimizer["state"].items()
+    }
+    return {**optimizer, "state": states}
+
+
+def _number(value: Any, stores: Mapping[str, Any]) -> Any:
+    if not isinstance(value, LazyTensor) or value.numel != 1 or value.dtype.name not in _UNPACK:
+        return value
+    (number,) = struct.unpack(_UNPACK[value.dtype.name], first_bytes(value, value.nbytes, dict(stores))[0])
+    return int(number) if number == int(number) else number

@@ -16,7 +16,7 @@ OTHER_WORDS = {
 # Messages on options of other programs.
 OTHER_OPTIONS = {
     "--alpha --lora-alpha --scale --scaling --weight --weights": (
-        "merge scales an adapter as its adapter_config.json says: change lora_alpha there."
+        "An adapter is scaled as its adapter_config.json says, by lora_alpha; --adapter chooses one of several."
     ),
     "--base --base-model --adapter --lora --merge-weights": "Merge adapters with: ckptconv merge BASE ADAPTER OUTPUT.",
 }

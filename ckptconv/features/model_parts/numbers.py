@@ -74,8 +74,7 @@ def _in_file(path: str, called: str) -> Any:
     from ckptconv.storage.location import Location
 
     place = Location(path)
-    if place.kind != "file":
-        raise UsageError(f"{called}: {path} {'does not exist' if place.kind == 'missing' else 'is not a file'}.")
+    place.check_file(f"{called}: {path}")
     try:
         value = strict_json.parse(place.read_text(_LARGEST))
     except ValueError as error:

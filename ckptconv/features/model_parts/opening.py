@@ -35,8 +35,7 @@ def opened(source: Source, settings: Mapping[str, Any], reaching: Mapping[str, A
     stores = dict(reaching.get("storage_options") or {})
     if options.config:
         place = Location(normalize(options.config), stores)
-        if place.kind != "file":
-            raise UsageError(f"--config {place} {'does not exist' if place.kind == 'missing' else 'is not a file'}.")
+        place.check_file(f"--config {place}")
         source = companions.with_files(source, {**source.companions, CONFIG: place.entry.file}, stores)
     stated = {name: config.says for name, config in companions.configurations(source, stores, CONFIG, QUANTIZED)}
     vocabularies = companions.read_files(source, stores, *VOCABULARIES) if options.vocab else {}

@@ -135,7 +135,7 @@ def _second(fields: dict[str, Any], where: str) -> Layout:
         tuple(fields["chunks"]),
         tuple(fields["chunks"]),
         tuple(axes if fields["order"] == "C" else reversed(axes)),
-        _packings([{"name": brief(codec)} for codec in fields["filters"] or ()], where, ())
+        _packings([{"name": _filter(codec)} for codec in fields["filters"] or ()], where, ())
         or _packings([{"name": packing.get("id")}] if packing else [], where, (ZSTD,)),
         None,
         ("", fields.get("dimension_separator", "."), "0"),
@@ -200,6 +200,11 @@ def _packings(codecs: Sequence[dict[str, Any]], where: str, known: tuple[str, ..
             f"{where} is packed by {brief(odd[0])}, which is not read.", "Save it again as Orbax does by itself."
         )
     return tuple(codec["name"] for codec in reversed(codecs))
+
+
+def _filter(codec: Any) -> Any:
+    """Return the name of a filter; the filter itself if it has none."""
+    return codec.get("id", codec) if isinstance(codec, dict) else codec
 
 
 def _dtype(name: Any, where: str) -> DType:

@@ -68,7 +68,7 @@ class Found(NamedTuple):
     unknown: tuple[str, ...] = ()
 
 
-def found(tensors: Mapping[str, LazyTensor], told: Configuration, read: Reading) -> Found:
+def found(tensors: Mapping[str, LazyTensor], config: Configuration, read: Reading) -> Found:
     """Return the weights that are quantized among `tensors`, as float32 that is to be `rounded`.
 
     Raise CorruptError for a part without the others, UnsupportedError for parts of no known format, of two, and for
@@ -79,14 +79,14 @@ def found(tensors: Mapping[str, LazyTensor], told: Configuration, read: Reading)
             f"The quantized weight that {name!r} is part of {what}, which --dequantize does not support.",
             f"{reader} does.",
         )
-    dialects.check(told.stated)
-    told = _marked(tensors, told, read)
+    dialects.check(config.stated)
+    config = _marked(tensors, config, read)
     groups = groups_of(tensors)
     read = _at_once(groups, tensors, read)
     weights: dict[str, Weight] = {}
     gone: set[str] = set()
     for name, companions in groups.items():
-        weight = _weight(name, companions, tensors, told, read)
+        weight = _weight(name, companions, tensors, config, read)
         if weight is not None:
             weights[name] = weight
             gone.update(weight.parts.values())
@@ -98,7 +98,7 @@ def found(tensors: Mapping[str, LazyTensor], told: Configuration, read: Reading)
             continue
         beside, own = _module(name, modules, holders)
         if own == MARK or own in OF_ACTIVATIONS or _is_of_activations(name, tensor, weights):
-            if weights or told.method:
+            if weights or config.method:
                 gone.add(name)
         elif name.endswith(dialects.telling()):
             raise CorruptError(
@@ -111,10 +111,10 @@ def found(tensors: Mapping[str, LazyTensor], told: Configuration, read: Reading)
                 "The program that wrote it can write the original weight.",
             )
         elif tensor.dtype.name in ("float8_e4m3fn", "float8_e5m2"):
-            if told.method or weights:
+            if config.method or weights:
                 raise _without_scale(name, tensor)
             bare.append(name)
-        elif _is_code(name, tensor, told):
+        elif _is_code(name, tensor, config):
             raise _without_scale(name, tensor)
         elif weights and tensor.numel == 1 and _SCALE.search(name):
             unknown.append(name)
@@ -135,12 +135,12 @@ def _module(name: str, modules: Mapping[str, str], holders: Mapping[str, str]) -
     return ("", "") if own.removesuffix("_bias") in OF_STACKS else (holders.get(holder, ""), own)
 
 
-def _marked(tensors: Mapping[str, LazyTensor], told: Configuration, read: Reading) -> Configuration:
+def _marked(tensors: Mapping[str, LazyTensor], config: Configuration, read: Reading) -> Configuration:
     """Return `told` with what ComfyUI's tensors say, which are JSON, of their modules."""
     marks = {name: tensor for name, tensor in tensors.items() if name.endswith(f".{MARK}")}
-    if not marks or told.method not in ("", "comfy"):
-        return told
-    layers = dict(told.layers)
+    if not marks or config.method not in ("", "comfy"):
+        return config
+    layers = dict(config.layers)
     data = read({name: tensor for name, tensor in marks.items() if tensor.nbytes <= _LARGEST})
     for name in marks:
         try:
@@ -149,8 +149,8 @@ def _marked(tensors: Mapping[str, LazyTensor], told: Configuration, read: Readin
             message = f"{name!r} describes a quantized weight, but {error}."
             raise UnsupportedError(message, "ComfyUI reads it.") from None
         if layers.setdefault(name.removesuffix(f".{MARK}"), layer) != layer:
-            raise UnsupportedError(f"{name!r} and {told.path} contradict each other about a quantized weight.")
-    return told._replace(method="comfy", layers=layers, path=told.path or MARK)
+            raise UnsupportedError(f"{name!r} and {config.path} contradict each other about a quantized weight.")
+    return config._replace(method="comfy", layers=layers, path=config.path or MARK)
 
 
 def _is_of_activations(name: str, tensor: LazyTensor, weights: Collection[str]) -> bool:
@@ -182,12 +182,12 @@ def _without_scale(name: str, tensor: LazyTensor) -> CorruptError:
     )
 
 
-def _is_code(name: str, tensor: LazyTensor, told: Configuration) -> bool:
+def _is_code(name: str, tensor: LazyTensor, config: Configuration) -> bool:
     """Whether a tensor without companions has to have some: integers of at most 32 bits in two or three dimensions are
     codes where weights are quantized, unless the configuration names the modules and this is none of them."""
-    is_named = not told.layers or name.removesuffix(WEIGHT) in told.layers
+    is_named = not config.layers or name.removesuffix(WEIGHT) in config.layers
     is_integer = tensor.dtype.kind in "iu" and tensor.dtype.itemsize <= 4
-    return bool(told.method) and is_named and is_integer and len(tensor.shape) in (2, 3)
+    return bool(config.method) and is_named and is_integer and len(tensor.shape) in (2, 3)
 
 
 # ----------------------------------------------------------------------------------------------------------- companions
@@ -222,7 +222,7 @@ def _weight(
     name: str,
     companions: Mapping[str, str],
     tensors: Mapping[str, LazyTensor],
-    told: Configuration,
+    config: Configuration,
     read: Reading,
 ) -> Weight | None:
     """Return the weight of this name, made of its `companions`, {pattern: name}; None if these are nothing of it."""
@@ -230,7 +230,7 @@ def _weight(
     readings: dict[Any, Weight] = {}
     refused: list[str] = []
     for each in candidates:
-        for called, sizes in each.sizes(told, name):
+        for called, sizes in each.sizes(config, name):
             try:
                 weight = _made(each, called, dict(sizes), companions, tensors, read)
             except _RefusedError as error:
@@ -253,26 +253,26 @@ def _weight(
     if len(readings) > 1:
         ways = " or ".join(dict.fromkeys(weight.format for weight in readings.values()))
         raise UnsupportedError(
-            f"The quantized weight {name!r} can be read in several ways, as {ways}: {shown}.", _says(told)
+            f"The quantized weight {name!r} can be read in several ways, as {ways}: {shown}.", _says(config)
         )
     if not candidates and "+" in companions and tensors[name].dtype.kind == "f" and tensors[name].dtype.itemsize > 1:
-        raise UnsupportedError(f"{name!r} is not a quantized weight, but has parts of one: {shown}.", _says(told))
+        raise UnsupportedError(f"{name!r} is not a quantized weight, but has parts of one: {shown}.", _says(config))
     why = f": {'; '.join(dict.fromkeys(refused))}" if refused else ""
-    raise UnsupportedError(f"The quantized weight {name!r} has an unknown format ({shown}){why}.", _says(told))
+    raise UnsupportedError(f"The quantized weight {name!r} has an unknown format ({shown}){why}.", _says(config))
 
 
 def _has_codes(companions: Mapping[str, str]) -> bool:
     return any(pattern in companions for each in dialects.formats() for pattern in each.parts["codes"].names.split())
 
 
-def _says(told: Configuration) -> str:
-    if not told.method:
+def _says(config: Configuration) -> str:
+    if not config.method:
         return "The checkpoint has no configuration that says how its weights are quantized."
-    return f"{told.path or 'The metadata'} says {told.method}."
+    return f"{config.path or 'The metadata'} says {config.method}."
 
 
 def _made(
-    each: Format,
+    format_: Format,
     called: str,
     sizes: dict[str, Any],
     companions: Mapping[str, str],
@@ -280,20 +280,20 @@ def _made(
     read: Reading,
 ) -> Weight:
     """Return the weight of parts of one format. Raise _RefusedError if they do not fit it."""
-    parts = _parts_of(each, companions, tensors)
-    inner = _parts_of(each.scale, companions, tensors) if each.scale else {}
+    parts = _parts_of(format_, companions, tensors)
+    inner = _parts_of(format_.scale, companions, tensors) if format_.scale else {}
     for role, name in parts.items():
-        if tells := each.parts[role].tells:
+        if tells := format_.parts[role].tells:
             try:
                 sizes.update(tells(read({name: tensors[name]}).get(name, b"")))
             except ValueError as error:
                 raise _RefusedError(str(error)) from None
     if sizes.get("zero") and "zero" not in parts:
         raise _RefusedError("its zero points are missing")
-    if each.scale:
-        scale = _computed(each.scale, inner, sizes, {role: tensors[part] for role, part in inner.items()}, None)
-    given = {role: tensors[part] for role, part in parts.items() if not each.parts[role].tells}
-    made = _computed(each, parts, sizes, given, scale if each.scale else None)
+    if format_.scale:
+        scale = _computed(format_.scale, inner, sizes, {role: tensors[part] for role, part in inner.items()}, None)
+    given = {role: tensors[part] for role, part in parts.items() if not format_.parts[role].tells}
+    made = _computed(format_, parts, sizes, given, scale if format_.scale else None)
     if "view" in sizes:
         made = viewed(made, sizes["view"])
     used = {**{f"scale's {role}": part for role, part in inner.items()}, **parts}
@@ -301,10 +301,10 @@ def _made(
     return Weight(made, called, used, bits)
 
 
-def _parts_of(each: Format, companions: Mapping[str, str], tensors: Mapping[str, LazyTensor]) -> dict[str, str]:
+def _parts_of(format_: Format, companions: Mapping[str, str], tensors: Mapping[str, LazyTensor]) -> dict[str, str]:
     """Return {role: name} of the parts that are there. Raise _RefusedError if one is there twice."""
     found = {}
-    for role, part in each.parts.items():
+    for role, part in format_.parts.items():
         names = [companions[pattern] for pattern in part.names.split() if pattern in companions]
         if len(names) > 1:
             raise _RefusedError(f"it has two: {some(names, form=repr)}")
@@ -314,34 +314,34 @@ def _parts_of(each: Format, companions: Mapping[str, str], tensors: Mapping[str,
 
 
 def _computed(
-    each: Format,
+    format_: Format,
     names: Mapping[str, str],
     sizes: dict[str, Any],
     given: Mapping[str, LazyTensor],
     scale: LazyTensor | None,
 ) -> LazyTensor:
     """Return what a format makes of the parts `given`, by role. Raise _RefusedError if their shapes do not fit."""
-    given = {role: _shaped(untagged(tensor), each.parts[role]) for role, tensor in given.items()}
+    given = {role: _shaped(untagged(tensor), format_.parts[role]) for role, tensor in given.items()}
     if scale is not None:
         given["scale"] = scale
-    if each.divided:
-        given["scale"] = _divided(given["scale"], each.divided)
-    part = each.parts["codes"]
+    if format_.divided:
+        given["scale"] = _divided(given["scale"], format_.divided)
+    part = format_.parts["codes"]
     codes = given["codes"]
-    if each.unpacked:
+    if format_.unpacked:
         try:
-            codes, others = each.unpacked(codes, sizes)
+            codes, others = format_.unpacked(codes, sizes)
         except ValueError as error:
             raise _RefusedError(str(error)) from None
         sizes = {**sizes, **others}
     outer = codes.shape
-    dims, wanted = each.out.split(), part.shape.split()
+    dims, wanted = format_.out.split(), part.shape.split()
     if "as" in sizes:
         codes = _seen_as(codes, sizes["as"])
     lead, few = len(outer) - len(wanted), 0
     if lead < 0:
         few = -lead
-        if each.out != "M K" or lead < -2 or each.codes != "own":
+        if format_.out != "M K" or lead < -2 or format_.codes != "own":
             raise _RefusedError(f"its codes have {len(outer)} dimensions")
         codes, lead = viewed(codes, (*(1,) * few, *outer)), 0
     ahead = [f"#{number}" for number in range(lead)]
@@ -349,15 +349,15 @@ def _computed(
     _solve(wanted, codes.shape[lead:], sizes)
     known = [*ahead, *dims]
     shape = tuple(_size(sizes, dim) for dim in known)
-    kind = f"int{sizes['b']}" if each.codes == "int" else each.codes
-    indexed = part_index if (part_index := each.parts.get("index")) and "index" in given else None
+    kind = f"int{sizes['b']}" if format_.codes == "int" else format_.codes
+    indexed = part_index if (part_index := format_.parts.get("index")) and "index" in given else None
     roles: list[str] = []
     parts, axes = [codes], [_axes([*ahead, *wanted], known, sizes)]
     _check(codes.shape, [*ahead, *wanted], sizes, names.get("codes", ""))
     for role in ("scale", "zero", "index", "table", "times", "shift"):
         if role not in given:
             continue
-        about = each.parts[role]
+        about = format_.parts[role]
         own = [] if role in ("index", "table") else ahead
         spec = [*own, *about.shape.split()]
         if role == "table":
@@ -371,7 +371,7 @@ def _computed(
         roles.append(role)
         parts.append(tensor)
         axes.append(along)
-    for role, number in (("times", each.times or None), ("shift", sizes.get("shift") if kind == "table8" else None)):
+    for role, number in (("times", format_.times or None), ("shift", sizes.get("shift") if kind == "table8" else None)):
         if number is not None:
             roles.append(role)
             parts.append(Inline(struct.pack("<f", number), _F32, (1,)))
@@ -379,11 +379,11 @@ def _computed(
     if not math.prod(shape):
         return Zeros(_F32, outer if few else shape)
     stored = parts[1].dtype.name
-    between = stored if each.own and stored in ("float16", "bfloat16") else "float32"
-    offset = sizes[each.offset] if isinstance(each.offset, str) else each.offset
+    between = stored if format_.own and stored in ("float16", "bfloat16") else "float32"
+    offset = sizes[format_.offset] if isinstance(format_.offset, str) else format_.offset
     # Zero points that are packed have half of the codes more, as codes have.
-    offset = 0 if each.offset == "half" and "zero" in given and given["zero"].dtype.name == "int32" else offset
-    kernel = Dequantize(kind, tuple(roles), offset, each.over, between, names.get("scale") or names["codes"])
+    offset = 0 if format_.offset == "half" and "zero" in given and given["zero"].dtype.name == "int32" else offset
+    kernel = Dequantize(kind, tuple(roles), offset, format_.over, between, names.get("scale") or names["codes"])
     told = [GivenPart(one.dtype.name, along, one.shape) for one, along in zip(parts, axes, strict=True)]
     if not fits(kernel, told, len(shape)):
         raise _RefusedError("its parts do not fit together")

@@ -17,7 +17,7 @@ WEIGHT, _TORCHAO = ".weight", "~_qdata"
 def parts_among(tensors: Mapping[str, LazyTensor]) -> dict[str, str]:
     """Return {name: what it is part of} for the tensors that are parts of quantized weights, by names and dtypes; also
     of those that are not read."""
-    found = {
+    owners = {
         part: name
         for name, companions in groups_of(tensors).items()
         if any(has_parts(each, companions, tensors) for each in dialects.formats()) or _are_codes(companions, tensors)
@@ -28,8 +28,8 @@ def parts_among(tensors: Mapping[str, LazyTensor]) -> dict[str, str]:
         outer = name.rpartition(".")[0]
         module = outer if outer in modules else outer.rpartition(".")[0]
         if module in modules and not name.endswith(".bias"):
-            found.setdefault(name, f"{module}{WEIGHT}")
-    return found
+            owners.setdefault(name, f"{module}{WEIGHT}")
+    return owners
 
 
 def _are_codes(companions: Mapping[str, str], tensors: Mapping[str, LazyTensor]) -> bool:
@@ -48,27 +48,27 @@ def is_telling(companions: Mapping[str, str], tensors: Mapping[str, LazyTensor])
 def unread(tensors: Mapping[str, LazyTensor]) -> dict[str, tuple[str, str, str]]:
     """Return the tensors whose names only parts of weights have that are not read: {name: (the end that tells it, what
     the weight is, what reads it)}."""
-    found = {}
+    unread_parts = {}
     not_read = dialects.not_read()
     endings = tuple(not_read)
     for name in tensors:
         if name.endswith(endings):
             ending = next(ending for ending in endings if name.endswith(ending))
-            found[name] = ending, *not_read[ending]
-    return found
+            unread_parts[name] = ending, *not_read[ending]
+    return unread_parts
 
 
 @functools.cache
 def _endings() -> tuple[tuple[str, str, str], ...]:
     """Return (ending, what stands in its place in the weight's name, pattern) of all names of parts, longest first."""
     instead = {"+": "", "=": WEIGHT, "~": ""}
-    found = [(pattern[1:], instead[pattern[0]], pattern) for pattern in dialects.patterns() if pattern != "+"]
-    return tuple(sorted(found, key=lambda each: -len(each[0])))
+    endings = [(pattern[1:], instead[pattern[0]], pattern) for pattern in dialects.patterns() if pattern != "+"]
+    return tuple(sorted(endings, key=lambda each: -len(each[0])))
 
 
 def groups_of(tensors: Mapping[str, LazyTensor]) -> dict[str, dict[str, str]]:
     """Return {name of a weight: {pattern: name of a part}} for all that may be quantized."""
-    found: defaultdict[str, dict[str, str]] = defaultdict(dict)
+    groups: defaultdict[str, dict[str, str]] = defaultdict(dict)
     endings = tuple(ending for ending, _, _ in _endings())
     for name in tensors:
         if not name.endswith(endings):  # most names, told by one call
@@ -82,21 +82,21 @@ def groups_of(tensors: Mapping[str, LazyTensor]) -> dict[str, dict[str, str]]:
                 if not own.startswith("_"):
                     continue
                 base = module + dot + own[1:]
-            found[base][pattern] = name
+            groups[base][pattern] = name
     # What torchao names is nothing else.
     torchao = {
-        part: name for name, companions in found.items() if _TORCHAO in companions for part in companions.values()
+        part: name for name, companions in groups.items() if _TORCHAO in companions for part in companions.values()
     }
-    for name, companions in found.items():
-        found[name] = {pattern: part for pattern, part in companions.items() if torchao.get(part, name) == name}
-    known = {name: {**({"+": name} if name in tensors else {}), **companions} for name, companions in found.items()}
+    for name, companions in groups.items():
+        groups[name] = {pattern: part for pattern, part in companions.items() if torchao.get(part, name) == name}
+    known = {name: {**({"+": name} if name in tensors else {}), **companions} for name, companions in groups.items()}
     return {name: companions for name, companions in known.items() if len(companions) > 1}
 
 
-def has_parts(each: Format, companions: Mapping[str, str], tensors: Mapping[str, LazyTensor]) -> bool:
+def has_parts(format_: Format, companions: Mapping[str, str], tensors: Mapping[str, LazyTensor]) -> bool:
     """Whether all parts of a format are there, in its dtypes, and no others."""
     known: set[str] = set()
-    layers = [each, each.scale] if each.scale else [each]
+    layers = [format_, format_.scale] if format_.scale else [format_]
     for layer in layers:
         for part in layer.parts.values():
             names = [companions[pattern] for pattern in part.names.split() if pattern in companions]

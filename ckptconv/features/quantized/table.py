@@ -73,23 +73,23 @@ class Format(NamedTuple):
 # ------------------------------------------------------------------------------------------ the words of configurations
 
 
-def _fp8(told: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
-    if told.method in ("fp8", "mxfp8"):
-        block = told.block or ((1, 32) if told.method == "mxfp8" else None)
+def _fp8(config: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
+    if config.method in ("fp8", "mxfp8"):
+        block = config.block or ((1, 32) if config.method == "mxfp8" else None)
         if block:
             yield ("MXFP8" if block == (1, 32) else "block FP8"), {"B": block[0], "C": block[1]}
             return
-    for algorithm in told.algorithms(name):
+    for algorithm in config.algorithms(name):
         if algorithm == "MXFP8":
             yield "MXFP8", {"B": 1, "C": 32}
         elif algorithm.upper() == "FP8_PB_WO":
             yield "block FP8", {"B": 128, "C": 128}
         elif algorithm == "FP8_PER_CHANNEL_PER_TOKEN":
             yield "FP8 by rows", {"B": 1, "C": "K"}
-    if told.method == "fbgemm_fp8" and not name.endswith(".weight"):
+    if config.method == "fbgemm_fp8" and not name.endswith(".weight"):
         # Experts of Llama 4, which lie transposed.
         yield "FP8 by columns", {"B": "M", "C": 1}
-    elif told.method in ("", "fp8", "fbgemm_fp8") or "FP8" in told.algorithms(name):
+    elif config.method in ("", "fp8", "fbgemm_fp8") or "FP8" in config.algorithms(name):
         yield "FP8", {"B": "M", "C": "K"}
         yield "FP8 by rows", {"B": 1, "C": "K"}
 
@@ -97,8 +97,8 @@ def _fp8(told: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
 def _of_groups(kind: str, bits: int, called: str, *formats: str) -> Callable[[Configuration, str], Any]:
     """Return what compressed-tensors' groups of weights of one kind say."""
 
-    def sizes(told: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
-        for group in told.groups:
+    def sizes(config: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
+        for group in config.groups:
             if group.kind == kind and group.bits in (bits or group.bits,) and group.format in formats:
                 yield called.format(group.bits), _sides(group)
 
@@ -117,54 +117,54 @@ def _sides(group: QuantizedWeights) -> Sizes:
     return {"B": rows, "C": columns, "b": group.bits, "zero": not group.symmetric, "half": 1 << (group.bits - 1)}
 
 
-def _fbgemm_down(told: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
-    if told.method == "fbgemm_fp8" and not name.endswith(".weight"):
+def _fbgemm_down(config: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
+    if config.method == "fbgemm_fp8" and not name.endswith(".weight"):
         yield "FP8 by columns", {}
 
 
-def _comfy_int8(told: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
-    layer = told.layer(name)
-    if told.method == "comfy" and layer and layer.get("format") == "int8_blockwise":
+def _comfy_int8(config: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
+    layer = config.layer(name)
+    if config.method == "comfy" and layer and layer.get("format") == "int8_blockwise":
         size = layer.get("group_size", 128)
         yield "int8", {"B": size, "C": size}
-    elif told.method == "comfy" and layer and layer.get("format") == "int8_tensorwise":
+    elif config.method == "comfy" and layer and layer.get("format") == "int8_tensorwise":
         yield "int8", {"B": "M", "C": "K"}
         yield "int8", {"B": 1, "C": "K"}
 
 
-def _comfy_fp8(told: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
-    layer = told.layer(name)
-    if told.method == "comfy" and layer and layer.get("format") in ("float8_e4m3fn", "float8_e5m2"):
+def _comfy_fp8(config: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
+    layer = config.layer(name)
+    if config.method == "comfy" and layer and layer.get("format") in ("float8_e4m3fn", "float8_e5m2"):
         yield "FP8", {"B": "M", "C": "K", "as": layer["format"]}
 
 
-def _nvfp4(told: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
-    if not {*told.algorithms(name)}.isdisjoint(OF_NVFP4):
-        yield "NVFP4", {"B": 1, "C": (told.layer(name) or told.told).get("group_size") or 16}
+def _nvfp4(config: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
+    if not {*config.algorithms(name)}.isdisjoint(OF_NVFP4):
+        yield "NVFP4", {"B": 1, "C": (config.layer(name) or config.told).get("group_size") or 16}
 
 
-def _experts(told: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
-    if told.expert_dtype == "fp4":
+def _experts(config: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
+    if config.expert_dtype == "fp4":
         yield "MXFP4", {"B": 1, "C": 32}
 
 
-def _mxfp4(told: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
-    if told.method in ("mxfp4", ""):
+def _mxfp4(config: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
+    if config.method in ("mxfp4", ""):
         yield "MXFP4", {}
 
 
-def _gptq(told: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
-    bits, size = told.told.get("bits"), told.told.get("group_size")
-    made = told.told.get("checkpoint_format") or told.told.get("format") or "gptq"
-    if told.method == "gptq" and bits in (2, 3, 4, 8) and type(size) is int:
-        yield f"GPTQ int{bits}", {"b": bits, "C": size if size > 0 else "K", "offset": int(made == "gptq")}
+def _gptq(config: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
+    bits, size = config.told.get("bits"), config.told.get("group_size")
+    format_ = config.told.get("checkpoint_format") or config.told.get("format") or "gptq"
+    if config.method == "gptq" and bits in (2, 3, 4, 8) and type(size) is int:
+        yield f"GPTQ int{bits}", {"b": bits, "C": size if size > 0 else "K", "offset": int(format_ == "gptq")}
 
 
 def _torchao(called: str, *classes: str) -> Callable[[Configuration, str], Any]:
     """Return what torchao's metadata says of tensors of these classes."""
 
-    def sizes(told: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
-        layer = told.layer(name) if told.method == "torchao" else None
+    def sizes(config: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
+        layer = config.layer(name) if config.method == "torchao" else None
         sides = layer.get("block_size") if layer and layer.get("_type") in classes else None
         known = layer is not None and _PARTS_OF_TORCHAO.issuperset(layer["parts"])
         if known and isinstance(sides, list) and [type(side) is int and side > 0 for side in sides] == [True, True]:
@@ -173,13 +173,13 @@ def _torchao(called: str, *classes: str) -> Callable[[Configuration, str], Any]:
     return sizes
 
 
-def _bitsandbytes(told: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
-    if told.method in ("bitsandbytes", ""):
+def _bitsandbytes(config: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
+    if config.method in ("bitsandbytes", ""):
         yield "bitsandbytes 4-bit", {}
 
 
-def always(told: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
-    """What is said of scales that are quantized: nothing that their shapes do not tell."""
+def always(config: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
+    """Yield an empty meaning: shapes tell all there is to know of scales that are quantized."""
     yield "", {}
 
 

@@ -37,17 +37,17 @@ def shape(data: bytes) -> Mapping[str, Any]:
 def state(data: bytes) -> Mapping[str, Any]:
     """Return what is in bitsandbytes' `quant_state`, JSON as bytes."""
     try:
-        told = strict_json.check(strict_json.parse(data.decode(), deepest=_DEEPEST), _STATE, "it")
-        sides = tuple(told["shape"])
-        found: dict[str, Any] = {"C": told["blocksize"], "F": math.prod(sides), "view": sides}
-        if told.get("nested_blocksize") is not None:
-            side = strict_json.check(told["nested_blocksize"], _SIDE, "its nested block")
-            found |= {"D": side, "shift": strict_json.check(told.get("nested_offset"), float, "its offset")}
+        fields = strict_json.check(strict_json.parse(data.decode(), deepest=_DEEPEST), _STATE, "it")
+        sides = tuple(fields["shape"])
+        sizes: dict[str, Any] = {"C": fields["blocksize"], "F": math.prod(sides), "view": sides}
+        if fields.get("nested_blocksize") is not None:
+            side = strict_json.check(fields["nested_blocksize"], _SIDE, "its nested block")
+            sizes |= {"D": side, "shift": strict_json.check(fields.get("nested_offset"), float, "its offset")}
     except ValueError as error:
         raise ValueError(f"its state cannot be read: {error}") from None
-    if len(sides) > _MOST_DIMENSIONS or abs(found.get("shift", 0)) > _LARGEST_FLOAT:
+    if len(sides) > _MOST_DIMENSIONS or abs(sizes.get("shift", 0)) > _LARGEST_FLOAT:
         raise ValueError("its state lacks a valid shape or offset")
-    return found
+    return sizes
 
 
 def byte(name: str, *known: int) -> Telling:
@@ -67,10 +67,10 @@ def integers(name: str, count: int = 1) -> Telling:
     def telling(data: bytes) -> Mapping[str, Any]:
         if len(data) not in (4 * count, 8 * count):
             raise ValueError(f"its {name} has {len(data)} bytes; expected {count} integer{'s' if count > 1 else ''}")
-        found = struct.unpack(f"<{count}{'i' if len(data) == 4 * count else 'q'}", data)
-        if min(found) < 0:
-            raise ValueError(f"its {name} is {found[0]}")
-        return {name: found[0] if count == 1 else found}
+        value = struct.unpack(f"<{count}{'i' if len(data) == 4 * count else 'q'}", data)
+        if min(value) < 0:
+            raise ValueError(f"its {name} is {value[0]}")
+        return {name: value[0] if count == 1 else value}
 
     return telling
 
@@ -79,10 +79,10 @@ def text(name: str, *known: str) -> Telling:
     """Return what tells a text, as bytes, that has to be one of the `known`."""
 
     def telling(data: bytes) -> Mapping[str, Any]:
-        found = data.decode(errors="replace")
-        if found not in known:
-            raise ValueError(f"its {name} is {found[:40]!r}; expected {some_of(known)}")
-        return {name: found}
+        value = data.decode(errors="replace")
+        if value not in known:
+            raise ValueError(f"its {name} is {value[:40]!r}; expected {some_of(known)}")
+        return {name: value}
 
     return telling
 

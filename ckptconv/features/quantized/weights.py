@@ -83,9 +83,9 @@ class _Weights:
     """Makes weights of state dicts of one source. `formats` counts them."""
 
     def __init__(
-        self, told: Configuration, metadata: Mapping[str, str], dtype: str, storage_options: Mapping[str, Any]
+        self, config: Configuration, metadata: Mapping[str, str], dtype: str, storage_options: Mapping[str, Any]
     ) -> None:
-        self._told, self._metadata, self._dtype, self._options = told, metadata, dtype, storage_options
+        self._told, self._metadata, self._dtype, self._options = config, metadata, dtype, storage_options
         self.formats: Counter[str] = Counter()
         self.gone: set[str] = set()
         self.bare: list[str] = []

@@ -81,7 +81,7 @@ def test_what_a_check_finds_is_an_error(place: Path) -> None:
     for name, told in {
         "nothing": "The map 'nothing' does not exist",
         "./nothing.toml": "does not exist",
-        "../": ("is not a file"),
+        "../": ("is a directory, and not a file"),
     }.items():
         ckptconv_here("maps", "check", name).refused(2, told)
 

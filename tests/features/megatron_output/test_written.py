@@ -250,11 +250,66 @@ def test_what_no_model_of_megatron_has_is_refused(
     assert not (tmp_path / "run").exists()
 
 
-def test_optimizer_states_are_refused(tmp_path: Path) -> None:
-    source = saved(tmp_path / "model", model(DENSE))
-    run = ckptconv_here("convert", source, tmp_path / "run", *QUIETLY, "--states", source)
-    assert run.code == 2
-    assert "not written for Megatron-core yet" in run.err
+def trained(place: Path, kind: Mapping[str, tuple[int, ...]] = DENSE) -> tuple[Path, dict[str, Any]]:
+    """A file of a training with AdamW, whose states have the names of parameters."""
+    weights = model(kind)
+    states = {
+        name: {"step": torch.tensor(7.0), "exp_avg": tensor * 2, "exp_avg_sq": tensor * tensor}
+        for name, tensor in weights.items()
+    }
+    names = {True: [], False: []}  # type: dict[bool, list[str]]
+    for name, tensor in weights.items():
+        names[tensor.dim() > 1].append(name)
+    groups = [{"lr": 0.5, "betas": (0.8, 0.9), "weight_decay": 0.1 * decay, "params": names[decay]} for decay in names]
+    torch.save({"model": weights, "optimizer": {"state": states, "param_groups": groups}}, place / "train.pt")
+    return place / "train.pt", states
+
+
+def test_states_are_stored_like_their_parameters_with_masters(tmp_path: Path) -> None:
+    source, states = trained(tmp_path)
+    step = tmp_path / "run/iter_0000007"
+    done(ckptconv_here("convert", source, step, *QUIETLY, "--key", "model", "--states", source, "--verify"))
+    found = loaded(step)
+    name = "mlp.linear_fc1.weight"
+    own = states[f"decoder.layers.0.{name}"]
+    for key, expected in {"exp_avg": own["exp_avg"], "exp_avg_sq": own["exp_avg_sq"]}.items():
+        assert torch.equal(found[f"optimizer.state.{key}.decoder.layers.{name}"][0], expected), key
+    assert torch.equal(found[f"optimizer.state.param.decoder.layers.{name}"], found[f"decoder.layers.{name}"])
+    common = torch.load(step / "common.pt", weights_only=True)
+    assert common["content_metadata"]["distrib_optim_sharding_type"] == "fully_reshardable"
+    groups = common["optimizer"]["optimizer"]["param_groups"]
+    assert {(group["wd_mult"], group["weight_decay"], group["step"]) for group in groups} == {(1, 0.1, 7), (0, 0, 7)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "output", "code", "message"),
+    [
+        (DENSE, "run", 2, "--states needs a numbered step"),
+        (SPARSE, "run/iter_0000007", 5, "the states of experts cannot be written"),
+    ],
+)
+def test_states_that_megatron_would_not_load_are_refused(
+    kind: Mapping[str, tuple[int, ...]], output: str, code: int, message: str, tmp_path: Path
+) -> None:
+    source, _ = trained(tmp_path, kind)
+    run = ckptconv_here("convert", source, tmp_path / output, *QUIETLY, "--key", "model", "--states", source)
+    assert run.code == code
+    assert message in run.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_parameter_without_states_is_refused(tmp_path: Path) -> None:
+    source, _ = trained(tmp_path)
+    tree = torch.load(source)
+    del tree["optimizer"]["state"]["output_layer.weight"]
+    torch.save(tree, source)
+    words = ("convert", source, tmp_path / "run/iter_0000007", *QUIETLY, "--key", "model", "--states", source)
+    run = ckptconv_here(*words)
+    assert run.code == 5
+    assert "'output_layer.weight' have no exp_avg" in run.err
+    done(ckptconv_here(*words, "--fill-states"))
+    filled = loaded(tmp_path / "run/iter_0000007")["optimizer.state.exp_avg.output_layer.weight"]
+    assert not filled.any()
 
 
 def test_a_changed_step_is_not_verified(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from effort import every
 from features.model_parts import models
+from fsspec.implementations.memory import MemoryFileSystem
 from safetensors.torch import load_file
 
 import ckptconv
@@ -227,6 +228,29 @@ def test_of_a_file_only_the_rows_that_are_kept_are_read(tmp_path: Path) -> None:
     report = ckptconv.convert(tmp_path / "m", tmp_path / "out", layers="1", experts="2-3", vocab=2, fsync=False)
     header = 8 + int.from_bytes((tmp_path / "m" / "model.safetensors").read_bytes()[:8], "little")
     assert report.bytes_read <= 1.1 * report.bytes_written + header
+
+
+def test_of_shards_in_a_store_no_more_than_their_headers_is_read_too(tmp_path: Path) -> None:
+    tensors = {f"model.layers.{layer}.mlp.up_proj.weight": torch.ones(512, 256) for layer in range(8)}
+    torch.save(tensors, tmp_path / "m.pt")
+    ckptconv.convert(tmp_path / "m.pt", tmp_path / "in", max_shard_size=2 * 512 * 256 * 4, fsync=False)
+    (tmp_path / "in" / "config.json").write_text(json.dumps({"num_hidden_layers": 8}))
+    store, place = MemoryFileSystem(), tmp_path.name
+    store.put(f"{tmp_path / 'in'}/", f"/{place}", recursive=True)
+    report = ckptconv.convert(f"memory://{place}", tmp_path / "out", layers="0-3", fsync=False)
+    assert len(list((tmp_path / "in").glob("*.safetensors"))) == 4
+    assert report.bytes_read <= 1.1 * report.bytes_written + (1 << 16)
+    store.rm(f"/{place}", recursive=True)
+
+
+def test_a_first_layer_that_has_less_than_others_is_told(tmp_path: Path) -> None:
+    tensors = {f"model.layers.{layer}.mlp.weight": torch.ones(2, 2) for layer in range(4)}
+    tensors |= {f"model.layers.{layer}.attn_norm.weight": torch.ones(2) for layer in range(1, 4)}
+    torch.save(tensors, tmp_path / "pytorch_model.bin")
+    (tmp_path / "config.json").write_text(json.dumps({"num_hidden_layers": 4}))
+    told = ckptconv.convert(tmp_path, tmp_path / "without", layers="1-2", fsync=False).warnings
+    assert [text for text in told if "Layer 0 of the model has no attn_norm.weight, and layer 1" in text]
+    assert ckptconv.convert(tmp_path, tmp_path / "with", layers="0,2", fsync=False).warnings == []
 
 
 def test_tied_names_stay_tied(tmp_path: Path) -> None:

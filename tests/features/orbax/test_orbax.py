@@ -343,6 +343,10 @@ SAID = {
     "array_shard_index": "a chunk of 24 bytes is said to begin at byte 40 of 84",
     "array_inflated": "it inflates to more than the 48 bytes",
     "array_both": "described twice",
+    "array_filters": "is packed by 'delta', which is not read",
+    "array_blosc": "is packed by 'blosc', which is not read",
+    "array_gzip": "is packed by 'gzip', which is not read",
+    "array_int4": "has elements of 'int4', which tensors do not support",
     "tree_inside": "is inside another value",
     "tree_up": "'../../w', which its tree names, is not there",
 }

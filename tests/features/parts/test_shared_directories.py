@@ -13,44 +13,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import SHARDS, Run, ckptconv_here, contents, done, seven_shards
+from checkpoints import SHARDS, ckptconv_here, contents, done
 from processes import before_call, failing, in_child, moments
-from strangers import NOBODY, a_link_to_a_file, a_pipe, as_root, is_untouched, precious
+from strangers import NOBODY, SHARDED, a_link_to_a_file, a_pipe, as_root, convert_sharded, is_untouched
 
 import ckptconv
 from ckptconv.errors import FailedError
 from ckptconv.publish.staging.local import LocalStaging
 
-SHARDED = ("--max-shard-size", "100kB")
 INDEX = "model.safetensors.index.json"
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return seven_shards(tmp_path_factory.mktemp("model") / "model.pt", rows=25)
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    """A directory of the user's that nothing here may touch."""
-    return precious(tmp_path / "home")
-
-
-def convert(model: Path, output: Path, *options: object) -> Run:
-    return ckptconv_here("pt2safetensors", model, output, *SHARDED, *options)
-
-
-def staged(model: Path, output: Path, *options: object) -> Path:
+def staged(sharded: Path, output: Path, *options: object) -> Path:
     """The staging directory of an output of which all parts are made."""
-    done(convert(model, output, "--part", "0/1", *options))
+    done(convert_sharded(sharded, output, "--part", "0/1", *options))
     (place,) = (path for path in output.glob(".ckptconv-*") if path.is_dir())
     return place
 
 
-def test_what_is_staged_is_private_and_what_is_published_follows_the_umask(model: Path, tmp_path: Path) -> None:
+def test_what_is_staged_is_private_and_what_is_published_follows_the_umask(sharded: Path, tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:
-        place = staged(model, tmp_path / "out")
+        place = staged(sharded, tmp_path / "out")
         assert stat.S_IMODE(place.stat().st_mode) == 0o700
         done(ckptconv_here("finish", tmp_path / "out"))
     finally:
@@ -59,10 +43,10 @@ def test_what_is_staged_is_private_and_what_is_published_follows_the_umask(model
 
 
 @as_root
-def test_parts_of_another_user_are_not_put_together(model: Path, tmp_path: Path) -> None:
-    place = staged(model, tmp_path / "out")
+def test_parts_of_another_user_are_not_put_together(sharded: Path, tmp_path: Path) -> None:
+    place = staged(sharded, tmp_path / "out")
     os.chown(place, NOBODY, NOBODY)
-    for command in (("finish", tmp_path / "out"), ("pt2safetensors", model, tmp_path / "out", *SHARDED)):
+    for command in (("finish", tmp_path / "out"), ("pt2safetensors", sharded, tmp_path / "out", *SHARDED)):
         run = ckptconv_here(*command)
         assert run.code == 1
         assert "another user" in run.err
@@ -70,15 +54,15 @@ def test_parts_of_another_user_are_not_put_together(model: Path, tmp_path: Path)
     done(ckptconv_here("finish", tmp_path / "out"))
 
 
-def test_names_that_only_begin_as_ours_do_stay(model: Path, tmp_path: Path) -> None:
+def test_names_that_only_begin_as_ours_do_stay(sharded: Path, tmp_path: Path) -> None:
     """The staging of another output, and of one whose long name begins alike."""
     long = "x" * 230
-    done(ckptconv_here("pt2safetensors", model, tmp_path / "m.ckptconv-y.safetensors", "--part", "0/1"))
-    done(ckptconv_here("pt2safetensors", model, tmp_path / f"{long}1.safetensors", "--part", "0/1"))
+    done(ckptconv_here("pt2safetensors", sharded, tmp_path / "m.ckptconv-y.safetensors", "--part", "0/1"))
+    done(ckptconv_here("pt2safetensors", sharded, tmp_path / f"{long}1.safetensors", "--part", "0/1"))
     before = {path.name for path in tmp_path.glob(".*")}
     assert len(before) == 2
-    done(ckptconv_here("pt2safetensors", model, tmp_path / "m"))
-    done(ckptconv_here("pt2safetensors", model, tmp_path / f"{long}2.safetensors"))
+    done(ckptconv_here("pt2safetensors", sharded, tmp_path / "m"))
+    done(ckptconv_here("pt2safetensors", sharded, tmp_path / f"{long}2.safetensors"))
     assert {path.name for path in tmp_path.glob(".*")} == before
 
 
@@ -126,9 +110,9 @@ DESCRIPTIONS: list[Callable[[Any], Any]] = [
 ]
 
 
-def test_a_description_that_is_none_is_refused_and_nothing_touched(model: Path, tmp_path: Path, home: Path) -> None:
+def test_a_description_that_is_none_is_refused_and_nothing_touched(sharded: Path, tmp_path: Path, home: Path) -> None:
     out = tmp_path / "out"
-    description = staged(model, out) / ".plan.json"
+    description = staged(sharded, out) / ".plan.json"
     sound = description.read_bytes()
     for number, change in enumerate(DESCRIPTIONS):
         description.write_bytes(sound)
@@ -146,9 +130,9 @@ def test_a_description_that_is_none_is_refused_and_nothing_touched(model: Path, 
 NO_JSON = ["", "{", "[" * 100_000, "[]," * 6_000_000, '{"plan": 1, "plan": 2}', "9" * 10_000, " " * (33 << 20), "\xff"]
 
 
-def test_the_most_parts_there_can_be_take_no_longer_than_one(model: Path, tmp_path: Path) -> None:
+def test_the_most_parts_there_can_be_take_no_longer_than_one(sharded: Path, tmp_path: Path) -> None:
     """Nobody is to wait for a list of them."""
-    done(convert(model, tmp_path / "out", "--part", "0/999999999"))
+    done(convert_sharded(sharded, tmp_path / "out", "--part", "0/999999999"))
     assert ckptconv_here("finish", tmp_path / "out").code == 1
 
 
@@ -171,9 +155,9 @@ RECORDS: list[Callable[[Any], Any]] = [
 ]
 
 
-def test_a_record_that_is_none_is_refused_and_its_file_made_again(model: Path, tmp_path: Path, home: Path) -> None:
+def test_a_record_that_is_none_is_refused_and_its_file_made_again(sharded: Path, tmp_path: Path, home: Path) -> None:
     out = tmp_path / "out"
-    place = staged(model, out)
+    place = staged(sharded, out)
     record = next(path for path in place.glob(".record-*") if "00003-" in path.read_text())
     for number, change in enumerate(RECORDS):
         sound = record.read_bytes()
@@ -184,15 +168,15 @@ def test_a_record_that_is_none_is_refused_and_its_file_made_again(model: Path, t
         if number == 11:  # one that lacks a tensor shows only where the plan is known
             record.write_bytes(sound)
         else:
-            assert convert(model, out, "--part", "0/1", "--json").json["reused"] == SHARDS, number
+            assert convert_sharded(sharded, out, "--part", "0/1", "--json").json["reused"] == SHARDS, number
     done(ckptconv_here("finish", out))
     assert is_untouched(home)
 
 
-def test_links_and_pipes_in_a_staging_directory_are_not_followed(model: Path, tmp_path: Path, home: Path) -> None:
+def test_links_and_pipes_in_a_staging_directory_are_not_followed(sharded: Path, tmp_path: Path, home: Path) -> None:
     """As a download can bring them."""
     out = tmp_path / "out"
-    place = staged(model, out)
+    place = staged(sharded, out)
     for what in (".plan.json", ".record-*", "model-00003-of-00007.safetensors"):
         for leave in (a_link_to_a_file, a_pipe):
             path = next(place.glob(what))
@@ -200,16 +184,16 @@ def test_links_and_pipes_in_a_staging_directory_are_not_followed(model: Path, tm
             leave(path, home)
             assert ckptconv_here("finish", out).code in (1, 4), (what, leave)
             assert not list(out.glob("*.safetensors")), (what, leave)
-            done(convert(model, out, "--part", "0/1"))
+            done(convert_sharded(sharded, out, "--part", "0/1"))
     done(ckptconv_here("finish", out))
     assert all(path.is_file() and not path.is_symlink() for path in out.iterdir())
     assert is_untouched(home)
 
 
-def test_what_another_conversion_has_replaced_meanwhile_is_not_counted_as_there(model: Path, tmp_path: Path) -> None:
+def test_what_another_conversion_has_replaced_meanwhile_is_not_counted_as_there(sharded: Path, tmp_path: Path) -> None:
     """A commit that was killed has put shards under their names, and another conversion puts its own there."""
     out = tmp_path / "out"
-    place = staged(model, out)
+    place = staged(sharded, out)
     os.rename(place / "model-00001-of-00007.safetensors", out / "model-00001-of-00007.safetensors")
     plan = LocalStaging(str(out), place.name.removeprefix(".ckptconv-"), index=INDEX, is_ours=lambda name: False)
     with plan:
@@ -221,11 +205,11 @@ def test_what_another_conversion_has_replaced_meanwhile_is_not_counted_as_there(
             plan.commit([])
 
 
-def test_finish_that_is_killed_at_any_call_is_completed_by_the_next(model: Path, tmp_path: Path) -> None:
+def test_finish_that_is_killed_at_any_call_is_completed_by_the_next(sharded: Path, tmp_path: Path) -> None:
     expected = tmp_path / "expected"
-    done(convert(model, expected))
+    done(convert_sharded(sharded, expected))
     made = tmp_path / "made"
-    staged(model, made)
+    staged(sharded, made)
     report = tmp_path / "calls"
 
     def count() -> None:
@@ -250,7 +234,7 @@ def test_finish_that_is_killed_at_any_call_is_completed_by_the_next(model: Path,
         # Where nothing is left of it, it was finished.
         assert run.code == 0 or (run.code == 2 and is_complete), (at, ended, run.err)
         assert shown(out) == contents(expected), at
-        done(convert(model, out))
+        done(convert_sharded(sharded, out))
         assert not [path for path in out.iterdir() if path.is_dir()], at
         shutil.rmtree(out)
 
@@ -261,10 +245,10 @@ def shown(out: Path) -> dict[str, bytes]:
 
 
 def test_errors_in_the_clean_up_leave_what_the_next_run_removes(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sharded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    staged(model, out)
+    staged(sharded, out)
     with failing(monkeypatch, "unlink", 3, OSError(5, "Input/output error")):
         done(ckptconv_here("finish", out))
     assert list(out.glob(".ckptconv-*/*")) or list(out.glob(".ckptconv-*"))
@@ -272,12 +256,12 @@ def test_errors_in_the_clean_up_leave_what_the_next_run_removes(
     run = ckptconv_here("finish", out)
     assert run.code == 0 or "nothing to publish." in run.err
     assert shown(out) == before
-    done(convert(model, out))
+    done(convert_sharded(sharded, out))
     assert not [path for path in out.iterdir() if path.is_dir()]
 
 
 def test_finish_puts_on_the_disk_what_was_made_without(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sharded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: set[str] = set()
     usual = os.fsync
@@ -287,7 +271,7 @@ def test_finish_puts_on_the_disk_what_was_made_without(
         usual(fd)
 
     for name, options in (("without", ["--no-fsync"]), ("with", [])):
-        staged(model, tmp_path / name, "--no-fsync")
+        staged(sharded, tmp_path / name, "--no-fsync")
         with monkeypatch.context() as patched:
             patched.setattr(os, "fsync", fsync)
             done(ckptconv_here("finish", tmp_path / name, *options))

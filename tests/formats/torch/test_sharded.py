@@ -373,10 +373,10 @@ def test_the_files_of_a_set_on_a_store_are_read_side_by_side(
     store.put(f"{directory}/", place, recursive=True)
     begun = threading.Barrier(3, timeout=600)
 
-    def together(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def waiting(location: Any) -> Any:
+    def together(read: Callable[..., Any]) -> Callable[..., Any]:
+        def waiting(*given: Any) -> Any:
             begun.wait()
-            return read(location)
+            return read(*given)
 
         return waiting
 

@@ -63,12 +63,12 @@ def not_read() -> Mapping[str, tuple[str, str]]:
     return {ending: told for ending, told in table.NOT_READ.items() if ending not in read}
 
 
-def _names(each: Format) -> Iterator[str]:
+def _names(format_: Format) -> Iterator[str]:
     """Yield the patterns of the names of all parts of a format."""
-    for part in each.parts.values():
+    for part in format_.parts.values():
         yield from part.names.split()
-    if each.scale:
-        yield from _names(each.scale)
+    if format_.scale:
+        yield from _names(format_.scale)
 
 
 @functools.cache

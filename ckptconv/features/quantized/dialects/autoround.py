@@ -58,24 +58,24 @@ def _is_in(expression: str, module: str) -> bool:
     for piece in expression.split(".*"):
         if not _PLAIN.fullmatch(piece):
             raise UnsupportedError(f"extra_config has {expression!r}, and that expression is not read.")
-        found = re.compile(piece).search(module, at)
-        if found is None:
+        match = re.compile(piece).search(module, at)
+        if match is None:
             return False
-        at = found.end()
+        at = match.end()
     return True
 
 
 def _of(*formats: str) -> Callable[[Configuration, str], Iterator[tuple[str, Sizes]]]:
-    def sizes(told: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
-        made = told.told.get("packing_format")
-        if told.method not in _METHODS or made not in formats:
+    def sizes(config: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
+        packing = config.told.get("packing_format")
+        if config.method not in _METHODS or packing not in formats:
             return
-        module, extra = name.removesuffix(".weight"), told.told.get("extra_config") or {}
+        module, extra = name.removesuffix(".weight"), config.told.get("extra_config") or {}
         others = (said for key, said in extra.items() if said and _is_in(key, module))
         own: Mapping[str, Any] = extra[module] if module in extra else next(others, {})
-        bits, size = own.get("bits", told.told["bits"]), own.get("group_size", told.told["group_size"])
-        if bits in _BITS[made] and size:
-            yield f"AutoRound int{bits}", {"b": bits, "C": size if size > 0 else "K", "offset": int(made == _FIRST)}
+        bits, size = own.get("bits", config.told["bits"]), own.get("group_size", config.told["group_size"])
+        if bits in _BITS[packing] and size:
+            yield f"AutoRound int{bits}", {"b": bits, "C": size if size > 0 else "K", "offset": int(packing == _FIRST)}
 
     return sizes
 

@@ -23,10 +23,10 @@ _WORDS = {
 
 
 def _of(*, signed: bool) -> Callable[[Configuration, str], Iterator[tuple[str, Sizes]]]:
-    def sizes(told: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
-        size = told.told.get("group_size")
-        is_signed = "export" in told.told and told.told.get("zero_point") is False
-        if told.method == "awq" and told.told.get("bits") == 4 and type(size) is int and is_signed == signed:
+    def sizes(config: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
+        size = config.told.get("group_size")
+        is_signed = "export" in config.told and config.told.get("zero_point") is False
+        if config.method == "awq" and config.told.get("bits") == 4 and type(size) is int and is_signed == signed:
             yield "AWQ int4", {"b": 4, "C": size if size > 0 else "K"}
 
     return sizes

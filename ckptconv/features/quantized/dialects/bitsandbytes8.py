@@ -12,8 +12,8 @@ from ckptconv.features.quantized.dialects import Dialect
 from ckptconv.features.quantized.table import Format, Part, Sizes
 
 
-def _sizes(told: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
-    if told.method in ("bitsandbytes", ""):
+def _sizes(config: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
+    if config.method in ("bitsandbytes", ""):
         yield "bitsandbytes 8-bit", {"B": 1, "C": "K"}
 
 

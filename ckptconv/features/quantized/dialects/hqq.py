@@ -46,8 +46,8 @@ def _unpacked(stored: LazyTensor, sizes: Sizes) -> tuple[LazyTensor, Sizes]:
     return Narrow(codes, 0, 0, rows), {"B": 1 if axis else "R", "C": "G" if axis else 1}
 
 
-def _sizes(told: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
-    if told.method in ("hqq", ""):
+def _sizes(config: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
+    if config.method in ("hqq", ""):
         yield "HQQ", {}
 
 

@@ -26,20 +26,20 @@ _WORDS = {
 _LARGEST = 448.0 * 6
 
 
-def _words(told: Mapping[str, Any]) -> Words:
+def _words(config: Mapping[str, Any]) -> Words:
     known = {**_WORDS, **idle("quant_method")}
     of_modules = {
         f"{name}?": object if value is False else _WORDS
-        for name, value in told.items()
+        for name, value in config.items()
         if name not in known and f"{name}?" not in known and (value is False or isinstance(value, dict))
     }
     return {**known, **of_modules}
 
 
 def _of(mode: str, is_global: bool = False) -> Callable[[Configuration, str], Iterator[tuple[str, Sizes]]]:
-    def sizes(told: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
-        own = told.told.get(name.removesuffix(".weight")) if told.method == "mlx" else False
-        said = own if own is False or isinstance(own, dict) else told.told
+    def sizes(config: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
+        own = config.told.get(name.removesuffix(".weight")) if config.method == "mlx" else False
+        said = own if own is False or isinstance(own, dict) else config.told
         if said is False or (said.get("mode") or "affine") != mode or bool(said.get("global_scale")) != is_global:
             return
         bits, size = said["bits"], said["group_size"]

@@ -18,9 +18,9 @@ _SMOOTHING = Part("=.pre_quant_scale", FLOATS, "K", optional=True)
 
 
 def _of(called: str, *algorithms: str) -> Callable[[Configuration, str], Iterator[tuple[str, Sizes]]]:
-    def sizes(told: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
-        layer = told.layer(name) or told.told
-        if not {*told.algorithms(name)}.isdisjoint(algorithms):
+    def sizes(config: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
+        layer = config.layer(name) or config.told
+        if not {*config.algorithms(name)}.isdisjoint(algorithms):
             size = layer.get("group_size") or {"NVFP4": 16, "MXFP4": 32, "int4": 128}.get(called)
             yield called, {"B": 1, "C": size if called != "int8" else "K"}
 

@@ -25,14 +25,14 @@ _SPEC = {
 }
 
 
-def _layer(told: Any) -> Words:
-    weight = told.get("weight") if isinstance(told, Mapping) else None
+def _layer(layer: Any) -> Words:
+    weight = layer.get("weight") if isinstance(layer, Mapping) else None
     spec = (_SPEC, _SPEC) if isinstance(weight, list) else _SPEC
     return {**idle("bias input_tensors output_tensors target_device"), "weight?": OrNull(spec)}
 
 
-def _layers(told: Any) -> OrNull:
-    return OrNull({f"{name}?": _layer(each) for name, each in told.items()} if isinstance(told, Mapping) else {})
+def _layers(layers: Any) -> OrNull:
+    return OrNull({f"{name}?": _layer(each) for name, each in layers.items()} if isinstance(layers, Mapping) else {})
 
 
 # How codes were chosen, and what norms and modules before have in exchange for what the weights have.
@@ -46,22 +46,22 @@ _ROTATION = {
 }
 
 
-def _algorithm(told: Any) -> Any:
-    return object if isinstance(told, Mapping) and told.get("name") in _IN_WEIGHTS else _ROTATION
+def _algorithm(algorithm: Any) -> Any:
+    return object if isinstance(algorithm, Mapping) and algorithm.get("name") in _IN_WEIGHTS else _ROTATION
 
 
-def _algorithms(told: Any) -> OrNull:
-    return OrNull(tuple(map(_algorithm, told)) if isinstance(told, list) else _algorithm(told))
+def _algorithms(algorithms: Any) -> OrNull:
+    return OrNull(tuple(map(_algorithm, algorithms)) if isinstance(algorithms, list) else _algorithm(algorithms))
 
 
-def _words(told: Mapping[str, Any]) -> Words:
+def _words(config: Mapping[str, Any]) -> Words:
     return {
         **EVERYWHERE,
         **idle("exclude quant_mode kv_cache_post_rope kv_cache_quant_config softmax_quant_spec"),
-        "algo_config?": _algorithms(told.get("algo_config")),
+        "algo_config?": _algorithms(config.get("algo_config")),
         "export": quark_export("reorder", "order"),
-        "global_quant_config": _layer(told.get("global_quant_config")),
-        **{f"{key}?": _layers(told.get(key)) for key in ("layer_quant_config", "layer_type_quant_config")},
+        "global_quant_config": _layer(config.get("global_quant_config")),
+        **{f"{key}?": _layers(config.get(key)) for key in ("layer_quant_config", "layer_type_quant_config")},
     }
 
 
@@ -85,15 +85,15 @@ def _meaning(spec: Any, order: str) -> tuple[str, Sizes]:
 def of(called: str) -> Callable[[Configuration, str], Iterator[tuple[str, Sizes]]]:
     """Return what is said of the weights that are called so (`_meaning`)."""
 
-    def sizes(told: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
-        if told.method != "quark":
+    def sizes(config: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
+        if config.method != "quark":
             return
-        by_name = told.told.get("layer_quant_config") or {}
+        by_name = config.told.get("layer_quant_config") or {}
         own = [by_name[pattern] for pattern in by_name if fnmatch.fnmatchcase(name.removesuffix(".weight"), pattern)]
         # What type a module is of is not known of its weight.
-        others = (*(told.told.get("layer_type_quant_config") or {}).values(), told.told["global_quant_config"])
+        others = (*(config.told.get("layer_type_quant_config") or {}).values(), config.told["global_quant_config"])
         for layer in own or others:
-            meaning, sides = _meaning(layer.get("weight"), told.told["export"]["pack_method"])
+            meaning, sides = _meaning(layer.get("weight"), config.told["export"]["pack_method"])
             if meaning == called:
                 yield f"Quark {called.split(maxsplit=1)[0]}", sides
 
