@@ -23,7 +23,7 @@ BEGIN, END = "<!-- house: begin -->", "<!-- house: end -->"
 ORDER = (
     "errors", "version", "text", "process", "options", "result", "tensors", "plan", "storage", "pickles",
     "engine", "structure", "formats", "outputs", "verification", "publish", "conversion", "library",
-    "inspection", "cli", "features", "__main__", "__init__",
+    "cli", "features", "__main__", "__init__",
 )  # fmt: skip
 # Too many arrows lead to these to be drawn.
 EVERYWHERE = ("errors", "version", "text", "process", "options", "result")

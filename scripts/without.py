@@ -149,8 +149,11 @@ def listed_by(name: str, what: str) -> tuple[str, ...]:
 
 
 def needing(name: str) -> list[str]:
-    """The features that add to the feature or build on it, and are gone without it."""
-    return [each for each in names() if name in listed_by(each, "NEEDS")]
+    """The features that add to the feature or build on it, at once or by others, and are gone without it."""
+    gone = [name]
+    for lost in gone:
+        gone += [each for each in names() if lost in listed_by(each, "NEEDS") and each not in gone]
+    return gone[1:]
 
 
 def public_names(name: str) -> Iterator[str]:

@@ -91,7 +91,8 @@ def test_the_wheel_holds_every_module_and_the_types_and_nothing_else(wheel: Path
     maps = {str(path.relative_to(ROOT)) for path in ROOT.glob("ckptconv/**/*.toml")}
     tables |= {"ckptconv/formats/numbers/orders.json"}
     texts = {str(path.relative_to(ROOT)) for path in ROOT.glob("ckptconv/**/*.txt")}
-    assert names == modules | tables | maps | texts | {"ckptconv/py.typed", "ckptconv/inspection/page.html"}
+    pages = {str(path.relative_to(ROOT)) for path in ROOT.glob("ckptconv/**/*.html")}
+    assert names == modules | tables | maps | texts | pages | {"ckptconv/py.typed"}
 
 
 def test_it_installs_and_runs_in_an_environment_of_its_own(wheel: Path, tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from tqdm import tqdm
     from typing_extensions import Self
 
+    from ckptconv.cli.lines import Line
     from ckptconv.cli.printed import Failed
-    from ckptconv.inspection.lines import Line
     from ckptconv.result import Report
 
 # The version of all schemas in `schemas`: it changes when a field changes its meaning, or goes.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shlex
 import time
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -13,29 +12,20 @@ import typer
 
 from ckptconv.cli.making import convert_one
 from ckptconv.cli.options import CONVERTING, destination, named, output_of, taking
-from ckptconv.cli.typer_compat import Command
+from ckptconv.cli.registered import COMMANDS
 from ckptconv.errors import UNWRITTEN, CorruptError, UsageError, leaving
 from ckptconv.options.registered import advise
 from ckptconv.options.table import COMMAND, EXECUTORS, OPTIONS
-from ckptconv.text import UNSET, Proposed
+from ckptconv.text import UNSET, Proposed, some
 
 # Options that name one output, or spread one conversion: they do not apply to several inputs.
 _OF_ONE = ("optimizer", "states", "universal", "manifest", "attest", "depfile", "part", *EXECUTORS)
-# The key of the words of a command line in the context of its command.
-_WORDS = "ckptconv.words"
-
-
-class ConvertCommand(Command):
-    """A command that remembers the words it was given, for a hint to repeat them."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        ctx.meta[_WORDS] = list(args)
-        return super().parse_args(ctx, args)
-
-
-CLASS = ConvertCommand
 OTHER_WORDS = {
-    "convert": ("to", "cast", "reshard", "consolidate", "save", "export"),
+    "convert": ("to", "cast", "reshard", "consolidate", "unshard", "save", "export"),
+    "convert INPUT hf://organization/model": ("upload", "push-to-hub", "publish"),
+    "convert hf://organization/model": ("download", "pull"),
+    "convert --max-shard-size 5GB": ("shard", "split"),
+    "convert --output-dir DIR": ("batch", "convert-all"),
 }
 
 
@@ -46,7 +36,6 @@ OTHER_WORDS = {
     *CONVERTING,
 )
 def convert_(
-    ctx: typer.Context,
     words: Annotated[
         list[str],
         typer.Argument(
@@ -87,7 +76,9 @@ def convert_(
             raise UsageError("--output-name names outputs in a directory.", "Give the directory too: --output-dir DIR.")
         output = destination(words[1] if len(words) > 1 else None, options)
         if len(words) > 2:
-            hint = f"To convert each of them: ckptconv convert {repeated(ctx.meta[_WORDS])} --output-dir DIR"
+            combining = some([name for name in ("average", "merge") if name in COMMANDS], form=str)
+            hint = "To convert each of several inputs, give --output-dir DIR instead of OUTPUT."
+            hint += f" Commands that combine inputs: {combining}." if combining else ""
             if any(re.fullmatch("[KMGT]i?B", word) for word in words):
                 hint = "Write a size in one word: 5GB."
             raise UsageError(f"Expected INPUT and OUTPUT, but found {len(words)} arguments.", hint)
@@ -96,19 +87,6 @@ def convert_(
     except (CorruptError, UsageError) as error:
         advise(error, words[0], options)
         raise
-
-
-def repeated(words: Sequence[str]) -> str:
-    """Return the words of a command line for a hint, without the credentials for stores: errors get into logs."""
-    secret = OPTIONS["storage_options"].flags[0]
-    shown: list[str] = []
-    for word in words:
-        flag, equals, _ = word.replace("_", "-").partition("=")
-        if shown and shown[-1] == secret:
-            shown.append("JSON")
-        else:
-            shown.append(f"{secret}=JSON" if flag == secret and equals else flag if flag == secret else word)
-    return " ".join(word if word == "JSON" else shlex.quote(word) for word in shown)
 
 
 def shares(options: Mapping[str, Any], inputs: int, far: bool) -> tuple[int, dict[str, Any]]:

@@ -16,6 +16,8 @@ from ckptconv.cli.typer_compat import WRONG_USAGE
 from ckptconv.errors import CkptconvError, DifferenceError, FailedError, StoppedError, UsageError
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.options.registered import FEATURES, missing
+from ckptconv.options.table import COMMAND, OPTIONS
+from ckptconv.outputs.kinds import NAMED, OTHER_WORDS
 from ckptconv.process import of_feature
 
 if TYPE_CHECKING:
@@ -31,12 +33,12 @@ def _instead(option: str, close: Iterable[str], ctx: Any) -> str:
     every = (pair for table in (_WORDS, *_of_commands("OTHER_OPTIONS")) for pair in table.items())
     advice = next((text for words, text in every if option in words.split()), "")
     named = re.findall(r"(?<![\w-])--[\w-]+", advice)
-    if option == "--output-dir":
-        meant = "Several inputs: ckptconv convert INPUT... --output-dir DIR. "
-    elif advice and (not named or options.intersection(named)):
+    if advice and (not named or options.intersection(named)):
         meant = f"{advice} "
     elif option in _options_below(ctx.command):
         meant = f"It is an option of commands, and goes after the command: {ctx.command_path} COMMAND {option}. "
+    elif option.lstrip("-").replace("-", "_") in {**COMMAND, **OPTIONS}:
+        meant = f"ckptconv convert has {option}. "
     else:
         meant = f"Did you mean {' or '.join(f'--{near}' for near in sorted(close))}? " if close else ""
     return f"{meant}See {ctx.command_path} --help."
@@ -44,7 +46,10 @@ def _instead(option: str, close: Iterable[str], ctx: Any) -> str:
 
 # Options of other programs, and the advice to a user who types one.
 _WORDS = {
-    "-o --out --output --output-file": "OUTPUT needs no option: name it after INPUT.",
+    "-o -d --out --output --output-file --outfile --output-path --save-path --dst": "Name OUTPUT after INPUT.",
+    "-i --input --input-dir --checkpoint --checkpoint-dir --checkpoint-path --ckpt --model --src": "Name INPUT first.",
+    "--step --iteration --global-step": "Name the directory of the step, or give --tag.",
+    "--output-dir": "Name OUTPUT after INPUT; for several inputs, there is ckptconv convert.",
     "--bf16 --bfloat16": "Use --dtype bf16.",
     "--fp16 --float16 --half": "Use --dtype fp16.",
     "--fp32 --float32 --float": "Use --dtype fp32.",
@@ -57,16 +62,22 @@ _WORDS = {
     ),
     "--num-workers --workers --threads --num-threads --max-workers": "Use --jobs N.",
     "--shard-size --split-max-size --max-file-size": "Use --max-shard-size SIZE.",
-    "--precision --torch-dtype": "Use --dtype, such as --dtype bf16.",
+    "--precision --torch-dtype --outtype --output-dtype --data-type": "Use --dtype, such as --dtype bf16.",
     "--revision --branch": "Put the revision into the URL: hf://organization/model@revision.",
     "--from --from-format --input-format --source-format": "The format of the input is detected.",
-    "--to --states": "ckptconv convert has it.",
-    "--to-format --format --output-format --target-format": "It is --to KIND.",
+    "--to-format --format --output-format --target-format --output-type": "It is --to KIND.",
+    "--push-to-hub --hub-model-id --repo-id --upload --repo": "Name the repository as OUTPUT: hf://organization/model.",
+    "--token --hf-token --use-auth-token": "Set HF_TOKEN, or run: hf auth login.",
+    "--remove-prefix --prefix --strip": "Use --strip-prefix PREFIX.",
 }
 
 
 def _options_of(command: Any) -> set[str]:
     return {name for parameter in command.params for name in parameter.opts}
+
+
+def _arguments(ctx: Any) -> str:
+    return re.sub("[{}]", "", " ".join(ctx.command.collect_usage_pieces(ctx)))
 
 
 def _options_below(group: Any) -> set[str]:
@@ -75,12 +86,15 @@ def _options_below(group: Any) -> set[str]:
     return set().union(*map(_options_of, commands), *map(_options_below, commands))
 
 
-# Words that users type in the place of a command, by the command that they mean; a feature's are in the module of its
-# command.
-INPUT_WORDS: dict[str, tuple[str, ...]] = {
-    "pt2safetensors": ("pt", "pth", "bin", "ckpt", "pkl", "pickle", "torch", "pytorch"),
-    "convert": ("safetensors", "safetensor", "st"),
-}
+def _input_words() -> dict[str, Sequence[str]]:
+    """Return the words for what commands read, by command; those of a feature are in the module of its command."""
+    words = {
+        command: [to, *(word for word, meant in OTHER_WORDS.items() if meant == to)]
+        for command, to in (("pt2safetensors", "pt"), ("convert", "safetensors"))
+    }
+    return dict(words, **{command: more for table in _of_commands("INPUT_WORDS") for command, more in table.items()})
+
+
 _SUFFIXES = (*TORCH_SUFFIXES, ".safetensors", ".json", ".distcp", "/")
 
 
@@ -92,20 +106,18 @@ def _of_commands(name: str) -> Iterator[Mapping[str, Any]]:
 
 
 def meant_by(word: str) -> str:
-    """Return the command that a user means by `word`, such as zero2fp32, pt2st, show; "" if that is not known."""
-    source, _, target = word.lower().removesuffix(".py").replace("_", "-").replace("-to-", "2").partition("2")
-    inputs = dict(INPUT_WORDS)
-    for table in _of_commands("INPUT_WORDS"):
-        inputs |= table
-    command = next((command for command, words in inputs.items() if source in words), "")
-    if command == "convert" and target in inputs["pt2safetensors"]:
-        return "safetensors2pt"
-    if command or target:
+    """Return the command that a user means by `word`, such as zero2fp32, pt2dcp, show; "" if that is not known."""
+    word = word.lower().removesuffix(".py").replace("_", "-")
+    others = [pair for table in _of_commands("OTHER_WORDS") for pair in table.items()]
+    if command := next((command for command, words in others if word in words), ""):
         return command
-    others: dict[str, Sequence[str]] = {}
-    for table in _of_commands("OTHER_WORDS"):
-        others |= table
-    return next((command for command, words in others.items() if source in words), "")
+    source, _, target = word.replace("-to-", "2").partition("2")
+    inputs = _input_words().items()
+    command = next((command for command, words in inputs if source.partition("-")[0] in words), "")
+    to = target if target in NAMED else OTHER_WORDS.get(target.partition("-")[0], "safetensors")
+    if not command or to == "safetensors":
+        return command
+    return "safetensors2pt" if (command, to) == ("convert", "pt") else f"convert --to {to}"
 
 
 def _no_command(word: str, group: Any) -> UsageError:
@@ -122,8 +134,8 @@ def _no_command(word: str, group: Any) -> UsageError:
     meant = difflib.get_close_matches(word, known, n=1, cutoff=0.75)
     if f"--{word}" in ("--help", "--version"):
         meant = [f"--{word}"]
-    elif path == "ckptconv" and meant_by(word):
-        meant = [meant_by(word)]
+    elif other := meant_by(f"{path} {word}".partition(" ")[2]):
+        path, meant = "ckptconv", [other]
     hint = f"Did you mean {path} {meant[0]}?" if meant else f"Its commands are {', '.join(known)}. See {path} --help."
     return UsageError(f"No such command '{word}'.", hint)
 
@@ -152,17 +164,17 @@ def failure_of(error: BaseException) -> CkptconvError | None:
                 f"There is no option {unknown}{owner}.", _instead(unknown, error.possibilities or (), error.ctx)
             )
         message = " ".join(error.format_message().replace("Value error, ", "").split())
+        usage = f"Usage: {command} {_arguments(error.ctx)}" if error.ctx else ""
         more = re.fullmatch(r"Got unexpected extra argument(?:\(s\)|s)? \((.*)\)", message)
         if more:
             options = _options_of(error.ctx.command) if error.ctx else set()
             several = "Several inputs: ckptconv convert INPUT... --output-dir DIR. " if "--dry-run" in options else ""
-            return UsageError(
-                f"Too many arguments: {more[1]}.", f"{several}Quote names with blanks in them. See {command} --help."
-            )
+            return UsageError(f"Too many arguments: {more[1]}.", f"{several}{usage}. Quote names with blanks in them.")
         named = re.match(r"No such command '(.*?)'\.", message)
         if named and error.ctx:
             return _no_command(named[1], error.ctx)
-        return UsageError(message if message.endswith((".", "?")) else f"{message}.", f"See {command} --help.")
+        usage = f"{usage}. " if message.startswith("Missing argument") else ""
+        return UsageError(message if message.endswith((".", "?")) else f"{message}.", f"{usage}See {command} --help.")
     if isinstance(error, MemoryError):
         return FailedError("There is not enough memory. No output was published.", "Lower --memory or --jobs.")
     if isinstance(error, Exception) and os.environ.get("CKPTCONV_DEBUG"):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 # The group of those that `convert` does as well.
 STRICT = "Strict spellings of convert, for scripts"
-# "module:name" of each command, or group of commands. The module is imported when the command is called. It may have a
-# `CLASS` for the command; `OTHER_WORDS`, {command: words that people use for it}; `INPUT_WORDS`, {command: words for
-# what it reads}; and `OTHER_OPTIONS`, {options of other programs: a sentence that says what to do}.
+# "module:name" of each command, or group of commands. The module is imported when the command is called. It may have
+# `OTHER_WORDS`, {command: words that people use for it}; `INPUT_WORDS`, {command: words for what it reads}; and
+# `OTHER_OPTIONS`, {options of other programs: a sentence that says what to do}.
 GROUPS: dict[str, dict[str, str]] = {
     "Convert": {
         "convert": "ckptconv.cli.convert:convert_",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Any, get_args
+from typing import Any
 
 import typer
 import typer.main
@@ -20,7 +20,7 @@ class _Words:
     """Takes words of the command line, and defaults, as they are.
 
     typer has pydantic check each value, and the import of pydantic takes as long as all else before a conversion
-    begins. Here only words that are not a valid choice go to pydantic, for its error message.
+    begins. Options parse and check their words themselves.
     """
 
     def __init__(self, parameter: Any) -> None:
@@ -30,7 +30,7 @@ class _Words:
         kind = param.type_descriptor.annotation
         if value is None:
             return () if param.multiple or param.nargs == -1 else None
-        if kind in (str, list[str]) or value in get_args(kind):
+        if kind in (str, list[str]):
             return value
         return self._checked().coerce(value, param=param, ctx=ctx)
 
@@ -60,7 +60,7 @@ class App(typer.Typer):
             if isinstance(command, typer.Typer):
                 program.add_typer(command, name=called)
             else:
-                program.command(called, cls=getattr(module, "CLASS", Command))(command)
+                program.command(called, cls=Command)(command)
         return typer.main.get_command(program)
 
 

@@ -361,9 +361,9 @@ def _nearby(place: Location) -> str:
         if not matches:
             return "The shell found no match for the pattern, and passed it unchanged."
         return f"The shell did not expand it; without quotes it would match {some(matches, form=str)}."
-    scheme, colon, path_in_store = path.partition(":/")
-    if colon and scheme.isalnum() and not path_in_store.startswith("/"):
-        return f"Did you mean {scheme}://{path_in_store}?"
+    scheme, colon, path_in_store = path.partition(":")
+    if colon and (scheme in stores.STORES or path_in_store[:1] == "/") and scheme.isalnum() and "://" not in path:
+        return f"Did you mean {scheme}://{path_in_store.lstrip('/')}?"
     if is_remote(path) or place.parent.kind != "directory":
         meant = stores.meant(path)
         return f"If it is {meant.kind}, give {meant.url}." if meant else ""

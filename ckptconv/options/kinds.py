@@ -6,11 +6,12 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any, Literal, NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from ckptconv.errors import UsageError
 from ckptconv.options.registered import missing
-from ckptconv.text import brief, parse_count, parse_path, parse_size
+from ckptconv.text import brief, parse_count, parse_path, parse_size, some
 
 # The default memory for buffers. If a file is remote, requests are large, and several run at once; if tensors are
 # transposed, the longer the runs that are read and written, the fewer they are.
@@ -190,13 +191,28 @@ def _sizes(value: Any, called: str) -> dict[str, int]:
     return sizes_of
 
 
-def choice(*choices: str, words: Any = str, unset: Any = None) -> ValueKind:
+def _not_among(value: Any, called: str, choices: tuple[str, ...], words: Mapping[str, str]) -> UsageError:
+    """Return the error for a `value` that is none of `choices`; `words` have other names of these."""
+    import difflib
+
+    text = value.lower().replace("_", "-") if isinstance(value, str) else ""
+    close = [words[text]] if text in words else [name for name in choices if text and name.startswith(text)]
+    meant = [name for name in close or difflib.get_close_matches(text, choices) if name in choices]
+    return UsageError(
+        f"{called} is {brief(value)}; it may be {some(choices[:-1], len(choices), str)} or {choices[-1]}.",
+        f"Did you mean {' or '.join(meant)}?" if meant else "",
+    )
+
+
+def choice(*choices: str, unset: Any = None, words: Mapping[str, str] = MappingProxyType({})) -> ValueKind:
+    """Return the kind of values that are `choices`; a wrong one that is in `words` is said to be another."""
+
     def parse(value: Any, called: str) -> str:
         if not isinstance(value, str) or (value not in choices and value != unset):
-            raise UsageError(f"{called} is {brief(value)}; it may be {' or '.join(choices)}.")
+            raise _not_among(value, called, choices, words)
         return value
 
-    return ValueKind(parse, words, unset=unset, accepts=f"Literal[{', '.join(map(repr, choices))}]", values=choices)
+    return ValueKind(parse, unset=unset, accepts=f"Literal[{', '.join(map(repr, choices))}]", values=choices)
 
 
 def name_in(place: str, accepts: str) -> ValueKind:
@@ -205,19 +221,12 @@ def name_in(place: str, accepts: str) -> ValueKind:
     `accepts` is its type in Python."""
 
     def parse(value: Any, called: str) -> str:
-        if value == "":
-            return ""
-        if not isinstance(value, str) or value not in kind.choices:
-            module = import_module(place.partition(":")[0])
-            if isinstance(value, str) and value in getattr(module, "ABSENT", {}):
-                raise UsageError(f"{called} {value} needs the feature {module.ABSENT[value]}, which is not installed.")
-            words = getattr(module, "OTHER_WORDS", {})
-            meant = words.get(value.lower(), value.lower()) if isinstance(value, str) else ""
-            raise UsageError(
-                f"{called} is {brief(value)}; it may be {' or '.join(kind.choices)}.",
-                f"Did you mean {meant}?" if meant in kind.choices else "",
-            )
-        return value
+        if isinstance(value, str) and (not value or value in kind.choices):
+            return value
+        module = import_module(place.partition(":")[0])
+        if isinstance(value, str) and value in getattr(module, "ABSENT", {}):
+            raise UsageError(f"{called} {value} needs the feature {module.ABSENT[value]}, which is not installed.")
+        raise _not_among(value, called, kind.choices, getattr(module, "OTHER_WORDS", {}))
 
     kind = ValueKind(parse, unset="", accepts=accepts, registry=place)
     return kind
@@ -227,8 +236,6 @@ def counted(least: int, most: int) -> ValueKind:
     return ValueKind(lambda value, called: parse_count(value, called, least, most), stored=int, accepts="int | str")
 
 
-# Choices that the command line completes; it refuses others.
-_LITERAL: Any = Literal
 _SEVERAL = "str | list[str] | tuple[str, ...]"
 TEXT = ValueKind(_text, unset="")
 WORD = ValueKind(_text)
@@ -248,10 +255,10 @@ DTYPE = ValueKind(
     accepts="DTypeName | TorchDType",
     values=(*DTYPES, "fp32", "bf16", "fp16"),
 )
-TIED = choice("alias", "duplicate", words=_LITERAL["alias", "duplicate"])
+TIED = choice("alias", "duplicate")
 OPAQUE = choice("keep", "drop", unset="")
 ALGORITHMS = ("sha256", "blake3")
-DIGEST = choice(*ALGORITHMS, words=_LITERAL[ALGORITHMS], unset="")
+DIGEST = choice(*ALGORITHMS, unset="")
 # The kinds of output, and those of them that are checkpoints of torch.distributed.checkpoint.
 OUTPUT_KIND = name_in("ckptconv.outputs.kinds:NAMED", "OutputName")
 CHECKPOINT = name_in("ckptconv.outputs.kinds:CHECKPOINTS", "CheckpointName")

@@ -56,6 +56,8 @@ def candidates(wanted: str, names: Sequence[str], most: int = 8) -> str:
     """Return a hint that suggests the `names` most like `wanted`, or lists them."""
     if not names:
         return "It has no keys."
+    if wanted and any(name.startswith(f"{wanted}.") for name in names):
+        return f"Names begin with {wanted}., but no mapping has this key: --include '{wanted}.*' chooses them."
     import difflib
 
     close = difflib.get_close_matches(wanted, names, n=3, cutoff=0.6)

@@ -1,13 +1,16 @@
-"""Model Optimizer quantizes a new model in several ways: our weights are compared with those that it computes with, and
-what we quantize to NVFP4 with what it writes.
+"""Model Optimizer quantizes a new model in several ways: our weights are compared, bit for bit, with what it makes of
+the codes that it stored, and what we quantize to NVFP4 with what it writes.
 
-Its exporter rounds anew: few numbers that are between two codes become the other of them.
+The codes are also compared with those that it computes with. Its exporter divides by the scale, where its quantizers
+multiply by the reciprocal: few numbers that are between two codes become the other of them. Of FP8 with one scale for a
+weight these are more, as it divides in bfloat16.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +19,52 @@ from formats import differing, read
 NEEDED = ("torch", "transformers", "modelopt")
 _CONFIGURATIONS = (
     "INT4_AWQ_CFG",
+    "W4A8_AWQ_BETA_CFG",
     "INT8_SMOOTHQUANT_CFG",
     "INT8_WEIGHT_ONLY_CFG",
+    "FP8_DEFAULT_CFG",
     "FP8_PER_CHANNEL_PER_TOKEN_CFG",
     "FP8_2D_BLOCKWISE_WEIGHT_ONLY_CFG",
+    "MXFP8_DEFAULT_CFG",
+    "MXFP4_DEFAULT_CFG",
+    "W4A8_MXFP4_FP8_CFG",
+    "NVFP4_DEFAULT_CFG",
+    "NVFP4_AWQ_LITE_CFG",
+    "NVFP4_MLP_WEIGHT_ONLY_CFG",
+    "W4A8_NVFP4_FP8_CFG",
 )
 # Modules whose input is of no norm: what that is multiplied by is not moved into one.
 _CHECKED = ("o_proj", "down_proj")
-# How many numbers may be further apart than what float32 rounds.
-_FEW = 0.002
+# How many numbers may be further apart than what float32 rounds. Of the second algorithm, the exporter's scales are
+# others than the quantizer's.
+_FEW = {"FP8": 0.05, "W4A8_NVFP4_FP8": 1.0}
+_FEW_OF_OTHERS = 0.002
 
 
 def check(place: Path, seed: int) -> Iterator[tuple[str, str]]:
     """Yield the name of each case, and what is wrong with it."""
+    _stand_in()
     for name in _CONFIGURATIONS:
         yield name, _read(place / name, name, seed)
+    yield "NVFP4_SVDQUANT_DEFAULT_CFG, refused", _refused(place / "low-rank", seed)
     yield "W4A16_NVFP4_CFG, written", _written(place / "written", seed)
+
+
+def _stand_in() -> None:
+    """Have blocks quantized by the tensors of Model Optimizer that its exporter makes, not by its kernels for GPUs."""
+    from modelopt.torch.quantization import tensor_quant
+    from modelopt.torch.quantization.qtensor import MXFP4QTensor, MXFP8QTensor, NVFP4QTensor
+
+    def quantized(inputs: Any, size: int, amax: Any, bits: int, _: int, __: int, exponent_bits: int) -> Any:
+        words: dict[str, Any] = {"dtype": inputs.dtype, "block_sizes": {-1: size}}
+        if exponent_bits == 8:
+            codes, scale = MXFP4QTensor.quantize(inputs, size) if bits == 4 else MXFP8QTensor.quantize(inputs)
+            return codes.dequantize(scale=scale, **words).reshape(inputs.shape)
+        whole = amax.amax().float() / (6 * 448)
+        codes, scale, _ = NVFP4QTensor.quantize(inputs, size, None, whole)
+        return codes.dequantize(scale=scale, double_scale=whole, **words).reshape(inputs.shape)
+
+    tensor_quant.dynamic_block_quantize_op = quantized
 
 
 def _model(seed: int) -> Any:
@@ -40,7 +73,7 @@ def _model(seed: int) -> Any:
 
     torch.manual_seed(seed)
     sides = {"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 1, "vocab_size": 64}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
     config = LlamaConfig(**sides, **heads, tie_word_embeddings=False, architectures=["LlamaForCausalLM"])
     return LlamaForCausalLM(config).bfloat16().eval()
 
@@ -63,23 +96,75 @@ def _exported(model: Any, words: Any, place: Path) -> Any:
 def _read(place: Path, name: str, seed: int) -> str:
     import modelopt.torch.quantization as mtq
     import torch
+    from safetensors.torch import load_file
 
     import ckptconv
 
     before = _exported(_model(seed), getattr(mtq, name), place)
     options: dict[str, Any] = {"dequantize": True, "dtype": "float32", "verify": True}
     ckptconv.convert(place, place / "plain", **options)
-    made = read(place / "plain" / "model.safetensors")
+    made, stored = read(place / "plain" / "model.safetensors"), load_file(place / "model.safetensors")
+    words = json.loads((place / "hf_quant_config.json").read_text())["quantization"]
+    seen = 0
     for module, layer in before.named_modules():
-        if module.endswith(_CHECKED):
-            smoothing = getattr(layer.input_quantizer, "_pre_quant_scale", torch.ones(1)).float()
-            wanted = layer.weight_quantizer(layer.weight.float()).float() * smoothing
-            shape, data = made[f"{module}.weight"]
-            found = torch.frombuffer(bytearray(data), dtype=torch.float32).reshape(shape)
-            apart = ((found - wanted).abs() > 1e-6 * wanted.abs().max()).double().mean()
-            if not apart <= _FEW:
+        parts = {part: stored.get(f"{module}.{part}") for part in ("weight", "weight_scale", "weight_scale_2")}
+        if parts["weight_scale"] is None:
+            continue
+        seen += 1
+        smoothing = stored.get(f"{module}.pre_quant_scale", torch.ones(1)).float()
+        is_moved = len(smoothing) == 1 and hasattr(layer.input_quantizer, "_pre_quant_scale")
+        weight = _stored(parts, layer.weight.shape, words) * smoothing
+        shape, data = made[f"{module}.weight"]
+        # What is -0 to us is 0 to its reader of NVFP4.
+        if not torch.equal(torch.frombuffer(bytearray(data), dtype=torch.float32).reshape(shape), weight):
+            return f"{module} is not what is stored"
+        if module.endswith(_CHECKED) and not is_moved:
+            first = layer.weight_quantizer[0] if words["quant_algo"] == "W4A8_AWQ" else layer.weight_quantizer
+            wanted = first(layer.weight.float()).float() * smoothing
+            apart = ((weight - wanted).abs() > 1e-6 * wanted.abs().max()).double().mean()
+            if not apart <= _FEW.get(words["quant_algo"], _FEW_OF_OTHERS):
                 return f"{module} differs in {apart:.2%} of its numbers"
+    if not seen:
+        return "nothing is quantized"
     return "" if len(made) == len(list(before.parameters())) else "there are other tensors"
+
+
+def _stored(parts: Mapping[str, Any], shape: Any, words: Mapping[str, Any]) -> Any:
+    """Return what Model Optimizer's tensors make of codes and scales."""
+    import torch
+    from modelopt.torch.quantization.qtensor import FP8QTensor, MXFP4QTensor, MXFP8QTensor, NVFP4QTensor
+
+    codes, scale, whole = parts["weight"], parts["weight_scale"], parts["weight_scale_2"]
+    algorithm, size = words["quant_algo"], words.get("group_size", 32)
+    known = {"dtype": torch.float32, "block_sizes": {-1: size}, "scale": scale}
+    if "NVFP4" in algorithm:
+        return NVFP4QTensor(shape, torch.float32, codes).dequantize(**known, double_scale=whole)
+    if "mxfp4" in algorithm.lower():
+        return MXFP4QTensor(shape, torch.float32, codes).dequantize(**known).reshape(shape)
+    if algorithm == "MXFP8":
+        return MXFP8QTensor(shape, torch.float32, codes).dequantize(**known)
+    if algorithm == "fp8_pb_wo":
+        sides = {-1: 128, -2: 128}
+        known |= {"block_sizes": sides, "scale": scale.squeeze(3).squeeze(1)}
+        return FP8QTensor(shape, torch.float32, codes).dequantize(**known)
+    if codes.dtype == torch.uint8:
+        # Its own reader of these runs on GPUs alone: the low half of a byte is of the first of two rows.
+        halves = torch.stack([codes << 4, codes], 1).reshape(shape).view(torch.int8) >> 4
+        return halves.float() * scale.repeat_interleave(size, 1)
+    return codes.float() * (scale[:, None] if scale.dim() else scale)
+
+
+def _refused(place: Path, seed: int) -> str:
+    import modelopt.torch.quantization as mtq
+
+    import ckptconv
+
+    _exported(_model(seed), mtq.NVFP4_SVDQUANT_DEFAULT_CFG, place)
+    try:
+        ckptconv.convert(place, place / "plain", dequantize=True)
+    except ckptconv.UnsupportedError as error:
+        return "" if "low-rank" in str(error) else f"another reason is told: {error}"
+    return "it is read"
 
 
 def _written(place: Path, seed: int) -> str:

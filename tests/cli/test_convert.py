@@ -24,8 +24,9 @@ from safetensors.torch import load_file, save_file
 
 import ckptconv
 from ckptconv.cli.batch import SEVERITY, Outcome, first_sentence, table, worst
-from ckptconv.cli.convert import repeated, shares
+from ckptconv.cli.convert import shares
 from ckptconv.cli.naming import InputWord, output_paths
+from ckptconv.cli.registered import COMMANDS
 from ckptconv.errors import CorruptError, UsageError
 from ckptconv.outputs.kinds import FURTHER
 
@@ -212,11 +213,12 @@ def test_a_glob_that_the_shell_did_not_expand_is_explained(place: Path) -> None:
     succeeding("convert", "x[1].pt")
 
 
-def test_more_words_than_two_lead_to_the_same_command_for_a_directory(place: Path) -> None:
+def test_more_words_than_two_lead_to_a_directory_and_to_commands_that_combine(place: Path) -> None:
     err = refused(2, "convert", "a.pt", "b c.pt", "--dtype", "bf16", "d.pt", "--storage-options", '{"key": "secret"}')
-    assert "ckptconv convert a.pt 'b c.pt' --dtype bf16 d.pt --storage-options JSON --output-dir DIR" in err
+    assert "found 3 arguments" in err
+    assert "give --output-dir DIR instead of OUTPUT" in err
+    assert [name for name in ("average", "merge") if name in err] == [n for n in ("average", "merge") if n in COMMANDS]
     assert "secret" not in err
-    assert repeated(["a", "--storage_options={}", "-q"]) == "a --storage-options=JSON -q"
     assert "--output-dir DIR" in refused(2, "convert", "a.pt", "out", "--output-name", "{stem}")
 
 

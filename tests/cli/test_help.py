@@ -170,6 +170,9 @@ MEANT = {
     "bin-to-safetensors": "pt2safetensors",
     "torch2safetensors": "pt2safetensors",
     "st2pt": "safetensors2pt",
+    "hf2pt": "safetensors2pt",
+    "split": "convert --max-shard-size 5GB",
+    "upload": "convert INPUT hf://organization/model",
     "safetensors-to-torch": "safetensors2pt",
     "check": "verify",
     **{word: meant for words in of_features("MEANT") for word, meant in words.items()},
@@ -198,8 +201,14 @@ def test_options_of_other_programs_are_said_what_they_are_here() -> None:
         "--device": "ckptconv uses no device",
         **{option: text for table in of_features("OTHER_OPTIONS") for option, text in table.items()},
         "--num-workers": "Use --jobs N.",
+        "--outtype": "Use --dtype",
+        "--push-to-hub": "hf://organization/model",
+        "--token": "HF_TOKEN",
+        "-d": "Name OUTPUT after INPUT.",
     }.items():
         ckptconv_here("convert", "x.pt", option, "1").refused(2, f"There is no option {option}.", said)
+    ckptconv_here("pt2safetensors", "x.pt", "--output-dir", "y").refused(2, "Name OUTPUT after INPUT;")
+    ckptconv_here("safetensors2pt", "x", "y.pt", "--max-shard-size", "1GB").refused(2, "convert has --max-shard-size")
     # Nothing is said of an option that the command has not.
     if "part" in OPTIONS:
         assert "--dtype" not in ckptconv_here("finish", "x.pt", "--bf16").refused(2, "no option --bf16")

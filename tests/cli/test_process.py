@@ -289,12 +289,12 @@ def test_a_directory_imports_its_format_and_a_cast_numpy_and_not_torch(
     assert not {"ckptconv.features.dcp.read", "torch"} & of_cast
 
 
-OTHERS = "formats.joining. tensors.kernels tensors.computing"
+OTHERS = "tensors.kernels tensors.computing"
 # What takes an opened checkpoint longer to import than to read its header, and what only pickles need.
 SLOW = {"dataclasses", "inspect", "signal", "queue", "hashlib", "difflib", "tempfile", "subprocess", "random", "numpy"}
 OF_PICKLES = {"ckptconv.pickles.machine", "ckptconv.pickles.attacks", "ckptconv.pickles.vocabulary"}
 # Rooms that a conversion, and a checkpoint that is opened, have no use for.
-BESIDE = {"verification", "inspection"}
+BESIDE = {"verification"}
 # Of features, conversions have options, and files are shown to what tells that they are one of many.
 _PLACES = [*EXECUTORS.values(), *(kind.module for kind in LONE)]
 _PLACES += [f"ckptconv.features.{feature}.options" for feature in registered.FEATURES]

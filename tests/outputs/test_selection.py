@@ -421,3 +421,10 @@ def test_an_alias_of_an_alias_leads_to_the_name_that_is_stored() -> None:
 def test_what_is_only_widened_leaves_wider_floats_and_codes_of_8_bits(dtype: str, usual: str, widened: str) -> None:
     source = DTYPES[dtype]
     assert [goal(source, "float32", only).name for only in (False, True)] == [usual, widened]
+
+
+def test_a_key_that_only_begins_names_leads_to_include(tmp_path: Path) -> None:
+    torch.save({"model.a": torch.ones(2), "head": torch.ones(2)}, tmp_path / "flat.pt")
+    run = ckptconv_here("convert", tmp_path / "flat.pt", tmp_path / "out", "--key", "model")
+    run.refused(2, "The key 'model' does not exist", "--include 'model.*' chooses them")
+    done(ckptconv_here("convert", tmp_path / "flat.pt", tmp_path / "out", "--include", "model.*"))

@@ -9,7 +9,7 @@ import typer
 from ckptconv.cli.options import CONVERTING, divided, named, taking
 from ckptconv.features.average.options import AVERAGING
 
-OTHER_WORDS = {"average": ("mean", "avg", "soup", "swa", "ema", "model-soup")}
+OTHER_WORDS = {"average": ("mean", "avg", "soup", "swa", "ema", "model-soup", "average-checkpoints", "task-vector")}
 # The commands that print the report of a conversion.
 OF_CONVERSIONS = ("average",)
 

@@ -62,7 +62,7 @@ def weighted(
     if len(factors) != steps:
         raise UsageError(
             f"{len(factors)} weights were given for {steps} checkpoints.",
-            "Give one weight for each checkpoint, in order.",
+            "Give one weight for each checkpoint, in order and in one word: --weights 1,2,3.",
         )
     if minus:
         return [*factors, -math.fsum(factors[1:] or factors)], 1.0

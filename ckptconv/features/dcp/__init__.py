@@ -1,7 +1,7 @@
 """Directories of torch.distributed.checkpoint (DCP), as FSDP, torchtitan and Megatron-core write them.
 
 In: the place of a directory. `locate` recognizes it, `metadata` reads its description, `entries` finds each chunk in
-the `.distcp` files, `formats.chunks` joins them, `joining.names` says what is model and what optimizer, `dialects`
+the `.distcp` files, `joining.chunks` joins them, `joining.names` says what is model and what optimizer, `dialects`
 which programs add more. Out: a `Source`.
 
 The other way: `contents` makes the state dict of a `Source` and plans its files, with `describing` their description;
@@ -13,6 +13,8 @@ checkpoint. `dcp2safetensors` and `safetensors2dcp` are the commands.
 from __future__ import annotations
 
 PAGES = ()
+# Features that this one builds on: without them, it is gone too.
+NEEDS = ("joining",)
 SCRIPTS = ("test_dcp.py",)
 # Why it is larger than a container of files may be.
 EXCEEDS = "it reads a format of several writers, and writes it, and compares its output, and has torch load others"

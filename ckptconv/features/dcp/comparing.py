@@ -18,9 +18,9 @@ from ckptconv.features.dcp.layout import layout_of
 from ckptconv.features.dcp.names import METADATA
 from ckptconv.features.dcp.options import GIVEN
 from ckptconv.features.dcp.read import Described
-from ckptconv.formats.chunks import Box
-from ckptconv.formats.chunks import join as join_tiles
-from ckptconv.formats.joining.names import named, named_in
+from ckptconv.features.joining.chunks import Box
+from ckptconv.features.joining.chunks import join as join_tiles
+from ckptconv.features.joining.names import named, named_in
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.selection import Rename

@@ -24,8 +24,8 @@ from ckptconv.features.dcp.layout import Layout
 from ckptconv.features.dcp.metadata import Shape
 from ckptconv.features.dcp.names import METADATA, SHARDING, shard_name
 from ckptconv.features.dcp.options import GIVEN
-from ckptconv.formats.chunks import Box
-from ckptconv.formats.joining.names import MAX_DEPTH, Path, dotted, named
+from ckptconv.features.joining.chunks import Box
+from ckptconv.features.joining.names import MAX_DEPTH, Path, dotted, named
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import safetensors, selection, writable

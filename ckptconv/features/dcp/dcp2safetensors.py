@@ -12,6 +12,7 @@ from ckptconv.errors import UsageError
 
 # Words for what it reads.
 INPUT_WORDS = {"dcp2safetensors": ("dcp", "distcp", "fsdp")}
+OTHER_WORDS = {"dcp2safetensors": ("format-utils", "consolidate-dcp")}
 # Commands whose report is that of a conversion.
 OF_CONVERSIONS = ("dcp2safetensors",)
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ckptconv.features.dcp import MODULE
 from ckptconv.features.dcp.metadata import Shape
-from ckptconv.formats.joining.names import Path
+from ckptconv.features.joining.names import Path
 from ckptconv.pickles.nodes import Global
 from ckptconv.pickles.writer import Call, Known, Plain, dumps
 

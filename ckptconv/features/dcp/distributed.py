@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ckptconv.features.dcp.contents import TORCH, contents
 from ckptconv.features.dcp.distributed_options import DISTRIBUTED
 from ckptconv.features.dcp.states import with_states
-from ckptconv.formats.chunks import Box
+from ckptconv.features.joining.chunks import Box
 from ckptconv.formats.opening import opened
 from ckptconv.library.frameworks import framework
 from ckptconv.library.memory import Memory, warn_of

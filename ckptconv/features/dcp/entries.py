@@ -21,19 +21,17 @@ from ckptconv.errors import CorruptError, UnsupportedError, damaged
 from ckptconv.features.dcp.archive_templates import ArchivePatterns
 from ckptconv.features.dcp.metadata import Chunk, Description, EntryPlace, SavedTensor, Shape
 from ckptconv.features.dcp.names import SHARDING
+from ckptconv.features.joining.chunks import ChunkTile
+from ckptconv.features.joining.chunks import join as join_tiles
+from ckptconv.features.joining.names import MAX_VALUE, named, named_in
 from ckptconv.formats import model_files
-from ckptconv.formats.chunks import ChunkTile
-from ckptconv.formats.chunks import join as join_tiles
-from ckptconv.formats.joining.names import MAX_VALUE, named, named_in
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.zip import read_zip
 from ckptconv.storage import LOCAL_SIGNATURE as ZIP
-from ckptconv.storage import strict_json
 from ckptconv.storage.files import BufferedReader
 from ckptconv.storage.location import Location
 from ckptconv.storage.reading import Reader
 from ckptconv.storage.records import Record, Records, combine
-from ckptconv.storage.unpacking import ends_of
 from ckptconv.tensors.lazy import LazyTensor, Stored, same_bytes, untagged
 from ckptconv.tensors.moves import File, Packed
 from ckptconv.text import some
@@ -228,6 +226,8 @@ class Entries:
             )
         packed = Packed(reader.file, place.offset, place.length, None, "zstandard")
         file = File(f"{reader.file.path} (entry at byte {place.offset})", 0, reader.file.stamp, packed)
+        from ckptconv.storage.unpacking import ends_of  # few checkpoints are compressed
+
         # Decompression takes time, and an entry may lie about its size: the size of the files bounds all of it
         # together.
         room = MAX_GROWTH * sum(file_read.size for file_read in self.files.values()) + ROOM_TO_GROW - self._unpacked
@@ -319,6 +319,8 @@ def offsets_of(
     tensors: Mapping[str, Stored], metadata: Mapping[str, str], where: str
 ) -> dict[str, tuple[Shape, Stored]]:
     """Return a safetensors file's tensors, each with its offsets in the tensor that it is a chunk of."""
+    from ckptconv.storage import strict_json  # no other entries have JSON
+
     try:
         info = strict_json.parse(metadata.get(SHARDING, "{}"))
     except ValueError:

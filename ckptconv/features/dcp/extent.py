@@ -12,8 +12,8 @@ from ckptconv.features.dcp.entries import Entries
 from ckptconv.features.dcp.locate import located
 from ckptconv.features.dcp.metadata import Description
 from ckptconv.features.dcp.read import describe
-from ckptconv.formats.joining import names as dcp_names
-from ckptconv.formats.joining.names import named
+from ckptconv.features.joining import names as dcp_names
+from ckptconv.features.joining.names import named
 from ckptconv.storage.location import Location
 
 CALLED = "torch.distributed.checkpoint"

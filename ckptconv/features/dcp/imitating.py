@@ -8,7 +8,7 @@ from typing import Any
 from ckptconv.features.dcp.contents import Leaf
 from ckptconv.features.dcp.layout import Layout, read_layout
 from ckptconv.features.dcp.options import GIVEN
-from ckptconv.formats.joining.names import Roles, dotted
+from ckptconv.features.joining.names import Roles, dotted
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.targets import Target

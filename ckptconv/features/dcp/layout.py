@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from ckptconv.features.dcp.locate import located
 from ckptconv.features.dcp.metadata import Description, EntryPlace, Shape
 from ckptconv.features.dcp.names import FILE, SUFFIX
-from ckptconv.formats.chunks import Box, ChunkTile, join
-from ckptconv.formats.joining.names import Path, named_in
+from ckptconv.features.joining.chunks import Box, ChunkTile, join
+from ckptconv.features.joining.names import Path, named_in
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
 from ckptconv.storage.paths import join as join_path

@@ -97,7 +97,7 @@ def sniff_below(probe: Probe) -> Guess | None:
 
 def holds_below(place: Location) -> bool:
     """Whether there is a checkpoint in a directory, or below it."""
-    from ckptconv.formats.joining.sets import holds_parts  # few directories have theirs below
+    from ckptconv.features.joining.sets import holds_parts  # few directories have theirs below
 
     checkpoint = locate(place)
     # The model of an optimizer that was saved so may be in a file for each rank, as accelerate writes it.

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError
 from ckptconv.features.dcp import MODULE
-from ckptconv.formats.joining.names import MAX_DEPTH, Path, named
+from ckptconv.features.joining.names import MAX_DEPTH, Path, named
 from ckptconv.formats.torch.objects import vocabulary
 from ckptconv.pickles.machine import Loaded, load
 from ckptconv.pickles.nodes import Global, Opaque, TorchConstant

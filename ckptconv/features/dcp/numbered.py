@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from ckptconv.errors import UnsupportedError
 from ckptconv.features.dcp.metadata import Description, EntryPlace, SavedTensor, Shape
-from ckptconv.formats.joining.names import Path, dotted, named, split_name
+from ckptconv.features.joining.names import Path, dotted, named, split_name
 from ckptconv.text import some
 
 # A state of a numbered parameter, below its optimizer.

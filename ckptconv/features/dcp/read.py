@@ -22,9 +22,9 @@ from ckptconv.features.dcp.entries import Entries, offsets_of, records_of
 from ckptconv.features.dcp.locate import BEGINNING, FAMILY, is_metadata, located
 from ckptconv.features.dcp.metadata import Chunk, Description, EntryPlace, SavedTensor, read_description
 from ckptconv.features.dcp.names import INTEGRITY, METADATA, RANK, SHARD, SUFFIX
+from ckptconv.features.joining import names as dcp_names
+from ckptconv.features.joining.names import MAX_VALUE, Path, named
 from ckptconv.formats import model_files
-from ckptconv.formats.joining import names as dcp_names
-from ckptconv.formats.joining.names import MAX_VALUE, Path, named
 from ckptconv.formats.runs import Located
 from ckptconv.formats.source import (
     MODEL_KEYS,
@@ -417,7 +417,7 @@ def _read_digests(place: Location, entries: Entries, inputs: dict[str, Any]) -> 
     """Return the SHA-256 of the files by path, as the checkpoint's manifest states them; none if there is none."""
     if METADATA not in place.names or not place.has_file(INTEGRITY):
         return {}
-    from ckptconv.formats.integrity import stated_digests
+    from ckptconv.features.joining.integrity import stated_digests
 
     data = _whole_file(place.join(INTEGRITY), MAX_VALUE, entries, inputs)
     return stated_digests(place, INTEGRITY, data, {})
@@ -495,7 +495,7 @@ def _pickles(
         place = directory.join(name)
         data = _whole_file(place, MAX_PICKLE, entries, inputs)
         if digests:
-            from ckptconv.formats.integrity import check_content
+            from ckptconv.features.joining.integrity import check_content
 
             check_content(place.path, data, digests)
         yield place.path, data

@@ -77,10 +77,11 @@ class TagDirectory(NamedTuple):
 
 
 def sniff(probe: Probe) -> Guess | None:
-    """Recognize a directory; a file, which `torch.load` reads too, only if DeepSpeed is expected."""
+    """Recognize a directory, or the file that names a tag; a rank's file only if DeepSpeed is expected."""
     place, is_expected = probe.place, probe.expected == FAMILY
     if probe.is_file:
-        return GUESS._replace(sure=LIKELY) if is_expected and is_rank_file(place.name) else None
+        is_meant = is_rank_file(place.name) if is_expected else place.name == LATEST
+        return GUESS._replace(sure=LIKELY if is_expected else POSSIBLE) if is_meant else None
     if probe.is_directory and (
         {LATEST, LATEST_UNIVERSAL} & set(place.names) or is_tag_directory(place.names) or tags_in(place)
     ):

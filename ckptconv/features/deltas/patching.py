@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ckptconv.engine.execute import in_threads
-from ckptconv.engine.tasks import ALIGNMENT, Piece, Window
-from ckptconv.engine.worker import Worker
 from ckptconv.errors import UNWRITTEN, CorruptError, UsageError, leaving
 from ckptconv.features.deltas.changes import read_chain
 from ckptconv.features.deltas.options import PATCHING
 from ckptconv.features.deltas.reading import Delta
+from ckptconv.features.deltas.together import blocks_of
 from ckptconv.formats.opening import opened
 from ckptconv.options.option import checked
 from ckptconv.options.table import Options
@@ -26,7 +25,7 @@ from ckptconv.publish.producing import produce
 from ckptconv.publish.publish import Verifier
 from ckptconv.result import Report
 from ckptconv.storage.digests import hasher
-from ckptconv.storage.files import Readers, is_far, look
+from ckptconv.storage.files import is_far, look
 from ckptconv.storage.location import Location
 from ckptconv.storage.packed import SpoolingReaders
 from ckptconv.storage.paths import is_remote, listed, normalize
@@ -173,7 +172,7 @@ class _Checker:
         """Check a tensor against the last delta that changes it. Return its bytes."""
         name, delta = task
         hashing = hasher(delta.checksum)
-        for block in _blocks_of(self._tensors[name], self._readers):
+        for block in blocks_of(self._tensors[name], self._readers, _STEP):
             hashing.update(block)
             if self._progress:
                 self._progress(len(block))
@@ -185,12 +184,3 @@ class _Checker:
                 "Give the base that the first delta changes, and all deltas in order.",
             )
         return self._tensors[name].nbytes
-
-
-def _blocks_of(tensor: LazyTensor, readers: Readers) -> Iterator[memoryview]:
-    """Yield the bytes of `tensor`, `_STEP` at a time. A block lives until the next."""
-    step = min(_STEP, tensor.nbytes)
-    worker = Worker(readers, None, step + ALIGNMENT)
-    for start in range(0, tensor.nbytes, max(step, 1)):
-        stop = min(start + step, tensor.nbytes)
-        yield worker.assemble(Window(0, stop - start, [Piece(Data(-start, tensor, ""), start, stop)]))

@@ -9,3 +9,5 @@ measures the differences in a block. No more than a few blocks are in memory at 
 from __future__ import annotations
 
 PAGES = ("diff.md",)
+# Features that this one builds on: without them, it is gone too.
+NEEDS = ("reporting",)

@@ -25,12 +25,12 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from ckptconv.features.reporting.statistics import HALVES, root, sum_of_squares
 from ckptconv.tensors import kernels
 from ckptconv.tensors.compare import differing
 from ckptconv.tensors.dtypes import DTYPES, DType, can_cast
 from ckptconv.tensors.float_formats import numpy_module
 from ckptconv.tensors.moves import Cast
-from ckptconv.tensors.statistics import HALVES, root, sum_of_squares
 
 if TYPE_CHECKING:
     import numpy as np

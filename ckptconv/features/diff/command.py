@@ -16,7 +16,7 @@ from ckptconv.text import format_size, some
 if TYPE_CHECKING:
     from ckptconv.features.diff.difference import Difference
 
-OTHER_WORDS = {"diff": ("compare", "cmp", "delta", "changes")}
+OTHER_WORDS = {"diff": ("compare", "cmp", "delta", "changes", "allclose", "equal")}
 
 
 @taking(

@@ -16,8 +16,9 @@ from typing import Any
 from ckptconv.errors import LimitError, UsageError
 from ckptconv.features.diff.changes import Change, Tolerance, widened
 from ckptconv.features.diff.reading import Encoding, Pair, compare
+from ckptconv.features.reporting.quantized import Quantization, Steps
+from ckptconv.features.reporting.statistics import root
 from ckptconv.formats.source import Source
-from ckptconv.inspection.quantized import Quantization, Steps
 from ckptconv.options.table import Options
 from ckptconv.outputs import selection
 from ckptconv.outputs.notices import idle_sentences
@@ -29,7 +30,6 @@ from ckptconv.storage.progress import Progress
 from ckptconv.structure.choice import Choice
 from ckptconv.structure.dtype_views import original
 from ckptconv.tensors.lazy import LazyTensor
-from ckptconv.tensors.statistics import root
 from ckptconv.text import Shown
 
 # The results for a pair of tensors, in the order in which they are listed.

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
+from ckptconv.cli.lines import Line, Words, table_row
 from ckptconv.features.diff.changes import Change
 from ckptconv.features.diff.difference import CHANGED, DTYPE, EQUAL, ONLY_A, ONLY_B, SHAPE, Difference, TensorDifference
-from ckptconv.inspection.lines import Line, Words, table_row
-from ckptconv.inspection.quantized import Quantization, Steps
-from ckptconv.inspection.tensor_info import TensorInfo
+from ckptconv.features.reporting.quantized import Quantization, Steps
+from ckptconv.features.reporting.tensor_info import TensorInfo
 from ckptconv.text import cells, count_of, cut_column, format_memory, format_size, padded, printable
 
 # The most tensors that are listed by default, and the most cells of a name if there is no screen to fit into.
@@ -235,7 +235,7 @@ def page_of(report: Difference) -> str:
             elements *= extent
         for place, more in enumerate((1, elements, row.bytes)):
             total[place] += more
-    from ckptconv.inspection.page import page_with, tensors_of  # it imports much
+    from ckptconv.features.reporting.page import page_with, tensors_of  # it imports much
 
     return page_with(
         name,
@@ -293,7 +293,7 @@ def _dtype(tensor: TensorDifference) -> str:
 
 def _numbers(change: Change) -> list[Any]:
     sizes = change.relative, change.max_abs, change.norm, change.norm_a, change.norm_b
-    from ckptconv.inspection.page import numbers
+    from ckptconv.features.reporting.page import numbers
 
     return numbers((change.elements, *sizes, change.same_value))
 

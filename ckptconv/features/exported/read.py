@@ -15,7 +15,7 @@ from typing import Any
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
 from ckptconv.formats.format import CERTAIN, Guess, Probe
 from ckptconv.formats.source import FileFacts, Source, Wanted
-from ckptconv.formats.torch.parts import tensors_in
+from ckptconv.formats.torch.container import tensors_in
 from ckptconv.formats.torch.zip import read_zip
 from ckptconv.pickles.vocabulary import WHOLE_TREES
 from ckptconv.plan import Input

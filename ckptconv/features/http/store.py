@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ckptconv.errors import CkptconvError, FailedError, UsageError
+from ckptconv.features.http.answers import call_soon, check_range, check_version, pass_on, soon
+from ckptconv.features.http.object_checksums import stated
 from ckptconv.storage import remote, stores
-from ckptconv.storage.answers import call_soon, check_range, check_version, pass_on, soon
 from ckptconv.storage.files import hold
-from ckptconv.storage.object_checksums import stated
 from ckptconv.storage.remote import NoRangesError, WrongAnswerError, run
 from ckptconv.storage.spool import ELSEWHERE, Spool
 from ckptconv.storage.stores import Options, Put, Ranges, Store

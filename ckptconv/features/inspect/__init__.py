@@ -5,3 +5,6 @@ other features with notes on a checkpoint.
 """
 
 from __future__ import annotations
+
+# Features that this one builds on: without them, it is gone too.
+NEEDS = ("reporting",)

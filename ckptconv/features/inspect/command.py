@@ -11,8 +11,17 @@ from ckptconv.cli.options import SHOWING, named, run, taking
 from ckptconv.features.inspect.options import OF_INSPECT
 from ckptconv.options.table import OPTIONS
 
-OTHER_OPTIONS = {"--dtype": "It is --as DTYPE here.", "--tensor --tensors --name": "Use --include NAME."}
-OTHER_WORDS = {"inspect": ("show", "info", "ls", "list", "view", "describe", "tree", "head", "stat", "cat")}
+OTHER_OPTIONS = {
+    "--dtype": "It is --as DTYPE here.",
+    "--tensor --tensors --name": "Use --include NAME.",
+    "--keys --names --all --list --full": "Use --verbose, which shows the name of every tensor.",
+}
+OTHER_WORDS = {
+    "inspect": (
+        *("show", "info", "ls", "list", "view", "describe", "tree", "head", "stat", "cat"),
+        *("keys", "names", "print", "summary", "summarize", "dump", "analyze", "size", "stats", "metadata"),
+    )
+}
 
 
 @taking(

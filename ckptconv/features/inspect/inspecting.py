@@ -73,7 +73,7 @@ def inspect(
     chosen = {name: settings.pop(name) for name in ("include", "exclude")} | {"key": settings["key"]}
     which = Options(**chosen)
     if html:
-        from ckptconv.inspection.file import PAGE, check_whole
+        from ckptconv.publish.report_file import PAGE, check_whole
 
         check_whole(html, PAGE, overwrite)
     opened, path, statistics, read = source_of(source), "", None, 0
@@ -93,7 +93,7 @@ def inspect(
         chosen_tensors = tensors_of(opened, which)
     kept = {name: tensor for name, tensor in chosen_tensors.tensors.items() if name not in chosen_tensors.aliases}
     if stats:
-        from ckptconv.inspection.measure import measured
+        from ckptconv.features.reporting.measure import measured
 
         statistics, read = measured(kept, settings["storage_options"], counter(progress), on_total)
     with no_garbage():
@@ -106,8 +106,8 @@ def inspect(
     summary.conversion = conversion
     if html:
         from ckptconv.features.inspect.page import page_of
-        from ckptconv.inspection.file import PAGE, write_whole
         from ckptconv.outputs.targets import files_behind
+        from ckptconv.publish.report_file import PAGE, write_whole
 
         write_whole(html, page_of(summary).encode(), PAGE, overwrite, [summary.input, *files_behind(opened)])
     return summary

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from ckptconv.inspection.tensor_info import TensorInfo
+from ckptconv.features.reporting.tensor_info import TensorInfo
 
 # The most dots at which a name is split.
 DEEPEST = 60

@@ -6,14 +6,14 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ckptconv.cli.lines import NARROW, Line, Words, fitted, table_row
 from ckptconv.features.inspect.module_tree import Row, fitting_depth, rows, tree
-from ckptconv.inspection.lines import NARROW, Line, Words, fitted, table_row
 from ckptconv.process import no_garbage
 from ckptconv.text import cells, count_of, cut, cut_column, format_size, padded, printable
 
 if TYPE_CHECKING:
     from ckptconv.features.inspect.summary import Summary
-    from ckptconv.tensors.statistics import Statistics
+    from ckptconv.features.reporting.statistics import Statistics
 
 # The most lines of the tree by default, and the most children shown of one module.
 LINES, CHILDREN = 40, 20

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from ckptconv.features.inspect.summary import Summary
-from ckptconv.inspection.page import numbers, page_with, tensors_of
-from ckptconv.tensors.statistics import Statistics
+from ckptconv.features.reporting.page import numbers, page_with, tensors_of
+from ckptconv.features.reporting.statistics import Statistics
 from ckptconv.text import format_size, printable
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from ckptconv.features.inspect.module_tree import ModuleInfo
 from ckptconv.features.inspect.summary import Summary
-from ckptconv.inspection.tensor_info import TensorInfo
-from ckptconv.tensors.statistics import Statistics
+from ckptconv.features.reporting.statistics import Statistics
+from ckptconv.features.reporting.tensor_info import TensorInfo
 
 # Title, description, the commands, the class of the fields, and its name in other schemas.
 COMMANDS = {"inspect": ("inspect", "The output of `inspect --json`.", ("inspect",), Summary, "summary")}

@@ -13,9 +13,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.features.inspect.module_tree import ModuleInfo, totals, tree
+from ckptconv.features.reporting.quantized import QuantizedSummary
+from ckptconv.features.reporting.tensor_info import TensorInfo
 from ckptconv.formats.source import Source
-from ckptconv.inspection.quantized import QuantizedSummary
-from ckptconv.inspection.tensor_info import TensorInfo
 from ckptconv.options.table import Options
 from ckptconv.outputs import computed, selection
 from ckptconv.outputs.naming import tree_of
@@ -31,7 +31,7 @@ from ckptconv.tensors.moves import File
 from ckptconv.text import Shown, brief
 
 if TYPE_CHECKING:
-    from ckptconv.tensors.statistics import Statistics
+    from ckptconv.features.reporting.statistics import Statistics
 
 # The number of largest tensors that are named.
 LARGEST = 10

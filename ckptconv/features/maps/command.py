@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from ckptconv.features.maps.checking import MapCheck, MapSummary
     from ckptconv.features.maps.printed import Maps
 
+OTHER_WORDS = {
+    "maps": ("list-maps", "maps list"),
+    "convert --map NAME": ("megatron2hf", "mcore2hf", "hf2megatron", "hf2mcore", "titan2hf", "meta2hf", "rename-keys"),
+}
 maps = typer.Typer(
     name="maps",
     cls=Group,

@@ -227,8 +227,8 @@ def from_catalogue(name: str) -> Map:
     if name not in names:
         import difflib
 
-        close = difflib.get_close_matches(name, names)
-        hint = f"Did you mean {' or '.join(close)}?" if close else f"The maps are {some(names, 30, str)}."
+        close = [known for known in names if name and name in known] or difflib.get_close_matches(name, names)
+        hint = f"Did you mean {some(close, 12, str)}?" if close else f"The maps are {some(names, 30, str)}."
         raise UsageError(f"The map {quoted(name)} does not exist.", f"{hint} Give a file as a path, such as ./my.toml.")
     return parse_map(_folder().joinpath(name + SUFFIX).read_text("utf-8"), name)
 

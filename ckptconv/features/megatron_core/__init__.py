@@ -8,4 +8,4 @@ from __future__ import annotations
 
 PAGES = ()
 # What it adds to.
-NEEDS = ("dcp",)
+NEEDS = ("dcp", "joining")

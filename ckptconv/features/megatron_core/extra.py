@@ -22,9 +22,9 @@ from typing import Any
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
 from ckptconv.features.dcp.metadata import Description, SavedTensor, Shape
-from ckptconv.formats.chunks import ChunkTile, join
-from ckptconv.formats.integrity import check_file
-from ckptconv.formats.joining.names import named
+from ckptconv.features.joining.chunks import ChunkTile, join
+from ckptconv.features.joining.integrity import check_file
+from ckptconv.features.joining.names import named
 from ckptconv.formats.registered import MEGATRON
 from ckptconv.formats.source import Wanted
 from ckptconv.formats.torch.file import InputLog, read_torch

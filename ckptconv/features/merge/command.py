@@ -10,9 +10,14 @@ import typer
 from ckptconv.cli.options import CONVERTING, divided, named, taking
 from ckptconv.features.merge.options import MERGING
 
-OTHER_WORDS = {"merge": ("merge-weights", "merge-lora", "merge-adapter", "merge-and-unload", "lora")}
+OTHER_WORDS = {
+    "merge": ("merge-weights", "merge-lora", "merge-adapter", "merge-and-unload", "lora", "fuse", "mergekit"),
+}
 # Messages on options of other programs.
 OTHER_OPTIONS = {
+    "--alpha --lora-alpha --scale --scaling --weight --weights": (
+        "merge scales an adapter as its adapter_config.json says: change lora_alpha there."
+    ),
     "--base --base-model --adapter --lora --merge-weights": "Merge adapters with: ckptconv merge BASE ADAPTER OUTPUT.",
 }
 # The commands that print the report of a conversion.

@@ -123,7 +123,8 @@ def _read(path: str, settings: Mapping[str, Any], name: str) -> Adapter:
     if file is None:
         raise other_program(path, names) or UsageError(
             f"{path} is not an adapter: it has no {ADAPTER_CONFIG}.",
-            f"Copy the {ADAPTER_CONFIG} that PEFT wrote next to it.",
+            f"Copy the {ADAPTER_CONFIG} that PEFT wrote next to it. The base comes first: ckptconv merge BASE ADAPTER "
+            "OUTPUT.",
         )
     said = _Said(file, configs.read(file))
     if "peft_type" not in said.told and (error := other_program(path, names)):

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.features.model_parallel.parts import Parts, read_all
 from ckptconv.formats.alone import LoneFile, LoneKind, is_numbered, matching
 from ckptconv.formats.format import CERTAIN, Guess, Probe
 from ckptconv.formats.runs import MEGATRON_RANK, pointed
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.formats.torch import file as torch_file
-from ckptconv.formats.torch.container import TorchFile
-from ckptconv.formats.torch.parts import Parts, read_all, tensors_in
+from ckptconv.formats.torch.container import TorchFile, tensors_in
 from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.storage.location import Location
 from ckptconv.tensors.lazy import LazyTensor

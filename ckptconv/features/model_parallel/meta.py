@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 
 from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.features.model_parallel.parts import Parts, read_all
 from ckptconv.formats.alone import LoneFile, LoneKind, is_numbered
 from ckptconv.formats.format import CERTAIN, Guess, Probe
 from ckptconv.formats.model_files import holds_whole
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.formats.torch import file as torch_file
-from ckptconv.formats.torch.parts import Parts, read_all, tensors_in
+from ckptconv.formats.torch.container import tensors_in
 from ckptconv.storage.location import Location
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import some

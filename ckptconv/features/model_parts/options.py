@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from ckptconv.options import TAKE
 from ckptconv.options.kinds import PATH, TEXTS, ValueKind, choice, counted
 from ckptconv.options.option import Given, deciding, option
 
-_LITERAL: Any = Literal
 COMPONENTS = ("text", "vision", "mtp")
+_OTHER_COMPONENTS = {"language": "text", "language-model": "text", "llm": "text", "visual": "vision", "image": "vision"}
 
 
 def _layers(value: Any, called: str) -> str:
@@ -49,7 +49,7 @@ class PartOptions(Given):
         group=TAKE,
     )
     component: str = deciding(
-        choice(*COMPONENTS, words=_LITERAL[COMPONENTS], unset=""),
+        choice(*COMPONENTS, words=_OTHER_COMPONENTS, unset=""),
         "Convert only the language model (text) or the vision model of a model of both, with its own config.json, or "
         "the layers that predict further tokens (mtp). --part I/N divides work among machines.",
         metavar="text|vision|mtp",

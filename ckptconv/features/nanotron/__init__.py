@@ -6,3 +6,5 @@ In: the directory of a step. Out: a `Source` whose tensors are joined from the p
 from __future__ import annotations
 
 PAGES = ()
+# Features that this one builds on: without them, it is gone too.
+NEEDS = ("joining",)

@@ -147,7 +147,7 @@ def _shape(part: _Part, metadata: Mapping[str, str], tensor: Stored) -> tuple[in
 
 def _tiles(part: _Part, metadata: Mapping[str, str], tensor: Stored) -> Iterator[Any]:
     """Yield the boxes of the whole that a part has."""
-    from ckptconv.formats.chunks import ChunkTile
+    from ckptconv.features.joining.chunks import ChunkTile
 
     if SLICES not in metadata:
         yield ChunkTile((0,) * len(tensor.shape), tensor)
@@ -194,7 +194,7 @@ def _joined(
     place: Location, name: str, parts: list[_Part], tiles: list[Any], shapes: Mapping[tuple[int, ...], None]
 ) -> LazyTensor:
     """Return a parameter, joined from its ranks' parts."""
-    from ckptconv.formats.chunks import join
+    from ckptconv.features.joining.chunks import join
 
     sizes = {part.ranks for part in parts}
     missing = sorted({*range(max(sizes))} - {part.rank for part in parts}) if sizes != {0} else []

@@ -7,3 +7,5 @@ are read inside the archive.
 from __future__ import annotations
 
 PAGES = ()
+# Features that this one builds on: without them, it is gone too.
+NEEDS = ("tar",)

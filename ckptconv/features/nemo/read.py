@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
+from ckptconv.features.tar.directory import listed
 from ckptconv.formats.format import CERTAIN, Guess, Probe
 from ckptconv.formats.source import FileFacts, Source, Wanted
 from ckptconv.formats.torch.modules import taken
@@ -21,7 +22,6 @@ from ckptconv.storage import LOCAL_SIGNATURE
 from ckptconv.storage.location import Location
 from ckptconv.storage.packed import SpoolingReaders, check_ratio
 from ckptconv.storage.reading import Reader
-from ckptconv.storage.tar_directory import listed
 from ckptconv.storage.tar_header import is_tar
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.tensors.moves import File, Packed

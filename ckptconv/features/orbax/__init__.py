@@ -7,6 +7,8 @@ which lie in a database of OCDBT or in directories of zarr.
 from __future__ import annotations
 
 PAGES = ("orbax.md",)
+# Features that this one builds on: without them, it is gone too.
+NEEDS = ("joining",)
 SCRIPTS = ("formats/orbax.py",)
 # The reason why it exceeds a format's budget.
 EXCEEDS = "a database of its own, two descriptions of arrays, and trees"

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError, damaged
+from ckptconv.features.joining.chunks import ChunkTile, Shape, join
 from ckptconv.features.orbax import zarr
 from ckptconv.features.orbax.files import Files, Value
 from ckptconv.features.orbax.wire import ZSTANDARD
 from ckptconv.features.orbax.zarr import Layout
-from ckptconv.formats.chunks import ChunkTile, Shape, join
 from ckptconv.storage.crc import crc32c
 from ckptconv.storage.reading import InMemory
 from ckptconv.storage.unpacking import CRC32C_SIZE, check_crc32c, content_of

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.formats.chunks import Shape
+from ckptconv.features.joining.chunks import Shape
 from ckptconv.pickles.numpy_dtypes import TORCH_NAMES
 from ckptconv.storage import strict_json
 from ckptconv.tensors.dtypes import DTYPES, DType, itemsize_of_components

@@ -10,7 +10,7 @@ from ckptconv.cli import signals
 from ckptconv.cli.options import named, run, taking
 from ckptconv.options.table import OPTIONS
 
-OTHER_WORDS = {"finish": ("commit", "publish", "finalize")}
+OTHER_WORDS = {"finish": ("commit", "finalize")}
 # It prints what conversions print.
 OF_CONVERSIONS = ("finish",)
 

@@ -7,6 +7,8 @@ selection with codes and scales in the place of these.
 from __future__ import annotations
 
 PAGES = ("quantized.md", "internals/quantized.md")
+# Features that this one builds on: without them, it is gone too.
+NEEDS = ("reporting",)
 SCRIPTS = (
     "formats/autoround.py",
     "formats/bitsandbytes.py",

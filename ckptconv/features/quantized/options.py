@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
-
 from ckptconv.options import NAMING
 from ckptconv.options.kinds import FLAG, TEXTS, choice
 from ckptconv.options.option import Given, deciding
 
-_LITERAL: Any = Literal
 ROUNDING_WAYS = (
     *("fp8-block", "fp8-block-ue8m0", "fp8-dynamic", "mxfp8", "int4-g32", "mxfp4", "nvfp4", "nvfp4-modelopt"),
 )
+_OTHER_WAYS = {"w4a16": "int4-g32", "deepseek": "fp8-block", "w8a8-fp8": "fp8-dynamic", "modelopt": "nvfp4-modelopt"}
 _EXACT_WAYS = ("fp8-block", "fp8-block-ue8m0", "mxfp8", "nvfp4")
 
 
@@ -25,7 +23,7 @@ class Quantizing(Given):
         common="convert",
     )
     quantize: str = deciding(
-        choice(*ROUNDING_WAYS, words=_LITERAL[ROUNDING_WAYS], unset=""),
+        choice(*ROUNDING_WAYS, words=_OTHER_WAYS, unset=""),
         "Quantize the weight matrices of layers: to FP8 with one scale for each block of 128 by 128 (fp8-block; with "
         "powers of two as scales: fp8-block-ue8m0), for each row (fp8-dynamic) or for 32 elements (mxfp8), or to 4 "
         "bits with one scale for 32 elements (int4-g32, mxfp4) or for 16 (nvfp4 as compressed-tensors stores it, "
@@ -35,7 +33,7 @@ class Quantizing(Given):
         common="convert merge",
     )
     requantize: str = deciding(
-        choice(*_EXACT_WAYS, words=_LITERAL[_EXACT_WAYS], unset=""),
+        choice(*_EXACT_WAYS, unset=""),
         "Change the format of quantized weights without changing any number; if the format cannot hold the same "
         "numbers, that is an error.",
         metavar="fp8-block|fp8-block-ue8m0|mxfp8|nvfp4",

@@ -17,7 +17,7 @@ from ckptconv.engine.worker import Worker
 from ckptconv.features.quantized.computing import Dequantize, Quantize
 from ckptconv.features.quantized.making import tiles_of
 from ckptconv.features.quantized.quantize import fits
-from ckptconv.inspection.quantized import Quantization, Steps
+from ckptconv.features.reporting.quantized import Quantization, Steps
 from ckptconv.options.table import Options
 from ckptconv.plan import Data
 from ckptconv.storage.packed import SpoolingReaders

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import CkptconvError
 from ckptconv.features.quantized.parts import parts_among
+from ckptconv.features.reporting.quantized import QuantizedGroup, QuantizedSummary
 from ckptconv.formats.source import Source
-from ckptconv.inspection.quantized import QuantizedGroup, QuantizedSummary
 from ckptconv.options.table import Options
 from ckptconv.outputs.naming import tree_of
 from ckptconv.structure import keymap

@@ -374,13 +374,14 @@ TELLING = tuple(
     .qweight .qzeros .absmax .nested_absmax .quant_map
     """.split()  # noqa: SIM905
 )
+# Model Optimizer's for diffusers, and for transformers.
+_LOW_RANK = tuple(f".{prefix}svdquant_lora_{factor}" for prefix in ("", "weight_quantizer._") for factor in ("a", "b"))
 # Endings of names that parts of weights have which are not read; what these weights are, and what reads them.
 NOT_READ = {
     ".bitmask": ("is a sparse one of compressed-tensors", "compressed-tensors"),
     ".scale_packed": ("has Marlin's layout for GPUs", ELSEWHERE["marlin"]),
     ".workspace": ("has Marlin's layout for GPUs", ELSEWHERE["marlin"]),
-    ".svdquant_lora_a": ("has a low-rank part of Model Optimizer", "TensorRT-LLM"),
-    ".svdquant_lora_b": ("has a low-rank part of Model Optimizer", "TensorRT-LLM"),
+    **dict.fromkeys(_LOW_RANK, ("has a low-rank part of Model Optimizer", "TensorRT-LLM")),
     ".codebooks": ("is AQLM's", ELSEWHERE["aqlm"]),
     ".dense_weights": ("is SpQR's", ELSEWHERE["spqr"]),
     ".weight_scales": ("is EETQ's", ELSEWHERE["eetq"]),

@@ -94,10 +94,11 @@ _COMPRESSED = {
 }
 # Of these, what codes and scales stand for is the same.
 OF_NVFP4 = ("NVFP4", "W4A16_NVFP4", "W4A8_NVFP4_FP8")
+OF_MXFP4 = ("mxfp4", "W4A8_MXFP4_FP8")
 _ALGORITHMS = frozenset(
     (
-        *("FP8", "FP8_PB_WO", "fp8_pb_wo", "FP8_PER_CHANNEL_PER_TOKEN", "MXFP8", *OF_NVFP4),
-        *("NVFP4_AWQ", "W4A16_AWQ", "W8A16", "W8A8_SQ_PER_CHANNEL"),
+        *("FP8", "FP8_PB_WO", "fp8_pb_wo", "FP8_PER_CHANNEL_PER_TOKEN", "MXFP8", *OF_NVFP4, *OF_MXFP4),
+        *("NVFP4_AWQ", "W4A16_AWQ", "W4A8_AWQ", "W8A16", "W8A8_SQ_PER_CHANNEL"),
     )
 )
 _LAYER = {"group_size?": GROUP, "has_zero_point?": NOT, "pre_quant_scale?": OrNull(frozenset((True, False)))}

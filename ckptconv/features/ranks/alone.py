@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from ckptconv.features.joining.sets import parsed
 from ckptconv.formats.alone import LoneFile, LoneKind
-from ckptconv.formats.joining.sets import parsed
 
 _JOINED = "Give the directory with the files of all ranks, under their original names."
 
 
 def _of_flat_parameters(file: LoneFile) -> bool:
-    from ckptconv.formats.joining.names import FLAT_PARAMETER  # few files have such a key
+    from ckptconv.features.joining.names import FLAT_PARAMETER  # few files have such a key
 
     return any(FLAT_PARAMETER.search(key) for key in file.keys("flat_param"))
 

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ckptconv.errors import CorruptError
-from ckptconv.formats.chunks import Shape
-from ckptconv.formats.joining.join import Ranks
-from ckptconv.formats.joining.names import FLAT_PARAMETER, MAX_DEPTH, Path, dotted, named
-from ckptconv.formats.joining.pieces import Shards, Whole
+from ckptconv.features.joining.chunks import Shape
+from ckptconv.features.joining.join import Ranks
+from ckptconv.features.joining.names import FLAT_PARAMETER, MAX_DEPTH, Path, dotted, named
+from ckptconv.features.joining.pieces import Shards, Whole
 from ckptconv.tensors.lazy import Concat, LazyTensor, Narrow, Tagged, View, untagged
 
 # FSDP aligns each parameter in a flat one to 16 bytes in the dtype of computing: to at most so many elements.

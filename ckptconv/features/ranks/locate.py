@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ckptconv.errors import UsageError
+from ckptconv.features.joining.sets import MODEL, OPTIMIZER, OTHER, FileSet, holds_parts, holds_tensors, parsed, sets_of
 from ckptconv.formats import model_files, runs
 from ckptconv.formats.format import CERTAIN, LIKELY, POSSIBLE, Guess, Probe
-from ckptconv.formats.joining.sets import MODEL, OPTIMIZER, OTHER, FileSet, holds_parts, holds_tensors, parsed, sets_of
 from ckptconv.formats.model_files import may_lie_below
 from ckptconv.formats.torch import SUFFIXES
 from ckptconv.storage.location import Location

@@ -11,15 +11,15 @@ from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsafeError, UnsupportedError
+from ckptconv.features.joining import names as names_of
+from ckptconv.features.joining.files import Files, RankFiles, bytes_of, divided, source_of, states_of
+from ckptconv.features.joining.join import Ranks, distributed, lacking
+from ckptconv.features.joining.names import Path
+from ckptconv.features.joining.pieces import Pieces
+from ckptconv.features.joining.sets import OPTIMIZER, OTHER, FileSet, parsed, sets_in, sets_of
 from ckptconv.features.ranks import flat
 from ckptconv.features.ranks.locate import FAMILY, choose, locate
 from ckptconv.formats.format import Probe
-from ckptconv.formats.joining import names as names_of
-from ckptconv.formats.joining.files import Files, RankFiles, bytes_of, divided, source_of, states_of
-from ckptconv.formats.joining.join import Ranks, distributed, lacking
-from ckptconv.formats.joining.names import Path
-from ckptconv.formats.joining.pieces import Pieces
-from ckptconv.formats.joining.sets import OPTIMIZER, OTHER, FileSet, parsed, sets_in, sets_of
 from ckptconv.formats.registered import DCP, FORMATS
 from ckptconv.formats.runs import Located
 from ckptconv.formats.source import STATES_ARE_CONVERTED, Source, Wanted

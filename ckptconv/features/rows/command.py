@@ -25,7 +25,7 @@ Tables = Annotated[
         metavar="TABLE...", show_default=False, help=("The file or directory of the table, or of its shards.")
     ),
 ]
-OTHER_WORDS = {"rows split": ("split", "unpack"), "rows pack": ("pack",)}
+OTHER_WORDS = {"rows split": ("unpack", "split-rows"), "rows pack": ("pack",)}
 
 rows = typer.Typer(
     name="rows",

@@ -5,3 +5,6 @@ that was opened, and written as multipart uploads.
 """
 
 from __future__ import annotations
+
+# Features that this one builds on: without them, it is gone too.
+NEEDS = ("http",)

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from ckptconv.features.http.answers import call_soon, check_range, check_version, pass_on, soon
+from ckptconv.features.http.object_checksums import stated
 from ckptconv.storage import remote
-from ckptconv.storage.answers import call_soon, check_range, check_version, pass_on, soon
-from ckptconv.storage.object_checksums import stated
 from ckptconv.storage.remote import ChangedError, run, status
 from ckptconv.storage.stores import Put, Ranges, Store
 from ckptconv.storage.uploads import Body, Upload, send_bodies_at_once

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ckptconv.errors import CkptconvError, LimitError, UnsafeError
+from ckptconv.features.scan.seekable import Seekable
 from ckptconv.formats.torch.container import LongError, Pickles
 from ckptconv.formats.torch.zip import PICKLE
 from ckptconv.pickles.vocabulary import WHOLE_TREES
 from ckptconv.storage import zip_elsewhere
 from ckptconv.storage.inside import leads_out
 from ckptconv.storage.reading import Reader
-from ckptconv.storage.seekable import Seekable
 from ckptconv.text import brief
 
 # The most members of a tar archive that are judged.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # The most classes that are named.
 _NAMED = 5
 
-OTHER_WORDS = {"scan": ("audit", "picklescan", "fickling", "modelscan")}
+OTHER_WORDS = {"scan": ("audit", "safe", "security", "picklescan", "fickling", "modelscan")}
 
 
 @taking(COMMAND["sarif"], *named("overwrite"), COMMAND["fail_on"], *named("json quiet verbose storage_options"))
@@ -59,14 +59,14 @@ def scan(
     output = output_of("scan", options)
     if sarif:
         from ckptconv.features.scan.sarif import SARIF
-        from ckptconv.inspection.file import check_whole
+        from ckptconv.publish.report_file import check_whole
 
         check_whole(sarif, SARIF, overwrite)
     report = scanned(*paths, **options)
     signals.ignore()
     if sarif:
         from ckptconv.features.scan.sarif import SARIF, document
-        from ckptconv.inspection.file import write_whole
+        from ckptconv.publish.report_file import write_whole
 
         write_whole(sarif, document(report).encode(), SARIF, overwrite, [file.path for file in report.files])
     from ckptconv.cli.console import say

@@ -8,6 +8,8 @@ In: the directory of a run. `run` finds its steps by names; `whole` opens them, 
 from __future__ import annotations
 
 PAGES = ("steps.md",)
+# Features that this one builds on: without them, it is gone too.
+NEEDS = ("joining", "reporting")
 SCRIPTS = ("test_kills.py", "kills/")
 # Why it is larger than other features of a command.
 EXCEEDS = (

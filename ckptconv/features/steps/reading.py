@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from ckptconv.engine.checksums import Checksums
 from ckptconv.engine.execute import carry_out
 from ckptconv.errors import CorruptError
-from ckptconv.formats.integrity import check_file
+from ckptconv.features.joining.integrity import check_file
+from ckptconv.features.reporting.measure import measured
 from ckptconv.formats.source import Source
-from ckptconv.inspection.measure import measured
 from ckptconv.options.table import Options
 from ckptconv.pickles.children import walk
 from ckptconv.plan import Data, FilePlan, Plan

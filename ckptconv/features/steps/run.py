@@ -15,10 +15,10 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from ckptconv.errors import CorruptError, FailedError, LimitError, MissingError, UnsupportedError, UsageError
+from ckptconv.features.joining.sets import MODEL, FileSet, parsed
 from ckptconv.formats import runs
 from ckptconv.formats.detect import choose
 from ckptconv.formats.format import Probe
-from ckptconv.formats.joining.sets import MODEL, FileSet, parsed
 from ckptconv.formats.model_files import SAFETENSORS, SUFFIX, holds_whole
 from ckptconv.formats.registered import DESCRIBING
 from ckptconv.formats.run_names import LATEST, LATEST_UNIVERSAL, MAX_TAG, POINTERS, is_tag_directory

@@ -14,6 +14,7 @@ import struct
 from typing import Any
 
 from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.features.tar.directory import listed
 from ckptconv.formats.torch.container import SCANNED, Pickles, TorchFile, first_identity, is_pickle, refuse_attack
 from ckptconv.formats.torch.objects import vocabulary
 from ckptconv.formats.torch.storages import Storage, storage_dtype
@@ -21,7 +22,6 @@ from ckptconv.pickles.nodes import Global
 from ckptconv.pickles.vocabulary import Constructor, Limits, MalformedError
 from ckptconv.storage.reading import Reader
 from ckptconv.storage.records import Records
-from ckptconv.storage.tar_directory import listed
 from ckptconv.tensors.moves import File
 from ckptconv.tensors.strides import MAX_BYTES, MAX_DIMS
 from ckptconv.text import brief

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from ckptconv.errors import CkptconvError, DifferenceError
 from ckptconv.features.dcp.comparing import check_files, check_keys, place_of
 from ckptconv.features.dcp.contents import contents
+from ckptconv.features.joining.files import leaves
+from ckptconv.features.joining.names import dotted
 from ckptconv.features.torch_checkpointing import output
 from ckptconv.features.torch_checkpointing.read import read
-from ckptconv.formats.joining.files import leaves
-from ckptconv.formats.joining.names import dotted
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.options.table import Options
 from ckptconv.tensors.lazy import LazyTensor

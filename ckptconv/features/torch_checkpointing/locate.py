@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ckptconv.errors import CorruptError
+from ckptconv.features.joining.sets import parsed
 from ckptconv.formats import model_files, runs
 from ckptconv.formats.format import CERTAIN, Guess, Probe
-from ckptconv.formats.joining.sets import parsed
 from ckptconv.formats.model_files import may_lie_below
 from ckptconv.formats.runs import STEP_MANIFEST, STEP_METADATA
 from ckptconv.formats.source import MODEL_KEYS

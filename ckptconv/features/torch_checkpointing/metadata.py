@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError, damaged
+from ckptconv.features.joining.chunks import Shape
+from ckptconv.features.joining.layouts import Distribution, HeldBox, Mesh, MeshCut
+from ckptconv.features.joining.names import MAX_DEPTH, Path, dotted, named
+from ckptconv.features.joining.pieces import MAX_FACTOR, MAX_RANKS
 from ckptconv.features.torch_checkpointing.locate import JSON, RAW, SAFETENSORS, TORCH, ItemFile
-from ckptconv.formats.chunks import Shape
-from ckptconv.formats.joining.layouts import Distribution, HeldBox, Mesh, MeshCut
-from ckptconv.formats.joining.names import MAX_DEPTH, Path, dotted, named
-from ckptconv.formats.joining.pieces import MAX_FACTOR, MAX_RANKS
 from ckptconv.pickles.machine import load
 from ckptconv.storage import strict_json
 from ckptconv.storage.inside import check_inside

@@ -15,9 +15,9 @@ from ckptconv.errors import UsageError
 from ckptconv.features.dcp.contents import DcpContents, Leaf, boxes, contents, cut
 from ckptconv.features.dcp.options import GIVEN
 from ckptconv.features.dcp.output import output_with, with_states
+from ckptconv.features.joining.chunks import Box
+from ckptconv.features.joining.names import Path, dotted, named, nest
 from ckptconv.features.torch_checkpointing.locate import SAFETENSORS, TORCH
-from ckptconv.formats.chunks import Box
-from ckptconv.formats.joining.names import Path, dotted, named, nest
 from ckptconv.formats.model_files import SUFFIX
 from ckptconv.formats.runs import STEP_METADATA
 from ckptconv.formats.source import Source

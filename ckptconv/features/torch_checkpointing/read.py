@@ -15,6 +15,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.features.joining import names as names_of
+from ckptconv.features.joining.chunks import ChunkTile, Shape
+from ckptconv.features.joining.files import Files, RankFiles, bytes_of, divided, source_of, states_of
+from ckptconv.features.joining.integrity import check_content, parsed_json, stated_digests
+from ckptconv.features.joining.join import Ranks, lacking, other_save
+from ckptconv.features.joining.layouts import Distribution, Mesh
+from ckptconv.features.joining.names import MAX_VALUE, Path, named
+from ckptconv.features.joining.pieces import Piece, Pieces, RankPart, Shards, Whole, shape_of
 from ckptconv.features.torch_checkpointing import locate as steps
 from ckptconv.features.torch_checkpointing.locate import (
     FAMILY,
@@ -38,14 +46,6 @@ from ckptconv.features.torch_checkpointing.metadata import (
     text_path,
 )
 from ckptconv.formats import safetensors
-from ckptconv.formats.chunks import ChunkTile, Shape
-from ckptconv.formats.integrity import check_content, parsed_json, stated_digests
-from ckptconv.formats.joining import names as names_of
-from ckptconv.formats.joining.files import Files, RankFiles, bytes_of, divided, source_of, states_of
-from ckptconv.formats.joining.join import Ranks, lacking, other_save
-from ckptconv.formats.joining.layouts import Distribution, Mesh
-from ckptconv.formats.joining.names import MAX_VALUE, Path, named
-from ckptconv.formats.joining.pieces import Piece, Pieces, RankPart, Shards, Whole, shape_of
 from ckptconv.formats.runs import STEP_METADATA, Located
 from ckptconv.formats.source import MODEL_KEYS, THEIR_STATES_ARE_CONVERTED, Source, Wanted
 from ckptconv.formats.torch.container import MAX_PICKLE

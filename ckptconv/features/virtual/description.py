@@ -27,9 +27,9 @@ from ckptconv.storage.strict_json import count_of, list_of, object_of, text_of
 from ckptconv.tensors.moves import File, Packed
 
 if TYPE_CHECKING:
+    from ckptconv.features.virtual.expressions import Decoder
     from ckptconv.formats.source import Source, Wanted
     from ckptconv.plan import FilePlan
-    from ckptconv.tensors.expressions import Decoder
     from ckptconv.tensors.lazy import LazyTensor
 
 SUFFIX = ".virtual.json"
@@ -75,8 +75,8 @@ def document(path: str, files: Sequence[FilePlan], called: str, plan_id: str) ->
     `called` is the format of their source, for people. Sources below the directory of `path` are named relative to it.
     Raise UsageError for a source that cannot be named.
     """
+    from ckptconv.features.virtual.expressions import Encoder
     from ckptconv.plan import Data
-    from ckptconv.tensors.expressions import Encoder
 
     encoder = Encoder()
     described = []
@@ -379,7 +379,7 @@ def _check_unchanged(place: Location, file: File, now: Entry) -> None:
 
 
 def _files(place: Location, sources: list[File], description: dict[str, Any]) -> tuple[FilePlan, ...]:
-    from ckptconv.tensors.expressions import Decoder
+    from ckptconv.features.virtual.expressions import Decoder
 
     decoder = Decoder(sources, description.get("lists"))
     files: dict[str, FilePlan] = {}

@@ -15,6 +15,7 @@ from ckptconv.pickles.vocabulary import PLAIN, Limits, Vocabulary
 from ckptconv.storage.files import BufferedReader
 from ckptconv.storage.reading import Reader
 from ckptconv.storage.records import Records
+from ckptconv.tensors.lazy import LazyTensor, untagged
 from ckptconv.tensors.moves import File
 
 # The longest description read, in bytes: a million tensors take a seventh of this.
@@ -210,3 +211,12 @@ class TorchFile(NamedTuple):
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     stem: str = ""
+
+
+def tensors_in(state: Mapping[Any, Any]) -> dict[str, LazyTensor]:
+    """Return the tensors of a state dict, without the tags of frameworks."""
+    return {
+        name: untagged(value)
+        for name, value in state.items()
+        if isinstance(name, str) and isinstance(value, LazyTensor)
+    }

@@ -188,7 +188,13 @@ WAYS: dict[str, list[list[Any]]] = {
 READERS = {"dcp2safetensors": (True, False)}
 NAMED = [(None, "safetensors2dcp made.safetensors --output dcp")]
 LACKING = [("safetensors2dcp a.safetensors", "OUTPUT is missing")]
-MEANT = {"fsdp2safetensors": "dcp2safetensors", "dcp-to-torch": "dcp2safetensors"}
+MEANT = {
+    "fsdp2safetensors": "dcp2safetensors",
+    "dcp_to_torch_save": "convert --to pt",
+    "torch_save_to_dcp": "convert --to dcp",
+    "pt2dcp": "convert --to dcp",
+    "format_utils": "dcp2safetensors",
+}
 # The dtype and the size of files that are the default of a command, in words.
 DEFAULTS = [("dcp2safetensors", "keep", "5GB")]
 

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 import ckptconv
 from ckptconv.engine.execute import carry_out
 from ckptconv.errors import CorruptError
-from ckptconv.formats.joining.names import MAX_VALUE
+from ckptconv.features.joining.names import MAX_VALUE
 from ckptconv.plan import Data, FilePlan
 from ckptconv.storage.packed import SpoolingReaders
 from ckptconv.storage.writing import Writer

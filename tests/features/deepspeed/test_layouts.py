@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import assert_same, bits, ckptconv_here, load_with_aliases
+from checkpoints import ZERO, assert_same, bits, ckptconv_here, done, load_with_aliases
 from effort import every, examples
 from features.deepspeed.zero_writer import (
     NEWEST,
@@ -1485,3 +1485,10 @@ def test_the_command_line_says_all_this_too(tmp_path: Path) -> None:
     assert done.code == 4
     assert "rank 0" in done.err
     assert len(done.err.strip().splitlines()) == 1
+
+
+def test_the_file_that_names_the_tag_means_the_run(tmp_path: Path) -> None:
+    run = done(ckptconv_here("convert", ZERO / "z3_bf16_w2" / "checkpoint" / "latest", tmp_path / "out"))
+    assert "the tag that `latest` names" in run.out
+    torch.save({"a": torch.ones(2)}, tmp_path / "latest")
+    done(ckptconv_here("convert", tmp_path / "latest", tmp_path / "a.safetensors"))

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from ckptconv.features.diff import changes
 from ckptconv.features.diff.changes import Measured, Tolerance, compared, squares_of, widened
+from ckptconv.features.reporting.statistics import root
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.statistics import root
 
 NUMBERS = [name for name in DTYPES if widened(DTYPES[name], DTYPES[name])]
 

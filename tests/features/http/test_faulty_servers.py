@@ -18,9 +18,10 @@ from safetensors.torch import load_file, save_file
 
 from ckptconv import convert
 from ckptconv.errors import CorruptError, FailedError, UnsafeError
+from ckptconv.features.http import answers, object_checksums
+from ckptconv.features.http.object_checksums import Check
 from ckptconv.features.http.store import of_headers
-from ckptconv.storage import answers, object_checksums, remote
-from ckptconv.storage.object_checksums import Check
+from ckptconv.storage import remote
 
 
 @pytest.fixture(autouse=True)

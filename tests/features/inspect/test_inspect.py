@@ -26,12 +26,12 @@ from safetensors.torch import save_file
 
 import ckptconv as library
 from ckptconv.cli.batch import Outcome, table
+from ckptconv.cli.lines import Line
 from ckptconv.features.inspect.module_tree import rows, tree
 from ckptconv.features.inspect.overview import overview
 from ckptconv.features.inspect.page import page_of
 from ckptconv.features.inspect.summary import summarize
-from ckptconv.inspection.lines import Line
-from ckptconv.inspection.tensor_info import TensorInfo
+from ckptconv.features.reporting.tensor_info import TensorInfo
 from ckptconv.text import cells, cut, padded
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -565,7 +565,7 @@ CUTTING = re.compile(
 
 
 def test_what_cuts_text_off_on_a_screen_does_not_on_paper() -> None:
-    template = (Path(library.__file__).parent / "inspection/page.html").read_text()
+    template = (Path(library.__file__).parent / "features/reporting/page.html").read_text()
     style, paper = template[template.index("<style>") : template.index("{{end}}</style>")].split("@media print {")
     rule = re.compile(r"([^{}]+)\{([^{}]*)\}")
 

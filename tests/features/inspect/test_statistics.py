@@ -23,11 +23,11 @@ from stores import SOURCES
 
 import ckptconv as library
 from ckptconv.features.inspect.summary import tensors_of
-from ckptconv.inspection.measure import measured
+from ckptconv.features.reporting import statistics
+from ckptconv.features.reporting.measure import measured
+from ckptconv.features.reporting.statistics import Moments, Statistics, moments
 from ckptconv.options.table import Options
-from ckptconv.tensors import statistics
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.statistics import Moments, Statistics, moments
 
 
 def found_in(array: Any, cuts: list[int] | None = None, dtype: str = "") -> Statistics:

@@ -110,6 +110,12 @@ def test_the_configuration_of_the_base_stays_behind_and_is_named() -> None:
     assert note == ("left in base: config.json, tokenizer.json. --copy-config copies the configuration and tokenizer.")
 
 
+def test_the_order_of_base_and_adapter_is_said() -> None:
+    merging_wrongly = pytest.raises(UsageError, match="The base comes first: ckptconv merge BASE ADAPTER OUTPUT")
+    with merging_wrongly:
+        merge(PEFT / CASES[0] / "adapter", PEFT / CASES[0] / "base", "out")
+
+
 def test_ten_kinds_are_those_of_peft() -> None:
     assert len(CASES) >= 10
 

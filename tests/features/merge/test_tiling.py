@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from faults import one_bit, spoiled
 from features.merge.cells import SAMPLES
@@ -15,7 +13,6 @@ from ckptconv.plan import Data, FilePlan
 from ckptconv.storage.files import Readers
 from ckptconv.tensors.computing import Axis, Tile, Tiled
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.expressions import Decoder
 from ckptconv.tensors.lazy import Convert, LazyTensor, Stored, Zeros
 from ckptconv.tensors.moves import Assembled, Cast, File
 from ckptconv.verification.evaluate import Evaluator
@@ -67,23 +64,3 @@ def test_its_evaluator_finds_a_fault_in_products_that_are_rounded(monkeypatch: p
     assert made(tensor) == evaluated(tensor)
     spoiled(Tile, one_bit)(monkeypatch)
     assert made(tensor) != evaluated(tensor)
-
-
-def _factors_of(rank: int) -> list[Any]:
-    parts = [["zeros", "float32", sides] for sides in ([2, 3], [2, rank], [rank, 3])]
-    axes = [[[0, 1, 1], [1, 1, 1]], [[0, 1, 1], [0, 0, 1]], [[0, 0, 1], [1, 1, 1]]]
-    return ["tiled", parts, axes, ["low rank", 1.0], "float64", [2, 3], [0, 0], []]
-
-
-def _rows_of(columns: int) -> list[Any]:
-    parts, axes = [["zeros", "float32", [2, columns]], ["zeros", "float32", [2]]], [[[0, 1, 1], [1, 0, 1]], [[0, 1, 1]]]
-    return ["tiled", parts, axes, ["magnitude"], "float64", [2, columns], [0, 0], []]
-
-
-def test_what_a_kernel_cannot_make_is_refused_before_it_is_asked() -> None:
-    decoder = Decoder([], [])
-    for sound in (_factors_of(1 << 17), _rows_of(1 << 20)):
-        assert isinstance(decoder.decode(sound), Tiled)
-    for told in (_factors_of((1 << 17) + 1), _rows_of((1 << 20) + 1)):
-        with pytest.raises(ValueError, match="does not make"):
-            decoder.decode(told)

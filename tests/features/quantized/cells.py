@@ -291,3 +291,8 @@ MADE: dict[str, tuple[Plant, list[str]]] = {
 # Words in the place of a command, and what is meant; options of other programs, and what is said.
 MEANT = {"quantize": "convert --quantize fp8-block", "dequantize": "convert --dequantize"}
 OTHER_OPTIONS = {"--int4": "Use --quantize"}
+SAID = [
+    ("convert model.pt x --quantize fp8", 2, "Did you mean fp8-block or fp8-block-ue8m0 or fp8-dynamic?"),
+    ("convert model.pt x --quantize w4a16", 2, "Did you mean int4-g32?"),
+    ("convert model.pt x --quantize gptq", 2, "it may be fp8-block, ;or nvfp4-modelopt."),
+]

@@ -391,6 +391,7 @@ def test_what_is_no_quantized_weight_is_refused_by_name(case: str, tmp_path: Pat
 BESIDE = {
     "w.pre_quant_scale": "unknown format",
     "w.svdquant_lora_a": "low-rank part of Model Optimizer",
+    "w.weight_quantizer._svdquant_lora_b": "'w.weight_quantizer._svdquant_lora_b' is part of has a low-rank part",
     "w.smooth_factor": "belongs to the quantized weight 'w.weight'",
     "w.weight_offset": "belongs to the quantized weight 'w.weight'",
     "w.inner.matrix": "belongs to the quantized weight 'w.weight'",
@@ -423,7 +424,6 @@ UNKNOWN_WORDS: dict[str, tuple[Mapping[str, Any], dict[str, Any]]] = {
     "'a key'": (FP8, {"a key": None}),
     "'weight_block_size'": (FP8, {"weight_block_size": 128}),
     "NVFP4_SVD": ({"quant_method": "modelopt"}, {"quant_algo": "NVFP4_SVD"}),
-    "W4A8_AWQ": ({"quant_method": "modelopt"}, {"quant_algo": "W4A8_AWQ"}),
     "'version'": ({"quant_method": "awq", "bits": 4, "group_size": 32}, {"version": "gemv"}),
     "'packing_format'": (AUTOROUND, {"packing_format": "auto_round:auto_foo"}),
     "'data_type'": (AUTOROUND, {"data_type": "mx_fp"}),
@@ -585,7 +585,7 @@ def test_hqq_subtracts_floats_and_stores_rows_far_apart_in_one_word(axis: int, t
 def test_what_model_optimizer_multiplies_the_input_by_is_of_the_columns(tmp_path: Path) -> None:
     """As it multiplies: in float32, the product of code and scale first. Of int4, each byte has those of two rows."""
     random = torch.Generator().manual_seed(3)
-    smoothing = {name: torch.rand(64, generator=random).bfloat16() + 0.5 for name in "abc"}
+    smoothing = {name: torch.rand(64, generator=random).bfloat16() + 0.5 for name in "abcd"}
     int8 = torch.randint(-128, 128, (6, 64), generator=random).to(torch.int8)
     int4 = torch.randint(-8, 8, (6, 64), generator=random)
     e2m1 = torch.randint(0, 256, (6, 32), generator=random).to(torch.uint8)
@@ -594,12 +594,20 @@ def test_what_model_optimizer_multiplies_the_input_by_is_of_the_columns(tmp_path
     tensors = {f"{name}.pre_quant_scale": each for name, each in smoothing.items()}
     tensors |= {"a.weight": int8, "a.weight_scale": rows, "c.weight": e2m1, "c.weight_scale": small}
     tensors |= {"b.weight": (int4[::2] & 15 | (int4[1::2] & 15) << 4).to(torch.uint8), "b.weight_scale": groups}
-    tensors |= {"c.weight_scale_2": torch.tensor(0.37)}
+    tensors |= {"c.weight_scale_2": torch.tensor(0.37), "d.weight_scale_2": torch.tensor(0.01)}
+    tensors |= {"d.weight": tensors["b.weight"].clone(), "d.weight_scale": groups.clone()}
+    powers = torch.randint(100, 140, (6, 2), generator=random).to(torch.uint8)
+    tensors |= {"e.weight": e2m1.clone(), "e.weight_scale": powers}
     tensors |= {"plain.weight": int8.clone(), "plain.weight_scale": rows.clone()}
-    layers = {"a": "W8A8_SQ_PER_CHANNEL", "b": "W4A16_AWQ", "c": "NVFP4_AWQ", "plain": "W8A16"}
+    layers = {"a": "W8A8_SQ_PER_CHANNEL", "b": "W4A16_AWQ", "c": "NVFP4_AWQ", "d": "W4A8_AWQ", "plain": "W8A16"}
+    layers |= {"e": "W4A8_MXFP4_FP8"}
     words: dict[str, Any] = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}
     words["quantized_layers"] = {
-        name: {"quant_algo": algorithm, "group_size": {"b": 32, "c": 16}.get(name), "pre_quant_scale": name != "plain"}
+        name: {
+            "quant_algo": algorithm,
+            "group_size": {"a": None, "c": 16, "plain": None}.get(name, 32),
+            "pre_quant_scale": name in smoothing,
+        }
         for name, algorithm in layers.items()
     }
     made = weights(model_directory(tmp_path / "in", tensors, words), tmp_path / "out")
@@ -611,7 +619,9 @@ def test_what_model_optimizer_multiplies_the_input_by_is_of_the_columns(tmp_path
         "b": int4.float() * groups.repeat_interleave(32, 1),
         "c": numbers * (small.float() * 0.37).repeat_interleave(16, 1),
     }
+    products["d"] = products["b"]
     expected = {f"{name}.weight": (each * smoothing[name].float()).bfloat16() for name, each in products.items()}
+    expected["e.weight"] = torch.ldexp(numbers, powers.int().repeat_interleave(32, 1) - 127).bfloat16()
     assert bits(made) == bits({**expected, "plain.weight": products["a"].bfloat16()})
 
 

@@ -80,7 +80,7 @@ SAID = [
     ("rows --tensor t split", 2, "of ckptconv rows itself;ckptconv rows COMMAND --tensor"),
     ("rows split model.pt --jobs", 2, "'--jobs' requires an argument;See ckptconv rows split --help."),
     ("rows split a", 2, "rows split needs a TABLE and an OUTPUT"),
-    ("split model.pt", 2, "No such command 'split'. Did you mean ckptconv rows split?"),
+    ("unpack model.pt", 2, "No such command 'unpack'. Did you mean ckptconv rows split?"),
     ("rows splt", 2, "No such command 'splt'. Did you mean ckptconv rows split?"),
 ]
 GROUPS = ["rows"]

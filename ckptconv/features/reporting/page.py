@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
-from ckptconv.inspection.tensor_info import TensorInfo
+from ckptconv.features.reporting.tensor_info import TensorInfo
 from ckptconv.text import printable
 from ckptconv.version import __version__
 

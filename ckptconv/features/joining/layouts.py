@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from itertools import product
 from typing import NamedTuple, TypeAlias
 
-from ckptconv.formats.chunks import Shape
+from ckptconv.features.joining.chunks import Shape
 
 # Ranges of the indices of a dimension, [start, stop), in the order in which a rank stores them.
 Spans: TypeAlias = tuple[tuple[int, int], ...]

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from ckptconv.features.virtual.expressions import Decoder
 from ckptconv.tensors.computing import Tiled
-from ckptconv.tensors.expressions import Decoder
 
 
 def _looked_up(codes: str = "table4", offset: int = 0, along: int = 0) -> list[Any]:

@@ -9,11 +9,12 @@ import pytest
 from cells import of_features
 from hypothesis import given
 from hypothesis import strategies as st
+from kernel_samples import SAMPLES
 
+from ckptconv.features.virtual.expressions import EXPRESSIONS, KERNELS, MAX_DEPTH, Decoder, Encoder
 from ckptconv.tensors import computing, lazy, moves
 from ckptconv.tensors.computing import Bits, Join, Joined, Tiled
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.expressions import EXPRESSIONS, MAX_DEPTH, Decoder, Encoder
 from ckptconv.tensors.lazy import (
     Concat,
     Convert,
@@ -83,6 +84,15 @@ def test_every_class_of_expression_has_a_name() -> None:
     # Features have all kernels that make tiles.
     tiled = set() if any(of_features("EXPRESSIONS")) else {Tiled}
     assert {type(each) for each in EVERY} == {kind.cls for kind in EXPRESSIONS.values()} - tiled
+
+
+@pytest.mark.parametrize("kernel", SAMPLES)
+def test_every_kernel_comes_back_as_it_was(kernel: type[Any]) -> None:
+    assert through_json(SAMPLES[kernel]) == [SAMPLES[kernel]]
+
+
+def test_every_kernel_of_the_table_has_a_sample() -> None:
+    assert {*KERNELS.values()} <= SAMPLES.keys()
 
 
 def test_facts_about_a_leaf_are_left_out() -> None:

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.formats.chunks import ChunkTile, Shape
-from ckptconv.formats.chunks import join as join_tiles
-from ckptconv.formats.joining.layouts import Distribution, Mesh, boxes, by_shards, extents, spans
-from ckptconv.formats.joining.names import Path, Roles, dotted, named
-from ckptconv.formats.joining.pieces import Piece, RankPart, Shards, Whole, parts_of, shape_of
+from ckptconv.features.joining.chunks import ChunkTile, Shape
+from ckptconv.features.joining.chunks import join as join_tiles
+from ckptconv.features.joining.layouts import Distribution, Mesh, boxes, by_shards, extents, spans
+from ckptconv.features.joining.names import Path, Roles, dotted, named
+from ckptconv.features.joining.pieces import Piece, RankPart, Shards, Whole, parts_of, shape_of
 from ckptconv.structure import keymap
 from ckptconv.tensors.dtypes import DType
 from ckptconv.tensors.lazy import Equal, LazyTensor, Narrow, Tagged, untagged

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError
-from ckptconv.formats.chunks import ChunkTile, Shape
-from ckptconv.formats.joining.layouts import Distribution, Mesh, MeshCut, unravelled
-from ckptconv.formats.joining.names import named
+from ckptconv.features.joining.chunks import ChunkTile, Shape
+from ckptconv.features.joining.layouts import Distribution, Mesh, MeshCut, unravelled
+from ckptconv.features.joining.names import named
 from ckptconv.pickles.nodes import Composite, Opaque, class_of
 from ckptconv.tensors.lazy import LazyTensor, Stored, Tagged
 from ckptconv.tensors.strides import MAX_BYTES, MAX_DIMS

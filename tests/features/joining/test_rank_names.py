@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from effort import every
 
-from ckptconv.formats.joining.sets import parsed, sets_of
+from ckptconv.features.joining.sets import parsed, sets_of
 
 
 @every(

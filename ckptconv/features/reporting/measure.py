@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ckptconv.engine.execute import carry_out
+from ckptconv.features.reporting.statistics import Moments, Statistics, moments, numbers
 from ckptconv.options.table import Options
 from ckptconv.plan import Data, FilePlan, Plan
 from ckptconv.process import settled
@@ -17,7 +18,6 @@ from ckptconv.storage.packed import SpoolingReaders
 from ckptconv.storage.progress import Progress
 from ckptconv.storage.writing import Writer
 from ckptconv.tensors.lazy import LazyTensor
-from ckptconv.tensors.statistics import Moments, Statistics, moments, numbers
 
 
 def measured(

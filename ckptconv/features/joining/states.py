@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ckptconv.errors import UnsupportedError
-from ckptconv.formats.chunks import Shape
-from ckptconv.formats.joining.join import Ranks
-from ckptconv.formats.joining.names import Path, named
-from ckptconv.formats.joining.pieces import Piece, RankPart, Shards, Whole, parts_of, shape_of
+from ckptconv.features.joining.chunks import Shape
+from ckptconv.features.joining.join import Ranks
+from ckptconv.features.joining.names import Path, named
+from ckptconv.features.joining.pieces import Piece, RankPart, Shards, Whole, parts_of, shape_of
 from ckptconv.formats.numbers.matching import WAYS, Model, Named, Numbers, Order, attempted
 from ckptconv.formats.numbers.orders import follows_modules, may_be_trained
 from ckptconv.formats.numbers.states import is_factor, listed, recorded_names

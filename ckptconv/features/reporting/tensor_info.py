@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ckptconv.tensors.statistics import Statistics
+    from ckptconv.features.reporting.statistics import Statistics
 
 
 @dataclass(slots=True)

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptconv.errors import CkptconvError, LimitError, UnsupportedError
-from ckptconv.formats.joining import names as names_of
-from ckptconv.formats.joining.join import Ranks
-from ckptconv.formats.joining.names import MAX_DEPTH, Path, named
-from ckptconv.formats.joining.pieces import Piece, Pieces, Whole, is_distributed, is_partial
-from ckptconv.formats.joining.states import by_name
+from ckptconv.features.joining import names as names_of
+from ckptconv.features.joining.join import Ranks
+from ckptconv.features.joining.names import MAX_DEPTH, Path, named
+from ckptconv.features.joining.pieces import Piece, Pieces, Whole, is_distributed, is_partial
+from ckptconv.features.joining.states import by_name
 from ckptconv.formats.numbers.matching import Named
 from ckptconv.formats.numbers.states import by_parameter, renamed
 from ckptconv.formats.runs import Located

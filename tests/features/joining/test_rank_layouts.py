@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from ckptconv.formats.joining.layouts import Distribution, Mesh, MeshCut, boxes, by_shards, extents, spans
+from ckptconv.features.joining.layouts import Distribution, Mesh, MeshCut, boxes, by_shards, extents, spans
 
 
 @st.composite

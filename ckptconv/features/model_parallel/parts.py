@@ -17,7 +17,7 @@ from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.file import InputLog, read_torch
 from ckptconv.storage.ahead import ahead
 from ckptconv.storage.location import Location
-from ckptconv.tensors.lazy import Concat, Equal, LazyTensor, untagged
+from ckptconv.tensors.lazy import Concat, Equal, LazyTensor
 from ckptconv.text import quoted, some
 
 
@@ -106,12 +106,3 @@ def read_all(files: Mapping[str, Location]) -> tuple[list[TorchFile], InputLog]:
     for name, file in zip(files, opened, strict=True):
         log.add(file, name)
     return opened, log
-
-
-def tensors_in(state: Mapping[Any, Any]) -> dict[str, LazyTensor]:
-    """Return the tensors of a state dict, without the tags of frameworks."""
-    return {
-        name: untagged(value)
-        for name, value in state.items()
-        if isinstance(name, str) and isinstance(value, LazyTensor)
-    }

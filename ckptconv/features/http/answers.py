@@ -9,8 +9,8 @@ import re
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
+from ckptconv.features.http.object_checksums import Check
 from ckptconv.storage import stores
-from ckptconv.storage.object_checksums import Check
 from ckptconv.storage.remote import ChangedError, HungError, ShortReadError, WrongAnswerError, run
 from ckptconv.storage.stores import Put
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ckptconv.errors import CorruptError
-from ckptconv.formats.chunks import ChunkTile, join
+from ckptconv.features.joining.chunks import ChunkTile, join
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Stored
 from ckptconv.tensors.moves import File
