@@ -48,13 +48,8 @@ class Location:
         return self.at(paths.dirname(self.path))
 
     def join(self, *names: str) -> Location:
-        """Return the location of `names` in this directory. On a store, its listing tells what is there, if it is
-        known."""
-        inner = self.at(paths.join(self.path, *names))
-        if vars(self).get("names") and len(names) == 1 and "/" not in names[0] and paths.is_remote(self.path):
-            inner.entry = self.names.get(names[0], Entry("missing", File(inner.path, 0)))
-            inner.file = inner.entry.file if inner.entry.kind == "file" else None
-        return inner
+        """Return the location of `names` in this directory."""
+        return self.at(paths.join(self.path, *names))
 
     def has_file(self, path: str) -> bool:
         """Whether there is a file at the relative `path` in this directory, which is listed once."""
