@@ -11,7 +11,7 @@ export PYTHONDONTWRITEBYTECODE :=
 AZURITE := build/azurite/node_modules/.bin/azurite-blob
 AXE := build/axe/node_modules/axe-core/axe.min.js
 
-.PHONY: grammar help install demo test thorough coverage test-pythons test-azure test-page test-deepspeed test-dcp test-trainers test-formats test-kills test-maps test-grammar without without-turn mutants fuzz lint format man bench docs dist clean
+.PHONY: grammar help install demo test thorough coverage test-pythons test-azure test-page test-deepspeed test-dcp test-trainers test-formats test-kills test-maps test-megatron test-grammar without without-turn mutants fuzz lint format man bench docs dist clean
 
 help:
 	@echo "make install   the development environment, in $(VENV)"
@@ -28,6 +28,7 @@ help:
 	@echo "make test-formats   Orbax and others save new checkpoints, and read what we read"
 	@echo "make test-kills   savers that are killed while they save: their loaders take what steps calls good"
 	@echo "make test-maps   torchtitan, Megatron-core, transformers and others make what the maps make"
+	@echo "make test-megatron   Megatron-core loads steps that we write, with tensor, pipeline and expert parallelism"
 	@echo "make test-grammar   the table of scan's productions beside all libraries that it lists, and traps for these"
 	@echo "make without   the checks and the tests on copies without one feature; FEATURE=rows for one"
 	@echo "make without-turn   the same on one copy, another after each commit: the tests of the trunk and of two features"
@@ -109,6 +110,16 @@ build/kills-more: build/trainers-tools
 test-maps: build/maps-tools build/maps-old build/maps-more build/maps-titan
 	$</bin/python scripts/record_maps.py --old build/maps-old --more build/maps-more --titan build/maps-titan $(MAPS_FLAGS)
 	$</bin/python scripts/module_orders.py --old build/maps-old
+
+test-megatron: build/megatron-tools build/megatron-new
+	$</bin/python scripts/test_megatron.py $(MEGATRON_FLAGS)
+	PYTHONPATH=build/megatron-new $</bin/python scripts/test_megatron.py $(MEGATRON_FLAGS)
+
+# The newest release, which asks for a newer Python than it needs.
+build/megatron-new: build/megatron-tools
+	rm -rf $@
+	$</bin/python -m pip install --quiet --no-deps --ignore-requires-python --target $@ megatron-core==0.19.2
+	@touch $@
 
 # Composer asks for older releases than it needs.
 build/trainers-more: build/trainers-tools

@@ -95,6 +95,9 @@ class Report(Shown):
     notes: list[str] = field(default_factory=list)
     """What is worth knowing, each in a sentence."""
 
+    left: dict[str, str] = field(default_factory=dict)
+    """Files and folders of the input's directory that the output does not have: {path: reason}."""
+
     input_bytes: int = 0
     """The size of all files of the input that the output is made of."""
 

@@ -38,6 +38,9 @@ _MORE = """\
   which Megatron-Bridge and NeMo set.
 - **Qwen3-Next** has no map for Megatron-core. Megatron-Bridge subtracts one from a norm, which is no move of elements,
   and ms-swift orders the same tensors in another way.
+- **MaxText** stores queries divided by the square root of the head size, Gemma's embeddings multiplied by that of the
+  hidden size, and Gemma's norms plus one: these maps compute as MaxText's converter does. They read stacked and
+  numbered layers, and write stacked ones.
 - **GPT-2** has the same names on both sides: say what to make, `--map gpt2-linear:hf` or
   `--map gpt2-linear:linear`.
 

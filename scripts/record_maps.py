@@ -35,9 +35,10 @@ MODULES = (
     "lit",
     "tune",
     "openpi",
+    "maxtext",
 )
 # Those that need what no registry has: the variable that says where it is.
-ELSEWHERE = {"openpi": "OPENPI"}
+ELSEWHERE = {"openpi": "OPENPI", "maxtext": "MAXTEXT"}
 # Those whose models are also converted, loaded by transformers, and computed with.
 COMPUTING = ("titan", "megatron")
 # Those with packages of their own, each in a directory that the Makefile makes: the last releases that have what is

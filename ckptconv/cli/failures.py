@@ -68,6 +68,7 @@ _WORDS = {
     "--to-format --format --output-format --target-format --output-type": "It is --to KIND.",
     "--push-to-hub --hub-model-id --repo-id --upload --repo": "Name the repository as OUTPUT: hf://organization/model.",
     "--token --hf-token --use-auth-token": "Set HF_TOKEN, or run: hf auth login.",
+    "--skip-existing --if-needed --no-overwrite": "--no-clobber refuses to replace an output.",
     "--remove-prefix --prefix --strip": "Use --strip-prefix PREFIX.",
 }
 

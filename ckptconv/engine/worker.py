@@ -23,7 +23,7 @@ from ckptconv.storage.reading import Reader
 from ckptconv.storage.records import combine
 from ckptconv.storage.writing import Writer
 from ckptconv.tensors.lazy import Convert, Stored
-from ckptconv.tensors.moves import GAP, Assembled, File, Gather, Kernel, Move, Runs
+from ckptconv.tensors.moves import GAP, Assembled, Cut, File, Gather, Kernel, Move, Runs
 
 if TYPE_CHECKING:
     from ckptconv.storage.prefetch import Prefetch
@@ -308,7 +308,7 @@ class Worker:
 
         gather, *steps = move.kernels or (None,)
         size = move.target.nbytes
-        alone = all(type(kernel) in kernels.CONVERTING for kernel in steps)
+        alone = not any(isinstance(kernel, (Gather, Cut)) for kernel in steps)
         if isinstance(gather, Gather) and isinstance(move.source, Runs) and alone:
             from ckptconv.tensors.geometry import slices
 

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
 
 from ckptconv.errors import CkptconvError
+from ckptconv.formats.alone import listed
 from ckptconv.formats.model_files import OPTIMIZERS, SAFETENSORS, TORCH
 from ckptconv.formats.numbers.states import optimizers_alone
 from ckptconv.formats.source import STATES_ARE_CONVERTED, FileFacts, Source, Wanted
 from ckptconv.formats.torch.file import read as read_torch
 from ckptconv.formats.training import with_named, with_states_beside
 from ckptconv.storage.location import Location
-from ckptconv.storage.reading import Entry
 
 # The model next to the optimizer, if it is one file, or an adapter of PEFT.
 _MODELS = ("model.safetensors", "adapter_model.safetensors", "pytorch_model.bin", "adapter_model.bin")
@@ -49,20 +48,12 @@ def lying(source: Source, place: Location) -> list[Location]:
     if place.kind != "directory" and place.name not in _MODELS:
         return []
     directory = place if place.kind == "directory" else place.parent
-    names = _names(directory)
+    names = listed(directory)
     first = next((name for name in OPTIMIZERS if name in names and names[name].kind == "file"), "")
     stem, _, suffix = first.rpartition(".")
     numbered = re.compile(rf"{stem}_\d{{1,6}}\.{suffix}")
     more = [name for name, entry in names.items() if numbered.fullmatch(name) and entry.kind == "file"]
     return [directory.at(names[name].file) for name in (first, *more)] if first else []
-
-
-def _names(directory: Location) -> Mapping[str, Entry]:
-    """Return the entries of a directory; none in a store that lists no names."""
-    try:
-        return directory.names if directory.kind == "directory" else {}
-    except CkptconvError:
-        return {}
 
 
 def _again(source: Source, place: Location, wanted: Wanted) -> Source:

@@ -40,29 +40,12 @@ def known(place: Location) -> dict[str, Any] | None:
         return None
 
 
-def read_list(place: Location, shapes: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the list of objects at `place`, each with members of these `shapes`. Raise the errors of `read`."""
-    path = place.path
-    try:
-        objects = strict_json.list_of(_parsed(place.read_text(_LARGEST)), "it")
-        for number, item in enumerate(objects):
-            for key, shape in shapes.items():
-                strict_json.check(strict_json.object_of(item, str(number)).get(key), shape, f"{number}.{key}")
-    except ValueError as error:
-        raise CorruptError(f"{path} is not a valid configuration: {error}.") from error
-    return objects
-
-
 def parsed(path: str, text: str) -> dict[str, Any]:
     """Return the configuration in `text`, the content of `path`. Raise CorruptError if it is not a JSON object."""
     try:
-        return strict_json.object_of(_parsed(text), "it")
+        return strict_json.object_of(strict_json.parse(text, constants=True, deepest=_DEEPEST), "it")
     except ValueError as error:
         raise CorruptError(f"{path} is not a valid configuration: {error}.") from error
-
-
-def _parsed(text: str) -> Any:
-    return strict_json.parse(text, constants=True, deepest=_DEEPEST)
 
 
 def values(config: Any, *keys: str, at: str = "") -> Iterator[tuple[str, Any]]:
@@ -97,6 +80,7 @@ def _dtype(value: Any) -> str:
 
 def changed(config: Mapping[str, Any], change: Change) -> dict[str, Any]:
     """Return a configuration with `change`, at every depth. Everything else stays unchanged, in its order."""
+    config = change.edit(config) if change.edit else config
     is_new = change.plain or change.quantization is not None
 
     def of(value: Any) -> Any:
@@ -112,7 +96,6 @@ def changed(config: Mapping[str, Any], change: Change) -> dict[str, Any]:
     # If a configuration has no dtype, loaders assume another one than that of weights that were codes.
     if change.plain and change.dtype and not dtype_of(result):
         result[DTYPE[0]] = change.dtype
-    result = change.edit(result) if change.edit else result
     return result if change.quantization is None else {**result, QUANTIZING[0]: change.quantization}
 
 

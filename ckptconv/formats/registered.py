@@ -132,6 +132,7 @@ BY_RANK: tuple[str, ...] = (
 # path, with all that is needed.
 MADE_OF: dict[str, str] = {
     "dcp": "ckptconv.features.dcp.taking",
+    "megatron": "ckptconv.features.megatron_output.taking",
     "universal": "ckptconv.features.universal.taking",
 }
 # Safetensors that are no weights: a key in the metadata of their index, and the module. There, `no_weights` returns
@@ -144,6 +145,14 @@ PIPELINES: dict[str, str] = {
     "model_index.json": "ckptconv.features.diffusers.pipelines",
     "modules.json": "ckptconv.features.diffusers.pipelines",
 }
+# Files in the directories of models that are of a feature: how their names end, and the module with `ROWS` of them.
+FILES_OF_MODELS: dict[str, str] = {
+    ".json": "ckptconv.features.diffusers.files",
+}
+# What names the files of an input's directory that its output does not have: the module with `with_left`.
+LEAVING: tuple[str, ...] = (
+    "ckptconv.features.model_checks.left",
+)  # fmt: skip
 # Files that describe others, which are not written: how their names end, and the module. There, `is_one` tells by a
 # path and the first bytes whether that is one; `load` returns what it says: plans of the `files`, what their source was
 # `called`, the `roots` that it reads from, and its own `identity`.

@@ -20,6 +20,8 @@ TRACKERS = {
 LATEST, LATEST_UNIVERSAL, MAX_TAG = "latest", "latest_universal", 4096
 # The names of all that only say where a checkpoint is.
 POINTERS = (*TRACKERS, LATEST, LATEST_UNIVERSAL)
+# Forms of directories that are replaced as a whole: the name of the file next to each, which names it and comes last.
+TREES = {"tree": LATEST_UNIVERSAL, "step": next(iter(TRACKERS))}
 # The end of the names of DeepSpeed's files of states; the names of those of a rank, of its optimizer and of its model.
 STATES = "_states.pt"
 OPTIMIZER_STATES = r"(?:bf16_)?(?:zero_pp_rank_(?P<dp>\d+)_)?mp_rank_(?P<mp>\d+)_?optim_states\.pt"

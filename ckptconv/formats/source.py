@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from ckptconv.formats.numbers.matching import Order
 
 # The beginnings of the names of a model's files: those of most programs, open_clip, diffusers and PEFT's adapters.
-# diffusers and of open_clip, and of PEFT's adapters.
 MODEL, ADAPTER, OPEN_CLIP = "model", "adapter_model", "open_clip_model"
 _STEMS = {
     "diffusion_pytorch_model": "diffusion_pytorch_model",
@@ -349,19 +348,24 @@ class Source(_Fields):
     def content(self, name: str, file: File, change: Change) -> LazyTensor:
         """Return the bytes of the companion `file` as the output has them: unchanged, except for a configuration that
         is no longer true, which gets `change`."""
-        if name != "config.json" or self.config is None:
+        from ckptconv.formats import configs
+
+        config = self.configuration(change) if name == "config.json" else None
+        if config is None or config == self.config:
             return whole(file)
+        data = configs.text_of(config).encode()
+        return Inline(data, DTYPES["uint8"], (len(data),))
+
+    def configuration(self, change: Change) -> Mapping[str, Any] | None:
+        """Return `config` as the output has it, with `change`; unchanged, if it is no companion."""
+        file = self.companions.get("config.json")
+        if self.config is None or file is None:
+            return self.config
         from ckptconv.formats import configs
 
         if self.quantized and self.quantized.says != file.path:
             change = change._replace(plain=False)  # it is a reference's, which does not describe these
-        if self.reference:
-            change = change._replace(edit=None)
-        config = configs.changed(self.config, change)
-        if config == self.config:
-            return whole(file)
-        data = configs.text_of(config).encode()
-        return Inline(data, DTYPES["uint8"], (len(data),))
+        return configs.changed(self.config, change._replace(edit=None) if self.reference else change)
 
     @property
     def hints(self) -> list[str]:

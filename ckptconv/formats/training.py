@@ -112,20 +112,6 @@ def weights_in(source: Source, key: str = "") -> dict[str, LazyTensor]:
     return keymap.flatten(tree)[0] if source.structured or tree is not source.weights else tree
 
 
-def without_optimizers(source: Source, key: str = "") -> Source:
-    """Return `source` without the optimizers that are saved next to its weights, whose states are converted by name."""
-    around, _, weights_name = (key or weights_key(source.weights)).rpartition(".")
-    tree = subtree(source.weights, around) if around else source.weights
-    names = {name for name, _ in optimizers_in(tree, weights_name)}
-    if not names:
-        return source
-    left: Any = {name: value for name, value in entries(tree).items() if name not in names}
-    for step in reversed(around.split(".") if around else []):
-        around = around.removesuffix(step).removesuffix(".")
-        left = {**(subtree(source.weights, around) if around else source.weights), step: left}
-    return source._replace(weights=left)
-
-
 def check_key(source: Source, optimizer: str, key: str) -> None:
     """Raise UsageError if the weights next to an optimizer have no key of their own."""
     if optimizer and key in ("", "."):

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.engine.ranges import FileBytes
 from ckptconv.errors import CorruptError, UsageError
-from ckptconv.formats import companions, opening
+from ckptconv.formats import companions, model_directory, opening
 from ckptconv.formats.change import UNCHANGED, Change
 from ckptconv.formats.model_files import SAFETENSORS
-from ckptconv.formats.registered import describing
+from ckptconv.formats.registered import LEAVING, describing
 from ckptconv.formats.source import Source
 from ckptconv.options import RUNNING
 from ckptconv.options.option import checked
@@ -111,9 +111,14 @@ class VirtualFiles(Mapping[str, VirtualFile]):
             else:
                 opened = opening.opened(path, chosen, key=chosen.key, **chosen.fitting())
                 opened = companions.with_files(opened, companions.together(opened, known), known)
-                output = planned(opened._replace(companions={}), Target(path, "directory"), chosen)
+                target = Target(path, "directory")
+                for module in LEAVING:
+                    opened, _ = import_module(module).with_left(opened, target._replace(path=""), known)
+                read = {name: file for name, file in opened.companions.items() if name == model_directory.CONFIG}
+                output = planned(opened._replace(companions=read), target, chosen)
                 change, plan = output.notices.change, output.plan
-                files, self.format, decided = plan.files, opened.format, plan.plan_id
+                files = [file for file in plan.files if file.name not in read]
+                self.format, decided = opened.format, plan.plan_id
                 self.warnings = list(warnings_of([opened], [output], chosen))
                 self.notes = list(notes_of([opened], [output], chosen))
         inputs = dict.fromkeys(source_file.stored for file in files for source_file in file.inputs())

@@ -46,12 +46,16 @@ OutputName: TypeAlias = Literal[
     "dcp",
     "dcp-hf",
     "accelerate",
+    "megatron",
+    "megatron-te",
     "torch-checkpointing",
 ]
 CheckpointName: TypeAlias = Literal[
     "dcp",
     "dcp-hf",
     "accelerate",
+    "megatron",
+    "megatron-te",
     "torch-checkpointing",
 ]
 
@@ -174,10 +178,11 @@ class _Naming(TypedDict, total=False):
 
     to: OutputName | None
     """The kind of output, where the name of OUTPUT does not say it: safetensors, pt, universal, dcp, dcp-hf,
-    accelerate or torch-checkpointing. pt is a file for torch.load, and universal a checkpoint from which DeepSpeed
-    resumes. Those of torch.distributed.checkpoint are .distcp files (dcp), the safetensors shards of its
-    HuggingFaceStorageWriter (dcp-hf), the two that accelerate and the Trainer of transformers load with FSDP2
-    (accelerate), or a torch_checkpointing step (torch-checkpointing). Default: from the name of OUTPUT."""
+    accelerate, torch-checkpointing, megatron or megatron-te. pt is a file for torch.load, and universal a
+    checkpoint from which DeepSpeed resumes. Those of torch.distributed.checkpoint are .distcp files (dcp), the
+    safetensors shards of its HuggingFaceStorageWriter (dcp-hf), the two that accelerate and the Trainer of
+    transformers load with FSDP2 (accelerate), a torch_checkpointing step (torch-checkpointing), or a step of
+    Megatron-core (megatron). Default: from the name of OUTPUT."""
 
     per_rank: bool
     """Write one output per tensor-parallel rank: OUTPUT/mp_rank_NN/."""
@@ -389,7 +394,7 @@ class _NamingCheckpoints(TypedDict, total=False):
     to: CheckpointName | None
     """Write a checkpoint of torch.distributed.checkpoint: .distcp files (dcp), or the safetensors shards of its
     HuggingFaceStorageWriter (dcp-hf); the two that accelerate and the Trainer of transformers load with FSDP2
-    (accelerate); or a torch_checkpointing step (torch-checkpointing)."""
+    (accelerate); a torch_checkpointing step (torch-checkpointing); or a step of Megatron-core (megatron)."""
 
 
 class _Showing(TypedDict, total=False):

@@ -196,8 +196,9 @@ def _not_among(value: Any, called: str, choices: tuple[str, ...], words: Mapping
     import difflib
 
     text = value.lower().replace("_", "-") if isinstance(value, str) else ""
-    close = [words[text]] if text in words else [name for name in choices if text and name.startswith(text)]
-    meant = [name for name in close or difflib.get_close_matches(text, choices) if name in choices]
+    like = [name for name in difflib.get_close_matches(text, choices) if name[0] == text[0]]
+    close = [words[text]] if text in words else [name for name in choices if text and name.startswith(text)] or like
+    meant = [name for name in close if name in choices]
     return UsageError(
         f"{called} is {brief(value)}; it may be {some(choices[:-1], len(choices), str)} or {choices[-1]}.",
         f"Did you mean {' or '.join(meant)}?" if meant else "",

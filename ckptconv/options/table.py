@@ -135,10 +135,11 @@ class Options(Given):
     to: str = deciding(
         OUTPUT_KIND,
         "The kind of output, where the name of OUTPUT does not say it: safetensors, pt, universal, dcp, dcp-hf, "
-        "accelerate or torch-checkpointing. pt is a file for torch.load, and universal a checkpoint from which "
-        "DeepSpeed resumes. Those of torch.distributed.checkpoint are .distcp files (dcp), the safetensors shards of "
-        "its HuggingFaceStorageWriter (dcp-hf), the two that accelerate and the Trainer of transformers load with "
-        "FSDP2 (accelerate), or a torch_checkpointing step (torch-checkpointing).",
+        "accelerate, torch-checkpointing, megatron or megatron-te. pt is a file for torch.load, and universal a "
+        "checkpoint from which DeepSpeed resumes. Those of torch.distributed.checkpoint are .distcp files (dcp), the "
+        "safetensors shards of its HuggingFaceStorageWriter (dcp-hf), the two that accelerate and the Trainer of "
+        "transformers load with FSDP2 (accelerate), a torch_checkpointing step (torch-checkpointing), or a step of "
+        "Megatron-core (megatron).",
         metavar="KIND",
         group=OUTPUT,
         common=True,
@@ -450,7 +451,7 @@ LOADING = named_in(f"key dtype dequantize tag {_AS_IT_IS} master unstack storage
 TO_CHECKPOINT = OPTIONS["to"].explained(
     "Write a checkpoint of torch.distributed.checkpoint: .distcp files (dcp), or the safetensors shards of its "
     "HuggingFaceStorageWriter (dcp-hf); the two that accelerate and the Trainer of transformers load with FSDP2 "
-    "(accelerate); or a torch_checkpointing step (torch-checkpointing).",
+    "(accelerate); a torch_checkpointing step (torch-checkpointing); or a step of Megatron-core (megatron).",
     {"safetensors2dcp": "dcp"},
     CHECKPOINT,
 )

@@ -17,19 +17,22 @@ from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.options.table import OPTIONS, Options
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
+
+
+def _only(options: str, kind: str, hint: str = "") -> dict[str, tuple[str, str]]:
+    """Return the refusals of options that apply only to outputs of one kind, with a hint."""
+    return dict.fromkeys(options.split(), (f"{{}} applies only to {kind}.", hint))
+
+
 # Options that are about one kind of output: the refusal of the other kinds, and the advice.
-OF_REFERENCE = dict.fromkeys(
-    ("like", "partial", "fill"), ("{} applies only to safetensors, not to a file for torch.load.", "")
+OF_REFERENCE = _only("like partial fill", "safetensors, not to a file for torch.load")
+OF_CHECKPOINT = _only(
+    "chunks states model_key optimizer_key flat_optimizer fill_states",
+    "a checkpoint of torch.distributed.checkpoint",
+    "Add --to, such as --to dcp.",
 )
-OF_CHECKPOINT = dict.fromkeys(
-    ("chunks", "states", "model_key", "optimizer_key", "flat_optimizer", "fill_states"),
-    ("{} applies only to a checkpoint of torch.distributed.checkpoint.", "Add --to, such as --to dcp."),
-)
-OF_UNIVERSAL = dict.fromkeys(
-    ("zero_stage", "fresh_optimizer"),
-    ("{} applies only to a universal checkpoint.", "It goes with --to universal, or --universal DIR."),
-)
-OF_MODELS = {"for_hub": ("{} applies only to weights in safetensors, with their configuration.", "Leave it out.")}
+OF_UNIVERSAL = _only("zero_stage fresh_optimizer", "a universal checkpoint", "Add --to universal, or --universal DIR.")
+OF_MODELS = _only("for_hub", "weights in safetensors, with their configuration", "Leave it out.")
 OF_CODES = dict.fromkeys(
     ("quantize", "requantize", "keep"),
     ("{} writes codes and scales, which programs load only from safetensors.", "Give a directory as OUTPUT."),
@@ -44,11 +47,11 @@ class OutputKind(NamedTuple):
     """A kind of output.
 
     `holds` is the manifest's word for its content, or that of files that it describes, and `form` the word for its form
-    on a disk: "file", "tree", a directory that is replaced as a whole, or one of `targets.DIRECTORIES`. `refused` are
-    the options that such an output cannot have, {option: (message, hint)}; `idle` those that change nothing in it,
-    {option: why}. `suffixes` are the ends of names that ask for it, and `to` is the value of `--to` that does; kinds
-    that share a value are distinguished by the name. `compared` is the way to verify it: by `pairs` of the module of
-    that name, with a reader of safetensors or of torch, with its plan, or, if it is "", not at all. `plan` is the
+    on a disk: "file", one of `TREES`, which is replaced as a whole, or of `targets.DIRECTORIES`. `refused` are the
+    options that such an output cannot have, {option: (message, hint)}; `idle` those that change nothing in it, {option:
+    why}. `suffixes` are the ends of names that ask for it, and `to` is the value of `--to` that does; kinds that share
+    a value are distinguished by the name. `compared` is the way to verify it: by `pairs` of the module of that name,
+    with a reader of safetensors or of torch, with its plan, or, if it is "", not at all. `plan` is the
     module whose `plan` plans it. `called` is the usual word for a file whose name has one of the `suffixes`. `key` is
     the key of the weights in it if the user names none. `check` raises UsageError for options that contradict it.
     `divided` returns the paths of the outputs that it consists of, below its own, with the options of each; None if it
@@ -129,6 +132,8 @@ _EVERY: Mapping[str, OutputKind | OfFeature] = {
     "dcp": OfFeature("dcp", "dcp", to="dcp"),
     "dcp-hf": OfFeature("dcp", "dcp", to="dcp-hf", entry="shards_kind"),
     "accelerate": OfFeature("dcp", "dcp", to="accelerate", entry="accelerate_kind", folders=ACCELERATE),
+    "megatron": OfFeature("megatron_output", "megatron", to="megatron", folders=("release",)),
+    "megatron-te": OfFeature("megatron_output", "megatron", to="megatron-te", entry="te_kind", folders=("release",)),
     "torch-checkpointing": OfFeature("torch_checkpointing", "dcp", to="torch-checkpointing"),
 }
 KINDS = {name: kind for name, kind in _EVERY.items() if isinstance(kind, OutputKind) or kind.exists}
@@ -136,7 +141,7 @@ KINDS = {name: kind for name, kind in _EVERY.items() if isinstance(kind, OutputK
 ABSENT = {
     kind.to: kind.feature for kind in _EVERY.values() if isinstance(kind, OfFeature) and kind.to and not kind.exists
 }
-# The values of `--to`, each with its kinds; and those for checkpoints of torch.distributed.checkpoint.
+# The values of `--to`, each with its kinds.
 NAMED: Mapping[str, tuple[str, ...]] = {
     kind.to: tuple(name for name, other in KINDS.items() if other.to == kind.to) for kind in KINDS.values() if kind.to
 }
@@ -147,7 +152,11 @@ OTHER_WORDS = {
     **dict.fromkeys(("deepspeed", "zero", "ds", "ucp"), "universal"),
     **dict.fromkeys(("fsdp", "fsdp2", "distcp", "torchtitan", "distributed"), "dcp"),
 }
-CHECKPOINTS = tuple(to for to, (kind, *_) in NAMED.items() if KINDS[kind].holds == "dcp")
+# The kinds of directories that only `--to` asks for, by its value; and those that hold what a training resumes from.
+DIRECTORY_KINDS = {
+    name: kind for name, kind in KINDS.items() if isinstance(kind, OfFeature) and not (kind.suffixes or kind.option)
+}
+CHECKPOINTS = tuple(name for name, kind in DIRECTORY_KINDS.items() if kind.holds != "weights")
 # The kinds that consist of several outputs, each in a folder of a known name.
 DIVIDED = {name: kind for name, kind in KINDS.items() if isinstance(kind, OfFeature) and kind.folders}
 # The options that ask for further outputs.

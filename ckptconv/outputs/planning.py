@@ -193,12 +193,12 @@ def safetensors_files(source: Source, target: Target, options: Options) -> _File
     if chosen.widen_only and chosen.dtype != "keep":
         left += selection.left_wider({name: kept[name] for name in kept if name not in chosen.uncastable}, chosen.dtype)
     warnings = (*chosen.warnings, *left)
-    if source.config is not None:
-        before = [*chosen.first.known, *chosen.missing]
-        if len(chosen.first.names) < len(before):
-            from ckptconv.outputs.counted import contradicted
+    config = None if of_states else source.configuration(chosen.change(source))
+    if config is not None:
+        from ckptconv.outputs.truths import untrue
 
-            warnings = (*warnings, *contradicted(source.config, before, chosen.first.names))
+        before = [*chosen.first.known, *chosen.missing]
+        warnings = (*warnings, *untrue(config, before, chosen.first.names, kept))
     idle, is_structured = chosen.idle(options), chosen.structured
     if of_states and options.dtype not in (None, "keep", source.defaults.dtype):
         idle["--dtype"] = "has no effect: optimizer states are not cast to it"

@@ -13,17 +13,17 @@ from typing import Any, NamedTuple
 
 from ckptconv.errors import FailedError, UsageError
 from ckptconv.formats import model_files
-from ckptconv.formats.companions import CONFIG, is_companion_name
-from ckptconv.formats.run_names import LATEST_UNIVERSAL, POINTERS
+from ckptconv.formats.model_directory import CONFIG
+from ckptconv.formats.run_names import POINTERS, TREES
 from ckptconv.formats.source import ADAPTER, MODEL, STEMS, Source
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.options.option import former_given
 from ckptconv.options.table import OPTIONS, Options
 from ckptconv.outputs.kinds import (
     CHECKPOINTS,
+    DIRECTORY_KINDS,
     KINDS,
     NAMED,
-    OfFeature,
     entry_of,
     flag,
     further,
@@ -68,10 +68,6 @@ class Directory(NamedTuple):
     copies: bool = False
     shards: tuple[str, ...] = (model_files.SUFFIX,)
 
-    def may_have(self, name: str) -> bool:
-        """Whether it can have a file of that name, of its own or copied."""
-        return self.is_file(name) or (self.copies and is_companion_name(name))
-
 
 # The forms of directories whose files have the names of a library's own, by the prefix of these.
 FORMS = {stem: stem for stem in STEMS} | {MODEL: "directory", ADAPTER: "adapter"}
@@ -81,7 +77,7 @@ DIRECTORIES: Mapping[str, Directory | str] = {
         form: Directory(f"{stem}{model_files.INDEX_SUFFIX}", functools.partial(_is_output_of, stem), copies=True)
         for stem, form in FORMS.items()
     },
-    **{form: kind.module for form, kind in KINDS.items() if isinstance(kind, OfFeature) and kind.to in CHECKPOINTS},
+    **{form: kind.module for form, kind in DIRECTORY_KINDS.items()},
 }
 
 
@@ -117,14 +113,15 @@ class Target(NamedTuple):
     """The place of an output, and which of `KINDS` it is.
 
     `replaces` are files in the directory that an earlier output has copied there; the names of its own begin with
-    `stem`. It is cut like `layout` if a feature gives one, which has the paths of the files that it was read from as
-    `behind`. `options` are its own, if they are others than those of the conversion. `proposed` is its path if the user
-    did not type it as OUTPUT.
+    `stem`. `left` are files of the input's directory that it does not have, {path: reason}. It is cut like `layout` if
+    a feature gives one, which has the paths of the files that it was read from as `behind`. `options` are its own, if
+    they are others than those of the conversion. `proposed` is its path if the user did not type it as OUTPUT.
     """
 
     path: str
     kind: str
     replaces: frozenset[str] = frozenset()
+    left: Mapping[str, str] = {}
     layout: Any = None
     options: Options | None = None
     stem: str = MODEL
@@ -137,7 +134,7 @@ class Target(NamedTuple):
 
     @property
     def form(self) -> str:
-        """How it lies on a disk: "file", "tree", or one of `DIRECTORIES`."""
+        """How it lies on a disk: "file", one of `TREES`, or of `DIRECTORIES`."""
         form = entry_of(self.kind).form
         return FORMS[self.stem] if form == "directory" else form
 
@@ -148,7 +145,7 @@ class Target(NamedTuple):
     @property
     def is_tree(self) -> bool:
         """Whether it is a directory that is replaced as a whole."""
-        return self.form == "tree"
+        return self.form in TREES
 
     @property
     def last(self) -> str:
@@ -156,37 +153,41 @@ class Target(NamedTuple):
         directory = directory_of(self.form)
         return directory.last if directory else ""
 
+    @property
+    def takes_copies(self) -> bool:
+        """Whether files of the source may be copied to it."""
+        directory = directory_of(self.form)
+        return directory is not None and directory.copies
+
     def final(self, name: str) -> str:
         """Return the final path of one of its files."""
         return final_path(self.path, self.form, name)
 
 
-def pointer_of(directory: str) -> str:
-    """Return the path of the file that names a universal checkpoint, which lies next to its `directory`."""
-    above = dirname(directory)
-    return LATEST_UNIVERSAL if above == "." and not directory.startswith("./") else join(above, LATEST_UNIVERSAL)
+def pointer_of(directory: str, form: str = "tree") -> str:
+    """Return the path of the file next to a `directory` of a form of `TREES`, which names it."""
+    above, name = dirname(directory), TREES[form]
+    return name if above == "." and not directory.startswith("./") else join(above, name)
 
 
 def final_path(path: str, form: str, name: str) -> str:
     """Return the final path of the file `name` of an output at `path`, which lies there as `Target.form` says."""
-    if form == "tree" and name == LATEST_UNIVERSAL:
-        return pointer_of(path)
+    if TREES.get(form) == name:
+        return pointer_of(path, form)
     return path if form == "file" else join(path, name)
 
 
 def targets_of(named: Mapping[str, str], options: Options) -> list[Target]:
     """Return the targets of outputs, `named` by their content. Raise UsageError if one cannot be put there."""
-    if options.to not in CHECKPOINTS:
-        return [_resolve(holds, path, options) for holds, path in named.items()]
-    kind, path = NAMED[options.to][0], named["weights"]
-    entry = entry_of(kind)
-    if entry.check:
+    entry = entry_of(options.to) if options.to in DIRECTORY_KINDS else None
+    if entry and entry.check:
         entry.check(options)
-    if not entry.divided:
-        return [resolve_output(path, options)]
-    check_directory(Location(normalize(path), dict(options.storage_options)), options.to)
-    parts = entry.divided(normalize(path), options)
-    return [resolve_output(name, half)._replace(kind=kind, options=half) for name, half in parts.items()]
+    if not entry or not entry.divided:
+        return [_resolve(holds, path, options) for holds, path in named.items()]
+    path = normalize(named["weights"])
+    check_directory(Location(path, dict(options.storage_options)), options.to)
+    parts = entry.divided(path, options)
+    return [resolve_output(name, half)._replace(kind=options.to, options=half) for name, half in parts.items()]
 
 
 def named_outputs(output: str | None, options: Options) -> tuple[dict[str, str], Options]:
@@ -266,7 +267,7 @@ def resolve_output(path: str, options: Options) -> Target:
     check_place(path, options.storage_options)
     place = Location(path, dict(options.storage_options))
     entry = place.entry
-    if options.to in CHECKPOINTS:
+    if options.to in DIRECTORY_KINDS:
         check_directory(place, options.to)
         return Target(place.path, options.to, proposed=_proposed(place.path))
     if options.to and not kind_by_suffix(path):
@@ -329,11 +330,11 @@ def _resolve_tree(path: str, kind: str, options: Options) -> Target:
 
 
 def check_directory(place: Location, to: str) -> None:
-    """Raise UsageError for the place of a directory that is a file, or named so; `to` asks for its kind."""
+    """Raise UsageError for the place of a directory that is a file, or named so, if `to` asks for a directory."""
     path = place.path
-    if place.kind not in ("directory", "missing") or path.endswith(_FILE_SUFFIXES):
+    if to in DIRECTORY_KINDS and (place.kind not in ("directory", "missing") or path.endswith(_FILE_SUFFIXES)):
         raise UsageError(
-            f"{path} is the name of a file, but {entry_of(NAMED[to][0]).called} is a directory.",
+            f"{path} is the name of a file, but {entry_of(to).called} is a directory.",
             "Give the name of a directory.",
         )
 
@@ -439,7 +440,7 @@ def check_spool(directory: str) -> None:
 def not_a_directory(path: str) -> UsageError:
     return UsageError(
         f"{path} is the name of a file, but an output that does not end in .safetensors is a directory.",
-        f"Did you mean {os.path.splitext(path)[0]}.safetensors?",
+        f"Did you mean {os.path.splitext(path)[0]}.safetensors? ckptconv convert also writes files for torch.load.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Decide whether the file next to a universal checkpoint, which names it, may be written."""
+"""Decide whether the file next to a directory of a form of `TREES`, which names it, may be written."""
 
 from __future__ import annotations
 
@@ -7,38 +7,36 @@ from typing import Any
 
 from ckptconv.errors import UsageError
 from ckptconv.formats import model_files
-from ckptconv.formats.companions import ADAPTER_CONFIG, CONFIG
-from ckptconv.formats.run_names import LATEST, STATES
+from ckptconv.formats.model_directory import ADAPTER_CONFIG, CONFIG
+from ckptconv.formats.run_names import LATEST, MAX_TAG, STATES
 from ckptconv.outputs.targets import pointer_of
 from ckptconv.publish.earlier import Directory, file_made_as
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
 from ckptconv.text import some
 
-# Most bytes of a name that are read.
-_LONGEST = 4096
 
-
-def check_pointer(path: str, made_as: str, overwrite: bool, stores: Mapping[str, Any]) -> None:
-    """Raise UsageError if the file next to the tree at `path` is another program's, or would hide a model of others:
-    a program that reads a directory with it reads the tree."""
-    pointer = Location(pointer_of(path), dict(stores))
+def check_pointer(path: str, form: str, made_as: str, overwrite: bool, stores: Mapping[str, Any]) -> None:
+    """Raise UsageError if the file next to the tree at `path` is another program's, or would hide a model of others: a
+    program that reads a directory with it reads the tree."""
+    pointer = Location(pointer_of(path, form), dict(stores))
     if pointer.kind == "missing" and (hidden := _hidden_models(pointer)):
         raise UsageError(
-            f"{pointer} would make {pointer.parent} a universal checkpoint, and hide {some(hidden, 3, str)} of other "
+            f"{pointer} would make {pointer.parent} a {made_as} checkpoint, and hide {some(hidden, 3, str)} of other "
             "programs there.",
-            "Write the universal checkpoint to a directory in another one.",
+            f"Write the {made_as} checkpoint to a directory in another one.",
         )
     if pointer.kind == "missing" or overwrite:
         return
-    named = pointer.read_text(_LONGEST).strip() if pointer.kind == "file" else ""
+    named = pointer.read_text(MAX_TAG).strip() if pointer.kind == "file" else ""
+    named = f"iter_{named:0>7}" if named.isdigit() else named  # as Megatron-LM names a step
     if named in ("", basename(path)) or file_made_as(pointer, made_as) == made_as:
         return
     earlier = Directory(pointer.parent.child(named)).manifest if named == basename(named) else None
     if earlier is None:
         raise UsageError(
             f"{pointer} names {named}, which ckptconv did not write, and would be replaced.",
-            "Write the universal checkpoint to another directory, or give --overwrite.",
+            f"Write the {made_as} checkpoint to another directory, or give --overwrite.",
         )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ckptconv.errors import UsageError
-from ckptconv.formats.companions import CONFIG
+from ckptconv.formats.model_directory import CONFIG
 from ckptconv.formats.optimizers import weights_key
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
@@ -166,6 +166,7 @@ class _Production:
                 *_warnings(outputs, options, self._checksums, done),
             ],
             notes=list(notes_of(sources, outputs, options)),
+            left={path: reason for output in outputs for path, reason in output.target.left.items()},
             input_bytes=sum(file.size for file in self.inputs),
             bytes_read=sum(source.bytes_read for source in self.every) + done.tally.bytes_read + extra,
             bytes_written=sum(file.size for files in mine for file in files) - done.reused_bytes,

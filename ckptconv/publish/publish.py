@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from ckptconv.engine.execute import in_threads, is_scattered, same, usual_threads, worth_processes
 from ckptconv.engine.worker import Tally
 from ckptconv.errors import UNPUBLISHED, CkptconvError, CorruptError, FailedError, StoppedError, leaving
-from ckptconv.formats.companions import is_companion_name
-from ckptconv.formats.run_names import LATEST_UNIVERSAL
+from ckptconv.formats.model_directory import is_companion_name
+from ckptconv.formats.run_names import TREES
 from ckptconv.options.table import Options
 from ckptconv.outputs.planning import Output
 from ckptconv.outputs.targets import MANIFEST, Target, directory_of, kind_of_directory
@@ -114,20 +114,18 @@ def staging_for(
     `shared`: other processes make parts of it at the same time. `in_parts`: on a store, several processes work on it.
     `replaces` are files of an earlier output that are removed, in addition to those with an output's names.
     """
-    if kind == "tree":
-        if not is_remote(path):
-            return TreeStaging(path, plan_id, LATEST_UNIVERSAL, options.fsync, shared)
-        from ckptconv.publish.staging.remote_parts import TreeOnStore
-
-        memory = options.buffers(far=True) // 2
-        place = Location(path, dict(options.storage_options))
-        return TreeOnStore(place, plan_id, memory, LATEST_UNIVERSAL, shared)
+    if kind in TREES and not is_remote(path):
+        return TreeStaging(path, plan_id, TREES[kind], options.fsync, shared)
     directory = directory_of(kind)
     index = directory.last if directory else ""
     is_ours = functools.partial(_is_ours, kind, replaces) if index else None
     if not is_remote(path):
         return LocalStaging(path, plan_id, options.fsync, shared, index, is_ours)
     place, memory = Location(path, dict(options.storage_options)), options.buffers(far=True) // 2
+    if kind in TREES:
+        from ckptconv.publish.staging.remote_parts import TreeOnStore
+
+        return TreeOnStore(place, plan_id, memory, TREES[kind], shared)
     if in_parts and directory and is_ours:
         from ckptconv.publish.staging.remote_parts import PartsOnStore
 

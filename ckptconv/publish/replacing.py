@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckptconv.errors import FailedError, UsageError
-from ckptconv.formats.companions import is_companion_name
-from ckptconv.formats.run_names import LATEST_UNIVERSAL
+from ckptconv.formats.model_directory import is_companion_name
+from ckptconv.formats.run_names import TREES
 from ckptconv.formats.source import Source
 from ckptconv.outputs.computed import terms_of
 from ckptconv.outputs.kinds import DIVIDED
@@ -183,7 +183,7 @@ class Replacing:
                 self._check_file(claim)
             else:
                 self._spared.check_directory(claim.path, claim.form, claim.names, "The output")
-                (self._check_tree if claim.form == "tree" else self._check_directory)(claim)
+                (self._check_tree if claim.form in TREES else self._check_directory)(claim)
         for within in dict.fromkeys(claim.within for claim in claims if claim.within and not claim.beside):
             self._check_within(within, [claim for claim in claims if claim.within == within])
         for option, (path, kind) in beside.items():
@@ -220,7 +220,7 @@ class Replacing:
         named: dict[str, str] = {}
         for option, path in beside.items():
             place = resolve(path)
-            if place in taken or any(claim.form == "tree" and _lies_below(path, claim.path) for claim in claims):
+            if place in taken or any(claim.form in TREES and _lies_below(path, claim.path) for claim in claims):
                 raise UsageError(f"The output of {option} would replace {path}, the output.", "Give it another path.")
             if basename(path).startswith(HIDDEN):
                 raise UsageError(f"{option} {path}: ckptconv reserves names with this prefix.", NEW_NAME)
@@ -346,21 +346,21 @@ class Replacing:
             self._check_clobber(claim.path)
         for name in _files_below(directory.place) if directory.names else ():
             # The file that names the tree lies next to it.
-            is_written = name in claim.names and name != LATEST_UNIVERSAL
+            is_written = name in claim.names and name != TREES[claim.form]
             is_ours = directory.made_as(name) in (claim.made_as, UNFINISHED) or (directory.is_being_made and is_written)
             if not is_ours and not (claim.overwrite and is_written):
                 raise UsageError(
                     f"{claim.path} would be replaced as a whole, but holds files of another kind, such as {name}.",
                     _NEW_DIRECTORY,
                 )
-        from ckptconv.publish.pointer import check_pointer  # of universal checkpoints alone
+        from ckptconv.publish.pointer import check_pointer  # of few outputs
 
-        check_pointer(claim.path, claim.made_as, claim.overwrite, self._stores)
+        check_pointer(claim.path, claim.form, claim.made_as, claim.overwrite, self._stores)
 
 
 def _is_inside(inner: Claim, outer: Claim) -> bool:
     """Whether an output lies in the directory of another that is replaced as a whole."""
-    return outer.form == "tree" and _lies_below(inner.path, outer.path)
+    return outer.form in TREES and _lies_below(inner.path, outer.path)
 
 
 def _lies_below(path: str, directory: str) -> bool:
@@ -442,14 +442,14 @@ class Spared:
         directory = resolved_name(path)
         is_ours = (directory_of(form) or kind_of_directory("directory")).is_file
         for place, hit in self.places.items():
-            if form == "tree":
+            if form in TREES:
                 inside = place.startswith(f"{directory}/")
             else:
                 inside = dirname(place) == directory and is_ours(basename(place))
             if inside:
                 raise self._refused(hit, subject, hit)
         if not is_remote(path):
-            present = os.listdir(path) if os.path.isdir(path) and form != "tree" else []
+            present = os.listdir(path) if os.path.isdir(path) and form not in TREES else []
             for name in {*names, *filter(is_ours, present)}:
                 self.check(join(path, name), subject)
 

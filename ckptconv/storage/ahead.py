@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextvars
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote
-from ckptconv.storage.reading import Entry, Range
-from ckptconv.tensors.moves import File
+from ckptconv.storage.reading import Entry
 
 # Files that are read at once: as many as there are concurrent requests elsewhere.
 _FILES = 8
@@ -47,20 +46,3 @@ def ahead(read: Callable[[Location], Found], places: Sequence[Location]) -> Iter
         finally:
             for request in waiting:
                 request.cancel()
-
-
-def ranges_of(place: Location, wanted: Iterable[Range]) -> tuple[dict[Range, bytes], int]:
-    """Return the bytes of each range, which are short, and how many bytes were read. Each file of the store of `place`
-    is read from its beginning to its end."""
-    by_file: dict[File, list[Range]] = {}
-    for span in sorted(set(wanted), key=lambda span: span.start):
-        by_file.setdefault(span.file, []).append(span)
-
-    def read(file: Location) -> tuple[dict[Range, bytes], int]:
-        assert file.file is not None
-        with file.open_buffered() as reader:
-            contents = {span: reader.read_at(span.start, span.stop - span.start) for span in by_file[file.file]}
-            return contents, reader.bytes_read
-
-    parts = list(ahead(read, [place.at(file) for file in by_file]))
-    return {span: data for contents, _ in parts for span, data in contents.items()}, sum(size for _, size in parts)

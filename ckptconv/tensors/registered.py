@@ -35,6 +35,7 @@ HOMES: tuple[Home, ...] = (
     Home(("dequantize", "quantize", "rescale", "largest", "quantize fp4"), "ckptconv.features.quantized"),
     Home(("xor", "overlay"), "ckptconv.features.deltas"),
     Home(("low rank", "magnitude"), "ckptconv.features.merge"),
+    Home(("arithmetic",), "ckptconv.features.maps"),
 )
 
 

@@ -39,7 +39,8 @@ def converted(expression: Convert, bits: Array) -> Array:
     """Apply the kernel of `expression` to elements of its tensor."""
     if bits.ndim != 1:
         return converted(expression, bits.reshape(-1)).reshape(bits.shape)
-    result = _CONVERTED[type(expression.kernel)](expression.kernel, expression.tensor.dtype, bits)
+    function = _CONVERTED.get(type(expression.kernel))
+    result = function(expression.kernel, expression.tensor.dtype, bits) if function else joined(expression, [bits])
     return result.reshape(-1).view(code_of(expression.dtype))
 
 
@@ -96,7 +97,7 @@ _CONVERTED: dict[type, Callable[[Any, DType, Array], Array]] = {
 }
 
 
-def joined(expression: Joined, parts: Sequence[Array]) -> Array:
+def joined(expression: Joined | Convert, parts: Sequence[Array]) -> Array:
     """Combine elements of the parts of `expression`. Raise UsageError for a value that does not fit its bits."""
     return _JOINED[type(expression.kernel)](expression.kernel, parts)
 

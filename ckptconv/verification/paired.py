@@ -28,6 +28,7 @@ def paired(
     """Yield the pairs of an output that is compared with its plan."""
     done.outputs.extend(OutputFile(join(compared.path, plan.name), plan.size, plan.tensors) for plan in compared.plans)
     done.tensors += compared.tensors
+    done.aliases.update(compared.aliases)
     attested.later(_check_frames, compared, attested)
     if target.manifest:
         attested.later(check_compared, target.manifest, source, target.planned, compared)

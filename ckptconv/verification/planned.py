@@ -29,7 +29,7 @@ class Compared:
 
     `pairs` are the tensors whose elements are still to be compared, and `tensors` their number for people. `plans` are
     its files as a conversion plans them, `where` the places at which they are read. `crcs` are the CRC-32 of their data
-    by file and name, as far as known.
+    by file and name, as far as known. `aliases` {removed: kept} and `record` are those of its manifest.
     """
 
     path: str
@@ -38,6 +38,8 @@ class Compared:
     where: dict[str, Location]
     pairs: list[ExpectedPair] = field(default_factory=list)
     crcs: dict[str, dict[str, int]] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    record: Mapping[str, Any] = field(default_factory=dict)
 
     def check_frames(self) -> None:
         """Raise DifferenceError unless all bytes but the data are as planned. The chunks have been compared, and their

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.errors import CorruptError, DifferenceError, UsageError
-from ckptconv.formats.companions import is_companion_name
+from ckptconv.formats.model_directory import is_companion_name
 from ckptconv.formats.model_files import INDEX_SUFFIX, SUFFIX
 from ckptconv.formats.source import Source
 from ckptconv.options.kinds import Rules
@@ -266,7 +266,8 @@ def check_compared(manifest: Manifest, source: Source, target: Target, compared:
         plan.name: FoundFile(plan.size, compared.where[plan.name], ranges[plan.name], compared.crcs.get(plan.name, {}))
         for plan in compared.plans
     }
-    return check(manifest, source, files, lambda: _heading(manifest, source, target, compared.plans, {}, {}))
+    of = compared.plans, compared.aliases, compared.record
+    return check(manifest, source, files, lambda: _heading(manifest, source, target, *of))
 
 
 def _check_digests(manifest: Manifest, files: Mapping[str, FoundFile]) -> None:

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 from ckptconv.errors import CkptconvError, DifferenceError, MissingError, UsageError
 from ckptconv.formats.alone import kept_apart
 from ckptconv.formats.change import Change
-from ckptconv.formats.companions import is_companion_name, together, with_files
+from ckptconv.formats.companions import together, with_files
 from ckptconv.formats.detect import OtherFamilyError
+from ckptconv.formats.model_directory import is_companion_name
 from ckptconv.formats.model_files import INDEX_SUFFIX, SUFFIX
 from ckptconv.formats.opening import all_opened, fitted
 from ckptconv.formats.source import MODEL, Opened, Source, source_of
@@ -27,7 +28,7 @@ from ckptconv.options.option import checked
 from ckptconv.options.table import OPTIONS, VERIFYING, Options
 from ckptconv.outputs.computed import COMPUTED, Way, recalled, ways_in
 from ckptconv.outputs.kinds import CHECKPOINTS, DIVIDED, FURTHER, KINDS, NAMED, entry_of, further, kind_of
-from ckptconv.outputs.targets import MANIFEST, check_directory, kind_of_states, named_outputs
+from ckptconv.outputs.targets import MANIFEST, check_directory, directory_of, kind_of_states, named_outputs
 from ckptconv.process import no_garbage, peak_rss
 from ckptconv.result import OutputFile
 from ckptconv.storage import progress as bars
@@ -99,7 +100,7 @@ def verify(
     if chosen.to:
         named, chosen = named_outputs(None if output is None else os.fspath(output), chosen)
         output = named.get("weights")
-        if output is not None and chosen.to in CHECKPOINTS:
+        if output is not None:
             check_directory(Location(normalize(output), dict(chosen.storage_options)), chosen.to)
     targets = [] if output is None else _targets(_place(normalize(output)), chosen, explicit)
     if targets and targets[-1].options:
@@ -303,8 +304,9 @@ def _compare(
     entry = place.entry
     if entry.kind == "missing":
         raise MissingError(f"{target.path} does not exist, so it cannot be verified.")
-    how = entry_of(target.kind).compared
-    if how == "plan" and (entry.kind == "file" or target.at is not None):
+    kind = entry_of(target.kind)
+    how, is_of_kind = kind.compared, (entry.kind == "file") == (kind.form == "file")
+    if how == "plan" and (is_of_kind or target.at is not None):
         yield from _compare_plan(source, target, options, done, attested)
         return
     if "." in how:
@@ -392,10 +394,19 @@ def _compare_companions(
 def _compare_plan(
     source: Source, target: CheckedOutput, options: Options, done: Verification, attested: Attested
 ) -> Iterator[ExpectedPair]:
-    """Compare an output whose format has no reader here with the plan of a conversion."""
+    """Compare an output whose format has no reader here with the plan of a conversion. Raise DifferenceError if its
+    directory has further files of its kind."""
     from ckptconv.outputs import planning
 
-    files = planning.planned(source, target.planned, options).plan.files
-    above = dirname(target.path) if entry_of(target.kind).form == "file" else target.path
+    output = planning.planned(source, target.planned, options)
+    files = output.plan.files
+    form = entry_of(target.kind).form
+    above = dirname(target.path) if form == "file" else target.path
     where = {file.name: target.place.at((target.at or {}).get(file.name, join(above, file.name))) for file in files}
-    yield from paired(source, target, planned.compare(above, files, where), done, attested)
+    if target.at is None and (directory := directory_of(form)):
+        extra = sorted(filter(directory.is_file, target.place.names.keys() - {*where, MANIFEST}))
+        if extra:
+            planned.differs(above, f"{extra[0]} is not part of it", file=join(above, extra[0]))
+    compared = planned.compare(above, files, where)
+    compared.aliases, compared.record = output.aliases, output.notices.record
+    yield from paired(source, target, compared, done, attested)

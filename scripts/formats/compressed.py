@@ -12,12 +12,20 @@ from formats import configured, dequantized, differing, read
 NEEDED = ("torch", "compressed_tensors")
 _CASES: dict[str, dict[str, Any]] = {
     "pack-quantized 4 bits": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32},
+    "int-quantized 3 bits": {"num_bits": 3, "type": "int", "strategy": "channel", "symmetric": False},
     "pack-quantized 3 bits": {"num_bits": 3, "type": "int", "strategy": "channel", "symmetric": False},
     "int-quantized 5 bits": {"num_bits": 5, "type": "int", "strategy": "group", "group_size": 64},
     "int-quantized 8 bits": {"num_bits": 8, "type": "int", "strategy": "channel"},
     "float-quantized": {"num_bits": 8, "type": "float", "strategy": "channel"},
     "mxfp4-pack-quantized": {
         "num_bits": 4,
+        "type": "float",
+        "strategy": "group",
+        "group_size": 32,
+        "scale_dtype": "torch.uint8",
+    },
+    "mxfp6-pack-quantized": {
+        "num_bits": 6,
         "type": "float",
         "strategy": "group",
         "group_size": 32,

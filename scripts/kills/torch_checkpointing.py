@@ -17,15 +17,29 @@ NEEDED = ("torch", "torch_checkpointing")
 
 
 def prepare() -> None:
+    """Import what a saver needs. Its ranks tell each other their metadata on a GPU; here the backend does that."""
     for module in ("torch.distributed.tensor", "torch_checkpointing"):
         importlib.import_module(module)
+    manager = importlib.import_module("torch_checkpointing.metadata_manager").DefaultMetadataManager
+    manager._all_gather_pickled_data = _gathered
+
+
+def _gathered(self: Any, data: Any, process_group: Any) -> dict[int, Any]:
+    import torch
+
+    ranks: list[Any] = [None] * torch.distributed.get_world_size(process_group)
+    torch.distributed.all_gather_object(ranks, data, group=process_group)
+    return dict(enumerate(ranks))
 
 
 def manager_of(in_place: bool) -> Any:
     from torch_checkpointing import CheckpointManager, ItemSpec
     from torch_checkpointing.default_resharder import DefaultResharder
+    from torch_checkpointing.storage.filesystem import LocalFileSystemStorageConfig
 
     config = CheckpointManager.Config.with_sync_save()
+    # Some file systems open files for direct writes, and then refuse those that are not aligned.
+    config.storage_config = LocalFileSystemStorageConfig(use_direct_io=False)
     config.items = {"model": ItemSpec(resharder=DefaultResharder())}
     config.save.writer_config.write_to_temp_dir = not in_place
     return CheckpointManager(config)
@@ -33,6 +47,8 @@ def manager_of(in_place: bool) -> Any:
 
 def train(run: Path, rank: int, begun: Callable[[], None], ended: Callable[[], None], in_place: bool = False) -> None:
     """Save three steps."""
+    import torch
+
     started()
     manager = manager_of(in_place)
     for number in (FIRST, SECOND, THIRD):
@@ -41,6 +57,8 @@ def train(run: Path, rank: int, begun: Callable[[], None], ended: Callable[[], N
             begun()
         manager.save(str(run / f"step-{number}"), state)
     ended()
+    # The ranks meet at a store of rank 0: none goes while another waits there.
+    torch.distributed.barrier()
 
 
 def load(run: Path, step: Path, rank: int) -> None:

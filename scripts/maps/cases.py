@@ -23,7 +23,8 @@ class Case:
 
     `map` is the map that goes from the one to the other; `sizes` are those that neither shapes nor `config` say.
     `back` is what the converter makes of `hf` where that differs from `ours`, and `lost` names what it leaves out.
-    `made` says which converter it was.
+    `made` says which converter it was. If it computes, `computed`, elements are not whole numbers, and are kept as
+    they are; `back` is then all that it makes of `hf`.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Case:
     sizes: Mapping[str, int] = field(default_factory=dict)
     back: Tensors = field(default_factory=dict)
     lost: tuple[str, ...] = ()
+    computed: bool = False
 
     def save(self, parent: Path) -> None:
         """Write it to a directory of its name in `parent`."""
@@ -43,13 +45,14 @@ class Case:
         place.mkdir(parents=True, exist_ok=True)
         for name, tensors in (("ours", self.ours), ("hf", self.hf), ("back", self.back)):
             if tensors:
-                save_file(small(tensors), place / f"{name}.safetensors")
+                save_file(tensors if self.computed else small(tensors), place / f"{name}.safetensors")
         told = {
             "map": self.map,
             "made": self.made,
             "versions": {each: version(each) for each in self.packages},
             "sizes": dict(self.sizes),
             "lost": sorted(self.lost),
+            **({"computed": True} if self.computed else {}),
         }
         (place / "config.json").write_text(json.dumps(dict(self.config), indent=1) + "\n")
         (place / "case.json").write_text(json.dumps(told, indent=1) + "\n")

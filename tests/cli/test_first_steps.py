@@ -15,6 +15,7 @@ from cells import of_features
 from checkpoints import ckptconv_here, done
 
 from ckptconv.options.table import OPTIONS
+from ckptconv.outputs.kinds import NAMED
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
@@ -60,6 +61,8 @@ REFUSED: list[tuple[str, int, str]] = [
     ("convert hf:organization/model x", 2, "Did you mean hf://organization/model?"),
     ("convert model.pt x --tied aliases", 2, "--tied is 'aliases'; it may be alias or duplicate. Did you mean alias?"),
     ("convert model.pt x --to safetensor", 2, "Did you mean safetensors?"),
+    ("convert model.pt x --to dpc", 2, "Did you mean dcp?" if "dcp" in NAMED else "it may be"),
+    ("convert model.pt x --skip-existing", 2, "--no-clobber refuses to replace an output."),
     ("convert model.pt x --digest md5", 2, "--digest is 'md5'; it may be sha256 or blake3."),
     ("verify a b c", 2, "Too many arguments: c.;Usage: ckptconv verify [OPTIONS] SOURCE [OUTPUT]"),
     ("convert circle", 1, "too many levels of symbolic links"),

@@ -99,6 +99,7 @@ def test_parts_and_plans_are_of_the_kind() -> None:
 def test_every_kind_is_named_in_the_help() -> None:
     assert [to for to in NAMED if to not in OPTIONS["to"].about] == []
     assert "Did" not in ckptconv_here("convert", "m.safetensors", "--to", "gguf").refused(2, "safetensors, pt")
+    assert "Did" not in ckptconv_here("convert", "m.safetensors", "--to", "gptq").refused(2, "safetensors, pt")
     for word, meant in {"torch": "pt", "fsdp": "dcp", "PyTorch": "pt", "PT": "pt"}.items():
         if meant not in NAMED:
             continue

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from cells import trained
 from checkpoints import ckptconv_here
 from fsspec.implementations.memory import MemoryFileSystem
 from safetensors.torch import load_file
@@ -18,7 +16,7 @@ from safetensors.torch import load_file
 import ckptconv
 from ckptconv import DifferenceError, convert, verify
 from ckptconv.errors import CorruptError, UsageError
-from ckptconv.formats import companions
+from ckptconv.formats import model_directory
 from ckptconv.library.virtual import VirtualFiles
 from ckptconv.options.table import OPTIONS
 from ckptconv.outputs.targets import MANIFEST as NAME
@@ -112,33 +110,6 @@ def test_where_nothing_can_be_copied_that_is_said_to_who_asked_for_it(
     assert content(source).items() >= before.items()
 
 
-def test_what_stays_behind_is_named(source: Path, tmp_path: Path) -> None:
-    left = "modeling_tiny.py, optimizer.pt, trainer_state.json, training_args.bin, vocab.pkl"
-    plain, copying = (convert(source, tmp_path / name, copy_config=way) for name, way in (("a", False), ("b", True)))
-    assert [note for note in copying.notes if note.startswith("left in")] == [f"left in {source}: {left}."]
-    (note,) = (note for note in plain.notes if note.startswith("left in"))
-    assert all(name in note for name in (*BROUGHT, "optimizer.pt"))
-    (note,) = (note for note in convert(source, tmp_path / "c").notes if note.startswith("left in"))
-    assert note.endswith(" --copy-config copies the configuration and tokenizer.")
-
-
-def test_what_stays_behind_of_a_run_is_named_and_no_files_of_ranks(tmp_path: Path) -> None:
-    for number, run in enumerate(trained()):
-        here = tmp_path / str(number)
-        shutil.copytree(run, here)
-        (here / "config.json").write_text("{}")
-        (here / "tokenizer.json").write_text("{}")
-        notes = {
-            name: [note for note in convert(here, output, copy_config=way).notes if note.startswith("left in")]
-            for name, output, way in (
-                ("left", tmp_path / f"{number}.safetensors", None),
-                ("copied", tmp_path / f"{number}-copied", True),
-                ("beside", here / "out.safetensors", None),
-            )
-        }
-        assert notes == {"left": [f"left in {here}: config.json, tokenizer.json."], "copied": [], "beside": []}
-
-
 def test_links_out_of_the_directory_are_not_followed_but_in_the_cache_of_the_hub(source: Path, tmp_path: Path) -> None:
     (tmp_path / "secret.json").write_bytes(b"{}")
     (source / "config.json").unlink()
@@ -169,7 +140,7 @@ def test_links_out_of_the_directory_are_not_followed_but_in_the_cache_of_the_hub
 
 
 def test_what_is_too_large_for_such_a_file_stays(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(companions, "LARGEST", 1 << 10)
+    monkeypatch.setattr(model_directory, "LARGEST", 1 << 10)
     report = convert(source, tmp_path / "out", copy_config=True)
     assert brought(tmp_path / "out").keys() == BROUGHT.keys() - {"tokenizer.json"}
     assert any("tokenizer.json was not copied" in text for text in report.warnings)

@@ -41,7 +41,8 @@ class SavedChunk(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """A tensor, or if `dtype` is None another value in one entry. `path` is its path in the state dict."""
+    """A tensor, or if `dtype` is None another value in one entry. `path` is its path in the state dict; ()
+    if the program that reads it knows no paths."""
 
     path: Path
     dtype: str | None
@@ -65,7 +66,7 @@ def description(saved: Mapping[str, Saved]) -> bytes:
     """Return the pickle that describes what is saved, by key."""
     state = {
         "state_dict_metadata": dict(saved),
-        "planner_data": {key: _Steps(entry.path) for key, entry in saved.items()},
+        "planner_data": {key: _Steps(entry.path) for key, entry in saved.items() if entry.path},
         "storage_data": {
             _Key(key, None if item.dtype is None else number, chunk.offsets): chunk
             for key, item in saved.items()

@@ -56,5 +56,5 @@ def output_with(
     notices = Notices(
         idle=content.chosen.idle(options), kept=frozenset(), warnings=tuple(warnings), notes=content.chosen.notes
     )
-    planned = output_of("dcp", [source], target, options, tuple(files), {}, notices)
+    planned = output_of(target.holds, [source], target, options, tuple(files), {}, notices)
     return planned._replace(described=len(content.tensors))

@@ -8,9 +8,9 @@ from ckptconv.errors import UnsupportedError, UsageError
 from ckptconv.formats.detect import asked_orders, complete, open_source
 from ckptconv.formats.numbers.matching import NAMED
 from ckptconv.formats.numbers.states import optimizers_alone
-from ckptconv.formats.optimizers import entries
+from ckptconv.formats.optimizers import entries, optimizers_in, subtree, weights_key
 from ckptconv.formats.source import STATES_ARE_CONVERTED, FileFacts, Source
-from ckptconv.formats.training import weights_in, with_named, without_optimizers
+from ckptconv.formats.training import weights_in, with_named
 from ckptconv.options.table import FITTING, named_in
 from ckptconv.storage.paths import basename, is_same, normalize
 
@@ -29,7 +29,7 @@ def with_states(source: Source, given_path: str, path: str, **settings: Any) -> 
         source = complete(source, states=True, inert=settings.get("inert", False))
         if source.states() is None:
             raise _none(path)
-        return without_optimizers(source, source.wanted.key)
+        return _without_optimizers(source, source.wanted.key)
     # The choice of the checkpoint, and the layout of the output, belong to the source.
     of_source: dict[str, Any] = {"family": "", "tag": "", "alone": False}
     of_source |= {name: option.default for name, option in named_in("map size").items()}
@@ -72,3 +72,17 @@ def _none(path: str) -> UsageError:
         f"{path} holds no optimizer states by parameter.",
         "Give the output of a conversion with --optimizer, or a checkpoint with optimizer states.",
     )
+
+
+def _without_optimizers(source: Source, key: str = "") -> Source:
+    """Return `source` without the optimizers that are saved next to its weights, whose states are converted by name."""
+    around, _, weights_name = (key or weights_key(source.weights)).rpartition(".")
+    tree = subtree(source.weights, around) if around else source.weights
+    names = {name for name, _ in optimizers_in(tree, weights_name)}
+    if not names:
+        return source
+    left: Any = {name: value for name, value in entries(tree).items() if name not in names}
+    for step in reversed(around.split(".") if around else []):
+        around = around.removesuffix(step).removesuffix(".")
+        left = {**(subtree(source.weights, around) if around else source.weights), step: left}
+    return source._replace(weights=left)

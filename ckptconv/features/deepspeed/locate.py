@@ -77,11 +77,13 @@ class TagDirectory(NamedTuple):
 
 
 def sniff(probe: Probe) -> Guess | None:
-    """Recognize a directory, or the file that names a tag; a rank's file only if DeepSpeed is expected."""
+    """Recognize a directory; a file, which `torch.load` reads too, only if DeepSpeed is expected."""
     place, is_expected = probe.place, probe.expected == FAMILY
     if probe.is_file:
-        is_meant = is_rank_file(place.name) if is_expected else place.name == LATEST
-        return GUESS._replace(sure=LIKELY if is_expected else POSSIBLE) if is_meant else None
+        # A pattern such as run/* has it beside the steps, of which one would be taken twice.
+        if place.name == LATEST and not is_expected and probe.head[0].strip().decode("latin-1") in place.parent.names:
+            raise UsageError(f"{place} only names a step.", f"Give the directory of the run, {place.parent.path}.")
+        return GUESS._replace(sure=LIKELY) if is_expected and is_rank_file(place.name) else None
     if probe.is_directory and (
         {LATEST, LATEST_UNIVERSAL} & set(place.names) or is_tag_directory(place.names) or tags_in(place)
     ):

@@ -20,6 +20,7 @@ from ckptconv.errors import CorruptError, UnsupportedError, UsageError
 from ckptconv.formats import configs, model_files
 from ckptconv.formats.pipelines import Pipeline
 from ckptconv.formats.source import PIPELINE, FileFacts, Source
+from ckptconv.storage import strict_json
 from ckptconv.storage.inside import check_inside
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import join
@@ -28,6 +29,8 @@ from ckptconv.tensors.moves import File
 from ckptconv.text import some
 
 _INDEX, MODULES, _ROUTER = "model_index.json", "modules.json", "router_config.json"
+# The largest list of modules that is read, in bytes.
+_LARGEST = 1 << 20
 # The ends of the names of classes that are not models: they have only settings.
 _OF_SETTINGS = ("Tokenizer", "Scheduler", "Processor", "FeatureExtractor")
 # The end of the name of the class of modules without files, which may have no folder.
@@ -107,7 +110,7 @@ def check_copied(source: Source, files: Mapping[str, File], options: Mapping[str
 
 def folders(place: Location) -> list[str]:
     """Return the folders of the modules of sentence-transformers. Raise CorruptError if one is missing."""
-    modules = configs.read_list(place.join(MODULES), {"path": str, "type": str})
+    modules = _modules_in(place.join(MODULES))
     names = []
     for module in modules:
         folder = module["path"]
@@ -128,6 +131,18 @@ def folders(place: Location) -> list[str]:
                 check_inside(name, inner.join(_ROUTER).path, inner.path)
                 names += [join(folder, name) if folder else name] if inner.join(name).kind == "directory" else []
     return list(dict.fromkeys(names))
+
+
+def _modules_in(place: Location) -> list[dict[str, Any]]:
+    """Return the modules that the file at `place` lists. Raise CorruptError if it is no such list."""
+    try:
+        modules = strict_json.list_of(strict_json.parse(place.read_text(_LARGEST), constants=True), "it")
+        for number, module in enumerate(modules):
+            for key in ("path", "type"):
+                strict_json.check(strict_json.object_of(module, str(number)).get(key), str, f"{number}.{key}")
+    except ValueError as error:
+        raise CorruptError(f"{place.path} is not a valid configuration: {error}.") from error
+    return modules
 
 
 def cast_warnings(source: Source, dtype: str, options: Mapping[str, object]) -> list[str]:

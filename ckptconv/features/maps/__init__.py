@@ -1,8 +1,8 @@
-"""Maps: give tensors the names and layouts of another program, by moving bytes alone.
+"""Maps: give tensors the names and layouts of another program, by moving bytes, and by arithmetic where a rule says so.
 
 In: the text of a map (TOML), and the names and lazy tensors of a checkpoint. Out: the lazy tensors under their new
 names. Nothing is opened here. `notation` reads rules, `file` whole maps and the catalogue, `claims` finds the rule of
-each name, `sizes` the sizes of axes, and `compile` applies a map in either direction.
+each name, `sizes` the sizes of axes, `values` numbers to compute with, and `compile` applies a map in either direction.
 
 A map has two sides, named by the keys of its rules. A side is one tensor or a list of them; a tensor is a name, and
 after a colon its axes:
@@ -31,7 +31,9 @@ after a colon its axes:
 - `_` in a sum is padding: dropped on one way, zero on the other.
 - `{l}` in the names of all tensors of a rule stands for one part of a name, without a dot. `{e}` in some names, where
   other tensors have an axis `e`, counts the indices of a stack: 0, 1, … without a gap.
+- `{2 l + 1}` is the index times a number, plus a number or a size.
 - Rules without axes rename.
+- `values.hf = "megatron * sqrt(d)"` computes a side's elements from those of the other; both sides have a text.
 - `a.{l} | b.{l} : h` are alternatives, as releases of a framework differ in names: any is read, the first is written.
   Those without axes have the axes of the last. All tensors of a rule have as many, which belong together, or one.
 - A name that several rules have belongs to the most special one, all of whose names the others have too. Of rules with

@@ -8,15 +8,14 @@ from collections.abc import Mapping
 from ckptconv.errors import UsageError
 from ckptconv.features.maps.chosen import ChosenMap, of_record
 from ckptconv.features.maps.file import MAX_BYTES, SUFFIX, Map, catalogue, from_catalogue, parse_map
-from ckptconv.formats import companions, configs
+from ckptconv.formats import companions
+from ckptconv.formats.model_directory import CONFIG, PARAMS
 from ckptconv.formats.source import Source
 from ckptconv.options.table import NONE
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, is_remote, normalize
 from ckptconv.structure.record import MAP_KEY
 
-# Files with sizes: that of transformers, or else the one that Meta puts next to Llama.
-_CONFIGS = (companions.CONFIG, companions.PARAMS)
 # In the name of a tensor with all layers.
 _STACK = re.compile(r"layers\.(?![\d{])")
 
@@ -50,10 +49,8 @@ def choose_map(named: str, sizes: Mapping[str, int], source: Source, options: Ma
 
 
 def _config(source: Source, options: Mapping[str, object]) -> Mapping[str, object]:
-    """Return the configuration next to `source`; {} if there is none."""
-    beside = companions.siblings(source, options, _CONFIGS).files
-    file = next((beside[name] for name in _CONFIGS if name in beside), None)
-    return configs.read(Location(file.path, dict(options))) if file else {}
+    """Return the configuration next to `source`: that of transformers, or else of Meta's Llama; {} if there is none."""
+    return next((config.says for _, config in companions.configurations(source, options, CONFIG, PARAMS)), {})
 
 
 def tells_layers_apart(named: str, options: Mapping[str, object]) -> bool:

@@ -59,7 +59,7 @@ class ChosenMap:
             for tensor in (*rule.sides[0], *rule.sides[1]):
                 for dim in tensor.dims or ():
                     known.update(name for axis in axes_in(dim) for name in axis.names)
-            known |= {*rule.stacks, *rule.shifts.values()}
+            known |= {*rule.stacks, *(shift.by for shift in rule.shifts.values())}
         return tuple(name for name in self.sizes if name.rpartition(".")[2] not in known)
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 
 from ckptconv.errors import LimitError, UsageError
 from ckptconv.features.maps.file import Map, matches
-from ckptconv.features.maps.notation import Name, Rule
+from ckptconv.features.maps.notation import PLAIN, Name, Rule, Shift
 from ckptconv.text import quoted, some
 
 # The most ways to read one part of a name after the same parts before it.
@@ -160,7 +160,7 @@ class Templates:
 
     def more_general(self, rule: Rule, name: Name) -> Iterator[Rule]:
         """Yield the other rules that have all names that `name`, of `rule`, has."""
-        example = name._replace(shifts=("",) * len(name.indices)).of(
+        example = name._replace(shifts=(PLAIN,) * len(name.indices)).of(
             {index: "0" if index in rule.counted else "x" for index in name.indices}
         )
         for wide in (False, True):
@@ -181,9 +181,9 @@ class Templates:
                 raise self._limit()
             rule, template = self._rules[number], self.name(number, index)
             indices: dict[str, str] = {}
-            for index_name, by, text in zip(template.indices, template.shifts, values, strict=True):
+            for index_name, shift, text in zip(template.indices, template.shifts, values, strict=True):
                 word = parts[text] if isinstance(text, int) else text
-                value = _unshifted(by, word) if index_name in rule.counted else word
+                value = _unshifted(shift, word) if index_name in rule.counted else word
                 if value is None or indices.setdefault(index_name, value) != value:
                     break
             else:
@@ -225,13 +225,10 @@ class Templates:
                     left.extend((after, end, (*values, ".".join(parts[at:end])), False) for end in ends)
 
 
-def _unshifted(by: str, value: str) -> str | None:
-    """Return the value of an index that is a number, without the number `by` that a name adds; None for an impossible
-    value. An added size that is still unknown counts as 0."""
-    if not _NUMBER.fullmatch(value):
-        return None
-    number = int(value) - (int(by) if by.isdecimal() else 0)
-    return str(number) if number >= 0 else None
+def _unshifted(shift: Shift, value: str) -> str | None:
+    """Return the value of an index that is a number; None for a number that the name has for no index."""
+    index = shift.index_of(int(value)) if _NUMBER.fullmatch(value) else None
+    return None if index is None else str(index)
 
 
 # ---------------------------------------------------------------------------------------------------------- precedence
@@ -393,7 +390,7 @@ def check_way_back(map_: Map, side: int, made_names: Mapping[str, tuple[Rule | N
     for name, (rule, values) in made_names.items():
         claim = claims.found.get(name)
         back = map_.rules[claim.rule] if claim else None
-        if back is not None and any(not by.isdecimal() for by in back.shifts.values()):
+        if back is not None and any(shift.is_open for shift in back.shifts.values()):
             continue  # the reverse map raises an error for the size that names add
         if rule is None and claim is None:
             continue

@@ -20,6 +20,7 @@ from ckptconv.features.maps.claims import Claims, Use, check_way_back, claimed, 
 from ckptconv.features.maps.file import Map
 from ckptconv.features.maps.notation import MapAxis, MapTensor, Node, Product, Rule, Sum, axes_in, expand, written
 from ckptconv.features.maps.sizes import Alternatives, Equation, Expression, KnownSizes, resolve, solve
+from ckptconv.features.maps.values import computed
 from ckptconv.tensors.dtypes import DType
 from ckptconv.tensors.lazy import Concat, LazyTensor, Zeros
 from ckptconv.tensors.slices import Steps, strided, viewed
@@ -44,7 +45,8 @@ class Applied:
     names that no rule has, by the glob that matched. `padding` counts the elements that were dropped as padding, by old
     name. `sizes` are all sizes that were determined and are the same wherever they are used: `n`, or for an axis of a
     single rule `RULE.n`. `source` and `target` are the names of the sides. `unchecked` names the sizes that only shapes
-    decide, although the map has an expression for them: the configuration lacks its values.
+    decide, although the map has an expression for them: the configuration lacks its values. `computed` are the new
+    names whose values a rule computes.
     """
 
     map: Map
@@ -57,6 +59,7 @@ class Applied:
     padding: dict[str, int]
     sizes: dict[str, int] = field(default_factory=dict)
     unchecked: tuple[str, ...] = ()
+    computed: tuple[str, ...] = ()
 
     def record(self) -> dict[str, Any]:
         """Return the record of the map for an output, in the form that `chosen.of_record` reads."""
@@ -119,6 +122,7 @@ def apply_map(
         result.padding,
         result.sizes(),
         tuple(check.unchecked.values()),
+        tuple(name for name, (rule, _) in result.made_by.items() if rule and rule.values[1 - side]),
     )
 
 
@@ -127,17 +131,19 @@ def _shifted(map_: Map, known: dict[str, int], config: Mapping[str, object]) -> 
 
     Sizes that are not `known` come from the configuration, and become known. A size that it lacks stays a name.
     """
-    for by in {by for rule in map_.rules for by in rule.shifts.values()} - known.keys():
-        if not by.isdecimal():
-            known |= resolve({by: (by,)}, config)
+    opened = {shift.by for rule in map_.rules for shift in rule.shifts.values() if shift.is_open}
+    for by in opened - known.keys():
+        known |= resolve({by: (by,)}, config)
     return replace(map_, rules=tuple(rule.shifted(known) for rule in map_.rules))
 
 
 def _check_shifts(rule: Rule) -> None:
     """Raise UsageError for a rule whose names add an unknown size."""
-    for index, by in rule.shifts.items():
-        if not by.isdecimal():
-            rule.fail(f"the size of {by} is not known, in {{{index} + {by}}}.", f"Give --size {by}=NUMBER.")
+    for index, shift in rule.shifts.items():
+        if shift.is_open:
+            rule.fail(
+                f"the size of {shift.by} is not known, in {shift.written(index)}.", f"Give --size {shift.by}=NUMBER."
+            )
 
 
 # ------------------------------------------------------------------------------------------------- the use of a rule
@@ -440,7 +446,8 @@ class _Made:
         rule, side = use.rule, self._side
         if rule.renames:
             (name,) = use.names.values()
-            self._add(rule.sides[1 - side][0].name.of(use.values), self._given[name], (name,), use)
+            renamed = computed(rule, 1 - side, self._given[name], KnownSizes(self._known))
+            self._add(rule.sides[1 - side][0].name.of(use.values), renamed, (name,), use)
             return
         sizes, pieces = self._sizes_and_pieces(use)
         following = iter(pieces)
@@ -606,7 +613,9 @@ class _Assembly:
             axes = [node for node in nodes if isinstance(node, MapAxis)]
             if any(axis.is_padding for axis in axes):
                 return Zeros(self._dtype, shape)
-            return viewed(self._taken(next(self._pieces), axes), shape)
+            piece = self._taken(next(self._pieces), axes)
+            # Padding is not computed: it is zero.
+            return viewed(computed(self._use.rule, 1 - self._side, piece, self._sizes), shape)
         parts = []
         for term in terms:
             inner = self._joined([*nodes[:at], *term, *nodes[at + 1 :]])

@@ -9,12 +9,13 @@ import itertools
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckptconv.errors import UsageError
 from ckptconv.features.maps.notation import MAX_LENGTH, Rule, make_rules
 from ckptconv.features.maps.sizes import MAX_SIZE, Alternatives, Expression
+from ckptconv.features.maps.values import parse_value
 from ckptconv.text import brief, quoted, some
 
 SUFFIX = ".toml"
@@ -24,6 +25,8 @@ _TABLES = ("rule", "sizes", "keep", "drop")
 # Texts for people: the source and the purpose of a map; a note on a rule.
 _WORDS = ("about", "description", "note", "notes", "source", "sources", "title", "url", "version")
 _RULE_WORDS = ("about", "note")
+# The key of a rule's computed values.
+_VALUES = "values"
 # The keys for globs of both sides.
 _BOTH = ("names", "both", "tensors", "globs", "patterns")
 # A line that begins a rule, and an index in a glob.
@@ -93,7 +96,8 @@ def parse_map(text: str, name: str) -> Map:
     rules: list[Rule] = []
     for number, (rule, where) in enumerate(zip(rule_tables, places, strict=True), 1):
         texts = [_texts(rule[side], f"{where}, {side}") for side in sides]
-        rules.extend(make_rules(where, number, sides, texts))
+        values = _values(rule.get(_VALUES, {}), sides, f"{where}, {_VALUES}")
+        rules.extend(replace(rule_made, values=values) for rule_made in make_rules(where, number, sides, texts))
     keep, drop = (_globs(tables.get(key, []), sides, f"{name}, [{key}]") for key in ("keep", "drop"))
     sizes = _sizes(tables.get("sizes", {}), name)
     words = {key: _joined(tables[key]) for key in _WORDS if key in tables}
@@ -130,11 +134,11 @@ def _places(text: str, name: str, rules: int) -> list[str]:
 
 def _sides(rules: Sequence[Mapping[str, Any]], places: Sequence[str]) -> tuple[str, str]:
     """Return the names of the two sides, which all rules must have."""
-    sides = [key for key in rules[0] if key not in _RULE_WORDS]
+    sides = [key for key in rules[0] if key not in (*_RULE_WORDS, _VALUES)]
     if len(sides) != 2:
         raise UsageError(f"{places[0]} has {len(sides)} sides, but a rule must have two: {some(sides) or 'none'}.")
     for rule, where in zip(rules, places, strict=True):
-        keys = [key for key in rule if key not in _RULE_WORDS]
+        keys = [key for key in rule if key not in (*_RULE_WORDS, _VALUES)]
         if {*keys} != {*sides}:
             raise UsageError(f"{where} has the sides {some(keys)}; rule 1 has {some(sides)}.")
     return sides[0], sides[1]
@@ -145,6 +149,26 @@ def _texts(value: Any, where: str) -> list[str]:
     if not _is_text(texts):
         raise UsageError(f"{where} is {brief(value)}, but the text of a tensor or a list of texts was expected.")
     return list(texts)
+
+
+def _values(value: Any, sides: tuple[str, str], where: str) -> tuple[str, str]:
+    """Return the text of the values of each side, "" for a rule without any."""
+    if not value and isinstance(value, dict):
+        return "", ""
+    if (
+        not isinstance(value, dict)
+        or value.keys() != {*sides}
+        or not all(isinstance(text, str) for text in value.values())
+    ):
+        raise UsageError(f"{where} is {brief(value)}, but a text for {sides[0]} and one for {sides[1]} were expected.")
+    for side, other in (sides, sides[::-1]):
+        try:
+            given = parse_value(value[side]).side
+        except UsageError as error:
+            raise UsageError(f"{where}, {side}: {error.message}") from None
+        if given != other:
+            raise UsageError(f"{where}, {side}: {quoted(value[side])} begins with {given}, not {other}.")
+    return value[sides[0]], value[sides[1]]
 
 
 def _globs(value: Any, sides: tuple[str, str], where: str) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -24,8 +24,8 @@ _TOKEN = re.compile(r"\s*(?:([()+])|([A-Za-z][A-Za-z0-9_]*|\d{1,18}|_)(?![A-Za-z
 # The separator between a name and its axes: a colon with a space before or after it, or at the end.
 _COLON = re.compile(r"\s+:(?=\s|$)|:(?=\s|$)|\s+:")
 _INDEX = re.compile(r"\{([^{}]*)\}")
-# The content of braces: the index, and the number or size that a name adds to it.
-_SHIFTED = re.compile(r"\s*([A-Za-z][A-Za-z0-9_]*)\s*(?:\+\s*([A-Za-z]\w*|\d{1,9})\s*)?")
+# The content of braces: a number that multiplies the index, the index, and a number or size that a name adds.
+_SHIFTED = re.compile(r"\s*(?:([1-9]\d{0,3})\s+)?([A-Za-z][A-Za-z0-9_]*)\s*(?:\+\s*([A-Za-z]\w*|\d{1,9})\s*)?")
 # The separator of the alternatives of a tensor.
 _OR = re.compile(r"\s\|\s")
 
@@ -179,24 +179,51 @@ def _node(node: Node) -> str:
 # ------------------------------------------------------------------------------------------------------------- names
 
 
-class Name(NamedTuple):
-    """A name template. `literals` and `indices` alternate: literal, index, literal, …, literal.
+class Shift(NamedTuple):
+    """The number that a name has for an index: `times` the index, plus `by`: a number, a size that is still unknown, or
+    ""."""
 
-    `shifts` are the values that the name adds to each index: a number, a size that is still unknown, or "".
-    """
+    times: int = 1
+    by: str = ""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it adds a size that is still unknown."""
+        return bool(self.by) and not self.by.isdecimal()
+
+    def of(self, index: str | int) -> str:
+        """Return the number for an index. What it adds is a number, or nothing."""
+        return str(self.times * int(index) + int(self.by or 0)) if self != PLAIN else str(index)
+
+    def index_of(self, number: int) -> int | None:
+        """Return the index of a number, None if there is none. An unknown size counts as 0."""
+        index, rest = divmod(number - (int(self.by) if self.by.isdecimal() else 0), self.times)
+        return index if index >= 0 and not rest else None
+
+    def written(self, index: str) -> str:
+        times = f"{self.times} " if self.times > 1 else ""
+        return f"{{{times}{index} + {self.by}}}" if self.by else f"{{{times}{index}}}"
+
+
+PLAIN = Shift()
+
+
+class Name(NamedTuple):
+    """A name template. `literals` and `indices` alternate: literal, index, literal, …, literal. `shifts` are those of
+    the indices."""
 
     literals: tuple[str, ...]
     indices: tuple[str, ...]
-    shifts: tuple[str, ...]
+    shifts: tuple[Shift, ...]
 
     def of(self, values: Mapping[str, str | int]) -> str:
         """Return the name with these indices. The shifts are numbers."""
         pairs = zip(self.indices, self.shifts, strict=True)
-        return self._with(str(int(values[index]) + int(by) if by else values[index]) for index, by in pairs)
+        return self._with(shift.of(values[index]) for index, shift in pairs)
 
     def __str__(self) -> str:
         pairs = zip(self.indices, self.shifts, strict=True)
-        return self._with(f"{{{index} + {by}}}" if by else f"{{{index}}}" for index, by in pairs)
+        return self._with(shift.written(index) for index, shift in pairs)
 
     def _with(self, words: Iterable[str]) -> str:
         return self.literals[0] + "".join(itertools.chain.from_iterable(zip(words, self.literals[1:], strict=True)))
@@ -222,20 +249,20 @@ def _parse_name(text: str) -> Name:
         raise _SyntaxError("this brace has no partner", match.start())
     pieces = _INDEX.split(text)
     literals = tuple(pieces[::2])
-    indices: list[tuple[str, str]] = []
+    indices: list[tuple[str, Shift]] = []
     for match in _INDEX.finditer(text):
         index = _SHIFTED.fullmatch(match[1])
         if not index:
-            mistake = "an index is a letter or word in braces, such as {l}, or with an offset, such as {l + 1}"
+            mistake = "an index is a letter or word in braces, such as {l}, {l + 1} or {2 l + 1}"
             raise _SyntaxError(mistake, match.start())
-        indices.append((index[1], index[2] or ""))
+        indices.append((index[2], Shift(int(index[1] or 1), index[3] or "")))
     if "" in literals[1:-1]:
         raise _SyntaxError("two adjacent indices need a separator", text.index("}{"))
     if any(len(_INDEX.findall(part)) > MAX_IN_PART for part in text.split(".")):
         raise _SyntaxError(f"more than {MAX_IN_PART} indices are in one part of the name", 0)
     if not text or re.search(r"\s", "".join(literals)):
         raise _SyntaxError("the name is missing" if not text else "a name holds no spaces", 0)
-    return Name(literals, tuple(index for index, _ in indices), tuple(by for _, by in indices))
+    return Name(literals, tuple(index for index, _ in indices), tuple(shift for _, shift in indices))
 
 
 def parse_tensor(text: str) -> MapTensor:
@@ -266,7 +293,8 @@ class Rule:
 
     `where` names it in messages. `stacks` are the indices that count the tensors of a stack; `free` are the others,
     which are in all names. `read` are the sides whose names find the rule: both, except for alternatives to another
-    rule with the same names on a side.
+    rule with the same names on a side. `values` are the texts of the values that it computes for each side, "" for a
+    side whose elements it only moves.
     """
 
     where: str
@@ -277,16 +305,18 @@ class Rule:
     # The axes of each piece that is not padding, by side.
     pieces: tuple[tuple[frozenset[MapAxis], ...], ...] = field(default=(), repr=False)
     read: tuple[bool, bool] = (True, True)
+    values: tuple[str, str] = ("", "")
 
     @property
     def renames(self) -> bool:
         return self.sides[0][0].dims is None
 
     @functools.cached_property
-    def shifts(self) -> dict[str, str]:
-        """The values that names add to indices, by index."""
+    def shifts(self) -> dict[str, Shift]:
+        """The shifts of indices that names change, by index. The size that one adds is added by all."""
         names = [tensor.name for side in self.sides for tensor in side]
-        return {index: by for name in names for index, by in zip(name.indices, name.shifts, strict=True) if by}
+        pairs = (pair for name in names for pair in zip(name.indices, name.shifts, strict=True))
+        return {index: shift for index, shift in pairs if shift != PLAIN}
 
     @functools.cached_property
     def counted(self) -> frozenset[str]:
@@ -295,13 +325,15 @@ class Rule:
 
     def adds(self, side: int) -> bool:
         """Whether names of a side add a value to an index."""
-        return any(by for tensor in self.sides[side] for by in tensor.name.shifts)
+        return any(shift.by for tensor in self.sides[side] for shift in tensor.name.shifts)
 
     def shifted(self, sizes: Mapping[str, int]) -> Rule:
         """Return the rule with numbers in place of the sizes that its names add, as far as these are known."""
 
         def told(name: Name) -> Name:
-            return name._replace(shifts=tuple(str(sizes.get(by, by)) for by in name.shifts))
+            return name._replace(
+                shifts=tuple(shift._replace(by=str(sizes.get(shift.by, shift.by))) for shift in name.shifts)
+            )
 
         left, right = (tuple(replace(tensor, name=told(tensor.name)) for tensor in side) for side in self.sides)
         return replace(self, sides=(left, right)) if self.shifts else self

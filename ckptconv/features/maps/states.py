@@ -31,7 +31,7 @@ def apply_to_states(
     """Return the result of `map_` for the `states` of parameters, {parameter: {state: value}}, and for their `groups`.
 
     Raise the errors of `apply_map`, CorruptError for scalars that differ although their parameters become one, and
-    UnsupportedError if there is no state of a parameter's shape.
+    UnsupportedError if there is no state of a parameter's shape, or if the map computes weights.
     """
     keys = list(dict.fromkeys(key for state in states.values() for key in state))
     laid_out = [key for key in keys if any(_is_laid_out(state.get(key)) for state in states.values())]
@@ -49,6 +49,12 @@ def apply_to_states(
         applied.sources.update((name, of) for name, of in result.sources.items() if name not in applied.sources)
     if applied is None:
         raise UnsupportedError("The optimizer has no states in the layout of its parameters, so a map has no effect.")
+    if applied.computed:
+        raise UnsupportedError(
+            f"The map {map_.map.name} computes {some(applied.computed)}: it has rules for weights, and none for the "
+            "optimizer's states of these.",
+            "Convert the model alone.",
+        )
     equal: list[Equal] = []
     for key in keys:
         for name, sources in applied.sources.items() if key not in laid_out else ():

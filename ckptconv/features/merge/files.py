@@ -14,8 +14,8 @@ from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError, Usage
 from ckptconv.features.merge.targets import Targets, read_targets
 from ckptconv.formats import companions, configs
 from ckptconv.formats.adapter_names import other_program
-from ckptconv.formats.companions import ADAPTER_CONFIG
 from ckptconv.formats.detect import open_source
+from ckptconv.formats.model_directory import ADAPTER_CONFIG, CONFIG
 from ckptconv.formats.source import Source, combined
 from ckptconv.options.table import CHANGING
 from ckptconv.plan import Input
@@ -284,9 +284,9 @@ def merging(source: Source, adapters: Sequence[Adapter], options: Mapping[str, o
     }
     model: Mapping[str, Any] = {}
     try:
-        if file := companions.siblings(source, options, [companions.CONFIG]).files.get(companions.CONFIG):
-            inputs.setdefault(companions.CONFIG, Input.stamped(file))
-            model = configs.read(Location(file.path, dict(options)))
+        for name, config in companions.configurations(source, options, CONFIG):
+            inputs.setdefault(name, Input.stamped(config.file))
+            model = config.says
     except CkptconvError:
         # A later step that needs the configuration reports the error: nothing is known of the model.
         model = {}

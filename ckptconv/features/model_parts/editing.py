@@ -145,6 +145,12 @@ def layers_in(config: Mapping[str, Any] | None, total: int, path: str) -> int:
     return possible[1] if total not in lengths and possible[1] in lengths else total
 
 
+def experts_in(config: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """Return the keys of a configuration that count experts, and their values."""
+    every = [(at + key, scope[key]) for at, scope in _scopes(config) for key in _EXPERTS if key in scope]
+    return [(key, value) for key, value in every if type(value) is int and value > 1]
+
+
 def width_of_layer(config: Mapping[str, Any]) -> int:
     """Return how many elements each layer has in tensors of all layers; 0 if there are no such ones."""
     widths = (scope.get("hidden_size_per_layer_input") for _, scope in _scopes(config))

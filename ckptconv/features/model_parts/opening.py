@@ -12,8 +12,14 @@ from ckptconv.features.model_parts.grafting import Graft
 from ckptconv.features.model_parts.numbers import numbers_in
 from ckptconv.features.model_parts.options import PartOptions
 from ckptconv.features.model_parts.parting import Part
-from ckptconv.formats import companions, configs
+from ckptconv.formats import companions
 from ckptconv.formats.detect import open_source
+from ckptconv.formats.model_directory import (
+    CONFIG,
+    LARGEST,
+    QUANTIZED,
+    VOCABULARIES,
+)
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.naming import named
@@ -21,9 +27,6 @@ from ckptconv.outputs.selection import candidates
 from ckptconv.storage import strict_json
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import normalize
-
-# Files that have an entry for each token.
-_TOKENIZERS = ("tokenizer.json", "vocab.json")
 
 
 def opened(source: Source, settings: Mapping[str, Any], reaching: Mapping[str, Any]) -> Source:
@@ -34,11 +37,9 @@ def opened(source: Source, settings: Mapping[str, Any], reaching: Mapping[str, A
         place = Location(normalize(options.config), stores)
         if place.kind != "file":
             raise UsageError(f"--config {place} {'does not exist' if place.kind == 'missing' else 'is not a file'}.")
-        with_config = {**source.companions, companions.CONFIG: place.entry.file}
-        source = companions.with_files(source, with_config, stores)
-    read = (companions.CONFIG, companions.QUANTIZED, *(_TOKENIZERS if options.vocab else ()))
-    files = companions.siblings(source, stores, read).files
-    stated = {name: configs.read(Location(files[name].path, stores)) for name in read[:2] if name in files}
+        source = companions.with_files(source, {**source.companions, CONFIG: place.entry.file}, stores)
+    stated = {name: config.says for name, config in companions.configurations(source, stores, CONFIG, QUANTIZED)}
+    vocabularies = companions.read_files(source, stores, *VOCABULARIES) if options.vocab else {}
     grafts = [_graft(text, reaching) for text in options.graft]
     part = Part(
         Asked(
@@ -48,10 +49,10 @@ def opened(source: Source, settings: Mapping[str, Any], reaching: Mapping[str, A
             options.vocab,
         ),
         {name: value for name in ("layers", "experts", "component", "vocab") if (value := getattr(options, name))},
-        stated.get(companions.CONFIG),
-        stated.get(companions.QUANTIZED),
+        stated.get(CONFIG),
+        stated.get(QUANTIZED),
         options.config,
-        {name: _entries(Location(files[name].path, stores)) for name in _TOKENIZERS if name in files},
+        {name: _entries(Location(file.path, stores)) for name, file in vocabularies.items()},
         tuple(name for graft in grafts for name in graft.tensors),
     )
     return source.computing(part=part, graft=grafts or None)
@@ -79,7 +80,7 @@ def _graft(text: str, reaching: Mapping[str, Any]) -> Graft:
 def _entries(place: Location) -> int:
     """Return the number after the largest that a tokenizer gives to a token; 0 if its file has another form."""
     try:
-        tokenizer = strict_json.parse(place.read_text(companions.LARGEST))
+        tokenizer = strict_json.parse(place.read_text(LARGEST))
     except ValueError:
         return 0
     vocabularies = [tokenizer]

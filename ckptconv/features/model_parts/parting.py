@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -13,12 +12,12 @@ from ckptconv.features.model_parts.editing import Edited, edited
 from ckptconv.features.model_parts.facts import Facts
 from ckptconv.formats import configs
 from ckptconv.formats.change import Change
-from ckptconv.formats.companions import QUANTIZED
+from ckptconv.formats.model_directory import QUANTIZED
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.computed import Computing, From, ways_of
-from ckptconv.outputs.counted import contradicted
 from ckptconv.outputs.selected import Selected
+from ckptconv.outputs.truths import untrue
 from ckptconv.structure import keymap, parted
 from ckptconv.text import brief, some
 
@@ -53,13 +52,18 @@ def _parted(chosen: Selected, source: Source, options: Options, reference: Selec
     notes: list[str] = []
     warnings = [*_warnings(part, cut_part, chosen)]
     changes: dict[str, list[str]] = {}
+    edit: Edited | None = None
+    is_other = bool(source.quantized and source.quantized.formats)
+    is_other = is_other or any(way.retold for way in ways_of(source, options) if way is not COMPUTING)
+
+    def of_part(config: Mapping[str, Any]) -> dict[str, Any]:
+        return edit.config if edit and config == source.config else _edited(config, cut_part.facts, is_other).config
+
     if part.asked.component == "mtp":
         # They are no model of their own, so that no configuration is true of them.
-        warnings += contradicted(source.config or {}, chosen.tensors, cut_part.names)
+        warnings += untrue(source.config or {}, [*chosen.tensors], cut_part.names, {})
     elif source.config is not None and part.config is not None and source.reference is None:
-        is_other = bool(source.quantized and source.quantized.formats)
-        is_other = is_other or any(way.retold for way in ways_of(source, options) if way is not COMPUTING)
-        edit = edited(configs.changed(source.config, Change(plain=is_other)), cut_part.facts)
+        edit = _edited(source.config, cut_part.facts, is_other)
         notes = [*(_told(edit) if part.changes_tensors or edit.rows else ()), *edit.notes]
         changes = {key: [json.dumps(value, ensure_ascii=False) for value in values] for key, *values in edit.rows}
         if part.codes is not None and not is_other and not any(key in edit.config for key in configs.QUANTIZING):
@@ -84,15 +88,16 @@ def _parted(chosen: Selected, source: Source, options: Options, reference: Selec
         uncastable=uncastable,
         quantized=_quantized(chosen, cut_part),
         unmapped=chosen.first,
-        edit=None if part.asked.component == "mtp" else functools.partial(_edited, facts=cut_part.facts),
+        edit=None if part.asked.component == "mtp" else of_part,
         warnings=(*chosen.warnings, *warnings),
         notes=(*chosen.notes, *_size_notes(part, cut_part, len(chosen.tensors)), *notes),
         reporters=(*chosen.reporters, lambda chosen, stored: lambda files: {"configuration": changes}),
     )
 
 
-def _edited(config: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
-    return edited(config, facts).config
+def _edited(config: Mapping[str, Any], facts: Facts, is_other: bool) -> Edited:
+    """Return a configuration of the part, without that of codes if its weights are others (`is_other`)."""
+    return edited(configs.changed(config, Change(plain=is_other)), facts)
 
 
 def _quantized(chosen: Selected, cut_part: Cut) -> dict[str, parted.PartedTensor]:

@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
+from ckptconv.formats.model_directory import is_companion_name
+from ckptconv.formats.run_names import TREES
 from ckptconv.formats.source import STEMS
 from ckptconv.outputs.schema import PLAN, check_heading, check_names, parse_json, shape_of
 from ckptconv.plan import NUMBERED
@@ -58,9 +60,9 @@ def description(
     directory = directory_of(kind)
     if kind == "file" and len(names) != 1:
         raise ValueError(f"it has {len(names)} files, but the output is one file")
-    if kind != "tree":
+    if kind not in TREES:
         for name in names:
-            if "/" in name or (directory and not directory.may_have(name)):
+            if "/" in name or (directory and not _may_have(directory, name)):
                 raise ValueError(f"{name!r} is not the name of a file of such an output")
     if directory and kind == "directory":
         _check_shards(names, directory.last, gaps=members["heading"]["options"].get("partial") is True)
@@ -71,6 +73,11 @@ def description(
         raise ValueError("the path of one of its inputs is not valid")
     permissions = members.get("permissions", [])
     return PlanDescription(plan_id, kind, parts, members["shift"], members["heading"], files, inputs, permissions)
+
+
+def _may_have(directory: Directory, name: str) -> bool:
+    """Whether a directory can have a file of that name, of its own or copied."""
+    return directory.is_file(name) or (directory.copies and is_companion_name(name))
 
 
 def _check_shards(names: list[str], index: str, gaps: bool) -> None:

@@ -15,6 +15,7 @@ from ckptconv.features.parts.description import description
 from ckptconv.features.parts.finishing import FINISHING
 from ckptconv.features.parts.making import assign
 from ckptconv.features.parts.staged import described, directories
+from ckptconv.formats.run_names import TREES
 from ckptconv.options.option import checked
 from ckptconv.options.table import Options
 from ckptconv.outputs.computed import made_as
@@ -221,7 +222,7 @@ def _planned(output: Location) -> list[_Planned]:
             f"The description of the parts in {only.place} is damaged: {error}.",
             "Run one of the parts again to write it again.",
         ) from None
-    return [_Planned(real_place(path) if plan.kind == "tree" else path, plan, only.published)]
+    return [_Planned(real_place(path) if plan.kind in TREES else path, plan, only.published)]
 
 
 def _collected(planned: _Planned, staging: Staging) -> dict[str, FinishedFile]:

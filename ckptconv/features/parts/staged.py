@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ckptconv.errors import CorruptError
+from ckptconv.formats.run_names import TREES
 from ckptconv.outputs.targets import DIRECTORIES
 from ckptconv.publish.manifest import MOST_DESCRIPTION
 from ckptconv.publish.staging.area import DESCRIPTION, PUBLISHED, hidden, is_sibling
@@ -48,7 +49,7 @@ def _described_here(path: str) -> list[StagedParts]:
     parent, name = os.path.split(path)
     all_found: list[StagedParts] = []
     foreign: list[ForeignError] = []
-    for directory, prefix, kinds in ((path, HIDDEN, tuple(DIRECTORIES)), (parent, hidden(name), ("file", "tree"))):
+    for directory, prefix, kinds in ((path, HIDDEN, tuple(DIRECTORIES)), (parent, hidden(name), ("file", *TREES))):
         with contextlib.suppress(OSError), Handle.open(directory) as home:
             for token in sorted(name for name in home.names() if is_sibling(name, prefix)):
                 try:
@@ -97,7 +98,7 @@ def _described_there(output: Location) -> list[StagedParts]:
             data = content_of(place.join(DESCRIPTION), MOST_DESCRIPTION)
             if data is not None:
                 descriptions.append(
-                    StagedParts(place.path, name[len(HIDDEN) :], (*DIRECTORIES, "tree"), data, published=False)
+                    StagedParts(place.path, name[len(HIDDEN) :], (*DIRECTORIES, *TREES), data, published=False)
                 )
     return descriptions
 

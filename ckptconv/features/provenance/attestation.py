@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from ckptconv.errors import UsageError
 from ckptconv.features.provenance.inputs import Digested
-from ckptconv.formats.run_names import LATEST_UNIVERSAL
+from ckptconv.formats.run_names import POINTERS
 from ckptconv.outputs.schema import parse_json
 from ckptconv.outputs.targets import MANIFEST
 from ckptconv.storage.digests import hasher
@@ -56,8 +56,8 @@ def _digests(path: str, is_file: bool, record: Mapping[str, Any], manifest: byte
     digests = {name: entry["digests"]["file"] for name, entry in record["files"].items()}
     if is_file:
         return {basename(path): digest for digest in digests.values()}
-    if record["kind"] == "universal":
-        digests.pop(LATEST_UNIVERSAL, None)  # a file next to the directory
+    for name in POINTERS:
+        digests.pop(name, None)  # a file next to the directory
     hashing = hasher(record["digest"])
     hashing.update(manifest)
     return {**digests, MANIFEST: hashing.hexdigest()}

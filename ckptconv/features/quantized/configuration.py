@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from ckptconv.errors import UnsupportedError
 from ckptconv.features.quantized.words import NAMES_OF_COMPRESSED, Statement
-from ckptconv.formats import configs
+from ckptconv.formats import companions, configs
+from ckptconv.formats.model_directory import CONFIG, QUANTIZED
 from ckptconv.text import brief
 
 # The key of ComfyUI in the metadata of safetensors.
@@ -94,15 +95,13 @@ def _pair(value: Any) -> tuple[int, int] | None:
     return (value[0], value[1]) if fits else None
 
 
-def of_all(
-    config: tuple[str, Mapping[str, Any]], own: tuple[str, Mapping[str, Any]], metadata: Mapping[str, str]
-) -> Configuration:
-    """Return what a config.json, Model Optimizer's file (path and contents each, "" and {} if there is none) and the
-    metadata of safetensors say together.
+def of_all(read: Mapping[str, companions.Configuration], metadata: Mapping[str, str]) -> Configuration:
+    """Return what a config.json, Model Optimizer's file (by name, as far as they exist) and the metadata of safetensors
+    say together.
 
     Raise UnsupportedError if they name several methods, or several dtypes of experts.
     """
-    path, model = config
+    path, model = (read[CONFIG].file.path, read[CONFIG].says) if CONFIG in read else ("", {})
     statements = [
         Statement(path, at, told)
         for at, told in configs.values(model, *configs.QUANTIZING)
@@ -113,9 +112,10 @@ def of_all(
         for at, told in configs.values(model, "quantization")
         if configs.is_of_codes("quantization", told)
     ]
-    told = own[1].get("quantization")
-    if isinstance(told, Mapping):
-        statements.append(Statement(own[0], "", {"quant_method": "modelopt", **told}))
+    own = read.get(QUANTIZED)
+    told = own.says.get("quantization") if own else None
+    if own and isinstance(told, Mapping):
+        statements.append(Statement(own.file.path, "", {"quant_method": "modelopt", **told}))
     if COMFY in metadata:
         told = configs.parsed(f"{COMFY} in the metadata", metadata[COMFY])
         statements.append(Statement(COMFY, "", {"quant_method": "comfy", **told}))

@@ -97,7 +97,7 @@ def _quantized(chosen: Selected, source: Source, options: Options, reference: Se
         taken = dict(zip(named, known.setdefault(id(tensor), named).values(), strict=True))
         made.update(taken)
         parts.update(taken)
-    _check(path, asked, weights, keep)
+    _check(path, asked, weights, keep, unfit)
     if len(made) != len(chosen.tensors) - len(weights) + len(parts):
         raise UsageError("A scale would get the name of another tensor.", "See --rename.")
     counts = {name: len(weights)}
@@ -144,12 +144,17 @@ def _module(name: str) -> str:
     return name.removesuffix(".weight")
 
 
-def _check(path: str, asked: Quantizing, weights: Collection[str], keep: Mapping[str, int]) -> None:
-    """Raise UsageError if nothing is quantized, or a glob of `keep` matches nothing."""
+def _check(
+    path: str, asked: Quantizing, weights: Collection[str], keep: Mapping[str, int], unfit: Collection[str]
+) -> None:
+    """Raise UsageError if nothing is quantized, or a glob of `keep` matches nothing. `unfit` are the weights that the
+    format cannot hold, with the reason of each."""
     if idle := [glob for glob, count in keep.items() if not count]:
         raise UsageError(f"--keep {idle[0]!r} matches no tensor of {path}.")
     if not weights and asked.requantize:
         raise UsageError(f"{path} has no quantized weights to requantize.", "See --quantize.")
+    if not weights and unfit:
+        raise UsageError(f"{path} has no weights that {asked.quantize} can hold: {some(unfit, 3, str)}.")
     if not weights:
         raise UsageError(f"{path} has no weights to quantize: floating-point matrices called ….weight, or of experts.")
 

@@ -94,13 +94,13 @@ def _fp8(told: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
         yield "FP8 by rows", {"B": 1, "C": "K"}
 
 
-def _of_groups(kind: str, bits: int, name: str, *formats: str) -> Callable[[Configuration, str], Any]:
+def _of_groups(kind: str, bits: int, called: str, *formats: str) -> Callable[[Configuration, str], Any]:
     """Return what compressed-tensors' groups of weights of one kind say."""
 
     def sizes(told: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
         for group in told.groups:
             if group.kind == kind and group.bits in (bits or group.bits,) and group.format in formats:
-                yield name.format(group.bits), _sides(group)
+                yield called.format(group.bits), _sides(group)
 
     return sizes
 
@@ -266,6 +266,12 @@ _MXFP4 = Format(
     {"codes": Part("+_packed", "uint8", "M K*4/8"), "scale": Part("+_scale", _POWERS, _GROUPED)},
     _of_groups("float", 4, "MXFP4", "mxfp4-pack-quantized"),
 )
+_MXFP6 = Format(
+    "M K",
+    "e2m3",
+    {"codes": Part("+_packed", "uint8", "M K*6/8"), "scale": Part("+_scale", _POWERS, _GROUPED)},
+    _of_groups("float", 6, "MXFP6", "mxfp6-pack-quantized"),
+)
 _FP8 = Format(
     "M K",
     "own",
@@ -321,6 +327,7 @@ FORMATS: tuple[Format, ...] = (
     # One zero point for the weight is not packed.
     _PACKED_INT._replace(parts={**_PACKED_INT.parts, "zero": Part("+_zero_point", "int8", _GROUPED)}),
     _MXFP4,
+    _MXFP6,
     _NVFP4,
     _NVFP4_TIMES,
     Format(

@@ -5,20 +5,20 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckptconv.errors import UnsupportedError
 from ckptconv.features.quantized import configuration, joining
 from ckptconv.features.quantized.configuration import COMFY, Configuration
 from ckptconv.features.quantized.joining import Weight
-from ckptconv.formats import companions, configs
+from ckptconv.formats import companions
+from ckptconv.formats.model_directory import CONFIG, QUANTIZED
 from ckptconv.formats.source import Quantized, Source
 from ckptconv.formats.values import first_bytes
 from ckptconv.pickles.nodes import Composite
 from ckptconv.plan import Input
 from ckptconv.storage import strict_json
 from ckptconv.storage.coalesce import DESCRIPTIONS, max_gap
-from ckptconv.storage.location import Location
 from ckptconv.storage.packed import SpoolingReaders
 from ckptconv.structure import parted
 from ckptconv.tensors import casting
@@ -38,15 +38,14 @@ def with_weights(source: Source, dtype: str, storage_options: Mapping[str, Any],
     if source.quantized:
         return source
     again = functools.partial(with_weights, dtype=dtype, storage_options=storage_options, anew=anew)
-    read = read_configurations(source, storage_options)
-    made = _Weights(read.told(source.metadata), source.metadata, dtype or "float32", storage_options)
+    read = dict(companions.configurations(source, storage_options, CONFIG, QUANTIZED))
+    made = _Weights(configuration.of_all(read, source.metadata), source.metadata, dtype or "float32", storage_options)
     weights = made.of_tree(source.weights)
     formats = dict(made.formats)
     stored = source.stored
     if stored and formats:
         stored = stored._replace(tensors=made.of(stored.tensors))
-    config = read.files.get(companions.CONFIG)
-    quantized = Quantized(dtype, config.path if config else "", formats, again)
+    quantized = Quantized(dtype, read[CONFIG].file.path if CONFIG in read else "", formats, again)
     gone = made.gone
     return source.computing(dequantize=quantized)._replace(
         weights=weights,
@@ -56,7 +55,7 @@ def with_weights(source: Source, dtype: str, storage_options: Mapping[str, Any],
         equal=[each for each in source.equal if each[0] not in gone],
         remarks=_without_quantization(source.remarks) if formats else source.remarks,
         notes=[*source.notes, *_notes(quantized, made, anew)],
-        inputs={**source.inputs, **{name: Input.stamped(file) for name, file in read.files.items()}},
+        inputs={**source.inputs, **{name: Input.stamped(config.file) for name, config in read.items()}},
     )
 
 
@@ -78,27 +77,6 @@ def _notes(quantized: Quantized, made: _Weights, anew: bool) -> Iterator[str]:
         yield (f"Left unchanged: 8-bit floats without scales or a description as quantized weights: {some(made.bare)}.")
     if made.unknown:
         yield f"Left unchanged: scales of unknown purpose: {some(made.unknown)}."
-
-
-class Read(NamedTuple):
-    """Configurations that were read: the files by name, and what they say."""
-
-    files: Mapping[str, File]
-    says: Mapping[str, Mapping[str, Any]]
-
-    def told(self, metadata: Mapping[str, str]) -> Configuration:
-        """Return what they, and the metadata of safetensors files, say of how weights are quantized."""
-        found = [
-            (self.files[name].path if name in self.files else "", self.says.get(name, {}))
-            for name in (companions.CONFIG, companions.QUANTIZED)
-        ]
-        return configuration.of_all(found[0], found[1], metadata)
-
-
-def read_configurations(source: Source, storage_options: Mapping[str, Any]) -> Read:
-    """Read the configurations beside `source`."""
-    files = companions.siblings(source, storage_options, (companions.CONFIG, companions.QUANTIZED)).files
-    return Read(files, {name: configs.read(Location(file.path, dict(storage_options))) for name, file in files.items()})
 
 
 class _Weights:
@@ -213,7 +191,9 @@ def surveyed(
 
     Raise as `joining.found` does.
     """
-    told = read_configurations(source, storage_options).told(source.metadata)
+    told = configuration.of_all(
+        dict(companions.configurations(source, storage_options, CONFIG, QUANTIZED)), source.metadata
+    )
     layers = _layers({**parted.read(source.metadata, tensors), **described})
     if layers:
         told = told._replace(method="torchao", layers=layers)

@@ -42,8 +42,20 @@ EVERYWHERE = idle(
     version use_optimized_inference
     """
 )
+
+
+def quark_export(*packings: str) -> Words:
+    """Return what AMD Quark says of its own export, whatever method it names: the ways to pack integers."""
+    return {
+        **idle("kv_cache_group min_kv_scale weight_merge_groups"),
+        "pack_method": frozenset(packings),
+        "weight_format": frozenset(("real_quantized",)),
+    }
+
+
 _FP8 = {
     **EVERYWHERE,
+    "export?": quark_export("reorder", "order"),
     **idle("fmt scale_fmt is_checkpoint_fp8_serialized activation_scale_ub"),
     "weight_block_size?": OrNull((SIZE, SIZE)),
     "expert_dtype?": frozenset(("fp4", "fp8")),
@@ -58,16 +70,22 @@ _WEIGHTS = {
     "block_structure?": OrNull([SIZE]),
     "dynamic?": NOT,
 }
-# Rotations that are in the weights on both sides: those that are made of activations are not.
+# Rotations that are in the weights on both sides, or of queries and keys together. Those that are made of other
+# activations are in no weight: vLLM reads them.
 _TRANSFORM = {
     **idle("type randomize requires_grad head_dim precision"),
-    "apply?": [{**idle("targets inverse ignore"), "location": frozenset(("weight_input", "weight_output"))}],
+    "apply?": [
+        {
+            **idle("targets inverse ignore"),
+            "location": frozenset(("weight_input", "weight_output", "q_attn", "k_cache")),
+        }
+    ],
 }
 _FORMATS = OrNull(
     frozenset(
         """
         dense mixed-precision int-quantized float-quantized naive-quantized pack-quantized nvfp4-pack-quantized
-        mxfp4-pack-quantized mxfp8-quantized
+        mxfp4-pack-quantized mxfp6-pack-quantized mxfp8-quantized
         """.split()  # noqa: SIM905
     )
 )

@@ -40,7 +40,7 @@ def serve(source: Checkpoint, *, host: str = "127.0.0.1", port: int = 0, **optio
     """
     from ckptconv.cli.console import say
     from ckptconv.features.serve.server import Server
-    from ckptconv.formats.companions import CONFIG
+    from ckptconv.formats.model_directory import CONFIG
     from ckptconv.library.virtual import VirtualFiles
     from ckptconv.process import settled
 

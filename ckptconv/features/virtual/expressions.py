@@ -272,7 +272,7 @@ class Decoder:
 
     def check_convert(self, tensor: Convert) -> None:
         kernel, before = tensor.kernel, tensor.tensor.dtype
-        maker = CONVERTING.get(type(kernel))
+        maker = CONVERTING.get(type(kernel)) or JOINING.find(type(kernel))
         if maker is None or not maker.fits(kernel, [before], tensor.dtype):
             raise ValueError(f"{kernel} does not make {tensor.dtype} of {before}")
 

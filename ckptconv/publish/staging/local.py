@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import CorruptError, FailedError
-from ckptconv.formats.companions import is_companion_name
+from ckptconv.formats.model_directory import is_companion_name
 from ckptconv.outputs.targets import MANIFEST
 from ckptconv.plan import Copied, FilePlan
 from ckptconv.publish.manifest import MOST_RECORD, FinishedFile, record

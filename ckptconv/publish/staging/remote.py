@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ckptconv.errors import CkptconvError
-from ckptconv.formats.companions import is_companion_name
+from ckptconv.formats.model_directory import is_companion_name
 from ckptconv.outputs.targets import MANIFEST
 from ckptconv.publish.staging.area import DESCRIPTION, RECORD, is_sibling
 from ckptconv.publish.staging.base import Staging

@@ -38,6 +38,7 @@ from hypothesis import strategies as st
 from processes import counted
 from safetensors.torch import load_file
 
+from ckptconv.cli.registered import COMMANDS
 from ckptconv.conversion import convert
 from ckptconv.errors import CkptconvError, CorruptError, UnsafeError, UnsupportedError, UsageError
 from ckptconv.formats.detect import OtherFamilyError, open_source
@@ -1487,8 +1488,14 @@ def test_the_command_line_says_all_this_too(tmp_path: Path) -> None:
     assert len(done.err.strip().splitlines()) == 1
 
 
-def test_the_file_that_names_the_tag_means_the_run(tmp_path: Path) -> None:
-    run = done(ckptconv_here("convert", ZERO / "z3_bf16_w2" / "checkpoint" / "latest", tmp_path / "out"))
-    assert "the tag that `latest` names" in run.out
+def test_the_file_that_names_the_tag_is_no_checkpoint_but_for_the_command_of_deepspeed(tmp_path: Path) -> None:
+    run = ZERO / "z2_bf16_tags_w2" / "checkpoint"
+    ckptconv_here("convert", run / "latest", tmp_path / "out").refused(
+        2, "only names a step", f"directory of the run, {run}"
+    )
+    done(ckptconv_here("zero-to-fp32", run / "latest", tmp_path / "out"))
+    if "average" in COMMANDS:
+        steps = sorted(run.iterdir())
+        ckptconv_here("average", *steps, tmp_path / "avg").refused(2, "latest only names a step")
     torch.save({"a": torch.ones(2)}, tmp_path / "latest")
     done(ckptconv_here("convert", tmp_path / "latest", tmp_path / "a.safetensors"))

@@ -101,15 +101,6 @@ def test_what_peft_makes_and_is_not_made_here_is_refused_by_name(case: str) -> N
         merge(PEFT / case / "base", PEFT / case / "adapter", "out")
 
 
-def test_the_configuration_of_the_base_stays_behind_and_is_named() -> None:
-    shutil.copytree(PEFT / CASES[0] / "base", "base")
-    Path("base/config.json").write_text("{}")
-    Path("base/tokenizer.json").write_text("{}")
-    report = merge("base", PEFT / CASES[0] / "adapter", "out")
-    (note,) = (note for note in report.notes if note.startswith("left in"))
-    assert note == ("left in base: config.json, tokenizer.json. --copy-config copies the configuration and tokenizer.")
-
-
 def test_the_order_of_base_and_adapter_is_said() -> None:
     merging_wrongly = pytest.raises(UsageError, match="The base comes first: ckptconv merge BASE ADAPTER OUTPUT")
     with merging_wrongly:

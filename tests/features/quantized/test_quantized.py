@@ -413,18 +413,19 @@ QUARK: dict[str, Any] = {
     "export": {"pack_method": "reorder", "weight_format": "real_quantized"},
     "global_quant_config": {"weight": QUARK_SPEC},
 }
+AWQ: dict[str, Any] = {"quant_method": "awq", "bits": 4, "group_size": 32}
 ROTATED = {"config_groups": {"u": {"type": "hadamard", "apply": [{"targets": ["Linear"], "location": "input"}]}}}
 UNKNOWN_WORDS: dict[str, tuple[Mapping[str, Any], dict[str, Any]]] = {
     "transform_config": (PACKED, {"transform_config": ROTATED}),
     "sparsity_config": (PACKED, {"sparsity_config": {"format": "sparse-24-bitmask"}}),
-    "mxfp6-pack-quantized": (PACKED, {"format": "mxfp6-pack-quantized"}),
+    "mxfp5-pack-quantized": (PACKED, {"format": "mxfp5-pack-quantized"}),
     "marlin_format": (GPTQ, {"is_marlin_format": True}),
     "'rotation'": (GPTQ, {"rotation": "hadamard"}),
     "'bits'": (GPTQ, {"bits": "4"}),
     "'a key'": (FP8, {"a key": None}),
     "'weight_block_size'": (FP8, {"weight_block_size": 128}),
     "NVFP4_SVD": ({"quant_method": "modelopt"}, {"quant_algo": "NVFP4_SVD"}),
-    "'version'": ({"quant_method": "awq", "bits": 4, "group_size": 32}, {"version": "gemv"}),
+    "'version'": (AWQ, {"version": "gemv"}),
     "'packing_format'": (AUTOROUND, {"packing_format": "auto_round:auto_foo"}),
     "'data_type'": (AUTOROUND, {"data_type": "mx_fp"}),
     "'super_bits'": (AUTOROUND, {"extra_config": {"a": {"super_bits": 6}}}),
@@ -434,7 +435,10 @@ UNKNOWN_WORDS: dict[str, tuple[Mapping[str, Any], dict[str, Any]]] = {
     "''": (MLX, {"": 3}),
     "'pack_method'": (QUARK, {"export": {**QUARK["export"], "pack_method": "shuffle"}}),
     "'weight_format'": (QUARK, {"export": {**QUARK["export"], "weight_format": "fake_quantized"}}),
-    "'algo_config'": (QUARK, {"algo_config": [{"name": "quarot"}]}),
+    "'svdquant'": (QUARK, {"algo_config": [{"name": "awq"}, {"name": "svdquant"}]}),
+    "'r4'": (QUARK, {"algo_config": {"name": "rotation", "r1": True, "r4": True}}),
+    "'online_r1_rotation'": (QUARK, {"algo_config": [{"name": "rotation", "online_r1_rotation": True}]}),
+    "'pack_method' of AWQ": (AWQ, {"export": {**QUARK["export"], "pack_method": "order"}}),
     "'dtype'": (QUARK, {"global_quant_config": {"weight": {**QUARK_SPEC, "dtype": "mx"}}}),
     "'block_size'": (QUARK, {"layer_quant_config": {"": {"weight": {**QUARK_SPEC, "block_size": [1, 32]}}}}),
     "'a_key'": (QUARK, {"layer_type_quant_config": {"Linear": {"weight": [{**QUARK_SPEC, "a_key": 1}] * 2}}}),
@@ -483,9 +487,29 @@ def test_a_word_of_the_configuration_is_known_or_refused_by_name(tmp_path: Path)
 
 
 def test_rotations_that_both_sides_have_in_their_weights_are_known(tmp_path: Path) -> None:
-    pair = [{"targets": ["Linear"], "location": f"weight_{side}", "inverse": False} for side in ("input", "output")]
-    words = {"transform_config": {"config_groups": {"R": {"type": "hadamard", "apply": pair}}}, "sparsity_config": {}}
-    assert weights(model_directory(tmp_path / "in", INT4, {**PACKED, **words}), tmp_path / "out").keys() == {"w.weight"}
+    """So are those of queries and keys together, which no weight has."""
+    for sides in (("weight_input", "weight_output"), ("q_attn", "k_cache")):
+        pair = [{"targets": ["Linear"], "location": side, "inverse": False} for side in sides]
+        rotated = {"config_groups": {"R": {"type": "hadamard", "apply": pair}}}
+        words = {**PACKED, "transform_config": rotated, "sparsity_config": {}}
+        made = weights(model_directory(tmp_path / "in", INT4, words), tmp_path / "out", overwrite=True)
+        assert made.keys() == {"w.weight"}, sides
+
+
+def test_compressed_tensors_mxfp6_has_four_codes_in_three_bytes(tmp_path: Path) -> None:
+    """Codes 1, 8, 31 and 63, the first in the lowest bits: 1/8, 1, 7.5 and −7.5, of e2m3. They are told by their
+    name."""
+    word = 1 | 8 << 6 | 31 << 12 | 63 << 18
+    codes_ = torch.tensor([*word.to_bytes(3, "little")] * 8, dtype=torch.uint8).repeat(2, 1)
+    tensors = {"a.weight_packed": codes_, "a.weight_scale": torch.tensor([[127], [129]], dtype=torch.uint8)}
+    spec = {"num_bits": 6, "type": "float", "strategy": "group", "group_size": 32}
+    words = {**PACKED, "format": "mxfp6-pack-quantized", "config_groups": {"g": {"weights": spec}}}
+    source = model_directory(tmp_path / "in", tensors, words)
+    report = ckptconv.convert(source, tmp_path / "out", dequantize=True, verify=True)
+    assert report.dequantized == {"MXFP6": 1}
+    numbers = torch.tensor([0.125, 1, 7.5, -7.5] * 8)
+    made = load_file(tmp_path / "out" / "model.safetensors")
+    assert bits(made) == bits({"a.weight": torch.stack([numbers, numbers * 4]).bfloat16()})
 
 
 def packed(width: int) -> dict[str, torch.Tensor]:
@@ -656,6 +680,44 @@ def test_quarks_patterns_go_before_what_is_said_of_all(tmp_path: Path) -> None:
     source = model_directory(tmp_path / "in", tensors, {**QUARK, "layer_quant_config": layers})
     assert weights(source, tmp_path / "good").keys() == {"a.q1.weight", "a.q2.weight"}
     assert "'a.q1.weight'" in refused(model_directory(tmp_path / "in", tensors, QUARK), tmp_path)
+
+
+def test_what_quark_has_done_to_other_weights_in_exchange_is_known(tmp_path: Path) -> None:
+    tensors = {"a.weight": codes(6, 4), "a.weight_scale": torch.ones(6)}
+    spec = {"dtype": "fp8_e4m3", "qscheme": "per_channel", "ch_axis": 0}
+    algorithms = [
+        {"name": "awq", "scaling_layers": [{"prev_op": "norm"}]},
+        {"name": "gptq", "desc_act": True},
+        {"name": "rotation", "r1": True, "r2": True, "r3": True, "r4": False, "online_r1_rotation": False},
+    ]
+    for algorithm in (None, *algorithms, algorithms):
+        words = {**QUARK, "global_quant_config": {"weight": spec}, "algo_config": algorithm}
+        source = model_directory(tmp_path / "in", tensors, words)
+        assert weights(source, tmp_path / "out", overwrite=True).keys() == {"a.weight"}, algorithm
+
+
+def test_quark_without_zero_points_has_two_complements_in_the_layout_of_awq(tmp_path: Path) -> None:
+    """Of one word: -1 in the second element, at bits 16 to 19, and 7 in the first. AutoAWQ's numbers are from 0 to
+    15."""
+    word = torch.tensor([15 << 16 | 7], dtype=torch.int32)
+    parts = {"qweight": word.repeat(32).reshape(32, 1), "qzeros": torch.zeros(1, 1, dtype=torch.int32)}
+    tensors = {f"a.{name}": part for name, part in {**parts, "scales": torch.full((1, 8), 2.0).half()}.items()}
+    for words, second in (({"export": QUARK["export"], "pack_method": "reorder"}, -2.0), ({}, 30.0)):
+        source = model_directory(tmp_path / "in", tensors, {**AWQ, "zero_point": False, **words})
+        made = weights(source, tmp_path / "out", overwrite=True)["a.weight"]
+        assert made.float()[:, 0].tolist() == [14.0, second, *[0.0] * 6], words
+
+
+def test_quarks_scale_of_a_whole_weight_has_the_dtype_of_the_model(tmp_path: Path) -> None:
+    spec = {"dtype": "fp4", "qscheme": "per_group", "ch_axis": -1, "group_size": 16}
+    stages = [spec, {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "is_scale_quant": True}]
+    tensors = {"a.weight": torch.full((2, 8), 0x32, dtype=torch.uint8)}
+    tensors["a.weight_scale"] = torch.full((2, 1), 3.0).to(torch.float8_e4m3fn)
+    for dtype in (torch.bfloat16, torch.float32):
+        scale = {"a.weight_scale_2": torch.tensor(0.5, dtype=dtype)}
+        words = {**QUARK, "global_quant_config": {"weight": stages}}
+        made = weights(model_directory(tmp_path / "in", {**tensors, **scale}, words), tmp_path / "out", overwrite=True)
+        assert made["a.weight"].float().tolist() == [[1.5, 2.25] * 8] * 2, dtype
 
 
 def test_configurations_that_say_different_things_are_refused(tmp_path: Path) -> None:

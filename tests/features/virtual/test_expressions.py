@@ -145,7 +145,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
         "does not make",
     ),
     "a kernel for several": (
-        ["convert", ["zeros", "int32", [4]], ["join", [[4, 0, 32]], 4], "int32"],
+        ["convert", ["zeros", "int32", [4]], ["join", [[2, 0, 16], [2, 16, 16]], 4], "int32"],
         "does not make",
     ),
     **{case: refused for each in of_features("REFUSED_KERNELS") for case, refused in each.items()},

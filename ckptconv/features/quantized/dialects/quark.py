@@ -9,7 +9,7 @@ from typing import Any
 from ckptconv.features.quantized.configuration import Configuration
 from ckptconv.features.quantized.dialects import Dialect
 from ckptconv.features.quantized.table import FLOATS, TIMES, Format, Part, Sizes
-from ckptconv.features.quantized.words import EVERYWHERE, NOT, SIZE, Words, idle
+from ckptconv.features.quantized.words import EVERYWHERE, NOT, SIZE, Words, idle, quark_export
 from ckptconv.storage.strict_json import OrNull
 
 _SPEC = {
@@ -35,16 +35,31 @@ def _layers(told: Any) -> OrNull:
     return OrNull({f"{name}?": _layer(each) for name, each in told.items()} if isinstance(told, Mapping) else {})
 
 
+# How codes were chosen, and what norms and modules before have in exchange for what the weights have.
+_IN_WEIGHTS = frozenset("autoround autosmoothquant awq gptaq gptq qronos smooth".split())  # noqa: SIM905
+# Rotations that other weights undo, or queries and keys together. Those of inputs (R4) are undone in no weight.
+_ROTATION = {
+    **idle("r1 r2 r3 rotation_size random_r1 random_r2 scaling_layers backbone model_decoder_layers v_proj o_proj"),
+    **idle("self_attn mlp online_config trainable train_smooth smooth_positions"),
+    "name": _IN_WEIGHTS | {"rotation"},
+    **dict.fromkeys(("r4?", "online_r1_rotation?"), NOT),
+}
+
+
+def _algorithm(told: Any) -> Any:
+    return object if isinstance(told, Mapping) and told.get("name") in _IN_WEIGHTS else _ROTATION
+
+
+def _algorithms(told: Any) -> OrNull:
+    return OrNull(tuple(map(_algorithm, told)) if isinstance(told, list) else _algorithm(told))
+
+
 def _words(told: Mapping[str, Any]) -> Words:
     return {
         **EVERYWHERE,
         **idle("exclude quant_mode kv_cache_post_rope kv_cache_quant_config softmax_quant_spec"),
-        "algo_config?": NOT,
-        "export": {
-            **idle("kv_cache_group min_kv_scale weight_merge_groups"),
-            "pack_method": frozenset(("reorder", "order")),
-            "weight_format": frozenset(("real_quantized",)),
-        },
+        "algo_config?": _algorithms(told.get("algo_config")),
+        "export": quark_export("reorder", "order"),
         "global_quant_config": _layer(told.get("global_quant_config")),
         **{f"{key}?": _layers(told.get(key)) for key in ("layer_quant_config", "layer_type_quant_config")},
     }
@@ -89,11 +104,13 @@ SCALE = Part("+_scale", FLOATS, "M/B K/C")
 _POWERS = Part("+_scale", "uint8 float8_e8m0fnu", "M K/C")
 _CODES = {bits: Part("+", "uint8", f"M K*{bits}/8") for bits in (4, 6)}
 _NVFP4 = {"codes": _CODES[4], "scale": Part("", "float32", "M K/C")}
+# The scale of a weight has the dtype of the model.
+_TIMES = TIMES._replace(parts={**TIMES.parts, "scale": TIMES.parts["scale"]._replace(dtypes=FLOATS)})
 _FORMATS = (
     Format("M K", "own", {"codes": Part("+", "float8_e4m3fn", "M K"), "scale": SCALE}, of("fp8_e4m3")),
     Format("M K", "e2m1", {"codes": _CODES[4], "scale": _POWERS}, of("fp4")),
     Format("M K", "e2m3", {"codes": _CODES[6], "scale": _POWERS}, of("fp6_e2m3")),
     Format("M K", "e3m2", {"codes": _CODES[6], "scale": _POWERS}, of("fp6_e3m2")),
-    Format("M K", "e2m1", _NVFP4, of("nvfp4"), scale=TIMES),
+    Format("M K", "e2m1", _NVFP4, of("nvfp4"), scale=_TIMES),
 )
 DIALECT = Dialect(_FORMATS, {"quark": _words})

@@ -12,8 +12,8 @@ from effort import every
 from safetensors.torch import save_file
 
 import ckptconv
+from ckptconv.features.model_checks.counted import contradicted
 from ckptconv.library.virtual import VirtualFiles
-from ckptconv.outputs.counted import contradicted
 
 NAMES = [
     "model.embed.weight",

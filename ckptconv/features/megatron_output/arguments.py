@@ -1,0 +1,140 @@
+"""Derive the arguments of a training in Megatron-LM from tensors and a configuration of transformers. Pure.
+
+Source: megatron/training/{arguments,checkpointing}.py (load_args_from_checkpoint, check_checkpoint_args) of Megatron-LM
+with Megatron-core 0.16 to 0.19. Only what shapes and keys say is derived; `untold` names keys that say more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ckptconv.features.megatron_output.sharding import EMBEDDINGS, HEAD, Sharded
+
+_HEADS = "num_attention_heads"
+# Arguments by the keys of configurations: the first one that is there counts.
+_KEYS: Mapping[str, tuple[str, ...]] = {
+    _HEADS: (_HEADS, "n_head"),
+    "ffn_hidden_size": ("intermediate_size", "n_inner"),
+    "max_position_embeddings": ("max_position_embeddings", "n_positions"),
+    "norm_epsilon": ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"),
+    "moe_router_topk": ("num_experts_per_tok",),
+    "moe_ffn_hidden_size": ("moe_intermediate_size",),
+    "moe_router_topk_scaling_factor": ("routed_scaling_factor",),
+    "moe_router_num_groups": ("n_group",),
+    "moe_router_group_topk": ("topk_group",),
+    "q_lora_rank": ("q_lora_rank",),
+    "kv_lora_rank": ("kv_lora_rank",),
+    "qk_head_dim": ("qk_nope_head_dim",),
+    "qk_pos_emb_head_dim": ("qk_rope_head_dim",),
+    "v_head_dim": ("v_head_dim",),
+    "moe_router_score_function": ("scoring_func",),
+}
+# Keys that change what a model computes, and that no argument is derived of, if they have other values than these.
+_UNTOLD: Mapping[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu",),
+    "hidden_activation": ("silu",),
+    "rope_scaling": (None,),
+    "sliding_window": (None,),
+    "attention_chunk_size": (None,),
+    "partial_rotary_factor": (1.0, None),
+    "logits_soft_cap": (None,),
+    "final_logit_softcapping": (None,),
+    "attn_logit_softcapping": (None,),
+}
+
+
+class Arguments(NamedTuple):
+    """The arguments of a training; none if the configuration does not say enough. `untold` are keys of the
+    configuration that the arguments leave out."""
+
+    values: dict[str, Any]
+    untold: tuple[str, ...] = ()
+
+
+def arguments(stored: Sharded, config: Mapping[str, Any]) -> Arguments:
+    """Return the arguments that `stored` tensors and the configuration of their model say."""
+    given = {name: value for name, keys in _KEYS.items() if (value := _first(config, keys)) is not None}
+    if _HEADS not in given or EMBEDDINGS not in stored.tensors:
+        return Arguments({})
+    rows, hidden = stored.tensors[EMBEDDINGS].shape
+    heads = given[_HEADS]
+    groups = config.get("num_key_value_heads") or heads
+    names = [*stored.tensors]
+    values: dict[str, Any] = {
+        "num_layers": stored.layers,
+        "hidden_size": hidden,
+        **given,
+        "num_query_groups": groups,
+        "group_query_attention": groups != heads,
+        "kv_channels": config.get("head_dim") or hidden // heads,
+        "padded_vocab_size": rows,
+        "vocab_size": config.get("vocab_size", rows),
+        "untie_embeddings_and_output_weights": HEAD in stored.tensors,
+        "add_bias_linear": _has(names, "linear_proj.bias"),
+        "add_qkv_bias": _has(names, "linear_qkv.bias"),
+        "qk_layernorm": _has(names, "q_layernorm.weight", "linear_q_up_proj.layer_norm_weight"),
+        "normalization": "LayerNorm" if _has(names, "final_layernorm.bias") else "RMSNorm",
+        "swiglu": _is_gated(stored),
+        "multi_latent_attention": _has(names, "linear_kv_down_proj.weight"),
+        "add_position_embedding": True,
+        "position_embedding_type": "rope",
+        "rotary_percent": 1.0,
+        "rotary_interleaved": False,
+        "tensor_model_parallel_size": 1,
+        "pipeline_model_parallel_size": 1,
+        "expert_model_parallel_size": 1,
+        "ckpt_format": "torch_dist",
+    }
+    rope = config.get("rope_parameters")
+    base = config.get("rope_theta", rope.get("rope_theta") if isinstance(rope, Mapping) else None)
+    if type(base) in (int, float):
+        values["rotary_base"] = int(base)
+    routers = {name: tensor for name, tensor in stored.tensors.items() if name.endswith("mlp.router.weight")}
+    if routers:
+        values["num_experts"] = next(iter(routers.values())).shape[-2]
+        values["moe_layer_freq"] = _frequency(stored, routers)
+        values["moe_router_enable_expert_bias"] = _has(names, "mlp.router.expert_bias")
+        values.setdefault("moe_router_score_function", "softmax")
+        shared = _width(stored, "mlp.shared_experts.linear_fc2.weight")
+        if shared:
+            values["moe_shared_expert_intermediate_size"] = shared
+    else:
+        values = {name: value for name, value in values.items() if not name.startswith("moe_")}
+    further = sum(name.endswith(".enorm.weight") for name in names)
+    if further:
+        values["mtp_num_layers"] = further
+    untold = [key for key, usual in _UNTOLD.items() if config.get(key) is not None and config[key] not in usual]
+    if isinstance(rope, Mapping) and rope.get("rope_type", "default") != "default":
+        untold.append("rope_parameters")
+    return Arguments(values, tuple(untold))
+
+
+def _first(config: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
+    return next((config[key] for key in keys if type(config.get(key)) in (int, float, str)), None)
+
+
+def _has(names: list[str], *suffixes: str) -> bool:
+    return any(name.endswith(suffix) for name in names for suffix in suffixes)
+
+
+def _width(stored: Sharded, suffix: str) -> int:
+    """Return the size of the last axis of the first tensor whose name ends in `suffix`; 0 if there is none."""
+    return next((tensor.shape[-1] for name, tensor in stored.tensors.items() if name.endswith(suffix)), 0)
+
+
+def _is_gated(stored: Sharded) -> bool:
+    """Whether the first matrix of a feed-forward layer has gate and up."""
+    for name, tensor in stored.tensors.items():
+        after = stored.tensors.get(name.replace("linear_fc1", "linear_fc2"))
+        if name.endswith("linear_fc1.weight") and after is not None:
+            return bool(tensor.shape[-2] == 2 * after.shape[-1])
+    return False
+
+
+def _frequency(stored: Sharded, routers: Mapping[str, Any]) -> Any:
+    """Return which layers have experts: 1 if all have, else a list with 0 or 1 for each."""
+    if any(".layers.mlp." in name for name in routers):
+        return 1
+    numbers = {int(name.split("layers.")[1].split(".")[0]) for name in routers if ".layers." in name}
+    return [int(number in numbers) for number in range(stored.layers)]

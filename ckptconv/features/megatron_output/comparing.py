@@ -1,0 +1,34 @@
+"""Compare a step of Megatron-core with the plan that a conversion makes of its source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ckptconv.errors import DifferenceError
+from ckptconv.formats.source import Source
+from ckptconv.options.table import Options
+from ckptconv.outputs.planning import planned
+from ckptconv.outputs.targets import MANIFEST, final_path
+from ckptconv.storage.paths import join
+from ckptconv.verification.paired import paired
+from ckptconv.verification.pairs import Attested, Differences
+from ckptconv.verification.planned import compare
+from ckptconv.verification.report import CheckedOutput, Verification
+from ckptconv.verification.runs import ExpectedPair
+
+
+def pairs(
+    source: Source, target: CheckedOutput, options: Options, done: Verification, attested: Attested, wrong: Differences
+) -> Iterator[ExpectedPair]:
+    """Compare the files of a step, and the file next to it; yield the pairs of its tensors."""
+    output = planned(source, target.planned, options)
+    form = output.target.form
+    names = [file.name for file in output.plan.files]
+    at = target.at or {name: final_path(target.path, form, name) for name in names}
+    if target.at is None and (odd := sorted(target.place.names.keys() - {*names, MANIFEST})):
+        path = join(target.path, odd[0])
+        raise DifferenceError(f"{path} is not part of the output.", "Remove it.", what="file", file=path)
+    where = {name: target.place.at(at[name]) for name in names}
+    if options.states:
+        source = source._replace(inputs=source.inputs_of_all)
+    yield from paired(source, target, compare(target.path, output.plan.files, where), done, attested)

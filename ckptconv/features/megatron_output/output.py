@@ -1,0 +1,151 @@
+"""Plan a step of Megatron-core: the files of torch.distributed.checkpoint, and what Megatron-LM looks for beside them.
+
+Source: megatron/core/dist_checkpointing/{core,serialization}.py and strategies/common.py, and Megatron-LM's
+megatron/training/checkpointing.py, of Megatron-core 0.16 to 0.19. `latest_checkpointed_iteration.txt`, next to the
+step, has its number or "release". The values that all ranks share are in common.pt, which every release reads; from
+0.19 on, Megatron-core writes them into the checkpoint, and reads both.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ckptconv.features.dcp.contents import COMMON_STATE, DEFAULT_FILE_SIZE, DcpContents, Leaf, contents, file_plans
+from ckptconv.features.dcp.layout import Layout
+from ckptconv.features.dcp.options import GIVEN as CUTTING
+from ckptconv.features.dcp.output import output_with, with_states
+from ckptconv.features.joining.chunks import Box
+from ckptconv.features.joining.names import nest
+from ckptconv.features.megatron_core.extra import BACKEND
+from ckptconv.features.megatron_output.arguments import arguments
+from ckptconv.features.megatron_output.kind import NUMBERED
+from ckptconv.features.megatron_output.sharding import EMBEDDINGS, HEAD, LOCAL, TRANSFORMER_ENGINE, Sharded, sharded
+from ckptconv.formats.model_directory import CONFIG
+from ckptconv.formats.run_names import TREES
+from ckptconv.formats.source import Source
+from ckptconv.options.table import Options
+from ckptconv.outputs import selection
+from ckptconv.outputs.planning import Output
+from ckptconv.outputs.targets import Target
+from ckptconv.outputs.torch_tree import TorchTree
+from ckptconv.pickles.nodes import Global, Opaque
+from ckptconv.plan import FilePlan, Literal
+from ckptconv.storage.paths import basename
+from ckptconv.text import some
+
+_COMMON, _CONFIG = "common.pt", "metadata.json"
+_CHECKPOINT_VERSION = 3.0
+_NAMESPACE = Global("argparse", "Namespace")
+# Values of the record that belong to the ranks of the training that was saved.
+_OF_RANKS = ("rng_state", "rerun_state_machine", "optimizer", "opt_param_scheduler")
+
+
+def plan(source: Source, target: Target, options: Options) -> Output:
+    """Plan a step: the weights, and with `states` the optimizer's states."""
+    source = with_states(source, options)
+    content = contents(source, options)
+    common = _common_of(content)
+    tensors = {key: leaf.value for key, leaf in content.tensors.items()}
+    aliases = selection.untie(tensors, {})
+    if {EMBEDDINGS, HEAD} <= tensors.keys() and aliases.get(HEAD, HEAD) == aliases.get(EMBEDDINGS, EMBEDDINGS):
+        del tensors[HEAD]  # of which Megatron-core has none then
+    stored = sharded(tensors, options.to, source.path)
+    content.tensors = {name: Leaf((), tensor) for name, tensor in stored.tensors.items()}
+    objects = {name: [None] for name in stored.objects} | {key: leaf.value for key, leaf in content.values.items()}
+    content.values = {name: Leaf((), value) for name, value in objects.items()}
+    name = basename(target.path)
+    number = NUMBERED.fullmatch(name)
+    common, notes = _completed(common, stored, source, int(number[1]) if number else 0, has_states=bool(options.states))
+    of_engine = options.to == TRANSFORMER_ENGINE
+    notes.append(
+        f"For layers of {'Transformer Engine' if of_engine else 'Megatron-core itself'}: --to "
+        f"{LOCAL if of_engine else TRANSFORMER_ENGINE} writes for the others."
+    )
+    if EMBEDDINGS not in stored.tensors and not stored.layers:
+        content.warnings.append(
+            f"neither {EMBEDDINGS} nor a layer of a decoder is among the tensors: Megatron-core may know none of them"
+        )
+    files = [_literal(_CONFIG, json.dumps({"sharded_backend": BACKEND, "sharded_backend_version": 1}))]
+    files.append(TorchTree(common).plan(_COMMON, "common"))
+    files.extend(file_plans(content, options, _layout(content, stored, options)))
+    files.append(_literal(TREES[target.form], str(int(number[1])) if number else name))
+    planned = output_with(source, target, options, content, files)
+    return planned._replace(notices=planned.notices._replace(notes=(*planned.notices.notes, *notes)))
+
+
+def _literal(name: str, text: str) -> FilePlan:
+    data = text.encode()
+    return FilePlan(name, len(data), (Literal(0, data),))
+
+
+def _common_of(content: DcpContents) -> dict[str, Any]:
+    """Take the values that all ranks share out of `content`, and return them; none of another program's source."""
+    if COMMON_STATE in content.values:
+        (values,) = content.values.pop(COMMON_STATE).value
+        return dict(values)
+    paths = {key: leaf for key, leaf in content.values.items() if leaf.path[0] == "common"}
+    for key in paths:
+        del content.values[key]
+    common = nest({leaf.path[1:]: leaf.value for leaf in paths.values()}, "common") if paths else {}
+    return dict(common)
+
+
+def _completed(
+    common: Mapping[str, Any], stored: Sharded, source: Source, iteration: int, *, has_states: bool
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the values that all ranks share, and notes about them: the source's own, with arguments that its
+    configuration says, and without those of its ranks."""
+    config = source.values.get(CONFIG) or {}
+    notes = []
+    values = {key: value for key, value in common.items() if key not in _OF_RANKS}
+    own = values.pop("args", None)
+    args = dict(own) if isinstance(own, dict) else {}
+    if not args:
+        derived = arguments(stored, config)
+        args = derived.values
+        if not args:
+            notes.append(
+                "No arguments were written: there is no config.json that says the number of attention heads. "
+                "Megatron-LM then takes all of them from its command line."
+            )
+        if derived.untold:
+            notes.append(f"Not among the arguments, so give them to Megatron-LM: {some(derived.untold)}.")
+    args |= {"no_save_rng": True, "no_save_optim": not has_states} if args else {}
+    metadata = values.get("content_metadata")
+    own_values: dict[str, Any] = {
+        **({"args": Opaque(_NAMESPACE, state=[args])} if args else {}),
+        "checkpoint_version": _CHECKPOINT_VERSION,
+        "iteration": iteration,
+        "content_metadata": {**(metadata if isinstance(metadata, dict) else {}), "singleton_local_shards": False},
+    }
+    rows = stored.tensors[EMBEDDINGS].shape[0] if EMBEDDINGS in stored.tensors else 0
+    vocabulary = config.get("vocab_size")
+    if type(vocabulary) is int and rows > vocabulary:
+        notes.append(f"The embeddings have {rows} rows: {rows - vocabulary} after the vocabulary are padding.")
+    return {**own_values, **{key: value for key, value in values.items() if key not in own_values}}, notes
+
+
+def _layout(content: DcpContents, stored: Sharded, options: Options) -> Layout:
+    """Return how the tensors are cut, and the file of each chunk: the parts of a rank in files of limited size."""
+    limit, chunks = options.max_shard_size or DEFAULT_FILE_SIZE, CUTTING.of(options).chunks or 1
+    sizes: dict[int, tuple[int, int]] = {}
+    boxes: dict[str, list[tuple[Box, str]]] = {}
+    for name, tensor in stored.tensors.items():
+        placed = boxes.setdefault(name, [])
+        starts: dict[int, int] = {}
+        for box in stored.boxes(name, chunks):
+            start = box.offsets[stored.axes[name]] if len(box.offsets) > stored.axes[name] else 0
+            rank = starts.setdefault(start, len(starts))
+            number, size = sizes.get(rank, (0, 0))
+            nbytes = tensor.nbytes // max(tensor.numel, 1)
+            for extent in box.sizes:
+                nbytes *= extent
+            if size and size + nbytes > limit:
+                number, size = number + 1, 0
+            sizes[rank] = number, size + nbytes
+            placed.append((box, f"__{rank}_{number}.distcp"))
+    values = dict.fromkeys(content.values, "__0_0.distcp")
+    paths = {key: leaf.path for key, leaf in (*content.tensors.items(), *content.values.items())}
+    return Layout({name: tensor.shape for name, tensor in stored.tensors.items()}, boxes, values, paths)

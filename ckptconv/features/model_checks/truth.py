@@ -1,0 +1,71 @@
+"""The dtype, ties and quantization that a configuration states, compared with the weights of an output. Pure.
+
+Sources: transformers' `modeling_utils.py`, for what its loaders do where a configuration is not true.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from ckptconv.features.model_checks.counted import contradicted
+from ckptconv.formats import configs
+from ckptconv.formats.coded import parts_among
+from ckptconv.tensors.lazy import LazyTensor
+
+_TIED = "tie_word_embeddings"
+_HEAD, _EMBEDDINGS = "lm_head.weight", "embed_tokens.weight"
+
+
+def untrue(
+    config: Mapping[str, Any], before: Collection[str], after: Collection[str], tensors: Mapping[str, LazyTensor]
+) -> Iterator[str]:
+    """Yield a warning for each statement of `config` that is not true of the `tensors` of an output. `before` and
+    `after` are the names of a source's tensors, and those of them that the output has."""
+    if len(after) < len(before):
+        yield from contradicted(config, before, after)
+    if not tensors:
+        return
+    parts = parts_among(tensors)
+    method = next((str(value.get("quant_method")) for _, value in _quantizations(config)), "")
+    if method and not parts:
+        yield (
+            f"config.json says that the weights are quantized ({method}), and none of the output's is: loaders would "
+            "look for codes and scales. Remove its quantization_config."
+        )
+    elif parts and not method:
+        weight = next(iter(parts.values()))
+        yield f"config.json says nothing of quantization, and {weight!r} of the output has codes or scales."
+    sizes: Counter[str] = Counter()
+    for name, tensor in tensors.items():
+        if tensor.dtype.kind == "f" and tensor.dtype.itemsize > 1 and name not in parts:
+            sizes[tensor.dtype.name] += tensor.nbytes // tensor.dtype.itemsize
+    said = configs.dtype_of(config)
+    if said and sizes and said not in sizes and not method:
+        yield f"config.json says dtype {said}, and the weights of the output are {sizes.most_common(1)[0][0]}."
+    yield from _of_head(config, tensors)
+
+
+def _quantizations(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    values = configs.values(config, *configs.QUANTIZING)
+    return ((place, value) for place, value in values if isinstance(value, Mapping) and value.get("quant_method"))
+
+
+def _of_head(config: Mapping[str, Any], tensors: Mapping[str, LazyTensor]) -> Iterator[str]:
+    """Yield a warning if a language model has no head of its own and needs one, or has one that it should not have. Of
+    two tensors with different places it is not known whether they are equal."""
+    heads, embeddings = (
+        [tensor for name, tensor in tensors.items() if name.endswith(end)] for end in (_HEAD, _EMBEDDINGS)
+    )
+    if not embeddings or "CausalLM" not in str(config.get("architectures")):
+        return
+    if config.get(_TIED) is False and not heads:
+        yield (
+            f"config.json says {_TIED} false, and the output has no {_HEAD}: loaders would make one of random values."
+        )
+    elif config.get(_TIED) is True and heads and heads[0] not in embeddings:
+        yield (
+            f"config.json says {_TIED} true, and the output has {_HEAD} as well: if it is not equal to the embeddings, "
+            "some loaders ignore it."
+        )

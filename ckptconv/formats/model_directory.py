@@ -1,0 +1,136 @@
+"""The directory of a model: the purpose of each file in it, and what becomes of it in a conversion.
+
+In: the names in a directory, local or on a store, and the small JSON files among them. Out: the files that are copied
+with the weights, those that are read, and the reason why any other file stays behind.
+
+Sources: the names that `save_pretrained` of transformers, diffusers, PEFT and sentence-transformers, open_clip, timm,
+Model Optimizer and Megatron-Bridge write, and the repositories of the hub. Code and pickles are never copied.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping
+from importlib import import_module
+from typing import NamedTuple
+
+from ckptconv.formats.registered import FILES_OF_MODELS
+from ckptconv.formats.source import ADAPTER, Source
+from ckptconv.storage.location import Location
+from ckptconv.storage.paths import is_remote
+from ckptconv.storage.reading import Entry
+from ckptconv.tensors.moves import File
+
+CONFIG = "config.json"
+# PEFT's, beside the weights of an adapter.
+ADAPTER_CONFIG = "adapter_config.json"
+# Meta's configuration beside Llama's files, read when it is asked for, and not copied; and Model Optimizer's.
+PARAMS, QUANTIZED = "params.json", "hf_quant_config.json"
+# Files with an entry for each token.
+VOCABULARIES = ("tokenizer.json", "vocab.json")
+
+
+class Row(NamedTuple):
+    """Files of a model directory: their names, in which * is any text, the library whose they are, and what each is.
+    `stays` is the reason why they are not copied with the weights; "" if they are."""
+
+    names: str
+    library: str
+    role: str
+    stays: str = ""
+
+
+ROWS = (
+    Row(f"{CONFIG} generation_config.json", "transformers, timm", "configuration"),
+    Row(ADAPTER_CONFIG, "PEFT", "configuration"),
+    Row("open_clip_config.json", "open_clip", "configuration"),
+    Row(QUANTIZED, "Model Optimizer", "quantization"),
+    Row(
+        f"{' '.join(VOCABULARIES)} tokenizer_config.json special_tokens_map.json added_tokens.json chat_template.json "
+        "vocab.txt vocab.bpe merges.txt chat_template.jinja tokenizer.model spiece.model sentencepiece.model "
+        "sentencepiece.bpe.model spm.model source.spm target.spm",
+        "transformers",
+        "tokenizer",
+    ),
+    Row(
+        "preprocessor_config.json processor_config.json image_processor_config.json video_preprocessor_config.json",
+        "transformers",
+        "processor of images and sound",
+    ),
+    Row("README.md LICENSE LICENSE.md LICENSE.txt NOTICE NOTICE.md NOTICE.txt", "the hub", "description, license"),
+)
+_NAMES = frozenset(name for row in ROWS for name in row.names.split())
+# The largest file that is copied, in bytes. The largest tokenizers have some 35 MB.
+LARGEST = 64 << 20
+# Directories of huggingface_hub's cache, beside each other: the links in the first lead to files in the second.
+_SNAPSHOTS, _BLOBS = "snapshots", "blobs"
+
+
+def is_companion_name(name: str) -> bool:
+    """Whether a file of that name may be a companion, which is copied with the weights."""
+    features = (import_module(module) for end, module in FILES_OF_MODELS.items() if name.endswith(end))
+    return name in _NAMES or any(name in row.names.split() for module in features for row in module.ROWS)
+
+
+def places_of(source: Source, options: Mapping[str, object]) -> Iterator[Location]:
+    """Yield the directory of `source`, and that of the file that points to it, if there is one."""
+    place = Location(source.path, dict(options))
+    yield place if place.kind == "directory" else place.parent
+    yield from (place.at(pointer).parent for pointer in source.pointers[:1])
+
+
+class Companions(NamedTuple):
+    """The files of a model directory that are copied, by name; the reasons why others of such names are not; and the
+    directory."""
+
+    files: Mapping[str, File]
+    stays: Mapping[str, str] = {}
+    directory: str = ""
+
+
+def companions_of(source: Source, options: Mapping[str, object], names: Collection[str] | None = None) -> Companions:
+    """Return the companions of `source`, of these `names` if they are given: in its directory, or if none are there, in
+    that of the file that points to it.
+
+    Those that it has already go first. A file that is too large, or a link that leads out of the directory, is none.
+    But links of huggingface_hub's cache lead to the same repository.
+    """
+
+    def is_one(name: str) -> bool:
+        # Beside a model, loaders would take it for a request for the adapter.
+        is_apart = name == ADAPTER_CONFIG and source.stem != ADAPTER
+        return not is_apart and (is_companion_name(name) if names is None else name in names)
+
+    near = Companions({})
+    for place in places_of(source, options):
+        files, stays = {}, {}
+        for name, entry in place.names.items():
+            if is_one(name):
+                if why := not_file(entry) or _unfit(place.path, entry.file):
+                    stays[name] = f"it is {why}"
+                else:
+                    files[name] = entry.file
+        near = Companions(files, stays, place.path)
+        if files:
+            break
+    return near._replace(
+        files={**near.files, **{name: source.companions[name] for name in source.companions if is_one(name)}}
+    )
+
+
+def not_file(entry: Entry) -> str:
+    """Return what an entry of a directory is, if it is no file; else ""."""
+    return {"file": "", "missing": "a broken link"}.get(entry.kind, "no file")
+
+
+def _unfit(directory: str, file: File) -> str:
+    """Return what keeps a file in `directory` from being copied; "" if nothing does."""
+    if file.size > LARGEST:
+        return f"larger than {LARGEST >> 20} MiB"
+    if is_remote(file.path):
+        return ""
+    root, real = os.path.realpath(directory), os.path.realpath(file.path)
+    above, kind = os.path.split(os.path.dirname(root))
+    roots = [root, os.path.join(above, _BLOBS)] if kind == _SNAPSHOTS else [root]
+    is_inside = any(os.path.commonpath([inner, real]) == inner for inner in roots)
+    return "" if is_inside else "a link to a file outside its directory"

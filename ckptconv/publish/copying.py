@@ -1,0 +1,106 @@
+"""Copies the companions of a checkpoint to an output, unless files are there that they may not replace."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from ckptconv.formats import companions, pipelines
+from ckptconv.formats.model_directory import ADAPTER_CONFIG, QUANTIZED, Companions, companions_of
+from ckptconv.formats.source import ADAPTER, Source
+from ckptconv.options.table import Options
+from ckptconv.outputs.computed import ways_of
+from ckptconv.storage.location import Location
+from ckptconv.storage.paths import join, resolved_name
+from ckptconv.tensors.moves import BLOCK, File
+from ckptconv.text import some
+
+
+def with_companions(
+    source: Source,
+    wanted: Mapping[Source, Collection[str] | None],
+    directory: Location,
+    options: Options,
+    earlier: Collection[str],
+) -> tuple[Source, Mapping[str, str]]:
+    """Return `source` with companions, of which those of the first of their owners replace those of the second; and the
+    reasons why others are not copied, by name. `wanted` has the names by owner, None for all, and `earlier` are
+    those in `directory` that an earlier output copied."""
+    every = [companions_of(owner, directory.options, names) for owner, names in wanted.items()]
+    others = [near for near in every if resolved_name(near.directory) != resolved_name(directory.path)]
+    if not others:
+        return not_copied(source, "OUTPUT is the directory of the input", options), {}
+    copies = {name: file for near in reversed(others) for name, file in near.files.items()}
+    stays = dict.fromkeys(every[-1].files, f"that of {every[0].directory} is copied") if len(every) > 1 else {}
+    stays |= {} if source.stem == ADAPTER else {ADAPTER_CONFIG: "it belongs to an adapter"}
+    stays |= {name: why for near in others for name, why in near.stays.items()}
+    if any(way.retold for way in ways_of(source, options)) or (source.quantized and source.quantized.formats):
+        copies.pop(QUANTIZED, None)
+        stays[QUANTIZED] = "it describes weights that the output does not have"
+    unfit = [
+        f"{join(near.directory, name)} was not copied: {why}." for near in others for name, why in near.stays.items()
+    ]
+    source = source._replace(warnings=[*source.warnings, *unfit])
+    if not copies:
+        places = " and ".join("the current directory" if near.directory == "." else near.directory for near in others)
+        return not_copied(source, f"{places} has no configuration, tokenizer or README", options), stays
+    present = {name: entry.file for name, entry in directory.names.items()} if directory.kind == "directory" else {}
+    kept = {
+        name: present[name]
+        for name, file in copies.items()
+        if name in present
+        and name not in earlier
+        and not options.overwrite
+        and not _is_same(file, present[name], directory)
+    }
+    files = {name: file for name, file in copies.items() if name not in kept}
+    if source.component is None:
+        for module in pipelines.told_by(files):
+            module.check_copied(source, files, directory.options)
+    notes = [_copied(files, source, others)] if files else []
+    source = companions.with_files(source, files, directory.options)
+    if source.config is not None:
+        # Weights that are like a reference have the dtype of its configuration, unless another one is requested.
+        usual = "keep" if source.reference else source.defaults.dtype
+        cast = options.dtype if options.dtype not in (None, "keep") else usual
+        is_changed = source.quantized is not None and bool(source.quantized.formats)
+        dtype = "" if cast == "keep" or is_changed else cast
+        notes += companions.notes(source.config, dtype)
+        source = source._replace(
+            warnings=[*source.warnings, *pipelines.cast_warnings(source, dtype, directory.options)]
+        )
+    replaced = [
+        f"{file.path} was not replaced, because no earlier output wrote it: --overwrite replaces it with the input's "
+        "file."
+        for file in kept.values()
+    ]
+    source = source._replace(notes=[*source.notes, *notes], warnings=[*source.warnings, *replaced])
+    return source, {**stays, **dict.fromkeys(kept, "that in the output's directory was not replaced")}
+
+
+def _copied(files: Collection[str], source: Source, directories: Sequence[Companions]) -> str:
+    """Return the note that says which files are copied, and from where if there is a reference."""
+    if source.reference is None:
+        named = [join(source.folder, name) if source.folder else name for name in files]
+        return f"copied for from_pretrained: {some(named, len(named), str)}"
+    names_of: dict[str, list[str]] = {near.directory: [] for near in directories}
+    for name in files:
+        names_of[next(near.directory for near in directories if name in near.files)].append(name)
+    parts = [f"{some(names, len(names), str)} of {directory}" for directory, names in names_of.items() if names]
+    return f"copied for from_pretrained: {'; '.join(parts)}"
+
+
+def _is_same(left: File, right: File, near: Location) -> bool:
+    """Whether two files have the same bytes; both are reached by the options of `near`."""
+    if left.size != right.size or near.at(right.path).kind != "file":
+        return False
+    with near.at(left).open_reader() as first, near.at(right).open_reader() as second:
+        sizes = ((at, min(BLOCK, left.size - at)) for at in range(0, left.size, BLOCK))
+        return all(first.read_at(*span) == second.read_at(*span) for span in sizes)
+
+
+def not_copied(source: Source, reason: str, options: Options) -> Source:
+    """Return `source` with a warning that nothing is copied, if the user asked for it."""
+    if not options.copy_config:
+        return source
+    option = "--for-hub" if options.for_hub else "--copy-config"
+    return source._replace(warnings=[*source.warnings, f"{option} copies nothing: {reason}."])

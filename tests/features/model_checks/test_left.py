@@ -1,0 +1,123 @@
+"""The files of an input's directory that its output does not have are named, each with the reason."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+import torch
+from cells import trained
+from checkpoints import ckptconv_here
+from effort import every
+
+from ckptconv import Report, convert
+from ckptconv.features.model_checks.left import reason_of
+from ckptconv.library.virtual import VirtualFiles
+
+COPIED = {"config.json": b"{}", "tokenizer.json": b"{}", "README.md": b"# A model"}
+LEFT = {
+    "modeling_tiny.py": "code, which is never copied",
+    "optimizer.pt": "of the training",
+    "trainer_state.json": "of the training",
+    "model.onnx": "for other programs",
+    "vocab.pkl": "pickles, which are never copied",
+    "notes.odt": "not known as a model's",
+    "adapter_config.json": "--copy-config copies them",
+    ".env": "hidden",
+}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """The directory of a model with all that people put there."""
+    directory = tmp_path / "source"
+    (directory / "onnx").mkdir(parents=True)
+    torch.save({"norm.weight": torch.ones(4)}, directory / "pytorch_model.bin")
+    for name, data in {**COPIED, **dict.fromkeys(LEFT, b"\x80\x02N.")}.items():
+        (directory / name).write_bytes(data)
+    return directory
+
+
+def noted(notes: Iterable[str]) -> list[str]:
+    return [note for note in notes if note.startswith("left in")]
+
+
+def named(report: Report) -> dict[str, str]:
+    return {Path(path).name: reason for path, reason in report.left.items()}
+
+
+def test_every_file_that_the_output_lacks_is_in_the_report_with_a_reason(source: Path, tmp_path: Path) -> None:
+    report = convert(source, tmp_path / "copied", copy_config=True)
+    there = {path.name for path in (tmp_path / "copied").iterdir()}
+    assert named(report) == LEFT | {"onnx": "folders", "adapter_config.json": "it belongs to an adapter"}
+    assert {path.name for path in source.iterdir()} == {"pytorch_model.bin", *named(report), *(COPIED.keys() & there)}
+    plain = named(convert(source, tmp_path / "plain"))
+    assert plain == LEFT | {"onnx": "folders"} | dict.fromkeys(COPIED, "--copy-config copies them")
+    one = named(convert(source, tmp_path / "one.safetensors"))
+    assert all(one[name] == "one file has no directory to copy to" for name in COPIED)
+
+
+def test_people_read_names_by_reason_but_no_hidden_ones(source: Path, tmp_path: Path) -> None:
+    (note,) = noted(convert(source, tmp_path / "out", copy_config=True).notes)
+    assert note.startswith(f"left in {source}: ")
+    assert "optimizer.pt, trainer_state.json (of the training)" in note
+    assert "onnx (folders)" in note
+    assert ".env" not in note
+    run = ckptconv_here("convert", source, tmp_path / "told", "--json")
+    assert run.json["left"][str(source / ".env")] == "hidden"
+    with VirtualFiles(source) as files:
+        assert "modeling_tiny.py (code, which is never copied)" in "".join(noted(files.notes))
+
+
+def test_what_could_not_be_copied_says_why(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret.json").write_bytes(b"{}")
+    (source / "vocab.json").symlink_to(tmp_path / "secret.json")
+    (source / "merges.txt").mkdir()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "README.md").write_bytes(b"mine")
+    left = named(convert(source, tmp_path / "out", copy_config=True))
+    assert left["vocab.json"] == "it is a link to a file outside its directory"
+    assert left["merges.txt"] == "it is no file"
+    assert left["README.md"] == "that in the output's directory was not replaced"
+
+
+def test_files_of_ranks_are_not_named_but_those_of_the_model_beside_them(tmp_path: Path) -> None:
+    for number, run in enumerate(trained()):
+        here = tmp_path / str(number)
+        shutil.copytree(run, here)
+        for name in ("config.json", "tokenizer.json"):
+            (here / name).write_text("{}")
+        reason = "one file has no directory to copy to"
+        left = f"left in {here}: config.json, tokenizer.json ({reason})."
+        assert noted(convert(here, tmp_path / f"{number}.safetensors").notes) == [left]
+        assert noted(convert(here, tmp_path / f"{number}-copied", copy_config=True).notes) == []
+        assert noted(convert(here, here / "out.safetensors").notes) == []
+
+
+def test_a_file_by_its_name_and_an_output_beside_its_input_leave_nothing(source: Path, tmp_path: Path) -> None:
+    assert convert(source / "pytorch_model.bin", tmp_path / "out").left == {}
+    assert convert(source, source / "model.safetensors").left == {}
+
+
+@every(
+    "name, reason",
+    [
+        ("config.json", ""),
+        ("tokenizer.model", ""),
+        ("params.json", "for other programs"),
+        ("pytorch_model-00001-of-00002.bin", "other weights"),
+        ("model.safetensors.index.json", "indexes of other files"),
+        ("tf_model.h5", "for other programs"),
+        ("run_config.yaml", "of the training"),
+        ("optimizer_1.bin", "of the training"),
+        ("optim_world_size_4_rank_0.pt", "of the training"),
+        ("events.out.tfevents.1.host", "of the training"),
+        (".gitattributes", "hidden"),
+        ("configuration_tiny.py", "code, which is never copied"),
+        ("anything", "not known as a model's"),
+    ],
+)
+def test_the_name_of_a_file_tells_what_it_is_for(name: str, reason: str) -> None:
+    assert reason_of(name) == reason

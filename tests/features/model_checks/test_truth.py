@@ -1,0 +1,77 @@
+"""What a configuration states, and is not so in the output, is told; what is true of it is not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from effort import every
+from safetensors.torch import save_file
+
+import ckptconv
+
+EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+PLAIN = {EMBEDDINGS: torch.ones(4, 2), HEAD: torch.zeros(4, 2)}
+CODES = {"w.weight": torch.ones(4, 2).to(torch.float8_e4m3fn), "w.weight_scale_inv": torch.ones(1, 1)}
+CAUSAL = {"architectures": ["LlamaForCausalLM"]}
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+
+
+def warnings(here: Path, tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any], **options: Any) -> list[str]:
+    (here / "in").mkdir()
+    save_file({name: tensor.clone() for name, tensor in tensors.items()}, here / "in" / "model.safetensors")
+    (here / "in" / "config.json").write_text(json.dumps(config))
+    return ckptconv.convert(here / "in", here / "out", copy_config=True, **options).warnings
+
+
+@every(
+    "tensors, config, expected",
+    [
+        (PLAIN, {"torch_dtype": "float32"}, ""),
+        (
+            PLAIN,
+            {"torch_dtype": "bfloat16"},
+            "says dtype bfloat16, and the weights of the output are float32",
+        ),
+        ({**PLAIN, "norm": torch.ones(1).bfloat16()}, {"dtype": "bfloat16"}, ""),
+        (PLAIN, {"dtype": "auto"}, ""),
+        (
+            PLAIN,
+            {"quantization_config": BLOCKS},
+            "says that the weights are quantized (fp8), and none",
+        ),
+        (CODES, {"quantization_config": BLOCKS, "dtype": "bfloat16"}, ""),
+        (CODES, {}, "says nothing of quantization, and 'w.weight' of the output has codes or scales"),
+        (PLAIN, {"tie_word_embeddings": False, **CAUSAL}, ""),
+        ({EMBEDDINGS: PLAIN[EMBEDDINGS]}, {"tie_word_embeddings": True, **CAUSAL}, ""),
+        ({EMBEDDINGS: PLAIN[EMBEDDINGS]}, {"tie_word_embeddings": False, **CAUSAL}, "has no lm_head.weight"),
+        # The body of a model alone never has one.
+        ({EMBEDDINGS: PLAIN[EMBEDDINGS]}, {"tie_word_embeddings": False, "architectures": ["LlamaModel"]}, ""),
+        (PLAIN, {"tie_word_embeddings": True, **CAUSAL}, "tie_word_embeddings true, and the output has lm_head.weight"),
+    ],
+)
+def test_a_statement_that_is_not_true_is_told(
+    tensors: Mapping[str, torch.Tensor], config: dict[str, Any], expected: str, tmp_path: Path
+) -> None:
+    told = warnings(tmp_path, tensors, config)
+    assert len(told) == bool(expected), told
+    assert expected in "".join(told)
+
+
+def test_what_the_conversion_itself_changes_is_true(tmp_path: Path) -> None:
+    assert warnings(tmp_path, PLAIN, {"torch_dtype": "float32"}, dtype="bf16") == []
+
+
+def test_one_tensor_under_two_names_is_tied(tmp_path: Path) -> None:
+    embeddings = torch.ones(4, 2)
+    (tmp_path / "in").mkdir()
+    torch.save({EMBEDDINGS: embeddings, HEAD: embeddings}, tmp_path / "in" / "pytorch_model.bin")
+    (tmp_path / "in" / "config.json").write_text(json.dumps({"tie_word_embeddings": True, **CAUSAL}))
+    for tied in ("alias", "duplicate"):
+        assert ckptconv.convert(tmp_path / "in", tmp_path / tied, copy_config=True, tied=tied).warnings == []
+    (tmp_path / "in" / "config.json").write_text(json.dumps({"tie_word_embeddings": False, **CAUSAL}))
+    told = ckptconv.convert(tmp_path / "in", tmp_path / "untied", copy_config=True).warnings
+    assert any("has no lm_head.weight" in text for text in told)
