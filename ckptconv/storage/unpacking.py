@@ -157,7 +157,8 @@ class _Unpacking:
             self.at += len(data)
             yield data
         if self.at == size:
-            if self._rest or any(self._chunks):
+            is_longer, self._rest = bool(self._rest), memoryview(b"")  # it holds a chunk, and a chain has thousands
+            if is_longer or any(self._chunks):
                 raise _damaged(self._file, f"it inflates to more than the {size} bytes of its description")
             recorded = self._file.packed and self._file.packed.crc
             if recorded is not None and self._crc != recorded:

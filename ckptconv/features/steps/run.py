@@ -127,9 +127,11 @@ class Run(NamedTuple):
 
 def run_at(place: Location) -> Run:
     """Return the run in a directory. Raise UsageError if it has no steps."""
-    if place.kind == "missing":
+    # On a store, the listing alone tells that it is a directory.
+    is_listed = is_remote(place.path) and bool(place.names)
+    if not is_listed and place.kind == "missing":
         raise MissingError(f"{place} does not exist.")
-    if place.kind != "directory":
+    if not is_listed and place.kind != "directory":
         raise UsageError(f"{place} is {place.entry.described}, where the directory of a run was expected.")
     inner = [place.child(name) for name in _FOLDERS if name in place.names and place.names[name].kind == "directory"]
     for directory in (place, *inner):

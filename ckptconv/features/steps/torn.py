@@ -23,10 +23,8 @@ _LOOKED_AT = (*TORCH_SUFFIXES, ".pkl", ".pickle", SUFFIX, _TEXT)
 
 
 def torn_file(step: Step, in_full: bool) -> str:
-    """Say which local file of a step is cut short, by how such files end; "" if none is. With `in_full`, headers of
-    safetensors are read whole."""
-    if is_remote(step.place.path):
-        return ""
+    """Say which file of a step is cut short, by how such files end; "" if none is. With `in_full`, headers of
+    safetensors are read whole. On a store, only files that are empty are found."""
     for path, entry in step.files.items():
         if entry.kind == "missing":
             return f"{path} is not there any more"
@@ -34,18 +32,19 @@ def torn_file(step: Step, in_full: bool) -> str:
         if entry.kind != "file" or not (name.endswith(_LOOKED_AT) or name in EXTENTS):
             continue
         place = step.at(path)
-        why = _torn(place, name)
+        why = _torn(place, name, entry.file.size)
         if why:
             return f"{path} {why}"
-        if in_full and name.endswith(SUFFIX):
+        if in_full and name.endswith(SUFFIX) and not is_remote(place.path):
             safetensors.header_of(place)
     return ""
 
 
-def _torn(place: Location, name: str) -> str:
-    size = place.file.size if place.file else 0
+def _torn(place: Location, name: str, size: int) -> str:
     if not size:
         return "is empty"
+    if is_remote(place.path):
+        return ""
     with place.open_reader() as reader:
         if name.endswith(_TEXT):
             return _torn_json(reader.read_at(0, size)) if size <= _MOST_JSON else ""

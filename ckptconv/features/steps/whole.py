@@ -92,20 +92,23 @@ def judged(run: Run, reading: Reading = Reading()) -> list[Judged]:  # noqa: B00
         for step in run.steps
         if not step.is_made_here
     }
+    # Steps that markers speak against come last: most look like one that was opened.
+    newest_first = [*reversed(run.steps)]
+    newest_first.sort(key=lambda step: marks[step.name][0] is False)
     has_good = False
-    for step in reversed(run.steps):
+    for step in newest_first:
         shape = frozenset((path, size) for path, size in shapes[step.name].items() if not path.endswith(_TEXTS))
         other = known.get(shape)
         if other is not None and has_good and not reading.each:
-            found = _alike(step, other)
+            step_judged = _alike(step, other)
         else:
-            found = opened(step, reading)
-            if found.whole:
-                known[shape] = found
-        found = done[step.name] = _marked(found, marks)
-        has_good = has_good or found.is_good
+            step_judged = opened(step, reading)
+            if step_judged.whole:
+                known[shape] = step_judged
+        step_judged = done[step.name] = _marked(step_judged, marks)
+        has_good = has_good or step_judged.is_good
     while True:
-        every = _compared([*done.values()][::-1], names)
+        every = _compared([done[step.name] for step in run.steps], names)
         last = newest_good(every)
         if last is None or not last.like:
             return every
@@ -247,15 +250,18 @@ def _nbytes(tree: Any) -> int:
 
 def _compared(steps: Sequence[Judged], names: Mapping[str, set[str]]) -> list[Judged]:
     """Return the steps of a run, compared with one another by the `names` of their files: one is not whole, if it lacks
-    a file that all other good ones have. The oldest is compared with none, as a run may be saved otherwise from some
-    step on."""
-    good = [each.step.name for each in steps if each.is_good and each.step.name in names]
-    counts = Counter(path for name in good for path in names[name])
-    shared = {path for path, count in counts.items() if count >= len(good) - 1}
-    lacking = {name: shared - names[name] for name in good[1:]}
+    a file that all other good ones have, of directories or of files. The oldest is compared with none, as a run may be
+    saved otherwise from some step on."""
+    lacking: dict[str, set[str]] = {}
+    for is_files in (False, True):
+        good = [step.step.name for step in steps if step.is_good and step.step.is_files == is_files]
+        good = [name for name in good if name in names]
+        counts = Counter(path for name in good for path in names[name])
+        shared = {path for path, count in counts.items() if count >= len(good) - 1}
+        lacking |= {name: shared - names[name] for name in good[1:]}
     return [
-        each._replace(whole=False, why=f"it lacks {some(sorted(lost), form=str)}, which all other steps have")
-        if (lost := lacking.get(each.step.name))
-        else each
-        for each in steps
+        step._replace(whole=False, why=f"it lacks {some(sorted(lost), form=str)}, which all other steps have")
+        if (lost := lacking.get(step.step.name))
+        else step
+        for step in steps
     ]
