@@ -35,8 +35,10 @@ class Command(NamedTuple):
     error: str = ""
 
 
-# What commands of features print: the module of each that has any of COMMANDS, OF_CONVERSIONS, DIFFERENCES and MORE.
+# What commands of features print: the module of each that has any of COMMANDS, OF_CONVERSIONS, DIFFERENCES, EXTENDED
+# and MORE.
 _PRINTED: dict[str, str] = {
+    "convert": "ckptconv.features.batch.printed",
     "finish": "ckptconv.features.parts.command",
     "like": "ckptconv.features.like.printed",
     "average": "ckptconv.features.average.command",
@@ -67,14 +69,6 @@ COMMANDS = {
         Report,
         "report",
     ),
-    "convert-several": Command(
-        "Several inputs",
-        "",
-        ("convert",),
-        printed.SeveralInputs,
-        ok=None,
-        means="Whether every input was converted: true with exit code 0 only.",
-    ),
     "error": Command("Failures", "", (), printed.Failed, ok=False),
     "verify": Command(
         "verify",
@@ -88,6 +82,8 @@ COMMANDS = {
 
 # Properties that are printed with the fields.
 _PROPERTIES = {each: names for feature in FEATURES for each, names in getattr(feature, "PROPERTIES", {}).items()}
+# Classes whose objects have the fields of another schema too.
+_EXTENDED = {each: schema for feature in FEATURES for each, schema in getattr(feature, "EXTENDED", {}).items()}
 # Fields that are left out where there is nothing to say, and those that are left out unless they were asked for.
 _LEFT_OUT = {field for feature in FEATURES for field in getattr(feature, "LEFT_OUT", ())}
 _OPTIONAL = {
@@ -238,8 +234,8 @@ def _of(hint: Any, within: str) -> dict[str, Any]:
         )
     if hint is printed.Failure and within != "error":
         return {"$ref": _ERROR}
-    if hint is printed.Converted:
-        return {"type": "object", **_and(_of_class(hint, within), "urn:ckptconv:1:conversion#/$defs/report")}
+    if hint in _EXTENDED:
+        return {"type": "object", **_and(_of_class(hint, within), _EXTENDED[hint])}
     assert is_dataclass(hint) or typing.is_typeddict(hint), hint
     return _of_class(hint, within)
 

@@ -15,7 +15,7 @@ from ckptconv.cli.registered import COMMANDS
 from ckptconv.cli.typer_compat import WRONG_USAGE
 from ckptconv.errors import CkptconvError, DifferenceError, FailedError, StoppedError, UsageError
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
-from ckptconv.options.registered import FEATURES, missing
+from ckptconv.options.registered import FEATURES, missing, several
 from ckptconv.options.table import COMMAND, OPTIONS
 from ckptconv.outputs.kinds import NAMED, OTHER_WORDS
 from ckptconv.process import of_feature
@@ -37,7 +37,7 @@ def _instead(option: str, close: Iterable[str], ctx: Any) -> str:
         meant = f"{advice} "
     elif option in _options_below(ctx.command):
         meant = f"It is an option of commands, and goes after the command: {ctx.command_path} COMMAND {option}. "
-    elif option.lstrip("-").replace("-", "_") in {**COMMAND, **OPTIONS}:
+    elif option.lstrip("-").replace("-", "_") in (*COMMAND, *OPTIONS, *" ".join(FEATURES.values()).split()):
         meant = f"ckptconv convert has {option}. "
     else:
         meant = f"Did you mean {' or '.join(f'--{near}' for near in sorted(close))}? " if close else ""
@@ -49,7 +49,6 @@ _WORDS = {
     "-o -d --out --output --output-file --outfile --output-path --save-path --dst": "Name OUTPUT after INPUT.",
     "-i --input --input-dir --checkpoint --checkpoint-dir --checkpoint-path --ckpt --model --src": "Name INPUT first.",
     "--step --iteration --global-step": "Name the directory of the step, or give --tag.",
-    "--output-dir": "Name OUTPUT after INPUT; for several inputs, there is ckptconv convert.",
     "--bf16 --bfloat16": "Use --dtype bf16.",
     "--fp16 --float16 --half": "Use --dtype fp16.",
     "--fp32 --float32 --float": "Use --dtype fp32.",
@@ -169,8 +168,8 @@ def failure_of(error: BaseException) -> CkptconvError | None:
         more = re.fullmatch(r"Got unexpected extra argument(?:\(s\)|s)? \((.*)\)", message)
         if more:
             options = _options_of(error.ctx.command) if error.ctx else set()
-            several = "Several inputs: ckptconv convert INPUT... --output-dir DIR. " if "--dry-run" in options else ""
-            return UsageError(f"Too many arguments: {more[1]}.", f"{several}{usage}. Quote names with blanks in them.")
+            other = several("Several inputs: {}. ") if "--dry-run" in options else ""
+            return UsageError(f"Too many arguments: {more[1]}.", f"{other}{usage}. Quote names with blanks in them.")
         named = re.match(r"No such command '(.*?)'\.", message)
         if named and error.ctx:
             return _no_command(named[1], error.ctx)

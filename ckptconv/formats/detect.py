@@ -18,7 +18,7 @@ from ckptconv.formats.model_files import TORCH
 from ckptconv.formats.registered import BY_RANK, DEEPSPEED, FORMATS, JOINING, MEGATRON
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.options.option import checked
-from ckptconv.options.registered import opening, placed
+from ckptconv.options.registered import opening, placed, several
 from ckptconv.options.table import CHANGING, FITTING, OPENING
 from ckptconv.pickles.nodes import is_distributed_class
 from ckptconv.pickles.refusing import refusing_attacks
@@ -327,8 +327,8 @@ def _within(place: Location) -> str:
     if len(checkpoints) > 1:
         words = " ".join(map(shlex.quote, checkpoints)) if len(checkpoints) <= _FEW else "INPUT..."
         return (
-            f"It holds several: {some(checkpoints, _FEW, str)}. Give one of them, or convert several: ckptconv convert "
-            f"{words} --output-dir DIR"
+            f"It holds several: {some(checkpoints, _FEW, str)}. Give one of them"
+            f"{several(', or convert several: {}', words) or '.'}"
         )
     if checkpoints:
         return f"Give the checkpoint in it: {checkpoints[0]}"

@@ -1,4 +1,4 @@
-"""The options of conversions that features add."""
+"""The options of conversions, and of `convert` alone, that features add."""
 
 from __future__ import annotations
 
@@ -25,7 +25,11 @@ FEATURES: Mapping[str, str] = {
     "parts": "part",
     "steps": "last_good",
     "model_parts": "layers experts component vocab graft config",
+    "batch": "output_dir output_name",
 }
+# Of these, those whose options `convert` alone has, on the command line: `command.py` in the folder has
+# `carry_out(words, options)`, which does what these ask for instead, and returns the exit code.
+CARRIED_OUT = ("batch",)
 # Features that change the place of a source, or a source when it is opened, in this order, and the options that ask for
 # it, or `recorded`: the record in an output about the change of its source. `opening.py` in the folder has some of the
 # following functions. The options `asked` have the dtype among them; `reaching` is how checkpoints are reached.
@@ -56,6 +60,11 @@ def missing(name: str) -> str:
     """Return the feature, which is not here, of the option `name`; "" if it is no such option."""
     every = (feature for feature, names in FEATURES.items() if name in names.split())
     return next((feature for feature in every if name not in options_of(feature)), "")
+
+
+def several(sentence: str, words: str = "INPUT...") -> str:
+    """Return `sentence` with the command that converts each of several inputs for {}; "" if no feature does."""
+    return "" if missing("output_dir") else sentence.format(f"ckptconv convert {words} --output-dir DIR")
 
 
 def opening(options: Mapping[str, Any], hook: str) -> list[Callable[..., Any]]:

@@ -34,7 +34,7 @@ from ckptconv.options.kinds import (
     counted,
 )
 from ckptconv.options.option import Given, Option, deciding, option, options_in
-from ckptconv.options.registered import FEATURES, FITTED, OPENED, missing, options_of
+from ckptconv.options.registered import CARRIED_OUT, FEATURES, FITTED, OPENED, missing, options_of
 
 # Options with this group are for Python only.
 LIBRARY = "library"
@@ -359,23 +359,7 @@ class _Opening:
 class _Command:
     """Options that only the command line has."""
 
-    output_dir = Option(
-        PATH,
-        "Convert every INPUT, each to an output of its own in DIR, N at once with --jobs N. One that fails does not "
-        "stop the others.",
-        metavar="DIR",
-        group=OUTPUT,
-        common=True,
-    )
     into = Option(PATH, "The same as the argument OUTPUT.", flags=("--output", "-o"), metavar="OUTPUT", group=OUTPUT)
-    output_name = Option(
-        TEXT,
-        "The names of outputs in DIR: text with {stem}, {name}, {parent} or {number}. A name with an ending such as "
-        ".safetensors is a file, any other a directory.",
-        metavar="TEMPLATE",
-        group=OUTPUT,
-        fallback="x.pt becomes x.safetensors, a directory keeps its name",
-    )
     json = Option(FLAG, "Print one JSON object, also after a failure.", common=True)
     quiet = Option(FLAG, "Print warnings and errors only.", flags=("--quiet", "-q"))
     verbose = Option(FLAG, "Print all names, not only the first few.", flags=("--verbose", "-v"))
@@ -405,7 +389,7 @@ EXECUTORS: dict[str, str] = {
 }
 # The table, in parts: one name may be different options in different parts.
 OPTIONS = Options.table
-for _name, _option in [pair for feature in FEATURES for pair in options_of(feature).items()]:
+for _name, _option in [pair for each in FEATURES if each not in CARRIED_OUT for pair in options_of(each).items()]:
     OPTIONS[_name] = _option
     setattr(Options, _name, _option)  # for help
 # The options on which sources that features change for outputs of weights depend, and those on which sources that

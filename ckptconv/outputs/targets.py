@@ -18,6 +18,7 @@ from ckptconv.formats.run_names import POINTERS, TREES
 from ckptconv.formats.source import ADAPTER, MODEL, STEMS, Source
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.options.option import former_given
+from ckptconv.options.registered import several
 from ckptconv.options.table import OPTIONS, Options
 from ckptconv.outputs.kinds import (
     CHECKPOINTS,
@@ -451,8 +452,8 @@ def _an_input(path: str) -> UsageError:
     """
     return UsageError(
         f"{path} was given as OUTPUT, but is an existing checkpoint.",
-        "To convert several inputs: ckptconv convert INPUT... --output-dir DIR. This command writes a directory, or a "
-        "file whose name ends in .safetensors; ckptconv convert writes .pt too.",
+        f"{several('To convert several inputs: {}. ')}This command writes a directory, or a file whose name ends in "
+        ".safetensors; ckptconv convert writes .pt too.",
     )
 
 

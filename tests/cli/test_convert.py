@@ -1,34 +1,22 @@
-"""`ckptconv convert`: one command for every input, for several at once, and from safetensors to safetensors."""
+"""`ckptconv convert`: one command for every input, and from safetensors to safetensors."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import os
-import re
 import shutil
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from attacks.assemble import members, pickled, tensor, zipped
-from attacks.corpus import CASES
 from cells import looking, of_features, trained
-from checkpoints import COMMAND, Run, bits, ckptconv_here, contents, done, metadata_of
-from hypothesis import given
-from hypothesis import strategies as st
-from processes import prepared
+from checkpoints import COMMAND, Run, a_torch_set, bits, ckptconv_here, contents, done, metadata_of
 from safetensors.torch import load_file, save_file
 
 import ckptconv
-from ckptconv.cli.batch import SEVERITY, Outcome, first_sentence, table, worst
-from ckptconv.cli.convert import shares
-from ckptconv.cli.naming import InputWord, output_paths
 from ckptconv.cli.registered import COMMANDS
-from ckptconv.errors import CorruptError, UsageError
-from ckptconv.outputs.kinds import FURTHER
 
 WEIGHTS = {"model.a": torch.arange(6.0).reshape(2, 3), "model.b": torch.tensor([1.0, -0.5]), "n": torch.arange(4)}
 NESTED = {"s": {"x": torch.ones(3), "y": torch.zeros(2, 2)}, "epoch": 3}
@@ -58,21 +46,11 @@ def test_it_has_every_option_of_the_commands_for_a_format() -> None:
         assert opening <= flags_of(command), command
 
 
-def a_set(directory: Path) -> None:
-    """A sharded set of torch files, with its index."""
-    directory.mkdir()
-    names = {f"pytorch_model-0000{number}-of-00002.bin": name for number, name in ((1, "model.a"), (2, "model.b"))}
-    for file, name in names.items():
-        torch.save({name: WEIGHTS[name]}, directory / file)
-    index = {"metadata": {}, "weight_map": {name: file for file, name in names.items()}}
-    (directory / "pytorch_model.bin.index.json").write_text(json.dumps(index))
-
-
 # ---------------------------------------------------------------------------------------------- one of every format
 
 MAKERS: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "file": (lambda path: torch.save(NESTED, path), "in.pt", "pt2safetensors"),
-    "set": (a_set, "in", "pt2safetensors"),
+    "set": (lambda path: a_torch_set(WEIGHTS, path), "in", "pt2safetensors"),
     **{name: maker for more in of_features("MAKERS") for name, maker in more.items()},
 }
 
@@ -96,7 +74,7 @@ def test_it_does_what_the_command_for_a_format_does(place: Path) -> None:
 
 
 def test_the_index_of_a_set_stands_for_the_set(place: Path) -> None:
-    a_set(place / "in")
+    a_torch_set(WEIGHTS, place / "in")
     succeeding("pt2safetensors", "in/pytorch_model.bin.index.json", "special")
     succeeding("convert", "in/pytorch_model.bin.index.json", "obvious")
     assert contents(place / "special") == contents(place / "obvious")
@@ -139,7 +117,7 @@ def test_a_prefix_of_wrappers_is_told(place: Path) -> None:
     torch.save({1: torch.ones(2)}, "numbers.pt")
     save_file(names, "flat.safetensors")
     told = "the prefix of a model wrapper"
-    for command in (("convert", "--output-dir=o", "--dry-run"), *((each,) for each in looking())):
+    for command in (("convert", "--output=o", "--dry-run"), *((each,) for each in looking())):
         for name in ("flat.pt", "flat.safetensors"):
             said = succeeding(command[0], name, *command[1:], "--json").out
             assert f"{told}; --strip-prefix _orig_mod.module. removes it." in said
@@ -154,14 +132,11 @@ def test_an_output_that_cannot_be_written_is_refused_with_what_to_do(place: Path
     save_file(WEIGHTS, "a.safetensors")
     for name in ("a.pt", "b.pt"):
         torch.save(NESTED, name)
-    succeeding("convert", "a.pt", "b.pt", "--output-dir", "o")
     before = contents(place)
     for command, code, said in (
         ("convert a.safetensors ./a.safetensors", 2, "Write it to another path, and rename it afterwards"),
         ("convert a.safetensors", 2, "is already in safetensors, so it needs an OUTPUT"),
         ("pt2safetensors a.pt b.pt", 2, "is an existing checkpoint"),
-        ("pt2safetensors a.pt b.pt", 2, "convert INPUT... --output-dir DIR"),
-        ("convert a.pt b.pt --output-dir o --no-clobber", 1, "--no-clobber"),
     ):
         assert said in refused(code, *command.split())
         assert contents(place) == before, command
@@ -174,9 +149,7 @@ def test_a_directory_of_several_checkpoints_is_said_to_hold_them(place: Path) ->
     Path("in/notes.txt").write_text("notes")
     Path("in/fsdp_config.json").write_text("{}")
     err = refused(2, "convert", "in")
-    assert "It holds several: in/a.pt, in/b c.pt." in err
-    command = re.search(r"ckptconv (convert in/a.pt 'in/b c.pt' --output-dir) DIR", err)
-    assert command, err
+    assert "It holds several: in/a.pt, in/b c.pt. Give one of them" in err
 
 
 def test_verify_does_not_compare_a_file_with_itself(place: Path) -> None:
@@ -192,14 +165,6 @@ def test_a_directory_of_one_file_names_it(place: Path) -> None:
     assert "Give the checkpoint in it: in/epoch=0.ckpt" in refused(2, "convert", "in", "out")
 
 
-def test_a_variable_that_was_not_set_replaces_no_input(place: Path) -> None:
-    torch.save(NESTED, "a.pt")
-    save_file(WEIGHTS, "b.safetensors")
-    before = contents(place)
-    assert "--output-dir is empty" in refused(2, "convert", "a.pt", "b.safetensors", "--output-dir", "")
-    assert contents(place) == before
-
-
 def test_a_glob_that_the_shell_did_not_expand_is_explained(place: Path) -> None:
     torch.save(NESTED, "a.pt")
     assert (
@@ -213,13 +178,11 @@ def test_a_glob_that_the_shell_did_not_expand_is_explained(place: Path) -> None:
     succeeding("convert", "x[1].pt")
 
 
-def test_more_words_than_two_lead_to_a_directory_and_to_commands_that_combine(place: Path) -> None:
+def test_more_words_than_two_lead_to_commands_that_combine(place: Path) -> None:
     err = refused(2, "convert", "a.pt", "b c.pt", "--dtype", "bf16", "d.pt", "--storage-options", '{"key": "secret"}')
     assert "found 3 arguments" in err
-    assert "give --output-dir DIR instead of OUTPUT" in err
     assert [name for name in ("average", "merge") if name in err] == [n for n in ("average", "merge") if n in COMMANDS]
     assert "secret" not in err
-    assert "--output-dir DIR" in refused(2, "convert", "a.pt", "out", "--output-name", "{stem}")
 
 
 def test_from_python_too(place: Path) -> None:
@@ -389,344 +352,6 @@ def test_a_structure_record_that_does_not_fit_is_refused_or_left_out(place: Path
         found = load_file("out.safetensors")
         assert found.keys() == tensors.keys()
         assert all(torch.equal(bits(found[name]), bits(tensors[name])) for name in tensors)
-
-
-# ------------------------------------------------------------------------------------------------------ several at once
-
-CUT = zipped(members(pickled(tensor())))[:-40]
-CODES = {"attack.pt": 3, "cut.pt": 4, "unknown.json": 5}
-
-
-def mixed(place: Path) -> list[str]:
-    """Twenty inputs of every format, three of them broken."""
-    (place / "in").mkdir()
-    for number, step in enumerate(trained()):
-        shutil.copytree(step, place / "in" / f"step{number}")
-    for number in range(10 - len(trained())):
-        torch.save({**NESTED, "epoch": number}, place / "in" / f"m{number}.pt")
-    for number in range(3):
-        save_file(cast(WEIGHTS, torch.float16), place / "in" / f"s{number}.safetensors")
-    for number in range(3):
-        a_set(place / "in" / f"set{number}")
-    save_file(WEIGHTS, place / "whole.safetensors")
-    succeeding("convert", place / "whole.safetensors", place / "in" / "shards", "--max-shard-size", "20")
-    (place / "in" / "attack.pt").write_bytes(CASES["live_os_system.pt"].make("canary"))
-    (place / "in" / "cut.pt").write_bytes(CUT)
-    (place / "in" / "unknown.json").write_text("{}")
-    return sorted(f"in/{name}" for name in os.listdir(place / "in"))
-
-
-def test_of_twenty_the_broken_ones_do_not_stop_the_others(place: Path) -> None:
-    words = mixed(place)
-    assert len(words) == 20
-    (place / "alone").mkdir()
-    for word in words:
-        name = os.path.basename(word)
-        output = f"alone/{name}" if Path(word).is_dir() else f"alone/{os.path.splitext(name)[0]}.safetensors"
-        assert ckptconv_here("convert", word, output).code == CODES.get(name, 0)
-    for jobs in (1, 2):
-        out = f"out{jobs}/deep"
-        run = ckptconv_here("convert", *words, "--output-dir", out, "--jobs", jobs)
-        said = run.refused(3, "this file is an attack")
-        assert said.splitlines()[-1] == "ckptconv: 3 of 20 inputs could not be converted."
-        assert contents(place / "alone") == contents(place / out), jobs
-        lines = run.out.splitlines()
-        assert lines[0].split() == ["input", "input", "format", "output", "size", "time"]
-        assert [line.split()[0] for line in lines[1:21]] == words, "in the order in which they were given"
-        also = [line for line in lines if line.startswith("the structure record of in/m0.pt, in/m1.")]
-        assert [line for line in also if " also holds values" in line]
-        assert lines[-1].startswith("17 of 20 inputs converted, 3 failed: wrote ")
-        kinds = {line.split()[0]: line.split()[1] for line in lines[1:-1]}
-        assert [kinds[f"in/{name}"] for name in CODES] == ["unsafe", "corrupt", "unsupported"], jobs
-
-
-def test_with_json_several_are_one_object(place: Path) -> None:
-    torch.save(NESTED, "a.pt")
-    Path("b.pt").write_bytes(CUT)
-    save_file(WEIGHTS, "c.safetensors")
-    words = ["a.pt", "b.pt", "c.safetensors", "none.pt"]
-    alone = succeeding("convert", "a.pt", "again.safetensors", "--json").json
-    for jobs in (1, 3):
-        run = ckptconv_here("convert", *words, "--output-dir", f"o{jobs}", "--json", "--jobs", jobs)
-        told = run.json
-        assert run.code == told["error"]["exit_code"] == 4
-        assert (told["ok"], told["command"]) == (False, "convert")
-        assert [each["input"] for each in told["results"]] == words, jobs
-        assert [each["ok"] for each in told["results"]] == [True, False, True, False], jobs
-        assert [each["error"]["kind"] for each in told["results"] if not each["ok"]] == ["corrupt", "usage"]
-        assert alone.keys() - {"version", "command"} == told["results"][0].keys()
-        assert (told["inputs"], told["converted"], told["failed"]) == (4, 2, 2)
-        for total in ("tensors", "bytes_written", "bytes_read", "input_bytes"):
-            assert told[total] == sum(each[total] for each in told["results"] if each["ok"]), total
-    run = succeeding("convert", "a.pt", "--output-dir", "o", "--json", "-q")
-    assert run.json["ok"]
-    assert len(run.json["results"]) == 1, "one input is told of as several are"
-
-
-def test_a_plan_for_several_writes_nothing(place: Path) -> None:
-    torch.save(NESTED, "a.pt")
-    run = succeeding("convert", "a.pt", "--output-dir", "o/p", "--dry-run")
-    assert "1 of 1 input would be converted" in run.out
-    assert os.listdir() == ["a.pt"]
-
-
-def test_a_directory_in_which_nothing_was_made_does_not_stay(place: Path) -> None:
-    refused(2, "convert", "none.pt", "--output-dir", "o")
-    assert os.listdir() == []
-    Path("file").touch()
-    torch.save(NESTED, "a.pt")
-    assert "file is not a directory" in refused(2, "convert", "a.pt", "--output-dir", "file")
-
-
-def test_options_for_one_output_are_refused_for_several(place: Path) -> None:
-    torch.save(NESTED, "a.pt")
-    options = (
-        *(f"--{name}=o" for name in FURTHER),
-        "--manifest=m",
-        "--depfile=d",
-        *itertools.chain(*of_features("OF_ONE")),
-    )
-    for option in options:
-        said = refused(2, "convert", "a.pt", "--output-dir", "o", option)
-        assert f"{option.partition('=')[0]} applies to one conversion" in said
-    assert "must be converted alone" in refused(2, "convert", "-", "a.pt", "--output-dir", "o")
-    assert os.listdir() == ["a.pt"]
-
-
-def test_templates_name_files_and_directories(place: Path) -> None:
-    for run in ("r1", "r2"):
-        (place / run).mkdir()
-        torch.save(NESTED, f"{run}/model.pt")
-    words = ["r1/model.pt", "r2/model.pt"]
-    err = refused(2, "convert", *words, "--output-dir", "o")
-    assert "The outputs of r1/model.pt and r2/model.pt would both be o/model.safetensors. No output" in err
-    assert err.count("--output-name") == 1
-    assert not Path("o").exists()
-    for template, expected in [
-        ("{parent}.safetensors", ["r1.safetensors", "r2.safetensors"]),
-        ("{parent}-{stem}", ["r1-model/model.safetensors", "r2-model/model.safetensors"]),
-        ("{parent}/{stem}.safetensors", ["r1/model.safetensors", "r2/model.safetensors"]),
-        ("{number}.safetensors", ["1.safetensors", "2.safetensors"]),
-    ]:
-        succeeding("convert", *words, "--output-dir", "o", "--output-name", template)
-        assert sorted(name for name in contents(place / "o") if name.endswith(".safetensors")) == expected
-        shutil.rmtree("o")
-
-
-# ------------------------------------------------------------------------------------------------------- its pure parts
-
-# What names of files may have in them, and what leads elsewhere.
-HOSTILE = st.one_of(
-    st.sampled_from([".", "..", "~", "a", "b", "a.pt", "a.bin", ".pt", "{stem}", "s3:", "a::b", "%2e%2e", "-", "A"]),
-    st.text(st.characters(blacklist_characters="/\0", blacklist_categories=["Cs"]), min_size=1, max_size=5),
-)
-WORDS = st.lists(st.builds("/".join, st.lists(HOSTILE, min_size=1, max_size=4)), min_size=1, max_size=6)
-PIECES = ["{stem}", "{name}", "{parent}", "{number}", "/", "..", ".", "-", "x", ".safetensors"]
-TEMPLATES = st.one_of(
-    st.just(""),
-    st.lists(st.sampled_from(PIECES), min_size=1, max_size=5).map("".join),
-    st.text(max_size=8),
-)  # fmt: skip
-
-
-@given(
-    WORDS,
-    TEMPLATES,
-    st.lists(st.booleans(), min_size=6, max_size=6),
-    st.sampled_from(["out", "/o", "memory://bucket/o"]),
-)
-def test_no_two_outputs_have_one_name_and_none_leads_out_of_the_directory(
-    words: list[str], template: str, kinds: list[bool], directory: str
-) -> None:
-    def resolve(path: str) -> str:
-        return path if path.startswith("memory://") else os.path.abspath(path)
-
-    inputs = [InputWord(word, kind) for word, kind in zip(words, kinds, strict=False)]
-    try:
-        paths = output_paths(inputs, directory, template, resolve)
-    except UsageError:
-        return
-    places = [resolve(path) for path in paths if isinstance(path, str)]
-    assert len(places) == len(set(places))
-    assert len(paths) == len(words)
-    for place in places:
-        assert place.startswith(resolve(directory) + "/")
-        assert ".." not in place.split("/")
-        assert not [other for other in places if other.startswith(place + "/")]
-        assert place not in {resolve(word) for word in words}
-
-
-def test_what_is_no_template_or_leads_out_is_refused() -> None:
-    fields = r"not a template.*\{stem\}, \{name\}, \{parent\}, \{number\}"
-    for said, templates in (
-        ("not a valid name in out", ["..", "../{stem}", "/{stem}", "{stem}/..", "{stem}//x", ".", "a/./b"]),
-        (fields, ["{stem", "{}", "{0}", "{other}", "{stem.upper}", "{stem!r}", "{number:03}", "}"]),
-    ):
-        for template in templates:
-            with pytest.raises(UsageError, match=said):
-                output_paths([InputWord("a.pt")], "out", template)
-
-
-NAMED = [
-    ("x/epoch=3.ckpt", False, "", "out/epoch=3.safetensors"),
-    ("x/pytorch_model-00001-of-00002.bin", False, "", "out/model-00001-of-00002.safetensors"),
-    ("x/pytorch_model.bin.index.json", False, "", "out/x"),
-    ("runs/step-1.5/", True, "", "out/step-1.5"),
-    ("runs/step-1.5/", True, "{parent}-{stem}", "out/runs-step-1.5"),
-    ("memory://bucket/dir/x.pt", False, "{parent}-{name}.safetensors", "out/dir-x.pt.safetensors"),
-    ("a/model@v1", True, "", "out/model@v1"),
-    *itertools.chain(*of_features("CALLED")),
-]
-
-
-def test_names_are_made_of_what_an_input_is_called() -> None:
-    for word, is_directory, template, expected in NAMED:
-        assert output_paths([InputWord(word, is_directory)], "out", template) == [expected]
-
-
-def test_an_output_does_not_take_the_place_of_an_input() -> None:
-    paths = output_paths([InputWord("x/b.pt"), InputWord("b.safetensors"), InputWord("c.pt")], ".")
-    shared, again, free = paths
-    assert shared is again
-    assert isinstance(shared, UsageError)
-    assert "The output of x/b.pt, b.safetensors would be ./b.safetensors, and b.safetensors is an input" in str(shared)
-    assert free == "./c.safetensors"
-
-
-def test_inputs_whose_outputs_would_have_one_name_do_not_keep_the_others(place: Path) -> None:
-    """As with `convert *`, where LICENSE.txt and LICENSE.md are no checkpoints anyway."""
-    torch.save(NESTED, "a.pt")
-    for name in ("b.txt", "b.md", "b.log"):
-        Path(name).write_text("no checkpoint")
-    for jobs in ("1", "2"):
-        run = ckptconv_here("convert", "a.pt", "b.log", "b.md", "b.txt", "--output-dir", f"o{jobs}", "--jobs", jobs)
-        said = run.refused(2, "3 of 4 inputs could not be converted")
-        assert said.count(f"b.log, b.md and b.txt would all be o{jobs}/b.safetensors") == 1
-        assert [name for name in os.listdir(f"o{jobs}") if name.endswith(".safetensors")] == ["a.safetensors"]
-
-
-def test_the_exit_code_is_the_worst() -> None:
-    assert worst([]) == 0
-    assert [worst(SEVERITY[index:]) for index in range(len(SEVERITY))] == [3, 4, 5, 1, 2, 0]
-    assert worst([3, 130, 4]) == 130
-    assert worst([143, 3]) == 143
-
-
-def test_threads_and_memory_are_shared() -> None:
-    mib = 1 << 20
-    assert shares({}, 20, far=False) == (1, {})
-    assert shares({"jobs": 1}, 20, far=False) == (1, {"jobs": 1})
-    assert shares({"jobs": 4}, 20, far=False) == (4, {"jobs": 1, "memory": 2 * mib})
-    assert shares({"jobs": 8}, 2, far=False) == (2, {"jobs": 4, "memory": 4 * mib})
-    assert shares({"jobs": 4}, 4, far=True) == (4, {"jobs": 1, "memory": 6 * mib})
-    assert shares({"jobs": 2, "memory": 6 * mib}, 3, far=True) == (2, {"jobs": 1, "memory": 3 * mib})
-
-
-def test_the_table_fits_the_terminal() -> None:
-    error = CorruptError("long/" * 20 + "x.pt is cut. And more.", "Copy it.")
-    output = ckptconv.result.OutputFile("out/" * 20 + "x", 10, 1)
-    report = ckptconv.Report("in", [output], "torch zip", 1, {}, {}, [], [])
-    for width in (60, 80, 200, None):
-        lines = list(table([Outcome("in/" * 30 + "x.pt", report), Outcome("y.pt", error=error), Outcome("z")], width))
-        assert len(lines) == 4
-        assert all(width is None or len(line) <= width for line in lines), width
-    assert first_sentence(error.message).endswith("x.pt is cut")
-
-
-# ------------------------------------------------------------------------------------------------------------- signals
-
-# Slow enough for a signal to come; "!" in the named file says that writing of the second input has begun.
-SLOW = """
-import os, sys, time
-from ckptconv.storage import writing
-write_at = writing.LocalWriter.write_at
-def slowly(self, offset, data):
-    write_at(self, offset, data)
-    if len(data) > 100_000:
-        with open({begun!r}, "w") as begun:
-            begun.write("!")
-        time.sleep(600)
-writing.LocalWriter.write_at = slowly
-"""
-
-
-def stopped(place: Path, number: signal.Signals, jobs: int, *options: str) -> tuple[int, str, str]:
-    """How a conversion of three ends if the signal comes while it writes the second."""
-    for name in "abc":
-        torch.save({"w": torch.full((100_000 if name == "b" else 1000,), 1.0)}, place / f"{name}.pt")
-    os.mkfifo(place / "begun")
-    slow = SLOW.format(begun=str(place / "begun"))
-    code = slow + (
-        f"from ckptconv.cli import batch, main\nbatch.START = {slow!r}.replace('{{', '{{{{').replace('}}', '}}}}')"
-        " + batch.START\nmain.main(sys.argv[1:])"
-    )
-    words = ["a.pt", "b.pt", "c.pt", "--output-dir", "o", "--jobs", str(jobs), *options]
-    process = prepared().python(code, "convert", *words, cwd=place)
-    with open(place / "begun") as begun:
-        assert begun.read(1) == "!"
-    process.send_signal(number)
-    out, err = process.communicate()
-    assert "Traceback" not in err, err
-    os.unlink(place / "begun")
-    return process.wait(), out, err
-
-
-@pytest.mark.parametrize(
-    ("jobs", "number", "code"), [(1, signal.SIGTERM, 143), (2, signal.SIGTERM, 143), (2, signal.SIGINT, 130)]
-)
-def test_a_signal_stops_all_and_nothing_half_made_is_left(
-    jobs: int, number: signal.Signals, code: int, tmp_path: Path
-) -> None:
-    found, out, err = stopped(tmp_path, number, jobs, "--json")
-    assert found == code
-    told = json.loads(out)
-    assert told["error"]["exit_code"] == code
-    assert told["error"]["kind"] == "interrupted"
-    made = {each["input"] for each in told["results"] if each["ok"]}
-    assert {name.replace(".safetensors", ".pt") for name in contents(tmp_path / "o")} == made, "and nothing staged"
-    assert "b.pt" not in made
-    if jobs == 1:
-        assert made == {"a.pt"}
-    assert f"Stopped by {number.name}. {len(made) or 'No'}" in err
-
-
-def test_after_a_signal_the_table_says_what_was_done_and_what_not(tmp_path: Path) -> None:
-    code, out, err = stopped(tmp_path, signal.SIGINT, 1)
-    assert code == 130
-    rows = {line.split()[0]: line for line in out.splitlines()}
-    assert "o/a.safetensors" in rows["a.pt"]
-    assert rows["b.pt"].endswith("interrupted")
-    assert rows["c.pt"].endswith("not begun")
-    assert err.splitlines()[-1] == (
-        "ckptconv: Stopped by SIGINT. 1 of 3 inputs converted; no output of the others was published."
-    )
-
-
-def test_a_worker_imports_nothing_from_the_current_directory(place: Path) -> None:
-    for name in ("typing", "threading", "numpy", "multiprocessing"):
-        Path(f"{name}.py").write_text("open('canary', 'w')")
-    for name in "ab":
-        torch.save(NESTED, f"{name}.pt")
-    succeeding("convert", "a.pt", "b.pt", "--output-dir", "o", "--jobs", "2", "--dtype", "bf16")
-    assert not Path("canary").exists()
-
-
-def test_a_worker_that_dies_fails_its_input_alone(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ckptconv.cli import batch
-
-    for name in "abc":
-        torch.save(NESTED, f"{name}.pt")
-    killing = (
-        "from ckptconv import conversion\nimport os\nconvert = conversion.convert\n"
-        "conversion.convert = lambda source, *a, **k: os.kill(os.getpid(), 9) if source == 'b.pt' else "
-        "convert(source, *a, **k)\n"
-    )
-    monkeypatch.setattr(batch, "START", killing + batch.START)
-    run = ckptconv_here("convert", "a.pt", "b.pt", "c.pt", "--output-dir", "o", "--jobs", "2", "--json")
-    assert run.code == 1
-    assert [each["ok"] for each in run.json["results"]] == [True, False, True]
-    assert "the process that converted it ended with signal 9" in run.json["results"][1]["error"]["message"]
-    assert sorted(os.listdir("o")) == ["a.safetensors", "c.safetensors"]
 
 
 def test_an_output_with_an_ending_that_none_has_is_refused(place: Path) -> None:

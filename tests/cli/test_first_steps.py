@@ -95,7 +95,6 @@ REFUSED: list[tuple[str, int, str]] = [
             (LONG, 1, "too long. Nothing was written"),
         )
     ),
-    (f"convert model.pt --output-dir {LONG}", 1, f"{LONG} cannot be written;too long"),
     ("pt2safetensors model.pt --manifest x --depfile x", 2, "both name x"),
     *(
         (f"pt2safetensors model.pt {output}", 2, f"OUTPUT cannot be {output};by a rename")

@@ -27,6 +27,7 @@ from ckptconv.cli.registered import GROUPS as REGISTERED
 from ckptconv.cli.registered import STRICT
 from ckptconv.cli.terminal import has_colours
 from ckptconv.options import GROUPS
+from ckptconv.options.registered import FEATURES, options_of
 from ckptconv.options.table import COMMAND, LIBRARY, OPTIONS, UsageError
 
 
@@ -90,7 +91,9 @@ def test_the_short_help_of_convert_has_what_people_use() -> None:
     common = "key exclude strip-prefix dtype like max-shard-size for-hub to verify json"
     common += " optimizer quantize dequantize map output-dir copy-config dry-run"
     # Some are features', which may be missing.
-    known = {option.flags[0].partition("/")[0].lstrip("-") for option in (*OPTIONS.values(), *COMMAND.values())}
+    added = (option for feature in FEATURES for option in options_of(feature).values())
+    every = (*OPTIONS.values(), *COMMAND.values(), *added)
+    known = {option.flags[0].partition("/")[0].lstrip("-") for option in every}
     assert sorted(names) == sorted(known.intersection(common.split()))
     for path, told in read().items():
         assert path == "ckptconv convert" or sum(flag.common for flag in told.flags) <= 10, path
@@ -151,7 +154,6 @@ def test_one_output_is_needed_and_no_two() -> None:
     for words, told in (
         *itertools.chain(*of_features("LACKING")),
         ("convert a.pt b.safetensors -o c.safetensors", "OUTPUT is given twice"),
-        ("convert a.pt b.pt -o out --output-dir d", "-o names one output"),
         ("safetensors2pt a.safetensors", "OUTPUT is missing"),
     ):
         ckptconv_here(*words.split()).refused(2, told)
@@ -207,7 +209,6 @@ def test_options_of_other_programs_are_said_what_they_are_here() -> None:
         "-d": "Name OUTPUT after INPUT.",
     }.items():
         ckptconv_here("convert", "x.pt", option, "1").refused(2, f"There is no option {option}.", said)
-    ckptconv_here("pt2safetensors", "x.pt", "--output-dir", "y").refused(2, "Name OUTPUT after INPUT;")
     ckptconv_here("safetensors2pt", "x", "y.pt", "--max-shard-size", "1GB").refused(2, "convert has --max-shard-size")
     # Nothing is said of an option that the command has not.
     if "part" in OPTIONS:

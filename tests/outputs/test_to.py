@@ -80,12 +80,6 @@ def test_without_an_output_a_pt_file_is_beside_the_input() -> None:
         ckptconv_here("convert", "m.safetensors", "--to", to).refused(2, "needs an OUTPUT: a directory")
 
 
-def test_several_inputs_each_become_one_of_the_kind() -> None:
-    save_file(WEIGHTS, "n.safetensors")
-    done(ckptconv_here("convert", "m.safetensors", "n.safetensors", "--output-dir", "out", "--to", "pt"))
-    assert sorted(contents(Path("out"))) == ["m.pt", "n.pt"]
-
-
 def test_parts_and_plans_are_of_the_kind() -> None:
     assert "would" in done(ckptconv_here("convert", "m.safetensors", "x", "--to", "pt", "--dry-run")).out
     assert not Path("x").exists()

@@ -159,12 +159,7 @@ convert train.pt new --order notes.md --manifest notes.md --overwrite
 convert a.pt sharded --overwrite
 convert a.pt hf --overwrite --no-clobber
 convert a.pt ad1 --overwrite
-convert model.pt --output-dir .
 convert a.pt .
-convert a.pt --output-dir out
-convert a.pt b.pt --output-dir out --output-name a.safetensors
-convert hf --output-dir . --output-name step1
-convert hf --output-dir . --output-name g1.safetensors
 convert nested.pt hf --for-hub
 convert sharded sharded --max-shard-size 1GB
 convert sharded/model.safetensors.index.json sharded
@@ -173,7 +168,6 @@ convert a.pt g1.safetensors --no-clobber
 convert a.pt a.pt
 convert a.pt -o ./hf/../a.pt --overwrite
 convert a.pt b.pt --no-clobber
-convert a.pt --output-dir . --output-name b.pt
 convert g1.safetensors local:///{here}/g1.safetensors --overwrite
 pt2safetensors model.pt
 pt2safetensors bin hf
@@ -223,8 +217,6 @@ DONE: dict[str, set[str]] = {
     "convert bin/pytorch_model.bin": set(),
     "convert a.pt hf --overwrite": {"hf/model.safetensors"},
     "convert a.pt bin --overwrite": set(),
-    "convert a.pt --output-dir out --overwrite": {"out/a.safetensors"},
-    "convert b.pt --output-dir out": set(),
     "convert a.pt new.safetensors --manifest x.json --overwrite": {"x.json"},
     **{words: changed for more in of_features("DONE") for words, changed in more.items()},
 }
@@ -330,8 +322,6 @@ def test_every_command_and_option_that_writes_a_path_is_tried() -> None:
 AGAIN = """
 convert a.pt
 convert nested.pt
-convert a.pt b.pt --output-dir fresh
-convert hf bin --output-dir fresh
 convert a.pt new
 convert a.pt new --for-hub
 convert a.pt new --max-shard-size 16
@@ -340,9 +330,7 @@ safetensors2pt g1.safetensors new.pt
 pt2safetensors bin
 """ + "".join(of_features("AGAIN"))
 # Without marks, as on some file systems, these have nothing but their bytes: if those change, they have to be named.
-BY_BYTES = {"convert a.pt", "convert a.pt b.pt --output-dir fresh", "convert a.pt new --for-hub"}.union(
-    *of_features("BY_BYTES")
-)
+BY_BYTES = {"convert a.pt", "convert a.pt new --for-hub"}.union(*of_features("BY_BYTES"))
 
 
 def _without_marks(*_: object) -> None:
@@ -471,7 +459,6 @@ def test_on_a_store_too(world: Path) -> None:
         for words in (
             f"convert {place}/a.pt",
             f"convert a.pt {place}/hf",
-            f"convert a.pt --output-dir {place}",
             f"convert a.pt {place}/new.safetensors --manifest {place}/m.json",
             f"convert {place}/a.safetensors memory:///precious/../precious/a.safetensors --overwrite",
             *(words.format(place=place) for words in itertools.chain(*of_features("REFUSED_THERE"))),
@@ -481,7 +468,6 @@ def test_on_a_store_too(world: Path) -> None:
         for _ in range(2):
             for words in (
                 f"convert a.pt {place}/new",
-                f"convert b.pt --output-dir {place}",
                 f"convert a.pt {place}/x.safetensors --manifest {place}/new.json",
                 *(words.format(place=place) for words in itertools.chain(*of_features("AGAIN_THERE"))),
             ):

@@ -91,7 +91,6 @@ def test_a_page_gets_another_hidden_name_where_its_own_is_taken(sharded: Path, t
 WRITTEN: dict[str, tuple[str, tuple[object, ...]]] = {
     "file": ("x.safetensors", ("convert", "MODEL", "PATH")),
     "directory": ("x", ("convert", "MODEL", "PATH", *SHARDED)),
-    "output-dir": ("x", ("convert", "MODEL", "--output-dir", "PATH")),
     "below": ("x", ("convert", "MODEL", "PATH/sub/y.safetensors")),
     "torch": ("x.pt", ("safetensors2pt", "WEIGHTS", "PATH")),
     "manifest": ("x.json", ("convert", "MODEL", "OWN", "--manifest", "PATH")),

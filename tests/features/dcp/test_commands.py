@@ -34,7 +34,7 @@ def files(directory: Path) -> dict[Path, bytes]:
     return {path.relative_to(directory): path.read_bytes() for path in directory.rglob("*.*") if path.is_file()}
 
 
-def test_checkpoints_for_training_are_made_of_one_input_or_several(place: Path) -> None:
+def test_checkpoints_for_training_are_made_of_one_input(place: Path) -> None:
     """With the kinds of checkpoint that `safetensors2dcp` makes, whose outputs are the same."""
     torch.save({"s": {"x": torch.ones(3), "y": torch.zeros(2, 2)}, "epoch": 3}, "a.pt")
     save_file(WEIGHTS, "b.safetensors")
@@ -46,8 +46,6 @@ def test_checkpoints_for_training_are_made_of_one_input_or_several(place: Path) 
         assert made.keys() == strict.keys()
         assert [name for name in made if made[name] != strict[name] and "manifest" not in str(name)] == [], kind
         succeeding("verify", "a.pt", kind)
-    succeeding("convert", "a.pt", "b.safetensors", "--to", "dcp", "--output-dir", "o")
-    assert {path.parent.name for path in (place / "o").rglob("*.metadata")} == {"a", "b"}
     ckptconv_here("convert", "a.pt", "--to", "dcp").refused(2, "needs an OUTPUT")
 
 
@@ -69,8 +67,6 @@ def test_options_of_another_kind_are_said_which_kind_they_are_for() -> None:
     Path("m.pt").touch()
     ckptconv_here("verify", "m.safetensors", "m.pt", "--to", "dcp").refused(2, "m.pt is the name of a file")
     ckptconv_here("pt2safetensors", "m.pt", "x", "--to", "dcp").refused(2, "ckptconv convert has --to")
-    several = ["convert", "m.safetensors", "n.safetensors", "--output-dir", "o", "--states", "m.safetensors"]
-    ckptconv_here(*several, "--to", "dcp").refused(2, "--states applies to one conversion")
 
 
 def test_parts_and_plans_are_of_the_kind() -> None:

@@ -14,6 +14,7 @@ from lone_files import STATE, Make, W, making, moved
 
 import ckptconv
 from ckptconv.cli.registered import COMMANDS as GROUPED
+from ckptconv.options.registered import missing
 from ckptconv.options.table import OPTIONS
 from ckptconv.outputs.kinds import FURTHER
 from ckptconv.outputs.kinds import KINDS as KINDS_HERE
@@ -150,10 +151,9 @@ if "attest" in OPTIONS:
     REFUSED += "zero-to-fp32 zero new --digest sha256 --attest notes.md\n"
 DONE: dict[str, set[str]] = {"convert zero b.pt": {"b.pt"}}
 AGAIN = """\
-convert hf zero --output-dir fresh
 convert zero new --optimizer new/optimizer
 zero-to-fp32 zero new
-"""
+""" + ("" if missing("output_dir") else "convert hf zero --output-dir fresh\n")
 WRITING: list[Callable[[], object]] = [lambda: ckptconv.convert("zero", "new", optimizer="hf")]
 REFUSED_THERE = ["convert zero {place}/new --optimizer {place}/hf"]
 # What a command writes to a directory that others write to: the name, and its words.

@@ -11,5 +11,5 @@ ZERO = Path(__file__).parent / "data" / "z3_bf16_w2" / "checkpoint"
 def run(smoke: Any) -> None:
     smoke.run("zero-to-fp32", ZERO, "zero", "--verify")
     smoke.run("zero-to-fp32", ZERO, "zero.safetensors", "--dtype", "fp16", "--optimizer", "adam", "--tied", "duplicate")
-    smoke.run("convert", "model.pt", ZERO, "--output-dir", "two", "--jobs", "2")
+    smoke.run("convert", ZERO, "two")
     smoke.run("zero-to-fp32", "--help")

@@ -24,16 +24,6 @@ import make_example
 Z3 = ZERO / "z3_bf16_w2/checkpoint"
 
 
-def test_with_a_directory_of_outputs_each_of_them_is_refused(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(ZERO / "z3_bf16_exclfrozen_w2/checkpoint", run)
-    files = sorted(run.rglob("*_states.pt"))
-    ended = ckptconv_here("convert", *files, "--output-dir", tmp_path / "out", "--no-fsync", "--quiet")
-    assert ended.code == 5
-    assert ended.err.count("zero-to-fp32") == len(files) == 4
-    assert not list((tmp_path / "out").rglob("*.safetensors"))
-
-
 def test_a_run_with_one_checkpoint_is_converted_as_by_its_command(place: Path) -> None:
     shutil.copytree(Z3, place / "in" / "epoch=0.ckpt")
     done(ckptconv_here("convert", "in", "out"))

@@ -25,7 +25,6 @@ from processes import on_terminal
 from safetensors.torch import save_file
 
 import ckptconv as library
-from ckptconv.cli.batch import Outcome, table
 from ckptconv.cli.lines import Line
 from ckptconv.features.inspect.module_tree import rows, tree
 from ckptconv.features.inspect.overview import overview
@@ -177,8 +176,6 @@ def test_rows_of_different_names_differ_in_any_width(tmp_path: Path) -> None:
         text = "".join(line.strip() for line in lines)
         assert all(name in text for name in names) or len({*lines}) == len(lines) == len(names) + 1, width
         assert width is None or not [line for line in lines if cells(line) > width], width
-        told = [line.partition("  ")[0] for line in table([Outcome(name) for name in names], width)]
-        assert len({*told}) == len(names) + 1, width
 
 
 @pytest.mark.parametrize("width", [40, 50, 60])

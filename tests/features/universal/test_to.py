@@ -54,7 +54,4 @@ def test_it_stands_beside_other_outputs_but_not_beside_one_of_its_own() -> None:
 
 def test_it_is_made_of_one_input_and_has_a_name() -> None:
     ckptconv_here(*convert("--to", "universal")).refused(2, "needs an OUTPUT: a directory")
-    ckptconv_here(*convert("n.safetensors", "--output-dir", "o", "--to", "universal")).refused(
-        2, "--to universal is for one conversion"
-    )
     ckptconv_here(*convert("x", "--to", "DeepSpeed")).refused(2, "Did you mean universal?")

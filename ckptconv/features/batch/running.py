@@ -8,13 +8,14 @@ import os
 import subprocess
 import sys
 from collections import deque
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ckptconv.cli import failures, signals
 from ckptconv.cli.console import Counting, Printer, say, width
 from ckptconv.cli.reports import recorded
-from ckptconv.cli.worker import attempt
 from ckptconv.errors import UNPUBLISHED, CkptconvError, FailedError, StoppedError, UsageError
+from ckptconv.features.batch.worker import attempt
 from ckptconv.process import peak_rss
 from ckptconv.storage.handles import resolved
 from ckptconv.storage.paths import dirname, is_remote
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from multiprocessing.connection import Connection
 
-    from ckptconv.cli.printed import Converted, Failure, NotConverted, SeveralInputs
+    from ckptconv.cli.printed import Failure
+    from ckptconv.features.batch.printed import Converted, NotConverted, SeveralInputs
     from ckptconv.result import Report
 
 # Exit codes from the worst to the best: unsafe, corrupt, unsupported, failed, usage, done.
@@ -35,7 +37,9 @@ _LOOK = 0.2
 # Cells of an input and an output in the table, if no terminal has fewer.
 _WIDE, _NARROW = 60, 12
 # A worker's program. It imports nothing from the current directory, which may hold anybody's files.
-START = "import sys; sys.path = [{!r}, *filter(None, sys.path)]; from ckptconv.cli.worker import main; main({})"
+START = (
+    "import sys; sys.path = [{!r}, *filter(None, sys.path)]; from ckptconv.features.batch.worker import main; main({})"
+)
 
 
 class Conversion(NamedTuple):
@@ -225,7 +229,7 @@ class _Workers:
         from multiprocessing import Pipe
 
         ours, theirs = Pipe()
-        package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+        package = str(Path(__file__).absolute().parents[3])
         descriptor = theirs.fileno()
         self._processes[ours] = subprocess.Popen(
             [sys.executable, "-c", START.format(package, descriptor)],

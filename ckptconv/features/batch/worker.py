@@ -1,4 +1,4 @@
-"""Convert inputs in a process of its own, one after the other, for `cli.batch`.
+"""Convert inputs in a process of its own, one after the other, for `running`.
 
 It is sent tasks and sends messages: ("total", bytes), ("done", bytes), ("file", name) while it works, then ("ended",
 Report or CkptconvError). It ends when the connection is closed, or with the first signal.

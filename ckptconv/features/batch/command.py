@@ -1,0 +1,83 @@
+"""Carry out `convert --output-dir DIR`."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ckptconv.cli.options import output_of
+from ckptconv.errors import UsageError
+from ckptconv.features.batch import running
+from ckptconv.features.batch.naming import InputWord, output_paths
+from ckptconv.options.table import COMMAND, EXECUTORS, OPTIONS, Options
+from ckptconv.outputs.kinds import option_for
+from ckptconv.outputs.targets import suffix_of
+from ckptconv.storage.files import look
+from ckptconv.storage.paths import is_pipe, is_remote, normalize
+from ckptconv.text import Proposed
+
+# Options that name one output, or spread one conversion: they do not apply to several inputs.
+_OF_ONE = ("optimizer", "states", "universal", "manifest", "attest", "depfile", "part", *EXECUTORS)
+
+
+def carry_out(words: Sequence[str], options: dict[str, Any]) -> int:
+    """Convert each of `words`, the arguments of `convert`, with its `options`; return the exit code.
+
+    Raise UsageError for options that apply to one conversion.
+    """
+    directory, template = options.pop("output_dir", None), options.pop("output_name", "")
+    if directory is None:
+        raise UsageError("--output-name names outputs in a directory.", "Give the directory too: --output-dir DIR.")
+    if "into" in options:
+        raise UsageError("-o names one output, but --output-dir takes several.", "Leave one of them out.")
+    started = time.monotonic()
+    for name in _OF_ONE:
+        if options.get(name):
+            flag = {**OPTIONS, **COMMAND}[name].flags[0]
+            raise UsageError(
+                f"{flag} applies to one conversion, but --output-dir makes several.", "Leave one of them out."
+            )
+    if option_for(to := options.get("to", "")):
+        raise UsageError(f"--to {to} is for one conversion, and --output-dir for several.", "Leave one of them out.")
+    if any(map(is_pipe, words)):
+        raise UsageError("Input from a pipe must be converted alone.", "Leave --output-dir out.")
+    shown = output_of("convert", options)
+    stores = options.get("storage_options", {})
+    inputs = []
+    for word in words:
+        # An error here becomes the failure of that input, later.
+        entry = None
+        with contextlib.suppress(Exception):
+            entry = look(normalize(word), dict(stores)) if word else None
+        inputs.append((InputWord(word, entry is not None and entry.kind == "directory"), entry))
+    suffix = suffix_of(to)
+    outputs = output_paths([source for source, _ in inputs], normalize(directory), template, suffix=suffix)
+    hint = "Give another --output-dir or --output-name, or --overwrite to replace it."
+    tasks = [
+        running.Conversion(
+            source.word, Proposed(output, hint), entry.file.size if entry is not None and entry.kind == "file" else 0
+        )
+        if isinstance(output, str)
+        else running.Conversion(source.word, "", error=output)
+        for (source, entry), output in zip(inputs, outputs, strict=True)
+    ]
+    at_once, each_one = shares(options, len(words), any(map(is_remote, (*words, directory))))
+    with shown.progress() as progress:
+        results, stopped = running.run(tasks, each_one, at_once, progress)
+    running.report(shown, results, stopped, time.monotonic() - started, dry_run=options.get("dry_run", False))
+    return running.exit_code(results, stopped)
+
+
+def shares(options: Mapping[str, Any], inputs: int, far: bool) -> tuple[int, dict[str, Any]]:
+    """Return how many of `inputs` to convert at once, and the options of each: they share threads and memory.
+
+    Without --jobs it is one after the other, each with the threads that suit the machine.
+    """
+    chosen = Options(**options)
+    at_once = min(chosen.jobs or 1, inputs)
+    if at_once == 1:
+        return 1, dict(options)
+    memory = max(chosen.buffers(far) // at_once, 1)
+    return at_once, {**options, "jobs": max((chosen.jobs or 1) // at_once, 1), "memory": memory}

@@ -1,0 +1,83 @@
+"""The objects that `convert --output-dir` prints with --json."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+from ckptconv.cli.printed import Failure
+
+if TYPE_CHECKING:
+    from typing_extensions import NotRequired
+
+
+class Converted(TypedDict):
+    """The report of an input that was converted."""
+
+    ok: Literal[True]
+    """It was converted."""
+
+
+class NotConverted(TypedDict):
+    """An input that was not converted."""
+
+    ok: Literal[False]
+    """It was not converted."""
+
+    input: str
+    """What was to be converted."""
+
+    error: Failure
+    """Why not."""
+
+
+class SeveralInputs(TypedDict):
+    """The output of `convert --output-dir --json`, also when some or all of its inputs fail."""
+
+    error: NotRequired[Failure]
+    """What stands for all failures, with the exit code of the process. Only when `ok` is false."""
+
+    results: list[Converted | NotConverted]
+    """What became of each input, in the order of the command line."""
+
+    inputs: int
+    """How many inputs there were."""
+
+    converted: int
+    """How many were converted."""
+
+    failed: int
+    """How many failed. What a signal kept from being done is in neither number."""
+
+    tensors: int
+    """Tensors written."""
+
+    input_bytes: int
+    """The sizes of all files that were read, together."""
+
+    bytes_read: int
+    """Bytes read."""
+
+    bytes_written: int
+    """Bytes written."""
+
+    seconds: float
+    """How long it took."""
+
+    peak_rss_bytes: int
+    """The most memory that one process held."""
+
+
+# Their schemas (scripts/schemas.py).
+COMMANDS: dict[str, tuple[Any, ...]] = {
+    "convert-several": (
+        "Several inputs",
+        "",
+        ("convert",),
+        SeveralInputs,
+        "",
+        None,
+        "Whether every input was converted: true with exit code 0 only.",
+    ),
+}
+# Objects that also have the fields of another schema.
+EXTENDED = {Converted: "urn:ckptconv:1:conversion#/$defs/report"}
