@@ -76,7 +76,7 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
         SeveralInputs,
         "",
         None,
-        "Whether every input was converted: true with exit code 0 only.",
+        "True if every input was converted: exactly with exit code 0.",
     ),
 }
 # Objects that also have the fields of another schema.
