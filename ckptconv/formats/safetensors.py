@@ -101,18 +101,18 @@ def read(place: Location, wanted: Wanted | None = None) -> Source:
     out of its directory, UnsupportedError for a dtype that torch lacks.
     """
     given_place = place
-    warnings = []
+    warnings: list[str] = []
     if place.kind == "directory":
         located = locate(place)
         if located is None:
             raise UsageError(f"{place} is a directory without safetensors files.")
         place = located
-        single = given_place.join(f"{place.name.removesuffix(INDEX_SUFFIX)}{SUFFIX}")
-        if place.path.endswith(INDEX_SUFFIX) and single.kind == "file":
-            warnings.append(f"{single} was not read, because the directory has an index.")
     if place.path.endswith(INDEX_SUFFIX):
         found_set = _read_set(place, warnings)
         beside = True
+        single = given_place.join(f"{place.name.removesuffix(INDEX_SUFFIX)}{SUFFIX}")
+        if given_place != place and single.kind == "file" and single.path not in found_set.shards:
+            warnings.append(f"{single} was not read, because the directory has an index.")
     else:
         found_set = _read_single(place)
         beside = place.name == f"model{SUFFIX}" or given_place != place
