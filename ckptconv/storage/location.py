@@ -49,7 +49,7 @@ class Location:
         return self.at(paths.dirname(self.path))
 
     def join(self, *names: str) -> Location:
-        """Return the location of `names` in this directory, with its entry if a store, other than HTTP, has listed it."""
+        """Return the location of `names` in this directory, known if a store other than HTTP has listed it."""
         inner = self.at(paths.join(self.path, *names))
         lists_all = paths.is_remote(self.path) and not paths.is_quoted(self.path)
         if lists_all and vars(self).get("names") and len(names) == 1 and "/" not in names[0]:
