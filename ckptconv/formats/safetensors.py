@@ -117,7 +117,7 @@ def read(place: Location, wanted: Wanted | None = None) -> Source:
         found_set = _read_single(place)
         beside = place.name == f"model{SUFFIX}" or given_place != place
     if found_set.record is None and beside:
-        found_set.record, found_set.record_path = _record_beside(place.parent)
+        found_set.record, found_set.record_path = _record_beside(place.parent if place == given_place else given_place)
     return source_of(given_place, found_set, warnings, wanted or Wanted())
 
 
