@@ -40,7 +40,7 @@ def configurations(source: Source, options: Mapping[str, object], *names: str) -
     """Yield the configurations of these `names` beside `source`, in this order. Raise the errors of `configs.read`."""
     files = read_files(source, options, *names)
     for name in (name for name in names if name in files):
-        yield name, Configuration(files[name], configs.read(Location(files[name].path, dict(options))))
+        yield name, Configuration(files[name], _read(files[name], name, source, options))
 
 
 def together(source: Source, options: Mapping[str, object], names: Collection[str] | None = None) -> dict[str, File]:
@@ -55,8 +55,15 @@ def together(source: Source, options: Mapping[str, object], names: Collection[st
 def with_files(source: Source, files: Mapping[str, File], options: Mapping[str, object]) -> Source:
     """Return `source` with these companions, and with what the configuration among them says. Raise CorruptError if it
     is none."""
-    config = configs.read(Location(files[CONFIG].path, dict(options))) if CONFIG in files else None
+    config = _read(files[CONFIG], CONFIG, source, options) if CONFIG in files else None
     return source._replace(companions=files, config=config)
+
+
+def _read(file: File, name: str, source: Source, options: Mapping[str, object]) -> Mapping[str, Any]:
+    """Return the configuration in `file`: the one that `source` has, if that is derived."""
+    if not file.size and source.config is not None and file == source.companions.get(name):
+        return source.config
+    return configs.read(Location(file.path, dict(options)))
 
 
 def notes(config: Mapping[str, Any], dtype: str) -> list[str]:

@@ -228,9 +228,10 @@ class Source(_Fields):
     - `values` are values that it holds next to `weights`, by name, for people: they are not converted.
     - `inputs` identifies every file that was read, by a name relative to the source: by an `Input`, or by another value
     that only this content has. - `companions` are small files next to it, or next to its reference, by name, that are
-    copied along with the weights. - `config` is the content of the config.json among the companions, or of one in the
-    output's directory. - `computed` are the computations of its tensors from others, by the names of
-    `outputs.computed.COMPUTED`; the tensors are as they are stored, except weights in the place of quantized ones.
+    copied along with the weights. - `config` is the content of the config.json among the companions, whose file is
+    empty if it is derived, or of one in the output's directory. - `computed` are the computations of its tensors from
+    others, by the names of `outputs.computed.COMPUTED`; the tensors are as they are stored, except weights in the place
+    of quantized ones.
     - `wanted` are the parts that were read. If that was not everything, `reread` opens the checkpoint again for more.
     - `pointers` are the paths of files that only say where the checkpoint is, such as `latest`.
     - `shards` are the paths of the files of a sharded set: the output keeps the grouping. Of a set that is only
@@ -351,7 +352,7 @@ class Source(_Fields):
         from ckptconv.formats import configs
 
         config = self.configuration(change) if name == "config.json" else None
-        if config is None or config == self.config:
+        if config is None or (config == self.config and file.size):
             return whole(file)
         data = configs.text_of(config).encode()
         return Inline(data, DTYPES["uint8"], (len(data),))

@@ -37,6 +37,7 @@ FEATURES: Mapping[str, str] = {
 OPENED: Mapping[str, str] = {
     "like": "like",
     "steps": "last_good",
+    "megatron_core": "map recorded",
     "model_parts": "layers experts component vocab graft config",
     "quantized": "dequantize requantize",
     "maps": "map size recorded",

@@ -412,7 +412,7 @@ for _name, _option in [pair for feature in FEATURES for pair in options_of(featu
 # features choose or change for any use depend: their own, and the dtype.
 FITTING = {name: one for each in FITTED for name, one in options_of(each).items()}
 CHANGING = {"dtype": OPTIONS["dtype"]} | {
-    name: one for each in OPENED for name, one in options_of(each).items() if name not in FITTING
+    name: one for each in OPENED if each in FEATURES for name, one in options_of(each).items() if name not in FITTING
 }
 COMMAND = {**options_in(_Command), **{name: import_module(place).OPTIONS[name] for name, place in EXECUTORS.items()}}
 
