@@ -57,22 +57,22 @@ def _dequantized(kernel: Dequantize, parts: Sequence[InputBox], indices: Sequenc
         if not np.isfinite(factor).all():
             raise CorruptError(f"{kernel.scales}: a scale is NaN or infinite.")
         exact = less / factor if kernel.over else less * factor
-        made = nearest(exact, FORMATS["float32"])
+        weights = nearest(exact, FORMATS["float32"])
         if "times" in given:
             times = values(given["times"].dtype, _looked_up(given["times"], indices, group))
             if not np.isfinite(times).all() or not times.all():
                 raise CorruptError(f"{kernel.scales}: a factor of the weight is 0 or no number.")
-            made = nearest(made * times, FORMATS["float32"])
+            weights = nearest(weights * times, FORMATS["float32"])
         if "shift" in given:
-            made = nearest(made, FORMATS[kernel.between])
+            weights = nearest(weights, FORMATS[kernel.between])
             added = values(given["shift"].dtype, _looked_up(given["shift"], indices, group))
-            made = nearest(made + added, FORMATS["float32"])
-        made = nearest(made, FORMATS[kernel.between])
+            weights = nearest(weights + added, FORMATS["float32"])
+        weights = nearest(weights, FORMATS[kernel.between])
         lost = (factor == 0) & (less != 0) & ("shift" not in given)
-        if (lost | (np.isinf(made) & np.isfinite(codes))).any():
+        if (lost | (np.isinf(weights) & np.isfinite(codes))).any():
             raise CorruptError(f"{kernel.scales}: a scale is 0 where the code is not, or too large.")
-        single = np.where(np.isnan(made), np.nan, made).astype("f4").view("u4")
-        result: Array = np.broadcast_to(single, [len(each) for each in indices])
+        single = np.where(np.isnan(weights), np.nan, weights).astype("f4").view("u4")
+        result: Array = np.broadcast_to(single, [len(positions) for positions in indices])
     return result
 
 
@@ -84,8 +84,8 @@ def _looked_up(given: InputBox, indices: Sequence[Array], group: Array | None) -
             if group.size and not 0 <= group.min() <= group.max() < given.bits.shape[dim]:
                 raise CorruptError(f"A column is of group {group.max()}, and there are {given.bits.shape[dim]}.")
             place[dim] = group
-    found: Array = given.bits[tuple(place)]
-    return found
+    elements: Array = given.bits[tuple(place)]
+    return elements
 
 
 def _codes(
@@ -106,22 +106,22 @@ def _codes(
         first = number * word + _within(codes, at % (word // width), word // width) * width
     shape = [1] * len(indices)
     shape[given.axes[dim].dim] = -1
-    found: Array = np.zeros((), "i8")
+    integers: Array = np.zeros((), "i8")
     # A code may begin in one word and end in the next: then it is taken bit by bit.
     taken = width if word % width == 0 else 1
     for bit in range(0, width, taken):
         place = given.place(indices) if group is None else _placed(given, indices, group)
         place[dim] = ((first + bit) // word - given.starts[dim]).reshape(shape)
         words = given.bits[tuple(place)].astype("i8")
-        found = found + (words // (1 << ((first + bit) % word).reshape(shape)) % (1 << taken) << bit)
-    made: Array = found.astype("f8")
+        integers = integers + (words // (1 << ((first + bit) % word).reshape(shape)) % (1 << taken) << bit)
+    numbers: Array = integers.astype("f8")
     if table is not None:
-        made = table[found]
+        numbers = table[integers]
     elif codes in _VALUES:
-        made = np.array(_VALUES[codes])[found]
+        numbers = np.array(_VALUES[codes])[integers]
     elif codes.startswith("signed"):
-        made = made - 16 * (made > 7)
-    return made
+        numbers = numbers - 16 * (numbers > 7)
+    return numbers
 
 
 def _placed(given: InputBox, indices: Sequence[Array], group: Array) -> list[Array]:
@@ -150,10 +150,14 @@ def _quantized(kernel: Quantize, parts: Sequence[InputBox], indices: Sequence[Ar
     packed = 1 if of_scales else {"int4": 8, "e2m1": 2}.get(kernel.codes, 1)
     sides = kernel.rows, kernel.columns
     # The blocks, and from there on the numbers that are needed of each dimension.
-    blocks = [each // (1 if of_scales else side) for each, side in zip((rows, columns * packed), sides, strict=True)]
-    bounds = [(each[0] * side, (each[-1] + 1) * side) for each, side in zip(blocks, sides, strict=True)]
+    blocks = [
+        positions // (1 if of_scales else side) for positions, side in zip((rows, columns * packed), sides, strict=True)
+    ]
+    bounds = [(positions[0] * side, (positions[-1] + 1) * side) for positions, side in zip(blocks, sides, strict=True)]
     cuts = [slice(low - start, high - start) for (low, high), start in zip(bounds, given.starts[-2:], strict=True)]
-    experts = np.ix_(*(each - start for each, start in zip(ahead, given.starts, strict=False))) if ahead else ...
+    experts = (
+        np.ix_(*(positions - start for positions, start in zip(ahead, given.starts, strict=False))) if ahead else ...
+    )
     within: Any = given.bits[experts]
     numbers = values(given.dtype, within[(..., *cuts)])
     if not np.isfinite(numbers).all():
@@ -165,11 +169,11 @@ def _quantized(kernel: Quantize, parts: Sequence[InputBox], indices: Sequence[Ar
     scales = [_scale_of(kernel, np.abs(few).max((-3, -1)), largest) for largest in kernel.largest]
     scale = scales[0]
     if len(scales) > 1:
-        losses = np.stack([_loss_of(few[..., 0, :, :], each) for each in scales])
+        losses = np.stack([_loss_of(few[..., 0, :, :], candidate) for candidate in scales])
         scale = np.take_along_axis(np.stack(scales), losses.argmin(0)[None], 0)[0]
     if of_scales:
-        made: Array = _scale_bits(kernel.scale, scale)
-        return made
+        bits: Array = _scale_bits(kernel.scale, scale)
+        return bits
     quotient = nearest(few / scale[..., :, None, :, None], FORMATS["float32"]).reshape(filled.shape)
     if kernel.codes == "int4":
         codes = np.clip(np.rint(quotient), -8, 7)
@@ -221,8 +225,8 @@ def _scale_of(kernel: Quantize, most: Array, largest: float) -> Array:
         scale = np.maximum(nearest(exact, FORMATS["float32"]), least)
         if kernel.scale == "bfloat16":
             scale = nearest(scale, FORMATS["bfloat16"])
-    made: Array = np.where(most == 0, 1.0, scale)
-    return made
+    scales: Array = np.where(most == 0, 1.0, scale)
+    return scales
 
 
 def _scale_bits(dtype: str, scale: Array) -> Array:
@@ -243,7 +247,7 @@ def _rescaled(kernel: Rescale, parts: Sequence[InputBox], indices: Sequence[Arra
         raise CorruptError(f"{kernel.name}: a scale is NaN.")
     most = max(float(every.max()), 2.0**-119) if every.size else 2.0**-119
     if kernel.made == "global":
-        only: Array = np.full([len(each) for each in indices], 256 / most, "f4").view("u4")
+        only: Array = np.full([len(positions) for positions in indices], 256 / most, "f4").view("u4")
         return only
     rows, columns = indices
     codes, scales, _ = parts
@@ -255,8 +259,8 @@ def _rescaled(kernel: Rescale, parts: Sequence[InputBox], indices: Sequence[Arra
     if (has_numbers & (wanted < 2.0**-9)).any():
         raise UnsupportedError(f"{kernel.name!r} has scales that are too far apart for NVFP4.")
     table = np.array(table_of("float8_e4m3fn"))[:127]
-    made: Array = np.where(wanted < 2.0**-9, 0, np.searchsorted(table, wanted)).astype("u1")
-    return made
+    bits: Array = np.where(wanted < 2.0**-9, 0, np.searchsorted(table, wanted)).astype("u1")
+    return bits
 
 
 def _largest(kernel: Largest, parts: Sequence[InputBox], indices: Sequence[Array]) -> Array:
@@ -265,21 +269,21 @@ def _largest(kernel: Largest, parts: Sequence[InputBox], indices: Sequence[Array
     if kernel.made == "rows":
         (given,) = parts
         rows, columns = indices
-        made = np.empty((len(rows), len(columns)))
+        largest = np.empty((len(rows), len(columns)))
         numbers = np.abs(values(given.dtype, given.bits[rows - given.starts[0]]))
         if not np.isfinite(numbers).all():
             raise UnsupportedError(f"{kernel.name!r} has NaN or infinity.")
         for at, column in enumerate(columns):
             low = column * kernel.columns - given.starts[1]
-            made[:, at] = numbers[:, low : low + kernel.columns].max(-1)
+            largest[:, at] = numbers[:, low : low + kernel.columns].max(-1)
     else:
         most = max(float(values("float32", part.bits).max(initial=0)) for part in parts)
         # A finite number, and no subnormal one.
         once = nearest(np.array(1 / most if most and kernel.made == "over" else most), FORMATS["float32"])
         over, times = min(float(once) * 2688, FORMATS["float32"].maximum), max(most / 2688, 2.0**-126)
         scale = over if kernel.made == "over" else times
-        made = np.full([len(each) for each in indices], scale if most else 1.0)
-    single: Array = nearest(made, FORMATS["float32"]).astype("f4").view("u4")
+        largest = np.full([len(positions) for positions in indices], scale if most else 1.0)
+    single: Array = nearest(largest, FORMATS["float32"]).astype("f4").view("u4")
     return single
 
 
@@ -319,8 +323,8 @@ def _quantized_fp4(kernel: QuantizeFp4, parts: Sequence[InputBox], indices: Sequ
             factor = single(scale * whole)
         bits = np.searchsorted(np.array(table_of("float8_e4m3fn"))[:127], scale).astype("u1")
     if kernel.made == "scales":
-        made: Array = bits
-        return made
+        scale_bits: Array = bits
+        return scale_bits
     quotient = single(numbers / factor[..., None])
     sizes = nearest(np.minimum(np.abs(quotient), 6), Format(2, 0, 2))
     codes = (np.searchsorted(_E2M1[:8], sizes) + 8 * (numbers < 0)).astype("u1").reshape(len(rows), -1)

@@ -91,7 +91,7 @@ class Configuration(NamedTuple):
 
 
 def _pair(value: Any) -> tuple[int, int] | None:
-    fits = isinstance(value, list) and len(value) == 2 and all(type(each) is int and each > 0 for each in value)
+    fits = isinstance(value, list) and len(value) == 2 and all(type(side) is int and side > 0 for side in value)
     return (value[0], value[1]) if fits else None
 
 
@@ -103,41 +103,41 @@ def of_all(read: Mapping[str, companions.Configuration], metadata: Mapping[str, 
     """
     path, model = (read[CONFIG].file.path, read[CONFIG].says) if CONFIG in read else ("", {})
     statements = [
-        Statement(path, at, told)
-        for at, told in configs.values(model, *configs.QUANTIZING)
-        if isinstance(told, Mapping) and told
+        Statement(path, at, statement)
+        for at, statement in configs.values(model, *configs.QUANTIZING)
+        if isinstance(statement, Mapping) and statement
     ]
     statements += [
-        Statement(path, at, told)
-        for at, told in configs.values(model, "quantization")
-        if configs.is_of_codes("quantization", told)
+        Statement(path, at, statement)
+        for at, statement in configs.values(model, "quantization")
+        if configs.is_of_codes("quantization", statement)
     ]
     own = read.get(QUANTIZED)
-    told = own.says.get("quantization") if own else None
-    if own and isinstance(told, Mapping):
-        statements.append(Statement(own.file.path, "", {"quant_method": "modelopt", **told}))
+    statement = own.says.get("quantization") if own else None
+    if own and isinstance(statement, Mapping):
+        statements.append(Statement(own.file.path, "", {"quant_method": "modelopt", **statement}))
     if COMFY in metadata:
-        told = configs.parsed(f"{COMFY} in the metadata", metadata[COMFY])
-        statements.append(Statement(COMFY, "", {"quant_method": "comfy", **told}))
-    known = {at: each for at, each in configs.values(model, configs.EXPERT_DTYPE) if isinstance(each, str)}
-    expert = _agreed({f"{path} ({at})": each for at, each in known.items()}, configs.EXPERT_DTYPE) or ""
+        statement = configs.parsed(f"{COMFY} in the metadata", metadata[COMFY])
+        statements.append(Statement(COMFY, "", {"quant_method": "comfy", **statement}))
+    known = {at: one for at, one in configs.values(model, configs.EXPERT_DTYPE) if isinstance(one, str)}
+    expert = _agreed({f"{path} ({at})": one for at, one in known.items()}, configs.EXPERT_DTYPE) or ""
     if not statements:
         return Configuration("", {}, expert, {}, path)
-    methods = {each.method: each.path for each in statements}
+    methods = {one.method: one.path for one in statements}
     if len(methods) > 1:
         raise UnsupportedError(
             f"{' and '.join(dict.fromkeys(methods.values()))} name different quantization methods: "
             f"{', '.join(methods)}.",
             "Set quant_method to one of them.",
         )
-    told = {key: value for each in reversed(statements) for key, value in each.told.items() if value is not None}
-    layers = told.get("layers") or told.get("quantized_layers")
+    statement = {key: value for one in reversed(statements) for key, value in one.told.items() if value is not None}
+    layers = statement.get("layers") or statement.get("quantized_layers")
     named = (
-        {str(name): each for name, each in layers.items() if isinstance(each, Mapping)}
+        {str(name): one for name, one in layers.items() if isinstance(one, Mapping)}
         if isinstance(layers, Mapping)
         else {}
     )
-    return Configuration(statements[0].method, told, expert, named, statements[0].path, tuple(statements))
+    return Configuration(statements[0].method, statement, expert, named, statements[0].path, tuple(statements))
 
 
 def _agreed(configs: Mapping[str, Any], key: str) -> Any:

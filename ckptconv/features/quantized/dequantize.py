@@ -126,14 +126,14 @@ def dequantize(
         elif "zero" in given:
             stored = "own" if given["zero"].box.dtype == "int8" else kernel.codes
             zero = _expanded(_decoded(stored, given["zero"], reach, -kernel.offset, None), place, len(reach)).copy()
-        every = [*(each.array for each in floats.values()), *([table] if table is not None else [])]
+        every = [*(entry.array for entry in floats.values()), *([table] if table is not None else [])]
         if not all(np.isfinite(numbers).all() for numbers in every):
             raise CorruptError(f"{kernel.scales}: a scale is NaN or infinite.", _AGAIN)
         if "times" in floats and not floats["times"].array.all():
             raise CorruptError(f"{kernel.scales}: a factor of the weight is 0.", _AGAIN)
         result = out.transpose(place.order)
         codes = given["codes"]
-        sizes = {role: float(np.abs(each.array).max(initial=0)) for role, each in floats.items()}
+        sizes = {role: float(np.abs(entry.array).max(initial=0)) for role, entry in floats.items()}
         code = _LARGEST_CODE.get(codes.box.dtype, _LARGEST_INTEGER) + sizes.get("zero", 0.0)
         largest = sizes["scale"] * code
         largest = largest * max(sizes.get("times", 1.0), 1.0) + sizes.get("shift", 0.0)

@@ -123,8 +123,8 @@ def quantize_fp4(
     first = starts[1] - box.starts[1] // 2 if kernel.made == "codes" else 0
     for low in range(0, len(out), _step(bits)):
         with np.errstate(all="ignore"):
-            made = _made(kernel, numbers_as("f4", box.dtype, bits[low : low + _step(bits)]), whole)
-        out[low : low + len(made)] = made[:, first : first + out.shape[1]]
+            stored = _made(kernel, numbers_as("f4", box.dtype, bits[low : low + _step(bits)]), whole)
+        out[low : low + len(stored)] = stored[:, first : first + out.shape[1]]
 
 
 def _made(kernel: QuantizeFp4, values: Array, whole: Array) -> Array:

@@ -197,8 +197,8 @@ def _at_once(groups: Mapping[str, Mapping[str, str]], tensors: Mapping[str, Lazy
     """Return `read` for parts that tell sizes, which are all read at once when the first is asked for."""
     patterns = {
         pattern
-        for each in dialects.formats()
-        for part in each.parts.values()
+        for format_ in dialects.formats()
+        for part in format_.parts.values()
         if part.tells
         for pattern in part.names.split()
     }
@@ -226,13 +226,13 @@ def _weight(
     read: Reading,
 ) -> Weight | None:
     """Return the weight of this name, made of its `companions`, {pattern: name}; None if these are nothing of it."""
-    candidates = [each for each in dialects.formats() if has_parts(each, companions, tensors)]
+    candidates = [format_ for format_ in dialects.formats() if has_parts(format_, companions, tensors)]
     readings: dict[Any, Weight] = {}
     refused: list[str] = []
-    for each in candidates:
-        for called, sizes in each.sizes(config, name):
+    for format_ in candidates:
+        for called, sizes in format_.sizes(config, name):
             try:
-                weight = _made(each, called, dict(sizes), companions, tensors, read)
+                weight = _made(format_, called, dict(sizes), companions, tensors, read)
             except _RefusedError as error:
                 refused.append(f"as {called}, {error}")
                 continue
@@ -262,7 +262,9 @@ def _weight(
 
 
 def _has_codes(companions: Mapping[str, str]) -> bool:
-    return any(pattern in companions for each in dialects.formats() for pattern in each.parts["codes"].names.split())
+    return any(
+        pattern in companions for format_ in dialects.formats() for pattern in format_.parts["codes"].names.split()
+    )
 
 
 def _says(config: Configuration) -> str:
@@ -293,24 +295,24 @@ def _made(
     if format_.scale:
         scale = _computed(format_.scale, inner, sizes, {role: tensors[part] for role, part in inner.items()}, None)
     given = {role: tensors[part] for role, part in parts.items() if not format_.parts[role].tells}
-    made = _computed(format_, parts, sizes, given, scale if format_.scale else None)
+    weight = _computed(format_, parts, sizes, given, scale if format_.scale else None)
     if "view" in sizes:
-        made = viewed(made, sizes["view"])
+        weight = viewed(weight, sizes["view"])
     used = {**{f"scale's {role}": part for role, part in inner.items()}, **parts}
     bits = 8 * sum(tensors[part].nbytes for part in set(used.values()))
-    return Weight(made, called, used, bits)
+    return Weight(weight, called, used, bits)
 
 
 def _parts_of(format_: Format, companions: Mapping[str, str], tensors: Mapping[str, LazyTensor]) -> dict[str, str]:
     """Return {role: name} of the parts that are there. Raise _RefusedError if one is there twice."""
-    found = {}
+    names_by_role = {}
     for role, part in format_.parts.items():
         names = [companions[pattern] for pattern in part.names.split() if pattern in companions]
         if len(names) > 1:
             raise _RefusedError(f"it has two: {some(names, form=repr)}")
         if names:
-            found[role] = names[0]
-    return found
+            names_by_role[role] = names[0]
+    return names_by_role
 
 
 def _computed(
@@ -384,11 +386,11 @@ def _computed(
     # Zero points that are packed have half of the codes more, as codes have.
     offset = 0 if format_.offset == "half" and "zero" in given and given["zero"].dtype.name == "int32" else offset
     kernel = Dequantize(kind, tuple(roles), offset, format_.over, between, names.get("scale") or names["codes"])
-    told = [GivenPart(one.dtype.name, along, one.shape) for one, along in zip(parts, axes, strict=True)]
-    if not fits(kernel, told, len(shape)):
+    given_parts = [GivenPart(one.dtype.name, along, one.shape) for one, along in zip(parts, axes, strict=True)]
+    if not fits(kernel, given_parts, len(shape)):
         raise _RefusedError("its parts do not fit together")
-    made: LazyTensor = Tiled(tuple(parts), tuple(map(tuple, axes)), kernel, _F32, shape, (0,) * len(shape))
-    return viewed(made, outer) if few else made
+    weight: LazyTensor = Tiled(tuple(parts), tuple(map(tuple, axes)), kernel, _F32, shape, (0,) * len(shape))
+    return viewed(weight, outer) if few else weight
 
 
 def _seen_as(tensor: LazyTensor, dtype: str) -> LazyTensor:
@@ -424,9 +426,9 @@ def _shaped(tensor: LazyTensor, part: Part) -> LazyTensor:
 
 
 def _read_dimension(text: str) -> tuple[str, str | None, str | None]:
-    found = _DIMENSION.fullmatch(text.lstrip("#"))
-    assert found
-    name, times, by = found.groups()
+    match = _DIMENSION.fullmatch(text.lstrip("#"))
+    assert match
+    name, times, by = match.groups()
     return (f"#{name}" if text.startswith("#") else name), times, by
 
 

@@ -30,10 +30,10 @@ def unfit(tensor: LazyTensor, way: Way, exact: bool) -> str:
     programs load whole ones."""
     dims = len(tensor.shape)
     if way.codes == "e2m1" and exact:
-        found = _of_powers(tensor)
-        if found and found.parts[1].numel > MOST_SCALES:
+        powers = _of_powers(tensor)
+        if powers and powers.parts[1].numel > MOST_SCALES:
             return f"more than {MOST_SCALES >> 20} Mi scales"
-        return "" if found else "codes that are not MXFP4 in rows"
+        return "" if powers else "codes that are not MXFP4 in rows"
     if dims < 2 or dims > (2 if "shape" in way.format.parts or way.rule else 3):
         return f"{dims} dimension{'s' if dims != 1 else ''}"
     if not tensor.numel:
@@ -60,7 +60,7 @@ def parts(
     `exact`: they have to give the weight back, bit for bit. `together` are weights that have the same scale of a whole
     weight, this one among them.
     """
-    made: dict[str, LazyTensor] = {}
+    parts_by_name: dict[str, LazyTensor] = {}
     if way.codes == "e2m1":
         return _rescaled(name, tensor, way) if exact else _of_four_bits(name, tensor, way, together or (tensor,))
     for role in ("codes", "scale", "shape"):
@@ -69,15 +69,15 @@ def parts(
         part = way.format.parts[role]
         if role == "shape":
             data = struct.pack("<qq", *tensor.shape)
-            made[joining.name_of(name, part)] = Inline(data, DTYPES["int64"], (2,))
+            parts_by_name[joining.name_of(name, part)] = Inline(data, DTYPES["int64"], (2,))
             continue
         what = "codes" if role == "codes" else "scales"
         kernel = Quantize(what, way.codes, way.scale, *_sides(tensor, way), way.largest, way.power, exact, name)
         shape = joining.shape_of(part, tensor.shape, way.sizes)
         of_tiles = tiles_of(kernel, tensor, shape)
         is_other = role == "scale" and way.stored != way.scale
-        made[joining.name_of(name, part)] = View(of_tiles, DTYPES[way.stored], shape) if is_other else of_tiles
-    return made
+        parts_by_name[joining.name_of(name, part)] = View(of_tiles, DTYPES[way.stored], shape) if is_other else of_tiles
+    return parts_by_name
 
 
 def tiles_of(kernel: Quantize, tensor: LazyTensor, shape: tuple[int, ...]) -> Tiled:
@@ -93,19 +93,19 @@ def _of_four_bits(name: str, tensor: LazyTensor, way: Way, together: Sequence[La
     inner = way.format.scale
     of_scales = inner.parts["codes"] if inner else way.format.parts["scale"]
     whole = [_scale_of(together, way.rule, name)] if inner else []
-    made: dict[str, LazyTensor] = {}
+    parts_by_name: dict[str, LazyTensor] = {}
     for what, part, width in (("codes", way.format.parts["codes"], 2), ("scales", of_scales, way.sizes["C"])):
         kernel = QuantizeFp4(what, way.rule, name)
         axes, tile = fp4_layout(kernel)
         shape, dtype = (rows, columns // width), DTYPES[fp4_dtype(kernel)]
         tiles = Tiled((tensor, *whole), _axes(axes), kernel, dtype, shape, (0, 0), tile)
         stored = DTYPES[way.stored] if what == "scales" else dtype
-        made[joining.name_of(name, part)] = tiles if stored == dtype else View(tiles, stored, shape)
+        parts_by_name[joining.name_of(name, part)] = tiles if stored == dtype else View(tiles, stored, shape)
     if inner:
-        made[joining.name_of(name, inner.parts["scale"])] = View(
+        parts_by_name[joining.name_of(name, inner.parts["scale"])] = View(
             whole[0], whole[0].dtype, () if way.rule == "times" else (1,)
         )
-    return made
+    return parts_by_name
 
 
 def _scale_of(together: Sequence[LazyTensor], rule: str, name: str) -> Tiled:
@@ -140,18 +140,20 @@ def _of_powers(tensor: LazyTensor) -> Tiled | None:
 
 def _rescaled(name: str, tensor: LazyTensor, way: Way) -> dict[str, LazyTensor]:
     """Return the parts of NVFP4 of a weight of MXFP4: its codes, and other scales."""
-    found, inner = _of_powers(tensor), way.format.scale
-    assert found is not None
+    powers, inner = _of_powers(tensor), way.format.scale
+    assert powers is not None
     assert inner is not None
-    codes, scales = found.parts
+    codes, scales = powers.parts
     codes = View(codes, DTYPES["uint8"], codes.shape)
-    made: dict[str, LazyTensor] = {joining.name_of(name, way.format.parts["codes"]): codes}
-    rows, columns = found.shape
+    parts_by_name: dict[str, LazyTensor] = {joining.name_of(name, way.format.parts["codes"]): codes}
+    rows, columns = powers.shape
     for what, part, shape, parts_ in (
         ("scales", inner.parts["codes"], (rows, columns // 16), (codes, scales, scales)),
         ("global", inner.parts["scale"], (1,), (scales,)),
     ):
         kernel = Rescale(what, name)
         dtype, starts = DTYPES[rescaled_dtype(kernel)], (0,) * len(shape)
-        made[joining.name_of(name, part)] = Tiled(parts_, _axes(rescaled_axes(kernel)), kernel, dtype, shape, starts)
-    return made
+        parts_by_name[joining.name_of(name, part)] = Tiled(
+            parts_, _axes(rescaled_axes(kernel)), kernel, dtype, shape, starts
+        )
+    return parts_by_name

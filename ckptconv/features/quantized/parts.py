@@ -20,7 +20,8 @@ def parts_among(tensors: Mapping[str, LazyTensor]) -> dict[str, str]:
     owners = {
         part: name
         for name, companions in groups_of(tensors).items()
-        if any(has_parts(each, companions, tensors) for each in dialects.formats()) or _are_codes(companions, tensors)
+        if any(has_parts(format_, companions, tensors) for format_ in dialects.formats())
+        or _are_codes(companions, tensors)
         for part in companions.values()
     }
     modules = {name.removesuffix(ending) for name, (ending, _, _) in unread(tensors).items()}
@@ -63,7 +64,7 @@ def _endings() -> tuple[tuple[str, str, str], ...]:
     """Return (ending, what stands in its place in the weight's name, pattern) of all names of parts, longest first."""
     instead = {"+": "", "=": WEIGHT, "~": ""}
     endings = [(pattern[1:], instead[pattern[0]], pattern) for pattern in dialects.patterns() if pattern != "+"]
-    return tuple(sorted(endings, key=lambda each: -len(each[0])))
+    return tuple(sorted(endings, key=lambda ending: -len(ending[0])))
 
 
 def groups_of(tensors: Mapping[str, LazyTensor]) -> dict[str, dict[str, str]]:

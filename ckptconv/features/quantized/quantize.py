@@ -132,7 +132,7 @@ def _made(kernel: Quantize, values: Array) -> Array:
         given = codes * factor if kernel.exact else values
     elif kernel.codes == "e2m1":
         codes = e2m1(quotient)
-        given = np.array([*_E2M1, *(-each for each in _E2M1)], "f4")[codes] * factor if kernel.exact else values
+        given = np.array([*_E2M1, *(-value for value in _E2M1)], "f4")[codes] * factor if kernel.exact else values
     else:
         codes = e4m3(quotient)
         given = float32_table(kernel.codes).view("f4")[codes] * factor if kernel.exact else values

@@ -63,59 +63,61 @@ def _quantized(chosen: Selected, source: Source, options: Options, reference: Se
             "weights first.",
         )
     keep = dict.fromkeys(asked.keep, 0)
-    made: dict[str, LazyTensor] = {}
+    tensors: dict[str, LazyTensor] = {}
     known: dict[int, dict[str, LazyTensor]] = {}
     parts: set[str] = set()
     weights: dict[str, LazyTensor] = {}
     left, unfit = [], []
-    for each, tensor in chosen.tensors.items():
-        kept = [glob for glob in keep if fnmatch.fnmatchcase(each, glob)]
+    for tensor_name, tensor in chosen.tensors.items():
+        kept = [glob for glob in keep if fnmatch.fnmatchcase(tensor_name, glob)]
         keep.update((glob, keep[glob] + 1) for glob in kept)
-        if each in chosen.uncastable or not (casting.is_decoded(tensor) if exact else _is_weight(each, tensor)):
-            left += [each] if len(tensor.shape) > 1 and each.endswith(".weight") else []
+        if tensor_name in chosen.uncastable or not (
+            casting.is_decoded(tensor) if exact else _is_weight(tensor_name, tensor)
+        ):
+            left += [tensor_name] if len(tensor.shape) > 1 and tensor_name.endswith(".weight") else []
             continue
         why = making.unfit(tensor, way, exact)
-        if kept or why or (not exact and _LEFT.search(each)):
+        if kept or why or (not exact and _LEFT.search(tensor_name)):
             if why and exact and not kept:
                 raise UnsupportedError(
-                    f"{path}: {each!r} has {why}, which {name} cannot hold.",
+                    f"{path}: {tensor_name!r} has {why}, which {name} cannot hold.",
                     "Use --keep to leave it unquantized.",
                 )
-            left.append(each)
-            unfit += [f"{each} ({why})"] if why and not kept and not _LEFT.search(each) else []
+            left.append(tensor_name)
+            unfit += [f"{tensor_name} ({why})"] if why and not kept and not _LEFT.search(tensor_name) else []
             continue
         # What was computed is taken as it is before it is rounded.
         exactly = casting.unrounded(untagged(tensor))
-        weights[each] = casting.cast(tensor, _F32) if exactly.dtype.itemsize > 4 else exactly
-    for each, tensor in chosen.tensors.items():
-        if each not in weights:
-            made[each] = tensor
+        weights[tensor_name] = casting.cast(tensor, _F32) if exactly.dtype.itemsize > 4 else exactly
+    for tensor_name, tensor in chosen.tensors.items():
+        if tensor_name not in weights:
+            tensors[tensor_name] = tensor
             continue
-        together = [weights[other] for other in _joined(each) if other in weights and way.rule == "times"]
-        named = making.parts(each, weights[each], way, exact, together)
+        together = [weights[other] for other in _joined(tensor_name) if other in weights and way.rule == "times"]
+        named = making.parts(tensor_name, weights[tensor_name], way, exact, together)
         # Tied names have one object.
         taken = dict(zip(named, known.setdefault(id(tensor), named).values(), strict=True))
-        made.update(taken)
+        tensors.update(taken)
         parts.update(taken)
     _check(path, asked, weights, keep, unfit)
-    if len(made) != len(chosen.tensors) - len(weights) + len(parts):
+    if len(tensors) != len(chosen.tensors) - len(weights) + len(parts):
         raise UsageError("A scale would get the name of another tensor.", "See --rename.")
     counts = {name: len(weights)}
-    told = {**way.told, way.left: list(dict.fromkeys((*map(_module, left), _HEAD)))}
+    settings = {**way.told, way.left: list(dict.fromkeys((*map(_module, left), _HEAD)))}
     return chosen._replace(
-        names={each: each for each in made},
-        known=made,
-        tensors=made,
-        described=keymap.Flattened(made, None, chosen.uncastable | parts),
+        names={tensor_name: tensor_name for tensor_name in tensors},
+        known=tensors,
+        tensors=tensors,
+        described=keymap.Flattened(tensors, None, chosen.uncastable | parts),
         structured=False,
-        owners={alias: owner for alias, owner in chosen.owners.items() if alias in made and owner in made},
+        owners={alias: owner for alias, owner in chosen.owners.items() if alias in tensors and owner in tensors},
         uncastable=chosen.uncastable | parts,
         warnings=(*chosen.warnings, *_warnings(chosen, unfit)),
         notes=(*chosen.notes, _note(name, weights, left)),
         quantized={},
         unmapped=chosen.first,
         settled=frozenset(parts),
-        quantization=told,
+        quantization=settings,
         record={**chosen.record, "quantized": counts},
         reporters=(*chosen.reporters, lambda chosen, stored: lambda files: {"quantized": counts}),
     )

@@ -86,7 +86,7 @@ class _Weight(NamedTuple):
 
 def measured(pairs: Mapping[Any, Pair], options: Options, count: Count) -> dict[Any, Steps]:
     """Return for each of `pairs`, of which one side is quantized, how far they are apart in steps."""
-    found: dict[Any, Steps] = {}
+    steps: dict[Any, Steps] = {}
     whole: dict[Any, tuple[Pair, str]] = {}
     with SpoolingReaders(dict(options.storage_options), options.spool_dir) as readers:
         readers.expect(packed(side for pair in pairs.values() for side in (pair.one, pair.other)))
@@ -95,12 +95,12 @@ def measured(pairs: Mapping[Any, Pair], options: Options, count: Count) -> dict[
             for side, one, other in (("a", pair.one, pair.other), ("b", pair.other, pair.one)):
                 weight = _weight(one)
                 if weight is not None and other.dtype.name in SUMMED:
-                    found[key], is_finite = _measured(worker, pair, weight, _exact(other), side)
+                    steps[key], is_finite = _measured(worker, pair, weight, _exact(other), side)
                     whole.update({key: (pair, side)} if is_finite else {})
                     break
     for key, (scales, is_same) in _remade(whole, count).items():
-        found[key] = replace(found[key], reproduced=is_same and not scales, scales_differ=scales)
-    return found
+        steps[key] = replace(steps[key], reproduced=is_same and not scales, scales_differ=scales)
+    return steps
 
 
 def through_codes(
@@ -121,18 +121,18 @@ def is_quantized(tensor: LazyTensor) -> bool:
 
 def summed(pairs: Mapping[Any, Pair], steps: Mapping[Any, Steps], equal: Mapping[Any, bool]) -> Quantization:
     """Return what was found of all `pairs`, of which one side is quantized; `equal` says which have equal elements."""
-    each = list(steps.values())
+    every = list(steps.values())
     elements = sum(pair.one.numel for pair in pairs.values())
-    total = math.fsum(told.mean * pairs[key].one.numel for key, told in steps.items())
+    total = math.fsum(one_steps.mean * pairs[key].one.numel for key, one_steps in steps.items())
     return Quantization(
         tensors=len(pairs),
         scales=sum(_scales_of(pair.one) or _scales_of(pair.other) for pair in pairs.values()),
         equal=sum(equal.values()),
-        reproduced=sum(told.reproduced for told in each),
-        within_half_step=sum(not told.reproduced and not told.beyond for told in each),
-        beyond=sum(not told.reproduced and bool(told.beyond) for told in each),
-        elements_beyond=sum(told.beyond for told in each),
-        largest=max((told.largest for told in each), default=0.0),
+        reproduced=sum(one_steps.reproduced for one_steps in every),
+        within_half_step=sum(not one_steps.reproduced and not one_steps.beyond for one_steps in every),
+        beyond=sum(not one_steps.reproduced and bool(one_steps.beyond) for one_steps in every),
+        elements_beyond=sum(one_steps.beyond for one_steps in every),
+        largest=max((one_steps.largest for one_steps in every), default=0.0),
         mean=total / max(elements, 1),
         unmeasured=sum(not is_equal for key, is_equal in equal.items() if key not in steps),
     )
@@ -148,8 +148,8 @@ def _rebuilt(tensor: LazyTensor, make: Any) -> LazyTensor | None:
         is_cast = isinstance(tensor, Tagged) or isinstance(tensor.kernel, Cast)
         return _rebuilt(tensor.tensor, make) if is_cast else None
     if isinstance(tensor, Tiled):
-        made: LazyTensor | None = make(tensor) if isinstance(tensor.kernel, Dequantize) else None
-        return made
+        weight: LazyTensor | None = make(tensor) if isinstance(tensor.kernel, Dequantize) else None
+        return weight
     if isinstance(tensor, Concat):
         parts = [_rebuilt(part, make) for part in tensor.parts]
         known = [part for part in parts if part is not None]
@@ -164,13 +164,13 @@ def _rebuilt(tensor: LazyTensor, make: Any) -> LazyTensor | None:
 
 def _of_codes(tensor: LazyTensor) -> list[Tiled]:
     """Return the weights of codes that a tensor consists of; none if there is something else in it."""
-    found: list[Tiled] = []
+    weights: list[Tiled] = []
 
     def note(tiled: Tiled) -> Tiled:
-        found.append(tiled)
+        weights.append(tiled)
         return tiled
 
-    return found if _rebuilt(tensor, note) is not None else []
+    return weights if _rebuilt(tensor, note) is not None else []
 
 
 def _scales_of(tensor: LazyTensor) -> int:
@@ -273,7 +273,7 @@ def _measured(worker: Worker, pair: Pair, weight: _Weight, other: LazyTensor, si
 def _read(worker: Worker, tensor: LazyTensor, run: Run) -> Array:
     """Return part of a tensor as float64."""
     np = numpy_module()
-    start, stop = (each * tensor.dtype.itemsize for each in (run.start, run.stop))
+    start, stop = (bound * tensor.dtype.itemsize for bound in (run.start, run.stop))
     data = worker.bytes_of(Data(0, run.of(tensor), ""), start, stop)
     if tensor.dtype.name != "float64":
         data, _ = kernels.apply((Cast(tensor.dtype.name, "float64"),), data)
@@ -291,8 +291,8 @@ def index(codes: str, numbers: Array) -> Array:
     _, exponent = np.frexp(size)
     exponent = np.clip(np.where(size > 0, exponent - 1, least), least, greatest)
     steps = np.ldexp(size, mantissa - exponent) + (exponent - least) * 2.0**mantissa
-    made: Array = np.copysign(steps, numbers)
-    return made
+    signed: Array = np.copysign(steps, numbers)
+    return signed
 
 
 # -------------------------------------------------------------------------------------------------- quantizing again
@@ -302,21 +302,21 @@ def _remade(pairs: Mapping[Any, tuple[Pair, str]], count: Count) -> dict[Any, tu
     """Return for each pair, of which one side is quantized, how many scales quantizing the other gives differently, at
     least, and whether the codes are the same then; nothing for those of which it is not known how they were
     quantized."""
-    found: dict[Any, tuple[int, bool]] = {}
+    results: dict[Any, tuple[int, bool]] = {}
     for attempt in range(max(map(len, _RULES.values()))):
-        made: dict[Any, list[tuple[_Both, _Both]]] = {}
+        remade: dict[Any, list[tuple[_Both, _Both]]] = {}
         for key, (pair, side) in pairs.items():
             one, other = (pair.one, pair.other) if side == "a" else (pair.other, pair.one)
-            every = _again(one, _exact(other), attempt) if found.get(key) != (0, True) else []
+            every = _again(one, _exact(other), attempt) if results.get(key) != (0, True) else []
             if every:
-                made[key] = every
-        counts = iter(count([each for every in made.values() for both in every for each in both]))
-        for key, every in made.items():
+                remade[key] = every
+        counts = iter(count([tensor for every in remade.values() for both in every for tensor in both]))
+        for key, every in remade.items():
             codes, scales = map(sum, zip(*((next(counts), next(counts)) for _ in every), strict=True))
-            told = scales, not codes
-            if key not in found or (told[0], codes) < (found[key][0], not found[key][1]):
-                found[key] = told
-    return found
+            result = scales, not codes
+            if key not in results or (result[0], codes) < (results[key][0], not results[key][1]):
+                results[key] = result
+    return results
 
 
 def _again(tensor: LazyTensor, other: LazyTensor, attempt: int) -> list[tuple[_Both, _Both]]:
@@ -333,7 +333,7 @@ def _again(tensor: LazyTensor, other: LazyTensor, attempt: int) -> list[tuple[_B
         for part, start in zip(tensor.parts, starts, strict=False):
             spans[tensor.dim] = Span(start, 1, part.shape[tensor.dim])
             every.append(_again(part, sliced(other, spans), attempt))
-        return [both for found in every for both in found] if all(every) else []
+        return [both for both_of in every for both in both_of] if all(every) else []
     both = _alone(tensor, other, attempt)
     return [both] if both else []
 
@@ -358,9 +358,9 @@ def _alone(tensor: LazyTensor, other: LazyTensor, attempt: int) -> tuple[_Both, 
     is_known = tensor.axes[0] == plain and tensor.axes[1] == sides and (kind != "int4" or kernel.offset == 8)
     if not is_known or not fits(again, other.dtype.name):
         return None
-    made = [
+    remade = [
         tiles_of(again._replace(made=what), other, stored.shape)
         for what, stored in (("codes", codes), ("scales", scale))
     ]
-    alike = View(codes, made[0].dtype, codes.shape)
-    return (alike, made[0]), (scale, made[1])
+    alike = View(codes, remade[0].dtype, codes.shape)
+    return (alike, remade[0]), (scale, remade[1])

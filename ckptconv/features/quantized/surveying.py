@@ -34,23 +34,23 @@ def survey(
 
     try:
         described = keymap.describe(tree_of(source, which)).quantized if source.structured else {}
-        found = surveyed(source, kept, described, storage_options)
+        joined = surveyed(source, kept, described, storage_options)
     except CkptconvError as error:
         warnings.append(f"Its weights are quantized, but --dequantize cannot convert them: {error.message}")
         return None
-    return _summed(kept, found) if found.weights else None
+    return _summed(kept, joined) if joined.weights else None
 
 
-def _summed(tensors: Mapping[str, LazyTensor], found: Found) -> QuantizedSummary:
+def _summed(tensors: Mapping[str, LazyTensor], joined: Found) -> QuantizedSummary:
     """Return what of these `tensors` is quantized; `found` are their weights."""
     formats: dict[str, QuantizedGroup] = {}
     bits: Counter[str] = Counter()
-    for weight in found.weights.values():
+    for weight in joined.weights.values():
         group = formats.setdefault(weight.format, QuantizedGroup())
         group.weights += 1
         group.parameters += weight.tensor.numel
         bits[weight.format] += weight.bits
     for name, group in formats.items():
         group.bits_per_weight = round(bits[name] / group.parameters, 3) if group.parameters else 0.0
-    others = sum(tensor.numel for name, tensor in tensors.items() if name not in found.gone)
+    others = sum(tensor.numel for name, tensor in tensors.items() if name not in joined.gone)
     return QuantizedSummary(others + sum(group.parameters for group in formats.values()), formats)

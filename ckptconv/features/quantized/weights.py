@@ -39,22 +39,22 @@ def with_weights(source: Source, dtype: str, storage_options: Mapping[str, Any],
         return source
     again = functools.partial(with_weights, dtype=dtype, storage_options=storage_options, anew=anew)
     read = dict(companions.configurations(source, storage_options, CONFIG, QUANTIZED))
-    made = _Weights(configuration.of_all(read, source.metadata), source.metadata, dtype or "float32", storage_options)
-    weights = made.of_tree(source.weights)
-    formats = dict(made.formats)
+    plain = _Weights(configuration.of_all(read, source.metadata), source.metadata, dtype or "float32", storage_options)
+    weights = plain.of_tree(source.weights)
+    formats = dict(plain.formats)
     stored = source.stored
     if stored and formats:
-        stored = stored._replace(tensors=made.of(stored.tensors))
+        stored = stored._replace(tensors=plain.of(stored.tensors))
     quantized = Quantized(dtype, read[CONFIG].file.path if CONFIG in read else "", formats, again)
-    gone = made.gone
+    gone = plain.gone
     return source.computing(dequantize=quantized)._replace(
         weights=weights,
-        trees={key: made.of_tree(tree) for key, tree in source.trees.items()},
+        trees={key: plain.of_tree(tree) for key, tree in source.trees.items()},
         stored=stored,
         owners={alias: owner for alias, owner in source.owners.items() if not {alias, owner} & gone},
-        equal=[each for each in source.equal if each[0] not in gone],
+        equal=[entry for entry in source.equal if entry[0] not in gone],
         remarks=_without_quantization(source.remarks) if formats else source.remarks,
-        notes=[*source.notes, *_notes(quantized, made, anew)],
+        notes=[*source.notes, *_notes(quantized, plain, anew)],
         inputs={**source.inputs, **{name: Input.stamped(config.file) for name, config in read.items()}},
     )
 
@@ -63,20 +63,22 @@ def _without_quantization(remarks: Mapping[str, str]) -> dict[str, str]:
     return {key: text for key, text in parted.without(remarks).items() if key != COMFY}
 
 
-def _notes(quantized: Quantized, made: _Weights, anew: bool) -> Iterator[str]:
-    told = ", ".join(f"{count:,} {name}" for name, count in sorted(quantized.formats.items()))
-    if told:
+def _notes(quantized: Quantized, plain: _Weights, anew: bool) -> Iterator[str]:
+    counts = ", ".join(f"{count:,} {name}" for name, count in sorted(quantized.formats.items()))
+    if counts:
         made_of = "weights that were quantized before" if anew else f"dequantized to {quantized.dtype}"
-        yield f"{made_of}: {told}."
-    if made.has_first_gptq:
+        yield f"{made_of}: {counts}."
+    if plain.has_first_gptq:
         yield (
             "The first format of GPTQ stores zero points minus 1. The largest stored value was read as in AutoGPTQ's "
             "kernels, as 1 more; GPTQModel reads 0 there, and changes the next one."
         )
-    if made.bare:
-        yield (f"Left unchanged: 8-bit floats without scales or a description as quantized weights: {some(made.bare)}.")
-    if made.unknown:
-        yield f"Left unchanged: scales of unknown purpose: {some(made.unknown)}."
+    if plain.bare:
+        yield (
+            f"Left unchanged: 8-bit floats without scales or a description as quantized weights: {some(plain.bare)}."
+        )
+    if plain.unknown:
+        yield f"Left unchanged: scales of unknown purpose: {some(plain.unknown)}."
 
 
 class _Weights:
@@ -96,88 +98,88 @@ class _Weights:
     @property
     def has_first_gptq(self) -> bool:
         """Whether weights are of GPTQ's first format, and have zero points other than half of the codes."""
-        told = self._told.told
-        is_first = (told.get("checkpoint_format") or told.get("format") or "gptq") == "gptq"
-        return self._told.method == "gptq" and is_first and told.get("sym") is not True and bool(self.formats)
+        config = self._told.told
+        is_first = (config.get("checkpoint_format") or config.get("format") or "gptq") == "gptq"
+        return self._told.method == "gptq" and is_first and config.get("sym") is not True and bool(self.formats)
 
     def of_tree(self, tree: Any) -> Any:
         """Return `tree` with weights in each of its mappings; the same object if none of them is quantized."""
         if id(tree) in self._known:
             return self._known[id(tree)][1]
-        made = tree
+        result = tree
         if isinstance(tree, Mapping):
-            made = self.of(tree)
-            inner = {key: self.of_tree(value) for key, value in made.items() if isinstance(value, Mapping)}
-            changed = {key: value for key, value in inner.items() if value is not made[key]}
+            result = self.of(tree)
+            inner = {key: self.of_tree(value) for key, value in result.items() if isinstance(value, Mapping)}
+            changed = {key: value for key, value in inner.items() if value is not result[key]}
             if changed:
-                made = _like(made, {**made, **changed})
-        self._known[id(tree)] = tree, made
-        return made
+                result = _like(result, {**result, **changed})
+        self._known[id(tree)] = tree, result
+        return result
 
     def of(self, items: Mapping[Any, Any]) -> Any:
         """Return a state dict with weights in the place of quantized tensors, which it has under their names.
 
         Raise UnsupportedError for a tensor of torchao's with attributes that are not known.
         """
-        given, told = items, self._told
+        given, config = items, self._told
         items, layers = _in_parts(items, self._metadata)
         if layers:
-            told = told._replace(method="torchao", layers=layers)
+            config = config._replace(method="torchao", layers=layers)
         flat = {name: value for name, value in items.items() if isinstance(value, LazyTensor) and type(name) is str}
-        found = joining.found(flat, told, lambda wanted: read_small(wanted, self._options))
-        self.bare += found.bare
-        self.unknown += found.unknown
-        if not found.weights and not found.gone:
+        joined = joining.found(flat, config, lambda wanted: read_small(wanted, self._options))
+        self.bare += joined.bare
+        self.unknown += joined.unknown
+        if not joined.weights and not joined.gone:
             return given
-        self.gone |= found.gone
-        self.formats.update(weight.format for weight in found.weights.values())
+        self.gone |= joined.gone
+        self.formats.update(weight.format for weight in joined.weights.values())
         # A weight stands where its codes stood.
-        at = {weight.parts["codes"]: name for name, weight in found.weights.items()}
-        made: dict[Any, Any] = {}
+        at = {weight.parts["codes"]: name for name, weight in joined.weights.items()}
+        result: dict[Any, Any] = {}
         for name, value in items.items():
             if name in at:
-                made[at[name]] = self._once(found.weights[at[name]], flat)
-            elif name not in found.gone:
-                made[name] = value
-        return _like(given, made)
+                result[at[name]] = self._once(joined.weights[at[name]], flat)
+            elif name not in joined.gone:
+                result[name] = value
+        return _like(given, result)
 
     def _once(self, weight: Weight, items: Mapping[str, LazyTensor]) -> LazyTensor:
         """Return the weight in its dtype: the same object for the same parts, so that tied names stay tied."""
         parts = tuple((role, same_bytes(items[name])) for role, name in sorted(weight.parts.items()))
-        made = casting.rounded(weight.tensor, DTYPES[self._dtype])
+        plain = casting.rounded(weight.tensor, DTYPES[self._dtype])
         if any(part is None for _, part in parts):
-            return made
-        return self._made.setdefault((weight.format, weight.tensor.shape, parts), made)
+            return plain
+        return self._made.setdefault((weight.format, weight.tensor.shape, parts), plain)
 
 
 def _in_parts(
     items: Mapping[Any, Any], metadata: Mapping[str, str]
 ) -> tuple[Mapping[Any, Any], dict[str, Mapping[str, Any]]]:
     """Return `items` with torchao's tensors in their parts, and {module: what torchao says of its weight}."""
-    made: dict[Any, Any] = {}
+    parts_by_name: dict[Any, Any] = {}
     described = parted.read(metadata, [name for name in items if type(name) is str])
     for name, value in items.items():
         parting = parted.of_class(value.kind) if isinstance(value, Composite) else None
         if parting is None:
-            made[name] = value
+            parts_by_name[name] = value
             continue
-        told = parting.described(value.kind, value.parts)
-        if told is None:
+        torchao_part = parting.described(value.kind, value.parts)
+        if torchao_part is None:
             raise UnsupportedError(
                 f"The quantized weight {name!r} is of torchao's class {value.kind}, with unknown attributes."
             )
-        described[name] = told
+        described[name] = torchao_part
         own = value.parts["attributes"]
-        made.update((parted.prefix_of(name) + part, own[part]) for part in told.parts)
-    return (made if described else items), _layers(described)
+        parts_by_name.update((parted.prefix_of(name) + part, own[part]) for part in torchao_part.parts)
+    return (parts_by_name if described else items), _layers(described)
 
 
 def _layers(described: Mapping[str, parted.PartedTensor]) -> dict[str, Mapping[str, Any]]:
     """Return {module: what torchao says of its weight}."""
     layers: dict[str, Mapping[str, Any]] = {}
-    for name, told in described.items():
-        entry = strict_json.parse(told.text)
-        layers[name.removesuffix(".weight")] = {**entry.get("_data", {}), "_type": entry["_type"], "parts": told.parts}
+    for name, part in described.items():
+        entry = strict_json.parse(part.text)
+        layers[name.removesuffix(".weight")] = {**entry.get("_data", {}), "_type": entry["_type"], "parts": part.parts}
     return layers
 
 
@@ -191,34 +193,34 @@ def surveyed(
 
     Raise as `joining.found` does.
     """
-    told = configuration.of_all(
+    config = configuration.of_all(
         dict(companions.configurations(source, storage_options, CONFIG, QUANTIZED)), source.metadata
     )
     layers = _layers({**parted.read(source.metadata, tensors), **described})
     if layers:
-        told = told._replace(method="torchao", layers=layers)
-    return joining.found(tensors, told, lambda wanted: read_small(wanted, storage_options))
+        config = config._replace(method="torchao", layers=layers)
+    return joining.found(tensors, config, lambda wanted: read_small(wanted, storage_options))
 
 
-def _like(items: Mapping[Any, Any], made: dict[Any, Any]) -> Any:
+def _like(items: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
     """Return `made` as a mapping of the class of `items`."""
     if type(items) is dict:
-        return made
-    again = type(items)(made)  # type: ignore[call-arg]
+        return values
+    again = type(items)(values)  # type: ignore[call-arg]
     vars(again).update(getattr(items, "__dict__", {}))
     return again
 
 
 def read_small(tensors: Mapping[str, LazyTensor], storage_options: Mapping[str, Any]) -> dict[str, bytes]:
     """Return the bytes of small tensors; those near each other in a file are read at once."""
-    found: dict[str, bytes] = {}
+    data_of: dict[str, bytes] = {}
     near: dict[File, list[tuple[int, int, str]]] = {}
     for name, tensor in tensors.items():
         plain = untagged(tensor)
         if isinstance(plain, Stored) and plain.contiguous:
             near.setdefault(plain.file, []).append((plain.offset, plain.offset + plain.nbytes, name))
         else:
-            found[name] = first_bytes(plain, plain.nbytes, storage_options)[0]
+            data_of[name] = first_bytes(plain, plain.nbytes, storage_options)[0]
     with SpoolingReaders(dict(storage_options)) as readers:
         for file, spans in near.items():
             spans.sort()
@@ -231,6 +233,6 @@ def read_small(tensors: Mapping[str, LazyTensor], storage_options: Mapping[str, 
                             break
                         stop, count = max(stop, high), count + 1
                     data = reader.read_at(start, stop - start)
-                    found.update((name, data[low - start : high - start]) for low, high, name in spans[:count])
+                    data_of.update((name, data[low - start : high - start]) for low, high, name in spans[:count])
                     del spans[:count]
-    return found
+    return data_of

@@ -97,7 +97,7 @@ class Area:
                 step, state = record["step"], begun or record["state"]
             except (ValueError, TypeError, KeyError, RecursionError):
                 raise CorruptError(
-                    f"{name}: line {number} is none that thin writes. Nothing was removed.",
+                    f"{name}: line {number} is not valid. Nothing was removed.",
                     f"If {AREA} came with a copy of the run, remove it.",
                 ) from None
             if begun:

@@ -416,7 +416,7 @@ def test_a_journal_that_came_with_a_copy_of_a_run_leads_nowhere(lines: list[Any]
     with (run / AREA / JOURNAL).open("a") as journal:
         journal.write(json.dumps({"step": "a", "state": "done"}) + "\n")
     before = files(run)
-    thin(run, "--keep-last", 1, "--yes").refused(4, f"{JOURNAL}: line 1 is none that thin writes.")
+    thin(run, "--keep-last", 1, "--yes").refused(4, f"{JOURNAL}: line 1 is not valid.")
     assert mine.read_text() == "mine"
     assert files(run) == before
 

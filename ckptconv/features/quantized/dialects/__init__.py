@@ -41,7 +41,7 @@ def _every() -> tuple[Dialect, ...]:
 @functools.cache
 def formats() -> tuple[Format, ...]:
     """Return the formats of all dialects."""
-    return (*table.FORMATS, *(each for dialect in _every() for each in dialect.formats))
+    return (*table.FORMATS, *(format_ for dialect in _every() for format_ in dialect.formats))
 
 
 @functools.cache
@@ -59,8 +59,8 @@ def methods() -> Mapping[str, Speaking]:
 @functools.cache
 def not_read() -> Mapping[str, tuple[str, str]]:
     """Return the endings of names of parts that no dialect reads: what these weights are, and what reads them."""
-    read = {name[1:] for each in formats() for name in _names(each)}
-    return {ending: told for ending, told in table.NOT_READ.items() if ending not in read}
+    read = {name[1:] for format_ in formats() for name in _names(format_)}
+    return {ending: reason for ending, reason in table.NOT_READ.items() if ending not in read}
 
 
 def _names(format_: Format) -> Iterator[str]:
@@ -74,7 +74,7 @@ def _names(format_: Format) -> Iterator[str]:
 @functools.cache
 def patterns() -> frozenset[str]:
     """Return the patterns of the names of all parts of all formats."""
-    return frozenset(name for each in formats() for name in _names(each))
+    return frozenset(name for format_ in formats() for name in _names(format_))
 
 
 def check(stated: Iterable[Statement]) -> None:

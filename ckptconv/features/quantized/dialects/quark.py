@@ -32,7 +32,7 @@ def _layer(layer: Any) -> Words:
 
 
 def _layers(layers: Any) -> OrNull:
-    return OrNull({f"{name}?": _layer(each) for name, each in layers.items()} if isinstance(layers, Mapping) else {})
+    return OrNull({f"{name}?": _layer(layer) for name, layer in layers.items()} if isinstance(layers, Mapping) else {})
 
 
 # How codes were chosen, and what norms and modules before have in exchange for what the weights have.
