@@ -70,6 +70,8 @@ _WORDS = {
     "--token --hf-token --use-auth-token": "Set HF_TOKEN, or run: hf auth login.",
     "--skip-existing --if-needed --no-overwrite": "--no-clobber refuses to replace an output.",
     "--remove-prefix --prefix --strip": "Use --strip-prefix PREFIX.",
+    "--add-prefix": "Use --rename '^=PREFIX'.",
+    "--keep-dtype": "--like REF gives each tensor the dtype that it has in REF.",
 }
 
 

@@ -101,23 +101,23 @@ def read(place: Location, wanted: Wanted | None = None) -> Source:
     out of its directory, UnsupportedError for a dtype that torch lacks.
     """
     given_place = place
-    warnings = []
+    warnings: list[str] = []
     if place.kind == "directory":
         located = locate(place)
         if located is None:
             raise UsageError(f"{place} is a directory without safetensors files.")
         place = located
-        single = given_place.join(f"{place.name.removesuffix(INDEX_SUFFIX)}{SUFFIX}")
-        if place.path.endswith(INDEX_SUFFIX) and single.kind == "file":
-            warnings.append(f"{single} was not read, because the directory has an index.")
     if place.path.endswith(INDEX_SUFFIX):
         found_set = _read_set(place, warnings)
         beside = True
+        single = given_place.join(f"{place.name.removesuffix(INDEX_SUFFIX)}{SUFFIX}")
+        if given_place != place and single.kind == "file" and single.path not in found_set.shards:
+            warnings.append(f"{single} was not read, because the directory has an index.")
     else:
         found_set = _read_single(place)
         beside = place.name == f"model{SUFFIX}" or given_place != place
     if found_set.record is None and beside:
-        found_set.record, found_set.record_path = _record_beside(place.parent)
+        found_set.record, found_set.record_path = _record_beside(place.parent if place == given_place else given_place)
     return source_of(given_place, found_set, warnings, wanted or Wanted())
 
 

@@ -66,6 +66,12 @@ def candidates(wanted: str, names: Sequence[str], most: int = 8) -> str:
     return f"The keys are {some(names, most, repr)}."
 
 
+def globs_like(glob: str, names: Sequence[str]) -> str:
+    """Return a hint for a `glob` that matches none of the `names`: one for all names below it, or names like it."""
+    below = next((text for text in (f"{glob}.*", f"*.{glob}.*") if fnmatch.filter(names, text)), "")
+    return f"Did you mean {below!r}?" if glob and below else candidates(glob, names)
+
+
 def matching(names: Iterable[str], choice: Choice) -> list[str]:
     """Return those of `names` that are chosen.
 
@@ -78,7 +84,7 @@ def matching(names: Iterable[str], choice: Choice) -> list[str]:
     for pattern in choice.include:
         if not names or (pattern not in choice.used and not any(fnmatch.fnmatchcase(name, pattern) for name in names)):
             raise UsageError(
-                f"--include {pattern!r} matches none of the {len(names)} names.", candidates(pattern, names)
+                f"--include {pattern!r} matches none of the {len(names)} names.", globs_like(pattern, names)
             )
     return chosen
 
@@ -86,7 +92,7 @@ def matching(names: Iterable[str], choice: Choice) -> list[str]:
 def idle_globs(names: Sequence[str], choice: Choice) -> dict[str, str]:
     """Return the globs of `exclude` that matched nothing, and why: {option: reason}. `names` are all there are."""
     idle = (pattern for pattern in choice.exclude if pattern not in choice.used)
-    return {f"--exclude {pattern!r}": f"matches nothing. {candidates(pattern, names)}" for pattern in idle}
+    return {f"--exclude {pattern!r}": f"matches nothing. {globs_like(pattern, names)}" for pattern in idle}
 
 
 def renamed(names: Iterable[str], prefix: str, rules: Sequence[str]) -> dict[str, str]:

@@ -49,8 +49,13 @@ class Location:
         return self.at(paths.dirname(self.path))
 
     def join(self, *names: str) -> Location:
-        """Return the location of `names` in this directory."""
-        return self.at(paths.join(self.path, *names))
+        """Return the location of `names` in this directory, known if a store other than HTTP has listed it."""
+        inner = self.at(paths.join(self.path, *names))
+        lists_all = paths.is_remote(self.path) and not paths.is_quoted(self.path)
+        if lists_all and vars(self).get("names") and len(names) == 1 and "/" not in names[0]:
+            inner.entry = self.names.get(names[0], Entry("missing", File(inner.path, 0)))
+            inner.file = inner.entry.file if inner.entry.kind == "file" else None
+        return inner
 
     def has_file(self, path: str) -> bool:
         """Whether there is a file at the relative `path` in this directory, which is listed once."""

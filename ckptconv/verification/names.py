@@ -178,7 +178,7 @@ def check_structure(expected: Expected, written: Written) -> None:
     where = "is missing" if got is None else f"differs from character {at} on: {got[at : at + 60]!r}"
     raise DifferenceError(
         f"{written.structure_path}: the structure record {where}; expected {want[at : at + 60]!r}.",
-        "verify is for outputs of ckptconv; `ckptconv diff` compares any two checkpoints.",
+        "Give --for-hub or --no-structure if the conversion had it. `ckptconv diff` compares any two checkpoints.",
         what="structure",
         file=written.structure_path,
         index=[at],

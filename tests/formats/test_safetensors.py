@@ -376,3 +376,14 @@ def test_metadata_that_come_again_a_mebibyte_later_are_refused() -> None:
     assert (len(places), metadata) == (len(entries), {"a": "1"})
     with pytest.raises(CorruptError, match="'__metadata__' twice"):
         safetensors.described((text[:-1] + ', "__metadata__": {"a": "2"}}').encode(), "x")
+
+
+def test_a_single_file_that_an_index_names_is_read(tmp_path: Path) -> None:
+    save_file({"w": torch.ones(2)}, tmp_path / "model.safetensors")
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text('{"metadata": {}, "weight_map": {"w": "model.safetensors"}}')
+    assert ckptconv.convert(tmp_path, tmp_path / "out.safetensors", fsync=False).warnings == []
+    save_file({"w": torch.ones(2)}, tmp_path / "other.safetensors")
+    index.write_text('{"metadata": {}, "weight_map": {"w": "other.safetensors"}}')
+    (warning,) = ckptconv.convert(tmp_path, tmp_path / "out.safetensors", fsync=False).warnings
+    assert "model.safetensors was not read, because the directory has an index." in warning

@@ -19,6 +19,7 @@ from effort import every, examples
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from safetensors import safe_open
+from safetensors.torch import save_file
 
 from ckptconv.outputs.selection import goal, untie
 from ckptconv.structure import keymap
@@ -428,3 +429,11 @@ def test_a_key_that_only_begins_names_leads_to_include(tmp_path: Path) -> None:
     run = ckptconv_here("convert", tmp_path / "flat.pt", tmp_path / "out", "--key", "model")
     run.refused(2, "The key 'model' does not exist", "choose them with --include")
     done(ckptconv_here("convert", tmp_path / "flat.pt", tmp_path / "out", "--include", "model.*"))
+
+
+def test_a_glob_without_names_suggests_one_for_the_names_below(tmp_path: Path) -> None:
+    save_file({"a.tower.w": torch.ones(1), "head.w": torch.ones(1)}, tmp_path / "m.safetensors")
+    run = ckptconv_here("convert", tmp_path / "m.safetensors", tmp_path / "o", "--exclude", "head")
+    assert "--exclude 'head' matches nothing. Did you mean 'head.*'?" in " ".join(run.err.split())
+    run = ckptconv_here("convert", tmp_path / "m.safetensors", tmp_path / "p", "--include", "tower")
+    run.refused(2, "Did you mean '*.tower.*'?")

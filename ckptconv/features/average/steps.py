@@ -45,7 +45,10 @@ def weighted(
     """
     least = 1 if minus else 2
     if steps < least:
-        raise UsageError(f"An average needs at least {least} checkpoints, but {steps or 'none'} was given.")
+        raise UsageError(
+            f"An average needs at least {least} checkpoints, but {steps or 'none'} was given.",
+            "Name each of them, such as RUN/step-1 RUN/step-2; `ckptconv steps RUN` lists them.",
+        )
     if steps > _MOST_TERMS:
         raise UsageError(f"{steps:,} checkpoints were given; at most {_MOST_TERMS:,} can be averaged at once.")
     if weights is not None and decay is not None:

@@ -377,7 +377,7 @@ def _check_globs(a: _Side, b: _Side) -> None:
     for glob in a.choice.include:
         if glob not in a.choice.used | b.choice.used:
             names = list(dict.fromkeys([*a.known, *b.known]))
-            raise UsageError(f"--include {glob!r} matches no name on either side.", selection.candidates(glob, names))
+            raise UsageError(f"--include {glob!r} matches no name on either side.", selection.globs_like(glob, names))
 
 
 def _pairs(names: Iterable[str], a: _Side, b: _Side) -> Iterator[tuple[tuple[str, str], Pair]]:

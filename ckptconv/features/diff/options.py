@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import Any
 
+from ckptconv.errors import UsageError
 from ckptconv.options import NAMING
 from ckptconv.options.kinds import MOST_ITEMS, NUMBER, choice, counted
 from ckptconv.options.option import Option, options_in
 from ckptconv.options.table import COMMAND, OPTIONS, VIEWING, Options, named_in
+
+_RULE = choice("symmetric", "numpy")
+
+
+def _rule(value: Any, called: str) -> Any:
+    """Return a rule. Raise UsageError for another value, such as the size of a difference."""
+    if isinstance(value, (int, float)) or (isinstance(value, str) and value[:1].isdigit()):
+        raise UsageError(f"{called} is a rule: symmetric or numpy.", "Give the largest difference as --rtol or --atol.")
+    return _RULE.parse(value, called)
 
 
 class _Comparing:
@@ -37,7 +48,7 @@ class _Comparing:
         common=True,
     )
     tolerance = Option(
-        choice("symmetric", "numpy"),
+        _RULE._replace(parse=_rule),
         "The tolerance for equal values. symmetric (as math.isclose): the larger of A and R times the larger value; "
         "numpy (as numpy.isclose): A plus R times the value of B.",
         default="symmetric",

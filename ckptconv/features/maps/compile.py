@@ -11,7 +11,7 @@ import collections
 import itertools
 import math
 import operator
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -546,10 +546,17 @@ def _expanded(tensor: MapTensor) -> Iterator[tuple[tuple[MapAxis, ...], ...]]:
     yield from itertools.product(*(list(expand(dim)) for dim in tensor.dims or ()))
 
 
-def _check_decided(use: _Use, sizes: KnownSizes, named: Collection[str]) -> None:
+def _how(name: str, alternatives: Alternatives) -> str:
+    """Return a hint to give a size, and what it is of the settings of a configuration."""
+    texts = [alternative for alternative in alternatives if isinstance(alternative, str)]
+    meaning = f", which is {' or '.join(texts)} of a configuration" if texts else ""
+    return f"Give --size {name}=NUMBER{meaning}."
+
+
+def _check_decided(use: _Use, sizes: KnownSizes, named: Mapping[str, Alternatives]) -> None:
     """Raise UsageError for sizes that are undecided, and for sizes that give too many elements.
 
-    `named` are the sizes that the map lists.
+    `named` are the sizes that the map lists, with the expressions for them.
     """
     tensors = (*use.rule.sides[0], *use.rule.sides[1])
     unknown = dict.fromkeys(axis.name for tensor in tensors for axis in _axes(tensor) if sizes.of(axis) is None)
@@ -561,7 +568,7 @@ def _check_decided(use: _Use, sizes: KnownSizes, named: Collection[str]) -> None
         raise UsageError(
             f"{use.where}: the shapes do not say how large {' and '.join(names)} "
             f"{'is' if len(names) == 1 else 'are'}, for {quoted(next(iter(use.names.values())))}.",
-            f"Give {' '.join(f'--size {name}=NUMBER' for name in names)}.",
+            " ".join(_how(name, named.get(name, ())) for name in names),
         )
     for tensor in tensors:
         if math.prod(max(sizes.product(dim), 1) for dim in tensor.dims or ()) >= MAX_ELEMENTS:

@@ -23,7 +23,7 @@ from ckptconv.formats.model_directory import (
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.naming import named
-from ckptconv.outputs.selection import candidates
+from ckptconv.outputs.selection import globs_like
 from ckptconv.storage import strict_json
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import normalize
@@ -71,7 +71,7 @@ def _graft(text: str, reaching: Mapping[str, Any]) -> Graft:
     if not chosen:
         raise UsageError(
             f"--graft {text}: {glob!r} matches none of the {len(tensors)} names of {source.path}.",
-            candidates(glob, list(tensors)),
+            globs_like(glob, list(tensors)),
         )
     return Graft(source, glob, chosen)
 

@@ -92,6 +92,8 @@ def is_step(place: Location) -> bool:
         and _is_metadata(_head(place.at(names[STEP_METADATA].file)))
     ):
         return True
+    if not any(map(_parsed, _paths(place))):
+        return False
     items = [item for item in items_of(place).values() if not item.shared]
     with_tensors = [item for item in items if item.has_tensors]
     numbered = {file.path for item in with_tensors for file in item.files.values()}

@@ -387,3 +387,9 @@ def test_an_average_is_no_file_for_torch_whatever_asks_for_it(tmp_path: Path) ->
     words = ["average", tmp_path / "m.safetensors", tmp_path / "m.safetensors", "-o"]
     ckptconv_here(*words, tmp_path / "x", "--to", "pt").refused(2, "--to is 'pt'; it may be")
     ckptconv_here(*words, tmp_path / "x.pt").refused(2, "has the name of a file for torch.load")
+
+
+def test_one_run_is_no_list_of_steps(tmp_path: Path) -> None:
+    save_file({"w": torch.ones(2)}, tmp_path / "m.safetensors")
+    run = ckptconv_here("average", tmp_path / "m.safetensors", tmp_path / "out")
+    run.refused(2, "An average needs at least 2 checkpoints, but 1 was given.", "RUN/step-1 RUN/step-2")

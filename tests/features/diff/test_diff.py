@@ -524,3 +524,9 @@ def test_states_are_asked_for_by_their_former_name_too() -> None:
     assert ckptconv_here("diff", step, step, "--with-states").err == ""
     with pytest.warns(UserWarning, match="--optimizer is called --with-states"):
         assert diff(step, step, optimizer=True).equal  # type: ignore[call-arg]
+
+
+def test_the_size_of_a_difference_is_no_rule(tmp_path: Path) -> None:
+    save_file({"a": torch.ones(2)}, tmp_path / "a.safetensors")
+    run = ckptconv_here("diff", tmp_path / "a.safetensors", tmp_path / "a.safetensors", "--tolerance", "1e-3")
+    run.refused(2, "--tolerance is a rule", "--rtol or --atol")

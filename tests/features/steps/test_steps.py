@@ -313,6 +313,24 @@ def test_a_run_on_a_store_is_what_it_is_here_and_takes_three_requests_a_step_at_
         )
 
 
+@every("kind", PLACES)
+@every("saver", SAVERS)
+@every("torn", [0, -1])
+def test_a_short_torn_run_on_a_store_takes_three_requests_a_step_at_most(
+    torn: int, saver: str, kind: str, tmp_path: Path
+) -> None:
+    run = SAVERS[saver].run(tmp_path / "run", 10, 20)
+    newest = run / SAVERS[saver].name.format(30)
+    (newest / SAVERS[saver].save(newest, 30)[torn]).write_bytes(b"cut" if torn == 0 else b"")
+    place = PLACES[kind]()
+    url = place.put(run, "run")
+    with place.link() if isinstance(place, Served) else nullcontext() as link:
+        options = place.through(link).options if isinstance(place, Served) and link else place.options
+        there = survey(url, storage_options=options)
+        assert link is None or len(link.asked) <= 3 * 3, link.asked
+    assert there.last_good == f"{url}/{SAVERS[saver].name.format(20)}"
+
+
 def test_files_that_are_named_by_what_is_in_them_are_not_missed_in_other_steps(tmp_path: Path) -> None:
     run = SAVERS["torch"].run(tmp_path / "run", 1, 2)
     for number, name in ((1, "3fa2c1"), (2, "9bd40e")):
