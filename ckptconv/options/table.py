@@ -408,8 +408,7 @@ OPTIONS = Options.table
 for _name, _option in [pair for feature in FEATURES for pair in options_of(feature).items()]:
     OPTIONS[_name] = _option
     setattr(Options, _name, _option)  # for help
-# The options on which sources that features change for outputs of weights depend, and those on which sources that
-# features choose or change for any use depend: their own, and the dtype.
+# The options on which sources depend that features change for outputs of weights; and for any use, with the dtype.
 FITTING = {name: one for each in FITTED for name, one in options_of(each).items()}
 CHANGING = {"dtype": OPTIONS["dtype"]} | {
     name: one for each in OPENED if each in FEATURES for name, one in options_of(each).items() if name not in FITTING
