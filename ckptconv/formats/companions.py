@@ -15,9 +15,8 @@ from ckptconv.text import some
 
 
 def read_files(source: Source, options: Mapping[str, object], *names: str) -> dict[str, File]:
-    """Return the files of these `names` that `source` has as companions, or that are in its directory; if none are
-    there, in that of the file that points to it. Links are followed, as for weights. Raise CorruptError for one of them
-    that is no file."""
+    """Return the files of these `names` among the companions of `source`, or in its directory; if none are there, in
+    that of the file that points to it. Links are followed. Raise CorruptError for one of them that is no file."""
     files: dict[str, File] = {}
     for place in places_of(source, options):
         for name in (name for name in place.names if name in names):
@@ -40,7 +39,7 @@ def configurations(source: Source, options: Mapping[str, object], *names: str) -
     """Yield the configurations of these `names` beside `source`, in this order. Raise the errors of `configs.read`."""
     files = read_files(source, options, *names)
     for name in (name for name in names if name in files):
-        yield name, Configuration(files[name], configs.read(Location(files[name].path, dict(options))))
+        yield name, Configuration(files[name], _read(files[name], source, options))
 
 
 def together(source: Source, options: Mapping[str, object], names: Collection[str] | None = None) -> dict[str, File]:
@@ -53,15 +52,19 @@ def together(source: Source, options: Mapping[str, object], names: Collection[st
 
 
 def with_files(source: Source, files: Mapping[str, File], options: Mapping[str, object]) -> Source:
-    """Return `source` with these companions, and with what the configuration among them says. Raise CorruptError if it
-    is none."""
-    config = configs.read(Location(files[CONFIG].path, dict(options))) if CONFIG in files else None
+    """Return `source` with these companions, and with their configuration. Raise CorruptError if it is none."""
+    config = _read(files[CONFIG], source, options) if CONFIG in files else None
     return source._replace(companions=files, config=config)
 
 
+def _read(file: File, source: Source, options: Mapping[str, object]) -> Mapping[str, Any]:
+    """Return the configuration in `file`. One that is derived is that of `source`, and its file is empty."""
+    derived = source.config if file == source.companions.get(CONFIG) and not file.size else None
+    return configs.read(Location(file.path, dict(options))) if derived is None else derived
+
+
 def notes(config: Mapping[str, Any], dtype: str) -> list[str]:
-    """Return what a user should know of a configuration that is copied beside weights that were cast to `dtype`; "" if
-    they were not cast."""
+    """Return notes about a configuration that is copied beside weights cast to `dtype`; "" if they were not cast."""
     texts = []
     said = configs.dtype_of(config)
     if dtype and said and dtype != said:

@@ -214,8 +214,7 @@ class Source(_Fields):
     - `format` names it for people; `family`, such as "torch" or "deepspeed", says which command converts it.
     - `weights` is the tree to convert. `structured`: its nesting and order are the user's own and worth a record;
       otherwise it is a flat state dict whose order means nothing.
-    - `optimizer` is the optimizer's state dict by parameter name, if the checkpoint has the names; `of_states` are
-      facts about it.
+    - `optimizer` is the optimizer's state dict by parameter name, if names are known; `of_states` are facts about it.
     - `weights_error` is the reason why its tensors are no weights, although they can be read and shown.
     - `trees` maps a key to a tree that holds the value under it, if `weights` does not.
     - `training` is the rest of DeepSpeed's state to resume the training, if DeepSpeed wrote it.
@@ -228,8 +227,8 @@ class Source(_Fields):
     - `values` are values that it holds next to `weights`, by name, for people: they are not converted.
     - `inputs` identifies every file that was read, by a name relative to the source: by an `Input`, or by another value
     that only this content has. - `companions` are small files next to it, or next to its reference, by name, that are
-    copied along with the weights. - `config` is the content of the config.json among the companions, or of one in the
-    output's directory. - `computed` are the computations of its tensors from others, by the names of
+    copied with the weights. - `config` is the content of the config.json among them, of an empty file if it is derived,
+    or of one in the output's directory. - `computed` are the computations of its tensors, by the names of
     `outputs.computed.COMPUTED`; the tensors are as they are stored, except weights in the place of quantized ones.
     - `wanted` are the parts that were read. If that was not everything, `reread` opens the checkpoint again for more.
     - `pointers` are the paths of files that only say where the checkpoint is, such as `latest`.
@@ -346,12 +345,11 @@ class Source(_Fields):
         return {**self.inputs, **companions, **{f"{OF_REFERENCE}{name}": read for name, read in reference.items()}}
 
     def content(self, name: str, file: File, change: Change) -> LazyTensor:
-        """Return the bytes of the companion `file` as the output has them: unchanged, except for a configuration that
-        is no longer true, which gets `change`."""
+        """Return the bytes of the companion `file` in the output: those of a configuration have `change`."""
         from ckptconv.formats import configs
 
         config = self.configuration(change) if name == "config.json" else None
-        if config is None or config == self.config:
+        if config is None or (config == self.config and file.size):
             return whole(file)
         data = configs.text_of(config).encode()
         return Inline(data, DTYPES["uint8"], (len(data),))
@@ -369,8 +367,7 @@ class Source(_Fields):
 
     @property
     def hints(self) -> list[str]:
-        """Return hints at options that remove wrappers' prefixes, if all names of the weights begin with them. A user
-        who has chosen names needs no such hint."""
+        """Return hints at options that remove wrappers' prefixes, if all names of the weights begin with them."""
         tree, key = self.weights, ""
         if self.structured and isinstance(tree, Mapping):
             key = next((name for name in MODEL_KEYS if isinstance(tree.get(name), Mapping)), "")

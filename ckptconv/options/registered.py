@@ -12,9 +12,8 @@ from ckptconv.process import of_feature
 if TYPE_CHECKING:
     from ckptconv.errors import CkptconvError
 
-# The options of each feature that adds some to conversions: `options.py` in its folder has them as `GIVEN`, a subclass
-# of `Given`, which imports nothing of the table. The lines stay where a feature is not: its options are refused by name
-# then.
+# The options of conversions by feature: `options.py` in its folder has them as `GIVEN`, a subclass of `Given`, which
+# imports nothing of the table. The lines stay where a feature is not: its options are refused by name then.
 FEATURES: Mapping[str, str] = {
     "quantized": "dequantize quantize requantize keep",
     "provenance": "attest",
@@ -41,6 +40,7 @@ CARRIED_OUT = ("batch",)
 OPENED: Mapping[str, str] = {
     "like": "like",
     "steps": "last_good",
+    "megatron_core": "map recorded",
     "model_parts": "layers experts component vocab graft config",
     "quantized": "dequantize requantize",
     "maps": "map size recorded",

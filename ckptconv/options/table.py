@@ -392,11 +392,10 @@ OPTIONS = Options.table
 for _name, _option in [pair for each in FEATURES if each not in CARRIED_OUT for pair in options_of(each).items()]:
     OPTIONS[_name] = _option
     setattr(Options, _name, _option)  # for help
-# The options on which sources that features change for outputs of weights depend, and those on which sources that
-# features choose or change for any use depend: their own, and the dtype.
+# The options on which sources depend that features change for outputs of weights; and for any use, with the dtype.
 FITTING = {name: one for each in FITTED for name, one in options_of(each).items()}
 CHANGING = {"dtype": OPTIONS["dtype"]} | {
-    name: one for each in OPENED for name, one in options_of(each).items() if name not in FITTING
+    name: one for each in OPENED if each in FEATURES for name, one in options_of(each).items() if name not in FITTING
 }
 COMMAND = {**options_in(_Command), **{name: import_module(place).OPTIONS[name] for name, place in EXECUTORS.items()}}
 

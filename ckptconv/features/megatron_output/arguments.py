@@ -9,27 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from ckptconv.features.megatron_core.arguments import GROUPS, HEADS, HIDDEN, KEYS, LAYERS
 from ckptconv.features.megatron_output.sharding import EMBEDDINGS, HEAD, Sharded
 
-_HEADS = "num_attention_heads"
-# Arguments by the keys of configurations: the first one that is there counts.
-_KEYS: Mapping[str, tuple[str, ...]] = {
-    _HEADS: (_HEADS, "n_head"),
-    "ffn_hidden_size": ("intermediate_size", "n_inner"),
-    "max_position_embeddings": ("max_position_embeddings", "n_positions"),
-    "norm_epsilon": ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"),
-    "moe_router_topk": ("num_experts_per_tok",),
-    "moe_ffn_hidden_size": ("moe_intermediate_size",),
-    "moe_router_topk_scaling_factor": ("routed_scaling_factor",),
-    "moe_router_num_groups": ("n_group",),
-    "moe_router_group_topk": ("topk_group",),
-    "q_lora_rank": ("q_lora_rank",),
-    "kv_lora_rank": ("kv_lora_rank",),
-    "qk_head_dim": ("qk_nope_head_dim",),
-    "qk_pos_emb_head_dim": ("qk_rope_head_dim",),
-    "v_head_dim": ("v_head_dim",),
-    "moe_router_score_function": ("scoring_func",),
-}
 # Keys that change what a model computes, and that no argument is derived of, if they have other values than these.
 _UNTOLD: Mapping[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
@@ -54,18 +36,18 @@ class Arguments(NamedTuple):
 
 def arguments(stored: Sharded, config: Mapping[str, Any]) -> Arguments:
     """Return the arguments that `stored` tensors and the configuration of their model say."""
-    given = {name: value for name, keys in _KEYS.items() if (value := _first(config, keys)) is not None}
-    if _HEADS not in given or EMBEDDINGS not in stored.tensors:
+    given = {name: value for name, keys in KEYS.items() if (value := _first(config, keys)) is not None}
+    if HEADS not in given or EMBEDDINGS not in stored.tensors:
         return Arguments({})
     rows, hidden = stored.tensors[EMBEDDINGS].shape
-    heads = given[_HEADS]
+    heads = given[HEADS]
     groups = config.get("num_key_value_heads") or heads
     names = [*stored.tensors]
     values: dict[str, Any] = {
-        "num_layers": stored.layers,
-        "hidden_size": hidden,
         **given,
-        "num_query_groups": groups,
+        LAYERS: stored.layers,
+        HIDDEN: hidden,
+        GROUPS: groups,
         "group_query_attention": groups != heads,
         "kv_channels": config.get("head_dim") or hidden // heads,
         "padded_vocab_size": rows,
@@ -94,8 +76,12 @@ def arguments(stored: Sharded, config: Mapping[str, Any]) -> Arguments:
     if routers:
         values["num_experts"] = next(iter(routers.values())).shape[-2]
         values["moe_layer_freq"] = _frequency(stored, routers)
-        values["moe_router_enable_expert_bias"] = _has(names, "mlp.router.expert_bias")
-        values.setdefault("moe_router_score_function", "softmax")
+        is_biased = _has(names, "mlp.router.expert_bias")
+        values["moe_router_enable_expert_bias"] = is_biased
+        # Megatron-core has such a bias for this function only; transformers no longer writes which one it is.
+        values.setdefault("moe_router_score_function", "sigmoid" if is_biased else "softmax")
+        if values["moe_router_score_function"] == "softmax" and type(config.get("norm_topk_prob")) is bool:
+            values["moe_router_pre_softmax"] = not config["norm_topk_prob"]
         shared = _width(stored, "mlp.shared_experts.linear_fc2.weight")
         if shared:
             values["moe_shared_expert_intermediate_size"] = shared
@@ -136,5 +122,5 @@ def _frequency(stored: Sharded, routers: Mapping[str, Any]) -> Any:
     """Return which layers have experts: 1 if all have, else a list with 0 or 1 for each."""
     if any(".layers.mlp." in name for name in routers):
         return 1
-    numbers = {int(name.split("layers.")[1].split(".")[0]) for name in routers if ".layers." in name}
+    numbers = {int(name.split("layers.")[1].split(".")[0]) for name in routers if "decoder.layers." in name}
     return [int(number in numbers) for number in range(stored.layers)]

@@ -1,0 +1,168 @@
+"""The configuration of transformers that the arguments of a training in Megatron-LM say."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from checkpoints import Run, ckptconv_here, done
+from effort import every
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+
+from ckptconv.features.megatron_core.arguments import configuration
+from ckptconv.options.table import OPTIONS
+
+ARGS: dict[str, Any] = {
+    "num_layers": 2, "hidden_size": 8, "ffn_hidden_size": 12, "num_attention_heads": 2, "num_query_groups": 1,
+    "group_query_attention": True, "kv_channels": 4, "max_position_embeddings": 32, "norm_epsilon": 1e-6,
+    "rotary_base": 10000, "swiglu": True, "normalization": "RMSNorm", "position_embedding_type": "rope",
+    "rotary_percent": 1.0, "add_bias_linear": False, "add_qkv_bias": False, "qk_layernorm": True, "num_experts": None,
+    "padded_vocab_size": 24, "vocab_size": 20,
+}  # fmt: skip
+EXPERTS: dict[str, Any] = {
+    "num_experts": 4, "moe_router_topk": 2, "moe_ffn_hidden_size": 6, "moe_layer_freq": [0, 1],
+    "moe_router_pre_softmax": False, "moe_router_score_function": "softmax",
+}  # fmt: skip
+LATENT: dict[str, Any] = {
+    **EXPERTS, "multi_latent_attention": True, "q_lora_rank": None, "kv_lora_rank": 4, "qk_head_dim": 4,
+    "qk_pos_emb_head_dim": 2, "v_head_dim": 4, "moe_shared_expert_intermediate_size": 12, "rope_type": "rope",
+    "moe_router_score_function": "sigmoid", "moe_router_enable_expert_bias": True, "moe_router_num_groups": None,
+    "moe_router_group_topk": None, "moe_router_topk_scaling_factor": None,
+}  # fmt: skip
+TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+def test_layers_without_experts_are_named() -> None:
+    config, untold, _ = configuration({**ARGS, **EXPERTS}, "megatron-qwen3_moe")
+    assert config is not None
+    assert (config["num_experts"], config["num_experts_per_tok"], config["moe_intermediate_size"]) == (4, 2, 6)
+    assert (config["mlp_only_layers"], config["norm_topk_prob"], untold) == ([0], True, TOKENS)
+    every_third, _, _ = configuration({**ARGS, **EXPERTS, "num_layers": 7, "moe_layer_freq": 3}, "megatron-qwen3_moe")
+    assert every_third is not None
+    assert every_third["mlp_only_layers"] == [1, 2, 4, 5]
+
+
+def test_arguments_that_are_none_have_the_meaning_of_megatron() -> None:
+    config, untold, _ = configuration({**ARGS, **LATENT}, "megatron-deepseek_v3")
+    assert config is not None
+    assert (config["q_lora_rank"], config["n_group"], config["topk_group"]) == (None, 1, 1)
+    assert (config["routed_scaling_factor"], config["n_shared_experts"], config["first_k_dense_replace"]) == (1.0, 2, 1)
+    assert (config["num_key_value_heads"], "head_dim" in config, untold) == (2, False, TOKENS)
+    without_groups, _, _ = configuration({**ARGS, "group_query_attention": False}, "megatron-qwen3")
+    assert without_groups is not None
+    assert without_groups["num_key_value_heads"] == 2
+    sparse = {**ARGS, **EXPERTS, "qk_layernorm": False, "moe_layer_freq": 1, "moe_ffn_hidden_size": None}
+    mixtral, untold, _ = configuration(sparse, "megatron-mixtral")
+    assert mixtral is not None
+    assert (mixtral["intermediate_size"], "moe_intermediate_size" in mixtral, untold) == (12, False, TOKENS)
+
+
+@every(
+    "map_name, change, key",
+    [
+        ("megatron-qwen3", {"max_position_embeddings": None}, "max_position_embeddings"),
+        ("megatron-qwen3", {"use_rope_scaling": True}, "rope_scaling"),
+        ("megatron-deepseek_v3", {**LATENT, "rope_type": "yarn"}, "rope_scaling"),
+    ],
+)
+def test_keys_that_no_argument_says_are_named(map_name: str, change: dict[str, Any], key: str) -> None:
+    config, untold, _ = configuration({**ARGS, **change}, map_name)
+    assert config is not None
+    assert (untold, key in config) == ((key, *TOKENS), False)
+
+
+@every(
+    "map_name, change, reason",
+    [
+        ("megatron-gemma2", {}, "the map megatron-gemma2 does not say which model"),
+        ("megatron-qwen3", {"num_attention_heads": None}, "its arguments do not say num_attention_heads"),
+        ("megatron-qwen3", {"swiglu": False}, "swiglu is False, which no qwen3"),
+        ("megatron-qwen3", {"rotary_base": float("nan")}, "rotary_base is nan"),
+        ("megatron-qwen3", {"num_layers": "2"}, "num_layers is '2'"),
+        ("megatron-qwen3", EXPERTS, "num_experts is 4"),
+        ("megatron-qwen3", {"add_bias_linear": True}, "add_bias_linear is True"),
+        ("megatron-qwen3_moe", {}, "num_experts is None"),
+        ("megatron-qwen3_moe", {**EXPERTS, "moe_shared_expert_intermediate_size": 6}, "in 1 of 2 layers"),
+        ("megatron-qwen3_moe", {**EXPERTS, "moe_layer_freq": "[1]*2"}, "in 0 of 2 layers"),
+        ("megatron-mixtral", {**EXPERTS, "qk_layernorm": False}, "in 1 of 2 layers"),
+        ("megatron-deepseek_v3", {**LATENT, "moe_shared_expert_intermediate_size": 7}, "in 1 of 2 layers"),
+        ("megatron-deepseek_v3", {**LATENT, "moe_layer_freq": [1, 0]}, "are not the first"),
+    ],
+)
+def test_no_configuration_is_guessed(map_name: str, change: dict[str, Any], reason: str) -> None:
+    config, _, said = configuration({**ARGS, **change}, map_name)
+    assert config is None
+    assert reason in said
+
+
+def step(place: Path, args: dict[str, Any] | None) -> Path:
+    """A step of Megatron-core with an embedding of 24 rows, and common.pt with these arguments."""
+    planner = DefaultSavePlanner(flatten_state_dict=False)
+    weights = {"embedding.word_embeddings.weight": torch.ones(24, 8)}
+    dcp.save(weights, checkpoint_id=place, planner=planner, no_dist=True)
+    (place / "metadata.json").write_text('{"sharded_backend": "torch_dist", "sharded_backend_version": 1}')
+    common = {"iteration": 1, "checkpoint_version": 3.0} | ({"args": Namespace(**args)} if args else {})
+    torch.save(common, place / "common.pt")
+    return place
+
+
+def converted(source: Path, out: Path, *words: str) -> tuple[Run, dict[str, Any] | None]:
+    run = done(ckptconv_here("convert", source, out, "--no-fsync", "--copy-config", *words))
+    path = out / "config.json"
+    return run, json.loads(path.read_text()) if path.exists() else None
+
+
+@pytest.mark.skipif("map" not in OPTIONS, reason="there are no maps")
+@every("sizes, entries", [((), 20), (("--size", "v=22"), 22), (("--size", "_=1"), 23)])
+def test_the_vocabulary_has_no_padding(sizes: tuple[str, ...], entries: int, tmp_path: Path) -> None:
+    run, config = converted(step(tmp_path / "step", ARGS), tmp_path / "out", "--map", "megatron-qwen3", *sizes)
+    assert config is not None
+    assert (config["vocab_size"], config["torch_dtype"], config["tie_word_embeddings"]) == (entries, "float32", True)
+    assert "which do not say bos_token_id, eos_token_id, pad_token_id." in run.out
+    done(ckptconv_here("verify", tmp_path / "step", tmp_path / "out"))
+
+
+@pytest.mark.skipif("map" not in OPTIONS, reason="there are no maps")
+def test_a_configuration_next_to_the_step_goes_first(tmp_path: Path) -> None:
+    own = {"vocab_size": 21, "hidden_size": 8}
+    (step(tmp_path / "step", ARGS) / "config.json").write_text(json.dumps(own))
+    _, config = converted(tmp_path / "step", tmp_path / "out", "--map", "megatron-qwen3")
+    assert config == own
+
+
+@pytest.mark.skipif("map" not in OPTIONS, reason="there are no maps")
+@every(
+    "args, map_name, reason",
+    [
+        (None, "megatron-qwen3", "it has no arguments of Megatron-LM, and a run_config.yaml of Megatron-Bridge is not"),
+        ({**ARGS, "swiglu": False}, "megatron-qwen3", "of its arguments, swiglu is False"),
+        (ARGS, "megatron-gemma2", "the map megatron-gemma2 does not say which model of transformers it is"),
+    ],
+)
+def test_without_a_configuration_it_is_said_why(
+    args: dict[str, Any] | None, map_name: str, reason: str, tmp_path: Path
+) -> None:
+    source = step(tmp_path / "step", args)
+    run, config = converted(source, tmp_path / "out", "--map", map_name, "--size", "v=20", "--size", "q=2")
+    assert config is None
+    assert reason in run.out
+
+
+@pytest.mark.skipif("map" not in OPTIONS, reason="there are no maps")
+def test_a_cast_changes_the_dtype(tmp_path: Path) -> None:
+    words = ("--map", "megatron-qwen3", "--dtype", "bf16", "--for-hub")
+    _, config = converted(step(tmp_path / "step", ARGS), tmp_path / "out", *words)
+    assert config is not None
+    assert config["torch_dtype"] == "bfloat16"
+
+
+@pytest.mark.skipif("map" not in OPTIONS, reason="there are no maps")
+def test_without_being_asked_for_none_is_written(tmp_path: Path) -> None:
+    source = step(tmp_path / "step", ARGS)
+    done(ckptconv_here("convert", source, tmp_path / "out", "--map", "megatron-qwen3", "--no-fsync"))
+    assert not (tmp_path / "out/config.json").exists()

@@ -1,0 +1,55 @@
+"""A model of transformers becomes a step of Megatron-core, and a model of transformers again, with its configuration.
+
+The models are those that the frameworks' own converters made for the tests of maps.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from checkpoints import assert_same, ckptconv_here, done
+from effort import every
+from safetensors.torch import load_file
+
+from ckptconv.options.table import OPTIONS
+
+DATA = Path(__file__).parents[1] / "maps" / "data"
+pytestmark = pytest.mark.skipif("map" not in OPTIONS, reason="there are no maps")
+# Keys that no argument says, and that follow from the family: they do not come back.
+LOST = {"attention_dropout", "torch_dtype", "sliding_window", "attention_bias", "head_dim", "rope_scaling"}
+CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+}
+
+
+def model(name: str, place: Path) -> Path:
+    place.mkdir()
+    shutil.copy(DATA / f"megatron-{name}/config.json", place)
+    shutil.copy(DATA / f"megatron-{name}/hf.safetensors", place / "model.safetensors")
+    return place
+
+
+@every("name", CLASSES)
+def test_the_configuration_comes_back_with_the_tensors(name: str, tmp_path: Path) -> None:
+    source = model(name, tmp_path / "hf")
+    words = ("--map", f"megatron-{name}", "--no-fsync", "--quiet")
+    done(ckptconv_here("convert", source, tmp_path / "run", *words, "--to", "megatron", "--size", "_=3"))
+    done(ckptconv_here("convert", tmp_path / "run", tmp_path / "back", *words, "--copy-config", "--verify"))
+    done(ckptconv_here("verify", tmp_path / "run", tmp_path / "back"))
+    config = json.loads((source / "config.json").read_text())
+    back = json.loads((tmp_path / "back/config.json").read_text())
+    assert (back["model_type"], back["architectures"]) == (name, [CLASSES[name]])
+    expected = {key: value for key, value in config.items() if key not in LOST}
+    assert {key: back.get(key) for key in expected} == expected
+    tensors = load_file(source / "model.safetensors")
+    assert_same(load_file(tmp_path / "back/model.safetensors"), tensors)
+    assert back["tie_word_embeddings"] == ("lm_head.weight" not in tensors)
+    assert back["torch_dtype"] == str(tensors["model.embed_tokens.weight"].dtype).removeprefix("torch.")
