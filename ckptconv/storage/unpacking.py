@@ -32,6 +32,8 @@ _FAR_CHUNK = 1 << 22
 _MOST_WINDOW = 1 << 25
 # Ranges of a packed file, passed over when it was unpacked, that are kept one by one.
 MOST_KEPT = 64
+# Files that are unpacked as they are read, at once: each holds a window of zstandard, often 2 MiB.
+_MOST_STREAMED = 16
 
 
 class Contents:
@@ -40,14 +42,15 @@ class Contents:
     The room of an unpacked file is given back once as many bytes were read as are `expected`, or as the file has if
     that is more. If more are read, it is unpacked again, which costs no more than the reads did. `nbytes` counts the
     packed bytes that were read. A file that is read once, in order, and has no checksum to be compared before, is
-    unpacked as it is read; only ranges that are passed over are kept in the spool. A process other than `process`,
-    whose spool this is, has one of its own.
+    unpacked as it is read, unless many are already; only ranges that are passed over are kept in the spool. A process
+    other than `process`, whose spool this is, has one of its own.
     """
 
     def __init__(self, readers: Readers, spool: Spool, expected: Mapping[File, int], process: int) -> None:
         self._readers, self.spool, self.expected = readers, spool, expected
         self.nbytes = 0
         self._contents: dict[File, _Content] = {}
+        self._streamed: set[File] = set()
         self._table = threading.Lock()
         self._process = process
 
@@ -56,7 +59,7 @@ class Contents:
         assert file.packed is not None
         with self._table:
             if self._process != os.getpid():
-                self.spool, self._contents = Spool(self.spool.directory), {}
+                self.spool, self._contents, self._streamed = Spool(self.spool.directory), {}, set()
                 self._process, self.nbytes = os.getpid(), 0
             content = self._contents.setdefault(file, _Content())
         nbytes = sum(map(len, buffers))
@@ -64,7 +67,7 @@ class Contents:
             if content.start < 0:
                 content.left = max(file.size, self.expected.get(file, 0))
                 content.start = self.spool.room(file.size)
-                self._unpack_anew(file, content, to=0 if self._is_read_once(file) else file.size)
+                self._unpack_anew(file, content, to=0 if self._begins_stream(file) else file.size)
             is_next = offset >= content.unpacking.at and len(content.kept) < MOST_KEPT
             if is_next:
                 self._keep(content, offset)
@@ -72,6 +75,8 @@ class Contents:
                     content.unpacking.into(buffer)
             elif not content.has(offset, offset + nbytes):
                 self._unpack_anew(file, content, to=file.size)
+            if content.unpacking.at == file.size:
+                self._streamed.discard(file)
             content.users += 1
         try:
             if not is_next:
@@ -83,6 +88,14 @@ class Contents:
                 if content.left <= 0 and not content.users:
                     self.spool.give_back(content.start, file.size)
                     content.start = -1
+
+    def _begins_stream(self, file: File) -> bool:
+        """Whether a packed file is unpacked as it is read. It is one of the streams then, until its last byte."""
+        with self._table:
+            if not self._is_read_once(file) or len(self._streamed) >= _MOST_STREAMED:
+                return False
+            self._streamed.add(file)
+            return True
 
     def _is_read_once(self, file: File) -> bool:
         """Whether a packed file is likely to be read once, and its checksum need not be compared first."""

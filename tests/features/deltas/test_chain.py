@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ import ckptconv
 from ckptconv.features.deltas.reading import read_delta
 from ckptconv.formats.registered import DESCRIBING
 from ckptconv.library.virtual import VirtualFiles
+from ckptconv.storage import unpacking
 from ckptconv.storage.location import Location
 
 DESCRIBED = pytest.mark.skipif(not DESCRIBING, reason="nothing describes files here")
@@ -136,3 +139,32 @@ def test_an_overwritten_source_larger_than_any_is_refused(tmp_path: Path) -> Non
     whole.write_text(json.dumps(told))
     with pytest.raises(ckptconv.CorruptError, match="has the size"):
         VirtualFiles(whole)
+
+
+def test_of_a_long_chain_few_deltas_are_unpacked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = {"w": torch.zeros(1 << 21, dtype=torch.uint8)}
+    save_file(tensors, tmp_path / "base.safetensors")
+    tensors["w"][::1000] = 1
+    save_file(tensors, tmp_path / "changed.safetensors")
+    deltas = []
+    for version, name in enumerate(["changed", "base"] * 20 + ["changed"], 1):
+        before, deltas = tmp_path / ("base" if name == "changed" else "changed"), [*deltas, tmp_path / f"d{version}"]
+        after = tmp_path / f"{name}.safetensors"
+        ckptconv.diff(before.with_suffix(".safetensors"), after, delta=deltas[-1], delta_version=version)
+    live, most = 0, 0
+    unpack = unpacking.UNPACKING["zstandard"]
+
+    def counted(*arguments: Any) -> Iterator[bytes]:
+        nonlocal live, most
+        live += 1
+        most = max(live, most)
+        try:
+            yield from unpack(*arguments)
+        finally:
+            live -= 1
+
+    monkeypatch.setattr(unpacking, "UNPACKING", {**unpacking.UNPACKING, "zstandard": counted})
+    ckptconv.patch(tmp_path / "base.safetensors", deltas, tmp_path / "out.safetensors", jobs=1)
+    assert torch.equal(load_file(tmp_path / "out.safetensors")["w"], tensors["w"])
+    assert 1 < most < 20
+    assert live == 0
