@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from ckptconv.errors import CorruptError, UnsupportedError, damaged
 
 _CORRUPT, _UNSUPPORTED = CorruptError, UnsupportedError
-_AGAIN = "Download it again, and read the answer of the server."
+_AGAIN = "Download it again, and read the answer of the server. The address of a directory ends in /."
 _UNPACK = "Unpack it first."
 _OTHERS = "ckptconv reads files of PyTorch, DeepSpeed and safetensors."
 _ARRAYS = "Load it with numpy.load, and write its arrays with safetensors.numpy.save_file."

@@ -151,8 +151,8 @@ class _Tied(TypedDict, total=False):
     """Cut every tensor into N parts along its first dimension, as N ranks save it, each rank into its own files."""
 
     part: tuple[int, int] | list[int] | str | None
-    """Convert part I (from 0) of N, and leave it staged for `finish`; auto takes I and N from the environment of
-    Slurm, torchrun or Kubernetes."""
+    """Convert part I (from 0) of N, and leave it staged for `finish`; auto takes I and N from the environment of an
+    array of Slurm, torchrun or Kubernetes."""
 
 
 class _Structure(TypedDict, total=False):

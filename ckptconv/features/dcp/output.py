@@ -28,6 +28,9 @@ def plan(source: Source, target: Target, options: Options) -> Output:
             "Convert it without --part, or write it to a shared disk.",
         )
     source = with_states(source, options)
+    if source.training is not None and not options.states:
+        note = f"There are no optimizer states in it: --states PATH adds them, such as --states {source.path}."
+        source = source._replace(notes=[*source.notes, note])
     content = contents(source, options)
     return output_with(source, target, options, content, file_plans(content, options, target.layout))
 

@@ -77,7 +77,7 @@ def check_chain(deltas: Sequence[Delta]) -> None:
             raise UsageError(
                 f"{after.path} changes version {after.base_version:06d}, and {before.path}, which comes before it, "
                 f"produces version {before.version:06d}.",
-                "Give all deltas, in the order in which they were made.",
+                "Give all deltas in the order in which they were made. `ckptconv diff --delta-version N` numbers them.",
             )
     turns = sum(before.encoding != after.encoding for before, after in itertools.pairwise(deltas))
     if turns > _MOST_NESTED:

@@ -10,7 +10,7 @@ ROUNDING_WAYS = (
     *("fp8-block", "fp8-block-ue8m0", "fp8-dynamic", "mxfp8", "int4-g32", "mxfp4", "nvfp4", "nvfp4-modelopt"),
 )
 _OTHER_WAYS = {"w4a16": "int4-g32", "deepseek": "fp8-block", "w8a8-fp8": "fp8-dynamic", "modelopt": "nvfp4-modelopt"}
-_EXACT_WAYS = ("fp8-block", "fp8-block-ue8m0", "mxfp8", "nvfp4")
+EXACT_WAYS = ("fp8-block", "fp8-block-ue8m0", "mxfp8", "nvfp4")
 
 
 class Quantizing(Given):
@@ -33,7 +33,7 @@ class Quantizing(Given):
         common="convert merge",
     )
     requantize: str = deciding(
-        choice(*_EXACT_WAYS, unset=""),
+        choice(*EXACT_WAYS, unset=""),
         "Change the format of quantized weights without changing any number; if the format cannot hold the same "
         "numbers, that is an error.",
         metavar="fp8-block|fp8-block-ue8m0|mxfp8|nvfp4",

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from ckptconv.errors import UnsupportedError, UsageError
 from ckptconv.features.quantized import making
-from ckptconv.features.quantized.options import Quantizing
+from ckptconv.features.quantized.options import EXACT_WAYS, Quantizing
 from ckptconv.features.quantized.parts import parts_among
 from ckptconv.features.quantized.table import WAYS
 from ckptconv.formats.source import Source
@@ -59,8 +59,8 @@ def _quantized(chosen: Selected, source: Source, options: Options, reference: Se
     if (codes := dict.fromkeys(parts_among(chosen.tensors).values())) and not exact:
         raise UsageError(
             f"{path}: {some(codes, 3)} {'is' if len(codes) == 1 else 'are'} quantized already.",
-            f"Use --requantize {name} to change the format without loss, or --dequantize to convert them to plain "
-            "weights first.",
+            f"--dequantize --quantize {name} rounds them again."
+            + (f" --requantize {name} changes the format without loss, where it can." if name in EXACT_WAYS else ""),
         )
     keep = dict.fromkeys(asked.keep, 0)
     tensors: dict[str, LazyTensor] = {}
@@ -81,7 +81,7 @@ def _quantized(chosen: Selected, source: Source, options: Options, reference: Se
             if why and exact and not kept:
                 raise UnsupportedError(
                     f"{path}: {tensor_name!r} has {why}, which {name} cannot hold.",
-                    "Use --keep to leave it unquantized.",
+                    f"--dequantize --quantize {name} rounds it; --keep leaves it as it is.",
                 )
             left.append(tensor_name)
             unfit += [f"{tensor_name} ({why})"] if why and not kept and not _LEFT.search(tensor_name) else []

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from ckptconv.features.thin.report import ThinReport
 
 OTHER_WORDS = {"thin": ("prune", "forget", "rotate", "clean", "delete")}
+# Messages on options of other programs.
+OTHER_OPTIONS = {
+    "--dry-run": "thin changes nothing without --yes.",
+    "--keep --last --keep-n": "Use --keep-last N.",
+}
 _WOULD = {"keep": "stays", "remove": "would go", "lessen": "would be less"}
 _DONE = {"keep": "stays", "remove": "went", "lessen": "is less"}
 

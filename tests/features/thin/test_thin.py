@@ -462,3 +462,8 @@ def test_two_runs_do_not_work_at_once(run: Path) -> None:
 
     carry_out(thinning, chosen, {}, again)
     assert names(run) == {"checkpoint-400"}
+
+
+def test_options_of_other_programs_lead_to_its_own(tmp_path: Path) -> None:
+    ckptconv_here("thin", tmp_path, "--dry-run").refused(2, "thin changes nothing without --yes.")
+    ckptconv_here("thin", tmp_path, "--keep", "3").refused(2, "Use --keep-last N.")
