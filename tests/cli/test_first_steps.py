@@ -63,7 +63,7 @@ REFUSED: list[tuple[str, int, str]] = [
     ("convert model.pt x --to safetensor", 2, "Did you mean safetensors?"),
     ("convert model.pt x --to dpc", 2, "Did you mean dcp?" if "dcp" in NAMED else "it may be"),
     ("convert", 2, "Usage: ckptconv convert [OPTIONS] INPUT... [OUTPUT]. See"),
-    ("convert model.pt x --skip-existing", 2, "--no-clobber refuses to replace one."),
+    ("convert model.pt x --skip-existing", 2, "--no-clobber refuses to replace one; make skips it: --depfile."),
     ("convert model.pt x --digest md5", 2, "--digest is 'md5'; it may be sha256 or blake3."),
     ("verify a b c", 2, "Too many arguments: c.;Usage: ckptconv verify [OPTIONS] SOURCE [OUTPUT]"),
     ("convert circle", 1, "too many levels of symbolic links"),
