@@ -68,7 +68,7 @@ _WORDS = {
     "--push-to-hub --hub-model-id --repo-id --upload --repo": "Name the repository as OUTPUT: hf://organization/model.",
     "--token --hf-token --use-auth-token": "Set HF_TOKEN, or run: hf auth login.",
     "--skip-existing --if-needed --no-overwrite": "--no-clobber refuses to replace one; make skips it: --depfile.",
-    "--resume --continue": "The same command continues what was interrupted.",
+    "--resume --continue": "The same command continues an interrupted run.",
     "--tp --tensor-parallel-size --tp-size": "Outputs are not cut by rank: programs cut whole files as they load them.",
     "--remove-prefix --prefix --strip": "Use --strip-prefix PREFIX.",
     "--add-prefix": "Use --rename '^=PREFIX'.",

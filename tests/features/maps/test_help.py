@@ -16,7 +16,8 @@ def test_a_slip_leads_to_the_command_that_is_like_it() -> None:
     run = ckptconv_here("maps", "shw")
     assert run.err == "ckptconv: No such command 'shw'. Did you mean ckptconv maps show?\n"
     assert ckptconv_here("maps", "list").err == "ckptconv: No such command 'list'. Did you mean ckptconv maps?\n"
-    ckptconv_here("maps", "show", "gemma").refused(2, "Did you mean litgpt-gemma, maxtext-gemma, maxtext-gemma2, megatron-gemma")
+    run = ckptconv_here("maps", "show", "gemma")
+    run.refused(2, "Did you mean litgpt-gemma, maxtext-gemma, maxtext-gemma2, megatron-gemma")
 
 
 def test_a_shell_completes_commands_and_the_names_of_maps() -> None:
