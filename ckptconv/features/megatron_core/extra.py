@@ -35,7 +35,7 @@ from ckptconv.tensors.lazy import LazyTensor, Narrow, View
 from ckptconv.tensors.slices import Steps, strided
 from ckptconv.text import some
 
-_COMMON, _CONFIG = "common.pt", "metadata.json"
+COMMON, CONFIG_FILE = "common.pt", "metadata.json"
 # The object with the values that all ranks share: a list of one dict.
 COMMON_STATE = "common_state/shard_0_1"
 _BACKEND_KEY, BACKEND = "sharded_backend", "torch_dist"
@@ -153,16 +153,16 @@ def read_extra(place: Location, objects: Mapping[str, Any], digests: Mapping[str
     torch_dist, UnsafeError if common.pt is an attack, CorruptError if it is damaged.
     """
     check_backend(place)
-    has_common = place.has_file(_COMMON)
+    has_common = place.has_file(COMMON)
     if not backend_of(place) and not has_common and COMMON_STATE not in objects:
         return None
     extra = Extra(place.path)
-    extra.log.bytes_read += sum(check_file(place.join(name), digests) for name in (_CONFIG, _COMMON))
+    extra.log.bytes_read += sum(check_file(place.join(name), digests) for name in (CONFIG_FILE, COMMON))
     common, where = None, f"{place}: {COMMON_STATE}"
     if has_common:
-        torch_file = read_torch(place.join(_COMMON))
+        torch_file = read_torch(place.join(COMMON))
         common, where = torch_file.value, torch_file.file.path
-        extra.log.add(torch_file, _COMMON)
+        extra.log.add(torch_file, COMMON)
     elif COMMON_STATE in objects:
         state = objects[COMMON_STATE]
         common = state[0] if type(state) is list and len(state) == 1 else state
@@ -179,7 +179,7 @@ def check_backend(place: Location) -> None:
     backend = backend_of(place)
     if backend not in ("", BACKEND):
         raise UnsupportedError(
-            f"{place.join(_CONFIG)} says that the tensors are stored by {backend[:100]!r}; only {BACKEND} is "
+            f"{place.join(CONFIG_FILE)} says that the tensors are stored by {backend[:100]!r}; only {BACKEND} is "
             "supported.",
             f"Load it in Megatron, and save it with --ckpt-format {BACKEND}.",
         )
@@ -192,11 +192,11 @@ def is_of_another_backend(place: Location) -> bool:
 
 def backend_of(place: Location) -> str:
     """Return the backend in metadata.json; "" if there is no such file of Megatron-core."""
-    entry = place.names.get(_CONFIG)
+    entry = place.names.get(CONFIG_FILE)
     if entry is None or entry.kind != "file" or entry.file.size > _LARGEST:
         return ""
     try:
-        metadata = strict_json.parse(place.join(_CONFIG).read_text(_LARGEST))
+        metadata = strict_json.parse(place.join(CONFIG_FILE).read_text(_LARGEST))
     except ValueError:
         return ""
     backend = metadata.get(_BACKEND_KEY) if isinstance(metadata, dict) else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ckptconv.features.megatron_core.arguments import configuration
+from ckptconv.features.megatron_core.arguments import EMBEDDINGS, HEAD, configuration
 from ckptconv.formats import companions
 from ckptconv.formats.model_directory import CONFIG
 from ckptconv.formats.registered import MEGATRON
@@ -14,7 +14,6 @@ from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.tensors.moves import File
 from ckptconv.text import some
 
-_EMBEDDINGS, _HEAD = "embedding.word_embeddings.weight", "output_layer.weight"
 _OF_MAPS = "megatron-"
 _ADVICE = "Give the model's own with --config or --like."
 
@@ -50,8 +49,8 @@ def _noting(source: Source, note: str) -> Source:
 
 def _of_weights(source: Source, args: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
     """Return the keys that the weights say: the vocabulary without its padding, whether the head is tied, the dtype."""
-    embeddings = source.weights.get(_EMBEDDINGS)
-    keys: dict[str, Any] = {"tie_word_embeddings": _HEAD not in source.weights}
+    embeddings = source.weights.get(EMBEDDINGS)
+    keys: dict[str, Any] = {"tie_word_embeddings": HEAD not in source.weights}
     if isinstance(embeddings, LazyTensor):
         rows, own = embeddings.shape[0], args.get("vocab_size")
         entries = own if type(own) is int and 0 < own <= rows else rows

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ckptconv.features.megatron_core.arguments import GROUPS, HEADS, HIDDEN, KEYS, LAYERS
-from ckptconv.features.megatron_output.sharding import EMBEDDINGS, HEAD, Sharded
+from ckptconv.features.megatron_core.arguments import EMBEDDINGS, GROUPS, HEAD, HEADS, HIDDEN, KEYS, LAYERS
+from ckptconv.features.megatron_output.sharding import Sharded
 
 # Keys that change what a model computes, and that no argument is derived of, if they have other values than these.
 _UNTOLD: Mapping[str, tuple[Any, ...]] = {

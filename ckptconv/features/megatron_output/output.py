@@ -18,10 +18,11 @@ from ckptconv.features.dcp.options import GIVEN as CUTTING
 from ckptconv.features.dcp.output import output_with, with_states
 from ckptconv.features.joining.chunks import Box
 from ckptconv.features.joining.names import nest
-from ckptconv.features.megatron_core.extra import BACKEND
+from ckptconv.features.megatron_core.arguments import EMBEDDINGS, HEAD
+from ckptconv.features.megatron_core.extra import BACKEND, COMMON, CONFIG_FILE
 from ckptconv.features.megatron_output.arguments import arguments
 from ckptconv.features.megatron_output.kind import NUMBERED
-from ckptconv.features.megatron_output.sharding import EMBEDDINGS, HEAD, LOCAL, TRANSFORMER_ENGINE, Sharded, sharded
+from ckptconv.features.megatron_output.sharding import LOCAL, TRANSFORMER_ENGINE, Sharded, sharded
 from ckptconv.features.megatron_output.states import SHARDING, optimizer_of, schedule_of, stored_states, taken_out
 from ckptconv.formats.model_directory import CONFIG
 from ckptconv.formats.run_names import TREES
@@ -36,7 +37,6 @@ from ckptconv.plan import FilePlan, Literal
 from ckptconv.storage.paths import basename
 from ckptconv.text import some
 
-_COMMON, _CONFIG = "common.pt", "metadata.json"
 _CHECKPOINT_VERSION = 3.0
 _NAMESPACE = Global("argparse", "Namespace")
 # Values of the record that belong to the ranks of the training that was saved.
@@ -88,8 +88,8 @@ def plan(source: Source, target: Target, options: Options) -> Output:
         content.warnings.append(
             f"neither {EMBEDDINGS} nor a layer of a decoder is among the tensors: Megatron-core may know none of them"
         )
-    files = [_literal(_CONFIG, json.dumps({"sharded_backend": BACKEND, "sharded_backend_version": 1}))]
-    files.append(TorchTree(common).plan(_COMMON, "common"))
+    files = [_literal(CONFIG_FILE, json.dumps({"sharded_backend": BACKEND, "sharded_backend_version": 1}))]
+    files.append(TorchTree(common).plan(COMMON, "common"))
     files.extend(file_plans(content, options, _layout(content, stored, options)))
     files.append(_literal(TREES[target.form], str(int(number[1])) if number else name))
     planned = output_with(source, target, options, content, files)

@@ -21,7 +21,6 @@ from ckptconv.text import some
 
 # Values of `to`: for Megatron-core's own layers, and for those of Transformer Engine.
 LOCAL, TRANSFORMER_ENGINE = "megatron", "megatron-te"
-EMBEDDINGS, HEAD = "embedding.word_embeddings.weight", "output_layer.weight"
 # Names that no model of Megatron-core has.
 _FOREIGN = re.compile(r".*\.(?:[qkvo]|qkv|gate|up|gate_up|down)_proj\.", re.DOTALL)
 _LAYER = re.compile(r"((?:.+\.)?decoder\.layers)\.(\d+)\.(.+)", re.DOTALL)
