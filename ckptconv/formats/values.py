@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,8 @@ from ckptconv.plan import Data
 from ckptconv.storage.packed import SpoolingReaders
 from ckptconv.tensors.lazy import LazyTensor
 
+_CODES = {"float32": "<f", "float64": "<d", "int32": "<i", "int64": "<q"}
+
 
 def first_bytes(tensor: LazyTensor, limit: int, storage_options: Mapping[str, Any]) -> tuple[bytes, int]:
     """Return the first bytes of a tensor, at most `limit`, and the number of bytes that were read for them."""
@@ -19,3 +22,10 @@ def first_bytes(tensor: LazyTensor, limit: int, storage_options: Mapping[str, An
         worker = Worker(readers, None, size + ALIGNMENT)
         data = bytes(worker.bytes_of(Data(0, tensor, ""), 0, size))
         return data, worker.done().tally.bytes_read
+
+
+def number_in(value: Any, storage_options: Mapping[str, Any]) -> Any:
+    """Return the number that a tensor of one element holds; any other value as it is."""
+    if not isinstance(value, LazyTensor) or value.numel != 1 or value.dtype.name not in _CODES:
+        return value
+    return struct.unpack(_CODES[value.dtype.name], first_bytes(value, value.nbytes, storage_options)[0])[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,13 +9,11 @@ from ckptconv.features.dcp import taking
 from ckptconv.formats.companions import configurations
 from ckptconv.formats.model_directory import CONFIG
 from ckptconv.formats.source import Source
-from ckptconv.formats.values import first_bytes
+from ckptconv.formats.values import number_in
 from ckptconv.options.table import Options
-from ckptconv.tensors.lazy import LazyTensor
 
 needs_states = taking.needs_states
 _STEP = "step"
-_UNPACK = {"float32": "<f", "float64": "<d", "int32": "<i", "int64": "<q"}
 
 
 def fitted(source: Source, options: Options, typed: str) -> Source:
@@ -40,7 +37,5 @@ def _with_steps(optimizer: Mapping[str, Any], stores: Mapping[str, Any]) -> dict
 
 
 def _number(value: Any, stores: Mapping[str, Any]) -> Any:
-    if not isinstance(value, LazyTensor) or value.numel != 1 or value.dtype.name not in _UNPACK:
-        return value
-    (number,) = struct.unpack(_UNPACK[value.dtype.name], first_bytes(value, value.nbytes, dict(stores))[0])
-    return int(number) if number == int(number) else number
+    number = number_in(value, stores)
+    return int(number) if number is not value and number == int(number) else number

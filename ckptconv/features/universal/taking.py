@@ -13,14 +13,13 @@ from ckptconv.formats.numbers.states import is_numbered
 from ckptconv.formats.optimizers import optimizers_in, weights_key
 from ckptconv.formats.source import Source
 from ckptconv.formats.training import check_key, weights_in, with_states_beside
-from ckptconv.formats.values import first_bytes
+from ckptconv.formats.values import number_in
 from ckptconv.options.table import Options
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.lazy import Inline, LazyTensor
+from ckptconv.tensors.lazy import Inline
 from ckptconv.text import some
 
 _STEP = "step"
-_UNPACK = {"float32": "<f", "float64": "<d", "int32": "<i", "int64": "<q"}
 FRESH = "Use --fresh-optimizer to start with zero moments instead."
 
 
@@ -82,6 +81,5 @@ def fitted(source: Source, options: Options, asked: str) -> Source:
 
 def _number(value: Any, storage_options: Mapping[str, Any]) -> int | None:
     """Return a step as a number; None if there is none."""
-    if isinstance(value, LazyTensor) and value.numel == 1 and value.dtype.name in _UNPACK:
-        (value,) = struct.unpack(_UNPACK[value.dtype.name], first_bytes(value, value.nbytes, storage_options)[0])
+    value = number_in(value, storage_options)
     return int(value) if type(value) in (int, float) and 0 <= value < 1 << 53 else None
