@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "ckptconv"
 
 
-def texts_of_the_package(docstrings: bool = True) -> Iterator[tuple[str, str]]:
-    """Yield the place and the text of each string in the package, with … for values that are put into it."""
+@functools.cache
+def texts_of_the_package(docstrings: bool = True) -> tuple[tuple[str, str], ...]:
+    """The place and the text of each string in the package, with … for values that are put into it."""
+    return tuple(_texts(docstrings))
+
+
+def _texts(docstrings: bool) -> Iterator[tuple[str, str]]:
     for path in sorted(PACKAGE.rglob("*.py")):
         nodes = list(ast.walk(ast.parse(path.read_text())))
         inner = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}

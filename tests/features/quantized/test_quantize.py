@@ -118,6 +118,7 @@ def test_codes_and_scales_are_what_torch_computes(way: str, weight: torch.Tensor
         assert evaluated(tensor) == made(tensor)
 
 
+@examples(15)
 @given(weights(), st.sampled_from(ROUNDING_WAYS), st.data())
 def test_any_interval_and_any_buffer_give_the_same_bytes(weight: torch.Tensor, way: str, data: st.DataObject) -> None:
     if way == "int4-g32" or way in OF_FOUR_BITS:
