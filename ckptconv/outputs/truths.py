@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Any
-
-from ckptconv.tensors.lazy import LazyTensor
 
 # Modules with `untrue`, which yields a warning for each such statement.
 TRUTHS: tuple[str, ...] = (
     "ckptconv.features.model_checks.truth",
     "ckptconv.features.model_parts.truth",
+    "ckptconv.features.maps.publishing",
 )  # fmt: skip
 
 
-def untrue(
-    config: Mapping[str, Any], before: Collection[str], after: Collection[str], tensors: Mapping[str, LazyTensor]
-) -> Iterator[str]:
-    """Yield warnings about a `config` that is to describe the `tensors` of an output. `before` are the names of a
-    source's tensors, and `after` those of them that the output has."""
+def untrue(config: Mapping[str, Any] | None, *about: Any) -> Iterator[str]:
+    """Yield warnings about a `config` that is to describe an output, or about one to publish, which may have none.
+
+    `about` it are the names of the source's tensors, and those of them that the output has; its tensors; and whether
+    it is to publish.
+    """
     for module in TRUTHS:
-        yield from import_module(module).untrue(config, before, after, tensors)
+        yield from import_module(module).untrue(config, *about)

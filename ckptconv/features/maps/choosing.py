@@ -16,7 +16,7 @@ from ckptconv.storage.paths import basename, is_remote, normalize
 from ckptconv.structure.record import MAP_KEY
 
 # In the name of a tensor with all layers.
-_STACK = re.compile(r"layers\.(?![\d{])")
+STACK = re.compile(r"layers\.(?![\d{])")
 
 
 def with_map(source: Source, named: str, sizes: Mapping[str, int], options: Mapping[str, object]) -> Source:
@@ -65,7 +65,7 @@ def names_each_layer(map_: Map) -> bool:
     """Whether a map has a name for each layer on both sides."""
     sides = [[str(tensor.name) for rule in map_.rules for tensor in rule.sides[side]] for side in (0, 1)]
     return all(any("layers.{" in name for name in names) for names in sides) and not any(
-        _STACK.search(name) for names in sides for name in names
+        STACK.search(name) for names in sides for name in names
     )
 
 

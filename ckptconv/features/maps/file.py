@@ -245,6 +245,7 @@ def catalogue() -> Iterator[str]:
     yield from sorted(entry.name.removesuffix(SUFFIX) for entry in _folder().iterdir() if entry.name.endswith(SUFFIX))
 
 
+@functools.lru_cache(64)
 def from_catalogue(name: str) -> Map:
     """Return the built-in map of this name. Raise UsageError if there is none."""
     names = list(catalogue())
@@ -254,7 +255,13 @@ def from_catalogue(name: str) -> Map:
         close = [known for known in names if name and name in known] or difflib.get_close_matches(name, names)
         hint = f"Did you mean {some(close, 12, str)}?" if close else f"The maps are {some(names, 30, str)}."
         raise UsageError(f"The map {quoted(name)} does not exist.", f"{hint} Give a file as a path, such as ./my.toml.")
-    return parse_map(_folder().joinpath(name + SUFFIX).read_text("utf-8"), name)
+    return parse_map(text_of(name), name)
+
+
+def text_of(name: str) -> str:
+    """Return the text of the built-in map of this name, which exists."""
+    text: str = _folder().joinpath(name + SUFFIX).read_text("utf-8")
+    return text
 
 
 def _folder() -> Any:

@@ -62,7 +62,7 @@ def _parted(chosen: Selected, source: Source, options: Options, reference: Selec
 
     if part.asked.component == "mtp":
         # They are no model of their own, so that no configuration is true of them.
-        warnings += untrue(source.config or {}, [*chosen.tensors], cut_part.names, {})
+        warnings += untrue(source.config or {}, [*chosen.tensors], cut_part.names, {}, False)
     elif source.config is not None and part.config is not None and source.reference is None:
         edit = _edited(source.config, cut_part.facts, is_other)
         notes = [*(_told(edit) if part.changes_tensors or edit.rows else ()), *edit.notes]

@@ -14,12 +14,16 @@ _OUTPUT = "the output"
 
 
 def untrue(
-    config: Mapping[str, Any], before: Collection[str], after: Collection[str], tensors: Mapping[str, LazyTensor]
+    config: Mapping[str, Any] | None,
+    before: Collection[str],
+    after: Collection[str],
+    tensors: Mapping[str, LazyTensor],
+    publishing: bool,
 ) -> Iterator[str]:
     """Yield a warning for each number of `config` that is not the number in `tensors`; none if an output lacks some of
     its source's, `before`, as others compare these with `after`. Names that do not say how many there are of something
     are not compared."""
-    if len(after) < len(before) or not tensors:
+    if config is None or len(after) < len(before) or not tensors:
         return
     try:
         layers_in(config, places.stack_of(tensors, _OUTPUT).size, _OUTPUT)

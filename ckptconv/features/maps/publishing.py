@@ -1,0 +1,89 @@
+"""Tell by the built-in maps whether an output has the names of another program than transformers. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from ckptconv.errors import UsageError
+from ckptconv.features.maps.choosing import STACK
+from ckptconv.features.maps.claims import Templates
+from ckptconv.features.maps.file import Map, catalogue, from_catalogue, text_of
+from ckptconv.tensors.lazy import LazyTensor
+from ckptconv.text import quoted, some
+
+# The sides of maps that have the names of transformers: of its files, and of its releases 4 and 5 in memory.
+_TRANSFORMERS = ("hf", "v4", "v5")
+# Names that differ only in numbers are one.
+_NUMBERS = re.compile(r"(?<![^.])\d+(?![^.])")
+# Maps that a message proposes.
+_SHOWN = 12
+
+
+class Foreign(NamedTuple):
+    """Names of another program: an example, and the maps that have most of them, by name, with their sides."""
+
+    example: str
+    maps: dict[str, str]
+
+
+def untrue(
+    config: Mapping[str, Any] | None,
+    before: Collection[str],
+    after: Collection[str],
+    tensors: Mapping[str, LazyTensor],
+    publishing: bool,
+) -> Iterator[str]:
+    """Yield a warning if an output with a configuration of transformers, or to publish, has another program's names.
+
+    Raise UsageError if it has both. Code beside a model may give it any names.
+    """
+    if config is not None and ("model_type" not in config or config.get("auto_map")):
+        return
+    foreign = foreign_names(tensors)
+    if foreign is None:
+        return
+    programs = " or ".join(dict.fromkeys(foreign.maps.values()))
+    fact = f"The output has names of {programs}, such as {quoted(foreign.example)}"
+    advice = f"Give the map of its architecture: --map {some(foreign.maps, _SHOWN, str)} (ckptconv maps lists them)."
+    if config is None:
+        yield f"{fact}, which transformers does not load. {advice}"
+    elif publishing:
+        raise UsageError(
+            f"{fact}, but its config.json is that of transformers, which would not find its weights.",
+            f"{advice} --no-copy-config publishes the names as they are.",
+        )
+    else:
+        yield f"{fact}, and its config.json is that of transformers, which would not find its weights. {advice}"
+
+
+def foreign_names(names: Collection[str]) -> Foreign | None:
+    """Return the program whose names most of `names` are, by the built-in maps; None if transformers has as many."""
+    examples: dict[str, str] = {}
+    for name in names:
+        examples.setdefault(_NUMBERS.sub("0", STACK.sub("layers.0.", name)), name)
+    most, own = len(examples) // 2, 0
+    foreign = Foreign("", {})
+    for map_ in _fitting(examples):
+        for number, side in enumerate(map_.sides):
+            templates = Templates(map_, number)
+            fitting = [name for name in examples if templates.has(name)]
+            if side in _TRANSFORMERS:
+                own = max(own, len(fitting))
+            elif len(fitting) > most:
+                most, foreign = len(fitting), Foreign(examples[fitting[0]], {map_.name: side})
+            elif foreign.maps and len(fitting) == most:
+                foreign.maps[map_.name] = side
+        if own == len(examples):
+            return None
+    return foreign if foreign.maps and most > own else None
+
+
+def _fitting(names: Collection[str]) -> Iterator[Map]:
+    """Yield the built-in maps whose text has all words of one of `names`."""
+    words = {tuple(name.split("0")) for name in names}
+    for name in catalogue():
+        text = text_of(name)
+        if any(all(word in text for word in parts) for parts in words):
+            yield from_catalogue(name)
