@@ -11,6 +11,7 @@ TRUTHS: tuple[str, ...] = (
     "ckptconv.features.model_checks.truth",
     "ckptconv.features.model_parts.truth",
     "ckptconv.features.maps.publishing",
+    "ckptconv.features.merge.publishing",
 )  # fmt: skip
 
 

@@ -32,6 +32,8 @@ _KNOWN = (
     "megatron_config modules_to_save rank_pattern runtime_config target_modules target_parameters "
     "trainable_token_indices use_dora use_rslora"
 )
+# The keys that a configuration needs, in words.
+KEYS = '"peft_type": "LORA", r, lora_alpha and target_modules'
 # Initial values of factors that leave the base unchanged.
 _BEGINNINGS = (None, True, False, "gaussian", "eva", "orthogonal", "mica")
 # The largest rank and alpha of a configuration; `MOST_RANK` is the largest rank of factors.
@@ -123,8 +125,8 @@ def _read(path: str, settings: Mapping[str, Any], name: str) -> Adapter:
     if file is None:
         raise other_program(path, names) or UsageError(
             f"{path} is not an adapter: it has no {ADAPTER_CONFIG}.",
-            f"Copy the {ADAPTER_CONFIG} that PEFT wrote next to it. The base comes first: ckptconv merge BASE ADAPTER "
-            "OUTPUT.",
+            f"Copy the {ADAPTER_CONFIG} that PEFT wrote next to it, or write one with {KEYS}, as the training had "
+            "them. The base comes first: ckptconv merge BASE ADAPTER OUTPUT.",
         )
     said = _Said(file, configs.read(file))
     if "peft_type" not in said.told and (error := other_program(path, names)):

@@ -1,0 +1,46 @@
+"""Tell whether the directory of a model would have the factors of an adapter among its tensors. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from ckptconv.errors import UsageError
+from ckptconv.features.merge.files import KEYS
+from ckptconv.formats.adapter_names import FACTOR
+from ckptconv.formats.model_directory import ADAPTER_CONFIG
+from ckptconv.tensors.lazy import LazyTensor
+from ckptconv.text import count_of, quoted
+
+_NEEDED = f"an {ADAPTER_CONFIG} with {KEYS} next to it"
+
+
+def untrue(
+    config: Mapping[str, Any] | None,
+    before: Collection[str],
+    after: Collection[str],
+    tensors: Mapping[str, LazyTensor],
+    publishing: bool,
+) -> Iterator[str]:
+    """Yield a warning if factors in the form of a training are among the `tensors`, which no program loads as a model.
+    Raise UsageError if they would be published."""
+    matches = (FACTOR.fullmatch(name) for name in tensors if ".lora_" in name)
+    # In the files that PEFT loads, names lack that of the adapter.
+    factors = {match[0]: match["adapter"] for match in matches if match and match["adapter"]}
+    if not factors:
+        return
+    first, adapter = next(iter(factors.items()))
+    others = [name for name in tensors if name not in factors]
+    fact = (
+        f"The output has {count_of(len(factors), 'factor')} of LoRA, such as {quoted(first)}, and "
+        f"{count_of(len(others), 'other tensor') if others else 'nothing else'}. No program loads these as a model."
+    )
+    advice = (
+        f"Merge them: ckptconv merge BASE INPUT OUTPUT. BASE is the model before the training; INPUT needs {_NEEDED}."
+        if others
+        else "PEFT loads adapter_model.safetensors, in which names lack that of the adapter: give OUTPUT that name, "
+        f"and --rename '\\.{adapter}(?=\\.|$)='. PEFT needs {_NEEDED}."
+    )
+    if publishing:
+        raise UsageError(fact, advice)
+    yield f"{fact} {advice}"

@@ -1,0 +1,74 @@
+"""The factors of an adapter are not published among the tensors of a model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from effort import every
+from safetensors.torch import load_file, save_file
+
+from ckptconv import UsageError, convert, merge
+
+PREFIX = "base_model.model."
+FACTORS = {
+    f"{PREFIX}q.lora_A.default.weight": torch.ones(2, 3),
+    f"{PREFIX}q.lora_B.default.weight": torch.ones(4, 2),
+}
+TRAINED = {**FACTORS, f"{PREFIX}q.base_layer.weight": torch.ones(4, 3), f"{PREFIX}norm.weight": torch.ones(3)}
+CONFIG = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q"]}
+
+
+def checkpoint(tensors: dict[str, torch.Tensor]) -> str:
+    """A training checkpoint of these tensors."""
+    torch.save(tensors, "trained.pt")
+    return "trained.pt"
+
+
+def test_a_model_with_factors_inside_is_refused_and_merging_is_explained(place: Path) -> None:
+    source = checkpoint(TRAINED)
+    with pytest.raises(UsageError, match=r"2 factors of LoRA.* and 2 other tensors.* ckptconv merge BASE INPUT OUTPUT"):
+        convert(source, "out", for_hub=True)
+    assert not Path("out").exists()
+    Path("config.json").write_text("{}")
+    assert any("factors of LoRA" in text for text in convert(source, "out", copy_config=True).warnings)
+    # By the advice of the message:
+    save_file({"q.weight": torch.ones(4, 3), "norm.weight": torch.ones(3)}, "base.safetensors")
+    Path("adapter_config.json").write_text(json.dumps(CONFIG))
+    merge("base.safetensors", source, "merged", for_hub=True)
+    assert torch.equal(load_file("merged/model.safetensors")["q.weight"], torch.full((4, 3), 1.0 + 2 * 2))
+
+
+def test_an_adapter_alone_gets_the_advice_that_makes_it_one_of_peft(place: Path) -> None:
+    source = checkpoint(TRAINED)
+    with pytest.raises(
+        UsageError, match=r"and nothing else.* adapter_model\.safetensors.* --rename '\\\.default\("
+    ) as error:
+        convert(source, "out", for_hub=True, include=["*lora_*"])
+    rule = error.value.hint.partition("--rename '")[2].partition("'")[0]
+    Path("adapter").mkdir()
+    convert(source, "adapter/adapter_model.safetensors", include=["*lora_*"], rename=[rule])
+    Path("adapter/adapter_config.json").write_text(json.dumps(CONFIG))
+    save_file({"q.weight": torch.zeros(4, 3)}, "base.safetensors")
+    merge("base.safetensors", "adapter", "merged.safetensors")
+    assert torch.equal(load_file("merged.safetensors")["q.weight"], torch.full((4, 3), 4.0))
+
+
+@every(
+    "tensors",
+    [
+        {"q.weight": torch.ones(2)},
+        # As PEFT saves them, and loads them.
+        {f"{PREFIX}q.lora_A.weight": torch.ones(2, 3), f"{PREFIX}head.weight": torch.ones(2)},
+    ],
+)
+def test_nothing_is_said_of_other_tensors(tensors: dict[str, torch.Tensor], place: Path) -> None:
+    convert(checkpoint(tensors), "out", for_hub=True)
+
+
+def test_an_adapter_without_a_configuration_is_told_which_keys_it_needs(place: Path) -> None:
+    save_file({"q.weight": torch.ones(4, 3)}, "base.safetensors")
+    with pytest.raises(UsageError, match='"peft_type": "LORA", r, lora_alpha and target_modules'):
+        merge("base.safetensors", checkpoint(TRAINED), "out")
