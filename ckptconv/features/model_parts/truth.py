@@ -7,7 +7,7 @@ from typing import Any
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
 from ckptconv.features.model_parts import places
-from ckptconv.features.model_parts.editing import experts_in, layers_in
+from ckptconv.features.model_parts.editing import experts_in, key_of, layers_in
 from ckptconv.tensors.lazy import LazyTensor
 
 _OUTPUT = "the output"
@@ -23,7 +23,10 @@ def untrue(
     """Yield a warning for each number of `config` that is not the number in `tensors`; none if an output lacks some of
     its source's, `before`, as others compare these with `after`. Names that do not say how many there are of something
     are not compared."""
-    if config is None or len(after) < len(before) or not tensors:
+    if config is None or not tensors:
+        return
+    if len(after) < len(before):
+        yield from _left_out(config, before, after)
         return
     try:
         layers_in(config, places.stack_of(tensors, _OUTPUT).size, _OUTPUT)
@@ -38,3 +41,14 @@ def untrue(
     for key, count in experts_in(config):
         if sizes and count not in sizes:
             yield f"config.json says {key} {count}, and the output has {min(sizes)} experts in each layer."
+
+
+def _left_out(config: Mapping[str, Any], before: Collection[str], after: Collection[str]) -> Iterator[str]:
+    """Yield a warning if a configuration describes a component of which an output has no tensor."""
+    for component, kept, whole in (("vision", "text", "language model"), ("text", "vision", "vision model")):
+        key = key_of(component, config)
+        if key and places.component_of(component, before) and not places.component_of(component, after):
+            yield (
+                f"config.json describes the {component} model, under {key}, and the output has none of its tensors. "
+                f"Use --component {kept} to convert the {whole} with a config.json of its own."
+            )

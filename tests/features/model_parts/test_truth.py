@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from effort import every
+from features.model_parts import models
 from safetensors.torch import save_file
 
 import ckptconv
@@ -38,3 +39,16 @@ def test_numbers_that_are_not_those_of_the_weights_are_told(
     told = ckptconv.convert(tmp_path / "in", tmp_path / "out", copy_config=True).warnings
     assert len(told) == bool(expected), told
     assert expected in "".join(told)
+
+
+def test_a_component_that_globs_leave_out_is_told_with_the_option_that_cuts_the_other(tmp_path: Path) -> None:
+    models.save(tmp_path / "m", *models.seeing())
+
+    def told(number: int, **options: Any) -> str:
+        report = ckptconv.convert(tmp_path / "m", tmp_path / str(number), for_hub=True, fsync=False, **options)
+        return " ".join(text for text in report.warnings if "--component" in text)
+
+    assert "describes the vision model, under vision_config" in told(1, include=["*language_model.*", "lm_head.*"])
+    assert "Use --component text to convert the language model" in told(2, exclude=["*vision_tower.*"])
+    assert "Use --component vision to convert the vision model" in told(3, include=["*vision_tower.*"])
+    assert told(4, component="text") == told(5, exclude=["lm_head.*"]) == told(6) == ""
