@@ -470,7 +470,7 @@ class LocalStaging(Staging):
         missing = [name for name in names if self._place(name).stat() is not None]
         return FailedError(
             f"{self.path} is not complete: {reason(error)}. Of {len(names)} files {len(names) - len(missing)} have "
-            f"their final names; {self.final(missing[-1])} has not, and the earlier output is replaced in part. "
+            f"their final names; {self.final(missing[-1])} has not, and any earlier output is replaced in part. "
             f"The rest is in {self.staging}.",
             GO_ON,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ckptconv.errors import CkptconvError
@@ -85,16 +85,16 @@ class UploadStaging(Staging):
         self._writers.remove(writer)
 
     def commit(self, names: Sequence[str]) -> None:
-        previous: list[str] = []
-        leftovers: list[str] = []
+        present: Mapping[str, bool] = {}
         if self.is_ours is not None:
             fs, inner = self._directory()
             with explained(self.path):
                 present = self._present(fs, inner)
                 if self.index in present:
                     self._remove(fs, f"{inner}/{self.index}")
-            previous = [name for name in present if self.is_ours(name) and name not in (*names, self.index)]
-            leftovers = [name for name, is_directory in present.items() if is_directory and is_sibling(name, HIDDEN)]
+        earlier = [name for name in present if self.is_ours and self.is_ours(name)]
+        previous = [name for name in earlier if name not in (*names, self.index)]
+        leftovers = [name for name, is_directory in present.items() if is_directory and is_sibling(name, HIDDEN)]
 
         def remove_last() -> None:
             with explained(join(self.path, previous[-1])):
@@ -116,10 +116,11 @@ class UploadStaging(Staging):
                     remove_previous()
                 self._complete(name)
             except CkptconvError as error:
-                if len(names) > 1:
+                if (number or earlier) and len(names) > 1:
+                    replaced = ", and the earlier output is replaced in part" if earlier else ""
                     error.message += (
                         f" {self.path} is not complete: {number} of {len(names)} files have their final names, {name} "
-                        "has not, and the earlier output is replaced in part."
+                        f"has not{replaced}."
                     )
                 raise
         remove_previous()

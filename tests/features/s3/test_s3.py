@@ -54,6 +54,19 @@ class TestS3(ServedSuite):
     def test_a_bucket_that_is_not_there_is_named(self, s3: S3, model: Path) -> None:
         with pytest.raises(FailedError, match=r"no-such-bucket.*bucket"):
             convert(model, "s3://no-such-bucket/out.safetensors", storage_options=s3.options)
+        with pytest.raises(FailedError, match=r"no-such-bucket.*bucket") as error:
+            convert(model, "s3://no-such-bucket/out", storage_options=s3.options)
+        assert "replaced" not in str(error.value)
+
+    def test_what_stops_between_two_names_says_what_was_replaced(self, small: Path, place: OnS3, link: Proxy) -> None:
+        options = place.through(link).options
+        convert(small, f"{place.url}/old", storage_options=place.options)
+        # The manifest comes last: then the other file has its name.
+        link.rule = lambda asked: "403" if place.shows(asked) and "manifest" in asked.path else ""
+        for output in ("new", "old"):
+            with pytest.raises(FailedError, match=r"1 of 2 files have their .*json has not") as error:
+                convert(small, f"{place.url}/{output}", storage_options=options, dtype="bf16")
+            assert ("the earlier output is replaced in part" in str(error.value)) == (output == "old")
 
     def test_from_one_place_to_another_as_moto_serves_them(self, moto: S3, model: Path, plain: Path) -> None:
         place = OnS3(moto)
