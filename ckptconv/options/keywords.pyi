@@ -250,7 +250,8 @@ class _Planning(TypedDict, total=False):
 
     copy_config: bool | None
     """Copy config.json, the tokenizer and similar files to OUTPUT, a directory, for from_pretrained; --no-extras is
-    the same as --no-copy-config. Default: on for hub repositories, for diffusers pipelines, and for REF of --like."""
+    the same as --no-copy-config. Default: on for hub repositories, diffusers pipelines, REF of --like, --quantize
+    and parts of models."""
 
 
 class _Overwriting(TypedDict, total=False):

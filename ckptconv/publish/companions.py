@@ -19,7 +19,7 @@ from ckptconv.storage.paths import dirname, is_remote
 from ckptconv.tensors.moves import File
 
 # The reason why companions stay behind that nobody has asked for.
-UNASKED = "--copy-config copies them"
+UNASKED = "copied with --copy-config"
 
 
 def accompanied(source: Source, target: Target, options: Options, parts: Collection[str] = ()) -> tuple[Source, Target]:

@@ -24,7 +24,7 @@ LEFT = {
     "model.onnx": "for other programs",
     "vocab.pkl": "pickles, which are never copied",
     "notes.odt": "not known as a model's",
-    "adapter_config.json": "--copy-config copies them",
+    "adapter_config.json": "copied with --copy-config",
     ".env": "hidden",
 }
 
@@ -54,7 +54,7 @@ def test_every_file_that_the_output_lacks_is_in_the_report_with_a_reason(source:
     assert named(report) == LEFT | {"onnx": "folders", "adapter_config.json": "it belongs to an adapter"}
     assert {path.name for path in source.iterdir()} == {"pytorch_model.bin", *named(report), *(COPIED.keys() & there)}
     plain = named(convert(source, tmp_path / "plain"))
-    assert plain == LEFT | {"onnx": "folders"} | dict.fromkeys(COPIED, "--copy-config copies them")
+    assert plain == LEFT | {"onnx": "folders"} | dict.fromkeys(COPIED, "copied with --copy-config")
     one = named(convert(source, tmp_path / "one.safetensors"))
     assert all(one[name] == "one file has no directory to copy to" for name in COPIED)
 
