@@ -15,6 +15,7 @@ from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.computed import Computing
 from ckptconv.outputs.selected import Selected
+from ckptconv.outputs.selection import globs_like
 from ckptconv.structure import keymap
 from ckptconv.tensors import casting
 from ckptconv.tensors.dtypes import DTYPES, SUMMED
@@ -79,10 +80,7 @@ def _quantized(chosen: Selected, source: Source, options: Options, reference: Se
         why = making.unfit(tensor, way, exact)
         if kept or why or (not exact and _LEFT.search(tensor_name)):
             if why and exact and not kept:
-                raise UnsupportedError(
-                    f"{path}: {tensor_name!r} has {why}, which {name} cannot hold.",
-                    f"--dequantize --quantize {name} rounds it; --keep leaves it as it is.",
-                )
+                raise _inexact(source, tensor_name, why, name)
             left.append(tensor_name)
             unfit += [f"{tensor_name} ({why})"] if why and not kept and not _LEFT.search(tensor_name) else []
             continue
@@ -99,7 +97,7 @@ def _quantized(chosen: Selected, source: Source, options: Options, reference: Se
         taken = dict(zip(named, known.setdefault(id(tensor), named).values(), strict=True))
         tensors.update(taken)
         parts.update(taken)
-    _check(path, asked, weights, keep, unfit)
+    _check(chosen, path, asked, weights, keep, unfit)
     if len(tensors) != len(chosen.tensors) - len(weights) + len(parts):
         raise UsageError("A scale would get the name of another tensor.", "See --rename.")
     counts = {name: len(weights)}
@@ -120,6 +118,18 @@ def _quantized(chosen: Selected, source: Source, options: Options, reference: Se
         quantization=settings,
         record={**chosen.record, "quantized": counts},
         reporters=(*chosen.reporters, lambda chosen, stored: lambda files: {"quantized": counts}),
+    )
+
+
+def _inexact(source: Source, tensor_name: str, why: str, name: str) -> UnsupportedError:
+    """Return the error for a quantized weight that the format `name` cannot hold without loss, with the reason."""
+    stored = some((source.quantized.formats if source.quantized else {}), form=str)
+    only = " It takes only rows of MXFP4." if WAYS[name].codes == "e2m1" else ""
+    return UnsupportedError(
+        f"{source.path}: {tensor_name!r} has {why}, which --requantize {name} cannot hold. The weights are stored as "
+        f"{stored}.{only}",
+        f"Leave --requantize out to keep them as they are, or use --keep for this one; --dequantize --quantize {name} "
+        "rounds them again.",
     )
 
 
@@ -147,12 +157,12 @@ def _module(name: str) -> str:
 
 
 def _check(
-    path: str, asked: Quantizing, weights: Collection[str], keep: Mapping[str, int], unfit: Collection[str]
+    chosen: Selected, path: str, asked: Quantizing, weights: Collection[str], keep: Mapping[str, int], unfit: list[str]
 ) -> None:
     """Raise UsageError if nothing is quantized, or a glob of `keep` matches nothing. `unfit` are the weights that the
     format cannot hold, with the reason of each."""
     if idle := [glob for glob, count in keep.items() if not count]:
-        raise UsageError(f"--keep {idle[0]!r} matches no tensor of {path}.")
+        raise UsageError(f"--keep {idle[0]!r} matches no tensor of {path}.", globs_like(idle[0], [*chosen.tensors]))
     if not weights and asked.requantize:
         raise UsageError(f"{path} has no quantized weights to requantize.", "See --quantize.")
     if not weights and unfit:

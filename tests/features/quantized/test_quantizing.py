@@ -92,6 +92,8 @@ def test_more_is_kept_and_a_glob_that_matches_nothing_is_an_error(tmp_path: Path
             ckptconv.convert(source, tmp_path / "x", **{"quantize": "mxfp8", **options})
     with pytest.raises(UsageError, match="--keep"):
         ckptconv.convert(source, tmp_path / "x", keep="*")
+    with pytest.raises(UsageError, match=r"--keep 'lm_head' matches no tensor .* Did you mean 'lm_head\.\*'"):
+        ckptconv.convert(source, tmp_path / "x", quantize="mxfp8", keep="lm_head")
     assert not (tmp_path / "x").exists()
 
 
@@ -266,7 +268,9 @@ def test_scales_of_nvfp4_may_be_seventeen_powers_of_two_apart(least: int, tmp_pa
     assert load_file(tmp_path / "y" / "model.safetensors")["a.weight_scale"].float().tolist() == [[0, 0], [256, 256]]
 
 
-@every("name", ["block-fp8-e8m0", "gpt-oss-mxfp4"])
-def test_nvfp4_is_made_of_rows_of_mxfp4_alone(name: str, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="has codes that are not MXFP4 in rows"):
+@every("name, stored", [("block-fp8-e8m0", "block FP8"), ("gpt-oss-mxfp4", "MXFP4"), ("ct-nvfp4", "NVFP4")])
+def test_nvfp4_is_made_of_rows_of_mxfp4_alone(name: str, stored: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="has codes that are not MXFP4 in rows") as refused:
         ckptconv.convert(QUANTIZED / name, tmp_path / "q", requantize="nvfp4")
+    assert f"are stored as {stored}. It takes only rows of MXFP4." in refused.value.message
+    assert "Leave --requantize out to keep them" in refused.value.hint
