@@ -18,6 +18,7 @@ from ckptconv.features.diff.changes import Change, Tolerance, widened
 from ckptconv.features.diff.reading import Encoding, Pair, compare
 from ckptconv.features.reporting.quantized import Quantization, Steps
 from ckptconv.features.reporting.statistics import root
+from ckptconv.formats.coded import parts_among
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import selection
@@ -30,7 +31,7 @@ from ckptconv.storage.progress import Progress
 from ckptconv.structure.choice import Choice
 from ckptconv.structure.dtype_views import original
 from ckptconv.tensors.lazy import LazyTensor
-from ckptconv.text import Shown
+from ckptconv.text import Shown, quoted
 
 # The results for a pair of tensors, in the order in which they are listed.
 STATUSES = (ONLY_A, ONLY_B, SHAPE, DTYPE, CHANGED, EQUAL) = ("only_a", "only_b", "shape", "dtype", "changed", "equal")
@@ -312,7 +313,7 @@ def difference(
         norm=_norm(pairs.values()) if measure else None,
         tensors=sorted(tensors, key=lambda tensor: tensor.rank),
         warnings=[*source_a.warnings, *source_b.warnings, *a.warnings, *b.warnings, *idle_sentences(idle)],
-        hints=list(_hints(tensors)),
+        hints=[*_hints(tensors), *_of_codes(a, b)],
         quantization=quantization,
         bytes_compared=sum(pair.nbytes for pair in pairs.values()),
         bytes_read=source_a.bytes_read + source_b.bytes_read + read,
@@ -485,3 +486,15 @@ def _hints(tensors: Iterable[TensorDifference]) -> Iterator[str]:
                 f"{count:,} names of {side} would match the other side without the prefix {prefix!r}: --strip-prefix "
                 f"{shlex.quote(prefix)} removes it."
             )
+
+
+def _of_codes(a: _Side, b: _Side) -> Iterator[str]:
+    """Yield a hint if the sides store weights in different parts, such as the codes and scales of one side alone."""
+    coded = [parts_among(side.tensors) for side in (a, b)]
+    if coded[0].keys() != coded[1].keys():
+        sides = " and ".join(side for side, parts in zip("AB", coded, strict=True) if parts)
+        weight = next(name for parts in coded for name in parts.values())
+        yield (
+            f"{sides} {'has' if len(sides) == 1 else 'have'} quantized weights, such as {quoted(weight)}: --dequantize "
+            "compares the weights instead of their codes and scales."
+        )

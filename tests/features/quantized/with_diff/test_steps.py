@@ -290,3 +290,14 @@ def test_quantized_weights_are_equal_to_what_is_made_of_them(case: str, tmp_path
     source = QUANTIZED / case
     ckptconv.convert(source, tmp_path / "plain", dequantize=True)
     assert ckptconv.diff(source, tmp_path / "plain", dequantize=True).equal
+
+
+def test_codes_beside_weights_are_told_to_be_compared_as_weights(model: Path) -> None:
+    def hints(a: Path, b: Path, **options: Any) -> list[str]:
+        return [hint for hint in ckptconv.diff(a, b, **options).hints if "--dequantize" in hint]
+
+    fp8, mxfp4 = model.parent / "fp8-block", model.parent / "mxfp4"
+    assert hints(fp8, model)[0].startswith(f"A has quantized weights, such as '{NAMES[0]}'")
+    assert hints(model, fp8)[0].startswith("B has quantized weights")
+    assert hints(fp8, mxfp4)[0].startswith("A and B have quantized weights")
+    assert hints(fp8, fp8) == hints(model, model) == hints(fp8, model, dequantize=True) == []
