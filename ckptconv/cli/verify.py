@@ -39,12 +39,14 @@ def verify_(
     verify reads both again, with code that conversions do not use, and compares every name, dtype, shape, tied name and
     structure record, and every element bit for bit. It takes the options of the conversion from its manifest, in OUTPUT
     or --manifest FILE; options given here override them. Exit code 1: they differ, and the error names the difference.
+    An OUTPUT alone is compared with the digests in its manifest, which a conversion with --digest writes.
 
     \b
     Examples:
       ckptconv verify model.pt model.safetensors
       ckptconv verify --dtype bfloat16 runs/7b/checkpoints model/
       ckptconv verify model.safetensors model.pt
+      ckptconv verify model/
     """
     from ckptconv.cli.reports import of_verification
     from ckptconv.verification.verify import verify

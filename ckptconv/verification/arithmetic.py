@@ -8,13 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import UnsupportedError, UsageError
-from ckptconv.tensors.computing import (
-    Axis,
-    Bits,
-    Join,
-    Joined,
-    WeightedSum,
-)
+from ckptconv.tensors.computing import Axis, Bits, Join, Joined, WeightedSum
 from ckptconv.tensors.dtypes import DTYPES, DType, itemsize_of_components
 from ckptconv.tensors.float_formats import numpy_module
 from ckptconv.tensors.lazy import Convert

@@ -36,22 +36,11 @@ from ckptconv.storage.location import Location
 from ckptconv.storage.paths import dirname, is_remote, is_same, join, normalize, real_place, resolved_name
 from ckptconv.tensors.lazy import whole
 from ckptconv.verification import planned
-from ckptconv.verification.names import (
-    Expected,
-    check_shards,
-    check_structure,
-    compare_names,
-    expected_of,
-)
+from ckptconv.verification.names import Expected, check_shards, check_structure, compare_names, expected_of
 from ckptconv.verification.output import Written, read_directory, read_file, recorded_remark
 from ckptconv.verification.paired import paired
 from ckptconv.verification.pairs import Attested, Differences, compare_pairs
-from ckptconv.verification.provenance import (
-    Manifest,
-    check_planned,
-    check_safetensors,
-    read_manifest,
-)
+from ckptconv.verification.provenance import Manifest, check_planned, check_safetensors, read_manifest
 from ckptconv.verification.report import CheckedOutput, Verification
 from ckptconv.verification.runs import ExpectedPair
 from ckptconv.verification.trees import compare_torch, expected_tree
@@ -65,6 +54,10 @@ if TYPE_CHECKING:
 _AGAIN = "It was changed since it was written, or the source was; convert again."
 
 
+# What compares an output with the digests in its manifest, without a source: the module of `compared`.
+ALONE: tuple[str, ...] = (
+    "ckptconv.features.provenance.unchanged",
+)  # fmt: skip
 # The expected content of an output that consists of companions alone.
 _NOTHING = Expected({}, lambda _: None, flat=True, metadata=lambda _: {})
 
@@ -83,7 +76,8 @@ def verify(
 
     `options` are those of the conversion, the fields of `Options`. Options not given are taken from the output's
     manifest, in its directory or at the path `manifest`. `output` may be omitted if `states` or `universal` is
-    given. `progress` and `on_total` are those of `convert`, for the bytes compared.
+    given; without these, the files of `source`, an output, are compared with the digests in its manifest. `progress`
+    and `on_total` are those of `convert`, for the bytes compared.
 
     Return a report if every tensor, name, alias and structure record is equal, bit for bit. Raise DifferenceError with
     all tensors that differ, or with the first other difference, UsageError for a path that does not exist, and the
@@ -118,6 +112,11 @@ def verify(
         chosen = _with(manifest, chosen, explicit) if manifest and not targets else chosen
         targets.append(CheckedOutput(place, kind, manifest=manifest))
     if not targets:
+        for module in () if isinstance(source, Source) or chosen.recorded() else ALONE:
+            report: Verification = import_module(module).compared(
+                normalize(source), chosen, bars.counter(progress), on_total
+            )
+            return report
         raise UsageError("OUTPUT is missing.", "Give the output of the conversion, a file or directory.")
     # A million small objects live until the end: a garbage collector would take longer to scan them than it takes to
     # make them.

@@ -15,15 +15,7 @@ from ckptconv.storage import remote, stores
 from ckptconv.storage.handles import HIDDEN
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import join
-from ckptconv.storage.uploads import (
-    PARTS,
-    RenamedUpload,
-    Upload,
-    UploadBuffers,
-    UploadWriter,
-    explained,
-    part_size,
-)
+from ckptconv.storage.uploads import PARTS, RenamedUpload, Upload, UploadBuffers, UploadWriter, explained, part_size
 from ckptconv.storage.writing import Writer
 from ckptconv.text import format_size
 

@@ -1,0 +1,88 @@
+"""Compare the files of an output with the digests in its manifest, where its source is not at hand."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+
+from ckptconv.errors import DifferenceError, UsageError
+from ckptconv.options.table import Options
+from ckptconv.outputs.targets import MANIFEST
+from ckptconv.process import peak_rss
+from ckptconv.result import OutputFile
+from ckptconv.storage.digests import digests_of
+from ckptconv.storage.location import Location
+from ckptconv.storage.progress import Progress
+from ckptconv.verification import AGAIN
+from ckptconv.verification.provenance import Manifest, read_manifest
+from ckptconv.verification.report import Verification
+
+
+def compared(
+    path: str, options: Options, progress: Progress | None, on_total: Callable[[int], object] | None
+) -> Verification:
+    """Return the report on the files of the output at `path`, which are those of its manifest.
+
+    Raise UsageError if it has no manifest with digests, DifferenceError for a file that is missing or another.
+    """
+    started = time.monotonic()
+    place = Location(path, dict(options.storage_options))
+    is_directory = place.kind == "directory"
+    at = place.at(options.manifest) if options.manifest else place.join(MANIFEST)
+    manifest = read_manifest(at, options, path)
+    if manifest is None or "digest" not in manifest.members:
+        why = "has no digests" if manifest else "does not exist"
+        raise UsageError(
+            f"OUTPUT is missing. An output is verified without its source by the digests in its manifest, and {at} "
+            f"{why}.",
+            "Give the source of the conversion, then its output: ckptconv verify SOURCE OUTPUT. A conversion with "
+            "--digest writes digests.",
+        )
+    algorithm, files = manifest.members["digest"], manifest.members["files"]
+    if on_total:
+        on_total(sum(entry["size"] for entry in files.values()))
+    done = Verification(at.path, [], manifest.members["source"]["format"], 0, manifest.members["aliases"], 0, 0, 0, [])
+    for name, entry in files.items():
+        file = place.join(name) if is_directory else place
+        _check(manifest, file, entry, algorithm, progress)
+        done.outputs.append(OutputFile(file.path, entry["size"], len(entry["tensors"])))
+        done.tensors += len(entry["tensors"])
+        done.bytes_compared += entry["size"]
+    done.bytes_read = done.bytes_compared
+    done.warnings.append(
+        f"The files were compared with the {algorithm} digests in {at}, and not with their source: ckptconv verify "
+        "SOURCE OUTPUT compares every element."
+    )
+    done.seconds, done.peak_rss_bytes = time.monotonic() - started, peak_rss()
+    return done
+
+
+def _check(
+    manifest: Manifest, file: Location, entry: dict[str, object], algorithm: str, progress: Progress | None
+) -> None:
+    """Raise DifferenceError unless a file has the size and the digest of its `entry` in the manifest."""
+    stated: dict[str, object] = entry["digests"]  # type: ignore[assignment]
+    if file.kind != "file":
+        raise DifferenceError(f"{file} is missing, and {manifest.place} has it.", AGAIN, what="missing", file=file.path)
+    with contextlib.closing(file.open_reader()) as reader:
+
+        def read_at(offset: int, length: int) -> bytes:
+            data = reader.read_at(offset, length)
+            if progress:
+                progress(length)
+            return data
+
+        size = reader.file.size
+        digest = digests_of(read_at, size, (), algorithm).file if size == entry["size"] else ""
+    if digest != stated["file"]:
+        difference = f"the {algorithm} {digest}" if digest else f"{size} bytes"
+        wanted = stated["file"] if digest else f"{entry['size']} bytes"
+        raise DifferenceError(
+            f"{file} has {difference}, and {manifest.place} says {wanted}.",
+            AGAIN,
+            what="file",
+            file=file.path,
+            expected=wanted,
+            found=difference,
+        )

@@ -1,0 +1,84 @@
+"""`verify OUTPUT`: the files of an output are those of its manifest, by their digests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from checkpoints import ckptconv_here, seven_shards
+from stores import PLACES
+
+from ckptconv import DifferenceError, UsageError, convert, verify
+
+MANIFEST = ".ckptconv-manifest.json"
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    convert(seven_shards(tmp_path / "model.pt", rows=5), tmp_path / "out", digest="sha256", max_shard_size=20_000)
+    (tmp_path / "model.pt").unlink()
+    return tmp_path / "out"
+
+
+def test_files_that_are_those_of_the_manifest_are_verified_without_the_source(output: Path) -> None:
+    report = verify(output)
+    assert sorted(Path(file.path).name for file in report.outputs) == sorted(
+        path.name for path in output.iterdir() if path.name != MANIFEST
+    )
+    assert report.bytes_compared == sum(file.bytes for file in report.outputs) > 20_000
+    assert "and not with their source" in report.warnings[0]
+    run = ckptconv_here("verify", output)
+    assert run.code == 0
+    assert f"equal to {output / MANIFEST}: " in run.out
+
+
+def _flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (_flip, r"has the sha256 .* says"),
+        (lambda file: file.write_bytes(file.read_bytes() + b" "), r"has \d+ bytes, and .* says \d+ bytes"),
+        (Path.unlink, "is missing"),
+    ],
+)
+def test_any_other_file_is_a_difference(damage: Callable[[Path], object], said: str, output: Path) -> None:
+    damage(sorted(output.glob("*.safetensors"))[-1])
+    with pytest.raises(DifferenceError, match=said):
+        verify(output)
+
+
+def test_a_manifest_cannot_lead_out_of_the_output(output: Path, tmp_path: Path) -> None:
+    manifest = json.loads((output / MANIFEST).read_text())
+    manifest["files"]["../secret"] = manifest["files"].pop("model.safetensors.index.json")
+    (output / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(DifferenceError, match=r"'\.\./secret' is not the name of a file of an output"):
+        verify(output)
+
+
+def test_one_file_is_compared_with_a_manifest_elsewhere(tmp_path: Path) -> None:
+    source = seven_shards(tmp_path / "model.pt", rows=5)
+    convert(source, tmp_path / "one.safetensors", digest="sha256", manifest=str(tmp_path / "m.json"))
+    assert verify(tmp_path / "one.safetensors", manifest=str(tmp_path / "m.json")).tensors > 0
+
+
+def test_an_output_on_a_store_is_compared_too(tmp_path: Path) -> None:
+    place = PLACES["memory"]()
+    convert(seven_shards(tmp_path / "model.pt", rows=5), place.url, digest="sha256")
+    assert verify(place.url).outputs
+
+
+def test_without_digests_the_source_is_asked_for(tmp_path: Path) -> None:
+    source = seven_shards(tmp_path / "model.pt", rows=5)
+    convert(source, tmp_path / "out")
+    for path, reason in ((tmp_path / "out", "has no digests"), (source, "does not exist")):
+        with pytest.raises(UsageError, match=rf"OUTPUT is missing.* {reason}.* ckptconv verify SOURCE OUTPUT"):
+            verify(path)
+    with pytest.raises(UsageError, match="OUTPUT is missing"):
+        verify(tmp_path / "out", dtype="bf16")
