@@ -1,69 +1,138 @@
 """Has Megatron-core's distributed optimizer train on from the states of torch's AdamW, on the CPU with gloo.
 
-    test_megatron_states.py
+    test_megatron_states.py [MODEL...]
 
-A tiny GPT takes two steps with torch's AdamW, is saved by torch.save, and takes two more. The file becomes a step of
-Megatron-core, which loads it with StrictHandling.RAISE_ALL and takes the same two steps: the weights must be equal, bit
-for bit. The exit code is 1 if they are not.
+Tiny models of transformers take two steps with AdamW, are saved, and take two more. The checkpoint, of torch.save or of
+FSDP2, becomes a step of Megatron-core, which loads it with StrictHandling.RAISE_ALL and takes the same two steps, on
+one rank and, if there are experts, on two expert-parallel ones: the weights must be equal, bit for bit. The exit code
+is 1 if they are not.
 """
 
 from __future__ import annotations
 
-import os
+import argparse
 import runpy
-import subprocess
-import sys
+import shutil
 import tempfile
 import warnings
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import HashStore
+from safetensors.torch import load_file, save_file
+from torch._C._distributed_c10d import FileStore, HashStore
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.multiprocessing.spawn import spawn
 
 ROOT = Path(__file__).resolve().parents[1]
+LOADING = runpy.run_path(str(ROOT / "scripts/test_megatron.py"))
 SETTINGS: dict[str, Any] = {"lr": 1e-2, "betas": (0.8, 0.9), "eps": 1e-7}
+PADDING = LOADING["PADDING"]
+# Models, the forms in which they are saved, and the numbers of expert-parallel ranks that load them.
+CASES: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
+    "llama": (("file", "fsdp2"), (1,)),
+    "qwen3_moe": (("file", "fsdp2"), (1, 2)),
+    "deepseek_v3": (("file",), (1, 2)),
+}
+BUFFER = "e_score_correction_bias"
+# Norms of Megatron-core's own layers, and where they are in those of Transformer Engine, whose names the maps have.
+NORMS = {
+    "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
+    "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
+    "self_attention.q_layernorm.": "self_attention.linear_q_up_proj.layer_norm_",
+    "self_attention.kv_layernorm.": "self_attention.linear_kv_up_proj.layer_norm_",
+}
 
 
-def gradients(step: int, parameters: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Return the gradients of a step, by name of the parameter."""
+class Nest(torch.nn.Module):
+    """A module with tensors under their dotted names."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        super().__init__()
+        for name, tensor in tensors.items():
+            *path, last = name.split(".")
+            module: torch.nn.Module = self
+            for step in path:
+                if step not in module._modules:
+                    module.add_module(step, torch.nn.Module())
+                module = module.get_submodule(step)
+            if last == BUFFER:
+                module.register_buffer(last, tensor.clone())
+            else:
+                module.register_parameter(last, torch.nn.Parameter(tensor.clone()))
+
+
+def gradients(step: int, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the gradients of a step, by name of the parameter; zeros for buffers."""
     generator = torch.Generator().manual_seed(step)
-    return {name: torch.randn(parameter.shape, generator=generator) for name, parameter in sorted(parameters.items())}
+    return {
+        name: torch.randn(tensor.shape, generator=generator) * (not name.endswith(BUFFER))
+        for name, tensor in sorted(tensors.items())
+    }
 
 
-def train_in_torch(parameters: dict[str, Any], place: Path) -> dict[str, torch.Tensor]:
-    """Train for two steps, save, and return the weights after two more."""
-    order = sorted(parameters, key=lambda name: parameters[name].dim() == 1)
-    groups: list[dict[str, Any]] = [
-        {
-            "params": [parameters[name] for name in order if (parameters[name].dim() == 1) == vectors],
-            "weight_decay": decay,
-        }
-        for vectors, decay in ((False, 0.1), (True, 0.0))
-    ]
+def train_in_torch(tensors: Mapping[str, torch.Tensor], form: str, place: Path) -> None:
+    """Train for two steps and save in this form; then save the gradients of two more, and the weights after them."""
+    model = Nest(tensors)
+    if form == "fsdp2":
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+    vectors = [parameter for parameter in model.parameters() if parameter.dim() == 1]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, **SETTINGS)
     for step in range(4):
         if step == 2:
-            state = optimizer.state_dict()
-            named = {
-                order[number]: {key: value.clone() for key, value in own.items()}
-                for number, own in state["state"].items()
-            }
-            named_groups = [
-                {**group, "params": [order[number] for number in group["params"]]} for group in state["param_groups"]
-            ]
-            model = {name: parameter.detach().clone() for name, parameter in parameters.items()}
-            torch.save({"model": model, "optimizer": {"state": named, "param_groups": named_groups}}, place)
-        for name, gradient in gradients(step, parameters).items():
-            parameters[name].grad = gradient
+            save(model, optimizer, form, place / form)
+        by_name = gradients(step, tensors)
+        if step >= 2:
+            save_model(by_name, place / f"gradients-{step}")
+        for name, parameter in model.named_parameters():
+            gradient = by_name[name]
+            if isinstance(parameter, DTensor):
+                gradient = distribute_tensor(gradient, parameter.device_mesh, parameter.placements)
+            parameter.grad = gradient
         optimizer.step()
-    return {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    state: Any = get_model_state_dict(model)
+    whole = {key: value.full_tensor() if isinstance(value, DTensor) else value for key, value in state.items()}
+    save_model(whole, place / "expected")
 
 
-def train_in_megatron(config: Any, model: Any, step: Path) -> dict[str, torch.Tensor]:
-    """Load the step, and return the weights after two further steps."""
-    from megatron.core import dist_checkpointing, parallel_state
-    from megatron.core.dist_checkpointing.validation import StrictHandling
+def save(model: torch.nn.Module, optimizer: torch.optim.Optimizer, form: str, path: Path) -> None:
+    """Save a training as its program does."""
+    state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
+    path.mkdir()
+    if form == "fsdp2":
+        save_distributed(state, checkpoint_id=path)
+    else:
+        torch.save(state, path / "train.pt")
+
+
+def save_model(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
+    """Save tensors as transformers does."""
+    path.mkdir()
+    save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path / "model.safetensors")
+
+
+def in_megatron(place: Path, name: str, which: str) -> dict[str, torch.Tensor]:
+    """Return tensors of a model of transformers under Megatron-core's names."""
+    path = place / f"{which}.safetensors"
+    shutil.copy(place / "hf/config.json", place / which)
+    words = ("--map", f"megatron-{name}", "--size", f"_={PADDING}")
+    LOADING["convert"]("convert", place / which, path, *words)
+    return load_file(path)
+
+
+def start(rank: int, ranks: int, name: str, store: Path) -> tuple[Any, Any, dict[str, Any]]:
+    """Return a model of Megatron-core on this rank, its optimizer, and the metadata of checkpoints."""
+    warnings.filterwarnings("ignore")
+    runpy.run_path(str(ROOT / "tests/features/megatron_core/data/make.py"))["_without_gpus"]()
+    torch.distributed.init_process_group("gloo", store=FileStore(str(store), ranks), rank=rank, world_size=ranks)
+    from megatron.core import parallel_state
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.optimizer import OptimizerConfig, distrib_optimizer, get_megatron_optimizer
 
@@ -77,70 +146,115 @@ def train_in_megatron(config: Any, model: Any, step: Path) -> dict[str, torch.Te
 
     distrib_optimizer.quantize_param_shard = lambda *_: None
     distrib_optimizer.DistributedOptimizer._set_main_param_and_optimizer_states = without_step
-    model = DistributedDataParallel(config, DistributedDataParallelConfig(use_distributed_optimizer=True), model)
+    LOADING["on_cpu"]()
+    parallel_state.initialize_model_parallel(expert_model_parallel_size=ranks, create_gloo_process_groups=True)
+    module = LOADING["build"](name, (1, 1, ranks))
+    sharing = DistributedDataParallelConfig(use_distributed_optimizer=True)
+    model = DistributedDataParallel(module.config, sharing, module)
     settings = OptimizerConfig(
         optimizer="adam", lr=SETTINGS["lr"], min_lr=0.0, weight_decay=0.3, params_dtype=torch.float32, clip_grad=0.0,
         use_distributed_optimizer=True,
     )  # fmt: skip
     optimizer = get_megatron_optimizer(settings, [model])
-    parameters = dict(model.module.named_parameters())
     optimizer.step()  # torch's Adam has no states before
-    metadata = dict(dist_checkpointing.load_content_metadata(str(step)))
-    metadata["dp_cp_group"] = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    return model, optimizer, {"dp_cp_group": group}
+
+
+def save_in_megatron(rank: int, name: str, run: Path) -> None:
+    """Save a step of a training on one rank, as Megatron-core does."""
+    model, optimizer, metadata = start(rank, 1, name, run.parent / "store-example")
+    from megatron.core import dist_checkpointing
+
+    own = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
+    weights = model.module.sharded_state_dict(metadata={**metadata, **own})
+    states = optimizer.sharded_state_dict(weights, metadata={**metadata, **own})
+    step = run / "iter_0000001"
+    step.mkdir(parents=True)
+    (run / "latest_checkpointed_iteration.txt").write_text("1")
+    dist_checkpointing.save({"model": weights, "optimizer": states, "iteration": 1}, str(step), content_metadata=own)
+
+
+def train_in_megatron(rank: int, ranks: int, name: str, place: Path, step: Path) -> None:
+    """Load the step on a rank, and compare the weights after two further steps."""
+    model, optimizer, metadata = start(rank, ranks, name, step.parent / f"store-{ranks}")
+    from megatron.core import dist_checkpointing
+    from megatron.core.dist_checkpointing.validation import StrictHandling
+
+    metadata |= dist_checkpointing.load_content_metadata(str(step))
     wanted = model.module.sharded_state_dict(metadata=metadata)
     states = optimizer.sharded_state_dict(wanted, is_loading=True, metadata=metadata)
     loaded = dist_checkpointing.load({"model": wanted, "optimizer": states}, str(step), strict=StrictHandling.RAISE_ALL)
     model.module.load_state_dict(loaded["model"], strict=True)
     optimizer.load_state_dict(loaded["optimizer"])
-    inner = getattr(optimizer, "optimizer", None) or optimizer.chained_optimizers[0].optimizer
-    for state in inner.state.values():
-        state["step"] = state["step"].clone()  # Megatron-core gives all parameters one tensor, which each counts up
+    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+        for state in part.optimizer.state.values():
+            state["step"] = state["step"].clone()  # Megatron-core gives all parameters one tensor, and all count it up
+    expected = load_file(place / "expected.safetensors")
+    parameters = dict(named(model, rank, ranks, expected))
     for number in (2, 3):
-        for name, gradient in gradients(number, parameters).items():
-            parameters[name].main_grad.copy_(gradient)
+        by_name = load_file(place / f"gradients-{number}.safetensors")
+        for key, parameter in parameters.items():
+            parameter.main_grad.copy_(by_name[key])
         optimizer.step()
-    return {name: parameter.detach() for name, parameter in parameters.items()}
+    differing = [key for key, parameter in parameters.items() if not torch.equal(expected[key], parameter.detach())]
+    if differing:
+        raise SystemExit(f"{name}: other weights after two steps: {', '.join(differing)}")
+
+
+def named(model: Any, rank: int, ranks: int, known: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the parameters of a rank by their `known` names, with the numbers of its experts among all."""
+    for name, parameter in model.module.named_parameters():
+        if "local_experts." in name:
+            above, _, below = name.partition("local_experts.")
+            number, _, module = below.partition(".")
+            name = f"{above}{module}{int(number) + rank * 4 // ranks}"
+        names = [name, *(name.replace(norm, inside) for norm, inside in NORMS.items())]
+        yield next(name for name in names if name in known), parameter
+
+
+def run(name: str) -> None:
+    """Prove one model."""
+    forms, meshes = CASES[name]
+    for form in forms:
+        with tempfile.TemporaryDirectory() as directory:
+            place = Path(directory)
+            LOADING["make"](name, place)
+            train_in_torch(load_file(place / "hf/model.safetensors"), form, place)
+            for which in ("gradients-2", "gradients-3", "expected"):
+                in_megatron(place, name, which)
+            shutil.copy(place / "hf/config.json", place / form)
+            training = place / form / ("train.pt" if form == "file" else "")
+            if len(meshes) > 1:
+                spawn(save_in_megatron, (name, place / "example"), nprocs=1)  # type: ignore[no-untyped-call]
+            for ranks in meshes:
+                step = place / f"run-{ranks}/iter_0000002"
+                words = ["--map", f"megatron-{name}", "--size", f"_={PADDING}"]
+                if len(meshes) > ranks:
+                    words += ["--like", str(place / "example")]
+                saved = ("convert", training, step, "--to", "megatron", "--key", "model", "--states", training)
+                LOADING["convert"](*saved, *words, "--verify")
+                spawn(train_in_megatron, (ranks, name, place, step), nprocs=ranks)  # type: ignore[no-untyped-call]
+                form_of_values = "common.pt" if (step / "common.pt").exists() else "common_state"
+                print(
+                    f"{name}, of {form}, with {form_of_values}: the same weights after two further steps on "
+                    f"{ranks} expert-parallel ranks",
+                    flush=True,
+                )
 
 
 def main() -> None:
-    """Train in torch, and on in Megatron-core."""
+    """Prove the models."""
     warnings.filterwarnings("ignore")
-    maker = runpy.run_path(str(ROOT / "tests/features/megatron_core/data/make.py"))
-    maker["_without_gpus"]()
-    torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    from megatron.core import __version__, parallel_state
-    from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+    from megatron.core import __version__
 
-    parallel_state.initialize_model_parallel(create_gloo_process_groups=True)
-    torch.manual_seed(3)
-    try:
-        model_parallel_cuda_manual_seed(3)
-    except Exception as error:  # there is no GPU
-        print(error)
-    config, model = maker["_model"]({}, bf16=False)
-    with tempfile.TemporaryDirectory() as directory:
-        place = Path(directory)
-        expected = train_in_torch(dict(model.named_parameters()), place / "train.pt")
-        step = place / "run/iter_0000002"
-        words = [
-            "convert",
-            place / "train.pt",
-            step,
-            "--to",
-            "megatron",
-            "--key",
-            "model",
-            "--states",
-            place / "train.pt",
-        ]
-        paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-        program = [sys.executable, "-m", "ckptconv", *map(str, words), "--verify", "--quiet"]
-        subprocess.run(program, check=True, env={**os.environ, "PYTHONPATH": paths})
-        found = train_in_megatron(config, model, step)
-    differing = [name for name, tensor in expected.items() if not torch.equal(tensor, found[name])]
-    if differing:
-        raise SystemExit(f"Megatron-core {__version__}: other weights after two steps: {', '.join(differing)}")
-    print(f"Megatron-core {__version__}: the same weights after two further steps")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(CASES)}; all by default")
+    names = parser.parse_args().models or [*CASES]
+    torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    print(f"Megatron-core {__version__}")
+    for name in names:
+        run(name)
 
 
 if __name__ == "__main__":

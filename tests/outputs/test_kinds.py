@@ -165,7 +165,8 @@ def make(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 def convert(kind: str, source: str, options: Mapping[str, Any]) -> ckptconv.Report:
     words = {**ASKED[kind], **options}
     if words.get("like") == LIKE:
-        words["like"] += ".dcp" if entry_of(kind).holds == "dcp" else ".safetensors"
+        holds = entry_of(kind).holds
+        words["like"] += f".{holds}" if holds in ("dcp", "megatron") else ".safetensors"
     return ckptconv.convert(f"../{source}", words.pop("output", None), fsync=False, jobs=1, **words)
 
 

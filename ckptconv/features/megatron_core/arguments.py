@@ -15,6 +15,7 @@ from ckptconv.text import some
 
 # Megatron-core's names of two tensors.
 EMBEDDINGS, HEAD = "embedding.word_embeddings.weight", "output_layer.weight"
+EXPERT_PARALLEL = "expert_model_parallel_size"
 HEADS, GROUPS, LAYERS, HIDDEN = "num_attention_heads", "num_query_groups", "num_layers", "hidden_size"
 # Keys of configurations by argument: the first one that is there counts.
 KEYS: Mapping[str, tuple[str, ...]] = {

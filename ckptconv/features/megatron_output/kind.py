@@ -35,7 +35,6 @@ KIND = DCP._replace(
             ("model_key", "optimizer_key", "flat_optimizer"),
             ("{} cannot be used here: Megatron-core prescribes the keys of tensors.", ""),
         ),
-        "like": ("{} applies to a checkpoint of torch.distributed.checkpoint, not to --to megatron.", "Leave it out."),
     },
     idle={
         **DCP.idle,
@@ -47,5 +46,5 @@ KIND = DCP._replace(
     plan="ckptconv.features.megatron_output.output",
     called="a step of Megatron-core",
     divided=divided,
-    like="",
+    like="ckptconv.features.megatron_output.imitating",
 )

@@ -3,7 +3,7 @@
 Source: megatron/core/dist_checkpointing/{core,serialization}.py and strategies/common.py, and Megatron-LM's
 megatron/training/checkpointing.py, of Megatron-core 0.16 to 0.19. `latest_checkpointed_iteration.txt`, next to the
 step, has its number or "release". The values that all ranks share are in common.pt, which every release reads; from
-0.19 on, Megatron-core writes them into the checkpoint, and reads both.
+0.19 on, Megatron-core writes them into the checkpoint, and reads both. A step like one of these has them there too.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from ckptconv.features.joining.names import nest
 from ckptconv.features.megatron_core.arguments import EMBEDDINGS, HEAD
 from ckptconv.features.megatron_core.extra import BACKEND, COMMON, CONFIG_FILE
 from ckptconv.features.megatron_output.arguments import arguments
+from ckptconv.features.megatron_output.groups import SHARDING, has_two, optimizer_of, schedule_of
+from ckptconv.features.megatron_output.imitating import RUN_CONFIG, Form
 from ckptconv.features.megatron_output.kind import NUMBERED
 from ckptconv.features.megatron_output.sharding import LOCAL, TRANSFORMER_ENGINE, Sharded, sharded
-from ckptconv.features.megatron_output.states import SHARDING, optimizer_of, schedule_of, stored_states, taken_out
+from ckptconv.features.megatron_output.states import stored_states, taken_out
 from ckptconv.formats.model_directory import CONFIG
 from ckptconv.formats.run_names import TREES
 from ckptconv.formats.source import Source
@@ -45,7 +47,7 @@ _OF_RANKS = ("rng_state", "rerun_state_machine", "optimizer", "opt_param_schedul
 
 def plan(source: Source, target: Target, options: Options) -> Output:
     """Plan a step: the weights, and with `states` the optimizer's states."""
-    source = with_states(source, options)
+    source, form = with_states(source, options), target.layout or Form()
     content = contents(source, options)
     states = taken_out(content) if options.states else None
     common = _common_of(content)
@@ -65,7 +67,15 @@ def plan(source: Source, target: Target, options: Options) -> Output:
         kinds = stored_states(states, tensors, options.to, source.path)
         stored = stored.beside(kinds)
         content.tensors = {name: Leaf((), tensor) for name, tensor in stored.tensors.items()}
-        common["optimizer"] = optimizer_of(states, tensors, own.get("optimizer") or {}, source.path)
+        are_two = has_two(tensors, own.get("args"), form.optimizers)
+        if are_two is None:
+            notes.append(
+                "The states of experts are those of a second optimizer, as Megatron-core has it on several "
+                "expert-parallel ranks. For training on one, give --like STEP, any step of such a training."
+            )
+        common["optimizer"] = optimizer_of(
+            states, tensors, own.get("optimizer") or {}, are_two is not False, source.path
+        )
         common["opt_param_scheduler"] = own.get("opt_param_scheduler") or schedule_of(common["optimizer"])
         common["content_metadata"] |= {
             "distrib_optim_sharding_type": SHARDING,
@@ -89,10 +99,16 @@ def plan(source: Source, target: Target, options: Options) -> Output:
             f"neither {EMBEDDINGS} nor a layer of a decoder is among the tensors: Megatron-core may know none of them"
         )
     files = [_literal(CONFIG_FILE, json.dumps({"sharded_backend": BACKEND, "sharded_backend_version": 1}))]
-    files.append(TorchTree(common).plan(COMMON, "common"))
+    if form.has_common:
+        files.append(TorchTree(common).plan(COMMON, "common"))
+    else:
+        content.values[COMMON_STATE] = Leaf((), [common])
+    if form.run_config:
+        files.append(_literal(RUN_CONFIG, form.run_config))
+        notes.append(f"{RUN_CONFIG} is that of {form.where}, unchanged: whether it says this model is not checked.")
     files.extend(file_plans(content, options, _layout(content, stored, options)))
     files.append(_literal(TREES[target.form], str(int(number[1])) if number else name))
-    planned = output_with(source, target, options, content, files)
+    planned = output_with(source, target._replace(layout=None), options, content, files)
     return planned._replace(notices=planned.notices._replace(notes=(*planned.notices.notes, *notes)))
 
 

@@ -126,6 +126,11 @@ def sharded(tensors: Mapping[str, LazyTensor], implementation: str, where: str) 
     return Sharded(placed, axes, list(_objects(placed, axes, implementation)), count)
 
 
+def is_of_expert(name: str) -> bool:
+    """Whether a tensor of this name belongs to one expert, or to all experts of a layer."""
+    return bool(_EXPERT.fullmatch(name) or _EXPERTS.fullmatch(name))
+
+
 def is_stacked(name: str) -> bool:
     """Whether a tensor of this name has one element of its first axis for each layer."""
     return _STACKED.fullmatch(name) is not None

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+import ckptconv
 
 # The options by what becomes of them in such an output: heeded, refused, or said to have no effect.
 _OUTCOMES = {
-    "h": "max_shard_size dtype key include exclude strip_prefix rename structure chunks opaque map attest "
+    "h": "like max_shard_size dtype key include exclude strip_prefix rename structure chunks opaque map attest "
     "exclude_frozen_parameters clobber verify checksum part manifest digest depfile dry_run dequantize layers experts "
     "component vocab graft",
-    "r": "like partial fill states model_key optimizer_key flat_optimizer fill_states zero_stage fresh_optimizer "
+    "r": "partial fill states model_key optimizer_key flat_optimizer fill_states zero_stage fresh_optimizer "
     "for_hub quantize requantize keep",
     "s": "tied order copy_config size config",
 }
@@ -21,3 +24,9 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     )
     for kind in ("megatron", "megatron-te")
 }
+
+
+def make_like(here: Path) -> None:
+    """Make what such an output can be like."""
+    ckptconv.convert(here / "model", here / "like.megatron", to="megatron")
+    (here / "like.megatron/release/run_config.yaml").write_text("model: {}")

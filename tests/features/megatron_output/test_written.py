@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tarfile
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
@@ -281,21 +282,102 @@ def test_states_are_stored_like_their_parameters_with_masters(tmp_path: Path) ->
     assert {(group["wd_mult"], group["weight_decay"], group["step"]) for group in groups} == {(1, 0.1, 7), (0, 0, 7)}
 
 
-@pytest.mark.parametrize(
-    ("kind", "output", "code", "message"),
-    [
-        (DENSE, "run", 2, "--states needs a numbered step"),
-        (SPARSE, "run/iter_0000007", 5, "the states of experts cannot be written"),
-    ],
-)
-def test_states_that_megatron_would_not_load_are_refused(
-    kind: Mapping[str, tuple[int, ...]], output: str, code: int, message: str, tmp_path: Path
-) -> None:
-    source, _ = trained(tmp_path, kind)
-    run = ckptconv_here("convert", source, tmp_path / output, *QUIETLY, "--key", "model", "--states", source)
-    assert run.code == code
-    assert message in run.err
+def test_states_need_a_numbered_step(tmp_path: Path) -> None:
+    source, _ = trained(tmp_path)
+    run = ckptconv_here("convert", source, tmp_path / "run", *QUIETLY, "--key", "model", "--states", source)
+    assert (run.code, "--states needs a numbered step" in run.err) == (2, True)
     assert not (tmp_path / "run").exists()
+
+
+def common_of(step: Path) -> dict[str, Any]:
+    with torch.serialization.safe_globals([Namespace]):
+        return torch.load(step / "common.pt", weights_only=True)
+
+
+def test_experts_have_an_optimizer_of_their_own_unless_the_step_is_like_one_without(tmp_path: Path) -> None:
+    source, states = trained(tmp_path, SPARSE)
+    words = ("convert", source, "--to", "megatron", "--no-fsync", "--key", "model", "--states", source)
+    run = done(ckptconv_here(*words, tmp_path / "run/iter_0000007"))
+    assert "The states of experts are those of a second optimizer" in run.out
+    step = tmp_path / "run/iter_0000007"
+    name = "decoder.layers.mlp.experts.experts.linear_fc2.weight"
+    own = states["decoder.layers.0.mlp.experts.linear_fc2.weight1"]
+    assert torch.equal(loaded(step)[f"optimizer.state.exp_avg.{name}"][0, 1], own["exp_avg"])
+    optimizers = common_of(step)["optimizer"]
+    groups = [optimizers[number]["optimizer"]["param_groups"] for number in (0, 1)]
+    assert [[group["is_expert_parallel"] for group in part] for part in groups] == [[False] * 4, [True] * 2]
+    assert {(group["wd_mult"], group["weight_decay"]) for group in groups[1]} == {(1, 0.1)}
+    # A step of a training on one rank has one optimizer.
+    example, _ = trained(tmp_path)
+    done(
+        ckptconv_here(
+            "convert", example, tmp_path / "one/iter_0000001", *QUIETLY, "--key", "model", "--states", example
+        )
+    )
+    source, _ = trained(tmp_path, SPARSE)
+    like = ("--like", tmp_path / "one")
+    run = done(ckptconv_here(*words, tmp_path / "again/iter_0000007", *like, "--verify"))
+    assert "second optimizer" not in run.out
+    groups = common_of(tmp_path / "again/iter_0000007")["optimizer"]["optimizer"]["param_groups"]
+    assert [group["is_expert_parallel"] for group in groups] == [False] * 4
+    done(ckptconv_here("verify", source, tmp_path / "again/iter_0000007", "--key", "model", "--states", source))
+
+
+def test_experts_with_settings_of_their_own_need_an_optimizer_of_their_own(tmp_path: Path) -> None:
+    example, _ = trained(tmp_path)
+    done(
+        ckptconv_here(
+            "convert", example, tmp_path / "one/iter_0000001", *QUIETLY, "--key", "model", "--states", example
+        )
+    )
+    source, _ = trained(tmp_path, SPARSE)
+    tree = torch.load(source)
+    matrices = tree["optimizer"]["param_groups"][0]
+    experts = [name for name in matrices["params"] if ".experts." in name]
+    matrices["params"] = [name for name in matrices["params"] if name not in experts]
+    tree["optimizer"]["param_groups"].append({**matrices, "lr": 0.25, "params": experts})
+    torch.save(tree, source)
+    words = ("convert", source, tmp_path / "run/iter_0000007", *QUIETLY, "--key", "model", "--states", source)
+    run = ckptconv_here(*words, "--like", tmp_path / "one")
+    assert (run.code, "different settings" in run.err) == (5, True)
+    done(ckptconv_here(*words))
+    optimizers = common_of(tmp_path / "run/iter_0000007")["optimizer"]
+    rates = [{group["lr"] for group in optimizers[number]["optimizer"]["param_groups"]} for number in (0, 1)]
+    assert rates == [{0.5}, {0.25}]
+
+
+def step_of_019(place: Path) -> Path:
+    """A step that Megatron-core 0.19.2 saved."""
+    with tarfile.open(Path(__file__).parents[1] / "megatron_core/data/hashed_tp2_dp2.tar.xz") as tar:
+        tar.extractall(place, filter="data")
+    return next(place.rglob("iter_0000020"))
+
+
+def test_a_step_has_the_form_of_the_step_that_it_is_like(tmp_path: Path) -> None:
+    """That of release 0.19, with the values that all ranks share among the tensors, and Megatron-Bridge's file."""
+    source = saved(tmp_path / "model", model(DENSE))
+    done(ckptconv_here("convert", source, tmp_path / "plain", *QUIETLY))
+    shared = common_of(tmp_path / "plain/release")
+    like = step_of_019(tmp_path / "example")
+    (like / "run_config.yaml").write_text("model:\n  num_layers: 1\n")
+    run = done(ckptconv_here("convert", source, tmp_path / "run", "--to", "megatron", "--no-fsync", "--like", like))
+    assert f"run_config.yaml is that of {like}, unchanged" in run.out
+    step = tmp_path / "run/release"
+    assert not (step / "common.pt").exists()
+    assert (step / "run_config.yaml").read_text() == (like / "run_config.yaml").read_text()
+    described = dcp.FileSystemReader(step).read_metadata().state_dict_metadata
+    assert "common_state/shard_0_1" in described
+    state: dict[str, Any] = {"common_state/shard_0_1": None}
+    with torch.serialization.safe_globals([Namespace]):
+        dcp.load(state, checkpoint_id=step, no_dist=True)
+    assert state["common_state/shard_0_1"] == [shared]
+    done(ckptconv_here("verify", source, step, "--like", like))
+    (step / "run_config.yaml").write_text("model:\n  num_layers: 2\n")
+    assert ckptconv_here("verify", source, step, "--like", like).code == 1
+    missing = ckptconv_here("verify", source, step)
+    assert (missing.code, "--like" in missing.err) == (2, True)
+    refused = ckptconv_here("convert", source, tmp_path / "other", *QUIETLY, "--like", source)
+    assert (refused.code, "needs a step of Megatron-core" in refused.err) == (2, True)
 
 
 def test_a_parameter_without_states_is_refused(tmp_path: Path) -> None:
