@@ -12,7 +12,11 @@ from ckptconv.plan import Data
 from ckptconv.storage.packed import SpoolingReaders
 from ckptconv.tensors.lazy import LazyTensor
 
-_CODES = {"float32": "<f", "float64": "<d", "int32": "<i", "int64": "<q"}
+# The dtypes of numbers that are converted, by codes of `struct`.
+CODES = {
+    "bool": "?", "int8": "b", "uint8": "B", "int16": "<h", "uint16": "<H", "int32": "<i", "uint32": "<I", "int64": "<q",
+    "uint64": "<Q", "float16": "<e", "float32": "<f", "float64": "<d",
+}  # fmt: skip
 
 
 def first_bytes(tensor: LazyTensor, limit: int, storage_options: Mapping[str, Any]) -> tuple[bytes, int]:
@@ -26,6 +30,6 @@ def first_bytes(tensor: LazyTensor, limit: int, storage_options: Mapping[str, An
 
 def number_in(value: Any, storage_options: Mapping[str, Any]) -> Any:
     """Return the number that a tensor of one element holds; any other value as it is."""
-    if not isinstance(value, LazyTensor) or value.numel != 1 or value.dtype.name not in _CODES:
+    if not isinstance(value, LazyTensor) or value.numel != 1 or value.dtype.name not in CODES:
         return value
-    return struct.unpack(_CODES[value.dtype.name], first_bytes(value, value.nbytes, storage_options)[0])[0]
+    return struct.unpack(CODES[value.dtype.name], first_bytes(value, value.nbytes, storage_options)[0])[0]

@@ -16,7 +16,7 @@ from ckptconv.features.deepspeed.locate import described, identity
 from ckptconv.features.deepspeed.partitions import Shape
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.file import InputLog, read_torch
-from ckptconv.formats.values import first_bytes
+from ckptconv.formats.values import CODES, first_bytes
 from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.storage import LOCAL_SIGNATURE
 from ckptconv.storage.location import Location
@@ -309,10 +309,10 @@ class Reading:
     def steps(self, state: dict[str, Any]) -> int | float | None:
         """Return how many steps an optimizer had taken when it saved `state`, if it says so."""
         step = state.get("step")
-        if isinstance(step, LazyTensor) and step.numel == 1 and step.dtype.name in _UNPACK:
+        if isinstance(step, LazyTensor) and step.numel == 1 and step.dtype.name in CODES:
             stored = untagged(step)
             if isinstance(stored, Stored):
-                (step,) = struct.unpack(_UNPACK[step.dtype.name], self.head(stored, step.nbytes))
+                (step,) = struct.unpack(CODES[step.dtype.name], self.head(stored, step.nbytes))
         return step if type(step) in (int, float) else None
 
     def head(self, tensor: LazyTensor, limit: int) -> bytes:
@@ -352,9 +352,6 @@ class Reading:
             native=bool(fields.get("ds_zero_partition_groups", list)),
             values=fields.values,
         )
-
-
-_UNPACK = {"float32": "<f", "float64": "<d", "int32": "<i", "int64": "<q"}
 
 
 def _if(kind: type[_T], value: Any, default: _T) -> _T:

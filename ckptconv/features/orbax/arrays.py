@@ -6,7 +6,7 @@ import itertools
 import math
 import operator
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError, damaged
@@ -20,29 +20,25 @@ from ckptconv.storage.reading import InMemory
 from ckptconv.storage.unpacking import CRC32C_SIZE, check_crc32c, content_of
 from ckptconv.tensors.lazy import Convert, Inline, LazyTensor, Picked, Stored, Zeros
 from ckptconv.tensors.moves import File, Packed, Swap
-from ckptconv.tensors.strides import MAX_DIMS
 from ckptconv.text import quoted
 
 # The most bytes of an array's description; the most bytes of a chunk in a node, which is unpacked at once.
 _MOST_JSON, _SMALL = 1 << 20, 1 << 16
-# The most pieces of an array: so many times those that exist, and these more.
-_GROWTH, _ROOM = 64, 1 << 12
+# The most pieces of an array: so many times those that exist, and these more. The most directories of an array.
+_GROWTH, _ROOM, _MOST_DIRECTORIES = 64, 1 << 12, 1 << 14
 # The offset and the length of a chunk that is missing in a shard.
 _ABSENT = (1 << 64) - 1
 _METHODS = {zarr.ZSTD: ZSTANDARD, zarr.CRC32C: "crc32c"}
 
 
 class Store(Protocol):
-    """Keys with values."""
+    """The values of an item, by their keys."""
 
-    def get(self, key: str) -> Value | None:
-        """Return the value of a key; None if there is none."""
+    def under(self, name: str) -> Mapping[str, Value]:
+        """Return the values of an array by their keys, without its name and a slash."""
 
-    def count(self, prefix: str) -> int:
-        """Return the number of keys with this prefix; or more, but not more than there are keys."""
-
-    def names(self) -> Iterator[str]:
-        """Yield the keys that are known without a search."""
+    def arrays(self) -> Iterable[str]:
+        """Return the names of the arrays that are known without a search."""
 
 
 class Directories:
@@ -51,22 +47,21 @@ class Directories:
     def __init__(self, files: Files) -> None:
         self._files = files
 
-    def get(self, key: str) -> Value | None:
-        file = self._files.find(key)
-        return Value(file, 0, file.size) if file else None
+    def under(self, name: str) -> Mapping[str, Value]:
+        values: dict[str, Value] = {}
+        places = [("", self._files.directory(name))]
+        for prefix, place in places:
+            for child, entry in place.names.items() if place else ():
+                if entry.kind == "file" and entry.file:
+                    values[prefix + child] = Value(entry.file, 0, entry.file.size)
+                elif entry.kind == "directory" and place:
+                    places.append((f"{prefix}{child}/", place.child(child)))
+            if len(places) > _MOST_DIRECTORIES:
+                raise LimitError(f"{self._files.place}: the array {quoted(name)} has too many directories.")
+        return values
 
-    def count(self, prefix: str) -> int:
-        top = self._files.directory(prefix.rstrip("/"))
-        count, level = 0, [top] if top else []
-        for _ in range(MAX_DIMS + 2):
-            count += sum(len(place.names) for place in level)
-            level = [
-                place.child(name) for place in level for name, entry in place.names.items() if entry.kind == "directory"
-            ]
-        return count
-
-    def names(self) -> Iterator[str]:
-        return iter(())
+    def arrays(self) -> Iterable[str]:
+        return ()
 
 
 def opened(store: Store, files: Files, names: Iterable[str]) -> dict[str, LazyTensor]:
@@ -75,16 +70,15 @@ def opened(store: Store, files: Files, names: Iterable[str]) -> dict[str, LazyTe
     Raise CorruptError if one is missing, or contradicts its description; UnsupportedError for one that is stored in an
     unknown way.
     """
-    layouts = _layouts(store, files, list(names))
-    cells = {name: _cells(store, name, layout) for name, layout in layouts.items()}
-    indexed = [
-        (layouts[name], value) for name, values in cells.items() if layouts[name].shards for value in values.values()
-    ]
+    stored = {name: store.under(name) for name in names}
+    layouts = _layouts(stored, files)
+    values = {name: layout.by_cell(stored[name]) for name, layout in layouts.items()}
+    indexed = [(layout, value) for name, layout in layouts.items() if layout.shards for value in values[name].values()]
     indices = iter(files.contents([_index(layout, value) for layout, value in indexed]))
     tensors = {}
     for name, layout in layouts.items():
         chunks: dict[Shape, Value] = {}
-        for cell, value in cells[name].items():
+        for cell, value in values[name].items():
             start = tuple(map(operator.mul, cell, layout.chunk))
             within = _inner(layout, value, next(indices)) if layout.shards else {(0,) * len(start): value}
             chunks.update((tuple(map(operator.add, start, offsets)), part) for offsets, part in within.items())
@@ -94,38 +88,19 @@ def opened(store: Store, files: Files, names: Iterable[str]) -> dict[str, LazyTe
     return tensors
 
 
-def _layouts(store: Store, files: Files, names: list[str]) -> dict[str, Layout]:
+def _layouts(stored: Mapping[str, Mapping[str, Value]], files: Files) -> dict[str, Layout]:
     described: list[tuple[str, Value]] = []
-    for name in names:
-        values = ((version, store.get(_prefix(name) + version)) for version in (zarr.SECOND, zarr.THIRD))
-        found_here = [(version, value) for version, value in values if value]
-        if len(found_here) != 1 or found_here[0][1].length > _MOST_JSON:
-            has = "described twice, or at too great length" if found_here else "not there"
+    for name, values in stored.items():
+        descriptions = [(version, values[version]) for version in (zarr.SECOND, zarr.THIRD) if version in values]
+        if len(descriptions) != 1 or descriptions[0][1].length > _MOST_JSON:
+            has = "described twice, or at too great length" if descriptions else "not there"
             raise CorruptError(f"{files.place}: the array {quoted(name)}, which its tree names, is {has}.")
-        described += found_here
+        described += descriptions
     contents = files.contents([value for _, value in described])
     return {
         name: zarr.layout_of(data, f"{files.place}: the array {quoted(name)}", version)
-        for name, (version, _), data in zip(names, described, contents, strict=True)
+        for name, (version, _), data in zip(stored, described, contents, strict=True)
     }
-
-
-def _prefix(name: str) -> str:
-    return f"{name}/" if name else ""
-
-
-def _cells(store: Store, name: str, layout: Layout) -> dict[Shape, Value]:
-    """Return the values of an array that exist, by their index in the grid."""
-    grid = [range(-(-extent // size)) for extent, size in zip(layout.shape, layout.chunk, strict=True)]
-    _check_cut(layout, math.prod(map(len, grid)), store.count(_prefix(name)))
-    keys = ((cell, store.get(_prefix(name) + layout.named(cell))) for cell in itertools.product(*grid))
-    return {cell: value for cell, value in keys if value is not None}
-
-
-def _check_cut(layout: Layout, pieces: int, present: int) -> None:
-    """Raise LimitError if an array is cut into far more pieces than exist."""
-    if pieces > _GROWTH * present + _ROOM:
-        raise LimitError(f"{layout.where} is cut into {pieces} pieces, of which {present} are there at most.")
 
 
 def _inside(layout: Layout) -> list[range]:
@@ -172,7 +147,8 @@ def _joined(layout: Layout, stored: Mapping[Shape, Value]) -> LazyTensor:
         raise UnsupportedError(f"{layout.where} has parts that are not stored, and a value for them that is not zero.")
     if not inside:
         return Zeros(layout.dtype, layout.shape) if cells else Inline(b"", layout.dtype, layout.shape)
-    _check_cut(layout, cells, len(inside))
+    if cells > _GROWTH * len(inside) + _ROOM:
+        raise LimitError(f"{layout.where} is cut into {cells} pieces, of which {len(inside)} are there.")
     tiles = []
     for start in itertools.product(*steps):
         box = tuple(map(min, layout.inner, map(operator.sub, layout.shape, start)))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from ckptconv.errors import CorruptError
 from ckptconv.plan import Input
 from ckptconv.storage.ahead import ahead
 from ckptconv.storage.location import Location
-from ckptconv.storage.reading import Range
 from ckptconv.tensors.moves import File
 
 
@@ -72,29 +71,20 @@ class Files:
         return data
 
     def contents(self, values: Sequence[Value]) -> list[bytes]:
-        """Return the bytes of short values."""
-        places = [Range(value.file, value.offset, value.offset + value.length) for value in values]
-        read, size = _ranges_of(
-            self.place, (item_range for item_range, value in zip(places, values, strict=True) if value.data is None)
-        )
-        self.bytes_read += size
-        for item_range in read:
-            self.add(item_range.file)
-        return [read[at] if value.data is None else value.data for at, value in zip(places, values, strict=True)]
+        """Return the bytes of short values. Each file is read from its beginning to its end."""
+        by_file: dict[File, list[Value]] = {}
+        for value in sorted({value for value in values if value.data is None}, key=lambda value: value.offset):
+            by_file.setdefault(value.file, []).append(value)
 
+        def read(file: Location) -> tuple[dict[Value, bytes], int]:
+            assert file.file is not None
+            with file.open_buffered() as reader:
+                data_of = {value: reader.read_at(value.offset, value.length) for value in by_file[file.file]}
+                return data_of, reader.bytes_read
 
-def _ranges_of(place: Location, wanted: Iterable[Range]) -> tuple[dict[Range, bytes], int]:
-    """Return the bytes of each range, which are short, and how many bytes were read. Each file of the store of `place`
-    is read from its beginning to its end."""
-    by_file: dict[File, list[Range]] = {}
-    for span in sorted(set(wanted), key=lambda span: span.start):
-        by_file.setdefault(span.file, []).append(span)
-
-    def read(file: Location) -> tuple[dict[Range, bytes], int]:
-        assert file.file is not None
-        with file.open_buffered() as reader:
-            contents = {span: reader.read_at(span.start, span.stop - span.start) for span in by_file[file.file]}
-            return contents, reader.bytes_read
-
-    parts = list(ahead(read, [place.at(file) for file in by_file]))
-    return {span: data for contents, _ in parts for span, data in contents.items()}, sum(size for _, size in parts)
+        read_values: dict[Value, bytes] = {}
+        for file, (data_of, size) in zip(by_file, ahead(read, [self.place.at(file) for file in by_file]), strict=True):
+            read_values |= data_of
+            self.bytes_read += size
+            self.add(file)
+        return [read_values[value] if value.data is None else value.data for value in values]

@@ -9,29 +9,34 @@ from __future__ import annotations
 import bisect
 import itertools
 import re
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError, damaged
 from ckptconv.features.orbax.files import Files, Value
-from ckptconv.features.orbax.wire import MANIFEST, NODE, Body, first_unordered
+from ckptconv.features.orbax.wire import MANIFEST, NODE, Body
+from ckptconv.features.orbax.zarr import DESCRIPTIONS
 from ckptconv.storage.inside import check_inside
 from ckptconv.tensors.moves import File
 
 NAME, _NUMBERED = "manifest.ocdbt", re.compile(r"manifest\.[0-9a-f]{16}")
-# The most bytes of a manifest, of a node, and of all nodes together; the most keys; the greatest height.
-_MOST_MANIFEST, _MOST_NODE, _MOST_NODES, _MOST_KEYS, _DEEPEST = 16 << 20, 64 << 20, 256 << 20, 1 << 22, 64
+# The most bytes of a manifest, and of a node; the most keys; the greatest height.
+_MOST_MANIFEST, _MOST_NODE, _MOST_KEYS, _DEEPEST = 4 << 20, 100_000_000, 1 << 22, 64
+# The most memory of all nodes: so many times the bytes of their files, and some more; and the most bytes in files.
+_GROWTH, _ROOM, _MOST_NODES = 128, 64 << 20, 256 << 20
 
 
 class _Node(NamedTuple):
     """A reference to a node: its place, the directory from which paths in it begin, its height, the number of keys in
-    it or below it, and their common prefix."""
+    it or below it, and their common prefix. They begin at `first`, and end before `stop`, if that is not None."""
 
     value: Value
     base: str
     height: int
     keys: int
-    prefix: bytes
+    prefix: bytes = b""
+    first: bytes = b""
+    stop: bytes | None = None
 
 
 class Database:
@@ -44,22 +49,27 @@ class Database:
         self._names = sorted(self._values)
         _check_apart(self._values.values())
 
-    def get(self, key: str) -> Value | None:
-        return self._values.get(key)
+    def under(self, name: str) -> Mapping[str, Value]:
+        """Return the values of an array by their keys, without its name and a slash."""
+        prefix = f"{name}/" if name else ""
+        start, stop = bisect.bisect_left(self._names, prefix), bisect.bisect(self._names, f"{prefix}\U0010ffff")
+        return {key[len(prefix) :]: self._values[key] for key in self._names[start:stop]}
 
-    def count(self, prefix: str) -> int:
-        return bisect.bisect(self._names, f"{prefix}\U0010ffff") - bisect.bisect_left(self._names, prefix)
-
-    def names(self) -> Iterator[str]:
-        yield from self._names
+    def arrays(self) -> Iterator[str]:
+        """Yield the names of the arrays that are described."""
+        for name in self._names:
+            array, _, last = name.rpartition("/")
+            if last in DESCRIPTIONS:
+                yield array
 
     def _read(self) -> dict[str, Value]:
-        level, pairs, seen, size = self._root(), list[tuple[bytes, Value]](), set[tuple[str, int]](), 0
+        level, pairs, seen = self._root(), list[tuple[bytes, Value]](), set[tuple[str, int]]()
+        packed = memory = 0
         while level:
             seen.update((node.value.file.path, node.value.offset) for node in level)
-            size, count = size + sum(node.value.length for node in level), sum(node.keys for node in level)
-            if size > _MOST_NODES or count > _MOST_KEYS:
-                raise LimitError(f"{self._where} has {count} keys, in nodes of {size} bytes: too many.")
+            packed, count = packed + sum(node.value.length for node in level), sum(node.keys for node in level)
+            if packed > _MOST_NODES or count > _MOST_KEYS:
+                raise LimitError(f"{self._where} has {count} keys, in nodes of {packed} bytes: too many.")
             below: list[_Node] = []
             for node, data in zip(level, self._files.contents([node.value for node in level]), strict=True):
                 body = Body(node.value.file, node.value.offset, data, NODE)
@@ -69,13 +79,13 @@ class Database:
                     below += self._children(body, node)
                 else:
                     pairs += self._entries(body, node)
+                memory += body.nbytes
+                if memory > _GROWTH * packed + _ROOM:
+                    raise LimitError(f"{self._where} has nodes of {packed} bytes, which unpack to {memory}: too many.")
             level = below
             twice = [node.value for node in level if (node.value.file.path, node.value.offset) in seen]
             if twice or len({node.value for node in level}) < len(level):
                 raise damaged(f"{self._where}: a node leads to one that another leads to: it is damaged.")
-        odd = first_unordered([key for key, _ in pairs])
-        if odd is not None:
-            raise damaged(f"{self._where}: its keys are not in order: {odd[:100]!r} comes after a later one.")
         try:
             return {key.decode(): value for key, value in pairs}
         except UnicodeDecodeError as error:
@@ -106,14 +116,14 @@ class Database:
             raise body.wrong(f"its versions are not in order: {generations[:8]}")
         if not lengths[-1]:
             return []
-        return [self._node(body, table, files[-1], offsets[-1], lengths[-1], heights[-1], keys[-1], b"")]
+        return [self._node(body, table, (files[-1], offsets[-1], lengths[-1]), heights[-1], keys[-1])]
 
     def _manifest(self, name: str) -> tuple[Body, int, bytes]:
         """Return the part of a manifest after its heading, its kind, and its identity."""
         data, file = self._files.whole(name, _MOST_MANIFEST), self._files.find(name)
         assert data is not None, name  # it is listed
         assert file is not None, name
-        body = Body(file, 0, data, MANIFEST)
+        body = Body(file, 0, data, MANIFEST, _MOST_MANIFEST)
         identity, kind, _ = body.take(16), body.varint(), body.column(2)
         body.take(1)
         compression = body.varint()
@@ -144,20 +154,28 @@ class Database:
         return Value(file, offset, length)
 
     def _node(
-        self, body: Body, table: list[tuple[str, str]], index: int, offset: int, length: int, height: int, keys: int,
-        prefix: bytes,
-    ) -> _Node:  # fmt: skip
-        value = self._place(body, table, index, offset, length)
-        if length > _MOST_NODE or height > _DEEPEST:
-            raise body.wrong(f"it leads to a node of {length} bytes, of height {height}")
-        return _Node(value, table[index][1], height, keys, prefix)
+        self, body: Body, table: list[tuple[str, str]], place: tuple[int, int, int], height: int, *facts: Any
+    ) -> _Node:
+        """Return a node by its place: the number of its data file, its offset, and its length."""
+        if place[2] > _MOST_NODE or height > _DEEPEST:
+            raise body.wrong(f"it leads to a node of {place[2]} bytes, of height {height}")
+        return _Node(self._place(body, table, *place), table[place[0]][1], height, *facts)
+
+    def _keys(self, body: Body, node: _Node, count: int, *, cut: bool) -> tuple[list[bytes], list[int]]:
+        """Return the keys in a node, and the lengths of the prefixes that are cut from them below it."""
+        words, cuts = body.words(count, cut=cut)
+        keys = [node.prefix + word for word in words]
+        is_within = not keys or (node.first <= keys[0] and (node.stop is None or keys[-1] < node.stop))
+        if not is_within or keys != sorted({*keys}):
+            raise body.wrong(f"its keys are not in order, or belong to another node: {keys[0][:100]!r}, and others")
+        return keys, [len(node.prefix) + length for length in cuts]
 
     def _entries(self, body: Body, node: _Node) -> Iterator[tuple[bytes, Value]]:
         """Yield the keys in a leaf, and their values."""
         table, count = body.table(node.base), body.count()
         if count != node.keys:
             raise body.wrong(f"it has {count} keys, and what leads to it says {node.keys}")
-        keys, _ = body.words(count, cut=False)
+        keys, _ = self._keys(body, node, count, cut=False)
         lengths, kinds = body.column(count), body.column(count)
         if any(kind > 1 for kind in kinds):
             raise body.wrong("a value is neither in it nor in a file")
@@ -167,20 +185,22 @@ class Database:
                 value = self._place(body, table, next(files), next(offsets), length)
             else:
                 value = Value(body.file, body.start + body.at, length, body.take(length))
-            yield node.prefix + key, value
+            yield key, value
         body.end()
 
     def _children(self, body: Body, node: _Node) -> Iterator[_Node]:
         """Yield the references in an inner node."""
         table, count = body.table(node.base), body.count()
-        words, cuts = body.words(count, cut=True)
-        files, offsets, lengths, keys, _, _ = (body.column(count) for _ in range(6))
+        if count > node.keys:
+            raise body.wrong(f"it leads to {count} nodes with {node.keys} keys")
+        keys, cuts = self._keys(body, node, count, cut=True)
+        files, offsets, lengths, numbers, _, _ = (body.column(count) for _ in range(6))
         body.end()
-        if sum(keys) != node.keys:
-            raise body.wrong(f"it has {sum(keys)} keys below it, and what leads to it says {node.keys}")
-        columns = zip(files, offsets, lengths, keys, words, cuts, strict=True)
-        for file, offset, length, key_count, word, cut in columns:
-            yield self._node(body, table, file, offset, length, node.height - 1, key_count, node.prefix + word[:cut])
+        if sum(numbers) != node.keys:
+            raise body.wrong(f"it has {sum(numbers)} keys below it, and what leads to it says {node.keys}")
+        places = zip(files, offsets, lengths, strict=True)
+        for place, number, key, cut, stop in zip(places, numbers, keys, cuts, [*keys[1:], node.stop], strict=True):
+            yield self._node(body, table, place, node.height - 1, number, key[:cut], key, stop)
 
 
 def _check_apart(values: Iterable[Value]) -> None:

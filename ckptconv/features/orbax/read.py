@@ -13,12 +13,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ckptconv.errors import CorruptError
-from ckptconv.features.orbax import arrays, locate, ocdbt, states, tree, zarr
+from ckptconv.features.orbax import arrays, locate, ocdbt, states, tree
 from ckptconv.features.orbax.files import Files
 from ckptconv.features.orbax.locate import FAMILY, Step
 from ckptconv.features.orbax.tree import ARRAY, SCALAR, VALUE, Leaf
 from ckptconv.formats.source import THEIR_STATES_ARE_CONVERTED, Defaults, Source, StateFacts, Wanted
-from ckptconv.formats.values import first_bytes
+from ckptconv.formats.values import CODES, first_bytes
 from ckptconv.storage import strict_json
 from ckptconv.storage.location import Location
 from ckptconv.tensors.lazy import LazyTensor
@@ -33,11 +33,6 @@ _HOLDERS: tuple[tuple[str, ...], ...] = (
 _MODEL, _OPTIMIZER, _STEP = "params", "opt_state", "step"
 # Names of the only item of a step that has no key of its own.
 _ONLY = ("", "default", "items", "state")
-# The dtypes in which numbers that are not arrays are stored.
-_NUMBERS = {
-    "bool": "?", "int8": "b", "uint8": "B", "int16": "<h", "uint16": "<H", "int32": "<i", "uint32": "<I", "int64": "<q",
-    "uint64": "<Q", "float16": "<e", "float32": "<f", "float64": "<d",
-}  # fmt: skip
 
 
 def read(place: Location, wanted: Wanted) -> Source:
@@ -102,33 +97,33 @@ class _Opened:
             item_leaves = tree.leaves_of(data or b"", texts, where, at, "" if is_alone else name)
             is_database = ocdbt.NAME in files.place.names
             store = ocdbt.Database(files) if is_database else arrays.Directories(files)
-            odd = {*_arrays(store.names())} - {leaf.name for leaf in item_leaves}
+            odd = {*store.arrays()} - {leaf.name for leaf in item_leaves}
             if odd:
                 self.warnings.append(f"{where} does not name all arrays in its directory: {some(sorted(odd))}.")
             self.leaves += item_leaves
             self._stores.append(store)
         self.leaves += documents
-        self._shape = tree.tree_of(((leaf, leaf) for leaf in self.leaves), self._where)
+        # The keys of all containers with arrays.
+        self._holding = {
+            leaf.keys[:depth] for leaf in self.leaves if leaf.kind == ARRAY for depth in range(len(leaf.keys))
+        }
 
     def model(self) -> tuple[str, ...]:
         """Return the keys of the model."""
-        for holder in _HOLDERS:
-            keys = (*holder, _MODEL)
-            if _has_arrays(_below(keys, self._shape)):
-                # Flax repeats the word around the parameters of a module.
-                while _below(keys, self._shape).keys() == {_MODEL} and _has_arrays(
-                    _below((*keys, _MODEL), self._shape)
-                ):
-                    keys = (*keys, _MODEL)
-                return keys
-        holding = [key for key, value in self._shape.items() if _has_arrays(value)]
-        return (holding[0],) if len(holding) == 1 and len(self.files) > len(self._stores) else ()
+        keys = next((keys for holder in _HOLDERS if (keys := (*holder, _MODEL)) in self._holding), None)
+        if keys is None:
+            holding = [keys for keys in self._holding if len(keys) == 1]
+            return holding[0] if len(holding) == 1 and len(self.files) > len(self._stores) else ()
+        # Flax repeats the word around the parameters of a module.
+        while (*keys, _MODEL) in self._holding and {leaf.keys[len(keys)] for leaf in self.under(keys)} == {_MODEL}:
+            keys = (*keys, _MODEL)
+        return keys
 
     def optimizer(self, model: tuple[str, ...]) -> tuple[str, ...]:
         """Return the keys of the optimizer's states; () if there are none."""
         around = model[: model.index(_MODEL)] if _MODEL in model else model
         candidates = ((*holder, _OPTIMIZER) for holder in (around, *_HOLDERS))
-        return next((keys for keys in candidates if _has_arrays(_below(keys, self._shape))), ())
+        return next((keys for keys in candidates if keys in self._holding), ())
 
     def under(self, keys: tuple[str, ...]) -> list[Leaf]:
         """Return the leaves below a path of keys."""
@@ -170,7 +165,7 @@ class _Opened:
             kinds = {name: kind for (item, name), kind in chosen.items() if item == at and kind != VALUE}
             names = [name for name in kinds if (at, name) not in self._values]
             for name, tensor in arrays.opened(store, self.files[at], names).items():
-                is_number = kinds[name] == SCALAR and not tensor.shape and tensor.dtype.name in _NUMBERS
+                is_number = kinds[name] == SCALAR and not tensor.shape and tensor.dtype.name in CODES
                 self._values[at, name] = self._number(tensor, self.files[at]) if is_number else tensor
         pairs = ((leaf, self._values.get((leaf.item, leaf.name), leaf.value)) for leaf in self.leaves)
         return tree.tree_of(pairs, self._where)
@@ -179,7 +174,7 @@ class _Opened:
     def _number(tensor: LazyTensor, files: Files) -> Any:
         data, size = first_bytes(tensor, tensor.nbytes, files.place.options)
         files.bytes_read += size
-        return struct.unpack(_NUMBERS[tensor.dtype.name], data)[0]
+        return struct.unpack(CODES[tensor.dtype.name], data)[0]
 
     @property
     def tensors(self) -> list[LazyTensor]:
@@ -202,26 +197,6 @@ def _below(keys: Iterable[str], node: Any) -> Any:
     for key in keys:
         node = node.get(key, {}) if isinstance(node, dict) else {}
     return node
-
-
-def _has_arrays(node: Any) -> bool:
-    """Whether a node of a tree of leaves is a container with arrays."""
-    stack = [node] if isinstance(node, (dict, list)) else []
-    for inner in stack:
-        for child in inner.values() if isinstance(inner, dict) else inner:
-            if isinstance(child, Leaf) and child.kind == ARRAY:
-                return True
-            if type(child) in (dict, list):
-                stack.append(child)
-    return False
-
-
-def _arrays(keys: Iterable[str]) -> Iterator[str]:
-    """Yield the names of the arrays that keys describe."""
-    for key in keys:
-        name, _, last = key.rpartition("/")
-        if last in (zarr.SECOND, zarr.THIRD):
-            yield name
 
 
 def _counted(counts: Counter[str]) -> str:

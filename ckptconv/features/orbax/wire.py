@@ -6,8 +6,6 @@ the body, the body, and the CRC-32C of all that. In a body, the fields of severa
 
 from __future__ import annotations
 
-import itertools
-
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError, damaged
 from ckptconv.storage.crc import crc32c
 from ckptconv.storage.reading import InMemory
@@ -16,20 +14,23 @@ from ckptconv.tensors.moves import File, Packed
 
 MANIFEST, NODE = 0x0CDB3A2A, 0x0CDB20DE
 ZSTANDARD = "zstandard"
-# The bytes before a body, and the most bytes of one. It may unpack to so many times its bytes, and some more: keys are
-# similar.
-_HEAD, _MOST_BODY, _GROWTH, _ROOM = 14, 64 << 20, 64, 16 << 20
-# The most bytes of a word, and of all words of one body.
-_LONGEST, _MOST_SPELLED = 1 << 14, 64 << 20
+# The bytes before a body, and the most bytes of one, which is what Orbax writes. It may unpack to so many times its
+# bytes, and some more: keys are similar.
+_HEAD, _MOST_BODY, _GROWTH, _ROOM = 14, 100_000_000, 64, 16 << 20
+# The most bytes of a word, and of all words of one body; the memory of a word besides its bytes; the most data files in
+# one table.
+_LONGEST, _MOST_SPELLED, _PER_WORD, _MOST_FILES = 1 << 14, 64 << 20, 128, 1 << 18
 
 
 class Body:
     """Reads the body of a frame from its beginning to its end. The body lies in `file`, from byte `start` on; if it is
-    compressed, `file` is its unpacked content."""
+    compressed, `file` is its unpacked content. `nbytes` is the memory that the body and its words take."""
 
-    def __init__(self, file: File, offset: int, data: bytes, magic: int) -> None:
-        """Open the frame `data`, which begins at byte `offset` of `file`. Raise CorruptError if it is not a frame, or
-        if its checksum or length is wrong."""
+    def __init__(self, file: File, offset: int, data: bytes, magic: int, most: int = _MOST_BODY) -> None:
+        """Open the frame `data`, which begins at byte `offset` of `file`, and has a body of at most `most` bytes.
+
+        Raise CorruptError if it is not a frame, or if its checksum or length is wrong.
+        """
         self.where = f"{file.path} (node at byte {offset})" if magic == NODE else file.path
         size, length = len(data) - _HEAD - CRC32C_SIZE, int.from_bytes(data[4:12], "little")
         if size < 0 or int.from_bytes(data[:4], "big") != magic:
@@ -44,9 +45,10 @@ class Body:
         if data[13]:
             packed_body = InMemory(self._data, self.where)
             packed = packed_body.file._replace(packed=Packed(packed_body.file, 0, size, None, ZSTANDARD))
-            self._data = content_of(packed, packed_body, min(_MOST_BODY, _GROWTH * size + _ROOM))
+            self._data = content_of(packed, packed_body, min(most, _GROWTH * size + _ROOM))
             self.file = File(self.where, len(self._data), file.stamp, Packed(file, self.start, size, None, ZSTANDARD))
             self.start = 0
+        self.nbytes = len(self._data)
 
     def wrong(self, why: str) -> CorruptError:
         """Return the error for a body that no writer makes."""
@@ -92,6 +94,7 @@ class Body:
         cuts = self.column(count) if cut else [0] * count
         words: list[bytes] = []
         word, total = b"", 0
+        self.nbytes += _PER_WORD * count
         for prefix, suffix, shared in zip(prefixes, suffixes, cuts, strict=True):
             before, word = word, word[:prefix] + self.take(suffix)
             total += len(word)
@@ -100,12 +103,16 @@ class Body:
             if len(word) > _LONGEST or total > _MOST_SPELLED:
                 raise LimitError(f"{self.where} spells words of {total} bytes, one of {len(word)}: too many.")
             words.append(word)
+        self.nbytes += total
         return words, cuts
 
     def table(self, base: str) -> list[tuple[str, str]]:
         """Return the table of data files: the path of each, below the directory `base`, and the directory from which
         paths in it begin."""
-        words, cuts = self.words(self.count(), cut=True)
+        count = self.count()
+        if count > _MOST_FILES:
+            raise LimitError(f"{self.where} refers to {count} data files: too many.")
+        words, cuts = self.words(count, cut=True)
         try:
             return [(base + word.decode(), base + word[:at].decode()) for word, at in zip(words, cuts, strict=True)]
         except UnicodeDecodeError:
@@ -115,8 +122,3 @@ class Body:
         """Raise CorruptError if bytes are left."""
         if self.at != len(self._data):
             raise self.wrong(f"{len(self._data) - self.at} bytes follow its end")
-
-
-def first_unordered(words: list[bytes]) -> bytes | None:
-    """Return the first word that does not come after the word before it; None if all do."""
-    return next((word for before, word in itertools.pairwise(words) if word <= before), None)

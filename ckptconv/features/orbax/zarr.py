@@ -7,9 +7,10 @@ numpy's.
 from __future__ import annotations
 
 import math
+import operator
 import re
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.features.joining.chunks import Shape
@@ -17,11 +18,12 @@ from ckptconv.pickles.numpy_dtypes import TORCH_NAMES
 from ckptconv.storage import strict_json
 from ckptconv.tensors.dtypes import DTYPES, DType, itemsize_of_components
 from ckptconv.tensors.strides import MAX_BYTES, MAX_DIMS, contiguous_strides
-from ckptconv.text import brief
+from ckptconv.text import brief, some
 
-SECOND, THIRD = ".zarray", "zarr.json"
+DESCRIPTIONS = SECOND, THIRD = ".zarray", "zarr.json"
 ZSTD, CRC32C = "zstd", "crc32c"
-_NUMPY = re.compile(r"([<>|])(\w{1,8})")
+_NUMPY, _NUMBER = re.compile(r"([<>|])(\w{1,8})"), re.compile(r"\d{1,18}")
+_Value = TypeVar("_Value")
 _SEPARATOR, _CODECS = frozenset({".", "/"}), [{"name": str, "configuration?": dict}]
 _SHAPES: dict[str, Any] = {
     SECOND: {
@@ -97,6 +99,16 @@ class Layout(NamedTuple):
         first, separator, alone = self.key
         return first + separator.join(map(str, cell)) if cell else alone
 
+    def by_cell(self, values: Mapping[str, _Value]) -> dict[Shape, _Value]:
+        """Return the values of the array's keys by their index in the grid. Other keys are left out."""
+        by_cell: dict[Shape, _Value] = {}
+        for key, value in values.items():
+            cell = tuple(map(int, _NUMBER.findall(key)))[: len(self.shape)]
+            start = map(operator.mul, cell, self.chunk)
+            if len(cell) == len(self.shape) and self.named(cell) == key and all(map(operator.lt, start, self.shape)):
+                by_cell[cell] = value
+        return by_cell
+
 
 def layout_of(data: bytes, where: str, version: str) -> Layout:
     """Return the layout that the JSON `data` describes; `where` names the array.
@@ -139,7 +151,7 @@ def _second(fields: dict[str, Any], where: str) -> Layout:
         or _packings([{"name": packing.get("id")}] if packing else [], where, (ZSTD,)),
         None,
         ("", fields.get("dimension_separator", "."), "0"),
-        _is_zero(fields["fill_value"]),
+        fields["fill_value"] is None or _is_zero(fields["fill_value"]),
     )
 
 
@@ -151,10 +163,7 @@ def _third(fields: dict[str, Any], where: str) -> Layout:
         settings = _configured(codecs[0])
         codecs, inner = settings["codecs"], tuple(settings["chunk_shape"])
         names = [codec["name"] for codec in settings["index_codecs"]]
-        if (
-            names not in (["bytes"], ["bytes", CRC32C])
-            or _configured(settings["index_codecs"][0]).get("endian") == "big"
-        ):
+        if names not in (["bytes"], ["bytes", CRC32C]) or _swapped(settings["index_codecs"][0], 8, where) > 1:
             raise UnsupportedError(f"{where} has shards whose index is packed by {brief(names)}.")
         index = Index(settings.get("index_location") == "start", CRC32C in names)
     order = tuple(range(len(chunk)))
@@ -164,16 +173,15 @@ def _third(fields: dict[str, Any], where: str) -> Layout:
             raise ValueError(f"its codec transpose has the order {brief(axes)}")
         order, codecs = tuple(order[axis] for axis in axes), codecs[1:]
     if not codecs or codecs[0]["name"] != "bytes":
-        raise UnsupportedError(
-            f"{where} has elements that {brief(codecs[:1])} makes bytes of, where bytes was expected."
-        )
+        names = [codec["name"] for codec in codecs]
+        raise UnsupportedError(f"{where} is packed by the codecs {some(names)}, which are not read in this order.")
     dtype, encoding = _dtype(fields["data_type"], where), fields["chunk_key_encoding"]
     is_own = encoding["name"] == "default"
     separator = encoding.get("configuration", {}).get("separator", "/" if is_own else ".")
     return Layout(
         where,
         dtype,
-        itemsize_of_components(dtype) if _configured(codecs[0]).get("endian") == "big" else 1,
+        _swapped(codecs[0], itemsize_of_components(dtype), where),
         tuple(fields["shape"]),
         chunk,
         inner,
@@ -183,6 +191,14 @@ def _third(fields: dict[str, Any], where: str) -> Layout:
         (f"c{separator}", separator, "c") if is_own else ("", separator, "0"),
         _is_zero(fields["fill_value"]),
     )
+
+
+def _swapped(codec: dict[str, Any], size: int, where: str) -> int:
+    """Return the size of units of `size` bytes if the codec `bytes` stores them big-endian; 1 if not."""
+    order = _configured(codec).get("endian")
+    if order is None and size > 1:
+        raise CorruptError(f"{where} does not say which byte of its numbers is first: its codec bytes has no endian.")
+    return size if order == "big" else 1
 
 
 def _configured(codec: dict[str, Any]) -> dict[str, Any]:
@@ -217,4 +233,6 @@ def _dtype(name: Any, where: str) -> DType:
 
 
 def _is_zero(fill: Any) -> bool:
-    return fill is None or (type(fill) in (bool, int, float) and fill == 0 and not str(fill).startswith("-"))
+    """Whether a value is zero: a number, or the parts of a complex one."""
+    parts = fill if isinstance(fill, list) and len(fill) == 2 else [fill]
+    return all(type(part) in (bool, int, float) and str(part) in ("False", "0", "0.0") for part in parts)

@@ -113,6 +113,9 @@ _manifest(CORRUPT, "text", "a data file whose path is not UTF-8", _of(b"d/\xff")
 _manifest(CORRUPT, "lacking", "a data file that is not there", _of("d/gone"))
 _manifest(CORRUPT, "long_base", "a base that is longer than the path", _of(FILE, base=50))
 _manifest(
+    CORRUPT, "files", "a manifest of 2^19 data files", _told(files=varint(1 << 19) + bytes(3 * (1 << 19) - 1))
+)  # fmt: skip
+_manifest(
     CORRUPT, "prefix", "a path that begins with more than the one before it has",
     _told(files=varint(2) + column([90, 1, 1, 0, 0]) + b"ab"),
 )  # fmt: skip
@@ -188,6 +191,34 @@ _nodes(
     ])), keys=65536,
 )  # fmt: skip
 _nodes("bomb", "a node that inflates without end", _leaf((b"a", bytes(1 << 27))), compression=1)
+_nodes(
+    "first", "a child whose first key comes before the one that leads to it", _leaf(_ONE), inner([(b"b", 0, _SIZE, 1)]),
+    height=1,
+)  # fmt: skip
+_nodes(
+    "last", "a child whose last key belongs to the next one", _leaf(_ONE, (b"c", b"1")), _leaf((b"d", b"1")),
+    inner([(b"a", 0, _SIZE + 6, 2), (b"b", _SIZE + 6, _SIZE, 1)]), keys=3, height=1,
+)  # fmt: skip
+_nodes("empty", "children without keys", inner([(b"a", 0, 0, 0), (b"b", 0, 0, 0)]), keys=0, height=1)
+
+
+def _spelled(at: int) -> bytes:
+    """A leaf of 1,000 keys of 16,000 bytes that differ in their last four."""
+    first = b"%d" % at + b"a" * 16_000
+    rests = [first + b"0000", *(b"%04d" % number for number in range(1, 1000))]
+    prefixes, suffixes = column([len(first)] * 999), column(map(len, rests))
+    return _leaf(*((b"", b""),) * 1000, spelled=prefixes + suffixes + b"".join(rests))
+
+
+def _spell(place: Path) -> None:
+    leaves = [_spelled(at) for at in range(5)]
+    sizes = [len(frame(NODE, body, compression=1)) for body in leaves]
+    starts = [sum(sizes[:at]) for at in range(5)]
+    children = [(b"%d" % at, start, size, 1000) for at, (start, size) in enumerate(zip(starts, sizes, strict=True))]
+    nodes(place, b"", [*leaves, inner(children)], keys=5000, height=1, compression=1)
+
+
+_add(CORRUPT, "node_spelled", "small leaves whose keys are spelled to 80 MB", _spell)
 _nodes("away", "a value in a file of another directory", _leaf((b"a", (1, 0, 1)), files=table([FILE, "d/y"])))
 
 
@@ -224,9 +255,11 @@ _second(CORRUPT, "pieces", "an array cut into 10^12 chunks, of which one is ther
 _second(CORRUPT, "dims", "an array of 70 axes", shape=[1] * 70, chunks=[1] * 70)
 _second(UNSUPPORTED, "filters", "filters", filters=[{"id": "delta"}])
 _second(UNSUPPORTED, "blosc", "another compressor", compressor={"id": "blosc"})
+_second(UNSUPPORTED, "zlib", "another compressor", compressor={"id": "zlib", "level": 1})
 _second(UNSUPPORTED, "unnamed", "a compressor without a name", compressor={"level": 1})
 _second(UNSUPPORTED, "object", "objects of Python", dtype="|O")
 _second(UNSUPPORTED, "int4", "numbers of four bits", dtype="int4")
+_second(UNSUPPORTED, "uint4", "counts of four bits", dtype="uint4")
 _second(UNSUPPORTED, "records", "records", dtype=[["a", "<f4"]])
 _second(CORRUPT, "short", "a chunk that is too short", W.tobytes()[:-4])
 _second(CORRUPT, "longer", "a chunk that is too long", W.tobytes() + b"1234")
@@ -277,6 +310,31 @@ _third(
     W.tobytes(),
 )
 _third(UNSUPPORTED, "gzip", "another codec", [LITTLE, {"name": "gzip"}], W.tobytes())
+_third(UNSUPPORTED, "blosc3", "another codec", [LITTLE, {"name": "blosc", "configuration": {}}], W.tobytes())
+_third(CORRUPT, "endian", "numbers of which nothing says which byte is first", [{"name": "bytes"}], W.tobytes())
+_third(
+    CORRUPT, "shard_endian", "an index of which nothing says which byte is first",
+    [sharding((3, 2), [LITTLE], index_codecs=[{"name": "bytes"}, CRC32C])], shard(_HALVES),
+)  # fmt: skip
+_third(UNSUPPORTED, "shard_turned", "a transposition of shards", [
+    {"name": "transpose", "configuration": {"order": [1, 0]}}, *_SHARDED
+], shard(_HALVES))  # fmt: skip
+_arrays(
+    UNSUPPORTED, "filled_null", "chunks that are not there, and a value for them that zarr 3 does not have",
+    {"w/zarr.json": zarr3(W, (3, 4), [LITTLE], fill_value=None)},
+)  # fmt: skip
+
+
+def _linked(place: Path) -> None:
+    shutil.rmtree(place / "d")
+    (place / "manifest.ocdbt").unlink()
+    (place / "w").mkdir()
+    (place / "w" / ".zarray").write_bytes(zarray(W, (3, 4)))
+    for name in "ab":
+        (place / "w" / name).symlink_to(".")
+
+
+_add(CORRUPT, "array_linked", "a directory with two links to itself", _linked)
 _third(UNSUPPORTED, "no_bytes", "elements that nothing makes bytes of", [], W.tobytes())
 _third(CORRUPT, "sum", "a chunk that is shorter than its checksum", [LITTLE, CRC32C], b"ab")
 _third(

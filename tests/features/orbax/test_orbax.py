@@ -41,8 +41,8 @@ def expected_of(case: str) -> dict[str, torch.Tensor]:
 
 
 def is_number(case: str, name: str) -> bool:
-    told = json.loads((step_of(case) / "_METADATA").read_text())["tree_metadata"].values()
-    kinds = {".".join(key["key"] for key in each["key_metadata"]): each["value_metadata"] for each in told}
+    entries = json.loads((step_of(case) / "_METADATA").read_text())["tree_metadata"].values()
+    kinds = {".".join(key["key"] for key in entry["key_metadata"]): entry["value_metadata"] for entry in entries}
     return bool(kinds[name]["value_type"] == "scalar")
 
 
@@ -261,6 +261,28 @@ def test_what_tensorstore_can_store_comes_out(way: str, inline: int, tmp_path: P
     shutil.rmtree(place)
 
 
+BOOLS, COMPLEX = ARRAY % 3 == 0, (ARRAY + 1j * ARRAY[::-1]).astype("c8")
+
+
+@every("array", [BOOLS, COMPLEX, COMPLEX.astype("c16")], ids=["bool", "complex64", "complex128"])
+def test_bools_and_complex_numbers_come_out_and_lack_chunks_of_zeros(array: Any, tmp_path: Path) -> None:
+    zero = False if array.dtype == bool else [0.0, 0.0]
+    grid = {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [6, 10]}}}
+    codec = writer.LITTLE if array.dtype != bool else {"name": "bytes"}
+    values = {
+        **writer.chunked("second", array, (6, 10)),
+        "third/zarr.json": writer.zarr3(array, (6, 10), [codec], fill_value=zero, **grid),
+        "third/c/1/0": array[6:].tobytes(),
+    }
+    writer.database(tmp_path / "step", values)
+    (tmp_path / "step" / "_METADATA").write_text(writer.metadata(writer.entry("second"), writer.entry("third")))
+    done(ckptconv_here("convert", tmp_path / "step", tmp_path / "out.pt"))
+    state = torch.load(tmp_path / "out.pt")
+    assert torch.equal(state["second"], torch.from_numpy(array))
+    assert not state["third"][:6].any()
+    assert torch.equal(state["third"][6:], torch.from_numpy(array[6:]))
+
+
 @every("way", ["crc32c", "zstd, crc32c", "crc32c, zstd"])
 @every("inline", [0, 1 << 20])
 def test_a_changed_byte_behind_a_crc32c_is_seen(way: str, inline: int, tmp_path: Path) -> None:
@@ -335,10 +357,14 @@ SAID = {
     "manifest_prefix": "begins with 90 bytes of b'a'",
     "manifest_longer": "says that it has 1099511627776",
     "manifest_bomb": "unpacks to more than",
+    "manifest_files": "refers to 524288 data files: too many",
     "node_itself": "leads to one that another leads to",
     "node_order": "its keys are not in order",
     "node_overlap": "the values at bytes 0 and 5 overlap",
     "node_words": "too many",
+    "node_first": "belong to another node: b'a'",
+    "node_last": "belong to another node: b'a'",
+    "node_spelled": "bytes, which unpack to",
     "array_pieces": "is cut into 1000000000000 pieces",
     "array_shard_index": "a chunk of 24 bytes is said to begin at byte 40 of 84",
     "array_inflated": "it inflates to more than the 48 bytes",
@@ -346,6 +372,13 @@ SAID = {
     "array_filters": "is packed by 'delta', which is not read",
     "array_blosc": "is packed by 'blosc', which is not read",
     "array_gzip": "is packed by 'gzip', which is not read",
+    "array_zlib": "is packed by 'zlib', which is not read",
+    "array_blosc3": "is packed by 'blosc', which is not read",
+    "array_uint4": "has elements of 'uint4', which tensors do not support",
+    "array_endian": "does not say which byte of its numbers is first",
+    "array_shard_endian": "does not say which byte of its numbers is first",
+    "array_shard_turned": "the codecs 'sharding_indexed', which are not read in this order",
+    "array_linked": "has too many directories",
     "array_int4": "has elements of 'int4', which tensors do not support",
     "tree_inside": "is inside another value",
     "tree_up": "'../../w', which its tree names, is not there",
