@@ -24,7 +24,7 @@ from ckptconv.pickles.nodes import is_distributed_class
 from ckptconv.pickles.refusing import refusing_attacks
 from ckptconv.storage import stores
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import is_pipe, is_remote, normalize
+from ckptconv.storage.paths import is_pipe, is_quoted, is_remote, normalize
 from ckptconv.text import UNSET, some
 
 if TYPE_CHECKING:
@@ -319,7 +319,7 @@ def _within(place: Location) -> str:
     """Return a sentence on the content of a directory without a checkpoint, and on what to do."""
     names = sorted(place.names)
     if not names:
-        return "It is empty."
+        return "Its server lists no files in it." if is_quoted(place.path) else "It is empty."
     pipeline = pipelines.reader_of(place)
     if pipeline:
         return str(pipeline.hint(place))

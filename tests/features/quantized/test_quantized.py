@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 
 import ckptconv
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError, UsageError
+from ckptconv.features.quantized import dialects
 from ckptconv.features.quantized.table import NOT_READ
 from ckptconv.features.quantized.words import ELSEWHERE
 from ckptconv.formats.registered import DESCRIBING
@@ -1048,3 +1049,14 @@ def test_a_cast_of_quantized_weights_is_refused(weight: str, scale: str, tmp_pat
         assert f"1 weight is quantized ('{weight}')" in refused.err
         assert "--dequantize" in refused.err
         assert ckptconv_here(command, tmp_path / source, tmp_path / output).code == 0
+
+
+# The most lines of a dialect.
+DIALECT = 80
+
+
+def test_dialects_keep_to_their_budget() -> None:
+    texts = {path.name: path.read_text("utf-8") for path in Path(dialects.__file__).parent.glob("*.py")}
+    sizes = {name: sum(map(bool, map(str.strip, text.splitlines()))) for name, text in texts.items()}
+    assert len(sizes) > 8
+    assert max(sizes.values()) <= DIALECT, sizes

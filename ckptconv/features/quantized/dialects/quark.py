@@ -1,68 +1,15 @@
-"""AMD Quark's floats, and its words: `quark/torch/export` and `quark/torch/quantization/config` of 0.13."""
+"""AMD Quark's floats: `quark/torch/export` of 0.13. Its words are in `quark_words`."""
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ckptconv.features.quantized.configuration import Configuration
 from ckptconv.features.quantized.dialects import Dialect
+from ckptconv.features.quantized.dialects.quark_words import words
 from ckptconv.features.quantized.table import FLOATS, TIMES, Format, Part, Sizes
-from ckptconv.features.quantized.words import EVERYWHERE, NOT, SIZE, Words, idle, quark_export
-from ckptconv.storage.strict_json import OrNull
-
-_SPEC = {
-    **idle("observer_cls round_method scale_type zero_point_type scale_calculation_mode symmetric is_dynamic"),
-    **idle("enable_buffer_reuse max_input_numel"),
-    "dtype": frozenset("fp8_e4m3 int8 int4 uint4 fp4 fp6_e2m3 fp6_e3m2".split()),  # noqa: SIM905
-    "qscheme": frozenset(("per_tensor", "per_channel", "per_group")),
-    "ch_axis?": OrNull(range(-1, 2)),
-    "group_size?": OrNull(SIZE),
-    "scale_format?": OrNull(frozenset(("e8m0", "float32"))),
-    "is_scale_quant?": frozenset((True, False)),
-    **dict.fromkeys(("block_size?", "mx_element_dtype?"), NOT),
-}
-
-
-def _layer(layer: Any) -> Words:
-    weight = layer.get("weight") if isinstance(layer, Mapping) else None
-    spec = (_SPEC, _SPEC) if isinstance(weight, list) else _SPEC
-    return {**idle("bias input_tensors output_tensors target_device"), "weight?": OrNull(spec)}
-
-
-def _layers(layers: Any) -> OrNull:
-    return OrNull({f"{name}?": _layer(layer) for name, layer in layers.items()} if isinstance(layers, Mapping) else {})
-
-
-# How codes were chosen, and what norms and modules before have in exchange for what the weights have.
-_IN_WEIGHTS = frozenset("autoround autosmoothquant awq gptaq gptq qronos smooth".split())  # noqa: SIM905
-# Rotations that other weights undo, or queries and keys together. Those of inputs (R4) are undone in no weight.
-_ROTATION = {
-    **idle("r1 r2 r3 rotation_size random_r1 random_r2 scaling_layers backbone model_decoder_layers v_proj o_proj"),
-    **idle("self_attn mlp online_config trainable train_smooth smooth_positions"),
-    "name": _IN_WEIGHTS | {"rotation"},
-    **dict.fromkeys(("r4?", "online_r1_rotation?"), NOT),
-}
-
-
-def _algorithm(algorithm: Any) -> Any:
-    return object if isinstance(algorithm, Mapping) and algorithm.get("name") in _IN_WEIGHTS else _ROTATION
-
-
-def _algorithms(algorithms: Any) -> OrNull:
-    return OrNull(tuple(map(_algorithm, algorithms)) if isinstance(algorithms, list) else _algorithm(algorithms))
-
-
-def _words(config: Mapping[str, Any]) -> Words:
-    return {
-        **EVERYWHERE,
-        **idle("exclude quant_mode kv_cache_post_rope kv_cache_quant_config softmax_quant_spec"),
-        "algo_config?": _algorithms(config.get("algo_config")),
-        "export": quark_export("reorder", "order"),
-        "global_quant_config": _layer(config.get("global_quant_config")),
-        **{f"{key}?": _layers(config.get(key)) for key in ("layer_quant_config", "layer_type_quant_config")},
-    }
 
 
 def _meaning(spec: Any, order: str) -> tuple[str, Sizes]:
@@ -113,4 +60,4 @@ _FORMATS = (
     Format("M K", "e3m2", {"codes": _CODES[6], "scale": _POWERS}, of("fp6_e3m2")),
     Format("M K", "e2m1", _NVFP4, of("nvfp4"), scale=_TIMES),
 )
-DIALECT = Dialect(_FORMATS, {"quark": _words})
+DIALECT = Dialect(_FORMATS, {"quark": words})

@@ -1,5 +1,5 @@
 """AMD Quark's integers: `quark/torch/export/utils.py` and `nn/modules/qparamslinear.py` of 0.13. Their words are in
-`quark`.
+`quark_words`.
 
 Those of 4 bits lie transposed, in the order of AWQ or in their own; with a sign, they are two's complement.
 """
