@@ -12,8 +12,7 @@ from ckptconv.plan import Data
 from ckptconv.storage.packed import SpoolingReaders
 from ckptconv.tensors.lazy import LazyTensor
 
-# The dtypes of numbers that are converted, by codes of `struct`.
-CODES = {
+CODES = {  # of `struct`, by dtype
     "bool": "?", "int8": "b", "uint8": "B", "int16": "<h", "uint16": "<H", "int32": "<i", "uint32": "<I", "int64": "<q",
     "uint64": "<Q", "float16": "<e", "float32": "<f", "float64": "<d",
 }  # fmt: skip
