@@ -27,6 +27,7 @@ from ckptconv.features.dcp.options import GIVEN
 from ckptconv.features.joining.chunks import Box
 from ckptconv.features.joining.names import MAX_DEPTH, Path, dotted, named
 from ckptconv.formats.source import Source
+from ckptconv.formats.training import weights_in
 from ckptconv.options.table import Options
 from ckptconv.outputs import safetensors, selection, writable
 from ckptconv.outputs.kinds import entry_of
@@ -40,6 +41,7 @@ from ckptconv.pickles.children import ATOMS, MAPPINGS, is_tensor, walk
 from ckptconv.pickles.nodes import Composite
 from ckptconv.plan import Data, FilePlan, Literal, Part, Trailer
 from ckptconv.structure import keymap
+from ckptconv.structure.choice import Choice
 from ckptconv.tensors.lazy import Derived, LazyTensor, Narrow, Stored, Tagged, View, untagged
 from ckptconv.text import some
 
@@ -110,17 +112,9 @@ def contents(source: Source, options: Options, rename: Rename = selection.rename
                 f"{named(present)} is already used by the weights, but the optimizer states need this key.",
                 "Give another --optimizer-key, or leave out the weights with --exclude.",
             )
-        tree = _states(source, options, rename)
-        if lacking := optimizer.unused(tree):
-            if dcp_options.fill_states:
-                tree = optimizer.filled(tree, _by_name(chosen), source.path)
-                content.warnings.append(f"{some(lacking)} have no optimizer states yet, and got zeros.")
-            else:
-                content.warnings.append(
-                    f"{some(lacking)} have no optimizer states yet. torch's strict load requires states for trained "
-                    "parameters: --fill-states writes zeros."
-                )
-        states = optimizer.arranged(tree, flat=dcp_options.flat_optimizer)
+        states = optimizer.arranged(
+            _states(_filled(source, options, content), options, rename), flat=dcp_options.flat_optimizer
+        )
         _add(content, _flattened(states, key, empty), source, options)
     if options.tied == "alias" and options.to == TORCH:
         content.aliases = selection.untie({key: leaf.value for key, leaf in content.tensors.items()}, {})
@@ -191,9 +185,24 @@ def _name_of(tensor: LazyTensor, names: Mapping[int, str]) -> str | None:
     return names.get(id(tensor))
 
 
-def _by_name(chosen: Selected) -> dict[str, LazyTensor]:
-    """Return the weights under all of their names."""
-    return {**chosen.tensors, **{removed: chosen.tensors[kept] for removed, kept in chosen.aliases().items()}}
+def _filled(source: Source, options: Options, content: DcpContents) -> Source:
+    """Return `source` with states for parameters that have none, if that is asked for, and warn of these. It is done
+    under the names that the source has, because a map may need states of several parameters for one."""
+    states = source.states()
+    choice = Choice(options.include, options.exclude)
+    lacking = [name for name in optimizer.unused(states or {}) if name in choice]
+    if lacking and not GIVEN.of(options).fill_states:
+        content.warnings.append(
+            f"{some(lacking)} have no optimizer states yet. torch's strict load requires states for trained "
+            "parameters: --fill-states writes zeros."
+        )
+    if not lacking or not GIVEN.of(options).fill_states:
+        return source
+    weights = dict(weights_in(source, options.key))
+    weights |= {alias: weights[owner] for alias, owner in source.owners.items() if owner in weights}
+    states = optimizer.filled(states, lacking, weights, source.path)
+    content.warnings.append(f"{some(lacking)} have no optimizer states yet, and got zeros.")
+    return source._replace(optimizer=states)
 
 
 def _states(source: Source, options: Options, rename: Rename) -> Any:

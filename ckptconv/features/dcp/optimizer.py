@@ -7,7 +7,7 @@ of a group.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ckptconv.errors import UnsupportedError
@@ -78,14 +78,16 @@ def unused(tree: Mapping[str, Any]) -> list[str]:
     return [name for name in dict.fromkeys(names) if not tree["state"].get(name)]
 
 
-def filled(tree: Mapping[str, Any], weights: Mapping[str, LazyTensor], where: str) -> dict[str, Any]:
-    """Return `tree` with states for the parameters that have none, as they are before the first step.
+def filled(
+    tree: Mapping[str, Any], lacking: Iterable[str], weights: Mapping[str, LazyTensor], where: str
+) -> dict[str, Any]:
+    """Return `tree` with states for the parameters `lacking` them, as they are before the first step.
 
     They have the states that others of their group have, or those of all groups. Raise UnsupportedError, which names
     the checkpoint `where`, if these differ, or begin with something else than zeros.
     """
     states = dict(tree["state"])
-    lacking = dict.fromkeys(unused(tree))
+    lacking = frozenset(lacking)
     for group in tree.get("param_groups", ()):
         names = [name for name in group[_PARAMS] if name in lacking]
         known = [tree["state"][name] for name in group[_PARAMS] if name not in lacking] or list(tree["state"].values())

@@ -35,6 +35,10 @@ KIND = DCP._replace(
             ("model_key", "optimizer_key", "flat_optimizer"),
             ("{} cannot be used here: Megatron-core prescribes the keys of tensors.", ""),
         ),
+        "fresh_optimizer": (
+            "{} applies only to a universal checkpoint: Megatron-LM has a new optimizer for a step without states.",
+            "Leave it out, and --states too.",
+        ),
     },
     idle={
         **DCP.idle,
