@@ -16,7 +16,7 @@ from typing import Any
 from ckptconv.errors import UsageError
 from ckptconv.formats.torch.objects import without_tensors
 from ckptconv.options.table import Options
-from ckptconv.pickles import attacks
+from ckptconv.pickles import watching
 from ckptconv.pickles.machine import load
 from ckptconv.pickles.nodes import COMPOSITES, Composite, Global, Opaque
 from ckptconv.pickles.refusing import refusing_attacks
@@ -25,7 +25,7 @@ from ckptconv.structure.soundness import PLAIN_KINDS
 from ckptconv.text import brief
 
 # Judges of a pickle that names others, which is written on request: modules of features with `Judge`, as
-# `attacks.Judge` has it, and `is_reviewed(name)`. Without a judge no such pickle is written.
+# `watching.Judge` has it, and `is_reviewed(name)`. Without a judge no such pickle is written.
 JUDGES: dict[str, str] = {
     "scan": "ckptconv.features.scan.grammar.judge",
 }
@@ -222,9 +222,9 @@ def unreviewed(pickle: bytes) -> str:
         raise UsageError(
             "--opaque keep writes only objects that scan calls safe, but scan is not part of this installation."
         )
-    readings: list[attacks.PickleReading] = []
+    readings: list[watching.PickleReading] = []
     for judging in judges:
-        with attacks.watched(readings.append, judging.Judge), refusing_attacks(False):
+        with watching.watched(readings.append, judging.Judge), refusing_attacks(False):
             load(pickle, without_tensors(), where="The output", limits=WHOLE_TREES)
     named = (brief(name, 200) for reading in readings for name in (*reading.suspects, *reading.unknown))
     calls = (call for reading in readings for call in reading.unknown_calls)

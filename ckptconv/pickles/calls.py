@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ckptconv.errors import CorruptError
-from ckptconv.pickles import attacks
+from ckptconv.pickles import watching
 from ckptconv.pickles.containers import BUILTINS, CONSTANTS, PYTHON, TAKES_ARGUMENTS, Constructors, Deques, Keys, today
 from ckptconv.pickles.nodes import (
     CALL_DEPTH,
@@ -88,7 +88,7 @@ class Calls:
         self.opaque: dict[Global, None] = {}
         self.suspects: dict[Global, None] = {}
         # The judge of the objects, if there is a watcher.
-        self.judge = attacks.judge(size)
+        self.judge = watching.judge(size)
         # Reads sequences of opcodes at once, if something can.
         self.phrases: Phrases | None = None
         # The first oddity that Python's unpicklers may read differently. The pickle is refused for it at the end, when
@@ -132,13 +132,13 @@ class Calls:
         mentioned = Global(module[: _LONGEST_NAME + 1], name[: _LONGEST_NAME + 1])
         # A Python 2 name also means its Python 3 successor.
         for spelled in dict.fromkeys((key, today(key))):
-            if attacks.is_suspect(Global(*spelled)):
-                self.suspects[mentioned] = None
             if spelled in self.constants:
                 self.meanings.setdefault(key, self.constants[spelled])
             construct = self.constructor(spelled)
             if construct is not None:
                 self.known.setdefault(mentioned, construct)
+            if construct is None and spelled not in self.constants and spelled not in self.vocabulary.classes:
+                self._suspect_name(mentioned, Global(*spelled))
             if spelled in self.builders:
                 self.unfinished.add(mentioned)
             if spelled in TAKES_ARGUMENTS:
@@ -154,6 +154,25 @@ class Calls:
         self.charge(1 + (len(module) + len(name)) // _BYTES_EACH)
         self.globals[key] = mentioned
         return mentioned
+
+    # The tables of attacks are imported for the first name that the vocabulary lacks: of what it knows, they have none.
+
+    def _suspect_name(self, mentioned: Global, spelled: Global) -> None:
+        """Note the name `mentioned` if it is in the tables as `spelled`."""
+        from ckptconv.pickles import attacks
+
+        if attacks.is_suspect(spelled):
+            self.suspects[mentioned] = None
+
+    def _suspect_call(self, function: Any, args: tuple[Any, ...]) -> None:
+        """Note what a call of `function`, which is not known to be data, leads to."""
+        from ckptconv.pickles import attacks
+
+        led = attacks.ways_out(function, args) if type(function) is Global else ()
+        self.suspects.update(dict.fromkeys(led))
+        coded = attacks.code_called(function, args)
+        if coded is not None:
+            self.suspects[coded] = None
 
     def _is_of_script(self, name: Any) -> bool:
         """Whether a class is one of the program that comes with the pickle."""
@@ -207,7 +226,6 @@ class Calls:
                 if direct is not None:
                     return self.call(direct[0], direct[1], "newobj_ex" if direct[2] else "newobj", direct[2])
             self.opaque[function] = None
-            self.suspects.update(dict.fromkeys(attacks.ways_out(function, args)))
         elif type(function) is Opaque:
             inner: Any = function
             for _ in range(CALL_DEPTH):
@@ -218,11 +236,9 @@ class Calls:
                 raise ExcessiveError(f"calls the result of a call, more than {CALL_DEPTH} times over")
         else:
             raise MalformedError(f"calls a value of type {type(function).__name__}")
+        self._suspect_call(function, args)
         if judge and not self._is_of_script(function):
             judge.call(function, args, how, kwargs)
-        coded = attacks.code_called(function, args)
-        if coded is not None:
-            self.suspects[coded] = None
         result = Opaque(function, args, kwargs, how)
         if type(function) is Global and function in self.unfinished:
             self._note_place(result)

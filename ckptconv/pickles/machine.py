@@ -22,7 +22,7 @@ from collections import OrderedDict
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, TruncatedError, UnsupportedError
-from ckptconv.pickles import attacks
+from ckptconv.pickles import watching
 from ckptconv.pickles.fastpath import HOLE
 from ckptconv.pickles.limits import check_nesting
 from ckptconv.pickles.nodes import Global
@@ -171,18 +171,20 @@ class Machine(State):
     def refuse_attack(self, *, broken: bool = False) -> None:
         """Raise UnsafeError if attacks are refused and the part read so far is one. `broken`: the pickle is broken."""
         if self.suspects and (self.opaque or broken) and attacks_are_refused():
+            from ckptconv.pickles import attacks
+
             raise attacks.error(self.where, self.suspects, self.opaque) from None
 
     def report(self, value: Any = None, *, broken: bool = False) -> None:
         """Pass the reading so far to the watcher, if there is one."""
 
-        def reading() -> attacks.PickleReading:
+        def reading() -> watching.PickleReading:
             names = tuple(self.opaque), tuple(self.suspects)
             judge = self.judge
             unknown = (tuple(judge.unknown), tuple(judge.unknown_calls)) if judge else ((), ())
-            return attacks.PickleReading(self.where, *names, *unknown, broken, value)
+            return watching.PickleReading(self.where, *names, *unknown, broken, value)
 
-        attacks.report(reading)
+        watching.report(reading)
 
     def _loop(self) -> Any:
         """Run the opcodes and return the value.

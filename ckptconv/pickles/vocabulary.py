@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from ckptconv.pickles.nodes import Opaque
@@ -59,6 +59,7 @@ class Vocabulary(NamedTuple):
 
     `constructors`: by exact module and name of a class or function, the function that makes the value of a call.
     `constants`: the values of names by themselves.
+    `classes`: names that stay names, of which persistent ids are made.
     `builders`: by class, the function that replaces an `Opaque` when BUILD gives it a state. A `NumpyArray` replaces it
     in place, for everything that refers to it. Any other value replaces it on the stack, and in the memo if it was
     stored when made, as by all picklers.
@@ -73,6 +74,7 @@ class Vocabulary(NamedTuple):
 
     constructors: Mapping[tuple[str, str], Constructor] = {}
     constants: Mapping[tuple[str, str], Any] = {}
+    classes: Collection[tuple[str, str]] = frozenset()
     builders: Mapping[tuple[str, str], Builder] = {}
     persistent: Callable[[Any], Any] | None = None
     phrases: Callable[[], Phrases] | None = None

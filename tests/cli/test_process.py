@@ -292,7 +292,7 @@ def test_a_directory_imports_its_format_and_a_cast_numpy_and_not_torch(
 OTHERS = "tensors.kernels tensors.computing"
 # What takes an opened checkpoint longer to import than to read its header, and what only pickles need.
 SLOW = {"dataclasses", "inspect", "signal", "queue", "hashlib", "difflib", "tempfile", "subprocess", "random", "numpy"}
-OF_PICKLES = {"ckptconv.pickles.machine", "ckptconv.pickles.attacks", "ckptconv.pickles.vocabulary"}
+OF_PICKLES = {"ckptconv.pickles.machine", "ckptconv.pickles.vocabulary"}
 # Rooms that a conversion, and a checkpoint that is opened, have no use for.
 BESIDE = {"verification"}
 # Of features, conversions have options, and files are shown to what tells that they are one of many.

@@ -26,7 +26,9 @@ from effort import TIMES
 from safetensors.torch import load_file
 
 import ckptconv
+from ckptconv.formats.torch.objects import vocabulary
 from ckptconv.pickles import attacks
+from ckptconv.pickles.containers import CONSTANTS, PYTHON
 from ckptconv.pickles.nodes import Global, Opaque
 
 # What a file takes at most, in calls of functions.
@@ -342,6 +344,13 @@ def test_what_honest_files_call_is_no_attack(named: tuple[str, str]) -> None:
 )
 def test_what_no_checkpoint_has_a_reason_to_call(named: tuple[str, str]) -> None:
     assert attacks.is_suspect(Global(*named))
+
+
+def test_no_table_has_a_name_that_a_vocabulary_knows_as_data() -> None:
+    words = vocabulary(lambda pid: None)
+    known = {*PYTHON, *CONSTANTS, *words.constructors, *words.constants, *words.classes, *words.builders}
+    assert len(known) > 150
+    assert [name for name in known if attacks.is_suspect(Global(*name))] == []
 
 
 def test_a_function_is_data_and_a_call_of_it_an_attack() -> None:

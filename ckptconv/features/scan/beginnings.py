@@ -10,7 +10,7 @@ from ckptconv.features.scan.bounds import LIMITS
 from ckptconv.features.scan.grammar.judge import Judge
 from ckptconv.formats.foreign import begins_as_pickle
 from ckptconv.formats.torch.objects import without_tensors
-from ckptconv.pickles import attacks
+from ckptconv.pickles import watching
 from ckptconv.pickles.machine import load
 from ckptconv.storage.reading import Reader
 
@@ -46,8 +46,8 @@ def may_be_pickle(reader: Reader, at: int) -> bool:
 
 def begins_like_pickle(head: bytes, where: str) -> bool:
     """Whether a pickle, or the beginning of a longer one, may begin with `head`, whatever its first opcodes are."""
-    calls: list[attacks.PickleReading] = []
-    with attacks.watched(calls.append, Judge):
+    calls: list[watching.PickleReading] = []
+    with watching.watched(calls.append, Judge):
         try:
             load(head, without_tensors(), where=where, limits=LIMITS)
         except TruncatedError:

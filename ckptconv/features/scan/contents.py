@@ -1,7 +1,7 @@
 """Recognizes a file by its content, reads every pickle in it, and records what is wrong with it.
 
 First bytes show the kind of a file, whatever its name. The readers of the formats read the kinds that they know,
-strictly, and `attacks.watched` sees each pickle. Archives that are no checkpoints are searched for members that are
+strictly, and `watching.watched` sees each pickle. Archives that are no checkpoints are searched for members that are
 checkpoints, and pickles for bytes that are pickles. Only descriptions and pickles are read, no tensor data.
 """
 
@@ -53,7 +53,7 @@ from ckptconv.formats.torch.container import SCANNED, LongError, Pickles, is_str
 from ckptconv.formats.torch.file import read_from
 from ckptconv.formats.torch.objects import without_tensors
 from ckptconv.formats.torch.zip import check_zip
-from ckptconv.pickles import attacks
+from ckptconv.pickles import watching
 from ckptconv.pickles.machine import load
 from ckptconv.pickles.nodes import Global
 from ckptconv.pickles.vocabulary import ExcessiveError, Vocabulary
@@ -186,7 +186,7 @@ class ScannedContents:
         """Read a file of any kind as a pickle from its first byte, and judge what follows."""
         readings = Readings()
         end = 0
-        with attacks.watched(readings.add, readings.judge), self._noting_limits(reader):
+        with watching.watched(readings.add, readings.judge), self._noting_limits(reader):
             end = self._load(reader, 0, reader.file.path, depth)
         if end:
             self._following(reader, end, depth)
@@ -235,7 +235,7 @@ class ScannedContents:
     def _following(self, reader: Reader, at: int, depth: int) -> None:
         """Judge the bytes after a pickle: a program that reads one pickle after another takes them for one."""
         readings = Readings()
-        with attacks.watched(readings.add, readings.judge), self._noting_limits(reader):
+        with watching.watched(readings.add, readings.judge), self._noting_limits(reader):
             for count in range(2, _PICKLES):
                 if at >= reader.file.size:
                     break
@@ -249,7 +249,7 @@ class ScannedContents:
         readings = Readings()
         error: CkptconvError | None = None
         try:
-            with attacks.watched(readings.add, readings.judge):
+            with watching.watched(readings.add, readings.judge):
                 action()
         except CkptconvError as reason:
             error = reason
@@ -277,7 +277,7 @@ class ScannedContents:
 
     # ---- pickles
 
-    def _judge(self, reading: attacks.PickleReading, depth: int) -> None:
+    def _judge(self, reading: watching.PickleReading, depth: int) -> None:
         """Add findings about the names in a pickle."""
         where, called, suspects = reading.where, reading.called, reading.suspects
         if suspects and (called or reading.broken):
@@ -422,7 +422,7 @@ class ScannedContents:
     def _plainly(self, reader: Reader, depth: int) -> None:
         """Judge a pickle of joblib as Python reads it, for code that would run."""
         readings = Readings()
-        with attacks.watched(readings.add, readings.judge), self._noting_limits(reader):
+        with watching.watched(readings.add, readings.judge), self._noting_limits(reader):
             self._load(reader, 0, reader.file.path, depth)
         for reading in readings.all():
             self._judge(reading._replace(where=f"{reader.file.path} (read without joblib)", broken=True), depth)

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from ckptconv.features.scan.grammar.judge import Judge
 from ckptconv.features.scan.names import LOADERS
-from ckptconv.pickles import attacks
+from ckptconv.pickles import watching
 from ckptconv.pickles.children import CHILDREN, MAPPINGS
 from ckptconv.pickles.nodes import Opaque
 from ckptconv.pickles.set_order import ordered
@@ -23,10 +23,10 @@ class Readings:
     """The readings of pickles, in order. A pickle may be read several times, each time further; all readings count."""
 
     def __init__(self) -> None:
-        self._found: dict[str, attacks.PickleReading] = {}
+        self._found: dict[str, watching.PickleReading] = {}
         self._judges: list[Judge] = []
 
-    def add(self, reading: attacks.PickleReading) -> None:
+    def add(self, reading: watching.PickleReading) -> None:
         before = self._found.get(reading.where)
         if before is not None:
             reading = reading._replace(
@@ -57,7 +57,7 @@ class Readings:
         }
         return [data for data in candidates if data not in kept]
 
-    def all(self) -> list[attacks.PickleReading]:
+    def all(self) -> list[watching.PickleReading]:
         return list(self._found.values())
 
 

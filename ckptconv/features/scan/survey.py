@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ckptconv.features.scan.grammar.patterns import is_name
-from ckptconv.pickles import attacks
+from ckptconv.pickles import watching
 from ckptconv.pickles.containers import PYTHON, Keys, today
 from ckptconv.pickles.fastpath import HOLE, TensorPhrases
 from ckptconv.pickles.machine import Machine, run
@@ -84,7 +84,7 @@ def survey(
 ) -> int:
     """Read the pickle that begins with byte 0 of `size` bytes, which `read_at` returns in parts. Return its length.
 
-    `attacks.watched` sees its names and calls, and no value. `met` is called with bytes in it, or `Passed`, their
+    `watching.watched` sees its names and calls, and no value. `met` is called with bytes in it, or `Passed`, their
     beginning, and the function that is called with them, None when they first occur; `placed` with the name of each
     file that an object refers to, None for a name that was not kept. Raises the errors of `load`, and LimitError for a
     pickle whose parts are too large to be judged.
@@ -210,7 +210,7 @@ class _Survey(Machine):
         self.memo = _Memo(self._built, self._judge_lost)  # type: ignore[assignment]
         self.phrases = TensorPhrases(_maker, is_exact=False)
         self.read_at, self.total, self.met, self.placed = read_at, total, met, placed
-        self.judge = attacks.judge(total)
+        self.judge = watching.judge(total)
         self.named = 0
         self.objects = 0
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from ckptconv.formats.torch.storages import STORAGE_DTYPES, Places, Storage, in_order, storage_id
+from ckptconv.formats.torch.storages import STORAGE_CLASSES, STORAGE_DTYPES, Places, Storage, in_order, storage_id
 from ckptconv.pickles import torch_constants
 from ckptconv.pickles.fastpath import TensorPhrases
 from ckptconv.pickles.nodes import (
@@ -597,7 +597,7 @@ def vocabulary(storage: Callable[[Any], Any], places: Places | None = None) -> V
     }
     builders = {**_BUILDERS, **{(cls.module, cls.name): tensors.build_typed for cls in _TENSOR_DTYPES}}
     phrases = functools.partial(TensorPhrases, functools.partial(tensors.phrase, places=places)) if places else None
-    return Vocabulary(constructors, CONSTANTS, builders, storage, phrases)
+    return Vocabulary(constructors, CONSTANTS, STORAGE_CLASSES, builders, storage, phrases)
 
 
 @functools.cache

@@ -113,6 +113,8 @@ STORAGE_DTYPES = {
     **{name[:1].upper() + name[1:]: name for name in DTYPES if name.startswith(("float8_", "float4_", "bits"))},
     **{f"UInt{bits}": f"uint{bits}" for bits in (16, 32, 64)},
 }
+# The names of their classes that torch.save writes.
+STORAGE_CLASSES = frozenset((module, f"{kind}Storage") for module in ("torch", "torch.cuda") for kind in STORAGE_DTYPES)
 _STORAGE_CLASS = re.compile(r"(\w+?)Storage(?:Base)?")
 
 
