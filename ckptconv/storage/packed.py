@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from ckptconv.errors import LimitError
 from ckptconv.storage.files import Readers
 from ckptconv.storage.reading import Options, Reader
-from ckptconv.storage.spool import Spool
 from ckptconv.tensors.moves import File
 
 if TYPE_CHECKING:
+    from ckptconv.storage.spool import Spool
     from ckptconv.storage.unpacking import Contents
 
 # A byte of deflate stands for at most 1,032 bytes: two bits for 258.
@@ -35,7 +35,8 @@ class SpoolingReaders(Readers):
 
     def __init__(self, options: Options | None = None, directory: str = "") -> None:
         super().__init__(options)
-        self._spool = Spool(directory)
+        self._directory = directory
+        self._spool: Spool | None = None
         self._expected: Mapping[File, int] = {}
         self._contents: Contents | None = None
         self._process = os.getpid()
@@ -43,7 +44,13 @@ class SpoolingReaders(Readers):
     @property
     def spool(self) -> Spool:
         """The temporary file."""
-        return self._contents.spool if self._contents else self._spool
+        if self._contents:
+            return self._contents.spool
+        if self._spool is None:
+            from ckptconv.storage.spool import Spool
+
+            self._spool = Spool(self._directory)
+        return self._spool
 
     @property
     def bytes_unpacked(self) -> int:
@@ -65,7 +72,7 @@ class SpoolingReaders(Readers):
         from ckptconv.storage.unpacking import Contents, PackedReader
 
         # `reading`, which opens files, does so in one thread at a time.
-        self._contents = self._contents or Contents(self, self._spool, self._expected, self._process)
+        self._contents = self._contents or Contents(self, self.spool, self._expected, self._process)
         return PackedReader(file, self._contents)
 
     def unpacked(self) -> int:
@@ -81,4 +88,5 @@ class SpoolingReaders(Readers):
         if self._contents:
             self._contents.close()
         super().close()
-        self.spool.close()
+        if self._spool:
+            self.spool.close()
