@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ckptconv.errors import UnsafeError
-from ckptconv.pickles import numpy_dtypes
+from ckptconv.features.scan import numpy_elements
 from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.pickles.vocabulary import MalformedError
 from ckptconv.storage.inside import leads_out
@@ -55,7 +55,7 @@ class Arrays:
             self._window *= 2
         self._last = at
         try:
-            size, has_objects = numpy_dtypes.element(state.get("dtype"))
+            size, has_objects = numpy_elements.element(state.get("dtype"))
         except ValueError as reason:
             raise MalformedError(f"has an array of joblib with {reason}") from None
         if has_objects:

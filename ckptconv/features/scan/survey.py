@@ -13,12 +13,12 @@ from collections.abc import Callable
 from typing import Any
 
 from ckptconv.features.scan.grammar.patterns import is_name
+from ckptconv.features.scan.numpy_elements import DTYPE
 from ckptconv.pickles import watching
 from ckptconv.pickles.containers import PYTHON, Keys, today
 from ckptconv.pickles.fastpath import HOLE, TensorPhrases
 from ckptconv.pickles.machine import Machine, run
 from ckptconv.pickles.nodes import Global, Opaque
-from ckptconv.pickles.numpy_dtypes import DTYPE
 from ckptconv.pickles.vocabulary import Constructor, ExcessiveError, Limits, Maker, MalformedError, Phrase, Vocabulary
 from ckptconv.process import no_garbage
 

@@ -24,7 +24,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
-from ckptconv.pickles import numpy_dtypes
+from ckptconv.features.scan import numpy_elements
 from ckptconv.pickles.containers import today
 from ckptconv.pickles.nodes import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
 from ckptconv.tensors.lazy import LazyTensor
@@ -188,7 +188,7 @@ def _masked_state(matcher: Matcher, value: Any) -> bool:
 
 def _dtype(matcher: Matcher, value: Any, *, is_plain: bool = False) -> bool:
     try:
-        return not (numpy_dtypes.element(value).has_objects and is_plain)
+        return not (numpy_elements.element(value).has_objects and is_plain)
     except ValueError:
         return False
 
