@@ -180,12 +180,6 @@ MUTANTS = [
         "tests/pickles/test_fastpath.py",
     ),
     Mutant(
-        "cli/completion",
-        "if flag.repeats or flag not in typed",
-        "if flag",
-        "tests/cli/test_help.py -k where_it_ends",
-    ),
-    Mutant(
         "pickles/machine",
         "pos += 1\n                        value = memo[index] if index < len(memo) else self.get(index)\n"
         "                        if value is HOLE:\n                            raise NotStoredError\n",

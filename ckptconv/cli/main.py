@@ -63,9 +63,11 @@ def _text_only(arguments: list[str]) -> tuple[str, int] | None:
     """Return the text to print, and the exit code, if only text is requested: the version, help, or completions of a
     command line. Nothing that a command needs is imported for it. None: a command is called."""
     if "_CKPTCONV_COMPLETE" in os.environ:
-        from ckptconv.cli.completion import answered
+        from importlib import import_module
 
-        return answered(os.environ)
+        from ckptconv.cli.registered import COMPLETING
+
+        return next((import_module(module).answered(os.environ) for module in COMPLETING), None)
     if arguments == ["--version"]:
         from ckptconv.cli.versions import versions
 

@@ -42,6 +42,10 @@ GROUPS: dict[str, dict[str, str]] = {
     },
 }
 COMMANDS = {name: place for group in GROUPS.values() for name, place in group.items()}
+# What completes command lines: the module. Its `answered(environment)` returns the text for a shell, and an exit code.
+COMPLETING: tuple[str, ...] = (
+    "ckptconv.features.completion.answering",
+)  # fmt: skip
 # Fields of a report that are tables, and differences between inputs, by what they are: the module of each whose
 # `summary(value, verbose)` and `differences(difference)` return lines of text.
 SUMMARIES: dict[str, str] = {

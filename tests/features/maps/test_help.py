@@ -1,10 +1,8 @@
-"""The help of the commands for maps, and what a shell completes."""
+"""The help of the commands for maps."""
 
 from __future__ import annotations
 
 from checkpoints import ckptconv_here
-
-from ckptconv.cli import completion
 
 
 def test_the_group_of_commands_has_help_of_all_lengths() -> None:
@@ -18,8 +16,3 @@ def test_a_slip_leads_to_the_command_that_is_like_it() -> None:
     assert ckptconv_here("maps", "list").err == "ckptconv: No such command 'list'. Did you mean ckptconv maps?\n"
     run = ckptconv_here("maps", "show", "gemma")
     run.refused(2, "Did you mean litgpt-gemma, maxtext-gemma, maxtext-gemma2, megatron-gemma")
-
-
-def test_a_shell_completes_commands_and_the_names_of_maps() -> None:
-    assert [name for name, _ in completion.completed(["maps"], "")] == ["show", "check"]
-    assert "megatron-llama" in [name for name, _ in completion.completed(["convert", "--map"], "me")]
