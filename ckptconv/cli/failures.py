@@ -189,10 +189,10 @@ def failure_of(error: BaseException) -> CkptconvError | None:
         where = f"{error.filename}: " if error.filename else ""
         return FailedError(f"Error from the operating system: {where}{reason(error)}. No output was published.")
     if isinstance(error, Exception):
-        from ckptconv.formats.plugins import USED
+        from ckptconv.formats.registered import PLUGINS
 
         text = f"{type(error).__name__}: {error}. No output was published."
-        brought = [f"the package {USED[name]}, which provides the format {name!r}" for name in sorted(USED)]
+        brought = [suspect for module in PLUGINS for suspect in import_module(module).suspects()]
         return FailedError(
             f"This is a bug in {', or in '.join(brought)}, or else in ckptconv: {text}"
             if brought

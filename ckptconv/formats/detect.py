@@ -15,7 +15,7 @@ from ckptconv.formats import alone as alone_files
 from ckptconv.formats import model_files, pipelines
 from ckptconv.formats.format import CERTAIN, LIKELY, Format, Guess, Probe
 from ckptconv.formats.model_files import TORCH
-from ckptconv.formats.registered import BY_RANK, DEEPSPEED, FORMATS, JOINING, MEGATRON
+from ckptconv.formats.registered import BY_RANK, DEEPSPEED, FORMATS, JOINING, MEGATRON, PLUGINS
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.options.option import checked
 from ckptconv.options.registered import opening, placed, several
@@ -244,10 +244,8 @@ def choose(probe: Probe) -> _Found:
         raise MissingError(f"{place} does not exist.", _nearby(place))
     best = _surest(sorted((*_named(family), *FORMATS), key=lambda candidate: family != candidate.FAMILY), probe)
     if best is None or best[1].sure < LIKELY:
-        # importlib.metadata takes as long to import as everything else.
-        from ckptconv.formats.plugins import installed
-
-        best = _surest(installed(), probe, best)
+        for module in PLUGINS:
+            best = _surest(import_module(module).installed(), probe, best)
     if best is None and probe.is_directory:
         _check_foreign(place)
     if best is None:
@@ -272,9 +270,9 @@ def _named(family: str) -> list[Format]:
     """Return the expected format if another package provides it."""
     if not family or any(family == known.FAMILY for known in FORMATS):
         return []
-    from ckptconv.formats.plugins import named
-
-    return [named(family)]
+    if not PLUGINS:
+        raise UsageError(f"The format {family!r} is not known: the feature plugins is not installed.")
+    return [import_module(module).named(family) for module in PLUGINS]
 
 
 def _surest(formats: Iterable[Format], probe: Probe, best: _Found | None = None) -> _Found | None:

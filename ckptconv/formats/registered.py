@@ -115,6 +115,11 @@ LONE: tuple[Lone, ...] = (
     Lone("ckptconv.features.ranks.alone", RANKS, part="flat_param"),
     Lone("ckptconv.features.torch_checkpointing.alone", ("#.pt", "#.safetensors")),
 )
+# What finds formats of other packages, which are asked last: the module. There, `installed` yields them, `named` has
+# the one of a family, and `suspects` names, in words, those that may have caused a failure.
+PLUGINS: tuple[str, ...] = (
+    "ckptconv.features.plugins.entries",
+)  # fmt: skip
 # Modules that join the distributed tensors of a file of torch.save which has all of their parts, as that of a single
 # rank has. There, `read_alone` returns a source; None if parts are missing.
 JOINING: tuple[str, ...] = (

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 import ckptconv as library
 from ckptconv.errors import FailedError, UsageError
 
-DOCS = Path(__file__).parents[2] / "docs" / "plugins.md"
+DOCS = Path(__file__).parents[3] / "docs" / "plugins.md"
 # The example of the documentation.
 MODULE = next(code for code in re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL) if "VECTOR1" in code)
 NUMBERS = [1.0, -2.5, 3.25]

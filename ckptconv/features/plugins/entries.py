@@ -17,7 +17,7 @@ from ckptconv.storage.location import Location
 
 GROUP = "ckptconv.formats"
 # The plugins that have read a checkpoint in this process, and their packages: they may cause later failures.
-USED: dict[str, str] = {}
+_used: dict[str, str] = {}
 # The command that accepts files of a format that has no command of its own.
 _COMMAND_OF = "torch"
 
@@ -53,7 +53,7 @@ class _Plugin:
         source = self._called("read", self._format.read, place, wanted)
         if not isinstance(source, Source):
             raise self._broken(f"its read must return a Source, not {type(source).__name__}")
-        USED[self.FAMILY] = self._package
+        _used[self.FAMILY] = self._package
         return source._replace(family=self.FAMILY)
 
     def _called(self, step: str, call: Any, *arguments: object) -> Any:
@@ -82,3 +82,8 @@ def named(family: str) -> Format:
     for entry in entry_points(group=GROUP, name=family):
         return _Plugin(entry)
     raise UsageError(f"The format {family!r} is not known.", "Its package is not installed, or the name is wrong.")
+
+
+def suspects() -> list[str]:
+    """Return the packages whose formats have read a checkpoint in this process, in words."""
+    return [f"the package {_used[name]}, which provides the format {name!r}" for name in sorted(_used)]
