@@ -43,6 +43,15 @@ LATENT: dict[str, Any] = {
 }  # fmt: skip
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {},
+    "llama+scaling": {
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 32.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        }
+    },
     "qwen3": {"tie_word_embeddings": True},
     "qwen3_moe": {"num_experts": 4, "moe_intermediate_size": 32, "num_experts_per_tok": 2, "norm_topk_prob": True},
     "deepseek_v3": LATENT,
@@ -54,12 +63,19 @@ CLOSE = 1e-5
 IDS = torch.arange(12)[None] * 7 % VOCABULARY
 
 
+def family(name: str) -> str:
+    """Return the type of a model, of which there may be several."""
+    return name.partition("+")[0]
+
+
 def make(name: str, place: Path) -> None:
     """Save a model of transformers with random weights, and its logits."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **{**BASE, **MODELS[name]})).float().eval()
+    model = (
+        AutoModelForCausalLM.from_config(AutoConfig.for_model(family(name), **{**BASE, **MODELS[name]})).float().eval()
+    )
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, float(parameter.dim() == 1), 0.1)
     for buffer_name, buffer in model.named_buffers():
@@ -111,7 +127,7 @@ def settings(name: str, hf: dict[str, Any]) -> dict[str, Any]:
     made: dict[str, Any] = {}
     if name != "deepseek_v3":
         made |= {"num_query_groups": hf["num_key_value_heads"], "kv_channels": hf["head_dim"]}
-    made["qk_layernorm"] = name != "llama"
+    made["qk_layernorm"] = family(name) != "llama"
     if "num_experts_per_tok" in hf:
         made |= {
             "num_moe_experts": 4, "moe_ffn_hidden_size": hf["moe_intermediate_size"], "moe_router_topk": 2,
@@ -152,7 +168,8 @@ def build(name: str, mesh: tuple[int, int, int]) -> Any:
     for layer in spec.layer_specs if name == "deepseek_v3" else ():
         layer.submodules.self_attention.submodules.core_attention = Attention
     return GPTModel(
-        config=config, transformer_layer_spec=spec, vocab_size=VOCABULARY + PADDING, max_sequence_length=64,
+        config=config, transformer_layer_spec=spec, rope_scaling="rope_scaling" in hf, rope_scaling_factor=32.0,
+        vocab_size=VOCABULARY + PADDING, max_sequence_length=64,
         position_embedding_type="rope", rotary_base=10000, parallel_output=False,
         share_embeddings_and_output_weights=hf["tie_word_embeddings"],
         pre_process=parallel_state.is_pipeline_first_stage(), post_process=parallel_state.is_pipeline_last_stage(),
@@ -197,13 +214,19 @@ def load(rank: int, world: int, name: str, place: Path, step: Path, mesh: tuple[
     torch.distributed.barrier()
 
 
+def arguments(step: Path) -> argparse.Namespace:
+    """Return the arguments of a training in a step."""
+    made: argparse.Namespace = torch.load(step / "common.pt", weights_only=False)["args"]
+    return made
+
+
 def run(name: str) -> None:
     """Prove one model."""
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
         make(name, place)
         convert(
-            "convert", place / "hf", place / "run", "--to", "megatron", "--map", f"megatron-{name}", "--size",
+            "convert", place / "hf", place / "run", "--to", "megatron", "--map", f"megatron-{family(name)}", "--size",
             f"_={PADDING}", "--verify",
         )  # fmt: skip
         expected = load_file(place / "hf/model.safetensors")
@@ -215,8 +238,11 @@ def run(name: str) -> None:
             saved = place / f"again-{'-'.join(map(str, mesh))}"
             back = place / f"{saved.name}.safetensors"
             (saved / "config.json").write_text((place / "hf/config.json").read_text())
-            convert("dcp2safetensors", saved, back, "--map", f"megatron-{name}")
+            convert("dcp2safetensors", saved, back, "--map", f"megatron-{family(name)}")
             found = load_file(back)
+            has_scaling = "use_rope_scaling" in vars(arguments(place / "run/release"))
+            if has_scaling != ("rope_scaling" in MODELS[name]):
+                raise SystemExit(f"{name}: the arguments do not say whether rotary embeddings are scaled")
             if found.keys() != expected.keys() or not all(torch.equal(found[key], expected[key]) for key in expected):
                 raise SystemExit(f"{name} at {mesh}: what was saved again is not what was converted")
             print(f"{name}: loaded, computed and saved again with {mesh} (tensor, pipeline, expert)", flush=True)

@@ -50,6 +50,12 @@ _GROUPED = ("moe_router_topk_scaling_factor", "moe_router_num_groups", "moe_rout
 _NONE: Mapping[str, Any] = {"q_lora_rank": None, **dict(zip(_GROUPED, (1.0, 1, 1), strict=True))}
 # Arguments without which there is no configuration.
 _NEEDED = (LAYERS, HIDDEN, HEADS)
+# Megatron-core scales rotary embeddings in one way, with these numbers: that of Llama 3.
+LLAMA3 = {
+    "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+}  # fmt: skip
+SCALES, FACTOR = "use_rope_scaling", "rope_scaling_factor"
+_USUAL_FACTOR = 8.0
 # No argument says these.
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -147,7 +153,10 @@ def configuration(args: Mapping[str, Any], map_name: str) -> Configured:
         config, untold = routed.config, [*untold, *routed.untold]
     if args.get("add_bias_linear"):
         config |= {"attention_bias": True, "mlp_bias": True}
-    if args.get("use_rope_scaling") or (family.shared and args.get("rope_type") != "rope"):
+    factor = args.get(FACTOR, _USUAL_FACTOR)
+    if args.get(SCALES) and not family.shared and type(factor) in (int, float) and _fits(FACTOR, factor):
+        config["rope_scaling"] = {**LLAMA3, "factor": float(factor)}
+    elif args.get(SCALES) or (family.shared and args.get("rope_type") != "rope"):
         untold.append("rope_scaling")
     return Configured(config, (*untold, *_TOKENS))
 

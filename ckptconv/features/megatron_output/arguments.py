@@ -9,14 +9,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ckptconv.features.megatron_core.arguments import EMBEDDINGS, GROUPS, HEAD, HEADS, HIDDEN, KEYS, LAYERS
+from ckptconv.features.megatron_core.arguments import (
+    EMBEDDINGS,
+    FACTOR,
+    GROUPS,
+    HEAD,
+    HEADS,
+    HIDDEN,
+    KEYS,
+    LAYERS,
+    LLAMA3,
+    SCALES,
+)
 from ckptconv.features.megatron_output.sharding import Sharded
 
 # Keys that change what a model computes, and that no argument is derived of, if they have other values than these.
 _UNTOLD: Mapping[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
     "hidden_activation": ("silu",),
-    "rope_scaling": (None,),
     "sliding_window": (None,),
     "attention_chunk_size": (None,),
     "partial_rotary_factor": (1.0, None),
@@ -24,6 +34,8 @@ _UNTOLD: Mapping[str, tuple[Any, ...]] = {
     "final_logit_softcapping": (None,),
     "attn_logit_softcapping": (None,),
 }
+# Numbers of rotary embeddings that arguments say.
+_NUMBERS = ("factor", "rope_theta")
 
 
 class Arguments(NamedTuple):
@@ -91,13 +103,33 @@ def arguments(stored: Sharded, config: Mapping[str, Any]) -> Arguments:
     if further:
         values["mtp_num_layers"] = further
     untold = [key for key, usual in _UNTOLD.items() if config.get(key) is not None and config[key] not in usual]
-    if isinstance(rope, Mapping) and rope.get("rope_type", "default") != "default":
-        untold.append("rope_parameters")
+    for key in ("rope_scaling", "rope_parameters"):
+        factor = None if values["multi_latent_attention"] else _llama3_factor(config.get(key))
+        if factor:
+            values |= {SCALES: True, FACTOR: factor}
+        elif not _is_unscaled(config.get(key)):
+            untold.append(key)
     return Arguments(values, tuple(untold))
 
 
 def _first(config: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
     return next((config[key] for key in keys if type(config.get(key)) in (int, float, str)), None)
+
+
+def _is_unscaled(rope: Any) -> bool:
+    """Whether rotary embeddings are not scaled, by a key of the configuration: None, or one kind for all layers."""
+    if not isinstance(rope, Mapping):
+        return rope is None
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    return kind == "default" and not any(isinstance(value, Mapping) for value in rope.values())
+
+
+def _llama3_factor(rope: Any) -> float | None:
+    """Return the factor of rotary embeddings that are scaled as Megatron-core does it; None for all others."""
+    if not isinstance(rope, Mapping):
+        return None
+    factor, stated = rope.get("factor"), {key: value for key, value in rope.items() if key not in _NUMBERS}
+    return float(factor) if stated == LLAMA3 and isinstance(factor, (int, float)) else None
 
 
 def _has(names: list[str], *suffixes: str) -> bool:

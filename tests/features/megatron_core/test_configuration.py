@@ -62,11 +62,21 @@ def test_arguments_that_are_none_have_the_meaning_of_megatron() -> None:
     assert (mixtral["intermediate_size"], "moe_intermediate_size" in mixtral, untold) == (12, False, TOKENS)
 
 
+# The configuration of Llama 3.1 in transformers, but for the factor.
+SCALING = {
+    "rope_type": "llama3",
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
 @every(
     "map_name, change, key",
     [
         ("megatron-qwen3", {"max_position_embeddings": None}, "max_position_embeddings"),
-        ("megatron-qwen3", {"use_rope_scaling": True}, "rope_scaling"),
+        ("megatron-qwen3", {"use_rope_scaling": True, "rope_scaling_factor": None}, "rope_scaling"),
+        ("megatron-deepseek_v3", {**LATENT, "use_rope_scaling": True}, "rope_scaling"),
         ("megatron-deepseek_v3", {**LATENT, "rope_type": "yarn"}, "rope_scaling"),
     ],
 )
@@ -74,6 +84,14 @@ def test_keys_that_no_argument_says_are_named(map_name: str, change: dict[str, A
     config, untold, _ = configuration({**ARGS, **change}, map_name)
     assert config is not None
     assert (untold, key in config) == ((key, *TOKENS), False)
+
+
+@every("change, factor", [({}, 8.0), ({"rope_scaling_factor": 32}, 32.0)])
+def test_scaled_rotary_embeddings_are_those_of_llama_3(change: dict[str, Any], factor: float) -> None:
+    scaled = {**ARGS, "qk_layernorm": False, "use_rope_scaling": True, **change}
+    config, untold, _ = configuration(scaled, "megatron-llama")
+    assert config is not None
+    assert (config["rope_scaling"], untold) == ({**SCALING, "factor": factor}, TOKENS)
 
 
 @every(

@@ -170,6 +170,34 @@ def test_arguments_follow_from_the_configuration_and_the_shapes(tmp_path: Path) 
     assert (args["no_save_optim"], args["no_save_rng"]) == (True, True)
 
 
+LLAMA_3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+
+
+@every(
+    "rope, scales, untold",
+    [
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 32.0, **LLAMA_3}}, 32.0, ""),
+        ({"rope_parameters": {"rope_theta": 5000.0, "rope_type": "llama3", "factor": 8, **LLAMA_3}}, 8.0, ""),
+        (
+            {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, **LLAMA_3, "low_freq_factor": 2}},
+            None,
+            "rope_scaling",
+        ),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, None, "rope_scaling"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, None, "rope_parameters"),
+        ({"rope_parameters": {"rope_type": "default"}}, None, ""),
+    ],
+)
+def test_the_scaling_of_rotary_embeddings_is_an_argument_or_named(
+    rope: dict[str, Any], scales: float | None, untold: str, tmp_path: Path
+) -> None:
+    source = saved(tmp_path / "model", model(DENSE), {**CONFIG, **rope})
+    run = done(ckptconv_here("convert", source, tmp_path / "run", "--to", "megatron", "--no-fsync"))
+    args = vars(common_of(tmp_path / "run/release")["args"])
+    assert (args.get("use_rope_scaling"), args.get("rope_scaling_factor")) == (scales and True, scales)
+    assert (f"Not among the arguments, so give them to Megatron-LM: {untold!r}" in run.out) is bool(untold)
+
+
 def test_without_a_configuration_no_arguments_are_invented(tmp_path: Path) -> None:
     source = saved(tmp_path / "model", model(DENSE), None)
     run = done(ckptconv_here("convert", source, tmp_path / "run", "--to", "megatron", "--no-fsync"))
