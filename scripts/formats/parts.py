@@ -24,6 +24,10 @@ _LATENT: dict[str, Any] = {
     "n_routed_experts": EXPERTS, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_shared_experts": 1,
     "n_group": 2, "topk_group": 1, "first_k_dense_replace": 2,
 }  # fmt: skip
+_NARROW: dict[str, Any] = {
+    **_LATENT, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8,
+    "num_key_value_heads": 4,
+}  # fmt: skip
 # By kind: settings, the layers of a part that are not the first ones, and whether it has experts.
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {}, "qwen2": {}, "qwen3": {}, "gemma2": {}, "olmo3": {}, "cohere2": {}, "exaone4": {}, "lfm2": {},
@@ -33,10 +37,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "hunyuan_v1_moe": {"num_experts": EXPERTS, "moe_topk": 2},
     "qwen3_moe": _MOE, "mixtral": {"num_local_experts": EXPERTS, "num_experts_per_tok": 2},
     "qwen2_moe": {**_MOE, "shared_expert_intermediate_size": 16},
-    "deepseek_v3": {
-        **_LATENT, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
-        "v_head_dim": 8, "num_key_value_heads": 4,
-    },
+    "deepseek_v3": _NARROW,
     "gpt_oss": {"num_local_experts": EXPERTS, "num_experts_per_tok": 2},
     "qwen3_next": {
         **_MOE, "shared_expert_intermediate_size": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
@@ -64,10 +65,35 @@ MODELS: dict[str, dict[str, Any]] = {
         "layer_types": ["mamba", "mamba", "attention"] * 2, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8,
         "mamba_expand": 2, "mamba_chunk_size": 8,
     },
+    "glm4_moe_lite": _NARROW, "glm_moe_dsa": _NARROW, "deepseek_v32": _NARROW, "deepseek_v2": _NARROW,
+    "kimi_linear": {**_NARROW, "num_experts": EXPERTS}, "dots1": _LATENT, "exaone_moe": {**_LATENT, **_MOE},
+    "bailing_hybrid": {**_NARROW, "num_local_experts": EXPERTS, "layer_group_size": 3},
+    "afmoe": {**_MOE, "num_dense_layers": 2, "sliding_window": 8, "num_shared_experts": 1},
+    "lfm2_moe": {**_MOE, "num_dense_layers": 2, "layer_types": ["conv", "full_attention", "conv"] * 2},
+    "phimoe": {"num_local_experts": EXPERTS, "num_experts_per_tok": 2}, "olmoe": _MOE,
+    "kolibri1": {**_MOE, "num_local_experts": EXPERTS, "shared_expert_intermediate_size": 16},
+    "falcon_h1": {
+        "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_ssm": 64, "mamba_d_state": 8, "mamba_n_groups": 1,
+        "mamba_chunk_size": 8,
+    },
+    "bamba": {
+        "attn_layer_indices": [1, 4], "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_expand": 2,
+        "mamba_n_groups": 1, "mamba_chunk_size": 8,
+    },
+    "gpt_neox": {}, "falcon": {}, "mpt": {"d_model": 32, "n_heads": 4, "n_layers": LAYERS}, "bloom": {},
+    "minicpm3": {**_NARROW, "vocab_size": 64}, "bert": {"is_decoder": True},
+    "modernbert-decoder": {}, "diffllama": {}, "gpt_neox_japanese": {}, "rwkv": {"attention_hidden_size": 32},
+}  # fmt: skip
+# Parts that are refused, as no configuration is true of them, with a word of the error: of layers that are not the
+# first ones, or of all.
+REFUSED: dict[str, tuple[str, bool]] = {
+    "modernbert-decoder": ("attn_norm", False), "diffllama": ("lambda_k1", False), "rwkv": ("pre_ln", False),
+    "gpt_neox_japanese": ("dense_bias", True),
 }  # fmt: skip
 _FIRST, _OTHERS, _KEPT = [0, 1, 2], [1, 2, 4], [0, 2, 5, 7]
 # Attributes of modules and configurations that count experts, and lists with an entry for each layer.
 _COUNTS = ("num_experts", "n_routed_experts", "num_local_experts", "num_routed_experts")
+_STACKS = ("layers", "h", "layer", "blocks")
 _LISTS = ("layer_types", "mlp_layer_types", "layers_block_type", "no_rope_layers")
 
 
@@ -105,7 +131,11 @@ def _parts(place: Path, model: Any, kind: str) -> Iterator[tuple[str, str]]:
         *([(None, _KEPT), (_FIRST, _KEPT)] if has_experts else []),
     ):
         said = {name: value for name, value in (("layers", layers), ("experts", experts)) if value}
-        yield f"{kind} {said}", _compared(place, model, said)
+        why = _compared(place, model, said)
+        word, is_always = REFUSED.get(kind, ("", False))
+        if word and (is_always or layers == _OTHERS):
+            why = "" if why.startswith("refused: ") and word in why else f"not refused for {word}: {why}"
+        yield f"{kind} {said}", why
 
 
 def _compared(place: Path, model: Any, part: dict[str, list[int]]) -> str:
@@ -185,10 +215,14 @@ def _in_memory(model: Any, layers: list[int] | None = None, experts: list[int] |
                 if getattr(each, name, None) == EXPERTS:
                     setattr(each, name, len(experts))
     if layers:
-        stacks = ((each, name) for each in model.modules() for name in ("layers", "h") if hasattr(each, name))
-        base, name = next(found for found in stacks if len(getattr(*found)) == LAYERS)
+        stacks = ((each, name) for each in model.modules() for name in _STACKS if hasattr(each, name))
+        base, name = next(
+            found
+            for found in stacks
+            if isinstance(getattr(*found), torch.nn.ModuleList) and len(getattr(*found)) == LAYERS
+        )
         setattr(base, name, torch.nn.ModuleList([getattr(base, name)[number] for number in layers]))
-        for config in {id(each): each for each in (model.config, base.config)}.values():
+        for config in {id(each): each for each in (model.config, getattr(base, "config", model.config))}.values():
             for name in _LISTS:
                 value = vars(config).get(name)
                 if isinstance(value, list) and len(value) == LAYERS:

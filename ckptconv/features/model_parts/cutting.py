@@ -11,6 +11,7 @@ from ckptconv.features.model_parts import places
 from ckptconv.features.model_parts.editing import key_of, layers_in, width_of_layer
 from ckptconv.features.model_parts.facts import Facts, Renaming
 from ckptconv.features.model_parts.numbers import runs_of, text_of
+from ckptconv.formats.coded import parts_among
 from ckptconv.tensors.lazy import Concat, LazyTensor, Narrow
 from ckptconv.text import some
 
@@ -61,6 +62,11 @@ def cut(
     rows: dict[str, tuple[int, Sequence[int]]] = {}
     experts, numbers = _experts(request.experts, whole, path, rows) if request.experts else ({}, None)
     kept = _layers(request.layers, stack, count) if stack and request.layers else None
+    if stack and kept:
+        # Of layers of one kind, some may be quantized.
+        weights = parts_among(whole)
+        plain = [weights.get(name, name) for name in whole]
+        places.check_layers(plain, stack, [layer for layer in kept if layer < count], count, path)
     if stack and kept and config:
         rows.update(_by_layer(whole, stack, kept, width_of_layer(config)))
     vocabulary = _vocabulary(request.vocab, whole, path, rows) if request.vocab else None

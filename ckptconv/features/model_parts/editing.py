@@ -10,8 +10,9 @@ Sources: `configuration_*.py` of transformers' models, for what rules over the n
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UsageError
@@ -23,6 +24,7 @@ from ckptconv.text import brief, some
 
 # Keys that count layers, those of them that predict further tokens, experts, and the experts that a token takes.
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_ALSO_LAYERS = ("num_blocks", "decoder_layers")  # if they have that number
 _FURTHER = re.compile(
     r"num_nextn_predict_layers|mtp_num_(?:hidden_)?layers|(?:num|n)_mtp_(?:hidden_)?(?:layers|modules)"
 )
@@ -48,47 +50,76 @@ _PER_TOKEN = (
 # or called like another component, is another's.
 _TEXT = ("text_config", "language_config", "llm_config", "thinker_config")
 _OTHER = re.compile(r"vision|visual|image|video|audio|speech|talker|code2wav|token2wav|projector|codec|vq|mtp|nextn")
-# Words of keys about layers; of lists that have nothing to do with layers; and of rules over the numbers of layers.
+# Words of keys about layers; of lists that have nothing to do with layers; of rules over the numbers of layers, and of
+# computing with them.
 _SPEAKS = re.compile(r"layer|block|idx|indices|pattern")
 _FOREIGN = re.compile(r"architectures|token|section|label|factor|lang|mean|std|kernel|stage|patch|grid|eps|norm")
 _RULE = re.compile(
-    r"(?:layer|block).*(?:interval|period|offset|step|freq|group|start|end|skip)|(?:every|first|last).*layer"
+    r"(?:layer|block).*(?:interval|period|offset|step|freq|group|start|end|skip)|(?:every|first|last|per).*layer"
+    r"|(?:layers|blocks)_per_|(?<!rescale)(?<!base)_(?:every|freq|frequency|interval)(?:_|$)"
 )
+_BY_NUMBER = re.compile(r"by_.*layer_(?:idx|index|id|number)")
+# Lists with an entry for each layer, of which one may say the same as a rule: the rule is not read next to it.
+_KINDS, _MLPS, _ROPES = ("layer_types", "layers_block_type"), ("mlp_layer_types", "moe_layers"), ("no_rope_layers",)
 
-# Rules over the numbers of layers: those before a number, through a number, every n-th, every n-th from the first.
-_BEFORE = ("first_k_dense_replace", "num_dense_layers", "n_dense_layers", "moe_layer_start_index", "max_window_layers")
-_THROUGH = ("moe_layer_end_index",)
-_EVERY = (
-    "full_attention_interval",
-    "sliding_window_pattern",
-    "interleave_moe_layer_step",
-    "decoder_sparse_step",
-    "moe_layer_interval",
-    "no_rope_layer_interval",
-)
-_FROM = ("moe_layer_freq", "global_attn_every_n_layers")
-_RULES = (*_BEFORE, *_THROUGH, *_EVERY, *_FROM)
-# Lists with an entry for each layer, by words of the rules that say the same: such a rule is not read next to its list.
-_LISTS = {
-    r"attention|attn|window": ("layer_types", "layers_block_type"),
-    r"rope": ("no_rope_layers",),
-    r"moe|sparse|dense|expert": ("mlp_layer_types", "moe_layers"),
+
+def _before(layer: int, value: int, count: int) -> bool:
+    return layer < value
+
+
+def _through(layer: int, value: int, count: int) -> bool:
+    return value < 0 or layer <= value
+
+
+def _every(layer: int, value: int, count: int) -> bool:
+    return value > 0 and (layer + 1) % value == 0
+
+
+def _from(layer: int, value: int, count: int) -> bool:
+    return value > 0 and layer % value == 0
+
+
+def _last(layer: int, value: int, count: int) -> bool:
+    return layer >= count - value
+
+
+def _in_period(layer: int, value: tuple[int, int], count: int) -> bool:
+    return layer % value[0] == value[1]
+
+
+def _closing(layer: int, value: int, count: int) -> bool:
+    """Whether a layer closes a group, or is in the rest behind the last whole group."""
+    return value > 0 and (_every(layer, value, count) or layer >= count // value * value)
+
+
+# Rules over the numbers of layers: keys, whether one with a value holds of a layer of so many, and the lists that may
+# say the same. Of a key to which programs give two meanings, both have to hold.
+_RULES = {
+    key: (meanings, lists)
+    for keys, meanings, lists in (
+        ("first_k_dense_replace num_dense_layers n_dense_layers moe_layer_start_index", (_before,), _MLPS),
+        ("moe_layer_end_index", (_through,), _MLPS),
+        ("interleave_moe_layer_step decoder_sparse_step moe_layer_interval", (_every,), _MLPS),
+        ("moe_layer_freq", (_from,), _MLPS),
+        ("max_window_layers num_first_full_attention_layers", (_before,), _KINDS),
+        ("full_attention_interval sliding_window_pattern", (_every,), _KINDS),
+        ("global_attn_every_n_layers", (_every, _from), _KINDS),
+        ("layer_group_size", (_every, _closing), _KINDS),
+        ("num_last_full_attention_layers", (_last,), _KINDS),
+        ("no_rope_layer_interval", (_every,), _ROPES),
+        ("num_kv_shared_layers", (_last,), ()),
+        ("index_topk_freq index_skip_topk_offset", (), ("indexer_types",)),
+    )
+    for key in keys.split()
 }
-# Lists with an entry for each layer of a period.
+# Keys of a period, and of the offset of its first layer; and keys of lists with an entry for each layer of a period.
+_PERIODS = {"attn_layer_period": "attn_layer_offset", "expert_layer_period": "expert_layer_offset"}
 _PERIODIC = ("block_types", "_block_types")
-# Keys of a period, and of the offset of its first layer.
-_PERIODS = {f"{kind}_layer_period": f"{kind}_layer_offset" for kind in ("attn", "expert")}
-# How many layers at the end share keys and values.
-_LAST = "num_kv_shared_layers"
-
-
-def _holds(rule: str, layer: int, value: int) -> bool:
-    """Whether a rule with this value holds of a layer."""
-    if rule in _BEFORE:
-        return layer < value
-    if rule in _THROUGH:
-        return value < 0 or layer <= value
-    return value > 0 and (layer + (rule in _EVERY)) % value == 0
+# The scale of residuals, which programs divide by the root of the number of layers.
+_SCALE = "scale_depth"
+_FULL = "full_attention"
+# A window of attention, of some layers or of all.
+_WINDOW = re.compile(r"(?:sliding_|local_|attention_)?window(?:_size)?|attention_chunk_size")
 
 
 class Row(NamedTuple):
@@ -100,11 +131,13 @@ class Row(NamedTuple):
 
 
 class Edited(NamedTuple):
-    """A configuration as a part needs it: the changes, and sentences for the user on values that could not change."""
+    """A configuration as a part needs it: the changes, and sentences for the user on values that could not change, and
+    on those of which it is not known whether they have to."""
 
     config: dict[str, Any]
     rows: tuple[Row, ...]
     notes: tuple[str, ...]
+    warnings: tuple[str, ...]
 
 
 def _scopes(config: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -185,7 +218,7 @@ def edited(config: Mapping[str, Any], facts: Facts) -> Edited:
             editor.notes.append(f"{key} names no architectures: AutoModel goes by its model_type.")
     changed = editor.of(config)
     editor.check()
-    return Edited(changed, tuple(editor.rows), tuple(dict.fromkeys(editor.notes)))
+    return Edited(changed, tuple(editor.rows), tuple(dict.fromkeys(editor.notes)), tuple(editor.warnings))
 
 
 def key_of(component: str, config: Mapping[str, Any]) -> str:
@@ -195,11 +228,12 @@ def key_of(component: str, config: Mapping[str, Any]) -> str:
 
 
 class _Editor:
-    """Changes one configuration. `rows` are its changes, and `notes` further sentences for the user."""
+    """Changes one configuration. `rows` are its changes, `notes` and `warnings` further sentences for the user."""
 
     def __init__(self, facts: Facts) -> None:
         self.rows: list[Row] = []
         self.notes: list[str] = []
+        self.warnings: list[str] = []
         self._facts = facts
         self._counted: set[str] = set()
 
@@ -214,12 +248,15 @@ class _Editor:
                 of_part[key] = self.changed(where, value, self._value(key, value, where, config))
             elif _is_other(key, value):
                 of_part[key] = value
-            elif self._facts.kept is not None and _SPEAKS.search(key) and all(map(str.isdecimal, value)):
+            elif self._facts.kept is not None and self._is_by_layer(key, value):
                 layers = {str(new): value[str(old)] for new, old in enumerate(self._facts.kept) if str(old) in value}
                 of_part[key] = self.changed(where, value, layers)
             else:
                 of_part[key] = self.of(value, f"{where}.")
         return of_part
+
+    def _is_by_layer(self, key: str, value: Mapping[str, Any]) -> bool:
+        return (_SPEAKS.search(key) or len(value) == self._facts.layers) and all(map(str.isdecimal, value))
 
     def check(self) -> None:
         """Raise CorruptError if no key counts the layers, experts or rows of which the part has fewer."""
@@ -263,103 +300,106 @@ class _Editor:
     # ------------------------------------------------------------------------------------------------------- layers
 
     def _of_layers(self, key: str, value: Any, where: str, scope: Mapping[str, Any]) -> Any:
+        facts, speaks = self._facts, _SPEAKS.search(key)
         if type(value) is int:
             return self._of_number(key, value, where, scope)
-        speaks = _SPEAKS.search(key) is not None
-        if isinstance(value, str) and speaks:
-            if re.fullmatch(r"\d+(?:, ?\d+)+", value):
-                comma = ", " if ", " in value else ","
-                return comma.join(map(str, self._of_list(key, [*map(int, value.split(","))], where)))
-            return self._of_pattern(value, where, scope) if key.endswith("pattern") else value
-        if isinstance(value, list) and value:
-            if key in _RULES and len(value) != self._facts.layers and all(type(entry) is int for entry in value):
-                return [self._of_number(key, entry, where, scope) for entry in value]
-            if key in _PERIODIC and len(value) < self._facts.layers:
-                self._check_period(value, where, scope)
-                return value
-            return self._of_list(key, value, where)
-        return value
+        if value is True and _BY_NUMBER.search(key) and not facts.is_beginning:
+            raise self._untrue(where, value)
+        if key == _SCALE and isinstance(value, float):
+            return value * math.sqrt(len(facts.kept_layers) / facts.layers)
+        if not isinstance(value, (str, list)) or not value:
+            return value
+        if isinstance(value, str) and speaks and re.fullmatch(r"\d+(?:, ?\d+)+", value):
+            comma = ", " if ", " in value else ","
+            return comma.join(map(str, self._of_entries(key, [*map(int, value.split(","))], where, scope)))
+        if isinstance(value, str) and not key.endswith("pattern"):
+            return value
+        if key in _RULES and len(value) != facts.layers and all(type(entry) is int for entry in value):
+            return [self._of_number(key, entry, where, scope) for entry in value]
+        return self._of_entries(key, value, where, scope)
 
-    def _of_number(self, key: str, value: int, where: str, scope: Mapping[str, Any]) -> int:
+    def _of_number(self, key: str, value: Any, where: str, scope: Mapping[str, Any]) -> Any:
         facts, kept = self._facts, self._facts.kept_layers
-        if key in _LAYERS:
+        if key in _LAYERS or (key in _ALSO_LAYERS and value == facts.layers):
             self._counted.add("layers")
             return len(kept)
-        if key == _LAST:
-            shared = [layer >= facts.layers - value for layer in kept]
-            if shared != sorted(shared):
-                raise self._untrue(where, value)
-            return sum(shared)
-        if facts.is_beginning:
-            return value
-        if key in _RULES:
-            wanted = [_holds(key, layer, value) for layer in kept]
-            tried: list[int] = [value, *range(1 if key in (*_EVERY, *_FROM) else 0, len(kept) + 2)]
-            for new in tried:
-                if [_holds(key, layer, new) for layer in range(len(kept))] == wanted:
-                    return new
-            self._check_listed(where, value, scope)
-            return value
+        meanings, lists = _RULES.get(key, ((), ()))
+        if meanings:
+            candidates = (value, *range(1, len(kept) + 2), 0)
+            new = next((new for new in candidates if self._is_same(meanings, value, new)), None)
+            return self._listed(where, value, scope, lists) if new is None else new
         for period, offset in _PERIODS.items():
             if key in (period, offset):
-                return self._of_period(where, scope.get(period), scope.get(offset, 0), scope)[key == offset]
-        if _RULE.search(key) and value:
-            raise self._untrue(where, value)
+                return self._of_period(where, (scope.get(period), scope.get(offset, 0)), scope)[key == offset]
+        # What it means is not known; one of the last layers depends on how many there are.
+        if _RULE.search(key) and value and (not facts.is_beginning or "last" in key):
+            return self._listed(where, value, scope, lists)
+        if _WINDOW.fullmatch(key) and value and not facts.is_beginning and not self._has_kinds(scope):
+            self.warnings.append(
+                f"config.json says {where} {value}, and not of which layers: a program that goes by their numbers, as "
+                "those of Gemma 2 do, takes others of the part than of the model."
+            )
         return value
 
-    def _of_period(self, where: str, period: Any, offset: Any, scope: Mapping[str, Any]) -> tuple[int, int]:
-        """Return the period and the offset that select the same layers in the part as these do in the model."""
-        if type(period) is not int or type(offset) is not int or period < 1:
-            raise self._untrue(where, [period, offset])
-        kept = self._facts.kept_layers
-        wanted = [layer % period == offset for layer in kept]
-        tried = [(candidate, at) for candidate in range(1, len(kept) + 2) for at in range(candidate)]
-        for new, at in [(period, offset), *tried]:
-            if [layer % new == at for layer in range(len(kept))] == wanted:
-                return new, at
-        self._check_listed(where, [period, offset], scope)
-        return period, offset
+    def _has_kinds(self, scope: Mapping[str, Any]) -> bool:
+        """Whether an object says of which layers a window of attention is, or that there is none."""
+        kinds = (isinstance(value, (list, str)) and len(value) == self._facts.layers for value in scope.values())
+        ruled = (key in _PERIODIC or _RULES.get(key, ((), ()))[1] == _KINDS or key.endswith("pattern") for key in scope)
+        return scope.get("use_sliding_window") is False or any(kinds) or any(ruled)
 
-    def _check_listed(self, where: str, value: Any, scope: Mapping[str, Any]) -> None:
-        """Raise UsageError unless the configuration also has a list, with an entry for each layer, that says the same
-        as the rule with this `value`."""
-        lists = [key for about, keys in _LISTS.items() if re.search(about, where) for key in keys]
+    def _of_period(self, where: str, old: Any, scope: Mapping[str, Any]) -> Any:
+        """Return the period and the offset that select the same layers in the part as the `old` ones in the model."""
+        if not all(type(number) is int for number in old) or old[0] < 1:
+            raise self._untrue(where, [*old])
+        candidates = ((period, at) for period in range(1, len(self._facts.kept_layers) + 2) for at in range(period))
+        same = (pair for pair in (old, *candidates) if self._is_same((_in_period,), old, pair))
+        return next(same, None) or self._listed(where, old, scope, _KINDS if "attn" in where else _MLPS)
+
+    def _is_same(self, meanings: Iterable[Callable[[int, Any, int], bool]], old: Any, new: Any) -> bool:
+        """Whether a rule holds with its `new` value of the same layers of the part as with its `old` one of the
+        model."""
+        facts, kept = self._facts, self._facts.kept_layers
+        return all(
+            holds(at, new, len(kept)) == holds(layer, old, facts.layers)
+            for holds in meanings
+            for at, layer in enumerate(kept)
+        )
+
+    def _listed(self, where: str, value: Any, scope: Mapping[str, Any], lists: Iterable[str]) -> Any:
+        """Return `value`, which is not true of the part, if one of these `lists` says it of each layer. Raise
+        UsageError if none does."""
         said = next((key for key in lists if isinstance(scope.get(key), list)), "")
         if not said:
             raise self._untrue(where, value)
         self.notes.append(f"{where} {brief(value)} of config.json was left as it is: {said} says it of each layer.")
-
-    def _of_pattern(self, value: str, where: str, scope: Mapping[str, Any]) -> str:
-        """Return a text with a letter for each layer, or for each layer of a period."""
-        kept, facts = self._facts.kept_layers, self._facts
-        if len(value) in (facts.layers, facts.total):
-            self._counted.add("layers")
-            return "".join(value[layer] for layer in (kept if len(value) == facts.layers else facts.kept or ()))
-        self._check_period(value, where, scope)
         return value
 
-    def _check_period(self, value: Sequence[Any], where: str, scope: Mapping[str, Any]) -> None:
-        """Raise an error unless an entry for each layer of a period says of those that are kept what it said."""
-        kept, size = self._facts.kept_layers, len(value)
-        if size > self._facts.layers:
-            raise self._unfit(where, value)
-        if any(value[new % size] != value[old % size] for new, old in enumerate(kept)):
-            self._check_listed(where, value, scope)
-
-    def _of_list(self, key: str, value: list[Any], where: str) -> list[Any]:
+    def _of_entries(self, key: str, value: Sequence[Any], where: str, scope: Mapping[str, Any]) -> Any:
+        """Return numbers of layers, or a list or text with an entry for each layer, or for each of a period."""
         facts, kept = self._facts, self._facts.kept or ()
-        speaks, are_numbers = _SPEAKS.search(key) is not None, all(type(entry) is int for entry in value)
-        is_each = len(value) in (facts.layers, facts.total)
+        speaks, is_foreign = _SPEAKS.search(key) is not None, _FOREIGN.search(key) is not None
+        is_each, types = len(value) in (facts.layers, facts.total), {type(entry) for entry in value}
         # A list of two layers' zeros and ones has an entry for each.
-        may_be = speaks and are_numbers and len({*value}) == len(value) and not (is_each and max(value) < 2)
+        may_be = speaks and types == {int} and len({*value}) == len(value) and not (is_each and max(value) < 2)
         if may_be and min(value) >= 0 and max(value) < facts.total:
-            numbers = {old: new for new, old in enumerate(kept)}
-            return sorted(numbers[layer] for layer in value if layer in numbers)
-        if is_each and (speaks or not _FOREIGN.search(key)):
-            if speaks:
-                self._counted.add("layers")
-            return [value[layer] for layer in (kept if len(value) == facts.total else facts.kept_layers)]
-        if speaks and not _FOREIGN.search(key) and (are_numbers or all(type(entry) in (str, bool) for entry in value)):
+            return sorted(new for new, layer in enumerate(kept) if layer in value)
+        if is_each and (speaks or not is_foreign):
+            self._counted |= {"layers"} if speaks else set()
+            entries = [value[layer] for layer in (kept if len(value) == facts.total else facts.kept_layers)]
+            if key in _KINDS and value[facts.layers - 1] == _FULL != entries[-1]:
+                self.notes.append(
+                    f"The last layer of the part is {entries[-1]} in {where}, that of the model {_FULL}: programs that "
+                    "need one at the end, as those of Gemma 4 do, take it for one."
+                )
+            return "".join(entries) if isinstance(value, str) else entries
+        if isinstance(value, str) or key in _PERIODIC:
+            size = len(value)
+            if size > facts.layers:
+                raise self._unfit(where, value)
+            if any(value[new % size] != value[old % size] for new, old in enumerate(facts.kept_layers)):
+                return self._listed(where, value, scope, _KINDS)
+            return value
+        if speaks and not is_foreign and types <= {int, str, bool} and (types == {int} or int not in types):
             raise self._unfit(where, value)
         return value
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from ckptconv.errors import UsageError
-from ckptconv.features.model_parts import places
 from ckptconv.features.model_parts.cutting import Asked, Cut, cut
 from ckptconv.features.model_parts.editing import Edited, edited
 from ckptconv.features.model_parts.facts import Facts
@@ -66,6 +65,7 @@ def _parted(chosen: Selected, source: Source, options: Options, reference: Selec
     elif source.config is not None and part.config is not None and source.reference is None:
         edit = _edited(source.config, cut_part.facts, is_other)
         notes = [*(_told(edit) if part.changes_tensors or edit.rows else ()), *edit.notes]
+        warnings += edit.warnings
         changes = {key: [json.dumps(value, ensure_ascii=False) for value in values] for key, *values in edit.rows}
         if part.codes is not None and not is_other and not any(key in edit.config for key in configs.QUANTIZING):
             raise UsageError(
@@ -120,7 +120,6 @@ def _warnings(part: Part, cut_part: Cut, chosen: Selected) -> Iterator[str]:
         values = some(chosen.described.values, form=str) or "objects of other classes"
         what = "A part of a model" if part.changes_tensors else "An output with --config"
         yield f"{what} is tensors alone; left out: {values}"
-    yield from _of_first_layer(cut_part, chosen.tensors)
     for name, count in part.tokens.items():
         if cut_part.facts.vocabulary and count > cut_part.facts.vocabulary[1]:
             rows = cut_part.facts.vocabulary[1]
@@ -128,24 +127,6 @@ def _warnings(part: Part, cut_part: Cut, chosen: Selected) -> Iterator[str]:
                 f"{name} has {count:,} tokens, {count - rows:,} more than the {rows:,} rows of the vocabulary: the "
                 "model fails on text that has one of these."
             )
-
-
-def _of_first_layer(cut_part: Cut, names: Iterable[str]) -> Iterator[str]:
-    """Yield a warning if the first layer of the model has less than the layer that is the first one of the part."""
-    kept, renaming = cut_part.facts.kept, cut_part.facts.renaming
-    if not kept or kept[0] == 0 or renaming.component:
-        return
-    within: dict[int, set[str]] = {0: set(), kept[0]: set()}
-    for name in names:
-        place, number = places.numbered(name) or ("", 0)
-        if place == renaming.place and number in within:
-            within[number].add(name[len(f"{place}.{number}.") :])
-    if within[0] < within[kept[0]]:
-        more = some(sorted(within[kept[0]] - within[0]), form=str)
-        yield (
-            f"Layer 0 of the model has no {more}, and layer {kept[0]}, the first one of the part, has: a program whose "
-            "first layer is always without ignores it."
-        )
 
 
 def _size_notes(part: Part, cut_part: Cut, before: int) -> Iterator[str]:

@@ -30,6 +30,8 @@ _VOCABULARY = (*_EMBEDDINGS, *_HEADS[:3], "shared")
 _IN_LAYERS = re.compile(r"(?:^|\.)(?:embed_tokens|lm_head|shared_head\.head)$")
 # Modules, and ends of names, of tensors with a row for each expert, next to the experts or above them.
 _ROUTERS, _OF_EXPERTS = ("gate", "router", "moe_statics"), ("correction_bias", "expert_bias")
+# Modules of layers that compute with the number of their layer, or whose tensors are stored in one layer for several.
+_BY_NUMBER, _ACROSS = re.compile(r"lambda_[qk]1"), re.compile(r"shared_transf\w*")
 # Modules whose tensors may have the number of experts as their length by chance.
 _WHOLE = re.compile(r"^shared|norm")
 _FIRST = re.compile(r"^(?P<place>(?:[^.]+\.)*?[^.\d][^.]*)\.(?P<number>\d{1,6})(?=\.|$)")
@@ -90,6 +92,44 @@ def stack_of(names: Iterable[str], path: str) -> Stack:
             "Convert the whole checkpoint, with all of its files.",
         )
     return Stack(place, len(numbers))
+
+
+def check_layers(names: Iterable[str], stack: Stack, kept: Sequence[int], count: int, path: str) -> None:
+    """Raise UnsupportedError if the layers `kept` of the first `count` would not be in a part what they are in the
+    model at `path`, as the `names` tell: for something else has their number too, or they depend on their place."""
+    within: list[set[str]] = [set() for _ in range(count)]
+    beside: dict[str, set[str]] = {}
+    for name in names:
+        place, number = numbered(name) or ("", count)
+        if place == stack.place and number < count:
+            within[number].add(name[len(f"{place}.{number}.") :])
+        elif (match := _FIRST.match(name)) and not (place or is_beside(name) or is_further(name)):
+            beside.setdefault(match["place"], set()).add(match["number"])
+    for place, numbers in beside.items():
+        if numbers == {*map(str, range(count))} or place.endswith("_layers"):
+            raise UnsupportedError(
+                f"{path} has {len(numbers)} {place}.N next to {count} {stack.place}.N: it is not known which of them "
+                "belong to which layer.",
+                f"Leave them out with --exclude '{place}.*', or choose tensors with --include and --rename.",
+            )
+    words = {word for layer in within for name in layer for word in name.split(".")}
+    is_beginning = [*kept] == [*range(len(kept))]
+    if word := next(filter(_ACROSS.fullmatch, sorted(words)), ""):
+        raise UnsupportedError(f"{path} stores a {word} of several layers in one of them.", "Convert it whole.")
+    if not is_beginning and (word := next(filter(_BY_NUMBER.fullmatch, sorted(words)), "")):
+        raise UnsupportedError(
+            f"{path} has layers with {word}, which compute with their number, and would have another one in the part.",
+            "Keep the first layers, such as --layers 0-3.",
+        )
+    for end, old, new in (("first", 0, kept[0]), ("last", count - 1, kept[-1])):
+        more, less = within[old] - within[new], within[new] - within[old]
+        if old != new and bool(more) != bool(less) and within.count(within[old]) == 1:
+            different = some(sorted(more or less), 3, str)
+            raise UnsupportedError(
+                f"{path}: layer {old}, the {end} one, has {'' if more else 'no '}{different}, unlike layer {new}: "
+                f"programs tell such a layer by its place, and layer {new} would be the {end} one of the part.",
+                f"Keep layer {old} as the {end} one.",
+            )
 
 
 def further_layers(names: Iterable[str], stack: Stack | None) -> int:
@@ -154,19 +194,28 @@ def experts_of(tensors: Mapping[str, LazyTensor], path: str) -> list[Experts]:
         # Modules whose experts have no module of their own: matrices next to a router.
         elif words[-3:] == ["router", "layer", "weight"]:
             inside.setdefault(".".join(words[:-3]), [])
+    # Routers may lie beside the module with experts.
+    layers = {f"{layer[0]}.{layer[1]}": module for module in inside if (layer := numbered(module))}
     for name in tensors:
         words = name.split(".")
-        for end in range(len(words) - 1, 0, -1):
-            if (above := ".".join(words[:end])) in inside:
-                inside[above].append(name)
-                break
+        above = (".".join(words[:end]) for end in range(len(words) - 1, 0, -1))
+        module = next((path for path in above if path in inside), "")
+        if not module and _is_of_router(words) and (layer := numbered(name)):
+            module = layers.get(f"{layer[0]}.{layer[1]}", "")
+        if module:
+            inside[module].append(name)
     return [_experts(module, {name: tensors[name].shape for name in names}, path) for module, names in inside.items()]
 
 
+def _is_of_router(words: Sequence[str]) -> bool:
+    return words[-1].endswith(_OF_EXPERTS) or (len(words) > 1 and words[-2] in _ROUTERS)
+
+
 def _experts(module: str, shapes: Mapping[str, tuple[int, ...]], path: str) -> Experts:
-    ends = {name: [*name[len(module) + 1 :].split("."), ""] for name in shapes}
+    prefix = f"{module}."
+    ends = {name: name.removeprefix(prefix).split(".") for name in shapes}
     numbers = {expert[1] for name in shapes if (expert := expert_in(name)) and expert[0] == module}
-    stacks = {name for name, words in ends.items() if words[0] == "experts" and not words[1].isdecimal()}
+    stacks = {name for name, words in ends.items() if words[0] == "experts" and not "".join(words[1:2]).isdecimal()}
     if not numbers and not stacks:
         stacks = {name for name, shape in shapes.items() if len(shape) == 3}
     count = len(numbers) or max((shapes[name][0] for name in stacks if len(shapes[name]) > 1), default=0)
@@ -175,15 +224,15 @@ def _experts(module: str, shapes: Mapping[str, tuple[int, ...]], path: str) -> E
     rows: dict[str, int] = {}
     for name, words in ends.items():
         shape, is_stack = shapes[name], name in stacks
-        is_router = words[0] in _ROUTERS or words[-2].endswith(_OF_EXPERTS)
+        is_router = words[0] in _ROUTERS or _is_of_router(words)
         if (is_stack or is_router) and shape and shape[0] == count:
             rows[name] = 0
         elif is_router and shape[-1:] == (count,) and shape[:-1] == (1,) * (len(shape) - 1):
             rows[name] = len(shape) - 1
         elif is_stack or is_router:
-            if any(extent != 1 for extent in shape) and (is_stack or len(shape) > 1):
+            if any(extent != 1 for extent in shape) and (is_stack or len(shape) > 1 or "bias" in words[-1]):
                 raise _unknown(path, name, shape, module, count)
-        elif words[0] != "experts" and shape[:1] == (count,) and len(words) < 4 and not _WHOLE.search(words[0]):
+        elif words[0] != "experts" and shape[:1] == (count,) and len(words) < 3 and not _WHOLE.search(words[0]):
             raise _unknown(path, name, shape, module, count)
     return Experts(module, count, rows, bool(numbers))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -118,7 +119,33 @@ LETTERS = ["a", "b", "c", "d", "e", "f"]
             {**SIX, "sliding_window_pattern": "LLG"},
             {"num_hidden_layers": 3, "sliding_window_pattern": "LLG"},
         ),
+        (OTHERS, {**SIX, "num_blocks": 6, "num_things": 6}, {"num_hidden_layers": 3, "num_blocks": 3, "num_things": 6}),
+        (
+            FIRST,
+            {**SIX, "num_last_full_attention_layers": 2},
+            {"num_hidden_layers": 3, "num_last_full_attention_layers": 0},
+        ),
+        # Two programs read this key, each in a way of its own.
+        ((2, 3), {**SIX, "global_attn_every_n_layers": 2}, {"num_hidden_layers": 2, "global_attn_every_n_layers": 2}),
+        (FIRST, {**SIX, "layer_group_size": 3}, {"num_hidden_layers": 3, "layer_group_size": 3}),
+        (
+            FIRST,
+            {**SIX, "rescale_every": 2, "rope_base_freq": 9},
+            {"num_hidden_layers": 3, "rescale_every": 2, "rope_base_freq": 9},
+        ),
+        # What programs divide by the root of the number of layers.
+        (FIRST, {**SIX, "scale_depth": 2.0}, {"num_hidden_layers": 3, "scale_depth": 2.0 * math.sqrt(0.5)}),
+        (
+            OTHERS,
+            {**SIX, "conv_dim": {"0": 1, "1": 2, "2": 3, "3": 4, "4": 5, "5": 6}},
+            {"num_hidden_layers": 3, "conv_dim": {"0": 2, "1": 5, "2": 6}},
+        ),
         # A list that says the same of each layer goes before.
+        (
+            (0, 2, 5),
+            {**SIX, "index_topk_freq": 2, "indexer_types": LETTERS},
+            {"num_hidden_layers": 3, "index_topk_freq": 2, "indexer_types": ["a", "c", "f"]},
+        ),
         (
             (0, 2, 5),
             {"full_attention_interval": 3, "layer_types": LETTERS},
@@ -143,6 +170,12 @@ def test_keys_about_layers_follow_them(layers: tuple[int, ...], before: Config, 
         ((0, 1, 3), {**SIX, "full_attention_interval": 2}, ["full_attention_interval 2"]),
         ((0, 1, 3), {**SIX, "sliding_window_pattern": "LLG"}, ["sliding_window_pattern 'LLG'"]),
         ((5, 0), {**SIX, "num_kv_shared_layers": 2}, ["num_kv_shared_layers 2"]),
+        ((0, 1, 2, 3), {**SIX, "layer_group_size": 3}, ["layer_group_size 3"]),
+        ((1, 2), {**SIX, "global_attn_every_n_layers": 3}, ["global_attn_every_n_layers 3"]),
+        (FIRST, {**SIX, "last_dense_layers": 1}, ["last_dense_layers 1"]),
+        (OTHERS, {**SIX, "scale_attn_by_inverse_layer_idx": True}, ["scale_attn_by_inverse_layer_idx"]),
+        (OTHERS, {**SIX, "index_topk_freq": 2}, ["index_topk_freq 2"]),
+        (OTHERS, {**SIX, "n_layers_per_block": 2}, ["n_layers_per_block 2"]),
         (OTHERS, {**SIX, "moe_layer_offset_of_something": 3}, ["moe_layer_offset_of_something 3"]),
         (
             (0, 5),
@@ -157,6 +190,33 @@ def test_what_cannot_be_true_of_the_layers_is_an_error(
     with pytest.raises(CkptconvError) as error:
         told(config, layers)
     assert [word for word in words if word not in str(error.value)] == []
+
+
+@every(
+    "layers, config, is_told",
+    [
+        (OTHERS, {"sliding_window": 4}, True),
+        (FIRST, {"sliding_window": 4}, False),
+        (OTHERS, {"sliding_window": None}, False),
+        (OTHERS, {"sliding_window": 4, "use_sliding_window": False}, False),
+        (OTHERS, {"sliding_window": 4, "layer_types": LETTERS}, False),
+        ((3, 4, 5), {"sliding_window": 4, "sliding_window_pattern": 3}, False),
+    ],
+)
+def test_a_window_of_layers_that_are_not_named_is_a_warning(
+    layers: tuple[int, ...], config: Config, is_told: bool
+) -> None:
+    whole = {**SIX, **config}
+    told = edited(whole, cut(Asked(layers), model(), whole, "x").facts).warnings
+    assert [text for text in told if "sliding_window 4, and not of which layers" in text] == [*told]
+    assert bool(told) == is_told
+
+
+def test_a_last_layer_of_another_kind_is_noted() -> None:
+    whole = {**SIX, "layer_types": ["sliding_attention", "full_attention"] * 3}
+    for layers, is_told in ((FIRST, True), ((0, 1), False)):
+        notes = edited(whole, cut(Asked(layers), model(), whole, "x").facts).notes
+        assert any("The last layer of the part is sliding_attention" in note for note in notes) == is_told
 
 
 EXPERTS = {"n_routed_experts": 8, "num_hidden_layers": 2}

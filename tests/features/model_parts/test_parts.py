@@ -243,16 +243,6 @@ def test_of_shards_in_a_store_no_more_than_their_headers_is_read_too(tmp_path: P
     store.rm(f"/{place}", recursive=True)
 
 
-def test_a_first_layer_that_has_less_than_others_is_told(tmp_path: Path) -> None:
-    tensors = {f"model.layers.{layer}.mlp.weight": torch.ones(2, 2) for layer in range(4)}
-    tensors |= {f"model.layers.{layer}.attn_norm.weight": torch.ones(2) for layer in range(1, 4)}
-    torch.save(tensors, tmp_path / "pytorch_model.bin")
-    (tmp_path / "config.json").write_text(json.dumps({"num_hidden_layers": 4}))
-    told = ckptconv.convert(tmp_path, tmp_path / "without", layers="1-2", fsync=False).warnings
-    assert [text for text in told if "Layer 0 of the model has no attn_norm.weight, and layer 1" in text]
-    assert ckptconv.convert(tmp_path, tmp_path / "with", layers="0,2", fsync=False).warnings == []
-
-
 def test_tied_names_stay_tied(tmp_path: Path) -> None:
     shapes, _ = models.mixed()
     tensors = models.of_shapes(shapes)

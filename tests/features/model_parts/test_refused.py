@@ -10,6 +10,7 @@ import pytest
 import torch
 from effort import every
 from features.model_parts import models
+from safetensors.torch import save_file
 
 import ckptconv
 from ckptconv.errors import CkptconvError
@@ -23,6 +24,12 @@ def made(more: models.Shapes, shapes: models.Shapes | None = None, **config: Any
     """A model with `more` tensors, or others."""
     own, told = MIXED()
     return lambda: ({**(own if shapes is None else shapes), **more}, {**told, **config})
+
+
+def of_layers(name: str, other: str = "", first: int = 0, last: int = 4) -> models.Shapes:
+    """Four layers with one tensor each, of which some have another one too."""
+    names = {f"model.layers.{layer}.{name}": (2,) for layer in range(4)}
+    return {**names, **{f"model.layers.{layer}.{other}": (2,) for layer in range(first, last) if other}}
 
 
 @every(
@@ -41,6 +48,22 @@ def made(more: models.Shapes, shapes: models.Shapes | None = None, **config: Any
         (made({"model.layers.5.norm.weight": (8,)}), {"layers": "0"}, ["layer 5 of model.layers, but not 4"]),
         (made({"model.layers.0.mlp.something": (8, 2)}), {"experts": "0,1"}, ["mlp.something", "[8, 2]", "8 experts"]),
         (made({"model.layers.0.mlp.experts.scale": (3, 2)}), {"experts": "0,1"}, ["mlp.experts.scale", "[3, 2]"]),
+        # What programs tell by the place of a layer, or cannot be told at all.
+        (made(of_layers("mlp.w", "norm.w", first=1), {}), {"layers": "1,2"}, ["layer 0", "has no norm.w", "layer 1"]),
+        (made(of_layers("mlp.w", "norm.w", last=1), {}), {"layers": "1,2"}, ["layer 0", "has norm.w", "layer 1"]),
+        (made(of_layers("mlp.w", "bias", first=3), {}), {"layers": "0-2"}, ["layer 3", "has bias", "layer 2"]),
+        (made(of_layers("mlp.w", "a.lambda_q1"), {}), {"layers": "1,2"}, ["lambda_q1", "their number"]),
+        (made(of_layers("m.shared_transf.w"), {}), {"layers": "0-2"}, ["shared_transf of several layers"]),
+        (
+            made({f"model.queries.{layer}": (2,) for layer in range(4)}),
+            {"layers": "0-2"},
+            ["4 model.queries.N next to 4 model.layers.N"],
+        ),
+        (
+            made({"model.layers.1.mlp.gate.bias": (9,)}),
+            {"experts": "0,1"},
+            ["mlp.gate.bias", "[9]"],
+        ),
         (LATENT, {"component": "text"}, ["no text component"]),
         (LATENT, {"component": "vision"}, ["no vision component"]),
         (MIXED, {"component": "mtp"}, ["no layers that predict further tokens"]),
@@ -87,3 +110,26 @@ def test_what_has_the_length_by_chance_is_not_cut(shape: tuple[int, ...], tmp_pa
     with ckptconv.open(tmp_path / "out") as opened:
         for name in ("mlp.norm.weight", "self_attn.sinks", "mlp.shared_experts.up_proj.weight"):
             assert opened[f"model.layers.1.{name}"].shape[0] == 8
+
+
+def test_layers_that_differ_are_kept_at_their_place(tmp_path: Path) -> None:
+    models.save(tmp_path / "m", of_layers("mlp.w", "norm.w", first=1), {"num_hidden_layers": 4})
+    names = ckptconv.convert(tmp_path / "m", tmp_path / "out", layers="0,2", fsync=False).tensors
+    assert names == 3
+
+
+def test_layers_of_which_some_are_quantized_may_be_first(tmp_path: Path) -> None:
+    scales = {f"model.layers.{layer}.up.weight_scale_inv": torch.ones(1, 1) for layer in range(1, 4)}
+    codes = {f"model.layers.{layer}.up.weight": torch.ones(4, 4).to(torch.float8_e4m3fn) for layer in range(1, 4)}
+    (tmp_path / "m").mkdir()
+    save_file({"model.layers.0.up.weight": torch.ones(4, 4), **codes, **scales}, tmp_path / "m" / "model.safetensors")
+    assert ckptconv.convert(tmp_path / "m", tmp_path / "out", layers="1-3", fsync=False).tensors == 6
+
+
+def test_a_correction_beside_the_module_with_experts_is_cut(tmp_path: Path) -> None:
+    shapes, config = MIXED()
+    tensors = models.save(tmp_path / "m", {**shapes, "model.layers.1.moe.router.expert_bias": (8,)}, config)
+    ckptconv.convert(tmp_path / "m", tmp_path / "out", experts="1,3,5", fsync=False)
+    with ckptconv.open(tmp_path / "out") as opened:
+        name = "model.layers.1.moe.router.expert_bias"
+        assert torch.equal(torch.from_numpy(opened[name].numpy()), tensors[name][[1, 3, 5]])
