@@ -16,7 +16,7 @@ from ckptconv.text import some
 
 def read_files(source: Source, options: Mapping[str, object], *names: str) -> dict[str, File]:
     """Return the files of these `names` among the companions of `source`, or in its directory; if none are there, in
-    that of the file that points to it. Links are followed. Raise CorruptError for one of them that is no file."""
+    the next of its places. Links are followed. Raise CorruptError for one of them that is no file."""
     files: dict[str, File] = {}
     for place in places_of(source, options):
         for name in (name for name in place.names if name in names):

@@ -60,6 +60,7 @@ ROWS = (
     Row("README.md LICENSE LICENSE.md LICENSE.txt NOTICE NOTICE.md NOTICE.txt", "the hub", "description, license"),
 )
 _NAMES = frozenset(name for row in ROWS for name in row.names.split())
+_INNER = "huggingface"  # verl's folder for them, beside ranks
 # The largest file that is copied, in bytes. The largest tokenizers have some 35 MB.
 LARGEST = 64 << 20
 # Directories of huggingface_hub's cache, beside each other: the links in the first lead to files in the second.
@@ -73,10 +74,12 @@ def is_companion_name(name: str) -> bool:
 
 
 def places_of(source: Source, options: Mapping[str, object]) -> Iterator[Location]:
-    """Yield the directory of `source`, and that of the file that points to it, if there is one."""
+    """Yield the directory of `source`, that of the file that points to it, and folders in these for other files."""
     place = Location(source.path, dict(options))
-    yield place if place.kind == "directory" else place.parent
-    yield from (place.at(pointer).parent for pointer in source.pointers[:1])
+    outer = [place if place.kind == "directory" else place.parent]
+    outer += [place.at(pointer).parent for pointer in source.pointers[:1]]
+    yield from outer
+    yield from (near.join(_INNER) for near in outer if _INNER in near.names and near.names[_INNER].kind == "directory")
 
 
 class Companions(NamedTuple):
@@ -89,8 +92,7 @@ class Companions(NamedTuple):
 
 
 def companions_of(source: Source, options: Mapping[str, object], names: Collection[str] | None = None) -> Companions:
-    """Return the companions of `source`, of these `names` if they are given: in its directory, or if none are there, in
-    that of the file that points to it.
+    """Return the companions of `source`, of these `names` if they are given, in the first of its places with any.
 
     Those that it has already go first. A file that is too large, or a link that leads out of the directory, is none.
     But links of huggingface_hub's cache lead to the same repository.

@@ -28,7 +28,7 @@ _NARROW: dict[str, Any] = {
     **_LATENT, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8,
     "num_key_value_heads": 4,
 }  # fmt: skip
-# By kind: settings, the layers of a part that are not the first ones, and whether it has experts.
+# Settings by kind; None for one that the kind has not.
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {}, "qwen2": {}, "qwen3": {}, "gemma2": {}, "olmo3": {}, "cohere2": {}, "exaone4": {}, "lfm2": {},
     "gpt2": {"n_layer": LAYERS, "n_embd": 32, "n_head": 4},
@@ -80,7 +80,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "attn_layer_indices": [1, 4], "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_expand": 2,
         "mamba_n_groups": 1, "mamba_chunk_size": 8,
     },
-    "gpt_neox": {}, "falcon": {}, "mpt": {"d_model": 32, "n_heads": 4, "n_layers": LAYERS}, "bloom": {},
+    "gpt_neox": {}, "falcon": {"head_dim": None}, "mpt": {"d_model": 32, "n_heads": 4, "n_layers": LAYERS}, "bloom": {},
     "minicpm3": {**_NARROW, "vocab_size": 64}, "bert": {"is_decoder": True},
     "modernbert-decoder": {}, "diffllama": {}, "gpt_neox_japanese": {}, "rwkv": {"attention_hidden_size": 32},
 }  # fmt: skip
@@ -114,7 +114,8 @@ def check(place: Path, seed: int) -> Iterator[tuple[str, str]]:
     transformers.logging.set_verbosity_error()
     for kind, more in MODELS.items():
         torch.manual_seed(seed)
-        config = transformers.AutoConfig.for_model(kind, **{**_BASE, **more})
+        settings = {name: value for name, value in {**_BASE, **more}.items() if value is not None}
+        config = transformers.AutoConfig.for_model(kind, **settings)
         model = transformers.AutoModelForCausalLM.from_config(config).eval().float()
         model.save_pretrained(place / kind)
         yield from _parts(place / kind, model, kind)

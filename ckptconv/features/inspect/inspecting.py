@@ -36,6 +36,7 @@ NOTES: dict[str, str] = {
 # choose.
 SURVEYS: dict[str, str] = {
     "quantized": "ckptconv.features.quantized.surveying",
+    "roles": "ckptconv.features.model_checks.roles",
 }
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ckptconv.cli.lines import NARROW, Line, Words, fitted, table_row
 from ckptconv.features.inspect.module_tree import Row, fitting_depth, rows, tree
 from ckptconv.process import no_garbage
-from ckptconv.text import cells, count_of, cut, cut_column, format_size, padded, printable
+from ckptconv.text import cells, count_of, cut, cut_column, format_size, padded, printable, some
 
 if TYPE_CHECKING:
     from ckptconv.features.inspect.summary import Summary
@@ -39,6 +39,7 @@ def overview(
     yield from _facts(summary, width)
     yield from _table_of_dtypes(summary, width)
     yield from _quantized(summary, width)
+    yield from _roles(summary, width)
     yield from _tree(summary, width, depth, verbose)
     yield from _largest(summary, width)
     yield from _values(summary, width, verbose)
@@ -110,6 +111,14 @@ def _quantized(summary: Summary, width: int | None) -> Iterator[Line]:
             line = ["quantized: " + name, weights, count_of(group.parameters, "parameter"), bits]
             yield from _wrapped(line, " · ", width, "")
         yield from _wrapped([f"{count_of(quantized.parameters, 'parameter')} in all"], " · ", width, "")
+
+
+def _roles(summary: Summary, width: int | None) -> Iterator[Line]:
+    roles = summary.roles or {}
+    yield from [[]] if roles else []
+    for role, names in roles.items():
+        label = padded(role, max(map(cells, roles)))
+        yield fitted([Words(f"  {label}", "name"), Words(f"  {some(names, 5, str)}")], width)
 
 
 def _fitting(columns: dict[int, int], name: int, width: int | None) -> list[int]:

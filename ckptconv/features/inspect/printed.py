@@ -14,7 +14,7 @@ COMMANDS = {"inspect": ("inspect", "The output of `inspect --json`.", ("inspect"
 # Properties that are printed with the fields.
 PROPERTIES = {Summary: ("modules",)}
 # Fields that are left out if they are empty, and those that are left out unless they were asked for.
-LEFT_OUT = {(Summary, "conversion"), (Summary, "not_finite"), (Summary, "made_of"), (Summary, "quantized")}
+LEFT_OUT = {(Summary, name) for name in ("conversion", "not_finite", "made_of", "quantized", "roles")}
 OPTIONAL = {(TensorInfo, "stats")}
 # Classes in annotations, which their modules import for type checkers alone.
 KNOWN = (Statistics, ModuleInfo)

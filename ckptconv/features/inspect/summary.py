@@ -165,6 +165,9 @@ class Summary(Shown):
     quantized: QuantizedSummary | None = None
     """What is quantized; only if something is."""
 
+    roles: dict[str, list[str]] | None = None
+    """The names in the directory of a model, by what they are for; only if there are others than weights."""
+
     @functools.cached_property
     def modules(self) -> list[ModuleInfo]:
         """Every module, by the dots in names, with what is in it: where the bytes are."""
@@ -173,7 +176,7 @@ class Summary(Shown):
     def to_dict(self) -> dict[str, Any]:
         """Return it as the command prints it, of plain values: the schema is `inspect.json`."""
         fields_of_summary = _fields(self)
-        for name in ("conversion", "not_finite", "made_of", "quantized"):
+        for name in ("conversion", "not_finite", "made_of", "quantized", "roles"):
             if fields_of_summary[name] is None:
                 del fields_of_summary[name]
         if self.conversion:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from importlib import import_module
 
-from ckptconv.formats.model_directory import PARAMS, ROWS, Row, companions_of, is_companion_name
+from ckptconv.formats.model_directory import PARAMS, ROWS, Row, is_companion_name, places_of
 from ckptconv.formats.registered import DCP, DEEPSPEED, FILES_OF_MODELS
 from ckptconv.formats.source import Source
 from ckptconv.outputs.targets import Target
@@ -17,14 +17,18 @@ from ckptconv.structure.record import FILE_NAME
 from ckptconv.text import some
 
 _FOREIGN, _TRAINING = "for other programs", "of the training"
+# The reason of files that a checkpoint of ranks consists of, of which some repeat others: they are not named.
+_OF_RANKS = "of ranks"
 # Files that are not copied. The first row with a name decides, also of those that have several endings.
 STAYING = (
+    Row(".metadata *.distcp latest latest_universal *_model_states.pt *_optim_states.pt", "", "weights", _OF_RANKS),
     Row(".*", "", "hidden file", "hidden"),
     Row(PARAMS, "Llama", "configuration", _FOREIGN),
     Row("*.py *.pyc __pycache__", "", "code", "code, which is never copied"),
     Row(
         "trainer_state.json training_args.bin optimizer*.pt optimizer*.bin scheduler*.pt scheduler.bin scaler.pt "
-        "rng_state*.pth random_states_*.pkl *_results.json events.out.tfevents.* optim_*.pt extra_state_*.pt",
+        "rng_state*.pth random_states_*.pkl *_results.json events.out.tfevents.* optim_*.pt extra_state_*.pt "
+        "fsdp_config.json",
         "transformers, accelerate",
         "state of the training",
         _TRAINING,
@@ -35,62 +39,59 @@ STAYING = (
     Row("*.h5 *.msgpack *.ot *.onnx *.gguf *.tflite *.mlmodel *.pte *.npz", "", "weights", _FOREIGN),
     Row("*.pkl *.pickle", "", "pickle", "pickles, which are never copied"),
 )
-_FOLDER, _UNKNOWN = "folders", "not known as a model's"
+FOLDER, UNKNOWN = "folders", "not known as a model's"
+_ELSEWHERE = "those of another folder are copied"
 # Names with one reason that are shown.
 _SHOWN = 100
 
 
+def row_of(name: str) -> Row | None:
+    """Return the first row that has the name of a file."""
+    features = (import_module(module).ROWS for end, module in FILES_OF_MODELS.items() if name.endswith(end))
+    texts = ((row, text) for rows in (*features, ROWS, STAYING) for row in rows for text in row.names.split())
+    return next((row for row, text in texts if re.fullmatch(re.escape(text).replace(r"\*", ".*"), name)), None)
+
+
 def reason_of(name: str, kind: str = "file") -> str:
     """Return why a file, or something of another `kind`, is not copied by its name; "" if it is."""
-    features = (row for module in FILES_OF_MODELS.values() for row in import_module(module).ROWS)
-    row = next((row for row in (*features, *ROWS, *STAYING) if _is_of(row, name)), None)
-    return row.stays if row else _FOLDER if kind == "directory" else _UNKNOWN
-
-
-def _is_of(row: Row, name: str) -> bool:
-    return any(re.fullmatch(re.escape(text).replace(r"\*", ".*"), name) for text in row.names.split())
+    row = row_of(name)
+    return row.stays if row else FOLDER if kind == "directory" else UNKNOWN
 
 
 def with_left(
     source: Source,
     target: Target,
     options: Mapping[str, object],
-    stays: Mapping[str, str] | None = None,
+    stays: Mapping[str, str] = {},
     folders: Collection[str] = (),
 ) -> tuple[Source, Target]:
     """Return `source` with a note on the files in its directory that were neither read nor copied to `target`, and
     `target` with these files. `options` are those of stores, `stays` has reasons by name, "" for all companions, and
     `folders` belong to other sources.
 
-    The files of ranks are a format's own, of which some repeat others: next to these, only companions are named. They
-    may lie beside the file that points to the step; a store is not asked for them.
+    Next to ranks, a store is not asked for them.
     """
-    directory, names = source.path, None
-    if source.family in (DEEPSPEED, DCP):
-        if is_remote(directory):
-            return source, target
-        near = companions_of(source, options)
-        directory, names = near.directory, near.files.keys() - source.companions.keys()
-    place = Location(directory, dict(options))
-    root = resolved_name(directory)
-    output = dirname(target.path) if target.is_file else target.path
-    if place.kind != "directory" or root == resolved_name(output):
+    is_of_ranks = source.family in (DEEPSPEED, DCP)
+    if Location(source.path, dict(options)).kind != "directory" or (is_of_ranks and is_remote(source.path)):
         return source, target
-    paths = [*(file.path for file in source.companions.values()), *source.pointers, target.path]
-    beside = {resolved_name(path)[len(root) + 1 :] for path in paths if resolved_name(path).startswith(f"{root}/")}
-    # A configuration that was read is not in the output for that.
-    read = (name for name in source.inputs_of_all if not is_companion_name(name))
-    used = {FILE_NAME} | {name.partition("/")[0] for name in (*read, *beside, *folders)}
-    unused = [name for name in place.names if name not in used and not name.startswith(HIDDEN)]
-    stays = stays or {}
-    left = {
-        name: stays.get(name) or reason_of(name, place.names[name].kind) or stays.get("", _UNKNOWN)
-        for name in unused
-        if names is None or name in names
-    }
-    shown = _grouped((name, reason) for name, reason in left.items() if name[0] != ".")
-    notes = [*source.notes, *([f"left in {directory}: {shown}."] if shown else [])]
-    return source._replace(notes=notes), target._replace(left={join(directory, name): left[name] for name in left})
+    places = {resolved_name(place.path): place for place in places_of(source, options)}
+    places.pop(resolved_name(dirname(target.path) if target.is_file else target.path), None)
+    paths = [*(file.path for file in source.companions.values()), *source.pointers, source.path, target.path, *places]
+    known = {resolved_name(path) for path in paths}
+    left: dict[str, str] = {}
+    notes = [*source.notes]
+    for root, place in places.items():
+        beside = {path[len(root) + 1 :].partition("/")[0] for path in known if path.startswith(f"{root}/")}
+        # A configuration that was read is not in the output for that.
+        read = (name.partition("/")[0] for name in source.inputs_of_all if not is_companion_name(name))
+        used = {FILE_NAME, *beside, *folders, *(read if root == resolved_name(source.path) else ())}
+        unused = [name for name in place.names if name not in used and not name.startswith(HIDDEN)]
+        here = {name: stays.get(name) or reason_of(name, place.names[name].kind) for name in unused}
+        here = {name: why or stays.get("", _ELSEWHERE) for name, why in here.items() if why != _OF_RANKS}
+        shown = _grouped((name, reason) for name, reason in here.items() if name[0] != ".")
+        notes += [f"left in {place.path}: {shown}."] if shown else []
+        left |= {join(place.path, name): why for name, why in here.items()}
+    return source._replace(notes=notes), target._replace(left=left)
 
 
 def _grouped(left: Iterable[tuple[str, str]]) -> str:

@@ -19,9 +19,7 @@ from ckptconv.features.joining.pieces import Pieces
 from ckptconv.features.joining.sets import OPTIMIZER, OTHER, FileSet, parsed, sets_in, sets_of
 from ckptconv.features.ranks import flat
 from ckptconv.features.ranks.locate import FAMILY, choose, locate
-from ckptconv.formats.companions import with_files
 from ckptconv.formats.format import Probe
-from ckptconv.formats.model_directory import is_companion_name
 from ckptconv.formats.registered import DCP, FORMATS
 from ckptconv.formats.runs import Located
 from ckptconv.formats.source import STATES_ARE_CONVERTED, Source, Wanted
@@ -32,7 +30,6 @@ from ckptconv.storage.ahead import ahead
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
 from ckptconv.storage.reading import Entry
-from ckptconv.tensors.moves import File
 from ckptconv.text import some
 
 # The format that reads directories of torch.distributed.checkpoint; None where there is none.
@@ -40,8 +37,6 @@ _DISTRIBUTED = next((known for known in FORMATS if known.FAMILY == DCP), None)
 # verl's directory for the adapter of a model that it trains with LoRA, and a file that shows that verl wrote the
 # others.
 _ADAPTER, _VERL = "lora_adapter", "fsdp_config.json"
-# verl's directory for the configuration and the tokenizer.
-_COMPANIONS = "huggingface"
 # The most settings that inspect shows, and the greatest length of one.
 _SHOWN, _LONGEST = 12, 80
 
@@ -153,7 +148,7 @@ def _read(path: str, located: Located, chosen: FileSet, sets: list[FileSet], wan
     state_inputs = {**_state_inputs(opened, beside), **opened.by.inputs} if wanted.states or local else {}
     facts = _facts(directory, model, ranks)
     settings, broken = _settings(directory, sets, ranks)
-    source = source_of(
+    return source_of(
         opened,
         located,
         wanted,
@@ -169,17 +164,6 @@ def _read(path: str, located: Located, chosen: FileSet, sets: list[FileSet], wan
         bytes_read=sum(opened_files.log.bytes_read for opened_files in (model, opened.optimizer) if opened_files),
         reread=functools.partial(_read, path, located, chosen, sets),
     )
-    companions = _companions(directory)
-    return with_files(source, companions, directory.options) if companions else source
-
-
-def _companions(directory: Location) -> dict[str, File]:
-    """Return the configuration and tokenizer that verl writes into a folder of its own; none of other programs."""
-    folder = directory.join(_COMPANIONS) if _VERL in directory.names else None
-    if folder is None or folder.kind != "directory":
-        return {}
-    entries = folder.names.items()
-    return {name: entry.file for name, entry in entries if entry.kind == "file" and is_companion_name(name)}
 
 
 def _optimizers(located: Located, chosen: FileSet, sets: list[FileSet]) -> list[tuple[Location, FileSet]]:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from ckptconv.errors import UsageError
 from ckptconv.formats import configs
+from ckptconv.formats.model_directory import ADAPTER_CONFIG, CONFIG
 from ckptconv.formats.numbers.matching import Model, Order
 from ckptconv.formats.numbers.orders import is_kept, is_known, parameters
 from ckptconv.plan import Input
@@ -16,7 +17,6 @@ from ckptconv.storage.location import Location
 
 # The largest list of names that is read, in bytes.
 _MOST = 64 << 20
-_CONFIG, _ADAPTER = "config.json", "adapter_config.json"
 # The prefixes of the names of inputs: those of --order, and those of an adapter's base.
 _ASKED, _OF_BASE = "--order/", "base/"
 # The hint for an adapter whose base is not local: nothing is fetched for it.
@@ -37,12 +37,12 @@ def model_of(weights: Mapping[str, Any], orders: list[Order], tree: Any = None, 
         if is_kept(tree):
             return Model(shapes, aliases, [*known, Order("the order of the state dict", [*weights])])
     if place is None:
-        why = f"{why}, and {_CONFIG} is only looked for next to local files"
+        why = f"{why}, and {CONFIG} is only looked for next to local files"
     else:
         config = configured(place)
         why = f"{why}, and {config.why}" if config.why else why
         if config.architecture:
-            source = f"{config.architecture}, which {_CONFIG} names"
+            source = f"{config.architecture}, which {CONFIG} names"
             known.append(Order(source, architecture=config.architecture, inputs=config.inputs))
     return Model(shapes, aliases, known, why)
 
@@ -61,30 +61,30 @@ def configured(place: Location) -> Configured:
 
     For an adapter of PEFT, it is its base's: adapter_config.json names it, or the directory with its configuration.
     """
-    read = place.join(_CONFIG)
+    read = place.join(CONFIG)
     inputs: dict[str, Hashable] = {}
     config = configs.known(read)
-    if config is None and (adapter := configs.known(place.join(_ADAPTER))) is not None:
-        inputs |= _identified("", place.join(_ADAPTER))
+    if config is None and (adapter := configs.known(place.join(ADAPTER_CONFIG))) is not None:
+        inputs |= _identified("", place.join(ADAPTER_CONFIG))
         mapping = adapter.get("auto_mapping")
         named = mapping.get("base_model_class") if isinstance(mapping, dict) else None
         base = adapter.get("base_model_name_or_path")
         config = {"architectures": [named]} if named else None
         if config is None and isinstance(base, str) and base and os.path.isdir(base):
-            read = Location(base).join(_CONFIG)
+            read = Location(base).join(CONFIG)
             config = configs.known(read)
         if config is None:
-            return Configured("", f"{place.join(_ADAPTER)} names no local base model ({_BASE})")
+            return Configured("", f"{place.join(ADAPTER_CONFIG)} names no local base model ({_BASE})")
     if config is None:
-        return Configured("", f"{_CONFIG} is missing in their directory")
+        return Configured("", f"{CONFIG} is missing in their directory")
     if config.get("auto_map"):
-        return Configured("", f"{_CONFIG} names custom model code, whose order of modules is not known")
+        return Configured("", f"{CONFIG} names custom model code, whose order of modules is not known")
     if read.kind == "file":
         inputs |= _identified("" if read.parent == place else _OF_BASE, read)
     names = config.get("architectures")
     architecture = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
     if not is_known(architecture):
-        return Configured("", f"{_CONFIG} names {architecture[:100] or 'no architecture'}, whose order is not known")
+        return Configured("", f"{CONFIG} names {architecture[:100] or 'no architecture'}, whose order is not known")
     return Configured(architecture, "", inputs)
 
 
@@ -114,7 +114,7 @@ def order_at(path: str, options: Mapping[str, Any], liked: Callable[[str], Order
             raise UsageError(f"{path} names a parameter twice.")
         names_given = {"groups": names} if grouped else {"names": texts}
         return Order(source, is_asked=True, inputs=_identified(_ASKED, place), **names_given)
-    if place.kind == "directory" or place.name == _CONFIG:
+    if place.kind == "directory" or place.name == CONFIG:
         config = configured(place if place.kind == "directory" else place.parent)
         if config.architecture:
             inputs = {f"{_ASKED}{name}": identity for name, identity in config.inputs.items()}
@@ -124,7 +124,7 @@ def order_at(path: str, options: Mapping[str, Any], liked: Callable[[str], Order
     if order is None:
         raise UsageError(
             f"{path} does not give the order of a model's parameters: it is neither a list of names, nor a checkpoint "
-            f"that keeps their order, nor a directory with the {_CONFIG} of a known model.",
+            f"that keeps their order, nor a directory with the {CONFIG} of a known model.",
         )
     return order._replace(source=source, is_asked=True)
 

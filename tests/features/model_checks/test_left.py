@@ -12,7 +12,7 @@ from cells import trained
 from checkpoints import ckptconv_here
 from effort import every
 
-from ckptconv import Report, convert
+from ckptconv import Report, convert, inspect
 from ckptconv.features.model_checks.left import reason_of
 from ckptconv.library.virtual import VirtualFiles
 
@@ -96,6 +96,25 @@ def test_files_of_ranks_are_not_named_but_those_of_the_model_beside_them(tmp_pat
         assert noted(convert(here, here / "out.safetensors").notes) == []
 
 
+def test_beside_ranks_all_else_is_named_and_the_files_of_a_folder(tmp_path: Path) -> None:
+    for number, run in enumerate(trained()):
+        here = tmp_path / str(number)
+        shutil.copytree(run, here)
+        (here / "huggingface").mkdir()
+        for name in ("trainer_state.json", "huggingface/config.json", "huggingface/modeling_tiny.py"):
+            (here / name).write_text("{}")
+        left = {"trainer_state.json": "of the training", "modeling_tiny.py": "code, which is never copied"}
+        assert named(convert(here, tmp_path / f"{number}-copied", copy_config=True)) == left
+        assert (tmp_path / f"{number}-copied" / "config.json").exists()
+        left |= {"config.json": "--copy-config copies them"}
+        assert named(convert(here, tmp_path / f"{number}-plain")) == left
+        (here / "config.json").write_text("{}")
+        left |= {"config.json": "those of another folder are copied"}
+        report = convert(here, tmp_path / f"{number}-beside", copy_config=True)
+        assert named(report) == left
+        assert str(here / "huggingface" / "config.json") in report.left
+
+
 def test_a_file_by_its_name_and_an_output_beside_its_input_leave_nothing(source: Path, tmp_path: Path) -> None:
     assert convert(source / "pytorch_model.bin", tmp_path / "out").left == {}
     assert convert(source, source / "model.safetensors").left == {}
@@ -121,3 +140,22 @@ def test_a_file_by_its_name_and_an_output_beside_its_input_leave_nothing(source:
 )
 def test_the_name_of_a_file_tells_what_it_is_for(name: str, reason: str) -> None:
     assert reason_of(name) == reason
+
+
+def test_inspect_lists_the_files_of_a_model_by_their_roles(source: Path) -> None:
+    run = ckptconv_here("inspect", source, "--json")
+    assert run.json["roles"] == {
+        "configuration": ["adapter_config.json", "config.json"],
+        "tokenizer": ["tokenizer.json"],
+        "description, license": ["README.md"],
+        "hidden file": [".env"],
+        "code": ["modeling_tiny.py"],
+        "state of the training": ["optimizer.pt", "trainer_state.json"],
+        "weights": ["model.onnx", "pytorch_model.bin"],
+        "pickle": ["vocab.pkl"],
+        "folders": ["onnx"],
+        "not known as a model's": ["notes.odt"],
+    }
+    shown = ckptconv_here("inspect", source).out
+    assert "  configuration           adapter_config.json, config.json" in shown
+    assert inspect(source / "pytorch_model.bin").roles is None

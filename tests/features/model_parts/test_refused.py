@@ -114,8 +114,10 @@ def test_what_has_the_length_by_chance_is_not_cut(shape: tuple[int, ...], tmp_pa
 
 def test_layers_that_differ_are_kept_at_their_place(tmp_path: Path) -> None:
     models.save(tmp_path / "m", of_layers("mlp.w", "norm.w", first=1), {"num_hidden_layers": 4})
-    names = ckptconv.convert(tmp_path / "m", tmp_path / "out", layers="0,2", fsync=False).tensors
-    assert names == 3
+    assert ckptconv.convert(tmp_path / "m", tmp_path / "out", layers="0,2", fsync=False).tensors == 3
+    # Two layers without are not told by their place.
+    models.save(tmp_path / "two", of_layers("mlp.w", "norm.w", first=2), {"num_hidden_layers": 4})
+    assert ckptconv.convert(tmp_path / "two", tmp_path / "out", layers="2,3", overwrite=True, fsync=False).tensors == 4
 
 
 def test_layers_of_which_some_are_quantized_may_be_first(tmp_path: Path) -> None:
