@@ -81,7 +81,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "mamba_n_groups": 1, "mamba_chunk_size": 8,
     },
     "gpt_neox": {}, "falcon": {"head_dim": None}, "mpt": {"d_model": 32, "n_heads": 4, "n_layers": LAYERS}, "bloom": {},
-    "minicpm3": {**_NARROW, "vocab_size": 64}, "bert": {"is_decoder": True},
+    "minicpm3": {**_NARROW, "n_routed_experts": None}, "bert": {"is_decoder": True},
     "modernbert-decoder": {}, "diffllama": {}, "gpt_neox_japanese": {}, "rwkv": {"attention_hidden_size": 32},
 }  # fmt: skip
 # Parts that are refused, as no configuration is true of them, with a word of the error: of layers that are not the
