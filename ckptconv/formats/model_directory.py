@@ -83,8 +83,7 @@ def places_of(source: Source, options: Mapping[str, object]) -> Iterator[Locatio
 
 
 class Companions(NamedTuple):
-    """The files of a model directory that are copied, by name; the reasons why others of such names are not; and the
-    directory."""
+    """Files of a model directory that are copied, by name; reasons why others of such names are not; and its path."""
 
     files: Mapping[str, File]
     stays: Mapping[str, str] = {}

@@ -67,9 +67,7 @@ def with_left(
 ) -> tuple[Source, Target]:
     """Return `source` with a note on the files in its directory that were neither read nor copied to `target`, and
     `target` with these files. `options` are those of stores, `stays` has reasons by name, "" for all companions, and
-    `folders` belong to other sources.
-
-    Next to ranks, a store is not asked for them.
+    `folders` belong to other sources. Next to ranks, a store is not asked for them.
     """
     is_of_ranks = source.family in (DEEPSPEED, DCP)
     if Location(source.path, dict(options)).kind != "directory" or (is_of_ranks and is_remote(source.path)):

@@ -15,6 +15,7 @@ from effort import every
 from ckptconv import Report, convert, inspect
 from ckptconv.features.model_checks.left import reason_of
 from ckptconv.library.virtual import VirtualFiles
+from ckptconv.publish.companions import UNASKED
 
 COPIED = {"config.json": b"{}", "tokenizer.json": b"{}", "README.md": b"# A model"}
 LEFT = {
@@ -106,7 +107,7 @@ def test_beside_ranks_all_else_is_named_and_the_files_of_a_folder(tmp_path: Path
         left = {"trainer_state.json": "of the training", "modeling_tiny.py": "code, which is never copied"}
         assert named(convert(here, tmp_path / f"{number}-copied", copy_config=True)) == left
         assert (tmp_path / f"{number}-copied" / "config.json").exists()
-        left |= {"config.json": "--copy-config copies them"}
+        left |= {"config.json": UNASKED}
         assert named(convert(here, tmp_path / f"{number}-plain")) == left
         (here / "config.json").write_text("{}")
         left |= {"config.json": "those of another folder are copied"}
