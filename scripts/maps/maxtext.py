@@ -1,5 +1,6 @@
 """Llama and Gemma of MaxText, as its own tables and hooks convert them. MAXTEXT is a checkout of it: its releases need
-a later Python, and libraries for TPUs. Its arrays are those of numpy here, which the hooks take too."""
+a later Python, and libraries for TPUs. Its arrays are those of numpy here, which the hooks take too. The map of Gemma 3
+writes numbered layers, and the others stacked ones."""
 
 from __future__ import annotations
 
@@ -9,9 +10,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes  # noqa: F401 – gives numpy bfloat16
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, Gemma2Config, GemmaConfig, LlamaConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    Gemma2Config,
+    Gemma3Config,
+    GemmaConfig,
+    LlamaConfig,
+)
 
 from maps.alone import only
 from maps.cases import Case, Tensors
@@ -36,6 +45,15 @@ def _weights(config: Any) -> Arrays:
     return {name: torch.randn(shape).numpy() for name, shape in shapes.items() if not (tied and "lm_head" in name)}
 
 
+def _seeing(config: Any) -> Arrays:
+    """Return weights of a model with a vision tower, under the names that MaxText gives them."""
+    torch.manual_seed(0)
+    model = AutoModelForImageTextToText.from_config(config)
+    names = {name: name.replace("vision_tower.", "vision_tower.vision_model.") for name in model.state_dict()}
+    shapes = {names[name]: weight.shape for name, weight in model.state_dict().items() if "lm_head" not in name}
+    return {name: torch.randn(shape).numpy() for name, shape in shapes.items()}
+
+
 def _hooked(array: Any, shape: Sequence[int], hooks: Any) -> np.ndarray[Any, Any]:
     for hook in hooks if isinstance(hooks, list) else [hooks] if hooks else []:
         array = hook(array, tuple(shape))
@@ -46,7 +64,7 @@ class _Tables:
     """MaxText's tables and hooks for a family of models, with stacked layers if `is_scanned`."""
 
     def __init__(self, module: Any, family: str, config: Any, is_scanned: bool) -> None:
-        settings = {**config.to_dict(), "head_dim": config.head_dim}
+        settings = {**config.to_dict(), "head_dim": config.get_text_config().head_dim}
         self._config = config
         self._names = getattr(module, f"{family}_MAXTEXT_TO_HF_PARAM_MAPPING")(settings, None, is_scanned)
         hooks = getattr(module, f"{family}_MAXTEXT_TO_HF_PARAM_HOOK_FN")
@@ -63,10 +81,13 @@ class _Tables:
         made: Arrays = {}
         for key, name, layers, is_stacked in self._entries():
             if layers[0] in hf:  # or tied to the embeddings
-                shape = _shape(self._config, name, hf[layers[0]].shape)
+                shape = self._shape(name, hf[layers[0]].shape)
                 parts = [_hooked(hf[layer], shape, self._to_maxtext.get(key)) for layer in layers]
                 made[name] = np.stack(parts, _SCAN_AXIS) if is_stacked else parts[0]
         return made
+
+    def _shape(self, name: str, shape: Sequence[int]) -> tuple[int, ...]:
+        return _shape(self._config, name, shape)
 
     def to_hf(self, arrays: Arrays, weights: Arrays) -> Arrays:
         """Return weights of the same shapes as `weights`, as `to_huggingface.py` makes them."""
@@ -85,9 +106,26 @@ def _shape(config: Any, name: str, shape: Sequence[int]) -> tuple[int, ...]:
         return shape[0] + _PADDED * ("gemma" in config.model_type), shape[1]
     if "out.kernel" in name:
         return heads, size, shape[0]
-    if any(word in name for word in ("query", "key", "value")):
+    if name.endswith(("query.kernel", "key.kernel", "value.kernel")):
         return shape[1], shape[0] // size, size
     return tuple(reversed(shape))
+
+
+class _Seeing(_Tables):
+    """Gemma 3, whose tables have the vision tower too."""
+
+    def _shape(self, name: str, shape: Sequence[int]) -> tuple[int, ...]:
+        vision = self._config.vision_config
+        heads = vision.num_attention_heads
+        if not name.startswith("vision_encoder."):
+            return _shape(self._config.get_text_config(), name, shape)
+        if name.endswith("pos_embedding"):
+            return (1, *shape)
+        if "MultiHead" in name and "out" not in name:
+            return (*reversed(shape[1:]), heads, shape[0] // heads)
+        if name.endswith("out.kernel"):
+            return heads, shape[1] // heads, shape[0]
+        return (*shape[2:], *shape[1::-1]) if len(shape) == 4 or name.endswith("kernel") else tuple(shape)
 
 
 class _Halves(_Tables):
@@ -156,10 +194,22 @@ class _Gemma:
         return made
 
 
+_TEXT = {"num_hidden_layers": 14, **{word: _SIZES[word] for word in _SIZES if word != "tie_word_embeddings"}}
+_VISION = {
+    "hidden_size": 12, "intermediate_size": 10, "num_hidden_layers": 2, "num_attention_heads": 3, "image_size": 8,
+    "patch_size": 4, "num_channels": 3, "vision_use_head": False,
+}  # fmt: skip
 _MODELS: tuple[tuple[str, type[Any], str, Any, str], ...] = (
     ("llama3.1", _Tables, "LLAMA31", LlamaConfig(num_hidden_layers=2, **_SIZES), _MADE),
     ("llama", _Halves, "LLAMA31", LlamaConfig(num_hidden_layers=2, **_SIZES), f"{_MADE}, without adjust_rope"),
     ("gemma2", _Tables, "GEMMA2", Gemma2Config(num_hidden_layers=4, **{**_SIZES, **_TIED}), _MADE),
+    (
+        "gemma3",
+        _Seeing,
+        "GEMMA3",
+        Gemma3Config(text_config=_TEXT, vision_config=_VISION, mm_tokens_per_image=4),
+        _MADE,
+    ),
     (
         "gemma",
         _Gemma,
@@ -172,16 +222,17 @@ _MODELS: tuple[tuple[str, type[Any], str, Any, str], ...] = (
 
 def cases() -> Iterator[Case]:
     sys.path.insert(0, str(Path(os.environ["MAXTEXT"], "src")))
-    instead = {"jax.numpy.concatenate": np.concatenate, "jax.numpy.stack": np.stack}
+    instead = {"jax.numpy.concatenate": np.concatenate, "jax.numpy.stack": np.stack, "jax.Array": type(None)}
     (module,) = only("maxtext.checkpoint_conversion.utils.param_mapping", packages=("maxtext", "jax"), instead=instead)
     for name, way, family, config, made in _MODELS:
-        weights = _weights(config)
+        weights = _seeing(config) if way is _Seeing else _weights(config)
         stacked, numbered = (way(module, family, config, is_scanned) for is_scanned in (True, False))
         for kind, converter in (("", stacked), ("-numbered", numbered)):
             ours = converter.to_maxtext(weights)
             hf = converter.to_hf(ours, weights)
             assert hf.keys() == weights.keys()
-            tensors = (_tensors(arrays) for arrays in (ours, hf, stacked.to_maxtext(hf)))
+            written = numbered if way is _Seeing else stacked
+            tensors = (_tensors(arrays) for arrays in (ours, hf, written.to_maxtext(hf)))
             ours_made, hf_made, back = tensors
             yield Case(
                 f"maxtext-{name}{kind}", f"maxtext-{name}", ours_made, hf_made, config.to_dict(), made, PACKAGES,

@@ -396,7 +396,8 @@ def check_way_back(map_: Map, side: int, made_names: Mapping[str, tuple[Rule | N
             continue
         read_back = claim.values if claim else {}
         same = all(str(value) == read_back.get(index, str(value)) for index, value in values.items())
-        if back and rule and back.number == rule.number and same:
+        # Another alternative may count other things: {6 l} and {l}.
+        if back and rule and back.number == rule.number and (same or back.shifts != rule.shifts):
             continue
         by = f"{rule.where} makes" if rule else "[keep] keeps"
         glob = claims.kept.get(name) or claims.dropped.get(name)

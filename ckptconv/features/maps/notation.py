@@ -361,14 +361,20 @@ def make_rules(where: str, number: int, names: tuple[str, str], sides: Sequence[
     for at in range(max(counts, default=1)):
         texts = [[alternatives[at if len(alternatives) > 1 else 0] for alternatives in side] for side in split]
         for rule in _make_rules(where, number, names, texts):
-            taken = [
-                {tuple(str(tensor.name) for tensor in earlier.sides[side]) for earlier in rules} for side in (0, 1)
-            ]
-            names_of_rule = [tuple(str(tensor.name) for tensor in side) for side in rule.sides]
-            read = names_of_rule[0] not in taken[0], names_of_rule[1] not in taken[1]
-            if any(read):
-                rules.append(replace(rule, read=read))
+            first, second = (
+                not any(_covers(earlier.sides[side], rule.sides[side]) for earlier in rules) for side in (0, 1)
+            )
+            if first or second:
+                rules.append(replace(rule, read=(first, second)))
     return rules
+
+
+def _covers(earlier: Sequence[MapTensor], later: Sequence[MapTensor]) -> bool:
+    """Whether the names of an alternative are the same as those of an earlier one, or some of them: {2 l} of {l}."""
+    pairs = [(one.name, other.name) for one, other in zip(earlier, later, strict=False)]
+    return len(earlier) == len(later) and all(
+        one == other or one == other._replace(shifts=(PLAIN,) * len(other.shifts)) for one, other in pairs
+    )
 
 
 def _alternatives(text: str) -> list[str]:

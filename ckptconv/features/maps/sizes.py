@@ -2,12 +2,13 @@
 
 An expression is a sum or product of numbers and names of config.json, such as "hidden_size / num_attention_heads". A
 name with dots leads into objects: "text_config.head_dim". If config.json lacks a name, it may be another size of the
-map. Division is exact.
+map. Division by / is exact, and that by // rounds down.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
@@ -22,7 +23,7 @@ Alternatives: TypeAlias = "tuple[int | str, ...]"
 # The largest size, which is the largest number of elements; the most characters and the deepest parentheses of an
 # expression.
 MAX_SIZE, MAX_LENGTH, MAX_DEPTH = (1 << 63) - 1, 200, 16
-_TOKEN = re.compile(r"\s*(?:([-+*/()])|(\d{1,18})(?![\w.])|([A-Za-z_][\w]*(?:\.\w+)*)|(\S))")
+_TOKEN = re.compile(r"\s*(?:(//|[-+*/()])|(\d{1,18})(?![\w.])|([A-Za-z_][\w]*(?:\.\w+)*)|(\S))")
 
 
 # ------------------------------------------------------------------------------------------------------- expressions
@@ -79,9 +80,10 @@ class Expression:
 
     def _product(self, values: Mapping[str, int], depth: int) -> Fraction:
         result = self._atom(values, depth)
-        while sign := self._takes("*", "/"):
+        while sign := self._takes("*", "/", "//"):
             factor = self._atom(values, depth)
             result = result * factor if sign == "*" else result / factor
+            result = Fraction(math.floor(result)) if sign == "//" else result
         return result
 
     def _atom(self, values: Mapping[str, int], depth: int) -> Fraction:

@@ -1,8 +1,8 @@
 """Values that a rule computes: each element of a side, by one operation with a number, from that of the other side.
 
 A text such as "maxtext * sqrt(d)" names the other side, the operation, and a number: an expression of sizes, its square
-root, or the reciprocal of that. The number is rounded to float32. An element is computed in float32, or float64 if that
-is its dtype, and rounded to its dtype.
+root, or the reciprocal of that. The number is rounded to float32, and in "bfloat16(…)" then to bfloat16. An element is
+computed in float32, or float64 if that is its dtype, and rounded to its dtype.
 """
 
 from __future__ import annotations
@@ -25,22 +25,24 @@ from ckptconv.text import quoted
 if TYPE_CHECKING:
     from ckptconv.features.maps.notation import Rule
 
-_VALUE = re.compile(r"\s*(\w+)\s*([-+*/])\s*(?:\(\s*1\s*/\s*sqrt\((.+)\)\s*\)|sqrt\((.+)\)|(.+?))\s*")
+_VALUE = re.compile(r"\s*(\w+)\s*([-+*/])\s*(?:(bfloat16)\((.+)\)|(.+?))\s*")
+_NUMBER = re.compile(r"\s*(?:\(\s*1\s*/\s*sqrt\((.+)\)\s*\)|sqrt\((.+)\)|(.+?))\s*")
 _F32 = DTYPES["float32"]
 
 
 class Value(NamedTuple):
     """A parsed text: the side from which it computes, the operation, and the number: an expression, its root if
-    `is_root`, or the reciprocal of that if `is_inverse`."""
+    `is_root`, or the reciprocal of that if `is_inverse`; and rounded to bfloat16 if `is_short`."""
 
     side: str
     operation: str
     expression: Expression
     is_root: bool
     is_inverse: bool
+    is_short: bool = False
 
     def number(self, sizes: KnownSizes) -> float:
-        """Return the number, rounded to float32. Raise UsageError for a size that is unknown, or if it is zero."""
+        """Return the number, rounded. Raise UsageError for a size that is unknown, or if it is zero."""
         known = {name: sizes.of(MapAxis((name,))) for name in self.expression.names}
         unknown = sorted(name for name, size in known.items() if size is None)
         if unknown:
@@ -52,8 +54,9 @@ class Value(NamedTuple):
         if not size:
             raise UsageError(f"{quoted(self.expression.text)} is 0.")
         number = math.sqrt(size) if self.is_root else float(size)
-        (rounded,) = struct.unpack("<f", struct.pack("<f", 1 / number if self.is_inverse else number))
-        return float(rounded)
+        (bits,) = struct.unpack("<I", struct.pack("<f", 1 / number if self.is_inverse else number))
+        bits = bits + 0x7FFF + (bits >> 16 & 1) & ~0xFFFF if self.is_short else bits
+        return float(struct.unpack("<f", struct.pack("<I", bits))[0])
 
 
 @functools.lru_cache(1 << 10)
@@ -62,8 +65,9 @@ def parse_value(text: str) -> Value:
     match = _VALUE.fullmatch(text)
     if not match:
         raise UsageError(f"{quoted(text)} is not a side, an operation and a number, such as 'other * sqrt(d)'.")
-    side, operation, inverse, root, plain = match.groups()
-    return Value(side, operation, Expression(inverse or root or plain), not plain, bool(inverse))
+    side, operation, short, inside, number = match.groups()
+    inverse, root, plain = _NUMBER.fullmatch(inside or number).groups()  # type: ignore[union-attr]
+    return Value(side, operation, Expression(inverse or root or plain), not plain, bool(inverse), bool(short))
 
 
 def computed(rule: Rule, side: int, tensor: LazyTensor, sizes: KnownSizes) -> LazyTensor:

@@ -63,6 +63,31 @@ def test_the_first_alternative_is_written() -> None:
     assert [*made] == ["blocks.0.experts.w0", "blocks.0.experts.w1", "head"]
 
 
+TURNS = """
+[[rule]]
+ours = "layers_{l}.w : h f | layers.layers_0.w : h l f | layers.layers_1.w : h l f | rest.layers_{l}.w : h f"
+hf = "{l}.w : f h | {2 l}.w : f h | {2 l + 1}.w : f h | {l + r}.w : f h"
+
+[sizes]
+r = "num_layers // 2 * 2"
+"""
+
+
+def test_an_index_that_an_alternative_counts_otherwise_is_written_as_the_first_counts() -> None:
+    """Layers that are stacked by their kind, and those that are left over, are the numbered ones."""
+    stacked = {"layers.layers_0.w": (5, 2, 3), "layers.layers_1.w": (5, 2, 3), "rest.layers_0.w": (5, 3)}
+    made = apply_map(
+        parse_map(TURNS, "test.toml"),
+        {name: Zeros(DTYPES["int16"], shape) for name, shape in stacked.items()},
+        config={"num_layers": 5},
+    ).tensors
+    assert {name: tensor.shape for name, tensor in made.items()} == {f"{at}.w": (3, 5) for at in range(5)}
+    numbered = applied(TURNS, {f"{at}.w": (3, 5) for at in range(5)}).tensors
+    assert {name: tensor.shape for name, tensor in numbered.items()} == {f"layers_{at}.w": (5, 3) for at in range(5)}
+    with pytest.raises(UsageError, match="the size of r is not known"):
+        applied(TURNS, stacked)
+
+
 def test_what_two_alternatives_would_make_is_refused() -> None:
     with pytest.raises(UsageError, match="'lm_head', as 'head' would"):
         applied(RELEASES, {"head": (4,), "output": (4,)})

@@ -159,6 +159,8 @@ CONFIG = {"hidden_size": 64, "num_attention_heads": 4, "text": {"heads": 2}, "he
         ("hidden_size / num_attention_heads", 16),
         ("text.heads * 2", 4),
         ("(hidden_size + 8) / (num_attention_heads - 1)", 24),
+        ("(hidden_size + 5) // 6 * 6", 66),
+        ("hidden_size / 3 // 2", 10),
         ("wide", 3),
         ("7", 7),
     ],
@@ -192,6 +194,7 @@ def test_what_is_no_expression_is_refused(text: str) -> None:
     [
         ({"n": ("hidden_size / 7",)}, "whole number"),
         ({"n": ("hidden_size / 0",)}, "divides by zero"),
+        ({"n": ("hidden_size // 0",)}, "divides by zero"),
         ({"n": ("hidden_size - 100",)}, "whole number"),
         ({"n": ("m",), "m": ("n",)}, "in a circle"),
         ({"n": ("999999999999999999 * 999999999999999999 * 999999999999999999",)}, "whole number"),

@@ -55,11 +55,17 @@ def written(place: Path, values: str, of: torch.dtype, **options: Any) -> torch.
 @every("dtype", [*HALF, SINGLE, DOUBLE])
 @every(
     "operation, number",
-    [("*", "sqrt(a)"), ("/", "sqrt(a)"), ("*", "(1 / sqrt(a * b))"), ("+", "1"), ("-", "a"), ("/", "(a + 3)")],
+    [
+        *(("*", "sqrt(a)"), ("/", "sqrt(a)"), ("*", "(1 / sqrt(a * b))"), ("+", "1"), ("-", "a"), ("/", "(a + 3)")),
+        *(("*", "bfloat16(sqrt(a))"), ("/", "bfloat16( (1 / sqrt(a * b)) )"), ("+", "bfloat16(a / 7 * 257)")),
+    ],
 )
 def test_a_value_is_what_torch_computes(operation: str, number: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    told = {"sqrt(a)": math.sqrt(7), "(1 / sqrt(a * b))": 1 / math.sqrt(35), "1": 1.0, "a": 7.0, "(a + 3)": 10.0}
-    by = single(told[number]).to(DOUBLE if dtype == DOUBLE else SINGLE)
+    numbers = {"sqrt(a)": math.sqrt(7), "(1 / sqrt(a * b))": 1 / math.sqrt(35), "1": 1.0, "a": 7.0, "(a + 3)": 10.0}
+    short = {"sqrt(a)": math.sqrt(7), " (1 / sqrt(a * b)) ": 1 / math.sqrt(35), "a / 7 * 257": 257.0}
+    rounded = {f"bfloat16({text})": single(value).bfloat16().float() for text, value in short.items()}
+    by = {**{text: single(value) for text, value in numbers.items()}, **rounded}[number]
+    by = by.to(DOUBLE if dtype == DOUBLE else SINGLE)
     given = weights(dtype).to(by.dtype)
     computed = {"*": given * by, "/": given / by, "+": given + by, "-": given - by}[operation].to(dtype)
     values = f'values.hf = "ours {operation} {number}"\nvalues.ours = "hf * 2"\n'
@@ -67,7 +73,8 @@ def test_a_value_is_what_torch_computes(operation: str, number: str, dtype: torc
 
 
 def test_a_number_that_is_not_one_keeps_its_bits(tmp_path: Path) -> None:
-    bits = torch.tensor([[0x7FC00123, -0x3FFEDD]], dtype=torch.int32)
+    # The last two signal: a processor makes others of them where it computes.
+    bits = torch.tensor([[0x7FC00123, -0x3FFEDD, 0x7F800123, -0x7FFEDD]], dtype=torch.int32)
     (tmp_path / "m.toml").write_text(RULE + VALUES)
     save_file({"x.w": bits.view(SINGLE)}, tmp_path / "x.safetensors")
     convert(tmp_path / "x.safetensors", tmp_path / "y.safetensors", map=tmp_path / "m.toml", verify=True)
@@ -105,6 +112,21 @@ def test_a_size_that_is_not_known_is_asked_for(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"needs heads, whose size is not known") as refused:
         written(tmp_path, VALUES.replace("sqrt(a)", "sqrt(heads)"), SINGLE)
     assert refused.value.hint == "Give --size heads=NUMBER."
+
+
+def test_a_number_that_is_zero_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"'a - 7' is 0"):
+        written(tmp_path, VALUES.replace("sqrt(a)", "(a - 7)", 1).replace("* (a - 7)", "* a - 7"), SINGLE)
+
+
+@every("value, warnings", [(math.inf, 0), (torch.finfo(SINGLE).max, 1)])
+def test_a_value_that_becomes_infinite_is_told_and_one_that_was_is_not(
+    value: float, warnings: int, tmp_path: Path
+) -> None:
+    (tmp_path / "m.toml").write_text(RULE + VALUES)
+    save_file({"x.w": torch.full((7, 5), value)}, tmp_path / "x.safetensors")
+    report = convert(tmp_path / "x.safetensors", tmp_path / "y.safetensors", map=tmp_path / "m.toml")
+    assert len([warning for warning in report.warnings if "became infinite" in warning]) == warnings
 
 
 def test_states_of_an_optimizer_are_not_computed(tmp_path: Path) -> None:
