@@ -85,7 +85,7 @@ def test_only_the_command_line_prints() -> None:
 ROADS = {
     "pt2safetensors": roads.Size(143, 18_330),
     "dcp2safetensors": roads.Size(156, 20_160),
-    "zero-to-fp32": roads.Size(157, 20_490),
+    "zero-to-fp32": roads.Size(156, 20_320),
 }
 TRUNK = 32_950
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ckptconv.formats.source import MODEL_KEYS
-from ckptconv.structure import keymap
 from ckptconv.tensors.lazy import Tagged
 from ckptconv.text import name_of
 
@@ -62,6 +61,8 @@ def weights_key(tree: Any) -> str:
     """Return the key that selects the weights in a training checkpoint; "" if there is none. In a list or tuple with
     optimizers, it is the number of the only other item."""
     if isinstance(tree, (list, tuple)) and (beside := {name for name, _ in optimizers_in(tree)}):
+        from ckptconv.structure import keymap
+
         left = [name for name, value in entries(tree).items() if name not in beside and keymap.flatten(value)[0]]
         return left[0] if len(left) == 1 else ""
     for around in ("", _STATE):  # where Composer has the model and the optimizers

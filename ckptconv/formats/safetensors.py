@@ -41,7 +41,7 @@ from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, is_remote
 from ckptconv.storage.reading import Reader
 from ckptconv.structure import keymap, parted
-from ckptconv.structure.record import FILE_NAME, METADATA_KEY, RESERVED
+from ckptconv.structure.record import FILE_NAME, METADATA_KEY, RESERVED, claimed_equal
 from ckptconv.tensors.dtypes import DTYPES_BY_CODE, DType
 from ckptconv.tensors.lazy import Equal, LazyTensor, Stored
 from ckptconv.tensors.moves import File
@@ -144,7 +144,7 @@ def source_of(place: Location, content: TensorFiles, warnings: list[str], wanted
     name, structured = "safetensors", True
     equal: list[Equal] = []
     if content.record is not None:
-        equal = list(keymap.claimed_equal(content.tensors, content.record))
+        equal = list(claimed_equal(content.tensors, content.record))
         if '["opaque"' in content.record:
             opaque = list(dict.fromkeys(node.name for node in walk(tree) if type(node) is Opaque))
     elif naming := _naming_of(content):

@@ -19,6 +19,7 @@ from ckptconv.outputs.pipeline import check_pieces
 from ckptconv.process import no_garbage
 from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize
 from ckptconv.structure import keymap
+from ckptconv.structure.record import Flattened
 from ckptconv.tensors.lazy import LazyTensor, Tagged, View, untagged
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def load_state_dict(
         return state
 
 
-def _wanted(source: Source, described: keymap.Flattened, dtype: str | None) -> list[WantedArray]:
+def _wanted(source: Source, described: Flattened, dtype: str | None) -> list[WantedArray]:
     """Return the arrays to make: the tensors as they are cast, and the memory that they share."""
     # In torch files, tensors share memory as they did when saved; in other formats each has its own elements.
     in_place = source.family == model_files.TORCH

@@ -11,8 +11,8 @@ from ckptconv.formats.source import Source, StoredTensors
 from ckptconv.options.table import Options
 from ckptconv.outputs import selection
 from ckptconv.pickles import nodes
-from ckptconv.structure import keymap
 from ckptconv.structure.choice import Choice
+from ckptconv.structure.record import Flattened
 from ckptconv.tensors.lazy import same_bytes
 
 
@@ -23,7 +23,7 @@ class Named(NamedTuple):
     true of the tensors.
     """
 
-    described: keymap.Flattened
+    described: Flattened
     ties: Mapping[str, str]
     structured: bool
     choice: Choice
@@ -66,11 +66,13 @@ def named(source: Source, options: Options) -> Named:
     return Named(described, stored.aliases, structured, choice, warnings, optimizers=optimizers)
 
 
-def flattened(source: Source, tree: Any, choice: Choice) -> keymap.Flattened:
+def flattened(source: Source, tree: Any, choice: Choice) -> Flattened:
     """Flatten `tree` to tensors, with a record of those that are chosen. Raise UnsupportedError for tensors without
     data, unless they are excluded by name."""
     if not source.structured:
-        return keymap.Flattened(dict(tree), None, frozenset())
+        return Flattened(dict(tree), None, frozenset())
+    from ckptconv.structure import keymap  # a flat tree needs none
+
     without: list[str] = []
 
     def leave_out(name: str, node: Any) -> bool:
@@ -87,7 +89,7 @@ def flattened(source: Source, tree: Any, choice: Choice) -> keymap.Flattened:
     return flattened
 
 
-def _as_stored(stored: StoredTensors, described: keymap.Flattened, structured: bool) -> keymap.Flattened:
+def _as_stored(stored: StoredTensors, described: Flattened, structured: bool) -> Flattened:
     """Return `described` with the tensors under the names that the file has for them, and the file's own record."""
     uncastable = {same_bytes(described.tensors[name]) for name in described.uncastable}
     names = frozenset(name for name, tensor in stored.tensors.items() if same_bytes(tensor) in uncastable)

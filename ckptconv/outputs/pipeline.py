@@ -17,7 +17,7 @@ from ckptconv.outputs import computed, selection
 from ckptconv.outputs.naming import flattened, named, tree_of
 from ckptconv.outputs.selected import METADATA, Selected
 from ckptconv.outputs.selection import Rename
-from ckptconv.structure import keymap, parted
+from ckptconv.structure import parted
 from ckptconv.structure.choice import Choice
 from ckptconv.tensors.lazy import untagged
 from ckptconv.text import some
@@ -50,6 +50,8 @@ def _states(source: Source, options: Options, rename: Rename) -> Selected:
     Parameters have the names of the weights. Half-precision states are widened by default, as the weights are, and
     never narrowed. `owners` are states shared with another parameter: {alias: owner}.
     """
+    from ckptconv.structure import keymap
+
     optimizer = source.states()
     if optimizer is None:
         raise UsageError(f"{source.path} holds no optimizer states by parameter, which --optimizer needs.")
@@ -104,6 +106,7 @@ def _tree(source: Source, options: Options, rename: Rename) -> Selected:
     under which keys tensors are.
     """
     from ckptconv.outputs import writable
+    from ckptconv.structure import keymap
 
     source = computed.restored(source, options)
     tree = torch_tree_of(source, options)

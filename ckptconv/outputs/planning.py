@@ -30,8 +30,7 @@ from ckptconv.plan import (
     shard_names,
 )
 from ckptconv.storage.paths import basename
-from ckptconv.structure import keymap
-from ckptconv.structure.record import FILE_NAME, METADATA_KEY
+from ckptconv.structure.record import FILE_NAME, METADATA_KEY, Flattened, classes, plain_record
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import some
 from ckptconv.version import __version__
@@ -222,7 +221,7 @@ def safetensors_files(source: Source, target: Target, options: Options) -> _File
     files = file_plans(kept, aliases, structure, target, limit, metadata, groups, target.stem)
     if structure is None and is_structured and _names(files) != list(kept):
         # A plain dict needs a record if casts or several files change the order of its names.
-        structure = keymap.plain_record(kept)
+        structure = plain_record(kept)
         files = file_plans(kept, aliases, structure, target, limit, metadata, groups, target.stem)
     count = sum(file.name.endswith(SUFFIX) for file in files)
     if count > 1 and not of_states and (reader := _reader_of_one(source)):
@@ -242,7 +241,7 @@ def _grouped(names: Iterable[str], files: Mapping[str, str]) -> dict[str, list[s
 
 def _notices(
     source: Source,
-    described: keymap.Flattened,
+    described: Flattened,
     structure: str | None,
     options: Options,
     idle: Mapping[str, str],
@@ -252,7 +251,7 @@ def _notices(
     """Return the notices about an output with this `structure` record; `uncastable` are names in the output."""
     bits = () if options.structure or not source.structured else tuple(sorted(uncastable))
     is_part = options.key or options.include or options.exclude or not options.structure
-    kept = keymap.classes(structure) if source.files.opaque and is_part else None
+    kept = classes(structure) if source.files.opaque and is_part else None
     values = described.values if structure is not None else ()
     left = (
         [f"left out, because they are not tensors: {some(described.values)}"]

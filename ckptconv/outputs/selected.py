@@ -10,9 +10,9 @@ from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import selection
 from ckptconv.plan import FilePlan
-from ckptconv.structure import keymap, parted
+from ckptconv.structure import parted
 from ckptconv.structure.choice import Choice
-from ckptconv.structure.record import RESERVED
+from ckptconv.structure.record import RESERVED, Flattened, plain_record, remap
 from ckptconv.tensors.lazy import Equal, LazyTensor
 
 # The metadata of every safetensors file: loaders ask which library's tensors it holds.
@@ -48,7 +48,7 @@ class Selected(NamedTuple):
     names: dict[str, str]
     known: Mapping[str, Any]
     tensors: dict[str, LazyTensor]
-    described: keymap.Flattened
+    described: Flattened
     structured: bool
     owners: dict[str, str]
     choice: Choice
@@ -141,5 +141,5 @@ class Selected(NamedTuple):
         if self.of_states:
             return record if self.structured else None
         if record is None and self.structured and any(old != new for old, new in self.names.items()):
-            record = keymap.plain_record(self.names)
-        return keymap.remap(record, self.names, aliases) if self.structured else None
+            record = plain_record(self.names)
+        return remap(record, self.names, aliases) if self.structured else None

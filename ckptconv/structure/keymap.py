@@ -7,48 +7,22 @@ share anything. Pure: no tensor data is read, and nothing that a record names is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice, pairwise, repeat, starmap
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice, pairwise, repeat, starmap
 from operator import attrgetter, lt
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import UnsupportedError, UsageError
 from ckptconv.structure import leaves
-from ckptconv.structure.record import METADATA, StructureRecord, dump, name_of, parse, tensors_of
+from ckptconv.structure.record import METADATA, Flattened, StructureRecord, dump, parse, plain_record, remap
 from ckptconv.tensors.dtypes import DTYPE_RANK
 from ckptconv.tensors.lazy import NO_FACTS, LazyTensor, Stored, Tagged, TensorFacts, untagged
 from ckptconv.text import brief
 
 if TYPE_CHECKING:
     from ckptconv.structure.choice import Choice
-    from ckptconv.structure.parted import PartedTensor
 
-__all__ = [
-    "Flattened", "claimed_equal", "classes", "describe", "flatten", "flatten_states", "names", "plain_record", "remap",
-    "unflatten",
-]  # fmt: skip
-
-
-class Flattened(NamedTuple):
-    """A tree as tensors by name, in its order, and its structure record; None if it needs none.
-
-    `uncastable` are names of tensors that must not be cast, as their values mean nothing alone: parts of complex
-    numbers stored as pairs, of quantized tensors, and of those of other classes. `owns_storage`: no two tensors share
-    bytes. `values` are the top-level keys that lead to values in the record, other than tensors and the versions of a
-    state dict. `inert`: the record has objects known by name only, and no tensor outside them. `found` are, by name,
-    chosen objects that were left out or replaced. `quantized` are the tensors that are stored in parts, by name.
-    """
-
-    tensors: dict[str, Any]
-    structure: str | None
-    uncastable: frozenset[str]
-    owns_storage: bool = False
-    values: tuple[str, ...] = ()
-    inert: bool = False
-    found: Mapping[str, Any] = MappingProxyType({})
-    quantized: Mapping[str, PartedTensor] = MappingProxyType({})
-
+__all__ = ["describe", "flatten", "flatten_states", "unflatten"]
 
 _TENSOR, _FACTS, _PLACE = attrgetter("tensor"), attrgetter("facts"), attrgetter("file.path", "offset")
 
@@ -160,73 +134,6 @@ def unflatten(
     from ckptconv.structure.decoder import RecordDecoder  # most need none
 
     return RecordDecoder(record, flat, live_values, lay_out).tree()
-
-
-def claimed_equal(flat: Mapping[str, Any], structure: str | None) -> Iterator[tuple[str, Any, Any]]:
-    """Yield each further name that a record gives to one object: (name, the tensor that `unflatten` uses, its own
-    tensor).
-
-    Raise CorruptError for a malformed record.
-    """
-    if structure is None or '"is"' not in structure:
-        return
-    first: dict[int, str] = {}
-    for leaf, implied in tensors_of(parse(structure)):
-        if "dropped" not in leaf and type(leaf.get("is")) is int:
-            name = name_of(leaf, implied)
-            known = first.setdefault(leaf["is"], name)
-            if known != name and known in flat and name in flat:
-                yield name, flat[known], flat[name]
-
-
-def remap(structure: str | None, renames: Mapping[str, str], aliases: Mapping[str, str] | None = None) -> str | None:
-    """Return the record for renamed tensors: first apply `renames` {old: new}, then `aliases` {removed: kept} to the
-    new names. Names in neither stay.
-
-    Keys of the tree are not names, and stay. None stays None: a plain dict under new names is a plain dict; call
-    `plain_record` first to keep its keys. Raise CorruptError for a malformed record.
-    """
-    if structure is None or not (aliases or any(old != new for old, new in renames.items())):
-        return structure
-    record = parse(structure)
-    for leaf, implied in tensors_of(record):
-        if "dropped" in leaf:
-            continue
-        old = name_of(leaf, implied)
-        new = renames.get(old, old)
-        facts = {key: value for key, value in leaf.items() if key != "name"}
-        leaf.clear()
-        new = (aliases or {}).get(new, new)
-        if new != implied:
-            leaf["name"] = new
-        leaf.update(facts)
-    return dump(record.root, record.nodes, record.storages)
-
-
-def classes(structure: str | None) -> frozenset[str]:
-    """Return the classes and functions that a record names, those of tensors included."""
-    if structure is None:
-        return frozenset()
-    record = parse(structure)
-    kinds = {str(leaf["kind"]) for leaf, _ in tensors_of(record) if "kind" in leaf}
-    stack = [record.root, *record.nodes]
-    while stack:
-        node = stack.pop()
-        if type(node) is list and node[:1] == ["global"]:
-            kinds.add(".".join(map(str, node[1:])))
-        elif type(node) is list:
-            stack.extend(node)
-    return frozenset(kinds.union(node for node in record.nodes if type(node) is str))
-
-
-def names(structure: str) -> frozenset[str]:
-    """Return the names that a record has for tensors."""
-    return frozenset(name_of(leaf, implied) for leaf, implied in tensors_of(parse(structure)) if "dropped" not in leaf)
-
-
-def plain_record(names: Iterable[str]) -> str:
-    """Return the record of a plain dict of tensors with these keys, in this order."""
-    return dump(["dict", *chain.from_iterable(zip(names, repeat({})))], [], [])
 
 
 def plain_tensors(tree: Any, tagged: bool) -> dict[str, Any] | None:

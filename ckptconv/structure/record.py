@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, repeat
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from ckptconv.errors import CorruptError, UnsupportedError
+
+if TYPE_CHECKING:
+    from ckptconv.structure.parted import PartedTensor
 
 VERSION = 1
 # The deepest nesting of nodes: many JSON readers stop at 128 levels or soon after.
@@ -48,6 +53,26 @@ class StructureRecord(NamedTuple):
     root: Any
     nodes: list[Any]
     storages: list[tuple[int, str]]
+
+
+class Flattened(NamedTuple):
+    """A tree as tensors by name, in its order, and its structure record; None if it needs none.
+
+    `uncastable` are names of tensors that must not be cast, as their values mean nothing alone: parts of complex
+    numbers stored as pairs, of quantized tensors, and of those of other classes. `owns_storage`: no two tensors share
+    bytes. `values` are the top-level keys that lead to values in the record, other than tensors and the versions of a
+    state dict. `inert`: the record has objects known by name only, and no tensor outside them. `found` are, by name,
+    chosen objects that were left out or replaced. `quantized` are the tensors that are stored in parts, by name.
+    """
+
+    tensors: dict[str, Any]
+    structure: str | None
+    uncastable: frozenset[str]
+    owns_storage: bool = False
+    values: tuple[str, ...] = ()
+    inert: bool = False
+    found: Mapping[str, Any] = MappingProxyType({})
+    quantized: Mapping[str, PartedTensor] = MappingProxyType({})
 
 
 def dump(root: Any, nodes: Sequence[Any], storages: Sequence[Any]) -> str:
@@ -192,6 +217,76 @@ def node_at(record: StructureRecord, index: Any) -> Any:
     if not (is_count(index) and index < len(record.nodes)):
         corrupt(f"it refers to node {index!r} of {len(record.nodes)}")
     return record.nodes[index]
+
+
+# ----------------------------------------------------------------------------------------------------- whole records
+
+
+def claimed_equal(flat: Mapping[str, Any], structure: str | None) -> Iterator[tuple[str, Any, Any]]:
+    """Yield each further name that a record gives to one object: (name, the tensor that `unflatten` uses, its own
+    tensor).
+
+    Raise CorruptError for a malformed record.
+    """
+    if structure is None or '"is"' not in structure:
+        return
+    first: dict[int, str] = {}
+    for leaf, implied in tensors_of(parse(structure)):
+        if "dropped" not in leaf and type(leaf.get("is")) is int:
+            name = name_of(leaf, implied)
+            known = first.setdefault(leaf["is"], name)
+            if known != name and known in flat and name in flat:
+                yield name, flat[known], flat[name]
+
+
+def remap(structure: str | None, renames: Mapping[str, str], aliases: Mapping[str, str] | None = None) -> str | None:
+    """Return the record for renamed tensors: first apply `renames` {old: new}, then `aliases` {removed: kept} to the
+    new names. Names in neither stay.
+
+    Keys of the tree are not names, and stay. None stays None: a plain dict under new names is a plain dict; call
+    `plain_record` first to keep its keys. Raise CorruptError for a malformed record.
+    """
+    if structure is None or not (aliases or any(old != new for old, new in renames.items())):
+        return structure
+    record = parse(structure)
+    for leaf, implied in tensors_of(record):
+        if "dropped" in leaf:
+            continue
+        old = name_of(leaf, implied)
+        new = renames.get(old, old)
+        facts = {key: value for key, value in leaf.items() if key != "name"}
+        leaf.clear()
+        new = (aliases or {}).get(new, new)
+        if new != implied:
+            leaf["name"] = new
+        leaf.update(facts)
+    return dump(record.root, record.nodes, record.storages)
+
+
+def classes(structure: str | None) -> frozenset[str]:
+    """Return the classes and functions that a record names, those of tensors included."""
+    if structure is None:
+        return frozenset()
+    record = parse(structure)
+    kinds = {str(leaf["kind"]) for leaf, _ in tensors_of(record) if "kind" in leaf}
+    stack = [record.root, *record.nodes]
+    while stack:
+        node = stack.pop()
+        if type(node) is list and node[:1] == ["global"]:
+            kinds.add(".".join(map(str, node[1:])))
+        elif type(node) is list:
+            stack.extend(node)
+    return frozenset(kinds.union(node for node in record.nodes if type(node) is str))
+
+
+def tensor_names(structure: str) -> frozenset[str]:
+    """Return the names that a record has for tensors."""
+    return frozenset(name_of(leaf, implied) for leaf, implied in tensors_of(parse(structure)) if "dropped" not in leaf)
+
+
+def plain_record(names: Iterable[str]) -> str:
+    """Return the record of a plain dict of tensors with these keys, in this order."""
+    return dump(["dict", *chain.from_iterable(zip(names, repeat({})))], [], [])
 
 
 # ------------------------------------------------------------------------------------------------------------ checks

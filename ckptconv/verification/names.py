@@ -16,7 +16,7 @@ from ckptconv.options.table import Options
 from ckptconv.outputs import selection
 from ckptconv.outputs.pipeline import selected
 from ckptconv.outputs.selection import Rename
-from ckptconv.structure import keymap
+from ckptconv.structure.record import plain_record
 from ckptconv.tensors.lazy import LazyTensor, same_bytes
 from ckptconv.text import some
 from ckptconv.verification import CONVERTED_SO, renaming
@@ -168,7 +168,7 @@ def check_structure(expected: Expected, written: Written) -> None:
     if want is None:
         if written.structure is None and list(written.tensors) == stored:
             return
-        want = keymap.plain_record(stored)
+        want = plain_record(stored)
     if written.structure == want:
         return
     got = written.structure

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ckptconv.structure import keymap
-from ckptconv.structure.record import dump, name_of, parse, tensors_of
+from ckptconv.structure.record import dump, name_of, parse, plain_record, tensors_of
 
 
 def without_storages(record: str | None, names: Iterable[str]) -> str:
@@ -13,7 +12,7 @@ def without_storages(record: str | None, names: Iterable[str]) -> str:
 
     The places may change: parts of a storage that no tensor covers are not written.
     """
-    parsed = parse(record or keymap.plain_record(names))
+    parsed = parse(record or plain_record(names))
     groups: dict[int, list[str]] = {}
     for leaf, implied in tensors_of(parsed):
         leaf.pop("dtype", None)

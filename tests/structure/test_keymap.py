@@ -38,7 +38,8 @@ from ckptconv.pickles.vocabulary import WHOLE_TREES
 from ckptconv.structure import keymap
 from ckptconv.structure.choice import Choice
 from ckptconv.structure.encoder import RecordEncoder
-from ckptconv.structure.keymap import describe, flatten, plain_record, remap, unflatten
+from ckptconv.structure.keymap import describe, flatten, unflatten
+from ckptconv.structure.record import claimed_equal, plain_record, remap
 from ckptconv.tensors.dtypes import DTYPE_RANK, DTYPES
 from ckptconv.tensors.lazy import Concat, Convert, Inline, LazyTensor, Stored, Tagged, TensorFacts
 from ckptconv.tensors.moves import Conjugate, File
@@ -1205,8 +1206,8 @@ def test_the_comparison_used_here_notices_what_it_should() -> None:
 def test_names_that_a_record_gives_to_one_object_are_told_where_both_have_a_tensor() -> None:
     shared = torch.ones(2)
     _, record = flatten({"a": shared, "b": shared, "c": torch.zeros(1)})
-    assert [*keymap.claimed_equal({"a": 1, "b": 2, "c": 3}, record)] == [("b", 1, 2)]
-    assert not [*keymap.claimed_equal({"a": 1, "c": 3}, record)]
+    assert [*claimed_equal({"a": 1, "b": 2, "c": 3}, record)] == [("b", 1, 2)]
+    assert not [*claimed_equal({"a": 1, "c": 3}, record)]
 
 
 @every(

@@ -42,6 +42,7 @@ from ckptconv.pickles.nodes import Composite
 from ckptconv.plan import Data, FilePlan, Literal, Part, Trailer
 from ckptconv.structure import keymap
 from ckptconv.structure.choice import Choice
+from ckptconv.structure.record import tensor_names
 from ckptconv.tensors.lazy import Derived, LazyTensor, Narrow, Stored, Tagged, View, untagged
 from ckptconv.text import some
 
@@ -139,7 +140,7 @@ def _weights(source: Source, chosen: Selected, empty: list[str]) -> Iterator[Lea
         return
     # A view for each name: what the tree has in a place tells by its identity which tensor that is.
     # The record of a file whose tensors were renamed names tied tensors once.
-    known = keymap.names(record) if source.stored and chosen.owners else tensors.keys()
+    known = tensor_names(record) if source.stored and chosen.owners else tensors.keys()
     views = {name: View(tensor, tensor.dtype, tensor.shape) for name, tensor in tensors.items() if name in known}
     names = {id(view): name for name, view in views.items()}
     keys = dict.fromkeys(tensors, "") if source.stored else {new: old for old, new in chosen.names.items()}

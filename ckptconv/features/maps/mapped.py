@@ -14,8 +14,7 @@ from ckptconv.options.table import NONE, Options
 from ckptconv.outputs import selection
 from ckptconv.outputs.computed import Computing, Elsewhere, Restated, Shown
 from ckptconv.outputs.selected import Selected
-from ckptconv.structure import keymap
-from ckptconv.structure.record import MAP_KEY
+from ckptconv.structure.record import MAP_KEY, Flattened
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import some
 
@@ -59,7 +58,7 @@ def mapped(chosen: Selected, map_: ChosenMap | None, options: Options, reference
         names={name: name for name in mapped_tensors},
         known=mapped_tensors,
         tensors=mapped_tensors,
-        described=keymap.Flattened(mapped_tensors, None, uncastable),
+        described=Flattened(mapped_tensors, None, uncastable),
         structured=False,
         owners={},
         uncastable=uncastable,

@@ -18,7 +18,8 @@ from ckptconv.options.table import Options
 from ckptconv.outputs.computed import Computing, From, ways_of
 from ckptconv.outputs.selected import Selected
 from ckptconv.outputs.truths import untrue
-from ckptconv.structure import keymap, parted
+from ckptconv.structure import parted
+from ckptconv.structure.record import Flattened
 from ckptconv.text import brief, some
 
 
@@ -79,7 +80,7 @@ def _parted(chosen: Selected, source: Source, options: Options, reference: Selec
         names={name: name for name in cut_part.tensors},
         known=cut_part.tensors,
         tensors=cut_part.tensors,
-        described=keymap.Flattened(cut_part.tensors, None, uncastable),
+        described=Flattened(cut_part.tensors, None, uncastable),
         structured=False,
         owners={
             cut_part.names[alias]: cut_part.names[owner]

@@ -16,7 +16,7 @@ from ckptconv.options.table import Options
 from ckptconv.outputs.computed import Computing
 from ckptconv.outputs.selected import Selected
 from ckptconv.outputs.selection import globs_like
-from ckptconv.structure import keymap
+from ckptconv.structure.record import Flattened
 from ckptconv.tensors import casting
 from ckptconv.tensors.dtypes import DTYPES, SUMMED
 from ckptconv.tensors.lazy import LazyTensor, untagged
@@ -106,7 +106,7 @@ def _quantized(chosen: Selected, source: Source, options: Options, reference: Se
         names={tensor_name: tensor_name for tensor_name in tensors},
         known=tensors,
         tensors=tensors,
-        described=keymap.Flattened(tensors, None, chosen.uncastable | parts),
+        described=Flattened(tensors, None, chosen.uncastable | parts),
         structured=False,
         owners={alias: owner for alias, owner in chosen.owners.items() if alias in tensors and owner in tensors},
         uncastable=chosen.uncastable | parts,
