@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ckptconv.errors import CkptconvError, LimitError, UnsafeError
 from ckptconv.features.scan.seekable import Seekable
-from ckptconv.formats.torch.container import LongError, Pickles
+from ckptconv.formats.torch.consecutive import LongError, Pickles
 from ckptconv.formats.torch.zip import PICKLE
 from ckptconv.pickles.vocabulary import WHOLE_TREES
 from ckptconv.storage import zip_elsewhere

@@ -49,7 +49,8 @@ from ckptconv.features.scan.readings import Readings, all_bytes
 from ckptconv.features.scan.report import Finding
 from ckptconv.features.scan.survey import Passed, survey
 from ckptconv.formats.model_files import looks_like_safetensors
-from ckptconv.formats.torch.container import SCANNED, LongError, Pickles, is_stream
+from ckptconv.formats.torch.consecutive import LongError, Pickles
+from ckptconv.formats.torch.container import SCANNED, is_stream
 from ckptconv.formats.torch.file import read_from
 from ckptconv.formats.torch.objects import without_tensors
 from ckptconv.formats.torch.zip import check_zip

@@ -15,7 +15,8 @@ from typing import Any
 
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.features.tar.directory import listed
-from ckptconv.formats.torch.container import SCANNED, Pickles, TorchFile, first_identity, is_pickle, refuse_attack
+from ckptconv.formats.torch.consecutive import Pickles
+from ckptconv.formats.torch.container import SCANNED, TorchFile, first_identity, is_pickle, refuse_attack
 from ckptconv.formats.torch.objects import vocabulary
 from ckptconv.formats.torch.storages import Storage, storage_dtype
 from ckptconv.pickles.nodes import Global

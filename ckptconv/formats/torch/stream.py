@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.formats.torch.container import STREAM_HEAD, STREAM_MAGIC, Pickles, TorchFile, first_identity, is_stream
+from ckptconv.formats.torch.consecutive import Pickles
+from ckptconv.formats.torch.container import STREAM_HEAD, STREAM_MAGIC, TorchFile, first_identity, is_stream
 from ckptconv.formats.torch.objects import vocabulary
 from ckptconv.formats.torch.storages import Storage, StorageId, storage_id
 from ckptconv.pickles.machine import load

@@ -20,7 +20,7 @@ from effort import every
 from torch import nn
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError
-from ckptconv.formats.torch import container as torch_container
+from ckptconv.formats.torch import consecutive
 from ckptconv.formats.torch.file import read_torch
 from ckptconv.pickles.nodes import Global
 
@@ -301,6 +301,6 @@ def test_a_pickle_that_never_ends_is_not_read_forever(
     with path.open("wb") as out:
         out.write(head[:at] + b"\x80\x02X\xff\xff\xff\x7f")
         out.truncate(4 << 30)
-    monkeypatch.setattr(torch_container, "MAX_PICKLE", 1 << 20)
+    monkeypatch.setattr(consecutive, "MAX_PICKLE", 1 << 20)
     with pytest.raises(LimitError, match="the object takes more than 1048576 bytes"):
         read_torch(str(path))
