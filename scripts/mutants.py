@@ -199,13 +199,13 @@ MUTANTS = [
         "tests/pickles",
     ),
     Mutant(
-        "structure/keymap",
+        "structure/record",
         "        new = (aliases or {}).get(new, new)\n",
         "",
         "tests/structure tests/outputs/test_selection.py",
     ),
     Mutant(
-        "structure/keymap",
+        "structure/record",
         "if known != name and known in flat and name in flat:",
         "if known == name:",
         "tests/structure/test_keymap.py -k record_gives",
