@@ -1,4 +1,4 @@
-"""The reports that conversions and verifications print."""
+"""The reports that conversions print."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from ckptconv.text import count_of, cut, format_memory, format_size, format_time
 
 if TYPE_CHECKING:
     from ckptconv.result import OutputFile, Report
-    from ckptconv.verification.report import Verification
 
 # Up to so many output files get a line each.
 FEW = 3
@@ -34,10 +33,10 @@ def of_conversion(report: Report, verbose: bool) -> list[str]:
         by_directory.setdefault(_gathered(output.path), []).append(output)
     for directory, outputs in by_directory.items():
         if len(outputs) <= FEW or verbose:
-            lines.extend(f"{verb} {output.path} ({_contents(output.bytes, output.tensors)})" for output in outputs)
+            lines.extend(f"{verb} {output.path} ({contents(output.bytes, output.tensors)})" for output in outputs)
         else:
-            contents = _contents(sum(output.bytes for output in outputs), sum(output.tensors for output in outputs))
-            lines.append(f"{verb} {len(outputs)} files in {directory} ({contents})")
+            together = contents(sum(output.bytes for output in outputs), sum(output.tensors for output in outputs))
+            lines.append(f"{verb} {len(outputs)} files in {directory} ({together})")
     lines.extend(f"{name} ← {some(of, len(of) if verbose else FEW, str)}" for name, of in report.made_of.items())
     lines.extend(report.notes)
     for field, module in SUMMARIES.items():
@@ -76,32 +75,8 @@ def of_conversion(report: Report, verbose: bool) -> list[str]:
         whole = format_size(report.input_bytes or report.bytes_read)  # small arrays may lie in descriptions alone
         lines.append(
             f"read {read} {whole}, wrote {format_size(report.bytes_written)} "
-            f"in {_duration(report.seconds, report.bytes_written)}, peak memory {format_memory(report.peak_rss_bytes)}"
+            f"in {duration(report.seconds, report.bytes_written)}, peak memory {format_memory(report.peak_rss_bytes)}"
         )
-    return lines
-
-
-def of_verification(done: Verification, verbose: bool) -> list[str]:
-    """Return the lines of the report of a verification that found no difference."""
-    lines: list[str] = []
-    verb = "compared" if done.inert else "verified"
-    if verbose or len(done.outputs) <= FEW:
-        lines.extend(f"{verb} {file.path} ({_contents(file.bytes, file.tensors)})" for file in done.outputs)
-    else:
-        contents = _contents(sum(file.bytes for file in done.outputs), sum(file.tensors for file in done.outputs))
-        lines.append(f"{verb} {len(done.outputs)} files ({contents})")
-    if done.manifest:
-        chosen = ", ".join(f"{name}={value}" for name, value in done.options.items())
-        lines.append(f"converted with {chosen}, says {done.manifest}")
-    tied = f", {count_of(len(done.aliases), 'tied name')} among them" if done.aliases else ""
-    averaged = f" averaged with {count_of(len(done.averaged), 'other')}" if done.averaged else ""
-    merged = f" with {count_of(len(done.adapters), 'adapter')} merged" if done.adapters else ""
-    patched = f" with {count_of(len(done.deltas), 'delta')} applied" if done.deltas else ""
-    lines.append(
-        f"equal to {done.input}{averaged}{merged}{patched}: {count_of(done.tensors, 'tensor')}{tied}, "
-        f"{format_size(done.bytes_compared)} compared in {_duration(done.seconds, done.bytes_compared)}, "
-        f"peak memory {format_memory(done.peak_rss_bytes)}"
-    )
     return lines
 
 
@@ -136,11 +111,12 @@ def recorded(reports: Sequence[Report]) -> Iterator[str]:
         yield f"the structure record{whose} also holds values under {keys}; {alone}--no-structure leaves them out"
 
 
-def _contents(size: int, tensors: int) -> str:
+def contents(size: int, tensors: int) -> str:
+    """Return the size of files, and the number of tensors in them, in words."""
     return f"{format_size(size)}, {count_of(tensors, 'tensor')}" if tensors else format_size(size)
 
 
-def _duration(seconds: float, size: int) -> str:
+def duration(seconds: float, size: int) -> str:
     """Return how long it took, and the rate if it took a second or more."""
     if seconds < 1:
         return f"{max(seconds, 0.01):.2f} s"

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ckptconv.cli.options import SHOWING, named, run, taking
+from ckptconv.cli.reports import FEW, contents, duration
 from ckptconv.options.table import OPTIONS, TENSORS, VERIFYING
+from ckptconv.text import count_of, format_memory, format_size
+
+if TYPE_CHECKING:
+    from ckptconv.verification.report import Verification
 
 OTHER_WORDS = {"verify": ("check", "validate", "test")}
 
@@ -48,8 +53,31 @@ def verify_(
       ckptconv verify model.safetensors model.pt
       ckptconv verify model/
     """
-    from ckptconv.cli.reports import of_verification
     from ckptconv.verification.verify import verify
 
     shown, done = run("verify", options, verify, source, output)
-    shown.report(done, of_verification(done, shown.verbose))
+    shown.report(done, _report(done, shown.verbose))
+
+
+def _report(done: Verification, verbose: bool) -> list[str]:
+    """Return the lines of the report of a verification that found no difference."""
+    lines: list[str] = []
+    verb = "compared" if done.inert else "verified"
+    if verbose or len(done.outputs) <= FEW:
+        lines.extend(f"{verb} {file.path} ({contents(file.bytes, file.tensors)})" for file in done.outputs)
+    else:
+        together = contents(sum(file.bytes for file in done.outputs), sum(file.tensors for file in done.outputs))
+        lines.append(f"{verb} {len(done.outputs)} files ({together})")
+    if done.manifest:
+        chosen = ", ".join(f"{name}={value}" for name, value in done.options.items())
+        lines.append(f"converted with {chosen}, says {done.manifest}")
+    tied = f", {count_of(len(done.aliases), 'tied name')} among them" if done.aliases else ""
+    averaged = f" averaged with {count_of(len(done.averaged), 'other')}" if done.averaged else ""
+    merged = f" with {count_of(len(done.adapters), 'adapter')} merged" if done.adapters else ""
+    patched = f" with {count_of(len(done.deltas), 'delta')} applied" if done.deltas else ""
+    lines.append(
+        f"equal to {done.input}{averaged}{merged}{patched}: {count_of(done.tensors, 'tensor')}{tied}, "
+        f"{format_size(done.bytes_compared)} compared in {duration(done.seconds, done.bytes_compared)}, "
+        f"peak memory {format_memory(done.peak_rss_bytes)}"
+    )
+    return lines
