@@ -17,7 +17,6 @@ from ckptconv.text import brief, parse_count, parse_path, parse_size, some
 # transposed, the longer the runs that are read and written, the fewer they are.
 USUAL_MEMORY, FAR_MEMORY, SCATTERED_MEMORY = 8 << 20, 24 << 20, 16 << 20
 MOST_ITEMS = 100_000_000  # items in a row, or lines of a list
-_MOST_NUMBER = 1e100  # of which a thousand can be added up
 _MOST_SIZE = (1 << 63) - 1  # of an axis
 DTYPES = ("float32", "bfloat16", "float16", "keep")
 # Short names of dtypes.
@@ -115,17 +114,6 @@ def _number(value: Any, called: str) -> float:
     return number
 
 
-def _numbers(value: Any, called: str) -> tuple[float, ...]:
-    """Return finite numbers of a list, or of text with commas between them."""
-    try:
-        numbers = [float(text) for text in (value.split(",") if isinstance(value, str) else value)]
-    except (TypeError, ValueError, OverflowError):
-        numbers = []
-    if not numbers or not all(abs(number) <= _MOST_NUMBER for number in numbers):
-        raise UsageError(f"{called} is {brief(value)}; expected numbers, such as 1,1,2.")
-    return tuple(numbers)
-
-
 def _mapping(value: Any, called: str) -> dict[str, Any]:
     kind = "mapping by text"
     if isinstance(value, str):
@@ -161,20 +149,6 @@ def _dtype(value: Any, called: str) -> str:
             hint += " To write codes and scales, use --quantize, such as --quantize fp8-block."
         raise UsageError(f"{called} {brief(name)} is not a supported output dtype.", hint)
     return name
-
-
-def _names(value: Any, called: str) -> dict[str, str]:
-    """Return {part: name} from a mapping, or from words such as weight=NAME."""
-    if not isinstance(value, Mapping):
-        value = dict(_named(text, called) for text in _texts(value, called))
-    return {_text(part, called): _text(name, called) for part, name in value.items()}
-
-
-def _named(text: str, called: str) -> tuple[str, str]:
-    part, equals, name = text.partition("=")
-    if not (part and equals and name):
-        raise UsageError(f"{called} {text!r} does not assign a tensor to a part.", "Write it as weight=NAME.")
-    return part, name
 
 
 def _sizes(value: Any, called: str) -> dict[str, int]:
@@ -239,16 +213,13 @@ def counted(least: int, most: int) -> ValueKind:
 
 _SEVERAL = "str | list[str] | tuple[str, ...]"
 TEXT = ValueKind(_text, unset="")
-WORD = ValueKind(_text)
 PATH = ValueKind(parse_path, unset="", accepts="str | os.PathLike[str]")
 FLAG = ValueKind(_flag, bool, bool, unset=False, accepts="bool")
 SWITCH = ValueKind(_flag, bool, bool, accepts="bool")
 TEXTS = ValueKind(_texts, list[str], list, unset=(), accepts=_SEVERAL)
 RULES = ValueKind(_rules, list[str], list, unset=(), accepts=_SEVERAL)
-NAMES = ValueKind(_names, list[str], dict, unset={}, accepts=f"Mapping[str, str] | {_SEVERAL}")
 SIZES = ValueKind(_sizes, list[str], dict, unset={}, accepts=f"Mapping[str, int] | {_SEVERAL}")
 MAPPING = ValueKind(_mapping, stored=dict, unset={}, accepts="Mapping[str, Any] | str")
-NUMBERS = ValueKind(_numbers, stored=list, accepts="str | list[float] | tuple[float, ...]")
 NUMBER = ValueKind(_number, stored=float, accepts="float | str")
 SIZE = ValueKind(parse_size, stored=int, accepts="int | str")
 DTYPE = ValueKind(

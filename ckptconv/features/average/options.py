@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from ckptconv.errors import UsageError
 from ckptconv.options import TAKE
-from ckptconv.options.kinds import NUMBER, NUMBERS, PATH
+from ckptconv.options.kinds import NUMBER, PATH, ValueKind
 from ckptconv.options.option import Option, options_in
 from ckptconv.options.table import COMBINING
+from ckptconv.text import brief
+
+_MOST_NUMBER = 1e100  # of which a thousand can be added up
+
+
+def _numbers(value: Any, called: str) -> tuple[float, ...]:
+    """Return finite numbers of a list, or of text with commas between them."""
+    try:
+        numbers = [float(text) for text in (value.split(",") if isinstance(value, str) else value)]
+    except (TypeError, ValueError, OverflowError):
+        numbers = []
+    if not numbers or not all(abs(number) <= _MOST_NUMBER for number in numbers):
+        raise UsageError(f"{called} is {brief(value)}; expected numbers, such as 1,1,2.")
+    return tuple(numbers)
+
+
+_NUMBERS = ValueKind(_numbers, stored=list, accepts="str | list[float] | tuple[float, ...]")
 
 
 class _Averaging:
     """Options that only `average` has."""
 
     weights = Option(
-        NUMBERS,
+        _NUMBERS,
         "The weights of the STEPs, in order, such as 1,1,2. They may be negative, but must not sum to zero.",
         metavar="W,...",
         fallback="equal weights",

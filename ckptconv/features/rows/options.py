@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from ckptconv.errors import UsageError
 from ckptconv.options import NAMING, TAKE
-from ckptconv.options.kinds import FLAG, MOST_ITEMS, NAMES, TEXT, TEXTS, WORD, ValueKind, counted, dtype_name
+from ckptconv.options.kinds import FLAG, MOST_ITEMS, TEXT, TEXTS, ValueKind, counted, dtype_name
 from ckptconv.options.option import Given, Option, naming, options_in
 from ckptconv.options.table import OPTIONS
 
+
+def _names(value: Any, called: str) -> dict[str, str]:
+    """Return {part: name} from a mapping, or from words such as weight=NAME."""
+    if not isinstance(value, Mapping):
+        value = dict(_named(text, called) for text in TEXTS.parse(value, called))
+    return {TEXT.parse(part, called): TEXT.parse(name, called) for part, name in value.items()}
+
+
+def _named(text: str, called: str) -> tuple[str, str]:
+    part, equals, name = text.partition("=")
+    if not (part and equals and name):
+        raise UsageError(f"{called} {text!r} does not assign a tensor to a part.", "Write it as weight=NAME.")
+    return part, name
+
+
 ROW_DTYPE = ValueKind(dtype_name, accepts="str | TorchDType")
+_WORD = ValueKind(TEXT.parse)
+_NAMES = ValueKind(_names, list[str], dict, unset={}, accepts=f"Mapping[str, str] | {TEXTS.accepts}")
 
 
 class RowOptions(Given):
@@ -19,7 +38,7 @@ class RowOptions(Given):
         counted(1, MOST_ITEMS), "The number of weight items in a row.", metavar="D", common=True
     )
     method: str | None = naming(
-        WORD,
+        _WORD,
         "exact_row_wise_adagrad, partial_row_wise_adam, adam, row_wise_rmsprop_ar, or none.",
         metavar="NAME",
         common=True,
@@ -76,7 +95,7 @@ class _Packing:
     """Options that only `pack` has."""
 
     names = Option(
-        NAMES,
+        _NAMES,
         "The tensor that holds PART of the rows; repeatable.",
         flags=("--column",),
         metavar="PART=NAME",
