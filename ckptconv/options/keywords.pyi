@@ -152,7 +152,7 @@ class _Tied(TypedDict, total=False):
 
     part: tuple[int, int] | list[int] | str | None
     """Convert part I (from 0) of N, and leave it staged for `finish`; auto takes I and N from the environment of an
-    array of Slurm, torchrun or Kubernetes."""
+    array of Slurm, tasks of srun, torchrun or Kubernetes."""
 
 
 class _Structure(TypedDict, total=False):

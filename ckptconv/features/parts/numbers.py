@@ -10,6 +10,7 @@ from typing import Any
 from ckptconv.errors import UsageError
 from ckptconv.text import brief, whole
 
+_SRUN = "tasks of srun"
 # Variables in which batch systems give the number of a process, the lowest number, and the number of processes. Of each
 # the first that is set counts.
 _SYSTEMS: tuple[tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]], ...] = (
@@ -21,6 +22,8 @@ _SYSTEMS: tuple[tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]], .
         (),
         ("JOB_COMPLETIONS", "COMPLETIONS", "JOB_PARALLELISM", "PARALLELISM"),
     ),
+    # Only in the tasks of srun: a batch script has the first of these too, and runs once.
+    (_SRUN, ("SLURM_PROCID",), (), ("SLURM_STEP_NUM_TASKS",)),
 )
 
 
@@ -48,6 +51,8 @@ def _part_of_system(option: str, environment: Mapping[str, str]) -> tuple[int, i
         if number is None:
             continue
         count = _first(option, environment, counts)
+        if count is None and system == _SRUN:
+            continue
         if count is None:
             raise UsageError(
                 f"{option} auto: {numbers[0]} is set, as in {system}, but {' or '.join(counts)} is not.",

@@ -74,6 +74,17 @@ def test_parts_are_named_by_number_and_count() -> None:
         ({"RANK": "1", "WORLD_SIZE": "8"}, (1, 8)),
         ({"JOB_COMPLETION_INDEX": "2", "JOB_COMPLETIONS": "3"}, (2, 3)),
         ({"JOB_COMPLETION_INDEX": "0", "JOB_PARALLELISM": "3"}, (0, 3)),
+        ({"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4"}, (3, 4)),
+        # In an array, each task of it is a part.
+        (
+            {
+                "SLURM_PROCID": "0",
+                "SLURM_STEP_NUM_TASKS": "1",
+                "SLURM_ARRAY_TASK_ID": "5",
+                "SLURM_ARRAY_TASK_COUNT": "8",
+            },
+            (5, 8),
+        ),
     ],
 )
 def test_auto_reads_what_batch_systems_set(environment: dict[str, str], expected: tuple[int, int]) -> None:
@@ -84,6 +95,8 @@ def test_auto_reads_what_batch_systems_set(environment: dict[str, str], expected
     ("environment", "words"),
     [
         ({}, ["SLURM_ARRAY_TASK_ID", "RANK", "JOB_COMPLETION_INDEX"]),
+        # As in a batch script without srun, which runs once.
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, ["none of these is set", "SLURM_PROCID (tasks of srun)"]),
         ({"RANK": "1"}, ["WORLD_SIZE"]),
         ({"RANK": "x", "WORLD_SIZE": "2"}, ["RANK", "'x'"]),
         ({"RANK": "2", "WORLD_SIZE": "2"}, ["part 2 of 2 does not exist."]),
