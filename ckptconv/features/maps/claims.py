@@ -40,6 +40,8 @@ _NUMBER = re.compile(r"0|[1-9]\d{0,8}")
 _WILD = re.compile(r"\*|\?|\[!?\]?[^]]*\]|\{\w+\}")
 # An index of a template.
 _INDEX = re.compile(r"\{[^{}]+\}")
+# Advice for a glob that keeps all names.
+_KEEPING_OTHERS = ' To keep all other names, write a rule instead of the glob: {} = "{{name}}" and {} = "{{name}}".'
 # Stands for any value of an index or a wildcard.
 _HOLE = "\0"
 
@@ -345,7 +347,7 @@ def claimed(map_: Map, side: int, names: Iterable[str], *, strict: bool = True) 
             raise UsageError(
                 f"The map {map_.name} has several entries for the name {quoted(name)}: {' and '.join(owners)}.",
                 "If two rules match a name, the more specific rule wins: the one whose names all match the other rule "
-                "too.",
+                "too." + (_KEEPING_OTHERS.format(*map_.sides) if ("*", "keep") in globs else ""),
             )
         if fitting:
             claims.found[name] = fitting[0]

@@ -154,3 +154,14 @@ def test_a_number_in_a_template_tells_names_from_those_of_other_numbers(tmp_path
     first = special.replace("{e}", "7")
     names = {"x.5.w": "y.5.w", f"x.{first}.w": f"z.{first}.w", "x.23.w": "y.23.w", "x.e.w": "y.e.w"}
     there_and_back(tmp_path, text, names)
+
+
+def test_a_glob_that_keeps_all_names_is_told_the_rule_that_does(tmp_path: Path) -> None:
+    rule = '[[rule]]\na = "x.{l}.q"\nb = "y.{l}"\n'
+    tensors = Checkpoint(tmp_path / "x", numbered(**{"x.0.q": (1,), "norm.weight": (1,)})).tensors
+    with pytest.raises(UsageError, match="several entries for the name") as error:
+        apply_map(parse_map(f'{rule}[keep]\nnames = ["*"]\n', "test.toml"), tensors, target="b")
+    advice = error.value.hint.rpartition("instead of the glob: ")[2].rstrip(".")
+    assert advice == 'a = "{name}" and b = "{name}"'
+    followed = f"{rule}[[rule]]\n" + advice.replace(" and ", "\n")
+    assert [*apply_map(parse_map(followed, "test.toml"), tensors, target="b").tensors] == ["y.0", "norm.weight"]
