@@ -68,8 +68,21 @@ def candidates(wanted: str, names: Sequence[str], most: int = 8) -> str:
 
 def globs_like(glob: str, names: Sequence[str]) -> str:
     """Return a hint for a `glob` that matches none of the `names`: one for all names below it, or names like it."""
-    below = next((text for text in (f"{glob}.*", f"*.{glob}.*") if fnmatch.filter(names, text)), "")
-    return f"Did you mean {below!r}?" if glob and below else candidates(glob, names)
+    tried = (f"{glob}.*", f"*.{glob}.*", f"*{glob}", _respelled(glob, names))
+    near = next((text for text in tried if fnmatch.filter(names, text)), "")
+    return f"Did you mean {near!r}?" if glob and near else candidates(glob, names)
+
+
+def _respelled(glob: str, names: Sequence[str]) -> str:
+    """Return `glob` with the most similar words of `names` in the place of those that none of them has."""
+    import difflib
+
+    words = {word for name in names for word in name.split(".")}
+
+    def near(match: re.Match[str]) -> str:
+        return match[0] if match[0] in words else next(iter(difflib.get_close_matches(match[0], words, 1)), match[0])
+
+    return re.sub(r"\w+", near, glob)
 
 
 def matching(names: Iterable[str], choice: Choice) -> list[str]:

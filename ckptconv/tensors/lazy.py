@@ -18,18 +18,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 from ckptconv.tensors.dtypes import DTYPES, DType
-from ckptconv.tensors.moves import (
-    BLOCK,
-    GAP,
-    Assembled,
-    Cast,
-    Cut,
-    File,
-    Kernel,
-    Move,
-    Order,
-    Runs,
-)
+from ckptconv.tensors.moves import BLOCK, GAP, Assembled, Cast, Cut, File, Kernel, Move, Order, Runs
 from ckptconv.tensors.strides import is_contiguous
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from ckptconv.outputs.selection import goal, untie
+from ckptconv.outputs.selection import globs_like, goal, untie
 from ckptconv.structure import keymap
 from ckptconv.structure.choice import Choice
 from ckptconv.tensors.dtypes import DTYPES
@@ -437,3 +437,20 @@ def test_a_glob_without_names_suggests_one_for_the_names_below(tmp_path: Path) -
     assert "--exclude 'head' matches nothing. Did you mean 'head.*'?" in " ".join(run.err.split())
     run = ckptconv_here("convert", tmp_path / "m.safetensors", tmp_path / "p", "--include", "tower")
     run.refused(2, "Did you mean '*.tower.*'?")
+
+
+@every(
+    "glob, near",
+    [
+        ("*.atn.*", "'*.attn.*'"),
+        ("modle.*", "'model.*'"),
+        ("q_proj.weight", "'*q_proj.weight'"),
+        ("model.layer.*", "'model.layers.*'"),
+        ("*.[0-9].none", ""),
+        ("", ""),
+    ],
+)
+def test_a_glob_that_matches_nothing_is_respelled_if_that_matches(glob: str, near: str) -> None:
+    names = ["model.layers.0.attn.q_proj.weight", "model.norm.weight"]
+    hint = globs_like(glob, names)
+    assert hint == f"Did you mean {near}?" if near else hint.startswith("The keys are 'model.layers.0")
