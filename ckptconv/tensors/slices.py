@@ -8,18 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckptconv.tensors.lazy import (
-    Concat,
-    Convert,
-    LazyTensor,
-    Narrow,
-    Partitioned,
-    Picked,
-    Stored,
-    Tagged,
-    View,
-    Zeros,
-)
+from ckptconv.tensors.lazy import Concat, Convert, LazyTensor, Narrow, Partitioned, Picked, Stored, Tagged, View, Zeros
 from ckptconv.tensors.strides import contiguous_strides, reshaped_strides
 
 if TYPE_CHECKING:

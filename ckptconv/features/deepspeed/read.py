@@ -19,19 +19,17 @@ from ckptconv.features.deepspeed.assemble import assemble, is_whole, whole
 from ckptconv.features.deepspeed.locate import FAMILY, TagFiles
 from ckptconv.features.deepspeed.records import MAX_RANKS, ModelFile, OptimFile, Reading
 from ckptconv.features.deepspeed.weights import Weights
-from ckptconv.formats.source import Defaults, Source, StateFacts, Training, Wanted
+from ckptconv.formats.source import STATES_ARE_CONVERTED, Defaults, Source, StateFacts, Training, Wanted
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, dirname, is_remote
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.tensors.moves import File
-from ckptconv.text import format_size
+from ckptconv.text import format_size, some
 
 # Partitions with fewer elements may be equal by chance.
 _FEW_ELEMENTS = 16
 # Bytes of partitions that are compared if there are no checksums.
 _COMPARED = 1 << 16
-
-
 # Ranks that a message names.
 SHOWN = 8
 
@@ -146,7 +144,7 @@ def _read(location: Location, wanted: Wanted) -> Source:
         owners=weights.aliases,
         counts=weights.counts(),
         facts=_facts(opened.files, grid, first.model, weights),
-        notes=_taken(location, place),
+        notes=_notes(location, place, weights, wanted),
         pointers=[place.pointer] if place.pointer else [],
         warnings=weights.warnings,
         unaccounted=weights.unaccounted,
@@ -492,9 +490,15 @@ def _facts(files: TagFiles, grid: _Grid, model: ModelFile, weights: Weights) -> 
         facts["experts"] = f"{len({expert for _, expert, _ in files.experts})} in each layer of them"
     if model.version:
         facts["DeepSpeed"] = model.version
+    if (step := model.number("global_steps")) is not None:
+        facts["steps"] = step
+    if states := dict.fromkeys(name for own in weights.states.values() for name in own):
+        facts["optimizer"] = some(states, form=str)
     return facts
 
 
-def _taken(location: Location, place: zero_files.TagDirectory) -> list[str]:
-    is_other = place.directory.path != location.path
-    return [f"Converted {place.directory}: {place.reason}."] if place.reason and is_other else []
+def _notes(location: Location, place: zero_files.TagDirectory, weights: Weights, wanted: Wanted) -> list[str]:
+    is_other = place.reason and place.directory.path != location.path
+    is_left = weights.optimizer() and not (wanted.states or weights.states_error)
+    left = [f"Not converted: the optimizer{STATES_ARE_CONVERTED}."] if is_left else []
+    return [*([f"Converted {place.directory}: {place.reason}."] if is_other else []), *left]
