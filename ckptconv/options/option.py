@@ -139,7 +139,8 @@ def former_given(former: str, option: Option) -> None:
     """Tell the caller that `option` was given by its `former` flag."""
     import warnings
 
-    warnings.warn(f"{former} is called {option.flags[0]} here.", FormerName, stacklevel=3)
+    reads = ": the states are read from its PATH" if option.metavar == "PATH" else ""
+    warnings.warn(f"{former} is called {option.flags[0]} here{reads}.", FormerName, stacklevel=3)
 
 
 def option(kind: ValueKind, about: str = "", **settings: Any) -> Any:

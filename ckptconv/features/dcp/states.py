@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ckptconv.errors import UnsupportedError, UsageError
+from ckptconv.errors import MissingError, UnsupportedError, UsageError
 from ckptconv.formats.detect import asked_orders, complete, open_source
 from ckptconv.formats.numbers.matching import NAMED
 from ckptconv.formats.numbers.states import optimizers_alone
@@ -12,11 +12,13 @@ from ckptconv.formats.optimizers import entries, optimizers_in, subtree, weights
 from ckptconv.formats.source import STATES_ARE_CONVERTED, FileFacts, Source
 from ckptconv.formats.training import weights_in, with_named
 from ckptconv.options.table import FITTING, named_in
+from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, is_same, normalize
 
 # The keys of torchtune's recipe_state.pt besides the optimizer, and a part of the names of its own models (0.6.1).
 _TORCHTUNE = frozenset({"epochs_run", "total_epochs"})
 _OF_TORCHTUNE = ".attn.q_proj."
+_PATHS = "Give the output of a conversion with --optimizer, or a checkpoint with optimizer states."
 
 
 def with_states(source: Source, given_path: str, path: str, **settings: Any) -> Source:
@@ -34,6 +36,8 @@ def with_states(source: Source, given_path: str, path: str, **settings: Any) -> 
     of_source: dict[str, Any] = {"family": "", "tag": "", "alone": False}
     of_source |= {name: option.default for name, option in named_in("map size").items()}
     opening = {name: value for name, value in settings.items() if name not in FITTING}
+    if Location(normalize(path), dict(settings.get("storage_options") or {})).kind == "missing":
+        raise MissingError(f"--states {path} does not exist: the optimizer states are read from it.", _PATHS)
     donor = open_source(normalize(path), **{**opening, **of_source, "states": True})
     alone = optimizers_alone(donor.weights)
     optimizer = None if alone else donor.states()
@@ -70,7 +74,7 @@ def with_states(source: Source, given_path: str, path: str, **settings: Any) -> 
 def _none(path: str) -> UsageError:
     return UsageError(
         f"{path} holds no optimizer states by parameter.",
-        "Give the output of a conversion with --optimizer, or a checkpoint with optimizer states.",
+        _PATHS,
     )
 
 

@@ -475,9 +475,7 @@ def _unite(opened: _Opened, grid: _Grid, ranks: Sequence[int], parts: Mapping[in
 
 
 def _training(files: TagFiles, optims: Sequence[OptimFile], weights: Weights) -> Training | None:
-    if not optims:
-        return None
-    return weights.training(optims[0].common(), files.model.values())
+    return weights.training(optims[0].common(), files.model.values()) if optims else None
 
 
 def _facts(files: TagFiles, grid: _Grid, model: ModelFile, weights: Weights) -> dict[str, Any]:

@@ -28,10 +28,11 @@ def test_a_former_name_works_and_is_told_once(tmp_path: Path, monkeypatch: pytes
         assert ckptconv_here(*twice.replace("STEP", step).split()).code == 2, words
 
 
+READ = "--optimizer is called --states here: the states are read from its PATH."
 FORMER = {
-    "safetensors2dcp {step} a --optimizer {step}": "--optimizer is called --states here.",
-    "convert {step} b --to dcp --optimizer {step}": "--optimizer is called --states here.",
-    "verify {step} b --optimizer {step}": "--optimizer is called --states here.",
+    "safetensors2dcp {step} a --optimizer {step}": READ,
+    "convert {step} b --to dcp --optimizer {step}": READ,
+    "verify {step} b --optimizer {step}": READ,
 }
 
 
@@ -51,6 +52,11 @@ def test_in_python_too(tmp_path: Path) -> None:
             call(states=step, optimizer=step)
     with pytest.warns(FormerName, match="--states is called --with-states"):
         ckptconv.open(step, states=True)  # type: ignore[call-arg]
+
+
+def test_states_that_are_read_from_nowhere_are_told_by_their_option(tmp_path: Path) -> None:
+    run = ckptconv_here("convert", STEP, tmp_path / "out", "--to", "dcp", "--states", tmp_path / "none")
+    run.refused(2, f"--states {tmp_path / 'none'} does not exist: the optimizer states are read from it.")
 
 
 def test_the_optimizer_goes_to_a_path(tmp_path: Path) -> None:
