@@ -122,7 +122,7 @@ class _Tied(TypedDict, total=False):
     """Compute a digest of every file and tensor, for the manifest."""
 
     depfile: str | os.PathLike[str] | None
-    """Write a rule for make to FILE, with the files that the output depends on."""
+    """Write a rule for make to FILE, with the local files that the output needs."""
 
     for_hub: bool
     """Write a model to publish: only the weights, which are found without --key, with config.json, tokenizer and

@@ -205,7 +205,7 @@ class Options(Given):
         group=OUTPUT,
     )
     depfile: str = option(
-        PATH, "Write a rule for make to FILE, with the files that the output depends on.", metavar="FILE", group=OUTPUT
+        PATH, "Write a rule for make to FILE, with the local files that the output needs.", metavar="FILE", group=OUTPUT
     )
     dry_run: bool = _running(FLAG, "Show the plan without writing anything.", common="convert merge")
 

@@ -9,10 +9,14 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import torch
+from checkpoints import torch_file
 from effort import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from stores import PLACES
 
+import ckptconv
 from ckptconv.errors import UsageError
 from ckptconv.publish.depfile import escaped, rule
 
@@ -113,3 +117,10 @@ def test_names_that_make_cannot_hold_are_refused() -> None:
     for target, name in (("a%b", "c"), ("a|b", "c"), (".PHONY", "c"), ("a\0", "b"), *names):
         with pytest.raises(UsageError, match="cannot be written to a Makefile"):
             rule([target], [name])
+
+
+def test_files_of_a_store_are_no_prerequisites(tmp_path: Path) -> None:
+    place = PLACES["memory"]()
+    url = place.put(torch_file(tmp_path, {"w": torch.ones(2)}), "model.pt")
+    ckptconv.convert(url, tmp_path / "out.safetensors", depfile=str(tmp_path / "out.d"))
+    assert (tmp_path / "out.d").read_text() == f"{tmp_path}/out.safetensors:\n"
