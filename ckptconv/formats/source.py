@@ -172,6 +172,7 @@ class _Fields(NamedTuple):
     trees: Mapping[str, Any] = {}
     training: Training | None = None
     structured: bool = True
+    of_model: bool = False
     owners: Mapping[str, str] = {}
     unaccounted: Sequence[str] = ()
     equal: Sequence[Equal] = ()
@@ -214,6 +215,7 @@ class Source(_Fields):
     - `format` names it for people; `family`, such as "torch" or "deepspeed", says which command converts it.
     - `weights` is the tree to convert. `structured`: its nesting and order are the user's own and worth a record;
       otherwise it is a flat state dict whose order means nothing.
+    - `of_model`: the format says that `weights` are those of the model alone.
     - `optimizer` is the optimizer's state dict by parameter name, if names are known; `of_states` are facts about it.
     - `weights_error` is the reason why its tensors are no weights, although they can be read and shown.
     - `trees` maps a key to a tree that holds the value under it, if `weights` does not.

@@ -26,7 +26,7 @@ def model_alone(source: Source, key: str = "") -> Source:
     Raise UsageError if there are several state dicts.
     """
     tree = source.weights
-    if key or not source.structured or not isinstance(tree, Mapping):
+    if key or source.of_model or not source.structured or not isinstance(tree, Mapping):
         return source
     # There may be a million values, of few types.
     kinds = {kind for kind in {*map(type, tree.values())} if issubclass(kind, Mapping)}

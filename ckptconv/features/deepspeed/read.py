@@ -488,11 +488,9 @@ def _facts(files: TagFiles, grid: _Grid, model: ModelFile, weights: Weights) -> 
         facts["experts"] = f"{len({expert for _, expert, _ in files.experts})} in each layer of them"
     if model.version:
         facts["DeepSpeed"] = model.version
-    if (step := model.number("global_steps")) is not None:
-        facts["steps"] = step
-    if states := dict.fromkeys(name for own in weights.states.values() for name in own):
-        facts["optimizer"] = some(states, form=str)
-    return facts
+    states = dict.fromkeys(name for own in weights.states.values() for name in own)
+    training = {"steps": model.number("global_steps"), "optimizer": some(states, form=str)}
+    return facts | {name: fact for name, fact in training.items() if fact}
 
 
 def _notes(location: Location, place: zero_files.TagDirectory, weights: Weights, wanted: Wanted) -> list[str]:

@@ -61,6 +61,7 @@ def _read(path: str, step: Step, wanted: Wanted) -> Source:
         family=FAMILY,
         path=path,
         weights=weights,
+        of_model=bool(model),
         trees=trees,
         optimizer=optimizer,
         of_states=StateFacts(inputs=opened.identified(path) if optimizer else {}),

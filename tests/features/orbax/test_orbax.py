@@ -138,6 +138,17 @@ def test_the_model_is_what_is_under_params_and_a_note_says_what_is_beside_it(tmp
     refused.refused(2, "The key '7' does not exist under 'opt_state'")
 
 
+def test_the_model_that_is_converted_is_published_too(tmp_path: Path) -> None:
+    step = step_of("train-state")
+    ckptconv.convert(step, tmp_path / "plain.safetensors")
+    ckptconv.convert(step, tmp_path / "hub", for_hub=True)
+    published, plain = load_file(tmp_path / "hub" / "model.safetensors"), load_file(tmp_path / "plain.safetensors")
+    assert published.keys() == plain.keys()
+    # Here no key says that it is a model's.
+    with pytest.raises(ckptconv.UsageError, match="it is not clear which are the model"):
+        ckptconv.convert(step_of("ocdbt-zarr3"), tmp_path / "other", for_hub=True)
+
+
 def test_states_of_optax_are_converted_by_parameter(tmp_path: Path) -> None:
     states = tmp_path / "states.safetensors"
     for step, arrays in (
