@@ -78,6 +78,8 @@ def scan(
         output.print_json(error is None, {**dataclasses.asdict(report), **failure})
     else:
         output.tell(_lines(report, output.verbose))
+    if not report.files:
+        output.warn("No file was scanned, so nothing was judged.")
     if error:
         say(str(error))
         raise typer.Exit(error.exit_code)

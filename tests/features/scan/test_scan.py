@@ -628,3 +628,11 @@ def test_a_notebook_shows_the_verdict_of_each_file_the_worst_first(tmp_path: Pat
     page = ckptconv.scan(tmp_path)._repr_html_()
     assert page.startswith("<table><caption>ScanReport: attack</caption><tr><th>")
     assert page.index("b.pt</th><td>attack</td>") < page.index("a.pt</th><td>safe</td>")
+
+
+def test_a_scan_of_nothing_says_that_nothing_was_judged(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello")
+    run = ckptconv_here("scan", tmp_path)
+    assert (run.code, run.err) == (0, "ckptconv: warning: No file was scanned, so nothing was judged.\n")
+    torch.save({"w": torch.ones(1)}, tmp_path / "model.pt")
+    assert ckptconv_here("scan", tmp_path).err == ""
