@@ -1,0 +1,83 @@
+"""Steps with states that other releases of Megatron-core saved become steps in the newest form of its optimizer."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from checkpoints import ZERO, ckptconv_here, done
+from effort import every
+
+import ckptconv
+
+DATA = Path(__file__).parents[1] / "megatron_core/data"
+# Of each archive: the name of its directory, and whether it has a second optimizer for experts.
+CASES = {
+    "flattened_tp2_dp2": False,  # 0.12.3, with states as rows
+    "moe_ep2_chained": True,  # 0.12.3
+    "reshardable_tp2_dp2": False,  # 0.16.1
+    "hashed_tp2_dp2": False,  # 0.19.2
+}
+
+
+def unpacked(case: str, place: Path) -> tuple[Path, dict[str, Any]]:
+    with tarfile.open(DATA / f"{case}.tar.xz") as tar:
+        tar.extractall(place, filter="data")
+    (expected,) = place.rglob("expected.pt")
+    return expected.parent / "checkpoint", torch.load(expected, weights_only=True)
+
+
+def loaded(step: Path) -> dict[str, torch.Tensor]:
+    described = dcp.FileSystemReader(step).read_metadata().state_dict_metadata
+    shapes = {name: saved for name, saved in described.items() if hasattr(saved, "size")}
+    tensors = {name: torch.empty(saved.size, dtype=saved.properties.dtype) for name, saved in shapes.items()}
+    dcp.load(tensors, checkpoint_id=step, no_dist=True)
+    return tensors
+
+
+@every("case, are_two", CASES.items())
+def test_its_states_are_those_that_the_training_held(case: str, are_two: bool, tmp_path: Path) -> None:
+    source, expected = unpacked(case, tmp_path / "theirs")
+    step = tmp_path / "run/iter_0000020"
+    run = done(ckptconv_here("convert", source, step, "--to", "megatron", "--states", source, "--no-fsync"))
+    assert "second optimizer" not in run.out
+    tensors = loaded(step)
+    for name, master in expected["masters"].items():
+        assert torch.equal(tensors[f"optimizer.state.param.{name}"], master), name
+    for name, state in expected["states"].items():
+        parameter, _, key = name.rpartition(".")
+        assert torch.equal(tensors[f"optimizer.state.{key}.{parameter}"], state), name
+    assert tensors.keys() == {
+        *expected["model"],
+        *(f"optimizer.state.param.{name}" for name in expected["masters"]),
+        *(f"optimizer.state.{key}.{name}" for name, _, key in (name.rpartition(".") for name in expected["states"])),
+    }
+    common = torch.load(step / "common.pt", weights_only=False)
+    optimizers = [common["optimizer"][number] for number in (0, 1)] if are_two else [common["optimizer"]]
+    assert len(common["optimizer"]) == 2
+    for number, optimizer in enumerate(optimizers):
+        assert optimizer.keys() == {"optimizer", "param_state_sharding_type"}
+        assert optimizer["param_state_sharding_type"] == "fully_reshardable"
+        flags = {(group["is_expert_parallel"], group["step"]) for group in optimizer["optimizer"]["param_groups"]}
+        assert flags == {(number == 1, 2.0)}
+
+
+def test_the_states_of_deepspeed_are_those_of_its_checkpoint(tmp_path: Path) -> None:
+    source = ZERO / "z1_bf16_w2" / "checkpoint"
+    chosen: dict[str, Any] = {"include": ["*.weight", "*.bias"], "states": source, "fsync": False}
+    ckptconv.convert(source, tmp_path / "run/iter_0000003", to="megatron", **chosen)
+    ckptconv.convert(source, tmp_path / "dcp", to="dcp", **chosen)
+    ours, theirs = loaded(tmp_path / "run/iter_0000003"), loaded(tmp_path / "dcp")
+    moments = [name for name in theirs if name.endswith((".exp_avg", ".exp_avg_sq"))]
+    assert moments
+    for name in moments:
+        parameter, _, key = name.removeprefix("optimizer.state.").rpartition(".")
+        assert torch.equal(ours[f"optimizer.state.{key}.{parameter}"], theirs[name]), name
+        assert torch.equal(ours[f"optimizer.state.param.{parameter}"], theirs[parameter]), name
+        assert theirs[parameter].dtype == torch.float32
+    common = torch.load(tmp_path / "run/iter_0000003/common.pt", weights_only=False)
+    steps = {group["step"] for group in common["optimizer"]["optimizer"]["param_groups"]}
+    assert steps == {3}
