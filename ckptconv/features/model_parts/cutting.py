@@ -185,11 +185,17 @@ def _vocabulary(
     count: int, tensors: Mapping[str, LazyTensor], path: str, rows: dict[str, tuple[int, Sequence[int]]]
 ) -> tuple[int, int]:
     """Return how many rows the vocabulary has, in the model and in the part; add its tensors to `rows`."""
-    vocabulary = places.vocabulary_of(tensors)
+    vocabulary = [*filter(places.is_of_vocabulary, tensors)]
     size = max((tensors[name].shape[0] for name in vocabulary if len(tensors[name].shape) > 1), default=0)
     if count > size:
         has = f"has {size} rows" if size else "has no embeddings or head that are known by name"
         raise UsageError(f"--vocab {count} keeps {count} rows, but {path} {has}.")
+    outer = (name for name in tensors if name not in vocabulary and not places.numbered(name))
+    if alike := next((name for name in outer if tensors[name].shape[:1] == (size,) and not places.is_beside(name)), ""):
+        raise UnsupportedError(
+            f"{path}: {alike} has {size} rows as the vocabulary has, and it is not known whether they belong to it.",
+            f"Leave it out with --exclude {alike}, or leave --vocab out.",
+        )
     for name in vocabulary:
         shape = tensors[name].shape
         if shape[:1] == (size,):

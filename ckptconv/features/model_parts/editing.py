@@ -4,8 +4,6 @@ part. Pure.
 A key is known by its value: a number that equals the number of layers in the names of the weights, a list with an
 entry for each of them, a list of their numbers, or a rule over their numbers. A value that cannot be true of the part
 is an error, which names the key.
-
-Sources: `configuration_*.py` of transformers' models, for what rules over the numbers of layers mean.
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ from ckptconv.errors import CorruptError, UsageError
 from ckptconv.features.model_parts import patterns
 from ckptconv.features.model_parts.facts import Facts
 from ckptconv.features.model_parts.numbers import text_of
+from ckptconv.features.model_parts.rules import KINDS, MLPS, PERIODIC, PERIODS, RULES, in_period
 from ckptconv.formats.configs import QUANTIZING
 from ckptconv.text import brief, some
 
@@ -58,63 +57,9 @@ _RULE = re.compile(
     r"(?:layer|block).*(?:interval|period|offset|step|freq|group|start|end|skip)|(?:every|first|last|per).*layer"
     r"|(?:layers|blocks)_per_|(?<!rescale)(?<!base)_(?:every|freq|frequency|interval)(?:_|$)"
 )
+# Numbers of which some configurations have a list, with one for each layer.
+_SIZES = re.compile(r"(?:ffn_)?intermediate_size|num_(?:attention|key_value)_heads")
 _BY_NUMBER = re.compile(r"by_.*layer_(?:idx|index|id|number)")
-# Lists with an entry for each layer, of which one may say the same as a rule: the rule is not read next to it.
-_KINDS, _MLPS, _ROPES = ("layer_types", "layers_block_type"), ("mlp_layer_types", "moe_layers"), ("no_rope_layers",)
-
-
-def _before(layer: int, value: int, count: int) -> bool:
-    return layer < value
-
-
-def _through(layer: int, value: int, count: int) -> bool:
-    return value < 0 or layer <= value
-
-
-def _every(layer: int, value: int, count: int) -> bool:
-    return value > 0 and (layer + 1) % value == 0
-
-
-def _from(layer: int, value: int, count: int) -> bool:
-    return value > 0 and layer % value == 0
-
-
-def _last(layer: int, value: int, count: int) -> bool:
-    return layer >= count - value
-
-
-def _in_period(layer: int, value: tuple[int, int], count: int) -> bool:
-    return layer % value[0] == value[1]
-
-
-def _closing(layer: int, value: int, count: int) -> bool:
-    """Whether a layer closes a group, or is in the rest behind the last whole group."""
-    return value > 0 and (_every(layer, value, count) or layer >= count // value * value)
-
-
-# Rules over the numbers of layers: keys, whether one with a value holds of a layer of so many, and the lists that may
-# say the same. Of a key to which programs give two meanings, both have to hold.
-_RULES = {
-    key: (meanings, lists)
-    for keys, meanings, lists in (
-        ("first_k_dense_replace num_dense_layers n_dense_layers moe_layer_start_index", (_before,), _MLPS),
-        ("moe_layer_end_index", (_through,), _MLPS),
-        ("interleave_moe_layer_step decoder_sparse_step moe_layer_interval", (_every,), _MLPS),
-        ("moe_layer_freq", (_from,), _MLPS),
-        ("max_window_layers num_first_full_attention_layers", (_before,), _KINDS),
-        ("full_attention_interval sliding_window_pattern", (_every,), _KINDS),
-        ("global_attn_every_n_layers", (_every, _from), _KINDS),
-        ("layer_group_size", (_every, _closing), _KINDS),
-        ("num_last_full_attention_layers", (_last,), _KINDS),
-        ("no_rope_layer_interval", (_every,), _ROPES),
-        ("num_kv_shared_layers", (_last,), ()),
-        ("index_topk_freq index_skip_topk_offset", (), ("indexer_types",)),
-    )
-    for key in keys.split()
-}
-# Keys of a period, and of the offset of its first layer; and keys of lists with an entry for each layer of a period.
-_PERIODS = {"attn_layer_period": "attn_layer_offset", "expert_layer_period": "expert_layer_offset"}
-_PERIODIC = ("block_types", "_block_types")
 # The scale of residuals, which programs divide by the root of the number of layers.
 _SCALE = "scale_depth"
 _FULL = "full_attention"
@@ -314,7 +259,7 @@ class _Editor:
             return comma.join(map(str, self._of_entries(key, [*map(int, value.split(","))], where, scope)))
         if isinstance(value, str) and not key.endswith("pattern"):
             return value
-        if key in _RULES and len(value) != facts.layers and all(type(entry) is int for entry in value):
+        if key in RULES and len(value) != facts.layers and all(type(entry) is int for entry in value):
             return [self._of_number(key, entry, where, scope) for entry in value]
         return self._of_entries(key, value, where, scope)
 
@@ -323,13 +268,13 @@ class _Editor:
         if key in _LAYERS or (key in _ALSO_LAYERS and value == facts.layers):
             self._counted.add("layers")
             return len(kept)
-        meanings, lists = _RULES.get(key, ((), ()))
+        meanings, lists = RULES.get(key, ((), ()))
         if meanings:
             candidates = (value, *range(1, len(kept) + 2), 0)
             new = next((new for new in candidates if self._is_same(meanings, value, new)), None)
             return self._listed(where, value, scope, lists) if new is None else new
-        for period, offset in _PERIODS.items():
-            if key in (period, offset):
+        for period, offset in PERIODS.items():
+            if key in (period, offset) and not facts.is_beginning:
                 return self._of_period(where, (scope.get(period), scope.get(offset, 0)), scope)[key == offset]
         # What it means is not known; one of the last layers depends on how many there are.
         if _RULE.search(key) and value and (not facts.is_beginning or "last" in key):
@@ -344,7 +289,7 @@ class _Editor:
     def _has_kinds(self, scope: Mapping[str, Any]) -> bool:
         """Whether an object says of which layers a window of attention is, or that there is none."""
         kinds = (isinstance(value, (list, str)) and len(value) == self._facts.layers for value in scope.values())
-        ruled = (key in _PERIODIC or _RULES.get(key, ((), ()))[1] == _KINDS or key.endswith("pattern") for key in scope)
+        ruled = (key in PERIODIC or RULES.get(key, ((), ()))[1] == KINDS or key.endswith("pattern") for key in scope)
         return scope.get("use_sliding_window") is False or any(kinds) or any(ruled)
 
     def _of_period(self, where: str, old: Any, scope: Mapping[str, Any]) -> Any:
@@ -352,8 +297,8 @@ class _Editor:
         if not all(type(number) is int for number in old) or old[0] < 1:
             raise self._untrue(where, [*old])
         candidates = ((period, at) for period in range(1, len(self._facts.kept_layers) + 2) for at in range(period))
-        same = (pair for pair in (old, *candidates) if self._is_same((_in_period,), old, pair))
-        return next(same, None) or self._listed(where, old, scope, _KINDS if "attn" in where else _MLPS)
+        same = (pair for pair in (old, *candidates) if self._is_same((in_period,), old, pair))
+        return next(same, None) or self._listed(where, old, scope, KINDS if "attn" in where else MLPS)
 
     def _is_same(self, meanings: Iterable[Callable[[int, Any, int], bool]], old: Any, new: Any) -> bool:
         """Whether a rule holds with its `new` value of the same layers of the part as with its `old` one of the
@@ -386,20 +331,22 @@ class _Editor:
         if is_each and (speaks or not is_foreign):
             self._counted |= {"layers"} if speaks else set()
             entries = [value[layer] for layer in (kept if len(value) == facts.total else facts.kept_layers)]
-            if key in _KINDS and value[facts.layers - 1] == _FULL != entries[-1]:
+            last = value[facts.kept_layers[-1]]
+            if key in KINDS and value[facts.layers - 1] == _FULL != last:
                 self.notes.append(
-                    f"The last layer of the part is {entries[-1]} in {where}, that of the model {_FULL}: programs that "
-                    "need one at the end, as those of Gemma 4 do, take it for one."
+                    f"The last layer of the part is {last} in {where}, that of the model {_FULL}: programs that need "
+                    "one at the end, as those of Gemma 4 do, take it for one."
                 )
             return "".join(entries) if isinstance(value, str) else entries
-        if isinstance(value, str) or key in _PERIODIC:
+        if isinstance(value, str) or key in PERIODIC:
             size = len(value)
             if size > facts.layers:
                 raise self._unfit(where, value)
             if any(value[new % size] != value[old % size] for new, old in enumerate(facts.kept_layers)):
-                return self._listed(where, value, scope, _KINDS)
+                return self._listed(where, value, scope, KINDS)
             return value
-        if speaks and not is_foreign and types <= {int, str, bool} and (types == {int} or int not in types):
+        may_be_each = (speaks or _SIZES.fullmatch(key)) and not is_foreign
+        if may_be_each and (types == {int} or types <= {str, bool}):
             raise self._unfit(where, value)
         return value
 

@@ -32,6 +32,8 @@ _IN_LAYERS = re.compile(r"(?:^|\.)(?:embed_tokens|lm_head|shared_head\.head)$")
 _ROUTERS, _OF_EXPERTS = ("gate", "router", "moe_statics"), ("correction_bias", "expert_bias")
 # Modules of layers that compute with the number of their layer, or whose tensors are stored in one layer for several.
 _BY_NUMBER, _ACROSS = re.compile(r"lambda_[qk]1"), re.compile(r"shared_transf\w*")
+# Codes of GPTQ and AWQ, whose rows are no outputs of a module.
+_TRANSPOSED = ("qweight", "qzeros", "g_idx")
 # Modules whose tensors may have the number of experts as their length by chance.
 _WHOLE = re.compile(r"^shared|norm")
 _FIRST = re.compile(r"^(?P<place>(?:[^.]+\.)*?[^.\d][^.]*)\.(?P<number>\d{1,6})(?=\.|$)")
@@ -167,13 +169,11 @@ def component_of(component: str, names: Iterable[str]) -> dict[str, str]:
 
 
 class Experts(NamedTuple):
-    """A module with experts: its path, how many there are, and {name: dimension} of tensors with a row for each; those
-    of `numbered` modules have names of their own."""
+    """A module with experts: its path, how many there are, and {name: dimension} of tensors with a row for each."""
 
     module: str
     size: int
     rows: Mapping[str, int]
-    numbered: bool
 
 
 def expert_in(name: str) -> tuple[str, int, str] | None:
@@ -225,6 +225,8 @@ def _experts(module: str, shapes: Mapping[str, tuple[int, ...]], path: str) -> E
     for name, words in ends.items():
         shape, is_stack = shapes[name], name in stacks
         is_router = words[0] in _ROUTERS or _is_of_router(words)
+        if is_router and words[-1] in _TRANSPOSED:
+            raise _unknown(path, name, shape, module, count)
         if (is_stack or is_router) and shape and shape[0] == count:
             rows[name] = 0
         elif is_router and shape[-1:] == (count,) and shape[:-1] == (1,) * (len(shape) - 1):
@@ -234,7 +236,7 @@ def _experts(module: str, shapes: Mapping[str, tuple[int, ...]], path: str) -> E
                 raise _unknown(path, name, shape, module, count)
         elif words[0] != "experts" and shape[:1] == (count,) and len(words) < 3 and not _WHOLE.search(words[0]):
             raise _unknown(path, name, shape, module, count)
-    return Experts(module, count, rows, bool(numbers))
+    return Experts(module, count, rows)
 
 
 def _unknown(path: str, name: str, shape: Sequence[int], module: str, count: int) -> UnsupportedError:
@@ -248,12 +250,8 @@ def _unknown(path: str, name: str, shape: Sequence[int], module: str, count: int
 # ---------------------------------------------------------------------------------------------------------- vocabulary
 
 
-def vocabulary_of(tensors: Mapping[str, LazyTensor]) -> dict[str, str]:
-    """Return the tensors of embeddings and heads, {name: module}."""
-    modules = {}
-    for name in tensors:
-        module, _, leaf = name.rpartition(".")
-        is_one = _IN_LAYERS.search(module) if numbered(name) else module.rpartition(".")[2] in _VOCABULARY
-        if (is_one and not is_beside(module)) or leaf == "final_logits_bias":
-            modules[name] = module
-    return modules
+def is_of_vocabulary(name: str) -> bool:
+    """Whether a tensor is of embeddings or a head."""
+    module, _, leaf = name.rpartition(".")
+    is_one = _IN_LAYERS.search(module) if numbered(name) else module.rpartition(".")[2] in _VOCABULARY
+    return bool(is_one and not is_beside(module)) or leaf == "final_logits_bias"

@@ -64,6 +64,8 @@ def of_layers(name: str, other: str = "", first: int = 0, last: int = 4) -> mode
             {"experts": "0,1"},
             ["mlp.gate.bias", "[9]"],
         ),
+        (made({"model.layers.1.mlp.gate.qweight": (8, 8)}), {"experts": "0,1"}, ["gate.qweight", "8 experts"]),
+        (made({"cls.predictions.bias": (16,)}), {"vocab": 8}, ["cls.predictions.bias has 16 rows"]),
         (LATENT, {"component": "text"}, ["no text component"]),
         (LATENT, {"component": "vision"}, ["no vision component"]),
         (MIXED, {"component": "mtp"}, ["no layers that predict further tokens"]),
