@@ -55,14 +55,14 @@ _SPEAKS = re.compile(r"layer|block|idx|indices|pattern")
 _FOREIGN = re.compile(r"architectures|token|section|label|factor|lang|mean|std|kernel|stage|patch|grid|eps|norm")
 _RULE = re.compile(
     r"(?:layer|block).*(?:interval|period|offset|step|freq|group|start|end|skip)|(?:every|first|last|per).*layer"
-    r"|(?:layers|blocks)_per_|(?<!rescale)(?<!base)_(?:every|freq|frequency|interval)(?:_|$)"
+    r"|(?:layers|blocks)_per_|(?<!rescale)(?<!base)_(?:every|freq|frequency|interval)(?:_|$)|share_factor"
 )
 # Numbers of which some configurations have a list, with one for each layer.
 _SIZES = re.compile(r"(?:ffn_)?intermediate_size|num_(?:attention|key_value)_heads")
 _BY_NUMBER = re.compile(r"by_.*layer_(?:idx|index|id|number)")
 # The scale of residuals, which programs divide by the root of the number of layers.
 _SCALE = "scale_depth"
-_FULL = "full_attention"
+_FULL, _TAKEN = "full_attention", "shared"
 # A window of attention, of some layers or of all.
 _WINDOW = re.compile(r"(?:sliding_|local_|attention_)?window(?:_size)?|attention_chunk_size")
 
@@ -331,6 +331,11 @@ class _Editor:
         if is_each and (speaks or not is_foreign):
             self._counted |= {"layers"} if speaks else set()
             entries = [value[layer] for layer in (kept if len(value) == facts.total else facts.kept_layers)]
+            if entries[0] == _TAKEN != value[0]:
+                raise UsageError(
+                    f"config.json says {where} {_TAKEN!r} of layer {kept[0]}: it takes what one before it computes.",
+                    "Keep that layer before it too.",
+                )
             last = value[facts.kept_layers[-1]]
             if key in KINDS and value[facts.layers - 1] == _FULL != last:
                 self.notes.append(

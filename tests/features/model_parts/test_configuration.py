@@ -177,6 +177,8 @@ def test_keys_about_layers_follow_them(layers: tuple[int, ...], before: Config, 
         (FIRST, {**SIX, "last_dense_layers": 1}, ["last_dense_layers 1"]),
         (OTHERS, {**SIX, "scale_attn_by_inverse_layer_idx": True}, ["scale_attn_by_inverse_layer_idx"]),
         (OTHERS, {**SIX, "index_topk_freq": 2}, ["index_topk_freq 2"]),
+        (OTHERS, {**SIX, "indexer_types": ["full", "shared"] * 3}, ["indexer_types 'shared' of layer 1"]),
+        (OTHERS, {**SIX, "cla_share_factor": 2}, ["cla_share_factor 2"]),
         (OTHERS, {**SIX, "n_layers_per_block": 2}, ["n_layers_per_block 2"]),
         (OTHERS, {**SIX, "moe_layer_offset_of_something": 3}, ["moe_layer_offset_of_something 3"]),
         (
