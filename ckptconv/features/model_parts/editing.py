@@ -339,8 +339,8 @@ class _Editor:
             last = value[facts.kept_layers[-1]]
             if key in KINDS and value[facts.layers - 1] == _FULL != last:
                 self.notes.append(
-                    f"The last layer of the part is {last} in {where}, that of the model {_FULL}: programs that need "
-                    "one at the end, as those of Gemma 4 do, take it for one."
+                    f"The last layer of the part is {last} in {where}, that of the model {_FULL}: programs that expect "
+                    "this at the end, such as those for Gemma 4, read it as such."
                 )
             return "".join(entries) if isinstance(value, str) else entries
         if isinstance(value, str) or key in PERIODIC:
