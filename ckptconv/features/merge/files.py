@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError, UsageError
 from ckptconv.features.merge.targets import Targets, read_targets
 from ckptconv.formats import companions, configs
-from ckptconv.formats.adapter_names import other_program
+from ckptconv.formats.adapter_names import is_adapter, other_program
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.model_directory import ADAPTER_CONFIG, CONFIG
 from ckptconv.formats.source import Source, combined
@@ -123,11 +123,7 @@ def _read(path: str, settings: Mapping[str, Any], name: str) -> Adapter:
     file = next((config_place for config_place in places if config_place.kind == "file"), None)
     names = source.weights if isinstance(source.weights, Mapping) else {}
     if file is None:
-        raise other_program(path, names) or UsageError(
-            f"{path} is not an adapter: it has no {ADAPTER_CONFIG}.",
-            f"Copy the {ADAPTER_CONFIG} that PEFT wrote next to it, or write one with {KEYS}, as the training had "
-            "them. The base comes first: ckptconv merge BASE ADAPTER OUTPUT.",
-        )
+        raise other_program(path, names) or _without_configuration(path, names)
     said = _Said(file, configs.read(file))
     if "peft_type" not in said.told and (error := other_program(path, names)):
         raise error
@@ -146,6 +142,21 @@ def _read(path: str, settings: Mapping[str, Any], name: str) -> Adapter:
         said.flag("ensure_weight_tying"),
         said.flag("lora_bias"),
         read_targets(said.told, file),
+    )
+
+
+def _without_configuration(path: str, names: Mapping[str, object]) -> UsageError:
+    """Return the error for an adapter without a configuration, or for a model in the place of an adapter."""
+    order = "The base comes first: ckptconv merge BASE ADAPTER OUTPUT."
+    if names and not is_adapter(names):
+        return UsageError(
+            f"{path} is not an adapter: it has no {ADAPTER_CONFIG}, and no factors of LoRA.",
+            f"{order} Whole models are combined with ckptconv average.",
+        )
+    return UsageError(
+        f"{path} is not an adapter: it has no {ADAPTER_CONFIG}.",
+        f"Copy the {ADAPTER_CONFIG} that PEFT wrote next to it, or write one with {KEYS}, as the training had them. "
+        f"{order}",
     )
 
 

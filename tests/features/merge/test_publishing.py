@@ -72,3 +72,9 @@ def test_an_adapter_without_a_configuration_is_told_which_keys_it_needs(place: P
     save_file({"q.weight": torch.ones(4, 3)}, "base.safetensors")
     with pytest.raises(UsageError, match='"peft_type": "LORA", r, lora_alpha and target_modules'):
         merge("base.safetensors", checkpoint(TRAINED), "out")
+
+
+def test_a_whole_model_in_the_place_of_an_adapter_is_told_how_models_are_combined(place: Path) -> None:
+    save_file({"q.weight": torch.ones(4, 3)}, "base.safetensors")
+    with pytest.raises(UsageError, match=r"no factors of LoRA.* combined with ckptconv average"):
+        merge("base.safetensors", "base.safetensors", "out")
