@@ -80,7 +80,7 @@ class _Choosing(TypedDict, total=False):
     """Convert, Verify, Open, Load, Average, Diff, Distributed, Inspect, Merge, Patch, Rows."""
 
     key: str | None
-    """Convert only this subtree, such as state_dict or optimizer.state; . is everything."""
+    """Take only this subtree, such as state_dict or optimizer.state; . is everything."""
 
     tag: str | None
     """The tag (step) of a DeepSpeed run. Default: the one in `latest`."""
@@ -90,7 +90,7 @@ class _Selecting(TypedDict, total=False):
     """Convert, Verify, Average, Diff, Distributed, Inspect, Merge, Rows."""
 
     include: str | list[str] | tuple[str, ...] | None
-    """Convert only tensors whose names match, such as 'model.*'; repeatable."""
+    """Take only tensors whose names match, such as 'model.*'; repeatable."""
 
     exclude: str | list[str] | tuple[str, ...] | None
     """Leave out tensors whose names match, such as '*.bias'; repeatable."""

@@ -88,14 +88,14 @@ class Options(Given):
     )
     key: str = deciding(
         TEXT,
-        "Convert only this subtree, such as state_dict or optimizer.state; . is everything.",
+        "Take only this subtree, such as state_dict or optimizer.state; . is everything.",
         metavar="PATH",
         group=TAKE,
         common=_OF_ONE,
         fallback={"dcp2safetensors": "the model"},
     )
     include: tuple[str, ...] = deciding(
-        TEXTS, "Convert only tensors whose names match, such as 'model.*'; repeatable.", metavar="GLOB", group=TAKE
+        TEXTS, "Take only tensors whose names match, such as 'model.*'; repeatable.", metavar="GLOB", group=TAKE
     )
     exclude: tuple[str, ...] = deciding(
         TEXTS,
