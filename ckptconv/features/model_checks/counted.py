@@ -43,7 +43,7 @@ def contradicted(config: Mapping[str, Any], before: Iterable[str], after: Iterab
     for wrong, places in places_of.items():
         yield (
             f"config.json says {some(wrong, form=str)}, and the output has {some(places, 2, str)}. Correct config.json "
-            "before loading the output."
+            "before loading the output, or use --layers and --experts, which change it."
         )
 
 
