@@ -18,7 +18,18 @@ from typing import Any, NamedTuple, TypeAlias
 from ckptconv.errors import CorruptError, LimitError, UsageError
 from ckptconv.features.maps.claims import Claims, Use, check_way_back, claimed, source_side
 from ckptconv.features.maps.file import Map
-from ckptconv.features.maps.notation import MapAxis, MapTensor, Node, Product, Rule, Sum, axes_in, expand, written
+from ckptconv.features.maps.notation import (
+    PADDING,
+    MapAxis,
+    MapTensor,
+    Node,
+    Product,
+    Rule,
+    Sum,
+    axes_in,
+    expand,
+    written,
+)
 from ckptconv.features.maps.sizes import Alternatives, Equation, Expression, KnownSizes, resolve, solve
 from ckptconv.features.maps.values import computed
 from ckptconv.tensors.dtypes import DType
@@ -550,6 +561,8 @@ def _how(name: str, alternatives: Alternatives) -> str:
     """Return a hint to give a size, and what it is of the settings of a configuration."""
     texts = [alternative for alternative in alternatives if isinstance(alternative, str)]
     meaning = f", which is {' or '.join(texts)} of a configuration" if texts else ""
+    if name == PADDING:
+        meaning = ", the elements of padding to add, 0 for none"
     return f"Give --size {name}=NUMBER{meaning}."
 
 

@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
+import pytest
 from effort import every
 from features.maps.mapping import Checkpoint, numbered, same, values
 
+from ckptconv import UsageError
 from ckptconv.features.maps.compile import apply_map
 from ckptconv.features.maps.file import parse_map
 
@@ -178,3 +180,10 @@ def test_layouts(
     same(values(result.tensors), back)
     again = apply_map(map_, Checkpoint(tmp_path / "back", back).tensors, sizes=told, target="a")
     same(values(again.tensors), there)
+
+
+def test_the_padding_to_add_is_told_how_to_be_given(tmp_path: Path) -> None:
+    map_ = parse_map('[[rule]]\na = "x : (v + _) h"\nb = "y : v h"\n', "test.toml")
+    tensors = Checkpoint(tmp_path / "x", numbered(y=(3, 2))).tensors
+    with pytest.raises(UsageError, match="Give --size _=NUMBER, the elements of padding to add, 0 for none"):
+        apply_map(map_, tensors, target="a")
