@@ -81,7 +81,7 @@ def _told(place: Location) -> Index:
     if index is None:
         raise UnsupportedError(
             f"{place} is not the index of a sharded checkpoint: it has no weight_map from tensor names to file names.",
-            "Give the files of the checkpoint, or their index.",
+            f"Give the files of the checkpoint, their index, or their directory: {place.parent}",
         )
     if not index.weight_map:
         raise UsageError(f"{place} names no tensors to convert.")

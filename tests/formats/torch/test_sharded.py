@@ -385,3 +385,9 @@ def test_the_files_of_a_set_on_a_store_are_read_side_by_side(
     with library.open(f"memory:/{place}/{index}") as found:
         assert len(found) == len(state_dict())
     store.rm(place, recursive=True)
+
+
+def test_a_configuration_in_the_place_of_a_checkpoint_is_told_its_directory(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    run = ckptconv_here("convert", tmp_path / "config.json", tmp_path / "out")
+    run.refused(5, f"their index, or their directory: {tmp_path}")
