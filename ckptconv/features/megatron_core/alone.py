@@ -7,10 +7,15 @@ from ckptconv.formats.alone import LoneFile, LoneKind, listed
 from ckptconv.pickles.children import walk
 from ckptconv.tensors.lazy import LazyTensor
 
+# The files of what all ranks have alike, and of the configuration.
+COMMON, CONFIG_FILE = "common.pt", "metadata.json"
+# What is there when a step is complete: of Megatron-core, and of verl, which saves by it.
+MARKERS = (CONFIG_FILE, "ckpt_contents.json")
+
 
 def _of_megatron_core(file: LoneFile) -> bool:
     # It holds the training's arguments and counters, wherever the tensors are.
-    return file.place.name == "common.pt" and (
+    return file.place.name == COMMON and (
         METADATA in listed(file.place.parent) or not any(isinstance(node, LazyTensor) for node in walk(file.tree))
     )
 

@@ -25,6 +25,7 @@ from ckptconv.features.dcp.metadata import Description, SavedTensor, Shape
 from ckptconv.features.joining.chunks import ChunkTile, join
 from ckptconv.features.joining.integrity import check_file
 from ckptconv.features.joining.names import named
+from ckptconv.features.megatron_core.alone import COMMON, CONFIG_FILE
 from ckptconv.formats.registered import MEGATRON
 from ckptconv.formats.source import Wanted
 from ckptconv.formats.torch.file import InputLog, read_torch
@@ -35,7 +36,6 @@ from ckptconv.tensors.lazy import LazyTensor, Narrow, View
 from ckptconv.tensors.slices import Steps, strided
 from ckptconv.text import some
 
-COMMON, CONFIG_FILE = "common.pt", "metadata.json"
 # The object with the values that all ranks share: a list of one dict.
 COMMON_STATE = "common_state/shard_0_1"
 _BACKEND_KEY, BACKEND = "sharded_backend", "torch_dist"

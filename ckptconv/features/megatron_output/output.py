@@ -18,8 +18,9 @@ from ckptconv.features.dcp.options import GIVEN as CUTTING
 from ckptconv.features.dcp.output import output_with, with_states
 from ckptconv.features.joining.chunks import Box
 from ckptconv.features.joining.names import nest
+from ckptconv.features.megatron_core.alone import COMMON, CONFIG_FILE
 from ckptconv.features.megatron_core.arguments import EMBEDDINGS, HEAD
-from ckptconv.features.megatron_core.extra import BACKEND, COMMON, CONFIG_FILE
+from ckptconv.features.megatron_core.extra import BACKEND
 from ckptconv.features.megatron_output.arguments import arguments
 from ckptconv.features.megatron_output.groups import SHARDING, has_two, optimizer_of, schedule_of
 from ckptconv.features.megatron_output.imitating import RUN_CONFIG, Form

@@ -31,6 +31,8 @@ SLICES, _SHAPE = "local_global_slices_pairs", "unsharded_shape"
 FILE = re.compile(
     r"model_(.+?)(?:_pp-rank-(\d{1,6})-of-(\d{1,6})_tp-rank-(\d{1,6})-of-(\d{1,6})(_exp-rank-\d+-of-\d+)?)?\.safetensors"
 )
+# What is there when a step is complete.
+MARKERS = ("checkpoint_metadata.json",)
 _GUESS = Guess(CERTAIN, "a step of nanotron", "convert {} OUTPUT")
 # The deepest nesting of modules, and the most slices of a part.
 _DEEPEST, _MOST = 64, 1 << 16

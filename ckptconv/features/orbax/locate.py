@@ -19,6 +19,8 @@ from ckptconv.text import some
 FAMILY = "orbax"
 _GUESS = Guess(CERTAIN, "a checkpoint of Orbax", "convert {} OUTPUT")
 _CHECKPOINT, _COMMITTED, _TIME = "_CHECKPOINT_METADATA", "commit_success.txt", "commit_timestamp_nsecs"
+# What is there when a step is complete.
+MARKERS = (_COMMITTED,)
 _MARKS = (tree.NAME, ocdbt.NAME, _CHECKPOINT)
 _UNFINISHED, _OF_PROCESS = ".orbax-checkpoint-tmp", "ocdbt.process_"
 _STEP = re.compile(r"(?:.*_)?(\d{1,18})")

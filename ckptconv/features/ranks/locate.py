@@ -13,6 +13,8 @@ from ckptconv.text import some
 
 FAMILY = model_files.TORCH
 GUESS = Guess(CERTAIN, "a checkpoint with one file per rank", "pt2safetensors {}")
+# What verl writes last: the place in its data.
+MARKERS = ("data.pt",)
 
 
 def sniff(probe: Probe) -> Guess | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import bisect
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ckptconv.engine.checksums import Checksums
 from ckptconv.engine.execute import carry_out
 from ckptconv.features.reporting.statistics import Moments, Statistics, moments, numbers
 from ckptconv.options.table import Options
@@ -40,17 +41,28 @@ def measured(
             at += values.nbytes
         elif values is not None:
             done[name] = Moments().statistics()
-    plan = FilePlan("", at, tuple(parts))
     if on_total:
         on_total(sum(tensors[part.name].nbytes for part in parts))
+    return done, read_through(parts, _Measuring(parts, tensors, done, progress), storage_options)
+
+
+def read_through(
+    parts: Sequence[Data], writer: Writer, storage_options: Mapping[str, Any], checksums: Checksums | None = None
+) -> int:
+    """Read `parts`, laid out one after the other, for a `writer` that keeps nothing, and compare them with `checksums`.
+    Return the bytes read. Raise CorruptError for a checksum that differs."""
+    plan = FilePlan("", sum(part.nbytes for part in parts), tuple(parts))
     options = Options()
     with settled(), SpoolingReaders(dict(storage_options)) as readers:
         packed = packed_in([Plan((plan,), "")])
         if packed:
             readers.expect(packed)
         memory = options.buffers(any(is_far(file.stored.path) for file in plan.inputs()))
-        tally = carry_out(plan, _Measuring(parts, tensors, done, progress), readers, jobs=options.jobs, memory=memory)
-        return done, tally.bytes_read + readers.bytes_unpacked
+        seen = checksums.seen if checksums else None
+        tally = carry_out(plan, writer, readers, jobs=options.jobs, memory=memory, seen=seen)
+        if checksums:
+            checksums.check(readers, [Plan((plan,), "")])
+        return tally.bytes_read + readers.bytes_unpacked
 
 
 class _Measuring(Writer):

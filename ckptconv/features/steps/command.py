@@ -12,10 +12,11 @@ import typer
 from ckptconv.cli import signals
 from ckptconv.cli.options import SHOWING, output_of, taking
 from ckptconv.errors import CorruptError
+from ckptconv.features.reporting.columns import in_columns
 from ckptconv.options.kinds import FLAG
 from ckptconv.options.option import Option, options_in
 from ckptconv.options.table import COMMAND
-from ckptconv.text import format_size, padded
+from ckptconv.text import format_size
 
 if TYPE_CHECKING:
     from ckptconv.features.steps.report import RunSummary, StepSummary
@@ -63,68 +64,65 @@ def steps(
 
     output, last = output_of("steps", options), options.pop("last", False)
     with output.progress() as progress:
-        found = survey(run, progress=progress, on_total=progress.begin, **options)
+        summary = survey(run, progress=progress, on_total=progress.begin, **options)
     signals.ignore()
-    for warning in found.warnings:
+    for warning in summary.warnings:
         output.warn(warning)
-    error = _error(found)
+    error = _error(summary)
     if output.json:
         failure = {"error": described(error)} if error else {}
-        output.print_json(error is None, {**dataclasses.asdict(found), **failure})
+        output.print_json(error is None, {**dataclasses.asdict(summary), **failure})
     elif last:
-        output.tell([found.last_good] if found.last_good else [])
+        output.tell([summary.last_good] if summary.last_good else [])
     else:
-        output.tell(_lines(found))
+        output.tell(_lines(summary))
     if error:
         say(str(error))
         raise typer.Exit(error.exit_code)
 
 
-def _lines(found: RunSummary) -> Iterator[str]:
+def _lines(run: RunSummary) -> Iterator[str]:
     """Yield a line for each step, and one that names the last good one."""
+    heads = ("step", "time", "weights", "optimizer", "rest", "format", "complete")
     rows = [
         (
-            each.name,
-            "" if each.time is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(each.time)),
-            format_size(each.weights_bytes),
-            format_size(each.optimizer_bytes),
-            format_size(each.rest_bytes),
-            each.format or "-",
-            _said(each),
+            step.name,
+            "" if step.time is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(step.time)),
+            format_size(step.weights_bytes),
+            format_size(step.optimizer_bytes),
+            format_size(step.rest_bytes),
+            step.format or "-",
+            ", ".join(_said(step)),
         )
-        for each in found.steps
+        for step in run.steps
     ]
-    heads = ("step", "time", "weights", "optimizer", "rest", "format", "complete")
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    for row in (heads, *rows):
-        columns = (
-            padded(cell, width, right=2 <= at <= 4) for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        yield "  ".join(columns).rstrip()
-    yield f"last good: {found.last_good or 'none'}"
+    yield from in_columns([heads, *rows], right=(2, 3, 4))
+    yield f"last good: {run.last_good or 'none'}"
 
 
-def _said(step: StepSummary) -> str:
-    """Say whether a step is complete, and why not."""
-    told = {True: "yes", False: f"no: {step.why}", None: f"not read: {step.why}"}[step.whole]
-    if step.whole and step.marked is False:
-        told = f"by its geometry, and not by its markers: {step.marks}"
-    elif step.whole is False and step.marked:
-        told = f"{told} (its markers say yes: {step.marks})"
+def _said(step: StepSummary) -> Iterator[str]:
+    """Say whether a step is complete, and why not; and what reading its data tells."""
     if step.damage:
-        told = f"no: {step.damage}"
+        yield f"no: {step.damage}"
+    elif step.whole and step.marked is False:
+        yield f"by its geometry, and not by its markers: {step.marks}"
+    elif step.whole:
+        yield "by its geometry" if step.checked == 0 else "yes"
+    else:
+        doubted = f" (its markers say yes: {step.marks})" if step.whole is False and step.marked else ""
+        yield f"{'not read' if step.whole is None else 'no'}: {step.why}{doubted}"
     if step.checked is not None and not step.damage:
-        told += f", {step.checked:,} digests and checksums compared"
+        compared = f"{step.checked:,} digests and checksums compared"
+        yield compared if step.checked else "no digest is there to compare"
     if step.norm is not None:
-        told += f", norm {step.norm:.6g}, {step.nan:,} NaN, {step.inf:,} infinite"
-    return told
+        yield f"norm {step.norm:.6g}, {step.nan:,} NaN, {step.inf:,} infinite"
 
 
-def _error(found: RunSummary) -> CorruptError | None:
+def _error(run: RunSummary) -> CorruptError | None:
     """Return the error for a run whose newest step is not good."""
-    if found.newest_is_good:
+    if run.newest_is_good:
         return None
-    step = found.steps[-1]
+    step = run.steps[-1]
     why = step.damage or step.why or step.marks
-    good = f"The last good one is {found.last_good}." if found.last_good else "No step is good."
+    good = f"The last good one is {run.last_good}." if run.last_good else "No step is good."
     return CorruptError(f"{step.path}, the newest step, is not good: {why.rstrip('.')}. {good}")

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckptconv.errors import CkptconvError, CorruptError
-from ckptconv.features.steps.run import run_at
-from ckptconv.features.steps.whole import Judged, Reading, judged, newest_good
+from ckptconv.features.runs.run import run_at
+from ckptconv.features.runs.whole import Judged, judged, newest_good
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import normalize
 from ckptconv.storage.stores import pinned
@@ -38,4 +38,4 @@ def advise(error: CkptconvError, path: str, options: Mapping[str, Any]) -> None:
 def _judged_at(path: str, reaching: Mapping[str, Any]) -> list[Judged]:
     stores = dict(reaching.get("storage_options") or {})
     place = Location(pinned(normalize(path), stores), stores)
-    return judged(run_at(place), Reading(stores, reaching.get("inert", False)))
+    return judged(run_at(place), inert=reaching.get("inert", False))

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from ckptconv.engine.checksums import Checksums
-from ckptconv.engine.execute import carry_out
-from ckptconv.errors import CorruptError
-from ckptconv.features.joining.integrity import check_file
-from ckptconv.features.reporting.measure import measured
+from ckptconv.errors import CorruptError, damaged
+from ckptconv.features.reporting.measure import measured, read_through
+from ckptconv.features.runs.run import Step
+from ckptconv.features.runs.whole import tensors_in
 from ckptconv.formats.source import Source
-from ckptconv.options.table import Options
-from ckptconv.pickles.children import walk
-from ckptconv.plan import Data, FilePlan, Plan
-from ckptconv.process import settled
-from ckptconv.publish.jobs import packed_in
-from ckptconv.storage.files import is_far
+from ckptconv.outputs.targets import MANIFEST
+from ckptconv.plan import Data
+from ckptconv.publish.earlier import Directory
+from ckptconv.storage.digests import digests_of
 from ckptconv.storage.location import Location
-from ckptconv.storage.packed import SpoolingReaders
 from ckptconv.storage.progress import Progress
 from ckptconv.storage.writing import Writer
-from ckptconv.tensors.lazy import LazyTensor
 
 
 class Values(NamedTuple):
@@ -33,39 +29,71 @@ class Values(NamedTuple):
     norm: float
 
 
-def checked(sources: Sequence[Source], options: Mapping[str, Any], progress: Progress | None) -> tuple[int, str]:
-    """Read the checkpoints of a step. Return how many digests and checksums were compared, and what the first says that
-    is wrong."""
+class _Stated(NamedTuple):
+    """A digest in hex that is stated of a file, by whom, and its algorithm."""
+
+    file: Location
+    algorithm: str
+    digest: str
+    by: str
+
+
+def checked(step: Step, sources: Sequence[Source], progress: Progress | None) -> tuple[int, str]:
+    """Read a step and its checkpoints. Return how many digests and checksums were compared, and what the first says
+    that is wrong."""
     count = 0
     try:
+        for stated in _stated(step, sources):
+            _check(stated)
+            count += 1
         for source in sources:
-            digests = source.files.digests
-            for path in digests:
-                check_file(Location(path, dict(options)), digests)
-                count += 1
-            count += _storages(source, options, progress)
-        return count, ""
+            count += _storages(source, step.home, progress)
     except CorruptError as error:
         return count, error.message
+    return count, ""
 
 
-def _storages(source: Source, options: Mapping[str, Any], progress: Progress | None) -> int:
+def _stated(step: Step, sources: Sequence[Source]) -> Iterator[_Stated]:
+    """Yield the digests of files that the checkpoints of a step state, and those in manifests of this program. Raise
+    CorruptError for such a manifest that is not valid."""
+    for source in sources:
+        for path, digest in source.files.digests.items():
+            yield _Stated(step.home.at(path), "sha256", digest, "its checkpoint")
+    for path in step.files:
+        above, _, name = path.rpartition("/")
+        if name != MANIFEST:
+            continue
+        directory = step.home.join(*above.split("/"))
+        manifest = Directory(directory).manifest
+        if manifest is None:
+            raise damaged(f"{directory.join(name)} is not valid, or of another release.")
+        for file, entry in manifest["files"].items():
+            if "digests" in entry:
+                yield _Stated(directory.join(file), manifest["digest"], entry["digests"]["file"], name)
+
+
+def _check(stated: _Stated) -> None:
+    """Raise CorruptError for a file whose digest is another one."""
+    if stated.file.kind != "file":
+        raise damaged(f"{stated.by} names {stated.file}, which is not there.")
+    with stated.file.open_reader() as reader:
+        digest = digests_of(reader.read_at, reader.file.size, (), stated.algorithm).file
+    if digest != stated.digest:
+        raise damaged(
+            f"{stated.file} has changed since it was written: its {stated.algorithm} is {digest}, and {stated.by} "
+            f"states {stated.digest}."
+        )
+
+
+def _storages(source: Source, run: Location, progress: Progress | None) -> int:
     """Compare the storages of all tensors with their checksums. Return how many there are."""
     parts: list[Data] = []
     at = 0
-    for tensor in tensors_of(source.weights, source.optimizer).values():
+    for tensor in tensors_in(source.weights, source.optimizer):
         parts.append(Data(at, tensor, f"{len(parts)}"))
         at += tensor.nbytes
-    plan = FilePlan("", at, tuple(parts))
     checksums = Checksums(source.files.records)
-    own = Options()
-    with settled(), SpoolingReaders(dict(options)) as readers:
-        packed = packed_in([Plan((plan,), "")])
-        if packed:
-            readers.expect(packed)
-        memory = own.buffers(any(is_far(file.stored.path) for file in plan.inputs()))
-        carry_out(plan, _Nowhere(progress), readers, jobs=own.jobs, memory=memory, seen=checksums.seen)
-        checksums.check(readers, [Plan((plan,), "")])
+    read_through(parts, _Nowhere(progress), run.options, checksums)
     return checksums.checked
 
 
@@ -82,23 +110,19 @@ class _Nowhere(Writer):
             self._progress(len(data))
 
 
-def values_of(sources: Sequence[Source], options: Mapping[str, Any], progress: Progress | None) -> Values:
+def values_of(step: Step, sources: Sequence[Source], progress: Progress | None) -> Values:
     """Return the statistics of all values of a step, whose first checkpoint has the weights."""
-    weights = tensors_of(sources[0].weights)
-    others = [tree for source in sources for tree in (source.weights, source.optimizer)][1:]
-    found, _ = measured(weights, options, progress)
-    states, _ = measured(tensors_of(*others), options, progress)
-    every = [*found.values(), *states.values()]
+    of_weights = tensors_in(sources[0].weights)
+    others = tensors_in(*[tree for source in sources for tree in (source.weights, source.optimizer)][1:])
+    weights, states = ({f"{number}": tensor for number, tensor in enumerate(each)} for each in (of_weights, others))
+    of_each, _ = measured(weights, step.home.options, progress)
+    of_states, _ = measured(states, step.home.options, progress)
     squares = 0.0
-    for name, each in found.items():
-        finite = weights[name].numel - each.nan - each.inf
-        if isinstance(each.mean, float) and each.std is not None:
-            squares += finite * (each.mean**2 + each.std**2)
-    return Values(sum(each.nan for each in every), sum(each.inf for each in every), math.sqrt(squares))
-
-
-def tensors_of(*trees: Any) -> dict[str, LazyTensor]:
-    """Return the tensors in trees, each object once, under numbers."""
-    seen: set[int] = set()
-    nodes = [node for tree in trees for node in walk(tree, seen) if isinstance(node, LazyTensor)]
-    return {f"{number}": tensor for number, tensor in enumerate(nodes)}
+    for name, statistics in of_each.items():
+        finite = weights[name].numel - statistics.nan - statistics.inf
+        if isinstance(statistics.mean, float) and statistics.std is not None:
+            squares += finite * (statistics.mean**2 + statistics.std**2)
+    every = [*of_each.values(), *of_states.values()]
+    return Values(
+        sum(statistics.nan for statistics in every), sum(statistics.inf for statistics in every), math.sqrt(squares)
+    )

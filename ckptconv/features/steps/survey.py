@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ckptconv.errors import CorruptError
+from ckptconv.features.runs.run import run_at
+from ckptconv.features.runs.whole import Judged, judged, sources_of
 from ckptconv.features.steps.report import RunSummary, StepSummary
-from ckptconv.features.steps.run import run_at
-from ckptconv.features.steps.whole import Judged, Reading, judged, sources_of
 from ckptconv.pickles.refusing import refusing_attacks
 from ckptconv.process import no_garbage
 from ckptconv.storage.location import Location
@@ -37,74 +37,67 @@ def survey(
     stores = dict(storage_options or {})
     place = Location(pinned(normalize(run), stores), stores)
     with no_garbage(), refusing_attacks(not inert):
-        found = run_at(place)
-        reading = Reading(stores, inert, each=check or stats)
-        every = judged(found, reading)
+        listed = run_at(place)
+        steps = judged(listed, inert=inert, each=check or stats)
         if on_total:
-            on_total(sum(each.step.bytes for each in every) * (check + stats))
-        summaries = [_summary(each) for each in every]
-        for each, summary in zip(every, summaries, strict=True):
-            if each.whole and (check or stats):
-                _read(each, summary, reading, check, stats, progress)
+            on_total(sum(known.step.bytes for known in steps) * (check + stats))
+        summaries = []
+        for known in steps:
+            summaries.append(_summary(known))
+            if known.whole and (check or stats):
+                _read(known, summaries[-1], inert, check, stats, progress)
     last = next((summary for summary in reversed(summaries) if summary.good), None)
-    warnings = [
-        f"{name} names a step that is not there."
-        for name, step in {**found.pointers, **found.links}.items()
-        if not step
+    of_values = [
+        f"{summary.name} has {summary.nan:,} NaN and {summary.inf:,} infinite values."
+        for summary in summaries
+        if summary.nan or summary.inf
     ]
-    warnings += (
-        f"{each.name} has {each.nan:,} NaN and {each.inf:,} infinite values."
-        for each in summaries
-        if each.nan or each.inf
-    )
     return RunSummary(
         input=run,
-        path=found.place.path,
+        path=listed.place.path,
         steps=summaries,
         last_good=last.path if last else None,
         newest_is_good=bool(summaries) and summaries[-1].good,
-        named={**found.pointers, **found.links},
-        warnings=warnings,
+        named=listed.naming,
+        warnings=[*listed.warnings, *of_values],
         seconds=time.monotonic() - started,
     )
 
 
-def _summary(found: Judged) -> StepSummary:
-    step = found.step
+def _summary(known: Judged) -> StepSummary:
+    step = known.step
     return StepSummary(
         name=step.name,
         path=step.path,
         number=step.number,
         time=step.time,
-        format=found.format,
-        good=found.is_good,
-        whole=found.whole,
-        why=found.why,
-        marked=found.marked,
-        marks=found.marks,
+        format=known.format,
+        good=known.is_good,
+        whole=known.whole,
+        why=known.why,
+        marked=known.marks.says,
+        marks=known.marks.which,
         files=len(step.files),
         bytes=step.bytes,
-        weights_bytes=found.weights,
-        optimizer_bytes=found.optimizer,
-        rest_bytes=found.rest,
-        like=found.like,
+        weights_bytes=known.weights,
+        optimizer_bytes=known.optimizer,
+        rest_bytes=known.rest,
+        like=known.like,
     )
 
 
 def _read(
-    found: Judged, summary: StepSummary, reading: Reading, check: bool, stats: bool, progress: Progress | None
+    known: Judged, summary: StepSummary, inert: bool, check: bool, stats: bool, progress: Progress | None
 ) -> None:
     """Read all data of a step, and add to its `summary` what that tells."""
     from ckptconv.features.steps.reading import checked, values_of
 
-    sources = sources_of(found.step, reading)
+    sources = sources_of(known.step, inert)
     if check:
-        summary.checked, summary.damage = checked(sources, reading.storage_options, progress)
-        summary.good = summary.good and not summary.damage
+        summary.checked, summary.damage = checked(known.step, sources, progress)
     if stats:
         try:
-            values = values_of(sources, reading.storage_options, progress)
+            summary.nan, summary.inf, summary.norm = values_of(known.step, sources, progress)
         except CorruptError as error:
-            summary.good, summary.damage = False, summary.damage or error.message
-        else:
-            summary.nan, summary.inf, summary.norm = values
+            summary.damage = summary.damage or error.message
+    summary.good = summary.good and not summary.damage

@@ -1,34 +1,22 @@
-"""Does what was decided: each step is removed, or replaced by less of it, and the journal says how far that is.
+"""Does what was decided: each step is removed, or replaced by less of it, the oldest first.
 
-A step leaves the run by one rename, and what is less of it takes its place by one exchange. Until then the step is as
-it was, from then on as it is to be; what remains to be done is to remove what is hidden. A run that was killed is
-finished by the next one.
+`removal` sees to it that a step is at any time as it was, or as it is to be. A run that was killed is finished by the
+next one.
 """
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import os
 import stat
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-from ckptconv.errors import DifferenceError, FailedError, UnsafeError, UnsupportedError
-from ckptconv.features.steps.whole import Judged
-from ckptconv.features.thin.area import (
-    CLEARED,
-    DONE,
-    LESSEN,
-    REMOVE,
-    Area,
-    Begun,
-    agrees,
-    entered,
-    entries_of,
-    hidden_name,
-    mark_of,
-)
+from ckptconv.errors import DifferenceError, FailedError, UnsupportedError
+from ckptconv.features.removal.area import LESSEN, REMOVE, Area, entered
+from ckptconv.features.removal.leaving import recover, remove, replace
+from ckptconv.features.runs.whole import Judged
 from ckptconv.features.thin.planning import Planned, Thinning
 from ckptconv.formats.registered import DESCRIBING
 from ckptconv.storage.handles import Handle
@@ -45,100 +33,38 @@ def carry_out(
 
     Raise UnsafeError for a step that is not what it was when it was looked at: then it, and all later ones, stay.
     """
+    reaching = {"storage_options": dict(stores), "inert": options.get("inert", False)}
     with entered(thinning.run.place.path or ".") as area:
-        finished = recover(area)
-        for number, planned in enumerate(thinning.of(REMOVE, LESSEN)):
-            name = planned.judged.step.name
-            if name in finished:
+        try:
+            recovered = recover(area)
+        except OSError as error:
+            raise FailedError(f"{area.path}: what an earlier run began cannot be finished: {reason(error)}.") from error
+        for planned in thinning.of(REMOVE, LESSEN):
+            step = planned.judged.step
+            if step.name == recovered:
                 continue
             try:
-                begun = _begun(area, planned, number)
-                area.begin(begun)
                 if planned.action == REMOVE:
-                    _remove(area, begun)
+                    remove(area, step.name, step.names, step.files)
                 else:
-                    _lessen(area, begun, planned, options, stores)
-                area.note(name, CLEARED)
+                    write = functools.partial(_write_lesser, area, planned, options["as_"], reaching)
+                    replace(area, step.name, step.files, write)
             except OSError as error:
-                raise FailedError(f"{name} could not be thinned: {reason(error)}.") from error
-            on_done(name, planned.action)
-    return finished
+                raise FailedError(f"{step.name} could not be thinned: {reason(error)}.") from error
+            on_done(step.name, planned.action)
+    return [recovered] if recovered else []
 
 
-def recover(area: Area) -> list[str]:
-    """Finish what a run that was killed had begun. Return the steps that are as they were to be. A step of which
-    nothing was moved is as it was."""
-    finished = []
-    for begun, is_done in area.unfinished():
-        is_moved = is_done or any(map(area.inside.has, begun.moves.values()))
-        if begun.do == REMOVE and is_moved:
-            _remove(area, begun, is_done)
-        elif begun.do == LESSEN:
-            is_moved = _finish_lesser(area, begun, is_done)
-        area.note(begun.step, CLEARED)
-        if is_moved:
-            finished.append(begun.step)
-    return finished
-
-
-def _begun(area: Area, planned: Planned, number: int) -> Begun:
-    """Return what is to be done with a step. Raise UnsafeError if it has other files than when it was judged."""
-    step = planned.judged.step
-    try:
-        names = {name: entries_of(area.home, name) for name in step.names}
-    except FileNotFoundError as error:
-        raise UnsafeError(f"{step.path} is not there any more.") from error
-    if not agrees({path: entry for entries in names.values() for path, entry in entries.items()}, step.files):
-        raise UnsafeError(f"{step.path} has changed since it was looked at. It was left alone.")
-    moves = {name: hidden_name(number, part) for part, name in enumerate(names)}
-    return Begun(step.name, planned.action, moves, {name: mark_of(entries) for name, entries in names.items()})
-
-
-def _remove(area: Area, begun: Begun, is_done: bool = False) -> None:
-    """Remove a step: those of its names that are left in the run, unless it `is_done`, and what is hidden."""
-    if not is_done:
-        for name, hidden in begun.moves.items():
-            if area.inside.has(hidden):
-                area.check(hidden, begun.marks[name])
-            elif area.home.has(name):
-                area.take(name, begun.marks[name], hidden)
-        area.note(begun.step, DONE)
-    for hidden in begun.moves.values():
-        area.remove(hidden)
-
-
-def _lessen(area: Area, begun: Begun, planned: Planned, options: Mapping[str, Any], stores: Mapping[str, Any]) -> None:
-    """Replace a step by less of it, which is written beside, and compared with the step."""
+def _write_lesser(area: Area, planned: Planned, dtype: Any, reaching: Mapping[str, Any], new: str) -> None:
+    """Write less of a step to the directory `new` in the area, and compare it with the step."""
     from ckptconv.conversion import convert
 
-    step, new = planned.judged.step, begun.moves[begun.step]
-    reaching = {"storage_options": dict(stores), "inert": options.get("inert", False)}
-    try:
-        if planned.base:
-            _write_delta(area, planned.judged, planned.base, new, reaching)
-        else:
-            place = os.path.join(area.path, new)
-            convert(planned.judged.path, place, dtype=options["as_"] or "keep", verify=True, **reaching)
-        with area.inside.inside(new) as lesser:
-            _dated(lesser, step.time)
-    except BaseException:
-        area.remove(new)
-        area.note(step.name, CLEARED)
-        raise
-    area.swap(step.name, begun.marks[step.name], new)
-    area.note(step.name, DONE)
-    area.remove(new)
-
-
-def _finish_lesser(area: Area, begun: Begun, is_done: bool) -> bool:
-    """Return whether less of a step has its name. Whichever of the two is hidden is not needed."""
-    hidden = begun.moves[begun.step]
-    area.finish_swap(begun.step, hidden)
-    with contextlib.suppress(UnsafeError):
-        area.check(hidden, begun.marks[begun.step])
-        is_done = True
-    area.remove(hidden)
-    return is_done
+    if planned.base:
+        _write_delta(area, planned.judged, planned.base, new, reaching)
+    else:
+        convert(planned.judged.path, os.path.join(area.path, new), dtype=dtype or "keep", verify=True, **reaching)
+    with area.inside.inside(new) as lesser:
+        _dated(lesser, planned.judged.step.time)
 
 
 def _write_delta(area: Area, judged: Judged, base: Judged, new: str, reaching: Mapping[str, Any]) -> None:

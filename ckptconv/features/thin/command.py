@@ -12,9 +12,10 @@ import typer
 
 from ckptconv.cli.options import named, output_of, taking
 from ckptconv.errors import UnsupportedError, UsageError
+from ckptconv.features.reporting.columns import in_columns
 from ckptconv.features.thin.options import THIN
 from ckptconv.options.option import filled
-from ckptconv.text import count_of, format_size, padded
+from ckptconv.text import count_of, format_size
 
 if TYPE_CHECKING:
     from ckptconv.features.thin.planning import Thinning
@@ -28,6 +29,13 @@ OTHER_OPTIONS = {
 }
 _WOULD = {"keep": "stays", "remove": "would go", "lessen": "would be less"}
 _DONE = {"keep": "stays", "remove": "went", "lessen": "is less"}
+# What the steps that stay do, and the others, by whether less of these is kept, and whether it was done.
+_TOGETHER = {
+    (False, False): ("stay", "would go"),
+    (False, True): ("stayed", "went"),
+    (True, False): ("stay", "would become less"),
+    (True, True): ("stayed", "became less"),
+}
 
 
 @taking(*THIN.values(), *named("json quiet verbose storage_options inert"))
@@ -66,21 +74,21 @@ def thin(
         raise UsageError("--metric and --highest say how --keep-best compares.", "Give --keep-best FILE too.")
     with refusing_attacks(not inert):
         thinning = planned(run, chosen, stores, inert)
-        found = _report(run, thinning)
+        report = _report(run, thinning)
         if chosen["yes"]:
             done: dict[str, str] = {}
-            found.finished = carry_out(thinning, {**chosen, "inert": inert}, stores, done.__setitem__)
-            for step in found.steps:
-                step.done = step.name in done or step.name in found.finished
-            found.carried_out = True
-    found.seconds = time.monotonic() - started
-    found.warnings = list(_warnings(thinning, chosen))
-    for warning in found.warnings:
+            report.finished = carry_out(thinning, {**chosen, "inert": inert}, stores, done.__setitem__)
+            for step in report.steps:
+                step.done = step.name in done or step.name in report.finished
+            report.carried_out = True
+    report.seconds = time.monotonic() - started
+    report.warnings = [*_warnings(thinning, chosen)]
+    for warning in report.warnings:
         output.warn(warning)
     if output.json:
-        output.print_json(True, dataclasses.asdict(found))
+        output.print_json(True, dataclasses.asdict(report))
     else:
-        output.tell(_lines(found))
+        output.tell(_lines(report))
 
 
 def _report(run: str, thinning: Thinning) -> ThinReport:
@@ -88,15 +96,8 @@ def _report(run: str, thinning: Thinning) -> ThinReport:
     from ckptconv.features.thin.report import ThinnedStep, ThinReport
 
     steps = [
-        ThinnedStep(
-            each.judged.step.name,
-            each.judged.step.number,
-            each.judged.step.time,
-            each.judged.step.bytes,
-            each.action,
-            each.why,
-        )
-        for each in thinning.steps
+        ThinnedStep(step.name, step.number, step.time, step.bytes, action, why)
+        for (step, *_), action, why, _ in thinning.steps
     ]
     kept = sum(step.bytes for step in steps if step.action == KEEP)
     return ThinReport(run, thinning.run.place.path, steps, False, kept, sum(step.bytes for step in steps) - kept)
@@ -104,37 +105,29 @@ def _report(run: str, thinning: Thinning) -> ThinReport:
 
 def _warnings(thinning: Thinning, chosen: Mapping[str, Any]) -> Iterator[str]:
     """Yield what an earlier run has left, and what names steps that are not there."""
-    from ckptconv.features.thin.area import AREA
+    from ckptconv.features.removal.area import AREA
     from ckptconv.features.thin.planning import FILE
 
     if not chosen["yes"] and os.path.lexists(os.path.join(thinning.run.place.path or ".", AREA)):
         yield "An earlier run was stopped, and --yes finishes it, or another one is at work."
-    whole = sum(FILE in each.why for each in thinning.steps)
-    if whole:
-        yield f"Steps that are files stay as they are ({whole:,} here): --drop and --as keep less of directories only."
-    for name, step in {**thinning.run.pointers, **thinning.run.links}.items():
-        if not step:
-            yield f"{name} names a step that is not there."
+    files = sum(FILE in step.why for step in thinning.steps)
+    if files:
+        yield f"Steps that are files stay as they are ({files:,} here): --drop and --as keep less of directories only."
+    yield from thinning.run.warnings
 
 
-def _lines(found: ThinReport) -> Iterator[str]:
+def _lines(report: ThinReport) -> Iterator[str]:
     """Yield a line for each step, and what all together are."""
-    words = _DONE if found.carried_out else _WOULD
-    rows = [(step.name, format_size(step.bytes), words[step.action], ", ".join(step.why)) for step in found.steps]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (padded(cell, width, right=at == 1) for at, (cell, width) in enumerate(zip(row, widths, strict=True)))
-        yield "  ".join(cells).rstrip()
-    if found.finished:
-        yield f"an earlier run was finished: {', '.join(found.finished)}"
-    others = [step for step in found.steps if step.action != "keep"]
-    lesser = any(step.action == "lessen" for step in others)
-    would = "" if found.carried_out else "would "
-    what = ("became less" if found.carried_out else "become less") if lesser else "went" if found.carried_out else "go"
+    words = _DONE if report.carried_out else _WOULD
+    rows = [(step.name, format_size(step.bytes), words[step.action], ", ".join(step.why)) for step in report.steps]
+    yield from in_columns(rows, right=(1,))
+    if report.finished:
+        yield f"an earlier run was finished: {', '.join(report.finished)}"
+    others = [step.action for step in report.steps if step.action != "keep"]
+    stay, go = _TOGETHER["lessen" in others, report.carried_out]
     yield (
-        f"{count_of(len(found.steps) - len(others), 'step')} of {format_size(found.kept_bytes)} "
-        f"{'stay' if would else 'stayed'}, {count_of(len(others), 'step')} of {format_size(found.removed_bytes)} "
-        f"{would}{what}"
+        f"{count_of(len(report.steps) - len(others), 'step')} of {format_size(report.kept_bytes)} {stay}, "
+        f"{count_of(len(others), 'step')} of {format_size(report.removed_bytes)} {go}"
     )
-    if would and others:
+    if others and not report.carried_out:
         yield "nothing was changed: --yes does it"

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
 from typing import Any, NamedTuple
 
-from ckptconv.errors import UsageError
-from ckptconv.features.steps.run import Run, number_of, run_at
-from ckptconv.features.steps.whole import Judged, Reading, judged, newest_good
-from ckptconv.features.thin.area import LESSEN, LINKS, REMOVE, StrangeError, entries_of
+from ckptconv.errors import CkptconvError, StoppedError, UsageError
+from ckptconv.features.removal.area import LESSEN, REMOVE
+from ckptconv.features.removal.entries import LINKS, StrangeError, entries_of
+from ckptconv.features.runs.names import number_of
+from ckptconv.features.runs.run import Run, Step, run_at
+from ckptconv.features.runs.whole import Judged, judged, newest_good
 from ckptconv.features.thin.metrics import best_of
-from ckptconv.features.thin.policy import PERIODS, Candidate, Decision, Policy, decided
+from ckptconv.features.thin.policy import PERIODS, Candidate, Policy, reasons_to_stay
+from ckptconv.formats.registered import describing
 from ckptconv.storage.handles import Handle, resolved
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote, normalize
@@ -29,7 +33,7 @@ class Planned(NamedTuple):
 
     judged: Judged
     action: str
-    why: tuple[str, ...]
+    why: Sequence[str] = ()
     base: Judged | None = None
 
 
@@ -40,61 +44,57 @@ class Thinning(NamedTuple):
     steps: tuple[Planned, ...]
 
     def of(self, *actions: str) -> list[Planned]:
-        return [each for each in self.steps if each.action in actions]
+        return [step for step in self.steps if step.action in actions]
 
 
-def planned(run: str, options: Mapping[str, Any], stores: Mapping[str, Any], inert: bool) -> Thinning:
-    """Return what `options`, those of `thin`, make of the steps of `run`. Raise UsageError if they keep nothing."""
-    place = Location(normalize(run), dict(stores))
-    found = run_at(place)
-    every = judged(found, Reading(dict(stores), inert, each=True))
+def planned(path: str, options: Mapping[str, Any], stores: Mapping[str, Any], inert: bool) -> Thinning:
+    """Return what `options`, those of `thin`, make of the steps of the run at `path`. Raise UsageError if they keep
+    nothing."""
+    run = run_at(Location(normalize(path), dict(stores)))
+    every = judged(run, inert=inert, each=True)
     policy = policy_of(options, every, stores)
-    last = newest_good(every)
-    now = time.time()
-    read = {path for each in every for path in each.reads}
+    held = held_steps(run, every, options["age"])
     candidates = [
-        Candidate(
-            each.step.name,
-            each.step.number,
-            each.step.time,
-            each.is_good,
-            tuple(_held(found, each, each is last, read, options["age"], now)),
-        )
-        for each in every
+        Candidate(known.step.name, known.step.number, known.step.time, known.is_good, tuple(held[known.step.name]))
+        for known in every
     ]
-    others = LESSEN if options["drop"] or options["as_"] else REMOVE
-    decisions = decided(candidates, policy)
-    steps = [_planned(each, said, others) for each, said in zip(every, decisions, strict=True)]
+    reasons = reasons_to_stay(candidates, policy)
+    is_lessening = bool(options["drop"] or options["as_"])
+    steps = [_planned(known, reasons[known.step.name], is_lessening) for known in every]
     if options["as_"] == "delta":
-        steps = [each._replace(base=_base_of(each, steps)) if each.action == LESSEN else each for each in steps]
-    return Thinning(found, tuple(steps))
+        steps = [step._replace(base=_base_of(step, steps)) if step.action == LESSEN else step for step in steps]
+    return Thinning(run, tuple(steps))
+
+
+def _planned(known: Judged, reasons: Sequence[str], is_lessening: bool) -> Planned:
+    if not reasons and not is_lessening:
+        return Planned(known, REMOVE)
+    if not reasons and known.step.is_made_here:
+        return Planned(known, KEEP, ("already less",))
+    if not reasons and known.step.is_files:
+        return Planned(known, KEEP, (FILE,))
+    return Planned(known, KEEP, reasons) if reasons else Planned(known, LESSEN)
 
 
 def _base_of(lesser: Planned, steps: Sequence[Planned]) -> Judged:
     """Return the step that stays whole and is nearest to a step, the later one of two."""
     at = steps.index(lesser)
-    whole = [n for n, each in enumerate(steps) if each.action == KEEP and each.judged.is_good and not each.judged.reads]
-    return steps[min(whole, key=lambda n: (abs(n - at), -n))].judged
+    whole = [
+        number
+        for number, step in enumerate(steps)
+        if step.action == KEEP and step.judged.is_good and made_of(step.judged.step) == ()
+    ]
+    return steps[min(whole, key=lambda number: (abs(number - at), -number))].judged
 
 
-def _planned(found: Judged, said: Decision, others: str) -> Planned:
-    if said.stays:
-        return Planned(found, KEEP, said.why)
-    if others == LESSEN and found.step.is_made_here:
-        return Planned(found, KEEP, ("already less",))
-    if others == LESSEN and found.step.is_files:
-        return Planned(found, KEEP, (FILE,))
-    return Planned(found, others, ())
-
-
-def policy_of(options: Mapping[str, Any], every: list[Judged], stores: Mapping[str, Any]) -> Policy:
+def policy_of(options: Mapping[str, Any], every: Sequence[Judged], stores: Mapping[str, Any]) -> Policy:
     """Return the policy that options say. Raise UsageError if there is none, or if it names a step that is missing."""
     best: frozenset[str] = frozenset()
     if options["keep_best"]:
-        good = {each.step.number: each.step.name for each in every if each.is_good and each.step.number is not None}
+        good = {known.step.number for known in every if known.is_good} - {None}
         metrics = Location(normalize(options["keep_best"]), dict(stores))
         numbers = best_of(metrics, options["metric"], options["highest"], options["best"], good)
-        best = frozenset(each.step.name for each in every if each.step.number in numbers)
+        best = frozenset(known.step.name for known in every if known.step.number in numbers)
     policy = Policy(
         options["keep_last"] or 0,
         options["keep_every"] or 0,
@@ -108,46 +108,87 @@ def policy_of(options: Mapping[str, Any], every: list[Judged], stores: Mapping[s
             "Nothing says which steps stay, and thin would remove all but the last good one.",
             "Give --keep-last N, for one.",
         )
-    known = {name for each in every for name in (each.step.name, str(each.step.number))}
-    for name in policy.names - known:
+    names = {name for known in every for name in (known.step.name, str(known.step.number))}
+    for name in policy.names - names:
         raise UsageError(f"--keep-step {name}: there is no such step.")
     return policy
 
 
-def _held(run: Run, found: Judged, is_last: bool, read: Collection[str], age: int, now: float) -> Iterator[str]:
-    """Yield why a step stays whatever the policy says. `read` are the directories that virtual steps are made of."""
-    step = found.step
+# ------------------------------------------------------------------------------------------- what stays in any case
+
+
+def held_steps(run: Run, every: Sequence[Judged], age: int) -> dict[str, list[str]]:
+    """Return why each step stays whatever the policy says; nothing for one of which the policy decides."""
+    last, now = newest_good(every), time.time()
+    beside = roots_of(run.place.at(entry.file) for entry in run.place.names.values())
+    places = [beside, *(made_of(known.step) for known in every)]
+    used = None if None in places else {place for several in places for place in several or ()}
+    return {known.step.name: [*_reasons(run, known, known is last, used, now - age, age)] for known in every}
+
+
+def _reasons(
+    run: Run, known: Judged, is_last: bool, used: Collection[str] | None, latest: float, age: int
+) -> Iterator[str]:
+    """Yield why a step stays. `used` are the directories that virtual checkpoints are made of, None if that is not
+    known; what changed after `latest` is younger than `age`."""
+    step = known.step
     own = os.path.realpath(step.path)
-    if any(path == own or path.startswith(f"{own}/") for path in read):
+    if used is None:
+        yield "a virtual checkpoint that cannot be read may be made of it"
+    elif any(path == own or path.startswith(f"{own}/") for path in used):
         yield "other steps are made of it"
     if is_last:
         yield "the last good step"
-    if step.name in run.named:
-        names = [name for name, target in {**run.pointers, **run.links}.items() if target == step.name]
+    names = [name for name, target in run.naming.items() if target == step.name]
+    if names:
         yield f"{', '.join(names)} names it"
-    if found.whole is None:
+    if known.whole is None:
         yield "not read"
-    elif not found.is_good:
+    elif not known.is_good:
         yield "not good"
     if step.time is None:
         yield "its age is not known"
-    elif now - step.time < age:
+    elif step.time > latest:
         yield f"younger than {format_time(age)}"
     if step.links:
         yield LINKS
     elif not is_remote(run.place.path):
-        yield from _strange(run, found)
+        yield from _strange(run, step)
 
 
-def _strange(run: Run, found: Judged) -> Iterator[str]:
+def made_of(step: Step) -> tuple[str, ...] | None:
+    """Return the local directories outside of a step that virtual checkpoints in it are made of; None if that is not
+    known."""
+    own = f"{os.path.realpath(step.path)}/"
+    roots = roots_of(map(step.at, step.files))
+    return None if roots is None else tuple(place for place in roots if not f"{place}/".startswith(own))
+
+
+def roots_of(files: Iterable[Location]) -> tuple[str, ...] | None:
+    """Return the local directories that virtual checkpoints among `files` are made of, without links; None if that is
+    not known. What they are made of need not be there, nor be as it was: it may be mended."""
+    places: list[str] = []
+    for file in files:
+        reader = describing(file.path)
+        try:
+            roots = import_module(reader).load(file, look=False).roots if reader else ()
+        except StoppedError:
+            raise
+        except CkptconvError:
+            return None
+        places += (os.path.realpath(root) for root in roots if not is_remote(root))
+    return tuple(places)
+
+
+def _strange(run: Run, step: Step) -> Iterator[str]:
     """Yield what else than the files of one step, on the disk of the run, is in a step."""
-    directories = {path.rpartition("/")[0] for path in found.step.files}
+    directories = {path.rpartition("/")[0] for path in step.files}
     inner = {name for path in directories for name in path.split("/")[1:]}
     if any(name.startswith(".") for name in inner) or sum(number_of(name) is not None for name in inner) > 1:
         yield "has more than one step's files in it"
     with Handle.open(resolved(run.place.path or ".")) as home:
         try:
-            for name in found.step.names:
+            for name in step.names:
                 entries_of(home, name)
         except StrangeError as error:
             yield error.why

@@ -39,14 +39,6 @@ class Policy(NamedTuple):
         return self == Policy()
 
 
-class Decision(NamedTuple):
-    """Whether a step stays, and why."""
-
-    name: str
-    stays: bool
-    why: tuple[str, ...] = ()
-
-
 # In which period a time lies: two times in the same one have the same text.
 PERIODS: dict[str, Callable[[datetime], str]] = {
     "hourly": lambda when: when.strftime("%Y-%m-%d %H"),
@@ -57,9 +49,10 @@ PERIODS: dict[str, Callable[[datetime], str]] = {
 }
 
 
-def decided(steps: Sequence[Candidate], policy: Policy) -> list[Decision]:
-    """Return what becomes of each of `steps`, which are in the order of a run, the oldest first."""
-    reasons: dict[str, list[str]] = {step.name: list(step.held) for step in steps}
+def reasons_to_stay(steps: Sequence[Candidate], policy: Policy) -> dict[str, list[str]]:
+    """Return why each of `steps`, which are in the order of a run, the oldest first, stays; nothing for one that does
+    not."""
+    reasons = {step.name: list(step.held) for step in steps}
     good = [step for step in reversed(steps) if step.is_good]
     for name, why in _kept(good, policy):
         reasons[name].append(why)
@@ -68,7 +61,7 @@ def decided(steps: Sequence[Candidate], policy: Policy) -> list[Decision]:
             reasons[step.name].append("not good")
     if good and not reasons[good[0].name]:
         reasons[good[0].name].append("last good")
-    return [Decision(step.name, bool(reasons[step.name]), tuple(reasons[step.name])) for step in steps]
+    return reasons
 
 
 def _kept(good: Sequence[Candidate], policy: Policy) -> Iterator[tuple[str, str]]:

@@ -25,6 +25,8 @@ from ckptconv.storage.location import Location
 FAMILY = model_files.TORCH
 GUESS = Guess(CERTAIN, "a torch_checkpointing step", "pt2safetensors {}", also=("dcp",))
 MANIFEST = STEP_MANIFEST
+# What is there when a step is complete.
+MARKERS = (MANIFEST,)
 # The serializations of an item.
 TORCH, SAFETENSORS, JSON, RAW = (f"{kind}Serialization" for kind in ("Torch", "Safetensors", "Json", "Raw"))
 # The prefix of a step's name while it is written.

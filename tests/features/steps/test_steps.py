@@ -20,9 +20,7 @@ from saved_steps import SAVERS, Saver, state_of
 from stores import PLACES, Served
 
 import ckptconv
-from ckptconv.features.steps.run import number_of, run_at
 from ckptconv.features.steps.survey import survey
-from ckptconv.storage.location import Location
 
 
 def steps(run: Path, *options: str) -> Run:
@@ -211,38 +209,6 @@ def test_steps_in_a_folder_of_checkpoints_and_of_lightning_are_found(tmp_path: P
     assert found["named"] == {"last.ckpt": "epoch=1-step=200.ckpt"}
 
 
-NAMES = {
-    "step-100": 100,
-    "global_step20": 20,
-    "checkpoint-500": 500,
-    "iter_0000100": 100,
-    "epoch=3-step=1000.ckpt": 1000,
-    "0300": 300,
-    "ep3-ba1000-rank0.pt": 1000,
-    "epoch_7": 7,
-    "llama-7b": None,
-    "2024-01-02": None,
-    "final": None,
-}
-
-
-@every("name", NAMES)
-def test_the_number_of_a_step_is_what_its_name_tells(name: str) -> None:
-    assert number_of(name) == NAMES[name]
-
-
-def test_links_are_no_steps_and_what_they_lead_to_is_told(tmp_path: Path) -> None:
-    run = SAVERS["torch"].run(tmp_path / "run", 1, 2)
-    (run / "step_99").symlink_to("step_1")
-    (run / "step_98").symlink_to(tmp_path)
-    (run / "loop").symlink_to("loop")
-    found = run_at(Location(str(run)))
-    assert [step.name for step in found.steps] == ["step_1", "step_2"]
-    assert found.links["step_99"] == "step_1"
-    (run / "step_2" / "more").symlink_to(run)
-    assert run_at(Location(str(run))).steps[1].links == ("step_2/more",)
-
-
 def test_what_is_being_written_has_a_name_that_says_so(tmp_path: Path) -> None:
     run = SAVERS["torch_checkpointing"].run(tmp_path / "run", 1)
     shutil.copytree(run / "step_1", run / "tmp_step_2")
@@ -327,6 +293,25 @@ def test_a_short_torn_run_on_a_store_takes_three_requests_a_step_at_most(
     assert there.last_good == f"{url}/{SAVERS[saver].name.format(20)}"
 
 
+def test_check_compares_the_digests_of_our_own_manifests_and_is_no_yes_where_there_are_none(tmp_path: Path) -> None:
+    for number in (1, 2):
+        save_file(state_of(number), tmp_path / f"{number}.safetensors")
+        for run, options in (("with", ("--digest", "sha256")), ("without", ())):
+            step = tmp_path / run / f"step-{number}"
+            done(ckptconv_here("convert", tmp_path / f"{number}.safetensors", step, *options))
+    found = done(steps(tmp_path / "without", "--check"))
+    assert "by its geometry, no digest is there to compare" in found.out
+    assert "yes" not in found.out
+    assert "yes, 1 digests and checksums compared" in done(steps(tmp_path / "with", "--check")).out
+    path = tmp_path / "with" / "step-2" / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    found = steps(tmp_path / "with", "--check", "--json")
+    assert (found.code, found.json["last_good"]) == (4, str(tmp_path / "with" / "step-1"))
+    assert "its sha256 is" in found.json["steps"][1]["damage"]
+
+
 def test_files_that_are_named_by_what_is_in_them_are_not_missed_in_other_steps(tmp_path: Path) -> None:
     run = SAVERS["torch"].run(tmp_path / "run", 1, 2)
     for number, name in ((1, "3fa2c1"), (2, "9bd40e")):
@@ -349,6 +334,9 @@ def test_a_run_without_steps_and_what_is_no_directory_are_refused(tmp_path: Path
     (tmp_path / "notes").mkdir()
     steps(tmp_path).refused(2, "has no steps")
     steps(tmp_path / "none").refused(2, "does not exist")
+    for name in ("a", "b"):
+        SAVERS["torch"].run(tmp_path / name, 1, 2)
+    steps(tmp_path).refused(2, "has the steps of several runs: a, b. Name one of them.")
     save_file(state_of(0), tmp_path / "x.safetensors")
     steps(tmp_path / "x.safetensors").refused(2, "where the directory of a run was expected")
 

@@ -13,7 +13,7 @@ from features.thin.model import stays
 
 from ckptconv.errors import CorruptError, UsageError
 from ckptconv.features.thin.metrics import best_of
-from ckptconv.features.thin.policy import PERIODS, Candidate, Policy, decided
+from ckptconv.features.thin.policy import PERIODS, Candidate, Policy, reasons_to_stay
 from ckptconv.storage.location import Location
 
 GOLDEN: list[dict[str, Any]] = json.loads((Path(__file__).parent / "golden.json").read_text())
@@ -46,8 +46,9 @@ def test_what_stays_is_what_the_golden_file_says_and_why(case: dict[str, Any]) -
         {"name": f"step-{number}", "number": number, "time": time, **case.get("facts", {}).get(f"{number}", {})}
         for number, time in case["steps"]
     ]
-    found = {step.name: list(step.why) for step in decided(candidates(steps), policy_of(case["policy"])) if step.stays}
-    assert found == {f"step-{number}": why for number, why in case["stay"].items()}, case["about"]
+    reasons = reasons_to_stay(candidates(steps), policy_of(case["policy"]))
+    expected = {f"step-{number}": why for number, why in case["stay"].items()}
+    assert {name: why for name, why in reasons.items() if why} == expected, case["about"]
 
 
 def random_run(chance: random.Random) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -83,7 +84,7 @@ def test_the_policy_agrees_with_its_model_on_random_runs() -> None:
     kept = 0
     for _ in range(RUNS):
         steps, policy = random_run(chance)
-        found = {step.name for step in decided(candidates(steps), policy_of(policy)) if step.stays}
+        found = {name for name, why in reasons_to_stay(candidates(steps), policy_of(policy)).items() if why}
         assert found == stays(steps, policy), (steps, policy)
         kept += len(found)
     assert kept > RUNS

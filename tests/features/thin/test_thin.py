@@ -23,7 +23,7 @@ from stores import in_memory
 
 import ckptconv
 from ckptconv.errors import CkptconvError, UnsafeError
-from ckptconv.features.thin.area import AREA, JOURNAL
+from ckptconv.features.removal.area import AREA, JOURNAL
 from ckptconv.features.thin.carrying import carry_out
 from ckptconv.features.thin.options import THIN
 from ckptconv.features.thin.planning import Thinning, planned
@@ -204,6 +204,16 @@ def test_a_run_on_a_store_is_planned_and_not_thinned(run: Path) -> None:
         5, "is on a store, where a step cannot be removed in one piece: thin removes steps of local runs only"
     )
     assert place.contents() == before
+
+
+@pytest.mark.skipif(not DESCRIBING, reason="there are no virtual checkpoints")
+@pytest.mark.parametrize("where", [".", "checkpoint-300"])
+def test_nothing_goes_where_it_is_not_known_what_a_virtual_checkpoint_is_made_of(where: str, run: Path) -> None:
+    (run / where / f"merged{next(iter(DESCRIBING))}").write_text('{"ckptconv.virtual": 1, ')
+    told = json.loads(done(thin(run, "--keep-last", 1, "--yes", "--json")).out)
+    assert {step["action"] for step in told["steps"]} == {"keep"}
+    assert "a virtual checkpoint that cannot be read may be made of it" in told["steps"][0]["why"]
+    assert {"checkpoint-100", "checkpoint-200", "checkpoint-300", "checkpoint-400"} <= names(run)
 
 
 # ------------------------------------------------------------------------------------------------- less of a step
@@ -392,33 +402,79 @@ def test_what_takes_the_place_of_a_step_while_it_is_moved_gets_its_name_back(
 
 
 OUTSIDE = "../../mine.txt"
-# Lines of a journal that came with a copy of the run, and what it has hidden.
-JOURNALS: Mapping[str, list[Any]] = {
-    "hidden names that lead out": [{"step": "a", "do": "remove", "moves": {"a": OUTSIDE}, "marks": {"a": ""}}],
-    "less of a step that leads out": [{"step": OUTSIDE, "do": "lessen", "moves": {OUTSIDE: "step-0-0"}, "marks": {}}],
-    "names that lead out": [{"step": "a", "do": "remove", "moves": {OUTSIDE: "step-0-0"}, "marks": {OUTSIDE: ""}}],
-    "no names": [{"step": "a", "do": "remove", "moves": ["a"], "marks": 3}],
-    "no marks": [{"step": "a", "do": "remove", "moves": {"a": "step-0-0"}, "marks": {}}],
-    "no step": [{"do": "lessen"}],
-    "no state": [{"step": "a"}],
-    "no object": [["do"]],
+# Journals that came with a copy of the run, and what each has.
+JOURNALS: Mapping[str, Any] = {
+    "hidden names that lead out": {"step": "a", "do": "remove", "moves": {"a": OUTSIDE}, "marks": {"a": ""}},
+    "less of a step that leads out": {"step": OUTSIDE, "do": "lessen", "moves": {OUTSIDE: "step-0"}, "marks": {}},
+    "names that lead out": {"step": "a", "do": "remove", "moves": {OUTSIDE: "step-0"}, "marks": {OUTSIDE: ""}},
+    "no names": {"step": "a", "do": "remove", "moves": ["a"], "marks": 3},
+    "no marks": {"step": "a", "do": "remove", "moves": {"a": "step-0"}, "marks": {}},
+    "something else to do": {"step": "a", "do": "more", "moves": {"a": "step-0"}, "marks": {"a": ""}},
+    "no step": {"do": "lessen"},
+    "no object": ["do"],
 }
 
 
-@every("lines", JOURNALS.values(), JOURNALS)
-def test_a_journal_that_came_with_a_copy_of_a_run_leads_nowhere(lines: list[Any], tmp_path: Path) -> None:
+@every("journal", JOURNALS.values(), JOURNALS)
+@every("is_done", [False, True])
+def test_a_journal_that_came_with_a_copy_of_a_run_leads_nowhere(is_done: bool, journal: Any, tmp_path: Path) -> None:
     run = SAVER.run(tmp_path / "run", 100, 200)
     mine = tmp_path / "mine.txt"
     mine.write_text("mine")
     (run / AREA).mkdir(mode=0o700)
-    for name, text in ((".lock", ""), ("step-0-0", ""), (JOURNAL, "".join(f"{json.dumps(line)}\n" for line in lines))):
-        (run / AREA / name).write_text(text)
-    with (run / AREA / JOURNAL).open("a") as journal:
-        journal.write(json.dumps({"step": "a", "state": "done"}) + "\n")
+    text = json.dumps({**journal, "is_done": is_done} if isinstance(journal, dict) else journal)
+    for name, content in ((".lock", ""), ("step-0", ""), (JOURNAL, text)):
+        (run / AREA / name).write_text(content)
     before = files(run)
-    thin(run, "--keep-last", 1, "--yes").refused(4, f"{JOURNAL}: line 1 is not valid.")
+    thin(run, "--keep-last", 1, "--yes").refused(4, f"{JOURNAL} is not valid.")
     assert mine.read_text() == "mine"
     assert files(run) == before
+
+
+def test_what_no_journal_names_is_not_replaced_in_the_area(run: Path) -> None:
+    (run / AREA).mkdir(mode=0o700)
+    for name in (".lock", "step-0"):
+        (run / AREA / name).write_text("mine")
+    before = files(run)
+    thin(run, "--keep-last", 1, "--yes").refused(3, "No journal says what")
+    assert files(run) == before
+
+
+def test_of_a_step_of_several_files_none_goes_if_one_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (1, 2):
+        for part in ("model", "optim"):
+            torch.save(state_of(number), tmp_path / f"{part}_{number}.pt")
+    thinning, chosen = plan(tmp_path, keep_last=1)
+    before, rename = files(tmp_path), os.rename
+
+    def racing(name: str, *arguments: Any, **options: Any) -> None:
+        rename(name, *arguments, **options)
+        if name == "model_1.pt":
+            os.utime(tmp_path / "optim_1.pt", (1e9, 1e9))
+
+    monkeypatch.setattr(os, "rename", racing)
+    with pytest.raises(UnsafeError, match="has changed since it was looked at"):
+        carry_out(thinning, chosen, {}, lambda *_: None)
+    assert files(tmp_path) == before
+
+
+def test_less_of_a_step_that_changed_while_it_was_written_does_not_take_its_place(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thinning, chosen = plan(run, keep_last=1, as_="bf16")
+
+    def writing(_: object, output: str, **options: object) -> None:
+        os.mkdir(output)
+        (run / "checkpoint-100" / "mine.txt").write_text("mine")
+
+    monkeypatch.setattr("ckptconv.conversion.convert", writing)
+    before = files(run)
+    with pytest.raises(UnsafeError, match="has changed since it was looked at"):
+        carry_out(thinning, chosen, {}, lambda *_: None)
+    assert files(run) == {**before, "checkpoint-100/mine.txt": b"mine"}
+    assert AREA not in names(run)
 
 
 def test_an_area_of_somebody_else_is_not_used(run: Path) -> None:

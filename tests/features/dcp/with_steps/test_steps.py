@@ -10,8 +10,8 @@ from checkpoints import Run, ckptconv_here
 from features.dcp.cases import checkpoint_of
 from saved_steps import SAVERS
 
-from ckptconv.features.steps.run import run_at
-from ckptconv.features.steps.whole import judged, newest_good
+from ckptconv.features.runs.run import run_at
+from ckptconv.features.runs.whole import judged, newest_good
 from ckptconv.storage.location import Location
 
 

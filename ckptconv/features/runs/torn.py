@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 
-from ckptconv.features.steps.registered import EXTENTS
-from ckptconv.features.steps.run import Step
+from ckptconv.features.runs.registered import EXTENTS
+from ckptconv.features.runs.run import Step
 from ckptconv.formats import safetensors
 from ckptconv.formats.model_files import MAX_HEADER, SUFFIX
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
@@ -25,26 +25,22 @@ _LOOKED_AT = (*TORCH_SUFFIXES, ".pkl", ".pickle", SUFFIX, _TEXT)
 def torn_file(step: Step, in_full: bool) -> str:
     """Say which file of a step is cut short, by how such files end; "" if none is. With `in_full`, headers of
     safetensors are read whole. On a store, only files that are empty are found."""
+    is_near = not is_remote(step.home.path)
     for path, entry in step.files.items():
         if entry.kind == "missing":
             return f"{path} is not there any more"
-        name = path.rpartition("/")[2]
+        name, size = path.rpartition("/")[2], entry.file.size
         if entry.kind != "file" or not (name.endswith(_LOOKED_AT) or name in EXTENTS):
             continue
-        place = step.at(path)
-        why = _torn(place, name, entry.file.size)
+        why = "is empty" if not size else _torn(step.at(path), name, size) if is_near else ""
         if why:
             return f"{path} {why}"
-        if in_full and name.endswith(SUFFIX) and not is_remote(place.path):
-            safetensors.header_of(place)
+        if in_full and is_near and name.endswith(SUFFIX):
+            safetensors.header_of(step.at(path))
     return ""
 
 
 def _torn(place: Location, name: str, size: int) -> str:
-    if not size:
-        return "is empty"
-    if is_remote(place.path):
-        return ""
     with place.open_reader() as reader:
         if name.endswith(_TEXT):
             return _torn_json(reader.read_at(0, size)) if size <= _MOST_JSON else ""

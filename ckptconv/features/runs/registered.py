@@ -10,3 +10,14 @@ from __future__ import annotations
 EXTENTS: dict[str, str] = {
     ".metadata": "ckptconv.features.dcp.extent",
 }
+# Modules with `MARKERS`: the names of files that a family's writers leave in a step when it is complete, or that say
+# what it consists of.
+MARKING: tuple[str, ...] = (
+    "ckptconv.features.dcp.names",
+    "ckptconv.features.torch_checkpointing.locate",
+    "ckptconv.features.runs.trainer",
+    "ckptconv.features.megatron_core.alone",
+    "ckptconv.features.nanotron.step",
+    "ckptconv.features.orbax.locate",
+    "ckptconv.features.ranks.locate",
+)

@@ -1,0 +1,85 @@
+"""What an entry of a directory is: all files in it, by open directories, and what tells it from any other."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Mapping
+
+from ckptconv.errors import UnsafeError
+from ckptconv.storage.handles import Handle
+from ckptconv.storage.reading import Entry
+
+# How deep the files of an entry lie at most.
+_DEEPEST = 32
+LINKS = "has links in it"
+
+
+class StrangeError(UnsafeError):
+    """A step has something in it that is never removed: `why` says what."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(f"{path} {why}. It was left alone.")
+        self.why = why
+
+
+def entries_of(home: Handle, name: str) -> dict[str, os.stat_result]:
+    """Return all directories and files of the entry `name` of a run, itself among them, by their paths in the run.
+
+    Raise StrangeError if there is anything else among them, or another file system.
+    """
+    entries: dict[str, os.stat_result] = {}
+    _walk(home, name, "", os.fstat(home.fd).st_dev, entries, _DEEPEST)
+    return entries
+
+
+def _walk(place: Handle, name: str, prefix: str, device: int, entries: dict[str, os.stat_result], deepest: int) -> None:
+    entry, path = place.stat(name), f"{prefix}{name}"
+    if stat.S_ISLNK(entry.st_mode):
+        raise StrangeError(os.path.join(place.path, name), LINKS)
+    if entry.st_dev != device or not deepest:
+        raise StrangeError(os.path.join(place.path, name), "lies on another disk, or too deep")
+    entries[path] = entry
+    if stat.S_ISDIR(entry.st_mode):
+        with place.inside(name) as inner:
+            entries[path] = entry = os.fstat(inner.fd)
+            if entry.st_dev != device:
+                raise StrangeError(inner.path, "lies on another disk, or too deep")
+            for below in inner.names():
+                _walk(inner, below, f"{path}/", device, entries, deepest - 1)
+    elif not stat.S_ISREG(entry.st_mode):
+        raise StrangeError(os.path.join(place.path, name), "has more than files in it")
+
+
+def mark_of(entries: Mapping[str, os.stat_result]) -> str:
+    """Return what tells an entry from any other, and from itself with other contents: who it is on the disk, and the
+    sizes and times of all files in it."""
+    top = next(iter(entries))
+    lines = [
+        f"{path[len(top) :]} {_identity(entry)} {(entry.st_size, entry.st_mtime_ns) if _is_file(entry) else 0}\n"
+        for path, entry in sorted(entries.items())
+    ]
+    digest = hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest()
+    return f"{_identity(entries[top])} {digest}"
+
+
+def is_entry(home: Handle, name: str, mark: str) -> bool:
+    """Whether the entry of which `mark_of` said `mark` is there, whatever is in it now."""
+    return home.has(name) and mark.startswith(f"{_identity(home.stat(name))} ")
+
+
+def _identity(entry: os.stat_result) -> str:
+    return f"{entry.st_dev}:{entry.st_ino}"
+
+
+def agrees(entries: Mapping[str, os.stat_result], judged: Mapping[str, Entry]) -> bool:
+    """Whether the files among the entries of a step are those that were judged: their names, sizes and times."""
+    files = {path: entry for path, entry in entries.items() if _is_file(entry)}
+    return files.keys() == judged.keys() and all(
+        (file.st_size, file.st_mtime) == (judged[path].file.size, judged[path].time) for path, file in files.items()
+    )
+
+
+def _is_file(entry: os.stat_result) -> bool:
+    return stat.S_ISREG(entry.st_mode)

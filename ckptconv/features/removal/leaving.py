@@ -1,0 +1,108 @@
+"""Removes steps, or replaces them by less of them, so that each is at any time as it was, or as it is to be.
+
+A step leaves its directory by one rename, and what is less of it takes its place by one exchange. What remains to be
+done then is to remove what is hidden. `recover` finishes what was interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+
+from ckptconv.errors import UnsafeError
+from ckptconv.features.removal.area import LESSEN, REMOVE, Area, Change, check, hidden_name
+from ckptconv.features.removal.entries import agrees, entries_of, is_entry, mark_of
+from ckptconv.storage.reading import Entry
+
+
+def remove(area: Area, step: str, names: Sequence[str], seen: Mapping[str, Entry]) -> None:
+    """Remove the entries `names`, which are a step, with all in them. Raise UnsafeError if the files in them are not
+    those that were `seen`."""
+    change = _change(area, REMOVE, step, names, seen)
+    area.begin(change)
+    _remove(area, change)
+
+
+def replace(area: Area, step: str, seen: Mapping[str, Entry], write: Callable[[str], None]) -> None:
+    """Replace the entry `step` by what `write` makes under the name in the area that it is given. Raise UnsafeError if
+    the files in the entry are not those that were `seen`."""
+    change = _change(area, LESSEN, step, [step], seen)
+    hidden, mark = change.moves[step], change.marks[step]
+    area.begin(change)
+    try:
+        write(hidden)
+        check(area.home, step, mark)
+    except BaseException:
+        area.remove(hidden)
+        area.clear()
+        raise
+    area.swap(step, mark, hidden)
+    _finish(area, change)
+
+
+def recover(area: Area) -> str:
+    """Finish the change that was interrupted. Return the step that is as it was to be; "" if there is none: a step of
+    which nothing was moved is as it was. Raise UnsafeError if something in the area is not what was moved there."""
+    change = area.under_way()
+    if change is None:
+        return ""
+    if change.do == LESSEN and not change.is_done:
+        is_moved = _is_exchanged(area, change)
+    else:
+        is_moved = change.is_done or any(map(area.inside.has, change.moves.values()))
+    if is_moved:
+        _remove(area, change)
+        return change.step
+    for hidden in change.moves.values():
+        area.remove(hidden)
+    area.clear()
+    return ""
+
+
+def _is_exchanged(area: Area, change: Change) -> bool:
+    """Whether less of a step has its name, after an exchange that was cut short is finished. Else, what is hidden is
+    less of the step. Raise UnsafeError if the step has no name."""
+    step, hidden = change.step, change.moves[change.step]
+    area.finish_swap(step, hidden)
+    if area.inside.has(hidden) and not area.home.has(step):
+        raise UnsafeError(f"{area.home.path}/{step} is not there, and {area.path}/{hidden} may be what is left of it.")
+    return is_entry(area.inside, hidden, change.marks[step])
+
+
+def _change(area: Area, do: str, step: str, names: Sequence[str], seen: Mapping[str, Entry]) -> Change:
+    """Return what is to be done with a step. Raise UnsafeError if it has other files than were `seen`."""
+    path = os.path.join(area.home.path, step)
+    try:
+        entries = {name: entries_of(area.home, name) for name in names}
+    except FileNotFoundError as error:
+        raise UnsafeError(f"{path} is not there any more.") from error
+    if not agrees({inner: entry for every in entries.values() for inner, entry in every.items()}, seen):
+        raise UnsafeError(f"{path} has changed since it was looked at. It was left alone.")
+    moves = {name: hidden_name(part) for part, name in enumerate(names)}
+    return Change(step, do, moves, {name: mark_of(every) for name, every in entries.items()})
+
+
+def _remove(area: Area, change: Change) -> None:
+    """Move the entries that are left in the directory into the area, unless all are, and remove them there. Raise
+    UnsafeError if one of them has changed: then all get their names back."""
+    try:
+        for name, hidden in change.moves.items() if not change.is_done else ():
+            if area.inside.has(hidden):
+                check(area.inside, hidden, change.marks[name])
+            elif area.home.has(name):
+                area.take(name, change.marks[name], hidden)
+    except UnsafeError:
+        for name, hidden in change.moves.items():
+            area.give_back(name, hidden)
+        if not any(map(area.inside.has, change.moves.values())):
+            area.clear()
+        raise
+    _finish(area, change)
+
+
+def _finish(area: Area, change: Change) -> None:
+    """Remove what is hidden, of which nothing is needed any more."""
+    area.note(change._replace(is_done=True))
+    for hidden in change.moves.values():
+        area.remove(hidden)
+    area.clear()

@@ -1,0 +1,288 @@
+"""The steps of a run: directories and files whose names have the number of a step, and what says which of them counts.
+
+Any trainer's are found: `step-100`, `global_step100`, `checkpoint-500`, `iter_0000100`, `epoch=3-step=100.ckpt`, `100`,
+the tags of DeepSpeed, whatever they are called, and files such as `model_100.pt` beside `optim_100.pt`. Names alone are
+read, and the files that name a step.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from typing import NamedTuple
+
+from ckptconv.errors import CorruptError, LimitError, UnsupportedError, UsageError
+from ckptconv.features.joining.sets import parsed
+from ckptconv.features.runs.names import is_beside_weights, is_of_step, is_unfinished, number_of, stem
+from ckptconv.features.runs.places import check_directory, inside, known, link_of, listed
+from ckptconv.formats import runs
+from ckptconv.formats.detect import choose
+from ckptconv.formats.format import Probe
+from ckptconv.formats.model_files import SAFETENSORS, holds_whole
+from ckptconv.formats.registered import DESCRIBING
+from ckptconv.formats.run_names import LATEST, LATEST_UNIVERSAL, MAX_TAG, POINTERS, is_tag_directory
+from ckptconv.plan import NUMBERED
+from ckptconv.storage.handles import HIDDEN
+from ckptconv.storage.location import Location
+from ckptconv.storage.reading import Entry
+from ckptconv.text import some
+
+_DIGITS = re.compile(r"\d+")
+# Suffixes of files that describe others, of which a step consists.
+_DESCRIBED = tuple(DESCRIBING)
+# Where a run keeps its steps, if not in its own directory.
+_FOLDERS = ("checkpoints", "checkpoint", "ckpts", "ckpt")
+# How deep the files of a step lie at most, and how many files a step has.
+_DEEPEST, _MOST = 8, 5_000_000
+
+
+class Step(NamedTuple):
+    """A step of a run: its name there, the number in it, if any, and its files by their paths in `home`, the directory
+    of the run.
+
+    `place` is what is opened: its directory, a virtual checkpoint in it, or of files the one with the weights. `links`
+    are the symbolic links among its names. `unlisted` says why a directory of it could not be listed, if one could not.
+    """
+
+    name: str
+    number: int | None
+    home: Location
+    place: Location
+    files: Mapping[str, Entry]
+    links: tuple[str, ...] = ()
+    unlisted: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its names in the directory of the run: that of its directory, or of its files."""
+        return tuple(dict.fromkeys(path.partition("/")[0] for path in self.files)) or (self.name,)
+
+    @property
+    def bytes(self) -> int:
+        return sum(entry.file.size for entry in self.files.values())
+
+    @property
+    def time(self) -> float | None:
+        """When the last of its files changed, in seconds since 1970; None if the store does not say."""
+        return max((entry.time for entry in self.files.values() if entry.time is not None), default=None)
+
+    @property
+    def shapes(self) -> dict[str, int]:
+        """The sizes of its files by their paths in it, with # in the place of its own number where that is one of a
+        step, and not of a rank."""
+        start = 0 if self.is_files else len(self.name) + 1
+        sizes = {path[start:]: entry.file.size for path, entry in self.files.items()}
+        if self.number is None:
+            return sizes
+        own = re.compile(rf"(?<!\d)0*{self.number}(?!\d)")
+        return {(_without(path, own, self.number) if own.search(path) else path): sizes[path] for path in sizes}
+
+    @property
+    def path(self) -> str:
+        """Where it is."""
+        return self.home.join(self.name).path
+
+    def at(self, path: str) -> Location:
+        """Return the location of one of its files, of which is known what it is."""
+        return known(self.home.at(self.files[path].file), self.files[path])
+
+    @property
+    def is_files(self) -> bool:
+        """Whether it has no directory of its own."""
+        return self.name in self.files
+
+    @property
+    def is_named_unfinished(self) -> bool:
+        """Whether a name of it is one that trainers give a step until it is complete."""
+        return any(map(is_unfinished, self.names))
+
+    @property
+    def is_made_here(self) -> bool:
+        """Whether this program made it of another step: it may lack what that had."""
+        return any(path.endswith(_DESCRIBED) or f"/{HIDDEN}" in path for path in self.files)
+
+
+class Run(NamedTuple):
+    """The steps in the directory of a run, the oldest first.
+
+    `pointers` are the files, and `links` the symbolic links, that name a step: {name: step}, "" for one that is not
+    there. `links` are no steps themselves.
+    """
+
+    place: Location
+    steps: tuple[Step, ...]
+    pointers: Mapping[str, str]
+    links: Mapping[str, str]
+
+    @property
+    def naming(self) -> dict[str, str]:
+        """All that names a step: {name: step}, "" for one that is not there."""
+        return {**self.pointers, **self.links}
+
+    @property
+    def warnings(self) -> list[str]:
+        return [f"{name} names a step that is not there." for name, step in self.naming.items() if not step]
+
+
+def run_at(place: Location) -> Run:
+    """Return the run in a directory. Raise UsageError if it has no steps, or those of several runs."""
+    check_directory(place)
+    run = _run_in(place)
+    if run.steps and not all(_is_run(place, step.name) for step in run.steps):
+        return run
+    several = [name for name in _directories_in(place) if _is_run(place, name)]
+    if len(several) > 1:
+        raise UsageError(f"{place} has the steps of several runs: {some(several, form=str)}.", "Name one of them.")
+    in_folders = (_run_in(inside(place, name)) for name in _FOLDERS if name in _directories_in(place))
+    run = next((run for run in in_folders if run.steps), run)
+    if run.steps:
+        return run
+    advice = "Name the directory that the steps are in."
+    if _is_checkpoint(place):
+        raise UsageError(f"{place} is one step of a run, where the directory of the run was expected.", advice)
+    raise UsageError(f"{place} has no steps: no directory or file in it has the number of a step in its name.", advice)
+
+
+def _is_run(place: Location, name: str) -> bool:
+    """Whether the directory `name` has steps itself, or in a folder for them. In one that may be a step, names need a
+    word for a step."""
+    if name not in _directories_in(place):
+        return False
+    is_step = is_of_step if number_of(name) is not None else lambda inner: number_of(inner) is not None
+    directory = inside(place, name)
+    folders = [inside(directory, folder) for folder in _FOLDERS if folder in _directories_in(directory)]
+    return any(sum(map(is_step, _directories_in(inner))) > 1 for inner in (directory, *folders))
+
+
+def _directories_in(place: Location) -> list[str]:
+    return [name for name, entry in listed(place)[0].items() if entry.kind == "directory" and not name.startswith(".")]
+
+
+def _run_in(place: Location) -> Run:
+    there = dict(place.names)
+    targets = {name: target for name in there if (target := link_of(place, name)) is not None}
+    for name in targets:
+        del there[name]
+    steps = [*_directories(place, there), *_files(place, there)]
+    steps.sort(key=lambda step: (-1 if step.number is None else step.number, step.time or 0, step.name))
+    names = {name: step.name for step in steps for name in step.names}
+    links = {
+        name: names.get(target, "") for name, target in targets.items() if target in names or number_of(name) is None
+    }
+    return Run(place, tuple(steps), _pointers(place, there, names), links)
+
+
+def _pointers(place: Location, there: Mapping[str, Entry], names: Mapping[str, str]) -> dict[str, str]:
+    """Return the step that each file names which says where a checkpoint is."""
+    pointers: dict[str, str] = {}
+    for name in POINTERS:
+        if name not in there or there[name].kind != "file":
+            continue
+        if name in (LATEST, LATEST_UNIVERSAL):
+            target = place.join(name).read_text(MAX_TAG).strip()
+        else:
+            pointed = runs.pointed(place)
+            target = pointed[0].name if pointed and pointed[1].name == name else ""
+        pointers[name] = names.get(target, "")
+    return pointers
+
+
+# ------------------------------------------------------------------------------------------------ steps: directories
+
+
+def _directories(place: Location, there: Mapping[str, Entry]) -> Iterator[Step]:
+    for name, entry in there.items():
+        if entry.kind != "directory" or (name.startswith(".") and not is_unfinished(name)):
+            continue
+        directory, number = inside(place, name), number_of(name)
+        if number is None and not is_tag_directory(listed(directory)[0]):
+            continue
+        contents = _Contents()
+        contents.add(directory, name, _DEEPEST)
+        virtual = [path for path in contents.files if path.endswith(_DESCRIBED) and path.count("/") == 1]
+        taken = place.at(contents.files[virtual[0]].file) if len(virtual) == 1 else directory
+        yield Step(name, number, place, taken, contents.files, tuple(contents.links), contents.unlisted)
+
+
+class _Contents:
+    """The contents of the directory of a step: its files and symbolic links by their paths in the run, and why a
+    directory in it could not be listed."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, Entry] = {}
+        self.links: list[str] = []
+        self.unlisted = ""
+
+    def add(self, place: Location, path: str, deepest: int) -> None:
+        """Add what is in and below the directory `place`, whose path in the run is `path`. Links to directories are not
+        followed."""
+        names, why = listed(place)
+        self.unlisted = self.unlisted or why
+        for name, entry in names.items():
+            inner = f"{path}/{name}"
+            if entry.kind in ("directory", "missing") and link_of(place, name) is not None:
+                self.links.append(inner)
+            elif entry.kind == "directory" and deepest:
+                self.add(inside(place, name), inner, deepest - 1)
+            else:
+                self.files[inner] = entry
+            if len(self.files) > _MOST:
+                raise LimitError(f"{place} has more than {_MOST:,} files.")
+
+
+def _without(path: str, own: re.Pattern[str], number: int) -> str:
+    """Return a path with # in the place of the number of its step."""
+    return "/".join(own.sub("#", name) if number_of(name) == number else name for name in path.split("/"))
+
+
+# ------------------------------------------------------------------------------------------------------ steps: files
+
+
+def _files(place: Location, there: Mapping[str, Entry]) -> Iterator[Step]:
+    """Yield the steps that are files: each is one, or several if their names say that they hold parts of it."""
+    by_number: dict[int, list[str]] = {}
+    for name, number in _numbered(place, there).items():
+        by_number.setdefault(number, []).append(name)
+    for number, names in by_number.items():
+        are_parts = any(is_beside_weights(name) or parsed(name) is not None for name in names)
+        for group in [names] if are_parts else [[name] for name in names]:
+            first = min(group, key=lambda name: (is_beside_weights(name), name))
+            taken = known(place.at(there[first].file), there[first])
+            yield Step(first, number, place, taken, {name: there[name] for name in group})
+
+
+def _numbered(place: Location, there: Mapping[str, Entry]) -> dict[str, int]:
+    """Return the files that are checkpoints by their names, and have the number of a step, with that."""
+    candidates = [
+        name
+        for name, entry in there.items()
+        if entry.kind == "file" and stem(name) != name and not re.search(rf"{NUMBERED}\.", name)
+    ]
+    numbers = {name: number for name in candidates if (number := number_of(stem(name))) is not None}
+    plain = {
+        name: int(digits[-1])
+        for name in candidates
+        if name not in numbers and parsed(name) is None and (digits := re.findall(r"\d{1,18}", stem(name)))
+    }
+    # In the directory of a step, a number without a word for a step is that of a rank.
+    if plain and (is_of_step(place.name) or _is_checkpoint(place, plain)):
+        return numbers
+    # Elsewhere, it is that of a step if several names differ in it, or if a step has it.
+    shapes = Counter(_DIGITS.sub("#", name) for name in candidates)
+    several = {number for name, number in plain.items() if shapes[_DIGITS.sub("#", name)] > 1}
+    of_steps = several.union(numbers.values())
+    all_numbers = numbers | plain
+    return {name: all_numbers[name] for name in candidates if all_numbers.get(name) in of_steps}
+
+
+def _is_checkpoint(place: Location, numbered: Collection[str] = ()) -> bool:
+    """Whether the directory `place` is a checkpoint itself. Models in the files `numbered` alone make it none: each may
+    be a step."""
+    if is_tag_directory(place.names):
+        return True
+    try:
+        chosen, _ = choose(Probe(place))
+    except (CorruptError, UnsupportedError, UsageError):
+        return False
+    return not numbered or chosen.FAMILY != SAFETENSORS or holds_whole(place.names.keys() - numbered)

@@ -1,0 +1,20 @@
+"""The steps of transformers' Trainer, which has no format of its own: the files that it puts next to a model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+_LAST = "trainer_state.json"
+MARKERS = (_LAST,)
+_STEP = re.compile(r"checkpoint-\d+")
+# What it writes before its last file, which it needs to go on.
+_BEFORE = re.compile(r"training_args\.bin|scheduler\.(?:pt|bin)|rng_state(?:_\d+)?\.pth|optimizer\.(?:pt|bin)")
+
+
+def unfinished(step: str, names: Collection[str]) -> str:
+    """Say why the step of that name, with files of these `names`, is one that the Trainer did not finish; "" if it is
+    none."""
+    if _STEP.fullmatch(step) and _LAST not in names and any(map(_BEFORE.fullmatch, names)):
+        return f"it lacks {_LAST}, which the Trainer writes last"
+    return ""
