@@ -65,7 +65,7 @@ def _is_exchanged(area: Area, change: Change) -> bool:
     step, hidden = change.step, change.moves[change.step]
     area.finish_swap(step, hidden)
     if area.inside.has(hidden) and not area.home.has(step):
-        raise UnsafeError(f"{area.home.path}/{step} is not there, and {area.path}/{hidden} may be what is left of it.")
+        raise UnsafeError(f"{area.home.path}/{step} is not there: {area.path}/{hidden} was left alone.")
     return is_entry(area.inside, hidden, change.marks[step])
 
 
