@@ -156,7 +156,9 @@ def _is_run(place: Location, name: str) -> bool:
 
 
 def _directories_in(place: Location) -> list[str]:
-    return [name for name, entry in listed(place)[0].items() if entry.kind == "directory" and not name.startswith(".")]
+    """Return the directories in `place` that are neither hidden nor links."""
+    names = [name for name, entry in listed(place)[0].items() if entry.kind == "directory" and not name.startswith(".")]
+    return [name for name in names if link_of(place, name) is None]
 
 
 def _run_in(place: Location) -> Run:

@@ -79,6 +79,7 @@ def test_a_run_is_one_also_where_a_step_has_steps_in_it(tmp_path: Path) -> None:
     assert names_of(run) == ["step_1", "step_2"]
     shutil.rmtree(run / "step_2")
     shutil.rmtree(run / "old")
+    (run / "best").symlink_to("step_1")
     assert names_of(run) == ["step_1"]
 
 
