@@ -38,10 +38,10 @@ def _asked(files: Collection[str], values: Collection[str] = ()) -> Iterator[Any
             yield import_module(dialect.module)
 
 
-def read_extra(place: Location, values: Mapping[str, Any], digests: Mapping[str, str]) -> Any:
+def read_extra(place: Location, described: Any, values: Mapping[str, Any], digests: Mapping[str, str]) -> Any:
     """Return a program's data apart from the tensors; None if no program is known to have written more. `values` are
-    those of the checkpoint by name, `digests` the SHA-256 of its files by path."""
-    extras = (module.read_extra(place, values, digests) for module in _asked(place.names, values))
+    those of the `described` checkpoint by name, `digests` the SHA-256 of its files by path."""
+    extras = (module.read_extra(place, described, values, digests) for module in _asked(place.names, values))
     return next((extra for extra in extras if extra), None)
 
 

@@ -17,16 +17,21 @@ NO_WEIGHTS = "none"
 _STATES = "Give --states PATH."
 
 
-def check(options: Options) -> None:
-    """Raise UsageError for options that contradict an output of torch.distributed.checkpoint."""
+def check_states(options: Options) -> None:
+    """Raise UsageError for options that contradict each other about weights and states."""
     chosen = GIVEN.of(options)
     for name in ("optimizer_key", "flat_optimizer", "fill_states") if not options.states else ():
         if is_set(name, options):
             raise UsageError(f"{flag(name)} applies only to optimizer states, and none were requested.", _STATES)
-    if is_set("like", options) and chosen.chunks is not None:
-        raise UsageError("--chunks and --like both say how to cut tensors: give one of them.")
     if chosen.model_key == NO_WEIGHTS and not options.states:
         raise UsageError("--model-key none leaves out the weights, so nothing is left to write.", _STATES)
+
+
+def check(options: Options) -> None:
+    """Raise UsageError for options that contradict an output of torch.distributed.checkpoint."""
+    check_states(options)
+    if is_set("like", options) and GIVEN.of(options).chunks is not None:
+        raise UsageError("--chunks and --like both say how to cut tensors: give one of them.")
 
 
 def check_of_ranks(options: Options) -> None:

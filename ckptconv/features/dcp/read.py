@@ -11,7 +11,7 @@ import functools
 import re
 import zlib
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -86,17 +86,16 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
     states_error: CkptconvError | None = None
     read = [checkpoint]
     if wanted.states or wanted.master:
-        left = left.without_optimizers()
+        left = left.without(left.optimizers)
         states, states_error, state_notes, named_by = _optimizer(checkpoint, optimizer or checkpoint, wanted)
         read = [checkpoint, optimizer] if optimizer else read
         identified = optimizer.identified(f"{basename(optimizer.directory)}/") if optimizer else checkpoint.identified()
         state_inputs = {**identified, **named_by}
+    values = {**checkpoint.values, **checkpoint.hidden}
+    extra = dialects.read_extra(place.directory, described, values, checkpoint.digests)
+    left = left.without(extra.common) if extra and described.nested else left
     notes, warnings = left.messages()
     notes += state_notes
-    values = {} if described.nested else {**checkpoint.values, **checkpoint.hidden}
-    extra = dialects.read_extra(place.directory, values, checkpoint.digests)
-    if described.nested:
-        extra = None  # Megatron-core's have no paths: these are another program's files of the same names
     if extra:
         described.mentioned.update(extra.log.mentioned)
         weights, states, unnamed = extra.arranged(weights, states, described, checkpoint.values, wanted)
@@ -209,8 +208,8 @@ class _Left:
                     left.optimizers.add(key)
         return left
 
-    def without_optimizers(self) -> _Left:
-        return _Left({key: counts for key, counts in self.counts.items() if key not in self.optimizers})
+    def without(self, keys: Collection[str]) -> _Left:
+        return _Left({key: counts for key, counts in self.counts.items() if key not in keys}, self.optimizers - {*keys})
 
     def messages(self) -> tuple[list[str], list[str]]:
         """Return notes and warnings on the rest: tensors outside an optimizer are worth a warning."""

@@ -1,7 +1,7 @@
 """Megatron-core's additions to a checkpoint of torch.distributed.checkpoint.
 
 In: the directory of a checkpoint. `extra` reads the values that all ranks share and those of its objects, shapes the
-optimizer's states, and takes masters or single layers if they are asked for.
+optimizer's states, and takes masters or single layers if they are asked for; `fsdp` does so for Megatron-FSDP.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from ckptconv.features.dcp.metadata import Description, SavedTensor, Shape
 from ckptconv.features.joining.chunks import ChunkTile, join
 from ckptconv.features.joining.integrity import check_file
 from ckptconv.features.joining.names import named
+from ckptconv.features.megatron_core import fsdp
 from ckptconv.features.megatron_core.alone import COMMON, CONFIG_FILE
 from ckptconv.formats.registered import MEGATRON
 from ckptconv.formats.source import Wanted
@@ -145,13 +146,19 @@ class Extra:
 # ---------------------------------------------------------------------------------------------------------- reading
 
 
-def read_extra(place: Location, objects: Mapping[str, Any], digests: Mapping[str, str]) -> Extra | None:
-    """Read the content besides the tensors, if Megatron-core wrote the directory; else return None.
+def read_extra(
+    place: Location, described: Description, objects: Mapping[str, Any], digests: Mapping[str, str]
+) -> Extra | fsdp.Extra | None:
+    """Read the content besides the tensors, if Megatron-core or Megatron-FSDP wrote the directory; else return None.
 
     `objects` are the checkpoint's values by name, `digests` the SHA-256 of its files by path. As in Megatron-core,
     common.pt counts if both it and `COMMON_STATE` exist. Raise UnsupportedError for tensors of another backend than
     torch_dist, UnsafeError if common.pt is an attack, CorruptError if it is damaged.
     """
+    if described.nested:  # Megatron-core's other checkpoints have no paths
+        left: list[str] = []
+        is_fsdp = fsdp.is_fsdp(described)
+        return fsdp.Extra(_Plain(left).take(fsdp.shared(described, objects)), left, place.path) if is_fsdp else None
     check_backend(place)
     has_common = place.has_file(COMMON)
     if not backend_of(place) and not has_common and COMMON_STATE not in objects:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckptconv.features.megatron_core.arguments import EMBEDDINGS, HEAD, configuration
+from ckptconv.features.megatron_core.fsdp import FSDP
 from ckptconv.formats import companions
 from ckptconv.formats.model_directory import CONFIG
 from ckptconv.formats.registered import MEGATRON
@@ -25,7 +26,12 @@ def opened(source: Source, settings: Mapping[str, Any], reaching: Mapping[str, A
     if recorded and not name:
         name, sizes = recorded.map.name, {**recorded.sizes, **sizes}
     map_name = name.partition(":")[0]
-    if source.format != MEGATRON or not map_name.startswith(_OF_MAPS) or settings.get("config") or source.reference:
+    if (
+        source.format not in (MEGATRON, FSDP)
+        or not map_name.startswith(_OF_MAPS)
+        or settings.get("config")
+        or source.reference
+    ):
         return source
     if companions.read_files(source, reaching.get("storage_options") or {}, CONFIG):
         return source

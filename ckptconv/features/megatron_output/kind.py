@@ -6,6 +6,7 @@ import re
 
 from ckptconv.errors import UsageError
 from ckptconv.features.dcp.kind import KIND as DCP
+from ckptconv.features.dcp.kind import check_states
 from ckptconv.options.table import Options
 from ckptconv.storage.paths import basename, join
 
@@ -49,6 +50,7 @@ KIND = DCP._replace(
     compared="ckptconv.features.megatron_output.comparing",
     plan="ckptconv.features.megatron_output.output",
     called="a step of Megatron-core",
+    check=check_states,
     divided=divided,
     like="ckptconv.features.megatron_output.imitating",
 )

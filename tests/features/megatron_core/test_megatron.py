@@ -485,30 +485,6 @@ def test_a_step_that_is_not_there_is_not_replaced_by_another(latest: str, tmp_pa
     assert "iter_0000001" in refused(run, tmp_path / "o.safetensors", 4)
 
 
-# ------------------------------------------------------------------------------------------------------ Megatron-FSDP
-
-
-def test_a_checkpoint_of_megatron_fsdp_keeps_its_names_and_shows_its_training(tmp_path: Path) -> None:
-    """`fsdp_dtensor`: the state dict as torch saves it, with DTensors under the names of modules."""
-    made = Checkpoint()
-    name = "module.decoder.layers.0.mlp.linear_fc1.weight_w"
-    weight, state = torch.rand(5, 2).bfloat16(), torch.rand(5, 2)
-    made.add(("model", name), weight, [((0, 0), (3, 2)), ((3, 0), (2, 2))])
-    made.add(("optimizer", "state", name, "exp_avg"), state, [((0, 0), (3, 2)), ((3, 0), (2, 2))])
-    made.add_value(("optimizer", "param_to_group_meta", name, "lr"), 0.5)
-    made.add_value(("args",), argparse.Namespace(tensor_model_parallel_size=1, lr=0.5))
-    made.add_value(("iteration",), 7)
-    run = tmp_path / "run"
-    made.write(run / "iter_0000007")
-    (run / "latest_checkpointed_iteration.txt").write_text("7")
-    converted(run, tmp_path / "o.safetensors", "--optimizer", tmp_path / "s.safetensors")
-    assert_same(load_file(tmp_path / "o.safetensors"), {name: weight})
-    assert_same(load_file(tmp_path / "s.safetensors"), {f"{name}.exp_avg": state})
-    with ckptconv.open(run) as opened:
-        facts = opened.source.facts
-    assert (facts["iteration"], facts["TP"], facts["learning rate"]) == (7, 1, 0.5)
-
-
 # ---------------------------------------------------------------------------------------------------------- with maps
 
 APART = """

@@ -388,7 +388,11 @@ def test_a_step_has_the_form_of_the_step_that_it_is_like(tmp_path: Path) -> None
     shared = common_of(tmp_path / "plain/release")
     like = step_of_019(tmp_path / "example")
     (like / "run_config.yaml").write_text("model:\n  num_layers: 1\n")
-    run = done(ckptconv_here("convert", source, tmp_path / "run", "--to", "megatron", "--no-fsync", "--like", like))
+    run = done(
+        ckptconv_here(
+            "convert", source, tmp_path / "run", "--to", "megatron", "--no-fsync", "--like", like, "--chunks", "2"
+        )
+    )
     assert f"run_config.yaml is that of {like}, unchanged" in run.out
     step = tmp_path / "run/release"
     assert not (step / "common.pt").exists()
@@ -399,9 +403,9 @@ def test_a_step_has_the_form_of_the_step_that_it_is_like(tmp_path: Path) -> None
     with torch.serialization.safe_globals([Namespace]):
         dcp.load(state, checkpoint_id=step, no_dist=True)
     assert state["common_state/shard_0_1"] == [shared]
-    done(ckptconv_here("verify", source, step, "--like", like))
+    done(ckptconv_here("verify", source, step, "--like", like, "--chunks", "2"))
     (step / "run_config.yaml").write_text("model:\n  num_layers: 2\n")
-    assert ckptconv_here("verify", source, step, "--like", like).code == 1
+    assert ckptconv_here("verify", source, step, "--like", like, "--chunks", "2").code == 1
     missing = ckptconv_here("verify", source, step)
     assert (missing.code, "--like" in missing.err) == (2, True)
     refused = ckptconv_here("convert", source, tmp_path / "other", *QUIETLY, "--like", source)
