@@ -163,8 +163,8 @@ class _Structure(TypedDict, total=False):
 
     like: str | os.PathLike[str] | None
     """Give the output the names, files and dtypes of REF, a checkpoint, and its config.json and tokenizer; of
-    torch.distributed.checkpoint, the cuts of REF. Missing tensors, extra tensors and other shapes are errors before
-    anything is written."""
+    torch.distributed.checkpoint, the cuts of REF; of Megatron-core, the form of the step REF. Missing tensors,
+    extra tensors and other shapes are errors before anything is written."""
 
     partial: bool
     """Leave out the tensors of REF that the input lacks, and list them."""

@@ -13,8 +13,8 @@ class LikeOptions(Given):
     like: str = naming(
         PATH,
         "Give the output the names, files and dtypes of REF, a checkpoint, and its config.json and tokenizer; of "
-        "torch.distributed.checkpoint, the cuts of REF. Missing tensors, extra tensors and other shapes are errors "
-        "before anything is written.",
+        "torch.distributed.checkpoint, the cuts of REF; of Megatron-core, the form of the step REF. Missing tensors, "
+        "extra tensors and other shapes are errors before anything is written.",
         metavar="REF",
         fallback={"verify": "from the manifest"},
         common=True,
