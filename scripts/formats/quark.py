@@ -3,6 +3,7 @@ it has read its files again."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from formats import dequantized
 from formats.compressed import raw
 
 NEEDED = ("torch", "transformers", "quark")
+# It compiles a function of few elements otherwise, which takes minutes.
+os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 # The classes that say how weights are quantized, and what they are given.
 _STATIC = {"is_dynamic": False}
 _ROWS = {"ch_axis": 0, **_STATIC}

@@ -31,7 +31,7 @@ _E3M2 = [
     sign * value / 16
     for sign in (1.0, -1.0)
     for step in (0, 1, 2, 4, 8, 16, 32, 64)
-    for value in ([0, 1, 2, 3] if not step else [each * step for each in (4, 5, 6, 7)])
+    for value in ([0, 1, 2, 3] if not step else [mantissa * step for mantissa in (4, 5, 6, 7)])
 ]
 _VALUES = {"e2m1": _E2M1, "e2m3": _E2M3, "e3m2": _E3M2}
 _AWQ = (0, 4, 1, 5, 2, 6, 3, 7)

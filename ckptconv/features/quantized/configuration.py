@@ -16,7 +16,7 @@ COMFY = "_quantization_metadata"
 
 
 class QuantizedWeights(NamedTuple):
-    """What compressed-tensors says of a group of weights: int or float, bits, strategy, and the size of its groups."""
+    """A group of weights of compressed-tensors: int or float, bits, strategy, and the size of its groups."""
 
     format: str
     kind: str
@@ -47,7 +47,7 @@ class Configuration(NamedTuple):
         return _pair(self.told.get("weight_block_size"))
 
     def layer(self, weight: str) -> Mapping[str, Any] | None:
-        """What is said of the module of a weight."""
+        """Return the configuration of the module of a weight; None if it has none of its own."""
         return self.layers.get(weight.removesuffix(".weight"))
 
     def algorithms(self, weight: str) -> tuple[str, ...]:
@@ -74,13 +74,13 @@ class Configuration(NamedTuple):
             weights = group.get("weights") if isinstance(group, Mapping) else None
             if not isinstance(weights, Mapping):
                 continue
-            made = group.get("format") or self.told.get("format")
+            format_ = group.get("format") or self.told.get("format")
             bits, size = weights.get("num_bits"), weights.get("group_size")
             if type(bits) is int and 1 < bits <= 8:
                 size = size if type(size) is int and size > 0 else 0
                 strategy = weights.get("strategy") or ("group" if size else "tensor")
                 yield QuantizedWeights(
-                    str(made),
+                    str(format_),
                     str(weights.get("type", "int")),
                     bits,
                     str(strategy),

@@ -201,7 +201,7 @@ _FLOATS = ("scale", "times", "shift")
 
 
 class GivenPart(NamedTuple):
-    """What is known of an input as a whole."""
+    """The known facts of an input as a whole."""
 
     dtype: str
     axes: Sequence[Axis]

@@ -57,10 +57,10 @@ class Weight(NamedTuple):
     bits: int
 
 
-class Found(NamedTuple):
-    """What was found among tensors: weights by name, all names that go with them, and those of codes without scales
-    where nothing says that anything is quantized. `unknown` are single scales that are of no weight, and of nothing
-    else that is known."""
+class Recognized(NamedTuple):
+    """The quantized weights among tensors by name, all names that go with them, and those of codes without scales where
+    nothing says that anything is quantized. `unknown` are single scales that are of no weight, and of nothing else that
+    is known."""
 
     weights: Mapping[str, Weight]
     gone: frozenset[str]
@@ -68,7 +68,7 @@ class Found(NamedTuple):
     unknown: tuple[str, ...] = ()
 
 
-def found(tensors: Mapping[str, LazyTensor], config: Configuration, read: Reading) -> Found:
+def recognized(tensors: Mapping[str, LazyTensor], config: Configuration, read: Reading) -> Recognized:
     """Return the weights that are quantized among `tensors`, as float32 that is to be `rounded`.
 
     Raise CorruptError for a part without the others, UnsupportedError for parts of no known format, of two, and for
@@ -118,7 +118,7 @@ def found(tensors: Mapping[str, LazyTensor], config: Configuration, read: Readin
             raise _without_scale(name, tensor)
         elif weights and tensor.numel == 1 and _SCALE.search(name):
             unknown.append(name)
-    return Found(weights, frozenset(gone), tuple(bare), tuple(unknown))
+    return Recognized(weights, frozenset(gone), tuple(bare), tuple(unknown))
 
 
 def _module(name: str, modules: Mapping[str, str], holders: Mapping[str, str]) -> tuple[str, str]:

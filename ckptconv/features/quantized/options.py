@@ -14,7 +14,7 @@ EXACT_WAYS = ("fp8-block", "fp8-block-ue8m0", "mxfp8", "nvfp4")
 
 
 class Quantizing(Given):
-    """What is made of quantized weights, and which weights are quantized."""
+    """The options that dequantize weights, and that quantize them."""
 
     dequantize: bool = deciding(
         FLAG,

@@ -16,7 +16,7 @@ from ckptconv.structure import keymap
 from ckptconv.tensors.lazy import LazyTensor
 
 if TYPE_CHECKING:
-    from ckptconv.features.quantized.joining import Found
+    from ckptconv.features.quantized.joining import Recognized
 
 
 def survey(
@@ -41,7 +41,7 @@ def survey(
     return _summed(kept, joined) if joined.weights else None
 
 
-def _summed(tensors: Mapping[str, LazyTensor], joined: Found) -> QuantizedSummary:
+def _summed(tensors: Mapping[str, LazyTensor], joined: Recognized) -> QuantizedSummary:
     """Return what of these `tensors` is quantized; `found` are their weights."""
     formats: dict[str, QuantizedGroup] = {}
     bits: Counter[str] = Counter()

@@ -33,7 +33,7 @@ def with_weights(source: Source, dtype: str, storage_options: Mapping[str, Any],
 
     `anew`: weights are to be quantized again; `dtype` is "" if all of these are, and then they are float32. Parts of
     quantized weights, and scales of activations, are gone. Read the configuration beside it, and parts that are shapes.
-    Raise as `joining.found` does.
+    Raise as `joining.recognized` does.
     """
     if source.quantized:
         return source
@@ -126,7 +126,7 @@ class _Weights:
         if layers:
             config = config._replace(method="torchao", layers=layers)
         flat = {name: value for name, value in items.items() if isinstance(value, LazyTensor) and type(name) is str}
-        joined = joining.found(flat, config, lambda wanted: read_small(wanted, self._options))
+        joined = joining.recognized(flat, config, lambda wanted: read_small(wanted, self._options))
         self.bare += joined.bare
         self.unknown += joined.unknown
         if not joined.weights and not joined.gone:
@@ -188,10 +188,10 @@ def surveyed(
     tensors: Mapping[str, LazyTensor],
     described: Mapping[str, parted.PartedTensor],
     storage_options: Mapping[str, Any],
-) -> joining.Found:
+) -> joining.Recognized:
     """Return which weights are quantized among `tensors` of `source`; `described` are those of torchao in a pickle.
 
-    Raise as `joining.found` does.
+    Raise as `joining.recognized` does.
     """
     config = configuration.of_all(
         dict(companions.configurations(source, storage_options, CONFIG, QUANTIZED)), source.metadata
@@ -199,7 +199,7 @@ def surveyed(
     layers = _layers({**parted.read(source.metadata, tensors), **described})
     if layers:
         config = config._replace(method="torchao", layers=layers)
-    return joining.found(tensors, config, lambda wanted: read_small(wanted, storage_options))
+    return joining.recognized(tensors, config, lambda wanted: read_small(wanted, storage_options))
 
 
 def _like(items: Mapping[Any, Any], values: dict[Any, Any]) -> Any:

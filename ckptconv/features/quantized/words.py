@@ -208,7 +208,7 @@ ELSEWHERE: Mapping[str, str] = {
 
 
 class Statement(NamedTuple):
-    """What `path` says of quantizing, at a key that leads `at` it."""
+    """The statement of the file `path` on quantization, under the key `at`."""
 
     path: str
     at: str
