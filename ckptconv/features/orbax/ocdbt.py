@@ -22,6 +22,8 @@ from ckptconv.tensors.moves import File
 NAME, _NUMBERED = "manifest.ocdbt", re.compile(r"manifest\.[0-9a-f]{16}")
 # The most bytes of a manifest, and of a node; the most keys; the greatest height.
 _MOST_MANIFEST, _MOST_NODE, _MOST_KEYS, _DEEPEST = 4 << 20, 100_000_000, 1 << 22, 64
+# The binary logarithms of the branches of a tree of versions that tensorstore reads.
+_ARITIES = range(1, 17)
 # The most memory of all nodes: so many times the bytes of their files, and some more; and the most bytes in files.
 _GROWTH, _ROOM, _MOST_NODES = 128, 64 << 20, 256 << 20
 
@@ -112,7 +114,7 @@ class Database:
         body.column(5 * older)
         body.take(9 * older)
         body.end()
-        if not count or sorted({*generations}) != generations:
+        if not count or sorted({0, *generations})[1:] != generations:
             raise body.wrong(f"its versions are not in order: {generations[:8]}")
         if not lengths[-1]:
             return []
@@ -125,8 +127,9 @@ class Database:
         assert file is not None, name
         body = Body(file, 0, data, MANIFEST, _MOST_MANIFEST)
         identity, kind, _ = body.take(16), body.varint(), body.column(2)
-        body.take(1)
-        compression = body.varint()
+        arity, compression = body.fixed(1), body.varint()
+        if arity not in _ARITIES:
+            raise body.wrong(f"its versions are in a tree of 2^{arity} branches")
         if compression > 1:
             raise UnsupportedError(f"{file.path} compresses nodes in way {compression}, which is not known.")
         body.take(4 * compression)

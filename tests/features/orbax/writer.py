@@ -119,6 +119,7 @@ def manifest(
     keys: int = 1,
     height: int = 0,
     kind: int = 0,
+    arity: int = 4,
     files: bytes | None = None,
     generations: Sequence[int] = (1,),
     identity: bytes = IDENTITY,
@@ -126,7 +127,7 @@ def manifest(
     rest: bytes = b"",
 ) -> bytes:
     """The body of a manifest; the root is the number of its data file, offset and length."""
-    head = identity + varint(kind) + column([100, 1 << 23]) + b"\4" + varint(0)
+    head = identity + varint(kind) + column([100, 1 << 23]) + bytes([arity]) + varint(0)
     if kind:
         return head + rest
     several = len(generations)
