@@ -22,9 +22,19 @@ def _codes_of(codes: str) -> list[Any]:
     return ["tiled", parts, axes, kernel, "float8_e4m3fn", [2, 3], [0, 0], [128, 128]]
 
 
+def _largest_of(columns: int = 4, whole: tuple[int, ...] = ()) -> list[Any]:
+    parts, axes = [["zeros", "float32", [2, 8]]], [[[0, 1, 1], [1, columns, 1]]]
+    return ["tiled", parts, axes, ["largest", "rows", 4, "x"], "float32", [2, 2], [0, 0], [*whole]]
+
+
+def _fp4_of(columns: int = 2, whole: tuple[int, ...] = (1, 16)) -> list[Any]:
+    parts, axes = [["zeros", "float32", [2, 32]]], [[[0, 1, 1], [1, columns, 1]]]
+    return ["tiled", parts, axes, ["quantize fp4", "codes", "mx", "x"], "uint8", [2, 16], [0, 0], [*whole]]
+
+
 def test_what_a_kernel_cannot_make_is_refused_before_it_is_asked() -> None:
     decoder = Decoder([], [])
-    for sound in (_looked_up(), _codes_of("float8_e4m3fn")):
+    for sound in (_looked_up(), _codes_of("float8_e4m3fn"), _largest_of(), _fp4_of()):
         assert isinstance(decoder.decode(sound), Tiled)
     for told in (
         _looked_up(offset=1),
@@ -32,6 +42,10 @@ def test_what_a_kernel_cannot_make_is_refused_before_it_is_asked() -> None:
         _looked_up("table8"),
         _codes_of("int9"),
         _codes_of("table8"),
+        _largest_of(columns=3),
+        _largest_of(whole=(1, 4)),
+        _fp4_of(columns=1),
+        _fp4_of(whole=()),
     ):
         with pytest.raises(ValueError, match="does not make"):
             decoder.decode(told)
