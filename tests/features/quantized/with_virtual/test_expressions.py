@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ckptconv.features.quantized.quantize import MOST_SCALES
 from ckptconv.features.virtual.expressions import Decoder
 from ckptconv.tensors.computing import Tiled
 
@@ -32,9 +33,14 @@ def _fp4_of(columns: int = 2, whole: tuple[int, ...] = (1, 16)) -> list[Any]:
     return ["tiled", parts, axes, ["quantize fp4", "codes", "mx", "x"], "uint8", [2, 16], [0, 0], [*whole]]
 
 
+def _global_of(rows: int) -> list[Any]:
+    parts, axes = [["zeros", "float8_e8m0fnu", [rows, 1]]], [[[0, 0, 1], [0, 0, 1]]]
+    return ["tiled", parts, axes, ["rescale", "global", "x"], "float32", [1], [0], []]
+
+
 def test_what_a_kernel_cannot_make_is_refused_before_it_is_asked() -> None:
     decoder = Decoder([], [])
-    for sound in (_looked_up(), _codes_of("float8_e4m3fn"), _largest_of(), _fp4_of()):
+    for sound in (_looked_up(), _codes_of("float8_e4m3fn"), _largest_of(), _fp4_of(), _global_of(9)):
         assert isinstance(decoder.decode(sound), Tiled)
     for told in (
         _looked_up(offset=1),
@@ -46,6 +52,7 @@ def test_what_a_kernel_cannot_make_is_refused_before_it_is_asked() -> None:
         _largest_of(whole=(1, 4)),
         _fp4_of(columns=1),
         _fp4_of(whole=()),
+        _global_of(MOST_SCALES + 1),
     ):
         with pytest.raises(ValueError, match="does not make"):
             decoder.decode(told)
