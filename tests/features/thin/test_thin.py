@@ -24,11 +24,14 @@ from stores import in_memory
 import ckptconv
 from ckptconv.errors import CkptconvError, UnsafeError
 from ckptconv.features.removal.area import AREA, JOURNAL
+from ckptconv.features.runs.run import run_at
+from ckptconv.features.runs.whole import judged
 from ckptconv.features.thin.carrying import carry_out
 from ckptconv.features.thin.options import THIN
 from ckptconv.features.thin.planning import Thinning, planned
 from ckptconv.formats.registered import DESCRIBING
 from ckptconv.options.option import filled
+from ckptconv.storage.location import Location
 
 SAVER = SAVERS["trainer"]
 
@@ -43,11 +46,6 @@ def names(run: Path) -> set[str]:
 
 def files(run: Path) -> dict[str, bytes]:
     return {str(path.relative_to(run)): path.read_bytes() for path in run.rglob("*") if path.is_file()}
-
-
-def steps_of(run: Path) -> list[dict[str, Any]]:
-    steps: list[dict[str, Any]] = json.loads(ckptconv_here("steps", run, "--json").out)["steps"]
-    return steps
 
 
 def plan(run: Path, **options: Any) -> tuple[Thinning, dict[str, Any]]:
@@ -264,7 +262,7 @@ def test_a_step_becomes_a_delta_of_one_that_stays_and_that_one_stays_from_then_o
     # What a delta is made of stays even where the delta cannot be read.
     os.utime(run / "step_3" / "model.pt", (1e9, 1e9))
     found = json.loads(done(thin(run, "--keep-last", 1, "--json")).out)
-    assert [step["good"] for step in steps_of(run)] == [False, False, True]
+    assert [known.is_good for known in judged(run_at(Location(str(run))))] == [False, False, True]
     assert "other steps are made of it" in found["steps"][2]["why"]
     os.utime(run / "step_3" / "model.pt", ns=(when, when))
     SAVERS["torch"].run(run, 4)
