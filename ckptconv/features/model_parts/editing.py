@@ -406,6 +406,12 @@ class _Editor:
                     f"{after // value} experts in each of its {value} groups ({where}).",
                     "Keep more experts.",
                 )
+            pairs = (pair for numbers in self._facts.renaming.experts.values() for pair in numbers.items())
+            if any(old * value // before != new * value // after for old, new in pairs):
+                self.warnings.append(
+                    f"config.json says {where} {value}: experts of one group of the model are in several groups of the "
+                    "part. Keep as many of each group, in the order of the groups, to route as the model does."
+                )
         return value
 
     def _of_vocabulary(self, key: str, value: Any, where: str, before: int, after: int) -> Any:

@@ -216,6 +216,13 @@ def test_a_window_of_layers_that_are_not_named_is_a_warning(
     assert bool(told) == is_told
 
 
+@every("kept, is_told", [((0, 2, 5, 7), False), ((0, 1, 2, 5), True), ((4, 5, 0, 1), True)])
+def test_experts_that_are_grouped_otherwise_are_a_warning(kept: tuple[int, ...], is_told: bool) -> None:
+    whole = {"num_experts": 8, "n_group": 2}
+    told = edited(whole, cut(Asked(experts=(kept,)), model(2, 8), whole, "x").facts).warnings
+    assert ["config.json says n_group 2" in text for text in told] == [True] * is_told
+
+
 def test_a_last_layer_of_another_kind_is_noted() -> None:
     whole = {**SIX, "layer_types": ["sliding_attention", "full_attention"] * 3}
     for layers, is_told in ((FIRST, True), ((0, 1), False)):
