@@ -122,7 +122,7 @@ def parts_of(page: str) -> list[str]:
 def flags_of(name: str) -> Iterator[str]:
     """The options that the feature adds to commands of others, and the values of --to that ask for its outputs."""
     kinds = (ROOT / "ckptconv" / "outputs" / "kinds.py").read_text("utf-8")
-    for kind in re.findall(rf'^    "([\w-]+)": OfFeature\("{name}",', kinds, re.MULTILINE):
+    for kind in re.findall(rf'^    "[\w-]+": OfFeature\("{name}",.* to="([\w-]+)"', kinds, re.MULTILINE):
         yield f"--to {kind}"
     tables = "".join(path.read_text("utf-8") for path in sorted((ROOT / FEATURES).glob("*/options.py")))
     modules = re.findall(rf'^    "\w+": "ckptconv\.(features\.{name}\.\w+)",', tables, re.MULTILINE)

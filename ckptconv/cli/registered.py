@@ -36,7 +36,7 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     STRICT: {
         "dcp2safetensors": "ckptconv.features.dcp.dcp2safetensors:dcp2safetensors",
-        "safetensors2pt": "ckptconv.cli.safetensors2pt:safetensors2pt",
+        "safetensors2pt": "ckptconv.features.torch_output.command:safetensors2pt",
         "safetensors2dcp": "ckptconv.features.dcp.safetensors2dcp:safetensors2dcp",
         "virtual": "ckptconv.features.virtual.command:virtual",
     },
@@ -54,3 +54,5 @@ SUMMARIES: dict[str, str] = {
 DIFFERENCES: dict[str, str] = {
     "reference": "ckptconv.features.like.tables",
 }
+# The modules whose `of_classes(names, most)` yields lines about the classes, known by name only, that an output keeps.
+OF_CLASSES: tuple[str, ...] = ("ckptconv.features.torch_output.classes",)

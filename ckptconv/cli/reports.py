@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ckptconv.cli.registered import SUMMARIES
+from ckptconv.cli.registered import OF_CLASSES, SUMMARIES
 from ckptconv.text import count_of, cut, format_memory, format_size, format_time, some
 
 if TYPE_CHECKING:
@@ -53,11 +53,8 @@ def of_conversion(report: Report, verbose: bool) -> list[str]:
     if opaque:
         most = len(opaque) if verbose else KEYS
         lines.append(f"kept as inert data, never run: {some(opaque, most, str)}")
-        known, others = _unlisted(opaque) if report.recorded else ([], [])
-        if known:
-            lines.append(f"safetensors2pt writes back only with --opaque keep: {some(known, most, str)}")
-        if others:
-            lines.append(f"safetensors2pt does not write back: {some(others, most, str)}")
+        for module in OF_CLASSES if report.recorded else ():
+            lines.extend(import_module(module).of_classes(opaque, most))
     if report.checksums:
         extra = f", which took {format_size(report.extra_bytes)} of further reading" if report.extra_bytes else ""
         lines.append(f"the checksums of {count_of(report.checksums, 'storage')} are correct{extra}")
@@ -86,16 +83,6 @@ def _gathered(path: str) -> str:
     directory = os.path.dirname(path) or "."
     above, slash, _ = f"{directory}/".rpartition("/zero/")
     return above if slash and path.endswith(".pt") else directory
-
-
-def _unlisted(names: list[str]) -> tuple[list[str], list[str]]:
-    """Return the classes that the way back writes only with an option, and those that it does not write."""
-    from ckptconv.outputs import writable
-    from ckptconv.pickles.nodes import Global
-
-    unlisted = [cls for name in names if writable.unlisted(cls := Global(*name.rpartition(".")[::2]))]
-    known = writable.reviewed(unlisted)
-    return [str(cls) for cls in unlisted if cls in known], [str(cls) for cls in unlisted if cls not in known]
 
 
 def recorded(reports: Sequence[Report]) -> Iterator[str]:

@@ -258,10 +258,9 @@ def choose(probe: Probe) -> _Found:
         if probe.is_file and guess.sure < CERTAIN:
             _check_beginning(probe)
         meant = (guess.place or place).path
-        # The strict spelling for this input may lead back to where the user comes from: safetensors2pt for a .pt file.
-        is_safetensors = chosen.FAMILY == model_files.SAFETENSORS
+        # The strict spelling for a .pt file may lead back to where the user comes from: safetensors2pt.
         is_torch = chosen.FAMILY == TORCH and family == model_files.SAFETENSORS
-        command = "convert {} OUTPUT" if is_safetensors or is_torch else guess.command
+        command = "convert {} OUTPUT" if is_torch else guess.command
         raise OtherFamilyError(f"{meant} is {guess.called}.", f"Use: ckptconv {command.format(shlex.quote(meant))}")
     return best
 

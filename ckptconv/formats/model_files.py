@@ -16,7 +16,7 @@ from ckptconv.storage import LOCAL_SIGNATURE
 
 SAFETENSORS, TORCH = "safetensors", "torch"
 # A model saved by one process with torch.distributed.checkpoint's HuggingFaceStorageWriter is an ordinary set.
-_SAFETENSORS = Guess(CERTAIN, "in safetensors already", "safetensors2pt {} OUTPUT.pt", also=("dcp",))
+_SAFETENSORS = Guess(CERTAIN, "in safetensors already", "convert {} OUTPUT", also=("dcp",))
 _TORCH = Guess(LIKELY, "a single file", "pt2safetensors {}")
 
 SUFFIX = ".safetensors"

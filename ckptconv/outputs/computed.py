@@ -11,7 +11,7 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckptconv.options.table import NONE, Options
+from ckptconv.options.table import Options
 from ckptconv.outputs.targets import Target, seen_from
 
 if TYPE_CHECKING:
@@ -151,24 +151,6 @@ def restated(
 ) -> Restated | None:
     """Return an optimizer's states by parameter, and groups of these, as `source` is computed; None: as they are."""
     return next((way.states(source, states, groups, ties) for way in ways_of(source) if way.states), None)
-
-
-def restored(source: Source, options: Options) -> Source:
-    """Return `source` as one that is computed back, if a remark records how it was computed."""
-    for way in COMPUTED.values():
-        if way.remark and way.remark in source.remarks:
-            source = way.computing.restored(source, options)
-    return source
-
-
-def not_undone(source: Source, options: Options) -> dict[str, Any]:
-    """Return the members of a heading which say that the computations in remarks were not undone."""
-    ways = (way for way in COMPUTED.values() if way.remark and way.remark in source.remarks)
-    return {way.members[0]: {} for way in ways if _is_none(way, options)}
-
-
-def _is_none(way: Way, options: Options) -> bool:
-    return any(getattr(options, option, None) == NONE for option in way.options)
 
 
 def recalled(read: Callable[[Way], tuple[Any, str]], options: Options) -> Any:

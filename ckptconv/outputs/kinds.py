@@ -19,20 +19,19 @@ from ckptconv.options.table import OPTIONS, Options
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
 
-def _only(options: str, kind: str, hint: str = "") -> dict[str, tuple[str, str]]:
+def only(options: str, kind: str, hint: str = "") -> dict[str, tuple[str, str]]:
     """Return the refusals of options that apply only to outputs of one kind, with a hint."""
     return dict.fromkeys(options.split(), (f"{{}} applies only to {kind}.", hint))
 
 
 # Options that are about one kind of output: the refusal of the other kinds, and the advice.
-OF_REFERENCE = _only("like partial fill", "safetensors, not to a file for torch.load")
-OF_CHECKPOINT = _only(
+OF_CHECKPOINT = only(
     "chunks states model_key optimizer_key flat_optimizer fill_states",
     "a checkpoint of torch.distributed.checkpoint",
     "Add --to, such as --to dcp.",
 )
-OF_UNIVERSAL = _only("zero_stage fresh_optimizer", "a universal checkpoint", "Add --to universal, or --universal DIR.")
-OF_MODELS = _only("for_hub", "weights in safetensors, with their configuration", "Leave it out.")
+OF_UNIVERSAL = only("zero_stage fresh_optimizer", "a universal checkpoint", "Add --to universal, or --universal DIR.")
+OF_MODELS = only("for_hub", "weights in safetensors, with their configuration", "Leave it out.")
 OF_CODES = dict.fromkeys(
     ("quantize", "requantize", "keep"),
     ("{} writes codes and scales, which programs load only from safetensors.", "Give a directory as OUTPUT."),
@@ -51,7 +50,7 @@ class OutputKind(NamedTuple):
     options that such an output cannot have, {option: (message, hint)}; `idle` those that change nothing in it, {option:
     why}. `suffixes` are the ends of names that ask for it, and `to` is the value of `--to` that does; kinds that share
     a value are distinguished by the name. `compared` is the way to verify it: by `pairs` of the module of that name,
-    with a reader of safetensors or of torch, with its plan, or, if it is "", not at all. `plan` is the
+    with a reader of safetensors, with its plan, or, if it is "", not at all. `plan` is the
     module whose `plan` plans it. `called` is the usual word for a file whose name has one of the `suffixes`. `key` is
     the key of the weights in it if the user names none. `check` raises UsageError for options that contradict it.
     `divided` returns the paths of the outputs that it consists of, below its own, with the options of each; None if it
@@ -114,17 +113,7 @@ ACCELERATE = ("pytorch_model_fsdp_0", "optimizer_0")
 _EVERY: Mapping[str, OutputKind | OfFeature] = {
     "file": OutputKind("weights", "file", ELSEWHERE, IN_SAFETENSORS, (SUFFIX,), SAFETENSORS, SAFETENSORS),
     "directory": OutputKind("weights", "directory", ELSEWHERE, IN_SAFETENSORS, to=SAFETENSORS, compared=SAFETENSORS),
-    "torch": OutputKind(
-        "weights",
-        "file",
-        {**ELSEWHERE, **OF_REFERENCE, **OF_MODELS, **OF_CODES},
-        {"tied": "has no effect on a .pt file, where the structure record says which tensors share memory"},
-        TORCH_SUFFIXES,
-        "pt",
-        "torch",
-        "ckptconv.outputs.torch_output",
-        "a file for torch.load",
-    ),
+    "torch": OfFeature("torch_output", "weights", TORCH_SUFFIXES, to="pt"),
     "virtual": OfFeature("virtual", "weights", (".virtual.json",)),
     "states": OutputKind("optimizer", "directory", {**ELSEWHERE, **OF_MODELS}, _STATES, compared=SAFETENSORS),
     "states-file": OutputKind("optimizer", "file", {**ELSEWHERE, **OF_MODELS}, _STATES, compared=SAFETENSORS),
@@ -164,10 +153,10 @@ FURTHER = ("optimizer", *(kind.option for kind in KINDS.values() if isinstance(k
 
 
 def entry_of(name: str) -> OutputKind:
-    """Return the entry of a kind of output. Raise UsageError if no feature that is here has it."""
-    if name not in KINDS:
-        raise UsageError(f"No installed feature writes outputs of the kind {name!r}.", "Install the feature that does.")
-    kind = KINDS[name]
+    """Return the entry of a kind of output. Raise UsageError if its feature is missing."""
+    kind = KINDS.get(name) or _EVERY[name]
+    if isinstance(kind, OfFeature) and name not in KINDS:
+        raise UsageError(f"An output of the kind {name!r} needs the feature {kind.feature}, which is not installed.")
     entry: OutputKind = import_module(kind.module).KIND if isinstance(kind, OfFeature) else kind
     return entry
 
@@ -185,7 +174,7 @@ def option_for(to: str) -> str:
 
 def kind_by_suffix(path: str) -> str:
     """Return the kind of output that the suffix of a path asks for; "" if it has none of theirs."""
-    return next((name for name, kind in KINDS.items() if path.endswith(kind.suffixes)), "")
+    return next((name for name, kind in {**_EVERY, **KINDS}.items() if path.endswith(kind.suffixes)), "")
 
 
 def kind_of(path: str) -> str:

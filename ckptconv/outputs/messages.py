@@ -27,7 +27,6 @@ def warnings_of(sources: Sequence[Source], outputs: Sequence[Output], chosen: Op
     yield from dict.fromkeys(warning for source in (*sources, *references) for warning in source.warnings)
     for output in outputs:
         yield from output.notices.warnings
-        yield from output.restored.warnings() if output.restored else ()
     # An option that affects none of the outputs is probably a mistake.
     first, *others = (output.notices.idle for output in outputs)
     yield from idle_sentences({option: first[option] for option in first if all(option in idle for idle in others)})

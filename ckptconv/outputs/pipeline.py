@@ -1,12 +1,11 @@
 """From a source and options to the content of an output, for planning and verifying alike. Pure.
 
-The steps are the same for the weights, the optimizer's states and the tree of a `.pt` file: choose tensors and name
-them, change them as features do, by a map or a reference, and write down in the metadata what readers should know.
+The steps are the same for the weights and the optimizer's states: choose tensors and name them, change them as features
+do, by a map or a reference, and write down in the metadata what readers should know.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -14,18 +13,16 @@ from ckptconv.errors import CorruptError, UnsupportedError, UsageError
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import computed, selection
-from ckptconv.outputs.naming import flattened, named, tree_of
+from ckptconv.outputs.naming import flattened, named
 from ckptconv.outputs.selected import METADATA, Selected
 from ckptconv.outputs.selection import Rename
 from ckptconv.structure import parted
 from ckptconv.structure.choice import Choice
-from ckptconv.tensors.lazy import untagged
 from ckptconv.text import some
 
 
 def selected(source: Source, options: Options, rename: Rename = selection.renamed, holds: str = "weights") -> Selected:
-    """Select the content of an output, which `holds` "weights", "optimizer" states, or the "tree" of a `.pt` file, by
-    the options."""
+    """Select the content of an output, which `holds` "weights" or "optimizer" states, by the options."""
     return _SELECTIONS[holds](source, options, rename)
 
 
@@ -58,7 +55,7 @@ def _states(source: Source, options: Options, rename: Rename) -> Selected:
     choice = Choice(options.include, options.exclude)
     listed = (name for group in optimizer["param_groups"] for name in group["params"])
     known = dict.fromkeys([*flattened(source, source.weights, choice).tensors, *optimizer["state"], *listed])
-    names = _names(source, known, options, choice, rename)
+    names = names_of(source, known, options, choice, rename)
     states = {names[name]: state for name, state in optimizer["state"].items() if name in names}
     groups = [
         {**group, "params": [names[name] for name in group["params"] if name in names]}
@@ -91,71 +88,7 @@ def _states(source: Source, options: Options, rename: Rename) -> Selected:
     return _with_metadata(change.noted(chosen, options) if change else chosen, {}, source.path)
 
 
-def torch_tree_of(source: Source, options: Options) -> Any:
-    """Return the tree of which a `.pt` file of the source is made: `tree_of`, with tensors made of their parts."""
-    source.check_weights()
-    tree = tree_of(source, options)
-    is_stored = not source.structured and options.structure and not options.key
-    return parted.assembled(tree, source.remarks) if is_stored else tree
-
-
-def _tree(source: Source, options: Options, rename: Rename) -> Selected:
-    """Select the content of a `.pt` file of the source by the options.
-
-    The tensors of `known` are tagged with their facts. Raise UsageError for other names where a structure record says
-    under which keys tensors are.
-    """
-    from ckptconv.outputs import writable
-    from ckptconv.structure import keymap
-
-    source = computed.restored(source, options)
-    tree = torch_tree_of(source, options)
-    choice = Choice(options.include, options.exclude)
-    ways = [change for way in computed.ways_of(source) if (change := way.tree)]
-    restated: computed.Restated | None = None
-    if ways and isinstance(tree, Mapping) and tree.keys() == {"state", "param_groups"}:
-        restated = computed.restated(source, tree["state"], tree["param_groups"], {})
-        if restated:
-            tree, ways = {"state": restated.states, "param_groups": restated.groups}, []
-    described = keymap.describe(tree, leave_out=writable.leaving_out(options), tagged=True, choice=choice)
-    known = described.tensors
-    names = _names(source, known, options, choice, rename)
-    uncastable = described.uncastable | selection.scales(known)
-    notes: tuple[str, ...] = ()
-    if options.structure and not ways and any(old != new for old, new in names.items()):
-        if type(tree) not in (dict, OrderedDict) or tree.keys() != known.keys():
-            raise UsageError(
-                f"{source.path} is nested, and its .pt file keeps the structure: --strip-prefix and --rename cannot "
-                "change the keys.",
-                "Use --no-structure to write a flat dict of the tensors, or --key to convert one dict.",
-            )
-        if vars(tree) if type(tree) is OrderedDict else ():
-            notes = (f"left out: {some(vars(tree), form=str)} of the state dict, which has the old names.",)
-        tree = type(tree)((new, tree[old]) for old, new in names.items())
-        described = keymap.describe(tree, leave_out=writable.leaving_out(options), tagged=True)
-    bare = {new: untagged(known[old]) for old, new in names.items()}
-    dtype = options.dtype or source.defaults.dtype
-    chosen = Selected(
-        names,
-        known,
-        bare,
-        described,
-        options.structure,
-        {},
-        choice,
-        dtype,
-        widen_only=options.dtype is None,
-        uncastable=frozenset(names[name] for name in uncastable if name in names),
-        notes=notes,
-        equal=tuple(restated.equal) if restated else (),
-    )
-    chosen = restated.noted(chosen, options) if restated else chosen
-    for change in ways:
-        chosen = change(chosen, source, options)
-    return chosen
-
-
-_SELECTIONS = {"weights": _weights, "optimizer": _states, "tree": _tree}
+_SELECTIONS = {"weights": _weights, "optimizer": _states}
 
 
 # ------------------------------------------------------------------------------------------------------------- choosing
@@ -168,7 +101,7 @@ def _chosen(source: Source, options: Options, rename: Rename) -> Selected:
         chosen = way.named(chosen, source, options)
     described, ties, structured, choice, warnings, notes, _, edit = chosen
     flat = described.tensors
-    names = _names(source, flat, options, choice, rename)
+    names = names_of(source, flat, options, choice, rename)
     quantized = described.quantized or parted.read(source.remarks, flat)
     # A whole state without tensors is kept by its record alone; if the user asked for a part, it is a mistake.
     if not flat and options.key != "." and (options.key or not source.structured):
@@ -196,7 +129,9 @@ def _chosen(source: Source, options: Options, rename: Rename) -> Selected:
     )
 
 
-def _names(source: Source, flat: Mapping[str, Any], options: Options, choice: Choice, rename: Rename) -> dict[str, str]:
+def names_of(
+    source: Source, flat: Mapping[str, Any], options: Options, choice: Choice, rename: Rename
+) -> dict[str, str]:
     """Return the names of the tensors to convert: {old: new}."""
     names = selection.matching(flat, choice)
     check_pieces(source, flat)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from operator import is_
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import LimitError, UsageError
 from ckptconv.formats.model_files import SUFFIX
@@ -35,13 +35,19 @@ from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import some
 from ckptconv.version import __version__
 
-if TYPE_CHECKING:
-    from ckptconv.outputs.restore import Restored
-
 # The files of an output, its aliases {removed: kept}, and the notices about it.
 _Files: TypeAlias = tuple[tuple[FilePlan, ...], dict[str, str], Notices]
 # Keys of the configurations of transformers and of diffusers, which read shards.
 _OF_SHARDS = frozenset({"model_type", "architectures", "_class_name"})
+
+
+class Restored(NamedTuple):
+    """Further facts of a `.pt` file: the number of its tensors, the objects that were left out {name: class}, and pairs
+    of tensors that are equal unless tensors that shared memory have changed since."""
+
+    tensors: int
+    left_out: dict[str, str]
+    overlaps: Callable[[], Iterator[tuple[LazyTensor, LazyTensor]]]
 
 
 class Output(NamedTuple):

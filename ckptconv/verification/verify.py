@@ -33,17 +33,16 @@ from ckptconv.process import no_garbage, peak_rss
 from ckptconv.result import OutputFile
 from ckptconv.storage import progress as bars
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import dirname, is_remote, is_same, join, normalize, real_place, resolved_name
+from ckptconv.storage.paths import dirname, is_same, join, normalize, real_place, resolved_name
 from ckptconv.tensors.lazy import whole
 from ckptconv.verification import planned
 from ckptconv.verification.names import Expected, check_shards, check_structure, compare_names, expected_of
 from ckptconv.verification.output import Written, read_directory, read_file, recorded_remark
 from ckptconv.verification.paired import paired
 from ckptconv.verification.pairs import Attested, Differences, compare_pairs
-from ckptconv.verification.provenance import Manifest, check_planned, check_safetensors, read_manifest
+from ckptconv.verification.provenance import Manifest, check_safetensors, read_manifest
 from ckptconv.verification.report import CheckedOutput, Verification
 from ckptconv.verification.runs import ExpectedPair
-from ckptconv.verification.trees import compare_torch, expected_tree
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -308,13 +307,8 @@ def _compare(
     if how == "plan" and (is_of_kind or target.at is not None):
         yield from _compare_plan(source, target, options, done, attested)
         return
-    if "." in how:
+    if "." in how and (entry.kind == "file" or kind.form != "file"):
         yield from import_module(how).pairs(source, target, options, done, attested, wrong)
-        return
-    if how == "torch" and entry.kind == "file":
-        yield from compare_torch(source, expected_tree(source, options), target.path, place, options, done, wrong)
-        if target.manifest and not is_remote(place.path):
-            attested.later(check_planned, target.manifest, source, target.planned, {target.place.name: place.path})
         return
     is_file = target.path.endswith(SUFFIX) and (entry.kind == "file" or target.at is not None)
     if not (is_file or entry.kind == "directory" or target.at is not None):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 
 from ckptconv.engine.execute import carry_out
 from ckptconv.engine.tasks import RowBlock, strided_rows, tasks
-from ckptconv.outputs import safetensors, torch_zip
+from ckptconv.outputs import safetensors
 from ckptconv.plan import Checked, Data, FilePlan, Literal, Trailer
 from ckptconv.storage.files import Readers, look
 from ckptconv.storage.writing import LocalWriter
@@ -143,16 +145,21 @@ def test_what_is_made_of_columns_by_kernels_and_joined_of_several_is_shared_too(
     assert made(tmp_path / "out", plan, jobs=2, memory=1 << 14) == (content, table.rows.nbytes)
 
 
-def test_the_checksums_of_a_torch_archive_are_those_of_what_the_columns_are(tmp_path: Path) -> None:
+def checksum(name: str, digests: Mapping[str, int]) -> bytes:
+    return digests[name].to_bytes(4, "little")
+
+
+def test_the_checksums_beside_the_columns_are_those_of_what_they_are(tmp_path: Path) -> None:
     table = Table(tmp_path / "rows", 3000, 40)
-    columns = [table.column(0, 16), table.column(16, 40)]
-    plan = torch_zip.file_plan("x.pt", b"N.", [tensor for tensor, _ in columns])
-    assert any(isinstance(part, Trailer) for part in plan.parts)
+    parts: list[Any] = []
+    expected = b""
+    for name, (tensor, data) in {"left": table.column(0, 16), "right": table.column(16, 40)}.items():
+        at = len(expected)
+        parts += [Data(at, tensor, name), Trailer(at + len(data), 4, functools.partial(checksum, name), name)]
+        expected += data + zlib.crc32(data).to_bytes(4, "little")
+    plan = FilePlan("x", len(expected), tuple(parts))
     assert is_shared(plan)
-    content, read = made(tmp_path / "out", plan, jobs=2, memory=1 << 15)
-    assert read == table.rows.nbytes
-    for _, data in columns:
-        assert content.count(zlib.crc32(data).to_bytes(4, "little")) == 2
+    assert made(tmp_path / "out", plan, jobs=2, memory=1 << 15) == (expected, table.rows.nbytes)
 
 
 @pytest.mark.parametrize("memory", [1 << 12, 1 << 20])

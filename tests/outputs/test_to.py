@@ -30,13 +30,12 @@ def test_a_name_that_says_nothing_takes_any_kind_and_verify_knows_it_again() -> 
         done(ckptconv_here("verify", "m.safetensors", f"of-{to}", "--to", to))
         if to != "pt":  # one file has no manifest
             done(ckptconv_here("verify", "m.safetensors", f"of-{to}"))
-    assert_same(torch.load("of-pt", weights_only=True), WEIGHTS)
     assert_same(load_file("of-safetensors/model.safetensors"), WEIGHTS)
-    assert "Say with --to" in ckptconv_here("verify", "m.safetensors", "of-pt").refused(2, "of-pt is not an output")
 
 
 def test_an_output_is_the_same_whether_its_name_or_to_says_its_kind() -> None:
-    for to, name in (("pt", "x.pt"), ("safetensors", "x.safetensors"), ("safetensors", "x")):
+    files = [("pt", "x.pt")] if "pt" in NAMED else []
+    for to, name in (*files, ("safetensors", "x.safetensors"), ("safetensors", "x")):
         for place, words in (("said", []), ("asked", ["--to", to])):
             Path(place).mkdir(exist_ok=True)
             done(ckptconv_here("convert", "m.safetensors", f"{place}/{name}", *words))
@@ -53,47 +52,18 @@ def test_a_name_of_another_kind_is_refused_and_nothing_is_written() -> None:
                     for call in calls:
                         with pytest.raises(UsageError, match=f"x{ending} (ends in|is the name of a file)"):
                             call("m.safetensors", f"x{ending}", to=to)
-    for name in ("x.json", "x.distcp", "x/"):
-        with pytest.raises(UsageError, match="--to pt writes one file"):
-            ckptconv.convert("m.safetensors", name, to="pt")
     assert contents(Path()) == before
 
 
-def test_a_file_of_others_is_not_replaced_by_a_file_whose_name_does_not_say_what_it_is() -> None:
-    Path("notes").write_text("mine")
-    with pytest.raises(UsageError, match="notes exists"):
-        ckptconv.convert("m.safetensors", "notes", to="pt")
-    assert Path("notes").read_text() == "mine"
-    ckptconv.convert("m.safetensors", "notes", to="pt", overwrite=True)
-    ckptconv.convert("m.safetensors", "notes", to="pt")
-
-
-def test_without_an_output_a_pt_file_is_beside_the_input() -> None:
-    done(ckptconv_here("convert", "m.safetensors", "--to", "pt"))
-    assert_same(torch.load("m.pt", weights_only=True), WEIGHTS)
-    done(ckptconv_here("convert", "m.safetensors", "model", "--max-shard-size", "24"))
-    done(ckptconv_here("convert", "model", "--to", "pt"))
-    assert_same(torch.load("model.pt", weights_only=True), WEIGHTS)
-    Path("m.pt").write_text("mine")
-    ckptconv_here("convert", "m.safetensors", "--to", "pt").refused(2, "m.pt exists")
+def test_a_directory_that_only_to_asks_for_needs_an_output() -> None:
     for to in NAMED.keys() - {"safetensors", "pt"}:
         ckptconv_here("convert", "m.safetensors", "--to", to).refused(2, "needs an OUTPUT: a directory")
 
 
-def test_parts_and_plans_are_of_the_kind() -> None:
-    assert "would" in done(ckptconv_here("convert", "m.safetensors", "x", "--to", "pt", "--dry-run")).out
-    assert not Path("x").exists()
-    if "part" in OPTIONS:
-        for part in ("0/2", "1/2"):
-            done(ckptconv_here("convert", "m.safetensors", "of-pt", "--to", "pt", "--part", part))
-        done(ckptconv_here("finish", "of-pt"))
-        done(ckptconv_here("verify", "m.safetensors", "of-pt", "--to", "pt"))
-
-
 def test_every_kind_is_named_in_the_help() -> None:
     assert [to for to in NAMED if to not in OPTIONS["to"].about] == []
-    assert "Did" not in ckptconv_here("convert", "m.safetensors", "--to", "gguf").refused(2, "safetensors, pt")
-    assert "Did" not in ckptconv_here("convert", "m.safetensors", "--to", "gptq").refused(2, "safetensors, pt")
+    assert "Did" not in ckptconv_here("convert", "m.safetensors", "--to", "gguf").refused(2, ", ".join(list(NAMED)[:2]))
+    assert "Did" not in ckptconv_here("convert", "m.safetensors", "--to", "gptq").refused(2, ", ".join(list(NAMED)[:2]))
     for word, meant in {"torch": "pt", "fsdp": "dcp", "PyTorch": "pt", "PT": "pt"}.items():
         if meant not in NAMED:
             continue

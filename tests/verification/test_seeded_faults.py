@@ -18,7 +18,7 @@ from ckptconv import convert
 from ckptconv.engine import execute, tasks, worker
 from ckptconv.errors import DifferenceError
 from ckptconv.options.table import OPTIONS
-from ckptconv.outputs import archive, planning, safetensors, torch_tree
+from ckptconv.outputs import planning, safetensors
 from ckptconv.outputs.kinds import FURTHER
 from ckptconv.plan import Data, FilePlan, Literal
 from ckptconv.tensors import geometry as tensor_geometry
@@ -284,30 +284,9 @@ def tensor_lost(tensors: dict[str, Any], aliases: Any, structure: Any) -> tuple[
     return tensors, aliases, structure
 
 
-def storages_exchanged(right: Any, name: str, description: bytes, storages: Any, *rest: Any) -> FilePlan:
-    """Two storages of one size are in each other's place."""
-    order = list(storages)
-    sizes = [storage.nbytes for storage in order]
-    one = next(at for at, size in enumerate(sizes) if size > 64 and size in sizes[at + 1 :])
-    other = sizes.index(sizes[one], one + 1)
-    order[one], order[other] = order[other], order[one]
-    return right(name, description, order, *rest)
-
-
-def strides_of_another(right: Any, this: Any, leaf: Any, facts: Any) -> Any:
-    room, offset, strides = right(this, leaf, facts)
-    return room, offset, strides[::-1]
-
-
-def archived_at_wrong_byte(right: Any, this: Any, leaf: Any, facts: Any) -> Any:
-    room, offset, strides = right(this, leaf, facts)
-    return room, offset + (1 if offset else 0), strides
-
-
 # --------------------------------------------------------------------------------------------------------- what is made
 
 BF16, F16, F32 = {"dtype": "bfloat16"}, {"dtype": "float16"}, {"dtype": "float32"}
-PT: dict[str, Any] = {"output": "back.pt"}
 SHARDS: dict[str, Any] = {"max_shard_size": 8000}
 Z2, Z3, TP = ({"source": name} for name in ("z2_bf16_w2", "z3_bf16_w2", "tp_fsdp_2x2"))
 TURNED = {**Z3, "map": DATA / "turned.toml", "include": ["l1.weight"]}
@@ -405,10 +384,6 @@ FAULTS: dict[str, tuple[Plant, dict[str, Any]]] = {
         planned_with(lambda tensors, aliases, record: (tensors, aliases, None)),
         {"output": "model.safetensors"},
     ),
-    "storages are in each other's place": (wrapped(torch_tree, "file_plan", storages_exchanged), PT),
-    "an archive has the strides of another": (wrapped(torch_tree.TorchTree, "place", strides_of_another), PT),
-    "an archive is read one element on": (wrapped(torch_tree.TorchTree, "place", archived_at_wrong_byte), PT),
-    "an archive has other checksums": (wrapped(archive, "crc_of", lambda right, *args: right(*args) ^ 1), PT),
     **{fault: planted for faults in of_features("FAULTS") for fault, planted in faults.items()},
 }
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 PAGES = ()
 # Features that this one builds on: without them, it is gone too.
-NEEDS = ("joining",)
+NEEDS = ("joining", "torch_files")
 SCRIPTS = ("test_dcp.py",)
 # Why it is larger than a container of files may be.
 EXCEEDS = "it reads a format of several writers, and writes it, and compares its output, and has torch load others"

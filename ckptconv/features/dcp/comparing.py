@@ -21,6 +21,7 @@ from ckptconv.features.dcp.read import Described
 from ckptconv.features.joining.chunks import Box
 from ckptconv.features.joining.chunks import join as join_tiles
 from ckptconv.features.joining.names import named, named_in
+from ckptconv.features.torch_files.records import without_storages
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.selection import Rename
@@ -36,7 +37,6 @@ from ckptconv.verification.names import rename_of
 from ckptconv.verification.paired import paired
 from ckptconv.verification.pairs import Attested, Differences
 from ckptconv.verification.planned import Compared, differs, frame
-from ckptconv.verification.records import without_storages
 from ckptconv.verification.report import CheckedOutput, Verification
 from ckptconv.verification.runs import ExpectedPair
 

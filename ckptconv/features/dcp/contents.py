@@ -26,17 +26,18 @@ from ckptconv.features.dcp.names import METADATA, SHARDING, shard_name
 from ckptconv.features.dcp.options import GIVEN
 from ckptconv.features.joining.chunks import Box
 from ckptconv.features.joining.names import MAX_DEPTH, Path, dotted, named
+from ckptconv.features.torch_files import writable
+from ckptconv.features.torch_files.refusing import refusal
+from ckptconv.features.torch_files.tree import STORAGE, TorchTree, plan_tree
 from ckptconv.formats.source import Source
 from ckptconv.formats.training import weights_in
 from ckptconv.options.table import Options
-from ckptconv.outputs import safetensors, selection, writable
+from ckptconv.outputs import safetensors, selection
 from ckptconv.outputs.kinds import entry_of
 from ckptconv.outputs.pipeline import selected
-from ckptconv.outputs.restore import refusal
 from ckptconv.outputs.selected import METADATA as FORMAT
 from ckptconv.outputs.selected import Selected
 from ckptconv.outputs.selection import Rename
-from ckptconv.outputs.torch_tree import STORAGE, TorchTree, plan_tree
 from ckptconv.pickles.children import ATOMS, MAPPINGS, is_tensor, walk
 from ckptconv.pickles.nodes import Composite
 from ckptconv.plan import Data, FilePlan, Literal, Part, Trailer

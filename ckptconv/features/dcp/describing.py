@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from ckptconv.features.dcp import MODULE
 from ckptconv.features.dcp.metadata import Shape
 from ckptconv.features.joining.names import Path
+from ckptconv.features.torch_files.writer import Call, Known, Plain, dumps
 from ckptconv.pickles.nodes import Global
-from ckptconv.pickles.writer import Call, Known, Plain, dumps
 
 _METADATA = Global(MODULE, "Metadata")
 _TENSOR = Global(MODULE, "TensorStorageMetadata")

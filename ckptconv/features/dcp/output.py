@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from ckptconv.errors import UsageError
 from ckptconv.features.dcp.contents import SHARDS, DcpContents, contents, file_plans
 from ckptconv.features.dcp.imitating import unlike
+from ckptconv.features.torch_files.refusing import shown
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
-from ckptconv.outputs import restore
 from ckptconv.outputs.kinds import is_set
 from ckptconv.outputs.notices import Notices
 from ckptconv.outputs.planning import Output, output_of
@@ -47,11 +47,9 @@ def output_with(
     """Return the output of the planned `files`, which hold `content`."""
     warnings = [*content.chosen.warnings, *content.warnings]
     if content.left_out:
-        warnings.append(
-            f"left out, because only the names of their classes are known: {restore.shown(content.left_out)}"
-        )
+        warnings.append(f"left out, because only the names of their classes are known: {shown(content.left_out)}")
     if content.kept:
-        warnings.append(f"dcp.load will run the code named by: {restore.shown(content.kept)}")
+        warnings.append(f"dcp.load will run the code named by: {shown(content.kept)}")
     if options.to == SHARDS and content.values:
         warnings.append(f"left out, because safetensors shards hold only tensors: {some(content.values)}")
     if target.layout and (others := unlike(content.tensors, target.layout)):

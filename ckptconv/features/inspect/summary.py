@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ckptconv.cli.registered import COMMANDS
 from ckptconv.features.inspect.module_tree import ModuleInfo, totals, tree
 from ckptconv.features.reporting.quantized import QuantizedSummary
 from ckptconv.features.reporting.tensor_info import TensorInfo
@@ -342,21 +343,23 @@ _COMMANDS = {
 
 def command_for(source: Source) -> tuple[str, str]:
     """Return the command that converts `source`, and a name for its output."""
-    return _COMMANDS.get(source.family, _COMMANDS["torch"])
+    command, output = _COMMANDS.get(source.family, _COMMANDS["torch"])
+    return (command, output) if command in COMMANDS else ("convert", "OUTPUT")
 
 
 def forecast(source: Source, dtype: str | None, max_shard_size: int | None = None, **chosen: Any) -> Forecast:
     """Return the conversion of `source` to `dtype` (None: the default): files, bytes, and bytes to be read.
 
-    `chosen` are the options that choose tensors. Safetensors are converted to a file for torch.load. Raises the errors
-    of planning the conversion.
+    `chosen` are the options that choose tensors. Safetensors are converted to a file for torch.load, if a feature
+    writes it. Raises the errors of planning the conversion.
     """
+    from ckptconv.outputs.kinds import kind_of
     from ckptconv.outputs.planning import planned
     from ckptconv.outputs.targets import Target
 
     command, output = command_for(source)
     options = Options(dtype=dtype, max_shard_size=max_shard_size, **chosen)
-    planning = planned(source, Target(output, "torch" if source.family == "safetensors" else "directory"), options)
+    planning = planned(source, Target(output, kind_of(output)), options)
     flags = f" --dtype {dtype}" if dtype else ""
     flags += f" --max-shard-size {max_shard_size}" if max_shard_size else ""
     for name in ("key", "include", "exclude"):

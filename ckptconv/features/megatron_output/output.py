@@ -27,6 +27,7 @@ from ckptconv.features.megatron_output.imitating import RUN_CONFIG, Form
 from ckptconv.features.megatron_output.kind import NUMBERED
 from ckptconv.features.megatron_output.sharding import LOCAL, TRANSFORMER_ENGINE, Sharded, sharded
 from ckptconv.features.megatron_output.states import stored_states, taken_out
+from ckptconv.features.torch_files.tree import TorchTree
 from ckptconv.formats.model_directory import CONFIG
 from ckptconv.formats.run_names import TREES
 from ckptconv.formats.source import Source
@@ -34,7 +35,6 @@ from ckptconv.options.table import Options
 from ckptconv.outputs import selection
 from ckptconv.outputs.planning import Output
 from ckptconv.outputs.targets import Target
-from ckptconv.outputs.torch_tree import TorchTree
 from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.plan import FilePlan, Literal
 from ckptconv.storage.paths import basename

@@ -7,3 +7,5 @@ one tensor, so splitting and packing are ordinary conversions; nothing else in t
 from __future__ import annotations
 
 PAGES = ("embedding-rows.md",)
+# What it builds on.
+NEEDS = ("torch_files",)

@@ -14,6 +14,7 @@ from ckptconv.features.rows.options import CONVERTING, PACKING, RowOptions
 from ckptconv.features.rows.parts import RowParts
 from ckptconv.features.rows.proof import verifier_of_pack
 from ckptconv.features.rows.tables import RowsContents, contents, open_all
+from ckptconv.features.torch_files.tree import plan_tree
 from ckptconv.formats.model_files import SUFFIX
 from ckptconv.formats.source import Source
 from ckptconv.options.option import checked
@@ -21,7 +22,6 @@ from ckptconv.options.table import Options
 from ckptconv.outputs import safetensors
 from ckptconv.outputs.planning import Output, output_of
 from ckptconv.outputs.targets import Target, nearest_directory, resolve_output
-from ckptconv.outputs.torch_tree import plan_tree
 from ckptconv.plan import FilePlan
 from ckptconv.publish.producing import produce
 from ckptconv.result import Report

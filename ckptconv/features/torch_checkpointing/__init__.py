@@ -9,6 +9,6 @@ from __future__ import annotations
 
 PAGES = ()
 # Its output is the state dict of a checkpoint of torch.distributed.checkpoint, with the same options.
-NEEDS = ("dcp", "joining")
+NEEDS = ("dcp", "joining", "torch_files")
 # The reason why it exceeds the budget of a container of files.
 EXCEEDS = "it reads a format, with a description of its own, and writes it, and compares its output"

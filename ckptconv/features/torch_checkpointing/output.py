@@ -18,6 +18,8 @@ from ckptconv.features.dcp.output import output_with, with_states
 from ckptconv.features.joining.chunks import Box
 from ckptconv.features.joining.names import Path, dotted, named, nest
 from ckptconv.features.torch_checkpointing.locate import SAFETENSORS, TORCH
+from ckptconv.features.torch_files.tree import TorchTree
+from ckptconv.features.torch_files.writer import dumps
 from ckptconv.formats.model_files import SUFFIX
 from ckptconv.formats.runs import STEP_METADATA
 from ckptconv.formats.source import Source
@@ -26,8 +28,6 @@ from ckptconv.outputs import safetensors
 from ckptconv.outputs.planning import Output
 from ckptconv.outputs.selected import METADATA
 from ckptconv.outputs.targets import Target
-from ckptconv.outputs.torch_tree import TorchTree
-from ckptconv.pickles.writer import dumps
 from ckptconv.plan import FilePlan, Literal
 from ckptconv.storage.inside import leads_out
 from ckptconv.tensors.lazy import LazyTensor

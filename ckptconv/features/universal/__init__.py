@@ -8,3 +8,5 @@ their entry in the table of kinds.
 from __future__ import annotations
 
 PAGES = ()
+# What it builds on.
+NEEDS = ("torch_files",)

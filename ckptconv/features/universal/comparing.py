@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ckptconv.errors import DifferenceError
+from ckptconv.features.torch_files.comparing import compare_torch
 from ckptconv.features.universal import trees as planned
 from ckptconv.features.universal.resuming import resumable
 from ckptconv.formats.run_names import LATEST_UNIVERSAL
@@ -21,7 +22,6 @@ from ckptconv.verification.pairs import Attested, Differences
 from ckptconv.verification.provenance import check_planned
 from ckptconv.verification.report import CheckedOutput, Verification
 from ckptconv.verification.runs import ExpectedPair
-from ckptconv.verification.trees import compare_torch
 
 _LONGEST_NAME = 4096
 

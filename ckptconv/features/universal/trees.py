@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ckptconv.errors import UnsafeError, UnsupportedError
+from ckptconv.features.torch_files.tree import plan_tree
 from ckptconv.formats.run_names import COMMON, LATEST_UNIVERSAL, WEIGHTS, ZERO
 from ckptconv.formats.source import Training
-from ckptconv.outputs.torch_tree import plan_tree
 from ckptconv.plan import Data, FilePlan, Literal
 from ckptconv.storage.paths import basename
 from ckptconv.tensors import casting

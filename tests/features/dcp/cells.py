@@ -89,11 +89,11 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
 }
 # What becomes of each option in the trunk's kinds of output; and the option.
 ROWS_OF_KINDS: dict[str, tuple[Any, ...]] = {
-    "chunks": ("rrrrr", {"chunks": 2}),
-    "model_key": ("rrrrr", {"model_key": "weights"}),
-    "optimizer_key": ("rrrrr", {"optimizer_key": "opt"}),
-    "flat_optimizer": ("rrrrr", {"flat_optimizer": True}),
-    "fill_states": ("rrrrr", {"fill_states": True}),
+    "chunks": ("rrrr", {"chunks": 2}),
+    "model_key": ("rrrr", {"model_key": "weights"}),
+    "optimizer_key": ("rrrr", {"optimizer_key": "opt"}),
+    "flat_optimizer": ("rrrr", {"flat_optimizer": True}),
+    "fill_states": ("rrrr", {"fill_states": True}),
 }
 
 

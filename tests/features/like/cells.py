@@ -20,9 +20,9 @@ DECIDING = {"partial": st.booleans(), "fill": st.booleans()}
 # What becomes of each option in each kind of output; what an output is like is of its kind.
 _MORE = (("like", "../more.safetensors"),)
 ROWS_OF_KINDS: dict[str, tuple[Any, ...]] = {
-    "like": ("hhrss", {"like": "../like"}),
-    "partial": ("hhrss", {"partial": True}, _MORE),
-    "fill": ("hhrss", {"fill": True}, _MORE),
+    "like": ("hhss", {"like": "../like"}),
+    "partial": ("hhss", {"partial": True}, _MORE),
+    "fill": ("hhss", {"fill": True}, _MORE),
 }
 
 

@@ -31,8 +31,8 @@ REFUSED_VALUES: dict[str, list[Any]] = {
 }
 # What becomes of each option in each kind of output.
 ROWS_OF_KINDS: dict[str, tuple[Any, ...]] = {
-    "map": ("hhhhh", {"map": "../map.toml"}),
-    "size": ("sssss", {"size": {"n": 4}}),
+    "map": ("hhhh", {"map": "../map.toml"}),
+    "size": ("ssss", {"size": {"n": 4}}),
 }
 # Options that a conversion says something of, by source.
 TELLING: list[tuple[str, dict[str, Any]]] = [("zero3", {"size": {"n": 3}})]

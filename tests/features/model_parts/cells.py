@@ -65,10 +65,10 @@ def _grafted(here: Path, source: str, out: Path) -> None:
 COMPUTING: dict[str, tuple[Callable[..., object], str]] = {"part": (_turned, "a"), "graft": (_grafted, "a")}
 # What becomes of each option in each kind of output; the option, others that it needs, and the source.
 ROWS_OF_KINDS: dict[str, tuple[Any, ...]] = {
-    "layers": ("hhhrr", {"layers": "0"}, (), "layered"),
-    "experts": ("hhhrr", {"experts": "0"}, (), "layered"),
-    "component": ("hhhrr", {"component": "text"}, (), "layered"),
-    "vocab": ("hhhrr", {"vocab": 2}, (), "layered"),
-    "graft": ("hhhrr", {"graft": "../more.safetensors:more"}),
-    "config": ("shsrr", {"config": "../layered/config.json"}),
+    "layers": ("hhrr", {"layers": "0"}, (), "layered"),
+    "experts": ("hhrr", {"experts": "0"}, (), "layered"),
+    "component": ("hhrr", {"component": "text"}, (), "layered"),
+    "vocab": ("hhrr", {"vocab": 2}, (), "layered"),
+    "graft": ("hhrr", {"graft": "../more.safetensors:more"}),
+    "config": ("shrr", {"config": "../layered/config.json"}),
 }

@@ -18,7 +18,7 @@ ACCEPTED_VALUES: dict[str, tuple[Any, Any, list[Any]]] = {"part": (None, (0, 2),
 REFUSED_VALUES: dict[str, list[Any]] = {
     "part": [(3, 2), (0, 0), (-1, 2), (0,), (0, 1, 2), (0, True), (0.0, 2), "3/2", "1", 3, {0: 2}]
 }
-ROWS_OF_KINDS: dict[str, tuple[Any, ...]] = {"part": ("hhhhh", {"part": (0, 2)})}
+ROWS_OF_KINDS: dict[str, tuple[Any, ...]] = {"part": ("hhhh", {"part": (0, 2)})}
 # Options of one conversion, which several do not have.
 OF_ONE = ["--part=0/2"]
 

@@ -11,7 +11,7 @@ from ckptconv.cli import registered
 # each kind of output, with an option that it needs.
 ACCEPTED_VALUES: dict[str, tuple[Any, Any, list[Any]]] = {"attest": ("", "m.jsonl", [Path("m.jsonl"), "m.jsonl"])}
 REFUSED_VALUES: dict[str, list[Any]] = {"attest": [3, b"m", ["m"]]}
-ROWS_OF_KINDS: dict[str, tuple[Any, ...]] = {"attest": ("hhhhh", {"attest": "attested"}, (("digest", "sha256"),))}
+ROWS_OF_KINDS: dict[str, tuple[Any, ...]] = {"attest": ("hhhh", {"attest": "attested"}, (("digest", "sha256"),))}
 # What others make that statements could be about, by command.
 _MAKING = {
     "average": "average g1.safetensors g2.safetensors -o new.safetensors",

@@ -71,10 +71,10 @@ COMPUTING: dict[str, tuple[Callable[..., object], str]] = {
 }
 # What becomes of each option in each kind of output; the option, others that it needs, and the source.
 ROWS_OF_KINDS: dict[str, tuple[Any, ...]] = {
-    "dequantize": ("hhhss", {"dequantize": True}, (), "quantized"),
-    "quantize": ("hhrss", {"quantize": "fp8-block"}),
-    "requantize": ("hhrss", {"requantize": "fp8-block"}, (), "quantized"),
-    "keep": ("hhrss", {"keep": "l1.*"}, (("quantize", "fp8-block"),)),
+    "dequantize": ("hhss", {"dequantize": True}, (), "quantized"),
+    "quantize": ("hhss", {"quantize": "fp8-block"}),
+    "requantize": ("hhss", {"requantize": "fp8-block"}, (), "quantized"),
+    "keep": ("hhss", {"keep": "l1.*"}, (("quantize", "fp8-block"),)),
 }
 # Options that a conversion says something of, by source.
 TELLING: list[tuple[str, dict[str, Any]]] = [("zero3", {"dequantize": True})]

@@ -18,11 +18,7 @@ from features.scan.unknown import COMPRESSED, FILES, HIDDEN, RUNNERS, SQUEEZED, 
 from features.scan.verdicts import fails, found
 
 import ckptconv
-from ckptconv.features.scan.grammar.table import grammar
 from ckptconv.features.scan.report import LEVELS, RULES, counts, worst
-from ckptconv.outputs import writable
-from ckptconv.pickles import attacks
-from ckptconv.pickles.nodes import Global, Opaque
 
 
 def test_no_function_that_runs_its_argument_is_known() -> None:
@@ -118,16 +114,6 @@ def test_unknown_is_a_level_of_its_own() -> None:
     assert [level for level in LEVELS if counts("unknown-name", level)] == ["unknown"]
     assert [level for level in LEVELS if counts("unknown-call", level)] == ["unknown", "call"]
     assert worst([RULES["unknown-call"].verdict, "safe"]) == "unknown"
-
-
-def test_what_is_written_without_being_asked_for_is_known() -> None:
-    entry = grammar().entry
-    for names in (writable.CLASSES, writable.ENUMS, writable.TENSORS, writable.MENTIONED):
-        for each in names:
-            # The lists combine modules with names; Python 2 had two more types.
-            assert entry(each) or each.module.startswith("numpy.random._") or each.name in ("long", "unicode"), each
-            assert not attacks.is_suspect(each)
-    assert writable.unlisted(Opaque(Global("typing", "_eval_type"), ())) == "typing._eval_type"
 
 
 @pytest.mark.parametrize("file", ["x.7z", "x.rar", "x.zst"])

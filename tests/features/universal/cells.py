@@ -24,8 +24,8 @@ REFUSED_VALUES: dict[str, list[Any]] = {"universal": [3, b"o"], "zero_stage": [0
 DECIDING = {"zero_stage": st.integers(1, 3), "fresh_optimizer": st.booleans()}
 # What becomes of each option in each kind of output of the trunk.
 ROWS_OF_KINDS: dict[str, tuple[Any, ...]] = {
-    "zero_stage": ("rrrrr", {"zero_stage": 3}),
-    "fresh_optimizer": ("rrrrr", {"fresh_optimizer": True}),
+    "zero_stage": ("rrrr", {"zero_stage": 3}),
+    "fresh_optimizer": ("rrrr", {"fresh_optimizer": True}),
 }
 
 # ------------------------------------------------------------------------------------------------------ kind of output

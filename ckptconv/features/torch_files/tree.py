@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptconv.errors import CorruptError, UnsafeError, UnsupportedError
-from ckptconv.outputs import writable
-from ckptconv.outputs.torch_storage import Placed, overlaps, storage_of, strides_of
-from ckptconv.outputs.torch_zip import file_plan
+from ckptconv.features.torch_files import writable
+from ckptconv.features.torch_files.storage import Placed, overlaps, storage_of, strides_of
+from ckptconv.features.torch_files.torch_zip import file_plan
+from ckptconv.features.torch_files.writer import Call, PersistentId, dumps
 from ckptconv.pickles.children import walk
 from ckptconv.pickles.nodes import COMPOSITES, QUANTIZERS, WRAPPER, Composite, Global, Opaque, TorchConstant
-from ckptconv.pickles.writer import Call, PersistentId, dumps
 from ckptconv.plan import FilePlan
 from ckptconv.structure.leaves import is_dense
 from ckptconv.structure.soundness import composite_fault

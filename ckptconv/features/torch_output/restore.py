@@ -5,70 +5,43 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from ckptconv.errors import CkptconvError, UnsafeError, UsageError
+from ckptconv.errors import CkptconvError, UsageError
+from ckptconv.features.torch_files import writable
+from ckptconv.features.torch_files.refusing import refusal, shown
+from ckptconv.features.torch_files.tree import TorchTree
+from ckptconv.features.torch_output.selecting import not_undone, restored, selected_tree, tree_in
 from ckptconv.formats.model_files import SAFETENSORS
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
-from ckptconv.outputs import computed, selection, writable
+from ckptconv.outputs import computed, selection
 from ckptconv.outputs.notices import Notices
-from ckptconv.outputs.pipeline import selected, torch_tree_of
+from ckptconv.outputs.planning import Restored
 from ckptconv.outputs.selected import Selected
-from ckptconv.outputs.torch_tree import TorchTree
 from ckptconv.pickles.children import walk
 from ckptconv.plan import FilePlan
 from ckptconv.storage.paths import basename
 from ckptconv.structure import keymap
 from ckptconv.tensors.lazy import LazyTensor, Tagged
-from ckptconv.text import some
 
 
-class Restored(NamedTuple):
-    """The plan of a `.pt` file, and the number of its tensors.
-
-    Values of classes that are not known to be data are listed with their class, by name. `left_out` are the objects
-    that are not written, `demoted` the tensors that are written as plain ones, `kept` the values written unchanged.
-    """
-
-    file: FilePlan
-    tensors: int
-    left_out: dict[str, str]
-    demoted: dict[str, str]
-    kept: dict[str, str]
-    tree: TorchTree
-    notices: Notices
-
-    def warnings(self) -> Iterator[str]:
-        """Yield the warnings about these values."""
-        if self.left_out:
-            yield f"left out, because only the names of their classes are known: {shown(self.left_out)}"
-        if self.demoted:
-            yield f"written as plain tensors, because only the names of their classes are known: {shown(self.demoted)}"
-        if self.kept:
-            yield f"torch.load with weights_only=False will run the code named by: {shown(self.kept)}"
-
-    def overlaps(self) -> Iterator[tuple[LazyTensor, LazyTensor]]:
-        """Yield pairs of tensors that are equal unless tensors that shared memory have changed since."""
-        return self.tree.overlaps()
-
-
-def plan_restored(source: Source, path: str, options: Options) -> Restored:
+def plan_restored(source: Source, path: str, options: Options) -> tuple[FilePlan, Restored, Notices]:
     """Plan to write the tree of `source` to `path`: the part under a key, the values that globs choose, floats cast.
 
     Without `options.structure`, write a dict of the tensors by name. Raises UnsafeError for objects of classes that are
     not known to be data, unless `options.opaque` is "keep" or "drop"; and for an attack in any case.
     """
-    tree = torch_tree_of(source, options)
-    notices = Notices(record=computed.not_undone(source, options))
+    tree = tree_in(source, options)
+    notices = Notices(record=not_undone(source, options))
     unknown: dict[str, str] = {}
     demoted: dict[str, str] = {}
     selects = options.include or options.exclude or options.dtype not in (None, "keep") or not options.structure
     # Everything in safetensors can be written. For other formats, `selected` says if something cannot be.
     selects = selects or source.family != SAFETENSORS
-    is_computed = any(way.tree for way in computed.ways_of(computed.restored(source, options)))
+    is_computed = any(way.tree for way in computed.ways_of(restored(source, options)))
     if selects or options.strip_prefix or options.rename or is_computed or _has_unlisted(tree):
-        chosen = selected(source, options, holds="tree")
+        chosen = selected_tree(source, options)
         described = chosen.described
         unknown = {name: writable.unlisted(node) for name, node in described.found.items()}
         if options.structure:
@@ -90,7 +63,19 @@ def plan_restored(source: Source, path: str, options: Options) -> Restored:
     kept: dict[str, str] = {}
     if options.opaque == "keep":
         unknown, demoted, kept = {}, {}, unknown | demoted
-    return Restored(file, written.tensors, unknown, demoted, kept, written, notices)
+    warnings = (*notices.warnings, *_warnings(unknown, demoted, kept))
+    return file, Restored(written.tensors, unknown, written.overlaps), notices._replace(warnings=warnings)
+
+
+def _warnings(left_out: Mapping[str, str], demoted: Mapping[str, str], kept: Mapping[str, str]) -> Iterator[str]:
+    """Yield the warnings about values, by name, of classes that are not known to be data: those that are not written,
+    tensors that are written as plain ones, and values that are written unchanged."""
+    if left_out:
+        yield f"left out, because only the names of their classes are known: {shown(left_out)}"
+    if demoted:
+        yield f"written as plain tensors, because only the names of their classes are known: {shown(demoted)}"
+    if kept:
+        yield f"torch.load with weights_only=False will run the code named by: {shown(kept)}"
 
 
 def _noticed(chosen: Selected, flat: Mapping[str, LazyTensor], notices: Notices, options: Options) -> Notices:
@@ -119,27 +104,6 @@ def _unlisted_kind(node: Any) -> str:
 def _has_unlisted(tree: Any) -> bool:
     """Whether `tree` contains an object of a class that is not known to be data."""
     return any(_unlisted_kind(node) or writable.unlisted(node) for node in walk(tree))
-
-
-def refusal(path: str, classes: Mapping[str, str], output: str, values: list[Any]) -> UnsafeError:
-    """Return the error for `values` of these `classes`, by name, that `output` holds only if the user says so."""
-    try:
-        TorchTree(values, "keep")
-        may_keep = True
-    except CkptconvError:
-        may_keep = False
-    objects = "an object of a class that is" if len(classes) == 1 else f"{len(classes)} objects of classes that are"
-    return UnsafeError(
-        f"{path} holds {objects} known only by name: {shown(classes)}. Loading {output} runs the code that they name, "
-        "so they are written only on request.",
-        f"Use {'--opaque keep if you trust these names, ' if may_keep else ''}--opaque drop to write everything else, "
-        "or leave them out with --exclude.",
-    )
-
-
-def shown(classes: Mapping[str, str]) -> str:
-    """Return a few of the values with their classes, for a message."""
-    return some(classes.items(), form=lambda item: f"{item[0][:100]!r} ({item[1][:100]})")
 
 
 def _stem(path: str) -> str:

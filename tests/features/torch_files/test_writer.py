@@ -15,11 +15,11 @@ from torch import nn
 
 from ckptconv.engine.execute import carry_out
 from ckptconv.errors import CkptconvError, UnsupportedError
+from ckptconv.features.torch_files.tree import plan_tree
+from ckptconv.features.torch_files.writer import dumps
 from ckptconv.formats.torch.file import read_torch
-from ckptconv.outputs.torch_tree import plan_tree
 from ckptconv.pickles.machine import load
 from ckptconv.pickles.nodes import Global, NumpyArray, NumpyScalar, Opaque
-from ckptconv.pickles.writer import dumps
 from ckptconv.storage.files import Readers
 from ckptconv.storage.writing import LocalWriter
 

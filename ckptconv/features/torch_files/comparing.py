@@ -8,23 +8,19 @@ from collections.abc import Iterator
 from typing import Any
 
 from ckptconv.errors import CkptconvError, DifferenceError
+from ckptconv.features.torch_files.records import without_storages
 from ckptconv.formats.source import Source
 from ckptconv.formats.torch.file import read as read_torch
 from ckptconv.options.table import Options
-from ckptconv.outputs.pipeline import selected
 from ckptconv.result import OutputFile
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote
 from ckptconv.structure import keymap
-from ckptconv.structure.record import dump, parse, tensors_of
-from ckptconv.verification.names import Expected, check_structure, compare_names, rename_of
+from ckptconv.verification.names import Expected, check_structure, compare_names
 from ckptconv.verification.output import Written
 from ckptconv.verification.pairs import Differences
-from ckptconv.verification.records import without_storages
 from ckptconv.verification.report import Verification
 from ckptconv.verification.runs import ExpectedPair
-
-_LONGEST_NAME = 4096
 
 
 def compare_torch(
@@ -58,28 +54,6 @@ def compare_torch(
 
 def _unreadable(path: str, why: str) -> DifferenceError:
     return DifferenceError(f"{path} cannot be read: {why}", "Convert again.", what="file", file=path)
-
-
-def expected_tree(source: Source, options: Options) -> Any:
-    """Return the tree that a `.pt` file must hold."""
-    chosen = selected(source, options, rename_of(options), "tree")
-    tensors = {name: chosen.cast(name) for name in chosen.tensors}
-    record = chosen.described.structure
-    if record is not None and options.opaque == "drop":
-        record = _without_classes(record)
-    return keymap.unflatten(tensors, record if options.structure else None, live_values=False)
-
-
-def _without_classes(record: str) -> str:
-    """Return the record with tensors of unlisted subclasses made plain ones, as they are written."""
-    from ckptconv.outputs import writable
-
-    parsed = parse(record)
-    for leaf, _ in tensors_of(parsed):
-        kind = leaf.get("kind", "tensor")
-        if type(kind) is not str or (kind not in writable.KINDS and writable.is_unlisted_kind(kind)):
-            del leaf["kind"]
-    return dump(parsed.root, parsed.nodes, parsed.storages)
 
 
 def _check_archive(path: str, local_path: str) -> None:

@@ -40,7 +40,7 @@ from trees import containers, keys_with, tie_into_a_cycle
 import ckptconv as ckptconv_module
 from ckptconv import convert
 from ckptconv.errors import UnsafeError
-from ckptconv.outputs import writable
+from ckptconv.features.torch_files import writable
 
 
 def saved(tmp_path: Path, state: Any, name: str = "x.pt", **options: Any) -> Path:

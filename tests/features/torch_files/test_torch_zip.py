@@ -15,8 +15,8 @@ from effort import every
 
 from ckptconv.engine.execute import carry_out
 from ckptconv.engine.tasks import Window, tasks
+from ckptconv.features.torch_files import torch_zip
 from ckptconv.formats.torch.file import read_torch
-from ckptconv.outputs import torch_zip
 from ckptconv.plan import FilePlan, Literal, Trailer
 from ckptconv.storage.files import Readers
 from ckptconv.storage.writing import LocalWriter, Writer

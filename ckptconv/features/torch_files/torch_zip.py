@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ckptconv.outputs import archive
-from ckptconv.outputs.archive import ALIGNMENT, Member
+from ckptconv.features.torch_files import archive
+from ckptconv.features.torch_files.archive import ALIGNMENT, Member
 from ckptconv.plan import FilePlan
 from ckptconv.tensors.lazy import LazyTensor
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ckptconv.errors import UsageError
+from ckptconv.features.torch_output.restore import plan_restored
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import computed
 from ckptconv.outputs.planning import Output, output_of
-from ckptconv.outputs.restore import plan_restored
 from ckptconv.outputs.targets import Target
 
 
@@ -22,5 +22,5 @@ def plan(source: Source, target: Target, options: Options) -> Output:
         raise UsageError(
             f"{target.path} has the name of a file for torch.load, but --like applies only to safetensors."
         )
-    restored = plan_restored(source, target.path, options)
-    return output_of("weights", [source], target, options, (restored.file,), {}, restored.notices, restored)
+    file, restored, notices = plan_restored(source, target.path, options)
+    return output_of("weights", [source], target, options, (file,), {}, notices, restored)

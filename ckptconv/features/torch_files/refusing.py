@@ -1,0 +1,31 @@
+"""The refusal of values whose classes are known only by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ckptconv.errors import CkptconvError, UnsafeError
+from ckptconv.features.torch_files.tree import TorchTree
+from ckptconv.text import some
+
+
+def refusal(path: str, classes: Mapping[str, str], output: str, values: list[Any]) -> UnsafeError:
+    """Return the error for `values` of these `classes`, by name, that `output` holds only if the user says so."""
+    try:
+        TorchTree(values, "keep")
+        may_keep = True
+    except CkptconvError:
+        may_keep = False
+    objects = "an object of a class that is" if len(classes) == 1 else f"{len(classes)} objects of classes that are"
+    return UnsafeError(
+        f"{path} holds {objects} known only by name: {shown(classes)}. Loading {output} runs the code that they name, "
+        "so they are written only on request.",
+        f"Use {'--opaque keep if you trust these names, ' if may_keep else ''}--opaque drop to write everything else, "
+        "or leave them out with --exclude.",
+    )
+
+
+def shown(classes: Mapping[str, str]) -> str:
+    """Return a few of the values with their classes, for a message."""
+    return some(classes.items(), form=lambda item: f"{item[0][:100]!r} ({item[1][:100]})")

@@ -1,0 +1,21 @@
+"""The lines of a report on classes that the way back does not write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ckptconv.features.torch_files import writable
+from ckptconv.pickles.nodes import Global
+from ckptconv.text import some
+
+
+def of_classes(names: Sequence[str], most: int) -> Iterator[str]:
+    """Yield which classes, of those with these full names, are written back only with an option, and which are not
+    written. `most` of them are named."""
+    unlisted = [cls for name in names if writable.unlisted(cls := Global(*name.rpartition(".")[::2]))]
+    reviewed = writable.reviewed(unlisted)
+    known, others = ([cls for cls in unlisted if (cls in reviewed) is wanted] for wanted in (True, False))
+    if known:
+        yield f"safetensors2pt writes back only with --opaque keep: {some(known, most, str)}"
+    if others:
+        yield f"safetensors2pt does not write back: {some(others, most, str)}"

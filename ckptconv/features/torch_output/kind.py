@@ -1,0 +1,23 @@
+"""Files for torch.load as an output: their entry in the table of kinds."""
+
+from __future__ import annotations
+
+from ckptconv.formats.torch import SUFFIXES
+from ckptconv.outputs.kinds import ELSEWHERE, OF_CODES, OF_MODELS, OutputKind, only
+
+KIND = OutputKind(
+    "weights",
+    "file",
+    {
+        **ELSEWHERE,
+        **only("like partial fill", "safetensors, not to a file for torch.load"),
+        **OF_MODELS,
+        **OF_CODES,
+    },
+    {"tied": "has no effect on a .pt file, where the structure record says which tensors share memory"},
+    SUFFIXES,
+    "pt",
+    "ckptconv.features.torch_output.comparing",
+    "ckptconv.features.torch_output.output",
+    "a file for torch.load",
+)
