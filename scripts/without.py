@@ -73,6 +73,11 @@ def copy(name: str, into: Path) -> None:
                 *(rf"\bckptconv {command}\b" for each in left_out for command in commands_of(each)),
                 *(rf"\bckptconv\.{each}\(" for each in public),
                 *(rf"\bckptconv .*{flag}\b|^ +With {flag}," for each in left_out for flag in flags_of(each)),
+                *(
+                    rf"\bckptconv convert [^-\s]\S* \S+\{end}\b"
+                    for each in left_out
+                    for end in listed_by(each, "ENDINGS")
+                ),
             ]
         )
         or "(?!)"
@@ -141,7 +146,8 @@ def commands_of(name: str) -> list[str]:
 
 
 def listed_by(name: str, what: str) -> tuple[str, ...]:
-    """What the feature's `__init__` lists: PAGES in docs, SCRIPTS in scripts, other FILES, features that it NEEDS."""
+    """What the feature's `__init__` lists: PAGES in docs, SCRIPTS in scripts, other FILES, features that it NEEDS, and
+    ENDINGS of the names of outputs that it writes."""
     for node in ast.parse((ROOT / FEATURES / name / "__init__.py").read_text("utf-8")).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == what:
             return tuple(ast.literal_eval(node.value))

@@ -72,12 +72,10 @@ class FormatSuite:
         done(ckptconv_here(self.command, source, output, *QUIETLY, *self.shards, *options))
 
     def output(self, tmp_path: Path) -> Path:
-        """The output's name: .pt files are one file, all others directories of shards."""
-        return tmp_path / ("out.pt" if self.command == "safetensors2pt" else "out")
+        """The output: a directory of shards."""
+        return tmp_path / "out"
 
     def loaded(self, output: Path) -> dict[str, torch.Tensor]:
-        if output.suffix == ".pt":
-            return torch.load(output, weights_only=True)  # type: ignore[no-any-return]
         return load_with_aliases(output)
 
     def test_every_tensor_comes_out_and_verifies(self, checkpoint: Path, tmp_path: Path) -> None:
@@ -140,8 +138,8 @@ class FormatSuite:
                 assert {name: files.read_bytes(name) for name in files} == written
 
     def test_parts_make_what_one_process_makes(self, checkpoint: Path, tmp_path: Path) -> None:
-        if self.command == "safetensors2pt" or "part" not in OPTIONS:
-            pytest.skip("one file, or there are no parts")
+        if "part" not in OPTIONS:
+            pytest.skip("there are no parts")
         self.convert(checkpoint, tmp_path / "whole")
         for part in ("1/2", "0/2"):
             self.convert(checkpoint, tmp_path / "parts", "--part", part)

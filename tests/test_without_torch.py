@@ -45,16 +45,18 @@ smoke.main()
 PLAIN = """
 from ckptconv.cli.main import main
 from ckptconv.options.table import OPTIONS
+from ckptconv.outputs.kinds import NAMED
 from pathlib import Path
 import json, smoke, sys
 
 smoke.write_safetensors(Path("first.safetensors"), {"a.weight": ("F32", [2, 3], bytes(range(24)))})
-PARTS = "pt2safetensors", "model.pt", "parts", "--max-shard-size", "1KB"
+PARTS = "convert", "first.safetensors", "parts", "--max-shard-size", "1KB"
+TORCH = ["pt2safetensors", "model.pt", "again.safetensors"]
 for command in (
     *json.loads(sys.argv[1]),
-    ["safetensors2pt", "first.safetensors", "model.pt"],
+    *([["safetensors2pt", "first.safetensors", "model.pt"], TORCH] if "pt" in NAMED else []),
+    ["convert", "first.safetensors", "again"],
     *([[*PARTS, "--part", "0/1"], ["finish", "parts"]] if "part" in OPTIONS else []),
-    ["pt2safetensors", "model.pt", "again.safetensors"],
 ):
     try:
         main(list(map(str, command)))

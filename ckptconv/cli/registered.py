@@ -55,4 +55,6 @@ DIFFERENCES: dict[str, str] = {
     "reference": "ckptconv.features.like.tables",
 }
 # The modules whose `of_classes(names, most)` yields lines about the classes, known by name only, that an output keeps.
-OF_CLASSES: tuple[str, ...] = ("ckptconv.features.torch_output.classes",)
+OF_CLASSES: tuple[str, ...] = (
+    "ckptconv.features.torch_output.classes",
+)  # fmt: skip

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ckptconv.cli.registered import COMMANDS
+
 from .assemble import (
     DATA,
     FALSE,
@@ -66,9 +68,11 @@ class Case:
 
     @property
     def command(self) -> str:
-        return "safetensors2pt" if self.file.endswith(".safetensors") else "pt2safetensors"
+        return BACK if self.file.endswith(".safetensors") else "pt2safetensors"
 
 
+# The command that converts safetensors: what is kept in them as data could run in a `.pt` file.
+BACK = "safetensors2pt" if "safetensors2pt" in COMMANDS else "convert"
 CASES: dict[str, Case] = {}
 
 

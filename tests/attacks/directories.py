@@ -21,7 +21,7 @@ from .assemble import (
     text,
     zipped,
 )
-from .corpus import CORRUPT, DONE, UNSAFE, UNSUPPORTED
+from .corpus import BACK, CORRUPT, DONE, UNSAFE, UNSUPPORTED
 from .live import SYSTEM, touch
 
 
@@ -45,7 +45,7 @@ class Directory:
         return self.strict or COMMANDS.get(self.family, "pt2safetensors")
 
 
-COMMANDS = {"safetensors set": "safetensors2pt"}
+COMMANDS = {"safetensors set": BACK}
 DIRECTORIES: dict[str, Directory] = {}
 
 

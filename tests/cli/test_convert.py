@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 import ckptconv
 from ckptconv.cli.registered import COMMANDS
+from ckptconv.outputs.kinds import NAMED
 
 WEIGHTS = {"model.a": torch.arange(6.0).reshape(2, 3), "model.b": torch.tensor([1.0, -0.5]), "n": torch.arange(4)}
 NESTED = {"s": {"x": torch.ones(3), "y": torch.zeros(2, 2)}, "epoch": 3}
@@ -39,7 +40,7 @@ def flags_of(command: str) -> set[str]:
 
 
 def test_it_has_every_option_of_the_commands_for_a_format() -> None:
-    for command in ("pt2safetensors", "safetensors2pt", *itertools.chain(*of_features("FORMATS"))):
+    for command in ("pt2safetensors", *itertools.chain(*of_features("FORMATS"))):
         assert flags_of(command) - flags_of("convert") == set(), command
     opening = {"--tag", "--exclude-frozen-parameters", "--master", "--unstack", "--raw", "--inert"}
     for command in itertools.chain(*of_features("CONVERTING")):
@@ -78,18 +79,6 @@ def test_the_index_of_a_set_stands_for_the_set(place: Path) -> None:
     succeeding("pt2safetensors", "in/pytorch_model.bin.index.json", "special")
     succeeding("convert", "in/pytorch_model.bin.index.json", "obvious")
     assert contents(place / "special") == contents(place / "obvious")
-
-
-def test_safetensors_become_a_file_for_torch_if_the_output_is_called_so(place: Path) -> None:
-    torch.save(NESTED, "in.pt")
-    succeeding("convert", "in.pt", "in.safetensors")
-    succeeding("safetensors2pt", "in.safetensors", "back.pt")
-    expected = Path("back.pt").read_bytes()
-    succeeding("convert", "in.safetensors", "back.pt")
-    assert Path("back.pt").read_bytes() == expected
-    for suffix in ("pth", "bin", "ckpt"):
-        succeeding("convert", "in.safetensors", f"back.{suffix}")
-        assert torch.load(f"back.{suffix}")["epoch"] == 3
 
 
 def test_without_an_output_it_is_beside_the_input(place: Path) -> None:
@@ -155,7 +144,7 @@ def test_a_directory_of_several_checkpoints_is_said_to_hold_them(place: Path) ->
 def test_verify_does_not_compare_a_file_with_itself(place: Path) -> None:
     save_file(WEIGHTS, "a.safetensors")
     torch.save(NESTED, "a.pt")
-    for name in ("a.safetensors", "a.pt"):
+    for name in ("a.safetensors", "a.pt") if "pt" in NAMED else ("a.safetensors",):
         assert f"{name} is both SOURCE and OUTPUT." in refused(2, "verify", name, f"./{name}")
 
 
@@ -300,8 +289,7 @@ def test_the_structure_record_stays_true(place: Path) -> None:
     torch.save(NESTED, "in.pt")
     succeeding("convert", "in.pt", "in.safetensors")
     succeeding("convert", "in.safetensors", "cast.safetensors", "--dtype", "bf16", "--verify")
-    succeeding("convert", "cast.safetensors", "back.pt")
-    back = torch.load("back.pt")
+    back = ckptconv.load_state_dict("cast.safetensors")
     assert back["epoch"] == 3
     assert torch.equal(back["s"]["x"], NESTED["s"]["x"].bfloat16())  # type: ignore[index]
     succeeding("convert", "in.safetensors", "shards", "--max-shard-size", "12", "--verify")
@@ -315,26 +303,14 @@ def test_names_given_in_an_earlier_conversion_stay(place: Path) -> None:
     succeeding("convert", "renamed.safetensors", "out.safetensors", "--dtype", "bf16", "--verify")
     assert set(load_file("out.safetensors")) == {"net.x", "net.y"}
     succeeding("verify", "renamed.safetensors", "out.safetensors", "--dtype", "bf16")
-    succeeding("convert", "out.safetensors", "back.pt")
-    assert torch.load("back.pt")["s"].keys() == {"x", "y"}
+    assert ckptconv.load_state_dict("out.safetensors")["s"].keys() == {"x", "y"}
     succeeding("convert", "renamed.safetensors", "again.safetensors", "--rename", "net=t", "--verify")
     assert set(load_file("again.safetensors")) == {"t.x", "t.y"}
-    succeeding("convert", "again.safetensors", "back.pt")
-    assert torch.load("back.pt")["s"].keys() == {"x", "y"}
+    assert ckptconv.load_state_dict("again.safetensors")["s"].keys() == {"x", "y"}
     run = succeeding("convert", "renamed.safetensors", "some.safetensors", "--include", "net.x", "--verify")
     assert "its structure record was left out" in run.err
     assert set(load_file("some.safetensors")) == {"net.x"}
     assert metadata_of(place / "some.safetensors") == {"format": "pt"}
-
-
-def test_a_complex_tensor_is_not_cast_whatever_it_is_called(place: Path) -> None:
-    torch.save({"s": {"z": torch.tensor([1 + 2j]), "w": torch.ones(2)}}, "in.pt")
-    succeeding("convert", "in.pt", "renamed.safetensors", "--rename", "^s=net")
-    succeeding("convert", "renamed.safetensors", "out.safetensors", "--dtype", "bf16", "--verify")
-    succeeding("convert", "out.safetensors", "back.pt")
-    back = torch.load("back.pt")
-    assert torch.equal(back["s"]["z"], torch.tensor([1 + 2j]))
-    assert back["s"]["w"].dtype == torch.bfloat16
 
 
 def test_a_structure_record_that_does_not_fit_is_refused_or_left_out(place: Path) -> None:

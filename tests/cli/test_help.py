@@ -133,7 +133,6 @@ def test_the_output_can_be_named_by_an_option() -> None:
     for words in (
         "convert model.pt -o made.safetensors",
         "pt2safetensors model.pt --output made-too.safetensors",
-        "safetensors2pt made.safetensors -o back.pt",
     ):
         done(ckptconv_here(*words.split()))
         assert Path(words.split()[-1]).exists(), words
@@ -147,7 +146,6 @@ def test_one_output_is_needed_and_no_two() -> None:
     for words, told in (
         *itertools.chain(*of_features("LACKING")),
         ("convert a.pt b.safetensors -o c.safetensors", "OUTPUT is given twice"),
-        ("safetensors2pt a.safetensors", "OUTPUT is missing"),
     ):
         ckptconv_here(*words.split()).refused(2, told)
 
@@ -164,11 +162,8 @@ MEANT = {
     "pt2st": "pt2safetensors",
     "bin-to-safetensors": "pt2safetensors",
     "torch2safetensors": "pt2safetensors",
-    "st2pt": "safetensors2pt",
-    "hf2pt": "safetensors2pt",
     "split": "convert --max-shard-size 5GB",
     "upload": "convert INPUT hf://organization/model",
-    "safetensors-to-torch": "safetensors2pt",
     "check": "verify",
     **{word: meant for words in of_features("MEANT") for word, meant in words.items()},
 }
@@ -202,7 +197,7 @@ def test_options_of_other_programs_are_said_what_they_are_here() -> None:
         "-d": "Name OUTPUT after INPUT.",
     }.items():
         ckptconv_here("convert", "x.pt", option, "1").refused(2, f"There is no option {option}.", said)
-    ckptconv_here("safetensors2pt", "x", "y.pt", "--max-shard-size", "1GB").refused(2, "convert has --max-shard-size")
+    ckptconv_here("verify", "x", "y", "--fsync").refused(2, "convert has --fsync")
     # Nothing is said of an option that the command has not.
     if "part" in OPTIONS:
         assert "--dtype" not in ckptconv_here("finish", "x.pt", "--bf16").refused(2, "no option --bf16")

@@ -52,7 +52,7 @@ class TestShardedSet(FormatSuite):
 
 
 class TestSafetensors(FormatSuite):
-    command, family, shards = "safetensors2pt", "safetensors", ()
+    command, family = "convert", "safetensors"
 
     def write(self, place: Path) -> Path:
         save_file({f"layer{n}": torch.full((250, 300), float(n)) for n in range(3)}, place / "model.safetensors")

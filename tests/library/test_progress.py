@@ -139,8 +139,8 @@ def test_every_call_that_moves_bytes_takes_it(tmp_path: Path) -> None:
         ckptconv.save_state_dict(state, tmp_path / "a.safetensors", progress=bar)
         assert bar.n == bar.total > 4000
         if "part" in OPTIONS:
-            ckptconv.convert(tmp_path / "a.safetensors", tmp_path / "out.pt", part="0/1")
-            ckptconv.finish(tmp_path / "out.pt", checksum=True, progress=bar)
+            ckptconv.convert(tmp_path / "a.safetensors", tmp_path / "out.safetensors", part="0/1")
+            ckptconv.finish(tmp_path / "out.safetensors", checksum=True, progress=bar)
             assert bar.n == bar.total > 4000
 
 

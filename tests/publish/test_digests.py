@@ -25,6 +25,7 @@ import ckptconv
 from ckptconv import convert, verify
 from ckptconv.errors import DifferenceError, FailedError, UsageError
 from ckptconv.options.table import OPTIONS
+from ckptconv.outputs.kinds import NAMED
 from ckptconv.outputs.schema import check_manifest, file_record
 from ckptconv.storage import digests
 
@@ -197,10 +198,11 @@ def test_verify_finds_a_byte_that_only_a_digest_tells(shards: Path, tmp_path: Pa
 def test_verify_finds_a_digest_that_is_not_so(mixed: Path, tmp_path: Path) -> None:
     convert(mixed, tmp_path / "m.safetensors")
     convert(mixed, tmp_path / "out", digest="sha256")
-    convert(tmp_path / "m.safetensors", tmp_path / "back.pt", digest="sha256", manifest=tmp_path / "m.json")
+    back = "back.pt" if "pt" in NAMED else "back.safetensors"
+    convert(tmp_path / "m.safetensors", tmp_path / back, digest="sha256", manifest=tmp_path / "m.json")
     outputs: list[tuple[Path, str, Path, dict[str, Any]]] = [
         (mixed, "out", tmp_path / "out" / MANIFEST, {}),
-        (tmp_path / "m.safetensors", "back.pt", tmp_path / "m.json", {"manifest": tmp_path / "m.json"}),
+        (tmp_path / "m.safetensors", back, tmp_path / "m.json", {"manifest": tmp_path / "m.json"}),
     ]
     for source, output, manifest, asked in outputs:
         sound = manifest.read_text()

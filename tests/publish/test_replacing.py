@@ -165,9 +165,6 @@ convert sharded sharded --max-shard-size 1GB
 convert sharded/model.safetensors.index.json sharded
 convert sharded sharded --overwrite
 convert a.pt g1.safetensors --no-clobber
-convert a.pt a.pt
-convert a.pt -o ./hf/../a.pt --overwrite
-convert a.pt b.pt --no-clobber
 convert g1.safetensors local:///{here}/g1.safetensors --overwrite
 pt2safetensors model.pt
 pt2safetensors bin hf
@@ -178,8 +175,6 @@ convert train.pt new --optimizer hf
 convert train.pt new --optimizer new
 pt2safetensors train.pt new --optimizer hf
 pt2safetensors train.pt -o hf
-safetensors2pt g1.safetensors -o new.pt --manifest a.pt
-safetensors2pt g1.safetensors new.pt --depfile a.pt
 """ + "".join(of_features("REFUSED"))
 
 # What such an error says.
@@ -206,9 +201,6 @@ REASONS = (
 DONE: dict[str, set[str]] = {
     "convert a.pt g1.safetensors": {"g1.safetensors"},
     "convert a.pt -o g1.safetensors": {"g1.safetensors"},
-    "convert g1.safetensors a.pt": {"a.pt"},
-    "convert a.pt b.pt --dtype bf16": {"b.pt"},
-    "convert nested.pt -o b.pt --key nested": {"b.pt"},
     "convert a.pt linked.safetensors": {"hf/model.safetensors"},
     "convert model.pt --overwrite": {"model.safetensors"},
     "convert a.pt configured": set(),
@@ -326,7 +318,6 @@ convert a.pt new
 convert a.pt new --for-hub
 convert a.pt new --max-shard-size 16
 convert a.pt fresh.safetensors --manifest m.json --depfile m.d
-safetensors2pt g1.safetensors new.pt
 pt2safetensors bin
 """ + "".join(of_features("AGAIN"))
 # Without marks, as on some file systems, these have nothing but their bytes: if those change, they have to be named.

@@ -92,7 +92,6 @@ WRITTEN: dict[str, tuple[str, tuple[object, ...]]] = {
     "file": ("x.safetensors", ("convert", "MODEL", "PATH")),
     "directory": ("x", ("convert", "MODEL", "PATH", *SHARDED)),
     "below": ("x", ("convert", "MODEL", "PATH/sub/y.safetensors")),
-    "torch": ("x.pt", ("safetensors2pt", "WEIGHTS", "PATH")),
     "manifest": ("x.json", ("convert", "MODEL", "OWN", "--manifest", "PATH")),
     "depfile": ("x.d", ("convert", "MODEL", "OWN", "--depfile", "PATH")),
     "spool-dir": ("x", ("convert", "PACKED", "OWN", "--spool-dir", "PATH")),
@@ -344,7 +343,7 @@ def test_the_index_of_shards_and_the_pointer_past_a_tag_are_of_the_checkpoint(tm
     ckptconv.convert(seven_shards(tmp_path / "model.pt"), tmp_path / "shards", max_shard_size=1_000_000)
     for source in (tmp_path / "shards", tmp_path / "shards" / INDEX):
         for option in ("--manifest", "--depfile"):
-            run = ckptconv_here("safetensors2pt", source, tmp_path / "back.pt", option, tmp_path / "shards" / INDEX)
+            run = ckptconv_here("convert", source, tmp_path / "back", option, tmp_path / "shards" / INDEX)
             assert run.code == 2, run.err
         for words in PAGES:
             ckptconv_here(*words, tmp_path / "shards" / INDEX, source).refused(2)

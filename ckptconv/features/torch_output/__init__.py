@@ -10,3 +10,5 @@ from __future__ import annotations
 PAGES = ()
 # What it builds on.
 NEEDS = ("torch_files",)
+# How the names of its outputs end in the examples of pages.
+ENDINGS = (".pt",)

@@ -26,7 +26,7 @@ from ckptconv.errors import CorruptError, UsageError
 from ckptconv.features.batch.command import shares
 from ckptconv.features.batch.naming import InputWord, output_paths
 from ckptconv.features.batch.running import SEVERITY, Outcome, first_sentence, table, worst
-from ckptconv.outputs.kinds import FURTHER
+from ckptconv.outputs.kinds import FURTHER, NAMED
 
 WEIGHTS = {"model.a": torch.arange(6.0).reshape(2, 3), "model.b": torch.tensor([1.0, -0.5]), "n": torch.arange(4)}
 NESTED = {"s": {"x": torch.ones(3), "y": torch.zeros(2, 2)}, "epoch": 3}
@@ -74,6 +74,7 @@ def test_who_gives_several_inputs_without_it_is_led_to_it(place: Path) -> None:
     assert "ckptconv convert has --output-name." in refused(2, "pt2safetensors", "a.pt", "--output-name", "y")
 
 
+@pytest.mark.skipif("pt" not in NAMED, reason="no feature writes .pt files")
 def test_files_for_torch_are_made_of_several_too(place: Path) -> None:
     for name in ("m", "n"):
         save_file(WEIGHTS, f"{name}.safetensors")

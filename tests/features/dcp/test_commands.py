@@ -63,7 +63,7 @@ def test_options_of_another_kind_are_said_which_kind_they_are_for() -> None:
     words = ["convert", "m.safetensors", "x"]
     if "zero_stage" in OPTIONS:
         ckptconv_here(*words, "--to", "dcp", "--zero-stage", "3").refused(2, "--to universal")
-    ckptconv_here(*words, "--to", "pt", "--chunks", "3").refused(2, "--to dcp")
+    ckptconv_here(*words, "--to", "safetensors", "--chunks", "3").refused(2, "--to dcp")
     Path("m.pt").touch()
     ckptconv_here("verify", "m.safetensors", "m.pt", "--to", "dcp").refused(2, "m.pt is the name of a file")
     ckptconv_here("pt2safetensors", "m.pt", "x", "--to", "dcp").refused(2, "ckptconv convert has --to")
@@ -82,7 +82,8 @@ def test_parts_and_plans_are_of_the_kind() -> None:
 
 def test_strict_spellings_take_their_own_kinds() -> None:
     save_file(WEIGHTS, "m.safetensors")
-    said = ckptconv_here("safetensors2dcp", "m.safetensors", "x", "--to", "pt").refused(2, "'pt'; it may be dcp")
+    words = "safetensors2dcp", "m.safetensors", "x", "--to", "safetensors"
+    said = ckptconv_here(*words).refused(2, "'safetensors'; it may be dcp")
     assert "universal" not in said
 
 

@@ -243,7 +243,7 @@ def test_a_single_file_of_it_is_explained(command: str, tmp_path: Path) -> None:
     assert "dcp2safetensors" in run.err or "Give the directory" in run.err
 
 
-@every("command", sorted({"pt2safetensors", "safetensors2pt"}.union(*of_features("FORMATS")) - {"dcp2safetensors"}))
+@every("command", sorted({"pt2safetensors"}.union(*of_features("FORMATS")) - {"dcp2safetensors"}))
 @every("name", [".", ".metadata"])
 def test_other_commands_name_the_right_one(command: str, name: str, tmp_path: Path) -> None:
     checkpoint = checkpoint_of("fsdp2_w2_nested")

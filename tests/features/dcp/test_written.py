@@ -646,7 +646,7 @@ REFUSED_REFERENCES: list[tuple[list[object], str]] = [
         *(REFUSED_REFERENCES if "like" in OPTIONS else []),
         (["--to", "dcp-hf", "--max-shard-size", "1GB"], "--max-shard-size"),
         (["--states", DCP / "nowhere"], "does not exist"),
-        (["--to", "pt"], "dcp"),
+        (["--to", "safetensors"], "dcp"),
     ],
 )
 def test_options_that_cannot_be_met_are_refused(options: list[object], words: str, tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ def test_a_name_in_an_index_on_a_server_does_not_lead_out_of_its_directory(name:
     (inside / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": name}}))
     with http_server(tmp_path) as proxy:
         with pytest.raises(UnsafeError, match="is outside its directory"):
-            convert(f"{proxy.endpoint}/inside/model.safetensors.index.json", tmp_path / "out.pt")
+            convert(f"{proxy.endpoint}/inside/model.safetensors.index.json", tmp_path / "out.safetensors")
         assert all(asked.path.startswith("/inside/model.safetensors.index.json") for asked in proxy.asked)
 
 
@@ -163,7 +163,7 @@ def test_odd_names_that_mean_themselves_are_read_here_and_from_a_server(tmp_path
             save_file({f"w{number}": torch.ones(3)}, place / name)
         index = {"weight_map": {f"w{number}": name for number, name in enumerate(names)}}
         (place / "model.safetensors.index.json").write_text(json.dumps(index))
-        convert(place, tmp_path / f"{root}.pt")
+        convert(place, tmp_path / f"{root}.safetensors")
         if root == "both":
             with http_server(tmp_path) as files:
-                convert(f"{files.endpoint}/{root}/model.safetensors.index.json", tmp_path / "far.pt")
+                convert(f"{files.endpoint}/{root}/model.safetensors.index.json", tmp_path / "far.safetensors")

@@ -77,7 +77,7 @@ def test_a_server_without_ranges_is_read_once_from_beginning_to_end(model: Path,
 
 def test_a_server_without_ranges_cannot_give_a_set_of_files(plain: Path, tmp_path: Path) -> None:
     with http_server(plain, ranges=False) as files, pytest.raises(FailedError, match="only whole files"):
-        convert(f"{files.endpoint}/plain/model.safetensors.index.json", tmp_path / "out.pt")
+        convert(f"{files.endpoint}/plain/model.safetensors.index.json", tmp_path / "out.safetensors")
 
 
 def test_a_file_that_is_not_served_and_a_server_that_is_not_there(

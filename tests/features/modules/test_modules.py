@@ -22,6 +22,7 @@ from ckptconv import load_state_dict
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
 from ckptconv.features.modules.whole import taken
 from ckptconv.formats.detect import open_source
+from ckptconv.outputs.kinds import NAMED
 from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.structure.keymap import flatten
 from ckptconv.tensors.dtypes import DTYPES
@@ -209,8 +210,9 @@ def test_a_module_is_its_state_dict(kind: str, tmp_path: Path) -> None:
     assert run.json["opaque"] == []
     compare(load_state_dict(tmp_path / "out.safetensors"), theirs)
     assert ckptconv_here("verify", path, tmp_path / "out.safetensors").code == 0
-    assert ckptconv_here("safetensors2pt", tmp_path / "out.safetensors", tmp_path / "back.pt").code == 0
-    compare(torch.load(tmp_path / "back.pt", weights_only=True), theirs)
+    if "pt" in NAMED:
+        assert ckptconv_here("safetensors2pt", tmp_path / "out.safetensors", tmp_path / "back.pt").code == 0
+        compare(torch.load(tmp_path / "back.pt", weights_only=True), theirs)
 
 
 def test_ties_are_stored_once_under_the_first_name(tmp_path: Path) -> None:

@@ -80,10 +80,7 @@ def test_other_commands_name_the_one_that_takes_it(site: Path, tmp_path: Path) -
     install(site, MODULE)
     path = a_vector(tmp_path / "a.vec")
     formats = (pair for commands in of_features("FORMATS") for pair in commands.items())
-    for command, output in (
-        *formats,
-        ("safetensors2pt", "out.pt"),
-    ):
+    for command, output in formats:
         run = ckptconv_here(command, path, tmp_path / output)
         run.refused(2, f"{path} is a file of one vector.", f"Use: ckptconv pt2safetensors {path}")
 

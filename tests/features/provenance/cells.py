@@ -16,12 +16,12 @@ ROWS_OF_KINDS: dict[str, tuple[Any, ...]] = {"attest": ("hhhh", {"attest": "atte
 _MAKING = {
     "average": "average g1.safetensors g2.safetensors -o new.safetensors",
     "merge": "merge base ad1 -o new.safetensors",
+    "safetensors2pt": "safetensors2pt g1.safetensors new.pt",
 }
 _OF_RANKS = {"dcp2safetensors": "dcp2safetensors dcp new", "safetensors2dcp": "safetensors2dcp g1.safetensors new"}
 REFUSED = """\
 convert a.pt new.safetensors --digest sha256 --attest notes.md
 pt2safetensors a.pt new.safetensors --digest sha256 --attest g1.safetensors
-safetensors2pt g1.safetensors new.pt --digest sha256 --attest a.pt
 """ + "".join(
     f"{words} --digest sha256 --attest {name}\n"
     for name, commands in (("a.pt", _MAKING), ("notes.md", _OF_RANKS))

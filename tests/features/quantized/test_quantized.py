@@ -28,7 +28,7 @@ from ckptconv.features.quantized.table import NOT_READ
 from ckptconv.features.quantized.words import ELSEWHERE
 from ckptconv.formats.registered import DESCRIBING
 from ckptconv.options.table import OPTIONS
-from ckptconv.outputs.kinds import CHECKPOINTS
+from ckptconv.outputs.kinds import CHECKPOINTS, NAMED
 
 NAME = "model.layers.0.self_attn.q_proj.weight"
 SCALE = f"{NAME}_scale_inv"
@@ -1042,7 +1042,8 @@ def test_what_is_read_is_read_through_links(tmp_path: Path) -> None:
 def test_a_cast_of_quantized_weights_is_refused(weight: str, scale: str, tmp_path: Path) -> None:
     state = {weight: torch.ones(2, 2).to(torch.float8_e4m3fn), scale: torch.ones(1), "bare.weight": torch.ones(2)}
     torch.save(state, tmp_path / "x.pt")
-    for source, output in (("x.pt", "x.safetensors"), ("x.safetensors", "y.pt")):
+    back = [("x.safetensors", "y.pt")] if "pt" in NAMED else []
+    for source, output in (("x.pt", "x.safetensors"), *back):
         command = "pt2safetensors" if source == "x.pt" else "safetensors2pt"
         refused = ckptconv_here(command, "--dtype", "bfloat16", tmp_path / source, tmp_path / f"cast.{output}")
         assert refused.code == 2

@@ -11,9 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from attacks.assemble import archive, called, mapped, name, number, pickled, raw, several, text
+from attacks.assemble import called, mapped, name, number, pickled, raw, several, text
 from cells import of_features
-from checkpoints import ckptconv_here
 from features.scan.unknown import COMPRESSED, FILES, HIDDEN, RUNNERS, SQUEEZED, evaluated, joblib_file
 from features.scan.verdicts import fails, found
 
@@ -147,19 +146,6 @@ def test_nothing_that_a_description_names_is_opened(tmp_path: Path, monkeypatch:
         (scanned,) = ckptconv.scan(tmp_path / file).files
         assert [finding.rule for finding in scanned.findings] == ["reads-elsewhere"]
         assert not any("somewhere" in path for path in asked)
-
-
-def test_a_conversion_says_what_the_way_back_does_not_write(tmp_path: Path) -> None:
-    (tmp_path / "x.pt").write_bytes(archive(evaluated(str(tmp_path / "canary"))))
-    run = ckptconv_here("convert", tmp_path / "x.pt", tmp_path / "x.safetensors")
-    assert run.code == 0
-    assert "safetensors2pt does not write back: typing.ForwardRef, typing._eval_type" in run.out
-    for options in ([], ["--opaque", "keep"]):
-        refused = ckptconv_here("safetensors2pt", *options, tmp_path / "x.safetensors", tmp_path / "y.pt")
-        assert refused.code == 3
-        assert "--opaque keep" not in refused.err
-    assert ckptconv.scan(tmp_path / "x.pt").verdict == "unknown"
-    assert not (tmp_path / "canary").exists()
 
 
 @pytest.mark.parametrize(

@@ -24,3 +24,37 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
         {option: outcome for outcome, options in _OUTCOMES.items() for option in options.split()},
     )
 }
+
+# --------------------------------------------------------------------------------------------------- what is replaced
+
+REFUSED = """\
+convert a.pt a.pt
+convert a.pt -o ./hf/../a.pt --overwrite
+convert a.pt b.pt --no-clobber
+safetensors2pt g1.safetensors -o new.pt --manifest a.pt
+safetensors2pt g1.safetensors new.pt --depfile a.pt
+"""
+DONE: dict[str, set[str]] = {
+    "convert g1.safetensors a.pt": {"a.pt"},
+    "convert a.pt b.pt --dtype bf16": {"b.pt"},
+    "convert nested.pt -o b.pt --key nested": {"b.pt"},
+}
+AGAIN = """\
+safetensors2pt g1.safetensors new.pt
+"""
+# What a command writes to a directory that others write to: the name, and its words.
+WRITTEN: dict[str, tuple[str, tuple[object, ...]]] = {"torch": ("x.pt", ("safetensors2pt", "WEIGHTS", "PATH"))}
+
+# ------------------------------------------------------------------------------------------------------- the commands
+
+# The command for a format, and the name of its output.
+FORMATS = {"safetensors2pt": "out.pt"}
+COMMANDS = ["safetensors2pt"]
+READERS = {"safetensors2pt": (True, False)}
+# The command, and what it is called with.
+WAYS = {"safetensors2pt": [["model.safetensors", "again.pt"], ["model.safetensors", "again.pt", "--opaque", "drop"]]}
+# Commands that name their output by an option, last; those that lack one.
+NAMED = [(None, "safetensors2pt a.safetensors -o back.pt")]
+LACKING = [("safetensors2pt a.safetensors", "OUTPUT is missing")]
+# Words that lead to the command.
+MEANT = dict.fromkeys(("st2pt", "hf2pt", "safetensors-to-torch"), "safetensors2pt")

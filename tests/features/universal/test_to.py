@@ -44,12 +44,12 @@ def test_it_is_planned_and_made_in_parts() -> None:
 
 
 def test_it_stands_beside_other_outputs_but_not_beside_one_of_its_own() -> None:
-    done(ckptconv_here(*convert("x", "--to", "pt", "--universal", "u")))
-    assert Path("x").is_file()
+    done(ckptconv_here(*convert("x", "--to", "safetensors", "--universal", "u")))
+    assert Path("x/model.safetensors").is_file()
     assert Path("u").is_dir()
     for to in ("universal", *CHECKPOINTS):
         ckptconv_here(*convert("y", "--to", to, "--universal", "z")).refused(2, "two outputs")
-    ckptconv_here(*convert("--to", "pt", "--universal", "z")).refused(2, "OUTPUT is missing")
+    ckptconv_here(*convert("--to", "safetensors", "--universal", "z")).refused(2, "OUTPUT is missing")
 
 
 def test_it_is_made_of_one_input_and_has_a_name() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import shutil
@@ -65,14 +64,16 @@ def test_nested_state_comes_back_whole(tmp_path: Path) -> None:
     torch.save(state, tmp_path / "x.pt")
     for options in ((), ("--max-shard-size", "10B")):
         made = described(tmp_path / "x.pt", tmp_path / "x.virtual.json", *options)
-        assert ckptconv_here("safetensors2pt", made, tmp_path / "back.pt").code == 0
-        back = torch.load(tmp_path / "back.pt", weights_only=True)
-        assert torch.equal(back["model"]["a"], state["model"]["a"])  # type: ignore[index,call-overload]
+        back = ckptconv.load_state_dict(made)
+        assert torch.equal(back["model"]["a"], state["model"]["a"])
         assert (back["step"], back["names"]) == (7, ["x", ("y",)])
         assert back["tied"][0].data_ptr() == back["tied"][1].data_ptr()
 
 
-@every("command", ["pt2safetensors", "zero-to-fp32", *itertools.chain(*of_features("FORMATS"))])
+READING = [name for more in of_features("FORMATS") for name, output in more.items() if output.endswith(".safetensors")]
+
+
+@every("command", ["pt2safetensors", "zero-to-fp32", *READING])
 def test_every_command_reads_it(command: str, zero: Path, tmp_path: Path) -> None:
     made = described(zero, zero.with_name(f"{command}.virtual.json"))
     assert ckptconv_here(command, made, tmp_path / "out.safetensors").code == 0

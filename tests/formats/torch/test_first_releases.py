@@ -30,6 +30,7 @@ from compare import same
 from effort import every
 from safetensors.torch import load_file
 
+import ckptconv
 from ckptconv.formats.torch.file import read_torch
 
 STORED = several(text("storage"), name("torch", "FloatStorage"), text("0"), text("cpu"), number(6), NONE) + b"Q"
@@ -84,15 +85,14 @@ def test_what_torch_reads_of_them_is_what_we_read(case: str, tmp_path: Path) -> 
 
 @every("case", SOUND)
 def test_they_are_converted_and_go_back(case: str, tmp_path: Path) -> None:
-    path, flat, back = (tmp_path / file for file in ("model.pt", "model.safetensors", "back.pt"))
+    path, flat = (tmp_path / file for file in ("model.pt", "model.safetensors"))
     path.write_bytes(state_dict(SOUND[case]))
     run = done(ckptconv_here("pt2safetensors", path, flat, "--verify", "--json"))
     assert run.json["opaque"] == []
     assert list(run.json["aliases"]) == ["tied"]
     theirs = torch_loaded(path)
     assert torch.equal(load_file(flat)["w"], theirs["w"])
-    assert ckptconv_here("safetensors2pt", flat, back).code == 0
-    again = torch.load(back, weights_only=True)
+    again = ckptconv.load_state_dict(flat)
     assert type(again["w"]) is type(theirs["w"])
     assert again["w"].requires_grad == theirs["w"].requires_grad
     assert torch.equal(again["w"], theirs["w"])
