@@ -241,19 +241,19 @@ MUTANTS = [
         "tests/outputs/test_kinds.py -k structure",
     ),
     Mutant(
-        "publish/replacing",
+        "publish/present",
         "        if not self._options.clobber:\n            raise",
         "        if False:\n            raise",
         "tests/outputs/test_kinds.py -k clobber",
     ),
     Mutant(
-        "publish/replacing",
+        "publish/present",
         "        if claim.is_like(file_made_as(place, claim.made_as)):",
         "        if True:",
         "tests/publish/test_replacing.py -k not_replaced",
     ),
     Mutant(
-        "publish/replacing",
+        "publish/present",
         "        if foreign:\n            raise _foreign(claim.path",
         "        if False:\n            raise _foreign(claim.path",
         "tests/publish/test_replacing.py -k not_replaced",

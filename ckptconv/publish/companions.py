@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from importlib import import_module
 
-from ckptconv.formats.model_directory import ADAPTER_CONFIG, CONFIG, is_companion_name
+from ckptconv.formats.model_directory import ADAPTER_CONFIG, CONFIG
 from ckptconv.formats.registered import LEAVING
 from ckptconv.formats.source import ADAPTER, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.computed import ways_of
 from ckptconv.outputs.kinds import is_set
 from ckptconv.outputs.targets import Target, is_beside
-from ckptconv.publish.earlier import Directory
 from ckptconv.storage import stores
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import dirname, is_remote
@@ -61,7 +60,11 @@ def _accompanied(source: Source, target: Target, options: Options) -> tuple[Sour
     # in that of a reference, nothing is removed.
     is_near = is_beside(target.path, [origin for origin in (source, source.reference) if origin])
     is_known = not is_near and (not is_remote(target.path) or (bool(origins) and not is_set("part", options)))
-    earlier = earlier_companions(directory) if is_known else {}
+    earlier: Mapping[str, File] = {}
+    if is_known and directory.kind == "directory":
+        from ckptconv.publish.earlier import companions_in
+
+        earlier = companions_in(directory)
     goal = target._replace(replaces=frozenset(earlier))
     if origins:
         from ckptconv.publish.copying import with_companions
@@ -90,9 +93,3 @@ def _wanted(origin: Source, source: Source, options: Options) -> Collection[str]
     does not find an adapter: that file is copied without an option."""
     is_unasked = options.copy_config is None and origin is source and not stores.at(origin.path).repository
     return [ADAPTER_CONFIG] if is_unasked and origin.stem == ADAPTER else None
-
-
-def earlier_companions(directory: Location) -> Mapping[str, File]:
-    """Return the companions that an earlier output copied to `directory`, and that are unchanged."""
-    there = Directory(directory)
-    return {name: there.names[name].file for name in there.names if is_companion_name(name) and there.made_as(name)}

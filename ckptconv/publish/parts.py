@@ -68,7 +68,7 @@ class PlanDescription(NamedTuple):
     `kind` is that of the output, as `Target.form` has it. The files were assigned to `parts` parts with `shift`,
     as in `assign`. `heading` is that of the manifest. `files` are (name, size in bytes, number of
     tensors). `inputs` are its input files: [path, size in bytes, stamp] by name. `permissions` name the files that it
-    may replace, as `publish.replacing.Claim` has them.
+    may replace, as `publish.claims.Claim` has them.
     """
 
     plan_id: str

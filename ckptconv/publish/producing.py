@@ -22,9 +22,10 @@ from ckptconv.outputs.messages import is_inert, notes_of, warnings_of
 from ckptconv.outputs.planning import Output, check_growth, check_size
 from ckptconv.outputs.targets import files_behind, named_inputs
 from ckptconv.process import peak_rss
+from ckptconv.publish.claims import claim_of
 from ckptconv.publish.parts import files_of, part_of
 from ckptconv.publish.publish import Done, Hooks, Inputs, Verifier, last_path, publish
-from ckptconv.publish.replacing import Replacing, Spared, claim_of, inputs_behind
+from ckptconv.publish.replacing import Replacing, Spared, inputs_behind
 from ckptconv.publish.staging.local import LocalStaging
 from ckptconv.publish.statements import needing_inputs, requested
 from ckptconv.result import OutputFile, Report

@@ -15,7 +15,7 @@ from ckptconv.formats.training import model_alone
 from ckptconv.options.option import checked
 from ckptconv.options.table import Options
 from ckptconv.process import no_garbage
-from ckptconv.publish.replacing import taken_for_input
+from ckptconv.publish.present import taken_for_input
 from ckptconv.result import Report
 from ckptconv.storage.files import look
 from ckptconv.storage.paths import listed, normalize

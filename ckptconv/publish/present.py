@@ -1,0 +1,208 @@
+"""Decides whether files that exist may be replaced by outputs: the rules of `replacing` but for those about inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from ckptconv.errors import FailedError, UsageError
+from ckptconv.formats.checkpoint_names import is_of_checkpoint
+from ckptconv.formats.model_directory import is_companion_name
+from ckptconv.formats.run_names import TREES
+from ckptconv.outputs.targets import MANIFEST, is_output_name, kind_of_directory
+from ckptconv.publish.claims import NEW_NAME, Claim
+from ckptconv.publish.earlier import UNFINISHED, Directory, file_made_as
+from ckptconv.storage.handles import HIDDEN
+from ckptconv.storage.location import Location
+from ckptconv.storage.paths import basename, join
+from ckptconv.storage.reading import REQUESTS
+from ckptconv.text import LastWord, some
+
+if TYPE_CHECKING:
+    from ckptconv.options.table import Options
+
+_NEW_DIRECTORY = "Give a directory that does not exist yet."
+# Bytes of a planned file that are compared at a time with one that exists.
+_UNIT, _MEMORY = 512 << 10, 8 << 20
+
+
+class Present:
+    """Checks what exists at the places of outputs, and of files next to them. It remembers files that it compared byte
+    for byte, for the second check just before the commit.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._options, self._stores = options, dict(options.storage_options)
+        self._same: set[tuple[str, str]] = set()
+
+    def check(self, claim: Claim, place: Location) -> None:
+        """Raise UsageError if what lies at the place of a claim may not be replaced."""
+        if claim.form == "file":
+            self._check_file(claim, place)
+        elif claim.form in TREES:
+            self._check_tree(claim, place)
+        else:
+            self._check_directory(claim, place)
+
+    def check_written(self, place: Location, option: str, kind: str) -> None:
+        """Raise UsageError if the file at `place` was not written for `option`, as a file of this kind."""
+        self._check_clobber(place.path)
+        if not self._options.overwrite and file_made_as(place, kind) != kind:
+            raise UsageError(
+                f"{option} would replace {place.path}, which ckptconv did not write for {option}.",
+                NEW_NAME,
+            )
+
+    # ---- single files
+
+    def _check_file(self, claim: Claim, place: Location) -> None:
+        self._check_clobber(claim.path)
+        if claim.is_like(file_made_as(place, claim.made_as)):
+            return
+        if self._is_as_planned(claim, claim.names[0], place):
+            return
+        if claim.proposed is None or isinstance(claim.proposed, LastWord):
+            raise taken_for_input(claim.path)
+        raise UsageError(
+            f"{claim.path} exists, and is not recognised as an earlier output of this kind. It is replaced only if you "
+            "name it as OUTPUT.",
+            claim.proposed.hint,
+        )
+
+    def _check_clobber(self, path: str) -> None:
+        if not self._options.clobber:
+            raise FailedError(f"{path} exists, and --no-clobber forbids replacing it.")
+
+    def _is_as_planned(self, claim: Claim, name: str, place: Location) -> bool:
+        """Whether a file that exists has the very bytes that are to be written, so that nothing is lost."""
+        file, entry = claim.plans.get(name), place.entry
+        if file is None or entry.kind != "file" or entry.file.size != file.size:
+            return False
+        if (entry.file.path, entry.file.stamp) in self._same:
+            return True
+        from ckptconv.engine.ranges import FileBytes
+        from ckptconv.storage.packed import SpoolingReaders
+
+        with SpoolingReaders(self._stores, self._options.spool_dir) as readers, place.open_reader() as reader:
+            try:
+                planned = FileBytes(file, readers, self._stores)
+            except ValueError:
+                return False
+            at = 0
+            for piece in planned.read(0, file.size, unit=_UNIT, memory=_MEMORY, requests=REQUESTS):
+                if reader.read_at(at, len(piece)) != piece:
+                    return False
+                at += len(piece)
+        self._same.add((entry.file.path, entry.file.stamp))
+        return True
+
+    # ---- directories
+
+    def _check_directory(self, claim: Claim, place: Location) -> None:
+        directory, is_ours = Directory(place), kind_of_directory(claim.form).is_file
+        present = next((name for name in directory.names if is_output_name(name) or is_ours(name)), "")
+        if present:
+            self._check_clobber(join(claim.path, present))
+        visible = [name for name in directory.names if not name.startswith(HIDDEN)]
+        if (
+            isinstance(claim.proposed, LastWord)
+            and visible
+            and not any(claim.is_like(directory.made_as(name)) for name in visible)
+        ):
+            raise taken_for_input(claim.path)
+        others, foreign = [], []
+        # `publish.companions` decides of companions.
+        for name in (name for name in visible if not is_companion_name(name)):
+            is_written = name in claim.names or is_ours(name)
+            if is_written or not (claim.beside or name in claim.read or not is_of_checkpoint(directory.place, name)):
+                earlier = self._made_as(claim, directory, name)
+                if not earlier:
+                    foreign.append(name)
+                elif earlier.partition("/")[0] not in (claim.kind, UNFINISHED):
+                    others.append(name)
+        if claim.overwrite:
+            foreign, others = [*filter(claim.is_mixed_with, [*foreign, *others])], []
+        if foreign:
+            raise _foreign(claim.path, foreign, claim.overwrite)
+        if others:
+            raise UsageError(
+                f"{claim.path} holds {others[0]}, from an output of another kind: two outputs in one directory would "
+                "be read as one.",
+                _NEW_DIRECTORY,
+            )
+
+    def check_within(self, place: Location, claims: Sequence[Claim]) -> None:
+        """Raise UsageError if the directory at `place`, in which some outputs are to lie, holds files of other
+        programs."""
+        directory = Directory(place)
+        inside = {basename(claim.path) for claim in claims}.union(*(claim.read for claim in claims))
+        visible = [name for name in directory.names if not name.startswith(HIDDEN) and name not in inside]
+        foreign = [name for name in visible if is_of_checkpoint(directory.place, name)]
+        foreign = [name for name in foreign if not self._made_as(claims[0], directory, name)]
+        if claims[0].overwrite:
+            foreign = [*filter(claims[0].is_mixed_with, foreign)]
+        if foreign:
+            raise _foreign(place.path, foreign, claims[0].overwrite)
+
+    def _made_as(self, claim: Claim, directory: Directory, name: str) -> str:
+        """Return the kind of the entry `name` if this program wrote it. A file with the very bytes that are to be
+        written counts as written by it."""
+        if directory.names[name].kind == "directory":
+            return claim.made_as if Directory(directory.place.child(name)).manifest else ""
+        earlier = directory.made_as(name)
+        if not earlier and name in claim.plans and self._is_as_planned(claim, name, directory.place.join(name)):
+            return claim.made_as
+        return earlier or (UNFINISHED if directory.is_being_made and name in claim.names else "")
+
+    def _check_tree(self, claim: Claim, place: Location) -> None:
+        if place.kind not in ("directory", "missing"):
+            raise UsageError(f"{claim.path} is a file, but the output needs a directory.")
+        directory = Directory(place)
+        if not self._options.clobber and directory.names:
+            self._check_clobber(claim.path)
+        for name in _files_below(directory.place) if directory.names else ():
+            # The file that names the tree lies next to it.
+            is_written = name in claim.names and name != TREES[claim.form]
+            is_ours = directory.made_as(name) in (claim.made_as, UNFINISHED) or (directory.is_being_made and is_written)
+            if not is_ours and not (claim.overwrite and is_written):
+                raise UsageError(
+                    f"{claim.path} would be replaced as a whole, but holds files of another kind, such as {name}.",
+                    _NEW_DIRECTORY,
+                )
+        from ckptconv.publish.pointer import check_pointer  # of few outputs
+
+        check_pointer(claim.path, claim.form, claim.made_as, claim.overwrite, self._stores)
+
+
+def _foreign(path: str, names: Sequence[str], overwrite: bool) -> UsageError:
+    """Return the error for a directory that holds `names`, which this program did not write."""
+    if overwrite:
+        return UsageError(
+            f"{path} holds {names[0]}, which --overwrite does not replace: programs would read it together with the "
+            "output.",
+            "Remove it, or give a directory that does not exist yet.",
+        )
+    return UsageError(
+        f"{path} holds {some(names, 3, str)}, which ckptconv did not write: an output there would replace these files, "
+        "or be read together with them.",
+        f"{_NEW_DIRECTORY} --overwrite replaces files with the names of output files.",
+    )
+
+
+def taken_for_input(path: str) -> UsageError:
+    """Return the error for a last word that is no OUTPUT."""
+    return UsageError(
+        f"{path} exists, and is not an earlier output of this command, so it is read as another input, and OUTPUT is "
+        "missing.",
+        "Give OUTPUT with -o.",
+    )
+
+
+def _files_below(place: Location, above: str = "") -> Iterator[str]:
+    """Yield the names of the files below a directory, but for those of stagings."""
+    for name, entry in place.names.items():
+        if entry.kind == "directory":
+            if not name.startswith(HIDDEN):
+                yield from _files_below(place.child(name), f"{above}{name}/")
+        elif above or name != MANIFEST:
+            yield above + name
