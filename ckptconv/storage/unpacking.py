@@ -12,7 +12,6 @@ import threading
 import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from importlib import import_module
-from typing import NamedTuple
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError, damaged
 from ckptconv.storage.crc import crc32, crc32c
@@ -207,33 +206,6 @@ class PackedReader(Reader):
 
     def fill(self, offset: int, buffers: Sequence[memoryview]) -> None:
         self._contents.fill(self.file, offset, buffers)
-
-
-class Ends(NamedTuple):
-    """Facts of an unpacked file: its size, its CRC-32, and its first and last bytes."""
-
-    size: int
-    crc: int
-    head: bytes
-    tail: bytes
-
-
-def ends_of(file: File, reader: Reader, keep: int, most: int) -> Ends:
-    """Unpack a packed file of unknown size, and keep `keep` bytes of either end (a little more of the tail).
-
-    Raises LimitError if it has more than `most` bytes, CorruptError if it cannot be unpacked.
-    """
-    assert file.packed is not None
-    head, tail = bytearray(), b""
-    size = crc = 0
-    for data in UNPACKING[file.packed.method](file, file.packed, reader):
-        size += len(data)
-        if size > most:
-            raise LimitError(f"{file.path} is damaged: it unpacks to more than {most} bytes, the limit.")
-        crc = crc32(data, crc)
-        head += data[: max(keep - len(head), 0)]
-        tail = (tail + data)[-max(keep, len(data)) :]
-    return Ends(size, crc, bytes(head), tail)
 
 
 def content_of(file: File, reader: Reader, most: int) -> bytes:

@@ -18,8 +18,6 @@ from ckptconv.storage.zip_directory import (
     END,
     END64,
     END64_SIGNATURE,
-    END_RECORDS,
-    END_SIGNATURE,
     ENTRY,
     ENTRY_SIGNATURE,
     LOCAL_HEADER,
@@ -57,21 +55,6 @@ def ends_as_zip(reader: Reader, after: int = 0) -> bool:
     # At the offset it states, or directly before the end record if something was put before the archive.
     places = directory.start, directory.end - directory.size
     return any(place >= 0 and _part(reader, place, len(ENTRY_SIGNATURE)) == ENTRY_SIGNATURE for place in places)
-
-
-def start_of_last(reader: Reader, end: int) -> int | None:
-    """Return where the archive begins that ends at byte `end`, without a comment; None if there is none."""
-    tail = _part(reader, max(end - END_RECORDS, 0), min(end, END_RECORDS))
-    if tail[-END.size : -END.size + 4] != END_SIGNATURE:
-        return None
-    _, _, _, _, _, size, start, _ = END.unpack(tail[-END.size :])
-    above = END.size
-    if len(tail) == END_RECORDS and tail.startswith(END64_SIGNATURE):
-        size, start = END64.unpack_from(tail)[8:]
-        above = END_RECORDS
-    # A directory states its place from the beginning of its own archive.
-    begin = end - above - size - start
-    return begin if begin >= 0 and _part(reader, begin, len(LOCAL_SIGNATURE)) == LOCAL_SIGNATURE else None
 
 
 class _Found(NamedTuple):

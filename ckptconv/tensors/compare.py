@@ -12,21 +12,6 @@ if TYPE_CHECKING:
 
     Mask: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
 
-# Words that are compared before all others.
-_SOON = 1 << 12
-
-
-def same(left: memoryview | bytes, right: memoryview | bytes) -> bool:
-    """Whether two runs of bytes, of one length, are equal."""
-    import numpy as np
-
-    whole = len(left) // 8
-    first, second = (np.frombuffer(data, "u8", whole) for data in (left, right))
-    # Unequal runs mostly differ soon.
-    return all((first[part] == second[part]).all() for part in (slice(_SOON), slice(_SOON, None))) and (
-        left[8 * whole :] == right[8 * whole :]
-    )
-
 
 def differing(left: memoryview | bytes, right: memoryview | bytes, itemsize: int) -> Mask:
     """Return for each element, of `itemsize` bytes, whether its bits differ. Both have the same length."""

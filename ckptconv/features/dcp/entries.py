@@ -226,7 +226,7 @@ class Entries:
             )
         packed = Packed(reader.file, place.offset, place.length, None, "zstandard")
         file = File(f"{reader.file.path} (entry at byte {place.offset})", 0, reader.file.stamp, packed)
-        from ckptconv.storage.unpacking import ends_of  # few checkpoints are compressed
+        from ckptconv.features.dcp.ends import ends_of  # few checkpoints are compressed
 
         # Decompression takes time, and an entry may lie about its size: the size of the files bounds all of it
         # together.

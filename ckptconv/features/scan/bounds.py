@@ -15,9 +15,10 @@ from ckptconv.features.scan.seekable import Seekable
 from ckptconv.formats.torch.consecutive import LongError, Pickles
 from ckptconv.formats.torch.zip import PICKLE
 from ckptconv.pickles.vocabulary import WHOLE_TREES
-from ckptconv.storage import zip_elsewhere
+from ckptconv.storage import LOCAL_SIGNATURE, zip_elsewhere
 from ckptconv.storage.inside import leads_out
 from ckptconv.storage.reading import Reader
+from ckptconv.storage.zip_directory import END, END64, END64_SIGNATURE, END_RECORDS, END_SIGNATURE
 from ckptconv.text import brief
 
 # The most members of a tar archive that are judged.
@@ -148,6 +149,21 @@ def _check_inside(member: tarfile.TarInfo, path: str) -> None:
     why = leads_out(posixpath.normpath(member.name)) or (aim and leads_out(posixpath.normpath(aim)))
     if why and (member.isreg() or member.islnk() or member.issym()):
         raise UnsafeError(f"{path} has the member {brief(member.name)}, which is outside the archive: {why}.", "")
+
+
+def start_of_last(reader: Reader, end: int) -> int | None:
+    """Return where the zip archive begins that ends at byte `end`, without a comment; None if there is none."""
+    tail = reader.read_at(max(end - END_RECORDS, 0), min(end, END_RECORDS))
+    if tail[-END.size : -END.size + 4] != END_SIGNATURE:
+        return None
+    _, _, _, _, _, size, start, _ = END.unpack(tail[-END.size :])
+    above = END.size
+    if len(tail) == END_RECORDS and tail.startswith(END64_SIGNATURE):
+        size, start = END64.unpack_from(tail)[8:]
+        above = END_RECORDS
+    # A directory states its place from the beginning of its own archive.
+    begin = end - above - size - start
+    return begin if begin >= 0 and reader.read_at(begin, len(LOCAL_SIGNATURE)) == LOCAL_SIGNATURE else None
 
 
 class _LongError(Exception):

@@ -40,6 +40,7 @@ from ckptconv.features.scan.bounds import (
     is_short,
     listed,
     members_of,
+    start_of_last,
 )
 from ckptconv.features.scan.compressed import decompressed, is_compressed
 from ckptconv.features.scan.joblib import Arrays
@@ -483,7 +484,7 @@ class ScannedContents:
         self.room.open(reader.file.size)
         end = reader.file.size
         while end > 0:
-            start = zip_elsewhere.start_of_last(reader, end)
+            start = start_of_last(reader, end)
             if start is None:
                 return False
             self._zip(PartReader(reader, f"{reader.file.path} (bytes {start} to {end})", start, end - start), 1)
