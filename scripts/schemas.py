@@ -50,6 +50,7 @@ _PRINTED: dict[str, str] = {
     "patch": "ckptconv.features.deltas.printed",
     "rows": "ckptconv.features.rows.printed",
     "serve": "ckptconv.features.serve.printed",
+    "safetensors2pt": "ckptconv.features.torch_output.command",
     "virtual": "ckptconv.features.virtual.command",
     "scan": "ckptconv.features.scan.printed",
     "maps": "ckptconv.features.maps.printed",
@@ -58,7 +59,7 @@ _PRINTED: dict[str, str] = {
 }
 FEATURES = tuple(map(import_module, _PRINTED.values()))
 _CONVERTING = (
-    *("convert", "pt2safetensors", "safetensors2pt", "zero-to-fp32"),
+    *("convert", "pt2safetensors", "zero-to-fp32"),
     *(command for feature in FEATURES for command in getattr(feature, "OF_CONVERSIONS", ())),
 )
 COMMANDS = {

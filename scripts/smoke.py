@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -71,14 +72,41 @@ def write_safetensors(path: Path, tensors: dict[str, tuple[str, list[int], bytes
     path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(data for _, _, data in tensors.values()))
 
 
+def write_torch(path: Path, storages: dict[str, tuple[str, bytes, bytes]]) -> None:
+    """A file of torch.save of flat tensors {name: (storage class, size as a pickle has it, data)}."""
+
+    def text(value: str) -> bytes:
+        return b"X" + struct.pack("<I", len(value)) + value.encode()
+
+    tensors = b"".join(
+        text(name)
+        + b"ctorch._utils\n_rebuild_tensor_v2\n(("
+        + text("storage")
+        + f"ctorch\n{cls}\n".encode()
+        + text(str(number))
+        + text("cpu")
+        + size
+        + b"tQK\0"
+        + size
+        + b"\x85K\1\x85\x89ccollections\nOrderedDict\n)RtR"
+        for number, (name, (cls, size, _)) in enumerate(storages.items())
+    )
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", b"\x80\2}(" + tensors + b"u.")
+        for number, (_, _, data) in enumerate(storages.values()):
+            archive.writestr(f"archive/data/{number}", data)
+        archive.writestr("archive/version", b"3\n")
+
+
 def convert(smoke: Smoke) -> None:
-    """pt2safetensors, safetensors2pt, verify."""
+    """pt2safetensors, verify."""
     numbers = {"a.weight": ("F32", [2, 3], struct.pack("<6f", *range(6))), "b": ("I64", [2], struct.pack("<2q", 7, 8))}
     write_safetensors(smoke.place / "first.safetensors", numbers)
-    smoke.run("safetensors2pt", "first.safetensors", "model.pt")
+    floats, counts = struct.pack("<6f", *range(6)), struct.pack("<2q", 7, 8)
+    storages = {"a.weight": ("FloatStorage", b"K\6", floats), "b": ("LongStorage", b"K\2", counts)}
+    write_torch(smoke.place / "model.pt", storages)
     smoke.run("pt2safetensors", "model.pt")
     smoke.run("verify", "model.pt", "model.safetensors")
-    smoke.run("safetensors2pt", "model.safetensors", "model2.pt", "--verify")
     smoke.run("pt2safetensors", "-", "piped.safetensors", stdin=(smoke.place / "model.pt").read_bytes())
     smoke.same("model.safetensors", "piped.safetensors")
     smoke.run("pt2safetensors", "model.pt", "half.safetensors", "--dtype", "bf16", "--exclude", "b", "--verify", "-v")
@@ -105,7 +133,7 @@ def any_input(smoke: Smoke) -> None:
 def look(smoke: Smoke) -> None:
     """help, completion."""
     commands = [
-        *("convert", "pt2safetensors", "safetensors2pt", "verify"),
+        *("convert", "pt2safetensors", "verify"),
     ]
     for words in ([], *([each] for each in commands)):
         if "Usage" not in smoke.run(*words, "--help"):

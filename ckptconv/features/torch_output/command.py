@@ -9,6 +9,8 @@ import typer
 from ckptconv.cli.making import convert_one
 from ckptconv.cli.options import CONVERTING, named, required, taking
 
+# Commands whose report is that of a conversion.
+OF_CONVERSIONS = ("safetensors2pt",)
 # Options of conversions to safetensors that the way back ignores.
 _NOT_BACK = "max_shard_size tied like partial fill checksum copy_config"
 
