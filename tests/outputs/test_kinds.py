@@ -216,6 +216,7 @@ def test_of_several_outputs_one_refuses_an_option_where_none_heeds_it(option: st
                 check_options(kinds, options)
 
 
+@pytest.mark.skipif("torch" not in KINDS, reason="no feature writes .pt files")
 @every("name", ["x.pt", "x.pth", "x.bin", "x.ckpt"])
 def test_optimizer_states_are_not_written_under_the_name_of_another_kind(
     name: str, place: Path, tmp_path: Path

@@ -23,7 +23,7 @@ convert a.pt --output-dir out
 convert a.pt b.pt --output-dir out --output-name a.safetensors
 convert hf --output-dir . --output-name step1
 convert hf --output-dir . --output-name g1.safetensors
-convert a.pt --output-dir . --output-name b.pt
+convert a.pt --output-dir . --output-name g1.safetensors
 """
 DONE: dict[str, set[str]] = {
     "convert a.pt --output-dir out --overwrite": {"out/a.safetensors"},

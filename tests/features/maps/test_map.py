@@ -132,6 +132,7 @@ def test_sizes_come_from_the_configuration_beside_a_checkpoint(place: Path) -> N
     same(load_file("hf.safetensors"), expected(weights()))
 
 
+@pytest.mark.skipif("pt" not in NAMED, reason="no feature writes .pt files")
 @pytest.mark.skipif("like" not in OPTIONS, reason="there are no references")
 def test_with_a_reference_the_sizes_come_from_its_configuration_and_its_shapes(place: Path) -> None:
     reference = {name: torch.zeros_like(tensor).bfloat16() for name, tensor in expected(weights()).items()}
@@ -187,6 +188,7 @@ def test_verify_finds_two_tensors_that_were_exchanged(place: Path) -> None:
         ckptconv.verify("model.pt", "hf/")
 
 
+@pytest.mark.skipif("pt" not in NAMED, reason="no feature writes .pt files")
 def test_the_way_back_needs_no_words(place: Path) -> None:
     convert("model.pt", "hf/", map="my.toml", size=SIZES)
     convert("hf/", "back.pt", verify=True, manifest="back.json")
