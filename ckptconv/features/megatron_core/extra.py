@@ -155,14 +155,17 @@ def read_extra(
     common.pt counts if both it and `COMMON_STATE` exist. Raise UnsupportedError for tensors of another backend than
     torch_dist, UnsafeError if common.pt is an attack, CorruptError if it is damaged.
     """
-    if described.nested:  # Megatron-core's other checkpoints have no paths
+    if fsdp.is_fsdp(described):
         left: list[str] = []
-        is_fsdp = fsdp.is_fsdp(described)
-        return fsdp.Extra(_Plain(left).take(fsdp.shared(described, objects)), left, place.path) if is_fsdp else None
+        return fsdp.Extra(_Plain(left).take(fsdp.shared(described, objects)), left, place.path)
     check_backend(place)
     has_common = place.has_file(COMMON)
     if not backend_of(place) and not has_common and COMMON_STATE not in objects:
         return None
+    if described.nested:
+        # Megatron-core's checkpoints have no paths: these are another program's files of the same names. They are
+        # checked, as one reader of the directory may take them for Megatron-core's, and not used.
+        objects = {}
     extra = Extra(place.path)
     extra.log.bytes_read += sum(check_file(place.join(name), digests) for name in (CONFIG_FILE, COMMON))
     common, where = None, f"{place}: {COMMON_STATE}"
@@ -178,7 +181,7 @@ def read_extra(
         if type(common) not in (dict, OrderedDict):
             raise CorruptError(f"{where} does not hold a dict, as Megatron-core writes it.")
         extra.common = _Plain(extra.left).take(common)
-    return extra
+    return None if described.nested else extra
 
 
 def check_backend(place: Location) -> None:
