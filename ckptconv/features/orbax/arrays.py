@@ -148,7 +148,7 @@ def _joined(layout: Layout, stored: Mapping[Shape, Value]) -> LazyTensor:
     if not inside:
         return Zeros(layout.dtype, layout.shape) if cells else Inline(b"", layout.dtype, layout.shape)
     if cells > _GROWTH * len(inside) + _ROOM:
-        raise LimitError(f"{layout.where} is cut into {cells} pieces, of which {len(inside)} are there.")
+        raise LimitError(f"{layout.where} is cut into {cells} pieces, and has {len(inside)} of them.")
     tiles = []
     for start in itertools.product(*steps):
         box = tuple(map(min, layout.inner, map(operator.sub, layout.shape, start)))

@@ -174,7 +174,9 @@ def _third(fields: dict[str, Any], where: str) -> Layout:
         order, codecs = tuple(order[axis] for axis in axes), codecs[1:]
     if not codecs or codecs[0]["name"] != "bytes":
         names = [codec["name"] for codec in codecs]
-        raise UnsupportedError(f"{where} is packed by the codecs {some(names)}, which are not read in this order.")
+        raise UnsupportedError(
+            f"{where} is packed by {some(names) if names else 'no codec'}, and not by 'bytes' first, as expected."
+        )
     dtype, encoding = _dtype(fields["data_type"], where), fields["chunk_key_encoding"]
     is_own = encoding["name"] == "default"
     separator = encoding.get("configuration", {}).get("separator", "/" if is_own else ".")

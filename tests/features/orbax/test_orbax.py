@@ -388,7 +388,7 @@ SAID = {
     "array_uint4": "has elements of 'uint4', which tensors do not support",
     "array_endian": "does not say which byte of its numbers is first",
     "array_shard_endian": "does not say which byte of its numbers is first",
-    "array_shard_turned": "the codecs 'sharding_indexed', which are not read in this order",
+    "array_shard_turned": "packed by 'sharding_indexed', and not by 'bytes' first",
     "array_linked": "has too many directories",
     "array_int4": "has elements of 'int4', which tensors do not support",
     "tree_inside": "is inside another value",
