@@ -153,10 +153,12 @@ class FileFacts(NamedTuple):
 
 
 class Defaults(NamedTuple):
-    """The dtype of an output, and the largest size of its files in bytes, unless the user chooses others."""
+    """The dtype of an output, and the largest size of its files in bytes, unless the user chooses others; or, of a set
+    of files that is only described, the name of each tensor's file."""
 
     dtype: str = "keep"
     shard_size: int | None = None
+    grouping: Mapping[str, str] = {}
 
 
 class _Fields(NamedTuple):
@@ -186,7 +188,6 @@ class _Fields(NamedTuple):
     bytes_read: int = 0
     pointers: Sequence[str] = ()
     shards: Sequence[str] = ()
-    grouping: Mapping[str, str] = {}
     part: int | str | None = None
     pieces: re.Pattern[str] | None = None
     metadata: Mapping[str, str] = {}
@@ -270,7 +271,7 @@ class Source(_Fields):
             raise TypeError(f"weights of its Source must be a flat state dict, not {type(self.weights).__name__}")
         wrong = {
             "part is no rank": isinstance(self.part, int) and self.part < 0,
-            "grouping excludes shards": bool(self.grouping and self.shards),
+            "grouping excludes shards": bool(self.defaults.grouping and self.shards),
             "config.json was not read": "config.json" in self.companions and self.config is None,
             "dtype is not known": self.defaults.dtype not in ("keep", *DTYPES),
             "shard_size is not valid": self.defaults.shard_size is not None and self.defaults.shard_size < 1,

@@ -208,8 +208,8 @@ def safetensors_files(source: Source, target: Target, options: Options) -> _File
     if of_states and options.dtype not in (None, "keep", source.defaults.dtype):
         idle["--dtype"] = "has no effect: optimizer states are not cast to it"
     uncastable = described.uncastable if of_states else [names[name] for name in described.uncastable if name in names]
-    of = source.grouping
-    grouping = {new: of[old] for old, new in names.items() if old in of} if of else {}
+    of = source.defaults.grouping
+    grouping = {new: of[old] for old, new in names.items() if old in of}
     notices = _notices(source, described, structure, options, idle, uncastable, warnings)
     notices = notices._replace(
         notes=(*notices.notes, *chosen.notes), change=chosen.change(source), record=chosen.record, equal=chosen.equal
@@ -222,7 +222,7 @@ def safetensors_files(source: Source, target: Target, options: Options) -> _File
     if homes and options.max_shard_size is None:
         groups = _grouped(kept, homes) or None
     elif (source.shards or grouping) and limit is None and not of_states:
-        shards = source.shards or list(dict.fromkeys(source.grouping.values()))
+        shards = source.shards or list(dict.fromkeys(source.defaults.grouping.values()))
         groups = _numbered(_as_in(kept, shards, grouping), target.stem)
     files = file_plans(kept, aliases, structure, target, limit, metadata, groups, target.stem)
     if structure is None and is_structured and _names(files) != list(kept):

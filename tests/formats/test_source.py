@@ -40,7 +40,7 @@ def test_a_source_is_checked_when_it_is_made_and_when_it_is_changed() -> None:
         {"inputs": ["a"]},
         {"weights": [], "structured": False},
         {"part": -1},
-        {"grouping": {"a": "b"}, "shards": ["c"]},
+        {"defaults": Defaults(grouping={"a": "b"}), "shards": ["c"]},
         {"companions": {"config.json": None}},
         {"defaults": Defaults("no dtype")},
         {"defaults": Defaults(shard_size=0)},

@@ -251,7 +251,8 @@ def read(place: Location, wanted: Wanted) -> Source:
     source = safetensors.source_of(place, content, [], wanted)
     facts = {**source.facts, "files": len(described.files), "reads": ", ".join(described.roots)}
     is_set = len({*grouping.values()}) > 1
-    return source._replace(format=f"virtual: {described.called}", facts=facts, grouping=grouping if is_set else {})
+    defaults = source.defaults._replace(grouping=grouping if is_set else {})
+    return source._replace(format=f"virtual: {described.called}", facts=facts, defaults=defaults)
 
 
 def _keep_apart(tensors: dict[str, LazyTensor]) -> None:
