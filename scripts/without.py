@@ -132,7 +132,9 @@ def flags_of(name: str) -> Iterator[str]:
     tables = "".join(path.read_text("utf-8") for path in sorted((ROOT / FEATURES).glob("*/options.py")))
     modules = re.findall(rf'^    "\w+": "ckptconv\.(features\.{name}\.\w+)",', tables, re.MULTILINE)
     registered = (ROOT / "ckptconv" / "options" / "registered.py").read_text("utf-8")
-    modules += [f"features.{name}.options"] if re.search(rf'^    "{name}": "', registered, re.MULTILINE) else []
+    # Of the tables there, the first one says which features have options of their own.
+    having = re.search(r"^FEATURES\b.*?^}", registered, re.MULTILINE | re.DOTALL)
+    modules += [f"features.{name}.options"] if having and f'\n    "{name}": "' in having[0] else []
     for module in modules:
         text = (ROOT / "ckptconv" / f"{module.replace('.', '/')}.py").read_text("utf-8")
         for option in re.findall(r"^    (\w+)(?:: .*)? = ", text, re.MULTILINE):
