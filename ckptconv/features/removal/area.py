@@ -17,20 +17,26 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from ckptconv.errors import CorruptError, FailedError, UnsafeError
-from ckptconv.features.removal.entries import entries_of, mark_of
-from ckptconv.publish.staging.area import LOCK, enter, remove_emptied
+from ckptconv.features.removal.entries import entries_of, is_entry, mark_of
+from ckptconv.publish.staging.area import LOCK, enter, is_sibling, remove_emptied
+from ckptconv.publish.staging.area import hidden as sibling_of
 from ckptconv.storage.handles import HIDDEN, Handle, resolved
-from ckptconv.text import reason
+from ckptconv.text import reason, some
 
-AREA, JOURNAL = f"{HIDDEN}thin", "journal.json"
+# The journal has another name once its change is done: a full disk has room for that.
+AREA, JOURNAL, DONE = f"{HIDDEN}thin", "journal.json", "done.json"
 # The journal while it is written.
 _NEW = f"{JOURNAL}.new"
+_OWN = frozenset({LOCK, JOURNAL, DONE, _NEW})
 # What is done: all entries are removed, or the only one is replaced by less of it.
 REMOVE, LESSEN = "remove", "lessen"
 _MOST = 64 << 20
 # The names of what is hidden: a journal may come with a directory from elsewhere.
 _HIDDEN_NAME = re.compile(r"step-\d+")
-_EXCHANGE = 2  # RENAME_EXCHANGE
+# RENAME_NOREPLACE, RENAME_EXCHANGE
+_NO_REPLACE, _EXCHANGE = 1, 2
+# What to do with an entry of which that is not known.
+ADVICE = "Move what you want to keep of it to where it belongs, and remove the rest."
 
 
 def hidden_name(part: int) -> str:
@@ -40,22 +46,22 @@ def hidden_name(part: int) -> str:
 
 class Change(NamedTuple):
     """What `do` says is done with a step. `moves` has the hidden name of each of its entries, `marks` what `mark_of`
-    says of each. `is_done`: all of them are out of the directory, or less of it has its name."""
+    says of each."""
 
     step: str
     do: str
     moves: Mapping[str, str]
     marks: Mapping[str, str]
-    is_done: bool = False
 
     def check(self) -> None:
         """Raise ValueError if it moves anything but entries of the directory into the area, TypeError if it is none
         that this program writes."""
-        names = [self.step, *self.moves]
+        names = [*map(os.fsencode, (self.step, *self.moves))]
         if (
-            any(name in ("", ".", "..") or "/" in name for name in names)
+            any(name in (b"", b".", b"..") or b"/" in name or b"\0" in name for name in names)
             or not all(map(_HIDDEN_NAME.fullmatch, self.moves.values()))
             or self.marks.keys() != self.moves.keys()
+            or not all(isinstance(mark, str) for mark in self.marks.values())
             or self.do not in (REMOVE, LESSEN)
             or (self.do == LESSEN and [*self.moves] != [self.step])
         ):
@@ -73,14 +79,11 @@ class Area:
         return self.inside.path
 
     def begin(self, change: Change) -> None:
-        """Note a change of which nothing is done. Raise UnsafeError if something has one of its hidden names."""
+        """Write a change of which nothing is done to the journal. It is on the disk when this returns. Raise
+        UnsafeError if something has one of its hidden names."""
         for hidden in change.moves.values():
             if self.inside.has(hidden):
-                raise UnsafeError(f"No journal says what {self.path}/{hidden} is. Nothing was moved.")
-        self.note(change)
-
-    def note(self, change: Change) -> None:
-        """Write a change to the journal. It is on the disk when this returns."""
+                raise UnsafeError(f"No journal says what {self.path}/{hidden} is. Nothing was moved.", ADVICE)
         fd = self.inside.open_or_create(_NEW, 0o600)
         try:
             os.ftruncate(fd, 0)
@@ -93,26 +96,31 @@ class Area:
         self.inside.replace(_NEW, self.inside, JOURNAL)
         self.inside.sync()
 
-    def clear(self) -> None:
-        """Note that nothing is under way."""
-        self.inside.unlink(JOURNAL)
+    def done(self) -> None:
+        """Note that all entries of a change are in here, or that less of the only one has its name."""
+        if self.inside.has(JOURNAL):
+            os.rename(JOURNAL, DONE, src_dir_fd=self.inside.fd, dst_dir_fd=self.inside.fd)
         self.inside.sync()
 
-    def under_way(self) -> Change | None:
-        """Return the change of which something may be done; None if there is none. Raise CorruptError for a journal
-        that this program does not write."""
-        try:
-            data = self.inside.read(JOURNAL, _MOST)
-            if data is None:
-                return None
-            change = Change(**json.loads(data))
-            change.check()
-        except (ValueError, TypeError, AttributeError, RecursionError):
-            raise CorruptError(
-                f"{self.path}/{JOURNAL} is not valid. Nothing was removed.",
-                f"If {AREA} came with a copy of the run, remove it.",
-            ) from None
-        return change
+    def clear(self) -> None:
+        """Note that nothing is under way."""
+        for journal in (JOURNAL, DONE):
+            self.inside.unlink(journal)
+        self.inside.sync()
+
+    def under_way(self) -> tuple[Change, bool] | None:
+        """Return the change of which something may be hidden, with whether it is done; None if there is none. Raise
+        CorruptError for a journal that this program does not write."""
+        for journal in (DONE, JOURNAL):
+            if self.inside.has(journal):
+                try:
+                    return _parsed(self.inside, journal), journal == DONE
+                except (ValueError, TypeError, AttributeError, RecursionError):
+                    raise CorruptError(
+                        f"{self.path}/{journal} is not valid. Nothing was removed.",
+                        f"If {AREA} came with a copy of the run, remove it.",
+                    ) from None
+        return None
 
     def take(self, name: str, mark: str, hidden: str) -> None:
         """Move the entry `name` of the directory to `hidden` in here, if `mark` is what `mark_of` says of it, before
@@ -122,53 +130,73 @@ class Area:
         check(self.inside, hidden, mark)
         self.home.sync()
 
-    def give_back(self, name: str, hidden: str) -> None:
-        """Give what was taken its name again, unless something else has it by now: then it stays in here."""
-        with contextlib.suppress(OSError):
-            if not self.home.has(name):
-                os.rename(hidden, name, src_dir_fd=self.inside.fd, dst_dir_fd=self.home.fd)
+    def give_back(self, moves: Mapping[str, str]) -> None:
+        """Give what was taken its names again. Raise UnsafeError if something else has one by now: then what had it
+        stays in here."""
+        for name, hidden in moves.items():
+            if self.inside.has(hidden):
+                try:
+                    _rename(self.inside, hidden, self.home, name)
+                except OSError as error:
+                    raise UnsafeError(
+                        f"{self.path}/{hidden} cannot get its name {name} again: {reason(error)}.", ADVICE
+                    ) from error
+        self.home.sync()
 
     def swap(self, name: str, mark: str, hidden: str) -> None:
         """Exchange the entry `name` of the directory with `hidden` in here, in one step where the system can. Raise
         UnsafeError if `mark` is not what `mark_of` says of it afterwards; then it gets its name back."""
-        if not _exchange(self.home, name, self.inside, hidden):
+        new = mark_of(entries_of(self.inside, hidden))
+        if not _renamed(self.home, name, self.inside, hidden, _EXCHANGE):
             os.rename(name, f"{hidden}.old", src_dir_fd=self.home.fd, dst_dir_fd=self.inside.fd)
             self.finish_swap(name, hidden)
         self.home.sync()
         try:
             check(self.inside, hidden, mark)
         except BaseException:
-            if _exchange(self.home, name, self.inside, hidden):
+            is_back = _renamed(self.home, name, self.inside, hidden, _EXCHANGE)
+            # What somebody else put there meanwhile is not removed.
+            if is_back and is_entry(self.inside, hidden, new):
                 self.remove(hidden)
                 self.clear()
             raise
 
     def finish_swap(self, name: str, hidden: str) -> None:
-        """Finish an exchange that was cut short where the system has none: give `name` what it is to be."""
+        """Finish an exchange that was cut short where the system has none: give `name` what it is to be. Raise
+        UnsafeError if something else has that name by now."""
         old = f"{hidden}.old"
         if not self.inside.has(old):
             return
-        if not self.home.has(name):
-            os.rename(hidden, name, src_dir_fd=self.inside.fd, dst_dir_fd=self.home.fd)
+        if self.inside.has(hidden):
+            try:
+                _rename(self.inside, hidden, self.home, name)
+            except FileExistsError:
+                raise UnsafeError(
+                    f"{self.home.path}/{name} is something else now: what it was is {self.path}/{old}.", ADVICE
+                ) from None
         os.rename(old, hidden, src_dir_fd=self.inside.fd, dst_dir_fd=self.inside.fd)
 
     def remove(self, hidden: str) -> None:
-        """Remove an entry in here, with all that is in it. Raise FailedError if something of it cannot be removed."""
-        if not self.inside.has(hidden):
-            return
-        try:
-            if stat.S_ISDIR(self.inside.stat(hidden).st_mode):
-                with self.inside.inside(hidden) as inner:
-                    inner.clear()
-                os.rmdir(hidden, dir_fd=self.inside.fd)
-            else:
-                self.inside.unlink(hidden)
-        except OSError as error:
-            raise FailedError(f"{self.path}/{hidden} cannot be removed: {reason(error)}.") from error
+        """Remove an entry in here, with all that is in it, and what was staged for it. Raise FailedError if something
+        of it cannot be removed."""
+        for name in self.inside.names():
+            if name == hidden or is_sibling(name, sibling_of(hidden)):
+                try:
+                    self._remove(name)
+                except OSError as error:
+                    raise FailedError(f"{self.path}/{name} cannot be removed: {reason(error)}.", ADVICE) from error
+
+    def _remove(self, name: str) -> None:
+        if stat.S_ISDIR(self.inside.stat(name).st_mode):
+            with self.inside.inside(name) as inner:
+                inner.clear()
+            os.rmdir(name, dir_fd=self.inside.fd)
+        else:
+            self.inside.unlink(name)
 
     def close(self) -> None:
         """Close it. Remove it, unless an entry is in it: without one, nothing is under way."""
-        if {*self.inside.names()} <= {LOCK, JOURNAL, _NEW}:
+        if _OWN.issuperset(self.inside.names()):
             remove_emptied(self.home, AREA, self.inside)
         os.close(self._lock)
         self.inside.close()
@@ -198,6 +226,13 @@ def entered(path: str) -> Iterator[Area]:
             area.close()
 
 
+def _parsed(inside: Handle, journal: str) -> Change:
+    """Return the change in a journal. Raise ValueError, TypeError or AttributeError if it is none."""
+    change = Change(**json.loads(inside.read(journal, _MOST) or b""))
+    change.check()
+    return change
+
+
 def check(home: Handle, name: str, mark: str) -> None:
     """Raise UnsafeError if an entry is not there, or another one than `mark` says."""
     try:
@@ -208,14 +243,48 @@ def check(home: Handle, name: str, mark: str) -> None:
         raise UnsafeError(f"{home.path}/{name} has changed since it was looked at. It was left alone.")
 
 
-def _exchange(one: Handle, name: str, other: Handle, new: str) -> bool:
-    """Exchange two entries in one step. Return whether the system could."""
+def warnings(path: str) -> Iterator[str]:
+    """Yield what is to be said of the area in the directory at `path`, if there is one: that no journal tells what is
+    in it, as where an older release left it, or that something is under way."""
+    area = os.path.join(path, AREA)
+    if not os.path.lexists(area):
+        return
+    try:
+        with Handle.open(area) as inside:
+            journals = [journal for journal in (JOURNAL, DONE) if inside.has(journal)]
+            moves = [name for journal in journals for name in _parsed(inside, journal).moves.values()]
+            staged = tuple(map(sibling_of, moves))
+            told = {*_OWN, *moves, *(f"{name}.old" for name in moves)}
+            unknown = [name for name in inside.names() if name not in told and not name.startswith(staged)]
+    except (OSError, FailedError, ValueError, TypeError, AttributeError, RecursionError):
+        yield f"{area} cannot be read: what a stopped run of thin moved there may be in it."
+        return
+    if unknown:
+        yield (
+            f"{area} has {some(sorted(unknown), form=str)}, and no journal says what that is: another release may have "
+            f"left it there. Nothing uses or removes it. {ADVICE}"
+        )
+    if journals or not unknown:
+        yield f"{area} is there: a run of thin was stopped, and the next one with --yes finishes it, or one is at work."
+
+
+def _rename(one: Handle, name: str, other: Handle, new: str) -> None:
+    """Rename an entry. Raise FileExistsError if something has the new name."""
+    if not _renamed(one, name, other, new, _NO_REPLACE):
+        if other.has(new):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new)
+        os.rename(name, new, src_dir_fd=one.fd, dst_dir_fd=other.fd)
+
+
+def _renamed(one: Handle, name: str, other: Handle, new: str, how: int) -> bool:
+    """Rename an entry without replacing another one, or exchange the two, in one step. Return whether the system
+    could."""
     import ctypes
 
     call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if call is None:
         return False
-    if call(one.fd, os.fsencode(name), other.fd, os.fsencode(new), _EXCHANGE) == 0:
+    if call(one.fd, os.fsencode(name), other.fd, os.fsencode(new), how) == 0:
         return True
     number = ctypes.get_errno()
     if number in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):

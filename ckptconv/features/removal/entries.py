@@ -13,7 +13,7 @@ from ckptconv.storage.reading import Entry
 
 # How deep the files of an entry lie at most.
 _DEEPEST = 32
-LINKS = "has links in it"
+LINKS, PROTECTED = "has links in it", "has a directory in it that may not be written to"
 
 
 class StrangeError(UnsafeError):
@@ -46,6 +46,8 @@ def _walk(place: Handle, name: str, prefix: str, device: int, entries: dict[str,
             entries[path] = entry = os.fstat(inner.fd)
             if entry.st_dev != device:
                 raise StrangeError(inner.path, "lies on another disk, or too deep")
+            if not os.access(".", os.W_OK | os.X_OK, dir_fd=inner.fd, effective_ids=True):
+                raise StrangeError(inner.path, PROTECTED)
             for below in inner.names():
                 _walk(inner, below, f"{path}/", device, entries, deepest - 1)
     elif not stat.S_ISREG(entry.st_mode):

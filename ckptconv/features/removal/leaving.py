@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 
 from ckptconv.errors import UnsafeError
-from ckptconv.features.removal.area import LESSEN, REMOVE, Area, Change, check, hidden_name
+from ckptconv.features.removal.area import ADVICE, LESSEN, REMOVE, Area, Change, check, hidden_name
 from ckptconv.features.removal.entries import agrees, entries_of, is_entry, mark_of
 from ckptconv.storage.reading import Entry
 
@@ -31,6 +31,8 @@ def replace(area: Area, step: str, seen: Mapping[str, Entry], write: Callable[[s
     area.begin(change)
     try:
         write(hidden)
+        with area.inside.inside(hidden) as new:
+            new.sync_below()
         check(area.home, step, mark)
     except BaseException:
         area.remove(hidden)
@@ -41,32 +43,35 @@ def replace(area: Area, step: str, seen: Mapping[str, Entry], write: Callable[[s
 
 
 def recover(area: Area) -> str:
-    """Finish the change that was interrupted. Return the step that is as it was to be; "" if there is none: a step of
-    which nothing was moved is as it was. Raise UnsafeError if something in the area is not what was moved there."""
-    change = area.under_way()
-    if change is None:
+    """Finish the change that was interrupted, if less of a step has its name, or all of one is in the area; else, undo
+    it. Return the step that is as it was to be; "" if there is none. Raise UnsafeError if something else has a name in
+    the directory by now, or if what is in the area is not what was moved there."""
+    under_way = area.under_way()
+    if under_way is None:
         return ""
-    if change.do == LESSEN and not change.is_done:
-        is_moved = _is_exchanged(area, change)
-    else:
-        is_moved = change.is_done or any(map(area.inside.has, change.moves.values()))
-    if is_moved:
-        _remove(area, change)
+    change, is_done = under_way
+    if is_done or (change.do == LESSEN and _is_exchanged(area, change)):
+        _finish(area, change)
         return change.step
-    for hidden in change.moves.values():
-        area.remove(hidden)
+    if change.do == REMOVE:
+        area.give_back(change.moves)
+    else:
+        area.remove(change.moves[change.step])
     area.clear()
     return ""
 
 
 def _is_exchanged(area: Area, change: Change) -> bool:
     """Whether less of a step has its name, after an exchange that was cut short is finished. Else, what is hidden is
-    less of the step. Raise UnsafeError if the step has no name."""
+    less of the step. Raise UnsafeError if the step has no name, or if it was changed after the exchange."""
     step, hidden = change.step, change.moves[change.step]
     area.finish_swap(step, hidden)
     if area.inside.has(hidden) and not area.home.has(step):
-        raise UnsafeError(f"{area.home.path}/{step} is not there: {area.path}/{hidden} was left alone.")
-    return is_entry(area.inside, hidden, change.marks[step])
+        raise UnsafeError(f"{area.home.path}/{step} is not there: {area.path}/{hidden} was left alone.", ADVICE)
+    is_exchanged = is_entry(area.inside, hidden, change.marks[step])
+    if is_exchanged:
+        check(area.inside, hidden, change.marks[step])
+    return is_exchanged
 
 
 def _change(area: Area, do: str, step: str, names: Sequence[str], seen: Mapping[str, Entry]) -> Change:
@@ -83,26 +88,26 @@ def _change(area: Area, do: str, step: str, names: Sequence[str], seen: Mapping[
 
 
 def _remove(area: Area, change: Change) -> None:
-    """Move the entries that are left in the directory into the area, unless all are, and remove them there. Raise
-    UnsafeError if one of them has changed: then all get their names back."""
+    """Move the entries of a step into the area, and remove them there. If one of them has changed, or if the system
+    refuses something before all of them are there, all get their names back, and the error is raised."""
     try:
-        for name, hidden in change.moves.items() if not change.is_done else ():
-            if area.inside.has(hidden):
-                check(area.inside, hidden, change.marks[name])
-            elif area.home.has(name):
-                area.take(name, change.marks[name], hidden)
-    except UnsafeError:
         for name, hidden in change.moves.items():
-            area.give_back(name, hidden)
-        if not any(map(area.inside.has, change.moves.values())):
-            area.clear()
+            area.take(name, change.marks[name], hidden)
+        area.done()
+    except (UnsafeError, OSError):
+        area.give_back(change.moves)
+        area.clear()
         raise
-    _finish(area, change)
+    _clear(area, change)
 
 
 def _finish(area: Area, change: Change) -> None:
-    """Remove what is hidden, of which nothing is needed any more."""
-    area.note(change._replace(is_done=True))
+    """Note that a change is done, and remove what is hidden, of which nothing is needed any more."""
+    area.done()
+    _clear(area, change)
+
+
+def _clear(area: Area, change: Change) -> None:
     for hidden in change.moves.values():
         area.remove(hidden)
     area.clear()

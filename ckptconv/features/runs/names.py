@@ -16,6 +16,8 @@ _NUMBER = re.compile(r"([a-z]*)[-_=.]*(\d{1,18})")
 _UNFINISHED = re.compile(r"\.?(?:tmp|temp)[-_.].*|.*[-_.](?:tmp|temp|part|partial|incomplete)(?:[-_.].*)?")
 # The whole name of the directory of a step, with a word for it.
 _OF_STEP = re.compile(r"(?:\w*[-_])?(?:global_step|step|iter|checkpoint|ckpt|epoch)[-_=]?\d+")
+# Names of files of a trainer's own state without a word for it.
+_OF_TRAINER = re.compile(r"(?:training_args|train(?:er)?_state|(?:grad_)?scaler|random_states)(?![a-z]).*")
 # Ends of the names of files that are checkpoints.
 SUFFIXES = (*TORCH_SUFFIXES, SUFFIX)
 
@@ -49,7 +51,8 @@ def is_of_step(name: str) -> bool:
 
 def is_beside_weights(path: str) -> bool:
     """Whether a file holds an optimizer's states, or something else than weights, by its name."""
-    return FileSet(stem(path.rpartition("/")[2]), None).kind != MODEL
+    name = stem(path.rpartition("/")[2])
+    return FileSet(name, None).kind != MODEL or _OF_TRAINER.fullmatch(name) is not None
 
 
 def stem(name: str) -> str:

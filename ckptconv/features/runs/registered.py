@@ -21,3 +21,5 @@ MARKING: tuple[str, ...] = (
     "ckptconv.features.orbax.locate",
     "ckptconv.features.ranks.locate",
 )
+# Modules that tell of what else is in the directory of a run: `warnings(path)` yields a sentence each.
+TELLING: tuple[str, ...] = ("ckptconv.features.removal.area",)

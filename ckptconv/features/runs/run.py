@@ -10,12 +10,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
+from importlib import import_module
 from typing import NamedTuple
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError, UsageError
 from ckptconv.features.joining.sets import parsed
 from ckptconv.features.runs.names import is_beside_weights, is_of_step, is_unfinished, number_of, stem
 from ckptconv.features.runs.places import check_directory, inside, known, link_of, listed
+from ckptconv.features.runs.registered import TELLING
 from ckptconv.formats import runs
 from ckptconv.formats.detect import choose
 from ckptconv.formats.format import Probe
@@ -25,6 +27,7 @@ from ckptconv.formats.run_names import LATEST, LATEST_UNIVERSAL, MAX_TAG, POINTE
 from ckptconv.plan import NUMBERED
 from ckptconv.storage.handles import HIDDEN
 from ckptconv.storage.location import Location
+from ckptconv.storage.paths import is_remote
 from ckptconv.storage.reading import Entry
 from ckptconv.text import some
 
@@ -122,7 +125,13 @@ class Run(NamedTuple):
 
     @property
     def warnings(self) -> list[str]:
-        return [f"{name} names a step that is not there." for name, step in self.naming.items() if not step]
+        """What names a step that is not there, and what else is in the directory now, each in a sentence."""
+        path = self.place.path or "."
+        beside = [] if is_remote(path) else [import_module(module).warnings(path) for module in TELLING]
+        return [
+            *(f"{name} names a step that is not there." for name, step in self.naming.items() if not step),
+            *(sentence for sentences in beside for sentence in sentences),
+        ]
 
 
 def run_at(place: Location) -> Run:

@@ -33,7 +33,9 @@ from ckptconv.text import some
 # Small files that need not be alike in two steps, and that are looked at in each.
 _TEXTS = (".json", ".txt", ".jsonl", ".log", ".yaml", ".yml", ".csv", ".md", ".py")
 # Ends of names that trainers choose themselves.
-_CHOSEN = (*SUFFIXES, ".distcp", ".json", ".pkl")
+_OF_RANK = ".distcp"
+_WEIGHTS = (*SUFFIXES, _OF_RANK)
+_CHOSEN = (*_WEIGHTS, ".json", ".pkl")
 _OPTIMIZER_FILE = re.compile(r"(?:.*[-_./])?optim(?:izer)?s?(?:[-_.].*)?")
 _DIGITS = re.compile(r"\d+")
 
@@ -44,7 +46,7 @@ class Judged(NamedTuple):
     `marks` are what its markers say. `whole`: whether the bytes of every tensor are there; None if its format is not
     read. `why` says why not. `like` is the step of the same names and sizes that was opened in its place. `weights` and
     `optimizer` are bytes of tensors. `path` is that of the checkpoint that was opened for the weights: the step, or a
-    file of it.
+    file of it. `others` are files of it that hold other weights, by their names.
     """
 
     step: Step
@@ -56,6 +58,7 @@ class Judged(NamedTuple):
     optimizer: int = 0
     like: str = ""
     path: str = ""
+    others: Sequence[str] = ()
 
     @property
     def is_good(self) -> bool:
@@ -167,7 +170,23 @@ def _measured(known: Judged, inert: bool) -> Judged:
         weights=weights,
         optimizer=optimizer or sum(of_optimizer),
         path=sources[0].path,
+        others=_others(step, sources[0]),
     )
+
+
+def _others(step: Step, source: Source) -> list[str]:
+    """Return the files of a step that hold weights by their names, and that are not read for those of `source`."""
+    is_file = any(step.at(path).path == source.path for path in step.files)
+    home = Location(source.path).parent if is_file else Location(source.path)
+    read = {home.join(*name.split("/")).path for name in source.inputs_of_all}
+    # Which ranks' files are read for some tensors does not tell whose the others are.
+    read_in = {place.rpartition("/")[0] for place in read}
+    return [
+        path
+        for path in step.files
+        if path.endswith(_WEIGHTS) and not is_beside_weights(path) and (place := step.at(path).path) not in read
+        if not (path.endswith(_OF_RANK) and place.rpartition("/")[0] in read_in)
+    ]
 
 
 def tensors_in(*trees: Any) -> list[LazyTensor]:

@@ -13,10 +13,11 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-from ckptconv.errors import DifferenceError, FailedError, UnsupportedError
+from ckptconv.errors import DifferenceError, FailedError, UnsafeError, UnsupportedError
 from ckptconv.features.removal.area import LESSEN, REMOVE, Area, entered
 from ckptconv.features.removal.leaving import recover, remove, replace
-from ckptconv.features.runs.whole import Judged
+from ckptconv.features.runs.run import Step
+from ckptconv.features.runs.whole import Judged, newest_good
 from ckptconv.features.thin.planning import Planned, Thinning
 from ckptconv.formats.registered import DESCRIBING
 from ckptconv.storage.handles import Handle
@@ -24,26 +25,40 @@ from ckptconv.storage.location import Location
 from ckptconv.storage.strict_json import MOST
 from ckptconv.text import reason
 
+_LEFT = "The steps that were left were not touched."
+
 
 def carry_out(
-    thinning: Thinning, options: Mapping[str, Any], stores: Mapping[str, Any], on_done: Callable[[str, str], object]
-) -> list[str]:
-    """Do what was planned, the oldest step first; `on_done` is called with each step and what became of it. Return the
-    steps that an earlier run had begun, and that were finished now.
+    path: str,
+    plan: Callable[[], Thinning],
+    options: Mapping[str, Any],
+    stores: Mapping[str, Any],
+    on_done: Callable[[str, str], object],
+) -> tuple[Thinning, str]:
+    """Do what `plan` says is to be done with the steps in the directory at `path`, the oldest step first; `on_done` is
+    called with each step and what became of it. Return what was planned, and the step that an earlier run had begun,
+    and that was finished before; "" if there was none.
 
-    Raise UnsafeError for a step that is not what it was when it was looked at: then it, and all later ones, stay.
+    No other run plans or does anything meanwhile. Raise UnsafeError for a step that is not what it was when it was
+    looked at, also for one that stays and that others need: then all that are left stay.
     """
     reaching = {"storage_options": dict(stores), "inert": options.get("inert", False)}
-    with entered(thinning.run.place.path or ".") as area:
+    with entered(path) as area:
         try:
             recovered = recover(area)
         except OSError as error:
             raise FailedError(f"{area.path}: what an earlier run began cannot be finished: {reason(error)}.") from error
+        thinning = plan()
+        if (thinning.run.place.path or ".") != path:
+            raise UnsafeError(
+                f"The steps are in {thinning.run.place.path} now, and were in {path}. Nothing was changed."
+            )
+        last = newest_good([planned.judged for planned in thinning.steps])
         for planned in thinning.of(REMOVE, LESSEN):
             step = planned.judged.step
-            if step.name == recovered:
-                continue
             try:
+                if last:
+                    _check_stays(area, last.step)
                 if planned.action == REMOVE:
                     remove(area, step.name, step.names, step.files)
                 else:
@@ -52,7 +67,18 @@ def carry_out(
             except OSError as error:
                 raise FailedError(f"{step.name} could not be thinned: {reason(error)}.") from error
             on_done(step.name, planned.action)
-    return [recovered] if recovered else []
+    return thinning, recovered
+
+
+def _check_stays(area: Area, step: Step) -> None:
+    """Raise UnsafeError unless a step that is to stay has the files that were looked at."""
+    for path, entry in step.files.items():
+        try:
+            now = os.stat(path, dir_fd=area.home.fd)
+        except OSError as error:
+            raise UnsafeError(f"{step.path} is to stay, and {path} is not there: {reason(error)}. {_LEFT}") from error
+        if entry.kind == "file" and (now.st_size, now.st_mtime) != (entry.file.size, entry.time):
+            raise UnsafeError(f"{step.path} is to stay, and {path} has changed since it was looked at. {_LEFT}")
 
 
 def _write_lesser(area: Area, planned: Planned, dtype: Any, reaching: Mapping[str, Any], new: str) -> None:
@@ -61,6 +87,7 @@ def _write_lesser(area: Area, planned: Planned, dtype: Any, reaching: Mapping[st
 
     if planned.base:
         _write_delta(area, planned.judged, planned.base, new, reaching)
+        _check_stays(area, planned.base.step)
     else:
         convert(planned.judged.path, os.path.join(area.path, new), dtype=dtype or "keep", verify=True, **reaching)
     with area.inside.inside(new) as lesser:

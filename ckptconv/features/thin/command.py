@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import os
+import functools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -56,9 +56,11 @@ def thin(
       ckptconv thin runs/7b --keep-last 3 --keep-best metrics.jsonl --yes
       ckptconv thin runs/7b --keep-last 1 --drop optimizer --as bf16 --yes
     """
+    from ckptconv.features.runs.run import run_at
     from ckptconv.features.thin.carrying import carry_out
     from ckptconv.features.thin.planning import planned
     from ckptconv.pickles.refusing import refusing_attacks
+    from ckptconv.storage.location import Location
     from ckptconv.storage.paths import is_remote, normalize
 
     started = time.monotonic()
@@ -72,17 +74,20 @@ def thin(
         )
     if not chosen["keep_best"] and (chosen["metric"] or chosen["highest"]):
         raise UsageError("--metric and --highest say how --keep-best compares.", "Give --keep-best FILE too.")
+    plan = functools.partial(planned, run, chosen, stores, inert)
+    done: dict[str, str] = {}
     with refusing_attacks(not inert):
-        thinning = planned(run, chosen, stores, inert)
-        report = _report(run, thinning)
         if chosen["yes"]:
-            done: dict[str, str] = {}
-            report.finished = carry_out(thinning, {**chosen, "inert": inert}, stores, done.__setitem__)
-            for step in report.steps:
-                step.done = step.name in done or step.name in report.finished
-            report.carried_out = True
+            place = run_at(Location(normalize(run), stores)).place.path or "."
+            thinning, finished = carry_out(place, plan, {**chosen, "inert": inert}, stores, done.__setitem__)
+        else:
+            thinning, finished = plan(), ""
+    report = _report(run, thinning)
+    report.carried_out, report.finished = chosen["yes"], [finished] if finished else []
+    for step in report.steps:
+        step.done = step.name in done
     report.seconds = time.monotonic() - started
-    report.warnings = [*_warnings(thinning, chosen)]
+    report.warnings = [*_warnings(thinning)]
     for warning in report.warnings:
         output.warn(warning)
     if output.json:
@@ -103,13 +108,10 @@ def _report(run: str, thinning: Thinning) -> ThinReport:
     return ThinReport(run, thinning.run.place.path, steps, False, kept, sum(step.bytes for step in steps) - kept)
 
 
-def _warnings(thinning: Thinning, chosen: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what an earlier run has left, and what names steps that are not there."""
-    from ckptconv.features.removal.area import AREA
+def _warnings(thinning: Thinning) -> Iterator[str]:
+    """Yield how many steps are files, and what is to be said of the run, such as what an earlier run has left."""
     from ckptconv.features.thin.planning import FILE
 
-    if not chosen["yes"] and os.path.lexists(os.path.join(thinning.run.place.path or ".", AREA)):
-        yield "An earlier run was stopped, and --yes finishes it, or another one is at work."
     files = sum(FILE in step.why for step in thinning.steps)
     if files:
         yield f"Steps that are files stay as they are ({files:,} here): --drop and --as keep less of directories only."

@@ -20,7 +20,7 @@ from ckptconv.formats.registered import describing
 from ckptconv.storage.handles import Handle, resolved
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote, normalize
-from ckptconv.text import format_time
+from ckptconv.text import format_time, some
 
 KEEP = "keep"
 # Why a step of files stays where less of others is kept.
@@ -73,6 +73,8 @@ def _planned(known: Judged, reasons: Sequence[str], is_lessening: bool) -> Plann
         return Planned(known, KEEP, ("already less",))
     if not reasons and known.step.is_files:
         return Planned(known, KEEP, (FILE,))
+    if not reasons and known.others:
+        return Planned(known, KEEP, (f"less of it would lack {some(known.others, form=str)}",))
     return Planned(known, KEEP, reasons) if reasons else Planned(known, LESSEN)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -15,15 +16,18 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import Run, ckptconv_here, done
-from effort import every
-from processes import before_call, in_child, moments
-from safetensors.torch import load_file
+from effort import TIMES, every
+from processes import before_call, failing, in_child, moments
+from safetensors.torch import load_file, save_file
 from saved_steps import SAVERS, state_of
 from stores import in_memory
 
 import ckptconv
+import ckptconv.features.removal.area as area_module
+from ckptconv.cli.registered import GROUPS
 from ckptconv.errors import CkptconvError, UnsafeError
-from ckptconv.features.removal.area import AREA, JOURNAL
+from ckptconv.features.removal.area import AREA, DONE, JOURNAL, LESSEN, REMOVE, Change, entered
+from ckptconv.features.removal.entries import entries_of, mark_of
 from ckptconv.features.runs.run import run_at
 from ckptconv.features.runs.whole import judged
 from ckptconv.features.thin.carrying import carry_out
@@ -51,6 +55,12 @@ def files(run: Path) -> dict[str, bytes]:
 def plan(run: Path, **options: Any) -> tuple[Thinning, dict[str, Any]]:
     chosen = filled(THIN, {"age": 0, **options})
     return planned(str(run), chosen, {}, inert=False), chosen
+
+
+def carried_out(planned: tuple[Thinning, dict[str, Any]], on_done: Callable[..., object] = lambda *_: None) -> str:
+    """Carry out what was planned at another time, and return the step of an earlier run that was finished."""
+    thinning, chosen = planned
+    return carry_out(thinning.run.place.path, lambda: thinning, chosen, {}, on_done)[1]
 
 
 @pytest.fixture
@@ -303,8 +313,8 @@ def test_a_killed_run_leaves_each_step_as_it_was_or_as_it_was_to_be_and_the_next
     count = 0
 
     def work(run: Path) -> None:
-        thinning, chosen = plan(run, **WAYS[way])
-        carry_out(thinning, chosen, {}, lambda *_: None)
+        chosen = filled(THIN, {"age": 0, **WAYS[way]})
+        carry_out(str(run), lambda: planned(str(run), chosen, {}, inert=False), chosen, {}, lambda *_: None)
 
     whole = tmp_path / "whole"
     shutil.copytree(source, whole)
@@ -350,7 +360,7 @@ def _calls_of(work: Callable[[Path], None], run: Path, into: Path) -> list[str]:
 def test_a_step_that_became_something_else_after_it_was_looked_at_is_left_alone(run: Path, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     SAVER.save(victim, 1)
-    thinning, chosen = plan(run, keep_last=1)
+    planned_before = plan(run, keep_last=1)
 
     def swap(name: str, _: str) -> None:
         if name == "checkpoint-100":
@@ -358,16 +368,16 @@ def test_a_step_that_became_something_else_after_it_was_looked_at_is_left_alone(
             (run / "checkpoint-200").symlink_to(victim)
 
     with pytest.raises(UnsafeError):
-        carry_out(thinning, chosen, {}, swap)
+        carried_out(planned_before, swap)
     assert SAVER.takes(victim)
     assert names(run) == {"checkpoint-200", "checkpoint-300", "checkpoint-400"}
 
 
 def test_a_file_that_came_into_a_step_after_it_was_looked_at_keeps_it(run: Path) -> None:
-    thinning, chosen = plan(run, keep_last=1)
+    planned_before = plan(run, keep_last=1)
     (run / "checkpoint-100" / "mine.txt").write_text("mine")
     with pytest.raises(UnsafeError, match="has changed since it was looked at"):
-        carry_out(thinning, chosen, {}, lambda *_: None)
+        carried_out(planned_before)
     assert (run / "checkpoint-100" / "mine.txt").read_text() == "mine"
     assert len(names(run)) == 4
 
@@ -379,7 +389,7 @@ def test_what_takes_the_place_of_a_step_while_it_is_moved_gets_its_name_back(
     run = SAVER.run(tmp_path / "run", 100, 200)
     victim = tmp_path / "victim"
     SAVER.save(victim, 1)
-    thinning, chosen = plan(run, keep_last=1)
+    planned_before = plan(run, keep_last=1)
     rename, raced = os.rename, []
 
     def racing(*arguments: Any, **options: Any) -> None:
@@ -393,7 +403,7 @@ def test_what_takes_the_place_of_a_step_while_it_is_moved_gets_its_name_back(
 
     monkeypatch.setattr(os, "rename", racing)
     with pytest.raises(UnsafeError):
-        carry_out(thinning, chosen, {}, lambda *_: None)
+        carried_out(planned_before)
     monkeypatch.undo()
     assert SAVER.takes(run / "checkpoint-100"), "what was put there, by whatever name, is whole"
     assert SAVER.takes(tmp_path / "away")
@@ -407,6 +417,9 @@ JOURNALS: Mapping[str, Any] = {
     "names that lead out": {"step": "a", "do": "remove", "moves": {OUTSIDE: "step-0"}, "marks": {OUTSIDE: ""}},
     "no names": {"step": "a", "do": "remove", "moves": ["a"], "marks": 3},
     "no marks": {"step": "a", "do": "remove", "moves": {"a": "step-0"}, "marks": {}},
+    "marks that are no texts": {"step": "a", "do": "lessen", "moves": {"a": "step-0"}, "marks": {"a": 3}},
+    "a name with an end in it": {"step": "a\0", "do": "remove", "moves": {"a\0": "step-0"}, "marks": {"a\0": ""}},
+    "a name that is none": {"step": "\ud800", "do": "remove", "moves": {"\ud800": "step-0"}, "marks": {"\ud800": ""}},
     "something else to do": {"step": "a", "do": "more", "moves": {"a": "step-0"}, "marks": {"a": ""}},
     "no step": {"do": "lessen"},
     "no object": ["do"],
@@ -414,17 +427,16 @@ JOURNALS: Mapping[str, Any] = {
 
 
 @every("journal", JOURNALS.values(), JOURNALS)
-@every("is_done", [False, True])
-def test_a_journal_that_came_with_a_copy_of_a_run_leads_nowhere(is_done: bool, journal: Any, tmp_path: Path) -> None:
+@every("name", [JOURNAL, DONE])
+def test_a_journal_that_came_with_a_copy_of_a_run_leads_nowhere(name: str, journal: Any, tmp_path: Path) -> None:
     run = SAVER.run(tmp_path / "run", 100, 200)
     mine = tmp_path / "mine.txt"
     mine.write_text("mine")
     (run / AREA).mkdir(mode=0o700)
-    text = json.dumps({**journal, "is_done": is_done} if isinstance(journal, dict) else journal)
-    for name, content in ((".lock", ""), ("step-0", ""), (JOURNAL, text)):
-        (run / AREA / name).write_text(content)
+    for inner, content in ((".lock", ""), ("step-0", ""), (name, json.dumps(journal))):
+        (run / AREA / inner).write_text(content)
     before = files(run)
-    thin(run, "--keep-last", 1, "--yes").refused(4, f"{JOURNAL} is not valid.")
+    thin(run, "--keep-last", 1, "--yes").refused(4, f"{name} is not valid.")
     assert mine.read_text() == "mine"
     assert files(run) == before
 
@@ -444,7 +456,7 @@ def test_of_a_step_of_several_files_none_goes_if_one_has_changed(
     for number in (1, 2):
         for part in ("model", "optim"):
             torch.save(state_of(number), tmp_path / f"{part}_{number}.pt")
-    thinning, chosen = plan(tmp_path, keep_last=1)
+    planned_before = plan(tmp_path, keep_last=1)
     before, rename = files(tmp_path), os.rename
 
     def racing(name: str, *arguments: Any, **options: Any) -> None:
@@ -454,14 +466,14 @@ def test_of_a_step_of_several_files_none_goes_if_one_has_changed(
 
     monkeypatch.setattr(os, "rename", racing)
     with pytest.raises(UnsafeError, match="has changed since it was looked at"):
-        carry_out(thinning, chosen, {}, lambda *_: None)
+        carried_out(planned_before)
     assert files(tmp_path) == before
 
 
 def test_less_of_a_step_that_changed_while_it_was_written_does_not_take_its_place(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    thinning, chosen = plan(run, keep_last=1, as_="bf16")
+    planned_before = plan(run, keep_last=1, as_="bf16")
 
     def writing(_: object, output: str, **options: object) -> None:
         os.mkdir(output)
@@ -470,7 +482,7 @@ def test_less_of_a_step_that_changed_while_it_was_written_does_not_take_its_plac
     monkeypatch.setattr("ckptconv.conversion.convert", writing)
     before = files(run)
     with pytest.raises(UnsafeError, match="has changed since it was looked at"):
-        carry_out(thinning, chosen, {}, lambda *_: None)
+        carried_out(planned_before)
     assert files(run) == {**before, "checkpoint-100/mine.txt": b"mine"}
     assert AREA not in names(run)
 
@@ -502,20 +514,225 @@ def test_a_step_of_another_user_in_a_run_of_ones_own_is_left_alone() -> None:
         def asked() -> None:
             os.setegid(65534)
             os.seteuid(65534)
-            thin(run, "--keep-last", 1, "--yes").refused(1, "checkpoint-200 could not be thinned")
+            told = json.loads(done(thin(run, "--keep-last", 1, "--yes", "--json")).out)
+            assert told["steps"][1]["why"] == ["has a directory in it that may not be written to"]
 
         assert in_child(asked) == 0
         assert files(run) == {path: data for path, data in before.items() if path[11] in "23"}
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="it takes another user")
+@every("mode, words", [(0o555, "cannot be made: permission denied"), (0o1777, "could not be thinned")])
+def test_a_run_that_may_not_be_changed_stays_as_it_is(mode: int, words: str) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        place = Path(name)
+        place.chmod(0o755)
+        run = SAVER.run(place / "run", 100, 200)
+        for path in run.glob("*/*"):
+            path.chmod(0o644)
+        for path in run.iterdir():
+            path.chmod(0o777)
+        run.chmod(mode)
+        before = files(run)
+
+        def asked() -> None:
+            os.setegid(65534)
+            os.seteuid(65534)
+            thin(run, "--keep-last", 1, "--yes").refused(1, words)
+
+        assert in_child(asked) == 0
+        assert files(run) == before
+        assert AREA not in names(run)
+
+
 def test_two_runs_do_not_work_at_once(run: Path) -> None:
-    thinning, chosen = plan(run, keep_last=1)
+    planned_before = plan(run, keep_last=1)
 
     def again(*_: object) -> None:
         thin(run, "--keep-last", 1, "--yes").refused(1, "is being written by another process")
 
-    carry_out(thinning, chosen, {}, again)
+    carried_out(planned_before, again)
     assert names(run) == {"checkpoint-400"}
+
+
+def test_nothing_is_planned_while_another_run_works(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def planning(*arguments: Any) -> Thinning:
+        if not asked:
+            asked.append(True)
+            thin(run, "--keep-last", 1, "--as", "bf16", "--yes").refused(1, "is being written by another process")
+        return planned(*arguments)
+
+    monkeypatch.setattr("ckptconv.features.thin.planning.planned", planning)
+    done(thin(run, "--keep-last", 2, "--yes"))
+    assert asked
+    assert names(run) == {"checkpoint-300", "checkpoint-400"}
+
+
+@every("change", [shutil.rmtree, lambda step: os.truncate(step / "model.safetensors", 900)], ["gone", "torn"])
+def test_nothing_more_goes_once_the_last_good_step_is_not_what_it_was(
+    change: Callable[[Path], None], tmp_path: Path
+) -> None:
+    run = SAVER.run(tmp_path / "run", 100, 200, 300)
+    planned_before = plan(run, keep_last=1)
+    with pytest.raises(UnsafeError, match="checkpoint-300 is to stay, and"):
+        carried_out(planned_before, lambda *_: change(run / "checkpoint-300"))
+    assert names(run) - {"checkpoint-300"} == {"checkpoint-200"}
+    assert SAVER.takes(run / "checkpoint-200")
+
+
+@pytest.mark.skipif("delta" not in WAYS, reason="there are no deltas")
+def test_no_step_becomes_a_delta_of_one_that_changed_meanwhile(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, patch = files(run), ckptconv.patch
+
+    def changing(*arguments: Any, **options: Any) -> None:
+        patch(*arguments, **options)
+        os.utime(run / "checkpoint-300" / "trainer_state.json", (1e9, 1e9))
+
+    monkeypatch.setattr(ckptconv, "patch", changing)
+    with pytest.raises(UnsafeError, match="checkpoint-300 is to stay, and"):
+        carried_out(plan(run, keep_last=2, as_="delta"))
+    assert files(run) == before
+
+
+@every("path", ["ema.safetensors", "ema_model.pt", "critic/model.safetensors"])
+def test_no_less_is_kept_of_a_step_with_further_weights(path: str, tmp_path: Path) -> None:
+    run = SAVER.run(tmp_path / "run", 100, 200)
+    for number in (100, 200):
+        further = run / f"checkpoint-{number}" / path
+        further.parent.mkdir(exist_ok=True)
+        torch.save(state_of(1), further) if path.endswith("pt") else save_file(state_of(1), further)
+    before = files(run)
+    for options in (("--drop", "optimizer"), ("--as", "bf16"), ("--as", "delta")):
+        told = json.loads(done(thin(run, "--keep-last", 1, *options, "--yes", "--json")).out)
+        assert told["steps"][0]["why"] == [f"less of it would lack checkpoint-100/{path}"]
+    assert files(run) == before
+
+
+# ------------------------------------------------------------------------------------------------------- full disks
+
+FILLED = ("write", "pwrite", "ftruncate", "mkdir", "fsync", "replace", "rename")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_full_disk_leaves_each_step_as_it_was_or_as_it_was_to_be(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, run = SAVER.run(tmp_path / "source", 100, 200), tmp_path / "run"
+    options = [f"--{name.rstrip('_').replace('_', '-')}={value}" for name, value in WAYS[way].items() if value != 2]
+    failed = 0
+    for call in FILLED:
+        for after in range(40 if TIMES > 1 else 3):
+            shutil.copytree(source, run)
+            with failing(monkeypatch, call, after, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))):
+                told = thin(run, "--keep-last", 1, *options, "--yes")
+            if told.code:
+                failed += 1
+                told.refused(1, "no space left on device")
+                is_as_it_was = files(run / "checkpoint-100") == files(source / "checkpoint-100")
+                assert is_as_it_was or not (run / "checkpoint-100" / "optimizer.pt").exists(), (call, after)
+                assert is_as_it_was or call == "rename"
+                assert (AREA in names(run)) is not is_as_it_was, (call, after)
+                again = json.loads(done(thin(run, "--keep-last", 1, *options, "--yes", "--json")).out)
+                assert again["finished"] == ([] if is_as_it_was else ["checkpoint-100"])
+            assert files(run / "checkpoint-200") == files(source / "checkpoint-200")
+            assert not (run / "checkpoint-100" / "optimizer.pt").exists()
+            shutil.rmtree(run)
+    assert failed >= 4
+
+
+# --------------------------------------------------------------------------------------- what an earlier run has left
+
+
+def _moved(run: Path) -> None:
+    """Leave a run as one that is killed when it has moved a step into the area."""
+
+    def moving() -> None:
+        with entered(str(run)) as area:
+            mark = mark_of(entries_of(area.home, "checkpoint-100"))
+            area.begin(Change("checkpoint-100", REMOVE, {"checkpoint-100": "step-0"}, {"checkpoint-100": mark}))
+            area.take("checkpoint-100", mark, "step-0")
+            os._exit(9)
+
+    assert in_child(moving) == 9
+    assert "checkpoint-100" not in names(run)
+
+
+def test_a_step_that_was_only_moved_gets_its_name_again_and_stays_if_it_is_to_stay_now(run: Path) -> None:
+    before = files(run)
+    _moved(run)
+    said = done(thin(run, "--keep-last", 1)).err
+    assert f"{run}/{AREA} is there: a run of thin was stopped" in said
+    done(thin(run, "--keep-last", 3, "--keep-step", 100, "--yes"))
+    assert files(run) == before
+    assert AREA not in names(run)
+
+
+def test_what_has_the_name_of_a_moved_step_by_now_is_not_replaced(run: Path) -> None:
+    for is_file in (False, True):
+        _moved(run)
+        taken = run / "checkpoint-100"
+        taken.write_text("mine") if is_file else taken.mkdir()
+        for _ in range(2):
+            thin(run, "--keep-last", 1, "--yes").refused(3, "cannot get its name checkpoint-100 again", "Move what")
+            assert SAVER.takes(run / AREA / "step-0")
+        assert taken.read_text() == "mine" if is_file else not names(taken)
+        taken.unlink() if is_file else taken.rmdir()
+        done(thin(run, "--keep-last", 4, "--yes"))
+        assert SAVER.takes(run / "checkpoint-100")
+
+
+def test_what_was_staged_for_less_of_a_step_goes_with_the_next_run(run: Path) -> None:
+    with entered(str(run)) as area:
+        area.begin(Change("checkpoint-100", LESSEN, {"checkpoint-100": "step-0"}, {"checkpoint-100": ""}))
+        (run / AREA / ".step-0.ckptconv-0123abcd").mkdir()
+    assert names(run / AREA) == {".lock", JOURNAL, ".step-0.ckptconv-0123abcd"}
+    done(thin(run, "--keep-last", 4, "--yes"))
+    assert names(run) == {f"checkpoint-{number}00" for number in range(1, 5)}
+
+
+def test_what_no_journal_names_is_told_with_its_path_and_never_removed(run: Path) -> None:
+    hidden = run / AREA / "step-0-0"
+    hidden.mkdir(parents=True)
+    (run / AREA).chmod(0o700)
+    for path in (run / AREA / ".lock", run / AREA / "journal.jsonl", hidden / "mine.txt"):
+        path.write_text("")
+    before = files(run)
+    commands = [("thin", run, "--keep-last", 4, *yes) for yes in ((), ("--yes",))]
+    if "steps" in GROUPS:
+        commands.append(("steps", run))
+    for command in commands:
+        said = done(ckptconv_here(*command)).err
+        assert f"{run}/{AREA} has journal.jsonl, step-0-0, and no journal says what that is" in said
+        assert "Move what you want to keep of it to where it belongs, and remove the rest." in said
+    assert files(run) == before
+
+
+@every("changes", [False, True])
+def test_where_the_system_exchanges_nothing_less_of_a_step_takes_its_place_by_two_renames(
+    changes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = SAVER.run(tmp_path / "run", 100, 200)
+    rename = os.rename
+    monkeypatch.setattr(area_module, "_renamed", lambda *_: False)
+
+    def racing(name: str, *arguments: Any, **options: Any) -> None:
+        rename(name, *arguments, **options)
+        if changes and name == "checkpoint-100":
+            (run / "checkpoint-100").mkdir()
+
+    monkeypatch.setattr(os, "rename", racing)
+    found = thin(run, "--keep-last", 1, "--as", "bf16", "--yes")
+    if not changes:
+        done(found)
+        assert names(run / "checkpoint-100") >= {"model.safetensors"}
+        assert AREA not in names(run)
+        return
+    for told in (found, thin(run, "--keep-last", 1, "--yes")):
+        told.refused(3, f"is something else now: what it was is {run}/{AREA}/step-0.old.", "Move what you want")
+        assert SAVER.takes(run / AREA / "step-0.old")
+        assert names(run / "checkpoint-100") == set()
 
 
 def test_options_of_other_programs_lead_to_its_own(tmp_path: Path) -> None:
