@@ -195,8 +195,8 @@ class Area:
             self.inside.unlink(name)
 
     def close(self) -> None:
-        """Close it. Remove it, unless an entry is in it: without one, nothing is under way."""
-        if _OWN.issuperset(self.inside.names()):
+        """Close it. Remove it, unless an entry or a journal is in it: without these, nothing is under way."""
+        if {*self.inside.names()} <= {LOCK, _NEW}:
             remove_emptied(self.home, AREA, self.inside)
         os.close(self._lock)
         self.inside.close()

@@ -176,15 +176,15 @@ def _measured(known: Judged, inert: bool) -> Judged:
 
 def _others(step: Step, source: Source) -> list[str]:
     """Return the files of a step that hold weights by their names, and that are not read for those of `source`."""
-    is_file = any(step.at(path).path == source.path for path in step.files)
-    home = Location(source.path).parent if is_file else Location(source.path)
+    places = {path: entry.file.path for path, entry in step.files.items()}
+    home = Location(source.path).parent if source.path in places.values() else Location(source.path)
     read = {home.join(*name.split("/")).path for name in source.inputs_of_all}
     # Which ranks' files are read for some tensors does not tell whose the others are.
     read_in = {place.rpartition("/")[0] for place in read}
     return [
         path
-        for path in step.files
-        if path.endswith(_WEIGHTS) and not is_beside_weights(path) and (place := step.at(path).path) not in read
+        for path, place in places.items()
+        if path.endswith(_WEIGHTS) and not is_beside_weights(path) and place not in read
         if not (path.endswith(_OF_RANK) and place.rpartition("/")[0] in read_in)
     ]
 

@@ -188,6 +188,8 @@ def _strange(run: Run, step: Step) -> Iterator[str]:
     inner = {name for path in directories for name in path.split("/")[1:]}
     if any(name.startswith(".") for name in inner) or sum(number_of(name) is not None for name in inner) > 1:
         yield "has more than one step's files in it"
+    if any(entry.kind == "directory" for entry in step.files.values()):
+        yield "has directories in it that lie too deep"
     with Handle.open(resolved(run.place.path or ".")) as home:
         try:
             for name in step.names:

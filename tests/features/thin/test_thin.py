@@ -139,6 +139,10 @@ def _repository_inside(run: Path) -> None:
     (run / "checkpoint-100" / ".git" / "HEAD").write_text("ref")
 
 
+def _deep(run: Path) -> None:
+    (run / "checkpoint-100" / "/".join("d" * 12)).mkdir(parents=True)
+
+
 def _run_inside(run: Path) -> None:
     for number in (1, 2):
         SAVER.save(run / "checkpoint-100" / f"checkpoint-{number}", number)
@@ -154,6 +158,7 @@ HELD: Mapping[str, tuple[Callable[[Path], None], str, str]] = {
     "a link to a file in it": (_file_link_inside, "checkpoint-100", "has links in it"),
     "a pipe in it": (_pipe_inside, "checkpoint-100", "has more than files in it"),
     "a repository in it": (_repository_inside, "checkpoint-100", "has more than one step's files in it"),
+    "directories that lie deep": (_deep, "checkpoint-100", "has directories in it that lie too deep"),
     "a run in it": (_run_inside, "checkpoint-100", "has more than one step's files in it"),
 }
 
@@ -438,6 +443,17 @@ def test_a_journal_that_came_with_a_copy_of_a_run_leads_nowhere(name: str, journ
     before = files(run)
     thin(run, "--keep-last", 1, "--yes").refused(4, f"{name} is not valid.")
     assert mine.read_text() == "mine"
+    assert files(run) == before
+
+
+@every("name", [JOURNAL, DONE])
+def test_a_journal_that_is_no_file_stays(name: str, tmp_path: Path) -> None:
+    run = SAVER.run(tmp_path / "run", 100, 200)
+    (run / AREA).mkdir(mode=0o700)
+    (run / AREA / ".lock").touch()
+    (run / AREA / name).symlink_to(run / "checkpoint-100" / "optimizer.pt")
+    before = files(run)
+    thin(run, "--keep-last", 1, "--yes").refused(1, f"{AREA}/{name} blocks the output: it is not a regular file")
     assert files(run) == before
 
 
