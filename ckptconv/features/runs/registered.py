@@ -22,4 +22,6 @@ MARKING: tuple[str, ...] = (
     "ckptconv.features.ranks.locate",
 )
 # Modules that tell of what else is in the directory of a run: `warnings(path)` yields a sentence each.
-TELLING: tuple[str, ...] = ("ckptconv.features.removal.area",)
+TELLING: tuple[str, ...] = (
+    "ckptconv.features.removal.area",
+)  # fmt: skip
