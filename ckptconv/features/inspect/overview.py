@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from ckptconv.cli.lines import NARROW, Line, Words, fitted, table_row
 from ckptconv.features.inspect.module_tree import Row, fitting_depth, rows, tree
+from ckptconv.features.inspect.summary import NOT_READ, Summary
 from ckptconv.process import no_garbage
 from ckptconv.text import cells, count_of, cut, cut_column, format_size, padded, printable, some
 
 if TYPE_CHECKING:
-    from ckptconv.features.inspect.summary import Summary
     from ckptconv.features.reporting.statistics import Statistics
 
 # The most lines of the tree by default, and the most children shown of one module.
@@ -256,8 +256,12 @@ def _values(summary: Summary, width: int | None, verbose: bool) -> Iterator[Line
     room = WIDE if width is None else max(width - sum(widths[1:]) - 2 * len(widths) - 4, NARROW)
     names = min(names, room)
     verdict = (
-        f"{len(broken):,} of {count_of(len(measured), 'tensor')} with NaN or infinities" if broken else "all are finite"
+        f"{len(broken):,} of {count_of(len(measured), 'tensor')} with NaN or infinities"
+        if broken
+        else f"all are finite in the {count_of(len(measured), 'tensor')} read"
     )
+    beside = [note for note in (*summary.notes, *summary.warnings) if note.startswith(NOT_READ)]
+    verdict += "".join(f"; not read: {note.removeprefix(NOT_READ).partition('. ')[0]}" for note in beside)
     yield []
     yield from _wrapped([f"values: {verdict}"], " ", width, "warning" if broken else "good")
     called = ["", *(row.name for row in measured[:most])]

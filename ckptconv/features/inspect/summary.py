@@ -36,8 +36,10 @@ if TYPE_CHECKING:
 
 # The number of largest tensors that are named.
 LARGEST = 10
-# What notes say of an option that conversions have, and what they say where nothing is converted.
-_WITH_COMMAND = ("Use --optimizer PATH", "Use convert --optimizer PATH")
+# How a note or warning begins on what is beside that which was read.
+NOT_READ = "Not read: "
+# What notes say of conversions, and what they say where nothing is converted.
+_REWORDED = (("Not converted: ", NOT_READ), ("Use --optimizer PATH", "Use convert --optimizer PATH"))
 # The most values, the most characters of each and of each key, and the longest name below which values are searched.
 _VALUES, _LONGEST, _DEEPEST = 1000, 200, 2000
 
@@ -289,14 +291,20 @@ def summarize(
         opaque=list(source.files.opaque),
         classes=list(source.files.mentioned),
         tables=list(tables),
-        notes=[*(note.replace(*_WITH_COMMAND) for note in source.told()), *source.hints],
-        warnings=[*source.warnings, *idle_sentences(idle)],
+        notes=[*map(_reworded, source.told()), *source.hints],
+        warnings=[*map(_reworded, source.warnings), *idle_sentences(idle)],
         bytes_read=source.bytes_read,
         not_finite=None
         if statistics is None
         else [name for name in flat if name in statistics and not statistics[name].is_finite],
         made_of=made_of,
     )
+
+
+def _reworded(note: str) -> str:
+    for words, instead in _REWORDED:
+        note = note.replace(words, instead)
+    return note
 
 
 def _values(*trees: Any) -> Iterator[tuple[str, str | bool | int | float]]:

@@ -732,7 +732,9 @@ def test_options_of_conversions_are_named_with_their_command(tmp_path: Path) -> 
     save_file({"a.weight": torch.ones(2)}, tmp_path / "model.safetensors")
     state = {"state": {0: {"exp_avg": torch.zeros(2)}}, "param_groups": [{"params": [0], "lr": 0.1}]}
     torch.save(state, tmp_path / "optimizer.pt")
-    run = ckptconv_here("inspect", tmp_path)
-    assert f"Not converted: {tmp_path / 'optimizer.pt'}. Use convert --optimizer PATH for its states." in " ".join(
-        run.out.split()
-    )
+    text = " ".join(ckptconv_here("inspect", tmp_path, "--stats").out.split())
+    left = tmp_path / "optimizer.pt"
+    assert f"Not read: {left}. Use convert --optimizer PATH for its states." in text
+    assert f"values: all are finite in the 1 tensor read; not read: {left}" in text
+    alone = ckptconv_here("inspect", tmp_path / "model.safetensors", "--stats").out
+    assert "values: all are finite in the 1 tensor read\n" in alone
