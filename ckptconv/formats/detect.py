@@ -314,11 +314,10 @@ def _directories(place: Location) -> Iterator[Location]:
 
 def _within(place: Location) -> str:
     """Return a sentence on the content of a directory without a checkpoint, and on what to do."""
-    names = sorted(place.names)
-    if not names:
+    names = sorted(name for name in place.names if not name.startswith("."))
+    if not place.names:
         return "Its server lists no files in it." if is_quoted(place.path) else "It is empty."
-    pipeline = pipelines.reader_of(place)
-    if pipeline:
+    if pipeline := pipelines.reader_of(place):
         return str(pipeline.hint(place))
     checkpoints = [str(place.join(name)) for name in names[:_LOOKED_AT] if _is_checkpoint(place.join(name))]
     if len(checkpoints) > 1:
@@ -329,7 +328,9 @@ def _within(place: Location) -> str:
         )
     if checkpoints:
         return f"Give the checkpoint in it: {checkpoints[0]}"
-    return f"Give a file, or the directory of the checkpoint. It holds {some(names, form=str)}."
+    from ckptconv.formats.foreign import without_checkpoint
+
+    return without_checkpoint(place.names)
 
 
 def _is_checkpoint(place: Location) -> bool:

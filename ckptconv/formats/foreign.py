@@ -11,9 +11,11 @@ cc/saved_model/constants.h, of whose saved_model.pb or .pbtxt proto_splitter mak
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from ckptconv.errors import CorruptError, UnsupportedError, damaged
+from ckptconv.storage.handles import HIDDEN
+from ckptconv.text import some
 
 _CORRUPT, _UNSUPPORTED = CorruptError, UnsupportedError
 _AGAIN = "Download it again, and read the answer of the server. The address of a directory ends in /."
@@ -171,13 +173,19 @@ def foreign_archive(members: Iterable[str]) -> tuple[str, str] | None:
     return None
 
 
-def foreign_directory(names: Iterable[str]) -> UnsupportedError | None:
+def foreign_directory(names: Collection[str]) -> UnsupportedError | None:
     """Return the error for a foreign directory with these names; its message lacks the directory's name. Else None."""
-    every = list(names)
     for pattern, description, hint in _DIRECTORIES:
-        if any(re.fullmatch(pattern, name) for name in every):
+        if any(re.fullmatch(pattern, name) for name in names):
             return UnsupportedError(f"is {description}, which is not read.", hint)
     return None
+
+
+def without_checkpoint(names: Collection[str]) -> str:
+    """Return the hint for a directory with these names, in which there is no checkpoint."""
+    if all(name.startswith(HIDDEN) for name in names):
+        return "It holds an unfinished conversion: run its command again to continue it, or delete the directory."
+    return f"Give a file, or the directory of the checkpoint. It holds {some(sorted(names), form=str)}."
 
 
 def begins_as_pickle(head: bytes) -> bool:

@@ -154,6 +154,15 @@ def test_a_directory_of_one_file_names_it(place: Path) -> None:
     assert "Give the checkpoint in it: in/epoch=0.ckpt" in refused(2, "convert", "in", "out")
 
 
+def test_what_an_interrupted_conversion_staged_is_not_proposed(place: Path) -> None:
+    (place / "out/.ckptconv-afd41c").mkdir(parents=True)
+    torch.save(NESTED, "out/.ckptconv-afd41c/model.pt")
+    said = refused(2, "convert", "out", "other")
+    assert "It holds an unfinished conversion: run its command again to continue it, or delete the directory." in said
+    torch.save(NESTED, "out/b.pt")
+    assert "Give the checkpoint in it: out/b.pt" in refused(2, "convert", "out", "other")
+
+
 def test_a_glob_that_the_shell_did_not_expand_is_explained(place: Path) -> None:
     torch.save(NESTED, "a.pt")
     assert (
