@@ -125,6 +125,12 @@ def test_python_means_what_the_command_line_means(name: str) -> None:
         assert getattr(Options(**{name: None}), name) == default
 
 
+def test_pairs_instead_of_json_are_answered_with_the_right_form() -> None:
+    with pytest.raises(UsageError, match=r"is not JSON, such as '{\"key\": \"value\"}'") as caught:
+        OPTIONS["storage_options"].of_words("key=AKIA")
+    assert "AKIA" not in str(caught.value)
+
+
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in REFUSED.items() for value in values])
 def test_a_wrong_value_is_one_sentence_that_names_the_option(name: str, value: Any, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:

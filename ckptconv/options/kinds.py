@@ -123,7 +123,7 @@ def _mapping(value: Any, called: str) -> dict[str, Any]:
         try:
             value = json.loads(value or "{}")
         except (ValueError, RecursionError) as error:
-            raise UsageError(f"{called} is not JSON: {error}.") from error
+            raise UsageError(f'{called} is not JSON, such as \'{{"key": "value"}}\': {error}.') from error
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
         raise UsageError(f"{called} is not a {kind}.")
     return dict(value)
