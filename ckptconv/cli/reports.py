@@ -27,7 +27,7 @@ def of_conversion(report: Report, verbose: bool) -> list[str]:
     lines: list[str] = []
     verb = "would write" if report.dry_run else "staged" if report.part else "finished" if report.finished else "wrote"
     if report.part and not report.outputs:
-        lines.append(f"no files fall to part {report.part}")
+        lines.append(f"no files fall to part {report.part}: there are fewer files than parts (see --max-shard-size)")
     by_directory: dict[str, list[OutputFile]] = {}
     for output in report.outputs:
         by_directory.setdefault(_gathered(output.path), []).append(output)

@@ -22,7 +22,7 @@ _SYSTEMS: tuple[tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]], .
         (),
         ("JOB_COMPLETIONS", "COMPLETIONS", "JOB_PARALLELISM", "PARALLELISM"),
     ),
-    # Only in the tasks of srun: a batch script has the first of these too, and runs once.
+    # A batch script has the first of these too, and runs once: only the tasks of srun have both.
     (_SRUN, ("SLURM_PROCID",), (), ("SLURM_STEP_NUM_TASKS",)),
 )
 
@@ -51,12 +51,11 @@ def _part_of_system(option: str, environment: Mapping[str, str]) -> tuple[int, i
         if number is None:
             continue
         count = _first(option, environment, counts)
-        if count is None and system == _SRUN:
-            continue
         if count is None:
+            how = "Run it with srun" if system == _SRUN else "Set it to the number of parts"
             raise UsageError(
                 f"{option} auto: {numbers[0]} is set, as in {system}, but {' or '.join(counts)} is not.",
-                f"Set it to the number of parts, or give {option} I/N.",
+                f"{how}, or give {option} I/N.",
             )
         lowest_number = _first(option, environment, lowest) or 0
         return _checked_part(number - lowest_number, count, f"{option} auto, from {numbers[0]}")
