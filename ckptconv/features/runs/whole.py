@@ -23,6 +23,7 @@ from ckptconv.features.runs.registered import EXTENTS
 from ckptconv.features.runs.run import Run, Step
 from ckptconv.features.runs.torn import torn_file
 from ckptconv.formats.detect import open_source
+from ckptconv.formats.optimizers import optimizers_in, subtree, weights_key
 from ckptconv.formats.source import Source
 from ckptconv.pickles.children import walk
 from ckptconv.storage.location import Location
@@ -156,10 +157,8 @@ def _measured(known: Judged, inert: bool) -> Judged:
     for module, directory in described:
         module.extent_of(directory)
     lost = next(filter(None, map(_lost, sources)), "")
-    weights, optimizer = (
-        sum(tensor.nbytes for tensor in tensors_in(*trees))
-        for trees in ([sources[0].weights], [source.optimizer for source in sources])
-    )
+    of_states = tensors_in(*(source.optimizer for source in sources)) or tensors_in(*_states_in(sources[0]))
+    weights, optimizer = (sum(tensor.nbytes for tensor in tensors) for tensors in (weights_of(sources[0]), of_states))
     of_optimizer = (
         entry.file.size for path, entry in step.files.items() if _OPTIMIZER_FILE.fullmatch(path.rpartition("/")[2])
     )
@@ -193,6 +192,19 @@ def tensors_in(*trees: Any) -> list[LazyTensor]:
     """Return the tensors in trees, each object once."""
     seen: set[int] = set()
     return [node for tree in trees for node in walk(tree, seen) if isinstance(node, LazyTensor)]
+
+
+def weights_of(source: Source) -> list[LazyTensor]:
+    """Return the tensors of the weights of `source`: not what a training saves in one file with them."""
+    key = weights_key(source.weights)
+    others = {id(tensor) for tensor in tensors_in(source.optimizer, *_states_in(source))}
+    weights = tensors_in(subtree(source.weights, key) if key else source.weights)
+    return [tensor for tensor in weights if id(tensor) not in others]
+
+
+def _states_in(source: Source) -> Iterator[Any]:
+    """Yield the state dicts of optimizers that are saved in one file with the weights of `source`."""
+    return (states for _, states in optimizers_in(source.weights, weights_key(source.weights)))
 
 
 def sources_of(step: Step, inert: bool) -> list[Source]:

@@ -10,7 +10,7 @@ from ckptconv.engine.checksums import Checksums
 from ckptconv.errors import CorruptError, damaged
 from ckptconv.features.reporting.measure import measured, read_through
 from ckptconv.features.runs.run import Step
-from ckptconv.features.runs.whole import tensors_in
+from ckptconv.features.runs.whole import tensors_in, weights_of
 from ckptconv.formats.source import Source
 from ckptconv.outputs.targets import MANIFEST
 from ckptconv.plan import Data
@@ -112,8 +112,10 @@ class _Nowhere(Writer):
 
 def values_of(step: Step, sources: Sequence[Source], progress: Progress | None) -> Values:
     """Return the statistics of all values of a step, whose first checkpoint has the weights."""
-    of_weights = tensors_in(sources[0].weights)
-    others = tensors_in(*[tree for source in sources for tree in (source.weights, source.optimizer)][1:])
+    of_weights = weights_of(sources[0])
+    counted = {id(tensor) for tensor in of_weights}
+    every_tensor = tensors_in(*(tree for source in sources for tree in (source.weights, source.optimizer)))
+    others = [tensor for tensor in every_tensor if id(tensor) not in counted]
     weights, states = ({f"{number}": tensor for number, tensor in enumerate(each)} for each in (of_weights, others))
     of_each, _ = measured(weights, step.home.options, progress)
     of_states, _ = measured(states, step.home.options, progress)

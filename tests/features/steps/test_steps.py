@@ -114,6 +114,20 @@ def test_sizes_of_weights_optimizer_and_rest_add_up_to_those_of_the_files(tmp_pa
     assert found["bytes"] == size == found["weights_bytes"] + found["optimizer_bytes"] + found["rest_bytes"]
 
 
+@pytest.mark.parametrize("is_named", [True, False])
+def test_an_optimizer_in_one_file_with_the_weights_is_not_counted_as_weights(tmp_path: Path, is_named: bool) -> None:
+    weights = {"weight": torch.full((3, 4), 2.0), "bias": torch.zeros(3)}
+    moments = {number: {"exp_avg": torch.ones(tensor.shape)} for number, tensor in enumerate(weights.values())}
+    # A parameter too many: no number has a name, so the states cannot be converted.
+    groups = [{"lr": 0.1, "params": [0, 1] if is_named else [0, 1, 7]}]
+    saved = {"model": weights, "optimizer": {"state": moments, "param_groups": groups}, "epoch": 1}
+    for number in (1, 2):
+        torch.save(saved, tmp_path / f"ckpt_{number}.pt")
+    (step, _) = steps(tmp_path, "--json", "--stats").json["steps"]
+    assert (step["weights_bytes"], step["optimizer_bytes"]) == (15 * 4, 15 * 4)
+    assert step["norm"] == pytest.approx(48**0.5)
+
+
 def test_markers_and_geometry_are_told_apart_where_they_disagree(tmp_path: Path) -> None:
     run = SAVERS["trainer"].run(tmp_path / "run", 5, 6)
     (run / "checkpoint-6" / "trainer_state.json").unlink()
