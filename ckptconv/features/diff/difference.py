@@ -87,12 +87,14 @@ class TensorDifference:
 
     @property
     def rank(self) -> tuple[int, float, str]:
-        """The key to sort by: those that cannot be compared first, then by falling change; equal ones last."""
+        """The key to sort by: those that cannot be compared first, then by falling change; equal ones last, within a
+        tolerance by falling change too."""
         change = self.change
-        if self.status in (DTYPE, CHANGED) and change is not None:
+        if self.status in (DTYPE, CHANGED, EQUAL) and change is not None:
             relative = change.relative
             size = relative if relative is not None else 0.0
-            return STATUSES.index(CHANGED), -(float("inf") if change.not_finite else size), self.name
+            place = STATUSES.index(EQUAL if self.status == EQUAL else CHANGED)
+            return place, -(float("inf") if change.not_finite else size), self.name
         return STATUSES.index(self.status), 0.0, self.name
 
     @property

@@ -35,11 +35,12 @@ def overview(
 ) -> Iterator[Line]:
     """Yield the lines that show `report`, each at most `width` cells wide (None: as wide as needed).
 
-    The `top` tensors that differ most are listed; by default as many as fit a page, and all if `verbose`.
+    The `top` tensors that differ most are listed, also within a tolerance; by default those that differ by more than
+    it, as many as fit a page, and all if `verbose`.
     """
     for side, path, called in (("A", report.input, report.format), ("B", report.other, report.other_format)):
         yield [Words(f"{side}  "), Words(printable(path), "name"), Words(": "), Words(printable(called), "title")]
-    differing = [tensor for tensor in report.tensors if tensor.status != EQUAL]
+    differing = [tensor for tensor in report.tensors if tensor.status != EQUAL or (top and _is_near(tensor))]
     most = top or (None if verbose else LISTED)
     if differing:
         yield []
@@ -48,9 +49,16 @@ def overview(
             how = "--top N shows more" if top else "--verbose shows all"
             yield [Words(f"  … and {len(differing) - most:,} more ({how})", "dim")]
         yield []
+    elif top:
+        yield [Words("no tensor to list: all are equal, without a tolerance too", "dim")]
     for hint in report.hints:
         yield [Words(printable(hint), "warning")]
     yield from _totals(report)
+
+
+def _is_near(tensor: TensorDifference) -> bool:
+    """Whether a tensor differs, but not by more than the tolerance."""
+    return tensor.status == EQUAL and tensor.change is not None and bool(tensor.change.max_abs)
 
 
 def _totals(report: Difference) -> Iterator[Line]:

@@ -387,6 +387,20 @@ def test_the_exit_code_says_whether_anything_differs(two: tuple[str, str]) -> No
     assert ckptconv_here("diff", "-", "-").refused(2, "Both sides are a pipe")
 
 
+def test_top_lists_differences_within_the_tolerance_too(tmp_path: Path) -> None:
+    save_file({name: torch.ones(4) for name in "abc"}, tmp_path / "a.safetensors")
+    save_file({name: torch.ones(4) + 2**-10 * number for number, name in enumerate("abc")}, tmp_path / "b.safetensors")
+    words = ("diff", "--rtol", "0.01", tmp_path / "a.safetensors")
+    lines = ckptconv_here(*words, tmp_path / "b.safetensors", "--top", "1").out.splitlines()
+    (listed,) = (line.split() for line in lines if line.startswith("  c "))
+    assert listed[1] == "0"
+    assert float(listed[-1]) == pytest.approx(2**-9, rel=1e-2)
+    assert "  … and 1 more (--top N shows more)" in lines
+    assert "  c " not in ckptconv_here(*words, tmp_path / "b.safetensors").out
+    same = ckptconv_here(*words, tmp_path / "a.safetensors", "--top", "1")
+    assert "no tensor to list: all are equal, without a tolerance too" in same.out
+
+
 def test_as_many_tensors_are_listed_as_asked_for(two: tuple[str, str]) -> None:
     def listed(run: Run) -> int:
         return sum("layers." in line for line in run.out.splitlines())
