@@ -14,10 +14,10 @@ from ckptconv.errors import CorruptError, FailedError, UsageError, leaving
 from ckptconv.features.parts.description import description
 from ckptconv.features.parts.finishing import FINISHING
 from ckptconv.features.parts.making import assign
-from ckptconv.features.parts.staged import described, directories
+from ckptconv.features.parts.staged import StagedParts, described, directories
 from ckptconv.formats.run_names import TREES
 from ckptconv.options.option import checked
-from ckptconv.options.table import Options
+from ckptconv.options.table import OPTIONS, Options
 from ckptconv.outputs.computed import made_as
 from ckptconv.outputs.targets import MANIFEST, directory_of, final_path
 from ckptconv.process import peak_rss
@@ -26,15 +26,16 @@ from ckptconv.publish.manifest import MOST_RECORD, FinishedFile, document
 from ckptconv.publish.parts import PlanDescription
 from ckptconv.publish.publish import Staged, complete, describe, staging_for, unpublished
 from ckptconv.publish.replacing import Replacing, Spared
+from ckptconv.publish.staging.area import RECORD
 from ckptconv.publish.staging.base import Staging
 from ckptconv.publish.statements import requested
 from ckptconv.result import OutputFile, Report
 from ckptconv.storage.files import look, read_text
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import join, listed, real_place
+from ckptconv.storage.paths import is_remote, join, listed, real_place
 from ckptconv.storage.progress import Progress, counter, on_file, shown
 from ckptconv.storage.syncing import Syncing
-from ckptconv.text import Proposed, some
+from ckptconv.text import Proposed, brief, count_of, some
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -209,21 +210,46 @@ def _planned(output: Location) -> list[_Planned]:
             "Give the OUTPUT of the conversions with --part, and run these first.",
         )
     if len(descriptions) > 1:
-        places = " and ".join(staged.place for staged in descriptions)
         raise UsageError(
-            f"Parts of {len(descriptions)} different conversions are staged for {path}: {places}. The input changed in "
-            "between, or the parts were made with different options or releases of ckptconv.",
+            f"Parts of {len(descriptions)} different conversions are staged for {path}: {_told(descriptions, output)}. "
+            "The input changed in between, or the parts were made with different options or releases of ckptconv.",
             "Remove the unwanted one, and run the missing parts of the other.",
         )
     (only,) = descriptions
+    plan = _parsed(only)
+    return [_Planned(real_place(path) if plan.kind in TREES else path, plan, only.published)]
+
+
+def _parsed(staged: StagedParts) -> PlanDescription:
     try:
-        plan = description(only.data, only.plan_id, only.kinds, directory_of)
+        return description(staged.data, staged.plan_id, staged.kinds, directory_of)
     except ValueError as error:
         raise CorruptError(
-            f"The description of the parts in {only.place} is damaged: {error}.",
+            f"The description of the parts in {staged.place} is damaged: {error}.",
             "Run one of the parts again to write it again.",
         ) from None
-    return [_Planned(real_place(path) if plan.kind in TREES else path, plan, only.published)]
+
+
+def _told(descriptions: Sequence[StagedParts], output: Location) -> str:
+    """Say of each conversion whose parts are staged where they are, how many files are made, since when, and with which
+    options that others lack."""
+    plans = [_parsed(staged) for staged in descriptions]
+    parts = []
+    for staged, plan in zip(descriptions, plans, strict=True):
+        complete = sum(name.startswith(RECORD) for name in output.at(staged.place).names)
+        facts = [f"{complete} of {count_of(len(plan.files), 'file')} complete"]
+        if not is_remote(staged.place):
+            changed = time.localtime(os.stat(staged.place).st_mtime)
+            facts.append(f"last changed {time.strftime('%Y-%m-%d %H:%M:%S', changed)}")
+        others = [other.heading["options"] for other in plans if other is not plan]
+        options = {
+            name: value
+            for name, value in plan.heading["options"].items()
+            if any(other.get(name) != value for other in others)
+        }
+        facts += [f"{OPTIONS[name].flags[0]} {brief(value)}" for name, value in options.items() if name in OPTIONS]
+        parts.append(f"{staged.place} ({', '.join(facts)})")
+    return " and ".join(parts)
 
 
 def _collected(planned: _Planned, staging: Staging) -> dict[str, FinishedFile]:

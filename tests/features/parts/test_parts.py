@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -216,6 +217,12 @@ def test_parts_of_different_plans_never_come_together(model: Path, tmp_path: Pat
     assert "2 different conversions" in run.err
     wrong = [path for path in (tmp_path / "out").iterdir() if path.name in run.err]
     assert len(wrong) == 2
+    made = [len([*path.glob(".record-*")]) for path in wrong]
+    for path, count in zip(wrong, made, strict=True):
+        assert f"{path} ({count} of " in run.err
+    day = time.strftime("%Y-%m-%d ", time.localtime(wrong[0].stat().st_mtime))
+    assert run.err.count(f" complete, last changed {day}") == 2
+    assert run.err.count("--dtype 'bfloat16')") == 1
 
 
 @pytest.mark.parametrize("spoil", ["cut", "flipped", "gone"])
