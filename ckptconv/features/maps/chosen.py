@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckptconv.errors import UsageError
+from ckptconv.features.maps.claims import UnknownNamesError
 from ckptconv.features.maps.compile import Applied, Cast, apply_map, unchanged
 from ckptconv.features.maps.file import MAX_BYTES, Map, parse_map
+from ckptconv.features.maps.fitting import fitting, names_of_maps
 from ckptconv.features.maps.notation import axes_in
 from ckptconv.options.kinds import SIZES
 from ckptconv.tensors.lazy import LazyTensor
@@ -48,9 +50,21 @@ class ChosenMap:
         `shapes` are known shapes of tensors to make; `cast` is for parts of one tensor that have different dtypes.
         Raises the errors of `apply_map`.
         """
-        return apply_map(
-            self.map, tensors, sizes=self.sizes, config=self.config, target=self.target, shapes=shapes, cast=cast
+        try:
+            applied = apply_map(
+                self.map, tensors, sizes=self.sizes, config=self.config, target=self.target, shapes=shapes, cast=cast
+            )
+        except UnknownNamesError as error:
+            others = names_of_maps(fitting(tensors, self.map.name))
+            hint = f"Is this the right map? {others} {error.hint}"
+            raise UnknownNamesError(error.message, hint.rstrip()) from None
+        if not applied.lacking:
+            return applied
+        doubt = (
+            f"the map {self.map.name} is for models that have {some(applied.lacking)}, of which there is none: is this "
+            f"the right map? {names_of_maps(fitting(tensors, self.map.name))}"
         )
+        return replace(applied, unchecked=(*applied.unchecked, doubt))
 
     def idle_sizes(self) -> tuple[str, ...]:
         """Return the given sizes whose axes no rule has."""

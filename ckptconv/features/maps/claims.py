@@ -45,6 +45,11 @@ _KEEPING_OTHERS = ' To keep all other names, write a rule instead of the glob: {
 # Stands for any value of an index or a wildcard.
 _HOLE = "\0"
 
+
+class UnknownNamesError(UsageError):
+    """A map does not have names of a checkpoint: it may be the wrong one."""
+
+
 # A rule, and the values of its free indices.
 Use: TypeAlias = "tuple[int, tuple[str, ...]]"
 
@@ -295,9 +300,12 @@ def source_side(map_: Map, names: Iterable[str]) -> int:
     if counts[0] == counts[1]:
         counts = [sum(known.has(name) or known.has(name, wide=True) for name in names) for known in templates]
     if not any(counts):
-        raise UsageError(
+        if not names:
+            raise UsageError(f"The checkpoint has no names for the map {map_.name}.")
+        close = _nearest(map_, (0, 1), names[0])
+        raise UnknownNamesError(
             f"The map {map_.name} has none of the {len(names)} names, as {map_.sides[0]} or as {map_.sides[1]}. "
-            f"{_nearest(map_, None, names)}"
+            f"The first is {quoted(names[0])}" + (f"; the map has {close}." if close else ".")
         )
     if counts[0] == counts[1]:
         raise UsageError(
@@ -308,16 +316,20 @@ def source_side(map_: Map, names: Iterable[str]) -> int:
     return 0 if counts[0] > counts[1] else 1
 
 
-def _nearest(map_: Map, side: int | None, names: Sequence[str]) -> str:
-    """Return a sentence on the name of a map that is most similar to the first of `names`."""
-    sides = (0, 1) if side is None else (side,)
-    texts = [str(tensor.name) for rule in map_.rules for number in sides for tensor in rule.sides[number]]
-    if not names:
-        return "The checkpoint has no names."
+def _nearest(map_: Map, sides: Sequence[int], name: str) -> str:
+    """Return the name of a map that is most similar to `name`, quoted; "" if none is similar."""
     import difflib
 
-    close = difflib.get_close_matches(names[0][:_LONGEST], texts[:_COMPARED], n=1, cutoff=0.3)
-    return f"The first is {quoted(names[0])}" + (f"; the map has {quoted(close[0])}." if close else ".")
+    texts = [str(tensor.name) for rule in map_.rules for number in sides for tensor in rule.sides[number]]
+    close = difflib.get_close_matches(name[:_LONGEST], texts[:_COMPARED], n=1, cutoff=0.3)
+    return quoted(close[0]) if close else ""
+
+
+def lacking(map_: Map, side: int, claims: Claims) -> tuple[str, ...]:
+    """Return the names of the required rules of which the checkpoint has none."""
+    used = {claim.rule for claim in claims.found.values()}
+    rules = [rule for number, rule in enumerate(map_.rules) if number not in used and rule.read[side]]
+    return tuple(str(tensor.name) for rule in rules if rule.required for tensor in rule.sides[side])
 
 
 def claimed(map_: Map, side: int, names: Iterable[str], *, strict: bool = True) -> Claims:
@@ -357,10 +369,11 @@ def claimed(map_: Map, side: int, names: Iterable[str], *, strict: bool = True) 
         else:
             unclaimed.append(name)
     if unclaimed and strict:
-        raise UsageError(
+        close = _nearest(map_, (side,), unclaimed[0])
+        raise UnknownNamesError(
             f"The map {map_.name} has no rule for {len(unclaimed)} of the tensors, as {map_.sides[side]}: "
-            f"{some(unclaimed)}. {_nearest(map_, side, unclaimed)}",
-            "Add a rule for each tensor, list it under [keep] or [drop], or leave it out with --exclude.",
+            f"{some(unclaimed)}." + (f" Most similar to the first is its {close}." if close else ""),
+            "If it is: add a rule for each tensor, list it under [keep] or [drop], or leave it out with --exclude.",
         )
     return claims
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CorruptError, LimitError, UsageError
-from ckptconv.features.maps.claims import Claims, Use, check_way_back, claimed, source_side
+from ckptconv.features.maps.claims import Claims, Use, check_way_back, claimed, lacking, source_side
 from ckptconv.features.maps.file import Map
 from ckptconv.features.maps.notation import (
     PADDING,
@@ -57,7 +57,7 @@ class Applied:
     name. `sizes` are all sizes that were determined and are the same wherever they are used: `n`, or for an axis of a
     single rule `RULE.n`. `source` and `target` are the names of the sides. `unchecked` names the sizes that only shapes
     decide, although the map has an expression for them: the configuration lacks its values. `computed` are the new
-    names whose values a rule computes.
+    names whose values a rule computes. `lacking` are the required names of which the checkpoint has none.
     """
 
     map: Map
@@ -71,6 +71,7 @@ class Applied:
     sizes: dict[str, int] = field(default_factory=dict)
     unchecked: tuple[str, ...] = ()
     computed: tuple[str, ...] = ()
+    lacking: tuple[str, ...] = ()
 
     def record(self) -> dict[str, Any]:
         """Return the record of the map for an output, in the form that `chosen.of_record` reads."""
@@ -134,6 +135,7 @@ def apply_map(
         result.sizes(),
         tuple(check.unchecked.values()),
         tuple(name for name, (rule, _) in result.made_by.items() if rule and rule.values[1 - side]),
+        lacking(map_, side, claims),
     )
 
 

@@ -27,6 +27,10 @@ _WORDS = ("about", "description", "note", "notes", "source", "sources", "title",
 _RULE_WORDS = ("about", "note")
 # The key of a rule's computed values.
 _VALUES = "values"
+# The key of a rule that says that every model of the map has its tensors.
+_REQUIRED = "required"
+# The keys of a rule that are no sides.
+_NO_SIDES = (*_RULE_WORDS, _VALUES, _REQUIRED)
 # The keys for globs of both sides.
 _BOTH = ("names", "both", "tensors", "globs", "patterns")
 # A line that begins a rule, and an index in a glob.
@@ -97,7 +101,13 @@ def parse_map(text: str, name: str) -> Map:
     for number, (rule, where) in enumerate(zip(rule_tables, places, strict=True), 1):
         texts = [_texts(rule[side], f"{where}, {side}") for side in sides]
         values = _values(rule.get(_VALUES, {}), sides, f"{where}, {_VALUES}")
-        rules.extend(replace(rule_made, values=values) for rule_made in make_rules(where, number, sides, texts))
+        required = rule.get(_REQUIRED, False)
+        if not isinstance(required, bool):
+            raise UsageError(f"{where}, {_REQUIRED} is {brief(required)}, but true or false was expected.")
+        rules.extend(
+            replace(rule_made, values=values, required=required)
+            for rule_made in make_rules(where, number, sides, texts)
+        )
     keep, drop = (_globs(tables.get(key, []), sides, f"{name}, [{key}]") for key in ("keep", "drop"))
     sizes = _sizes(tables.get("sizes", {}), name)
     words = {key: _joined(tables[key]) for key in _WORDS if key in tables}
@@ -134,11 +144,11 @@ def _places(text: str, name: str, rules: int) -> list[str]:
 
 def _sides(rules: Sequence[Mapping[str, Any]], places: Sequence[str]) -> tuple[str, str]:
     """Return the names of the two sides, which all rules must have."""
-    sides = [key for key in rules[0] if key not in (*_RULE_WORDS, _VALUES)]
+    sides = [key for key in rules[0] if key not in _NO_SIDES]
     if len(sides) != 2:
         raise UsageError(f"{places[0]} has {len(sides)} sides, but a rule must have two: {some(sides) or 'none'}.")
     for rule, where in zip(rules, places, strict=True):
-        keys = [key for key in rule if key not in (*_RULE_WORDS, _VALUES)]
+        keys = [key for key in rule if key not in _NO_SIDES]
         if {*keys} != {*sides}:
             raise UsageError(f"{where} has the sides {some(keys)}; rule 1 has {some(sides)}.")
     return sides[0], sides[1]

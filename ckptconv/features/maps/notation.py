@@ -294,7 +294,7 @@ class Rule:
     `where` names it in messages. `stacks` are the indices that count the tensors of a stack; `free` are the others,
     which are in all names. `read` are the sides whose names find the rule: both, except for alternatives to another
     rule with the same names on a side. `values` are the texts of the values that it computes for each side, "" for a
-    side whose elements it only moves.
+    side whose elements it only moves. `required`: every model that the map is for has its tensors.
     """
 
     where: str
@@ -306,6 +306,7 @@ class Rule:
     pieces: tuple[tuple[frozenset[MapAxis], ...], ...] = field(default=(), repr=False)
     read: tuple[bool, bool] = (True, True)
     values: tuple[str, str] = ("", "")
+    required: bool = False
 
     @property
     def renames(self) -> bool:

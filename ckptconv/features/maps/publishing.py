@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ckptconv.errors import UsageError
 from ckptconv.features.maps.choosing import STACK
 from ckptconv.features.maps.claims import Templates
-from ckptconv.features.maps.file import Map, catalogue, from_catalogue, text_of
+from ckptconv.features.maps.fitting import NUMBERS, SHOWN, maps_like
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import quoted, some
 
 # The sides of maps that have the names of transformers: of its files, and of its releases 4 and 5 in memory.
 _TRANSFORMERS = ("hf", "v4", "v5")
-# Names that differ only in numbers are one.
-_NUMBERS = re.compile(r"(?<![^.])\d+(?![^.])")
-# Maps that a message proposes.
-_SHOWN = 12
 
 
 class Foreign(NamedTuple):
@@ -46,7 +41,7 @@ def untrue(
         return
     programs = " or ".join(dict.fromkeys(foreign.maps.values()))
     fact = f"The output has names of {programs}, such as {quoted(foreign.example)}"
-    advice = f"Give the map of its architecture: --map {some(foreign.maps, _SHOWN, str)} (ckptconv maps lists them)."
+    advice = f"Give the map of its architecture: --map {some(foreign.maps, SHOWN, str)} (ckptconv maps lists them)."
     if config is None:
         yield f"{fact}, which transformers does not load. {advice}"
     elif publishing:
@@ -62,10 +57,10 @@ def foreign_names(names: Collection[str]) -> Foreign | None:
     """Return the program whose names most of `names` are, by the built-in maps; None if transformers has as many."""
     examples: dict[str, str] = {}
     for name in names:
-        examples.setdefault(_NUMBERS.sub("0", STACK.sub("layers.0.", name)), name)
+        examples.setdefault(NUMBERS.sub("0", STACK.sub("layers.0.", name)), name)
     most, own = len(examples) // 2, 0
     foreign = Foreign("", {})
-    for map_ in _fitting(examples):
+    for map_ in maps_like(examples):
         for number, side in enumerate(map_.sides):
             templates = Templates(map_, number)
             fitting = [name for name in examples if templates.has(name)]
@@ -78,12 +73,3 @@ def foreign_names(names: Collection[str]) -> Foreign | None:
         if own == len(examples):
             return None
     return foreign if foreign.maps and most > own else None
-
-
-def _fitting(names: Collection[str]) -> Iterator[Map]:
-    """Yield the built-in maps whose text has all words of one of `names`."""
-    words = {tuple(name.split("0")) for name in names}
-    for name in catalogue():
-        text = text_of(name)
-        if any(all(word in text for word in parts) for parts in words):
-            yield from_catalogue(name)

@@ -77,3 +77,47 @@ def test_a_configuration_of_transformers_beside_them_is_refused_or_warned_of(tmp
 )
 def test_other_models_are_published_without_a_word(names: Sequence[str], config: Any, tmp_path: Path) -> None:
     assert not [text for text in published(tmp_path, names, config, for_hub=True).warnings if "names of" in text]
+
+
+def olmo_names(*more: str) -> dict[str, torch.Tensor]:
+    """Return a Llama of OLMo-core with one layer."""
+    places = ("attention.w_q", "attention.w_k", "attention.w_v", "attention.w_out", "attention_norm", *more)
+    names = ["embeddings", "lm_head.norm", *(f"blocks.0.{place}" for place in places)]
+    return {f"{name}.weight": torch.ones(2) for name in names}
+
+
+@pytest.mark.parametrize(
+    ("named", "more", "doubt"),
+    [
+        ("olmo_core", (), "'blocks.{l}.attention.q_norm.weight', 'blocks.{l}.attention.k_norm.weight'"),
+        ("olmo_core", ("attention.q_norm", "attention.k_norm"), ""),
+        ("olmo_core-llama", (), ""),
+    ],
+)
+def test_a_map_whose_models_have_more_is_warned_of(named: str, more: Sequence[str], doubt: str, tmp_path: Path) -> None:
+    save_file(olmo_names(*more), tmp_path / "a.safetensors")
+    report = convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", map=named)
+    expected = (
+        f"the map olmo_core is for models that have {doubt}, of which there is none: is this the right map? All of the "
+        "names are in olmo_core-llama (ckptconv maps lists them)."
+    )
+    assert report.warnings == ([expected] if doubt else [])
+
+
+def test_names_that_a_map_lacks_first_raise_the_question_whether_it_is_the_right_one(tmp_path: Path) -> None:
+    save_file(olmo_names(), tmp_path / "a.safetensors")
+    with pytest.raises(UsageError, match="has none of the 7 names") as caught:
+        convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", map="torchtitan-llama3")
+    assert caught.value.hint.startswith("Is this the right map? All of the names are in olmo_core-llama (")
+    save_file(olmo_names("other"), tmp_path / "a.safetensors")
+    with pytest.raises(UsageError, match="no rule for 1 of the tensors") as caught:
+        convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", map="olmo_core-llama")
+    assert str(caught.value).count("'blocks.0.other.weight'") == 1
+    assert caught.value.hint.startswith("Is this the right map? No other built-in map has all of the names. If it is:")
+
+
+def test_a_rule_that_is_required_says_so_by_true(tmp_path: Path) -> None:
+    save_file({"a": torch.ones(2)}, tmp_path / "a.safetensors")
+    (tmp_path / "m.toml").write_text('[[rule]]\none = "a"\nother = "b"\nrequired = 1\n')
+    with pytest.raises(UsageError, match="required is 1, but true or false was expected"):
+        convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", map=str(tmp_path / "m.toml"))

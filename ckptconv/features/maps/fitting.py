@@ -1,0 +1,49 @@
+"""Finds the built-in maps that have given names. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator
+
+from ckptconv.features.maps.claims import Claims, Templates, lacking
+from ckptconv.features.maps.file import Map, catalogue, from_catalogue, matches, text_of
+from ckptconv.text import some
+
+# Names that differ only in numbers are one.
+NUMBERS = re.compile(r"(?<![^.])\d+(?![^.])")
+# Maps that a message proposes.
+SHOWN = 12
+
+
+def maps_like(names: Collection[str]) -> Iterator[Map]:
+    """Yield the built-in maps whose text has all words of one of `names`, which have 0 for each number."""
+    words = {tuple(name.split("0")) for name in names}
+    for name in catalogue():
+        text = text_of(name)
+        if any(all(word in text for word in parts) for parts in words):
+            yield from_catalogue(name)
+
+
+def fitting(names: Iterable[str], but: str) -> list[str]:
+    """Return the built-in maps, without the one called `but`, that have all of `names` on one side, and no required
+    rule that has none of them."""
+    examples: dict[str, str] = {}
+    for name in names:
+        examples.setdefault(NUMBERS.sub("0", name), name)
+    return [map_.name for map_ in maps_like(examples) if map_.name != but and _has_all(map_, [*examples.values()])]
+
+
+def _has_all(map_: Map, names: list[str]) -> bool:
+    for side in (0, 1):
+        claims_of = Templates(map_, side).claims(names, ())
+        if all(claims_of[name] or matches(name, (*map_.keep[side], *map_.drop[side])) for name in names):
+            claims = Claims({name: claims[0] for name, claims in claims_of.items() if claims}, {}, {})
+            return not lacking(map_, side, claims)
+    return False
+
+
+def names_of_maps(names: Collection[str]) -> str:
+    """Return a sentence on the maps that fit."""
+    if not names:
+        return "No other built-in map has all of the names."
+    return f"All of the names are in {some(names, SHOWN, str)} (ckptconv maps lists them)."
