@@ -151,8 +151,7 @@ def _repository_notes(place: Location, source: Source) -> Iterator[str]:
     yield f"Read {place}."
     if place.kind != "directory":
         return
-    left = _left(place, source)
-    if left:
+    if left := _left(place, source):
         yield f"It also holds other weights, which were not read: {left}. To convert one of them, give its name."
 
 
@@ -289,8 +288,7 @@ def _check_beginning(probe: Probe) -> None:
     """Raise the error for a file that no command reads, such as a web page: another command would not help."""
     from ckptconv.formats.foreign import foreign_file
 
-    error = foreign_file(*probe.head)
-    if error:
+    if error := foreign_file(*probe.head):
         raise type(error)(f"{probe.place} {error.message}", error.hint)
 
 
@@ -302,8 +300,7 @@ def _check_foreign(place: Location) -> None:
     inner = [*islice(_directories(place), _LOOKED_AT)]
     items = islice((item for step in inner for item in _directories(step)), _LOOKED_AT)
     for directory in (place, *inner, *items):
-        error = foreign_directory(directory.names)
-        if error:
+        if error := foreign_directory(directory.names):
             raise type(error)(f"{directory} {error.message}", error.hint)
 
 
