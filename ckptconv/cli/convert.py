@@ -66,9 +66,10 @@ def convert_(
                 raise typer.Exit(of_feature(feature, "command").carry_out(words, options))
         output = destination(words[1] if len(words) > 1 else None, options)
         if len(words) > 2:
-            combining = some([name for name in ("average", "merge") if name in COMMANDS], form=str)
+            combining: list[str] = [name for name in ("average", "merge") if name in COMMANDS]
+            combining += [] if missing("graft") else ["convert A OUTPUT --graft 'B:*' for different tensors"]
             hint = "To convert each of several inputs, give --output-dir DIR instead of OUTPUT. " if _MANY else ""
-            hint += f"Commands that combine inputs: {combining}." if combining else ""
+            hint += f"Commands that combine inputs: {some(combining, form=str)}." if combining else ""
             if any(re.fullmatch("[KMGT]i?B", word) for word in words):
                 hint = "Write a size in one word: 5GB."
             raise UsageError(f"Expected INPUT and OUTPUT, but found {len(words)} arguments.", hint.strip())

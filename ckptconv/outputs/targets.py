@@ -303,7 +303,7 @@ def _check_above(path: str) -> None:
     above = dirname(path)
     kind = "directory" if is_remote(path) else look(above).kind
     if kind == "missing":
-        raise UsageError(f"{path} cannot be written: the directory {above} does not exist.", "Create it first.")
+        raise UsageError(f"{path} cannot be written: the directory {above} does not exist.", "Create it (mkdir -p).")
     if kind != "directory":
         raise UsageError(f"{path} cannot be written: {above} is not a directory.", "Choose another OUTPUT.")
 

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 import ckptconv
 from ckptconv.cli.registered import COMMANDS
+from ckptconv.options.registered import missing
 from ckptconv.outputs.kinds import NAMED
 
 WEIGHTS = {"model.a": torch.arange(6.0).reshape(2, 3), "model.b": torch.tensor([1.0, -0.5]), "n": torch.arange(4)}
@@ -180,6 +181,7 @@ def test_more_words_than_two_lead_to_commands_that_combine(place: Path) -> None:
     err = refused(2, "convert", "a.pt", "b c.pt", "--dtype", "bf16", "d.pt", "--storage-options", '{"key": "secret"}')
     assert "found 3 arguments" in err
     assert [name for name in ("average", "merge") if name in err] == [n for n in ("average", "merge") if n in COMMANDS]
+    assert ("--graft 'B:*'" in err) is not bool(missing("graft"))
     assert "secret" not in err
 
 

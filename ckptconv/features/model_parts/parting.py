@@ -139,7 +139,11 @@ def _size_notes(part: Part, cut_part: Cut, before: int) -> Iterator[str]:
     counts = (("experts", facts.experts), ("rows of the vocabulary", facts.vocabulary))
     kept += [f"{pair[1]:,} of {pair[0]:,} {noun}" for noun, pair in counts if pair]
     configured = "" if part.config is not None else " No configuration was found to change."
-    details = f" ({', '.join(kept)})" if kept else ""
+    if not kept:  # tensors were added alone
+        if configured:
+            yield configured.strip()
+        return
+    details = f" ({', '.join(kept)})"
     yield f"A part of the model: {len(cut_part.tensors):,} of {before:,} tensors{details}.{configured}"
 
 
@@ -148,7 +152,7 @@ def _told(edit: Edited) -> Iterator[str]:
         rows = [f"{row.key}: {_short(row.old)} to {_short(row.new)}" for row in edit.rows]
         yield f"config.json was changed to be true of the part: {some(rows, len(rows), str)}."
     else:
-        yield "config.json is true of the part as it is."
+        yield "config.json was not changed."
 
 
 def _short(value: Any) -> str:

@@ -147,7 +147,9 @@ def test_further_layers_are_taken_off_and_grafted_on(tmp_path: Path) -> None:
         assert torch.equal(found[name], wanted)
         assert found[name].dtype == wanted.dtype
     assert told["num_nextn_predict_layers"] == 1
-    assert "grafted" in " ".join(report.notes)
+    notes = " ".join(report.notes)
+    assert "grafted" in notes
+    assert "A part of the model" not in notes
 
 
 def test_every_way_to_convert_gives_the_same_part(tmp_path: Path) -> None:
