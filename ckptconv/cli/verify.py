@@ -32,7 +32,7 @@ OTHER_WORDS = {"verify": ("check", "validate", "test")}
 )
 def verify_(
     source: Annotated[
-        str, typer.Argument(metavar="SOURCE", show_default=False, help="The source of the conversion, of any format.")
+        str, typer.Argument(metavar="SOURCE", show_default=False, help="The source, of any format; or an OUTPUT alone.")
     ],
     output: Annotated[
         str | None, typer.Argument(metavar="OUTPUT", show_default=False, help="The output of the conversion.")

@@ -205,8 +205,8 @@ class _ReadingStates(TypedDict, total=False):
     """Convert, Distributed, Rows."""
 
     states: str | os.PathLike[str] | None
-    """Also write optimizer states, from PATH: the --optimizer output of another conversion, or a checkpoint with
-    states, such as INPUT itself."""
+    """Also write optimizer states, in a checkpoint of torch.distributed.checkpoint (--to dcp and the like), from PATH:
+    the --optimizer output of another conversion, or a checkpoint with states, such as INPUT itself."""
 
 
 class _Ordering(TypedDict, total=False):

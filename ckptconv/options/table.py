@@ -147,8 +147,8 @@ class Options(Given):
     )
     states: str = option(
         PATH,
-        "Also write optimizer states, from PATH: the --optimizer output of another conversion, or a checkpoint with "
-        "states, such as INPUT itself.",
+        "Also write optimizer states, in a checkpoint of torch.distributed.checkpoint (--to dcp and the like), from "
+        "PATH: the --optimizer output of another conversion, or a checkpoint with states, such as INPUT itself.",
         metavar="PATH",
         group=TAKE,
         common="safetensors2dcp verify",

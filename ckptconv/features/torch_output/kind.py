@@ -5,11 +5,20 @@ from __future__ import annotations
 from ckptconv.formats.torch import SUFFIXES
 from ckptconv.outputs.kinds import ELSEWHERE, OF_CODES, OF_MODELS, OutputKind, only
 
+_STATES = (
+    "{} applies only to a checkpoint of torch.distributed.checkpoint.",
+    (
+        "Add --to dcp. Two files are not joined to one .pt file: convert weights and states to one file of "
+        "safetensors, without --optimizer, and that to .pt."
+    ),
+)
+
 KIND = OutputKind(
     "weights",
     "file",
     {
         **ELSEWHERE,
+        "states": _STATES,
         **only("like partial fill", "safetensors, not to a file for torch.load"),
         **OF_MODELS,
         **OF_CODES,

@@ -35,6 +35,18 @@ def test_a_name_of_another_kind_is_refused() -> None:
             ckptconv.convert("m.safetensors", name, to="pt")
 
 
+def test_states_in_another_file_are_refused_and_the_way_with_one_file_is_told() -> None:
+    ckptconv_here("convert", "m.safetensors", "m.pt", "--states", "m.safetensors").refused(
+        2, "convert weights and states to one file of safetensors"
+    )
+    torch.save({"model": WEIGHTS, "optimizer": {"state": {0: {"exp_avg": torch.zeros(2, 3)}}, "epoch": 1}}, "t.pt")
+    done(ckptconv_here("convert", "t.pt", "t.safetensors"))
+    done(ckptconv_here("convert", "t.safetensors", "back.pt"))
+    back = torch.load("back.pt", weights_only=True)
+    assert_same(back["model"], WEIGHTS)
+    assert (back["optimizer"]["state"].keys(), back["optimizer"]["epoch"]) == ({0}, 1)
+
+
 def test_a_file_of_others_is_not_replaced_by_a_file_whose_name_does_not_say_what_it_is() -> None:
     Path("notes").write_text("mine")
     with pytest.raises(UsageError, match="notes exists"):
