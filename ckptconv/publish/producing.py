@@ -199,7 +199,7 @@ def _check_digests(outputs: Sequence[Output], options: Options) -> None:
         if files and not (options.manifest or requested(options) or part_of(options)):
             raise UsageError(
                 f"{files[0]} has no manifest for the digests.",
-                "Give --manifest FILE too, or a directory as OUTPUT, without --for-hub.",
+                "Give --manifest FILE too, or convert to a directory without --for-hub.",
             )
     for option in requested(options) if not options.digest else ():
         raise UsageError(f"--{option} writes digests, but none are computed.", "Add --digest sha256.")

@@ -32,12 +32,14 @@ def compared(
     at = place.at(options.manifest) if options.manifest else place.join(MANIFEST)
     manifest = read_manifest(at, options, path)
     if manifest is None or "digest" not in manifest.members:
-        why = "has no digests" if manifest else "does not exist"
+        why = f"The manifest {at} has no digests" if manifest else f"{at} does not exist"
+        if not (is_directory or options.manifest):
+            why = f"{path} is one file, whose manifest is elsewhere"
+        elsewhere = "" if options.manifest else " Or give the manifest with digests: --manifest FILE."
         raise UsageError(
-            f"OUTPUT is missing. An output is verified without its source by the digests in its manifest, and {at} "
-            f"{why}.",
-            "Give the source of the conversion, then its output: ckptconv verify SOURCE OUTPUT. A conversion with "
-            "--digest writes digests.",
+            f"{path} is given alone, as the output. {why}, so it cannot be checked without its source.",
+            f"Give the source first: ckptconv verify SOURCE OUTPUT. A conversion with --digest writes "
+            f"digests.{elsewhere}",
         )
     algorithm, files = manifest.members["digest"], manifest.members["files"]
     if on_total:

@@ -77,8 +77,8 @@ def test_an_output_on_a_store_is_compared_too(tmp_path: Path) -> None:
 def test_without_digests_the_source_is_asked_for(tmp_path: Path) -> None:
     source = seven_shards(tmp_path / "model.pt", rows=5)
     convert(source, tmp_path / "out")
-    for path, reason in ((tmp_path / "out", "has no digests"), (source, "does not exist")):
-        with pytest.raises(UsageError, match=rf"OUTPUT is missing.* {reason}.* ckptconv verify SOURCE OUTPUT"):
+    for path, reason in ((tmp_path / "out", "has no digests"), (tmp_path, "does not exist"), (source, "is one file")):
+        with pytest.raises(UsageError, match=rf" {reason}.* ckptconv verify SOURCE OUTPUT.* --manifest FILE"):
             verify(path)
     with pytest.raises(UsageError, match="OUTPUT is missing"):
         verify(tmp_path / "out", dtype="bf16")
