@@ -408,7 +408,8 @@ class Source(_Fields):
         return self.optimizer
 
 
-def _without_states(note: str) -> str:
+def without_states(note: str) -> str:
+    """Return a note without its advice on how optimizer states are converted."""
     return note.replace(STATES_ARE_CONVERTED, "").replace(THEIR_STATES_ARE_CONVERTED, "")
 
 
@@ -420,7 +421,7 @@ def combined(source: Source, terms: Sequence[Source], inputs: Mapping[str, Hasha
         equal=[pair for term in terms for pair in term.equal],
         files=FileFacts.of_all(term.files for term in terms),
         warnings=list(dict.fromkeys(text for term in terms for text in term.warnings)),
-        notes=list(dict.fromkeys(_without_states(text) for term in terms for text in term.notes)),
+        notes=list(dict.fromkeys(without_states(text) for term in terms for text in term.notes)),
         bytes_read=sum(term.bytes_read for term in terms),
         reread=None,
     )

@@ -11,7 +11,7 @@ from ckptconv.formats.numbers.order_files import model_of
 from ckptconv.formats.numbers.orders import is_kept
 from ckptconv.formats.numbers.states import named
 from ckptconv.formats.optimizers import entries, optimizers_in, subtree, weights_key
-from ckptconv.formats.source import OF_REFERENCE, Source
+from ckptconv.formats.source import OF_REFERENCE, Source, without_states
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote
 from ckptconv.structure import keymap
@@ -25,6 +25,7 @@ def model_alone(source: Source, key: str = "") -> Source:
 
     Raise UsageError if there are several state dicts.
     """
+    source = source._replace(notes=[without_states(note) for note in source.notes])
     tree = source.weights
     if key or source.of_model or not source.structured or not isinstance(tree, Mapping):
         return source
