@@ -28,7 +28,9 @@ _RULES = """\
 5. For programs, `--json` prints one object, also after an error ([its fields](json.md)).
 6. Do not load a stranger's file with `torch.load`: `ckptconv scan PATH` reports whether that runs code.
 7. `ckptconv help COMMAND` explains a command and all of its options."""
-_VERIFY = "`--verify`, or `ckptconv verify {} OUTPUT`"
+_VERIFY = "`--verify`, or `ckptconv verify {} OUTPUT` {}"
+# Without a manifest, `verify` does not know the options, nor what else an output was computed of.
+_SAME, _WITH_MANIFEST = "with the same options", "if OUTPUT has a manifest (not one file, not `--for-hub`)"
 # The first argument of `verify`, where it is no INPUT.
 _SOURCES = {"average": "LAST-STEP", "merge": "BASE"}
 # Checks of commands without --verify, and of those whose outputs `verify` does not compare.
@@ -75,7 +77,7 @@ def _rows(table: str) -> list[tuple[str, str, str]]:
 def _check(help_of: Help) -> str:
     name = help_of.path.partition(" ")[2]
     if name not in _OTHERS and any("--verify" in flag.names for flag in help_of.flags):
-        return _VERIFY.format(_SOURCES.get(name, "INPUT"))
+        return _VERIFY.format(_SOURCES.get(name, "INPUT"), _WITH_MANIFEST if name in _SOURCES else _SAME)
     return _OTHERS.get(name, _DONE)
 
 

@@ -192,7 +192,7 @@ class _Values(NamedTuple):
         more = f" {self.elements:,} of its {pair.got.numel:,} elements differ." if self.elements > 1 else ""
         return DifferenceError(
             f"{pair.path}: {pair.name!r} differs at index {place}: expected {expected}, found {actual}.{more}",
-            "Convert again. An average, a merge or a patched checkpoint is compared by --verify of its own command.",
+            "An average, a merge or a patch is compared by --verify of its own command. Convert any other again.",
             what="value",
             tensor=pair.name,
             file=pair.path,
