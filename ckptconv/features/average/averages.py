@@ -29,6 +29,8 @@ from ckptconv.tensors.lazy import LazyTensor, same_bytes, untagged
 from ckptconv.text import count_of, some
 
 _F64 = DTYPES["float64"]
+# The most checkpoints that a note on a difference names.
+_SHOWN = 10
 
 
 class Term(NamedTuple):
@@ -103,7 +105,7 @@ def averaged(terms: Sequence[Term], main: Term, average: Average, stored_as: Cal
     first: dict[Hashable, str] = {}
     pairs = ((name, first.setdefault(main.place(name), name)) for name in averages)
     untied = tuple(name for name, tied_name in pairs if places[name] != places[tied_name])
-    notes = _notes(terms, main, average.minus, theirs, averages)
+    notes = _notes(terms, main, average, theirs, averages)
     return Averaged(averages, ties, untied, (*notes, *_of_dtypes(every, main, averages)))
 
 
@@ -182,16 +184,15 @@ def _of_dtypes(
 
 
 def _notes(
-    terms: Sequence[Term], main: Term, minus: bool, theirs: Mapping[str, LazyTensor], averages: Collection[str]
+    terms: Sequence[Term], main: Term, average: Average, theirs: Mapping[str, LazyTensor], averages: Collection[str]
 ) -> Iterator[str]:
-    if minus:
-        *_, base = terms
-        checkpoints = count_of(len(terms) - 1, "checkpoint")
-        yield f"subtracted {base.path} from {checkpoints}: {count_of(len(averages), 'tensor')}."
+    if average.minus:
+        parts = [f"{weight:g} × {term.path}" for weight, term in zip(average.weights, terms, strict=True)]
+        yield f"added up {some(parts, _SHOWN, str)}: {count_of(len(averages), 'tensor')}."
     else:
         yield f"averaged {count_of(len(averages), 'tensor')} of {count_of(len(terms), 'checkpoint')}."
     if left := [name for name in theirs if name not in averages]:
-        result = "difference" if minus else "average"
+        result = "difference" if average.minus else "average"
         yield f"taken from {main.path}, because their dtype has no {result}: {some(left)}."
     if states := [name for name in main.tensors if name not in theirs]:
         yield f"{len(states):,} optimizer states were taken from {main.path}: states are never averaged."

@@ -341,7 +341,7 @@ def test_a_step_that_is_given_twice_is_told() -> None:
 def test_a_difference_is_no_average() -> None:
     steps = saved(model(0), model(1))
     report = average(steps[1], "out.safetensors", minus=steps[0])
-    assert report.notes[0] == "subtracted 0.pt from 1 checkpoint: 5 tensors."
+    assert report.notes[0] == "added up 1 × 1.safetensors, -1 × 0.pt: 5 tensors."
     assert not any("average" in note for note in report.notes)
     assert (report.averaged, report.weights) == (["1.safetensors", "0.pt"], [1.0, -1.0])
     average(steps[1], "out", minus=steps[0])
