@@ -32,7 +32,7 @@ def advise(error: CkptconvError, path: str, options: Mapping[str, Any]) -> None:
         last = newest_good(steps)
         if last is not None and last is not steps[-1]:
             good = f"The last good step of the run is {last.step.path}: --last-good takes it."
-            error.hint = f"{error.hint} {good}".lstrip()
+            error.hint = f"{good} {error.hint}".rstrip()  # the other may end in a command
 
 
 def _judged_at(path: str, reaching: Mapping[str, Any]) -> list[Judged]:
