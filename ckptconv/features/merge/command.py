@@ -16,7 +16,8 @@ OTHER_WORDS = {
 # Messages on options of other programs.
 OTHER_OPTIONS = {
     "--alpha --lora-alpha --scale --scaling --weight --weights": (
-        "An adapter is scaled as its adapter_config.json says, by lora_alpha; --adapter chooses one of several."
+        "An adapter is scaled as its adapter_config.json says: multiply lora_alpha there by the weight. --adapter "
+        "chooses one of several."
     ),
     "--base --base-model --adapter --lora --merge-weights": "Merge adapters with: ckptconv merge BASE ADAPTER OUTPUT.",
 }
