@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from ckptconv.errors import UsageError
@@ -23,11 +23,18 @@ def untrue(
     publishing: bool,
 ) -> Iterator[str]:
     """Yield a warning if factors in the form of a training are among the `tensors`, which no program loads as a model.
-    Raise UsageError if they would be published."""
-    matches = (FACTOR.fullmatch(name) for name in tensors if ".lora_" in name)
+    Raise UsageError if they would be published, also for those of a training under the names that PEFT loads."""
     # In the files that PEFT loads, names lack that of the adapter.
-    factors = {match[0]: match["adapter"] for match in matches if match and match["adapter"]}
+    every = _factors(tensors)
+    factors = {name: adapter for name, adapter in every.items() if adapter}
     if not factors:
+        if publishing and every and len(every) == len(tensors) and any(_factors(before).values()):
+            raise UsageError(
+                f"The output would be {count_of(len(every), 'factor')} of LoRA under the name of a model, without an "
+                f"{ADAPTER_CONFIG}. No program loads these.",
+                f"PEFT loads adapter_model.safetensors: give OUTPUT that name, without --for-hub. PEFT needs "
+                f"{_NEEDED}.",
+            )
         return
     first, adapter = next(iter(factors.items()))
     others = [name for name in tensors if name not in factors]
@@ -36,7 +43,9 @@ def untrue(
         f"{count_of(len(others), 'other tensor') if others else 'nothing else'}. No program loads these as a model."
     )
     advice = (
-        f"Merge them: ckptconv merge BASE INPUT OUTPUT. BASE is the model before the training; INPUT needs {_NEEDED}."
+        f"Merge them: ckptconv merge BASE INPUT OUTPUT. BASE is the model before the training; INPUT needs {_NEEDED}. "
+        f"For the adapter alone: --include '*lora_*' --rename '\\.{adapter}(?=\\.|$)=', with adapter_model.safetensors "
+        "as OUTPUT."
         if others
         else "PEFT loads adapter_model.safetensors, in which names lack that of the adapter: give OUTPUT that name, "
         f"and --rename '\\.{adapter}(?=\\.|$)='. PEFT needs {_NEEDED}."
@@ -44,3 +53,9 @@ def untrue(
     if publishing:
         raise UsageError(fact, advice)
     yield f"{fact} {advice}"
+
+
+def _factors(names: Iterable[str]) -> dict[str, str | None]:
+    """Return the names that are factors, each with the name of its adapter, which those that PEFT loads lack."""
+    matches = (FACTOR.fullmatch(name) for name in names if ".lora_" in name)
+    return {match[0]: match["adapter"] for match in matches if match}

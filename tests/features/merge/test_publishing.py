@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,10 @@ def test_an_adapter_alone_gets_the_advice_that_makes_it_one_of_peft(place: Path)
     ) as error:
         convert(source, "out", for_hub=True, include=["*lora_*"])
     rule = error.value.hint.partition("--rename '")[2].partition("'")[0]
+    with pytest.raises(UsageError, match=r"2 factors of LoRA under the name of a model.* adapter_model\.safetensors"):
+        convert(source, "out", for_hub=True, include=["*lora_*"], rename=[rule])
+    with pytest.raises(UsageError, match=re.escape(f"For the adapter alone: --include '*lora_*' --rename '{rule}'")):
+        convert(source, "out", for_hub=True)
     Path("adapter").mkdir()
     convert(source, "adapter/adapter_model.safetensors", include=["*lora_*"], rename=[rule])
     Path("adapter/adapter_config.json").write_text(json.dumps(CONFIG))
