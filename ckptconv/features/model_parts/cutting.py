@@ -101,13 +101,21 @@ def taken_of(tensor: LazyTensor, dim: int, taken: Sequence[int]) -> LazyTensor:
     return parts[0] if len(parts) == 1 else Concat(parts, dim)
 
 
-def _component(component: str, names: Iterable[str], path: str) -> dict[str, str]:
+def _component(component: str, names: Collection[str], path: str) -> dict[str, str]:
     if component not in ("text", "vision"):
         return {name: name for name in names}
     if renamed := places.component_of(component, names):
         return renamed
     module = "language_model" if component == "text" else "vision_tower"
-    raise UsageError(f"{path} has no {component} component: no tensor is in a module such as {module}.")
+    top = (
+        component == "text"
+        and places.component_of("vision", names)
+        and any(name.startswith("model.") for name in names)
+    )
+    raise UsageError(
+        f"{path} has no {component} component: no tensor is in a module such as {module}.",
+        "If its language model is under model, add --rename '^model\\.=language_model.model.'" if top else "",
+    )
 
 
 def _is_further(name: str, stack: places.Stack | None, count: int) -> bool:

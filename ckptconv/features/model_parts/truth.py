@@ -48,7 +48,7 @@ def _left_out(config: Mapping[str, Any], before: Collection[str], after: Collect
     for component, kept, whole in (("vision", "text", "language model"), ("text", "vision", "vision model")):
         key = key_of(component, config)
         if key and places.component_of(component, before) and not places.component_of(component, after):
-            yield (
-                f"config.json describes the {component} model, under {key}, and the output has none of its tensors. "
-                f"Use --component {kept} to convert the {whole} with a config.json of its own."
-            )
+            is_kept = places.component_of(kept, before)
+            how = f" Use --component {kept} to convert the {whole} with a config.json of its own." if is_kept else ""
+            fact = f"config.json describes the {component} model, under {key}, and the output has none of its tensors."
+            yield f"{fact}{how}"
