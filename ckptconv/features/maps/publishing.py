@@ -37,7 +37,7 @@ def untrue(
     if config is not None and ("model_type" not in config or config.get("auto_map")):
         return
     foreign = foreign_names(tensors)
-    if foreign is None:
+    if foreign is None or _is_component(foreign.example, before):
         return
     programs = " or ".join(dict.fromkeys(foreign.maps.values()))
     fact = f"The output has names of {programs}, such as {quoted(foreign.example)}"
@@ -51,6 +51,13 @@ def untrue(
         )
     else:
         yield f"{fact}, and its config.json is that of transformers, which would not find its weights. {advice}"
+
+
+def _is_component(name: str, before: Collection[str]) -> bool:
+    """Whether `name` is that of one module of a larger model, whose names are `before`: there, several programs have
+    such names."""
+    outer = {whole.removesuffix(name) for whole in before if whole.endswith(f".{name}")}
+    return len(outer) == 1 and not all(whole.startswith(tuple(outer)) for whole in before)
 
 
 def foreign_names(names: Collection[str]) -> Foreign | None:

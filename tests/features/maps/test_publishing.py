@@ -121,3 +121,23 @@ def test_a_rule_that_is_required_says_so_by_true(tmp_path: Path) -> None:
     (tmp_path / "m.toml").write_text('[[rule]]\none = "a"\nother = "b"\nrequired = 1\n')
     with pytest.raises(UsageError, match="required is 1, but true or false was expected"):
         convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", map=str(tmp_path / "m.toml"))
+
+
+TIMM = ("blocks.0.attn.qkv.weight", "blocks.0.attn.proj.weight", "blocks.0.mlp.fc1.weight", "blocks.0.norm1.weight")
+
+
+@every(
+    "others, is_told",
+    [
+        # A vision model of transformers, beside a language model, has such names too.
+        (("model.norm.weight",), False),
+        # All names with the prefix of a wrapper, and two models of one program.
+        ((), True),
+        (tuple(f"teacher.{name}" for name in TIMM), True),
+    ],
+)
+def test_a_module_of_a_larger_model_is_not_judged(others: tuple[str, ...], is_told: bool, tmp_path: Path) -> None:
+    names = (*(f"visual.{name}" for name in TIMM), *others)
+    only = {"include": "visual.*", "strip_prefix": "visual.", "copy_config": True}
+    warnings = published(tmp_path, names, {"model_type": "any"}, **only).warnings
+    assert any("names of timm" in warning for warning in warnings) is is_told
