@@ -10,6 +10,7 @@ from ckptconv.formats.model_directory import PARAMS, ROWS, Row, is_companion_nam
 from ckptconv.formats.registered import DCP, DEEPSPEED, FILES_OF_MODELS
 from ckptconv.formats.source import Source
 from ckptconv.outputs.targets import Target
+from ckptconv.plan import Input
 from ckptconv.storage.handles import HIDDEN
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import dirname, is_remote, join, resolved_name
@@ -76,6 +77,7 @@ def with_left(
     places.pop(resolved_name(dirname(target.path) if target.is_file else target.path), None)
     paths = [*(file.path for file in source.companions.values()), *source.pointers, source.path, target.path, *places]
     known = {resolved_name(path) for path in paths}
+    known |= {resolved_name(dirname(read.file.path)) for read in source.inputs.values() if isinstance(read, Input)}
     left: dict[str, str] = {}
     notes = [*source.notes]
     for root, place in places.items():
