@@ -56,7 +56,7 @@ def _read(reader: Reader, limits: Limits) -> TorchFile:
         some = ", ".join(name[:60] for name in list(members)[:5])
         raise UnsupportedError(
             f"{reader.file.path} is a tar archive, but not one of torch.save: it holds {some or 'nothing'}.",
-            "Unpack it first.",
+            f"Unpack it first, or name one file in it: tar://NAME::{reader.file.path}",
         )
     others = sorted(members.keys() - set(_PARTS))
     if others and odd is None:

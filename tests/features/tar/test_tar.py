@@ -185,7 +185,9 @@ def test_every_contradiction_is_found(changes: dict[str, bytes], reason: str, tm
 
 
 def test_other_tar_archives_are_called_what_they_are(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match=r"a tar archive, but not one of torch\.save: it holds a\.txt, b"):
+    with pytest.raises(
+        UnsupportedError, match=r"a tar archive, but not one of torch\.save: it holds a\.txt, b.* tar://NAME::"
+    ):
         read_torch(str(pack({"a.txt": b"", "b": b"x"}, tmp_path / "other.tar")))
     content = pack({"pickle": b""}, tmp_path / "one.tar").read_bytes().rstrip(b"\0")
     one = content + bytes(-len(content) % 512)
