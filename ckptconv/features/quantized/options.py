@@ -24,10 +24,10 @@ class Quantizing(Given):
     )
     quantize: str = deciding(
         choice(*ROUNDING_WAYS, words=_OTHER_WAYS, unset=""),
-        "Quantize the weight matrices of layers: to FP8 with one scale for each block of 128 by 128 (fp8-block; with "
-        "powers of two as scales: fp8-block-ue8m0), for each row (fp8-dynamic) or for 32 elements (mxfp8), or to 4 "
-        "bits with one scale for 32 elements (int4-g32, mxfp4) or for 16 (nvfp4 as compressed-tensors stores it, "
-        "nvfp4-modelopt as Model Optimizer does). Embeddings, heads, norms and routers stay as they are.",
+        "Quantize the weight matrices of layers: to FP8 with one scale for each block of 128 by 128 (fp8-block; scales "
+        "of powers of two: fp8-block-ue8m0), each row (fp8-dynamic) or 32 elements (mxfp8), or to 4 bits with one "
+        "scale for 32 elements (int4-g32, mxfp4) or for 16 (nvfp4 of compressed-tensors, nvfp4-modelopt of Model "
+        "Optimizer). Embeddings, heads, norms and routers stay. Loaders were tried with fp8-block, mxfp8 and int4-g32.",
         metavar="FORMAT",
         group=NAMING,
         common="convert merge",
