@@ -352,8 +352,7 @@ def _nearby(place: Location) -> str:
     if path.startswith("~"):
         return f"The shell did not expand the ~. Did you mean {os.path.expanduser(path)}?"
     if glob.has_magic(path) and not is_remote(path):
-        matches = sorted(glob.glob(path))
-        if not matches:
+        if not (matches := sorted(glob.glob(path))):
             return "The shell found no match for the pattern, and passed it unchanged."
         return f"The shell did not expand it; without quotes it would match {some(matches, form=str)}."
     scheme, colon, path_in_store = path.partition(":")

@@ -396,10 +396,8 @@ def _raw_header(reader: Reader, base: int, stop: int, first: int) -> tuple[bytes
     path, size = reader.file.path, stop - base
     head = reader.read_at(base, min(size, first if is_remote(path) else 512))
     length = int.from_bytes(head[:8], "little")
-    if len(head) < 9 or head[8:9] != b"{":
-        error = foreign_file(head[:512], size)
-        if error:
-            raise type(error)(f"{path} {error.message}", error.hint)
+    if (len(head) < 9 or head[8:9] != b"{") and (error := foreign_file(head[:512], size)):
+        raise type(error)(f"{path} {error.message}", error.hint)
     if len(head) < 8:
         raise _corrupt(path, f"it has {size} bytes, too few for the length of a header")
     if length > MAX_HEADER:
