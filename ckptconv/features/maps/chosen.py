@@ -61,7 +61,7 @@ class ChosenMap:
         if not applied.lacking:
             return applied
         doubt = (
-            f"the map {self.map.name} is for models that have {some(applied.lacking)}, of which there is none: is this "
+            f"the map {self.map.name} is for models that have {some(applied.lacking)}, which is missing here: is this "
             f"the right map? {names_of_maps(fitting(tensors, self.map.name))}"
         )
         return replace(applied, unchecked=(*applied.unchecked, doubt))

@@ -172,7 +172,8 @@ class Area:
                 _rename(self.inside, hidden, self.home, name)
             except FileExistsError:
                 raise UnsafeError(
-                    f"{self.home.path}/{name} is something else now: what it was is {self.path}/{old}.", ADVICE
+                    f"{self.home.path}/{name} is something else now. Its former content is in {self.path}/{old}.",
+                    ADVICE,
                 ) from None
         os.rename(old, hidden, src_dir_fd=self.inside.fd, dst_dir_fd=self.inside.fd)
 

@@ -98,7 +98,7 @@ def test_a_map_whose_models_have_more_is_warned_of(named: str, more: Sequence[st
     save_file(olmo_names(*more), tmp_path / "a.safetensors")
     report = convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", map=named)
     expected = (
-        f"the map olmo_core is for models that have {doubt}, of which there is none: is this the right map? All of the "
+        f"the map olmo_core is for models that have {doubt}, which is missing here: is this the right map? All of the "
         "names are in olmo_core-llama (ckptconv maps lists them)."
     )
     assert report.warnings == ([expected] if doubt else [])
