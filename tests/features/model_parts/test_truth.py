@@ -57,7 +57,7 @@ def test_a_component_that_globs_leave_out_is_told_with_the_option_that_cuts_the_
 
 
 def test_a_language_model_without_a_module_of_its_own_is_taken_with_the_advice(tmp_path: Path) -> None:
-    """As transformers 5 saves Qwen2-VL."""
+    """As in files of Qwen2-VL."""
     shapes = {"model.norm.weight": (4,), "lm_head.weight": (6, 4), "visual.norm.weight": (4,)}
     config = {"model_type": "whole", "text_config": {"model_type": "text"}, "vision_config": {"model_type": "eyes"}}
     tensors = models.save(tmp_path / "m", shapes, config)
