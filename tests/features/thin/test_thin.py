@@ -746,7 +746,9 @@ def test_where_the_system_exchanges_nothing_less_of_a_step_takes_its_place_by_tw
         assert AREA not in names(run)
         return
     for told in (found, thin(run, "--keep-last", 1, "--yes")):
-        told.refused(3, f"is something else now: what it was is {run}/{AREA}/step-0.old.", "Move what you want")
+        told.refused(
+            3, f"is something else now. Its former content is in {run}/{AREA}/step-0.old.", "Move what you want"
+        )
         assert SAVER.takes(run / AREA / "step-0.old")
         assert names(run / "checkpoint-100") == set()
 
