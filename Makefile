@@ -1,7 +1,8 @@
 # Everything happens in .venv, which `make install` fills; the other targets make it when it is not there.
 PYTHON ?= python3
 # A worker takes tests in their order, from another when it has none left: what a module's tests share is made once.
-PYTEST_FLAGS ?= -n auto --maxprocesses 4 --dist worksteal
+# One more than there are cores: tests wait for disks and servers.
+PYTEST_FLAGS ?= -n $(shell $(PYTHON) -c 'import os; print(min(4, os.cpu_count() + 1))') --dist worksteal
 
 VENV := .venv
 BIN := $(VENV)/bin
