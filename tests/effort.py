@@ -24,6 +24,13 @@ def examples(count: int, *unchecked: HealthCheck) -> settings:
     return settings(max_examples=count * TIMES, suppress_health_check=[HealthCheck.too_slow, *unchecked])
 
 
+def spread(cases: Iterable[Any], count: int) -> list[Any]:
+    """So many of the cases, or `TIMES` as many, spread over their table: for a test whose cases others try too."""
+    table = list(cases)
+    step = max(len(table) // (count * TIMES), 1)
+    return table[::step]
+
+
 def every(
     names: str, cases: Iterable[Any], ids: Iterable[str] = ()
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -17,7 +17,7 @@ import pytest
 import torch
 from botocore.exceptions import ClientError
 from checkpoints import ckptconv, ckptconv_here, contents
-from features.s3.server import BUCKET, CREDENTIALS, S3, OnS3, proxy_to, tried_once, verified_with_few_requests
+from features.s3.server import BUCKET, CREDENTIALS, S3, OnS3, tried_once, verified_with_few_requests
 from huggingface_hub import save_torch_state_dict
 from remote import KIB, MIB, Asked, Proxy, a_model, converted_here, fresh
 from safetensors.torch import load_file
@@ -387,23 +387,20 @@ def spoiled(change: Callable[[dict[str, str], bytes], tuple[dict[str, str], byte
     )
 
 
-def test_what_s3_gives_whole_has_its_checksum(s3: S3, small: Path, tmp_path: Path) -> None:
+def test_what_s3_gives_whole_has_its_checksum(s3: S3, proxy: Proxy, small: Path, tmp_path: Path) -> None:
     url, other = s3.put(small, f"{fresh()}/model.pt"), s3.put(small, f"{fresh()}/model.pt")
-    with proxy_to(s3) as proxy:
-        options = tried_once(s3, proxy)
-        convert(url, tmp_path / "sound.safetensors", storage_options=options)
-        proxy.change = spoiled(lambda headers, data: (headers, data[:-1] + bytes([data[-1] ^ 1])))
-        with pytest.raises(FailedError, match=r"(?i)checksum"):
-            convert(other, tmp_path / "out.safetensors", storage_options=options)
+    options = tried_once(s3, proxy)
+    convert(url, tmp_path / "sound.safetensors", storage_options=options)
+    proxy.change = spoiled(lambda headers, data: (headers, data[:-1] + bytes([data[-1] ^ 1])))
+    with pytest.raises(FailedError, match=r"(?i)checksum"):
+        convert(other, tmp_path / "out.safetensors", storage_options=options)
 
 
-def test_a_range_of_s3_is_the_one_that_was_asked_for(s3: S3, large: Path, tmp_path: Path) -> None:
-    url = s3.put(large, f"{fresh()}/model.pt")
-    with proxy_to(s3) as proxy:
-        options = tried_once(s3, proxy)
-        proxy.change = spoiled(lambda headers, data: ({**headers, "Content-Range": "bytes 1-2/3"}, data))
-        with pytest.raises(FailedError, match="answered with 'bytes 1-2/3'"):
-            convert(url, tmp_path / "out.safetensors", storage_options=options)
+def test_a_range_of_s3_is_the_one_that_was_asked_for(s3: S3, proxy: Proxy, large: Path, tmp_path: Path) -> None:
+    options = tried_once(s3, proxy)
+    proxy.change = spoiled(lambda headers, data: ({**headers, "Content-Range": "bytes 1-2/3"}, data))
+    with pytest.raises(FailedError, match="answered with 'bytes 1-2/3'"):
+        convert(s3.put(large, f"{fresh()}/model.pt"), tmp_path / "out.safetensors", storage_options=options)
 
 
 def test_what_is_no_checksum_of_the_whole_object_is_not_one() -> None:

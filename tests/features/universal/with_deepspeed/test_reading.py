@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 from checkpoints import ZERO, assert_same, ckptconv_here, copy_of, done, load_with_aliases, tag_of
-from effort import every
+from effort import every, spread
 from features.deepspeed.zero_writer import Model, Save, values, write
 
 CASES = [name for name in ZERO.cases if not name.startswith("z0")]
@@ -19,7 +19,7 @@ def universal_of(case: str, tmp_path: Path) -> Path:
     return directory
 
 
-@every("case", CASES)
+@every("case", spread(CASES, 9))
 def test_what_is_written_converts_to_the_same_weights_and_states(case: str, tmp_path: Path) -> None:
     source, universal = ZERO / case / "checkpoint", tmp_path / "universal"
     outputs = []
