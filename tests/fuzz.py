@@ -48,11 +48,14 @@ from ckptconv.conversion import convert
 from ckptconv.errors import CkptconvError
 from ckptconv.options.table import OPTIONS
 from ckptconv.outputs import planning
+from ckptconv.outputs.kinds import NAMED
 from ckptconv.outputs.targets import MANIFEST
 from ckptconv.structure.keymap import unflatten
 from ckptconv.structure.record import METADATA_KEY
 from ckptconv.verification.verify import verify
 
+# What safetensors are converted to.
+BACK = "out.pt" if "pt" in NAMED else "out.safetensors"
 SECONDS_EACH = 10
 MEMORY = 512 << 20
 
@@ -299,11 +302,11 @@ def leaves(tree: Any) -> Iterator[torch.Tensor]:
 
 
 def fuzz_way_back(source: Path, output: Path, files: list[bytes]) -> str:
-    """To a file for torch.load: it holds no bytes but those of a tensor of `files`."""
+    """To a file for torch.load, or another of safetensors: it holds no bytes but those of a tensor of `files`."""
     kind = outcome(source, output)
     if kind == "done":
         try:
-            tree = torch.load(output, weights_only=False)
+            tree = torch.load(output, weights_only=False) if output.suffix == ".pt" else load_file(output)
         except (RuntimeError, TypeError, ValueError):
             kind += ", which torch does not read"  # the record may say what no tensor can be
         else:
@@ -317,7 +320,7 @@ def fuzz_way_back(source: Path, output: Path, files: list[bytes]) -> str:
 
 def fuzz_safetensors(chance: random.Random, place: Path) -> str:
     """One file: its header, its record, or names that are pickles."""
-    path, output = place / "model.safetensors", place / "out.pt"
+    path, output = place / "model.safetensors", place / BACK
     data = changed_safetensors(chance)
     path.write_bytes(data)
     return fuzz_way_back(path, output, [data])
@@ -328,7 +331,7 @@ def fuzz_set(chance: random.Random, place: Path) -> str:
     header, data = flat_files()[0]
     entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
     names = [f"model-0000{number}-of-0000{len(entries)}.safetensors" for number in range(1, len(entries) + 1)]
-    directory, output = place / "set", place / "out.pt"
+    directory, output = place / "set", place / BACK
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir()
     files = {}

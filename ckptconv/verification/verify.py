@@ -251,7 +251,7 @@ def _open(source: str | Source, targets: Sequence[CheckedOutput], options: Optio
     first, is_torch = targets[0].path, targets[0].kind == "torch"
     if isinstance(source, Source):
         return all_opened(source, options, holds, recorded=recorded)
-    if entry_of(kind_of(first)).form == "file" and is_same(source, first):
+    if is_same(source, first) and entry_of(kind_of(first)).form == "file":
         raise UsageError(f"{source} is both SOURCE and OUTPUT.", "Give the source of the conversion, then its output.")
     try:
         sources = all_opened(source, options, holds, recorded=recorded)

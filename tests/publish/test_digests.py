@@ -32,6 +32,8 @@ from ckptconv.storage import digests
 MANIFEST = ".ckptconv-manifest.json"
 INDEX = "model.safetensors.index.json"
 SHARD = 100_000
+# What safetensors are converted to.
+BACK = "back.pt" if "pt" in NAMED else "back.safetensors"
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +102,7 @@ def test_every_file_and_tensor_has_the_digest_of_its_bytes(shards: Path, mixed: 
 
 
 def test_a_single_file_has_them_in_its_manifest(mixed: Path, tmp_path: Path) -> None:
-    out, back = tmp_path / "out.safetensors", tmp_path / "back.pt"
+    out, back = tmp_path / "out.safetensors", tmp_path / BACK
     convert(mixed, out, digest="sha256", manifest=tmp_path / "out.json")
     assert_digested((tmp_path / "out.json").read_text(), {out.name: out.read_bytes()})
     convert(out, back, digest="sha256", manifest=tmp_path / "back.json")
@@ -198,11 +200,10 @@ def test_verify_finds_a_byte_that_only_a_digest_tells(shards: Path, tmp_path: Pa
 def test_verify_finds_a_digest_that_is_not_so(mixed: Path, tmp_path: Path) -> None:
     convert(mixed, tmp_path / "m.safetensors")
     convert(mixed, tmp_path / "out", digest="sha256")
-    back = "back.pt" if "pt" in NAMED else "back.safetensors"
-    convert(tmp_path / "m.safetensors", tmp_path / back, digest="sha256", manifest=tmp_path / "m.json")
+    convert(tmp_path / "m.safetensors", tmp_path / BACK, digest="sha256", manifest=tmp_path / "m.json")
     outputs: list[tuple[Path, str, Path, dict[str, Any]]] = [
         (mixed, "out", tmp_path / "out" / MANIFEST, {}),
-        (tmp_path / "m.safetensors", back, tmp_path / "m.json", {"manifest": tmp_path / "m.json"}),
+        (tmp_path / "m.safetensors", BACK, tmp_path / "m.json", {"manifest": tmp_path / "m.json"}),
     ]
     for source, output, manifest, asked in outputs:
         sound = manifest.read_text()

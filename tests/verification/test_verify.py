@@ -30,7 +30,7 @@ from safetensors.torch import load_file, save_file
 import ckptconv as library
 from ckptconv import convert
 from ckptconv.errors import CkptconvError, DifferenceError, FailedError, UnsupportedError, UsageError
-from ckptconv.outputs.kinds import KINDS, entry_of
+from ckptconv.outputs.kinds import KINDS, NAMED, entry_of
 from ckptconv.storage.files import Readers
 from ckptconv.storage.reading import Reader
 from ckptconv.structure import regexes
@@ -405,6 +405,7 @@ def _flipping(made: list[Any] = []) -> tuple[Any, Path]:  # noqa: B006
     return made[0], made[1]
 
 
+@pytest.mark.skipif("pt" not in NAMED, reason="no feature writes .pt files")
 @examples(50)
 @given(st.randoms(use_true_random=False))
 def test_a_flipped_bit_of_the_data_of_a_file_of_torch_is_found(rng: random.Random) -> None:

@@ -35,6 +35,7 @@ from ckptconv import (
 from ckptconv.features.like.likeness import compare
 from ckptconv.formats.registered import DESCRIBING
 from ckptconv.options.table import OPTIONS
+from ckptconv.outputs.kinds import NAMED
 from ckptconv.tensors.dtypes import DTYPES, DType
 
 INDEX = "model.safetensors.index.json"
@@ -476,6 +477,7 @@ def test_requests_that_make_no_sense(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.skipif("pt" not in NAMED, reason="no feature writes .pt files")
 def test_a_file_for_torch_is_like_no_reference(source: Path, reference: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--like applies only to safetensors"):
         convert(reference, tmp_path / "out.pt", like=reference)

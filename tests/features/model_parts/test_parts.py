@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 import ckptconv
 from ckptconv.library.virtual import VirtualFiles
 from ckptconv.options.table import OPTIONS
+from ckptconv.outputs.kinds import NAMED
 
 Tensors = dict[str, torch.Tensor]
 
@@ -157,10 +158,11 @@ def test_every_way_to_convert_gives_the_same_part(tmp_path: Path) -> None:
     models.save(tmp_path / "m", shapes, config)
     part: dict[str, Any] = {"layers": "0,3", "experts": "1-2", "vocab": 9}
     wanted, _, _ = converted(tmp_path / "m", tmp_path / "out", **part)
-    ckptconv.convert(tmp_path / "m", tmp_path / "m.pt", fsync=False, verify=True, **part)
-    assert_equal(dict(torch.load(tmp_path / "m.pt", weights_only=True)), wanted)
-    ckptconv.convert(tmp_path / "m.pt", tmp_path / "one.safetensors", fsync=False)
-    assert_equal(load_file(tmp_path / "one.safetensors"), wanted)
+    if "pt" in NAMED:
+        ckptconv.convert(tmp_path / "m", tmp_path / "m.pt", fsync=False, verify=True, **part)
+        assert_equal(dict(torch.load(tmp_path / "m.pt", weights_only=True)), wanted)
+        ckptconv.convert(tmp_path / "m.pt", tmp_path / "one.safetensors", fsync=False)
+        assert_equal(load_file(tmp_path / "one.safetensors"), wanted)
     with VirtualFiles(tmp_path / "m", **part) as files:
         for name in ("model.safetensors", "config.json"):
             assert files.read_bytes(name) == (tmp_path / "out" / name).read_bytes()
