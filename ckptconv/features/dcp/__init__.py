@@ -15,7 +15,7 @@ from __future__ import annotations
 PAGES = ()
 # Features that this one builds on: without them, it is gone too.
 NEEDS = ("joining", "torch_files")
-SCRIPTS = ("test_dcp.py",)
+SCRIPTS = ("test_dcp.py", "kills/dcp.py")
 # Why it is larger than a container of files may be.
 EXCEEDS = "it reads a format of several writers, and writes it, and compares its output, and has torch load others"
 # The module of the classes in `.metadata`, which names one of them after its first few bytes.

@@ -9,7 +9,7 @@ model. Out: a `Source`.
 from __future__ import annotations
 
 PAGES = ()
-SCRIPTS = ("test_deepspeed.py", "test_chain.py")
+SCRIPTS = ("test_deepspeed.py", "test_chain.py", "kills/deepspeed.py")
 # A program that loads one of its checkpoints.
 FILES = ("examples/load_zero.py",)
 # Why it is larger than a container of files may be.

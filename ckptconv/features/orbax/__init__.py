@@ -9,6 +9,6 @@ from __future__ import annotations
 PAGES = ("orbax.md",)
 # Features that this one builds on: without them, it is gone too.
 NEEDS = ("joining",)
-SCRIPTS = ("formats/orbax.py", "formats/tensorstore.py")
+SCRIPTS = ("formats/orbax.py", "formats/tensorstore.py", "kills/orbax.py")
 # The reason why it exceeds a format's budget.
 EXCEEDS = "a database of its own, two descriptions of arrays, and trees"

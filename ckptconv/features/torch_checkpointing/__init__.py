@@ -8,6 +8,7 @@ joins the parts of ranks. `kind` has the entries of such an output in the trunk'
 from __future__ import annotations
 
 PAGES = ()
+SCRIPTS = ("kills/torch_checkpointing.py",)
 # Its output is the state dict of a checkpoint of torch.distributed.checkpoint, with the same options.
 NEEDS = ("dcp", "joining", "torch_files")
 # The reason why it exceeds the budget of a container of files.
