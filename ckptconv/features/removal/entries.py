@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from ckptconv.errors import UnsafeError
 from ckptconv.storage.handles import Handle
@@ -14,6 +15,7 @@ from ckptconv.storage.reading import Entry
 # How deep the files of an entry lie at most.
 _DEEPEST = 32
 LINKS, PROTECTED = "has links in it", "has a directory in it that may not be written to"
+MOUNTED = "has another directory mounted in it"
 
 
 class StrangeError(UnsafeError):
@@ -27,11 +29,28 @@ class StrangeError(UnsafeError):
 def entries_of(home: Handle, name: str) -> dict[str, os.stat_result]:
     """Return all directories and files of the entry `name` of a run, itself among them, by their paths in the run.
 
-    Raise StrangeError if there is anything else among them, or another file system.
+    Raise StrangeError if there is anything else among them, or another file system, or a part of this one that is
+    mounted there.
     """
     entries: dict[str, os.stat_result] = {}
     _walk(home, name, "", os.fstat(home.fd).st_dev, entries, _DEEPEST)
+    if any(f"{place}/".startswith(f"{name}/") for place in _mounted(home)):
+        raise StrangeError(os.path.join(home.path, name), MOUNTED)
     return entries
+
+
+def _mounted(home: Handle) -> Iterator[str]:
+    """Yield the places in a directory where something is mounted, by their paths in it: on Linux, as proc(5) says."""
+    try:
+        root = f"{os.readlink(f'/proc/self/fd/{home.fd}').rstrip('/')}/"
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
+            places = [line.split(" ")[4] for line in lines]
+    except OSError:
+        return
+    for escaped in places:
+        place = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), escaped)
+        if place.startswith(root):
+            yield place.removeprefix(root)
 
 
 def _walk(place: Handle, name: str, prefix: str, device: int, entries: dict[str, os.stat_result], deepest: int) -> None:

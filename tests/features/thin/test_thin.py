@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -624,6 +625,22 @@ def test_no_less_is_kept_of_a_step_with_further_weights(path: str, tmp_path: Pat
         told = json.loads(done(thin(run, "--keep-last", 1, *options, "--yes", "--json")).out)
         assert told["steps"][0]["why"] == [f"less of it would lack checkpoint-100/{path}"]
     assert files(run) == before
+
+
+@pytest.mark.parametrize("name", ["inner", "of two words"])
+def test_a_directory_that_is_mounted_in_a_step_keeps_it(name: str, run: Path, tmp_path: Path) -> None:
+    precious, place = tmp_path / "precious", run / "checkpoint-100" / name
+    precious.mkdir()
+    place.mkdir()
+    (precious / "file").write_text("mine")
+    if subprocess.run(["mount", "--bind", precious, place], check=False, capture_output=True).returncode:
+        pytest.skip("nothing may be mounted here")
+    try:
+        assert "another directory mounted in it" in done(thin(run, "--keep-last", 1, "--yes")).out
+        assert (precious / "file").read_text() == "mine"
+        assert (run / "checkpoint-100" / "optimizer.pt").exists()
+    finally:
+        subprocess.run(["umount", place], check=True)
 
 
 # ------------------------------------------------------------------------------------------------------- full disks
