@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import array
 import math
+import numbers
+import random
 import struct
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -39,6 +42,17 @@ def of(*keys: Any) -> dict[Any, Any]:
 def with_one(value: Any, make: Callable[[Any], Any]) -> Any:
     """What `make` makes of one object."""
     return make(value)
+
+
+def with_objects() -> dict[str, Any]:
+    """A state of tensors and of four objects of classes that are not known to hold only data."""
+    return {
+        "w": torch.ones(3),
+        "when": [array.array("d", [1.5]), 2],
+        "class": numbers.Number,
+        "config": random.Random(),
+        "counts": defaultdict(random.Random, a=1, b=torch.ones(2)),
+    }
 
 
 def views_of_one_storage(base: torch.Tensor) -> Any:

@@ -10,9 +10,17 @@ from ckptconv.features.maps.file import Map, catalogue, from_catalogue, matches,
 from ckptconv.text import some
 
 # Names that differ only in numbers are one.
-NUMBERS = re.compile(r"(?<![^.])\d+(?![^.])")
+_NUMBERS = re.compile(r"(?<![^.])\d+(?![^.])")
 # Maps that a message proposes.
 SHOWN = 12
+
+
+def examples_of(names: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return the first name of each form, a name with 0 for each number, of pairs of the text of a form and a name."""
+    examples: dict[str, str] = {}
+    for text, name in names:
+        examples.setdefault(_NUMBERS.sub("0", text), name)
+    return examples
 
 
 def maps_like(names: Collection[str]) -> Iterator[Map]:
@@ -27,9 +35,7 @@ def maps_like(names: Collection[str]) -> Iterator[Map]:
 def fitting(names: Iterable[str], but: str) -> list[str]:
     """Return the built-in maps, without the one called `but`, that have all of `names` on one side, and no required
     rule that has none of them."""
-    examples: dict[str, str] = {}
-    for name in names:
-        examples.setdefault(NUMBERS.sub("0", name), name)
+    examples = examples_of((name, name) for name in names)
     return [map_.name for map_ in maps_like(examples) if map_.name != but and _has_all(map_, [*examples.values()])]
 
 

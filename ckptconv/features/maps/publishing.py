@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from ckptconv.errors import UsageError
 from ckptconv.features.maps.choosing import STACK
 from ckptconv.features.maps.claims import Templates
-from ckptconv.features.maps.fitting import NUMBERS, SHOWN, maps_like
+from ckptconv.features.maps.fitting import SHOWN, examples_of, maps_like
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import quoted, some
 
@@ -62,9 +62,7 @@ def _is_component(name: str, before: Collection[str]) -> bool:
 
 def foreign_names(names: Collection[str]) -> Foreign | None:
     """Return the program whose names most of `names` are, by the built-in maps; None if transformers has as many."""
-    examples: dict[str, str] = {}
-    for name in names:
-        examples.setdefault(NUMBERS.sub("0", STACK.sub("layers.0.", name)), name)
+    examples = examples_of((STACK.sub("layers.0.", name), name) for name in names)
     most, own = len(examples) // 2, 0
     foreign = Foreign("", {})
     for map_ in maps_like(examples):

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import array
 import collections
 import datetime
 import decimal
 import fractions
 import itertools
-import numbers
 import pathlib
 import random
 import tempfile
@@ -34,6 +32,7 @@ from states import (
     POOL,
     STATES,
     deep,
+    with_objects,
 )
 from trees import containers, keys_with, tie_into_a_cycle
 
@@ -279,13 +278,7 @@ def test_objects_of_classes_that_only_hold_data_come_back(tmp_path: Path) -> Non
 
 
 def test_objects_of_other_classes_are_left_out_only_where_that_was_asked_for(tmp_path: Path) -> None:
-    state = {
-        "w": torch.ones(3),
-        "when": [array.array("d", [1.5]), 2],
-        "class": numbers.Number,
-        "config": random.Random(),
-        "counts": collections.defaultdict(random.Random, a=1, b=torch.ones(2)),
-    }
+    state = with_objects()
     path = saved(tmp_path, state)
     run("pt2safetensors", path)
     source, output = tmp_path / "x.safetensors", tmp_path / "back.pt"

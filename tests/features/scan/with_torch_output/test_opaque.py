@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import array
 import collections
 import functools
 import numbers
@@ -17,6 +16,7 @@ from attacks.assemble import archive
 from attacks.corpus import CASES
 from checkpoints import ckptconv_here, done, torch_loaded
 from features.scan import further, held_back, later
+from states import with_objects
 
 from ckptconv import convert
 
@@ -39,13 +39,7 @@ def converted(tmp_path: Path, state: Any) -> Path:
 
 
 def test_reviewed_objects_are_written_on_request(tmp_path: Path) -> None:
-    state = {
-        "w": torch.ones(3),
-        "when": [array.array("d", [1.5]), 2],
-        "class": numbers.Number,
-        "config": random.Random(),
-        "counts": collections.defaultdict(random.Random, a=1, b=torch.ones(2)),
-    }
+    state = with_objects()
     source, output = converted(tmp_path, state), tmp_path / "back.pt"
     ckptconv_here("safetensors2pt", source, output).refused(
         3, "4 objects", "'config'", "--opaque keep", "--opaque drop"
