@@ -428,7 +428,7 @@ MUTANTS = [
     ),
 ]
 # Those of features stand in the folders of their tests.
-for _path in sorted(ROOT.glob("tests/features/*/mutants.json")):
+for _path in sorted([*ROOT.glob("tests/features/*/mutants.json"), *ROOT.glob("tests/features/*/with_*/mutants.json")]):
     MUTANTS += [Mutant(*fault) for fault in json.loads(_path.read_text("utf-8"))]
 
 

@@ -42,6 +42,7 @@ _PRINTED: dict[str, str] = {
     "finish": "ckptconv.features.parts.command",
     "like": "ckptconv.features.like.printed",
     "average": "ckptconv.features.average.command",
+    "zero-to-fp32": "ckptconv.features.deepspeed.command",
     "dcp2safetensors": "ckptconv.features.dcp.dcp2safetensors",
     "safetensors2dcp": "ckptconv.features.dcp.safetensors2dcp",
     "diff": "ckptconv.features.diff.printed",
@@ -59,7 +60,7 @@ _PRINTED: dict[str, str] = {
 }
 FEATURES = tuple(map(import_module, _PRINTED.values()))
 _CONVERTING = (
-    *("convert", "pt2safetensors", "zero-to-fp32"),
+    *("convert", "pt2safetensors"),
     *(command for feature in FEATURES for command in getattr(feature, "OF_CONVERSIONS", ())),
 )
 COMMANDS = {

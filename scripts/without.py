@@ -82,6 +82,8 @@ def copy(name: str, into: Path) -> None:
         )
         or "(?!)"
     )
+    # What was measured stays as it was measured.
+    measured = re.compile(r"^\|.*\| *[\d.]+ *\|")
     links = re.compile(rf"\[([^\]]*)\]\([^)\s]*(?:{'|'.join(pages) or '(?!)'})(?:#[^)]*)?\)")
     # Tests of two features together.
     together = re.compile(rf"^tests/features/\w+/with_(?:{'|'.join(left_out)})/")
@@ -104,7 +106,7 @@ def copy(name: str, into: Path) -> None:
                 said = re.compile(r"^ +(?:ckptconv|With) .*\n", re.MULTILINE)
                 kept = said.sub(lambda line: line[0] * (not about.search(line[0])), kept)
             if path.endswith(".md"):
-                kept = "".join(part for part in parts_of(kept) if not about.search(part))
+                kept = "".join(part for part in parts_of(kept) if measured.search(part) or not about.search(part))
             target.write_text(links.sub(r"\1", kept), "utf-8")
     env = {"PYTHONPATH": str(into)}
     for folder, words in MAKERS:

@@ -47,10 +47,21 @@ _MEASURED = re.compile(r"\d+\.\d\d s\b|(?<=peak memory )\d+ MiB")
 _COMMAND = re.compile(rf"ckptconv ({'|'.join(_commands(app.made()))})(?![\w-])")
 
 
+# Checkpoints that examples read, each by the feature of its format, and those that are here.
+_INPUTS = {"deepspeed": "checkpoints", "dcp": "step-1000"}
+_STEPS = {_INPUTS[steps[0].parents[2].name]: steps[0] for steps in of_features("TRAINED")}
+_ABSENT = [name for name in _INPUTS.values() if name not in _STEPS]
+
+
 def examples(language: str) -> list[tuple[str, str, str]]:
-    """Page and text of every example in this language, and what the page says that it prints."""
-    found = [(page.name, match) for page in PAGES for match in _FENCED.findall(page.read_text())]
-    return [(page, text, shown) for page, (kind, text, shown) in found if kind == language]
+    """Page and text of every example in this language, and what the page says that it prints; without those that read
+    a checkpoint of a format that is not here."""
+    blocks = [(page.name, match) for page in PAGES for match in _FENCED.findall(page.read_text())]
+    return [
+        (page, text, shown)
+        for page, (kind, text, shown) in blocks
+        if kind == language and not any(re.search(rf"\b{name}\b", text) for name in _ABSENT)
+    ]
 
 
 def assert_shown(shown: str, printed: str, page: str) -> None:
@@ -90,8 +101,8 @@ def place(tmp_path: Path) -> Path:
         'hf = "model.layers.{l}.self_attn.q_proj.weight : (n two e) h"\n[sizes]\nn = "num_attention_heads"\ntwo = 2\n'
     )
     _save_release(tmp_path / "release")
-    for name, step in {steps[0].parents[2].name: steps[0] for steps in of_features("TRAINED")}.items():
-        shutil.copytree(step, tmp_path / {"deepspeed": "checkpoints", "dcp": "step-1000"}[name])
+    for name, step in _STEPS.items():
+        shutil.copytree(step, tmp_path / name)
     return tmp_path
 
 

@@ -207,8 +207,8 @@ class Checkpoint(Tensors[ArrayT]):
     pickled, it is opened again.
 
     Examples:
-        >>> with ckptconv.open("checkpoints") as ck:  # a DeepSpeed run
-        ...     print(ck.optimizer["l1.weight.exp_avg"].shape == ck["l1.weight"].shape)
+        >>> with ckptconv.open("train.pt", key="model") as ck:
+        ...     print(ck.optimizer["weight.exp_avg"].shape == ck["weight"].shape)
         True
     """
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import DATA, ZERO
+from checkpoints import DATA
 
 import ckptconv
 from ckptconv import errors
@@ -24,12 +24,15 @@ FUNCTIONS = [name for name in DOCUMENTED if inspect.isfunction(getattr(ckptconv,
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What the examples find where they run: a model, a run of DeepSpeed, a base and an adapter of it, an
+    """A directory in which the examples run: a model, a checkpoint of its training, a base and an adapter of it, an
     embedding table of whole rows."""
     monkeypatch.chdir(tmp_path)
     torch.save({"weight": torch.ones(3, 4), "bias": torch.zeros(3)}, "model.pt")
-    if ZERO.names:
-        shutil.copytree(ZERO / "z3_bf16_w2" / "checkpoint", "checkpoints")
+    linear = torch.nn.Linear(4, 3)
+    optimizer = torch.optim.Adam(linear.parameters())
+    linear(torch.ones(4)).sum().backward()
+    optimizer.step()
+    torch.save({"model": linear.state_dict(), "optimizer": optimizer.state_dict()}, "train.pt")
     for part in ("base", "adapter"):
         shutil.copytree(DATA / "peft" / "dora" / part, part)
     rows = torch.zeros(10, 76, dtype=torch.float16)

@@ -12,6 +12,8 @@ from ckptconv.errors import UsageError
 
 # Words for what it reads, in names of commands that there are not.
 INPUT_WORDS = {"zero-to-fp32": ("zero", "zero1", "zero2", "zero3", "deepspeed", "ds")}
+# Commands that report what conversions report.
+OF_CONVERSIONS = ("zero-to-fp32",)
 
 
 @taking(
