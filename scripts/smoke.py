@@ -7,9 +7,6 @@ exit code.
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import http.server
 import importlib
 import importlib.metadata
 import json
@@ -19,7 +16,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -177,12 +173,6 @@ def library(place: Path) -> None:
 def extras(smoke: Smoke) -> None:
     """What the extras bring; of those for stores, that the package for the protocol can be imported."""
     smoke.run("convert", "model.pt", "digests", "--digest", "blake3", code=0 if installed("blake3") else 2)
-    if installed("aiohttp"):
-        with serving(smoke.place) as url:
-            smoke.run("pt2safetensors", f"{url}/model.pt", "http.safetensors")
-        smoke.same("model.safetensors", "http.safetensors")
-    else:
-        smoke.run("convert", "http://127.0.0.1:9/model.pt", "x", code=2)
     import fsspec
 
     for protocol, package in (("s3", "s3fs"), ("gs", "gcsfs"), ("az", "adlfs"), ("hf", "huggingface_hub")):
@@ -190,21 +180,6 @@ def extras(smoke: Smoke) -> None:
             fsspec.get_filesystem_class(protocol)
         else:
             smoke.run("convert", f"{protocol}://bucket/model.pt", "x", code=2)
-
-
-@contextlib.contextmanager
-def serving(place: Path) -> Iterator[str]:
-    """The address of a server of HTTP, without ranges, for the files in a directory."""
-    handler = functools.partial(Silent, directory=str(place))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
-class Silent(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        pass
 
 
 def installed(name: str) -> bool:

@@ -22,6 +22,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from said import saying
+
 ROOT = Path(__file__).resolve().parents[1]
 FEATURES = Path("ckptconv", "features")
 # What makes files of others, in this order: where it is called, and how.
@@ -34,6 +36,8 @@ MAKERS = (
 )
 # Files whose lines belong to features: registries, lists of pages and of public names.
 LINES = (".py", ".pyi", ".md", ".yml", ".yaml", ".toml")
+# Its lines between fences quote messages.
+QUOTING = "docs/troubleshooting.md"
 # What others' pre-commit may run: each item is a command.
 HOOKS = ".pre-commit-hooks.yaml"
 
@@ -107,6 +111,8 @@ def copy(name: str, into: Path) -> None:
                 kept = said.sub(lambda line: line[0] * (not about.search(line[0])), kept)
             if path.endswith(".md"):
                 kept = "".join(part for part in parts_of(kept) if measured.search(part) or not about.search(part))
+            if path == QUOTING:
+                kept = without_quotes(kept, left_out)
             target.write_text(links.sub(r"\1", kept), "utf-8")
     env = {"PYTHONPATH": str(into)}
     for folder, words in MAKERS:
@@ -124,6 +130,18 @@ def parts_of(page: str) -> list[str]:
     return re.findall(
         r"^```(?:python|sh)\n.*?^```\n(?:\n```text\n.*?^```\n)?|^[^\n]*\n", page, re.MULTILINE | re.DOTALL
     )
+
+
+def without_quotes(page: str, left_out: list[str]) -> str:
+    """The page without the messages that only features say that are left out."""
+    homes = tuple(f"features/{name}/" for name in left_out)
+    lines, quoted = [], False
+    for line in page.splitlines(keepends=True):
+        quoted = line == "```text\n" or (quoted and line != "```\n")
+        modules = saying(line.rstrip("\n")) if quoted else []
+        if not modules or any(not module.startswith(homes) for module in modules):
+            lines.append(line)
+    return "".join(lines)
 
 
 def flags_of(name: str) -> Iterator[str]:

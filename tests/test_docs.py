@@ -18,7 +18,6 @@ from cells import of_features
 from checkpoints import ckptconv_here
 from processes import prepared
 from safetensors.torch import save_file
-from said import texts_of_the_package
 
 from ckptconv.cli.commands import app
 
@@ -27,6 +26,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 import measured  # noqa: E402
 import site_pages as site  # noqa: E402
+from said import saying  # noqa: E402
 
 
 def _commands(group: Any, above: str = "") -> Iterator[str]:
@@ -202,21 +202,9 @@ def test_the_first_sentences_of_the_readme_say_what_its_picture_and_its_table_sa
         assert f"about {round(int(row['peak RSS, MiB']), -1)} MiB of memory" in " ".join(first.split())
 
 
-def follow(parts: list[str], text: str) -> bool:
-    """Whether the parts are in the text, one after the other."""
-    at = 0
-    for part in parts:
-        if (found := text.find(part, at)) < 0:
-            return False
-        at = found + len(part)
-    return True
-
-
 def test_messages_that_are_quoted_are_those_of_the_program() -> None:
     page = _FENCED.sub("", (ROOT / "docs" / "troubleshooting.md").read_text())
     quotes = "".join(re.findall(r"^```text\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)).splitlines()
     assert len(quotes) > 25
-    texts = [text for _, text in texts_of_the_package(docstrings=False)]
     for quote in quotes:
-        parts = quote.strip("… ").split("…")
-        assert any(follow(parts, text) for text in texts), f"the program does not say {quote!r}"
+        assert saying(quote), f"the program does not say {quote!r}"

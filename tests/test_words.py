@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from said import PACKAGE, texts_of_the_package
-
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from said import PACKAGE, texts_of_the_package  # noqa: E402
+
 # Phrases that need two readings, and what the field says instead.
 TWICE_READ = {
     r"of no use": "has no effect, ignored",

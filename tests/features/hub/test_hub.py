@@ -383,12 +383,6 @@ def test_a_repository_of_the_hub_is_told_how_it_is_written(place: Path) -> None:
     for given, meant in (
         ("org/model", "hf://org/model."),
         ("org/Model-1.5_b@v2", "hf://org/Model-1.5_b@v2."),
-        ("https://huggingface.co/org/model", "hf://org/model."),
-        ("https://huggingface.co/org/model/tree/main?not-for-all-audiences=true", "hf://org/model."),
-        ("https://hf.co/org/model/blob/v2/sub/model.bin#L1", "hf://org/model@v2/sub/model.bin."),
-        ("https://huggingface.co/datasets/org/data/", "hf://datasets/org/data."),
-        ("hf.co/org/model/tree/main", "hf://org/model"),
-        ("huggingface.co/org/model/blob/v2/x.bin", "hf://org/model"),
     ):
         for command in (("convert", given, "x.safetensors"), *((each, given) for each in looking())):
             ckptconv_here(*command).refused(2, given, "Hugging Face hub", meant)

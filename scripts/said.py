@@ -16,6 +16,23 @@ def texts_of_the_package(docstrings: bool = True) -> tuple[tuple[str, str], ...]
     return tuple(_texts(docstrings))
 
 
+def saying(quote: str) -> list[str]:
+    """The modules that say a message, of which a page quotes parts: … stands between them."""
+    parts = quote.strip("… ").split("…")
+    texts = texts_of_the_package(docstrings=False)
+    return sorted({place.rpartition(":")[0] for place, text in texts if _follow(parts, text)})
+
+
+def _follow(parts: list[str], text: str) -> bool:
+    """Whether the parts are in the text, one after the other."""
+    at = 0
+    for part in parts:
+        if (found := text.find(part, at)) < 0:
+            return False
+        at = found + len(part)
+    return True
+
+
 def _texts(docstrings: bool) -> Iterator[tuple[str, str]]:
     for path in sorted(PACKAGE.rglob("*.py")):
         nodes = _nodes_of(ast.parse(path.read_text()))
