@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from importlib import import_module
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError, damaged
-from ckptconv.storage.crc import crc32, crc32c
+from ckptconv.storage.crc import crc32
 from ckptconv.storage.files import DescriptorReader, Readers
 from ckptconv.storage.paths import is_remote
 from ckptconv.storage.reading import Reader
@@ -100,8 +100,8 @@ class Contents:
         """Whether a packed file is likely to be read once, and its checksum need not be compared first."""
         assert file.packed is not None
         width = 1
-        if file.packed.method in LAYING_OUT:
-            width = import_module(LAYING_OUT[file.packed.method]).UNIT
+        if file.packed.method in OF_FEATURES:
+            width = import_module(OF_FEATURES[file.packed.method]).UNIT
         return file.packed.crc is None and file.size == width * self.expected.get(file, 0)
 
     def _unpack_anew(self, file: File, content: _Content, to: int) -> None:
@@ -171,10 +171,10 @@ class _Unpacking:
         if self.at == size:
             is_longer, self._rest = bool(self._rest), memoryview(b"")  # it holds a chunk, and a chain has thousands
             if is_longer or any(self._chunks):
-                raise _damaged(self._file, f"it inflates to more than the {size} bytes of its description")
+                raise of_damage(self._file, f"it inflates to more than the {size} bytes of its description")
             recorded = self._file.packed and self._file.packed.crc
             if recorded is not None and self._crc != recorded:
-                raise _damaged(self._file, f"its checksum is {self._crc:08x}, and {recorded:08x} is recorded")
+                raise of_damage(self._file, f"its checksum is {self._crc:08x}, and {recorded:08x} is recorded")
 
     def into(self, buffer: memoryview) -> None:
         """Fill `buffer` with the next bytes."""
@@ -186,7 +186,7 @@ class _Unpacking:
     def _chunk(self) -> bytes:
         chunk = next(self._chunks, None)
         if chunk is None:
-            raise _damaged(self._file, f"it inflates to {self.at} bytes, but {self._file.size} are recorded")
+            raise of_damage(self._file, f"it inflates to {self.at} bytes, but {self._file.size} are recorded")
         if self._file.packed and self._file.packed.crc is not None:
             self._crc = crc32(chunk, self._crc)
         return chunk
@@ -223,26 +223,30 @@ def _deflated(file: File, packed: Packed, reader: Reader) -> Iterator[bytes]:
     """Inflate `packed`, and yield its content in chunks."""
     inflater = zlib.decompressobj(-zlib.MAX_WBITS)
     total = 0
-    for data in _chunks_at(reader, packed):
+    for data in chunks_at(reader, packed):
         more = True
         while more:
             try:
                 inflated = inflater.decompress(data, CHUNK)
             except zlib.error as error:
-                raise _damaged(file, f"it cannot be inflated ({error})") from None
+                raise of_damage(file, f"it cannot be inflated ({error})") from None
             yield inflated
             total += len(inflated)
             data = inflater.unconsumed_tail
             # After a full chunk there may be more; at the end, zlib keeps the bytes that it did not take.
             more = not inflater.eof and (bool(data) or len(inflated) == CHUNK)
         if inflater.unused_data:
-            raise _damaged(file, "data follows its end")
+            raise of_damage(file, "data follows its end")
     if not inflater.eof:
-        raise _damaged(file, f"it inflates to {total} bytes, and does not end there")
+        raise of_damage(file, f"it inflates to {total} bytes, and does not end there")
 
 
 def _zstandard(file: File, packed: Packed, reader: Reader) -> Iterator[bytes]:
-    """Unpack `packed` with zstandard, and yield its content in chunks."""
+    return zstandard_of(file, packed, chunks_at(reader, packed))
+
+
+def zstandard_of(file: File, packed: Packed, stored: Iterator[bytes]) -> Iterator[bytes]:
+    """Unpack the `stored` chunks of `packed` with zstandard, and yield their content in chunks."""
     try:
         import zstandard
     except ImportError:
@@ -250,14 +254,14 @@ def _zstandard(file: File, packed: Packed, reader: Reader) -> Iterator[bytes]:
             f"{packed.file.path} is compressed with zstandard, for which a package is not installed.",
             install("zstd"),
         ) from None
-    chunks = _Chunks(_chunks_at(reader, packed))
+    chunks = _Chunks(stored)
     try:
         unpacker = zstandard.ZstdDecompressor(max_window_size=_MOST_WINDOW)
         with unpacker.stream_reader(chunks, read_size=CHUNK, read_across_frames=True) as stream:
             while inflated := stream.read(CHUNK):
                 yield inflated
     except zstandard.ZstdError as error:
-        raise _damaged(file, f"it cannot be unpacked ({error})") from None
+        raise of_damage(file, f"it cannot be unpacked ({error})") from None
 
 
 class _Chunks(io.BytesIO):
@@ -271,28 +275,17 @@ class _Chunks(io.BytesIO):
         return next(self._chunks, b"")
 
 
-# Methods of features, which lay out the bytes that zstandard unpacks. Each module has `laid_out`, and `UNIT`: the bytes
-# of the layout for each byte of the tensor.
-LAYING_OUT: dict[str, str] = {
+# Methods of features. Each module has `unpacked`, which is called as those of `UNPACKING` are, and `UNIT`: the bytes
+# that come out for each byte of the tensor.
+OF_FEATURES: dict[str, str] = {
     "overwriting": "ckptconv.features.deltas.overwriting",
+    **dict.fromkeys(("zstandard frame", "crc32c", "bools"), "ckptconv.features.joining.packing"),
 }
 
 
-def _laid_out(file: File, packed: Packed, reader: Reader) -> Iterator[bytes]:
-    module = import_module(LAYING_OUT[packed.method])
-    laid: Iterator[bytes] = module.laid_out(
-        lambda: _zstandard(file, packed, reader), file.size // module.UNIT, lambda why: _damaged(file, why)
-    )
-    return laid
-
-
-def _summed(file: File, packed: Packed, reader: Reader) -> Iterator[bytes]:
-    """Yield data that is followed by its own CRC-32C, and compare the checksums at the end."""
-    size, crc = packed.nbytes - CRC32C_SIZE, 0
-    for chunk in _chunks_at(reader, packed._replace(nbytes=size)):
-        crc = crc32c(chunk, crc)
-        yield chunk
-    check_crc32c(file.path, crc, reader.read_at(packed.offset + size, CRC32C_SIZE))
+def _of_feature(file: File, packed: Packed, reader: Reader) -> Iterator[bytes]:
+    unpacked: Iterator[bytes] = import_module(OF_FEATURES[packed.method]).unpacked(file, packed, reader)
+    return unpacked
 
 
 def check_crc32c(name: str, crc: int, recorded: bytes) -> None:
@@ -304,16 +297,17 @@ def check_crc32c(name: str, crc: int, recorded: bytes) -> None:
 UNPACKING: dict[str, Callable[[File, Packed, Reader], Iterator[bytes]]] = {
     "deflate": _deflated,
     "zstandard": _zstandard,
-    **dict.fromkeys(LAYING_OUT, _laid_out),
-    "crc32c": _summed,
+    **dict.fromkeys(OF_FEATURES, _of_feature),
 }
 
 
-def _chunks_at(reader: Reader, packed: Packed) -> Iterator[bytes]:
+def chunks_at(reader: Reader, packed: Packed) -> Iterator[bytes]:
+    """Yield the bytes of `packed` as they are stored, in chunks."""
     unit = _FAR_CHUNK if is_remote(packed.file.path) else CHUNK
     for at in range(0, packed.nbytes, unit):
         yield reader.read_at(packed.offset + at, min(unit, packed.nbytes - at))
 
 
-def _damaged(file: File, why: str) -> CorruptError:
+def of_damage(file: File, why: str) -> CorruptError:
+    """Return the error for a packed file that is damaged."""
     return CorruptError(f"{file.path} is damaged: {why}.", "Copy or download the archive again.")

@@ -42,8 +42,7 @@ class File(NamedTuple):
 class Packed(NamedTuple):
     """Compressed data: `nbytes` bytes from byte `offset` of `file`.
 
-    `method` is "deflate", "zstandard", "crc32c" (as it is, with its checksum behind it), or that of a feature, which
-    lays out the bytes that zstandard unpacks (`storage.unpacking`).
+    `method` is "deflate", "zstandard", or that of a feature (`storage.unpacking`).
     `crc` is the CRC-32 of the uncompressed data, if it is recorded.
     """
 

@@ -11,6 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ckptconv.errors import CkptconvError
+from ckptconv.storage.reading import Reader
+from ckptconv.storage.unpacking import chunks_at, of_damage, zstandard_of
+from ckptconv.tensors.moves import File, Packed
 
 # Bytes of a number, and of the stored data for each changed byte.
 NUMBER, CHANGE = 4, 5
@@ -20,10 +23,19 @@ UNIT = 2
 BLOCK = 1 << 16
 
 
+def unpacked(file: File, packed: Packed, reader: Reader) -> Iterator[bytes]:
+    """Yield the layout of a packed file, in chunks."""
+
+    def stored() -> Iterator[bytes]:
+        return zstandard_of(file, packed, chunks_at(reader, packed))
+
+    return laid_out(stored, file.size // UNIT, lambda why: of_damage(file, why))
+
+
 def laid_out(
-    unpacked: Callable[[], Iterator[bytes]], size: int, damaged: Callable[[str], CkptconvError]
+    stored: Callable[[], Iterator[bytes]], size: int, damaged: Callable[[str], CkptconvError]
 ) -> Iterator[bytes]:
-    """Yield the layout for a tensor of `size` bytes, in chunks. Each call of `unpacked` returns the stored bytes anew.
+    """Yield the layout for a tensor of `size` bytes, in chunks. Each call of `stored` returns the stored bytes anew.
 
     Raise the error that `damaged` makes from a reason, if the count or a position exceeds the tensor, if positions do
     not ascend, or if there are more or fewer bytes than the count requires.
@@ -31,7 +43,7 @@ def laid_out(
     import numpy as np
 
     # Positions come before values, and both are needed together: unpack twice, at two places.
-    ahead, behind = _Stream(unpacked(), damaged), _Stream(unpacked(), damaged)
+    ahead, behind = _Stream(stored(), damaged), _Stream(stored(), damaged)
     count = int.from_bytes(ahead.take(NUMBER), "little")
     if count > size:
         raise damaged(f"it overwrites {count} bytes of a tensor of {size}")

@@ -10,7 +10,8 @@ import re
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
-from ckptconv.features.orbax import ocdbt, tree
+from ckptconv.features.ocdbt import database
+from ckptconv.features.orbax import tree
 from ckptconv.formats.format import CERTAIN, Guess, Probe
 from ckptconv.storage import strict_json
 from ckptconv.storage.location import Location
@@ -21,7 +22,7 @@ _GUESS = Guess(CERTAIN, "a checkpoint of Orbax", "convert {} OUTPUT")
 _CHECKPOINT, _COMMITTED, _TIME = "_CHECKPOINT_METADATA", "commit_success.txt", "commit_timestamp_nsecs"
 # What is there when a step is complete.
 MARKERS = (_COMMITTED,)
-_MARKS = (tree.NAME, ocdbt.NAME, _CHECKPOINT)
+_MARKS = (tree.NAME, database.NAME, _CHECKPOINT)
 _UNFINISHED, _OF_PROCESS = ".orbax-checkpoint-tmp", "ocdbt.process_"
 _STEP = re.compile(r"(?:.*_)?(\d{1,18})")
 # Stores where files have their final names from the beginning.
@@ -125,8 +126,8 @@ def _complete(place: Location) -> Step:
                 "before 0.4 wrote it.",
                 "Restore it with the release that wrote it, and save it again with a later one.",
             )
-        if not item.has_file(ocdbt.NAME) and any(name.startswith(_OF_PROCESS) for name in item.names):
-            raise _unfinished(item, f"the files of its processes were not merged: it lacks {ocdbt.NAME}")
+        if not item.has_file(database.NAME) and any(name.startswith(_OF_PROCESS) for name in item.names):
+            raise _unfinished(item, f"the files of its processes were not merged: it lacks {database.NAME}")
     return Step(place, items)
 
 

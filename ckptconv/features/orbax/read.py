@@ -13,10 +13,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ckptconv.errors import CorruptError
-from ckptconv.features.orbax import arrays, locate, ocdbt, states, tree
-from ckptconv.features.orbax.files import Files
+from ckptconv.features.joining.values import Directories, Files, Store
+from ckptconv.features.ocdbt import database
+from ckptconv.features.orbax import locate, states, tree
 from ckptconv.features.orbax.locate import FAMILY, Step
 from ckptconv.features.orbax.tree import ARRAY, SCALAR, VALUE, Leaf
+from ckptconv.features.zarr import arrays
 from ckptconv.formats.source import THEIR_STATES_ARE_CONVERTED, Defaults, Source, StateFacts, Wanted
 from ckptconv.formats.values import CODES, first_bytes
 from ckptconv.storage import strict_json
@@ -91,14 +93,14 @@ class _Opened:
         documents = [*_documents(step, self.files)]
         is_alone = len(step.items) == 1 and not documents and next(iter(step.items)) in _ONLY
         self.leaves: list[Leaf] = []
-        self._stores: list[arrays.Store] = []
+        self._stores: list[Store] = []
         for at, (name, files) in enumerate(zip(step.items, self.files, strict=False)):
             data, texts = files.whole(tree.NAME, _MOST_TREE), files.whole(tree.STRINGS, _MOST_VALUE)
             where = str(files.place.join(tree.NAME))
             item_leaves = tree.leaves_of(data or b"", texts, where, at, "" if is_alone else name)
-            is_database = ocdbt.NAME in files.place.names
-            store = ocdbt.Database(files) if is_database else arrays.Directories(files)
-            odd = {*store.arrays()} - {leaf.name for leaf in item_leaves}
+            is_database = database.NAME in files.place.names
+            store = database.Database(files) if is_database else Directories(files)
+            odd = {*arrays.described(store)} - {leaf.name for leaf in item_leaves}
             if odd:
                 self.warnings.append(f"{where} does not name all arrays in its directory: {some(sorted(odd))}.")
             self.leaves += item_leaves

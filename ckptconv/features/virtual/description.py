@@ -24,6 +24,7 @@ from ckptconv.storage.packed import check_ratio
 from ckptconv.storage.paths import dirname, is_quoted, is_remote, join
 from ckptconv.storage.reading import Entry
 from ckptconv.storage.strict_json import count_of, list_of, object_of, text_of
+from ckptconv.storage.unpacking import UNPACKING
 from ckptconv.tensors.moves import File, Packed
 
 if TYPE_CHECKING:
@@ -46,10 +47,9 @@ _WITHIN = frozenset(
 )
 # If there are more sources than this in a remote directory, it is listed once.
 _FEW = 4
-# The ways in which a source may be packed; and the most bytes that a delta overwrites, which are mostly zeros: two for
+# The most times that a source is packed; and the most bytes that a delta overwrites, which are mostly zeros: two for
 # each byte of a tensor, because no delta overwrites larger ones.
-_METHODS = ("deflate", "zstandard", "crc32c", "overwriting")
-_MOST_OVERWRITTEN = 1 << 33
+_MOST_PACKED, _MOST_OVERWRITTEN = 3, 1 << 33
 _MISSING = Entry("missing", File("", 0))
 
 
@@ -343,7 +343,7 @@ def _packed(entry: dict[str, Any], name: str, size: int, sources: Sequence[File]
         count_of(entry.get(key), f"{key!r} of {name[:100]!r}") for key in ("in", "offset", "nbytes")
     )
     crc, method = entry.get("crc"), text_of(entry.get("method"), f"the method of {name[:100]!r}")
-    if index >= len(sources) or _is_twice_packed(sources[index]) or method not in _METHODS:
+    if index >= len(sources) or _packings_of(sources[index]) >= _MOST_PACKED or method not in UNPACKING:
         raise ValueError(f"{name[:100]!r} uses an unknown compression")
     if crc is not None:
         count_of(crc, f"the checksum of {name[:100]!r}")
@@ -356,8 +356,8 @@ def _packed(entry: dict[str, Any], name: str, size: int, sources: Sequence[File]
     return File(name, size, "", Packed(sources[index], offset, nbytes, crc, method))
 
 
-def _is_twice_packed(file: File) -> bool:
-    return file.packed is not None and file.packed.file.packed is not None
+def _packings_of(file: File) -> int:
+    return 1 + _packings_of(file.packed.file) if file.packed else 0
 
 
 def _check_unchanged(place: Location, file: File, now: Entry) -> None:

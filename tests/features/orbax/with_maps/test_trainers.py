@@ -8,7 +8,9 @@ from typing import Any
 
 from checkpoints import assert_same, ckptconv_here, done
 from effort import every
+from features.ocdbt.writer import database
 from features.orbax import writer
+from features.zarr.writer import chunked
 from safetensors.torch import load_file
 
 CASES = Path(__file__).parents[2] / "maps" / "data"
@@ -18,8 +20,8 @@ def step(place: Path, arrays: Mapping[str, Any], keys: Iterable[str], suffix: st
     """A step whose item `params` has arrays below these keys."""
     values: dict[str, bytes] = {}
     for name, array in arrays.items():
-        values |= writer.chunked(".".join([*keys, f"{name}{suffix}"]), array, array.shape)
-    writer.database(place / "params", values)
+        values |= chunked(".".join([*keys, f"{name}{suffix}"]), array, array.shape)
+    database(place / "params", values)
     tree = (writer.entry(*keys, *f"{name}{suffix}".split(".")) for name in arrays)
     (place / "params" / "_METADATA").write_text(writer.metadata(*tree))
     return place

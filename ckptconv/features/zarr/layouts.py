@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.features.joining import packing
 from ckptconv.features.joining.chunks import Shape
 from ckptconv.pickles.numpy_dtypes import TORCH_NAMES
 from ckptconv.storage import strict_json
@@ -21,14 +22,16 @@ from ckptconv.tensors.strides import MAX_BYTES, MAX_DIMS, contiguous_strides
 from ckptconv.text import brief, some
 
 DESCRIPTIONS = SECOND, THIRD = ".zarray", "zarr.json"
-ZSTD, CRC32C = "zstd", "crc32c"
+# Codecs that pack bytes, and the methods by which they are unpacked.
+_METHODS = {"zstd": packing.FRAME, "crc32c": packing.CRC32C}
+_ZSTD, _CRC32C = _METHODS
 _NUMPY, _NUMBER = re.compile(r"([<>|])(\w{1,8})"), re.compile(r"\d{1,18}")
 _Value = TypeVar("_Value")
 _SEPARATOR, _CODECS = frozenset({".", "/"}), [{"name": str, "configuration?": dict}]
 _SHAPES: dict[str, Any] = {
     SECOND: {
         "zarr_format": range(2, 3), "shape": [int], "chunks": [int], "dtype": object, "fill_value": object,
-        "compressor": strict_json.OrNull(dict), "filters": strict_json.OrNull([object]),
+        "compressor": strict_json.OrNull(dict), "filters": strict_json.OrNull([dict]),
         "order": frozenset({"C", "F"}), "dimension_separator?": _SEPARATOR,
     },
     THIRD: {
@@ -62,8 +65,8 @@ class Layout(NamedTuple):
     of indices, and the key of an array without indices.
 
     The elements of a chunk lie in C order of its axes in `order`. If `swapped` is more than one, units of so many bytes
-    are big-endian. `packings` are the codecs that packed the bytes, the last one first. If `is_zero`, parts that are
-    not stored are zeros, else they have another value.
+    are big-endian. `unpacking` are the methods that undo the codecs of bytes, the last codec's first. If `is_zero`,
+    parts that are not stored are zeros, else they have another value.
     """
 
     where: str
@@ -73,10 +76,15 @@ class Layout(NamedTuple):
     chunk: Shape
     inner: Shape
     order: Shape
-    packings: tuple[str, ...]
+    unpacking: tuple[str, ...]
     shards: Index | None
     key: tuple[str, str, str]
     is_zero: bool
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The methods that unpack a chunk, and check its elements."""
+        return (*self.unpacking, packing.BOOLS) if self.dtype.name == "bool" else self.unpacking
 
     @property
     def nbytes(self) -> int:
@@ -113,7 +121,7 @@ class Layout(NamedTuple):
 def layout_of(data: bytes, where: str, version: str) -> Layout:
     """Return the layout that the JSON `data` describes; `where` names the array.
 
-    Raise CorruptError if it contradicts itself, UnsupportedError for a layout that Orbax does not write.
+    Raise CorruptError if it contradicts itself, UnsupportedError for a layout that is not supported.
     """
     try:
         description = strict_json.parse(data.decode(), constants=True, deepest=16)
@@ -125,12 +133,11 @@ def layout_of(data: bytes, where: str, version: str) -> Layout:
     is_cut = (
         not {0} & {*layout.chunk, *layout.inner} and len({*map(len, shapes)}) == 1 and len(layout.shape) <= MAX_DIMS
     )
-    if not is_cut or any(whole % part for whole, part in zip(layout.chunk, layout.inner, strict=True)):
+    is_cut = is_cut and not any(whole % part for whole, part in zip(layout.chunk, layout.inner, strict=True))
+    if not is_cut or any(math.prod(shape) * layout.dtype.itemsize >= MAX_BYTES for shape in shapes):
         raise CorruptError(
-            f"{where} is {brief(layout.shape)}, in chunks of {brief(layout.chunk)}, {brief(layout.inner)}."
+            f"{where} has the shape {brief(layout.shape)}, in chunks of {brief(layout.chunk)}, {brief(layout.inner)}."
         )
-    if any(math.prod(shape) * layout.dtype.itemsize >= MAX_BYTES for shape in shapes):
-        raise CorruptError(f"{where} has the shape {brief(layout.shape)}, in chunks of {brief(layout.chunk)}.")
     return layout
 
 
@@ -138,7 +145,8 @@ def _second(fields: dict[str, Any], where: str) -> Layout:
     match = _NUMPY.fullmatch(fields["dtype"]) if type(fields["dtype"]) is str else None
     is_numpy = match is not None and match[2] in TORCH_NAMES
     dtype = _dtype(TORCH_NAMES[match[2]] if match and is_numpy else fields["dtype"], where)
-    packing, axes = fields["compressor"], range(len(fields["shape"]))
+    compressor, axes = fields["compressor"], range(len(fields["shape"]))
+    _packings([{"name": codec.get("id")} for codec in fields["filters"] or ()], where, ())
     return Layout(
         where,
         dtype,
@@ -147,8 +155,7 @@ def _second(fields: dict[str, Any], where: str) -> Layout:
         tuple(fields["chunks"]),
         tuple(fields["chunks"]),
         tuple(axes if fields["order"] == "C" else reversed(axes)),
-        _packings([{"name": _filter(codec)} for codec in fields["filters"] or ()], where, ())
-        or _packings([{"name": packing.get("id")}] if packing else [], where, (ZSTD,)),
+        _packings([{"name": compressor.get("id")}] if compressor else [], where, (_ZSTD,)),
         None,
         ("", fields.get("dimension_separator", "."), "0"),
         fields["fill_value"] is None or _is_zero(fields["fill_value"]),
@@ -157,15 +164,16 @@ def _second(fields: dict[str, Any], where: str) -> Layout:
 
 def _third(fields: dict[str, Any], where: str) -> Layout:
     chunk = inner = tuple(fields["chunk_grid"]["configuration"]["chunk_shape"])
+    dtype, encoding = _dtype(fields["data_type"], where), fields["chunk_key_encoding"]
     codecs, index = fields["codecs"], None
     if codecs and codecs[0]["name"] == "sharding_indexed":
         _packings(codecs[1:], where, ())
         settings = _configured(codecs[0])
         codecs, inner = settings["codecs"], tuple(settings["chunk_shape"])
         names = [codec["name"] for codec in settings["index_codecs"]]
-        if names not in (["bytes"], ["bytes", CRC32C]) or _swapped(settings["index_codecs"][0], 8, where) > 1:
+        if names not in (["bytes"], ["bytes", _CRC32C]) or _swapped(settings["index_codecs"][0], 8, where) > 1:
             raise UnsupportedError(f"{where} has shards whose index is packed by {brief(names)}.")
-        index = Index(settings.get("index_location") == "start", CRC32C in names)
+        index = Index(settings.get("index_location") == "start", _CRC32C in names)
     order = tuple(range(len(chunk)))
     while codecs and codecs[0]["name"] == "transpose":
         axes = _configured(codecs[0])["order"]
@@ -177,7 +185,6 @@ def _third(fields: dict[str, Any], where: str) -> Layout:
         raise UnsupportedError(
             f"{where} is packed by {some(names) if names else 'no codec'}, and not by 'bytes' first, as expected."
         )
-    dtype, encoding = _dtype(fields["data_type"], where), fields["chunk_key_encoding"]
     is_own = encoding["name"] == "default"
     separator = encoding.get("configuration", {}).get("separator", "/" if is_own else ".")
     return Layout(
@@ -188,7 +195,7 @@ def _third(fields: dict[str, Any], where: str) -> Layout:
         chunk,
         inner,
         order,
-        _packings(codecs[1:], where, (ZSTD, CRC32C)),
+        _packings(codecs[1:], where, (_ZSTD, _CRC32C)),
         index,
         (f"c{separator}", separator, "c") if is_own else ("", separator, "0"),
         _is_zero(fields["fill_value"]),
@@ -211,18 +218,13 @@ def _configured(codec: dict[str, Any]) -> dict[str, Any]:
 
 
 def _packings(codecs: Sequence[dict[str, Any]], where: str, known: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of codecs, the last one first. Raise UnsupportedError for an unknown one."""
+    """Return the methods that undo codecs, the last one's first. Raise UnsupportedError for an unknown codec."""
     odd = [codec["name"] for codec in codecs if codec["name"] not in known]
     if odd:
         raise UnsupportedError(
             f"{where} is packed by {brief(odd[0])}, which is not read.", "Save it again as Orbax does by itself."
         )
-    return tuple(codec["name"] for codec in reversed(codecs))
-
-
-def _filter(codec: Any) -> Any:
-    """Return the name of a filter; the filter itself if it has none."""
-    return codec.get("id", codec) if isinstance(codec, dict) else codec
+    return tuple(_METHODS[codec["name"]] for codec in reversed(codecs))
 
 
 def _dtype(name: Any, where: str) -> DType:

@@ -1,4 +1,4 @@
-"""Makes tensors from the arrays of a step: joins chunks as boxes. No element is read."""
+"""Makes tensors from arrays: joins their chunks as boxes. No element is read."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import itertools
 import math
 import operator
 import struct
-from collections.abc import Iterable, Mapping
-from typing import Protocol
+from collections.abc import Iterable, Iterator, Mapping
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError, damaged
 from ckptconv.features.joining.chunks import ChunkTile, Shape, join
-from ckptconv.features.orbax import zarr
-from ckptconv.features.orbax.files import Files, Value
-from ckptconv.features.orbax.wire import ZSTANDARD
-from ckptconv.features.orbax.zarr import Layout
+from ckptconv.features.joining.packing import CRC32C, FRAME
+from ckptconv.features.joining.values import Files, Store, Value
+from ckptconv.features.zarr import layouts
+from ckptconv.features.zarr.layouts import Layout
 from ckptconv.storage.crc import crc32c
 from ckptconv.storage.reading import InMemory
 from ckptconv.storage.unpacking import CRC32C_SIZE, check_crc32c, content_of
@@ -24,44 +23,18 @@ from ckptconv.text import quoted
 
 # The most bytes of an array's description; the most bytes of a chunk in a node, which is unpacked at once.
 _MOST_JSON, _SMALL = 1 << 20, 1 << 16
-# The most pieces of an array: so many times those that exist, and these more. The most directories of an array.
-_GROWTH, _ROOM, _MOST_DIRECTORIES = 64, 1 << 12, 1 << 14
+# The most pieces of an array: so many times those that exist, and these more.
+_GROWTH, _ROOM = 64, 1 << 12
 # The offset and the length of a chunk that is missing in a shard.
 _ABSENT = (1 << 64) - 1
-_METHODS = {zarr.ZSTD: ZSTANDARD, zarr.CRC32C: "crc32c"}
 
 
-class Store(Protocol):
-    """The values of an item, by their keys."""
-
-    def under(self, name: str) -> Mapping[str, Value]:
-        """Return the values of an array by their keys, without its name and a slash."""
-
-    def arrays(self) -> Iterable[str]:
-        """Return the names of the arrays that are known without a search."""
-
-
-class Directories:
-    """The files of an item whose arrays are directories, by their paths."""
-
-    def __init__(self, files: Files) -> None:
-        self._files = files
-
-    def under(self, name: str) -> Mapping[str, Value]:
-        values: dict[str, Value] = {}
-        places = [("", self._files.directory(name))]
-        for prefix, place in places:
-            for child, entry in place.names.items() if place else ():
-                if entry.kind == "file" and entry.file:
-                    values[prefix + child] = Value(entry.file, 0, entry.file.size)
-                elif entry.kind == "directory" and place:
-                    places.append((f"{prefix}{child}/", place.child(child)))
-            if len(places) > _MOST_DIRECTORIES:
-                raise LimitError(f"{self._files.place}: the array {quoted(name)} has too many directories.")
-        return values
-
-    def arrays(self) -> Iterable[str]:
-        return ()
+def described(store: Store) -> Iterator[str]:
+    """Yield the names of the arrays that a store is known to describe."""
+    for key in store.listed():
+        array, _, last = key.rpartition("/")
+        if last in layouts.DESCRIPTIONS:
+            yield array
 
 
 def opened(store: Store, files: Files, names: Iterable[str]) -> dict[str, LazyTensor]:
@@ -91,14 +64,14 @@ def opened(store: Store, files: Files, names: Iterable[str]) -> dict[str, LazyTe
 def _layouts(stored: Mapping[str, Mapping[str, Value]], files: Files) -> dict[str, Layout]:
     described: list[tuple[str, Value]] = []
     for name, values in stored.items():
-        descriptions = [(version, values[version]) for version in (zarr.SECOND, zarr.THIRD) if version in values]
+        descriptions = [(version, values[version]) for version in (layouts.SECOND, layouts.THIRD) if version in values]
         if len(descriptions) != 1 or descriptions[0][1].length > _MOST_JSON:
             has = "described twice, or at too great length" if descriptions else "not there"
             raise CorruptError(f"{files.place}: the array {quoted(name)}, which its tree names, is {has}.")
         described += descriptions
     contents = files.contents([value for _, value in described])
     return {
-        name: zarr.layout_of(data, f"{files.place}: the array {quoted(name)}", version)
+        name: layouts.layout_of(data, f"{files.place}: the array {quoted(name)}", version)
         for name, (version, _), data in zip(stored, described, contents, strict=True)
     }
 
@@ -161,14 +134,14 @@ def _chunk(layout: Layout, value: Value, box: Shape) -> LazyTensor:
     """Return the part `box`, from its beginning, of a stored chunk."""
     where = f"{value.file.path} (chunk at byte {value.offset})"
     file, offset, length, data = value
-    is_held = data is not None and (not layout.packings or layout.nbytes <= _SMALL)
-    for at, packing in enumerate(layout.packings):
-        # The unpacked bytes may have checksums of their own.
-        size = layout.nbytes + CRC32C_SIZE * layout.packings[at + 1 :].count(zarr.CRC32C)
-        size = length - CRC32C_SIZE if packing == zarr.CRC32C else size
+    is_held = data is not None and (not layout.methods or layout.nbytes <= _SMALL)
+    for at, method in enumerate(layout.methods):
+        size = length - CRC32C_SIZE * (method == CRC32C)
+        if method == FRAME:  # the unpacked bytes may have checksums of their own
+            size = layout.nbytes + CRC32C_SIZE * layout.methods[at + 1 :].count(CRC32C)
         if size < 0:
             raise damaged(f"{where} has {length} bytes, too few for a checksum.")
-        packed = Packed(file, offset, length, None, _METHODS[packing])
+        packed = Packed(file, offset, length, None, method)
         if is_held and data is not None:
             reader = InMemory(data, where)
             data = content_of(File(where, size, "", packed._replace(file=reader.file, offset=0)), reader, size)

@@ -1,16 +1,23 @@
-"""Opens the files of an item: descriptions as a whole, and ranges of the files that they describe."""
+"""Values by key: in the files of a directory, or in ranges of files that a description names.
+
+`Files` opens descriptions as a whole, and ranges of the files that they describe.
+"""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
-from ckptconv.errors import CorruptError
+from ckptconv.errors import CorruptError, LimitError
 from ckptconv.plan import Input
 from ckptconv.storage.ahead import ahead
 from ckptconv.storage.location import Location
 from ckptconv.tensors.moves import File
+from ckptconv.text import quoted
+
+# The most directories of an array.
+_MOST_DIRECTORIES = 1 << 14
 
 
 class Value(NamedTuple):
@@ -88,3 +95,36 @@ class Files:
             self.bytes_read += size
             self.add(file)
         return [read_values[value] if value.data is None else value.data for value in values]
+
+
+class Store(Protocol):
+    """Values by their keys, such as those of a database."""
+
+    def under(self, name: str) -> Mapping[str, Value]:
+        """Return the values of an array by their keys, without its name and a slash."""
+
+    def listed(self) -> Iterable[str]:
+        """Return the keys that are known without a search."""
+
+
+class Directories:
+    """The files of a directory, by their paths. Each array is a directory in it."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+
+    def under(self, name: str) -> Mapping[str, Value]:
+        values: dict[str, Value] = {}
+        places = [("", self._files.directory(name))]
+        for prefix, place in places:
+            for child, entry in place.names.items() if place else ():
+                if entry.kind == "file" and entry.file:
+                    values[prefix + child] = Value(entry.file, 0, entry.file.size)
+                elif entry.kind == "directory" and place:
+                    places.append((f"{prefix}{child}/", place.child(child)))
+            if len(places) > _MOST_DIRECTORIES:
+                raise LimitError(f"{self._files.place}: the array {quoted(name)} has too many directories.")
+        return values
+
+    def listed(self) -> Iterable[str]:
+        return ()

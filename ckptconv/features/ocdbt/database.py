@@ -13,9 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError, damaged
-from ckptconv.features.orbax.files import Files, Value
-from ckptconv.features.orbax.wire import MANIFEST, NODE, Body
-from ckptconv.features.orbax.zarr import DESCRIPTIONS
+from ckptconv.features.joining.values import Files, Value
+from ckptconv.features.ocdbt.wire import MANIFEST, NODE, Body
 from ckptconv.storage.inside import check_inside
 from ckptconv.tensors.moves import File
 
@@ -52,17 +51,14 @@ class Database:
         _check_apart(self._values.values())
 
     def under(self, name: str) -> Mapping[str, Value]:
-        """Return the values of an array by their keys, without its name and a slash."""
+        """Return the values whose keys begin with a name and a slash, by the rest of their keys."""
         prefix = f"{name}/" if name else ""
         start, stop = bisect.bisect_left(self._names, prefix), bisect.bisect(self._names, f"{prefix}\U0010ffff")
         return {key[len(prefix) :]: self._values[key] for key in self._names[start:stop]}
 
-    def arrays(self) -> Iterator[str]:
-        """Yield the names of the arrays that are described."""
-        for name in self._names:
-            array, _, last = name.rpartition("/")
-            if last in DESCRIPTIONS:
-                yield array
+    def listed(self) -> list[str]:
+        """Return all keys, in order."""
+        return self._names
 
     def _read(self) -> dict[str, Value]:
         level, pairs, seen = self._root(), list[tuple[bytes, Value]](), set[tuple[str, int]]()

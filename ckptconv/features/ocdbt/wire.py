@@ -7,13 +7,13 @@ the body, the body, and the CRC-32C of all that. In a body, the fields of severa
 from __future__ import annotations
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError, damaged
+from ckptconv.features.joining.packing import FRAME
 from ckptconv.storage.crc import crc32c
 from ckptconv.storage.reading import InMemory
 from ckptconv.storage.unpacking import CRC32C_SIZE, check_crc32c, content_of
 from ckptconv.tensors.moves import File, Packed
 
 MANIFEST, NODE = 0x0CDB3A2A, 0x0CDB20DE
-ZSTANDARD = "zstandard"
 # The bytes before a body, and the most bytes of one, which is what Orbax writes. It may unpack to so many times its
 # bytes, and some more: keys are similar.
 _HEAD, _MOST_BODY, _GROWTH, _ROOM = 14, 100_000_000, 64, 16 << 20
@@ -44,9 +44,9 @@ class Body:
         self._data = data[_HEAD:-CRC32C_SIZE]
         if data[13]:
             packed_body = InMemory(self._data, self.where)
-            packed = packed_body.file._replace(packed=Packed(packed_body.file, 0, size, None, ZSTANDARD))
+            packed = packed_body.file._replace(packed=Packed(packed_body.file, 0, size, None, FRAME))
             self._data = content_of(packed, packed_body, min(most, _GROWTH * size + _ROOM))
-            self.file = File(self.where, len(self._data), file.stamp, Packed(file, self.start, size, None, ZSTANDARD))
+            self.file = File(self.where, len(self._data), file.stamp, Packed(file, self.start, size, None, FRAME))
             self.start = 0
         self.nbytes = len(self._data)
 
