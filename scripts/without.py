@@ -76,7 +76,7 @@ def copy(name: str, into: Path) -> None:
             [
                 *(rf"\bckptconv {command}\b" for each in left_out for command in commands_of(each)),
                 *(rf"\bckptconv\.{each}\(" for each in public),
-                *(rf"\bckptconv .*{flag}\b|^ +With {flag}," for each in left_out for flag in flags_of(each)),
+                *(rf"\bckptconv .*{flag}(?![\w-])|^ +With {flag}," for each in left_out for flag in flags_of(each)),
                 *(
                     rf"\bckptconv convert [^-\s]\S* \S+\{end}\b"
                     for each in left_out

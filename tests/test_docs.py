@@ -20,6 +20,7 @@ from processes import prepared
 from safetensors.torch import save_file
 
 from ckptconv.cli.commands import app
+from ckptconv.options.registered import missing
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -170,6 +171,8 @@ def test_every_option_that_is_mentioned_exists(monkeypatch: pytest.MonkeyPatch) 
     assert commands()
     for page, command, rest in commands():
         for option in re.findall(r"(?<!\S)(--?[a-z][a-z_-]*)", rest):
+            if page == "benchmarks.md" and missing(option.strip("-").replace("-", "_")):
+                continue  # measured where it was
             assert option.replace("_", "-") in options_of(command, known), f"{page}: {command} has no {option}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -144,7 +145,7 @@ def names_placed(page: str) -> list[tuple[str, str]]:
     )
 
 
-@pytest.mark.parametrize(("page", "least"), [(ROOT / "docs" / "core.md", 35), (ROOT / "CONTRIBUTING.md", 9)])
+@pytest.mark.parametrize(("page", "least"), [(ROOT / "docs" / "core.md", 35), (ROOT / "CONTRIBUTING.md", 8)])
 def test_the_pages_for_developers_say_where_a_name_is_defined(page: Path, least: int) -> None:
     placed = names_placed(page.read_text("utf-8"))
     assert len(placed) >= least
@@ -155,6 +156,15 @@ def test_the_pages_for_developers_say_where_a_name_is_defined(page: Path, least:
 
 def test_every_fault_of_the_mutants_is_still_a_line_of_the_package() -> None:
     assert list(mutants.faults()) == []
+
+
+def test_faults_of_features_are_found_by_tests_that_go_with_them() -> None:
+    for path in ROOT.glob("tests/features/**/mutants.json"):
+        folder = path.parent.relative_to(ROOT).as_posix()
+        for *_, tests in json.loads(path.read_text("utf-8")):
+            for test in tests.split(" -k ")[0].split():
+                if test.startswith("tests/features/"):
+                    assert re.fullmatch(rf"{folder}(/(?!with_).*)?", test), f"{path} names {test}"
 
 
 # What the checks above have to see: a module, a line that is put into it, and the check that fails then.

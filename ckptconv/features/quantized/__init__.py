@@ -16,4 +16,5 @@ SCRIPTS = (
     "formats/hqq.py",
     "formats/mlx.py",
     "formats/modelopt.py",
+    "formats/quark.py",
 )
