@@ -141,3 +141,16 @@ def test_a_module_of_a_larger_model_is_not_judged(others: tuple[str, ...], is_to
     only = {"include": "visual.*", "strip_prefix": "visual.", "copy_config": True}
     warnings = published(tmp_path, names, {"model_type": "any"}, **only).warnings
     assert any("names of timm" in warning for warning in warnings) is is_told
+
+
+@every("name", ["megatron-qwen3", "megatron-qwen3_moe", "megatron-gemma2", "torchtune-gemma2", "torchtitan-qwen3"])
+def test_a_llama_does_not_pass_for_another_model_in_silence(name: str, tmp_path: Path) -> None:
+    attention, mlp = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
+    names = [f"self_attn.{part}" for part in attention] + [f"mlp.{part}" for part in mlp]
+    llama = {f"model.layers.0.{part}.weight": torch.ones(4, 4) for part in names}
+    llama |= {f"model.layers.0.{part}_layernorm.weight": torch.ones(4) for part in ("input", "post_attention")}
+    save_file(llama, tmp_path / "a.safetensors")
+    sizes = {"v": 8, "h": 4, "q": 1, "d": 2, "k": 1, "n": 2, "g": 2}
+    warnings = convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", map=name, size=sizes).warnings
+    (doubt,) = (warning for warning in warnings if "is this the right map?" in warning)
+    assert f"the map {name} is for models that have " in doubt
