@@ -54,6 +54,15 @@ def test_any_other_file_is_a_difference(damage: Callable[[Path], object], said: 
         verify(output)
 
 
+def test_files_that_the_manifest_does_not_name_are_told_and_refused_if_they_are_loaded_too(output: Path) -> None:
+    (output / "notes.txt").write_text("of the user")
+    (told, _) = verify(output).warnings
+    assert "also holds notes.txt, which its manifest does not name: not compared" in told
+    (output / "model-00009-of-00009.safetensors").write_bytes(b"")
+    with pytest.raises(DifferenceError, match=r"holds model-00009-of-00009\.safetensors, which .* remove them"):
+        verify(output)
+
+
 def test_a_manifest_cannot_lead_out_of_the_output(output: Path, tmp_path: Path) -> None:
     manifest = json.loads((output / MANIFEST).read_text())
     manifest["files"]["../secret"] = manifest["files"].pop("model.safetensors.index.json")
