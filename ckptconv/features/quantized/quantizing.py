@@ -10,7 +10,7 @@ from ckptconv.errors import UnsupportedError, UsageError
 from ckptconv.features.quantized import making
 from ckptconv.features.quantized.options import EXACT_WAYS, Quantizing
 from ckptconv.features.quantized.parts import parts_among
-from ckptconv.features.quantized.table import WAYS
+from ckptconv.features.quantized.table import LOADERS, WAYS
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.computed import Computing
@@ -173,7 +173,8 @@ def _check(
 
 def _note(name: str, weights: Collection[str], left: list[str]) -> str:
     count = f"{len(weights):,} weight{'s' if len(weights) != 1 else ''}"
-    return f"quantized {count} as {name}" + (f"; unchanged: {some(left)}." if left else ".")
+    loaders = f"Loaded by {LOADERS[name]}." if name in LOADERS else "No loader was tried."
+    return f"quantized {count} as {name}" + (f"; unchanged: {some(left)}. {loaders}" if left else f". {loaders}")
 
 
 def _warnings(chosen: Selected, unfit: list[str]) -> Iterator[str]:

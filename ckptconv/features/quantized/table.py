@@ -447,6 +447,14 @@ def _compressed(format_: str, weights: Mapping[str, Any], **more: Any) -> Mappin
     }
 
 
+# Programs whose loaders were run on outputs of a way. For other ways, none was.
+LOADERS = {
+    "fp8-block": "transformers, vLLM",
+    "fp8-block-ue8m0": "transformers, vLLM",
+    "mxfp8": "transformers; vLLM by other names of scales",
+    "int4-g32": "transformers with compressed-tensors, vLLM",
+}
+
 # What transformers' `FineGrainedFP8Config`, vLLM's and SGLang's `fp8.py`, compressed-tensors' `QuantizationConfig` and
 # Model Optimizer's readers read.
 WAYS: Mapping[str, Way] = {

@@ -24,6 +24,9 @@ LEFT += ["model.layers.0.input_layernorm.weight", "model.layers.0.self_attn.q_pr
 WEIGHTS = ["model.layers.0.self_attn.q_proj.weight", "model.layers.0.mlp.experts.0.up_proj.weight"]
 
 
+PAGE = Path(__file__).parents[3] / "docs" / "quantized.md"
+
+
 def model(here: Path, **more: torch.Tensor) -> Path:
     """A model, with a configuration beside it."""
     random = torch.Generator().manual_seed(2)
@@ -40,7 +43,12 @@ def model(here: Path, **more: torch.Tensor) -> Path:
 def test_weights_are_quantized_and_the_configuration_says_so(way: str, tmp_path: Path) -> None:
     source, out = model(tmp_path / "m"), tmp_path / "q"
     report = ckptconv.convert(source, out, quantize=way, verify=True)
-    assert any(f"quantized 2 weights as {way}" in note for note in report.notes)
+    (note,) = (note for note in report.notes if f"quantized 2 weights as {way}" in note)
+    row = next(line for line in PAGE.read_text().splitlines() if line.startswith(f"| `{way}` |"))
+    readers = row.rsplit("| ", 1)[1].removesuffix(" |")
+    assert note.endswith(
+        " No loader was tried." if readers == "not tried" else f" Loaded by {readers}."
+    )
     told = json.loads((out / "config.json").read_text())
     assert {"model_type", "dtype", "vocab_size", "quantization_config"} == told.keys()
     left = told["quantization_config"][WAYS[way].left]
