@@ -61,14 +61,3 @@ class ByKernel(dict[type[Any], T], Generic[T]):
             return self[kernel]
         except KeyError:
             return None
-
-
-def type_of(name: str) -> type[Any] | None:
-    """Return the kernel of a feature that is called so in JSON."""
-    for home in HOMES:
-        if name in home.names:
-            module = import_module(home.engine)
-            makers = {**getattr(module, "JOINING", {}), **getattr(module, "TILING", {})}
-            kernel: type[Any] = next(kernel for kernel, maker in makers.items() if maker.name == name)
-            return kernel
-    return None

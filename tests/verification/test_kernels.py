@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from ckptconv.plan import Data
 from ckptconv.storage.files import Readers
 from ckptconv.tensors import computing, kernels, moves, tile_kernels
 from ckptconv.tensors.lazy import LazyTensor
-from ckptconv.tensors.registered import HOMES, type_of
+from ckptconv.tensors.registered import HOMES
 from ckptconv.verification.evaluate import Evaluator
 
 # Those that moves are made of, and that no expression names; a kernel of tiles is carried out by `Tile`.
@@ -21,7 +22,8 @@ OF_MOVES = {moves.Gather, computing.Tile}
 
 
 def test_no_kernel_is_left_out() -> None:
-    of_homes = {type_of(name) for home in HOMES for name in home.names}
+    tables = [getattr(import_module(home.engine), table, {}) for home in HOMES for table in ("JOINING", "TILING")]
+    of_homes = {kernel for table in tables for kernel in table}
     assert SAMPLES.keys() == ({*kernels.FUNCTIONS, *tile_kernels.TILING} - OF_MOVES) | of_homes
 
 

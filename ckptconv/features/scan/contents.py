@@ -54,7 +54,7 @@ from ckptconv.formats.torch.consecutive import LongError, Pickles
 from ckptconv.formats.torch.container import SCANNED, is_stream
 from ckptconv.formats.torch.file import read_from
 from ckptconv.formats.torch.objects import without_tensors
-from ckptconv.formats.torch.zip import check_zip
+from ckptconv.formats.torch.zip import TorchArchive
 from ckptconv.pickles import watching
 from ckptconv.pickles.machine import load
 from ckptconv.pickles.nodes import Global
@@ -447,7 +447,11 @@ class ScannedContents:
         if listing.is_torch or not listing.members:
             inner = self._inner()
             # Pickles that are too long to be held are judged like other members.
-            check = (lambda: check_zip(reader)) if listing.has_long else (lambda: read_from(reader, limits=LIMITS))
+            check = (
+                (lambda: TorchArchive(reader, 0, reader.file.size).locate_all())
+                if listing.has_long
+                else (lambda: read_from(reader, limits=LIMITS))
+            )
             inner.read(check, depth)
             read = inner.pickles
             if is_other and listing.members:

@@ -12,6 +12,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Hashable, Sequence
+from importlib import import_module
 from typing import Any, NamedTuple, get_type_hints
 
 from ckptconv.tensors.casting import Rounded
@@ -32,7 +33,7 @@ from ckptconv.tensors.lazy import (
     Zeros,
 )
 from ckptconv.tensors.moves import DTypeName, File, Kernel
-from ckptconv.tensors.registered import type_of
+from ckptconv.tensors.registered import HOMES
 from ckptconv.tensors.strides import contiguous_strides
 from ckptconv.tensors.tile_kernels import TILING, tile_dtype
 
@@ -374,7 +375,15 @@ def _kernel(value: Any) -> Kernel:
 
 def _kernel_called(name: str) -> type[Any] | None:
     """Return the kernel that is called so, of the trunk or of a feature."""
-    return KERNELS.get(name) or type_of(name)
+    if name in KERNELS:
+        return KERNELS[name]
+    for home in HOMES:
+        if name in home.names:
+            module = import_module(home.engine)
+            makers = {**getattr(module, "JOINING", {}), **getattr(module, "TILING", {})}
+            kernel: type[Any] = next(kernel for kernel, maker in makers.items() if maker.name == name)
+            return kernel
+    return None
 
 
 @functools.cache

@@ -83,12 +83,6 @@ def read_zip(reader: Reader, start: int = 0, size: int | None = None, *, limits:
     )
 
 
-def check_zip(reader: Reader) -> None:
-    """Check all of a zip archive except the content of its pickles. Raise the errors of `read_zip`."""
-    archive = TorchArchive(reader, 0, reader.file.size)
-    archive.locate_all()
-
-
 def _program(archive: TorchArchive, pickle: bytes, storages: Storages, byteorder: str, limits: Limits) -> TorchFile:
     """Return the weights of an archive with a program in it, as its feature reads them."""
     for module in PROGRAMS:
