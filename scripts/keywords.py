@@ -135,10 +135,17 @@ def _field(option: Option) -> str:
     return f"    {option.name}: {option.accepts.replace(chr(39), chr(34))}\n{_told(option)}"
 
 
+def default_of(option: Option, command: str) -> str:
+    """Return the behaviour of `command` without the option, in words; "" if that goes without saying."""
+    is_value = option.kind is not FLAG and option.written is not None
+    default = option.fallback or (str(option.written) if is_value else "")
+    return default if isinstance(default, str) else default.get(command, default.get("", ""))
+
+
 def _told(option: Option) -> str:
     """Return the docstring of an option: its help, and what holds without it."""
     about = option.about if option.default is not True or option.kind is not FLAG else f"False: {option.about}"
-    default = option.default_of("convert")
+    default = default_of(option, "convert")
     about += f" Default: {default}." if default else ""
     quotes = '"""' if "\\" not in about else 'r"""'
     lines = textwrap.wrap(about, 112) or ["?"]

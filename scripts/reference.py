@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import schemas
 import skill
+from keywords import default_of
 
 from ckptconv.cli.commands import app
 from ckptconv.cli.help import BASE, BRIEF, OWN, Flag, Help, as_json, grouped
@@ -120,7 +121,7 @@ def _flag(parameter: Any, option: Option | None, command: str, others: str) -> F
         option.metavar or "",
         option.about,
         option.group,
-        option.default_of(command),
+        default_of(option, command),
         f"{option.env}=0" if option.env and option.kind is FLAG else option.env,
         option.common is True or command in str(option.common).split(),
         _values(option),

@@ -86,11 +86,6 @@ class Option:
         """Its former name in Python; "" if it has none."""
         return self.former.lstrip("-").replace("-", "_")
 
-    def default_of(self, command: str) -> str:
-        """Return the behaviour of `command` without it, in words; "" if that goes without saying."""
-        default = self.fallback or (str(self.written) if self.kind is not FLAG and self.written is not None else "")
-        return default if isinstance(default, str) else default.get(command, default.get("", ""))
-
     @property
     def accepts(self) -> str:
         """The type of its values in Python, as type checkers read it."""

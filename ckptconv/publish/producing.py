@@ -33,6 +33,7 @@ from ckptconv.storage.paths import is_remote, join, normalize
 from ckptconv.storage.progress import Progress
 from ckptconv.tensors.lazy import Equal
 from ckptconv.tensors.moves import File
+from ckptconv.text import some
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -166,7 +167,7 @@ class _Production:
                 *warnings_of(sources, outputs, options),
                 *_warnings(outputs, options, self._checksums, done),
             ],
-            notes=list(notes_of(sources, outputs, options)),
+            notes=[*notes_of(sources, outputs, options), *self._replacing.replaced],
             left={path: reason for output in outputs for path, reason in output.target.left.items()},
             input_bytes=sum(file.size for file in self.inputs),
             bytes_read=sum(source.bytes_read for source in self.every) + done.tally.bytes_read + extra,
@@ -221,14 +222,12 @@ def _weights_key(sources: Sequence[Source], chosen: Options) -> str:
 def _warnings(outputs: Sequence[Output], chosen: Options, checksums: Checksums | None, done: Done) -> Iterator[str]:
     """Yield warnings about events while the outputs were written."""
     if checksums and checksums.unrecorded:
-        paths = list(checksums.unrecorded)
-        more = f" and {len(paths) - 1} more files" if len(paths) > 1 else ""
-        yield f"{paths[0]}{more} cannot be checked: the input records no checksums for this data."
+        unknown = some(checksums.unrecorded, 1, str)
+        yield f"{unknown} cannot be checked: the input records no checksums for this data."
     if done.differing:
-        few = ", ".join(done.differing[:5]) + (", …" if len(done.differing) > 5 else "")
         yield (
             f"The tensor-parallel ranks differ in {len(done.differing)} states of unsplit parameters; the states of "
-            f"the first rank were taken: {few}."
+            f"the first rank were taken: {some(done.differing, form=str)}."
         )
     if warning := done.tally.overflowed(chosen.dtype or "their dtype"):
         yield warning

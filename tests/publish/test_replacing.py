@@ -439,6 +439,27 @@ def test_calls_of_the_library_follow_the_same_rule(world: Path) -> None:
     assert changed(before, tree(world)) == {"g1.safetensors"}
 
 
+def test_the_report_says_that_an_earlier_output_is_replaced(world: Path) -> None:
+    def told(output: str | None, **options: Any) -> list[str]:
+        return [note for note in convert("a.pt", output, **options).notes if "replaces" in note]
+
+    store = fsspec.filesystem("memory")
+    try:
+        for output, earlier in (
+            ("one.safetensors", "one.safetensors"),
+            (None, "a.safetensors"),
+            ("many", "output in many"),
+            ("memory://replaced/many", "output in memory://replaced/many"),
+        ):
+            assert told(output) == []
+            for is_dry in (True, False):
+                assert told(output, dry_run=is_dry) == [f"This replaces an earlier {earlier}."]
+        # Of other files too.
+        assert told("many", max_shard_size=30) == told("many") == ["This replaces an earlier output in many."]
+    finally:
+        store.rm("/replaced", recursive=True)
+
+
 def test_on_a_store_too(world: Path) -> None:
     store = fsspec.filesystem("memory")
     try:

@@ -114,7 +114,7 @@ def finish(
         with Syncing() as syncing:
             beside = describe(staged, inputs, first.plan_id, chosen, syncing, stack)
         complete(staged, beside, replacing, before_commit)
-    return _report(planned, chosen, started)
+    return _report(planned, chosen, started, replacing.replaced)
 
 
 def _staged(planned: _Planned, options: Options, progress: Progress | None, stack: ExitStack) -> Staged:
@@ -140,7 +140,7 @@ def _staged(planned: _Planned, options: Options, progress: Progress | None, stac
     return Staged(planned.path, planned.is_file, staging, list(records), manifest, not planned.is_file)
 
 
-def _report(planned: Sequence[_Planned], options: Options, started: float) -> Report:
+def _report(planned: Sequence[_Planned], options: Options, started: float, notes: Iterable[str]) -> Report:
     first = planned[0].plan.heading["source"]
     tensors = sum(count for output in planned for _, _, count in output.plan.files)
     return Report(
@@ -154,6 +154,7 @@ def _report(planned: Sequence[_Planned], options: Options, started: float) -> Re
         counts={},
         opaque=[],
         warnings=[],
+        notes=[*notes],
         checksums=tensors if options.checksum else 0,
         seconds=time.monotonic() - started,
         peak_rss_bytes=peak_rss(),
