@@ -13,7 +13,7 @@ from ckptconv.errors import CkptconvError
 from ckptconv.formats.alone import listed
 from ckptconv.formats.model_files import OPTIMIZERS, SAFETENSORS, TORCH
 from ckptconv.formats.numbers.states import optimizers_alone
-from ckptconv.formats.source import STATES_ARE_CONVERTED, FileFacts, Source, Wanted
+from ckptconv.formats.source import NOT_CONVERTED, STATES_ARE_CONVERTED, FileFacts, Source, Wanted
 from ckptconv.formats.torch.file import read as read_torch
 from ckptconv.formats.training import with_named, with_states_beside
 from ckptconv.storage.location import Location
@@ -35,7 +35,7 @@ def with_optimizer(source: Source, place: Location, wanted: Wanted) -> Source:
         return source
     if not wanted.states:
         again = functools.partial(_again, source, place)
-        note = f"Not converted: {files[0].path}{STATES_ARE_CONVERTED}."
+        note = f"{NOT_CONVERTED}{files[0].path}{STATES_ARE_CONVERTED}."
         source = source._replace(notes=[*source.notes, note])
         return source._replace(wanted=wanted, reread=again) if source.reread is None else source
     return _with_states_of(source, place, files, wanted.key)
@@ -71,7 +71,7 @@ def _with_states_of(source: Source, place: Location, files: list[Location], key:
         optimizers = [(path if len(trees) > 1 else label, tree) for path, inner in trees for label, tree in inner]
         source = with_named(source, optimizers, files[0].path, key, place)
     except CkptconvError as error:
-        message = f"Not converted: the states in {files[0].path}. {error.message}"
+        message = f"{NOT_CONVERTED}the states in {files[0].path}. {error.message}"
         return source._replace(of_states=source.of_states._replace(error=type(error)(message, error.hint)))
     read = {name: identity for holder in holders for name, identity in holder.inputs.items()}
     return source._replace(

@@ -23,13 +23,13 @@ from ckptconv.features.dcp.locate import BEGINNING, FAMILY, is_metadata, located
 from ckptconv.features.dcp.metadata import Chunk, Description, EntryPlace, SavedTensor, read_description
 from ckptconv.features.dcp.names import INTEGRITY, METADATA, RANK, SHARD, SUFFIX
 from ckptconv.features.joining import names as dcp_names
-from ckptconv.features.joining.names import MAX_VALUE, Path, named
+from ckptconv.features.joining.names import MAX_VALUE, Path, left_by_key, named
 from ckptconv.formats import model_files
 from ckptconv.formats.runs import Located
 from ckptconv.formats.source import (
     MODEL_KEYS,
+    NOT_CONVERTED,
     STATES_ARE_CONVERTED,
-    THEIR_STATES_ARE_CONVERTED,
     Defaults,
     FileFacts,
     Source,
@@ -104,7 +104,7 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
         notes += [*extra.notes(), *checkpoint.warnings]
         checkpoint.warnings.clear()
     if optimizer and not wanted.states:
-        notes.append(f"Not converted: {optimizer.directory}{STATES_ARE_CONVERTED}.")
+        notes.append(f"{NOT_CONVERTED}{optimizer.directory}{STATES_ARE_CONVERTED}.")
     return Source(
         format=extra.format if extra else checkpoint.format,
         family=FAMILY,
@@ -223,11 +223,7 @@ class _Left:
             ]
             if keys:
                 parts = some(keys, form=lambda key: f"{named(key)} ({_counted(self.counts[key])})")
-                states = self.optimizers and not surprising
-                how = THEIR_STATES_ARE_CONVERTED if states else ""
-                these = "it" if len(keys) == 1 else "the first"
-                advice = f"Use {how}--key {keys[0]} for {these}, or --key . for everything."
-                messages.append(f"Not converted: {parts}. {advice}")
+                messages.append(left_by_key(parts, keys, bool(self.optimizers) and not surprising))
         return notes, warnings
 
 

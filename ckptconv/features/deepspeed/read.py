@@ -19,7 +19,7 @@ from ckptconv.features.deepspeed.assemble import assemble, is_whole, whole
 from ckptconv.features.deepspeed.locate import FAMILY, TagFiles
 from ckptconv.features.deepspeed.records import MAX_RANKS, ModelFile, OptimFile, Reading
 from ckptconv.features.deepspeed.weights import Weights
-from ckptconv.formats.source import STATES_ARE_CONVERTED, Defaults, Source, StateFacts, Training, Wanted
+from ckptconv.formats.source import NOT_CONVERTED, STATES_ARE_CONVERTED, Defaults, Source, StateFacts, Training, Wanted
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, dirname, is_remote
 from ckptconv.tensors.lazy import LazyTensor
@@ -496,5 +496,5 @@ def _facts(files: TagFiles, grid: _Grid, model: ModelFile, weights: Weights) -> 
 def _notes(location: Location, place: zero_files.TagDirectory, weights: Weights, wanted: Wanted) -> list[str]:
     is_other = place.reason and place.directory.path != location.path
     is_left = weights.optimizer() and not (wanted.states or weights.states_error)
-    left = [f"Not converted: the optimizer{STATES_ARE_CONVERTED}."] if is_left else []
+    left = [f"{NOT_CONVERTED}the optimizer{STATES_ARE_CONVERTED}."] if is_left else []
     return [*([f"Converted {place.directory}: {place.reason}."] if is_other else []), *left]

@@ -16,7 +16,7 @@ from ckptconv.cli.registered import COMMANDS
 from ckptconv.features.inspect.module_tree import ModuleInfo, totals, tree
 from ckptconv.features.reporting.quantized import QuantizedSummary
 from ckptconv.features.reporting.tensor_info import TensorInfo
-from ckptconv.formats.source import Source
+from ckptconv.formats.source import NOT_CONVERTED, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import computed, selection
 from ckptconv.outputs.naming import tree_of
@@ -39,7 +39,7 @@ LARGEST = 10
 # How a note or warning begins on what is beside that which was read.
 NOT_READ = "Not read: "
 # What notes say of conversions, and what they say where nothing is converted.
-_REWORDED = (("Not converted: ", NOT_READ), ("Use --optimizer PATH", "Use convert --optimizer PATH"))
+_REWORDED = ((NOT_CONVERTED, NOT_READ), ("Use --optimizer PATH", "Use convert --optimizer PATH"))
 # The most values, the most characters of each and of each key, and the longest name below which values are searched.
 _VALUES, _LONGEST, _DEEPEST = 1000, 200, 2000
 

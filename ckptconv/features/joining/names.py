@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ckptconv.errors import CorruptError
 from ckptconv.formats import nesting
-from ckptconv.formats.source import MODEL_KEYS
+from ckptconv.formats.source import MODEL_KEYS, NOT_CONVERTED, THEIR_STATES_ARE_CONVERTED
 from ckptconv.text import quoted
 
 # The path of a value: keys of dicts, and indices of lists.
@@ -231,3 +231,9 @@ def named(name: str) -> str:
 def named_in(where: object, name: str) -> str:
     """Return a name as messages about the checkpoint or file `where` show it."""
     return f"{where}: {named(name)}"
+
+
+def left_by_key(shown: str, keys: Sequence[str], has_states: bool) -> str:
+    """Return the note on parts, `shown` in words, that only their `keys` convert, or --optimizer if it `has_states`."""
+    how, these = THEIR_STATES_ARE_CONVERTED if has_states else "", "it" if len(keys) == 1 else "the first"
+    return f"{NOT_CONVERTED}{shown}. Use {how}--key {keys[0]} for {these}, or --key . for everything."

@@ -13,13 +13,14 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ckptconv.errors import CorruptError
+from ckptconv.features.joining.names import left_by_key
 from ckptconv.features.joining.values import Directories, Files, Store
 from ckptconv.features.ocdbt import database
 from ckptconv.features.orbax import locate, states, tree
 from ckptconv.features.orbax.locate import FAMILY, Step
 from ckptconv.features.orbax.tree import ARRAY, SCALAR, VALUE, Leaf
 from ckptconv.features.zarr import arrays
-from ckptconv.formats.source import THEIR_STATES_ARE_CONVERTED, Defaults, Source, StateFacts, Wanted
+from ckptconv.formats.source import Defaults, Source, StateFacts, Wanted
 from ckptconv.formats.values import CODES, first_bytes
 from ckptconv.storage import strict_json
 from ckptconv.storage.location import Location
@@ -154,11 +155,7 @@ class _Opened:
             keys = [key for key in counts if is_usual[key] == is_note]
             if keys:
                 shown = some(keys, form=lambda key: f"{key!r} ({_counted(counts[key])})")
-                how = THEIR_STATES_ARE_CONVERTED if is_note and optimizer and not is_converted else ""
-                these = "it" if len(keys) == 1 else "the first"
-                texts.append(
-                    f"Not converted: {shown}. Use {how}--key {keys[0]} for {these}, or --key . for everything."
-                )
+                texts.append(left_by_key(shown, keys, bool(is_note and optimizer and not is_converted)))
         return texts_of[True], texts_of[False]
 
     def tree(self, leaves: Iterable[Leaf]) -> Any:

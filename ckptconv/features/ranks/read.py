@@ -22,7 +22,7 @@ from ckptconv.features.ranks.locate import FAMILY, choose, locate
 from ckptconv.formats.format import Probe
 from ckptconv.formats.registered import DCP, FORMATS
 from ckptconv.formats.runs import Located
-from ckptconv.formats.source import STATES_ARE_CONVERTED, Source, Wanted
+from ckptconv.formats.source import NOT_CONVERTED, STATES_ARE_CONVERTED, Source, Wanted
 from ckptconv.formats.torch import file as torch_file
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.file import read_torch
@@ -225,9 +225,9 @@ def _told(
         left = [name if place is directory else place.join(name).path for place, name in near]
         left = left or ([beside.path] if beside else [])
         if left:
-            notes.append(f"Not converted: {some(left, form=str)}{STATES_ARE_CONVERTED}.")
+            notes.append(f"{NOT_CONVERTED}{some(left, form=str)}{STATES_ARE_CONVERTED}.")
     if _ADAPTER in directory.names:
-        notes.append(f"Not converted: the LoRA adapter {directory.join(_ADAPTER)}.")
+        notes.append(f"{NOT_CONVERTED}the LoRA adapter {directory.join(_ADAPTER)}.")
     missing = sorted(ranks.expected - ranks.files.keys())
     if missing:
         warnings.append(

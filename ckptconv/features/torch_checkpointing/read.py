@@ -21,7 +21,7 @@ from ckptconv.features.joining.files import Files, RankFiles, bytes_of, divided,
 from ckptconv.features.joining.integrity import check_content, parsed_json, stated_digests
 from ckptconv.features.joining.join import Ranks, lacking, other_save
 from ckptconv.features.joining.layouts import Distribution, Mesh
-from ckptconv.features.joining.names import MAX_VALUE, Path, named
+from ckptconv.features.joining.names import MAX_VALUE, Path, left_by_key, named
 from ckptconv.features.joining.pieces import Piece, Pieces, RankPart, Shards, Whole, shape_of
 from ckptconv.features.torch_checkpointing import locate as steps
 from ckptconv.features.torch_checkpointing.locate import (
@@ -47,7 +47,7 @@ from ckptconv.features.torch_checkpointing.metadata import (
 )
 from ckptconv.formats import safetensors
 from ckptconv.formats.runs import STEP_METADATA, Located
-from ckptconv.formats.source import MODEL_KEYS, THEIR_STATES_ARE_CONVERTED, Source, Wanted
+from ckptconv.formats.source import MODEL_KEYS, Source, Wanted
 from ckptconv.formats.torch.container import MAX_PICKLE
 from ckptconv.formats.torch.file import read_torch
 from ckptconv.pickles.children import is_tensor, walk
@@ -452,12 +452,8 @@ class _Step:
             odd = [name for name in left if self.unread.get(name) and name not in states]
             for sentences, left_out in ((notes, [name for name in left if name not in odd]), (warnings, odd)):
                 if left_out:
-                    how = THEIR_STATES_ARE_CONVERTED if set(left_out) & set(states) else ""
-                    these = "it" if len(left_out) == 1 else "the first"
-                    sentences.append(
-                        f"Not converted: {some(left_out)}. Use {how}--key {left_out[0]} for {these}, or --key . for "
-                        "everything."
-                    )
+                    has_states = not set(states).isdisjoint(left_out)
+                    sentences.append(left_by_key(some(left_out), left_out, has_states))
         missing = sorted(ranks.expected - ranks.files.keys())
         if missing:
             warnings.append(
