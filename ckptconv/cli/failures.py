@@ -56,7 +56,7 @@ _WORDS = {
         "Use --overwrite to replace files of other programs; ckptconv replaces its own outputs without it."
     ),
     "--device --gpu --cuda --cpu --device-map": "ckptconv uses no device: it copies tensors from file to file.",
-    "--trust-remote-code --weights-only --no-weights-only --unsafe": (
+    "--trust-remote-code --weights-only --no-weights-only --unsafe --safe": (
         "ckptconv runs no code from files, so it needs no trust; --inert converts the tensors of malicious files too."
     ),
     "--num-workers --workers --threads --num-threads --max-workers": "Use --jobs N.",

@@ -106,6 +106,8 @@ class Quantized(NamedTuple):
         return self.path if self.formats else ""
 
 
+# The beginning of notes on what a conversion leaves out.
+NOT_CONVERTED = "Not converted: "
 # The end of notes on optimizer states, which says how to convert them. The result of several checkpoints has none.
 STATES_ARE_CONVERTED = ". Use --optimizer PATH for its states"
 THEIR_STATES_ARE_CONVERTED = "--optimizer PATH for the optimizer states, "
@@ -376,8 +378,8 @@ class Source(_Fields):
             key = next((name for name in MODEL_KEYS if isinstance(tree.get(name), Mapping)), "")
             tree = tree[key] if key else tree
         names = tree if isinstance(tree, Mapping) and all(map(_is_text, tree)) else ()
-        prefix = wrapper(names)
-        # In a model in one file, this is mostly the name of one of its modules.
+        # In a model in one file, the last is mostly the name of one of its modules.
+        prefix = (shared := wrapper(names)).removesuffix(WRAPPERS[-1]) or shared
         if not prefix or (prefix == WRAPPERS[-1] and (self.structured or self.family == "safetensors")):
             return []
         how = f"--key {key} --strip-prefix {prefix}" if key else f"--strip-prefix {prefix}"

@@ -199,11 +199,12 @@ def safetensors_files(source: Source, target: Target, options: Options) -> _File
         left += selection.left_wider({name: kept[name] for name in kept if name not in chosen.uncastable}, chosen.dtype)
     warnings = (*chosen.warnings, *left)
     config = None if of_states else source.configuration(chosen.change(source))
-    if config is not None or (options.for_hub and not of_states):
+    has_factors = target.form == "directory" and any(".lora_" in name for name in kept)
+    if config is not None or (not of_states and (options.for_hub or has_factors)):
         from ckptconv.outputs.truths import untrue
 
         before = [*chosen.first.known, *chosen.missing]
-        warnings = (*warnings, *untrue(config, before, chosen.first.names, kept, options.for_hub))
+        warnings = (*warnings, *untrue(config, before, chosen.first.names, kept, options.for_hub, target.stem))
     idle, is_structured = chosen.idle(options), chosen.structured
     if of_states and options.dtype not in (None, "keep", source.defaults.dtype):
         idle["--dtype"] = "has no effect: optimizer states are not cast to it"

@@ -18,8 +18,8 @@ TRUTHS: tuple[str, ...] = (
 def untrue(config: Mapping[str, Any] | None, *about: Any) -> Iterator[str]:
     """Yield warnings about a `config` that is to describe an output, or about one to publish, which may have none.
 
-    `about` it are the names of the source's tensors, and those of them that the output has; its tensors; and whether
-    it is to publish.
+    `about` it are the names of the source's tensors, and those of them that the output has; its tensors; whether it is
+    to publish; and the stem of its files, such as "model".
     """
     for module in TRUTHS:
         yield from import_module(module).untrue(config, *about)

@@ -29,6 +29,7 @@ def untrue(
     after: Collection[str],
     tensors: Mapping[str, LazyTensor],
     publishing: bool,
+    stem: str,
 ) -> Iterator[str]:
     """Yield a warning if an output with a configuration of transformers, or to publish, has another program's names.
 

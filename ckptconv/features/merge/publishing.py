@@ -9,6 +9,7 @@ from ckptconv.errors import UsageError
 from ckptconv.features.merge.files import KEYS
 from ckptconv.formats.adapter_names import FACTOR
 from ckptconv.formats.model_directory import ADAPTER_CONFIG
+from ckptconv.formats.source import ADAPTER
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import count_of, quoted
 
@@ -21,20 +22,28 @@ def untrue(
     after: Collection[str],
     tensors: Mapping[str, LazyTensor],
     publishing: bool,
+    stem: str,
 ) -> Iterator[str]:
     """Yield a warning if factors in the form of a training are among the `tensors`, which no program loads as a model.
-    Raise UsageError if they would be published, also for those of a training under the names that PEFT loads."""
+    Also yield one if they are all that there is, under the names that PEFT loads, but in the file of a model. Raise
+    UsageError if they would be published.
+    """
     # In the files that PEFT loads, names lack that of the adapter.
     every = _factors(tensors)
     factors = {name: adapter for name, adapter in every.items() if adapter}
     if not factors:
-        if publishing and every and len(every) == len(tensors) and any(_factors(before).values()):
-            raise UsageError(
-                f"The output would be {count_of(len(every), 'factor')} of LoRA under the name of a model, without an "
-                f"{ADAPTER_CONFIG}. No program loads these.",
-                f"PEFT loads adapter_model.safetensors: give OUTPUT that name, without --for-hub. PEFT needs "
-                f"{_NEEDED}.",
-            )
+        if stem == ADAPTER or not every or len(every) < len(tensors):
+            return
+        fact = (
+            f"The output is {count_of(len(every), 'factor')} of LoRA under the name of a model, without an "
+            f"{ADAPTER_CONFIG}. No program loads these."
+        )
+        advice = (
+            f"PEFT loads adapter_model.safetensors: give OUTPUT that name, without --for-hub. PEFT needs {_NEEDED}."
+        )
+        if publishing:
+            raise UsageError(fact, advice)
+        yield f"{fact} {advice}"
         return
     first, adapter = next(iter(factors.items()))
     others = [name for name in tensors if name not in factors]

@@ -9,9 +9,11 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from ckptconv.errors import UsageError
 from ckptconv.features.model_checks.counted import contradicted
 from ckptconv.formats import configs
 from ckptconv.formats.coded import parts_among
+from ckptconv.formats.wrappers import WRAPPERS, wrapper
 from ckptconv.tensors.lazy import LazyTensor
 
 _TIED = "tie_word_embeddings"
@@ -24,9 +26,20 @@ def untrue(
     after: Collection[str],
     tensors: Mapping[str, LazyTensor],
     publishing: bool,
+    stem: str,
 ) -> Iterator[str]:
     """Yield a warning for each statement of `config` that is not true of the `tensors` of an output. `before` and
-    `after` are the names of a source's tensors, and those of them that the output has."""
+    `after` are the names of a source's tensors, and those of them that the output has.
+
+    Raise UsageError if all tensors to publish have the prefix of a wrapper. Code beside a model may give it any names.
+    """
+    prefix = wrapper(tensors).removesuffix(WRAPPERS[-1])
+    if publishing and prefix and "auto_map" not in (config or {}):
+        raise UsageError(
+            f"All names of the output begin with {prefix!r}, the prefix of a model wrapper, under which programs would "
+            "not find the weights.",
+            f"Give --strip-prefix {prefix} (without --for-hub, names stay as they are).",
+        )
     if config is None:
         return
     if len(after) < len(before):

@@ -13,7 +13,7 @@ from ckptconv.features.model_parts.facts import Facts
 from ckptconv.formats import configs
 from ckptconv.formats.change import Change
 from ckptconv.formats.model_directory import QUANTIZED
-from ckptconv.formats.source import Source
+from ckptconv.formats.source import MODEL, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.computed import Computing, From, ways_of
 from ckptconv.outputs.selected import Selected
@@ -62,7 +62,7 @@ def _parted(chosen: Selected, source: Source, options: Options, reference: Selec
 
     if part.asked.component == "mtp":
         # They are no model of their own, so that no configuration is true of them.
-        warnings += untrue(source.config or {}, [*chosen.tensors], cut_part.names, {}, False)
+        warnings += untrue(source.config or {}, [*chosen.tensors], cut_part.names, {}, False, MODEL)
     elif source.config is not None and part.config is not None and source.reference is None:
         edit = _edited(source.config, cut_part.facts, is_other)
         notes = [*(_told(edit) if part.changes_tensors or edit.rows else ()), *edit.notes]

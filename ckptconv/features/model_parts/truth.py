@@ -19,6 +19,7 @@ def untrue(
     after: Collection[str],
     tensors: Mapping[str, LazyTensor],
     publishing: bool,
+    stem: str,
 ) -> Iterator[str]:
     """Yield a warning for each number of `config` that is not the number in `tensors`; none if an output lacks some of
     its source's, `before`, as others compare these with `after`. Names that do not say how many there are of something

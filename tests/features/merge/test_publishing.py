@@ -42,6 +42,23 @@ def test_a_model_with_factors_inside_is_refused_and_merging_is_explained(place: 
     assert torch.equal(load_file("merged/model.safetensors")["q.weight"], torch.full((4, 3), 1.0 + 2 * 2))
 
 
+def test_an_adapter_alone_is_not_called_a_model_in_silence(place: Path) -> None:
+    source = checkpoint(FACTORS)
+    (warning,) = convert(source, "out").warnings
+    assert "2 factors of LoRA" in warning
+    assert "give OUTPUT that name, and --rename" in warning
+    of_peft = checkpoint({name.replace(".default", ""): factor for name, factor in FACTORS.items()})
+    (warning,) = convert(of_peft, "again").warnings
+    assert "2 factors of LoRA under the name of a model" in warning
+    assert "adapter_model.safetensors" in warning
+    with pytest.raises(UsageError, match="2 factors of LoRA under the name of a model"):
+        convert(of_peft, "published", for_hub=True)
+    Path("adapter_config.json").write_text(json.dumps(CONFIG))
+    Path(of_peft).rename("adapter_model.bin")
+    for name, options in (("adapter_model.safetensors", {}), ("adapter", {"for_hub": True})):
+        assert not convert("adapter_model.bin", name, **options).warnings  # type: ignore[arg-type]
+
+
 def test_an_adapter_alone_gets_the_advice_that_makes_it_one_of_peft(place: Path) -> None:
     source = checkpoint(TRAINED)
     with pytest.raises(

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from effort import every
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import ckptconv
 
@@ -18,6 +19,19 @@ PLAIN = {EMBEDDINGS: torch.ones(4, 2), HEAD: torch.zeros(4, 2)}
 CODES = {"w.weight": torch.ones(4, 2).to(torch.float8_e4m3fn), "w.weight_scale_inv": torch.ones(1, 1)}
 CAUSAL = {"architectures": ["LlamaForCausalLM"]}
 BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+
+
+def test_weights_under_the_prefix_of_a_wrapper_are_not_published(place: Path) -> None:
+    torch.save({"state_dict": {f"module.{name}": tensor for name, tensor in PLAIN.items()}}, "train.pt")
+    with pytest.raises(ckptconv.UsageError, match=r"begin with 'module\.', .*--strip-prefix module\. \("):
+        ckptconv.convert("train.pt", "out", for_hub=True)
+    ckptconv.convert("train.pt", "out", for_hub=True, strip_prefix="module.")
+    assert load_file("out/model.safetensors").keys() == PLAIN.keys()
+    # The body of a model alone has one module, and code next to a model may give it any names.
+    torch.save({EMBEDDINGS: PLAIN[EMBEDDINGS]}, "body.pt")
+    assert ckptconv.convert("body.pt", "body", for_hub=True).tensors == 1
+    Path("config.json").write_text(json.dumps({"auto_map": {"AutoModel": "own.Model"}}))
+    assert ckptconv.convert("train.pt", "own", for_hub=True).tensors == 2
 
 
 def warnings(here: Path, tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any], **options: Any) -> list[str]:
