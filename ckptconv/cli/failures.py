@@ -29,11 +29,13 @@ def _instead(option: str, close: Iterable[str], ctx: Any) -> str:
     # Without the dashes that begin them all, and make short ones look alike.
     close = difflib.get_close_matches(option.lstrip("-"), [near.lstrip("-") for near in close])
     options = _options_of(ctx.command)
+    begun = [name.lstrip("-") for name in sorted(options) if len(option) > 4 and name.startswith(option)]
+    close = close if any(name in close for name in begun) else begun[:3] or close
     # The advice about a word names options: it is given if this command has one of them.
     every = (pair for table in (_WORDS, *_of_commands("OTHER_OPTIONS")) for pair in table.items())
-    advice = next((text for words, text in every if option in words.split()), "")
-    named = re.findall(r"(?<![\w-])--[\w-]+", advice)
-    if advice and (not named or options.intersection(named)):
+    texts = (text for words, text in every if option in words.split())
+    named = ((text, re.findall(r"(?<![\w-])--[\w-]+", text)) for text in texts)
+    if advice := next((text for text, names in named if not names or options.intersection(names)), ""):
         meant = f"{advice} "
     elif option in _options_below(ctx.command):
         meant = f"It is an option of commands, and goes after the command: {ctx.command_path} COMMAND {option}. "

@@ -249,7 +249,7 @@ def choose(probe: Probe) -> _Found:
         _check_foreign(place)
     if best is None:
         raise UsageError(
-            f"{place} is {place.entry.described}, but does not contain a known checkpoint.",
+            f"{place} is {place.entry.described}, but not a known checkpoint.",
             _within(place) if probe.is_directory else "",
         )
     chosen, guess = best

@@ -67,7 +67,7 @@ REFUSED: list[tuple[str, int, str]] = [
     ("verify a b c", 2, "Too many arguments: c.;Usage: ckptconv verify [OPTIONS] SOURCE [OUTPUT]"),
     ("convert circle", 1, "too many levels of symbolic links"),
     ("convert none.pt", 2, "none.pt does not exist"),
-    ("convert empty", 2, "does not contain a known checkpoint;It is empty."),
+    ("convert empty", 2, "but not a known checkpoint;It is empty."),
     ("convert notes", 2, "It holds notes.txt"),
     # Files beside the output
     *(

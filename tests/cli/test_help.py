@@ -196,6 +196,8 @@ def test_options_of_other_programs_are_said_what_they_are_here() -> None:
         "--push-to-hub": "hf://organization/model",
         "--token": "HF_TOKEN",
         "-d": "Name OUTPUT after INPUT.",
+        "--safe": "ckptconv runs no code from files",
+        "--copy": "Did you mean --copy-config?",
     }.items():
         ckptconv_here("convert", "x.pt", option, "1").refused(2, f"There is no option {option}.", said)
     ckptconv_here("verify", "x", "y", "--fsync").refused(2, "convert has --fsync")
@@ -284,7 +286,7 @@ def test_a_directory_for_temporary_files_that_a_command_does_not_need_is_no_news
 ) -> None:
     assert ckptconv_here("pt2safetensors", "model.pt", "--json", "--spool-dir", ".").json["notes"]
     monkeypatch.setenv("CKPTCONV_SPOOL_DIR", ".")
-    assert ckptconv_here("pt2safetensors", "model.pt", "--json").json["notes"] == []
+    assert "--spool-dir" not in str(ckptconv_here("pt2safetensors", "model.pt", "--json").json["notes"])
 
 
 def test_variables_decide_nothing_about_the_output(monkeypatch: pytest.MonkeyPatch) -> None:

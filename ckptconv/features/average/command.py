@@ -10,6 +10,12 @@ from ckptconv.cli.options import CONVERTING, divided, named, taking
 from ckptconv.features.average.options import AVERAGING
 
 OTHER_WORDS = {"average": ("mean", "avg", "soup", "swa", "ema", "model-soup", "average-checkpoints", "task-vector")}
+# Messages on options of other programs.
+OTHER_OPTIONS = {
+    "--last --last-n --num --inputs --num-epoch-checkpoints --num-update-checkpoints": (
+        "Name the steps before OUTPUT (with --ema, the first one first): ckptconv steps RUN lists them."
+    ),
+}
 # The commands that print the report of a conversion.
 OF_CONVERSIONS = ("average",)
 

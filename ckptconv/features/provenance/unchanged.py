@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Collection, Iterator
 
-from ckptconv.errors import DifferenceError, UsageError
+from ckptconv.errors import DifferenceError, MissingError, UsageError
 from ckptconv.formats.model_files import INDEX_SUFFIX, SUFFIX
 from ckptconv.formats.run_names import TREES
 from ckptconv.options.table import Options
@@ -37,6 +37,8 @@ def compared(
     at = place.at(options.manifest) if options.manifest else place.join(MANIFEST)
     manifest = read_manifest(at, options, path)
     if manifest is None or "digest" not in manifest.members:
+        if place.kind == "missing":
+            raise MissingError(f"{path} does not exist.")
         why = f"The manifest {at} has no digests" if manifest else f"{at} does not exist"
         if not (is_directory or options.manifest):
             why = f"{path} is one file, whose manifest is elsewhere"

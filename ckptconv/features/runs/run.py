@@ -147,7 +147,7 @@ def run_at(place: Location) -> Run:
     run = next((run for run in in_folders if run.steps), run)
     if run.steps:
         return run
-    advice = "Name the directory that the steps are in."
+    advice = f"Name the directory that the steps are in{f': {inside(place, several[0])}' if several else ''}."
     if _is_checkpoint(place):
         raise UsageError(f"{place} is one step of a run, where the directory of the run was expected.", advice)
     raise UsageError(f"{place} has no steps: no directory or file in it has the number of a step in its name.", advice)

@@ -127,8 +127,10 @@ def _lines(report: ThinReport) -> Iterator[str]:
         yield f"an earlier run was finished: {', '.join(report.finished)}"
     others = [step.action for step in report.steps if step.action != "keep"]
     stay, go = _TOGETHER["lessen" in others, report.carried_out]
+    kept = len(report.steps) - len(others)
+    stay = "stays" if (kept, stay) == (1, "stay") else stay
     yield (
-        f"{count_of(len(report.steps) - len(others), 'step')} of {format_size(report.kept_bytes)} {stay}, "
+        f"{count_of(kept, 'step')} of {format_size(report.kept_bytes)} {stay}, "
         f"{count_of(len(others), 'step')} of {format_size(report.removed_bytes)} {go}"
     )
     if others and not report.carried_out:

@@ -151,7 +151,7 @@ def _reasons(
     if step.time is None:
         yield "its age is not known"
     elif step.time > latest:
-        yield f"younger than {format_time(age)}"
+        yield f"younger than {format_time(age)} (--age)"
     if step.links:
         yield LINKS
     elif not is_remote(run.place.path):

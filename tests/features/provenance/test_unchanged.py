@@ -89,5 +89,7 @@ def test_without_digests_the_source_is_asked_for(tmp_path: Path) -> None:
     for path, reason in ((tmp_path / "out", "has no digests"), (tmp_path, "does not exist"), (source, "is one file")):
         with pytest.raises(UsageError, match=rf" {reason}.* ckptconv verify SOURCE OUTPUT.* --manifest FILE"):
             verify(path)
+    with pytest.raises(FileNotFoundError, match="none does not exist"):
+        verify(tmp_path / "none")
     with pytest.raises(UsageError, match="OUTPUT is missing"):
         verify(tmp_path / "out", dtype="bf16")

@@ -348,6 +348,9 @@ def test_a_run_without_steps_and_what_is_no_directory_are_refused(tmp_path: Path
     (tmp_path / "notes").mkdir()
     steps(tmp_path).refused(2, "has no steps")
     steps(tmp_path / "none").refused(2, "does not exist")
+    SAVERS["torch"].run(tmp_path / "a", 1, 2)
+    steps(tmp_path).refused(2, f"Name the directory that the steps are in: {tmp_path / 'a'}.")
+    shutil.rmtree(tmp_path / "a")
     for name in ("a", "b"):
         SAVERS["torch"].run(tmp_path / name, 1, 2)
     steps(tmp_path).refused(2, "has the steps of several runs: a, b. Name one of them.")

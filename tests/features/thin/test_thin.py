@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -84,6 +85,12 @@ def test_without_yes_it_is_told_what_would_go_and_nothing_changes(run: Path) -> 
     assert told["removed_bytes"] == sum(len(data) for path, data in before.items() if path[11] in "12")
     assert files(run) == before
     assert names(run) == {f"checkpoint-{number}00" for number in range(1, 5)}
+
+
+def test_one_step_stays_and_two_stay(run: Path) -> None:
+    for kept, words in ((1, "1 step of … stays, 3 steps of … would go"), (2, "2 steps of … stay, 2 steps of … would go")):
+        line = done(thin(run, "--keep-last", kept)).out.splitlines()[-2]
+        assert re.sub(r"[\d.]+ [kM]?B(ytes)?", "…", line) == words
 
 
 def test_with_yes_it_is_done_and_what_stays_is_untouched(run: Path) -> None:

@@ -351,7 +351,7 @@ def test_an_attack_in_one_shard_is_an_attack(tmp_path: Path) -> None:
 
 def test_a_directory_without_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    refused(2, "does not contain a known checkpoint", path=tmp_path)
+    refused(2, "but not a known checkpoint", path=tmp_path)
 
 
 # ------------------------------------------------------------------------------------------------------------ on stores
