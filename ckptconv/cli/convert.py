@@ -38,7 +38,7 @@ def convert_(
         typer.Argument(
             metavar="INPUT... [OUTPUT]",
             show_default=False,
-            help=f"The input, then the output{_MANY}.",
+            help=f"The input, then the output: a file if it ends in .safetensors or .pt, else a directory{_MANY}.",
         ),
     ],
     **options: Any,

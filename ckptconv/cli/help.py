@@ -206,6 +206,7 @@ def _brief(page: Help, width: int) -> Iterator[str]:
     if page.commands:
         yield from _commands(page, width)
     else:
+        yield from (*_listed(page.arguments, width), "")
         yield from (*_listed(dict(flag.brief for flag in page.flags if flag.common), width), "")
     # Some are of several commands in a row.
     examples = [example for example in page.examples if example.startswith(page.path)] or page.examples

@@ -72,12 +72,11 @@ class _Quick:
 
     def get_help(self, ctx: Any) -> str:
         """Return the help: short if -h asks for it."""
-        from ckptconv.cli.help import BASE, read, shown
+        from ckptconv.cli.help import BRIEF, LONG, help_for
 
-        every = read()
-        text = shown(every[ctx.command_path], every[BASE], brief=self._is_brief)
+        text = help_for([*ctx.command_path.split()[1:], BRIEF if self._is_brief else LONG])
         ctx.color = True  # colours are in the text already, where they belong
-        return text
+        return (text or "").rstrip("\n")
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         self._is_brief = "-h" in args and "--help" not in args

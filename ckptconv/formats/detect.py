@@ -361,5 +361,6 @@ def _nearby(place: Location) -> str:
     if is_remote(path) or place.parent.kind != "directory":
         meant = stores.meant(path)
         return f"If it is {meant.kind}, give {meant.url}." if meant else ""
-    close = difflib.get_close_matches(place.name, list(place.parent.names), n=1, cutoff=0.8)
-    return f"Did you mean {os.path.join(os.path.dirname(path), close[0])}?" if close else ""
+    names = {name.lower(): name for name in place.parent.names}
+    close = difflib.get_close_matches(place.name.lower(), list(names), n=1, cutoff=0.8)
+    return f"Did you mean {os.path.join(os.path.dirname(path), names[close[0]])}?" if close else ""

@@ -162,9 +162,9 @@ class _Structure(TypedDict, total=False):
     """False: Write only tensors: no structure record, and so no other values of the checkpoint."""
 
     like: str | os.PathLike[str] | None
-    """Give the output the names, files and dtypes of REF, a checkpoint, and its config.json and tokenizer; of
-    torch.distributed.checkpoint, the cuts of REF; of Megatron-core, the form of the step REF. Missing tensors,
-    extra tensors and other shapes are errors before anything is written."""
+    """Give the output the names, files and dtypes of the checkpoint REF, with its config.json and tokenizer. An output
+    of torch.distributed.checkpoint is cut as REF is, and one of Megatron-core has the form of the step REF. Missing
+    tensors, extra tensors and other shapes are errors before anything is written."""
 
     partial: bool
     """Leave out the tensors of REF that the input lacks, and list them."""
@@ -249,9 +249,9 @@ class _Planning(TypedDict, total=False):
     """Show the plan without writing anything."""
 
     copy_config: bool | None
-    """Copy config.json, the tokenizer and similar files to OUTPUT, a directory, for from_pretrained; --no-extras is
-    the same as --no-copy-config. Default: on for hub repositories, diffusers pipelines, REF of --like, --quantize
-    and parts of models."""
+    """Copy config.json, the tokenizer and similar files to OUTPUT, a directory, for from_pretrained. Another name of
+    --no-copy-config is --no-extras. Default: on for hub repositories, diffusers pipelines, REF of --like,
+    --quantize and parts of models."""
 
 
 class _Overwriting(TypedDict, total=False):

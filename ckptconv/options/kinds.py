@@ -196,6 +196,7 @@ def name_in(place: str, accepts: str) -> ValueKind:
     `accepts` is its type in Python."""
 
     def parse(value: Any, called: str) -> str:
+        value = value.replace("_", "-") if isinstance(value, str) else value
         if isinstance(value, str) and (not value or value in kind.choices):
             return value
         module = import_module(place.partition(":")[0])

@@ -256,8 +256,8 @@ class Options(Given):
     )
     copy_config: bool | None = option(
         SWITCH,
-        "Copy config.json, the tokenizer and similar files to OUTPUT, a directory, for from_pretrained; --no-extras "
-        "is the same as --no-copy-config.",
+        "Copy config.json, the tokenizer and similar files to OUTPUT, a directory, for from_pretrained. Another name "
+        "of --no-copy-config is --no-extras.",
         flags=("--copy-config/--no-copy-config", " /--no-extras"),
         group=OUTPUT,
         common="convert",

@@ -185,7 +185,7 @@ class _Production:
                 name: cls for output in outputs if output.restored for name, cls in output.restored.left_out.items()
             },
             recorded=recorded,
-            weights_key=_weights_key(sources, options) if recorded else "",
+            weights_key=weights_key(sources[0].weights) if recorded and not options.key else "",
             **reported(sources[0], [output.notices.reported for output in outputs]),
         )
 
@@ -212,11 +212,6 @@ def _opaque(sources: Sequence[Source], outputs: Sequence[Output]) -> Iterator[st
     for name in every if not outputs[0].restored else ():
         if any(output.notices.kept is None or name in output.notices.kept for output in outputs):
             yield name
-
-
-def _weights_key(sources: Sequence[Source], chosen: Options) -> str:
-    """Return the key that selects the weights in a training checkpoint; "" if there is none."""
-    return "" if chosen.key else weights_key(sources[0].weights)
 
 
 def _warnings(outputs: Sequence[Output], chosen: Options, checksums: Checksums | None, done: Done) -> Iterator[str]:

@@ -315,7 +315,7 @@ def _compare(
         known = [ending for name, kind in KINDS.items() if entry_of(name).compared for ending in kind.suffixes]
         raise UsageError(
             f"{target.path} is not an output: a file ends in {', '.join(known)}, else it is a directory.",
-            "Say with --to which kind of output it is." if entry.kind == "file" else "",
+            "Say with --to which kind it is; ckptconv diff compares any two." if entry.kind == "file" else "",
         )
     is_model = source.is_model
     expected = expected_of(source, options, target.holds) if is_model else _NOTHING

@@ -67,6 +67,8 @@ REFUSED: list[tuple[str, int, str]] = [
     ("verify a b c", 2, "Too many arguments: c.;Usage: ckptconv verify [OPTIONS] SOURCE [OUTPUT]"),
     ("convert circle", 1, "too many levels of symbolic links"),
     ("convert none.pt", 2, "none.pt does not exist"),
+    ("convert MODEL.PT x", 2, "MODEL.PT does not exist;Did you mean model.pt?"),
+    ("verify model.pt notes/notes.txt", 2, "is not an output;ckptconv diff compares any two."),
     ("convert empty", 2, "but not a known checkpoint;It is empty."),
     ("convert notes", 2, "It holds notes.txt"),
     # Files beside the output

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from ckptconv.errors import DifferenceError, UsageError
 from ckptconv.features.like.options import LikeOptions
 from ckptconv.formats import model_files
+from ckptconv.formats.adapter_names import is_adapter
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.computed import Computing, From
@@ -171,6 +172,9 @@ def _hints(
     renaming = _renaming([name for name in wanted if name not in tensors], extra, tensors, wanted)
     if renaming:
         yield renaming
+        return
+    if is_adapter(dict.fromkeys(extra)):
+        yield "Merge an adapter into its base with: ckptconv merge BASE ADAPTER OUTPUT."
         return
     if missing:
         yield "Take missing tensors from the reference with --fill, or leave them out with --partial."

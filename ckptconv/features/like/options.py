@@ -12,9 +12,9 @@ class LikeOptions(Given):
 
     like: str = naming(
         PATH,
-        "Give the output the names, files and dtypes of REF, a checkpoint, and its config.json and tokenizer; of "
-        "torch.distributed.checkpoint, the cuts of REF; of Megatron-core, the form of the step REF. Missing tensors, "
-        "extra tensors and other shapes are errors before anything is written.",
+        "Give the output the names, files and dtypes of the checkpoint REF, with its config.json and tokenizer. An "
+        "output of torch.distributed.checkpoint is cut as REF is, and one of Megatron-core has the form of the step "
+        "REF. Missing tensors, extra tensors and other shapes are errors before anything is written.",
         metavar="REF",
         fallback={"verify": "from the manifest"},
         common=True,

@@ -300,6 +300,14 @@ CHANGES = [
     Change({LAYERS[1]: None}, "missing", LAYERS[1], BF16, None, "--fill"),
     Change({"more": torch.ones(2)}, "extra", "more", None, {"dtype": "float32", "shape": [2]}, "--exclude"),
     Change(
+        {"q.lora_A.weight": torch.ones(2)},
+        "extra",
+        "q.lora_A.weight",
+        None,
+        {"dtype": "float32", "shape": [2]},
+        "ckptconv merge BASE ADAPTER OUTPUT",
+    ),
+    Change(
         {LAYERS[2]: torch.ones(8, 4)}, "shape", LAYERS[2], BF16, {"dtype": "float32", "shape": [8, 4]}, "another model"
     ),
     Change(

@@ -29,7 +29,7 @@ from torch.distributed.tensor import Replicate, Shard
 
 import ckptconv
 from ckptconv import DistributedReader
-from ckptconv.options.table import OPTIONS
+from ckptconv.options.table import OPTIONS, Options
 
 REAL = Path(__file__).parent / "data"
 WEIGHT = torch.arange(9 * 4, dtype=torch.float32).reshape(9, 4)
@@ -499,3 +499,7 @@ class TestStep(FormatSuite):
 
     def expected(self, checkpoint: Path) -> Mapping[str, torch.Tensor]:
         return self.state
+
+
+def test_its_name_may_be_written_as_that_of_the_package() -> None:
+    assert Options(to="torch_checkpointing") == Options(to="torch-checkpointing")
