@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from ckptconv.features.average.averaging import average
-    from ckptconv.features.dcp.distributed import DistributedReader
+    from ckptconv.features.dcp_output.distributed import DistributedReader
     from ckptconv.features.deltas.patching import patch
     from ckptconv.features.diff.changes import Change
     from ckptconv.features.diff.comparing import diff
@@ -80,7 +80,7 @@ _HOMES = {
     "Difference": ("features.diff.difference", "Difference"),
     "DifferenceError": ("errors", "DifferenceError"),
     "DistributedOptions": ("options.keywords", "DistributedOptions"),
-    "DistributedReader": ("features.dcp.distributed", "DistributedReader"),
+    "DistributedReader": ("features.dcp_output.distributed", "DistributedReader"),
     "FailedError": ("errors", "FailedError"),
     "FinishOptions": ("options.keywords", "FinishOptions"),
     "InspectOptions": ("options.keywords", "InspectOptions"),

@@ -44,7 +44,7 @@ _PRINTED: dict[str, str] = {
     "average": "ckptconv.features.average.command",
     "zero-to-fp32": "ckptconv.features.deepspeed.command",
     "dcp2safetensors": "ckptconv.features.dcp.dcp2safetensors",
-    "safetensors2dcp": "ckptconv.features.dcp.safetensors2dcp",
+    "safetensors2dcp": "ckptconv.features.dcp_output.safetensors2dcp",
     "diff": "ckptconv.features.diff.printed",
     "inspect": "ckptconv.features.inspect.printed",
     "merge": "ckptconv.features.merge.command",

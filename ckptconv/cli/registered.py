@@ -37,7 +37,7 @@ GROUPS: dict[str, dict[str, str]] = {
     STRICT: {
         "dcp2safetensors": "ckptconv.features.dcp.dcp2safetensors:dcp2safetensors",
         "safetensors2pt": "ckptconv.features.torch_output.command:safetensors2pt",
-        "safetensors2dcp": "ckptconv.features.dcp.safetensors2dcp:safetensors2dcp",
+        "safetensors2dcp": "ckptconv.features.dcp_output.safetensors2dcp:safetensors2dcp",
         "virtual": "ckptconv.features.virtual.command:virtual",
     },
 }

@@ -136,7 +136,7 @@ BY_RANK: tuple[str, ...] = (
 # ask for the optimizer's states of the checkpoint at a path, and `fitted` returns a source, which was opened as that
 # path, with all that is needed.
 MADE_OF: dict[str, str] = {
-    "dcp": "ckptconv.features.dcp.taking",
+    "dcp": "ckptconv.features.dcp_output.taking",
     "megatron": "ckptconv.features.megatron_output.taking",
     "universal": "ckptconv.features.universal.taking",
 }

@@ -29,7 +29,7 @@ TABLES = {
 FEATURES: dict[str, str] = {
     "AverageOptions": "ckptconv.features.average.options",
     "DiffOptions": "ckptconv.features.diff.options",
-    "DistributedOptions": "ckptconv.features.dcp.distributed_options",
+    "DistributedOptions": "ckptconv.features.dcp_output.distributed_options",
     "FinishOptions": "ckptconv.features.parts.finishing",
     "InspectOptions": "ckptconv.features.inspect.options",
     "MergeOptions": "ckptconv.features.merge.options",

@@ -18,7 +18,7 @@ FEATURES: Mapping[str, str] = {
     "quantized": "dequantize quantize requantize keep",
     "provenance": "attest",
     "maps": "map size",
-    "dcp": "chunks model_key optimizer_key flat_optimizer fill_states",
+    "dcp_output": "chunks model_key optimizer_key flat_optimizer fill_states",
     "like": "like partial fill",
     "universal": "universal zero_stage fresh_optimizer",
     "parts": "part",

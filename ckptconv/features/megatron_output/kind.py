@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from ckptconv.errors import UsageError
-from ckptconv.features.dcp.kind import KIND as DCP
-from ckptconv.features.dcp.kind import check_states
+from ckptconv.features.dcp_output.kind import KIND as DCP
+from ckptconv.features.dcp_output.kind import check_states
 from ckptconv.options.table import Options
 from ckptconv.storage.paths import basename, join
 

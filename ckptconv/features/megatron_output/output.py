@@ -12,10 +12,17 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ckptconv.features.dcp.contents import COMMON_STATE, DEFAULT_FILE_SIZE, DcpContents, Leaf, contents, file_plans
-from ckptconv.features.dcp.layout import Layout
-from ckptconv.features.dcp.options import GIVEN as CUTTING
-from ckptconv.features.dcp.output import output_with, with_states
+from ckptconv.features.dcp_output.contents import (
+    COMMON_STATE,
+    DEFAULT_FILE_SIZE,
+    DcpContents,
+    Leaf,
+    contents,
+    file_plans,
+)
+from ckptconv.features.dcp_output.layout import Layout
+from ckptconv.features.dcp_output.options import GIVEN as CUTTING
+from ckptconv.features.dcp_output.output import output_with, with_states
 from ckptconv.features.joining.chunks import Box
 from ckptconv.features.joining.names import nest
 from ckptconv.features.megatron_core.alone import COMMON, CONFIG_FILE

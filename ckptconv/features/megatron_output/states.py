@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ckptconv.errors import UnsupportedError
-from ckptconv.features.dcp.contents import DEFAULT_OPTIMIZER_KEY, DcpContents
+from ckptconv.features.dcp_output.contents import DEFAULT_OPTIMIZER_KEY, DcpContents
 from ckptconv.features.megatron_output.sharding import Sharded, sharded
 from ckptconv.tensors import casting
 from ckptconv.tensors.dtypes import DTYPES

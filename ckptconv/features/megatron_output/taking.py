@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ckptconv.features.dcp import taking
+from ckptconv.features.dcp_output import taking
 from ckptconv.formats.companions import configurations
 from ckptconv.formats.model_directory import CONFIG
 from ckptconv.formats.source import Source

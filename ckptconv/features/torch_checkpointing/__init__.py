@@ -10,6 +10,6 @@ from __future__ import annotations
 PAGES = ()
 SCRIPTS = ("kills/torch_checkpointing.py",)
 # Its output is the state dict of a checkpoint of torch.distributed.checkpoint, with the same options.
-NEEDS = ("dcp", "joining", "torch_files")
+NEEDS = ("dcp_output", "joining", "torch_files")
 # The reason why it exceeds the budget of a container of files.
 EXCEEDS = "it reads a format, with a description of its own, and writes it, and compares its output"

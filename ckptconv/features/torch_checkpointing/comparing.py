@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ckptconv.errors import CkptconvError, DifferenceError
-from ckptconv.features.dcp.comparing import check_files, check_keys, place_of
-from ckptconv.features.dcp.contents import contents
+from ckptconv.features.dcp_output.comparing import check_files, check_keys, place_of
+from ckptconv.features.dcp_output.contents import contents
 from ckptconv.features.joining.files import leaves
 from ckptconv.features.joining.names import dotted
 from ckptconv.features.torch_checkpointing import output

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ckptconv.features.dcp.kind import CALLED, check_of_ranks
+from ckptconv.features.dcp_output.kind import CALLED, check_of_ranks
 from ckptconv.formats.runs import STEP_METADATA
 from ckptconv.outputs.kinds import OF_CODES, OF_MODELS, OF_UNIVERSAL, OF_WEIGHTS, OutputKind
 from ckptconv.outputs.targets import MANIFEST, Directory

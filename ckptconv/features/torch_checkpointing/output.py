@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckptconv.errors import UsageError
-from ckptconv.features.dcp.contents import DcpContents, Leaf, boxes, contents, cut
-from ckptconv.features.dcp.options import GIVEN
-from ckptconv.features.dcp.output import output_with, with_states
+from ckptconv.features.dcp_output.contents import DcpContents, Leaf, boxes, contents, cut
+from ckptconv.features.dcp_output.options import GIVEN
+from ckptconv.features.dcp_output.output import output_with, with_states
 from ckptconv.features.joining.chunks import Box
 from ckptconv.features.joining.names import Path, dotted, named, nest
 from ckptconv.features.torch_checkpointing.locate import SAFETENSORS, TORCH

@@ -1,31 +1,16 @@
-"""Averages of checkpoints of torch.distributed.checkpoint, and those beside other formats."""
+"""Averages of checkpoints of torch.distributed.checkpoint."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-import torch
-from checkpoints import ZERO, assert_same, load_with_aliases
+from checkpoints import assert_same, load_with_aliases
 from features.dcp.cases import checkpoint_of
-from safetensors.torch import load_file
 
-from ckptconv import average, convert, verify
+from ckptconv import average, convert
 
 pytestmark = pytest.mark.usefixtures("place")
-
-
-def test_formats_may_be_mixed() -> None:
-    zero = ZERO / "z3_fp32_w4" / "checkpoint"
-    convert(zero, "model.safetensors")
-    other = {name: tensor + 1 for name, tensor in load_file("model.safetensors").items() if tensor.is_floating_point()}
-    torch.save({**load_file("model.safetensors"), **other}, "other.pt")
-    convert("other.pt", "step", to="dcp")
-    average(["other.pt", zero, "step", zero, "model.safetensors"], "out", verify=True)
-    found, first = load_file("out/model.safetensors"), load_file("model.safetensors")
-    for name in other:
-        torch.testing.assert_close(found[name], first[name] + 0.4)
-    assert verify("model.safetensors", "out").bytes_compared
 
 
 def test_an_fsdp_checkpoint_averaged_with_itself_is_itself() -> None:

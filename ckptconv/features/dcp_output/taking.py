@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckptconv.features.dcp.states import with_states
+from ckptconv.features.dcp_output.states import with_states
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.storage.paths import is_same

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import re
 
-from ckptconv.features.dcp.kind import KIND as DCP
-from ckptconv.features.dcp.kind import check_of_ranks
 from ckptconv.features.dcp.names import shard_name
+from ckptconv.features.dcp_output.kind import KIND as DCP
+from ckptconv.features.dcp_output.kind import check_of_ranks
 from ckptconv.outputs.targets import MANIFEST, Directory
 
 _NAMES = re.escape(shard_name(0)).replace("00000", r"\d{5}", 1) + f"|{re.escape(MANIFEST)}"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ckptconv.features.dcp.contents import Leaf
-from ckptconv.features.dcp.layout import Layout, read_layout
-from ckptconv.features.dcp.options import GIVEN
+from ckptconv.features.dcp_output.contents import Leaf
+from ckptconv.features.dcp_output.layout import Layout, read_layout
+from ckptconv.features.dcp_output.options import GIVEN
 from ckptconv.features.joining.names import Roles, dotted
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options

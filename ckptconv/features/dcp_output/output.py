@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ckptconv.errors import UsageError
-from ckptconv.features.dcp.contents import SHARDS, DcpContents, contents, file_plans
-from ckptconv.features.dcp.imitating import unlike
+from ckptconv.features.dcp_output.contents import SHARDS, DcpContents, contents, file_plans
+from ckptconv.features.dcp_output.imitating import unlike
 from ckptconv.features.torch_files.refusing import shown
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options

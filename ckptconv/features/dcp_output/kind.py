@@ -6,7 +6,7 @@ import re
 
 from ckptconv.errors import UsageError
 from ckptconv.features.dcp.names import FILE, METADATA, SUFFIX
-from ckptconv.features.dcp.options import GIVEN
+from ckptconv.features.dcp_output.options import GIVEN
 from ckptconv.options.table import Options
 from ckptconv.outputs.kinds import OF_CODES, OF_MODELS, OF_UNIVERSAL, OF_WEIGHTS, OutputKind, flag, is_set
 from ckptconv.outputs.targets import MANIFEST, Directory
@@ -50,9 +50,9 @@ KIND = OutputKind(
     {**OF_UNIVERSAL, **OF_WEIGHTS, **OF_MODELS, **OF_CODES},
     {"copy_config": f"copies nothing: from_pretrained reads no {CALLED.removeprefix('a ')}"},
     to="dcp",
-    compared="ckptconv.features.dcp.comparing",
-    plan="ckptconv.features.dcp.output",
+    compared="ckptconv.features.dcp_output.comparing",
+    plan="ckptconv.features.dcp_output.output",
     called=CALLED,
     check=check,
-    like="ckptconv.features.dcp.imitating",
+    like="ckptconv.features.dcp_output.imitating",
 )

@@ -33,7 +33,7 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
 import ckptconv
 from ckptconv.errors import CkptconvError, DifferenceError, UnsupportedError, UsageError
-from ckptconv.features.dcp.contents import boxes
+from ckptconv.features.dcp_output.contents import boxes
 from ckptconv.options.table import OPTIONS
 
 NESTED = checkpoint_of("fsdp2_w2_nested")

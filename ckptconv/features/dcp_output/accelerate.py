@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ckptconv.features.dcp import output
-from ckptconv.features.dcp.kind import NO_WEIGHTS
-from ckptconv.features.dcp.options import GIVEN
+from ckptconv.features.dcp_output import output
+from ckptconv.features.dcp_output.kind import NO_WEIGHTS
+from ckptconv.features.dcp_output.options import GIVEN
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.planning import Output

@@ -1,4 +1,4 @@
-"""The commands, beside `convert` and `--to`, and a step beside what else lies in a directory."""
+"""`safetensors2dcp` beside `convert` and `--to`, and the options of each kind."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from attacks.readers import READERS
 from checkpoints import ckptconv_here, done
-from effort import every
 from features.dcp.cases import checkpoint_of
 from safetensors.torch import save_file
 
@@ -85,15 +83,6 @@ def test_strict_spellings_take_their_own_kinds() -> None:
     words = "safetensors2dcp", "m.safetensors", "x", "--to", "safetensors"
     said = ckptconv_here(*words).refused(2, "'safetensors'; it may be dcp")
     assert "universal" not in said
-
-
-@every("name", ["0.metadata", ".metadata"])
-def test_a_directory_of_another_program_is_called_what_it_is(name: str, place: Path) -> None:
-    content = {"0.metadata": b"{}", ".metadata": READERS["flutter"].make("")}[name]
-    words = {"0.metadata": "Paddle", ".metadata": "is a description of a Flutter project"}
-    (place / name).write_bytes(content)
-    (place / "0_0.distcp").write_bytes(b"{}" if name == "0.metadata" else b"")
-    ckptconv_here("dcp2safetensors", place, "out.safetensors").refused(5, words[name])
 
 
 def test_a_source_of_another_format_than_the_output_was_made_of_is_said_to_be_one(tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ckptconv.errors import CkptconvError, DifferenceError
-from ckptconv.features.dcp.contents import SHARDS, contents, cut, entry_name, file_plans
-from ckptconv.features.dcp.gathered import Gathered
-from ckptconv.features.dcp.layout import layout_of
 from ckptconv.features.dcp.names import METADATA
-from ckptconv.features.dcp.options import GIVEN
 from ckptconv.features.dcp.read import Described
+from ckptconv.features.dcp_output.contents import SHARDS, contents, cut, entry_name, file_plans
+from ckptconv.features.dcp_output.gathered import Gathered
+from ckptconv.features.dcp_output.layout import layout_of
+from ckptconv.features.dcp_output.options import GIVEN
 from ckptconv.features.joining.chunks import Box
 from ckptconv.features.joining.chunks import join as join_tiles
 from ckptconv.features.joining.names import named, named_in

@@ -11,9 +11,9 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ckptconv.features.dcp.contents import TORCH, contents
-from ckptconv.features.dcp.distributed_options import DISTRIBUTED
-from ckptconv.features.dcp.states import with_states
+from ckptconv.features.dcp_output.contents import TORCH, contents
+from ckptconv.features.dcp_output.distributed_options import DISTRIBUTED
+from ckptconv.features.dcp_output.states import with_states
 from ckptconv.features.joining.chunks import Box
 from ckptconv.formats.opening import opened
 from ckptconv.library.frameworks import framework

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ckptconv.features.dcp.kind import KIND as DCP
-from ckptconv.features.dcp.kind import NO_WEIGHTS
+from ckptconv.features.dcp_output.kind import KIND as DCP
+from ckptconv.features.dcp_output.kind import NO_WEIGHTS
 from ckptconv.options.table import Options
 from ckptconv.outputs.kinds import ACCELERATE
 from ckptconv.storage.paths import join
@@ -34,7 +34,7 @@ KIND = DCP._replace(
         ),
     },
     to="accelerate",
-    plan="ckptconv.features.dcp.accelerate",
+    plan="ckptconv.features.dcp_output.accelerate",
     divided=divided,
     like="",
 )

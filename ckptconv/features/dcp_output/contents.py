@@ -17,13 +17,13 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from ckptconv.errors import LimitError, UnsupportedError, UsageError
-from ckptconv.features.dcp import optimizer
-from ckptconv.features.dcp.describing import Saved, SavedChunk, description
-from ckptconv.features.dcp.kind import NO_WEIGHTS
-from ckptconv.features.dcp.layout import Layout
 from ckptconv.features.dcp.metadata import Shape
 from ckptconv.features.dcp.names import METADATA, SHARDING, shard_name
-from ckptconv.features.dcp.options import GIVEN
+from ckptconv.features.dcp_output import optimizer
+from ckptconv.features.dcp_output.describing import Saved, SavedChunk, description
+from ckptconv.features.dcp_output.kind import NO_WEIGHTS
+from ckptconv.features.dcp_output.layout import Layout
+from ckptconv.features.dcp_output.options import GIVEN
 from ckptconv.features.joining.chunks import Box
 from ckptconv.features.joining.names import MAX_DEPTH, Path, dotted, named
 from ckptconv.features.torch_files import writable
@@ -193,12 +193,13 @@ def _filled(source: Source, options: Options, content: DcpContents) -> Source:
     states = source.states()
     choice = Choice(options.include, options.exclude)
     lacking = [name for name in optimizer.unused(states or {}) if name in choice]
-    if lacking and not GIVEN.of(options).fill_states:
+    if not lacking:
+        return source
+    if not GIVEN.of(options).fill_states:
         content.warnings.append(
             f"{some(lacking)} have no optimizer states yet. torch's strict load requires states for trained "
             "parameters: --fill-states writes zeros."
         )
-    if not lacking or not GIVEN.of(options).fill_states:
         return source
     weights = dict(weights_in(source, options.key))
     weights |= {alias: weights[owner] for alias, owner in source.owners.items() if owner in weights}
