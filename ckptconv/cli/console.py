@@ -13,7 +13,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.cli.registered import DIFFERENCES
-from ckptconv.cli.terminal import can_rewrite, coloured, columns, has_colours
 from ckptconv.errors import CkptconvError, FailedError
 from ckptconv.storage import stores
 from ckptconv.text import cut, format_size, format_time, printable, reason
@@ -63,6 +62,8 @@ class Printer:
         """Return a bar on a terminal, plain lines elsewhere, and nothing if quiet."""
         if self.quiet or not self.progress_shown:
             return Counting()
+        from ckptconv.cli.terminal import can_rewrite
+
         return OneBar() if can_rewrite(sys.stderr) else Lines()
 
     def report(self, result: Any, lines: Iterable[str]) -> None:
@@ -92,6 +93,8 @@ class Printer:
         """Print styled lines, unless quiet: in colours on a terminal that has them, else as plain text."""
         if self.quiet:
             return
+        from ckptconv.cli.terminal import coloured, has_colours
+
         if not has_colours(sys.stdout):
             self._print("".join(span.text for span in line) for line in lines)
             return
@@ -142,11 +145,6 @@ class Printer:
 def _plain(value: Any) -> Any:
     """Return a value that JSON does not have as one that it has."""
     return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else str(value)
-
-
-def width() -> int | None:
-    """Return the width of the terminal in cells; None if there is none."""
-    return columns() if sys.stdout.isatty() else None
 
 
 def say(text: str) -> None:

@@ -36,6 +36,11 @@ def columns() -> int:
     return _USUAL
 
 
+def width() -> int | None:
+    """Return the width of the terminal in cells; None if there is none."""
+    return columns() if sys.stdout.isatty() else None
+
+
 def has_colours(stream: TextIO, environment: Mapping[str, str] = os.environ) -> bool:
     """Whether to write colours: on a terminal that has them. NO_COLOR forbids them, else FORCE_COLOR demands them."""
     if environment.get("NO_COLOR"):

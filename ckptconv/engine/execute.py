@@ -17,7 +17,6 @@ from ckptconv.engine.tasks import ALIGNMENT, Needs, Task, tasks
 from ckptconv.engine.worker import Done, Seen, Tally, Worker
 from ckptconv.plan import Data, FilePlan, Literal, Trailer
 from ckptconv.process import Thread, heed, is_forkable, start_threads
-from ckptconv.storage.crc import crc32
 from ckptconv.storage.files import Readers, is_read_far
 from ckptconv.storage.packed import SpoolingReaders
 from ckptconv.storage.progress import Progress
@@ -182,6 +181,8 @@ def _finish(file: FilePlan, writer: Writer, ended: Sequence[Done], total: Tally,
     for part in file.parts:
         # Tensors moved as tiles were never in memory in order: read them back while they are in the page cache.
         if isinstance(part, Data) and part.name not in digests and part.nbytes:
+            from ckptconv.storage.crc import crc32
+
             crc = 0
             for at in range(0, part.nbytes, BLOCK):
                 crc = crc32(writer.read_at(part.offset + at, min(BLOCK, part.nbytes - at)), crc)

@@ -17,7 +17,6 @@ from ckptconv.engine.tasks import Piece, RowBlock, Task, Tile, Together, Window,
 from ckptconv.plan import Checked, Data, Literal, Trailer
 from ckptconv.storage.coalesce import BLOCK as NEARBY
 from ckptconv.storage.coalesce import are_near, blocks
-from ckptconv.storage.crc import crc32
 from ckptconv.storage.files import MAX_BUFFERS, Readers, is_read_far
 from ckptconv.storage.reading import Reader
 from ckptconv.storage.records import combine
@@ -198,6 +197,8 @@ class Worker:
 
     def digest(self, part: Data, start: int, data: memoryview) -> None:
         """Add `data`, the bytes of `part` from `start` on, to its CRC-32."""
+        from ckptconv.storage.crc import crc32  # files without a manifest have none
+
         assert self.digests is not None
         if not start and len(data) == part.nbytes:
             self.digests[part.name] = crc32(data)

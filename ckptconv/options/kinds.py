@@ -169,6 +169,8 @@ def _not_among(value: Any, called: str, choices: tuple[str, ...], words: Mapping
     """Return the error for a `value` that is none of `choices`; `words` have other names of these."""
     import difflib
 
+    if not choices:
+        return UsageError(f"{called} is {brief(value)}; no feature that has a value for it is installed.")
     text = value.lower().replace("_", "-") if isinstance(value, str) else ""
     like = [name for name in difflib.get_close_matches(text, choices) if name[0] == text[0]]
     close = [words[text]] if text in words else [name for name in choices if text and name.startswith(text)] or like

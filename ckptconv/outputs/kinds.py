@@ -36,10 +36,6 @@ OF_CODES = dict.fromkeys(
     ("quantize", "requantize", "keep"),
     ("{} writes codes and scales, which programs load only from safetensors.", "Give a directory as OUTPUT."),
 )
-OF_WEIGHTS = dict.fromkeys(
-    ("partial", "fill"),
-    ("{} takes tensors from a reference, but for this output --like only says how to cut tensors.", ""),
-)
 
 
 class OutputKind(NamedTuple):

@@ -9,12 +9,10 @@ from types import EllipsisType
 from typing import Any
 
 from ckptconv.pickles.nodes import Composite, Opaque
-from ckptconv.pickles.set_order import ordered
 from ckptconv.tensors.lazy import LazyTensor, Tagged
 
 ATOMS = frozenset({str, int, float, bool, type(None), bytes, complex, EllipsisType})
 MAPPINGS = (dict, OrderedDict, Counter, defaultdict)
-_SETS = (set, frozenset)
 
 
 def _values(mapping: dict[Any, Any]) -> Iterable[Any]:
@@ -22,10 +20,18 @@ def _values(mapping: dict[Any, Any]) -> Iterable[Any]:
     return chain(mapping.values(), (attributes,)) if attributes else mapping.values()
 
 
+def in_order(elements: Iterable[Any]) -> list[Any]:
+    """Return the elements of a set in an order that is the same in every process."""
+    from ckptconv.pickles.set_order import ordered  # few checkpoints have sets
+
+    return ordered(elements)
+
+
 # By type of a node, the parts that may hold further nodes; the keys of mappings are left out.
 CHILDREN: dict[type, Callable[[Any], Iterable[Any]]] = {
     **dict.fromkeys(MAPPINGS, _values),
-    **dict.fromkeys((list, tuple, deque, *_SETS), lambda container: container),
+    **dict.fromkeys((list, tuple, deque), lambda container: container),
+    **dict.fromkeys((set, frozenset), in_order),
     Opaque: lambda opaque: (
         opaque.cls,
         opaque.args,
@@ -55,7 +61,7 @@ def walk(tree: Any, seen: set[int] | None = None) -> Iterator[Any]:
         seen.add(id(value))
         yield value
         if kind in CHILDREN:
-            stack.extend(ordered(value) if kind in _SETS else CHILDREN[kind](value))
+            stack.extend(CHILDREN[kind](value))
         if kind in MAPPINGS:
             stack.extend(value)
 

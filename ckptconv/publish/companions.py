@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from importlib import import_module
 
-from ckptconv.formats.model_directory import ADAPTER_CONFIG, CONFIG
 from ckptconv.formats.registered import LEAVING
 from ckptconv.formats.source import ADAPTER, Source
 from ckptconv.options.table import Options
@@ -32,12 +31,13 @@ def accompanied(source: Source, target: Target, options: Options, parts: Collect
     source, goal, stays = _accompanied(source, target, options)
     directory = dirname(target.path) if target.is_file else target.path
     may_be_less = options.include or options.exclude or is_set("partial", options)
-    if source.config is None and may_be_less and CONFIG not in goal.replaces:
-        # A configuration that cannot be read is no error: this conversion neither reads nor writes it.
-        from ckptconv.formats import configs
+    if source.config is None and may_be_less:
+        from ckptconv.formats import configs, model_directory
 
-        place = Location(directory, dict(options.storage_options)).join(CONFIG)
-        source = source._replace(config=configs.known(place))
+        # A configuration that cannot be read is no error: this conversion neither reads nor writes it.
+        if model_directory.CONFIG not in goal.replaces:
+            place = Location(directory, dict(options.storage_options)).join(model_directory.CONFIG)
+            source = source._replace(config=configs.known(place))
     for module in LEAVING if Location(source.path, dict(options.storage_options)).kind == "directory" else ():
         source, goal = import_module(module).with_left(source, goal, options.storage_options, stays, parts)
     return source, goal
@@ -91,5 +91,7 @@ def _is_copied(origin: Source, source: Source, options: Options) -> bool:
 def _wanted(origin: Source, source: Source, options: Options) -> Collection[str] | None:
     """Return the names of the companions of `origin` that are copied; None: all. Without its own configuration, PEFT
     does not find an adapter: that file is copied without an option."""
+    from ckptconv.formats.model_directory import ADAPTER_CONFIG
+
     is_unasked = options.copy_config is None and origin is source and not stores.at(origin.path).repository
     return [ADAPTER_CONFIG] if is_unasked and origin.stem == ADAPTER else None

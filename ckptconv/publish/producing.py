@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ckptconv.errors import UsageError
-from ckptconv.formats.model_directory import CONFIG
 from ckptconv.formats.optimizers import weights_key
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
@@ -100,7 +99,11 @@ class _Production:
     def _replacing(self) -> Replacing:
         theirs = {path for reference in self._references for path in files_behind(reference)}
         theirs.update(path for output in self._outputs if output.target.layout for path in output.target.layout.behind)
-        order = [self._options.order, join(self._options.order, CONFIG)] if self._options.order else []
+        order = []
+        if self._options.order:
+            from ckptconv.formats.model_directory import CONFIG
+
+            order = [self._options.order, join(self._options.order, CONFIG)]
         named = [*inputs_behind(self._sources), *self._options.files(), *order]
         read = (file.path for file in self.inputs if file.path not in theirs)
         claims = [claim_of(output, self._sources, self._options) for output in self._outputs]

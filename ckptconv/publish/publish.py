@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from ckptconv.engine.execute import in_threads, is_scattered, same, usual_threads, worth_processes
 from ckptconv.engine.worker import Tally
 from ckptconv.errors import UNPUBLISHED, CkptconvError, CorruptError, FailedError, StoppedError, leaving
-from ckptconv.formats.model_directory import is_companion_name
 from ckptconv.formats.run_names import TREES
 from ckptconv.options.table import Options
 from ckptconv.outputs.planning import Output
@@ -94,6 +93,8 @@ class Hooks(NamedTuple):
 
 def last_path(output: Output) -> str:
     """Return the path of the file that gets its final name last: once it exists, so do the others."""
+    from ckptconv.formats.model_directory import is_companion_name
+
     names = [file.name for file in output.plan.files if output.target.is_tree or not is_companion_name(file.name)]
     index = output.target.last
     last = index if index in names else names[-1 if output.target.is_tree else 0]

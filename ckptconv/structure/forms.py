@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
-from ckptconv.pickles.children import ATOMS
+from ckptconv.pickles.children import ATOMS, in_order
 from ckptconv.pickles.nodes import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
-from ckptconv.pickles.set_order import ordered
 from ckptconv.structure.record import EXACT, FACTORIES, LONGEST, SHORT
 from ckptconv.text import is_unicode
 
@@ -101,8 +100,8 @@ FORMS: dict[type, Form] = {
     list: Form("list", lambda v: v),
     tuple: Form("tuple", lambda v: v),
     Size: Form("size", lambda v: v),
-    set: Form("set", ordered),
-    frozenset: Form("frozenset", ordered),
+    set: Form("set", in_order),
+    frozenset: Form("frozenset", in_order),
     deque: Form("deque", lambda d: [d.maxlen, *d], ("maxlen",)),
     bytearray: Form("bytearray", lambda b: (bytes(b),)),
     range: Form("range", lambda r: (r.start, r.stop, r.step), _BOUNDS),

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ckptconv.cli import failures, signals
-from ckptconv.cli.console import Counting, Printer, say, width
+from ckptconv.cli.console import Counting, Printer, say
 from ckptconv.cli.reports import recorded
+from ckptconv.cli.terminal import width
 from ckptconv.errors import UNPUBLISHED, CkptconvError, FailedError, StoppedError, UsageError
 from ckptconv.features.batch.worker import attempt
 from ckptconv.process import peak_rss

@@ -8,12 +8,17 @@ from ckptconv.errors import UsageError
 from ckptconv.features.dcp.names import FILE, METADATA, SUFFIX
 from ckptconv.features.dcp_output.options import GIVEN
 from ckptconv.options.table import Options
-from ckptconv.outputs.kinds import OF_CODES, OF_MODELS, OF_UNIVERSAL, OF_WEIGHTS, OutputKind, flag, is_set
+from ckptconv.outputs.kinds import OF_CODES, OF_MODELS, OF_UNIVERSAL, OutputKind, flag, is_set
 from ckptconv.outputs.targets import MANIFEST, Directory
 
 CALLED = "a checkpoint of torch.distributed.checkpoint"
 # The value of `model_key` without weights.
 NO_WEIGHTS = "none"
+# The refusals of options that take tensors from a reference.
+OF_WEIGHTS = dict.fromkeys(
+    ("partial", "fill"),
+    ("{} takes tensors from a reference, but for this output --like only says how to cut tensors.", ""),
+)
 _STATES = "Give --states PATH."
 
 

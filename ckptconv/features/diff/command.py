@@ -63,8 +63,8 @@ def diff(
       ckptconv diff step-1000/ ../Llama-3.1-8B --map torchtitan-llama3
       ckptconv diff step100/ step101/ --delta deltas/weight_v000001
     """
-    from ckptconv.cli.console import width
     from ckptconv.cli.failures import described
+    from ckptconv.cli.terminal import width
     from ckptconv.features.diff import showing
     from ckptconv.features.diff.comparing import diff as compare
     from ckptconv.process import reuse_memory

@@ -56,7 +56,7 @@ def inspect_(
       ckptconv inspect --html model.html model.safetensors
       ckptconv inspect --stats --include '*.mlp.*' model.pt
     """
-    from ckptconv.cli.console import width
+    from ckptconv.cli.terminal import width
     from ckptconv.features.inspect.inspecting import inspect
     from ckptconv.features.inspect.overview import overview
     from ckptconv.storage.paths import normalize

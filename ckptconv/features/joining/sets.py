@@ -10,7 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
+from ckptconv.errors import CkptconvError
 from ckptconv.formats.torch import SUFFIXES
+from ckptconv.pickles.nodes import is_distributed_class
 from ckptconv.storage.location import Location
 from ckptconv.storage.reading import Entry
 
@@ -91,13 +93,22 @@ def sets_in(place: Location) -> list[FileSet]:
     named_sets = sets_of(place.names)
     if any(map(holds_tensors, named_sets)):
         return named_sets
-    from ckptconv.formats.torch.file import is_distributed  # the first that reads a file
-
     others = [candidate for candidate in named_sets if candidate.is_certain]
     left = {name: entry for name, entry in place.names.items() if parsed(name) is None}
     numbered = (candidate for candidate in sets_of(left, _NUMBER) if len(candidate.files) > 1)
     parts = [candidate for candidate in numbered if is_distributed(place.join(candidate.files[min(candidate.files)]))]
     return [*parts, *others] if parts else named_sets
+
+
+def is_distributed(place: Location) -> bool:
+    """Whether a file mentions distributed tensors, of which each rank has a part."""
+    from ckptconv.formats.torch.file import read_torch  # the first that reads a file
+
+    try:
+        mentioned = read_torch(place).globals
+    except CkptconvError:
+        return False
+    return any(is_distributed_class(str(name)) for name in mentioned)
 
 
 def holds_tensors(files: FileSet) -> bool:

@@ -10,7 +10,6 @@ from ckptconv.features.scan.names import LOADERS
 from ckptconv.pickles import watching
 from ckptconv.pickles.children import CHILDREN, MAPPINGS
 from ckptconv.pickles.nodes import Opaque
-from ckptconv.pickles.set_order import ordered
 
 _T = TypeVar("_T")
 
@@ -80,6 +79,6 @@ def all_bytes(value: Any) -> Iterator[tuple[bytes | bytearray, bool]]:
                 yield from ((part, True) for part in node if type(part) in (bytes, bytearray))
                 stack += (part for part in node if type(part) not in (bytes, bytearray))
             else:
-                stack += ordered(node) if kind in (set, frozenset) else CHILDREN[kind](node)
+                stack += CHILDREN[kind](node)
             if kind in MAPPINGS:
                 stack += node

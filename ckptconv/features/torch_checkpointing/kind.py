@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from ckptconv.features.dcp_output.kind import CALLED, check_of_ranks
+from ckptconv.features.dcp_output.kind import CALLED, OF_WEIGHTS, check_of_ranks
 from ckptconv.formats.runs import STEP_METADATA
-from ckptconv.outputs.kinds import OF_CODES, OF_MODELS, OF_UNIVERSAL, OF_WEIGHTS, OutputKind
+from ckptconv.outputs.kinds import OF_CODES, OF_MODELS, OF_UNIVERSAL, OutputKind
 from ckptconv.outputs.targets import MANIFEST, Directory
 
 _NAMES = rf"[^/]+_\d+\.(?:pt|safetensors)|{re.escape(STEP_METADATA)}|{re.escape(MANIFEST)}"

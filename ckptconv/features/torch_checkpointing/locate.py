@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ckptconv.errors import CorruptError
-from ckptconv.features.joining.sets import parsed
+from ckptconv.features.joining.sets import is_distributed, parsed
 from ckptconv.formats import model_files, runs
 from ckptconv.formats.format import CERTAIN, Guess, Probe
 from ckptconv.formats.model_files import may_lie_below
 from ckptconv.formats.runs import STEP_MANIFEST, STEP_METADATA
 from ckptconv.formats.source import MODEL_KEYS
-from ckptconv.formats.torch import file as torch_file
 from ckptconv.storage import LOCAL_SIGNATURE
 from ckptconv.storage.location import Location
 
@@ -108,7 +107,7 @@ def is_step(place: Location) -> bool:
         return False
     if len(every[0]) == 1:
         return any(f"{word}_0.pt" in names for word in MODEL_KEYS)
-    return torch_file.is_distributed(place.join(with_tensors[0].files[0].path))
+    return is_distributed(place.join(with_tensors[0].files[0].path))
 
 
 def _head(file: Location) -> bytes:

@@ -10,7 +10,6 @@ from ckptconv.errors import CkptconvError, CorruptError, UnsafeError, Unsupporte
 from ckptconv.formats.model_files import TORCH
 from ckptconv.formats.source import FileFacts, Source, Wanted
 from ckptconv.formats.torch.container import SCANNED, Taken, TorchFile, is_stream, refuse_attack
-from ckptconv.pickles.nodes import is_distributed_class
 from ckptconv.pickles.refusing import attacks_are_refused
 from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, WHOLE_TREES, Limits
 from ckptconv.plan import Input
@@ -37,15 +36,6 @@ def read_torch(place: Location | str, *, limits: Limits = DEFAULT_LIMITS) -> Tor
     """
     with (Location(place) if isinstance(place, str) else place).open_reader() as reader:
         return read_from(reader, limits=limits)
-
-
-def is_distributed(place: Location) -> bool:
-    """Whether a file mentions distributed tensors, of which each rank has a part."""
-    try:
-        mentioned = read_torch(place).globals
-    except CkptconvError:
-        return False
-    return any(is_distributed_class(str(name)) for name in mentioned)
 
 
 def read_from(reader: Reader, *, limits: Limits = DEFAULT_LIMITS) -> TorchFile:

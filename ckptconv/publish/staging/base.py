@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from ckptconv.errors import CkptconvError, FailedError, StoppedError
 from ckptconv.plan import FilePlan
 from ckptconv.publish.manifest import FinishedFile, finished_file
-from ckptconv.storage.crc import crc32
 from ckptconv.storage.handles import ForeignError
 from ckptconv.storage.reading import Reader
 from ckptconv.storage.writing import BusyError, Writer
@@ -210,6 +209,8 @@ def may_go_on(error: BaseException) -> bool:
 
 
 def _digest(reader: Reader, start: int, length: int) -> int:
+    from ckptconv.storage.crc import crc32
+
     crc = 0
     for at in range(start, start + length, _READ):
         crc = crc32(reader.read_at(at, min(_READ, start + length - at)), crc)

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import CorruptError, FailedError
-from ckptconv.formats.model_directory import is_companion_name
 from ckptconv.outputs.targets import MANIFEST
 from ckptconv.plan import Copied, FilePlan
 from ckptconv.publish.manifest import MOST_RECORD, FinishedFile, record
@@ -431,9 +430,12 @@ class LocalStaging(Staging):
             if self.durable:
                 home.sync()
         # Only the earlier manifest may say that these are ours: they go before it does, copied files first.
-        for old in filter(is_companion_name, previous):
-            home.unlink(old)
-        previous = [old for old in previous if not is_companion_name(old)]
+        if previous:
+            from ckptconv.formats.model_directory import is_companion_name
+
+            for old in filter(is_companion_name, previous):
+                home.unlink(old)
+            previous = [old for old in previous if not is_companion_name(old)]
         for name in sorted(names, key=lambda name: (name == self.index, name == MANIFEST)):
             if name in (MANIFEST, self.index):
                 for old in previous:

@@ -4,31 +4,27 @@ live model and its optimizer held."""
 from __future__ import annotations
 
 import argparse
-import functools
 import hashlib
 import io
 import json
-import pickle
 import re
-import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from checkpoints import assert_same, ckptconv_here, done
 from effort import every
 from features.dcp.cases import converted, refused
 from features.dcp.writer import Checkpoint, grid
+from features.megatron_core.cases import archive, unpacked
 from format_suite import FormatSuite
 from safetensors.torch import load_file
 
 import ckptconv
 from ckptconv.options.table import OPTIONS
 
-DATA = Path(__file__).parent / "data"
 CASES = [
     "hashed_tp2_dp2",
     "reshardable_tp2_dp2",
@@ -40,26 +36,6 @@ CASES = [
 # Those whose states are in buffers without names.
 BUFFERS = ["buckets_dp2", "gathered_dp2"]
 MASTERS = (".param", ".fp32_param")
-
-
-@functools.cache
-def archive(case: str) -> tuple[dict[str, bytes], dict[str, Any]]:
-    """The files of a checkpoint, and what the live model held."""
-    files: dict[str, bytes] = {}
-    with tarfile.open(DATA / f"{case}.tar.xz") as tar:
-        for member in tar.getmembers():
-            file = tar.extractfile(member)
-            if file is not None:
-                files[member.name.split("/", 1)[1]] = file.read()
-    return files, torch.load(io.BytesIO(files.pop("expected.pt")), weights_only=True)
-
-
-def unpacked(case: str, place: Path) -> Path:
-    for name, data in archive(case)[0].items():
-        path = place / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-    return place / "checkpoint"
 
 
 def one_for_each_layer(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -201,25 +177,6 @@ def test_values_beside_the_tensors_are_in_the_record_and_shown(case: str, tmp_pa
     assert facts["learning rate"] == 0.01
     assert "Megatron-core" in called
     assert not warnings
-
-
-@every("case", ["reshardable_tp2_dp2", "hashed_tp2_dp2"])
-def test_on_the_way_back_values_have_the_keys_under_which_its_loader_looks_for_them(case: str, tmp_path: Path) -> None:
-    checkpoint = unpacked(case, tmp_path)
-    with ckptconv.open(checkpoint) as opened:
-        objects = {*opened.source.weights["objects"], "common_state/shard_0_1"}
-    assert ckptconv_here("dcp2safetensors", checkpoint, tmp_path / "model").code == 0
-    assert ckptconv_here("safetensors2dcp", tmp_path / "model", tmp_path / "back").code == 0
-    after = set(pickle.loads((tmp_path / "back" / ".metadata").read_bytes()).state_dict_metadata)
-    assert objects
-    assert objects <= after
-    assert not [key for key in after if key.startswith(("objects.", "common."))]
-    # As `dist_checkpointing.load_common_state_dict` reads it.
-    state = {"common_state/shard_0_1": io.BytesIO()}
-    dcp.load(state, checkpoint_id=tmp_path / "back", no_dist=True)
-    (common,) = state["common_state/shard_0_1"]
-    assert common["iteration"] == 20
-    assert common["args"]["data_path"] == ["a", "b"]
 
 
 def flip(file: Path) -> None:
