@@ -30,6 +30,7 @@ from ckptconv.features.megatron_core.alone import COMMON, CONFIG_FILE
 from ckptconv.formats.registered import MEGATRON
 from ckptconv.formats.source import Wanted
 from ckptconv.formats.torch.file import InputLog, read_torch
+from ckptconv.formats.values import number_in
 from ckptconv.pickles.nodes import Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
 from ckptconv.storage import strict_json
 from ckptconv.storage.location import Location
@@ -57,6 +58,8 @@ _GROUPED = re.compile(r".+\.mlp\.experts\.experts\.linear_fc[12]\.weight", re.DO
 _LAYERS = re.compile(r"((?:.+\.)?layers)\.(?!\d+\.)(.+)", re.DOTALL)
 _NAMESPACES = (Global("argparse", "Namespace"), Global("types", "SimpleNamespace"))
 _KEYS = (str, int, float, bool, type(None))
+# Tensors of one element that are kept as numbers: the step of an optimizer that is not distributed, and the loss scale.
+_NUMBERS = ("common_step", "scale")
 _KEPT = (bool, int, float, complex, str, bytes, type(None), Size, TorchConstant, NumpyScalar, NumpyArray)
 # The arguments of a training that inspect shows.
 _SHOWN = {
@@ -180,7 +183,7 @@ def read_extra(
     if has_common or extra.is_object:
         if type(common) not in (dict, OrderedDict):
             raise CorruptError(f"{where} does not hold a dict, as Megatron-core writes it.")
-        extra.common = _Plain(extra.left).take(common)
+        extra.common = _Plain(extra.left, place.options).take(common)
     return None if described.nested else extra
 
 
@@ -225,9 +228,11 @@ def _attributes(value: Any) -> Mapping[Any, Any] | None:
 
 @dataclass
 class _Plain:
-    """Takes the plain values out of nested ones; `left` names the others: tensors, objects, recursive ones."""
+    """Takes the plain values out of nested ones; `left` names the others: tensors, objects, recursive ones. `options`
+    are those of the store of tensors that are read."""
 
     left: list[str]
+    options: Mapping[str, Any] = field(default_factory=dict)
     # The containers so far, by identity: a shared one is copied once.
     known: dict[int, Any] = field(default_factory=dict)
 
@@ -256,7 +261,8 @@ class _Plain:
             try:
                 if type(key) not in _KEYS:
                     raise _NotPlainError
-                plain[key] = self.take(value, below, depth + 1)
+                number = number_in(value, self.options) if key in _NUMBERS else value
+                plain[key] = self.take(number, below, depth + 1)
             except _NotPlainError:
                 self.left.append(below)
         return plain

@@ -10,21 +10,22 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptconv.errors import UnsupportedError
 from ckptconv.features.megatron_core.arguments import EXPERT_PARALLEL
 from ckptconv.features.megatron_output.sharding import is_of_expert, is_stacked
 from ckptconv.features.megatron_output.states import ADVICE, States
+from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Inline, LazyTensor
 from ckptconv.text import some
 
 SHARDING = "fully_reshardable"
-_STEP, _OF_EXPERTS = "step", "is_expert_parallel"
+_STEP, _COMMON_STEP, _OF_EXPERTS = "step", "common_step", "is_expert_parallel"
+_INNER = {"optimizer", "param_groups"}
+_SCALER, _SCALE = "grad_scaler", "scale"
 # The values by which Megatron-core tells groups of one optimizer apart.
 _IDENTIFIERS = ("wd_mult", "lr_mult", "is_decoupled_lr", "max_lr", "min_lr")
-# Values of an optimizer that are written anew.
-_NEW = ("optimizer", "param_state", "param_state_sharding_type")
 
 
 def has_two(weights: Mapping[str, LazyTensor], args: Any, optimizers: int | None) -> bool | None:
@@ -46,9 +47,8 @@ def optimizer_of(
     ones, or different steps.
     """
     parts = optimizers_in(own)
-    stored = [group for part in parts for group in part["optimizer"]["param_groups"]]
+    stored = [group for part in parts for group in part.groups]
     step = {} if stored and all(_STEP in group for group in stored) else {_STEP: _step_of(states, where)}
-    kept = {key: value for key, value in parts[0].items() if key not in _NEW} if parts else {}
     optimizers: list[dict[str, Any]] = []
     for of_experts in (False, True) if are_two else (False,):
         names = [name for name in weights if not are_two or is_of_expert(name) == of_experts]
@@ -57,15 +57,43 @@ def optimizer_of(
         else:
             groups = _groups(states, {name: weights[name] for name in names}, where)
         groups = _distinct([{**group, **step, _OF_EXPERTS: of_experts} for group in groups], where)
-        optimizers.append({**kept, "optimizer": {"param_groups": groups}, "param_state_sharding_type": SHARDING})
+        scaling = {_SCALER: parts[0].scaling} if parts and parts[0].scaling else {}
+        optimizers.append({**scaling, "optimizer": {"param_groups": groups}, "param_state_sharding_type": SHARDING})
     return dict(enumerate(optimizers)) if are_two else optimizers[0]
 
 
-def optimizers_in(own: Mapping[Any, Any]) -> list[Mapping[str, Any]]:
+class Stored(NamedTuple):
+    """An optimizer of Megatron-core, as its values say: the groups with their step, and the scaling of the loss."""
+
+    groups: list[dict[str, Any]]
+    scaling: dict[str, Any]
+
+
+def optimizers_in(own: Mapping[Any, Any]) -> list[Stored]:
     """Return the optimizers in the values of Megatron-core: one, or several by number; none without groups."""
-    parts = [own] if "optimizer" in own else [own[number] for number in sorted(own, key=str)]
-    inner = [part.get("optimizer") if isinstance(part, Mapping) else None for part in parts]
-    return parts if all(isinstance(values, Mapping) and values.get("param_groups") for values in inner) else []
+    parts = [own] if _INNER & own.keys() else [own[number] for number in sorted(own, key=str)]
+    optimizers = [_stored(part) for part in parts]
+    return [optimizer for optimizer in optimizers if optimizer] if all(optimizers) else []
+
+
+def _stored(values: Any) -> Stored | None:
+    """Return an optimizer; None if its values have no groups. One that is not distributed has one step among its
+    states, and has the groups without a further level if all its parameters are fp32."""
+    if not isinstance(values, Mapping):
+        return None
+    inner = values.get("optimizer", values)
+    groups = inner.get("param_groups") if isinstance(inner, Mapping) else None
+    if not isinstance(inner, Mapping) or not isinstance(groups, list) or not groups:
+        return None
+    if not all(isinstance(group, Mapping) for group in groups):
+        return None
+    shared = inner.get("state")
+    step = {_STEP: shared[_COMMON_STEP]} if isinstance(shared, Mapping) and _COMMON_STEP in shared else {}
+    groups = [{**step, **group} for group in groups]
+    scaling = values.get(_SCALER)
+    if not isinstance(scaling, Mapping) or not isinstance(scaling.get(_SCALE), float):
+        return Stored(groups, {})
+    return Stored(groups, {**scaling, _SCALE: Inline(struct.pack("<f", scaling[_SCALE]), DTYPES["float32"], (1,))})
 
 
 def _step_of(states: States, where: str) -> int:
@@ -115,7 +143,7 @@ def _groups(states: States, weights: Mapping[str, LazyTensor], where: str) -> li
 
 def schedule_of(optimizer: Mapping[Any, Any]) -> dict[str, Any]:
     """Return a schedule of learning rates that stays at that of the optimizer, for a training without one."""
-    group = optimizers_in(optimizer)[0]["optimizer"]["param_groups"][0]
+    group = optimizers_in(optimizer)[0].groups[0]
     rate, decay = group.get("lr", 0.0), group.get("weight_decay", 0.0)
     return {
         "max_lr": rate, "min_lr": rate, "lr_warmup_steps": 0, "num_steps": 0, "lr_decay_style": "constant",

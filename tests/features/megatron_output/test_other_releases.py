@@ -19,6 +19,7 @@ CASES = {
     "flattened_tp2_dp2": False,  # 0.12.3, with states as rows
     "moe_ep2_chained": True,  # 0.12.3
     "reshardable_tp2_dp2": False,  # 0.16.1
+    "float16_pp2": False,  # 0.16.1, of an optimizer that is not distributed
     "hashed_tp2_dp2": False,  # 0.19.2
 }
 
@@ -63,6 +64,21 @@ def test_its_states_are_those_that_the_training_held(case: str, are_two: bool, t
         assert optimizer["param_state_sharding_type"] == "fully_reshardable"
         flags = {(group["is_expert_parallel"], group["step"]) for group in optimizer["optimizer"]["param_groups"]}
         assert flags == {(number == 1, 2.0)}
+
+
+def test_the_step_and_the_loss_scale_of_an_optimizer_that_is_not_distributed_are_kept(tmp_path: Path) -> None:
+    source, _ = unpacked("float16_pp2", tmp_path / "theirs")
+    common = torch.load(source / "iter_0000020/common.pt", weights_only=False)
+    scaling = {"scale": torch.tensor([65536.0]), "growth_tracker": 7, "hysteresis_tracker": 2}
+    # Where all parameters are fp32, their optimizer's values have no further level.
+    for name, optimizer in {"half": {**common["optimizer"], "grad_scaler": scaling}, **common["optimizer"]}.items():
+        torch.save({**common, "optimizer": optimizer}, source / "iter_0000020/common.pt")
+        step = tmp_path / name / "iter_0000020"
+        run = done(ckptconv_here("convert", source, step, "--to", "megatron", "--states", source, "--no-fsync"))
+        assert "Left out" not in run.err
+        written = torch.load(step / "common.pt", weights_only=False)["optimizer"]
+        assert [group["step"] for group in written["optimizer"]["param_groups"]] == [2.0, 2.0]
+        assert written.get("grad_scaler") == (scaling if name == "half" else None)
 
 
 def test_the_states_of_deepspeed_are_those_of_its_checkpoint(tmp_path: Path) -> None:
