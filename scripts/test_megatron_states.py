@@ -4,8 +4,9 @@
 
 Tiny models of transformers take two steps with AdamW, are saved, and take two more. The checkpoint, of torch.save or of
 FSDP2, becomes a step of Megatron-core, which loads it with StrictHandling.RAISE_ALL and takes the same two steps, on
-one rank and, if there are experts, on two expert-parallel ones: the weights must be equal, bit for bit. The exit code
-is 1 if they are not.
+one rank, and with two ranks in tensor, pipeline and, if there are experts, expert parallelism: the weights must be
+equal, bit for bit. The gradients and the expected weights are steps too, and Megatron-core gives each rank its part.
+The exit code is 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import runpy
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,20 +34,15 @@ ROOT = Path(__file__).resolve().parents[1]
 LOADING = runpy.run_path(str(ROOT / "scripts/test_megatron.py"))
 SETTINGS: dict[str, Any] = {"lr": 1e-2, "betas": (0.8, 0.9), "eps": 1e-7}
 PADDING = LOADING["PADDING"]
-# Models, the forms in which they are saved, and the numbers of expert-parallel ranks that load them.
-CASES: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
-    "llama": (("file", "fsdp2"), (1,)),
-    "qwen3_moe": (("file", "fsdp2"), (1, 2)),
-    "deepseek_v3": (("file",), (1, 2)),
+# Models, the forms in which they are saved, and how often they are loaded: on the first meshes of `MESHES`.
+MESHES = LOADING["MESHES"]
+CASES: dict[str, tuple[tuple[str, ...], int]] = {
+    "llama": (("file", "fsdp2"), 3),
+    "qwen3": (("file",), 3),
+    "qwen3_moe": (("file", "fsdp2"), 4),
+    "deepseek_v3": (("file",), 4),
 }
 BUFFER = "e_score_correction_bias"
-# Norms of Megatron-core's own layers, and where they are in those of Transformer Engine, whose names the maps have.
-NORMS = {
-    "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
-    "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
-    "self_attention.q_layernorm.": "self_attention.linear_q_up_proj.layer_norm_",
-    "self_attention.kv_layernorm.": "self_attention.linear_kv_up_proj.layer_norm_",
-}
 
 
 class Nest(torch.nn.Module):
@@ -118,20 +114,18 @@ def save_model(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
     save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path / "model.safetensors")
 
 
-def in_megatron(place: Path, name: str, which: str) -> dict[str, torch.Tensor]:
-    """Return tensors of a model of transformers under Megatron-core's names."""
-    path = place / f"{which}.safetensors"
+def in_megatron(place: Path, name: str, which: str) -> None:
+    """Write tensors of a model of transformers as a step of Megatron-core."""
     shutil.copy(place / "hf/config.json", place / which)
-    words = ("--map", f"megatron-{name}", "--size", f"_={PADDING}")
-    LOADING["convert"]("convert", place / which, path, *words)
-    return load_file(path)
+    words = ("--to", "megatron", "--map", f"megatron-{name}", "--size", f"_={PADDING}")
+    LOADING["convert"]("convert", place / which, place / f"{which}-megatron/release", *words)
 
 
-def start(rank: int, ranks: int, name: str, store: Path) -> tuple[Any, Any, dict[str, Any]]:
+def start(rank: int, mesh: tuple[int, int, int], name: str, store: Path) -> tuple[Any, Any, dict[str, Any]]:
     """Return a model of Megatron-core on this rank, its optimizer, and the metadata of checkpoints."""
     warnings.filterwarnings("ignore")
     runpy.run_path(str(ROOT / "tests/features/megatron_core/data/make.py"))["_without_gpus"]()
-    torch.distributed.init_process_group("gloo", store=FileStore(str(store), ranks), rank=rank, world_size=ranks)
+    torch.distributed.init_process_group("gloo", store=FileStore(str(store), max(mesh)), rank=rank, world_size=max(mesh))
     from megatron.core import parallel_state
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.optimizer import OptimizerConfig, distrib_optimizer, get_megatron_optimizer
@@ -147,8 +141,10 @@ def start(rank: int, ranks: int, name: str, store: Path) -> tuple[Any, Any, dict
     distrib_optimizer.quantize_param_shard = lambda *_: None
     distrib_optimizer.DistributedOptimizer._set_main_param_and_optimizer_states = without_step
     LOADING["on_cpu"]()
-    parallel_state.initialize_model_parallel(expert_model_parallel_size=ranks, create_gloo_process_groups=True)
-    module = LOADING["build"](name, (1, 1, ranks))
+    parallel_state.initialize_model_parallel(
+        *mesh[:2], expert_model_parallel_size=mesh[2], create_gloo_process_groups=True
+    )
+    module = LOADING["build"](name, mesh)
     sharing = DistributedDataParallelConfig(use_distributed_optimizer=True)
     model = DistributedDataParallel(module.config, sharing, module)
     settings = OptimizerConfig(
@@ -163,7 +159,7 @@ def start(rank: int, ranks: int, name: str, store: Path) -> tuple[Any, Any, dict
 
 def save_in_megatron(rank: int, name: str, run: Path) -> None:
     """Save a step of a training on one rank, as Megatron-core does."""
-    model, optimizer, metadata = start(rank, 1, name, run.parent / "store-example")
+    model, optimizer, metadata = start(rank, (1, 1, 1), name, run.parent / "store-example")
     from megatron.core import dist_checkpointing
 
     own = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
@@ -175,12 +171,20 @@ def save_in_megatron(rank: int, name: str, run: Path) -> None:
     dist_checkpointing.save({"model": weights, "optimizer": states, "iteration": 1}, str(step), content_metadata=own)
 
 
-def train_in_megatron(rank: int, ranks: int, name: str, place: Path, step: Path) -> None:
+def train_in_megatron(rank: int, mesh: tuple[int, int, int], name: str, place: Path, step: Path) -> None:
     """Load the step on a rank, and compare the weights after two further steps."""
-    model, optimizer, metadata = start(rank, ranks, name, step.parent / f"store-{ranks}")
+    model, optimizer, metadata = start(rank, mesh, name, step.parent / "store")
     from megatron.core import dist_checkpointing
     from megatron.core.dist_checkpointing.validation import StrictHandling
 
+    def tensors_of(which: str) -> dict[str, torch.Tensor]:
+        wanted = model.module.sharded_state_dict(metadata=metadata)
+        state = dist_checkpointing.load(wanted, str(place / f"{which}-megatron/release"))
+        # What is loaded may lie in the model's own parameters.
+        return {key: value.clone() for key, value in state.items() if isinstance(value, torch.Tensor)}
+
+    gradients_of = [tensors_of(f"gradients-{number}") for number in (2, 3)]
+    expected = tensors_of("expected")
     metadata |= dist_checkpointing.load_content_metadata(str(step))
     wanted = model.module.sharded_state_dict(metadata=metadata)
     states = optimizer.sharded_state_dict(wanted, is_loading=True, metadata=metadata)
@@ -190,32 +194,20 @@ def train_in_megatron(rank: int, ranks: int, name: str, place: Path, step: Path)
     for part in getattr(optimizer, "chained_optimizers", [optimizer]):
         for state in part.optimizer.state.values():
             state["step"] = state["step"].clone()  # Megatron-core gives all parameters one tensor, and all count it up
-    expected = load_file(place / "expected.safetensors")
-    parameters = dict(named(model, rank, ranks, expected))
-    for number in (2, 3):
-        by_name = load_file(place / f"gradients-{number}.safetensors")
+    parameters = dict(model.module.named_parameters())
+    for by_name in gradients_of:
         for key, parameter in parameters.items():
             parameter.main_grad.copy_(by_name[key])
         optimizer.step()
     differing = [key for key, parameter in parameters.items() if not torch.equal(expected[key], parameter.detach())]
     if differing:
-        raise SystemExit(f"{name}: other weights after two steps: {', '.join(differing)}")
-
-
-def named(model: Any, rank: int, ranks: int, known: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the parameters of a rank by their `known` names, with the numbers of its experts among all."""
-    for name, parameter in model.module.named_parameters():
-        if "local_experts." in name:
-            above, _, below = name.partition("local_experts.")
-            number, _, module = below.partition(".")
-            name = f"{above}{module}{int(number) + rank * 4 // ranks}"
-        names = [name, *(name.replace(norm, inside) for norm, inside in NORMS.items())]
-        yield next(name for name in names if name in known), parameter
+        raise SystemExit(f"{name} at {mesh}: other weights after two steps: {', '.join(differing)}")
 
 
 def run(name: str) -> None:
     """Prove one model."""
-    forms, meshes = CASES[name]
+    forms, count = CASES[name]
+    has_experts = count == len(MESHES)
     for form in forms:
         with tempfile.TemporaryDirectory() as directory:
             place = Path(directory)
@@ -225,20 +217,20 @@ def run(name: str) -> None:
                 in_megatron(place, name, which)
             shutil.copy(place / "hf/config.json", place / form)
             training = place / form / ("train.pt" if form == "file" else "")
-            if len(meshes) > 1:
+            if has_experts:
                 spawn(save_in_megatron, (name, place / "example"), nprocs=1)  # type: ignore[no-untyped-call]
-            for ranks in meshes:
-                step = place / f"run-{ranks}/iter_0000002"
-                words = ["--map", f"megatron-{name}", "--size", f"_={PADDING}"]
-                if len(meshes) > ranks:
+            for mesh in MESHES[:count]:
+                step = place / f"run-{'-'.join(map(str, mesh))}/iter_0000002"
+                words = ["--map", f"megatron-{name}", "--size", f"_={PADDING}", "--chunks", str(mesh[0])]
+                if has_experts and mesh[2] == 1:
                     words += ["--like", str(place / "example")]
                 saved = ("convert", training, step, "--to", "megatron", "--key", "model", "--states", training)
                 LOADING["convert"](*saved, *words, "--verify")
-                spawn(train_in_megatron, (ranks, name, place, step), nprocs=ranks)  # type: ignore[no-untyped-call]
+                spawn(train_in_megatron, (mesh, name, place, step), nprocs=max(mesh))  # type: ignore[no-untyped-call]
                 form_of_values = "common.pt" if (step / "common.pt").exists() else "common_state"
                 print(
-                    f"{name}, of {form}, with {form_of_values}: the same weights after two further steps on "
-                    f"{ranks} expert-parallel ranks",
+                    f"{name}, of {form}, with {form_of_values}: the same weights after two further steps with {mesh} "
+                    "(tensor, pipeline, expert)",
                     flush=True,
                 )
 
