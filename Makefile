@@ -117,6 +117,7 @@ test-megatron: build/megatron-tools build/megatron-new
 	$</bin/python scripts/test_megatron_states.py
 	PYTHONPATH=build/megatron-new $</bin/python scripts/test_megatron.py $(MEGATRON_FLAGS)
 	PYTHONPATH=build/megatron-new $</bin/python scripts/test_megatron_states.py
+	PYTHONPATH=build/megatron-new $</bin/python scripts/test_megatron_fsdp.py
 
 # The newest release, which asks for a newer Python than it needs.
 build/megatron-new: build/megatron-tools

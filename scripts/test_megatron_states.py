@@ -125,7 +125,9 @@ def start(rank: int, mesh: tuple[int, int, int], name: str, store: Path) -> tupl
     """Return a model of Megatron-core on this rank, its optimizer, and the metadata of checkpoints."""
     warnings.filterwarnings("ignore")
     runpy.run_path(str(ROOT / "tests/features/megatron_core/data/make.py"))["_without_gpus"]()
-    torch.distributed.init_process_group("gloo", store=FileStore(str(store), max(mesh)), rank=rank, world_size=max(mesh))
+    torch.distributed.init_process_group(
+        "gloo", store=FileStore(str(store), max(mesh)), rank=rank, world_size=max(mesh)
+    )
     from megatron.core import parallel_state
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.optimizer import OptimizerConfig, distrib_optimizer, get_megatron_optimizer

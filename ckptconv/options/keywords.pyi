@@ -48,6 +48,7 @@ OutputName: TypeAlias = Literal[
     "accelerate",
     "megatron",
     "megatron-te",
+    "megatron-fsdp",
     "torch-checkpointing",
 ]
 CheckpointName: TypeAlias = Literal[
@@ -56,6 +57,7 @@ CheckpointName: TypeAlias = Literal[
     "accelerate",
     "megatron",
     "megatron-te",
+    "megatron-fsdp",
     "torch-checkpointing",
 ]
 
@@ -178,11 +180,11 @@ class _Naming(TypedDict, total=False):
 
     to: OutputName | None
     """The kind of output, where the name of OUTPUT does not say it: safetensors, pt, universal, dcp, dcp-hf,
-    accelerate, torch-checkpointing, megatron or megatron-te. pt is a file for torch.load, and universal a
-    checkpoint from which DeepSpeed resumes. Those of torch.distributed.checkpoint are .distcp files (dcp), the
-    safetensors shards of its HuggingFaceStorageWriter (dcp-hf), the two that accelerate and the Trainer of
-    transformers load with FSDP2 (accelerate), a torch_checkpointing step (torch-checkpointing), or a step of
-    Megatron-core (megatron). Default: from the name of OUTPUT."""
+    accelerate, torch-checkpointing, megatron, megatron-te or megatron-fsdp. pt is a file for torch.load, and
+    DeepSpeed resumes from universal. Those of torch.distributed.checkpoint are .distcp files (dcp), the safetensors
+    shards of its HuggingFaceStorageWriter (dcp-hf), the two that accelerate and the Trainer of transformers load
+    with FSDP2 (accelerate), a torch_checkpointing step, or one of Megatron-core (megatron). Default: from the name
+    of OUTPUT."""
 
     per_rank: bool
     """Write one output per tensor-parallel rank: OUTPUT/mp_rank_NN/."""

@@ -135,11 +135,10 @@ class Options(Given):
     to: str = deciding(
         OUTPUT_KIND,
         "The kind of output, where the name of OUTPUT does not say it: safetensors, pt, universal, dcp, dcp-hf, "
-        "accelerate, torch-checkpointing, megatron or megatron-te. pt is a file for torch.load, and universal a "
-        "checkpoint from which DeepSpeed resumes. Those of torch.distributed.checkpoint are .distcp files (dcp), the "
+        "accelerate, torch-checkpointing, megatron, megatron-te or megatron-fsdp. pt is a file for torch.load, and "
+        "DeepSpeed resumes from universal. Those of torch.distributed.checkpoint are .distcp files (dcp), the "
         "safetensors shards of its HuggingFaceStorageWriter (dcp-hf), the two that accelerate and the Trainer of "
-        "transformers load with FSDP2 (accelerate), a torch_checkpointing step (torch-checkpointing), or a step of "
-        "Megatron-core (megatron).",
+        "transformers load with FSDP2 (accelerate), a torch_checkpointing step, or one of Megatron-core (megatron).",
         metavar="KIND",
         group=OUTPUT,
         common=True,

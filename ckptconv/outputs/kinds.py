@@ -119,6 +119,7 @@ _EVERY: Mapping[str, OutputKind | OfFeature] = {
     "accelerate": OfFeature("dcp_output", "dcp", to="accelerate", entry="accelerate_kind", folders=ACCELERATE),
     "megatron": OfFeature("megatron_output", "megatron", to="megatron", folders=("release",)),
     "megatron-te": OfFeature("megatron_output", "megatron", to="megatron-te", entry="te_kind", folders=("release",)),
+    "megatron-fsdp": OfFeature("megatron_fsdp", "megatron", to="megatron-fsdp", folders=("release",)),
     "torch-checkpointing": OfFeature("torch_checkpointing", "dcp", to="torch-checkpointing"),
 }
 KINDS = {name: kind for name, kind in _EVERY.items() if isinstance(kind, OutputKind) or kind.exists}

@@ -57,7 +57,7 @@ _VERSION = {"DCP_VERSION": "1.0"}
 # Where the record has values of Megatron-core: those that all ranks have alike, which are one object, and those that
 # are parts of a tensor's state, and how the keys of these end. Its loader looks for them beside the tensors.
 COMMON_STATE = "common_state/shard_0_1"
-_COMMON, _OBJECTS, _OBJECT = "common", "objects", re.compile(r".+/shard_\d+(?:\.\d+)*_\d+(?:\.\d+)*", re.DOTALL)
+_COMMON, _OBJECTS, OBJECT = "common", "objects", re.compile(r".+/shard_\d+(?:\.\d+)*_\d+(?:\.\d+)*", re.DOTALL)
 # Values of these types are written once for all keys that have an equal one.
 _SHARED = frozenset({bool, int, float, str, type(None)})
 
@@ -117,7 +117,7 @@ def contents(source: Source, options: Options, rename: Rename = selection.rename
         states = optimizer.arranged(
             _states(_filled(source, options, content), options, rename), flat=dcp_options.flat_optimizer
         )
-        _add(content, _flattened(states, key, empty), source, options)
+        _add(content, flattened(states, key, empty), source, options)
     if options.tied == "alias" and options.to == TORCH:
         content.aliases = selection.untie({key: leaf.value for key, leaf in content.tensors.items()}, {})
     if empty:
@@ -154,7 +154,7 @@ def _weights(source: Source, chosen: Selected, empty: list[str]) -> Iterator[Lea
     if _is_of_megatron_core(tree):
         tree = dict(tree)
         yield Leaf((COMMON_STATE,), [tree.pop(_COMMON)])
-    for path, value in _flattened(tree, (), empty):
+    for path, value in flattened(tree, (), empty):
         if isinstance(value, LazyTensor):
             name = _name_of(value, names)
             bare = untagged(value)
@@ -168,7 +168,7 @@ def _weights(source: Source, chosen: Selected, empty: list[str]) -> Iterator[Lea
             # The file of a safetensors output, or the user, may give a tensor another name than its keys.
             if name is not None and name != (keys[name] or key):
                 path = (name,)
-        elif len(path) == 2 and path[0] == _OBJECTS and _OBJECT.fullmatch(str(path[1])):
+        elif len(path) == 2 and path[0] == _OBJECTS and OBJECT.fullmatch(str(path[1])):
             path = path[1:]
         yield Leaf(path, value)
 
@@ -177,7 +177,7 @@ def _is_of_megatron_core(tree: Any) -> bool:
     """Whether a state has values of Megatron-core's under both of the keys where the record has them."""
     if type(tree) not in MAPPINGS or not all(type(tree.get(key)) in MAPPINGS for key in (_COMMON, _OBJECTS)):
         return False
-    return all(_OBJECT.fullmatch(str(key)) for key in tree[_OBJECTS])
+    return all(OBJECT.fullmatch(str(key)) for key in tree[_OBJECTS])
 
 
 def _name_of(tensor: LazyTensor, names: Mapping[int, str]) -> str | None:
@@ -222,7 +222,7 @@ def _states(source: Source, options: Options, rename: Rename) -> Any:
     return {**tree, "state": states}
 
 
-def _flattened(tree: Any, path: Path, empty: list[str]) -> Iterator[Leaf]:
+def flattened(tree: Any, path: Path, empty: list[str]) -> Iterator[Leaf]:
     """Yield the leaves of `tree`, as torch's `traverse_state_dict` visits them.
 
     Dicts are entered, and lists with tensors or dicts in them; a tuple is one value, whatever it holds.

@@ -16,7 +16,7 @@ from ckptconv.tensors.lazy import Inline, LazyTensor, Zeros
 from ckptconv.text import brief
 
 # The settings of torch's Adam and AdamW that other implementations do not have. `dcp.load` asks for each of them.
-_ADAM = {
+ADAM = {
     "amsgrad": False,
     "maximize": False,
     "foreach": None,
@@ -131,7 +131,7 @@ def _with_step(state: Any) -> Any:
 
 
 def _completed(group: Mapping[str, Any], is_adam: bool) -> dict[str, Any]:
-    settings = _MUON if group.get("use_muon") is True else _ADAM if is_adam and "betas" in group else {}
+    settings = _MUON if group.get("use_muon") is True else ADAM if is_adam and "betas" in group else {}
     if not (settings or is_adam):
         return dict(group)
     missing = {key: value for key, value in settings.items() if key not in group}

@@ -28,7 +28,7 @@ _PART = re.compile(r"(.+\.mlp\..*linear_fc1\.(?:weight|bias)\d*)_([wv])", re.DOT
 # Values of single ranks.
 _OF_RANKS = ("rng_state", "rerun_state_machine")
 # The layer inside one that predicts further tokens, as it is called in modules.
-_INNER = (".mtp_model_layer.", ".transformer_layer.")
+INNER = (".mtp_model_layer.", ".transformer_layer.")
 
 
 def is_fsdp(described: Description) -> bool:
@@ -95,7 +95,7 @@ class Extra:
 
 
 def _bare(name: str) -> str:
-    return _WRAPPED.sub("", name, count=1).replace(*_INNER)
+    return _WRAPPED.sub("", name, count=1).replace(*INNER)
 
 
 def _joined(tensors: Mapping[str, Any], where: str) -> dict[str, Any]:

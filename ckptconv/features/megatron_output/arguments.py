@@ -78,7 +78,6 @@ def arguments(stored: Sharded, config: Mapping[str, Any]) -> Arguments:
         "tensor_model_parallel_size": 1,
         "pipeline_model_parallel_size": 1,
         "expert_model_parallel_size": 1,
-        "ckpt_format": "torch_dist",
     }
     rope = config.get("rope_parameters")
     base = config.get("rope_theta", rope.get("rope_theta") if isinstance(rope, Mapping) else None)

@@ -22,6 +22,8 @@ from ckptconv.text import some
 
 SHARDING = "fully_reshardable"
 _STEP, _COMMON_STEP, _OF_EXPERTS = "step", "common_step", "is_expert_parallel"
+# A setting that Transformer Engine's Adam looks for in each group, and that torch's does not have: it is always so.
+_CORRECTED = {"bias_correction": True}
 _INNER = {"optimizer", "param_groups"}
 _SCALER, _SCALE = "grad_scaler", "scale"
 # The values by which Megatron-core tells groups of one optimizer apart.
@@ -56,7 +58,7 @@ def optimizer_of(
             groups = [group for group in stored if are_two and group.get(_OF_EXPERTS) == of_experts] or stored
         else:
             groups = _groups(states, {name: weights[name] for name in names}, where)
-        groups = _distinct([{**group, **step, _OF_EXPERTS: of_experts} for group in groups], where)
+        groups = _distinct([{**_CORRECTED, **group, **step, _OF_EXPERTS: of_experts} for group in groups], where)
         scaling = {_SCALER: parts[0].scaling} if parts and parts[0].scaling else {}
         optimizers.append({**scaling, "optimizer": {"param_groups": groups}, "param_state_sharding_type": SHARDING})
     return dict(enumerate(optimizers)) if are_two else optimizers[0]
@@ -123,7 +125,7 @@ def _groups(states: States, weights: Mapping[str, LazyTensor], where: str) -> li
     group_of = {name: group for group in states.groups for name in group["params"]}
     groups: list[dict[str, Any]] = []
     for factor in (1.0, 0.0):
-        names = [name for name in group_of if name in weights and (_is_vector(name, weights[name]) == (not factor))]
+        names = [name for name in group_of if name in weights and (is_vector(name, weights[name]) == (not factor))]
         every = [{key: value for key, value in group_of[name].items() if key != "params"} for name in names]
         if any(settings != every[0] for settings in every):
             raise UnsupportedError(
@@ -135,7 +137,7 @@ def _groups(states: States, weights: Mapping[str, LazyTensor], where: str) -> li
         for settings in every[:1]:
             # From 0.19 on, a group is found by the rates of the training that loads it; before, the last one counts.
             rates = {"max_lr": settings.get("initial_lr", settings.get("lr")), "min_lr": 0.0}
-            groups.extend([{**settings, **identifiers, **rates}, {**settings, **identifiers}])
+            groups.extend([{**identifiers, **rates, **settings}, {**identifiers, **settings}])
     if not groups:
         raise UnsupportedError(f"{where}: no group of the optimizer has the settings of {some(weights)}.", ADVICE)
     return groups
@@ -151,7 +153,7 @@ def schedule_of(optimizer: Mapping[Any, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _is_vector(name: str, weight: LazyTensor) -> bool:
+def is_vector(name: str, weight: LazyTensor) -> bool:
     """Whether Megatron-core lets no weight decay work on a parameter."""
     return name.endswith(".bias") or len(weight.shape) == 1 + is_stacked(name)
 

@@ -45,10 +45,11 @@ from ckptconv.outputs.targets import Target
 from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.plan import FilePlan, Literal
 from ckptconv.storage.paths import basename
+from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import some
 
 _CHECKPOINT_VERSION = 3.0
-_NAMESPACE = Global("argparse", "Namespace")
+NAMESPACE = Global("argparse", "Namespace")
 # Values of the record that belong to the ranks of the training that was saved.
 _OF_RANKS = ("rng_state", "rerun_state_machine", "optimizer", "opt_param_scheduler")
 
@@ -58,11 +59,8 @@ def plan(source: Source, target: Target, options: Options) -> Output:
     source, form = with_states(source, options), target.layout or Form()
     content = contents(source, options)
     states = taken_out(content) if options.states else None
-    common = _common_of(content)
-    tensors = {key: leaf.value for key, leaf in content.tensors.items()}
-    aliases = selection.untie(tensors, {})
-    if {EMBEDDINGS, HEAD} <= tensors.keys() and aliases.get(HEAD, HEAD) == aliases.get(EMBEDDINGS, EMBEDDINGS):
-        del tensors[HEAD]  # of which Megatron-core has none then
+    common = common_of(content)
+    tensors = untied({key: leaf.value for key, leaf in content.tensors.items()})
     stored = sharded(tensors, options.to, source.path)
     content.tensors = {name: Leaf((), tensor) for name, tensor in stored.tensors.items()}
     objects = {name: [None] for name in stored.objects} | {key: leaf.value for key, leaf in content.values.items()}
@@ -70,7 +68,7 @@ def plan(source: Source, target: Target, options: Options) -> Output:
     name = basename(target.path)
     number = NUMBERED.fullmatch(name)
     own = common
-    common, notes = _completed(common, stored, source, int(number[1]) if number else 0, has_states=bool(options.states))
+    common, notes = completed(common, stored, source, int(number[1]) if number else 0, has_states=bool(options.states))
     if states:
         kinds = stored_states(states, tensors, options.to, source.path)
         stored = stored.beside(kinds)
@@ -106,26 +104,35 @@ def plan(source: Source, target: Target, options: Options) -> Output:
         content.warnings.append(
             f"neither {EMBEDDINGS} nor a layer of a decoder is among the tensors: Megatron-core may know none of them"
         )
-    files = [_literal(CONFIG_FILE, json.dumps({"sharded_backend": BACKEND, "sharded_backend_version": 1}))]
+    files = [literal(CONFIG_FILE, json.dumps({"sharded_backend": BACKEND, "sharded_backend_version": 1}))]
     if form.has_common:
         files.append(TorchTree(common).plan(COMMON, "common"))
     else:
         content.values[COMMON_STATE] = Leaf((), [common])
     if form.run_config:
-        files.append(_literal(RUN_CONFIG, form.run_config))
+        files.append(literal(RUN_CONFIG, form.run_config))
         notes.append(f"{RUN_CONFIG} is that of {form.where}, unchanged: whether it says this model is not checked.")
     files.extend(file_plans(content, options, _layout(content, stored, options)))
-    files.append(_literal(TREES[target.form], str(int(number[1])) if number else name))
+    files.append(literal(TREES[target.form], str(int(number[1])) if number else name))
     planned = output_with(source, target._replace(layout=None), options, content, files)
     return planned._replace(notices=planned.notices._replace(notes=(*planned.notices.notes, *notes)))
 
 
-def _literal(name: str, text: str) -> FilePlan:
+def untied(tensors: dict[str, LazyTensor]) -> dict[str, LazyTensor]:
+    """Return `tensors`, without the head if it is tied to the embeddings: Megatron-core has none then."""
+    aliases = selection.untie(tensors, {})
+    if {EMBEDDINGS, HEAD} <= tensors.keys() and aliases.get(HEAD, HEAD) == aliases.get(EMBEDDINGS, EMBEDDINGS):
+        del tensors[HEAD]
+    return tensors
+
+
+def literal(name: str, text: str) -> FilePlan:
+    """Plan a file with this text."""
     data = text.encode()
     return FilePlan(name, len(data), (Literal(0, data),))
 
 
-def _common_of(content: DcpContents) -> dict[str, Any]:
+def common_of(content: DcpContents) -> dict[str, Any]:
     """Take the values that all ranks share out of `content`, and return them; none of another program's source."""
     if COMMON_STATE in content.values:
         (values,) = content.values.pop(COMMON_STATE).value
@@ -137,7 +144,7 @@ def _common_of(content: DcpContents) -> dict[str, Any]:
     return dict(common)
 
 
-def _completed(
+def completed(
     common: Mapping[str, Any], stored: Sharded, source: Source, iteration: int, *, has_states: bool
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the values that all ranks share, and notes about them: the source's own, with arguments that its
@@ -157,10 +164,11 @@ def _completed(
             )
         if derived.untold:
             notes.append(f"Not among the arguments, so give them to Megatron-LM: {some(derived.untold)}.")
-    args |= {"no_save_rng": True, "no_save_optim": not has_states} if args else {}
+    if args:
+        args |= {"no_save_rng": True, "no_save_optim": not has_states, "ckpt_format": BACKEND}
     metadata = values.get("content_metadata")
     own_values: dict[str, Any] = {
-        **({"args": Opaque(_NAMESPACE, state=[args])} if args else {}),
+        **({"args": Opaque(NAMESPACE, state=[args])} if args else {}),
         "checkpoint_version": _CHECKPOINT_VERSION,
         "iteration": iteration,
         "content_metadata": {**(metadata if isinstance(metadata, dict) else {}), "singleton_local_shards": False},
