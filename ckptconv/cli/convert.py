@@ -17,7 +17,8 @@ from ckptconv.text import some
 
 _MANY = "" if missing("output_dir") else "; with --output-dir, every argument is an input"
 OTHER_WORDS = {
-    "convert": ("to", "cast", "reshard", "consolidate", "unshard", "save", "export"),
+    "convert": ("to", "cast", "reshard", "consolidate", "unshard", "join", "merge-shards", "save", "export"),
+    "convert --rename REGEX=REPL": ("rename", "rename-keys", "strip-prefix"),
     "convert INPUT hf://organization/model": ("upload", "push-to-hub", "publish"),
     "convert hf://organization/model": ("download", "pull"),
     "convert --max-shard-size 5GB": ("shard", "split"),

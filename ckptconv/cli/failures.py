@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
+from ckptconv.cli.help import read
 from ckptconv.cli.registered import COMMANDS
 from ckptconv.cli.typer_compat import WRONG_USAGE
 from ckptconv.errors import CkptconvError, DifferenceError, FailedError, StoppedError, UsageError
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.options.registered import FEATURES, missing, several
-from ckptconv.options.table import COMMAND, OPTIONS
 from ckptconv.outputs.kinds import NAMED, OTHER_WORDS
 from ckptconv.process import of_feature
 
@@ -39,8 +39,8 @@ def _instead(option: str, close: Iterable[str], ctx: Any) -> str:
         meant = f"{advice} "
     elif option in _options_below(ctx.command):
         meant = f"It is an option of commands, and goes after the command: {ctx.command_path} COMMAND {option}. "
-    elif option.lstrip("-").replace("-", "_") in (*COMMAND, *OPTIONS, *" ".join(FEATURES.values()).split()):
-        meant = f"ckptconv convert has {option}. "
+    elif owner := next((path for path, page in read().items() if any(option in flag.names for flag in page.flags)), ""):
+        meant = f"{owner} has {option}. "
     else:
         meant = f"Did you mean {' or '.join(f'--{near}' for near in sorted(close))}? " if close else ""
     return f"{meant}See {ctx.command_path} --help."
@@ -62,7 +62,7 @@ _WORDS = {
         "ckptconv runs no code from files, so it needs no trust; --inert converts the tensors of malicious files too."
     ),
     "--num-workers --workers --threads --num-threads --max-workers": "Use --jobs N.",
-    "--shard-size --split-max-size --max-file-size": "Use --max-shard-size SIZE.",
+    "--shard-size --num-shards --split-max-size --max-file-size": "Use --max-shard-size SIZE.",
     "--cast --precision --torch-dtype --outtype --output-dtype --data-type": "Use --dtype, such as --dtype bf16.",
     "--revision --branch": "Put the revision into the URL: hf://organization/model@revision.",
     "--from --from-format --input-format --source-format": "The format of the input is detected.",
@@ -71,7 +71,12 @@ _WORDS = {
     "--token --hf-token --use-auth-token": "Set HF_TOKEN, or run: hf auth login.",
     "--skip-existing --if-needed --no-overwrite": "--no-clobber refuses to replace one; make skips it: --depfile.",
     "--resume --continue": "The same command continues an interrupted run.",
-    "--tp --tensor-parallel-size --tp-size": "Outputs are not cut by rank: programs cut whole files as they load them.",
+    "--tp --tensor-parallel-size --tp-size --pp --pipeline-parallel-size --ep --world-size": (
+        "Outputs are not cut by rank: programs cut whole files as they load them."
+    ),
+    "--no-optimizer --model-only --only-model --only-weights": "Optimizer states are written only by --optimizer PATH.",
+    "--no-metadata": "Use --no-structure.",
+    "--log-level --debug": "Use --verbose.",
     "--remove-prefix --prefix --strip": "Use --strip-prefix PREFIX.",
     "--add-prefix": "Use --rename '^=PREFIX'.",
     "--keep-dtype": "--like REF gives each tensor the dtype that it has in REF.",
@@ -137,7 +142,7 @@ def _no_command(word: str, group: Any) -> UsageError:
             f"ckptconv convert {path} converts it; {shown}ckptconv --help lists the commands.",
         )
     path = group.command_path
-    meant = difflib.get_close_matches(word, known, n=1, cutoff=0.75)
+    meant = difflib.get_close_matches(word, known, n=1, cutoff=0.7)
     if f"--{word}" in ("--help", "--version"):
         meant = [f"--{word}"]
     elif other := meant_by(f"{path} {word}".partition(" ")[2]):

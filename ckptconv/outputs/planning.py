@@ -199,8 +199,8 @@ def safetensors_files(source: Source, target: Target, options: Options) -> _File
         left += selection.left_wider({name: kept[name] for name in kept if name not in chosen.uncastable}, chosen.dtype)
     warnings = (*chosen.warnings, *left)
     config = None if of_states else source.configuration(chosen.change(source))
-    has_factors = target.form == "directory" and any(".lora_" in name for name in kept)
-    if config is not None or (not of_states and (options.for_hub or has_factors)):
+    is_odd = any(".lora_" in name for name in kept) or (not options.key and all("state." in name for name in kept))
+    if config is not None or (not of_states and (options.for_hub or (is_odd and target.form == "directory"))):
         from ckptconv.outputs.truths import untrue
 
         before = [*chosen.first.known, *chosen.missing]

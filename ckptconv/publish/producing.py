@@ -170,7 +170,7 @@ class _Production:
                 *warnings_of(sources, outputs, options),
                 *_warnings(outputs, options, self._checksums, done),
             ],
-            notes=[*notes_of(sources, outputs, options), *self._replacing.replaced],
+            notes=[*dict.fromkeys(notes_of(sources, outputs, options)), *self._replacing.replaced],
             left={path: reason for output in outputs for path, reason in output.target.left.items()},
             input_bytes=sum(file.size for file in self.inputs),
             bytes_read=sum(source.bytes_read for source in self.every) + done.tally.bytes_read + extra,

@@ -192,7 +192,8 @@ class _Values(NamedTuple):
         more = f" {self.elements:,} of its {pair.got.numel:,} elements differ." if self.elements > 1 else ""
         return DifferenceError(
             f"{pair.path}: {pair.name!r} differs at index {place}: expected {expected}, found {actual}.{more}",
-            "An average, a merge or a patch is compared by --verify of its own command. Convert any other again.",
+            "Convert it again. If average, merge or patch wrote it, give that command --verify; ckptconv diff compares "
+            "any two checkpoints.",
             what="value",
             tensor=pair.name,
             file=pair.path,

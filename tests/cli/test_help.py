@@ -179,7 +179,7 @@ def test_another_name_of_a_command_leads_to_it() -> None:
 
 
 def test_a_slip_leads_to_the_command_that_is_like_it() -> None:
-    for words, meant in ((["pt2safetensor"], "pt2safetensors"), (["convret"], "convert")):
+    for words, meant in ((["pt2safetensor"], "pt2safetensors"), (["convret"], "convert"), (["conv"], "convert")):
         run = ckptconv_here(*words)
         assert run.err == f"ckptconv: No such command '{words[-1]}'. Did you mean ckptconv {meant}?\n"
 
@@ -197,6 +197,8 @@ def test_options_of_other_programs_are_said_what_they_are_here() -> None:
         "--token": "HF_TOKEN",
         "-d": "Name OUTPUT after INPUT.",
         "--safe": "ckptconv runs no code from files",
+        "--pp": "Outputs are not cut by rank",
+        "--model-only": "Optimizer states are written only by --optimizer",
         "--copy": "Did you mean --copy-config?",
     }.items():
         ckptconv_here("convert", "x.pt", option, "1").refused(2, f"There is no option {option}.", said)

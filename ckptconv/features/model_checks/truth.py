@@ -5,6 +5,7 @@ Sources: transformers' `modeling_utils.py`, for what its loaders do where a conf
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -17,6 +18,8 @@ from ckptconv.formats.wrappers import WRAPPERS, wrapper
 from ckptconv.tensors.lazy import LazyTensor
 
 _TIED = "tie_word_embeddings"
+# A state in torch's optimizers, which number their parameters.
+_NUMBERED = re.compile(r"(?:.*\.)?state\.\d+\.\w+")
 _HEAD, _EMBEDDINGS = "lm_head.weight", "embed_tokens.weight"
 
 
@@ -29,7 +32,8 @@ def untrue(
     stem: str,
 ) -> Iterator[str]:
     """Yield a warning for each statement of `config` that is not true of the `tensors` of an output. `before` and
-    `after` are the names of a source's tensors, and those of them that the output has.
+    `after` are the names of a source's tensors, and those of them that the output has. Also yield one if all are states
+    of an optimizer, by number.
 
     Raise UsageError if all tensors to publish have the prefix of a wrapper. Code beside a model may give it any names.
     """
@@ -39,6 +43,11 @@ def untrue(
             f"All names of the output begin with {prefix!r}, the prefix of a model wrapper, under which programs would "
             "not find the weights.",
             f"Give --strip-prefix {prefix} (without --for-hub, names stay as they are).",
+        )
+    if tensors and all(map(_NUMBERED.fullmatch, tensors)):
+        yield (
+            f"The output has states of an optimizer by number, such as {next(iter(tensors))!r}, and no weights. Give "
+            "the model, or the directory of both, with --optimizer PATH: it names the states by parameter."
         )
     if config is None:
         return

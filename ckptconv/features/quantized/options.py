@@ -54,7 +54,7 @@ OTHER_WORDS = {
     "convert --dequantize": ("dequantize", "dequantise", "dequant"),
 }
 OTHER_OPTIONS = {
-    "--fp8 --int4 --int8 --quantise --quantization --quant --q4 --q8 --nf4": (
+    "--fp8 --int4 --int8 --quantise --quantization --quant --q4 --q8 --nf4 --bits --load-in-4bit --load-in-8bit": (
         "Use --quantize, such as --quantize fp8-block."
     ),
     "--dequant --dequantise --unquantize": "Use --dequantize.",

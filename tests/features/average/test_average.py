@@ -306,8 +306,9 @@ def test_an_average_is_no_file_for_torch() -> None:
     ckptconv_here("average", *saved(model(0), model(1)), "x.pt").refused(2, "safetensors2pt")
 
 
-def test_an_option_that_takes_the_last_steps_leads_to_their_names() -> None:
+def test_an_option_that_a_command_does_not_have_leads_to_what_does() -> None:
     ckptconv_here("average", "runs", "x", "--last", 3).refused(2, "no option --last. Name the steps before OUTPUT")
+    ckptconv_here("convert", "a", "x", "--ema", 1).refused(2, "no option --ema. ckptconv average has --ema.")
 
 
 def test_adapters_have_no_average_of_their_factors() -> None:

@@ -34,7 +34,8 @@ PARTS: list[tuple[Any, int]] = [
 
 
 def test_tensor_parallel_ranks_are_opened_one_by_one(tmp_path: Path) -> None:
-    ckptconv.convert(APART, tmp_path / "out", per_rank=True, fsync=False)
+    report = ckptconv.convert(APART, tmp_path / "out", per_rank=True, fsync=False)
+    assert sum("Not converted: the optimizer" in note for note in report.notes) == 1
     for rank in (0, 1):
         with ckptconv.open(APART, model_rank=rank) as ck:
             assert_reads(ck, load_with_aliases(tmp_path / "out" / f"mp_rank_{rank:02}"))

@@ -34,6 +34,18 @@ def test_weights_under_the_prefix_of_a_wrapper_are_not_published(place: Path) ->
     assert ckptconv.convert("train.pt", "own", for_hub=True).tensors == 2
 
 
+def test_an_optimizer_alone_is_not_called_a_model_in_silence(place: Path) -> None:
+    weight = torch.ones(2, requires_grad=True)
+    optimizer = torch.optim.AdamW([weight])
+    weight.sum().backward()
+    optimizer.step()
+    torch.save(optimizer.state_dict(), "optimizer.pt")
+    (told,) = ckptconv.convert("optimizer.pt", "out").warnings
+    assert "states of an optimizer by number, such as 'state.0.step', and no weights" in told
+    torch.save({"model": {"w": weight}, "optimizer": optimizer.state_dict()}, "train.pt")
+    assert not ckptconv.convert("train.pt", "whole").warnings
+
+
 def warnings(here: Path, tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any], **options: Any) -> list[str]:
     (here / "in").mkdir()
     save_file({name: tensor.clone() for name, tensor in tensors.items()}, here / "in" / "model.safetensors")
