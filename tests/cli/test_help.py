@@ -202,7 +202,7 @@ def test_options_of_other_programs_are_said_what_they_are_here() -> None:
         "--copy": "Did you mean --copy-config?",
     }.items():
         ckptconv_here("convert", "x.pt", option, "1").refused(2, f"There is no option {option}.", said)
-    ckptconv_here("verify", "x", "y", "--fsync").refused(2, "convert has --fsync")
+    ckptconv_here("verify", "x", "y", "--no-fsync").refused(2, "convert has --no-fsync")
     # Nothing is said of an option that the command has not.
     if "part" in OPTIONS:
         assert "--dtype" not in ckptconv_here("finish", "x.pt", "--bf16").refused(2, "no option --bf16")
