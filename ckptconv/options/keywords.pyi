@@ -380,15 +380,15 @@ class _Layers(TypedDict, total=False):
     """Convert only the language model (text) or the vision model of a model of both, with its own config.json, or the
     layers that predict further tokens (mtp). --part I/N divides work among machines."""
 
+    config: str | os.PathLike[str] | None
+    """The configuration of the model, for a checkpoint with none next to it. A part has it as config.json."""
+
     vocab: int | str | None
     """Convert only the first N rows of embeddings and head."""
 
     graft: str | list[str] | tuple[str, ...] | None
     """Add the tensors of REF, a checkpoint, whose names match GLOB, unchanged; repeatable. --fill adds missing
     tensors, cast as the output is."""
-
-    config: str | os.PathLike[str] | None
-    """The configuration of the model, for a checkpoint with none next to it. A part has it as config.json."""
 
 
 class _NamingCheckpoints(TypedDict, total=False):

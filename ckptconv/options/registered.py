@@ -23,7 +23,9 @@ FEATURES: Mapping[str, str] = {
     "universal": "universal zero_stage fresh_optimizer",
     "parts": "part",
     "steps": "last_good",
-    "model_parts": "layers experts component vocab graft config",
+    "model_parts": "layers experts component config",
+    "vocab": "vocab",
+    "graft": "graft",
     "batch": "output_dir output_name",
 }
 # Of these, those whose options `convert` alone has, on the command line: `command.py` in the folder has
@@ -41,7 +43,9 @@ OPENED: Mapping[str, str] = {
     "like": "like",
     "steps": "last_good",
     "megatron_core": "map recorded",
-    "model_parts": "layers experts component vocab graft config",
+    "model_parts": "layers experts component config",
+    "vocab": "vocab",
+    "graft": "graft",
     "quantized": "dequantize requantize",
     "maps": "map size recorded",
 }

@@ -125,12 +125,13 @@ class Way(NamedTuple):
 
 # Ways by name, which is that of their entry in `Source.computed`. Ways that change the same do so in this order.
 COMPUTED: Mapping[str, Way] = {
-    "part": Way("ckptconv.features.model_parts.parting", ("part",), ("layers", "experts", "component", "vocab")),
+    "part": Way("ckptconv.features.model_parts.parting", ("part",), ("layers", "experts", "component")),
+    "vocab": Way("ckptconv.features.vocab.rows", ("vocab",), ("vocab",)),
     "map": Way("ckptconv.features.maps.mapped", ("map",), ("map",), "ckptconv.map"),
     "like": Way("ckptconv.features.like.likeness", ("like",), ("like", "partial", "fill")),
     "dequantize": Way("ckptconv.features.quantized.dequantized", ("dequantized",), ("dequantize",)),
     "quantize": Way("ckptconv.features.quantized.quantizing", ("quantized",), ("quantize", "requantize", "keep")),
-    "graft": Way("ckptconv.features.model_parts.grafting", ("graft",), ("graft",)),
+    "graft": Way("ckptconv.features.graft.grafting", ("graft",), ("graft",)),
     "average": Way("ckptconv.features.average.averages", ("average",)),
     "merge": Way("ckptconv.features.merge.computing", ("adapters", "adapter")),
     "patch": Way("ckptconv.features.deltas.changes", ("deltas",)),

@@ -9,7 +9,6 @@ from typing import Any
 # Modules with `untrue`, which yields a warning for each such statement.
 TRUTHS: tuple[str, ...] = (
     "ckptconv.features.model_checks.truth",
-    "ckptconv.features.model_parts.truth",
     "ckptconv.features.maps.publishing",
     "ckptconv.features.merge.publishing",
 )  # fmt: skip

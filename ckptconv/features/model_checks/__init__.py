@@ -8,3 +8,5 @@ warnings. Nothing is changed.
 from __future__ import annotations
 
 PAGES = ()
+# Features that this one builds on: without them, it is gone too.
+NEEDS = ("model_facts",)

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from ckptconv.errors import UsageError
+from ckptconv.features.model_checks import stated
 from ckptconv.features.model_checks.counted import contradicted
 from ckptconv.formats import configs
 from ckptconv.formats.coded import parts_among
@@ -51,6 +52,7 @@ def untrue(
         )
     if config is None:
         return
+    yield from stated.untrue(config, before, after, tensors)
     if len(after) < len(before):
         yield from contradicted(config, before, after)
     if not tensors:

@@ -1,10 +1,9 @@
-"""Parts of a model: some of its layers and experts, one of its components, rows of its vocabulary, and tensors of
-another checkpoint with them.
+"""Parts of a model: some of its layers and experts, and one of its components.
 
 In: the names and lazy tensors of a checkpoint, and its configuration. Out: the tensors of the part under their new
 names, and the configuration that is true of them. Nothing is computed: a part is a choice of names, numbers in names,
-and rows. `places` finds layers, experts and components by names, `cutting` makes the part, `editing` changes the
-configuration, `opening` reads what both need, and `parting` and `grafting` apply it all to what is selected.
+and rows. `cutting` makes the part, `editing` changes the configuration, `opening` reads what both need, and `parting`
+applies it all to what is selected.
 
 No model is known by name. Keys of a configuration are known by their values: a number that equals the number of layers,
 a list with an entry for each of them, a list of their numbers.
@@ -14,3 +13,5 @@ from __future__ import annotations
 
 PAGES = ("parts-of-models.md",)
 SCRIPTS = ("formats/parts.py",)
+# Features that this one builds on: without them, it is gone too.
+NEEDS = ("model_facts",)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ckptconv.errors import UnsupportedError, UsageError
-from ckptconv.features.model_parts import places
-from ckptconv.features.model_parts.editing import key_of, layers_in, width_of_layer
+from ckptconv.errors import UsageError
+from ckptconv.features.model_facts import places
+from ckptconv.features.model_facts.counts import key_of, layers_in, width_of_layer
 from ckptconv.features.model_parts.facts import Facts, Renaming
 from ckptconv.features.model_parts.numbers import runs_of, text_of
 from ckptconv.formats.coded import parts_among
@@ -17,13 +16,12 @@ from ckptconv.text import some
 
 
 class Asked(NamedTuple):
-    """A request for a part: numbers of layers, of experts (one list, or one for each module that has some), a
-    component, and a number of rows of the vocabulary."""
+    """A request for a part: numbers of layers, of experts (one list, or one for each module that has some), and a
+    component."""
 
     layers: tuple[int, ...] = ()
     experts: tuple[tuple[int, ...], ...] = ()
     component: str = ""
-    vocab: int | None = None
 
 
 class Cut(NamedTuple):
@@ -39,19 +37,16 @@ def cut(
     tensors: Mapping[str, LazyTensor],
     config: Mapping[str, Any] | None,
     path: str,
-    grafted: Collection[str] = (),
 ) -> Cut:
     """Return the part of the `tensors` of the checkpoint at `path` that `request` describes; `config` is its
-    configuration, and `grafted` are the names that are added to the part.
+    configuration.
 
-    Raise UsageError for layers, experts, components and rows that do not exist, and for grafted layers that do not
-    follow those of the part; UnsupportedError for names that do not say where layers and experts are, CorruptError for
-    a configuration that contradicts them.
+    Raise UsageError for layers, experts and components that do not exist; UnsupportedError for names that do not say
+    where layers and experts are, CorruptError for a configuration that contradicts them.
     """
     named = _component(request.component, tensors, path)
     whole = {new: tensors[old] for old, new in named.items()}
-    has_layers = any(places.numbered(name) for name in grafted)
-    stack = places.stack_of(whole, path) if request.layers or request.component == "mtp" or has_layers else None
+    stack = places.stack_of(whole, path) if request.layers or request.component == "mtp" else None
     key = key_of(request.component, config or {}) if request.component in ("text", "vision") else ""
     count = layers_in(config[key] if config and key else config, stack.size, path) if stack else 0
     if request.component == "mtp":
@@ -69,7 +64,6 @@ def cut(
         places.check_layers(plain, stack, [layer for layer in kept if layer < count], count, path)
     if stack and kept and config:
         rows.update(_by_layer(whole, stack, kept, width_of_layer(config)))
-    vocabulary = _vocabulary(request.vocab, whole, path, rows) if request.vocab else None
     layers = {old: new for new, old in enumerate(kept)} if kept else {}
     renaming = Renaming(request.component, experts, stack.place if stack and kept else "", layers)
     names = {old: new for old in named if (new := renaming.of(old))}
@@ -85,11 +79,9 @@ def cut(
     total = stack.size if stack else 0
     before = total - count + places.further_layers(whole, stack)
     after = sum(number >= count for number in kept or range(total))
-    after += places.further_layers([*cut_tensors, *grafted], stack)
-    if stack:
-        after += _grafted_layers(grafted, stack, len(kept or range(total)), path)
+    after += places.further_layers(cut_tensors, stack)
     has_head = any(map(places.is_head, cut_tensors))
-    return Cut(names, cut_tensors, Facts(renaming, count, total, kept, (before, after), numbers, vocabulary, has_head))
+    return Cut(names, cut_tensors, Facts(renaming, count, total, kept, (before, after), numbers, has_head))
 
 
 def taken_of(tensor: LazyTensor, dim: int, taken: Sequence[int]) -> LazyTensor:
@@ -187,51 +179,3 @@ def _experts(
         renumbered[experts.module] = {old: new for new, old in enumerate(kept)}
         rows.update((name, (dim, kept)) for name, dim in experts.rows.items())
     return renumbered, (counts.pop(), lengths.pop())
-
-
-def _vocabulary(
-    count: int, tensors: Mapping[str, LazyTensor], path: str, rows: dict[str, tuple[int, Sequence[int]]]
-) -> tuple[int, int]:
-    """Return how many rows the vocabulary has, in the model and in the part; add its tensors to `rows`."""
-    vocabulary = [*filter(places.is_of_vocabulary, tensors)]
-    size = max((tensors[name].shape[0] for name in vocabulary if len(tensors[name].shape) > 1), default=0)
-    if count > size:
-        has = f"has {size} rows" if size else "has no embeddings or head that are known by name"
-        raise UsageError(f"--vocab {count} keeps {count} rows, but {path} {has}.")
-    outer = (name for name in tensors if name not in vocabulary and not places.numbered(name))
-    if alike := next((name for name in outer if tensors[name].shape[:1] == (size,) and not places.is_beside(name)), ""):
-        raise UnsupportedError(
-            f"{path}: {alike} has {size} rows as the vocabulary has, and it is not known whether they belong to it.",
-            f"Leave it out with --exclude {alike}, or leave --vocab out.",
-        )
-    for name in vocabulary:
-        shape = tensors[name].shape
-        if shape[:1] == (size,):
-            rows[name] = 0, range(count)
-        elif name.endswith("final_logits_bias") and shape[-1:] == (size,):
-            rows[name] = len(shape) - 1, range(count)
-        elif math.prod(shape) > 1:
-            # A scale for each block of rows.
-            block = -(-size // shape[0]) if any(word in name.rpartition(".")[2] for word in ("scale", "zero")) else 0
-            if block < 2 or -(-size // block) != shape[0] or count % block:
-                raise UnsupportedError(
-                    f"{path}: {name} has the shape {list(shape)}, and the vocabulary {size} rows: --vocab "
-                    f"{count} cannot cut it.",
-                    "Use --dequantize to cut plain weights." if block > 1 else "Leave --vocab out.",
-                )
-            rows[name] = 0, range(count // block)
-    return size, count
-
-
-def _grafted_layers(grafted: Iterable[str], stack: places.Stack, count: int, path: str) -> int:
-    """Return how many layers are grafted behind the `count` layers that the part has of the stack. Raise UsageError for
-    grafted layers that do not follow them."""
-    numbers = {layer[1] for name in grafted if (layer := places.numbered(name)) and layer[0] == stack.place}
-    layers = sorted(number for number in numbers if number >= count)
-    if layers == [*range(count, count + len(layers))]:
-        return len(layers)
-    raise UsageError(
-        f"--graft adds layers {text_of(layers)} of {stack.place}, but the part of {path} has layers 0 to {count - 1}: "
-        f"{count} has to be next.",
-        "Convert the graft first, with --include and --rename, and graft that.",
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ckptconv.features.model_parts import places
+from ckptconv.features.model_facts import places
 
 
 class Renaming(NamedTuple):
@@ -62,8 +62,8 @@ class Facts(NamedTuple):
 
     `layers` is how many the model has, without those that predict further tokens, and `total` with them. `kept` are the
     numbers of the layers in the part, these included, in their new order; None: all of them. `further` is how many
-    layers predict further tokens, `experts` how many each module has, and `vocabulary` how many rows there are, each as
-    (in the model, in the part). `has_head`: the part has a head apart from its embeddings.
+    layers predict further tokens, and `experts` how many each module has, each as (in the model, in the part).
+    `has_head`: the part has a head apart from its embeddings.
     """
 
     renaming: Renaming = Renaming()
@@ -72,7 +72,6 @@ class Facts(NamedTuple):
     kept: tuple[int, ...] | None = None
     further: tuple[int, int] = (0, 0)
     experts: tuple[int, int] | None = None
-    vocabulary: tuple[int, int] | None = None
     has_head: bool = False
 
     @property

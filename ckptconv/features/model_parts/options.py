@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ckptconv.options import TAKE
-from ckptconv.options.kinds import PATH, TEXTS, ValueKind, choice, counted
+from ckptconv.options.kinds import PATH, ValueKind, choice
 from ckptconv.options.option import Given, deciding, option
 
 COMPONENTS = ("text", "vision", "mtp")
@@ -33,7 +33,7 @@ EXPERTS = ValueKind(_experts, stored=list, unset=(), accepts="str | list[int] | 
 
 
 class PartOptions(Given):
-    """The part of a model that is converted, and what is added to it."""
+    """The part of a model that is converted."""
 
     layers: str = deciding(
         LAYERS,
@@ -55,19 +55,6 @@ class PartOptions(Given):
         metavar="text|vision|mtp",
         group=TAKE,
     )
-    vocab: int | None = deciding(
-        counted(1, 1 << 31),
-        "Convert only the first N rows of embeddings and head.",
-        metavar="N",
-        group=TAKE,
-    )
-    graft: tuple[str, ...] = option(
-        TEXTS,
-        "Add the tensors of REF, a checkpoint, whose names match GLOB, unchanged; repeatable. --fill adds missing "
-        "tensors, cast as the output is.",
-        metavar="REF:GLOB",
-        group=TAKE,
-    )
     config: str = option(
         PATH,
         "The configuration of the model, for a checkpoint with none next to it. A part has it as config.json.",
@@ -82,5 +69,4 @@ OTHER_OPTIONS = {
     "--num-layers --n-layers --keep-layers --num-hidden-layers": "Use --layers, such as --layers 0-3.",
     "--num-experts --keep-experts": "Use --experts, such as --experts 0-7.",
     "--text-only --language-model": "Use --component text.",
-    "--vocab-size": "Use --vocab N.",
 }

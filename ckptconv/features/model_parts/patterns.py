@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ckptconv.errors import UsageError
+from ckptconv.features.model_facts.places import LAYER_WORDS
 from ckptconv.features.model_parts.facts import Renaming
-from ckptconv.features.model_parts.places import LAYER_WORDS
 from ckptconv.text import brief
 
 _LITERAL = re.compile(r"[\w-]+(?:\.[\w-]+)+|[A-Za-z_]\w*")

@@ -15,8 +15,6 @@ ACCEPTED_VALUES: dict[str, tuple[Any, Any, list[Any]]] = {
     "layers": ("", "0-3,60", ["0-3,60", "0, 1-2,3,60", [0, 1, 2, 3, 60], (0, 1, 2, 3, 60)]),
     "experts": ((), ("0-2",), ["0-2", [0, 1, 2], range(3), ("0-2",), [[0, 1, 2]], [range(3)]]),
     "component": ("", "text", ["text"]),
-    "vocab": (None, 8, [8, "8"]),
-    "graft": ((), ("r:*",), ["r:*", ("r:*",), ["r:*"]]),
     "config": ("", "c.json", [Path("c.json"), "c.json"]),
 }
 REFUSED_VALUES: dict[str, list[Any]] = {
@@ -40,8 +38,6 @@ REFUSED_VALUES: dict[str, list[Any]] = {
     ],
     "experts": ["x", "0,0", [[0], ["x"]], [[]], 1.5, {0: 1}, "no-such-file.json"],
     "component": ["audio", 3, "0/2"],
-    "vocab": [0, -1, True, 1.5, "", "all"],
-    "graft": [3, b"x", [3]],
     "config": [3, b"c"],
 }
 _NUMBERS = st.lists(st.integers(0, 1000), min_size=1, max_size=9, unique=True)
@@ -49,7 +45,6 @@ DECIDING = {
     "layers": _NUMBERS,
     "experts": _NUMBERS | st.lists(_NUMBERS, min_size=1, max_size=3),
     "component": st.sampled_from(["text", "vision", "mtp"]),
-    "vocab": st.integers(1, 1 << 31),
 }
 
 
@@ -57,18 +52,12 @@ def _turned(here: Path, source: str, out: Path) -> None:
     ckptconv.convert(here / source, out, layers=(1, 0), copy_config=False)
 
 
-def _grafted(here: Path, source: str, out: Path) -> None:
-    ckptconv.convert(here / source, out, exclude="*.gate_proj.*", graft=f"{here / 'b'}:*.gate_proj.*")
-
-
 # Ways to compute, and what shows each.
-COMPUTING: dict[str, tuple[Callable[..., object], str]] = {"part": (_turned, "a"), "graft": (_grafted, "a")}
+COMPUTING: dict[str, tuple[Callable[..., object], str]] = {"part": (_turned, "a")}
 # What becomes of each option in each kind of output; the option, others that it needs, and the source.
 ROWS_OF_KINDS: dict[str, tuple[Any, ...]] = {
     "layers": ("hhrr", {"layers": "0"}, (), "layered"),
     "experts": ("hhrr", {"experts": "0"}, (), "layered"),
     "component": ("hhrr", {"component": "text"}, (), "layered"),
-    "vocab": ("hhrr", {"vocab": 2}, (), "layered"),
-    "graft": ("hhrr", {"graft": "../more.safetensors:more"}),
     "config": ("shrr", {"config": "../layered/config.json"}),
 }

@@ -270,26 +270,6 @@ def test_keys_about_experts_follow_them(kept: range, before: Config, after: Any)
 @every(
     "before, after",
     [
-        ({"vocab_size": 16}, {"vocab_size": 9}),
-        (
-            {"text_config": {"vocab_size": 16}, "eos_token_id": [1, 2]},
-            {"text_config": {"vocab_size": 9}, "eos_token_id": [1, 2]},
-        ),
-        ({"vocab_size": 16, "pad_token_id": 9}, "pad_token_id 9"),
-        ({"hidden_size": 4}, "does not count the 16 rows"),
-    ],
-)
-def test_keys_about_the_vocabulary_follow_it(before: Config, after: Any) -> None:
-    if isinstance(after, str):
-        with pytest.raises((UsageError, CorruptError), match=after):
-            told(before, vocab=9)
-    else:
-        assert told(before, vocab=9) == after
-
-
-@every(
-    "before, after",
-    [
         (["lm_head", "Linear"], ["lm_head", "Linear"]),
         (["model.layers.4.mlp.gate", "model.layers.3.mlp.gate", "layers.1"], ["model.layers.1.mlp.gate", "layers.0"]),
         (["model.layers.4.mlp.experts.6.up", "model.layers.4.mlp.experts.1.up"], ["model.layers.1.mlp.experts.2.up"]),

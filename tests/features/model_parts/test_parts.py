@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 from effort import every
-from features.model_parts import models
+from features.model_facts import models
+from features.model_facts.models import assert_equal, converted
 from fsspec.implementations.memory import MemoryFileSystem
 from safetensors.torch import load_file
 
@@ -20,19 +21,6 @@ from ckptconv.options.table import OPTIONS
 from ckptconv.outputs.kinds import NAMED
 
 Tensors = dict[str, torch.Tensor]
-
-
-def converted(source: Path, out: Path, **options: Any) -> tuple[Tensors, dict[str, Any], ckptconv.Report]:
-    """The tensors and the configuration of a part, and the report; the output is verified twice."""
-    report = ckptconv.convert(source, out, verify=True, fsync=False, **options)
-    assert ckptconv.verify(source, out).tensors == report.tensors
-    path = out / "config.json"
-    return load_file(out / "model.safetensors"), json.loads(path.read_text()) if path.exists() else {}, report
-
-
-def assert_equal(found: Tensors, wanted: Tensors) -> None:
-    assert found.keys() == wanted.keys()
-    assert [name for name in wanted if not torch.equal(found[name], wanted[name])] == []
 
 
 def renumbered(tensors: Tensors, kept: list[int], place: str = "model.layers") -> Tensors:
@@ -95,18 +83,6 @@ def test_each_layer_may_keep_other_experts(tmp_path: Path) -> None:
     assert ckptconv.verify(tmp_path / "m", tmp_path / "out").tensors == report.tensors
 
 
-def test_layers_experts_and_rows_go_together(tmp_path: Path) -> None:
-    shapes, config = models.mixed()
-    tensors = models.save(tmp_path / "m", shapes, config)
-    found, told, _ = converted(tmp_path / "m", tmp_path / "out", layers=[3, 1], experts="0-3", vocab=10)
-    assert torch.equal(found["model.layers.0.mlp.gate.weight"], tensors["model.layers.3.mlp.gate.weight"][:4])
-    assert torch.equal(found["lm_head.weight"], tensors["lm_head.weight"][:10])
-    assert told == {
-        **config, "num_hidden_layers": 2, "num_local_experts": 4, "vocab_size": 10,
-        "layer_types": ["full_attention", "full_attention"],
-    }  # fmt: skip
-
-
 def test_a_component_has_its_own_names_and_configuration(tmp_path: Path) -> None:
     shapes, config = models.seeing()
     tensors = models.save(tmp_path / "m", shapes, config)
@@ -133,31 +109,10 @@ def test_a_component_has_its_own_names_and_configuration(tmp_path: Path) -> None
     assert "model.layers.0.mlp.up_proj.weight" in found
 
 
-def test_further_layers_are_taken_off_and_grafted_on(tmp_path: Path) -> None:
-    shapes, config = models.latent()
-    tensors = models.save(tmp_path / "m", shapes, config)
-    found, _, report = converted(tmp_path / "m", tmp_path / "mtp", component="mtp")
-    assert_equal(found, {name: each for name, each in tensors.items() if name.startswith("model.layers.6.")})
-    assert any("num_hidden_layers 6" in warning for warning in report.warnings)
-    _, told, _ = converted(tmp_path / "m", tmp_path / "bare", layers="0-5")
-    assert told["num_nextn_predict_layers"] == 0
-    other = models.save(tmp_path / "other", shapes, config, seed=1)
-    graft = f"{tmp_path / 'other'}:model.layers.6.*"
-    found, told, report = converted(tmp_path / "bare", tmp_path / "whole", graft=graft, dtype="bf16")
-    for name, tensor in tensors.items():
-        wanted = other[name] if name.startswith("model.layers.6.") else tensor.bfloat16()
-        assert torch.equal(found[name], wanted)
-        assert found[name].dtype == wanted.dtype
-    assert told["num_nextn_predict_layers"] == 1
-    notes = " ".join(report.notes)
-    assert "grafted" in notes
-    assert "A part of the model" not in notes
-
-
 def test_every_way_to_convert_gives_the_same_part(tmp_path: Path) -> None:
     shapes, config = models.mixed()
     models.save(tmp_path / "m", shapes, config)
-    part: dict[str, Any] = {"layers": "0,3", "experts": "1-2", "vocab": 9}
+    part: dict[str, Any] = {"layers": "0,3", "experts": "1-2"}
     wanted, _, _ = converted(tmp_path / "m", tmp_path / "out", **part)
     if "pt" in NAMED:
         ckptconv.convert(tmp_path / "m", tmp_path / "m.pt", fsync=False, verify=True, **part)
@@ -231,7 +186,7 @@ def test_of_a_file_only_the_rows_that_are_kept_are_read(tmp_path: Path) -> None:
     shapes, config = models.mixed()
     shapes = {name: (*shape[:-1], 64 * shape[-1]) if len(shape) > 1 else shape for name, shape in shapes.items()}
     models.save(tmp_path / "m", shapes, config)
-    report = ckptconv.convert(tmp_path / "m", tmp_path / "out", layers="1", experts="2-3", vocab=2, fsync=False)
+    report = ckptconv.convert(tmp_path / "m", tmp_path / "out", layers="1", experts="2-3", fsync=False)
     header = 8 + int.from_bytes((tmp_path / "m" / "model.safetensors").read_bytes()[:8], "little")
     assert report.bytes_read <= 1.1 * report.bytes_written + header
 
@@ -247,27 +202,6 @@ def test_of_shards_in_a_store_no_more_than_their_headers_is_read_too(tmp_path: P
     assert len(list((tmp_path / "in").glob("*.safetensors"))) == 4
     assert report.bytes_read <= 1.1 * report.bytes_written + (1 << 16)
     store.rm(f"/{place}", recursive=True)
-
-
-def test_tied_names_stay_tied(tmp_path: Path) -> None:
-    shapes, _ = models.mixed()
-    tensors = models.of_shapes(shapes)
-    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
-    torch.save(tensors, tmp_path / "m.pt")
-    report = ckptconv.convert(tmp_path / "m.pt", tmp_path / "out", vocab=5, layers="0", fsync=False, verify=True)
-    assert report.aliases == {"lm_head.weight": "model.embed_tokens.weight"}
-
-
-def test_a_tokenizer_with_more_tokens_than_rows_is_told(tmp_path: Path) -> None:
-    shapes, config = models.mixed()
-    models.save(tmp_path / "m", shapes, {**config, "eos_token_id": 12})
-    told = {"model": {"vocab": {str(number): number for number in range(14)}}, "added_tokens": [{"id": 15}]}
-    (tmp_path / "m" / "tokenizer.json").write_text(json.dumps(told))
-    _, _, report = converted(tmp_path / "m", tmp_path / "out", vocab=12)
-    assert any("16 tokens, 4 more than the 12 rows" in warning for warning in report.warnings)
-    assert any("eos_token_id" in note for note in report.notes)
-    _, _, report = converted(tmp_path / "m", tmp_path / "all", vocab=16)
-    assert report.warnings == []
 
 
 def test_a_warning_names_what_is_left_out_by_globs(tmp_path: Path) -> None:
@@ -292,6 +226,5 @@ def test_a_part_is_not_resumed_as_another(tmp_path: Path) -> None:
         {"layers": "1,0"},
         {"experts": "0-1"},
         {"experts": "1-2"},
-        {"vocab": 3},
     ]
     assert len({plan(**part) for part in parts}) == len(parts)

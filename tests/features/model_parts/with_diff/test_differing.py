@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from features.model_parts import models
+from features.model_facts import models
 
 import ckptconv
 

@@ -1,11 +1,13 @@
-"""Add tensors of another checkpoint to an output's, unchanged. Pure."""
+"""Add tensors of another checkpoint to an output's, unchanged, and count the layers that they add. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 from ckptconv.errors import UsageError
+from ckptconv.features.model_facts import counts, places
+from ckptconv.features.model_facts.edits import Edited, Editor, configured, tensors_alone
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.computed import Computing, From
@@ -36,7 +38,9 @@ def _grafted(chosen: Selected, source: Source, options: Options, reference: Sele
         added.update(graft.tensors)
     note = "; ".join(f"{count_of(len(graft.tensors), 'tensor')} of {graft.source.path}" for graft in grafts)
     kept = chosen.uncastable | added.keys()
-    return chosen._replace(
+    further = _further(added, chosen, source)
+    warnings = tensors_alone(chosen, "An output with --graft")
+    chosen = chosen._replace(
         names={**{name: name for name in chosen.tensors}, **{name: name for name in added}},
         known={**chosen.tensors, **added},
         tensors={**chosen.tensors, **added},
@@ -48,8 +52,51 @@ def _grafted(chosen: Selected, source: Source, options: Options, reference: Sele
         settled=chosen.settled | added.keys(),
         files={**chosen.files, **_files(chosen, added)},
         unmapped=chosen.first,
+        warnings=(*chosen.warnings, *warnings),
         notes=(*chosen.notes, f"grafted, as they are there: {note}."),
     )
+    if further is None:
+        return chosen
+    return configured(chosen, source, lambda config: edited(config, *further), is_told=False)
+
+
+def _further(added: Iterable[str], chosen: Selected, source: Source) -> tuple[int, int] | None:
+    """Return how many layers that predict further tokens an output has without the `added` names, and with them; None
+    if these are in no layers. Raise UsageError for layers that do not follow those of the output."""
+    layers = {layer for name in added if (layer := places.numbered(name))}
+    if not layers or not any(map(places.numbered, chosen.tensors)):
+        return None
+    stack = places.stack_of(chosen.tensors, source.path)
+    config = chosen.edit(source.config) if source.config and chosen.edit else source.config
+    before = stack.size - counts.layers_in(config, stack.size, source.path)
+    behind = sorted(number for place, number in layers if place == stack.place and number >= stack.size)
+    if behind != [*range(stack.size, stack.size + len(behind))]:
+        raise UsageError(
+            f"--graft adds layers {some(behind, form=str)} of {stack.place}, but the part of {source.path} has layers "
+            f"0 to {stack.size - 1}: {stack.size} has to be next.",
+            "Convert the graft first, with --include and --rename, and graft that.",
+        )
+    own, every = (places.further_layers(names, stack) for names in (chosen.tensors, [*chosen.tensors, *added]))
+    return before + own, before + len(behind) + every
+
+
+def edited(config: Mapping[str, Any], before: int, after: int) -> Edited:
+    """Return `config` as it is true of `after` layers that predict further tokens."""
+    editor = Editor()
+
+    def value_of(key: str, value: Any, where: str, scope: Mapping[str, Any]) -> Any:
+        if type(value) is not int or not counts.FURTHER.fullmatch(key):
+            return value
+        editor.counted.add(key)
+        return after
+
+    changed = editor.walked(config, value_of)
+    if after > before and not editor.counted:
+        editor.notes.append(
+            "config.json has no key, such as num_nextn_predict_layers, that counts the layers which predict further "
+            "tokens."
+        )
+    return editor.edited(changed)
 
 
 def _files(chosen: Selected, added: Iterable[str]) -> dict[str, str]:
@@ -73,12 +120,18 @@ def _asked(heading: Mapping[str, Any], seen: Callable[[str], str]) -> Mapping[st
     return {"graft": tuple(f"{path}:{glob}" for path, glob in paths)} if all(path for path, _ in paths) else {}
 
 
+def _states(source: Source, states: Mapping[str, Any], groups: Sequence[Any], ties: Mapping[str, str]) -> NoReturn:
+    raise UsageError("--graft adds weights, for which the optimizer has no states.", "Convert the states without it.")
+
+
 COMPUTING = Computing(
     heading={"graft?": [{"of": str, "names": str}]},
     selected=_grafted,
     tree=_grafted,
+    states=_states,
     identified=_identified,
     record=_record,
     sources=lambda source: (graft.source for graft in source.computed["graft"]),
     asked=_asked,
+    retold=True,
 )

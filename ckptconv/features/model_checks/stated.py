@@ -6,25 +6,21 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
-from ckptconv.features.model_parts import places
-from ckptconv.features.model_parts.editing import experts_in, key_of, layers_in
+from ckptconv.features.model_facts import places
+from ckptconv.features.model_facts.counts import experts_in, key_of, layers_in
+from ckptconv.options.registered import missing
 from ckptconv.tensors.lazy import LazyTensor
 
 _OUTPUT = "the output"
 
 
 def untrue(
-    config: Mapping[str, Any] | None,
-    before: Collection[str],
-    after: Collection[str],
-    tensors: Mapping[str, LazyTensor],
-    publishing: bool,
-    stem: str,
+    config: Mapping[str, Any], before: Collection[str], after: Collection[str], tensors: Mapping[str, LazyTensor]
 ) -> Iterator[str]:
     """Yield a warning for each number of `config` that is not the number in `tensors`; none if an output lacks some of
     its source's, `before`, as others compare these with `after`. Names that do not say how many there are of something
     are not compared."""
-    if config is None or not tensors:
+    if not tensors:
         return
     if len(after) < len(before):
         yield from _left_out(config, before, after)
@@ -49,7 +45,7 @@ def _left_out(config: Mapping[str, Any], before: Collection[str], after: Collect
     for component, kept, whole in (("vision", "text", "language model"), ("text", "vision", "vision model")):
         key = key_of(component, config)
         if key and places.component_of(component, before) and not places.component_of(component, after):
-            is_kept = places.component_of(kept, before)
+            is_kept = places.component_of(kept, before) and not missing("component")
             how = f" Use --component {kept} to convert the {whole} with a config.json of its own." if is_kept else ""
             fact = f"config.json describes the {component} model, under {key}, and the output has none of its tensors."
             yield f"{fact}{how}"

@@ -1,4 +1,4 @@
-"""Small models, made by hand: their tensors as programs name them, and their configurations."""
+"""Small models, made by hand: their tensors as programs name them, their configurations, and what they become."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
+
+import ckptconv
 
 HIDDEN, ROWS, EXPERTS = 8, 16, 8
 Shapes = dict[str, tuple[int, ...]]
+Tensors = dict[str, torch.Tensor]
 
 
 def of_shapes(shapes: Mapping[str, tuple[int, ...]], seed: int = 0) -> dict[str, torch.Tensor]:
@@ -104,3 +107,18 @@ def seeing() -> tuple[Shapes, dict[str, Any]]:
         "vision_config": {"model_type": "eyes", "num_hidden_layers": 3},
     }  # fmt: skip
     return shapes, config
+
+
+def converted(
+    source: Path, out: Path, **options: Any
+) -> tuple[dict[str, torch.Tensor], dict[str, Any], ckptconv.Report]:
+    """The tensors and the configuration of a part, and the report; the output is verified twice."""
+    report = ckptconv.convert(source, out, verify=True, fsync=False, **options)
+    assert ckptconv.verify(source, out).tensors == report.tensors
+    path = out / "config.json"
+    return load_file(out / "model.safetensors"), json.loads(path.read_text()) if path.exists() else {}, report
+
+
+def assert_equal(found: Tensors, wanted: Tensors) -> None:
+    assert found.keys() == wanted.keys()
+    assert [name for name in wanted if not torch.equal(found[name], wanted[name])] == []

@@ -23,11 +23,8 @@ _VISION = re.compile(r"vision\w*|visual|vit")
 _MTP = re.compile(r"mtp\w*|nextn\w*")
 # A model of several components has its language model in a module of one of these names.
 _TEXT = ("language_model", "text_model")
-_HEADS = ("lm_head", "output", "embed_out", "score")
-_EMBEDDINGS = ("embed_tokens", "wte", "word_embeddings", "tok_embeddings", "embed_in", "embeddings", "embedding")
-_VOCABULARY = (*_EMBEDDINGS, *_HEADS[:3], "shared")
-# Embeddings and heads that layers which predict further tokens may have of their own.
-_IN_LAYERS = re.compile(r"(?:^|\.)(?:embed_tokens|lm_head|shared_head\.head)$")
+HEADS = ("lm_head", "output", "embed_out", "score")
+EMBEDDINGS = ("embed_tokens", "wte", "word_embeddings", "tok_embeddings", "embed_in", "embeddings", "embedding")
 # Modules, and ends of names, of tensors with a row for each expert, next to the experts or above them.
 _ROUTERS, _OF_EXPERTS = ("gate", "router", "moe_statics"), ("correction_bias", "expert_bias")
 # Modules of layers that compute with the number of their layer, or whose tensors are stored in one layer for several.
@@ -55,7 +52,7 @@ def is_beside(path: str) -> bool:
 def is_head(name: str) -> bool:
     """Whether a tensor, or a module, is the head of a language model."""
     words = name.split(".")
-    return words[0] in _HEADS or "lm_head" in words[:2]
+    return words[0] in HEADS or "lm_head" in words[:2]
 
 
 def is_further(path: str) -> bool:
@@ -245,13 +242,3 @@ def _unknown(path: str, name: str, shape: Sequence[int], module: str, count: int
         "rows belong to which expert.",
         f"Leave it out with --exclude {name}, or convert without --experts.",
     )
-
-
-# ---------------------------------------------------------------------------------------------------------- vocabulary
-
-
-def is_of_vocabulary(name: str) -> bool:
-    """Whether a tensor is of embeddings or a head."""
-    module, _, leaf = name.rpartition(".")
-    is_one = _IN_LAYERS.search(module) if numbered(name) else module.rpartition(".")[2] in _VOCABULARY
-    return bool(is_one and not is_beside(module)) or leaf == "final_logits_bias"

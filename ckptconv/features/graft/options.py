@@ -1,0 +1,22 @@
+"""The option of conversions about grafts."""
+
+from __future__ import annotations
+
+from ckptconv.options import TAKE
+from ckptconv.options.kinds import TEXTS
+from ckptconv.options.option import Given, option
+
+
+class GraftOptions(Given):
+    """The tensors that are added."""
+
+    graft: tuple[str, ...] = option(
+        TEXTS,
+        "Add the tensors of REF, a checkpoint, whose names match GLOB, unchanged; repeatable. --fill adds missing "
+        "tensors, cast as the output is.",
+        metavar="REF:GLOB",
+        group=TAKE,
+    )
+
+
+GIVEN = GraftOptions

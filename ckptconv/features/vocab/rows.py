@@ -1,0 +1,153 @@
+"""Keep the first rows of the vocabulary: in embeddings and head, and in the configuration. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+from ckptconv.errors import UnsupportedError, UsageError
+from ckptconv.features.model_facts import places
+from ckptconv.features.model_facts.edits import Edited, Editor, configured, tensors_alone
+from ckptconv.formats.source import Source
+from ckptconv.options.table import Options
+from ckptconv.outputs.computed import Computing
+from ckptconv.outputs.selected import Selected
+from ckptconv.structure import parted
+from ckptconv.tensors.lazy import LazyTensor, Narrow
+from ckptconv.text import brief
+
+_MODULES = (*places.EMBEDDINGS, *places.HEADS[:3], "shared")
+# Embeddings and heads that layers which predict further tokens may have of their own.
+_IN_LAYERS = re.compile(r"(?:^|\.)(?:embed_tokens|lm_head|shared_head\.head)$")
+# A bias of a head, whose rows are in its last dimension.
+_BIAS = "final_logits_bias"
+_SIZE, _PAD = "vocab_size", "pad_token_id"
+
+
+class Vocabulary(NamedTuple):
+    """The number of rows that are kept, and the numbers of tokens of tokenizers, by file."""
+
+    rows: int
+    tokens: Mapping[str, int]
+
+
+def is_of_vocabulary(name: str) -> bool:
+    """Whether a tensor is of embeddings or a head."""
+    module, _, leaf = name.rpartition(".")
+    is_one = _IN_LAYERS.search(module) if places.numbered(name) else module.rpartition(".")[2] in _MODULES
+    return bool(is_one and not places.is_beside(module)) or leaf == _BIAS
+
+
+def cut(count: int, tensors: Mapping[str, LazyTensor], path: str) -> tuple[int, dict[str, LazyTensor]]:
+    """Return how many rows the vocabulary of the model at `path` has, and its tensors with the first `count` alone.
+
+    Raise UsageError if it has fewer rows, UnsupportedError for a tensor of which it is not known if its rows are these.
+    """
+    vocabulary = [*filter(is_of_vocabulary, tensors)]
+    size = max((tensors[name].shape[0] for name in vocabulary if len(tensors[name].shape) > 1), default=0)
+    if count > size:
+        has = f"has {size} rows" if size else "has no embeddings or head that are known by name"
+        raise UsageError(f"--vocab {count} keeps {count} rows, but {path} {has}.")
+    outer = (name for name in tensors if name not in vocabulary and not places.numbered(name))
+    if alike := next((name for name in outer if tensors[name].shape[:1] == (size,) and not places.is_beside(name)), ""):
+        raise UnsupportedError(
+            f"{path}: {alike} has {size} rows as the vocabulary has, and it is not known whether they belong to it.",
+            f"Leave it out with --exclude {alike}, or leave --vocab out.",
+        )
+    rows: dict[str, tuple[int, int]] = {}
+    for name in vocabulary:
+        shape = tensors[name].shape
+        if shape[:1] == (size,):
+            rows[name] = 0, count
+        elif name.endswith(_BIAS) and shape[-1:] == (size,):
+            rows[name] = len(shape) - 1, count
+        elif math.prod(shape) > 1:
+            # A scale for each block of rows.
+            block = -(-size // shape[0]) if any(word in name.rpartition(".")[2] for word in ("scale", "zero")) else 0
+            if block < 2 or -(-size // block) != shape[0] or count % block:
+                raise UnsupportedError(
+                    f"{path}: {name} has the shape {list(shape)}, and the vocabulary {size} rows: --vocab "
+                    f"{count} cannot cut it.",
+                    "Use --dequantize to cut plain weights." if block > 1 else "Leave --vocab out.",
+                )
+            rows[name] = 0, count // block
+    # Tied names have one object.
+    known: dict[Any, LazyTensor] = {}
+    kept = {}
+    for name, (dim, length) in rows.items():
+        tensor = tensors[name]
+        if tensor.shape[dim] > length:
+            kept[name] = known.setdefault((tensor, dim, length), Narrow(tensor, dim, 0, length))
+    return size, kept
+
+
+def edited(config: Mapping[str, Any], before: int, after: int) -> Edited:
+    """Return `config` as it is true of `after` of the `before` rows. Raise UsageError for a token that is not among
+    them and has to be, CorruptError if no key counts the rows."""
+    editor = Editor()
+
+    def value_of(key: str, value: Any, where: str, scope: Mapping[str, Any]) -> Any:
+        if key == _SIZE and type(value) is int:
+            editor.counted.add("rows of the vocabulary")
+            return after
+        tokens: Sequence[Any] = value if isinstance(value, list) else [value]
+        beyond = [token for token in tokens if type(token) is int and token >= after]
+        if re.search(r"_token_(?:id|index)$", key) and beyond:
+            if key == _PAD:
+                raise UsageError(
+                    f"config.json says {where} {beyond[0]}, but the part has rows 0 to {after - 1} of the vocabulary.",
+                    f"Keep at least {beyond[0] + 1} rows.",
+                )
+            editor.notes.append(f"{where} of config.json is {brief(value)}, beyond the {after} rows of the vocabulary.")
+        return value
+
+    changed = editor.walked(config, value_of)
+    editor.check(before, "rows of the vocabulary", (_SIZE,))
+    return editor.edited(changed)
+
+
+def _selected(chosen: Selected, source: Source, options: Options, reference: Selected | None = None) -> Selected:
+    """Return `chosen` with the first rows of its vocabulary alone."""
+    vocabulary: Vocabulary = source.computed["vocab"]
+    size, kept = cut(vocabulary.rows, chosen.tensors, source.path)
+    for name, tensor in chosen.quantized.items():
+        if any(parted.prefix_of(name) + part in kept for part in tensor.parts):
+            raise UsageError(f"{name} is quantized by torchao, of which no rows are taken.", "Use --dequantize.")
+    tensors = {**chosen.tensors, **kept}
+    warnings = [*tensors_alone(chosen, "A part of a model")]
+    warnings += [
+        f"{name} has {count:,} tokens, {count - vocabulary.rows:,} more than the {vocabulary.rows:,} rows of the "
+        "vocabulary: the model fails on text that has one of these."
+        for name, count in vocabulary.tokens.items()
+        if count > vocabulary.rows
+    ]
+    chosen = chosen._replace(
+        names={name: name for name in tensors},
+        known=tensors,
+        tensors=tensors,
+        described=chosen.described._replace(tensors=tensors, structure=None),
+        structured=False,
+        unmapped=chosen.first,
+        warnings=(*chosen.warnings, *warnings),
+        notes=(*chosen.notes, f"{vocabulary.rows:,} of {size:,} rows of the vocabulary."),
+    )
+    return configured(chosen, source, lambda config: edited(config, size, vocabulary.rows))
+
+
+def _states(source: Source, states: Mapping[str, Any], groups: Sequence[Any], ties: Mapping[str, str]) -> NoReturn:
+    raise UsageError(
+        "--vocab takes a part of the weights, and the optimizer's states are those of all.",
+        "Convert the states without it.",
+    )
+
+
+COMPUTING = Computing(
+    heading={"vocab?": int},
+    selected=_selected,
+    tree=_selected,
+    states=_states,
+    record=lambda source: {"vocab": source.computed["vocab"].rows},
+    retold=True,
+)

@@ -1,0 +1,89 @@
+"""Tensors of another checkpoint are added as they are, and what does not fit is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from effort import every
+from features.model_facts import models
+from features.model_facts.models import converted
+
+import ckptconv
+from ckptconv.errors import CkptconvError
+
+
+def test_tensors_are_added_as_they_are(tmp_path: Path) -> None:
+    tensors = models.save(tmp_path / "m", *models.mixed())
+    more = models.save(tmp_path / "more", {"mtp.fc.weight": (3, 4), "mtp.norm.weight": (4,), "other": (2,)}, None)
+    found, _, report = converted(tmp_path / "m", tmp_path / "out", graft=f"{tmp_path / 'more'}:mtp.*", dtype="bf16")
+    assert found.keys() == tensors.keys() | {"mtp.fc.weight", "mtp.norm.weight"}
+    assert all(torch.equal(found[name], tensor.bfloat16()) for name, tensor in tensors.items())
+    assert all(torch.equal(found[name], more[name]) for name in found.keys() - tensors.keys())
+    assert [note for note in report.notes if note.startswith("grafted, as they are there: 2 tensors of ")]
+    assert report.configuration == {}
+
+
+def test_what_is_no_tensor_is_left_out_with_a_warning(tmp_path: Path) -> None:
+    torch.save({"model": {"a": torch.ones(2)}, "epoch": 3}, tmp_path / "m.pt")
+    models.save(tmp_path / "more", {"more": (2,)}, None)
+    report = ckptconv.convert(tmp_path / "m.pt", tmp_path / "out", graft=f"{tmp_path / 'more'}:*", fsync=False)
+    assert report.warnings == ["An output with --graft is tensors alone; left out: epoch"]
+
+
+FURTHER = "num_nextn_predict_layers"
+
+
+@every("stated, noted", [({FURTHER: 0}, False), ({FURTHER: 1}, False), ({}, True)])
+def test_layers_behind_the_last_are_counted(stated: dict[str, int], noted: bool, tmp_path: Path) -> None:
+    shapes, config = models.latent()
+    place = tmp_path / "m"
+    trained = {name: shape for name, shape in shapes.items() if not name.startswith("model.layers.6.")}
+    models.save(place, trained, {**{key: config[key] for key in config if "nextn" not in key}, **stated})
+    models.save(tmp_path / "other", shapes, None, seed=1)
+    _, told, report = converted(place, tmp_path / "out", graft=f"{tmp_path / 'other'}:model.layers.6.*")
+    assert told.get(FURTHER) == (None if noted else 1)
+    assert any(f"has no key, such as {FURTHER}" in note for note in report.notes) == noted
+
+
+@every(
+    "more, options, words",
+    [
+        ({}, {"graft": "ref"}, ["REF:GLOB"]),
+        ({}, {"graft": "{here}/m:nothing.*"}, ["'nothing.*'", "none of the"]),
+        ({}, {"graft": "{here}/m:lm_head.*"}, ["lm_head.weight", "already"]),
+    ],
+)
+def test_what_a_user_gets_wrong_is_said(
+    more: models.Shapes, options: dict[str, Any], words: list[str], tmp_path: Path
+) -> None:
+    shapes, config = models.mixed()
+    models.save(tmp_path / "m", {**shapes, **more}, config)
+    given = {key: value.format(here=tmp_path) if isinstance(value, str) else value for key, value in options.items()}
+    with pytest.raises(CkptconvError) as error:
+        ckptconv.convert(tmp_path / "m", tmp_path / "out", **given)
+    assert [word for word in words if word not in str(error.value)] == []
+    assert "Nothing was written." in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("option", [{"graft": "{here}/more:*"}])
+def test_states_of_the_whole_do_not_go_with_it(option: dict[str, Any], tmp_path: Path) -> None:
+    weights = models.of_shapes({**models.ends(), **models.layer(0)})
+    moments = {number: {"exp_avg": tensor} for number, tensor in enumerate(weights.values())}
+    states = {"state": moments, "param_groups": [{"params": [*moments], "param_names": [*weights]}]}
+    torch.save({"model": weights, "optimizer": states}, tmp_path / "m.pt")
+    models.save(tmp_path / "more", {"more": (2,)}, None)
+    given = {key: value.format(here=tmp_path) if isinstance(value, str) else value for key, value in option.items()}
+    with pytest.raises(CkptconvError, match=f"--{next(iter(option))}"):
+        ckptconv.convert(tmp_path / "m.pt", tmp_path / "out", optimizer=tmp_path / "states", key="model", **given)
+
+
+def test_layers_that_do_not_follow_are_refused(tmp_path: Path) -> None:
+    shapes, config = models.latent()
+    models.save(tmp_path / "m", {**models.ends(), **models.layer(0)}, {**config, "num_hidden_layers": 1})
+    models.save(tmp_path / "other", shapes, None)
+    with pytest.raises(CkptconvError, match=r"adds layers 3 of model.layers.* layers 0 to 0: 1 has to be next"):
+        ckptconv.convert(tmp_path / "m", tmp_path / "out", graft=f"{tmp_path / 'other'}:model.layers.3.*")
