@@ -6,6 +6,5 @@ which were added. Nothing is cast.
 
 from __future__ import annotations
 
-PAGES = ()
 # Features that this one builds on: without them, it is gone too.
 NEEDS = ("model_facts",)

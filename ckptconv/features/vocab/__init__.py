@@ -6,6 +6,5 @@ rows alone, and the configuration that is true of them.
 
 from __future__ import annotations
 
-PAGES = ()
 # Features that this one builds on: without them, it is gone too.
 NEEDS = ("model_facts",)

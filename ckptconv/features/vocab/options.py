@@ -11,10 +11,7 @@ class VocabularyOptions(Given):
     """The rows of the vocabulary that are converted."""
 
     vocab: int | None = deciding(
-        counted(1, 1 << 31),
-        "Convert only the first N rows of embeddings and head.",
-        metavar="N",
-        group=TAKE,
+        counted(1, 1 << 31), "Convert only the first N rows of embeddings and head.", metavar="N", group=TAKE
     )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 import ckptconv
 
@@ -15,10 +16,19 @@ REFUSED_VALUES: dict[str, list[Any]] = {"vocab": [0, -1, True, 1.5, "", "all"]}
 DECIDING = {"vocab": st.integers(1, 1 << 31)}
 
 
+def SOURCES(here: Path) -> None:  # noqa: N802
+    """Put a model with embeddings into a directory."""
+    from computed import NAMES, ROWS, random
+
+    (here / "words").mkdir()
+    tensors = {name: random(ROWS, 4, seed=at) for at, name in enumerate((*NAMES[1:], "embed_tokens.weight"))}
+    save_file(tensors, here / "words" / "model.safetensors")
+
+
 def _cut(here: Path, source: str, out: Path) -> None:
     ckptconv.convert(here / source, out, vocab=2, copy_config=False)
 
 
-COMPUTING: dict[str, tuple[Callable[..., object], str]] = {"vocab": (_cut, "a")}
+COMPUTING: dict[str, tuple[Callable[..., object], str]] = {"vocab": (_cut, "words")}
 # What becomes of the option in each kind of output; others that it needs, and the source.
 ROWS_OF_KINDS: dict[str, tuple[Any, ...]] = {"vocab": ("hhrr", {"vocab": 2}, (), "layered")}
