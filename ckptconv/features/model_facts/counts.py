@@ -13,9 +13,9 @@ from ckptconv.errors import CorruptError
 from ckptconv.formats.configs import QUANTIZING
 from ckptconv.text import some
 
-# Keys that count layers, those of them that predict further tokens, and experts.
+# Keys that count layers, those of them that predict further tokens, experts, and the experts that a token takes.
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-_ALSO_LAYERS = ("num_blocks", "decoder_layers")  # if they have that number
+ALSO_LAYERS = ("num_blocks", "decoder_layers")  # if they have that number
 FURTHER = re.compile(
     r"num_nextn_predict_layers|mtp_num_(?:hidden_)?layers|(?:num|n)_mtp_(?:hidden_)?(?:layers|modules)"
 )
@@ -27,6 +27,15 @@ EXPERTS = (
     "num_routed_experts",
     "n_experts",
     "num_moe_experts",
+)
+PER_TOKEN = (
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "moe_k",
+    "moe_topk",
+    "moe_top_k",
+    "experts_per_token",
+    "top_k",
 )
 # A nested configuration is that of the language model if it is called one of these; one with a model type of its own,
 # or called like another component, is another's.

@@ -28,7 +28,7 @@ EMBEDDINGS = ("embed_tokens", "wte", "word_embeddings", "tok_embeddings", "embed
 # Modules, and ends of names, of tensors with a row for each expert, next to the experts or above them.
 _ROUTERS, _OF_EXPERTS = ("gate", "router", "moe_statics"), ("correction_bias", "expert_bias")
 # Modules of layers that compute with the number of their layer, or whose tensors are stored in one layer for several.
-_BY_NUMBER, _ACROSS = re.compile(r"lambda_[qk]1"), re.compile(r"shared_transf\w*")
+_BY_NUMBER, _ACROSS = re.compile(r"lambda_[qk]1|gate_bias"), re.compile(r"shared_transf\w*")
 # Codes of GPTQ and AWQ, whose rows are no outputs of a module.
 _TRANSPOSED = ("qweight", "qzeros", "g_idx")
 # Modules whose tensors may have the number of experts as their length by chance.

@@ -168,7 +168,10 @@ def _experts(
     counts, lengths = {module.size for module in modules}, {len(kept) for kept in every}
     if len(counts) > 1 or len(lengths) > 1:
         sizes, said = (counts, f"{path} has layers") if len(counts) > 1 else (lengths, "--experts has lists")
-        raise UsageError(f"{said} of {some(sorted(sizes), form=str)} experts, and a configuration has one number.")
+        raise UsageError(
+            f"{said} of {some(sorted(sizes), form=str)} experts: a configuration has one number for all layers.",
+            "Cut a model whose layers have as many experts, and keep as many in each.",
+        )
     renumbered: dict[str, Mapping[int, int]] = {}
     for experts, kept in zip(modules, every, strict=True):
         if max(kept) >= experts.size:

@@ -24,15 +24,6 @@ from ckptconv.features.model_parts.rules import KINDS, MLPS, PERIODIC, PERIODS, 
 from ckptconv.formats.configs import QUANTIZING
 from ckptconv.text import brief
 
-_PER_TOKEN = (
-    "num_experts_per_tok",
-    "num_experts_per_token",
-    "moe_k",
-    "moe_topk",
-    "moe_top_k",
-    "experts_per_token",
-    "top_k",
-)
 # Words of lists that have nothing to do with layers; of rules over the numbers of layers, and of
 # computing with them.
 _FOREIGN = re.compile(r"architectures|token|section|label|factor|lang|mean|std|kernel|stage|patch|grid|eps|norm")
@@ -43,11 +34,13 @@ _RULE = re.compile(
 # Numbers of which some configurations have a list, with one for each layer.
 _SIZES = re.compile(r"(?:ffn_)?intermediate_size|num_(?:attention|key_value)_heads")
 _BY_NUMBER = re.compile(r"by_.*layer_(?:idx|index|id|number)")
-# Keys that count layers if they have their number.
-_ALSO_LAYERS = ("num_blocks", "decoder_layers")
 # The scale of residuals, which programs divide by the root of the number of layers.
 _SCALE = "scale_depth"
 _FULL, _TAKEN = "full_attention", "shared"
+# Keys of models whose programs compute full attention in the last layer, whatever the configuration says of it.
+_ENDING = frozenset({"global_head_dim", "per_layer_config"})
+# Keys of lists of layers of which the first one computes what the others take.
+_GROUPS = re.compile(r"(?:reuse|shar|layer)\w*groups?")
 # A window of attention, of some layers or of all.
 _WINDOW = re.compile(r"(?:sliding_|local_|attention_)?window(?:_size)?|attention_chunk_size")
 
@@ -139,7 +132,7 @@ class _Editor(Editor):
 
     def _of_number(self, key: str, value: Any, where: str, scope: Mapping[str, Any]) -> Any:
         facts, kept = self._facts, self._facts.kept_layers
-        if key in counts.LAYERS or (key in _ALSO_LAYERS and value == facts.layers):
+        if key in counts.LAYERS or (key in counts.ALSO_LAYERS and value == facts.layers):
             self.counted.add("layers")
             return len(kept)
         meanings, lists = RULES.get(key, ((), ()))
@@ -198,6 +191,14 @@ class _Editor(Editor):
         facts, kept = self._facts, self._facts.kept or ()
         speaks, is_foreign = counts.SPEAKS.search(key) is not None, _FOREIGN.search(key) is not None
         is_each, types = len(value) in (facts.layers, facts.total), {type(entry) for entry in value}
+        if types == {list} and _GROUPS.search(key):
+            groups = [[kept.index(layer) for layer in group if layer in kept] for group in value]
+            if any(new != sorted(new) or len(new) not in (0, len(old)) for new, old in zip(groups, value, strict=True)):
+                raise UsageError(
+                    f"config.json says {where} {brief(value)}: layers of a group take what its first one computes.",
+                    "Keep all layers of a group in their order, or none.",
+                )
+            return [*filter(None, groups)]
         # A list of two layers' zeros and ones has an entry for each.
         may_be = speaks and types == {int} and len({*value}) == len(value) and not (is_each and max(value) < 2)
         if may_be and min(value) >= 0 and max(value) < facts.total:
@@ -211,10 +212,11 @@ class _Editor(Editor):
                     "Keep that layer before it too.",
                 )
             last = value[facts.kept_layers[-1]]
-            if key in KINDS and value[facts.layers - 1] == _FULL != last:
-                self.notes.append(
-                    f"The last layer of the part is {last} in {where}, that of the model {_FULL}: programs that expect "
-                    "this at the end, such as those for Gemma 4, read it as such."
+            if key in KINDS and value[facts.layers - 1] == _FULL != last and not _ENDING.isdisjoint(scope):
+                raise UsageError(
+                    f"config.json says {where} {last} of layer {facts.kept_layers[-1]}, which would be the last one of "
+                    f"the part: programs of such models, as Gemma 4, read the last one as {_FULL}.",
+                    f"Keep a layer of {_FULL} at the end.",
                 )
             return "".join(entries) if isinstance(value, str) else entries
         if isinstance(value, str) or key in PERIODIC:
@@ -247,20 +249,21 @@ class _Editor(Editor):
     # ------------------------------------------------------------------------------------------------------ experts
 
     def _of_experts(self, key: str, value: Any, where: str, scope: Mapping[str, Any], before: int, after: int) -> Any:
-        if key in counts.EXPERTS and isinstance(value, list) and value and {*value} == {before}:
-            self.counted.add("experts")
-            return [after] * len(value)
-        if type(value) is not int:
-            return value
-        if key in counts.EXPERTS and value > 1:
-            if value != before:
+        numbers = value if isinstance(value, list) else [value]
+        if key in counts.EXPERTS and {*map(type, numbers)} == {int} and max(numbers) > 1:
+            if {*numbers} - {0, 1, before}:
                 raise CorruptError(
-                    f"config.json says {where} {value}, but the weights have {before} experts in each layer.",
+                    f"config.json says {where} {brief(value)}, but the weights have {before} experts in each layer.",
                     "Correct config.json.",
                 )
             self.counted.add("experts")
-            return after
-        is_taken = key in _PER_TOKEN and (key != "top_k" or not any(name in scope for name in _PER_TOKEN[:-1]))
+            kept = [after if number == before else number for number in numbers]
+            return kept if isinstance(value, list) else after
+        if type(value) is not int:
+            return value
+        is_taken = key in counts.PER_TOKEN and (
+            key != "top_k" or not any(name in scope for name in counts.PER_TOKEN[:-1])
+        )
         if is_taken and value > after:
             raise UsageError(
                 f"config.json says {where} {value}, but the part has {after} experts in each layer.",
@@ -273,7 +276,7 @@ class _Editor(Editor):
                     f"Keep a multiple of {value} experts.",
                 )
             groups = scope.get("topk_group")
-            taken = next((scope[name] for name in _PER_TOKEN if type(scope.get(name)) is int), 0)
+            taken = next((scope[name] for name in counts.PER_TOKEN if type(scope.get(name)) is int), 0)
             if type(groups) is int and groups > 0 and taken > groups * (after // value):
                 raise UsageError(
                     f"config.json says that a token takes {taken} experts of {groups} groups, but the part has "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from ckptconv.errors import UsageError
@@ -51,9 +51,7 @@ def numbers_of(value: Any, called: str) -> str:
     """Return the text of numbers; `value` is a text, one number, or a sequence of numbers."""
     if type(value) is int:
         value = [value]
-    if isinstance(value, (Sequence, range)) and not isinstance(value, (str, bytes)):
-        if not value or not all(type(number) is int for number in value):
-            raise UsageError(f"{called} {brief(value)} is no list of numbers.", _HOW)
+    if isinstance(value, (list, tuple, range)) and value and all(type(number) is int for number in value):
         value = ",".join(map(str, value))
     if not isinstance(value, str):
         raise UsageError(f"{called} {brief(value)} is no list of numbers.", _HOW)

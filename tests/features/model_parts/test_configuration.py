@@ -91,6 +91,12 @@ LETTERS = ["a", "b", "c", "d", "e", "f"]
             {**SIX, "per_layer_config": {"1": {"a": 1}, "2": {}}},
             {"num_hidden_layers": 3, "per_layer_config": {"0": {"a": 1}}},
         ),
+        # Groups of layers, of which the first computes what the others take.
+        (
+            (0, 3, 4),
+            {**SIX, "kv_reuse_group": [[1, 2], [3, 4]]},
+            {"num_hidden_layers": 3, "kv_reuse_group": [[1, 2]]},
+        ),
         (FIRST, {**SIX, "block_types": ["r", "r", "a"]}, {"num_hidden_layers": 3, "block_types": ["r", "r", "a"]}),
         # Rules over the numbers stay where the first layers are kept, or become what says the same.
         (
@@ -178,6 +184,8 @@ def test_keys_about_layers_follow_them(layers: tuple[int, ...], before: Config, 
         (OTHERS, {**SIX, "scale_attn_by_inverse_layer_idx": True}, ["scale_attn_by_inverse_layer_idx"]),
         (OTHERS, {**SIX, "index_topk_freq": 2}, ["index_topk_freq 2"]),
         (OTHERS, {**SIX, "indexer_types": ["full", "shared"] * 3}, ["indexer_types 'shared' of layer 1"]),
+        (OTHERS, {**SIX, "kv_reuse_group": [[1, 2], [3, 4]]}, ["kv_reuse_group", "take what its first one computes"]),
+        ((2, 1), {**SIX, "kv_reuse_group": [[1, 2]]}, ["kv_reuse_group", "take what its first one computes"]),
         (OTHERS, {**SIX, "cla_share_factor": 2}, ["cla_share_factor 2"]),
         (OTHERS, {**SIX, "n_layers_per_block": 2}, ["n_layers_per_block 2"]),
         (OTHERS, {**SIX, "moe_layer_offset_of_something": 3}, ["moe_layer_offset_of_something 3"]),
@@ -223,11 +231,16 @@ def test_experts_that_are_grouped_otherwise_are_a_warning(kept: tuple[int, ...],
     assert ["config.json says n_group 2" in text for text in told] == [True] * is_told
 
 
-def test_a_last_layer_of_another_kind_is_noted() -> None:
-    whole = {**SIX, "layer_types": ["sliding_attention", "full_attention"] * 3}
-    for layers, is_told in ((FIRST, True), ((0, 1), False)):
-        notes = edited(whole, cut(Asked(layers), model(), whole, "x").facts).notes
-        assert any("The last layer of the part is sliding_attention" in note for note in notes) == is_told
+@every("key, value", [("global_head_dim", 512), ("per_layer_config", {"1": {"head_dim": 512}}), ("head_dim", 64)])
+def test_a_last_layer_that_programs_take_for_another_kind_is_an_error(key: str, value: Any) -> None:
+    """As those of Gemma 4 do; others read what the configuration says of it."""
+    whole = {**SIX, "layer_types": ["sliding_attention", "full_attention"] * 3, key: value}
+    assert told(whole, (0, 1))["layer_types"] == ["sliding_attention", "full_attention"]
+    if key == "head_dim":
+        assert told(whole, FIRST)["layer_types"] == ["sliding_attention", "full_attention", "sliding_attention"]
+        return
+    with pytest.raises(UsageError, match=r"layer_types sliding_attention of layer 2, .* read the last one as full"):
+        told(whole, FIRST)
 
 
 EXPERTS = {"n_routed_experts": 8, "num_hidden_layers": 2}
@@ -243,6 +256,8 @@ EXPERTS = {"n_routed_experts": 8, "num_hidden_layers": 2}
             {"num_local_experts": 4, "n_group": 2, "topk_group": 1},
         ),
         (range(4), {"moe_num_experts": [8, 8]}, {"moe_num_experts": [4, 4]}),
+        (range(4), {"num_experts": [0, 8]}, {"num_experts": [0, 4]}),
+        (range(4), {"num_experts": [16, 8]}, r"num_experts \[16, 8\], but the weights have 8"),
         (range(4), {"num_experts": 8, "num_heads": 8, "top_k": 50}, {"num_experts": 4, "num_heads": 8, "top_k": 50}),
         (range(4), {"num_experts": 7}, "num_experts 7, but the weights have 8"),
         (range(2), {"num_experts": 8, "num_experts_per_tok": 3}, "num_experts_per_tok 3, but the part has 2"),

@@ -41,7 +41,7 @@ def of_layers(name: str, other: str = "", first: int = 0, last: int = 4) -> mode
         (LATENT, {"experts": "0-2"}, ["n_group 2", "3 experts"]),
         (LATENT, {"experts": "0-8"}, ["expert 8", "experts 0 to 7"]),
         (LATENT, {"experts": [[0, 1], [2]]}, ["2 lists", "4 modules"]),
-        (MIXED, {"experts": [[0, 1], [2], [0, 1], [0, 1]]}, ["1, 2 experts", "one number"]),
+        (MIXED, {"experts": [[0, 1], [2], [0, 1], [0, 1]]}, ["1, 2 experts", "one number for all layers"]),
         (made({}, DENSE), {"experts": "0"}, ["has no experts"]),
         (made({}, models.ends()), {"layers": "0"}, ["no layers with numbers"]),
         (made({"encoder.layers.0.w": (2,)}), {"layers": "0"}, ["several stacks of layers", "encoder.layers"]),
@@ -53,6 +53,7 @@ def of_layers(name: str, other: str = "", first: int = 0, last: int = 4) -> mode
         (made(of_layers("mlp.w", "norm.w", last=1), {}), {"layers": "1,2"}, ["layer 0", "has norm.w", "layer 1"]),
         (made(of_layers("mlp.w", "bias", first=3), {}), {"layers": "0-2"}, ["layer 3", "has bias", "layer 2"]),
         (made(of_layers("mlp.w", "a.lambda_q1"), {}), {"layers": "1,2"}, ["lambda_q1", "their number"]),
+        (made(of_layers("self_attn.gate_bias"), {}), {"layers": "1,2"}, ["gate_bias", "their number"]),
         (made(of_layers("m.shared_transf.w"), {}), {"layers": "0-2"}, ["shared_transf of several layers"]),
         (
             made({f"model.queries.{layer}": (2,) for layer in range(4)}),

@@ -28,3 +28,15 @@ def test_further_layers_are_taken_off_and_grafted_on(tmp_path: Path) -> None:
     notes = " ".join(report.notes)
     assert "grafted" in notes
     assert "A part of the model" not in notes
+
+
+def test_a_number_that_a_part_and_a_graft_both_change_is_reported_once(tmp_path: Path) -> None:
+    shapes, config = models.latent()
+    models.save(tmp_path / "m", shapes, config)
+    models.save(tmp_path / "other", shapes, config, seed=1)
+    graft = f"{tmp_path / 'other'}:model.layers.6.*"
+    _, told, report = converted(tmp_path / "m", tmp_path / "same", layers="0-5", graft=graft)
+    assert (told["num_nextn_predict_layers"], report.configuration) == (1, {})
+    graft = f"{tmp_path / 'other'}:model.layers.4.*"
+    _, told, report = converted(tmp_path / "m", tmp_path / "fewer", layers="0-3", graft=graft)
+    assert report.configuration == {"num_hidden_layers": ["6", "4"]}
