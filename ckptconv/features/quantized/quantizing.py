@@ -111,7 +111,7 @@ def _quantized(chosen: Selected, source: Source, options: Options, reference: Se
         owners={alias: owner for alias, owner in chosen.owners.items() if alias in tensors and owner in tensors},
         uncastable=chosen.uncastable | parts,
         warnings=(*chosen.warnings, *_warnings(chosen, unfit)),
-        notes=(*chosen.notes, _note(name, weights, left)),
+        notes=(*chosen.notes, _note(name, weights, left) + ("" if exact else f" {_loaders(name)}")),
         quantized={},
         unmapped=chosen.first,
         settled=frozenset(parts),
@@ -173,8 +173,12 @@ def _check(
 
 def _note(name: str, weights: Collection[str], left: list[str]) -> str:
     count = f"{len(weights):,} weight{'s' if len(weights) != 1 else ''}"
-    loaders = f"Loaded by {LOADERS[name]}." if name in LOADERS else "No loader was tried."
-    return f"quantized {count} as {name}" + (f"; unchanged: {some(left)}. {loaders}" if left else f". {loaders}")
+    return f"quantized {count} as {name}" + (f"; unchanged: {some(left)}." if left else ".")
+
+
+def _loaders(name: str) -> str:
+    """Return the sentence on the programs that load what is quantized so."""
+    return f"Loaders tried: {LOADERS.get(name, 'none')}."
 
 
 def _warnings(chosen: Selected, unfit: list[str]) -> Iterator[str]:
