@@ -378,13 +378,13 @@ class Source(_Fields):
             key = next((name for name in MODEL_KEYS if isinstance(tree.get(name), Mapping)), "")
             tree = tree[key] if key else tree
         names = tree if isinstance(tree, Mapping) and all(map(_is_text, tree)) else ()
-        # In a model in one file, the last is mostly the name of one of its modules.
-        prefix = (shared := wrapper(names)).removesuffix(WRAPPERS[-1]) or shared
+        shared = wrapper(names)
+        # In a model in one file, the last is mostly the name of one of its modules; in Lightning's, that of the model.
+        prefix = shared if shared.startswith(WRAPPERS[0]) else shared.removesuffix(WRAPPERS[-1]) or shared
         if not prefix or (prefix == WRAPPERS[-1] and (self.structured or self.family == "safetensors")):
             return []
-        how = f"--key {key} --strip-prefix {prefix}" if key else f"--strip-prefix {prefix}"
-        every = f"Every name under {key}" if key else "Every name"
-        return [f"{every} begins with {prefix!r}, the prefix of a model wrapper; {how} removes it."]
+        under, how = (f" under {key}", f"--key {key} --strip-prefix") if key else ("", "--strip-prefix")
+        return [f"Every name{under} begins with {prefix!r}, the prefix of a model wrapper; {how} {prefix} removes it."]
 
     def tree(self, key: str) -> Any:
         """Return the tree that holds the value under `key`: the weights, or a larger one."""

@@ -397,7 +397,9 @@ def test_a_directory_that_was_not_needed_is_said_not_to_be(plain: Path, tmp_path
     asked = [tmp_path / "out.safetensors", "--spool-dir", tmp_path, "--json"]
     packed = deflated(plain, tmp_path / "model.pt")
     assert ckptconv_here("pt2safetensors", packed, *asked).json["notes"] == []
+    (tmp_path / "out.safetensors").unlink()
     assert piped(plain.read_bytes(), "pt2safetensors", "-", *asked).json["notes"] == []
+    (tmp_path / "out.safetensors").unlink()
     (note,) = ckptconv_here("pt2safetensors", plain, *asked).json["notes"]
     assert note.startswith("--spool-dir had no effect: nothing was")
 

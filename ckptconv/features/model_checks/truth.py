@@ -38,7 +38,8 @@ def untrue(
 
     Raise UsageError if all tensors to publish have the prefix of a wrapper. Code beside a model may give it any names.
     """
-    prefix = wrapper(tensors).removesuffix(WRAPPERS[-1])
+    prefix = wrapper(tensors)
+    prefix = prefix if prefix.startswith(WRAPPERS[0]) else prefix.removesuffix(WRAPPERS[-1])
     if publishing and prefix and "auto_map" not in (config or {}):
         raise UsageError(
             f"All names of the output begin with {prefix!r}, the prefix of a model wrapper, under which programs would "
