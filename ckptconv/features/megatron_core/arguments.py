@@ -11,10 +11,12 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import some
 
 # Megatron-core's names of two tensors.
 EMBEDDINGS, HEAD = "embedding.word_embeddings.weight", "output_layer.weight"
+UNTIED = "untie_embeddings_and_output_weights"
 EXPERT_PARALLEL = "expert_model_parallel_size"
 HEADS, GROUPS, LAYERS, HIDDEN = "num_attention_heads", "num_query_groups", "num_layers", "hidden_size"
 # Keys of configurations by argument: the first one that is there counts.
@@ -159,6 +161,14 @@ def configuration(args: Mapping[str, Any], map_name: str) -> Configured:
     elif args.get(SCALES) or (family.shared and args.get("rope_type") != "rope"):
         untold.append("rope_scaling")
     return Configured(config, (*untold, *_TOKENS))
+
+
+def shape_of(tensors: Mapping[str, LazyTensor], layers: int) -> dict[str, Any]:
+    """Return the arguments that the tensors of a language model with so many layers say; none of other models."""
+    if EMBEDDINGS not in tensors or not layers:
+        return {}
+    rows, width = tensors[EMBEDDINGS].shape
+    return {LAYERS: layers, HIDDEN: width, "padded_vocab_size": rows, UNTIED: HEAD in tensors}
 
 
 def _fits(name: str, value: Any) -> bool:

@@ -41,6 +41,7 @@ from ckptconv.text import some
 # The object with the values that all ranks share: a list of one dict.
 COMMON_STATE = "common_state/shard_0_1"
 _BACKEND_KEY, BACKEND = "sharded_backend", "torch_dist"
+_VERSION_KEY, _VERSION = "sharded_backend_version", 1
 # The keys in the tree for the values of common.pt, and for those of ShardedObjects.
 _COMMON_KEY, _OBJECTS_KEY = "common", "objects"
 # The largest metadata.json that is read, in bytes, and the deepest values that are kept.
@@ -188,12 +189,14 @@ def read_extra(
 
 
 def check_backend(place: Location) -> None:
-    """Raise UnsupportedError if metadata.json names another backend than torch_dist."""
-    backend = backend_of(place)
-    if backend not in ("", BACKEND):
+    """Raise UnsupportedError if metadata.json names another backend than torch_dist, or another version of it."""
+    values = _configuration(place)
+    backend, version = backend_of(place), values.get(_VERSION_KEY, _VERSION)
+    if backend not in ("", BACKEND) or version != _VERSION:
+        said = f"{backend[:100]!r}" if version == _VERSION else f"version {str(version)[:100]} of {backend[:100]!r}"
         raise UnsupportedError(
-            f"{place.join(CONFIG_FILE)} says that the tensors are stored by {backend[:100]!r}; only {BACKEND} is "
-            "supported.",
+            f"{place.join(CONFIG_FILE)} says that the tensors are stored by {said}; "
+            f"only version {_VERSION} of {BACKEND} is supported.",
             f"Load it in Megatron, and save it with --ckpt-format {BACKEND}.",
         )
 
@@ -205,15 +208,19 @@ def is_of_another_backend(place: Location) -> bool:
 
 def backend_of(place: Location) -> str:
     """Return the backend in metadata.json; "" if there is no such file of Megatron-core."""
+    return _configuration(place).get(_BACKEND_KEY, "")  # type: ignore[no-any-return]
+
+
+def _configuration(place: Location) -> dict[str, Any]:
+    """Return the values in metadata.json; none if it is not there, or of another program."""
     entry = place.names.get(CONFIG_FILE)
     if entry is None or entry.kind != "file" or entry.file.size > _LARGEST:
-        return ""
+        return {}
     try:
-        metadata = strict_json.parse(place.join(CONFIG_FILE).read_text(_LARGEST))
+        values = strict_json.parse(place.join(CONFIG_FILE).read_text(_LARGEST))
     except ValueError:
-        return ""
-    backend = metadata.get(_BACKEND_KEY) if isinstance(metadata, dict) else None
-    return backend if isinstance(backend, str) else ""
+        return {}
+    return values if isinstance(values, dict) and isinstance(values.get(_BACKEND_KEY), str) else {}
 
 
 def _attributes(value: Any) -> Mapping[Any, Any] | None:

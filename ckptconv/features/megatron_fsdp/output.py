@@ -13,12 +13,13 @@ import struct
 from ckptconv.features.dcp.contents import OBJECT, contents, file_plans, flattened
 from ckptconv.features.dcp.output import output_with, with_states
 from ckptconv.features.joining.names import dotted
+from ckptconv.features.megatron_core.optimizers import schedule_of
 from ckptconv.features.megatron_fsdp.parameters import apart, divided, gated, settings
-from ckptconv.features.megatron_output.groups import has_two, optimizer_of, schedule_of
+from ckptconv.features.megatron_output.groups import has_two, optimizer_of
 from ckptconv.features.megatron_output.kind import NUMBERED
 from ckptconv.features.megatron_output.output import NAMESPACE, common_of, completed, literal, untied
 from ckptconv.features.megatron_output.sharding import TRANSFORMER_ENGINE, sharded
-from ckptconv.features.megatron_output.states import stored_states, taken_out
+from ckptconv.features.megatron_output.states import remarks, stored_states, taken_out
 from ckptconv.formats.run_names import TREES
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
@@ -55,6 +56,7 @@ def plan(source: Source, target: Target, options: Options) -> Output:
     weights = apart(stored)
     with_gate = gated(weights, source.path)
     if states:
+        content.warnings.extend(remarks(states, tensors))
         kinds = stored_states(states, tensors, TRANSFORMER_ENGINE, source.path)
         masters, moments = apart(kinds[_MASTERS]), {key: apart(kinds[whole]) for key, whole in _MOMENTS.items()}
         weights |= masters

@@ -15,6 +15,7 @@ from ckptconv.errors import UnsupportedError
 from ckptconv.features.dcp.optimizer import ADAM
 from ckptconv.features.joining.names import named
 from ckptconv.features.megatron_core.fsdp import INNER
+from ckptconv.features.megatron_core.optimizers import identifier
 from ckptconv.features.megatron_output.groups import is_vector
 from ckptconv.features.megatron_output.sharding import Sharded, is_of_expert, is_stacked
 from ckptconv.features.megatron_output.states import ADVICE
@@ -102,7 +103,7 @@ def settings(optimizer: Mapping[Any, Any], parameters: Mapping[str, LazyTensor],
         of_expert = is_of_expert(name)
         own = [group for group in groups if of_expert and group[_OF_EXPERTS]]
         own = own or [group for group in groups if not group[_OF_EXPERTS]]
-        mine = [group for group in own if bool(group.get("wd_mult")) != is_vector(name, tensor)]
+        mine = [group for group in own if bool(identifier(group, "wd_mult")) != is_vector(name, tensor)]
         # One group may be there twice, with and without rates.
         if not mine or any(mine[0].get(key, value) != value for group in mine for key, value in group.items()):
             raise UnsupportedError(

@@ -20,6 +20,7 @@ from ckptconv.features.megatron_core.arguments import (
     LAYERS,
     LLAMA3,
     SCALES,
+    UNTIED,
 )
 from ckptconv.features.megatron_output.sharding import Sharded
 
@@ -64,7 +65,7 @@ def arguments(stored: Sharded, config: Mapping[str, Any]) -> Arguments:
         "kv_channels": config.get("head_dim") or hidden // heads,
         "padded_vocab_size": rows,
         "vocab_size": config.get("vocab_size", rows),
-        "untie_embeddings_and_output_weights": HEAD in stored.tensors,
+        UNTIED: HEAD in stored.tensors,
         "add_bias_linear": _has(names, "linear_proj.bias"),
         "add_qkv_bias": _has(names, "linear_qkv.bias"),
         "qk_layernorm": _has(names, "q_layernorm.weight", "linear_q_up_proj.layer_norm_weight"),

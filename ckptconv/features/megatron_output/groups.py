@@ -10,22 +10,21 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckptconv.errors import UnsupportedError
 from ckptconv.features.megatron_core.arguments import EXPERT_PARALLEL
+from ckptconv.features.megatron_core.optimizers import SCALER, identifier, optimizers_in
 from ckptconv.features.megatron_output.sharding import is_of_expert, is_stacked
 from ckptconv.features.megatron_output.states import ADVICE, States
-from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Inline, LazyTensor
 from ckptconv.text import some
 
 SHARDING = "fully_reshardable"
-_STEP, _COMMON_STEP, _OF_EXPERTS = "step", "common_step", "is_expert_parallel"
+_STEP, _OF_EXPERTS = "step", "is_expert_parallel"
+_MOST_STEPS = 1 << 53
 # A setting that Transformer Engine's Adam looks for in each group, and that torch's does not have: it is always so.
 _CORRECTED = {"bias_correction": True}
-_INNER = {"optimizer", "param_groups"}
-_SCALER, _SCALE = "grad_scaler", "scale"
 # The values by which Megatron-core tells groups of one optimizer apart.
 _IDENTIFIERS = ("wd_mult", "lr_mult", "is_decoupled_lr", "max_lr", "min_lr")
 
@@ -58,44 +57,11 @@ def optimizer_of(
             groups = [group for group in stored if are_two and group.get(_OF_EXPERTS) == of_experts] or stored
         else:
             groups = _groups(states, {name: weights[name] for name in names}, where)
+        _check_steps(groups, step, where)
         groups = _distinct([{**_CORRECTED, **group, **step, _OF_EXPERTS: of_experts} for group in groups], where)
-        scaling = {_SCALER: parts[0].scaling} if parts and parts[0].scaling else {}
+        scaling = {SCALER: parts[0].scaling} if parts and parts[0].scaling else {}
         optimizers.append({**scaling, "optimizer": {"param_groups": groups}, "param_state_sharding_type": SHARDING})
     return dict(enumerate(optimizers)) if are_two else optimizers[0]
-
-
-class Stored(NamedTuple):
-    """An optimizer of Megatron-core, as its values say: the groups with their step, and the scaling of the loss."""
-
-    groups: list[dict[str, Any]]
-    scaling: dict[str, Any]
-
-
-def optimizers_in(own: Mapping[Any, Any]) -> list[Stored]:
-    """Return the optimizers in the values of Megatron-core: one, or several by number; none without groups."""
-    parts = [own] if _INNER & own.keys() else [own[number] for number in sorted(own, key=str)]
-    optimizers = [_stored(part) for part in parts]
-    return [optimizer for optimizer in optimizers if optimizer] if all(optimizers) else []
-
-
-def _stored(values: Any) -> Stored | None:
-    """Return an optimizer; None if its values have no groups. One that is not distributed has one step among its
-    states, and has the groups without a further level if all its parameters are fp32."""
-    if not isinstance(values, Mapping):
-        return None
-    inner = values.get("optimizer", values)
-    groups = inner.get("param_groups") if isinstance(inner, Mapping) else None
-    if not isinstance(inner, Mapping) or not isinstance(groups, list) or not groups:
-        return None
-    if not all(isinstance(group, Mapping) for group in groups):
-        return None
-    shared = inner.get("state")
-    step = {_STEP: shared[_COMMON_STEP]} if isinstance(shared, Mapping) and _COMMON_STEP in shared else {}
-    groups = [{**step, **group} for group in groups]
-    scaling = values.get(_SCALER)
-    if not isinstance(scaling, Mapping) or not isinstance(scaling.get(_SCALE), float):
-        return Stored(groups, {})
-    return Stored(groups, {**scaling, _SCALE: Inline(struct.pack("<f", scaling[_SCALE]), DTYPES["float32"], (1,))})
 
 
 def _step_of(states: States, where: str) -> int:
@@ -107,11 +73,21 @@ def _step_of(states: States, where: str) -> int:
     return steps.pop()
 
 
+def _check_steps(groups: Sequence[Mapping[str, Any]], step: Mapping[str, Any], where: str) -> None:
+    """Raise UnsupportedError if groups have several steps, or none that is a number."""
+    steps = [{**group, **step}.get(_STEP) for group in groups]
+    if any(_number(step) is None or step != steps[0] for step in steps):
+        raise UnsupportedError(
+            f"{where}: the groups of the optimizer have the steps {some(steps, form=repr)}; one number was expected.",
+            ADVICE,
+        )
+
+
 def _distinct(groups: Sequence[dict[str, Any]], where: str) -> list[dict[str, Any]]:
     """Return `groups` without repetitions. Raise UnsupportedError if Megatron-core could not tell two apart."""
     distinct: dict[tuple[Any, ...], dict[str, Any]] = {}
     for group in groups:
-        if distinct.setdefault(tuple(group.get(key) for key in _IDENTIFIERS), group) != group:
+        if distinct.setdefault(tuple(identifier(group, key) for key in _IDENTIFIERS), group) != group:
             raise UnsupportedError(
                 f"{where}: experts and other parameters have different settings, but with one optimizer, Megatron-core "
                 "has one group for them.",
@@ -143,16 +119,6 @@ def _groups(states: States, weights: Mapping[str, LazyTensor], where: str) -> li
     return groups
 
 
-def schedule_of(optimizer: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return a schedule of learning rates that stays at that of the optimizer, for a training without one."""
-    group = optimizers_in(optimizer)[0].groups[0]
-    rate, decay = group.get("lr", 0.0), group.get("weight_decay", 0.0)
-    return {
-        "max_lr": rate, "min_lr": rate, "lr_warmup_steps": 0, "num_steps": 0, "lr_decay_style": "constant",
-        "lr_decay_steps": 1, "start_wd": decay, "end_wd": decay, "wd_incr_style": "constant", "wd_incr_steps": 1,
-    }  # fmt: skip
-
-
 def is_vector(name: str, weight: LazyTensor) -> bool:
     """Whether Megatron-core lets no weight decay work on a parameter."""
     return name.endswith(".bias") or len(weight.shape) == 1 + is_stacked(name)
@@ -162,4 +128,4 @@ def _number(value: Any) -> int | None:
     """Return a step, which `taking` has read, as a number."""
     if isinstance(value, Inline):
         (value,) = struct.unpack("<f", value.data)
-    return int(value) if isinstance(value, (int, float)) else None
+    return int(value) if isinstance(value, (int, float)) and 0 <= value < _MOST_STEPS and value == int(value) else None

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from ckptconv.errors import UsageError
 from ckptconv.features.dcp.locate import located
 from ckptconv.features.megatron_core.alone import COMMON
-from ckptconv.features.megatron_output.groups import optimizers_in
+from ckptconv.features.megatron_core.optimizers import optimizers_in
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.registered import MEGATRON
 from ckptconv.formats.source import Source

@@ -26,14 +26,15 @@ from ckptconv.features.dcp_output.output import output_with, with_states
 from ckptconv.features.joining.chunks import Box
 from ckptconv.features.joining.names import nest
 from ckptconv.features.megatron_core.alone import COMMON, CONFIG_FILE
-from ckptconv.features.megatron_core.arguments import EMBEDDINGS, HEAD
+from ckptconv.features.megatron_core.arguments import EMBEDDINGS, HEAD, shape_of
 from ckptconv.features.megatron_core.extra import BACKEND
+from ckptconv.features.megatron_core.optimizers import schedule_of
 from ckptconv.features.megatron_output.arguments import arguments
-from ckptconv.features.megatron_output.groups import SHARDING, has_two, optimizer_of, schedule_of
+from ckptconv.features.megatron_output.groups import SHARDING, has_two, optimizer_of
 from ckptconv.features.megatron_output.imitating import RUN_CONFIG, Form
 from ckptconv.features.megatron_output.kind import NUMBERED
 from ckptconv.features.megatron_output.sharding import LOCAL, TRANSFORMER_ENGINE, Sharded, sharded
-from ckptconv.features.megatron_output.states import stored_states, taken_out
+from ckptconv.features.megatron_output.states import remarks, stored_states, taken_out
 from ckptconv.features.torch_files.tree import TorchTree
 from ckptconv.formats.model_directory import CONFIG
 from ckptconv.formats.run_names import TREES
@@ -70,6 +71,7 @@ def plan(source: Source, target: Target, options: Options) -> Output:
     own = common
     common, notes = completed(common, stored, source, int(number[1]) if number else 0, has_states=bool(options.states))
     if states:
+        content.warnings.extend(remarks(states, tensors))
         kinds = stored_states(states, tensors, options.to, source.path)
         stored = stored.beside(kinds)
         content.tensors = {name: Leaf((), tensor) for name, tensor in stored.tensors.items()}
@@ -165,6 +167,11 @@ def completed(
         if derived.untold:
             notes.append(f"Not among the arguments, so give them to Megatron-LM: {some(derived.untold)}.")
     if args:
+        own_shape = shape_of(stored.tensors, stored.layers)
+        changed = [f"{name} ({args[name]!r}, now {of!r})" for name, of in own_shape.items() if args.get(name, of) != of]
+        if changed:
+            notes.append(f"Arguments that the tensors contradict are set by these: {some(changed, form=str)}.")
+        args |= {name: of for name, of in own_shape.items() if name in args}
         args |= {"no_save_rng": True, "no_save_optim": not has_states, "ckpt_format": BACKEND}
     metadata = values.get("content_metadata")
     own_values: dict[str, Any] = {

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from ckptconv.errors import UnsupportedError
 from ckptconv.features.dcp_output.contents import DEFAULT_OPTIMIZER_KEY, DcpContents
+from ckptconv.features.megatron_core.arguments import HEAD
 from ckptconv.features.megatron_output.sharding import Sharded, sharded
 from ckptconv.tensors import casting
 from ckptconv.tensors.dtypes import DTYPES
@@ -20,6 +21,8 @@ from ckptconv.text import some
 
 _MOMENTS, _MASTER = ("exp_avg", "exp_avg_sq"), "param"
 _MASTERS = (_MASTER, "fp32_param", "master_param")
+_KNOWN = {*_MOMENTS, *_MASTERS, "step"}
+_FULL, _HALVES = "float32", ("bfloat16", "float16")
 # A buffer, which is not trained.
 _BUFFERS = (".expert_bias",)
 ADVICE = "Leave out --states to write the weights alone."
@@ -63,11 +66,37 @@ def stored_states(states: States, weights: Mapping[str, LazyTensor], to: str, wh
     kinds: dict[str, dict[str, LazyTensor]] = {key: {} for key in (*_MOMENTS, _MASTER)}
     for name, weight in trained.items():
         state = states.by_parameter[name]
+        others = [key for key, value in state.items() if key not in _KNOWN and isinstance(value, LazyTensor)]
+        if others:
+            raise UnsupportedError(
+                f"{where}: {name} has the states {some(others)}, which Megatron-core's Adam does not have.", ADVICE
+            )
         for key in _MOMENTS:
-            kinds[key][name] = _widened(state[key])
-        kinds[_MASTER][name] = _widened(next((state[key] for key in _MASTERS if key in state), weight))
+            kinds[key][name] = _widened(state[key], f"{where}: {name}.{key}")
+        master = next((key for key in _MASTERS if key in state), "")
+        kinds[_MASTER][name] = _widened(state[master] if master else weight, f"{where}: {name}.{master}".rstrip("."))
     return {f"optimizer.state.{key}": sharded(tensors, to, where) for key, tensors in kinds.items()}
 
 
-def _widened(tensor: LazyTensor) -> LazyTensor:
-    return tensor if tensor.dtype.name == "float32" else casting.cast(tensor, DTYPES["float32"])
+def remarks(states: States, weights: Mapping[str, LazyTensor]) -> list[str]:
+    """Return warnings of states without a weight, and of weights in 16 bits without a master."""
+    unknown = [name for name in states.by_parameter if name not in weights and name != HEAD]
+    own = {name for name, state in states.by_parameter.items() if {*_MASTERS} & state.keys()}
+    short = [name for name, weight in weights.items() if weight.dtype.name != _FULL and name not in own]
+    rounded = [name for name in short if name in states.by_parameter]
+    warnings = []
+    if unknown:
+        warnings.append(f"left out, because there are no such weights: the states of {some(unknown)}")
+    if rounded:
+        warnings.append(f"the fp32 masters are weights of fewer bits, because there are no others: {some(rounded)}")
+    return warnings
+
+
+def _widened(tensor: LazyTensor, called: str) -> LazyTensor:
+    """Return `tensor` in fp32. Raise UnsupportedError for numbers that mean something else, or have more digits."""
+    if tensor.dtype.name not in (_FULL, *_HALVES):
+        raise UnsupportedError(
+            f"{called} is {tensor.dtype}. Megatron-core has states in float32; {' and '.join(_HALVES)} become it.",
+            ADVICE,
+        )
+    return tensor if tensor.dtype.name == _FULL else casting.cast(tensor, DTYPES[_FULL])

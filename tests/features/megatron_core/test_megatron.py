@@ -357,9 +357,11 @@ def test_several_stacks_are_unstacked_each_by_itself(tmp_path: Path) -> None:
     assert torch.equal(found["layers.1.norm"], tensors["layers.norm"][1])
 
 
-def test_another_backend_is_refused(tmp_path: Path) -> None:
+@every("backend, version", [("zarr", 1), ("torch_dist", 2)])
+def test_another_backend_is_refused(backend: str, version: int, tmp_path: Path) -> None:
     checkpoint = with_common({}, tmp_path)
-    (checkpoint / "metadata.json").write_text('{"sharded_backend": "zarr", "sharded_backend_version": 1}')
+    metadata = {"sharded_backend": backend, "sharded_backend_version": version}
+    (checkpoint / "metadata.json").write_text(json.dumps(metadata))
     assert "--ckpt-format torch_dist" in refused(checkpoint, tmp_path / "o.safetensors", 5)
 
 

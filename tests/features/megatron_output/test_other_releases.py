@@ -81,6 +81,60 @@ def test_the_step_and_the_loss_scale_of_an_optimizer_that_is_not_distributed_are
         assert written.get("grad_scaler") == (scaling if name == "half" else None)
 
 
+def with_groups(values: Any, **change: Any) -> Any:
+    for group in values["optimizer"]["optimizer"]["param_groups"][: change.pop("first", None)]:
+        group.update(change)
+    return values
+
+
+# Changes to the values that all ranks share, and what is said of each.
+ODD_VALUES: dict[str, tuple[Any, str]] = {
+    "steps": (lambda values: with_groups(values, first=1, step=3.0), "have the steps 3.0, 2.0"),
+    "half a step": (lambda values: with_groups(values, step=2.5), "have the steps 2.5, 2.5"),
+    "no number": (lambda values: with_groups(values, step=float("nan")), "have the steps nan, nan"),
+    "too large": (lambda values: with_groups(values, step=1e300), "have the steps 1e+300, 1e+300"),
+    "below zero": (lambda values: with_groups(values, step=-1), "have the steps -1, -1"),
+    "text": (lambda values: with_groups(values, step="2"), "have the steps '2', '2'"),
+    "a list": (lambda values: {**values, "optimizer": [1]}, "0 numbers of steps"),
+    "no values": (lambda values: {**values, "optimizer": {0: None}}, "0 numbers of steps"),
+}
+
+
+@every("change, said", ODD_VALUES.values(), ids=ODD_VALUES)
+def test_an_optimizer_whose_step_is_not_known_is_refused(change: Any, said: str, tmp_path: Path) -> None:
+    source, _ = unpacked("reshardable_tp2_dp2", tmp_path)
+    path = source / "iter_0000020/common.pt"
+    torch.save(change(torch.load(path, weights_only=False)), path)
+    words = ("convert", source, tmp_path / "iter_0000020", "--to", "megatron", "--states", source)
+    run = ckptconv_here(*words)
+    assert (run.code, said in run.err) == (5, True), run.err
+
+
+def test_groups_are_told_apart_by_the_names_of_nemo_too(tmp_path: Path) -> None:
+    source, _ = unpacked("reshardable_tp2_dp2", tmp_path)
+    path = source / "iter_0000020/common.pt"
+    common = torch.load(path, weights_only=False)
+    for group in common["optimizer"]["optimizer"]["param_groups"]:
+        group["pre_wd_mult"] = group.pop("wd_mult")
+    torch.save(common, path)
+    step = tmp_path / "run/iter_0000020"
+    done(ckptconv_here("convert", source, step, "--to", "megatron", "--states", source, "--no-fsync"))
+    groups = torch.load(step / "common.pt", weights_only=False)["optimizer"]["optimizer"]["param_groups"]
+    assert [group["pre_wd_mult"] for group in groups] == [1.0, 0.0]
+
+
+def test_arguments_that_the_tensors_contradict_are_set_by_these(tmp_path: Path) -> None:
+    source, _ = unpacked("reshardable_tp2_dp2", tmp_path)
+    path = source / "iter_0000020/common.pt"
+    common = torch.load(path, weights_only=False)
+    vars(common["args"]).update(num_layers=7, untie_embeddings_and_output_weights=False, padded_vocab_size=99)
+    torch.save(common, path)
+    run = done(ckptconv_here("convert", source, tmp_path / "run", "--to", "megatron", "--no-fsync"))
+    assert "num_layers (7, now 2)" in run.out
+    args = torch.load(tmp_path / "run/release/common.pt", weights_only=False)["args"]
+    assert (args.num_layers, args.untie_embeddings_and_output_weights, args.padded_vocab_size) == (2, True, 16)
+
+
 def test_the_states_of_deepspeed_are_those_of_its_checkpoint(tmp_path: Path) -> None:
     source = ZERO / "z1_bf16_w2" / "checkpoint"
     chosen: dict[str, Any] = {"include": ["*.weight", "*.bias"], "states": source, "fsync": False}

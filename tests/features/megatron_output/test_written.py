@@ -426,6 +426,48 @@ def test_a_parameter_without_states_is_refused(tmp_path: Path) -> None:
     assert not filled.any()
 
 
+NORM = "decoder.final_layernorm.weight"
+# Changes to a training, and what is said of each.
+ODD_STATES: dict[str, tuple[dict[str, Any], str]] = {
+    "bytes": ({"exp_avg": torch.ones(HIDDEN, dtype=torch.uint8)}, f"{NORM}.exp_avg is uint8"),
+    "fp8": ({"exp_avg_sq": torch.ones(HIDDEN).to(torch.float8_e4m3fn)}, f"{NORM}.exp_avg_sq is float8_e4m3fn"),
+    "fp64": ({"exp_avg": torch.ones(HIDDEN, dtype=torch.float64)}, f"{NORM}.exp_avg is float64"),
+    "the rest of a master": ({"master_param": torch.ones(HIDDEN, dtype=torch.int16)}, f"{NORM}.master_param is int16"),
+    "amsgrad": ({"max_exp_avg_sq": torch.ones(HIDDEN)}, f"{NORM} has the states 'max_exp_avg_sq'"),
+    "steps": ({"step": torch.tensor(8.0)}, "2 numbers of steps"),
+}
+
+
+@every("change, said", ODD_STATES.values(), ids=ODD_STATES)
+def test_states_that_megatron_core_stores_otherwise_are_refused(
+    change: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    source, _ = trained(tmp_path)
+    tree = torch.load(source)
+    tree["optimizer"]["state"][NORM].update(change)
+    torch.save(tree, source)
+    run = ckptconv_here("convert", source, tmp_path / "iter_0000007", *QUIETLY, "--key", "model", "--states", source)
+    assert (run.code, said in run.err) == (5, True), run.err
+
+
+def test_weights_of_fewer_bits_are_masters_only_with_a_warning(tmp_path: Path) -> None:
+    source, _ = trained(tmp_path)
+    tree = torch.load(source)
+    tree["model"] = {name: tensor.bfloat16() for name, tensor in tree["model"].items()}
+    tree["optimizer"]["state"][NORM]["master_param"] = torch.full((HIDDEN,), 1.0001)
+    tree["optimizer"]["state"]["stray.weight"] = dict(tree["optimizer"]["state"][NORM])
+    tree["optimizer"]["param_groups"][1]["params"].append("stray.weight")
+    torch.save(tree, source)
+    step = tmp_path / "iter_0000007"
+    run = done(ckptconv_here("convert", source, step, *QUIETLY, "--key", "model", "--states", source))
+    assert "no such weights: the states of 'stray.weight'" in run.err
+    (warning,) = [line for line in run.err.splitlines() if "masters" in line]
+    assert "output_layer.weight" in warning
+    assert NORM not in warning
+    tensors = loaded(step)
+    assert tensors[f"optimizer.state.param.{NORM}"].tolist() == [torch.tensor(1.0001).item()] * HIDDEN
+
+
 def test_a_changed_step_is_not_verified(tmp_path: Path) -> None:
     source = saved(tmp_path / "model", model(DENSE))
     done(ckptconv_here("convert", source, tmp_path / "run", *QUIETLY))
