@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import struct
 
-from ckptconv.features.dcp.contents import OBJECT, contents, file_plans, flattened
-from ckptconv.features.dcp.output import output_with, with_states
+from ckptconv.features.dcp_output.contents import OBJECT, contents, file_plans, flattened
+from ckptconv.features.dcp_output.output import output_with, with_states
 from ckptconv.features.joining.names import dotted
 from ckptconv.features.megatron_core.optimizers import schedule_of
 from ckptconv.features.megatron_fsdp.parameters import apart, divided, gated, settings

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ckptconv.errors import UnsupportedError
-from ckptconv.features.dcp.optimizer import ADAM
+from ckptconv.features.dcp_output.optimizer import ADAM
 from ckptconv.features.joining.names import named
 from ckptconv.features.megatron_core.fsdp import INNER
 from ckptconv.features.megatron_core.optimizers import identifier
