@@ -53,8 +53,7 @@ def opened(store: Store, files: Files, names: Iterable[str]) -> dict[str, LazyTe
         chunks: dict[Shape, Value] = {}
         for cell, value in values[name].items():
             start = tuple(map(operator.mul, cell, layout.chunk))
-            within = _inner(layout, value, next(indices)) if layout.shards else {(0,) * len(start): value}
-            chunks.update((tuple(map(operator.add, start, offsets)), part) for offsets, part in within.items())
+            chunks.update(_inner(layout, value, next(indices), start) if layout.shards else [(start, value)])
         tensors[name] = _joined(layout, chunks)
     for file in {source.stored for tensor in tensors.values() for source in tensor.inputs()}:
         files.add(file)
@@ -89,14 +88,15 @@ def _index(layout: Layout, value: Value) -> Value:
     return value.part(0 if layout.shards.at_start else value.length - size, size)
 
 
-def _inner(layout: Layout, value: Value, index: bytes) -> dict[Shape, Value]:
-    """Return the chunks that exist in a shard, by their first index in it."""
+def _inner(layout: Layout, value: Value, index: bytes, start: Shape) -> Iterator[tuple[Shape, Value]]:
+    """Yield the chunks that exist in a shard, each with its first index in the array. `start` is that of the shard, of
+    which chunks may lie beyond the end of the array."""
     assert layout.shards is not None
     where = f"{value.file.path} (shard at byte {value.offset})"
     if layout.shards.is_summed:
         check_crc32c(f"{where}: its index", crc32c(index[:-CRC32C_SIZE]), index[-CRC32C_SIZE:])
     first, last = (len(index), value.length) if layout.shards.at_start else (0, value.length - len(index))
-    chunks, taken = {}, []
+    taken = []
     for at, cell in enumerate(itertools.product(*_inside(layout))):
         offset, length = struct.unpack_from("<QQ", index, 16 * at)
         if offset == length == _ABSENT:
@@ -104,28 +104,27 @@ def _inner(layout: Layout, value: Value, index: bytes) -> dict[Shape, Value]:
         if not first <= offset <= offset + length <= last:
             raise damaged(f"{where}: a chunk of {length} bytes is said to begin at byte {offset} of {value.length}.")
         taken.append((offset, offset + length))
-        chunks[tuple(map(operator.mul, cell, layout.inner))] = value.part(offset, length)
+        begin = tuple(map(operator.add, start, map(operator.mul, cell, layout.inner)))
+        if all(map(operator.lt, begin, layout.shape)):
+            yield begin, value.part(offset, length)
     if any(stop > start for (_, stop), (start, _) in itertools.pairwise(sorted(taken))):
         raise damaged(f"{where}: its chunks overlap.")
-    return chunks
 
 
-def _joined(layout: Layout, stored: Mapping[Shape, Value]) -> LazyTensor:
-    """Return an array, joined from its stored chunks by their first indices. Missing chunks are filled."""
+def _joined(layout: Layout, stored: dict[Shape, Value]) -> LazyTensor:
+    """Return an array, joined from its chunks by their first indices, out of `stored`. Missing chunks are filled."""
     steps = [range(0, extent, step) for extent, step in zip(layout.shape, layout.inner, strict=True)]
-    # Chunks of a shard may lie beyond the end of the array.
-    inside = {start: value for start, value in stored.items() if all(map(operator.lt, start, layout.shape))}
     cells = math.prod(map(len, steps))
-    if len(inside) < cells and not layout.is_zero:
+    if len(stored) < cells and not layout.is_zero:
         raise UnsupportedError(f"{layout.where} has parts that are not stored, and a value for them that is not zero.")
-    if not inside:
+    if not stored:
         return Zeros(layout.dtype, layout.shape) if cells else Inline(b"", layout.dtype, layout.shape)
-    if cells > _GROWTH * len(inside) + _ROOM:
-        raise LimitError(f"{layout.where} is cut into {cells} pieces, and has {len(inside)} of them.")
+    if cells > _GROWTH * len(stored) + _ROOM:
+        raise LimitError(f"{layout.where} is cut into {cells} pieces, and has {len(stored)} of them.")
     tiles = []
     for start in itertools.product(*steps):
         box = tuple(map(min, layout.inner, map(operator.sub, layout.shape, start)))
-        chunk = _chunk(layout, inside[start], box) if start in inside else Zeros(layout.dtype, box)
+        chunk = _chunk(layout, stored.pop(start), box) if start in stored else Zeros(layout.dtype, box)
         tiles.append(ChunkTile(start, chunk))
     return join(layout.dtype, layout.shape, tiles, lambda: layout.where)
 
