@@ -43,7 +43,7 @@ def read(place: Location, wanted: Wanted) -> Source:
         raise CorruptError(f"{place} lacks {some(missing, form=str)}.", "Download or copy the files again.")
     files = [numbered[number] for number in sorted(numbered)]
     if len(files) == 1:
-        return torch_file.read(files[0], wanted)
+        return torch_file.read(files[0], wanted)._replace(path=place.path)
     if not wanted.parts:
         raise UnsupportedError(
             f"{place} holds {len(files)} files of Meta's tensor-parallel ranks. Each has a part of every tensor, and "
