@@ -67,14 +67,8 @@ MUTANTS = [
     ),
     Mutant(
         "formats/torch/zip",
-        "fitting = itertools.takewhile(fits,",
-        "fitting = filter(fits,",
-        "tests/formats/torch/test_zip.py",
-    ),
-    Mutant(
-        "formats/torch/zip",
-        "sizes[row] == nbytes and methods[row] == STORED",
-        "sizes[row] == nbytes",
+        "        if size != nbytes:",
+        "        if size < nbytes:",
         "tests/formats/torch/test_zip.py",
     ),
     Mutant(
@@ -160,12 +154,6 @@ MUTANTS = [
         "is_next = offset >= content.unpacking.at and",
         "is_next = offset != content.unpacking.at - 1 and",
         "tests/storage/test_spool.py",
-    ),
-    Mutant(
-        "pickles/fastpath",
-        '(number(digits, "little") << shift) or len(text) != size:',
-        '(number(digits, "little") << shift):',
-        "tests/pickles/test_fastpath.py",
     ),
     Mutant(
         "pickles/machine",

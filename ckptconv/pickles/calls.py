@@ -89,7 +89,7 @@ class Calls:
         self.suspects: dict[Global, None] = {}
         # The judge of the objects, if there is a watcher.
         self.judge = watching.judge(size)
-        # Reads sequences of opcodes at once, if something can.
+        # Reads sequences of opcodes at once; for a reader that keeps no values.
         self.phrases: Phrases | None = None
         # The first oddity that Python's unpicklers may read differently. The pickle is refused for it at the end, when
         # it is known whether the rest contains an attack.

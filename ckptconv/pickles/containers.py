@@ -79,11 +79,15 @@ class Keys:
         if isinstance(key, LazyTensor):
             return self._tensor(key)
         scalars = self._spend(container, key)
-        if key not in container:
+        if not self._holds(container, key):
             self._count(container, hash(_as_python(key)) if scalars else hash(key))
         elif any(map(_is_nan, scalars)):
             raise MalformedError("has a numpy NaN as a key twice, which may be two keys or one")
         return key
+
+    def _holds(self, container: Any, key: Any) -> bool:
+        """Whether `container` has `key` already."""
+        return key in container
 
     def _count(self, container: Any, code: int) -> None:
         hashes = self.seen.setdefault(id(container), (container, {}))[1]

@@ -23,10 +23,9 @@ from typing import Any, NamedTuple
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, TruncatedError, UnsupportedError
 from ckptconv.pickles import watching
-from ckptconv.pickles.fastpath import HOLE
 from ckptconv.pickles.limits import check_nesting
 from ckptconv.pickles.nodes import Global
-from ckptconv.pickles.opcodes import RARE, NotStoredError, State
+from ckptconv.pickles.opcodes import HOLE, RARE, NotStoredError, State
 from ckptconv.pickles.refusing import attacks_are_refused
 from ckptconv.pickles.vocabulary import (
     DEFAULT_LIMITS,

@@ -15,11 +15,12 @@ from typing import Any
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.pickles.calls import Calls, is_kwargs
 from ckptconv.pickles.containers import SET_COST
-from ckptconv.pickles.fastpath import HOLE
 from ckptconv.pickles.nodes import Opaque
 from ckptconv.pickles.vocabulary import ExcessiveError, Limits, MalformedError, RefusedError, Vocabulary
 from ckptconv.text import brief
 
+# Memo entry for a value that a lean run does not keep.
+HOLE: Any = object()
 # Not a pickle opcode: the machine appends it to the bytes of a frame.
 END_OF_FRAME = b"\0"
 # Python itself reads integers of no more digits.
@@ -66,8 +67,6 @@ class State(Calls):
         self.short = False
         self.where = where
         self.lean = lean
-        if lean and vocabulary.phrases:
-            self.phrases = vocabulary.phrases()
         # Stacks below the marks; MARK starts a new stack.
         self.marks: list[list[Any]] = []
 

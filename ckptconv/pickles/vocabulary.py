@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from ckptconv.pickles.nodes import Opaque
@@ -14,31 +14,10 @@ Constructor: TypeAlias = Callable[[tuple[Any, ...]], Any]
 # Called with an `Opaque` and the argument of a BUILD for it. Returns the same `Opaque`, the value that it becomes, or
 # NotImplemented.
 Builder: TypeAlias = Callable[[Opaque, Any], Any]
-# Returns the values for keys of storages, up to the first without one: the machine then makes that opcode by opcode.
-Maker: TypeAlias = Callable[[Sequence[str]], "list[Any]"]
-
-
-class Phrase(NamedTuple):
-    """The call by which torch makes a tensor, without the key of its storage.
-
-    `function` is called with a storage, `offset`, `size`, `stride`, `flag`, and the result of calling `hooks`. The
-    persistent id of the storage is (`tag`, `cls`, the key, `location`, `numel`).
-    """
-
-    function: Any
-    tag: Any
-    cls: Any
-    location: Any
-    numel: int
-    offset: int
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    flag: bool
-    hooks: Any
 
 
 class Phrases(Protocol):
-    """Reads sequences of opcodes of one pickle at once, with the same result as the machine in a lean run.
+    """Reads sequences of opcodes of one pickle at once, with the same result as the machine.
 
     `opening`: the opcodes that they begin with. The first of these is MARK or EMPTY_TUPLE.
     """
@@ -64,7 +43,6 @@ class Vocabulary(NamedTuple):
     in place, for everything that refers to it. Any other value replaces it on the stack, and in the memo if it was
     stored when made, as by all picklers.
     `persistent`: returns the value of a persistent id.
-    `phrases`: returns a reader of phrases for one pickle, which makes the same values as the other tables, at once.
     `enums`: the package, if any, of classes that are called with one value instead of a tuple of arguments, as
     TorchScript writes the members of its enumerations.
     `embedded`: called with an `Opaque` that got its state and the position after it, in bytes from the beginning of the
@@ -77,7 +55,6 @@ class Vocabulary(NamedTuple):
     classes: Collection[tuple[str, str]] = frozenset()
     builders: Mapping[tuple[str, str], Builder] = {}
     persistent: Callable[[Any], Any] | None = None
-    phrases: Callable[[], Phrases] | None = None
     enums: str | None = None
     embedded: Callable[[Opaque, int], tuple[int, bytes] | None] | None = None
 

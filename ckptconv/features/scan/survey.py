@@ -14,12 +14,13 @@ from typing import Any
 
 from ckptconv.features.scan.grammar.patterns import is_name
 from ckptconv.features.scan.numpy_elements import DTYPE
+from ckptconv.features.scan.phrases import TensorPhrases
 from ckptconv.pickles import watching
 from ckptconv.pickles.containers import PYTHON, Keys, today
-from ckptconv.pickles.fastpath import HOLE, TensorPhrases
 from ckptconv.pickles.machine import Machine, run
 from ckptconv.pickles.nodes import Global, Opaque
-from ckptconv.pickles.vocabulary import Constructor, ExcessiveError, Limits, Maker, MalformedError, Phrase, Vocabulary
+from ckptconv.pickles.opcodes import HOLE
+from ckptconv.pickles.vocabulary import Constructor, ExcessiveError, Limits, MalformedError, Vocabulary
 from ckptconv.process import no_garbage
 
 # Stand for a value that was not kept, and for a container of Python's own whose contents were not kept.
@@ -60,9 +61,8 @@ _MADE = frozenset({("_codecs", "encode"), ("numpy", "dtype")})
 _WITH_ARGUMENTS = frozenset({"getattr", "dtype", "Decimal", "Fraction"})
 # Classes that are useless without their arguments.
 _NUMBERS = frozenset({"Decimal", "Fraction"})
-# The calls of torch's pickler for a tensor, and for its hooks; a tensor, and a storage.
-_TENSOR = Global("torch._utils", "_rebuild_tensor_v2"), Global("collections", "OrderedDict")
-_A_TENSOR, _A_STORAGE = Opaque(_TENSOR[0]), Opaque(Global("pickle", "persistent_load"))
+# A storage.
+_A_STORAGE = Opaque(Global("pickle", "persistent_load"))
 
 
 class Passed(bytes):
@@ -175,6 +175,9 @@ class _NoKeys(Keys):
     def check(self) -> None:
         pass
 
+    def _holds(self, container: Any, key: Any) -> bool:
+        return False
+
     def look(self, target: Any, keys: list[Any]) -> None:
         """Raise the errors of `admit` for keys of `target`."""
         for key in keys:
@@ -201,14 +204,14 @@ class _Survey(Machine):
         met: Callable[[bytes, bytes, Global | None], None],
         placed: Callable[[str | None], None],
     ) -> None:
-        words = vocabulary._replace(builders={}, phrases=None, persistent=self._a_storage)
+        words = vocabulary._replace(builders={}, persistent=self._a_storage)
         super().__init__(read_at(0, min(_WINDOW, total)), words, where, 0, limits, lean=False)
         self.keys: _NoKeys = _NoKeys(limits, total)
         self.shared: dict[tuple[Global, str, bool, int], Opaque] = {}
         # For each class, the most levels of its objects with states.
         self.deepest: dict[Global, int] = {}
         self.memo = _Memo(self._built, self._judge_lost)  # type: ignore[assignment]
-        self.phrases = TensorPhrases(_maker, is_exact=False)
+        self.phrases = TensorPhrases(self._a_storage)
         self.read_at, self.total, self.met, self.placed = read_at, total, met, placed
         self.judge = watching.judge(total)
         self.named = 0
@@ -429,11 +432,6 @@ class _Survey(Machine):
             )
             if len(target) >= _APPENDED:
                 target[-1] = DROPPED
-
-
-def _maker(phrase: Phrase) -> Maker | None:
-    """Return a maker that makes nothing of a tensor."""
-    return (lambda keys: [_A_TENSOR] * len(keys)) if (phrase.function, phrase.hooks) == _TENSOR else None
 
 
 # Containers are kept where they are: their content was judged when it was put there.

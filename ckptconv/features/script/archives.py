@@ -16,7 +16,7 @@ from ckptconv.text import some
 
 def read(archive: TorchArchive, pickle: bytes, storages: Storages, byteorder: str, limits: Limits) -> TorchFile:
     """Return the weights of an archive, whose description is `pickle`."""
-    words = weights.vocabulary(objects.vocabulary(storages.resolve, storages.places))
+    words = weights.vocabulary(objects.vocabulary(storages.resolve))
     if archive.is_old_script:
         return _old_script(archive, pickle, words, limits)
     loaded = load(pickle, words, where=f"{archive.file.path} ({archive.prefix}{PICKLE})", limits=limits)
@@ -30,7 +30,7 @@ def _constants(archive: TorchArchive, words: Vocabulary, storages: Storages, lim
     if pickle is None:
         constants: Any = ()
     else:
-        words = words._replace(persistent=inner.resolve, phrases=None)
+        words = words._replace(persistent=inner.resolve)
         where = f"{archive.file.path} ({archive.prefix}{CONSTANTS})"
         constants = load(pickle, words, where=where, limits=limits).value
     unused = [name for name, row in archive.storages(OF_CONSTANTS) if row not in inner.used and archive.sizes[row]]

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from ckptconv.formats.torch.storages import STORAGE_CLASSES, STORAGE_DTYPES, Places, Storage, in_order, storage_id
+from ckptconv.formats.torch.storages import STORAGE_CLASSES, STORAGE_DTYPES, Storage, in_order
 from ckptconv.pickles import torch_constants
-from ckptconv.pickles.fastpath import TensorPhrases
 from ckptconv.pickles.nodes import (
     COMPOSITES,
     QUANTIZERS,
@@ -29,15 +28,13 @@ from ckptconv.pickles.nodes import (
     Size,
     TorchConstant,
 )
-from ckptconv.pickles.vocabulary import Builder, Constructor, Maker, MalformedError, Phrase, RefusedError, Vocabulary
+from ckptconv.pickles.vocabulary import Builder, Constructor, MalformedError, RefusedError, Vocabulary
 from ckptconv.tensors.dtypes import DTYPES, DType, is_differentiable, itemsize_of_components
 from ckptconv.tensors.lazy import Convert, LazyTensor, Stored, Tagged, TensorFacts
 from ckptconv.tensors.moves import Cast, Conjugate, Negate
 from ckptconv.tensors.strides import MAX_BYTES, MAX_DIMS
 from ckptconv.text import brief
 
-_REBUILD = Global("torch._utils", "_rebuild_tensor_v2")
-_HOOKS = Global("collections", "OrderedDict")
 # A file has many tensors, but few shapes: tensors share the tuples of up to this many shapes.
 _SHAPES_KEPT = 1024
 _INTEGERS = frozenset((int,))
@@ -149,43 +146,6 @@ class _Tensors:
             tensor = _resolved(tensor, metadata)
         facts = TensorFacts("tensor", requires_grad, None, storage.identity, storage.size, offset, strides)
         return Tagged(tensor, facts)
-
-    def phrase(self, phrase: Phrase, places: Places) -> Maker | None:
-        """Return a function from keys to the tensors that `rebuild_tensor_v2` makes from the storages with these keys.
-
-        It stops before the first key that it cannot locate. Return None if `phrase` is another call or an invalid one,
-        or if `places` cannot locate its storages.
-        """
-        if phrase.function != _REBUILD or phrase.hooks != _HOOKS:
-            return None
-        offset, flag = phrase.offset, phrase.flag
-        try:
-            wanted = storage_id((phrase.tag, phrase.cls, "0", phrase.location, phrase.numel))
-            dtype = wanted.dtype
-            nbytes = wanted.numel * dtype.itemsize
-            geometry = self.geometry(phrase.size, phrase.stride)
-            start = _start(dtype, geometry, offset, nbytes, wanted.key)
-        except MalformedError:
-            return None
-        if flag and not is_differentiable(dtype.name):
-            return None
-        find = places(wanted)
-        if find is None or offset < 0:
-            return None
-        shape, strides = geometry.shape, geometry.strides
-        new = tuple.__new__  # what TensorFacts calls
-
-        def make(keys: Sequence[str]) -> list[Tagged]:
-            file, places, identities = find(keys)
-            return [
-                Tagged(
-                    Stored(file, at + start, dtype, shape, strides),
-                    new(TensorFacts, ("tensor", flag, None, identity, nbytes, offset, strides)),
-                )
-                for at, identity in zip(places, identities, strict=True)
-            ]
-
-        return make
 
     # Each of these methods takes the arguments of torch's function of the same name.
 
@@ -567,12 +527,12 @@ _BUILDERS: dict[tuple[str, str], Builder] = {
 }
 
 
-def vocabulary(storage: Callable[[Any], Any], places: Places | None = None) -> Vocabulary:
+def vocabulary(storage: Callable[[Any], Any]) -> Vocabulary:
     """Return the vocabulary that reads everything that torch writes as data.
 
-    `storage` resolves a persistent id, usually with `storage_id`; `places` resolves many similar ids at once. Tensors
-    become `Tagged` leaves whose facts name the storage by its identity. Tensors that consist of several (sparse,
-    quantized, nested, of a wrapper subclass) or have no data (meta) become `Composite`s.
+    `storage` resolves a persistent id, usually with `storage_id`. Tensors become `Tagged` leaves whose facts name the
+    storage by its identity. Tensors that consist of several (sparse, quantized, nested, of a wrapper subclass) or have
+    no data (meta) become `Composite`s.
     """
     tensors = _Tensors()
     rebuild: dict[Global, Constructor] = {
@@ -596,8 +556,7 @@ def vocabulary(storage: Callable[[Any], Any], places: Places | None = None) -> V
         ("torch.tensor", "_rebuild_from_type"): from_type,
     }
     builders = {**_BUILDERS, **{(cls.module, cls.name): tensors.build_typed for cls in _TENSOR_DTYPES}}
-    phrases = functools.partial(TensorPhrases, functools.partial(tensors.phrase, places=places)) if places else None
-    return Vocabulary(constructors, CONSTANTS, STORAGE_CLASSES, builders, storage, phrases)
+    return Vocabulary(constructors, CONSTANTS, STORAGE_CLASSES, builders, storage)
 
 
 @functools.cache

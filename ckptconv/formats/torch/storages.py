@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from collections.abc import Hashable
+from typing import Any, ClassVar, NamedTuple
 
 from ckptconv.errors import UnsupportedError
 from ckptconv.pickles.nodes import Global
@@ -81,12 +81,6 @@ class StorageId(NamedTuple):
     numel: int
     view: Any = None
 
-
-# Takes an id, and returns a function for ids that differ from it only in the key: from keys to the file, byte offsets
-# and identities of storages, up to the first that must be resolved in full. None if all must be.
-Places: TypeAlias = Callable[
-    [StorageId], Callable[[Sequence[str]], tuple[File, Sequence[int], Sequence[Hashable]]] | None
-]
 
 STORAGE_DTYPES = {
     "Double": "float64",
@@ -163,18 +157,13 @@ class FirstDtypes:
     def __init__(self, count: int) -> None:
         self._codes = bytearray(count)
 
-    def agreeing(self, dtype: DType) -> Callable[[int], bool]:
-        """Return a predicate of a storage's number: whether this is the first reference to it, or `dtype` is that of
-        the first. The predicate remembers a first reference."""
-        code, codes = self._CODES[dtype.name], self._codes
-
-        def agrees(number: int) -> bool:
-            known = codes[number]
-            if not known:
-                codes[number] = known = code
-            return known == code
-
-        return agrees
+    def agrees(self, number: int, dtype: DType) -> bool:
+        """Whether this is the first reference to the storage `number`, which is remembered, or `dtype` is that of the
+        first."""
+        code = self._CODES[dtype.name]
+        if not self._codes[number]:
+            self._codes[number] = code
+        return self._codes[number] == code
 
 
 def in_order(tensor: LazyTensor, storage: Storage) -> LazyTensor:

@@ -9,7 +9,7 @@ P/model.json and P/tensors/KEY instead.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
@@ -69,7 +69,7 @@ def read_zip(reader: Reader, start: int = 0, size: int | None = None, *, limits:
     if archive.is_script:
         return _program(archive, pickle, storages, byteorder.decode(), limits)
     where = f"{reader.file.path} ({archive.prefix}{PICKLE})"
-    loaded = load(pickle, vocabulary(storages.resolve, storages.places), where=where, limits=limits)
+    loaded = load(pickle, vocabulary(storages.resolve), where=where, limits=limits)
     return TorchFile(
         loaded.value,
         reader.file,
@@ -117,7 +117,7 @@ class Storages:
 
     def _agrees(self, row: int, wanted: StorageId) -> bool:
         """Whether torch.load gives this storage this dtype. It creates an empty storage anew each time."""
-        return self._dtypes is None or not wanted.numel or self._dtypes.agreeing(wanted.dtype)(row)
+        return self._dtypes is None or not wanted.numel or self._dtypes.agrees(row, wanted.dtype)
 
     def resolve(self, pid: Any) -> Storage:
         wanted = storage_id(pid)
@@ -149,27 +149,6 @@ class Storages:
                 self._packed[row] = archive.deflated(row, self._folder + wanted.key)
             file, offset = self._packed[row], 0
         return Storage(file, offset, nbytes, wanted.dtype, wanted.key, self._first + row, swapped=self._swapped)
-
-    def places(self, wanted: StorageId) -> Callable[[Sequence[str]], tuple[File, Sequence[int], Sequence[int]]] | None:
-        """Return a function that finds the storages that differ from `wanted` only in their keys, and whose bytes need
-        no conversion; None if none can be used as they are."""
-        if wanted.location == "meta" or self._swapped:
-            return None
-        archive, identity, dtypes = self._archive, self._first, self._dtypes if wanted.numel else None
-        rows, prefix, sizes, methods = archive.rows, archive.prefix + self._folder, archive.sizes, archive.methods
-        nbytes = wanted.numel * wanted.dtype.itemsize
-        agrees = dtypes.agreeing(wanted.dtype) if dtypes else None
-
-        def fits(row: int | None) -> bool:
-            return row is not None and sizes[row] == nbytes and methods[row] == STORED and (not agrees or agrees(row))
-
-        def place(keys: Sequence[str]) -> tuple[File, Sequence[int], Sequence[int]]:
-            fitting = itertools.takewhile(fits, (rows.get(prefix + key) for key in keys))
-            taken = [row for row in fitting if row is not None]
-            starts = [archive.start + archive.payloads[row] for row in taken]
-            return archive.file, starts, [identity + row for row in taken]
-
-        return place
 
 
 # ------------------------------------------------------------------------------------------------------ the archive

@@ -68,6 +68,7 @@ def many(value: Any, count: int = 9_000) -> list[Any]:
 SHARED = {"a": [2]}
 HONEST: dict[str, Callable[[], Any]] = {
     "values": lambda: many(OrderedDict(a=1, b=(2.5, None))),
+    "keys": lambda: many(OrderedDict({(1, "a"): 2})),
     "arrays": lambda: {"before": np.zeros(90_000), "after": [np.arange(5), np.float64(1), np.dtype("f4")]},
     "tensors": lambda: {"before": torch.zeros(150_000), "after": torch.ones(2)},
     "words": lambda: [{f"word{n}": n for n in range(50_000)}, np.zeros(3), torch.Size([1])],
@@ -107,6 +108,11 @@ def test_arrays_of_joblib_are_skipped_in_long_pickles() -> None:
     array = wrapper("u1", len(STOP)) + b"\x01\xff" + STOP
     assert found(after(array * 300)) == set()
     assert found(after(array + called(SYSTEM, text("true")) + array)) == {"dangerous-call"}
+
+
+def test_what_sets_items_of_no_container_is_read_on() -> None:
+    for target in (b"K\0", b"]", name("my_project", "Config") + b")\x81"):
+        assert found(after(target + b"(K\1\x85K\2u" + called(SYSTEM, text("true")))) >= {"dangerous-call"}, target
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Tensors that are read a phrase of opcodes at a time are what they are when they are read opcode by opcode."""
+"""What a long pickle names and calls is the same, read a phrase of opcodes at a time and opcode by opcode."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ import itertools
 import pickle
 import random
 import re
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -21,14 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptconv.errors import CkptconvError
-from ckptconv.formats.detect import open_source
-from ckptconv.formats.torch.objects import vocabulary
-from ckptconv.formats.torch.storages import Storage, StorageId, storage_id
-from ckptconv.pickles import fastpath, machine
-from ckptconv.pickles.vocabulary import MalformedError
-from ckptconv.tensors.moves import File
+from ckptconv.features.scan import phrases
+from ckptconv.features.scan.bounds import LIMITS
+from ckptconv.features.scan.grammar.judge import Judge
+from ckptconv.features.scan.survey import survey
+from ckptconv.formats.torch.objects import without_tensors
+from ckptconv.pickles import watching
 
-FILE = File("storages", 1 << 30)
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64)
 
 
@@ -65,58 +61,41 @@ def anew() -> Callable[[], str]:
     return lambda: f"cuda:{next(numbers)}"
 
 
-def resolve(pid: Any) -> Storage:
-    wanted = storage_id(pid)
-    if not re.fullmatch("[0-9]{1,3}", wanted.key):
-        raise MalformedError("has no such storage")
-    nbytes = wanted.numel * wanted.dtype.itemsize
-    return Storage(FILE, int(wanted.key) * 4096, nbytes, wanted.dtype, wanted.key, ("storage", wanted.key))
+class Counted(phrases.TensorPhrases):
+    """Counts the tensors that are read at once."""
+
+    count = 0
+
+    def read(self, data: bytes, pos: int, stack: list[Any], memo: list[Any]) -> tuple[int, int]:
+        end, cost = super().read(data, pos, stack, memo)
+        Counted.count += cost // 2
+        return end, cost
 
 
-def places(wanted: StorageId) -> Callable[[Sequence[str]], tuple[File, list[int], list[Hashable]]]:
-    def find(keys: Sequence[str]) -> tuple[File, list[int], list[Hashable]]:
-        near = [*itertools.takewhile(lambda key: len(key) <= 3, keys)]
-        return FILE, [int(key) * 4096 for key in near], [("storage", key) for key in near]
-
-    return find
-
-
-def outcome(data: bytes, *, at_once: bool) -> tuple[Any, Any, int]:
-    """What can be told of what becomes of a pickle, its value, and how many tensors were made a phrase at a time."""
-    made: list[str] = []
-
-    def noted(wanted: StorageId) -> Callable[[Sequence[str]], tuple[File, list[int], list[Hashable]]]:
-        find = places(wanted)
-
-        def noting(keys: Sequence[str]) -> tuple[File, list[int], list[Hashable]]:
-            made.extend(keys)
-            return find(keys)
-
-        return noting
-
-    try:
-        loaded = machine.load(data, vocabulary(resolve, noted if at_once else None), where="pickle")
-    except CkptconvError as error:
-        return (type(error), error.message), None, len(made)
-    told = repr(loaded.value), shared(loaded.value), loaded.end, loaded.globals, loaded.opaque
-    return told, loaded.value, len(made)
-
-
-def shared(value: Any) -> list[int]:
-    """Which of the values in a tree are the same object, as numbers in the order of the tree."""
-    numbers: dict[int, int] = {}
-    order = []
-    rest = [value]
-    while rest:
-        value = rest.pop()
-        if type(value) not in (int, str, bool, type(None)):
-            known = id(value) in numbers
-            order.append(numbers.setdefault(id(value), len(numbers)))
-            if not known and isinstance(value, dict):
-                rest.extend(value.values())
-            elif not known and isinstance(value, (list, tuple)):
-                rest.extend(value)
-    return order
+def outcome(data: bytes, *, at_once: bool) -> tuple[Any, int]:
+    """What a survey of a pickle says of it, and how many tensors were read a phrase at a time."""
+    readings: list[watching.PickleReading] = []
+    met: list[Any] = []
+    Counted.count = 0
+    never = mock.patch.object(phrases, "phrase_of", return_value=re.compile(rb"(?!)"))
+    with (
+        mock.patch("ckptconv.features.scan.survey.TensorPhrases", Counted),
+        never if not at_once else mock.patch.object(phrases, "phrase_of", phrases.phrase_of),
+        watching.watched(readings.append, Judge),
+    ):
+        try:
+            end: Any = survey(
+                lambda at, length: data[at : at + length],
+                len(data),
+                without_tensors(),
+                where="pickle",
+                limits=LIMITS,
+                met=lambda *each: met.append(each),
+                placed=met.append,
+            )
+        except CkptconvError as error:
+            end = type(error), error.message
+    return (end, met, [reading._replace(value=None) for reading in readings]), Counted.count
 
 
 shapes = st.lists(st.integers(0, 5), max_size=5)
@@ -146,22 +125,17 @@ def test_tensors_are_the_same_at_once_and_opcode_by_opcode(tree: Any, remote: bo
 
 
 @pytest.mark.parametrize("location", [lambda: "cpu", anew()], ids=["shared location", "location anew"])
-def test_of_tensors_that_are_alike_all_but_the_first_are_made_at_once(location: Callable[[], str]) -> None:
+def test_of_tensors_that_are_alike_all_but_the_first_are_read_at_once(location: Callable[[], str]) -> None:
     tree = {f"layer.{n}": torch.zeros(4, 3) for n in range(50)} | {f"step.{n}": torch.zeros(()) for n in range(50)}
-    _, value, count = outcome(pickled(tree, location), at_once=True)
-    assert count == 99
-    assert [leaf.shape for leaf in value[1].values()] == [(4, 3)] * 50 + [()] * 50
+    assert outcome(pickled(tree, location), at_once=True)[1] == 99
 
 
-def test_what_was_made_at_once_can_be_referred_to() -> None:
+def test_what_was_read_at_once_can_be_referred_to() -> None:
     tied = torch.zeros(3)
     tree = [torch.ones(2), tied, torch.ones(2), {"tied": tied}, tied.view(1, 3)]
-    _, value, count = outcome(pickled(tree), at_once=True)
-    # The one that shares its storage fetches the key of that.
-    assert count == 3
-    first, tied_leaf, _, again, view = value[1]
-    assert again["tied"] is tied_leaf
-    assert view.facts.storage == tied_leaf.facts.storage != first.facts.storage
+    written = pickled(tree)
+    (end, _, _), count = outcome(written, at_once=True)
+    assert (end, count) == (len(written), 3)
 
 
 def mutations(data: bytes, dice: random.Random) -> Iterator[bytes]:
@@ -194,32 +168,7 @@ def test_damage_comes_out_the_same_at_once_and_opcode_by_opcode(location: Callab
     written = pickled(tree, location)
     read = 0
     for changed in itertools.islice(mutations(written, random.Random(7)), 600):
-        fast, _, count = outcome(changed, at_once=True)
+        fast, count = outcome(changed, at_once=True)
         assert fast == outcome(changed, at_once=False)[0]
         read += count
     assert read > 800
-
-
-@contextmanager
-def opcode_by_opcode() -> Iterator[None]:
-    with mock.patch.object(fastpath, "phrase_of", return_value=re.compile(rb"(?!)")):
-        yield
-
-
-def test_a_file_of_torch_says_the_same_either_way(tmp_path: Path) -> None:
-    state = OrderedDict((f"w{n}", torch.randn(n % 4, 5)) for n in range(200))
-    state["tied"] = state["w3"]
-    state["part"] = state["w7"][1:, ::2]
-    torch.save({"model": state, "step": torch.tensor(3)}, tmp_path / "model.pt")
-    fast = open_source(str(tmp_path / "model.pt")).weights
-    with opcode_by_opcode():
-        slow = open_source(str(tmp_path / "model.pt")).weights
-
-    def told(tree: Any) -> Any:
-        return [(name, leaf.tensor, leaf.facts._replace(storage=None)) for name, leaf in tree["model"].items()]
-
-    assert told(fast) == told(slow)
-    storages = [leaf.facts.storage for leaf in fast["model"].values()]
-    assert len(set(storages)) == 200
-    assert storages[200] == storages[3]
-    assert storages[201] == storages[7]

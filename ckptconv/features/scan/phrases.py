@@ -1,7 +1,8 @@
 """Read the opcodes of one tensor, as torch.save writes them, with one regular expression instead of 25 steps.
 
-The tensor, and the entries added to the memo, equal those of the machine in a lean run. A phrase that does not match
-exactly is left to the machine.
+A token stands for the tensor, as for every object, so only the names that the phrase fetches decide. The entries added
+to the memo are those of the machine, but for values that are not kept. A phrase that does not match exactly is left to
+the machine.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ import struct
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from ckptconv.pickles.vocabulary import Maker, Phrase
+from ckptconv.pickles.nodes import Global, Opaque
+from ckptconv.pickles.opcodes import HOLE
 
-# Memo entry for a value that a lean run does not keep.
-HOLE: Any = object()
-
+# The calls of torch's pickler for a tensor, and for its hooks; and a tensor.
+_TENSOR = Global("torch._utils", "_rebuild_tensor_v2"), Global("collections", "OrderedDict")
+_A_TENSOR = Opaque(_TENSOR[0])
 _LENGTH = struct.Struct("<I")
 # BINGET and LONG_BINGET; BININT1, BININT2 and BININT.
 _GET = rb"(?:h.|j....)"
 _INT = rb"(?:K.|M..|J....)"
 _INTS = rb"(\)|%(i)b\x85|%(i)b%(i)b\x86|%(i)b%(i)b%(i)b\x87|\((?:%(i)b){0,64}t)" % {b"i": _INT}
-_PIECES = re.compile(rb"K(.)|M(..)|J(....)", re.DOTALL)
 _GETS = re.compile(rb"h(.)|j(....)", re.DOTALL)
 # By length in bytes, as little-endian integers: consecutive LONG_BINPUTs from memo index 0 on, and the number to add to
 # them for each index that the first one is higher.
@@ -31,18 +32,16 @@ _FIRST_PUTS = {5 * n: sum((0x72 | at << 8) << 40 * at for at in range(n)) for n 
 _NEXT_PUTS = {5 * n: sum(1 << 40 * at + 8 for at in range(n)) for n in range(10)}
 # Entries of a memo that opcodes with an index of one byte store.
 _SHORT = 256
-# By length in bytes of their LONG_BINPUTs: the holes for values that a lean run does not keep.
+# By length in bytes of their LONG_BINPUTs: the holes for values that are not kept.
 _HOLES = {5 * n: [HOLE] * n for n in range(6)}
 _KINDS_KEPT = 4096
 # Tensors that are made together, at most.
 _AT_ONCE = 1024
 
 # The opcodes that tensors of one kind have in common: the function; the storage but for its key, of which it has the
-# length, its location and its number of elements; the tensor's offset, size, stride and flag; and its hooks. Then,
+# length, its location and its number of elements; the tensor's size, stride and flag; and its hooks. Then,
 # whether the name, the location, the size, the stride and the hooks are stored in the memo.
-_Spelled: TypeAlias = tuple[
-    bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, int, int, int, int, int
-]
+_Spelled: TypeAlias = tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, int, int, int, int, int]
 # The groups of `phrase_of` that store in the memo, and that of the storage's key.
 _PUTS, _KEY, _LOCATION_PUT = (1, 6, 9, 11, 14, 16, 19, 20, 21), 5, 9
 
@@ -64,12 +63,6 @@ def phrase_of() -> re.Pattern[bytes]:
 def _in_order(puts: bytes, first: int) -> bool:
     """Whether the LONG_BINPUTs in `puts` store at consecutive memo indices from `first` on."""
     return int.from_bytes(puts, "little") == _FIRST_PUTS[len(puts)] + first * _NEXT_PUTS[len(puts)]
-
-
-def _ints(opcodes: bytes) -> tuple[int, ...]:
-    """Return the integers that BININT1, BININT2 and BININT opcodes push."""
-    numbers = _PIECES.findall(opcodes)
-    return tuple(int.from_bytes(a or b or c, "little", signed=bool(c)) for a, b, c in numbers)
 
 
 def _recalled(gets: bytes, memo: list[Any]) -> list[Any]:
@@ -105,13 +98,13 @@ def _name(data: bytes, pos: int, memo: list[Any]) -> tuple[Any, int]:
 
 
 class _Kind:
-    """A kind of tensors: the function that the pickle calls for them, the `Maker` that makes them instead, and the
-    location of their storage; and the form of their entries in a dict, once one was read."""
+    """A kind of tensors: the function that the pickle calls for them, and the location of their storage; and the form
+    of their entries in a dict, once one was read."""
 
-    __slots__ = ("entry", "function", "location", "make")
+    __slots__ = ("entry", "function", "location")
 
-    def __init__(self, function: Any, make: Maker, location: Any) -> None:
-        self.function, self.make, self.location = function, make, location
+    def __init__(self, function: Any, location: Any) -> None:
+        self.function, self.location = function, location
         self.entry: _Entry | None = None
 
 
@@ -137,14 +130,13 @@ class _Entry:
 
 
 class TensorPhrases:
-    """Reads the phrases of one pickle. `maker` returns the `Maker` of the tensors of a kind, or None; if not
-    `is_exact`, for any offset."""
+    """Reads the phrases of one pickle. `persistent` is called with a persistent id for all tensors of a kind, which may
+    differ in its number of elements and, as numbers in text, in its key."""
 
     opening = b"(("
 
-    def __init__(self, maker: Callable[[Phrase], Maker | None], *, is_exact: bool = True) -> None:
-        self._is_exact = is_exact
-        self._maker = maker
+    def __init__(self, persistent: Callable[[Any], Any]) -> None:
+        self._persistent = persistent
         self._kinds: dict[_Spelled, _Kind | None] = {}
         # The kind that came after two others: layers of a model are alike.
         self._after: dict[tuple[_Kind | None, _Kind | None], _Kind] = {}
@@ -162,7 +154,7 @@ class TensorPhrases:
         last: _Kind | None = None
         while True:
             kind = self._after.get((before, last), last)
-            more, end = self._alike(kind.entry, kind.make, data, pos, stack, memo) if kind and kind.entry else (0, pos)
+            more, end = self._alike(kind.entry, data, pos, stack, memo) if kind and kind.entry else (0, pos)
             if not more:
                 kind, end = self._phrase(data, pos, stack, memo, count == 0)
                 if kind is None:
@@ -174,9 +166,7 @@ class TensorPhrases:
             before, last = last if more == 1 else kind, kind
             count, pos = count + more, end
 
-    def _alike(
-        self, entry: _Entry, make: Maker, data: bytes, pos: int, stack: list[Any], memo: list[Any]
-    ) -> tuple[int, int]:
+    def _alike(self, entry: _Entry, data: bytes, pos: int, stack: list[Any], memo: list[Any]) -> tuple[int, int]:
         """Make the tensors of the entries of a dict from `pos` on, keys and values, that are like `entry`. Return their
         number, and the position after them."""
         number, length_at = int.from_bytes, _LENGTH.unpack_from
@@ -185,7 +175,6 @@ class TensorPhrases:
         last = len(data) - 4
         names: list[Any] = []
         keys: list[str] = []
-        ends = [pos]
         while pos < last and data[pos] == 0x58 and len(keys) < _AT_ONCE:
             at = pos + 5 + length_at(data, pos + 1)[0]
             text = data[at : at + size]
@@ -205,14 +194,11 @@ class TensorPhrases:
             keys.append(digits.decode())
             expected += step
             pos = at + size
-            ends.append(pos)
-        tensors = make(keys) if keys else []
-        count = len(tensors)
-        del names[count:], keys[count:]
-        stack += itertools.chain.from_iterable(zip(names, tensors, strict=True))
+        tensors = itertools.repeat(_A_TENSOR)
+        stack += itertools.chain.from_iterable(zip(names, tensors, strict=False))
         between = map(itertools.repeat, entry.between)
         memo += [*itertools.chain.from_iterable(zip(names, keys, *between, tensors, strict=False))]
-        return count, ends[count]
+        return len(keys), pos
 
     def _phrase(
         self, data: bytes, pos: int, stack: list[Any], memo: list[Any], first: bool
@@ -224,14 +210,14 @@ class TensorPhrases:
         if not match:
             return None, pos
         (
-            put, function, head, length, key_text, key_put, key_get, location, location_put, numel, id_put, offset,
+            put, function, head, length, key_text, key_put, key_get, location, location_put, numel, id_put, _,
             size, size_put, stride, stride_put, flag, hooks, hooks_put, args_put, last_put,
         ) = match.groups(b"")  # fmt: skip
         # A dict entry has its function, and a key that is either spelled out and stored, or fetched from the memo.
         if not first and (not function or bool(put) != (data[pos] == 0x58)):
             return None, pos
         spelled = (
-            *(function, head, length, location, numel, offset if self._is_exact else b"K\0", size, stride, flag, hooks),
+            *(function, head, length, location, numel, size, stride, flag, hooks),
             *(len(put), len(location_put), len(size_put), len(stride_put), len(hooks_put)),
         )
         if spelled in self._kinds:
@@ -247,14 +233,12 @@ class TensorPhrases:
             return None, pos
         lost = id_put + size_put + stride_put + hooks_put + args_put
         puts = put + key_put + location_put + lost + last_put
-        tensors = kind.make([key]) if _in_order(puts, len(memo)) else []
-        if not tensors:
+        if not _in_order(puts, len(memo)):
             return None, pos
-        (tensor,) = tensors
         if first:
-            stack[-1] = tensor
+            stack[-1] = _A_TENSOR
         else:
-            stack += name, tensor
+            stack += name, _A_TENSOR
         if put:
             memo.append(name)
         if key_put:
@@ -263,22 +247,23 @@ class TensorPhrases:
             kind.entry = kind.entry or _Entry(match, kind.location)
         if location_put:
             memo.append(kind.location)
-        # A lean run does not keep the persistent id, hooks, arguments, nor a size or stride that is not empty.
+        # The persistent id, hooks, arguments, and a size or stride that is not empty are not kept.
         memo += _HOLES[len(lost)]
-        memo.append(tensor)
+        memo.append(_A_TENSOR)
         return kind, match.end()
 
     def _kind(self, spelled: _Spelled, top: Any, memo: list[Any]) -> _Kind | None:
-        """Return the kind of tensors that are spelled so; None if nothing makes them. `top` is the default function."""
-        named, head, _, location, numel, offset, size, stride, flag, hooks, *_ = spelled
+        """Return the kind of tensors that are spelled so; None if they are no tensors. `top` is the default
+        function."""
+        named, head, _, location, _, _, _, _, hooks, *_ = spelled
         function, tag, cls, made_of = *(_recalled(named, memo) or [top]), *_recalled(head + hooks, memo)
         if location.startswith(b"X"):
-            where: Any = str(location[5:], "ascii") if location[1] == len(location) - 5 else None
+            where: Any = str(location[5:], "ascii") if location[1] == len(location) - 5 else HOLE
         else:
             where = _fetched(location, memo)
         if any(part is HOLE for part in (function, tag, cls, where, made_of)):
             return None
-        (count,), (first,) = _ints(numel), _ints(offset)
-        phrase = Phrase(function, tag, cls, where, count, first, _ints(size), _ints(stride), flag == b"\x88", made_of)
-        make = self._maker(phrase)
-        return None if make is None else _Kind(function, make, where)
+        if (function, made_of) != _TENSOR:
+            return None
+        self._persistent((tag, cls, "0", where, 0))
+        return _Kind(function, where)
