@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from ckptconv.features.rows.check import check as check_rows
     from ckptconv.features.rows.pack import pack as pack_rows
     from ckptconv.features.rows.split import split as split_rows
+    from ckptconv.features.saving.saving import save_state_dict
     from ckptconv.features.scan.report import ScanReport
     from ckptconv.features.scan.scanning import scan
     from ckptconv.formats.source import Source
     from ckptconv.library.checkpoint import Checkpoint
     from ckptconv.library.checkpoint import open_checkpoint as open  # noqa: A004
     from ckptconv.library.loading import load_state_dict
-    from ckptconv.library.saving import save_state_dict
     from ckptconv.library.tensor import Tensor
     from ckptconv.library.virtual import VirtualFiles
     from ckptconv.options.keywords import (
@@ -122,7 +122,7 @@ _HOMES = {
     "open": ("library.checkpoint", "open_checkpoint"),
     "pack_rows": ("features.rows.pack", "pack"),
     "patch": ("features.deltas.patching", "patch"),
-    "save_state_dict": ("library.saving", "save_state_dict"),
+    "save_state_dict": ("features.saving.saving", "save_state_dict"),
     "scan": ("features.scan.scanning", "scan"),
     "split_rows": ("features.rows.split", "split"),
     "unflatten": ("structure.keymap", "unflatten"),

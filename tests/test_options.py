@@ -396,7 +396,6 @@ CALLS: dict[str, Callable[..., Any]] = {
     "verify": lambda **options: ckptconv.verify("none.pt", "out", **options),
     "open": lambda **options: ckptconv.open("none.pt", **options),
     "load_state_dict": lambda **options: ckptconv.load_state_dict("none.pt", **options),
-    "save_state_dict": lambda **options: ckptconv.save_state_dict({}, "x.safetensors", **options),
     "Options": Options,
     **{name: call for calls in of_features("CALLS") for name, call in calls.items()},
 }
@@ -412,7 +411,6 @@ CALLS: dict[str, Callable[..., Any]] = {
         ("open", "exclude_frozen_parameters", "exclude_frozen"),
         ("load_state_dict", "keys", "key"),
         ("open", "framwork", "framework"),
-        ("save_state_dict", "metdata", "metadata"),
         ("Options", "job", "jobs"),
         *itertools.chain(*of_features("MISSPELT")),
     ],
@@ -441,7 +439,6 @@ def test_a_name_like_no_other_is_told_where_the_names_are() -> None:
         ("load_state_dict", "key", 3),
         ("load_state_dict", "storage_options", []),
         ("load_state_dict", "dtype", "int4"),
-        ("save_state_dict", "max_shard_size", "many"),
         *itertools.chain(*of_features("WRONG_VALUES")),
     ],
 )

@@ -1,7 +1,7 @@
-"""Reading, loading and saving: checkpoints as mappings of lazy tensors, and state dicts.
+"""Reading and loading: checkpoints as mappings of lazy tensors, and state dicts.
 
-In: a path, or a state dict. Out: arrays of torch or numpy, which are maps of the files where the bytes lie as they are
-needed, and copies otherwise; or, saved, the files that a conversion writes. One mechanism, `memory`, makes all arrays.
+In: a path. Out: arrays of torch or numpy, which are maps of the files where the bytes lie as they are
+needed, and copies otherwise. One mechanism, `memory`, makes all arrays.
 
 `virtual` gives the files of a conversion without writing them, for a file system and a server: bytes at any range,
 which are those that a conversion writes.

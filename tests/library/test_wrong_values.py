@@ -21,7 +21,6 @@ PATHS: dict[str, Callable[[Any], object]] = {
     "verify": lambda value: ckptconv.verify(value, "model.pt"),
     "load_state_dict": ckptconv.load_state_dict,
     "VirtualFiles": ckptconv.VirtualFiles,
-    "save_state_dict": lambda value: ckptconv.save_state_dict({"a": torch.ones(1)}, value),
     **{name: call for calls in of_features("PATHS") for name, call in calls.items()},
 }
 # {what is no path: how the message shows it}
@@ -79,7 +78,6 @@ OTHERS: dict[str, tuple[Callable[[Any], object], Any, str]] = {
     ),
     "framework": (lambda value: ckptconv.open("model.pt", framework=value), ["np"], "The framework ['np']"),
     "raw": (lambda value: ckptconv.open("model.pt")["weight"].numpy(raw=value), [], "neither True nor False"),
-    "metadata": (lambda value: ckptconv.save_state_dict({}, "out", metadata=value), 5, "metadata 5 is not a mapping"),
     "flat": (lambda value: ckptconv.unflatten(value, None), "text", "takes a mapping and text, not 'text' and None"),
     "structure": (lambda value: ckptconv.unflatten({}, value), 5, "takes a mapping and text, not dict and 5"),
 }

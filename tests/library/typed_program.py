@@ -83,7 +83,6 @@ def right(path: Path, size: int, done: list[int]) -> None:
         print(files.read_bytes("model.safetensors", 0, 8), files["config.json"].size + 1)
     state: dict[str, object] = ckptconv.load_state_dict(path, device="cpu", dtype="bf16")
     print(state.keys())
-    ckptconv.save_state_dict({}, path, metadata={"a": "b"}, max_shard_size="1GB", progress=True)
     flat, structure = ckptconv.flatten({"a": 1})
     ckptconv.unflatten(flat, structure)
     try:
@@ -118,7 +117,6 @@ def wrong(path: Path) -> None:
     ckptconv.open(path, dtype="bf16")  # type: ignore[call-overload]
     ckptconv.load_state_dict(path).forward()  # type: ignore[attr-defined]
     ckptconv.load_state_dict(path, keys="model")  # type: ignore[call-arg]
-    ckptconv.save_state_dict({}, path, metdata={})  # type: ignore[call-arg]
     ckptconv.VirtualFiles(path, dtype=16)  # type: ignore[arg-type]
     ckptconv.VirtualFiles(path, max_shard="5GB")  # type: ignore[call-arg]
     print(ckptconv.convert(path).bytes)  # type: ignore[attr-defined]

@@ -18,7 +18,6 @@ from checkpoints import COMMAND, DATA, Run, ckptconv_here, done
 from safetensors.torch import load_file, save, save_file
 from typer.core import TyperGroup
 
-import ckptconv
 from ckptconv import CkptconvError, FailedError, UsageError, convert
 from ckptconv.options.kinds import PATH
 from ckptconv.options.option import Option
@@ -422,10 +421,7 @@ def test_what_parts_have_read_stays(world: Path) -> None:
 
 
 def test_calls_of_the_library_follow_the_same_rule(world: Path) -> None:
-    state = {"w": torch.ones(2)}
     calls: list[Callable[[], object]] = [
-        lambda: ckptconv.save_state_dict(state, "hf"),
-        lambda: ckptconv.save_state_dict(state, "new", manifest="a.pt"),
         lambda: convert("model.pt"),
         lambda: convert("train.pt", "new", optimizer="hf"),
         *itertools.chain(*of_features("WRITING")),
@@ -435,7 +431,7 @@ def test_calls_of_the_library_follow_the_same_rule(world: Path) -> None:
         with pytest.raises(CkptconvError):
             call()
         assert tree(world) == before, number
-    ckptconv.save_state_dict(state, "g1.safetensors")
+    convert("a.pt", "g1.safetensors")
     assert changed(before, tree(world)) == {"g1.safetensors"}
 
 

@@ -434,14 +434,6 @@ def test_fill_takes_what_is_missing_from_the_reference_byte_for_byte(
     assert told["options"] == {"fill": True}
 
 
-def test_a_state_dict_is_saved_like_a_reference(reference: Path, tmp_path: Path) -> None:
-    state = {name: tensor for name, tensor in tensors(2).items() if name != NORM}
-    ckptconv.save_state_dict(state, tmp_path / "out", like=reference, fill=True, verify=True)
-    assert layout(tmp_path / "out") == layout(reference)
-    with pytest.raises(DifferenceError, match="<state dict>"):
-        ckptconv.save_state_dict(state, tmp_path / "other", like=reference)
-
-
 def test_only_the_tensors_of_a_choice_may_come_from_the_source(source: Path, reference: Path, tmp_path: Path) -> None:
     report = convert(source, tmp_path / "out", like=reference, include="*.layers.*", fill=True, verify=True)
     assert report.like is not None

@@ -273,3 +273,9 @@ def test_a_named_shard_has_whole_tensors(tmp_path: Path) -> None:
                 assert torch.equal(opened.get_tensor(name), state[name])
             with pytest.raises(UnsupportedError, match="sharded set"):
                 ckptconv.convert(opened, tmp_path / "x.safetensors")
+
+
+def test_metadata_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="metadata 5 is not a mapping"):
+        ckptconv.save_state_dict({}, tmp_path / "out", metadata=5)  # type: ignore[arg-type]
+    assert [*tmp_path.iterdir()] == []
