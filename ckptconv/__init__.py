@@ -39,12 +39,13 @@ if TYPE_CHECKING:
     from ckptconv.features.saving.saving import save_state_dict
     from ckptconv.features.scan.report import ScanReport
     from ckptconv.features.scan.scanning import scan
+    from ckptconv.features.virtual_files.files import VirtualFiles
+    from ckptconv.features.virtual_files.filesystem import VirtualFileSystem
     from ckptconv.formats.source import Source
     from ckptconv.library.checkpoint import Checkpoint
     from ckptconv.library.checkpoint import open_checkpoint as open  # noqa: A004
     from ckptconv.library.loading import load_state_dict
     from ckptconv.library.tensor import Tensor
-    from ckptconv.library.virtual import VirtualFiles
     from ckptconv.options.keywords import (
         AverageOptions,
         ConvertOptions,
@@ -108,7 +109,8 @@ _HOMES = {
     "UnsupportedError": ("errors", "UnsupportedError"),
     "UsageError": ("errors", "UsageError"),
     "Verification": ("verification.report", "Verification"),
-    "VirtualFiles": ("library.virtual", "VirtualFiles"),
+    "VirtualFileSystem": ("features.virtual_files.filesystem", "VirtualFileSystem"),
+    "VirtualFiles": ("features.virtual_files.files", "VirtualFiles"),
     "__version__": ("version", "__version__"),
     "average": ("features.average.averaging", "average"),
     "check_rows": ("features.rows.check", "check"),
@@ -168,6 +170,7 @@ __all__ = [
     "UsageError",
     "Verification",
     "VerifyOptions",
+    "VirtualFileSystem",
     "VirtualFiles",
     "__version__",
     "average",

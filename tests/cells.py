@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,13 @@ def looking() -> list[str]:
 def trained() -> list[Path]:
     """Return checkpoints of trainings, with weights and states, of the formats that features read."""
     return [path for paths in of_features("TRAINED") for path in paths]
+
+
+def offered(source: Any, **options: Any) -> Iterator[Any]:
+    """Yield the files of a conversion as features offer them that do not write them, which differ in no byte."""
+    for offer in of_features("OFFERING"):
+        with offer(source, **options) as files:
+            yield files
 
 
 def of_features(name: str) -> list[Any]:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import fsspec
 import pytest
 import torch
-from cells import looking
+from cells import looking, offered
 from checkpoints import assert_same, ckptconv_here, contents, done, load_with_aliases
 from processes import bare
 from reading import assert_reads
@@ -19,7 +19,6 @@ from reading import assert_reads
 import ckptconv
 from ckptconv import CorruptError
 from ckptconv.formats.registered import DESCRIBING
-from ckptconv.library.virtual import VirtualFiles
 from ckptconv.options.table import OPTIONS
 
 QUIETLY = ("--no-fsync", "--quiet")
@@ -130,11 +129,11 @@ class FormatSuite:
         ckptconv.convert(checkpoint, tmp_path / "plain", fsync=False, **options)
         written = contents(tmp_path / "plain")
         del written[".ckptconv-manifest.json"]
-        with VirtualFiles(checkpoint, **options) as files:
+        for files in offered(checkpoint, **options):
             assert {name: files.read_bytes(name) for name in files} == written
         for suffix in DESCRIBING:
             ckptconv.convert(checkpoint, tmp_path / f"x{suffix}", fsync=False, **options)
-            with VirtualFiles(tmp_path / f"x{suffix}") as files:
+            for files in offered(tmp_path / f"x{suffix}"):
                 assert {name: files.read_bytes(name) for name in files} == written
 
     def test_parts_make_what_one_process_makes(self, checkpoint: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cells import looking, of_features
+from cells import looking, of_features, offered
 from checkpoints import ckptconv_here, contents, done
 from effort import every
 from lone_files import STATE, Make, W, making
@@ -17,7 +17,6 @@ from safetensors.torch import load_file, save_file
 import ckptconv
 from ckptconv import CorruptError, UnsupportedError
 from ckptconv.cli.registered import COMMANDS
-from ckptconv.library.virtual import VirtualFiles
 from ckptconv.options.table import OPTIONS
 from ckptconv.outputs.kinds import FURTHER
 
@@ -170,8 +169,9 @@ def test_no_way_takes_it_for_a_model(tmp_path: Path) -> None:
     # The tensors of a named shard are whole.
     with ckptconv.open(path) as ck:
         assert [*ck] == [*load_file(path)]
-    with pytest.raises(UnsupportedError, match="--alone"):
-        VirtualFiles(path)
+    for offer in of_features("OFFERING"):
+        with pytest.raises(UnsupportedError, match="--alone"):
+            offer(path)
     for command in (
         *itertools.chain(*(words(path, tmp_path) for words in of_features("refused_alone"))),
         ("verify", path, other),
@@ -190,7 +190,8 @@ def test_who_asks_for_it_alone_has_it_everywhere(tmp_path: Path) -> None:
         assert list(ck) == list(STATE)
         ckptconv.convert(ck, tmp_path / "o.safetensors", fsync=False)
     assert load_file(tmp_path / "o.safetensors").keys() == STATE.keys()
-    assert VirtualFiles(path, alone=True).keys() == {"model.safetensors"}
+    for files in offered(path, alone=True):
+        assert files.keys() == {"model.safetensors"}
 
 
 def test_an_index_says_that_its_files_are_all(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ PATHS: dict[str, Callable[[Any], object]] = {
     "convert": lambda value: ckptconv.convert(value, "out"),
     "verify": lambda value: ckptconv.verify(value, "model.pt"),
     "load_state_dict": ckptconv.load_state_dict,
-    "VirtualFiles": ckptconv.VirtualFiles,
     **{name: call for calls in of_features("PATHS") for name, call in calls.items()},
 }
 # {what is no path: how the message shows it}

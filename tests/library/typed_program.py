@@ -79,8 +79,6 @@ def right(path: Path, size: int, done: list[int]) -> None:
         shape: tuple[int, ...] = tensor.shape
         names: list[str] = list(ck)
         print(shape, names, ck.optimizer["w.exp_avg"].nbytes, tensor[1:2, ...])
-    with ckptconv.VirtualFiles(path, dtype="bf16", max_shard_size=size) as files:
-        print(files.read_bytes("model.safetensors", 0, 8), files["config.json"].size + 1)
     state: dict[str, object] = ckptconv.load_state_dict(path, device="cpu", dtype="bf16")
     print(state.keys())
     flat, structure = ckptconv.flatten({"a": 1})
@@ -117,8 +115,6 @@ def wrong(path: Path) -> None:
     ckptconv.open(path, dtype="bf16")  # type: ignore[call-overload]
     ckptconv.load_state_dict(path).forward()  # type: ignore[attr-defined]
     ckptconv.load_state_dict(path, keys="model")  # type: ignore[call-arg]
-    ckptconv.VirtualFiles(path, dtype=16)  # type: ignore[arg-type]
-    ckptconv.VirtualFiles(path, max_shard="5GB")  # type: ignore[call-arg]
     print(ckptconv.convert(path).bytes)  # type: ignore[attr-defined]
     ckptconv.load(path)  # type: ignore[attr-defined]
     raise ckptconv.UsageError  # type: ignore[call-arg]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from cells import offered
 from checkpoints import ckptconv_here
 from fsspec.implementations.memory import MemoryFileSystem
 from safetensors.torch import load_file
@@ -17,7 +18,6 @@ import ckptconv
 from ckptconv import DifferenceError, convert, verify
 from ckptconv.errors import CorruptError, UsageError
 from ckptconv.formats import model_directory
-from ckptconv.library.virtual import VirtualFiles
 from ckptconv.options.table import OPTIONS
 from ckptconv.outputs.targets import MANIFEST as NAME
 
@@ -186,7 +186,7 @@ def test_the_dtype_in_a_configuration_follows_the_weights_at_every_depth(source:
     }
     assert any("config.json was changed from float32 to bfloat16" in note for note in report.notes)
     verify(source, tmp_path / "out", copy_config=True, dtype="bf16")
-    with VirtualFiles(source, dtype="bf16") as files:
+    for files in offered(source, dtype="bf16"):
         assert json.loads(files.read_bytes("config.json")) == made
 
 

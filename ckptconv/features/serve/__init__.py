@@ -7,3 +7,4 @@ which huggingface_hub downloads.
 from __future__ import annotations
 
 PAGES = ("serve.md",)
+NEEDS = ("virtual_files",)

@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from ckptconv.errors import CkptconvError, FailedError, StoppedError
-from ckptconv.library.virtual import VirtualFile, VirtualFiles
+from ckptconv.features.virtual_files.files import VirtualFile, VirtualFiles
 from ckptconv.text import reason
 from ckptconv.version import __version__
 

@@ -13,6 +13,7 @@ import fsspec
 import numpy as np
 import pytest
 import torch
+from cells import offered
 from checkpoints import ZERO, ckptconv_here, contents
 from effort import examples
 from faults import other_fields
@@ -24,7 +25,6 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ckptconv import DifferenceError, UnsupportedError, UsageError, average, convert, load_state_dict, verify
 from ckptconv.formats.registered import DESCRIBING
-from ckptconv.library.virtual import VirtualFiles
 from ckptconv.options.table import OPTIONS
 from ckptconv.outputs.kinds import CHECKPOINTS, NAMED
 from ckptconv.tensors.computing import WeightedSum
@@ -264,7 +264,7 @@ def test_what_is_described_is_what_is_written() -> None:
     written = {name: data for name, data in contents(Path("out")).items() if not name.startswith(".ckptconv")}
     for suffix in DESCRIBING:
         average(names, f"x{suffix}", max_shard_size=1000)
-        with VirtualFiles(f"x{suffix}") as files:
+        for files in offered(f"x{suffix}"):
             assert {name: files.read_bytes(name) for name in files} == written
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from cells import of_features, offered
 from checkpoints import ckptconv_here, done
 from effort import every
 from safetensors.torch import load_file, save_file
@@ -18,7 +19,6 @@ from safetensors.torch import load_file, save_file
 import ckptconv
 from ckptconv.features.deltas.reading import read_delta
 from ckptconv.formats.registered import DESCRIBING
-from ckptconv.library.virtual import VirtualFiles
 from ckptconv.storage import unpacking
 from ckptconv.storage.location import Location
 
@@ -72,7 +72,7 @@ def test_a_base_and_a_chain_are_one_virtual_checkpoint_of_the_bytes_that_patch_w
     done(ckptconv_here("patch", tmp_path / "base.safetensors", *deltas, tmp_path / "patched"))
     expected = (tmp_path / "patched" / "model.safetensors").read_bytes()
     assert whole.stat().st_size < len(expected)
-    with VirtualFiles(whole) as files:
+    for files in offered(whole):
         assert files.read_bytes("model.safetensors") == expected
         assert files.read_bytes("model.safetensors", 5000, 5003) == expected[5000:5003]
     done(ckptconv_here("convert", whole, tmp_path / "out.safetensors"))
@@ -124,8 +124,9 @@ def test_a_virtual_checkpoint_of_deltas_that_changed_is_refused(tmp_path: Path) 
     whole = tmp_path / "whole.virtual.json"
     done(ckptconv_here("patch", tmp_path / "base.safetensors", *deltas, whole))
     shutil.rmtree(deltas[2])
-    with pytest.raises(ckptconv.CorruptError, match="has changed since"):
-        VirtualFiles(whole)
+    for offer in of_features("OFFERING"):
+        with pytest.raises(ckptconv.CorruptError, match="has changed since"):
+            offer(whole)
 
 
 @DESCRIBED
@@ -137,8 +138,9 @@ def test_an_overwritten_source_larger_than_any_is_refused(tmp_path: Path) -> Non
     packed = next(source for source in told["sources"] if source.get("method") == "overwriting")
     packed["size"] = 1 << 40
     whole.write_text(json.dumps(told))
-    with pytest.raises(ckptconv.CorruptError, match="has the size"):
-        VirtualFiles(whole)
+    for offer in of_features("OFFERING"):
+        with pytest.raises(ckptconv.CorruptError, match="has the size"):
+            offer(whole)
 
 
 def test_of_a_long_chain_few_deltas_are_unpacked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

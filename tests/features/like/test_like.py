@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from cells import offered
 from checkpoints import ZERO, ckptconv_here, contents, done, load_with_aliases
 from effort import every
 from huggingface_hub import save_torch_state_dict
@@ -28,7 +29,6 @@ from ckptconv import (
     Options,
     UnsafeError,
     UsageError,
-    VirtualFiles,
     convert,
     verify,
 )
@@ -524,7 +524,7 @@ def test_the_library_and_a_file_system_see_what_a_conversion_writes(
     less = without(source, NORM)
     convert(less, tmp_path / "out", like=reference, fill=True)
     written = contents(tmp_path / "out")
-    with VirtualFiles(less, like=reference, fill=True) as files:
+    for files in offered(less, like=reference, fill=True):
         assert {name: files.read_bytes(name) for name in files} == {
             name: data for name, data in written.items() if name != MANIFEST
         }

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from cells import looking
+from cells import looking, of_features, offered
 from checkpoints import ckptconv_here, done
 from safetensors import safe_open
 from safetensors.torch import load, load_file, save_file
@@ -18,7 +18,6 @@ import ckptconv
 from ckptconv import convert
 from ckptconv.errors import CorruptError, DifferenceError, UsageError
 from ckptconv.formats.registered import DESCRIBING
-from ckptconv.library.virtual import VirtualFiles
 from ckptconv.options.table import OPTIONS
 from ckptconv.outputs.kinds import NAMED
 
@@ -332,7 +331,8 @@ def test_a_map_is_applied_to_what_is_described(tmp_path: Path) -> None:
     for suffix in DESCRIBING:
         ckptconv.convert(tmp_path / "m.pt", tmp_path / f"x{suffix}", fsync=False)
     for source in ("m.pt", *(f"x{suffix}" for suffix in DESCRIBING)):
-        with VirtualFiles(tmp_path / source, map=tmp_path / "own.toml") as files:
+        for files in offered(tmp_path / source, map=tmp_path / "own.toml"):
             assert load(files.read_bytes("model.safetensors")).keys() == {"v"}
-        with pytest.raises(UsageError, match="The map 'nope' does not exist"):
-            VirtualFiles(tmp_path / source, map="nope")
+        for offer in of_features("OFFERING"):
+            with pytest.raises(UsageError, match="The map 'nope' does not exist"):
+                offer(tmp_path / source, map="nope")

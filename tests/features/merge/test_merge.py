@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from cells import of_features
+from cells import of_features, offered
 from checkpoints import DATA, ckptconv, ckptconv_here, contents
 from effort import examples
 from faults import tiles
@@ -28,7 +28,6 @@ from ckptconv.features.merge import files
 from ckptconv.features.merge.kernels import LowRank
 from ckptconv.features.merge.memory import families
 from ckptconv.formats.registered import DESCRIBING
-from ckptconv.library.virtual import VirtualFiles
 from ckptconv.options.table import OPTIONS
 
 PEFT = DATA / "peft"
@@ -453,8 +452,8 @@ def test_what_is_described_is_what_is_written() -> None:
     written = {name: data for name, data in contents(Path("out")).items() if not name.startswith(".ckptconv")}
     for suffix in DESCRIBING:
         assert ckptconv_here("merge", "base.safetensors", given, f"x{suffix}").code == 0
-        with VirtualFiles(f"x{suffix}") as files:
-            assert {name: files.read_bytes(name) for name in files} == written
+        for offers in offered(f"x{suffix}"):
+            assert {name: offers.read_bytes(name) for name in offers} == written
 
 
 def test_the_manifest_names_the_adapters_and_verify_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:

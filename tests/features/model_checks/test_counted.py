@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from cells import offered
 from effort import every
 from safetensors.torch import save_file
 
 import ckptconv
 from ckptconv.features.model_checks.counted import contradicted
-from ckptconv.library.virtual import VirtualFiles
 
 NAMES = [
     "model.embed.weight",
@@ -70,5 +70,5 @@ def test_the_configuration_is_that_of_the_output(tmp_path: Path) -> None:
     (tmp_path / "other" / "config.json").write_text(json.dumps({"num_hidden_layers": 5}))
     assert warned(output=tmp_path / "other", **half)
     assert warned(output=tmp_path / "other" / "model.safetensors", **half)
-    with VirtualFiles(source, **half) as files:
+    for files in offered(source, **half):
         assert any("num_hidden_layers 5" in text for text in files.warnings)

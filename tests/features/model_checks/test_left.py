@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from cells import trained
+from cells import offered, trained
 from checkpoints import ckptconv_here
 from effort import every
 
 from ckptconv import Report, convert, inspect
 from ckptconv.features.model_checks.left import reason_of
-from ckptconv.library.virtual import VirtualFiles
 from ckptconv.publish.companions import UNASKED
 
 COPIED = {"config.json": b"{}", "tokenizer.json": b"{}", "README.md": b"# A model"}
@@ -68,7 +67,7 @@ def test_people_read_names_by_reason_but_no_hidden_ones(source: Path, tmp_path: 
     assert ".env" not in note
     run = ckptconv_here("convert", source, tmp_path / "told", "--json")
     assert run.json["left"][str(source / ".env")] == "hidden"
-    with VirtualFiles(source) as files:
+    for files in offered(source):
         assert "modeling_tiny.py (code, which is never copied)" in "".join(noted(files.notes))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from cells import offered
 from effort import every
 from features.model_facts import models
 from features.model_facts.models import assert_equal, converted
@@ -16,7 +17,6 @@ from fsspec.implementations.memory import MemoryFileSystem
 from safetensors.torch import load_file
 
 import ckptconv
-from ckptconv.library.virtual import VirtualFiles
 from ckptconv.options.table import OPTIONS
 from ckptconv.outputs.kinds import NAMED
 
@@ -119,7 +119,7 @@ def test_every_way_to_convert_gives_the_same_part(tmp_path: Path) -> None:
         assert_equal(dict(torch.load(tmp_path / "m.pt", weights_only=True)), wanted)
         ckptconv.convert(tmp_path / "m.pt", tmp_path / "one.safetensors", fsync=False)
         assert_equal(load_file(tmp_path / "one.safetensors"), wanted)
-    with VirtualFiles(tmp_path / "m", **part) as files:
+    for files in offered(tmp_path / "m", **part):
         for name in ("model.safetensors", "config.json"):
             assert files.read_bytes(name) == (tmp_path / "out" / name).read_bytes()
     with ckptconv.open(tmp_path / "m", framework="pt", **part) as opened:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cells import looking, of_features
+from cells import looking, of_features, offered
 from checkpoints import ckptconv_here
 from effort import every
 from features.quantized.dialects import CASES, QUANTIZED
@@ -932,7 +932,7 @@ def test_whatever_is_written_holds_the_same_weights(case: str, tmp_path: Path) -
     for made in (*others, *described):
         assert bits(ckptconv.load_state_dict(tmp_path / made)) == expected, made
     whole = (plain / "model.safetensors").read_bytes()
-    with ckptconv.VirtualFiles(source, dequantize=True) as files:
+    for files in offered(source, dequantize=True):
         assert files.read_bytes("model.safetensors") == whole
         assert "quantization_config" not in json.loads(files.read_bytes("config.json"))
     assert "part" not in OPTIONS or (tmp_path / "parts" / "model.safetensors").read_bytes() == whole

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cells import offered
 from effort import every
 from features.quantized.dialects import MADE, QUANTIZED
 from safetensors.torch import load_file, save_file
@@ -157,7 +158,7 @@ def test_a_scale_of_nothing_that_is_known_is_said(tmp_path: Path) -> None:
 def test_a_virtual_checkpoint_is_quantized_as_it_is_read(tmp_path: Path) -> None:
     source = model(tmp_path / "m")
     ckptconv.convert(source, tmp_path / "q", quantize="int4-g32")
-    with ckptconv.VirtualFiles(source, quantize="int4-g32") as files:
+    for files in offered(source, quantize="int4-g32"):
         for name in ("model.safetensors", "config.json"):
             assert files.read_bytes(name) == (tmp_path / "q" / name).read_bytes()
 

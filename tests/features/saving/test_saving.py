@@ -250,7 +250,6 @@ def test_what_is_missing_is_a_file_that_is_not_found(tmp_path: Path) -> None:
     for call in (
         ckptconv.open,
         ckptconv.load_state_dict,
-        ckptconv.VirtualFiles,
         lambda path: ckptconv.convert(path, tmp_path / "x.safetensors"),
         *(call for calls in of_features("OPENING") for call in calls),
         *(functools.partial(call, out=tmp_path / "x.safetensors") for call in of_features("MAKE")),

@@ -30,8 +30,8 @@ import ckptconv
 from ckptconv.errors import StoppedError
 from ckptconv.features.serve import server
 from ckptconv.features.serve.server import Server
+from ckptconv.features.virtual_files.files import VirtualFiles
 from ckptconv.formats.registered import DESCRIBING
-from ckptconv.library.virtual import VirtualFiles
 
 MIB = 1 << 20
 SOURCES: dict[str, tuple[str, ...]] = {

@@ -8,13 +8,13 @@ from pathlib import Path
 import computed
 import pytest
 import torch
+from cells import offered
 from checkpoints import contents
 from format_suite import FormatSuite
 
 import ckptconv
 from ckptconv.features.virtual.description import SUFFIX
 from ckptconv.formats.registered import DESCRIBING
-from ckptconv.library.virtual import VirtualFiles
 from ckptconv.outputs.kinds import KINDS
 
 
@@ -54,5 +54,5 @@ def test_it_describes_what_is_computed(tmp_path: Path) -> None:
         warned = any("quantization_config" in each for each in report.warnings)
         assert warned == ("config.json" in whole), job
         expected = {name: data for name, data in whole.items() if name != "config.json"}
-        with VirtualFiles(described) as files:
+        for files in offered(described):
             assert {name: files.read_bytes(name) for name in files} == expected, job

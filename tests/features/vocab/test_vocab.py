@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from cells import offered
 from effort import every
 from features.model_facts import models
 from features.model_facts.models import converted
@@ -15,7 +16,6 @@ from features.model_facts.models import converted
 import ckptconv
 from ckptconv.errors import CkptconvError, CorruptError, UsageError
 from ckptconv.features.vocab.rows import edited
-from ckptconv.library.virtual import VirtualFiles
 from ckptconv.outputs.kinds import NAMED
 
 Config = dict[str, Any]
@@ -43,7 +43,7 @@ def test_every_way_to_convert_gives_the_same_rows(tmp_path: Path) -> None:
         found = torch.load(tmp_path / "m.pt", weights_only=True)
         assert found.keys() == wanted.keys()
         assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
-    with VirtualFiles(tmp_path / "m", vocab=9) as files:
+    for files in offered(tmp_path / "m", vocab=9):
         for name in ("model.safetensors", "config.json"):
             assert files.read_bytes(name) == (tmp_path / "out" / name).read_bytes()
 

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import torch
+from cells import offered
 from features.quantized.dialects import QUANTIZED
 from safetensors.torch import load_file, save_file
 
 import ckptconv
-from ckptconv.library.virtual import VirtualFiles
 
 
 def test_what_is_dequantized_is_cast_as_its_file_would_be(tmp_path: Path) -> None:
@@ -29,5 +29,5 @@ def test_the_configuration_beside_it_says_what_was_made_of_the_weights(tmp_path:
     told = {**plain, "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
     (tmp_path / "config.json").write_text(json.dumps(told))
     ckptconv.convert(tmp_path, tmp_path / "x.virtual.json", dequantize=True, dtype="float32")
-    with VirtualFiles(tmp_path / "x.virtual.json") as files:
+    for files in offered(tmp_path / "x.virtual.json"):
         assert json.loads(files.read_bytes("config.json")) == {**plain, "dtype": "float32"}

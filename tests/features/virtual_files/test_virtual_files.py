@@ -35,9 +35,9 @@ from safetensors.torch import load, save_file
 
 import ckptconv
 from ckptconv.errors import CorruptError, UsageError
+from ckptconv.features.virtual_files.files import VirtualFiles
+from ckptconv.features.virtual_files.filesystem import VirtualFileSystem
 from ckptconv.formats.registered import DESCRIBING
-from ckptconv.library.filesystem import VirtualFileSystem
-from ckptconv.library.virtual import VirtualFiles
 from ckptconv.outputs.kinds import CHECKPOINTS
 from ckptconv.storage.files import DescriptorReader
 
@@ -262,7 +262,7 @@ def test_what_is_not_made_of_weights_of_all_ranks_is_refused() -> None:
 @pytest.fixture
 def protocol(monkeypatch: pytest.MonkeyPatch) -> None:
     """The file system under its name, which an installed package has from its entry point."""
-    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    text = (Path(__file__).parents[3] / "pyproject.toml").read_text()
     entry = re.search(r'\[project\.entry-points\."fsspec\.specs"\]\nckptconv = "(.*):(.*)"\n', text)
     assert entry is not None
     assert getattr(importlib.import_module(entry[1]), entry[2]) is VirtualFileSystem
@@ -345,7 +345,7 @@ def test_safetensors_opens_what_is_mounted(tmp_path: Path) -> None:
     if not os.access("/dev/fuse", os.R_OK | os.W_OK) or not shutil.which("fusermount"):
         pytest.skip("there is no FUSE here")
     program = (
-        "import sys; from fsspec.fuse import run; from ckptconv.library.filesystem import VirtualFileSystem\n"
+        "import sys; from fsspec.fuse import run; from ckptconv import VirtualFileSystem\n"
         "run(VirtualFileSystem(sys.argv[1]), '', sys.argv[2], foreground=True, threads=True)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", program, place() / "zero3", tmp_path])

@@ -12,7 +12,7 @@ from typing import Any
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from ckptconv.errors import UsageError
-from ckptconv.library.virtual import VirtualFiles
+from ckptconv.features.virtual_files.files import VirtualFiles
 
 
 class VirtualFileSystem(AbstractFileSystem):  # type: ignore[misc]
