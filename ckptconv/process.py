@@ -123,7 +123,7 @@ def peak_rss() -> int:
 
     Read from /proc, because the value of getrusage survives fork and exec, and so may be the parent's.
     """
-    peak = _kilobytes("status").get("VmHWM", 0) << 10
+    peak = kilobytes("status").get("VmHWM", 0) << 10
     return peak + _Known.forked if peak else 0
 
 
@@ -132,16 +132,7 @@ def note_forked(memory: int) -> None:
     _Known.forked = max(_Known.forked, memory)
 
 
-def own_memory() -> int:
-    """Return the most memory that this process, which was forked, has held and does not share with others, in bytes."""
-    status, mapped = _kilobytes("status"), _kilobytes("smaps_rollup")
-    # Memory that was given back since was not shared either.
-    resident = status.get("VmRSS", 0)
-    private = mapped["Private_Clean"] + mapped["Private_Dirty"] if "Private_Dirty" in mapped else resident
-    return private + status.get("VmHWM", resident) - resident << 10
-
-
-def _kilobytes(name: str) -> dict[str, int]:
+def kilobytes(name: str) -> dict[str, int]:
     """Return the figures of a file in /proc/self; none if the system does not tell."""
     try:
         with open(f"/proc/self/{name}", encoding="ascii", errors="replace") as file:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Protocol, TypeVar
+from importlib import import_module
+from typing import Any, Protocol, TypeVar
 
 from ckptconv.engine.tasks import ALIGNMENT, Needs, Task, tasks
 from ckptconv.engine.worker import Done, Seen, Tally, Worker
@@ -26,6 +27,10 @@ from ckptconv.storage.writing import Writer
 from ckptconv.tensors.lazy import LazyTensor, Stored
 from ckptconv.tensors.moves import BLOCK
 
+# What carries out tasks in processes: the module with `in_processes`. Where there is none, threads do.
+PROCESSES: tuple[str, ...] = (
+    "ckptconv.features.processes.forking",
+)  # fmt: skip
 # Parts of fewer bytes than this on average mean very many short reads and writes.
 _SHORT = 16 << 10
 _Work_contra = TypeVar("_Work_contra", contravariant=True)
@@ -67,8 +72,6 @@ def carry_out(
     start = partial(Worker, readers, writer, unit, digesting, seen)
     ended: Sequence[Done] = ()
     if jobs > 1 and writer.shared and forked:
-        from ckptconv.engine.processes import in_processes
-
         ended = in_processes(queue, [start] * jobs, progress)
     if not ended:
         workers = [start() for _ in range(jobs)]
@@ -83,6 +86,17 @@ def carry_out(
     if digesting:
         _finish(file, writer, ended, total, {} if digests is None else digests)
     return total
+
+
+def in_processes(
+    queue: Callable[[], Iterator[Any]], workers: Sequence[Callable[[], Any]], progress: Progress | None
+) -> list[Any]:
+    """Carry out the tasks of `queue()`, the same each time, in a process for each of `workers`, which it calls. Return
+    the results of each; nothing if no process can be started, as nothing is done then."""
+    for module in PROCESSES:
+        results: list[Any] = import_module(module).in_processes(queue, workers, progress)
+        return results
+    return []
 
 
 def worth_processes(file: FilePlan, seen: Seen | None) -> bool:

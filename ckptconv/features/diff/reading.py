@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from ckptconv.engine.execute import in_threads
-from ckptconv.engine.processes import in_processes
+from ckptconv.engine.execute import in_processes, in_threads
 from ckptconv.engine.tasks import ALIGNMENT, Needs, Piece, Window
 from ckptconv.engine.worker import Worker
 from ckptconv.features.diff.changes import Change, Measured, Squares, Tolerance, compared, squares_of, widened

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, cast
 
 from ckptconv.errors import CkptconvError, FailedError
-from ckptconv.process import note_forked, own_memory, reuse_memory, settled
+from ckptconv.process import kilobytes, note_forked, reuse_memory, settled
 from ckptconv.storage.progress import Progress
 from ckptconv.tensors.float_formats import numpy_module
 
@@ -149,11 +149,20 @@ def _work(
                 break
             at = index + 1
             sending.send(working.run(task))
-        sending.send(_Ended(working.done(), own_memory()))
+        sending.send(_Ended(working.done(), _own_memory()))
     except BrokenPipeError:
         pass  # the reader has gone
     except BaseException as error:
         _send_error(error, sending)
+
+
+def _own_memory() -> int:
+    """Return the most memory that this process, which was forked, has held and does not share with others, in bytes."""
+    status, mapped = kilobytes("status"), kilobytes("smaps_rollup")
+    # Memory that was given back since was not shared either.
+    resident = status.get("VmRSS", 0)
+    private = mapped["Private_Clean"] + mapped["Private_Dirty"] if "Private_Dirty" in mapped else resident
+    return private + status.get("VmHWM", resident) - resident << 10
 
 
 def _send_error(error: BaseException, sending: Connection) -> None:

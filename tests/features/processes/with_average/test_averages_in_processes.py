@@ -302,7 +302,7 @@ def test_nobody_waits_for_a_task_of_others_after_an_error() -> None:
     """Whoever has the second task never ends with it."""
     code = """
 import os
-from ckptconv.engine.processes import in_processes
+from ckptconv.features.processes.forking import in_processes
 class Worker:
     def run(self, task):
         return os.read(os.pipe()[0], 1) if task else 7
