@@ -28,7 +28,7 @@ from ckptconv.text import brief
 # computing with them.
 _FOREIGN = re.compile(r"architectures|token|section|label|factor|lang|mean|std|kernel|stage|patch|grid|eps|norm")
 _RULE = re.compile(
-    r"(?:layer|block).*(?:interval|period|offset|step|freq|group|start|end|skip)|(?:every|first|last|per).*layer"
+    r"(?:layer|block).*(?:interval|period|offset|step|freq|group|start|end|skip)|(?:every|first|last|(?<!size_)per).*layer"
     r"|(?:layers|blocks)_per_|(?<!rescale)(?<!base)_(?:every|freq|frequency|interval)(?:_|$)|share_factor"
 )
 # Numbers of which some configurations have a list, with one for each layer.

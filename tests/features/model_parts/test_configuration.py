@@ -91,6 +91,11 @@ LETTERS = ["a", "b", "c", "d", "e", "f"]
             {**SIX, "per_layer_config": {"1": {"a": 1}, "2": {}}},
             {"num_hidden_layers": 3, "per_layer_config": {"0": {"a": 1}}},
         ),
+        (
+            OTHERS,
+            {**SIX, "vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 8},
+            {"num_hidden_layers": 3, "vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 8},
+        ),
         # Groups of layers, of which the first computes what the others take.
         (
             (0, 3, 4),

@@ -80,6 +80,8 @@ def _bytes(values: bytes) -> dict[str, bytes]:
 
 
 EIGHT = bytes(range(8))
+# A frame of one block, which repeats a byte eight times; and one that is passed over.
+REPEATED = b"\x28\xb5\x2f\xfd" + bytes([0x20, 8]) + (8 << 3 | 0b011).to_bytes(3, "little") + b"\5"
 SKIPPED = b"\x50\x2a\x4d\x18" + (3).to_bytes(4, "little") + b"abc"
 
 
@@ -93,6 +95,7 @@ SKIPPED = b"\x50\x2a\x4d\x18" + (3).to_bytes(4, "little") + b"abc"
         (_bytes(SKIPPED + packed(EIGHT)), "not one frame of zstandard"),
         (_bytes(packed(EIGHT) + SKIPPED), "not one frame of zstandard"),
         (_bytes(packed(EIGHT) + b"abc"), "not one frame of zstandard"),
+        (_bytes(REPEATED + b"abc"), "not one frame of zstandard"),
         (_bytes(packed(EIGHT)[:-3]), "is damaged"),
     ],
 )
@@ -105,9 +108,7 @@ def test_bytes_that_tensorstore_does_not_take_are_refused(
 
 def test_bools_and_a_frame_of_several_blocks_come_out(tmp_path: Path) -> None:
     assert array_in(stored(tmp_path / "bools", _bools(b"\0\1" * 4)), bool).tolist() == [False, True] * 4
-    # A frame of one block, which repeats a byte eight times.
-    repeated = b"\x28\xb5\x2f\xfd" + bytes([0x20, 8]) + (8 << 3 | 0b011).to_bytes(3, "little") + b"\5"
-    assert array_in(stored(tmp_path / "repeated", _bytes(repeated)), "u1").tolist() == [5] * 8
+    assert array_in(stored(tmp_path / "repeated", _bytes(REPEATED)), "u1").tolist() == [5] * 8
     chance = np.random.default_rng(0)
     # Blocks of each kind: random bytes are stored, equal ones repeated, and similar ones compressed.
     parts = [chance.bytes(300_000), bytes(400_000), bytes(chance.integers(0, 3, 300_000, "u1"))]
