@@ -20,6 +20,7 @@ from effort import TIMES, examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from processes import calls, open_files
+from stores import FAR
 
 import ckptconv
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
@@ -141,6 +142,7 @@ class ContainerSuite:
         for n in (0, 1, count // 2 - 1, count - 1):
             assert evaluate(list(file.value.values())[n]) == bits(torch.full((2, 3), n))
 
+    @FAR
     def test_a_remote_file_is_read_by_ranges(self, tmp_path: Path) -> None:
         data = self.save({"w": torch.arange(3)}, tmp_path / "model.pt").read_bytes()
         url = f"memory://{type(self).__name__}/model.pt"

@@ -15,6 +15,7 @@ from cells import looking, offered
 from checkpoints import assert_same, ckptconv_here, contents, done, load_with_aliases
 from processes import bare
 from reading import assert_reads
+from stores import FAR
 
 import ckptconv
 from ckptconv import CorruptError
@@ -111,6 +112,7 @@ class FormatSuite:
             with pytest.raises(CorruptError, match="changed"):
                 ck.get_tensors()
 
+    @FAR
     def test_a_remote_checkpoint_is_converted_read_and_loaded_alike(self, checkpoint: Path, tmp_path: Path) -> None:
         store, root = fsspec.filesystem("memory"), f"/{type(self).__name__}"
         for name, data in contents(tmp_path / "in").items():

@@ -1,7 +1,6 @@
 """Places on stores for tests that ask the same of each, and the suites that the tests of a store inherit.
 
-The trunk has the memory of this process as a store; what features add is in their cells, as `PLACES` and
-`REPOSITORIES`.
+Features have the places in their cells, as `PLACES` and `REPOSITORIES`.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ import ckptconv
 from ckptconv import convert
 from ckptconv.errors import CorruptError, FailedError, UsageError
 from ckptconv.outputs.kinds import NAMED
-from ckptconv.storage import remote
 
 
 class Place:
@@ -67,10 +65,12 @@ def in_memory() -> Place:
 
 # Places of each kind, none of which was used before: those that outputs can be written to, and all that can be read.
 PLACES: dict[str, Callable[[], Place]] = {
-    "memory": in_memory,
-    **{name: made for places in of_features("PLACES") for name, made in places.items()},
+    name: made for places in of_features("PLACES") for name, made in places.items()
 }
 SOURCES = {**PLACES, **{name: made for places in of_features("REPOSITORIES") for name, made in places.items()}}
+
+# Tests that read or write a URL, and stand next to those of the same thing on a disk.
+FAR = pytest.mark.skipif("memory" not in PLACES, reason="no feature reaches URLs")
 
 
 class Served(Place):
@@ -176,7 +176,7 @@ class ServedSuite(PlaceSuite):
     @pytest.fixture
     def link(self, place: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
         """A link that can be broken, to a server that is not waited for long before it is asked again."""
-        monkeypatch.setattr(remote, "WAITS", (0.01,) * 2)
+        monkeypatch.setattr("ckptconv.features.remote.access.WAITS", (0.01,) * 2)
         with place.link() as link:
             yield link
 

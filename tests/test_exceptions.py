@@ -52,6 +52,3 @@ def test_it_survives_pickling(kind: type[BaseException]) -> None:
 def test_an_error_of_ours_that_is_an_error_of_the_system_too_stays_what_it_is() -> None:
     with pytest.raises(ckptconv.MissingError, match=r"^gone does not exist\.$"), writing("out.safetensors"):
         raise ckptconv.MissingError("gone does not exist.")
-    # The file system of this package opens a checkpoint.
-    with pytest.raises(ckptconv.MissingError, match=r"^gone\.pt does not exist\.$"):
-        ckptconv.open("ckptconv://model.safetensors", storage_options={"source": "gone.pt"})

@@ -19,10 +19,10 @@ from ckptconv.engine.worker import Done, Seen, Tally, Worker
 from ckptconv.plan import Data, FilePlan, Literal, Trailer
 from ckptconv.process import Thread, heed, is_forkable, start_threads
 from ckptconv.storage.files import Readers, is_read_far
-from ckptconv.storage.packed import SpoolingReaders
 from ckptconv.storage.progress import Progress
 from ckptconv.storage.reading import REQUESTS
 from ckptconv.storage.records import combine
+from ckptconv.storage.stores import reached
 from ckptconv.storage.writing import Writer
 from ckptconv.tensors.lazy import LazyTensor, Stored
 from ckptconv.tensors.moves import BLOCK
@@ -162,11 +162,7 @@ def _in_order(
         worker = Worker(readers, writer, unit, digesting, seen)
         _take(queue, worker, progress)
     else:
-        from ckptconv.storage.prefetch import Prefetch
-
-        assert isinstance(readers, SpoolingReaders)
-        needs = Needs(unit)
-        with Prefetch(readers, readers.spool, needs, memory=memory, requests=requests) as prefetch:
+        with reached(file.name).prefetching(readers, Needs(unit), memory=memory, requests=requests) as prefetch:
             worker = Worker(prefetch, writer, unit, digesting, seen)
             _take(prefetch.over(queue), worker, progress)
         worker.tally.bytes_read += prefetch.bytes_fetched

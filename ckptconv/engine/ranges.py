@@ -11,6 +11,7 @@ from ckptconv.plan import Data, FilePlan, Literal
 from ckptconv.storage.files import check_unchanged, is_read_far
 from ckptconv.storage.packed import SpoolingReaders
 from ckptconv.storage.reading import Options
+from ckptconv.storage.stores import reached
 from ckptconv.tensors.moves import File, Runs
 
 
@@ -54,10 +55,7 @@ class FileBytes:
         if not self._far:
             yield from self._made(Worker(self._readers, None, unit), windows)
             return
-        from ckptconv.storage.prefetch import Prefetch
-
-        needs = Needs(unit)
-        with Prefetch(self._readers, self._readers.spool, needs, memory=memory, requests=requests) as prefetch:
+        with reached(self.name).prefetching(self._readers, Needs(unit), memory=memory, requests=requests) as prefetch:
             yield from self._made(Worker(prefetch, None, unit), prefetch.over(windows))
 
     def _made(self, worker: Worker, windows: Iterator[Task]) -> Iterator[memoryview]:

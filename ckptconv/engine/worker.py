@@ -25,7 +25,7 @@ from ckptconv.tensors.lazy import Convert, Stored
 from ckptconv.tensors.moves import GAP, Assembled, Cut, File, Gather, Kernel, Move, Runs
 
 if TYPE_CHECKING:
-    from ckptconv.storage.prefetch import Prefetch
+    from ckptconv.storage.reading import Sources
 
 # Called with everything that is read for the output: the file, the runs in it, and their bytes.
 Seen: TypeAlias = Callable[[File, Runs, memoryview], None]
@@ -136,7 +136,7 @@ class Worker:
 
     def __init__(
         self,
-        readers: Readers | Prefetch[Task],
+        readers: Sources,
         writer: Writer | None,
         unit: int,
         digesting: bool = False,

@@ -88,8 +88,8 @@ def open_source(
         from ckptconv.storage.pipes import take_pipe
 
         path = take_pipe(path, spool_dir)
-    else:
-        stores.at(path).taken(path, reached, spool_dir)
+    elif is_remote(path):
+        stores.reached(path).taken(path, reached, spool_dir)
     orders = asked_orders(order, feature_options if states else {}, reaching)
     wanted = Wanted(key, states, tag, exclude_frozen, model_rank, structure, raw, master, unstack, orders=orders)
     for widened in opening(feature_options, "wanted"):
@@ -100,7 +100,7 @@ def open_source(
         source = _joined(place, chosen.read(guess.place or place, wanted), wanted)
         source = alone_files.marked(guess.place or place, source, alone)
         source = _with_optimizer(source, guess.place or place, wanted)
-    if stores.at(path).repository:
+    if stores.is_repository(path):
         source = source._replace(notes=[*source.notes, *_repository_notes(place, source)])
     is_deepspeed, is_megatron = source.family == DEEPSPEED, source.format == MEGATRON
     idle = [
@@ -359,8 +359,7 @@ def _nearby(place: Location) -> str:
     if colon and (scheme in stores.STORES or path_in_store[:1] == "/") and scheme.isalnum() and "://" not in path:
         return f"Did you mean {scheme}://{path_in_store.lstrip('/')}?"
     if is_remote(path) or place.parent.kind != "directory":
-        meant = stores.meant(path)
-        return f"If it is {meant.kind}, give {meant.url}." if meant else ""
+        return stores.hint(path, place.options)
     names = {name.lower(): name for name in place.parent.names}
     close = difflib.get_close_matches(place.name.lower(), list(names), n=1, cutoff=0.8)
     return f"Did you mean {os.path.join(os.path.dirname(path), names[close[0]])}?" if close else ""

@@ -74,7 +74,7 @@ def opened_at(path: str, settings: Mapping[str, Any], *, copies: bool | None, pe
     path, settings = placed(path, settings, settings)
     reaching = dict(settings["storage_options"] or {})
     place = Location(stores.pinned(path, reaching), reaching)
-    copies = stores.at(place.path).repository if copies is None else copies
+    copies = stores.is_repository(place.path) if copies is None else copies
     if per_rank or pipelines.reader_of(place, settings["family"], copies=copies):
         return open_parts(place, per_rank=per_rank, **settings)
     return [open_source(place.path, **settings)]

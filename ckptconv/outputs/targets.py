@@ -362,9 +362,7 @@ def check_place(path: str, storage_options: Mapping[str, Any], option: str = "")
     there would be gone. Raise UnsafeError if a stranger's link is on the way."""
     called = f"{option} {path}".lstrip()
     if is_remote(path):
-        from ckptconv.storage.uploads import check_writable
-
-        check_writable(path, storage_options)
+        stores.reached(path).check_writable(path, storage_options)
     elif path == "-" or path.startswith(_STREAMS):
         raise UsageError(f"{option or 'OUTPUT'} cannot be {path}: a complete output gets its name by a rename.", _NAMED)
     elif look(resolved(path)).kind == "other":
@@ -471,7 +469,7 @@ def default_output(source: Source, typed: Location, suffix: str = model_files.SU
     if suffix != model_files.SUFFIX:
         return _one_file(typed, suffix)
     is_directory = typed.at(source.path).kind == "directory"
-    if stores.at(typed.path).repository:
+    if stores.is_repository(typed.path):
         return _here(typed.path, is_directory)
     if source.family == model_files.SAFETENSORS:
         raise UsageError(
@@ -500,8 +498,8 @@ def default_output(source: Source, typed: Location, suffix: str = model_files.SU
 def _one_file(typed: Location, suffix: str) -> str:
     """Return the path of the output of `typed`, one file, which ends in `suffix`."""
     path = typed.path.rstrip("/")
-    if stores.at(path).repository:
-        path = basename(stores.at(path).plain(path))
+    if stores.is_repository(path):
+        path = basename(stores.plain(path))
     elif basename(path) in ("", ".", ".."):
         path = os.path.abspath(path)
     is_directory = typed.kind == "directory"
@@ -510,7 +508,7 @@ def _one_file(typed: Location, suffix: str) -> str:
 
 def _here(typed: str, is_directory: bool) -> str:
     """Return the name, in the current directory, of the output of `typed`, which is on the hub."""
-    name = basename(stores.at(typed).plain(typed.rstrip("/")))
+    name = basename(stores.plain(typed.rstrip("/")))
     if is_directory:
         return f"{name}/" if _ENDING.search(name) else name
     return file_name(os.path.splitext(name)[0])

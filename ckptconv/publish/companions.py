@@ -11,9 +11,9 @@ from ckptconv.options.table import Options
 from ckptconv.outputs.computed import ways_of
 from ckptconv.outputs.kinds import is_set
 from ckptconv.outputs.targets import Target, is_beside
-from ckptconv.storage import stores
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import dirname, is_remote
+from ckptconv.storage.stores import is_repository
 from ckptconv.tensors.moves import File
 
 # The reason why companions stay behind that nobody has asked for.
@@ -84,7 +84,7 @@ def _is_copied(origin: Source, source: Source, options: Options) -> bool:
     if options.copy_config is None:
         is_bare = origin.component is not None or origin.stem == ADAPTER
         is_retold = any(way.retold for way in ways_of(source, options))  # the output's has other settings
-        return origin is source.reference or stores.at(origin.path).repository or is_bare or is_retold
+        return origin is source.reference or is_repository(origin.path) or is_bare or is_retold
     return options.copy_config
 
 
@@ -93,5 +93,5 @@ def _wanted(origin: Source, source: Source, options: Options) -> Collection[str]
     does not find an adapter: that file is copied without an option."""
     from ckptconv.formats.model_directory import ADAPTER_CONFIG
 
-    is_unasked = options.copy_config is None and origin is source and not stores.at(origin.path).repository
+    is_unasked = options.copy_config is None and origin is source and not is_repository(origin.path)
     return [ADAPTER_CONFIG] if is_unasked and origin.stem == ADAPTER else None

@@ -30,6 +30,7 @@ from ckptconv.publish.statements import needing_inputs, requested
 from ckptconv.result import OutputFile, Report
 from ckptconv.storage.paths import is_remote, join, normalize
 from ckptconv.storage.progress import Progress
+from ckptconv.storage.stores import reached
 from ckptconv.tensors.lazy import Equal
 from ckptconv.tensors.moves import File
 from ckptconv.text import some
@@ -170,7 +171,11 @@ class _Production:
                 *warnings_of(sources, outputs, options),
                 *_warnings(outputs, options, self._checksums, done),
             ],
-            notes=[*dict.fromkeys(notes_of(sources, outputs, options)), *self._replacing.replaced],
+            notes=[
+                *dict.fromkeys(notes_of(sources, outputs, options)),
+                *self._replacing.replaced,
+                *_untried(outputs, options),
+            ],
             left={path: reason for output in outputs for path, reason in output.target.left.items()},
             input_bytes=sum(file.size for file in self.inputs),
             bytes_read=sum(source.bytes_read for source in self.every) + done.tally.bytes_read + extra,
@@ -217,6 +222,13 @@ def _opaque(sources: Sequence[Source], outputs: Sequence[Output]) -> Iterator[st
             yield name
 
 
+def _untried(outputs: Sequence[Output], options: Options) -> Iterator[str]:
+    """Yield a note on each store that a dry run does not write to."""
+    for output in outputs if options.dry_run else ():
+        if is_remote(output.target.path):
+            yield f"{output.target.path}: a dry run does not try whether its store takes files."
+
+
 def _warnings(outputs: Sequence[Output], chosen: Options, checksums: Checksums | None, done: Done) -> Iterator[str]:
     """Yield warnings about events while the outputs were written."""
     if checksums and checksums.unrecorded:
@@ -231,10 +243,8 @@ def _warnings(outputs: Sequence[Output], chosen: Options, checksums: Checksums |
         yield warning
     for output in outputs:
         if is_remote(output.target.path):
-            from ckptconv.publish.staging.remote import notes
-
             sent = ((output.target.final(file.name), file.size) for file in output.plan.files)
-            yield from notes(sent, chosen.buffers(far=True) // 2)
+            yield from reached(output.target.path).notes(sent, chosen.buffers(far=True) // 2)
 
 
 @contextlib.contextmanager

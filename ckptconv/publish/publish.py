@@ -30,6 +30,7 @@ from ckptconv.storage.packed import SpoolingReaders
 from ckptconv.storage.paths import is_remote, normalize
 from ckptconv.storage.progress import Announced, Progress, on_file
 from ckptconv.storage.reading import REQUESTS
+from ckptconv.storage.stores import reached
 from ckptconv.storage.syncing import Syncing
 from ckptconv.tensors.lazy import Equal, LazyTensor
 from ckptconv.tensors.moves import File
@@ -123,17 +124,17 @@ def staging_for(
     if not is_remote(path):
         return LocalStaging(path, plan_id, options.fsync, shared, index, is_ours)
     place, memory = Location(path, dict(options.storage_options)), options.buffers(far=True) // 2
-    if kind in TREES:
-        from ckptconv.publish.staging.remote_parts import TreeOnStore
-
-        return TreeOnStore(place, plan_id, memory, TREES[kind], shared)
-    if in_parts and directory and is_ours:
-        from ckptconv.publish.staging.remote_parts import PartsOnStore
-
-        return PartsOnStore(place, plan_id, memory, index, is_ours, shared, directory.shards)
-    from ckptconv.publish.staging.remote import UploadStaging
-
-    return UploadStaging(place, plan_id, memory, index, is_ours)
+    staging: Staging = reached(path).staging(
+        place,
+        plan_id,
+        memory,
+        TREES.get(kind, index),
+        is_ours,
+        tree=kind in TREES,
+        shared=shared,
+        shards=directory.shards if in_parts and directory else None,
+    )
+    return staging
 
 
 def _is_ours(kind: str, replaces: frozenset[str], name: str) -> bool:

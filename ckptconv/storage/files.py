@@ -13,16 +13,14 @@ import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, overload
+from typing import Literal, overload
 
 from ckptconv.errors import CorruptError, FailedError, MissingError, UsageError
 from ckptconv.storage.paths import is_remote
 from ckptconv.storage.reading import Entry, Options, Reader, changed, ends_early
+from ckptconv.storage.stores import reached
 from ckptconv.tensors.moves import File
 from ckptconv.text import reason
-
-if TYPE_CHECKING:
-    pass
 
 # Number of files to keep open for the next read; within a common limit on descriptors (1,024).
 OPEN_FILES = 256
@@ -117,9 +115,8 @@ def is_read_far(file: File) -> bool:
 def look(path: str, options: Options | None = None) -> Entry:
     """Return the entry at `path`, following symbolic links. Raises FailedError if it cannot be determined."""
     if is_far(path):
-        from ckptconv.storage import remote_files
-
-        return remote_files.look(path, options)
+        entry: Entry = reached(path).look(path, options)
+        return entry
     if path in _in_memory:
         return Entry("file", File(path, _in_memory[path].size))
     try:
@@ -146,9 +143,8 @@ def _stamp(status: os.stat_result) -> str:
 def listing(directory: str, options: Options | None = None) -> dict[str, Entry]:
     """Return the entries of a directory by name, sorted."""
     if is_remote(directory):
-        from ckptconv.storage import remote_files
-
-        return remote_files.listing(directory, options)
+        entries: dict[str, Entry] = reached(directory).listing(directory, options)
+        return entries
     try:
         names = sorted(os.listdir(directory))
     except OSError as error:
@@ -420,9 +416,8 @@ def _opened(file: File, options: Options | None) -> Reader:
     """Return a reader of `file`, which no other keeps open."""
     if not is_far(file.path):
         return LocalReader(file)
-    from ckptconv.storage.remote_files import RemoteReader
-
-    return RemoteReader(file, options)
+    reader: Reader = reached(file.path).RemoteReader(file, options)
+    return reader
 
 
 def read_text(path: str, limit: int, options: Options | None = None) -> str:

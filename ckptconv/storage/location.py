@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any
 
 from ckptconv.errors import UsageError
 from ckptconv.storage import files, paths
@@ -97,12 +96,6 @@ class Location:
     def names(self) -> Mapping[str, Entry]:
         """The entries of this directory by name, sorted."""
         return files.listing(self.path, self.options)
-
-    def filesystem(self) -> tuple[Any, str]:
-        """Return the fsspec file system of this URL, and the path inside it. Raises UsageError if there is none."""
-        from ckptconv.storage import remote
-
-        return remote.filesystem(self.path, self.options)
 
     def open_reader(self) -> Reader:
         """Return a reader of the descriptions in this file."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ckptconv.errors import CorruptError
 from ckptconv.tensors.moves import File
@@ -70,6 +71,12 @@ class Reader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class Sources(Protocol):
+    """Opens readers of files."""
+
+    def reading(self, file: File) -> AbstractContextManager[Reader]: ...
 
 
 class InMemory(Reader):

@@ -1,20 +1,19 @@
-"""The stores that URLs lead to, by scheme, and the ways in which each is special.
+"""URLs: the feature that reads and writes them, and those that know what is special about a scheme.
 
-A store is a feature: `store.py` in its folder has `STORE`, and is imported for the first URL of its scheme. What it
-leaves out is done as for any other scheme that fsspec opens (`remote`). The lines here stay where a feature is not: its
-URLs are refused by name then, as none of them may be written or read as if it were any other.
+The lines here stay where a feature is not: its URLs are refused by name then, as none of them may be written or read as
+if it were any other.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckptconv.errors import UsageError
 from ckptconv.process import of_feature
+from ckptconv.storage.paths import is_remote
 
-# The feature for each scheme.
+# The feature for each scheme, whose `store.py` has `STORE`.
 STORES: Mapping[str, str] = {
     "hf": "hub",
     "http": "http",
@@ -27,99 +26,38 @@ STORES: Mapping[str, str] = {
     "s3": "s3",
     "s3a": "s3",
 }
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-
-Options = Mapping[str, Any]
-# Takes the number of bytes that came before, and the bytes that came.
-Put = Callable[[int, bytes], None]
-# Reads bytes `start` to `stop` of a file with one request, and passes them on as they come.
-Ranges = Callable[[int, int, Put], None]
-
-
-class Meant(NamedTuple):
-    """The URL that a user means by other text, and the kind of thing that it names: "a repository of …"."""
-
-    kind: str
-    url: str
-
-
-class Store(NamedTuple):
-    """The special ways of a store. `fs` is its file system of fsspec, and `inner` a path inside it.
-
-    - `extra` is the extra of this package with the packages that fsspec needs.
-    - `call` calls the method "info" or "ls" of `fs`. `fixed`: the entry at `inner` never changes.
-    - `ranges` returns how ranges of a file of a size, and of the version that `remote.stamp` returned, are read;
-      `parallel`: several may be read at a time. None: as fsspec reads them.
-    - `pinned` returns the URL of a URL's present version; `plain` that URL without the version. `repository`: files
-      that lie together there belong together, as a framework loads them by one name.
-    - `meant` returns the URL of this store that other text means.
-    - `taken` reads a file that has no ranges into a temporary file in a directory, which its URL then stands for.
-    - `upload` begins the `uploads.Upload` of a file of a size, in parts of some bytes. None: files are written under
-      hidden names and renamed. `instead` is the advice where a store takes no outputs.
-    - `swept` removes the remains of killed processes' uploads to outputs whose paths begin with `inner`.
-    """
-
-    extra: str = ""
-    call: Callable[..., Any] = lambda fs, method, inner, **settings: getattr(fs, method)(inner, **settings)
-    fixed: Callable[[str], bool] = lambda inner: False
-    ranges: Callable[[Any, str, int, str], Ranges] | None = None
-    parallel: bool = False
-    pinned: Callable[[str, Options], str] = lambda url, options: url
-    plain: Callable[[str], str] = lambda url: url
-    repository: bool = False
-    meant: Callable[[str], Meant | None] = lambda text: None
-    taken: Callable[[str, Options, str], object] = lambda url, options, directory: None
-    upload: Callable[[Any, str, int, int], Any] | None = None
-    instead: str = ""
-    swept: Callable[[Any, str], None] = lambda fs, inner: None
-
+# The feature for URLs of all schemes, on which those build: `reaching` in its folder says how a URL is listed, read and
+# written.
+REMOTE = "remote"
 
 # Called with a sentence about each long wait for a server, from any thread.
 on_wait: Callable[[str], None] = lambda text: None  # noqa: E731
-_ANY = Store()
 
 
-def at(path: str) -> Store:
-    """Return the store of a URL, or of a path, which has nothing special. Raise UsageError if its feature is missing.
-
-    File systems that are chained are those of fsspec.
-    """
-    match = _SCHEME.match(path)
-    return of_scheme(match[1], path) if match else _ANY
-
-
-def of_scheme(scheme: str, url: str = "") -> Store:
-    """Return the store of a scheme. Raise UsageError, which names `url`, if its feature is missing."""
-    if scheme not in STORES:
-        return _ANY
-    store = _of_feature(STORES[scheme])
-    if store is None:
-        raise UsageError(f"{url or scheme}: {scheme}:// needs the feature {STORES[scheme]}, which is not installed.")
-    return store
+def reached(url: str) -> Any:
+    """Return the module that lists, reads and writes URLs. Raise UsageError, which names `url`, if it is missing."""
+    reaching = of_feature(REMOTE, "reaching")
+    if reaching is None:
+        raise UsageError(f"{url}: URLs need the feature {REMOTE}, which is not installed.")
+    return reaching
 
 
-def of(fs: Any) -> Store:
-    """Return the store that a file system of fsspec reaches."""
-    return next((of_scheme(name) for name in protocols(fs) if name in STORES), _ANY)
-
-
-def protocols(fs: Any) -> tuple[str, ...]:
-    """Return the protocols that stand for a file system in URLs."""
-    named = fs.protocol
-    return (named,) if isinstance(named, str) else tuple(named)
-
-
-def pinned(path: str, options: Options) -> str:
+def pinned(path: str, options: Mapping[str, Any]) -> str:
     """Return the URL of the present version at `path`, which later changes do not move; a path as it is."""
-    return at(path).pinned(path, options)
+    return str(reached(path).at(path).pinned(path, options)) if is_remote(path) else path
 
 
-def meant(text: str) -> Meant | None:
-    """Return the URL that is meant by `text`, which leads nowhere by itself; None if no store knows."""
-    every = (_of_feature(name) for name in dict.fromkeys(STORES.values()))
-    return next((meaning for store in every if store and (meaning := store.meant(text))), None)
+def plain(path: str) -> str:
+    """Return a URL without its version; a path as it is."""
+    return str(reached(path).at(path).plain(path)) if is_remote(path) else path
 
 
-def _of_feature(name: str) -> Store | None:
-    module = of_feature(name, "store")
-    return module.STORE if module else None
+def is_repository(path: str) -> bool:
+    """Whether files that lie together at `path` belong together, as a framework loads them by one name."""
+    return is_remote(path) and bool(reached(path).at(path).repository)
+
+
+def hint(path: str, options: Mapping[str, Any]) -> str:
+    """Return advice for a path that leads nowhere, if a store knows what is meant, or what is missing; else ""."""
+    reaching = of_feature(REMOTE, "reaching")
+    return str(reaching.hint(path, options)) if reaching else ""

@@ -8,13 +8,12 @@ blocks, so memory stays small whatever a tensor's size.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ckptconv.storage.reading import Range, Reader
+from ckptconv.storage.reading import Range, Sources
 from ckptconv.tensors.computing import Joined, Tiled
 from ckptconv.tensors.dtypes import DType
 from ckptconv.tensors.float_formats import numpy_module
@@ -45,12 +44,6 @@ T = TypeVar("T")
 _RUNS = 1 << 12
 # The largest gap between two elements that is read through, and the most read at once for such elements, in bytes.
 _GAP, _MOST = 1 << 14, 1 << 20
-
-
-class Sources(Protocol):
-    """Opens readers of files."""
-
-    def reading(self, file: File) -> contextlib.AbstractContextManager[Reader]: ...
 
 
 class _Asking(Generic[T]):

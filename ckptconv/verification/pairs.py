@@ -16,9 +16,9 @@ from ckptconv.process import settled
 from ckptconv.storage.files import is_far, is_read_far
 from ckptconv.storage.packed import SpoolingReaders
 from ckptconv.storage.paths import basename
-from ckptconv.storage.prefetch import Prefetch
 from ckptconv.storage.progress import Progress
 from ckptconv.storage.reading import Range
+from ckptconv.storage.stores import reached
 from ckptconv.tensors.compare import differing, place_of
 from ckptconv.tensors.lazy import LazyTensor, Stored, packed
 from ckptconv.text import quoted, some
@@ -72,16 +72,27 @@ def compare_pairs(
     pairs: Sequence[ExpectedPair], options: Options, progress: Progress, attested: Attested, wrong: Differences
 ) -> tuple[int, int]:
     """Compare the elements of `pairs`, and add those that differ to `wrong`. Return the bytes compared and read."""
-    compared = 0
+
+    def compare(evaluator: Evaluator, pieces: Iterable[_Piece | _Neighbours]) -> int:
+        compared = 0
+        for piece in pieces:
+            if isinstance(piece, _Neighbours):
+                compared += _compare_neighbours(evaluator, piece, progress, attested, wrong)
+            else:
+                compared += _compare_elements(evaluator, piece, progress, attested, wrong)
+        return compared
+
     with settled(), SpoolingReaders(dict(options.storage_options), options.spool_dir) as readers:
         readers.expect(packed(tensor for pair in pairs for tensor in (pair.want, pair.got)))
-        with Prefetch(readers, readers.spool, _needs, memory=PREFETCH_MEMORY, request=_FAR_BLOCK) as prefetch:
+        paths = {file.stored.path for pair in pairs for side in (pair.want, pair.got) for file in side.inputs()}
+        far = next(filter(is_far, paths), "")
+        if not far:
+            evaluator = Evaluator(readers)
+            return compare(evaluator, _pieces(pairs)), evaluator.bytes_read
+        settings = {"memory": PREFETCH_MEMORY, "request": _FAR_BLOCK}
+        with reached(far).prefetching(readers, _needs, **settings) as prefetch:
             evaluator = Evaluator(prefetch)
-            for piece in prefetch.over(_pieces(pairs)):
-                if isinstance(piece, _Neighbours):
-                    compared += _compare_neighbours(evaluator, piece, progress, attested, wrong)
-                else:
-                    compared += _compare_elements(evaluator, piece, progress, attested, wrong)
+            compared = compare(evaluator, prefetch.over(_pieces(pairs)))
         # The prefetch also reads small gaps between the wanted ranges.
         return compared, evaluator.bytes_read + prefetch.bytes_fetched - prefetch.bytes_used
 

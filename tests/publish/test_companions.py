@@ -13,6 +13,7 @@ from cells import offered
 from checkpoints import ckptconv_here
 from fsspec.implementations.memory import MemoryFileSystem
 from safetensors.torch import load_file
+from stores import FAR
 
 import ckptconv
 from ckptconv import DifferenceError, convert, verify
@@ -265,6 +266,7 @@ def test_parts_and_finish_bring_the_same(source: Path, tmp_path: Path) -> None:
     assert content(tmp_path / "out") == content(tmp_path / "whole")
 
 
+@FAR
 @pytest.mark.parametrize("parts", [False, True] if "part" in OPTIONS else [False])
 def test_from_and_to_stores(parts: bool, source: Path, tmp_path: Path) -> None:
     store = MemoryFileSystem()

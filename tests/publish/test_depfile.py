@@ -14,7 +14,7 @@ from checkpoints import torch_file
 from effort import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from stores import PLACES
+from stores import FAR, PLACES
 
 import ckptconv
 from ckptconv.errors import UsageError
@@ -119,6 +119,7 @@ def test_names_that_make_cannot_hold_are_refused() -> None:
             rule([target], [name])
 
 
+@FAR
 def test_files_of_a_store_are_no_prerequisites(tmp_path: Path) -> None:
     place = PLACES["memory"]()
     url = place.put(torch_file(tmp_path, {"w": torch.ones(2)}), "model.pt")

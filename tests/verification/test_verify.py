@@ -26,6 +26,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from stores import FAR
 
 import ckptconv as library
 from ckptconv import convert
@@ -303,6 +304,7 @@ def test_rules_for_renaming_from_a_manifest_take_no_longer_than_they_may(
         library.verify(source, output)
 
 
+@FAR
 def test_outputs_that_are_far_away_are_verified_where_they_are(saved: Path) -> None:
     import fsspec
 

@@ -6,10 +6,10 @@ import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from ckptconv.storage import remote
-from ckptconv.storage.remote import ChangedError, ShortReadError, run
-from ckptconv.storage.stores import Put, Ranges, Store
-from ckptconv.storage.uploads import Body, Upload, send_bodies_at_once
+from ckptconv.features.remote import access
+from ckptconv.features.remote.access import ChangedError, ShortReadError, run
+from ckptconv.features.remote.stores import Put, Ranges, Store
+from ckptconv.features.remote.uploads import Body, Upload, send_bodies_at_once
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ async def _with_blob(fs: Any, inner: str, action: Callable[[Any], Awaitable[T]])
         async with fs.service_client.get_blob_client(container=container, blob=name) as blob:
             return await action(blob)
     except Exception as error:
-        if remote.status(error) == 404:
+        if access.status(error) == 404:
             raise FileNotFoundError(inner) from error
         raise
 
@@ -57,7 +57,7 @@ async def _from_azure(fs: Any, inner: str, version: str, start: int, stop: int, 
     try:
         data = await _with_blob(fs, inner, read)
     except Exception as error:
-        if remote.status(error) == 412:
+        if access.status(error) == 412:
             raise ChangedError("it has changed to another version") from error
         raise
     if len(data) != stop - start:
@@ -82,7 +82,7 @@ class AzureUpload(Upload):
         self._blocks: dict[int, str] = {}
 
     def _call(self, action: Callable[[Any], Any]) -> None:
-        remote.retrying(lambda: run(self._fs, _with_blob(self._fs, self._inner, action)), self.given_up)
+        access.retrying(lambda: run(self._fs, _with_blob(self._fs, self._inner, action)), self.given_up)
 
     def send(self, number: int, data: memoryview) -> None:
         # All block names in a blob must have the same length. This is adlfs's, whose leftover blocks may be there.
@@ -103,6 +103,7 @@ class AzureUpload(Upload):
 
 STORE = Store(
     extra="azure",
+    bucket="container",
     ranges=_ranges,
     upload=lambda fs, inner, size, part: AzureUpload(fs, inner),
 )

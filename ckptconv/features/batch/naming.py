@@ -69,7 +69,7 @@ def fields_of(input_word: InputWord, number: int, count: int) -> dict[str, str]:
         path = path.partition("?")[0] if path.startswith(("http://", "https://")) else path
     else:
         path = os.path.abspath(path)
-    name, place = basename(path), stores.at(path).plain(path)
+    name, place = basename(path), stores.plain(path)
     stem = basename(place) if input_word.is_directory else os.path.splitext(name.removesuffix(_INDEX))[0]
     return {"stem": stem, "name": name, "parent": basename(dirname(place)), "number": f"{number:0{len(str(count))}}"}
 

@@ -21,10 +21,11 @@ from ckptconv.features.diff.changes import Change, Measured, Squares, Tolerance,
 from ckptconv.options.table import Options
 from ckptconv.plan import Data
 from ckptconv.process import is_forkable, settled
-from ckptconv.storage.files import Readers, is_far
+from ckptconv.storage.files import is_far
 from ckptconv.storage.packed import SpoolingReaders
-from ckptconv.storage.prefetch import Prefetch
 from ckptconv.storage.progress import Progress
+from ckptconv.storage.reading import Sources
+from ckptconv.storage.stores import reached
 from ckptconv.tensors.compare import place_of
 from ckptconv.tensors.dtypes import DType
 from ckptconv.tensors.float_formats import numpy_module
@@ -310,8 +311,8 @@ class _Comparing:
         """Carry out `groups()` of tasks for `pairs`, the same each time, which read about `nbytes`."""
         if self._ahead:
             needs = Needs(self._unit)
-            with Prefetch[_Task](
-                self._readers, self._readers.spool, lambda task: needs(task.window), memory=self._ahead
+            with reached("").prefetching(
+                self._readers, lambda task: needs(task.window), memory=self._ahead
             ) as prefetch:
                 workers = [self._worker(prefetch)]
                 workers[0].run(prefetch.over(itertools.chain.from_iterable(groups())))
@@ -355,8 +356,8 @@ class _Comparing:
         self._progress = None  # the first process reports progress
         return _Alone(self._worker(self._readers), pairs, self._encoder)
 
-    def _worker(self, readers: Readers | Prefetch[_Task]) -> _Worker:
-        worker = Worker(readers, None, self._unit + ALIGNMENT)  # type: ignore[arg-type]
+    def _worker(self, readers: Sources) -> _Worker:
+        worker = Worker(readers, None, self._unit + ALIGNMENT)
         return _Worker(worker, self._tolerance, self._lock, self._progress, self._encoder, self._measure)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ckptconv.storage.stores import Store
-from ckptconv.storage.uploads import Upload
+from ckptconv.features.remote.stores import Store
+from ckptconv.features.remote.uploads import Upload
 
 
 class FileUpload(Upload):
@@ -28,4 +28,4 @@ class FileUpload(Upload):
         self._file.discard()
 
 
-STORE = Store(extra="gcs", upload=FileUpload)
+STORE = Store(extra="gcs", bucket="bucket", upload=FileUpload)

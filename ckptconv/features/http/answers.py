@@ -1,6 +1,6 @@
 """Answers of servers as their bytes come: watched, and compared with the range and version that were asked for.
 
-For stores whose clients work in the thread of an asynchronous file system (`remote.run`).
+For stores whose clients work in the thread of an asynchronous file system (`access.run`).
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
 from ckptconv.features.http.object_checksums import Check
+from ckptconv.features.remote.access import ChangedError, HungError, ShortReadError, WrongAnswerError, run
+from ckptconv.features.remote.stores import Put
 from ckptconv.storage import stores
-from ckptconv.storage.remote import ChangedError, HungError, ShortReadError, WrongAnswerError, run
-from ckptconv.storage.stores import Put
 
 T = TypeVar("T")
 

@@ -13,11 +13,11 @@ from typing import Any
 from ckptconv.errors import CkptconvError, FailedError, UsageError
 from ckptconv.features.http.answers import call_soon, check_range, check_version, pass_on, soon
 from ckptconv.features.http.object_checksums import stated
-from ckptconv.storage import remote, stores
+from ckptconv.features.remote import access, stores
+from ckptconv.features.remote.access import NoRangesError, WrongAnswerError, run
+from ckptconv.features.remote.stores import Options, Put, Ranges, Store
 from ckptconv.storage.files import hold
-from ckptconv.storage.remote import NoRangesError, WrongAnswerError, run
 from ckptconv.storage.spool import ELSEWHERE, Spool
-from ckptconv.storage.stores import Options, Put, Ranges, Store
 from ckptconv.storage.writing import check_space
 
 _AMAZON = "x-amz-checksum-"
@@ -107,19 +107,19 @@ def taken(url: str, options: Options, directory: str = "") -> None:
 
     Raise FailedError if the download fails or has no room.
     """
-    fs, inner = remote.filesystem(url, options)
+    fs, inner = access.filesystem(url, options)
     try:
-        row = remote.info(fs, inner)
+        row = access.info(fs, inner)
         if row is None or row["type"] == "directory" or _gives_ranges(fs, inner, row):
             return
         spool = Spool(directory)
         check_space(spool.directory, row.get("size") or 0, f"The file at {url}", ELSEWHERE)
         # A retry writes all bytes again.
-        remote.retrying(lambda: run(fs, _from_http(fs, inner, None, "", 0, None, spool.write_at)))
+        access.retrying(lambda: run(fs, _from_http(fs, inner, None, "", 0, None, spool.write_at)))
     except CkptconvError:
         raise
     except Exception as error:
-        raise FailedError(f"{url} cannot be read: {remote.why(error)}.", remote.hint(error)) from error
+        raise FailedError(f"{url} cannot be read: {access.why(error)}.", access.hint(error)) from error
     hold(url, spool.descriptor)
 
 
@@ -131,7 +131,7 @@ def _gives_ranges(fs: Any, inner: str, row: Mapping[str, Any]) -> bool:
     if size is None:
         return False
     try:
-        remote.retrying(lambda: _ranges(fs, inner, size, "")(size - 1, size, lambda at, data: None))
+        access.retrying(lambda: _ranges(fs, inner, size, "")(size - 1, size, lambda at, data: None))
     except NoRangesError:
         return False
     return True

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from ckptconv.errors import CkptconvError, FailedError, MissingError, UsageError
-from ckptconv.storage import remote
-from ckptconv.storage.stores import Meant, Options, Put, Ranges, Store
+from ckptconv.features.remote import access
+from ckptconv.features.remote.stores import Meant, Options, Put, Ranges, Store
 
 _SCHEME = "hf://"
 _CALLED = "a repository of the Hugging Face hub"
@@ -68,14 +68,14 @@ def pinned(url: str, options: Options) -> str:
     """
     if is_pinned(url) or url.startswith(f"{_SCHEME}buckets/"):
         return url  # buckets have no commits
-    fs, inner = remote.filesystem(url, options)
+    fs, inner = access.filesystem(url, options)
     try:
-        return remote.retrying(lambda: _resolved(fs, inner, url))
+        return access.retrying(lambda: _resolved(fs, inner, url))
     except CkptconvError:
         raise
     except Exception as error:
-        hint = remote.hint(error) or "Check the network, HF_ENDPOINT and HF_TOKEN."
-        raise FailedError(f"{url} cannot be accessed: {remote.why(error)}.", hint) from error
+        hint = access.hint(error) or "Check the network, HF_ENDPOINT and HF_TOKEN."
+        raise FailedError(f"{url} cannot be accessed: {access.why(error)}.", hint) from error
 
 
 def _resolved(fs: Any, inner: str, url: str) -> str:
@@ -137,7 +137,7 @@ def _call(fs: Any, method: str, inner: str, **settings: Any) -> Any:
 
 def _ranges(fs: Any, inner: str, size: int, version: str) -> Ranges:
     # Otherwise the hub's file system requests the size before each range.
-    read = remote.from_file(fs, inner, size=size)
+    read = access.from_file(fs, inner, size=size)
 
     def read_range(start: int, stop: int, put: Put) -> None:
         with _refusals():
@@ -152,9 +152,9 @@ def _refusals() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        for cause in remote.causes(error):
+        for cause in access.causes(error):
             if type(cause).__name__ in _REFUSALS:
-                raise remote.RefusedError(*_REFUSALS[type(cause).__name__]) from error
+                raise access.RefusedError(*_REFUSALS[type(cause).__name__]) from error
         raise
 
 

@@ -59,6 +59,12 @@ def reason_of(name: str, kind: str = "file") -> str:
     return row.stays if row else FOLDER if kind == "directory" else UNKNOWN
 
 
+def is_directory(source: Source, options: Mapping[str, object]) -> bool:
+    """Whether `source` is a directory. A store, with its `options`, is not asked about a file that was read."""
+    files = (read.file.path for read in source.inputs.values() if isinstance(read, Input))
+    return source.path not in files and Location(source.path, dict(options)).kind == "directory"
+
+
 def with_left(
     source: Source,
     target: Target,
@@ -71,7 +77,7 @@ def with_left(
     `folders` belong to other sources. Next to ranks, a store is not asked for them.
     """
     is_of_ranks = source.family in (DEEPSPEED, DCP)
-    if Location(source.path, dict(options)).kind != "directory" or (is_of_ranks and is_remote(source.path)):
+    if (is_of_ranks and is_remote(source.path)) or not is_directory(source, options):
         return source, target
     places = {resolved_name(place.path): place for place in places_of(source, options)}
     places.pop(resolved_name(dirname(target.path) if target.is_file else target.path), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ckptconv.features.model_checks.left import FOLDER, STAYING, UNKNOWN, row_of
+from ckptconv.features.model_checks.left import FOLDER, STAYING, UNKNOWN, is_directory, row_of
 from ckptconv.formats.model_directory import ROWS, is_companion_name
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
@@ -22,8 +22,10 @@ def survey(
 ) -> dict[str, list[str]] | None:
     """Return the names in the directory of a model by their roles; None if nothing else of a model is beside the
     weights of `source`."""
+    if not is_directory(source, storage_options or {}):
+        return None
     place = Location(source.path, dict(storage_options or {}))
-    if place.kind != "directory" or not any(map(is_companion_name, place.names)):
+    if not any(map(is_companion_name, place.names)):
         return None
     order = [*(row.role for row in (*ROWS, *STAYING)), FOLDER, UNKNOWN]
     roles: dict[str, list[str]] = {}

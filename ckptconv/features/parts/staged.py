@@ -13,12 +13,10 @@ from ckptconv.formats.run_names import TREES
 from ckptconv.outputs.targets import DIRECTORIES
 from ckptconv.publish.manifest import MOST_DESCRIPTION
 from ckptconv.publish.staging.area import DESCRIPTION, PUBLISHED, hidden, is_sibling
-from ckptconv.publish.staging.remote import names_in
-from ckptconv.publish.staging.remote_parts import content_of
 from ckptconv.storage.handles import HIDDEN, ForeignError, Handle, resolved
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote
-from ckptconv.storage.uploads import explained
+from ckptconv.storage.stores import reached
 
 
 class StagedParts(NamedTuple):
@@ -83,7 +81,8 @@ def _description_in(home: Handle, token: str, plan_id: str, kinds: tuple[str, ..
 def directories(place: Location) -> list[str]:
     """Return the names of the directories in `place`, sorted."""
     if is_remote(place.path):
-        return _directories_there(place)
+        names: list[str] = reached(place.path).directories(place)
+        return names
     with contextlib.suppress(OSError), os.scandir(place.path) as entries:
         return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
     return []
@@ -92,19 +91,12 @@ def directories(place: Location) -> list[str]:
 def _described_there(output: Location) -> list[StagedParts]:
     """Return the staging directories of plans for `output`, which is on a store."""
     descriptions = []
-    for name in _directories_there(output):
+    for name in reached(output.path).directories(output):
         if is_sibling(name, HIDDEN):
             place = output.join(name)
-            data = content_of(place.join(DESCRIPTION), MOST_DESCRIPTION)
+            data = reached(place.path).content_of(place.join(DESCRIPTION), MOST_DESCRIPTION)
             if data is not None:
                 descriptions.append(
                     StagedParts(place.path, name[len(HIDDEN) :], (*DIRECTORIES, *TREES), data, published=False)
                 )
     return descriptions
-
-
-def _directories_there(place: Location) -> list[str]:
-    """Return the names of the directories in `place`, sorted."""
-    fs, inner = place.filesystem()
-    with explained(place.path):
-        return sorted(name for name, is_directory in names_in(fs, inner.rstrip("/")).items() if is_directory)

@@ -8,22 +8,20 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.engine.execute import in_threads
 from ckptconv.errors import FailedError
 from ckptconv.options.table import Options
 from ckptconv.outputs.planning import Output
 from ckptconv.plan import Input
-from ckptconv.storage.files import Readers, check_unchanged, is_far, is_held, look
+from ckptconv.storage.files import check_unchanged, is_far, is_held, look
 from ckptconv.storage.packed import SpoolingReaders
 from ckptconv.storage.paths import basename, is_remote
 from ckptconv.storage.progress import Progress, on_file
-from ckptconv.storage.reading import Range
+from ckptconv.storage.reading import Range, Sources
+from ckptconv.storage.stores import reached
 from ckptconv.tensors.moves import File
-
-if TYPE_CHECKING:
-    from ckptconv.storage.prefetch import Prefetch
 
 # Inputs of an output, by name.
 Named: TypeAlias = Mapping[str, File]
@@ -74,13 +72,12 @@ def digested(
         jobs = max(min(options.jobs or min(os.cpu_count() or 1, _MOST_JOBS), len(near)), 1)
         in_threads(iter(near), [_Digester(readers, algorithm, digests, progress) for _ in range(jobs)], None)
         far = [file for file in files if is_far(file.path)]
-        memory = options.buffers(far=True) // 2
-        from ckptconv.storage.prefetch import Prefetch
-
-        with Prefetch[Range](readers, readers.spool, _needed, memory=memory) as prefetch:
-            digester = _Digester(prefetch, algorithm, digests, progress)
-            for item in prefetch.over(_ranges(far)):
-                digester.add(item)
+        if far:
+            memory = options.buffers(far=True) // 2
+            with reached(far[0].path).prefetching(readers, _needed, memory=memory) as prefetch:
+                digester = _Digester(prefetch, algorithm, digests, progress)
+                for item in prefetch.over(_ranges(far)):
+                    digester.add(item)
     check_unchanged(files, dict(options.storage_options))
     return [{name: Digested(file.size, digests[file]) for name, file in item.items()} for item in inputs]
 
@@ -109,9 +106,7 @@ def _needed(part: Range) -> list[Range]:
 class _Digester:
     """Digests one file after the other, and puts each digest into `digests`."""
 
-    def __init__(
-        self, readers: Readers | Prefetch[Range], algorithm: str, digests: dict[File, str], progress: Progress | None
-    ) -> None:
+    def __init__(self, readers: Sources, algorithm: str, digests: dict[File, str], progress: Progress | None) -> None:
         self._readers, self._algorithm, self._found, self._progress = readers, algorithm, digests, progress
         self._buffer = memoryview(bytearray(_READ))
         self._hashing: Any = None

@@ -11,10 +11,10 @@ from typing import Any
 
 from ckptconv.features.http.answers import call_soon, check_range, check_version, pass_on, soon
 from ckptconv.features.http.object_checksums import stated
-from ckptconv.storage import remote
-from ckptconv.storage.remote import ChangedError, run, status
-from ckptconv.storage.stores import Put, Ranges, Store
-from ckptconv.storage.uploads import Body, Upload, send_bodies_at_once
+from ckptconv.features.remote import access
+from ckptconv.features.remote.access import ChangedError, run, status
+from ckptconv.features.remote.stores import Put, Ranges, Store
+from ckptconv.features.remote.uploads import Body, Upload, send_bodies_at_once
 
 # Smaller files are sent with one request, on commit.
 SMALL = 1 << 16
@@ -101,13 +101,13 @@ class S3Upload(Upload):
 
     def _call(self, method: str, **arguments: Any) -> Any:
         settings = self._fs.s3_additional_kwargs  # such as encryption; s3fs drops those that a method does not accept
-        return remote.retrying(lambda: self._fs.call_s3(method, settings, **self._where, **arguments), self.given_up)
+        return access.retrying(lambda: self._fs.call_s3(method, settings, **self._where, **arguments), self.given_up)
 
     def send(self, number: int, data: memoryview) -> None:
         if not self._id:
             self._small += bytes(data)
             return
-        answer = remote.retrying(lambda: run(self._fs, self._send(number + 1, Body(data))), self.given_up)
+        answer = access.retrying(lambda: run(self._fs, self._send(number + 1, Body(data))), self.given_up)
         sums = {key: value for key, value in answer.items() if key.startswith("Checksum") and key != "ChecksumType"}
         self._etags[number] = {"PartNumber": number + 1, "ETag": answer["ETag"], **sums}
 
@@ -161,6 +161,7 @@ def swept(fs: Any, inner: str) -> None:
 
 STORE = Store(
     extra="s3",
+    bucket="bucket",
     call=call_soon,
     ranges=_ranges,
     upload=lambda fs, inner, size, part: S3Upload(fs, inner, size),

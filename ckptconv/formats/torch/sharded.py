@@ -20,10 +20,10 @@ from ckptconv.formats.source import Source, Wanted
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.file import InputLog, read_torch
 from ckptconv.formats.weight_map import Index, read_index
-from ckptconv.storage import stores
 from ckptconv.storage.ahead import ahead, entries_of
 from ckptconv.storage.inside import check_inside
 from ckptconv.storage.location import Location
+from ckptconv.storage.stores import is_repository
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import name_of, some
 
@@ -41,7 +41,7 @@ def read(place: Location, wanted: Wanted | None = None) -> Source:
     if place.kind == "file":
         return _read_index(place, place.path)
     indexes = [name for name in place.names if is_torch_index(name)]
-    if f"{TORCH_MODELS[0]}{INDEX}" in indexes and stores.at(place.path).repository:
+    if f"{TORCH_MODELS[0]}{INDEX}" in indexes and is_repository(place.path):
         indexes = [f"{TORCH_MODELS[0]}{INDEX}"]  # what from_pretrained takes
     if len(indexes) > 1:
         raise UsageError(

@@ -21,6 +21,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from stores import FAR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ckptconv import DifferenceError, UnsupportedError, UsageError, average, convert, load_state_dict, verify
@@ -380,6 +381,7 @@ class Guarded(MemoryFileSystem):
         return str(super()._strip_protocol(path.replace("guarded://", "memory://")))
 
 
+@FAR
 def test_a_last_word_is_looked_up_with_the_settings_of_its_store() -> None:
     fsspec.register_implementation("guarded", Guarded, clobber=True)
     save_file(model(1), "a.safetensors")

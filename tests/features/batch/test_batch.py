@@ -264,7 +264,6 @@ NAMED = [
     ("x/pytorch_model.bin.index.json", False, "", "out/x"),
     ("runs/step-1.5/", True, "", "out/step-1.5"),
     ("runs/step-1.5/", True, "{parent}-{stem}", "out/runs-step-1.5"),
-    ("memory://bucket/dir/x.pt", False, "{parent}-{name}.safetensors", "out/dir-x.pt.safetensors"),
     ("a/model@v1", True, "", "out/model@v1"),
     *itertools.chain(*of_features("CALLED")),
 ]

@@ -22,6 +22,7 @@ from features.dcp.cases import checkpoint_of, converted, copy_of, expected_of, r
 from features.dcp.writer import Checkpoint, one, shards
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from stores import FAR
 from torch.distributed._shard.sharded_tensor import metadata as sharded_metadata
 
 import ckptconv
@@ -114,6 +115,7 @@ def test_a_model_in_one_file_is_not_mistaken_for_what_lies_below_it(tmp_path: Pa
     assert weights(tmp_path / "hub", tmp_path) == ONES
 
 
+@FAR
 @every("case", ["fsdp2_w2_nested", "hf_sharded_w2", "zstd_w2", "safetensors_fmt_w2"])
 def test_a_checkpoint_far_away(case: str, tmp_path: Path) -> None:
     far = fsspec.filesystem("memory")

@@ -17,6 +17,7 @@ import torch
 from cells import of_features
 from checkpoints import ZERO, Run, ckptconv, ckptconv_here
 from safetensors.torch import load_file, save_file
+from stores import FAR
 
 import ckptconv as library
 from ckptconv import Difference, LimitError, TensorDifference, UsageError, convert, diff
@@ -427,6 +428,7 @@ def test_a_page_shows_all_of_it(two: tuple[str, str]) -> None:
     assert ckptconv_here("diff", *two, "--html", "a.pt").refused(2, "a.pt")
 
 
+@FAR
 def test_remote_checkpoints_are_compared_where_they_are(tmp_path: Path) -> None:
     a = saved(BASE, tmp_path / "a.pt")
     convert(a, "memory://diff/a", max_shard_size=4000)

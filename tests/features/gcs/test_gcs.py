@@ -8,7 +8,7 @@ import fsspec
 import pytest
 
 from ckptconv.features.gcs.store import FileUpload
-from ckptconv.storage import stores
+from ckptconv.features.remote import stores
 
 
 @pytest.mark.parametrize("scheme", ["gs", "gcs"])

@@ -21,12 +21,12 @@ from ckptconv.errors import CorruptError, FailedError, UnsafeError
 from ckptconv.features.http import answers, object_checksums
 from ckptconv.features.http.object_checksums import Check
 from ckptconv.features.http.store import of_headers
-from ckptconv.storage import remote
+from ckptconv.features.remote import access
 
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "WAITS", (0.01,) * 3)
+    monkeypatch.setattr(access, "WAITS", (0.01,) * 3)
 
 
 @pytest.fixture

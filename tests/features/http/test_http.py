@@ -14,7 +14,7 @@ from remote import KIB, a_model, converted_here
 import ckptconv
 from ckptconv import convert
 from ckptconv.errors import FailedError, UsageError
-from ckptconv.storage import remote
+from ckptconv.features.remote import access
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_a_server_without_ranges_cannot_give_a_set_of_files(plain: Path, tmp_pat
 def test_a_file_that_is_not_served_and_a_server_that_is_not_there(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "WAITS", (0.01,))
+    monkeypatch.setattr(access, "WAITS", (0.01,))
     with http_server(model.parent) as files:
         with pytest.raises(UsageError, match="does not exist"):
             convert(f"{files.endpoint}/nothing.pt", tmp_path / "out.safetensors")

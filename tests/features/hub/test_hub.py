@@ -21,8 +21,9 @@ from samples import saved
 
 from ckptconv import CorruptError, FailedError, Report, UsageError, convert, verify
 from ckptconv.features.hub import store as hub_paths
+from ckptconv.features.remote import access
 from ckptconv.options.table import OPTIONS
-from ckptconv.storage import remote, stores
+from ckptconv.storage import stores
 from ckptconv.text import parse_path
 
 CONFIG = b'{"model_type": "tiny", "torch_dtype": "float32"}'
@@ -313,7 +314,7 @@ def test_no_network(hub: Hub, repository: str, tmp_path: Path, monkeypatch: pyte
     with monkeypatch.context() as patched:
         patched.setattr(constants, "HF_HUB_OFFLINE", True)
         assert "HF_HUB_OFFLINE is set" in refused(f"hf://{repository}", hub.options, tmp_path)
-    monkeypatch.setattr(remote, "WAITS", (0.01,))
+    monkeypatch.setattr(access, "WAITS", (0.01,))
     nowhere = {**hub.options, "endpoint": "http://127.0.0.1:9"}
     assert "cannot be accessed:" in refused(f"hf://{repository}", nowhere, tmp_path, FailedError)
 
@@ -359,7 +360,7 @@ def test_a_file_that_is_not_what_the_listing_says_is_an_error(hub: Hub, reposito
             place.write_bytes(place.read_bytes()[:2000])
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(remote, "WAITS", (0.01,))
+        patched.setattr(access, "WAITS", (0.01,))
         with pytest.raises((FailedError, CorruptError)):
             convert(f"hf://{repository}", tmp_path / "out", storage_options=hub.options, progress=Cutting())
     assert not (tmp_path / "out" / "model.safetensors").exists()

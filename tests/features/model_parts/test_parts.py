@@ -15,6 +15,7 @@ from features.model_facts import models
 from features.model_facts.models import assert_equal, converted
 from fsspec.implementations.memory import MemoryFileSystem
 from safetensors.torch import load_file
+from stores import FAR
 
 import ckptconv
 from ckptconv.options.table import OPTIONS
@@ -191,6 +192,7 @@ def test_of_a_file_only_the_rows_that_are_kept_are_read(tmp_path: Path) -> None:
     assert report.bytes_read <= 1.1 * report.bytes_written + header
 
 
+@FAR
 def test_of_shards_in_a_store_no_more_than_their_headers_is_read_too(tmp_path: Path) -> None:
     tensors = {f"model.layers.{layer}.mlp.up_proj.weight": torch.ones(512, 256) for layer in range(8)}
     torch.save(tensors, tmp_path / "m.pt")

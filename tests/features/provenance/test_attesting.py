@@ -15,6 +15,7 @@ from cells import trained
 from checkpoints import seven_shards
 from digested import sha256
 from features.provenance.attested import dependencies, mixed_model, statements
+from stores import FAR
 
 from ckptconv import convert
 from ckptconv.errors import CorruptError, UsageError
@@ -139,6 +140,7 @@ def test_the_data_behind_a_description_is_an_input(mixed: Path, tmp_path: Path) 
         }
 
 
+@FAR
 def test_what_came_through_a_pipe_or_is_remote_has_a_digest(mixed: Path, tmp_path: Path) -> None:
     small = tmp_path / "small.pt"
     torch.save({"w": torch.arange(9)}, small)

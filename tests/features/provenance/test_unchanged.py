@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from checkpoints import ckptconv_here, seven_shards
-from stores import PLACES
+from stores import FAR, PLACES
 
 from ckptconv import DifferenceError, UsageError, convert, verify
 
@@ -77,6 +77,7 @@ def test_one_file_is_compared_with_a_manifest_elsewhere(tmp_path: Path) -> None:
     assert verify(tmp_path / "one.safetensors", manifest=str(tmp_path / "m.json")).tensors > 0
 
 
+@FAR
 def test_an_output_on_a_store_is_compared_too(tmp_path: Path) -> None:
     place = PLACES["memory"]()
     convert(seven_shards(tmp_path / "model.pt", rows=5), place.url, digest="sha256")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from features.s3.server import S3, Proxy, moto_server, proxy_to, shared
 
-from ckptconv.storage import remote
+from ckptconv.features.remote import access
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +28,6 @@ def moto() -> Iterator[S3]:
 @pytest.fixture
 def proxy(s3: S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     """A link to the server that can be broken, to one that does not wait long before it tries again."""
-    monkeypatch.setattr(remote, "WAITS", (0.01,) * 2)
+    monkeypatch.setattr(access, "WAITS", (0.01,) * 2)
     with proxy_to(s3) as made:
         yield made

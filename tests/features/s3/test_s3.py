@@ -57,6 +57,11 @@ class TestS3(ServedSuite):
         with pytest.raises(FailedError, match=r"no-such-bucket.*bucket") as error:
             convert(model, "s3://no-such-bucket/out", storage_options=s3.options)
         assert "replaced" not in str(error.value)
+        with pytest.raises(UsageError, match=r"x\.pt does not exist.*There is no bucket no-such-bucket"):
+            convert("s3://no-such-bucket/x.pt", "memory://x/out.safetensors", storage_options=s3.options)
+        with pytest.raises(UsageError, match=r"x\.pt does not exist") as error:
+            convert(f"s3://{BUCKET}/x.pt", "memory://x/out.safetensors", storage_options=s3.options)
+        assert "bucket" not in str(error.value).replace(BUCKET, "")
 
     def test_what_stops_between_two_names_says_what_was_replaced(self, small: Path, place: OnS3, link: Proxy) -> None:
         options = place.through(link).options
@@ -215,6 +220,19 @@ def test_the_command_line_takes_urls_storage_options_and_the_environment(
 
 
 @pytest.mark.skipif("like" not in OPTIONS, reason="there are no references")
+def test_a_file_that_was_read_is_not_asked_for_again(s3: S3, proxy: Proxy, model: Path) -> None:
+    url, through = s3.put(model, "asked/model.pt"), json.dumps(s3.through(proxy.endpoint))
+    assert ckptconv_here("inspect", url, "--storage-options", through).code == 0
+    assert [asked.method for asked in proxy.asked][-1] == "GET"
+
+
+def test_a_dry_run_says_that_a_store_was_not_tried(s3: S3, proxy: Proxy, model: Path) -> None:
+    settings = {"storage_options": s3.through(proxy.endpoint), "dry_run": True}
+    (note,) = convert(model, f"s3://{BUCKET}/dry.safetensors", **settings).notes
+    assert note == f"s3://{BUCKET}/dry.safetensors: a dry run does not try whether its store takes files."
+    assert {asked.method for asked in proxy.asked} == {"HEAD", "GET"}
+
+
 def test_of_a_reference_headers_are_read_and_what_is_filled_in(s3: S3, proxy: Proxy, tmp_path: Path) -> None:
     state = {f"layers.{number}": torch.randn(500, 1000) for number in range(8)}  # 16 MB
     (tmp_path / "reference").mkdir()

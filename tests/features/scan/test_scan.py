@@ -46,6 +46,7 @@ from attacks.live import ODD, SYSTEM
 from cells import of_features, trained
 from checkpoints import ckptconv_here
 from safetensors.torch import save_file
+from stores import FAR
 
 import ckptconv
 from ckptconv.features.scan.report import RULES, VERDICTS, counts
@@ -430,6 +431,7 @@ def test_a_file_that_cannot_be_opened_is_a_verdict(tmp_path: Path, monkeypatch: 
     assert "permission denied" in file.findings[0].message
 
 
+@FAR
 def test_stores_are_scanned_like_disks() -> None:
     store = fsspec.filesystem("memory")
     store.pipe({"/scan/a/x.pt": ATTACK, "/scan/y.pt": entry(STATE), "/scan/readme": b"words"})

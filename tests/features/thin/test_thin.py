@@ -22,7 +22,7 @@ from effort import TIMES, every
 from processes import before_call, failing, in_child, moments
 from safetensors.torch import load_file, save_file
 from saved_steps import SAVERS, state_of
-from stores import in_memory
+from stores import FAR, in_memory
 
 import ckptconv
 import ckptconv.features.removal.area as area_module
@@ -214,6 +214,7 @@ def test_steps_of_files_go_with_all_of_their_files_and_nothing_less_of_them_is_k
     assert names(tmp_path) == {"model_3.pt", "optim_3.pt"}
 
 
+@FAR
 def test_a_run_on_a_store_is_planned_and_not_thinned(run: Path) -> None:
     place = in_memory()
     url = place.put(run, "run")

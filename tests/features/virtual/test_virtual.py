@@ -18,6 +18,7 @@ from effort import every
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from stores import FAR
 
 import ckptconv
 from ckptconv.errors import CkptconvError, CorruptError, UnsafeError, UnsupportedError, UsageError
@@ -125,6 +126,7 @@ def test_it_may_name_what_lies_in_a_directory_beside_its_own(zero: Path, tmp_pat
     assert bound(text, str(moved / "step_1"), str(tmp_path / "elsewhere")) == text
 
 
+@FAR
 def test_sources_on_a_store(zero: Path, tmp_path: Path) -> None:
     store = fsspec.filesystem("memory")
     for name, data in contents(zero).items():
@@ -274,6 +276,7 @@ def test_deep_nesting_is_corrupt(zero: Path, tmp_path: Path) -> None:
     ckptconv_here("convert", made, tmp_path / "out").refused(4)
 
 
+@FAR
 def test_on_a_store_only_its_own_directory_is_read(zero: Path, tmp_path: Path) -> None:
     made = described(zero, tmp_path / "x.virtual.json")
     told = {**json.loads(made.read_text()), "roots": [str(tmp_path)]}

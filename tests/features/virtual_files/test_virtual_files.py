@@ -32,6 +32,7 @@ from hypothesis import strategies as st
 from remote import a_model
 from safetensors import safe_open
 from safetensors.torch import load, save_file
+from stores import FAR
 
 import ckptconv
 from ckptconv.errors import CorruptError, UsageError
@@ -321,6 +322,7 @@ class TestFileSystem:
         assert np.array_equal(np.frombuffer(data, "<f4").reshape(told["shape"]), expected)
 
 
+@FAR
 def test_a_source_on_a_store_is_read_by_ranges(tmp_path: Path) -> None:
     store = fsspec.filesystem("memory")
     store.pipe_file("/virtual/model.pt", (place() / "model.pt").read_bytes())

@@ -19,6 +19,7 @@ from effort import every, examples
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from stores import FAR
 from torch import nn
 
 import ckptconv
@@ -357,6 +358,7 @@ def test_a_directory_without_checkpoints(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------------ on stores
 
 
+@FAR
 @every("kind", ["torch", "safetensors"])
 def test_the_files_of_a_set_on_a_store_are_read_side_by_side(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -15,7 +15,7 @@ from remote import KIB, MIB, Proxy, fresh
 
 import ckptconv
 from ckptconv import convert
-from ckptconv.storage import prefetch
+from ckptconv.features.remote import prefetch
 
 sys.path.insert(0, str(Path(__file__).parents[4] / "scripts"))
 import make_example

@@ -15,6 +15,7 @@ from checkpoints import ZERO, assert_same, ckptconv_here, done, load_with_aliase
 from effort import every
 from optimizer_files import STEPS, by_name, muon_saved, network, trained, training_saved
 from safetensors.torch import load_file, save_file
+from stores import FAR
 
 import ckptconv
 from ckptconv.cli.registered import COMMANDS
@@ -385,6 +386,7 @@ def test_what_has_no_parameters_is_refused(tmp_path: Path) -> None:
         refused(run, 2, f"{option[0]} applies only to a universal checkpoint.", "--universal DIR")
 
 
+@FAR
 def test_a_universal_checkpoint_on_a_store_has_its_name_last(tmp_path: Path) -> None:
     store = fsspec.filesystem("memory")
     place = "memory://universal/runs/step3"
@@ -419,6 +421,7 @@ def test_a_universal_checkpoint_on_a_store_has_its_name_last(tmp_path: Path) -> 
         store.rm("/universal", recursive=True)
 
 
+@FAR
 def test_one_that_fails_on_a_store_goes_on_where_it_was(tmp_path: Path) -> None:
     store = fsspec.filesystem("memory")
     place = "memory://stopped/runs/step3"

@@ -16,13 +16,14 @@ from remote import MIB, a_model
 from safetensors.torch import load_file
 from stores import Place, PlaceSuite, in_memory
 
+import ckptconv
 from ckptconv import convert
-from ckptconv.errors import UsageError
-from ckptconv.publish.staging.remote import notes
-from ckptconv.storage import prefetch, stores
-from ckptconv.storage.prefetch import coalesce
+from ckptconv.errors import MissingError, UsageError
+from ckptconv.features.remote import access, prefetch, stores
+from ckptconv.features.remote.prefetch import coalesce
+from ckptconv.features.remote.staging import notes
+from ckptconv.features.remote.uploads import part_size
 from ckptconv.storage.reading import Range
-from ckptconv.storage.uploads import part_size
 from ckptconv.tensors.moves import File
 
 
@@ -45,6 +46,11 @@ def test_without_its_feature_a_scheme_is_refused_by_name(monkeypatch: pytest.Mon
             ckptconv_here(*words).refused(2, "lost:// needs the feature lost, which is not installed")
 
 
+def test_an_error_of_the_file_system_of_this_package_stays_what_it_is() -> None:
+    with pytest.raises(MissingError, match=r"^gone\.pt does not exist\.$"):
+        ckptconv.open("ckptconv://model.safetensors", storage_options={"source": "gone.pt"})
+
+
 def test_a_checkpoint_inside_an_archive_is_read_where_it_is(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
         torch.save(a_model(), tmp_path / "model.pt")
@@ -52,6 +58,39 @@ def test_a_checkpoint_inside_an_archive_is_read_where_it_is(tmp_path: Path) -> N
     convert(f"zip://run/model.pt::file://{tmp_path}/all.zip", tmp_path / "out.safetensors")
     loaded = load_file(tmp_path / "out.safetensors")
     assert torch.equal(loaded["transposed"], a_model()["transposed"])
+
+
+class EndpointConnectionError(ConnectionError):
+    """botocore's, raised when it has tried several times to connect."""
+
+
+@pytest.mark.parametrize(("patience", "attempts"), [(60.0, 4), (0.0, 1)])
+def test_a_server_that_cannot_be_connected_to_is_tried_for_a_while(
+    patience: float, attempts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access, "WAITS", (0.001,) * 3)
+    monkeypatch.setattr(access, "PATIENCE", patience)
+    errors = [EndpointConnectionError() for _ in range(9)]
+
+    def connect() -> None:
+        raise errors.pop()
+
+    with pytest.raises(EndpointConnectionError):
+        access.retrying(connect)
+    assert 9 - len(errors) == attempts
+
+
+def test_a_connection_that_breaks_is_tried_again_however_long_it_lasted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access, "WAITS", (0.001,) * 3)
+    monkeypatch.setattr(access, "PATIENCE", 0.0)
+    errors = [ConnectionResetError(), ConnectionResetError()]
+
+    def read() -> str:
+        if errors:
+            raise errors.pop()
+        return "read"
+
+    assert access.retrying(read) == "read"
 
 
 # ------------------------------------------------------------------------------------------------ ranges, part sizes

@@ -15,18 +15,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import CorruptError
+from ckptconv.features.remote import access, stores
+from ckptconv.features.remote.files import RemoteReader
+from ckptconv.features.remote.staging import UploadStaging, filesystem_at, names_in
+from ckptconv.features.remote.uploads import explained
 from ckptconv.outputs.schema import object_record
 from ckptconv.outputs.targets import MANIFEST
 from ckptconv.plan import FilePlan
 from ckptconv.publish.manifest import MOST_RECORD, record
 from ckptconv.publish.staging.area import DESCRIPTION, is_sibling, record_of
-from ckptconv.publish.staging.remote import UploadStaging, names_in
-from ckptconv.storage import remote, stores
 from ckptconv.storage.handles import HIDDEN
 from ckptconv.storage.location import Location
 from ckptconv.storage.reading import Reader
-from ckptconv.storage.remote_files import RemoteReader
-from ckptconv.storage.uploads import explained
 from ckptconv.storage.writing import Writer
 from ckptconv.tensors.moves import File
 
@@ -125,11 +125,11 @@ class PartsOnStore(UploadStaging):
             return
         data = content_of(self._at(name), MOST_RECORD)
         final = self._final(name)
-        fs, inner = final.filesystem()
+        fs, inner = filesystem_at(final)
         with explained(final.path):
             if data is None:
                 raise FileNotFoundError(self._at(name).path)
-            remote.retrying(lambda: fs.pipe_file(inner, data))
+            access.retrying(lambda: fs.pipe_file(inner, data))
 
     def keep(self) -> str:
         super().discard()
@@ -148,11 +148,11 @@ class PartsOnStore(UploadStaging):
                 if record is not None:
                     self._forget(name)
                     if self._is_as_recorded(name, record):
-                        fs, inner = self._at(name).filesystem()
+                        fs, inner = filesystem_at(self._at(name))
                         self._remove(fs, inner)
         if not self.shared:
             with contextlib.suppress(Exception):
-                fs, inner = self._place.filesystem()
+                fs, inner = filesystem_at(self._place)
                 self._remove_records(fs, inner)
 
     # ---- records
@@ -191,15 +191,15 @@ class PartsOnStore(UploadStaging):
         yield RemoteReader(File(place.path, entry["size"], entry["version"]), place.options)
 
     def _forget(self, name: str) -> None:
-        fs, inner = self._place.join(record_of(name)).filesystem()
+        fs, inner = filesystem_at(self._place.join(record_of(name)))
         self._remove(fs, inner)
 
     def _put(self, name: str, data: bytes) -> None:
-        fs, inner = self._place.join(name).filesystem()
+        fs, inner = filesystem_at(self._place.join(name))
         with explained(self._place.path):
             if stores.of(fs).upload is None:
                 fs.makedirs(inner.rpartition("/")[0], exist_ok=True)  # stores have no directories
-            remote.retrying(lambda: fs.pipe_file(inner, data))
+            access.retrying(lambda: fs.pipe_file(inner, data))
 
 
 class TreeOnStore(PartsOnStore):
@@ -229,7 +229,7 @@ class TreeOnStore(PartsOnStore):
         pointed = content_of(pointer, MOST_RECORD)
         named = None if pointed is None else pointed.decode(errors="replace").strip()
         if named == self._output.name:
-            fs, inner = pointer.filesystem()
+            fs, inner = filesystem_at(pointer)
             with explained(pointer.path):
                 self._remove(fs, inner)
 
@@ -253,9 +253,9 @@ def _is_any(name: str) -> bool:
 
 def content_of(place: Location, most: int) -> bytes | None:
     """Return the content of `place`; None if it is missing. Raises CorruptError if it is larger than `most` bytes."""
-    fs, inner = place.filesystem()
+    fs, inner = filesystem_at(place)
     with explained(place.path), contextlib.suppress(FileNotFoundError):
-        data: bytes = remote.retrying(lambda: fs.cat_file(inner, start=0, end=most + 1))
+        data: bytes = access.retrying(lambda: fs.cat_file(inner, start=0, end=most + 1))
         if len(data) > most:
             raise CorruptError(f"{place} has more than {most} bytes, more than any record.")
         return data

@@ -8,21 +8,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ckptconv.errors import CkptconvError, FailedError
-from ckptconv.storage import remote
+from ckptconv.features.remote import access
+from ckptconv.features.remote.stores import Put
 from ckptconv.storage.paths import is_quoted, join
 from ckptconv.storage.reading import Entry, Options, Reader, changed, ends_early
-from ckptconv.storage.stores import Put
 from ckptconv.tensors.moves import File
 
 
 def look(path: str, options: Options | None) -> Entry:
-    fs, inner = remote.filesystem(path, options)
+    fs, inner = access.filesystem(path, options)
     try:
-        row = remote.info(fs, inner)
+        row = access.info(fs, inner)
     except CkptconvError:
         raise
     except Exception as error:
-        raise FailedError(f"{path} cannot be accessed: {remote.why(error)}.", remote.hint(error)) from error
+        raise FailedError(f"{path} cannot be accessed: {access.why(error)}.", access.hint(error)) from error
     return Entry("missing", File(path, 0)) if row is None else _entry(path, row)
 
 
@@ -30,19 +30,19 @@ def _entry(path: str, row: Mapping[str, Any]) -> Entry:
     """Convert the info that a file system gives of a path to an entry."""
     if row["type"] == "directory":
         return Entry("directory", File(path, 0))
-    return Entry("file", File(path, row.get("size") or 0, remote.stamp(row)), remote.time_of(row))
+    return Entry("file", File(path, row.get("size") or 0, access.stamp(row)), access.time_of(row))
 
 
 def listing(directory: str, options: Options | None) -> dict[str, Entry]:
-    fs, inner = remote.filesystem(directory, options)
+    fs, inner = access.filesystem(directory, options)
     try:
-        rows = remote.names(fs, inner)
+        rows = access.names(fs, inner)
     except FileNotFoundError:
         return {}  # stores without directories know only those that contain something
     except CkptconvError:
         raise
     except Exception as error:
-        raise FailedError(f"{directory} cannot be listed: {remote.why(error)}.", remote.hint(error)) from error
+        raise FailedError(f"{directory} cannot be listed: {access.why(error)}.", access.hint(error)) from error
     from pathlib import PurePosixPath
     from urllib.parse import unquote
 
@@ -56,7 +56,7 @@ def listing(directory: str, options: Options | None) -> dict[str, Entry]:
         # Some stores list a directory as an empty file in itself.
         if name and row["name"].rstrip("/") != inner.rstrip("/"):
             path = join(directory, name)
-            known = row["type"] == "directory" or (row.get("size") is not None and remote.stamp(row))
+            known = row["type"] == "directory" or (row.get("size") is not None and access.stamp(row))
             entries[name] = _entry(path, row) if known else look(path, options)
     return dict(sorted(entries.items()))
 
@@ -67,13 +67,13 @@ class RemoteReader(Reader):
     def __init__(self, file: File, options: Options | None) -> None:
         self.file = file
         self._options = options
-        self._fs, inner = remote.filesystem(file.path, options)
-        self._fetch = remote.ranges(self._fs, inner, file.size, file.stamp)
+        self._fs, inner = access.filesystem(file.path, options)
+        self._fetch = access.ranges(self._fs, inner, file.size, file.stamp)
 
     @property
     def parallel(self) -> bool:
         """Whether its file system supports several requests at a time."""
-        return remote.is_parallel(self._fs)
+        return access.is_parallel(self._fs)
 
     def fetch(self, offset: int, length: int, put: Put, stop: threading.Event | None = None) -> None:
         """Read a range with one request. Call `put` with each piece and its distance from `offset`.
@@ -96,10 +96,10 @@ class RemoteReader(Reader):
 
             self._fetch(offset, offset + length, counted)
             if end != length:
-                raise remote.ShortReadError(f"{end} bytes arrived, but {length} were requested")
+                raise access.ShortReadError(f"{end} bytes arrived, but {length} were requested")
 
         with self._explained():
-            remote.retrying(attempt, stop)
+            access.retrying(attempt, stop)
 
     def fill(self, offset: int, buffers: Sequence[memoryview]) -> None:
         if len(buffers) == 1:
@@ -124,17 +124,17 @@ class RemoteReader(Reader):
             yield
         except CkptconvError:
             raise
-        except (remote.ChangedError, FileNotFoundError) as error:
+        except (access.ChangedError, FileNotFoundError) as error:
             raise changed(self.file, look(path, self._options)) from error
-        except remote.NoRangesError as error:
+        except access.NoRangesError as error:
             raise FailedError(
-                f"{path} cannot be read in parts: {remote.why(error)}.",
+                f"{path} cannot be read in parts: {access.why(error)}.",
                 "Download it, or convert the file alone: a single file is read sequentially.",
             ) from error
-        except (remote.ShortReadError, remote.WrongAnswerError) as error:
+        except (access.ShortReadError, access.WrongAnswerError) as error:
             now = look(path, self._options)
             if (now.file.size, now.file.stamp) != (self.file.size, self.file.stamp):
                 raise changed(self.file, now) from error
             raise FailedError(f"{path} cannot be read, after several attempts: {error}.") from error
         except Exception as error:
-            raise FailedError(f"{path} cannot be read: {remote.why(error)}.", remote.hint(error)) from error
+            raise FailedError(f"{path} cannot be read: {access.why(error)}.", access.hint(error)) from error

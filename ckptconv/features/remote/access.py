@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import errno
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any, TypeVar
 
 from ckptconv.errors import CkptconvError, FailedError, MissingError, UsageError
-from ckptconv.storage import stores
-from ckptconv.storage.stores import Options, Put, Ranges
+from ckptconv.features.remote import stores
+from ckptconv.features.remote.stores import Options, Put, Ranges
 from ckptconv.text import install
 
 T = TypeVar("T")
@@ -23,6 +24,8 @@ T = TypeVar("T")
 WAITS = (0.2, 0.6, 1.8, 5.4, 10.0)
 # After how many waits in vain for a server there are no more retries.
 HANGS = 2
+# Seconds after which a server that cannot be connected to is not tried again: clients of stores retry themselves.
+PATIENCE = 10.0
 
 # Keys of a file's info that identify its version, for all file systems: the first that is present counts.
 _STAMPS = (
@@ -40,6 +43,10 @@ _BROKEN = {
     "ClientConnectionError", "HTTPClientError", "ResponseParserError", "ReadTimeout", "ChunkedEncodingError",
     "ServiceRequestError", "ServiceResponseError", "IncompleteReadException", "TransportError", "SSLError",
     "ProtocolError", "FlexibleChecksumError",
+}  # fmt: skip
+# Those for connections that were not made: of the standard library, botocore, aiohttp, azure, httpx.
+_UNREACHED = {
+    "ConnectionRefusedError", "EndpointConnectionError", "ClientConnectorError", "ServiceRequestError", "ConnectError",
 }  # fmt: skip
 # Errors of the operating system, also as fsspec raises them, for a connection or server that may be back soon.
 _PASSING_ERRNOS = {
@@ -141,7 +148,7 @@ def hint(error: BaseException) -> str:
 def retrying(action: Callable[[], T], stop: threading.Event | None = None) -> T:
     """Return the result of `action`. Retry it after transient errors, with ever longer waits, until `stop` is set."""
     stop = stop or threading.Event()
-    hangs = 0
+    hangs, begun = 0, time.monotonic()
     for wait in WAITS:
         try:
             return action()
@@ -149,11 +156,18 @@ def retrying(action: Callable[[], T], stop: threading.Event | None = None) -> T:
             hangs += isinstance(error, HungError)
             if not is_transient(error) or hangs == HANGS:
                 raise
+            if time.monotonic() - begun > PATIENCE and _is_unreached(error):
+                raise
             import random  # it takes long to import, and is rarely needed
 
             if stop.wait(wait * random.uniform(0.5, 1.5)):
                 raise
     return action()
+
+
+def _is_unreached(error: BaseException) -> bool:
+    """Whether no connection to a server was made."""
+    return any(kind.__name__ in _UNREACHED for cause in causes(error) for kind in type(cause).__mro__)
 
 
 def is_transient(error: BaseException) -> bool:

@@ -7,15 +7,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ckptconv.errors import CkptconvError
+from ckptconv.features.remote import access, stores
+from ckptconv.features.remote.uploads import (
+    PARTS,
+    RenamedUpload,
+    Upload,
+    UploadBuffers,
+    UploadWriter,
+    explained,
+    part_size,
+)
 from ckptconv.formats.model_directory import is_companion_name
 from ckptconv.outputs.targets import MANIFEST
 from ckptconv.publish.staging.area import DESCRIPTION, RECORD, is_sibling
 from ckptconv.publish.staging.base import Staging
-from ckptconv.storage import remote, stores
 from ckptconv.storage.handles import HIDDEN
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import join
-from ckptconv.storage.uploads import PARTS, RenamedUpload, Upload, UploadBuffers, UploadWriter, explained, part_size
 from ckptconv.storage.writing import Writer
 from ckptconv.text import format_size
 
@@ -61,7 +69,7 @@ class UploadStaging(Staging):
     def create(self, name: str, size: int) -> Writer:
         place = self._at(name)
         with explained(place.path):
-            fs, inner = place.filesystem()
+            fs, inner = filesystem_at(place)
             part = part_size(size, self._memory)
             if not self._swept:
                 stores.of(fs).swept(fs, inner if self.is_ours is None else inner.rpartition("/")[0] + "/")
@@ -127,7 +135,7 @@ class UploadStaging(Staging):
         return names_in(fs, inner)
 
     def _directory(self) -> tuple[Any, str]:
-        fs, inner = self._output.filesystem()
+        fs, inner = filesystem_at(self._output)
         return fs, inner.rstrip("/")
 
     def _complete(self, name: str) -> None:
@@ -149,7 +157,7 @@ class UploadStaging(Staging):
     @staticmethod
     def _remove(fs: Any, inner: str) -> None:
         with contextlib.suppress(FileNotFoundError):
-            remote.retrying(lambda: fs.rm_file(inner))
+            access.retrying(lambda: fs.rm_file(inner))
 
     def discard(self) -> None:
         while self._uploads:
@@ -158,10 +166,22 @@ class UploadStaging(Staging):
                 writer.abort()
 
 
+def filesystem_at(place: Location) -> tuple[Any, str]:
+    """Return the fsspec file system of a place, and the path inside it. Raises UsageError if there is none."""
+    return access.filesystem(place.path, place.options)
+
+
+def directories(place: Location) -> list[str]:
+    """Return the names of the directories in `place`, sorted."""
+    fs, inner = filesystem_at(place)
+    with explained(place.path):
+        return sorted(name for name, is_directory in names_in(fs, inner.rstrip("/")).items() if is_directory)
+
+
 def names_in(fs: Any, inner: str) -> dict[str, bool]:
     """Return the names in a directory of a store, and for each whether it is a directory."""
     try:
-        rows = remote.names(fs, inner)
+        rows = access.names(fs, inner)
     except FileNotFoundError:
         return {}
     return {row["name"].rstrip("/").rpartition("/")[2]: row["type"] == "directory" for row in rows}

@@ -26,7 +26,7 @@ from ckptconv.tensors.moves import GAP, File
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
-    from ckptconv.storage.remote_files import RemoteReader
+    from ckptconv.features.remote.files import RemoteReader
 
 # Bytes of a request, if that much is wanted in one place; at most twice as large.
 REQUEST = 5 << 20

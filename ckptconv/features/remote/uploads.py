@@ -16,10 +16,10 @@ from queue import Queue
 from typing import Any
 
 from ckptconv.errors import CkptconvError, FailedError, UsageError
+from ckptconv.features.remote import access, stores
+from ckptconv.features.remote.stores import Options
 from ckptconv.process import Thread, start_threads
-from ckptconv.storage import remote, stores
 from ckptconv.storage.handles import HIDDEN
-from ckptconv.storage.stores import Options
 from ckptconv.storage.writing import Writer
 
 # S3's limits: parts of at least 5 MiB, except the last, and at most 10,000 of them.
@@ -164,7 +164,7 @@ _READ_ONLY = {
 
 def check_writable(url: str, options: Options | None = None) -> None:
     """Raise UsageError for a URL with a scheme that cannot be written to."""
-    fs, _ = remote.filesystem(url, options)
+    fs, _ = access.filesystem(url, options)
     for name in stores.protocols(fs):
         instead = stores.of_scheme(name, url).instead or _READ_ONLY.get(name, "")
         if instead:
@@ -292,8 +292,8 @@ def failure(url: str, error: BaseException) -> CkptconvError:
     if isinstance(error, CkptconvError):
         return error
     missing = "Does the bucket or container exist?"
-    hint = missing if isinstance(error, FileNotFoundError) else remote.hint(error)
-    return FailedError(f"{url} cannot be written: {remote.why(error)}. It was not published.", hint)
+    hint = missing if isinstance(error, FileNotFoundError) else access.hint(error)
+    return FailedError(f"{url} cannot be written: {access.why(error)}. It was not published.", hint)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,101 @@
+"""How the trunk reaches what is at URLs: entries, listings, readers, and the staging of outputs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ckptconv.features.remote import access
+from ckptconv.features.remote.files import RemoteReader, listing, look
+from ckptconv.features.remote.stores import at, meant
+
+if TYPE_CHECKING:
+    from ckptconv.features.remote.prefetch import Prefetch, Task
+    from ckptconv.features.remote.staging import UploadStaging
+    from ckptconv.storage.location import Location
+    from ckptconv.storage.packed import SpoolingReaders
+    from ckptconv.storage.reading import Range
+
+__all__ = ["RemoteReader", "at", "listing", "look"]
+
+
+def taken(url: str, options: Mapping[str, Any], directory: str) -> None:
+    """Read a file whose store has no ranges into a temporary file in `directory`, which its URL then stands for."""
+    at(url).taken(url, options, directory)
+
+
+def hint(path: str, options: Mapping[str, Any]) -> str:
+    """Return advice for a path that leads nowhere: the URL that is meant, or its missing bucket; "" for none."""
+    meaning = meant(path)
+    if meaning:
+        return f"If it is {meaning.kind}, give {meaning.url}."
+    bucket = at(path).bucket
+    if bucket:
+        with contextlib.suppress(Exception):
+            fs, inner = access.filesystem(path, options)
+            name = inner.partition("/")[0]
+            if access.info(fs, name) is None:
+                return f"There is no {bucket} {name}, or these credentials do not show it."
+    return ""
+
+
+def check_writable(url: str, options: Mapping[str, Any] | None = None) -> None:
+    """Raise UsageError for a URL with a scheme that cannot be written to."""
+    from ckptconv.features.remote import uploads
+
+    uploads.check_writable(url, options)
+
+
+def prefetching(readers: SpoolingReaders, needs: Callable[[Task], Iterable[Range]], **settings: Any) -> Prefetch[Task]:
+    """Return readers that fetch the ranges of coming tasks."""
+    from ckptconv.features.remote.prefetch import Prefetch
+
+    return Prefetch(readers, readers.spool, needs, **settings)
+
+
+def staging(
+    place: Location,
+    plan_id: str,
+    memory: int,
+    index: str,
+    is_ours: Callable[[str], bool] | None,
+    *,
+    tree: bool,
+    shared: bool,
+    shards: tuple[str, ...] | None,
+) -> UploadStaging:
+    """Return the staging of an output: of one file, or of a directory with an `index`.
+
+    `tree`: the index is next to a tree of files. `shards`: several processes make it, and these are the endings of the
+    names of its large files; None: one process.
+    """
+    from ckptconv.features.remote.parts import PartsOnStore, TreeOnStore
+    from ckptconv.features.remote.staging import UploadStaging
+
+    if tree:
+        return TreeOnStore(place, plan_id, memory, index, shared)
+    if shards is not None and is_ours:
+        return PartsOnStore(place, plan_id, memory, index, is_ours, shared, shards)
+    return UploadStaging(place, plan_id, memory, index, is_ours)
+
+
+def notes(files: Iterable[tuple[str, int]], memory: int) -> list[str]:
+    """Return notes on the files, given as name and size, that are sent to stores with `memory` bytes of buffers."""
+    from ckptconv.features.remote import staging as uploading
+
+    return uploading.notes(files, memory)
+
+
+def directories(place: Location) -> list[str]:
+    """Return the names of the directories in `place`, sorted."""
+    from ckptconv.features.remote import staging as uploading
+
+    return uploading.directories(place)
+
+
+def content_of(place: Location, most: int) -> bytes | None:
+    """Return the content of `place`, at most `most` bytes; None if it is missing."""
+    from ckptconv.features.remote import parts
+
+    return parts.content_of(place, most)
