@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from ckptconv.outputs.kinds import OF_CHECKPOINT, OF_CODES, OF_MODELS, OutputKind
 
+_STATES = (
+    "{} applies only to a checkpoint of torch.distributed.checkpoint.",
+    (
+        "Convert twice: first with --to dcp and --states to such a checkpoint, then that with --to universal. "
+        "A universal checkpoint takes the optimizer's states from INPUT."
+    ),
+)
 # What else changes nothing in a universal checkpoint depends on its source: see `resuming`.
 KIND = OutputKind(
     "universal",
     "tree",
-    {**OF_CHECKPOINT, **OF_MODELS, **OF_CODES},
+    {**OF_CHECKPOINT, "states": _STATES, **OF_MODELS, **OF_CODES},
     {
         "opaque": "has no effect on a universal checkpoint, which cannot hold other objects",
         "copy_config": "copies nothing: from_pretrained reads no universal checkpoint",

@@ -127,6 +127,13 @@ def _given(options: Options, without: set[str] | frozenset[str]) -> list[str]:
 def _derived(source: Source, options: Options, rename: Rename) -> Resumable:
     key = options.key or weights_key(source.weights)
     chosen = selected(source, options.replaced(key=key, dtype=_MASTER, structure=False), rename)
+    if chosen.settled:
+        raise UsageError(
+            f"{source.path}: a universal checkpoint has no place for tensors that stay as they are, such as "
+            f"{some(sorted(chosen.settled), 3)} of --graft.",
+            "Convert twice: weights with --graft to a directory, optimizer states with --states to a checkpoint of "
+            "--to dcp; then that with --to universal.",
+        )
     if chosen.uncastable:
         raise UnsupportedError(
             f"{source.path}: {some(sorted(chosen.uncastable))} are parts of quantized or otherwise composed tensors, "

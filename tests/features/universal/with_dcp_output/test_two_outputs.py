@@ -1,0 +1,36 @@
+"""A universal checkpoint of weights and optimizer states in two outputs: the refusal names two commands, which work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import ckptconv_here, done, torch_file
+
+
+def training() -> dict[str, Any]:
+    """A model that has trained for a step, and its optimizer."""
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(4, 3)).sum().backward()
+    optimizer.step()
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+
+
+def test_states_in_another_output_come_by_way_of_a_distributed_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    trained = training()
+    done(ckptconv_here("convert", torch_file(tmp_path, trained), "w", "--key", "model", "--optimizer", "st"))
+    refused = ckptconv_here("convert", "w", "uni/step", "--to", "universal", "--states", "st")
+    refused.refused(2, "first with --to dcp and --states", "that with --to universal")
+    assert not Path("uni").exists()
+    done(ckptconv_here("convert", "w", "both", "--to", "dcp", "--states", "st"))
+    done(ckptconv_here("convert", "both", "uni/step", "--to", "universal", "--verify"))
+    for at, name in enumerate(("weight", "bias")):
+        for state in ("exp_avg", "exp_avg_sq"):
+            stored = torch.load(f"uni/step/zero/{name}/{state}.pt", weights_only=False)["param"]
+            assert torch.equal(stored, trained["optimizer"]["state"][at][state])
