@@ -94,7 +94,7 @@ def convert(
     check_options([target.kind for target in targets] or [NAMED[chosen.to or "safetensors"][-1]], chosen)
     wanted = chosen.spool_dir
     check_spool(wanted)
-    chosen = chosen.replaced(spool_dir=wanted or nearest_directory(targets))
+    chosen = chosen.replaced(spool_dir=wanted or nearest_directory(targets[0].path if targets else ""))
     with contextlib.ExitStack() as stack:
         # A million small objects live until the end: collecting garbage among them takes longer than making them.
         with no_garbage():
@@ -109,7 +109,7 @@ def convert(
                 beside_it = Proposed(beside_it, f"Name it: INPUT {shlex.quote(beside_it)}, or give --overwrite.")
                 named, chosen = named_outputs(beside_it, chosen)
                 targets = targets_of(named, chosen)
-                chosen = chosen.replaced(spool_dir=chosen.spool_dir or nearest_directory(targets))
+                chosen = chosen.replaced(spool_dir=chosen.spool_dir or nearest_directory(targets[0].path))
             if any(chosen.fitting().values()) and (module := entry_of(targets[0].kind).like):
                 targets, chosen = import_module(module).like(sources[0], targets, chosen)
             work = [(kept_apart(part, target.path), target) for part, target in _work(sources, targets, chosen)]

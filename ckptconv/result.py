@@ -102,10 +102,10 @@ class Report(Shown):
     """The size of all files of the input that the output is made of."""
 
     bytes_read: int = 0
-    """Bytes read."""
+    """Bytes read; with --dry-run, those of the planning alone."""
 
     bytes_written: int = 0
-    """Bytes written; files of an earlier run that were taken over are not among them."""
+    """Bytes written, with --dry-run those to be; files taken over from an earlier run are not among them."""
 
     bytes_verified: int = 0
     """Bytes of tensors compared with the input after writing, with --verify."""
@@ -120,7 +120,7 @@ class Report(Shown):
     """Bytes read for checksums alone; part of bytes_read."""
 
     seconds: float = 0.0
-    """How long it took."""
+    """How long it took; with --dry-run, the planning."""
 
     peak_rss_bytes: int = 0
     """The most memory that the process had."""

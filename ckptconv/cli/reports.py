@@ -66,7 +66,10 @@ def of_conversion(report: Report, verbose: bool) -> list[str]:
     if report.part and not report.dry_run:
         paths = " ".join(map(shlex.quote, report.finish))
         lines.append(f"this was part {report.part}; when all parts are done, run: ckptconv finish {paths}")
-    if not report.dry_run and not report.finished:
+    if report.dry_run:
+        size = format_size(report.bytes_written)
+        lines.append(f"in all, would write {size}, from input files of {format_size(report.input_bytes)}")
+    elif not report.finished:
         # Descriptions may be read twice, and are most of a small file: more may be read than there is.
         read = f"{format_size(report.bytes_read)} of" if report.bytes_read < report.input_bytes else "all"
         whole = format_size(report.input_bytes or report.bytes_read)  # small arrays may lie in descriptions alone

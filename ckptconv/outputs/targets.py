@@ -544,13 +544,9 @@ def of_part(target: Target, source: Source, options: Options) -> Target:
     return target._replace(path=resolve_output(path, options).path)
 
 
-def nearest_directory(targets: Iterable[Target]) -> str:
-    """Return the nearest existing directory at or above the first target; "" if that is remote, or there is none."""
-    for target in targets:
-        if is_remote(target.path):
-            return ""
-        directory = os.path.realpath(target.path)
-        while not os.path.isdir(directory):
-            directory = os.path.dirname(directory)
-        return directory
-    return ""
+def nearest_directory(path: str) -> str:
+    """Return the nearest existing directory at or above a path; "" if that is remote, or ""."""
+    directory = "" if is_remote(path) else path and os.path.realpath(path)
+    while directory and not os.path.isdir(directory):
+        directory = os.path.dirname(directory)
+    return directory

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ckptconv.errors import UsageError
+from ckptconv.errors import FailedError, UsageError
 from ckptconv.formats.optimizers import weights_key
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
@@ -19,7 +19,7 @@ from ckptconv.outputs.computed import reported
 from ckptconv.outputs.kinds import further
 from ckptconv.outputs.messages import is_inert, notes_of, warnings_of
 from ckptconv.outputs.planning import Output, check_growth, check_size
-from ckptconv.outputs.targets import files_behind, named_inputs
+from ckptconv.outputs.targets import files_behind, named_inputs, nearest_directory
 from ckptconv.process import peak_rss
 from ckptconv.publish.claims import claim_of
 from ckptconv.publish.parts import files_of, part_of
@@ -31,7 +31,7 @@ from ckptconv.result import OutputFile, Report
 from ckptconv.storage.paths import is_remote, join, normalize
 from ckptconv.storage.progress import Progress
 from ckptconv.storage.stores import reached
-from ckptconv.tensors.lazy import Equal
+from ckptconv.storage.writing import check_space
 from ckptconv.tensors.moves import File
 from ckptconv.text import some
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from ckptconv.engine.checksums import Checksums
+    from ckptconv.plan import FilePlan
 
 
 def produce(
@@ -116,34 +117,19 @@ class _Production:
         named: list[dict[str, File]] = [{} for _ in self._outputs]
         if module := needing_inputs(options):
             named = [module.inputs_of(output, self._sources[0].path) for output in self._outputs]
+        every_states = [source.of_states for source in self._sources if options.states or further(options)]
+        equal = [pair for source in self._sources for pair in source.equal]
+        equal.extend(pair for output in self._outputs for pair in output.notices.equal)
+        equal.extend(pair for states in every_states for pair in states.equal)
         return Inputs(
             self._read,
-            list(self._equal()),
-            list(self._alike()),
+            equal,
+            [pair for states in every_states for pair in states.alike],
             {path: digest for source in self.every for path, digest in source.files.digests.items()},
             self._checksums,
             named,
             self._replacing,
         )
-
-    def _equal(self) -> Iterator[Equal]:
-        """Yield the pairs of tensors that must be the same."""
-        for source in self._sources:
-            yield from source.equal
-        for output in self._outputs:
-            yield from output.notices.equal
-        if self._has_states:
-            for source in self._sources:
-                yield from source.of_states.equal
-
-    def _alike(self) -> Iterator[Equal]:
-        """Yield the pairs of tensors that should be the same."""
-        for source in self._sources if self._has_states else ():
-            yield from source.of_states.alike
-
-    @property
-    def _has_states(self) -> bool:
-        return bool(self._options.states or further(self._options))
 
     def report(self, done: Done, started: float) -> Report:
         """Return the report of what was done, or planned. `started` is as in `produce`."""
@@ -170,6 +156,7 @@ class _Production:
             warnings=[
                 *warnings_of(sources, outputs, options),
                 *_warnings(outputs, options, self._checksums, done),
+                *(_lacking(outputs, mine) if options.dry_run else ()),
             ],
             notes=[
                 *dict.fromkeys(notes_of(sources, outputs, options)),
@@ -227,6 +214,15 @@ def _untried(outputs: Sequence[Output], options: Options) -> Iterator[str]:
     for output in outputs if options.dry_run else ():
         if is_remote(output.target.path):
             yield f"{output.target.path}: a dry run does not try whether its store takes files."
+
+
+def _lacking(outputs: Sequence[Output], mine: Sequence[Sequence[FilePlan]]) -> Iterator[str]:
+    """Yield a warning about each output whose disk has too little free space for the files that are `mine`."""
+    for path, files in zip((output.target.path for output in outputs), mine, strict=True):
+        try:
+            check_space(nearest_directory(path), sum(file.size for file in files), path)
+        except FailedError as error:
+            yield f"{error.message} A run that takes over files of an interrupted one needs less."
 
 
 def _warnings(outputs: Sequence[Output], chosen: Options, checksums: Checksums | None, done: Done) -> Iterator[str]:

@@ -13,7 +13,7 @@ from typing import cast
 from ckptconv.errors import CkptconvError, FailedError
 from ckptconv.storage.handles import Handle, resolved
 from ckptconv.storage.marks import mark
-from ckptconv.text import reason
+from ckptconv.text import format_size, reason
 
 # The disk begins to write a file that is to be synced each time that so many bytes more are there.
 _EARLY = 16 << 20
@@ -215,6 +215,7 @@ def check_space(
         space = os.statvfs(directory)
     except OSError:
         return
-    free = space.f_bavail * space.f_frsize
-    if size > free:
-        raise FailedError(f"{subject} needs {size} bytes, and {directory} has {free} bytes free.", hint)
+    more = size - space.f_bavail * space.f_frsize
+    if more > 0:
+        needs = f"{subject} needs {format_size(size)}, {format_size(more)} more than {directory} has free."
+        raise FailedError(needs, hint)

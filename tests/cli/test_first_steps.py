@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import re
 import shlex
@@ -16,6 +17,7 @@ from checkpoints import ckptconv_here, done
 
 from ckptconv.options.table import OPTIONS
 from ckptconv.outputs.kinds import NAMED
+from ckptconv.text import format_size
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
@@ -156,6 +158,14 @@ def test_what_is_not_alike_is_not_suggested() -> None:
 def test_a_link_that_leads_in_a_circle_concerns_only_who_names_it() -> None:
     like = ("--like", "model.pt") if "like" in OPTIONS else ()
     done(ckptconv_here("convert", "model.pt", "out", *like))
+
+
+def test_a_dry_run_tells_how_much_it_would_read_and_write() -> None:
+    said = done(ckptconv_here("convert", "model.pt", "out", "--dry-run")).out
+    assert not Path("out").exists()
+    report = json.loads(done(ckptconv_here("convert", "model.pt", "out", "--json")).out)
+    written, read = (format_size(report[field]) for field in ("bytes_written", "input_bytes"))
+    assert f"in all, would write {written}, from input files of {read}" in said
 
 
 @pytest.mark.skipif("part" not in OPTIONS, reason="there are no parts")

@@ -28,6 +28,7 @@ import ckptconv
 from ckptconv.errors import CkptconvError, CorruptError, FailedError
 from ckptconv.publish.staging.local import LocalStaging
 from ckptconv.storage.handles import Handle
+from ckptconv.text import format_size
 
 SHARDS = 8
 INDEX = "model.safetensors.index.json"
@@ -203,9 +204,14 @@ def test_all_of_an_output_has_to_fit_before_the_first_byte_is_written(
         fields = {name: getattr(found, name) for name in dir(found) if name.startswith("f_")}
         return type("Found", (), {**fields, "f_bavail": room[0], "f_frsize": 1})()
 
+    assert crashing.convert(output, dry_run=True).warnings == []
     monkeypatch.setattr(os, "statvfs", small)
     writes = counted_writes(monkeypatch)
-    with pytest.raises(FailedError, match="bytes free"):
+    # A dry run warns of it.
+    needed = sum(len(data) for name, data in crashing.new.items() if name != MANIFEST)
+    [warning] = crashing.convert(output, dry_run=True).warnings
+    assert warning.startswith(f"{output} needs {format_size(needed)}, {format_size(needed - room[0])} more than ")
+    with pytest.raises(FailedError, match=f"{format_size(needed - room[0])} more than"):
         crashing.convert(output)
     assert not writes
     assert contents(output) == crashing.old

@@ -55,13 +55,13 @@ class SeveralInputs(TypedDict):
     """The sizes of all files that were read, together."""
 
     bytes_read: int
-    """Bytes read."""
+    """Bytes read; with --dry-run, those of the planning."""
 
     bytes_written: int
-    """Bytes written."""
+    """Bytes written; with --dry-run, those that would be."""
 
     seconds: float
-    """How long it took."""
+    """How long it took; with --dry-run, the planning."""
 
     peak_rss_bytes: int
     """The most memory that one process held."""

@@ -84,7 +84,7 @@ def patch(
             "Give a directory, or a name that ends in .safetensors, or in .virtual.json.",
         )
     check_spool(chosen.spool_dir)
-    chosen = chosen.replaced(spool_dir=chosen.spool_dir or nearest_directory([target]))
+    chosen = chosen.replaced(spool_dir=chosen.spool_dir or nearest_directory(target.path))
     with no_garbage():
         places = [Location(path, dict(chosen.storage_options)) for path in delta_paths]
         chain = read_chain(places)

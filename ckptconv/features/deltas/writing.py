@@ -47,7 +47,7 @@ class AskedDelta:
         target = self._target(options)
         if target.is_file:
             raise UsageError(f"{self.path} is the name of a file, but a delta is a directory.")
-        return options.replaced(spool_dir=options.spool_dir or nearest_directory([target]))
+        return options.replaced(spool_dir=options.spool_dir or nearest_directory(target.path))
 
     def _target(self, options: Options) -> Target:
         return resolve_output(Proposed(normalize(self.path), "Give another directory to --delta."), options)

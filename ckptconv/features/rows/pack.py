@@ -66,7 +66,7 @@ def pack(
     row_options = RowOptions.take(further := dict(options))
     chosen = Options(**further)
     target = resolve_output(normalize(output), chosen)
-    chosen = chosen.replaced(spool_dir=chosen.spool_dir or nearest_directory([target]))
+    chosen = chosen.replaced(spool_dir=chosen.spool_dir or nearest_directory(target.path))
     sources = open_all(listed(parts), chosen)
     content = _merged([contents(source) for source in sources])
     chosen_parts = RowParts.choose(content, names or {}, row_options)

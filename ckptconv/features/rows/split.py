@@ -77,7 +77,7 @@ def split(
             f"{target.path}: rows split writes safetensors.",
             "Give a name that ends in .safetensors, or a directory.",
         )
-    chosen = chosen.replaced(spool_dir=chosen.spool_dir or nearest_directory([target]))
+    chosen = chosen.replaced(spool_dir=chosen.spool_dir or nearest_directory(target.path))
     sources, rows = open_table(paths, names, chosen)
     layout = layout_of(rows, row_options, paths[0])
     keep = _has_padding(rows, layout, chosen)
