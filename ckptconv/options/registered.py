@@ -48,6 +48,7 @@ OPENED: Mapping[str, str] = {
     "graft": "graft",
     "quantized": "dequantize requantize",
     "maps": "map size recorded",
+    "megatron_adapters": "map",
 }
 # Of these, those that do so for an output of weights alone: what it is to be like.
 FITTED = ("like",)

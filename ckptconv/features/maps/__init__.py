@@ -32,7 +32,8 @@ after a colon its axes:
 - `{l}` in the names of all tensors of a rule stands for one part of a name, without a dot. `{e}` in some names, where
   other tensors have an axis `e`, counts the indices of a stack: 0, 1, … without a gap.
 - `{2 l + 1}` is the index times a number, plus a number or a size.
-- Rules without axes rename.
+- Rules without axes rename. With `copied = true`, the one tensor of a side becomes each of the other side's, whole;
+  on the way back these must be equal.
 - `values.hf = "megatron * sqrt(d)"` computes a side's elements from those of the other; both sides have a text.
 - `a.{l} | b.{l} : h` are alternatives, as releases of a framework differ in names: any is read, the first is written.
   Those without axes have the axes of the last. All tensors of a rule have as many, which belong together, or one.

@@ -33,7 +33,7 @@ from ckptconv.features.maps.notation import (
 from ckptconv.features.maps.sizes import Alternatives, Equation, Expression, KnownSizes, resolve, solve
 from ckptconv.features.maps.values import computed
 from ckptconv.tensors.dtypes import DType
-from ckptconv.tensors.lazy import Concat, LazyTensor, Zeros
+from ckptconv.tensors.lazy import Concat, Equal, LazyTensor, Zeros
 from ckptconv.tensors.slices import Steps, strided, viewed
 from ckptconv.tensors.strides import contiguous_strides
 from ckptconv.text import quoted, some
@@ -57,7 +57,9 @@ class Applied:
     name. `sizes` are all sizes that were determined and are the same wherever they are used: `n`, or for an axis of a
     single rule `RULE.n`. `source` and `target` are the names of the sides. `unchecked` names the sizes that only shapes
     decide, although the map has an expression for them: the configuration lacks its values. `computed` are the new
-    names whose values a rule computes. `lacking` are the required names of which the checkpoint has none.
+    names whose values a rule computes. `lacking` are the required names of which the checkpoint has none. `equal` are
+    tensors of which one was kept, by its new name: they have to be equal. `copied`: new names have the same tensor, and
+    each is to be stored.
     """
 
     map: Map
@@ -72,6 +74,8 @@ class Applied:
     unchecked: tuple[str, ...] = ()
     computed: tuple[str, ...] = ()
     lacking: tuple[str, ...] = ()
+    equal: tuple[Equal, ...] = ()
+    copied: bool = False
 
     def record(self) -> dict[str, Any]:
         """Return the record of the map for an output, in the form that `chosen.of_record` reads."""
@@ -136,6 +140,8 @@ def apply_map(
         tuple(check.unchecked.values()),
         tuple(name for name, (rule, _) in result.made_by.items() if rule and rule.values[1 - side]),
         lacking(map_, side, claims),
+        tuple(result.equal),
+        any(rule is not None and rule.copied for rule, _ in result.made_by.values()),
     )
 
 
@@ -438,6 +444,7 @@ class _Made:
         # The rule that made each tensor, and the values of its indices; kept names have no rule.
         self.made_by: dict[str, tuple[Rule | None, Mapping[str, str | int]]] = {}
         self.padding: dict[str, int] = {}
+        self.equal: list[Equal] = []
         self._map, self._side, self._given, self._known, self._shapes = map_, side, tensors, known, shapes
         self._joined = 0
         self._found: dict[str, set[int]] = collections.defaultdict(set)
@@ -457,6 +464,9 @@ class _Made:
     def make(self, use: _Use) -> None:
         """Add the tensors of one use of a rule. Raise UsageError if the sizes do not fit or are unknown."""
         rule, side = use.rule, self._side
+        if rule.copied:
+            self._copy(use)
+            return
         if rule.renames:
             (name,) = use.names.values()
             renamed = computed(rule, 1 - side, self._given[name], KnownSizes(self._known))
@@ -485,6 +495,24 @@ class _Made:
                 if self._joined > MAX_JOINED:
                     raise LimitError(f"{use.where} joins parts of tensors: with these more than {MAX_JOINED} in all.")
         self._check_all_used(use, elements)
+
+    def _copy(self, use: _Use) -> None:
+        """Add each tensor of the other side, as the first one of this side, to which the others have to be equal."""
+        first, *others = sources = tuple(name for _, name in sorted(use.names.items()))
+        kept = self._given[first]
+        targets = [tensor.name.of(use.values) for tensor in use.rule.sides[1 - self._side]]
+        for other in others:
+            tensor = self._given[other]
+            if (tensor.dtype, tensor.shape) != (kept.dtype, kept.shape):
+                raise CorruptError(
+                    f"{use.where}: {quoted(targets[0])} needs {quoted(first)} and {quoted(other)} to be equal, but the "
+                    f"first is {kept.dtype.name} {list(kept.shape)}, the second {tensor.dtype.name} "
+                    f"{list(tensor.shape)}."
+                )
+            if tensor is not kept:
+                self.equal.append((targets[0], kept, tensor))
+        for target in targets:
+            self._add(target, kept, sources, use)
 
     def _sizes_and_pieces(self, use: _Use) -> tuple[KnownSizes, list[_Piece]]:
         side, rule = self._side, use.rule

@@ -29,8 +29,10 @@ _RULE_WORDS = ("about", "note")
 _VALUES = "values"
 # The key of a rule that says that every model of the map has its tensors.
 _REQUIRED = "required"
+# The key of a rule that says that the one tensor of a side is each of those of the other.
+_COPIED = "copied"
 # The keys of a rule that are no sides.
-_NO_SIDES = (*_RULE_WORDS, _VALUES, _REQUIRED)
+_NO_SIDES = (*_RULE_WORDS, _VALUES, _REQUIRED, _COPIED)
 # The keys for globs of both sides.
 _BOTH = ("names", "both", "tensors", "globs", "patterns")
 # A line that begins a rule, and an index in a glob.
@@ -101,12 +103,12 @@ def parse_map(text: str, name: str) -> Map:
     for number, (rule, where) in enumerate(zip(rule_tables, places, strict=True), 1):
         texts = [_texts(rule[side], f"{where}, {side}") for side in sides]
         values = _values(rule.get(_VALUES, {}), sides, f"{where}, {_VALUES}")
-        required = rule.get(_REQUIRED, False)
-        if not isinstance(required, bool):
-            raise UsageError(f"{where}, {_REQUIRED} is {brief(required)}, but true or false was expected.")
+        required, copied = (_flag(rule, key, where) for key in (_REQUIRED, _COPIED))
+        if copied and any(values):
+            raise UsageError(f"{where} is copied, so it cannot compute {_VALUES}.")
         rules.extend(
             replace(rule_made, values=values, required=required)
-            for rule_made in make_rules(where, number, sides, texts)
+            for rule_made in make_rules(where, number, sides, texts, copied)
         )
     keep, drop = (_globs(tables.get(key, []), sides, f"{name}, [{key}]") for key in ("keep", "drop"))
     sizes = _sizes(tables.get("sizes", {}), name)
@@ -159,6 +161,13 @@ def _texts(value: Any, where: str) -> list[str]:
     if not _is_text(texts):
         raise UsageError(f"{where} is {brief(value)}, but the text of a tensor or a list of texts was expected.")
     return list(texts)
+
+
+def _flag(rule: Mapping[str, Any], key: str, where: str) -> bool:
+    value = rule.get(key, False)
+    if not isinstance(value, bool):
+        raise UsageError(f"{where}, {key} is {brief(value)}, but true or false was expected.")
+    return value
 
 
 def _values(value: Any, sides: tuple[str, str], where: str) -> tuple[str, str]:

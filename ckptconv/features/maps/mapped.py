@@ -65,6 +65,8 @@ def mapped(chosen: Selected, map_: ChosenMap | None, options: Options, reference
         warnings=(*chosen.warnings, *_left_out(chosen, map_, applied)),
         quantized={},
         unmapped=chosen.first,
+        equal=(*chosen.equal, *applied.equal),
+        tied=applied.copied,
     )
 
 

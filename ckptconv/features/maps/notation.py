@@ -294,7 +294,8 @@ class Rule:
     `where` names it in messages. `stacks` are the indices that count the tensors of a stack; `free` are the others,
     which are in all names. `read` are the sides whose names find the rule: both, except for alternatives to another
     rule with the same names on a side. `values` are the texts of the values that it computes for each side, "" for a
-    side whose elements it only moves. `required`: every model that the map is for has its tensors.
+    side whose elements it only moves. `required`: every model that the map is for has its tensors. `copied`: the one
+    tensor of a side is each of those of the other, whole.
     """
 
     where: str
@@ -307,6 +308,7 @@ class Rule:
     read: tuple[bool, bool] = (True, True)
     values: tuple[str, str] = ("", "")
     required: bool = False
+    copied: bool = False
 
     @property
     def renames(self) -> bool:
@@ -343,9 +345,11 @@ class Rule:
         raise UsageError(f"{self.where}: {mistake}", hint)
 
 
-def make_rules(where: str, number: int, names: tuple[str, str], sides: Sequence[Sequence[str]]) -> list[Rule]:
-    """Return the rule in these texts; for a rule that renames several tensors, one rule for each; for a rule with
-    alternatives, the rules of each alternative, beginning with those that are written.
+def make_rules(
+    where: str, number: int, names: tuple[str, str], sides: Sequence[Sequence[str]], copied: bool = False
+) -> list[Rule]:
+    """Return the rule in these texts; for a rule that renames several tensors, one rule for each, unless one is
+    `copied`; for a rule with alternatives, the rules of each alternative, beginning with those that are written.
 
     `names` are those of its sides. Raise UsageError, which points into the rule, if the rule is invalid.
     """
@@ -361,7 +365,7 @@ def make_rules(where: str, number: int, names: tuple[str, str], sides: Sequence[
     rules: list[Rule] = []
     for at in range(max(counts, default=1)):
         texts = [[alternatives[at if len(alternatives) > 1 else 0] for alternatives in side] for side in split]
-        for rule in _make_rules(where, number, names, texts):
+        for rule in _make_rules(where, number, names, texts, copied):
             first, second = (
                 not any(_covers(earlier.sides[side], rule.sides[side]) for earlier in rules) for side in (0, 1)
             )
@@ -386,7 +390,9 @@ def _alternatives(text: str) -> list[str]:
     return [option if not axes or _COLON.search(option) else option + axes for option in (*others, last)]
 
 
-def _make_rules(where: str, number: int, names: tuple[str, str], sides: Sequence[Sequence[str]]) -> list[Rule]:
+def _make_rules(
+    where: str, number: int, names: tuple[str, str], sides: Sequence[Sequence[str]], copied: bool
+) -> list[Rule]:
     parsed: list[tuple[MapTensor, ...]] = []
     for name, texts in zip(names, sides, strict=True):
         if not texts or len(texts) > MAX_TENSORS:
@@ -397,6 +403,10 @@ def _make_rules(where: str, number: int, names: tuple[str, str], sides: Sequence
             raise UsageError(f"{where}, {name}: {error.message}", error.hint) from None
     left, right = parsed
     tensors = (*left, *right)
+    if copied:
+        if any(tensor.dims is not None for tensor in tensors) or min(len(left), len(right)) > 1:
+            raise UsageError(f"{where} is copied: it needs one name on a side, and no axes.")
+        return [_checked(Rule(where, number, (left, right), copied=True))]
     if all(tensor.dims is None for tensor in tensors):
         if len(left) != len(right):
             raise UsageError(f"{where}: {len(left)} names cannot become {len(right)} without axes.")

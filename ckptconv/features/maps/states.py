@@ -37,11 +37,13 @@ def apply_to_states(
     laid_out = [key for key in keys if any(_is_laid_out(state.get(key)) for state in states.values())]
     mapped: dict[str, dict[str, Any]] = {}
     applied = None
+    equal: list[Equal] = []
     for key in laid_out:
         tensors = {
             name: untagged(state[key]) for name, state in states.items() if isinstance(state.get(key), LazyTensor)
         }
         result = map_.apply(tensors)
+        equal += ((f"{name}.{key}", kept, other) for name, kept, other in result.equal)
         if applied is None:
             applied, map_ = result, replace(map_, sizes=result.sizes, target=result.target)
         for name, tensor in result.tensors.items():
@@ -55,7 +57,6 @@ def apply_to_states(
             "optimizer's states of these.",
             "Convert the model alone.",
         )
-    equal: list[Equal] = []
     for key in keys:
         for name, sources in applied.sources.items() if key not in laid_out else ():
             values = {source: states[source][key] for source in sources if key in states[source]}

@@ -1,0 +1,80 @@
+"""Makes the map of a model's adapters from the map of the model. Pure.
+
+The second factor of an adapter has the rows of the matrix that it adapts: it is laid out like that, with the rank in
+the place of the columns. The first factor has the columns: where Megatron-core joins several matrices, PEFT has a copy
+of it for each.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+
+from ckptconv.features.maps.file import Map, parse_map
+from ckptconv.features.maps.notation import MapTensor, Rule
+from ckptconv.features.megatron_adapters.names import IN, OUT
+from ckptconv.features.merge.peft import PREFIX
+
+MEGATRON, PEFT = "megatron", "hf"
+# The built-in maps of models whose adapters have a map.
+MAPS = ("megatron-llama", "megatron-qwen2", "megatron-qwen3")
+_WEIGHT = ".weight"
+# The matrices that adapters change, of those that a map has.
+_ADAPTED = re.compile(r"decoder\.layers\.\{l\}\.(?:self_attention\.linear_(?:qkv|proj)|mlp\.linear_fc[12])\.weight")
+_RANK = "rank"
+
+
+def of_adapters(model: Map) -> Map:
+    """Return the map of the adapters of a model that has the map `model`, one of `MAPS`."""
+    side = model.side(MEGATRON)
+    texts = [f"about = {_text(f'Adapters of {model.about}')}", f"source = {_text(model.words.get('source', ''))}"]
+    adapted: list[MapTensor] = []
+    for rule in model.rules:
+        matrices = _matrices(rule, side)
+        if matrices:
+            adapted += matrices
+            texts += [_first_factor(matrices), _second_factor(matrices)]
+    axes = {word for matrix in adapted for axis in matrix.axes for word in axis.split(" ")}
+    # The columns of the matrices are no axis of a factor that has axes.
+    axes -= {matrix.text.rpartition(" ")[2] for matrix in adapted if matrix.dims}
+    texts.append("[sizes]")
+    texts += [f"{name} = {json.dumps([*model.sizes[name]])}" for name in model.sizes if name in axes]
+    return parse_map("\n".join(texts) + "\n", f"{model.name}, of adapters")
+
+
+def _matrices(rule: Rule, side: int) -> list[MapTensor]:
+    """Return the tensors of a rule if it has an adapted matrix: that of Megatron-core first."""
+    joined, *others = rule.sides[side]
+    return [joined, *rule.sides[1 - side]] if not others and _ADAPTED.fullmatch(str(joined.name)) else []
+
+
+def _first_factor(matrices: Sequence[MapTensor]) -> str:
+    joined, *apart = matrices
+    names = [_name(matrix, "lora_A") for matrix in apart]
+    copied = "copied = true\n" if len(names) > 1 else ""
+    return f"[[rule]]\n{copied}{MEGATRON} = {_text(_of(joined, IN))}\n{PEFT} = {json.dumps(names)}"
+
+
+def _second_factor(matrices: Sequence[MapTensor]) -> str:
+    joined, *apart = matrices
+    names = [_name(matrix, "lora_B") + _rows(matrix) for matrix in apart]
+    return f"[[rule]]\n{MEGATRON} = {_text(_of(joined, OUT) + _rows(joined))}\n{PEFT} = {json.dumps(names)}"
+
+
+def _of(matrix: MapTensor, end: str) -> str:
+    return str(matrix.name).removesuffix(_WEIGHT) + end
+
+
+def _name(matrix: MapTensor, factor: str) -> str:
+    return PREFIX + _of(matrix, f".{factor}{_WEIGHT}")
+
+
+def _rows(matrix: MapTensor) -> str:
+    """Return the axes of a matrix, with the rank in the place of its columns; "" if its rule only renames."""
+    _, colon, axes = matrix.text.rpartition(" : ")
+    return f"{colon}{axes.rpartition(' ')[0]} {_RANK}" if matrix.dims else ""
+
+
+def _text(value: str) -> str:
+    return json.dumps(value)

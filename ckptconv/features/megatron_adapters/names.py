@@ -1,0 +1,40 @@
+"""Names of adapters in steps of Megatron-Bridge, and the adapters that have no map. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from ckptconv.errors import CkptconvError, UnsupportedError
+from ckptconv.text import quoted
+
+# The beginning of the names of an adapter's parts, after the module that it adapts.
+_ADAPTER = ".adapter."
+# The ends of the names of its factors: the product is that of the second and the first.
+IN, OUT = f"{_ADAPTER}linear_in.weight", f"{_ADAPTER}linear_out.weight"
+# Adapters without a map, by a pattern of their names: those of other forms, then those of other modules.
+_OTHERS = (
+    (r".*\.adapter\.adapter_\w+\..+", "CanonicalLoRA, with a factor of its own for each of q, k, v, gate and up"),
+    (r".*\.adapter\.weight_magnitude", "DoRA, with the lengths of rows"),
+    (r".*\.(?:shared_experts|experts|local_experts)\..+", "experts"),
+    (r".*\.router\..+", "a router of experts"),
+    (r".*\.in_proj\..+", "the input projection of linear attention or Mamba"),
+    (r".*\.adapter\.linear_(?:in|out)\.(?!weight$).+", "a form in which a factor is not one matrix"),
+)
+
+
+def is_adapter(names: Iterable[object]) -> bool:
+    """Whether one of `names` is that of a part of an adapter."""
+    return any(isinstance(name, str) and _ADAPTER in name for name in names)
+
+
+def unmapped(path: str, names: Iterable[str]) -> CkptconvError | None:
+    """Return the error for the first adapter among `names` that has no map; None if there is none."""
+    for name in names:
+        kind = next((kind for pattern, kind in _OTHERS if re.fullmatch(pattern, name, re.DOTALL)), "")
+        if kind and _ADAPTER in name:
+            return UnsupportedError(
+                f"{path} has an adapter of {kind}, {quoted(name)}, for which there is no map to PEFT's names.",
+                "Without --map, it is converted under the names of Megatron-core.",
+            )
+    return None
