@@ -9,6 +9,7 @@ from typing import Any
 from ckptconv.errors import UnsupportedError, UsageError
 from ckptconv.features.megatron_adapters.deriving import MAPS, MEGATRON, PEFT, of_adapters
 from ckptconv.features.megatron_adapters.names import IN, is_adapter, unmapped
+from ckptconv.features.megatron_adapters.training import trained
 from ckptconv.features.merge.files import Adapter, read_adapters
 from ckptconv.formats.source import ADAPTER, Source
 from ckptconv.text import some
@@ -55,7 +56,15 @@ def opened(source: Source, settings: Mapping[str, Any], reaching: Mapping[str, A
                 f"{name} of {source.path} has the rank {tensor.shape[0]}, but r of {reference.path} is {scale.rank:g}.",
                 _ADVICE,
             )
-    alpha = f"lora_alpha is {scale.alpha:g}, as {reference.path} says: the step does not say it."
+    told = trained(source.path, reaching.get("storage_options") or {})
+    if told.alpha not in (None, scale.alpha) or told.dim not in (None, scale.rank):
+        raise UsageError(
+            f"{told.path} says dim {told.dim:g} and alpha {told.alpha:g}, but {reference.path} says r {scale.rank:g} "
+            f"and lora_alpha {scale.alpha:g}.",
+            _ADVICE,
+        )
+    why = told.why or f"{told.path} says the same"
+    alpha = f"lora_alpha is {scale.alpha:g}, as {reference.path} says: {why}."
     return source.computing(map=replace(chosen, map=of_adapters(chosen.map)))._replace(notes=[*source.notes, alpha])
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ckptconv.errors import CkptconvError, DifferenceError, UsageError
-from ckptconv.features.megatron_output.imitating import RUN_CONFIG, Form, form_of
+from ckptconv.features.megatron_core.alone import RUN_CONFIG
+from ckptconv.features.megatron_output.imitating import Form, form_of
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.planning import planned

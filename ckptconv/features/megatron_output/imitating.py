@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ckptconv.errors import UsageError
 from ckptconv.features.dcp.locate import located
-from ckptconv.features.megatron_core.alone import COMMON
+from ckptconv.features.megatron_core.alone import COMMON, LARGEST_RUN_CONFIG, RUN_CONFIG
 from ckptconv.features.megatron_core.optimizers import optimizers_in
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.registered import MEGATRON
@@ -16,9 +16,6 @@ from ckptconv.options.table import Options
 from ckptconv.outputs.targets import Target
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import join
-
-# The configuration of a training by Megatron-Bridge, which is beside the tensors, and the most bytes that it may have.
-RUN_CONFIG, _LARGEST = "run_config.yaml", 1 << 22
 
 
 class Form(NamedTuple):
@@ -48,6 +45,6 @@ def form_of(path: str, stores: Mapping[str, Any]) -> Form:
         )
     place = located(Location(step.path, dict(stores))).directory
     optimizers = optimizers_in((step.weights.get("common") or {}).get("optimizer") or {})
-    text = place.join(RUN_CONFIG).read_text(_LARGEST) if RUN_CONFIG in place.names else ""
+    text = place.join(RUN_CONFIG).read_text(LARGEST_RUN_CONFIG) if RUN_CONFIG in place.names else ""
     behind = [join(place.path, name) for name in place.names]
     return Form(COMMON in place.names, len(optimizers) or None, text, place.path, behind)

@@ -12,6 +12,8 @@ from checkpoints import ckptconv_here, done
 from effort import every
 from safetensors.torch import load_file, save_file
 
+from ckptconv.features.megatron_adapters import training
+
 from .steps import ALPHA, LAYERS, MODULES, RANK, Model, Tensors, step
 
 MODELS = ("megatron-llama", "megatron-qwen2", "megatron-qwen3")
@@ -122,6 +124,52 @@ def test_a_reference_of_another_rank_is_refused(tmp_path: Path) -> None:
     like = model.shaped(tmp_path / "like", r=RANK + 1)
     message = refused(2, model, model.stacked(), tmp_path, "--like", like)
     assert f"has the rank {RANK}, but r of" in message
+
+
+LORA = "peft:\n  _target_: megatron.bridge.peft.lora.LoRA\n  dim: {}\n  alpha: {}\nmodel:\n  hidden_size: 8\n"
+
+
+@every(
+    "text, code, told",
+    [
+        (LORA.format(RANK, ALPHA), 0, "run_config.yaml says the same"),
+        ("model: {}\n", 0, "run_config.yaml says nothing of adapters"),
+        (LORA.format(RANK, ALPHA + 1), 2, f"says dim {RANK} and alpha {ALPHA + 1}, but"),
+        (LORA.format(RANK + 1, ALPHA), 2, f"says dim {RANK + 1} and alpha {ALPHA}, but"),
+        (LORA.format(RANK, "null"), 4, "alpha of its adapters is None, but a number was expected"),
+        (
+            LORA.replace("lora.LoRA", "dora.DoRA").format(RANK, ALPHA),
+            5,
+            "its adapters are of 'megatron.bridge.peft.dora",
+        ),
+        ("- a\n", 4, "but a table was expected"),
+        (
+            "a: !!python/object/apply:os.getcwd []\n",
+            4,
+            "is not YAML of plain values: could not determine a constructor",
+        ),
+        ("a: [" * 5000, 4, "is not YAML of plain values"),
+    ],
+)
+def test_it_is_compared_with_what_the_training_says(text: str, code: int, told: str, tmp_path: Path) -> None:
+    model = Model("megatron-llama")
+    source, like = step(tmp_path / "step", model.stacked()), model.shaped(tmp_path / "like")
+    (source / "run_config.yaml").write_text(text)
+    run = ckptconv_here("convert", source, tmp_path / "out", *words(model, "--like", like))
+    assert (run.code, (tmp_path / "out").exists()) == (code, not code)
+    assert told in run.out + run.err
+
+
+def test_without_pyyaml_it_is_said_that_nothing_was_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model("megatron-llama")
+    source = step(tmp_path / "step", model.stacked())
+    (source / "run_config.yaml").write_text(LORA.format(RANK, ALPHA + 1))
+    monkeypatch.setattr(training, "find_spec", lambda name: None)
+    told = training.trained(str(source), {})
+    assert (told.alpha, told.why) == (
+        None,
+        f"{source}/run_config.yaml was not compared, because PyYAML is not installed",
+    )
 
 
 @pytest.mark.parametrize("lost", ["linear_in", "linear_out"])
