@@ -7,3 +7,5 @@ selected, as the output has them; or which are missing, too many, or of another 
 from __future__ import annotations
 
 PAGES = ("like.md",)
+# Features that this one builds on: without them, it is gone too.
+NEEDS = ("model_facts",)

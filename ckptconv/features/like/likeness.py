@@ -13,9 +13,11 @@ from typing import Any, NamedTuple, Protocol
 
 from ckptconv.errors import DifferenceError, UsageError
 from ckptconv.features.like.options import LikeOptions
+from ckptconv.features.model_facts import places
 from ckptconv.formats import model_files
 from ckptconv.formats.adapter_names import is_adapter
 from ckptconv.formats.source import Source
+from ckptconv.options import registered
 from ckptconv.options.table import Options
 from ckptconv.outputs.computed import Computing, From
 from ckptconv.outputs.selected import Reporter, Selected
@@ -182,13 +184,34 @@ def _hints(
         yield "Leave out extra tensors with --exclude."
     if missing and extra:
         yield "Convert the names of another framework with --map."
-    if "shape" in kinds:
+    if resized := _resized(kinds.get("shape", ()), tensors, wanted):
+        yield resized
+    elif "shape" in kinds:
         yield (
             "--like changes no shapes: the input is another model, or has the layout of another framework, which "
             "--map converts."
         )
     if "dtype" in kinds:
         yield "Use --dtype keep to keep the dtypes of the input."
+
+
+def _resized(names: Sequence[str], tensors: Mapping[str, Typed], wanted: Mapping[str, Typed]) -> str:
+    """Return advice about a vocabulary that was resized, if all of these `names` are of one; else ""."""
+    shapes = {(tensors[name].shape, wanted[name].shape) for name in names}
+    if not all(map(places.is_of_vocabulary, names)) or any(
+        len(own) != len(theirs) or own[1:] != theirs[1:] for own, theirs in shapes
+    ):
+        return ""
+    rows = {(own[0], theirs[0]) for own, theirs in shapes}
+    if len(rows) != 1:
+        return ""
+    ((own, theirs),) = rows
+    cut = "" if own < theirs or registered.missing("vocab") else f" To leave out the new rows, add --vocab {theirs}."
+    return (
+        f"The vocabulary of the input was resized to {own} rows; the reference has {theirs}, and so do its "
+        f"config.json and tokenizer. Put the config.json of the model (with vocab_size {own}) and the tokenizer of the "
+        f"training next to the input, and convert with --copy-config, or --for-hub, without --like.{cut}"
+    )
 
 
 def _renaming(

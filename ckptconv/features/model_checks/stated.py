@@ -1,4 +1,4 @@
-"""The numbers of layers and experts that a configuration states, compared with the names of tensors. Pure."""
+"""The numbers of layers, experts and tokens that a configuration states, compared with the names of tensors. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
 from ckptconv.features.model_facts import places
-from ckptconv.features.model_facts.counts import experts_in, key_of, layers_in
+from ckptconv.features.model_facts.counts import experts_in, key_of, layers_in, vocabularies_in
 from ckptconv.options.registered import missing
 from ckptconv.tensors.lazy import LazyTensor
 
@@ -38,6 +38,25 @@ def untrue(
     for key, count in experts_in(config):
         if sizes and count not in sizes:
             yield f"config.json says {key} {count}, and the output has {min(sizes)} experts in each layer."
+
+
+def of_vocabulary(
+    config: Mapping[str, Any], tensors: Mapping[str, LazyTensor], coded: Collection[str]
+) -> Iterator[str]:
+    """Yield a warning if no embeddings or head among the `tensors` have as many rows as `config` states tokens, for all
+    of its statements. Tensors that are `coded`, or parts of such ones, are not compared."""
+    matrices = {name: tensor.shape for name, tensor in tensors.items() if len(tensor.shape) == 2 and name not in coded}
+    rows = {name: shape[0] for name, shape in matrices.items() if places.is_of_vocabulary(name)}
+    # Of a head alone it is not known whether its rows are tokens.
+    embeddings = [name for name in rows if name.split(".")[-1] == "weight" and name.split(".")[-2] in places.EMBEDDINGS]
+    stated = vocabularies_in(config)
+    if embeddings and stated and not any(possible & {*rows.values()} for _, _, possible in stated):
+        key, size, _ = stated[0]
+        yield (
+            f"config.json says {key} {size}, and {embeddings[0]!r} of the output has {rows[embeddings[0]]} rows: for "
+            "most models, loaders refuse that. If the training resized the vocabulary, correct config.json, and take "
+            "the tokenizer of the training."
+        )
 
 
 def _left_out(config: Mapping[str, Any], before: Collection[str], after: Collection[str]) -> Iterator[str]:

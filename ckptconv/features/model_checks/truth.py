@@ -59,6 +59,7 @@ def untrue(
     if not tensors:
         return
     parts = parts_among(tensors)
+    yield from stated.of_vocabulary(config, tensors, {*parts, *parts.values()})
     method = next((str(value.get("quant_method")) for _, value in _quantizations(config)), "")
     if method and not parts:
         yield (

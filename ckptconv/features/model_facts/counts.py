@@ -37,6 +37,9 @@ PER_TOKEN = (
     "experts_per_token",
     "top_k",
 )
+# Keys for the rows of embeddings: tokens, all rows with padding, the multiple to which they are padded, and more rows.
+VOCABULARY, _PADDED = "vocab_size", ("padded_vocab_size", "embedding_size")
+_MULTIPLE, _ADDITIONAL = "pad_vocab_size_multiple", "additional_vocab_size"
 # A nested configuration is that of the language model if it is called one of these; one with a model type of its own,
 # or called like another component, is another's.
 _TEXT = ("text_config", "language_config", "llm_config", "thinker_config")
@@ -87,6 +90,20 @@ def experts_in(config: Mapping[str, Any]) -> list[tuple[str, int]]:
     """Return the keys of a configuration that count experts, and their values."""
     every = [(at + key, scope[key]) for at, scope in scopes(config) for key in EXPERTS if key in scope]
     return [(key, value) for key, value in every if type(value) is int and value > 1]
+
+
+def vocabularies_in(config: Mapping[str, Any]) -> list[tuple[str, int, set[int]]]:
+    """Return the keys of a configuration that state a vocabulary, and their values, each with the numbers of rows that
+    embeddings may have by it. A nested configuration takes precedence over that around it."""
+    stated = []
+    for at, scope in scopes(config):
+        numbers = {key: value for key, value in scope.items() if type(value) is int}
+        if size := numbers.get(VOCABULARY, 0):
+            step = max(numbers.get(_MULTIPLE, 1), 1)
+            padded = {numbers[key] for key in _PADDED if key in numbers}
+            possible = {size, -(-size // step) * step, size + numbers.get(_ADDITIONAL, 0), *padded}
+            stated.append((at + VOCABULARY, size, possible))
+    return [one for one in stated if "." in one[0]] or stated
 
 
 def width_of_layer(config: Mapping[str, Any]) -> int:

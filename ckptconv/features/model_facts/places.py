@@ -24,7 +24,13 @@ _MTP = re.compile(r"mtp\w*|nextn\w*")
 # A model of several components has its language model in a module of one of these names.
 _TEXT = ("language_model", "text_model")
 HEADS = ("lm_head", "output", "embed_out", "score")
-EMBEDDINGS = ("embed_tokens", "wte", "word_embeddings", "tok_embeddings", "embed_in", "embeddings", "embedding")
+_WORD_EMBEDDINGS = ("embed_tokens", "wte", "word_embeddings", "tok_embeddings", "embed_in")
+EMBEDDINGS = (*_WORD_EMBEDDINGS, "embeddings", "embedding", "shared")
+_OF_VOCABULARY = (*EMBEDDINGS, *HEADS[:3])
+# Embeddings and heads that layers which predict further tokens may have of their own.
+_IN_LAYERS = re.compile(r"(?:^|\.)(?:embed_tokens|lm_head|shared_head\.head)$")
+# A bias of a head, whose rows are in its last dimension.
+BIAS_OF_HEAD = "final_logits_bias"
 # Modules, and ends of names, of tensors with a row for each expert, next to the experts or above them.
 _ROUTERS, _OF_EXPERTS = ("gate", "router", "moe_statics"), ("correction_bias", "expert_bias")
 # Modules of layers that compute with the number of their layer, or whose tensors are stored in one layer for several.
@@ -66,6 +72,13 @@ def numbered(name: str) -> tuple[str, int] | None:
     if match is None or match["place"].rpartition(".")[2] not in LAYER_WORDS:
         return None
     return match["place"], int(match["number"])
+
+
+def is_of_vocabulary(name: str) -> bool:
+    """Whether a tensor is of embeddings or a head."""
+    module, _, leaf = name.rpartition(".")
+    is_one = _IN_LAYERS.search(module) if numbered(name) else module.rpartition(".")[2] in _OF_VOCABULARY
+    return bool(is_one and not is_beside(module)) or leaf == BIAS_OF_HEAD
 
 
 def stack_of(names: Iterable[str], path: str) -> Stack:

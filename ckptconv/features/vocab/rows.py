@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from ckptconv.errors import UnsupportedError, UsageError
 from ckptconv.features.model_facts import places
+from ckptconv.features.model_facts.counts import VOCABULARY
 from ckptconv.features.model_facts.edits import Edited, Editor, configured, tensors_alone
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
@@ -18,12 +19,7 @@ from ckptconv.structure import parted
 from ckptconv.tensors.lazy import LazyTensor, Narrow
 from ckptconv.text import brief
 
-_MODULES = (*places.EMBEDDINGS, *places.HEADS[:3], "shared")
-# Embeddings and heads that layers which predict further tokens may have of their own.
-_IN_LAYERS = re.compile(r"(?:^|\.)(?:embed_tokens|lm_head|shared_head\.head)$")
-# A bias of a head, whose rows are in its last dimension.
-_BIAS = "final_logits_bias"
-_SIZE, _PAD = "vocab_size", "pad_token_id"
+_PAD = "pad_token_id"
 
 
 class Vocabulary(NamedTuple):
@@ -33,19 +29,12 @@ class Vocabulary(NamedTuple):
     tokens: Mapping[str, int]
 
 
-def is_of_vocabulary(name: str) -> bool:
-    """Whether a tensor is of embeddings or a head."""
-    module, _, leaf = name.rpartition(".")
-    is_one = _IN_LAYERS.search(module) if places.numbered(name) else module.rpartition(".")[2] in _MODULES
-    return bool(is_one and not places.is_beside(module)) or leaf == _BIAS
-
-
 def cut(count: int, tensors: Mapping[str, LazyTensor], path: str) -> tuple[int, dict[str, LazyTensor]]:
     """Return how many rows the vocabulary of the model at `path` has, and its tensors with the first `count` alone.
 
     Raise UsageError if it has fewer rows, UnsupportedError for a tensor of which it is not known if its rows are these.
     """
-    vocabulary = [*filter(is_of_vocabulary, tensors)]
+    vocabulary = [*filter(places.is_of_vocabulary, tensors)]
     size = max((tensors[name].shape[0] for name in vocabulary if len(tensors[name].shape) > 1), default=0)
     if count > size:
         has = f"has {size} rows" if size else "has no embeddings or head that are known by name"
@@ -61,7 +50,7 @@ def cut(count: int, tensors: Mapping[str, LazyTensor], path: str) -> tuple[int, 
         shape = tensors[name].shape
         if shape[:1] == (size,):
             rows[name] = 0, count
-        elif name.endswith(_BIAS) and shape[-1:] == (size,):
+        elif name.endswith(places.BIAS_OF_HEAD) and shape[-1:] == (size,):
             rows[name] = len(shape) - 1, count
         elif math.prod(shape) > 1:
             # A scale for each block of rows.
@@ -89,7 +78,7 @@ def edited(config: Mapping[str, Any], before: int, after: int) -> Edited:
     editor = Editor()
 
     def value_of(key: str, value: Any, where: str, scope: Mapping[str, Any]) -> Any:
-        if key == _SIZE and type(value) is int:
+        if key == VOCABULARY and type(value) is int:
             editor.counted.add("rows of the vocabulary")
             return after
         tokens: Sequence[Any] = value if isinstance(value, list) else [value]
@@ -104,7 +93,7 @@ def edited(config: Mapping[str, Any], before: int, after: int) -> Edited:
         return value
 
     changed = editor.walked(config, value_of)
-    editor.check(before, "rows of the vocabulary", (_SIZE,))
+    editor.check(before, "rows of the vocabulary", (VOCABULARY,))
     return editor.edited(changed)
 
 

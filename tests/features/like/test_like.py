@@ -339,6 +339,32 @@ def test_each_difference_is_told_before_anything_is_written(
     assert [line.split()[:2] for line in shown[2:]] == [[change.what, change.name]]
 
 
+def test_a_resized_vocabulary_is_named_with_the_way_to_convert_it(
+    source: Path, reference: Path, tmp_path: Path
+) -> None:
+    resized = {**torch.load(source), EMBED: torch.ones(53, 8), HEAD: torch.ones(53, 8)}
+    base = hub_model(tmp_path / "base", {**tensors(1), HEAD: torch.ones(50, 8)})
+    (tmp_path / "run").mkdir()
+    torch.save(resized, tmp_path / "run" / "trained.pt")
+    with pytest.raises(DifferenceError, match="2 with another shape") as caught:
+        ckptconv.convert(tmp_path / "run" / "trained.pt", tmp_path / "out", for_hub=True, like=base)
+    assert caught.value.hint.startswith(
+        "The vocabulary of the input was resized to 53 rows; the reference has 50, and so do its config.json"
+    )
+    assert "--for-hub, without --like" in caught.value.hint
+    # One tensor of the two with a further difference, or both with others, is another model.
+    for other in (torch.ones(50, 9), torch.ones(51, 8)):
+        torch.save({**resized, HEAD: other}, source)
+        with pytest.raises(DifferenceError) as caught:
+            ckptconv.convert(source, tmp_path / "out", like=base)
+        assert "another model" in caught.value.hint
+    # What the advice says works: the small files of the training.
+    (tmp_path / "run" / "config.json").write_text(json.dumps({"vocab_size": 53}))
+    report = ckptconv.convert(tmp_path / "run" / "trained.pt", tmp_path / "whole", for_hub=True)
+    assert not report.warnings
+    assert json.loads((tmp_path / "whole" / "config.json").read_text()) == {"vocab_size": 53}
+
+
 def test_long_tables_are_cut_and_counted(reference: Path, tmp_path: Path) -> None:
     save_file({f"w{number}": torch.ones(1) for number in range(1500)}, tmp_path / "many.safetensors")
     run = ckptconv_here("convert", tmp_path / "many.safetensors", tmp_path / "out", "--like", reference)
