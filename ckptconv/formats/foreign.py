@@ -20,6 +20,7 @@ from ckptconv.text import some
 _CORRUPT, _UNSUPPORTED = CorruptError, UnsupportedError
 _AGAIN = "Download it again, and read the answer of the server. The address of a directory ends in /."
 _UNPACK = "Unpack it first."
+_NAME_ONE = f"{_UNPACK} One file in a .tar.gz, .tar.bz2 or .tar.xz can be named: tar://NAME::FILE"
 _OTHERS = "ckptconv reads files of PyTorch, DeepSpeed and safetensors."
 _ARRAYS = "Load it with numpy.load, and write its arrays with safetensors.numpy.save_file."
 _KERAS = "Load it in Keras, and write the arrays of get_weights, by name, with safetensors.numpy.save_file."
@@ -42,10 +43,10 @@ _BEGINNINGS: tuple[tuple[bytes, type[CorruptError] | type[UnsupportedError], str
     (b"<!doctype html", _CORRUPT, "is a web page, not a checkpoint.", _AGAIN),
     (b"<html", _CORRUPT, "is a web page, not a checkpoint.", _AGAIN),
     (b"<?xml", _CORRUPT, "is an XML document, not a checkpoint.", _AGAIN),
-    (b"\x1f\x8b", _UNSUPPORTED, "is compressed with gzip.", _UNPACK),
+    (b"\x1f\x8b", _UNSUPPORTED, "is compressed with gzip.", _NAME_ONE),
     (b"\x28\xb5\x2f\xfd", _UNSUPPORTED, "is compressed with zstandard.", _UNPACK),
-    (b"BZh", _UNSUPPORTED, "is compressed with bzip2.", _UNPACK),
-    (b"\xfd7zXZ\0", _UNSUPPORTED, "is compressed with xz.", _UNPACK),
+    (b"BZh", _UNSUPPORTED, "is compressed with bzip2.", _NAME_ONE),
+    (b"\xfd7zXZ\0", _UNSUPPORTED, "is compressed with xz.", _NAME_ONE),
     (b"7z\xbc\xaf\x27\x1c", _UNSUPPORTED, "is a 7z archive.", _UNPACK),
     (b"\x89HDF\r\n\x1a\n", _UNSUPPORTED, "is an HDF5 file, such as Keras writes.", _KERAS),
     (b"PYTORCH1", _UNSUPPORTED, "is a TorchScript archive of torch 1.0, which is not a zip archive.", _OTHERS),

@@ -25,7 +25,7 @@ def accompanied(source: Source, target: Target, options: Options, parts: Collect
     `target` with the companions of an earlier output, which are removed. Features name the files that stay behind.
 
     Companions of a reference go before those of the source. Without `copy_config`, only a reference and a repository of
-    the hub have any, and quantized weights. A file at `target` stays unless an earlier output copied it, or it is the
+    the hub have any, and weights that are quantized or dequantized. A file at `target` stays unless an earlier output copied it, or it is the
     same. `parts` are folders of other sources.
     """
     source, goal, stays = _accompanied(source, target, options)
@@ -73,9 +73,6 @@ def _accompanied(source: Source, target: Target, options: Options) -> tuple[Sour
         stays = {} if wanted.get(source, ()) is None else {"": UNASKED}
         source, unfit = with_companions(source, wanted, directory, options, earlier)
         return source, goal, {**stays, **unfit}
-    if options.copy_config is None and source.quantized and source.quantized.says:
-        note = f"{source.quantized.path} was not copied: --copy-config writes it without its quantization settings."
-        source = source._replace(notes=[*source.notes, note])
     return source, goal, {"": UNASKED if options.copy_config is None else "--no-copy-config"}
 
 
@@ -83,7 +80,10 @@ def _is_copied(origin: Source, source: Source, options: Options) -> bool:
     """Whether the companions of `origin`, which is `source` or its reference, are to be copied."""
     if options.copy_config is None:
         is_bare = origin.component is not None or origin.stem == ADAPTER
-        is_retold = any(way.retold for way in ways_of(source, options))  # the output's has other settings
+        # The output's configuration has other settings.
+        is_retold = bool(source.quantized and source.quantized.says) or any(
+            way.retold for way in ways_of(source, options)
+        )
         return origin is source.reference or is_repository(origin.path) or is_bare or is_retold
     return options.copy_config
 

@@ -34,6 +34,8 @@ TIB = 1 << 40
 EXPANDED = zipped(members(pickled(tensor(None, 0, (1 << 20, 1 << 20), (0, 0)))))
 SOUND = zipped(members(pickled(tensor())))
 
+GZIP = "Unpack it first. One file in a .tar.gz, .tar.bz2 or .tar.xz can be named: tar://NAME::FILE"
+
 # kind: exit code, what makes the file, further arguments, and the text. {path} is the input, {out} the output.
 ERRORS: dict[str, tuple[int, Callable[[], bytes | None], list[str], str, str]] = {
     "failed": (
@@ -74,7 +76,7 @@ ERRORS: dict[str, tuple[int, Callable[[], bytes | None], list[str], str, str]] =
         ),
         "Leave it out with --exclude 'tensor', or save a contiguous copy of it.",
     ),
-    "unsupported": (5, lambda: b"\x1f\x8b\x08" + bytes(100), [], "{path} is compressed with gzip.", "Unpack it first."),
+    "unsupported": (5, lambda: b"\x1f\x8b\x08" + bytes(100), [], "{path} is compressed with gzip.", GZIP),
 }
 
 

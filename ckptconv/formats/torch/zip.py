@@ -210,7 +210,8 @@ class TorchArchive(Archive):
             few = ", ".join(name[:60] for name in itertools.islice(self.rows, 5))
             raise kind(
                 f"{self.name} is a zip archive, but not one of torch.save: it has {members} among its "
-                f"{len(self.rows)} members ({few}{', …' if len(self.rows) > 5 else ''})."
+                f"{len(self.rows)} members ({few}{', …' if len(self.rows) > 5 else ''}).",
+                "" if outermost else f"Unpack it first, or name one file in it: zip://NAME::{self.file.path}",
             )
         # torch looks in the top directory of the first member.
         top, slash, _ = next(iter(self.rows)).partition("/")

@@ -133,13 +133,18 @@ def test_without_a_configuration_it_is_said_what_that_has_to_say(tmp_path: Path)
     assert any('"quant_method": "mxfp8"' in each for each in report.warnings)
 
 
-def test_a_configuration_that_is_not_copied_is_said(tmp_path: Path) -> None:
+def test_the_configuration_of_dequantized_weights_is_copied_without_its_settings(tmp_path: Path) -> None:
     source = QUANTIZED / "mxfp8"
-    report = ckptconv.convert(source, tmp_path / "w", dequantize=True)
-    assert any("--copy-config" in note for note in report.notes)
-    for options in ({"copy_config": True}, {"copy_config": False}, *({"to": to} for to in CHECKPOINTS)):
-        report = ckptconv.convert(source, tmp_path / f"{options}", dequantize=True, **options)
-        assert not any("--copy-config" in note for note in report.notes)
+    assert "quantization_config" in json.loads((source / "config.json").read_text())
+    for options in ({}, {"copy_config": True}, {"copy_config": False}, *({"to": to} for to in CHECKPOINTS)):
+        place = tmp_path / f"{options}"
+        ckptconv.convert(source, place, dequantize=True, **options)
+        is_copied = options in ({}, {"copy_config": True})
+        assert (place / "config.json").exists() == is_copied
+        assert not is_copied or "quantization_config" not in json.loads((place / "config.json").read_text())
+    # Nothing is dequantized: nothing is copied.
+    ckptconv.convert(model(tmp_path / "m"), tmp_path / "plain", dequantize=True)
+    assert not (tmp_path / "plain" / "config.json").exists()
 
 
 def test_a_scale_of_nothing_that_is_known_is_said(tmp_path: Path) -> None:

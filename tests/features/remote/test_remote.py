@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import ckptconv_here
+from checkpoints import ckptconv_here, done
 from effort import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,6 +59,19 @@ def test_a_checkpoint_inside_an_archive_is_read_where_it_is(tmp_path: Path) -> N
     convert(f"zip://run/model.pt::file://{tmp_path}/all.zip", tmp_path / "out.safetensors")
     loaded = load_file(tmp_path / "out.safetensors")
     assert torch.equal(loaded["transposed"], a_model()["transposed"])
+
+
+def test_an_archive_of_files_is_refused_with_an_address_that_works(place: Path) -> None:
+    torch.save({"w": torch.ones(2)}, "a.pt")
+    with zipfile.ZipFile("both.zip", "w") as archive, tarfile.open("both.tar.gz", "w:gz") as packed:
+        for name in ("a.pt", "b.pt"):
+            archive.write("a.pt", name)
+            packed.add("a.pt", name)
+    ckptconv_here("convert", "both.zip", "x").refused(5, "(a.pt, b.pt)", "zip://NAME::both.zip")
+    ckptconv_here("convert", "both.tar.gz", "x").refused(5, "compressed with gzip", "tar://NAME::FILE")
+    for at, source in enumerate(("zip://b.pt::both.zip", "tar://b.pt::both.tar.gz")):
+        done(ckptconv_here("convert", source, f"{at}.safetensors"))
+        assert load_file(f"{at}.safetensors")["w"].tolist() == [1, 1]
 
 
 class EndpointConnectionError(ConnectionError):
