@@ -253,7 +253,7 @@ class _Planning(TypedDict, total=False):
     copy_config: bool | None
     """Copy config.json, the tokenizer and similar files to OUTPUT, a directory, for from_pretrained. Another name of
     --no-copy-config is --no-extras. Default: on for hub repositories, diffusers pipelines, REF of --like,
-    --quantize, --dequantize and parts of models."""
+    --quantize, --dequantize, and parts."""
 
 
 class _Overwriting(TypedDict, total=False):

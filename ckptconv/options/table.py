@@ -260,7 +260,7 @@ class Options(Given):
         flags=("--copy-config/--no-copy-config", " /--no-extras"),
         group=OUTPUT,
         common="convert",
-        fallback="on for hub repositories, diffusers pipelines, REF of --like, --quantize, --dequantize and parts of models",
+        fallback="on for hub repositories, diffusers pipelines, REF of --like, --quantize, --dequantize, and parts",
     )
     for_hub: bool = deciding(
         FLAG,

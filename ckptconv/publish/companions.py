@@ -24,9 +24,9 @@ def accompanied(source: Source, target: Target, options: Options, parts: Collect
     """Return `source` with the companions that are copied to `target`, and with notes and warnings about them; and
     `target` with the companions of an earlier output, which are removed. Features name the files that stay behind.
 
-    Companions of a reference go before those of the source. Without `copy_config`, only a reference and a repository of
-    the hub have any, and weights that are quantized or dequantized. A file at `target` stays unless an earlier output copied it, or it is the
-    same. `parts` are folders of other sources.
+    Companions of a reference go before those of the source. Without `copy_config`, only a reference, a repository of
+    the hub, and weights that are quantized or dequantized have any. A file at `target` stays unless an earlier output
+    copied it, or it is the same. `parts` are folders of other sources.
     """
     source, goal, stays = _accompanied(source, target, options)
     directory = dirname(target.path) if target.is_file else target.path

@@ -304,8 +304,8 @@ def source_side(map_: Map, names: Iterable[str]) -> int:
             raise UsageError(f"The checkpoint has no names for the map {map_.name}.")
         close = _nearest(map_, (0, 1), names[0])
         raise UnknownNamesError(
-            f"The map {map_.name} has none of the {len(names)} names, as {map_.sides[0]} or as {map_.sides[1]}. "
-            f"The first is {quoted(names[0])}" + (f"; the map has {close}." if close else ".")
+            f"The map {map_.name} has none of the {len(names)} names, neither on its side {map_.sides[0]!r} nor on "
+            f"{map_.sides[1]!r}. The first is {quoted(names[0])}" + (f"; the map has {close}." if close else ".")
         )
     if counts[0] == counts[1]:
         raise UsageError(
@@ -371,8 +371,9 @@ def claimed(map_: Map, side: int, names: Iterable[str], *, strict: bool = True) 
     if unclaimed and strict:
         close = _nearest(map_, (side,), unclaimed[0])
         raise UnknownNamesError(
-            f"The map {map_.name} has no rule for {len(unclaimed)} of the tensors, as {map_.sides[side]}: "
-            f"{some(unclaimed)}." + (f" Most similar to the first is its {close}." if close else ""),
+            f"The map {map_.name} has no rule for {len(unclaimed)} of the tensors: {some(unclaimed)}. It takes the "
+            f"names for those of its side {map_.sides[side]!r}."
+            + (f" Most similar to the first is the map's {close}." if close else ""),
             "If it is: add a rule for each tensor, list it under [keep] or [drop], or leave it out with --exclude.",
         )
     return claims

@@ -21,6 +21,10 @@ from ckptconv.text import brief, quoted, some
 SUFFIX = ".toml"
 # Limits of a map: bytes of its file, rules, globs of a list, sizes, and alternatives of a size.
 MAX_BYTES, MAX_RULES, MAX_GLOBS, MAX_SIZES, MAX_ALTERNATIVES = 1 << 20, 2000, 100, 100, 16
+_FORM = (
+    "A map is a file of rules in TOML, each of them [[rule]] and a line for each side, such as old = 'a.weight' and "
+    "new = 'b.weight'. To rename without a map: --rename 'REGEX=REPL'."
+)
 _TABLES = ("rule", "sizes", "keep", "drop")
 # Texts for people: the source and the purpose of a map; a note on a rule.
 _WORDS = ("about", "description", "note", "notes", "source", "sources", "title", "url", "version")
@@ -94,7 +98,7 @@ def parse_map(text: str, name: str) -> Map:
         or not all(isinstance(table, dict) for table in rule_tables)
         or not rule_tables
     ):
-        raise UsageError(f"{name} has no rules.", "Each begins with [[rule]].")
+        raise UsageError(f"{name} has no rules.", _FORM)
     if len(rule_tables) > MAX_RULES:
         raise UsageError(f"{name} has {len(rule_tables)} rules; a map can have at most {MAX_RULES}.")
     places = _places(text, name, len(rule_tables))
@@ -124,7 +128,7 @@ def _toml(text: str, name: str) -> dict[str, Any]:
     try:
         tables: dict[str, Any] = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{name} is not TOML: {str(error)[:200]}.") from None
+        raise UsageError(f"{name} is not TOML: {str(error)[:200]}.", _FORM) from None
     return tables
 
 

@@ -106,6 +106,7 @@ def test_sides_that_do_not_hold_the_same_are_refused(left: str | list[str], righ
         ("[[rule]]\na = 'x'\nb = 'y'\n[size]\nn = 1", "'size' is not a part"),
         ("[[rule]]\na = 'x'\nb = 'y'\n[keep]\nc = 'z'", "'c' is neither"),
         ("[[rule]\n", "is not TOML"),
+        ('{"old": "new"}', "is not TOML"),
         ("x = " + "[" * 100_000, "is not TOML"),
         ("[[rule]]\na = 'x'\nb = 'y'\n" * 2001, "2001 rules"),
         ("# " + "x" * (1 << 20), "bytes"),
@@ -115,6 +116,9 @@ def test_what_is_no_map_is_refused(text: str, told: str) -> None:
     with pytest.raises(UsageError, match=told) as caught:
         parse_map(text, "m.toml")
     assert caught.value.message.startswith("m.toml")
+    if told in ("is not TOML", "has no rules"):
+        assert "[[rule]] and a line for each side" in caught.value.hint
+        assert "--rename" in caught.value.hint
 
 
 def test_globs_are_of_one_side_or_of_both() -> None:

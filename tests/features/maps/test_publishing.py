@@ -113,6 +113,7 @@ def test_names_that_a_map_lacks_first_raise_the_question_whether_it_is_the_right
     with pytest.raises(UsageError, match="no rule for 1 of the tensors") as caught:
         convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", map="olmo_core-llama")
     assert str(caught.value).count("'blocks.0.other.weight'") == 1
+    assert "It takes the names for those of its side 'olmo'." in caught.value.message
     assert caught.value.hint.startswith("Is this the right map? No other built-in map has all of the names. If it is:")
 
 
