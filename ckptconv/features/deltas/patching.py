@@ -14,6 +14,7 @@ from ckptconv.features.deltas.options import PATCHING
 from ckptconv.features.deltas.reading import Delta
 from ckptconv.features.deltas.together import blocks_of
 from ckptconv.formats.opening import opened
+from ckptconv.formats.source import NOT_CONVERTED, without_states
 from ckptconv.options.option import checked
 from ckptconv.options.table import Options
 from ckptconv.outputs.planning import Output, planned
@@ -32,6 +33,7 @@ from ckptconv.storage.paths import is_remote, listed, normalize
 from ckptconv.storage.progress import Progress, counter, shown
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import LazyTensor, Stored, packed
+from ckptconv.text import some
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -93,7 +95,11 @@ def patch(
         source = source.computing(patch=chain)
         plan = planned(source, target, chosen)
         # The deltas are inputs, which the output may not replace.
-        source = source._replace(pointers=[*source.pointers, *_indices(chain)])
+        source = source._replace(
+            pointers=[*source.pointers, *_indices(chain)],
+            notes=[_note(note) for note in source.notes],
+            warnings=[*source.warnings, *_of_base(plan)],
+        )
     expected = expected_of(chain, plan.aliases)
     verify = None
     if not chosen.dry_run:
@@ -111,6 +117,19 @@ def _indices(chain: Sequence[Delta]) -> Iterator[str]:
     for delta in chain:
         for name in delta.inputs:
             yield Location(delta.path).join(name).path
+
+
+def _note(note: str) -> str:
+    """Return a note on BASE. The delta decides which parts of a checkpoint `patch` can write."""
+    if note.startswith(NOT_CONVERTED) and note.endswith(" --key . for everything."):
+        return f"{note.partition('. Use ')[0]}. Give --key . to both diff --delta and patch for everything."
+    return without_states(note)
+
+
+def _of_base(output: Output) -> Iterator[str]:
+    """Yield a warning of values that no delta changes, such as the step of the training."""
+    if recorded := output.notices.recorded:
+        yield f"The values under {some(recorded, form=str)} are those of BASE, because a delta changes only tensors."
 
 
 def _parts(output: Output) -> Iterator[Data]:

@@ -746,3 +746,14 @@ def test_the_commands_say_what_they_did(pair: tuple[Path, Path]) -> None:
 def test_a_delta_leads_from_a_as_it_is(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be combined with --map"):
         diff("a.pt", "b.pt", delta=tmp_path / "delta", map="my.toml")
+
+
+def test_values_that_no_delta_changes_are_said_to_be_of_the_base(tmp_path: Path) -> None:
+    for step in (20, 30):
+        torch.save({"model": {"w": torch.full((3,), float(step))}, "step": step}, tmp_path / f"{step}.pt")
+    diff(tmp_path / "20.pt", tmp_path / "30.pt", key=".", delta=tmp_path / "d")
+    report = patch(tmp_path / "20.pt", tmp_path / "d", tmp_path / "whole", key=".")
+    assert load_state_dict(tmp_path / "whole")["step"] == 20
+    assert report.warnings == ["The values under step are those of BASE, because a delta changes only tensors."]
+    diff(tmp_path / "20.pt", tmp_path / "30.pt", key="model", delta=tmp_path / "d", overwrite=True)
+    assert not patch(tmp_path / "20.pt", tmp_path / "d", tmp_path / "weights", key="model").warnings
