@@ -545,7 +545,8 @@ class AverageOptions(
     """Exponential moving average: DECAY times the previous average, plus 1 - DECAY times each STEP."""
 
     minus: str | os.PathLike[str] | None
-    """Task arithmetic: first STEP + Σ weight × (STEP − BASE) over the other STEPs. With one STEP: STEP − BASE."""
+    """Task arithmetic: weight × first STEP + Σ weight × (STEP − BASE) over the other STEPs. With one STEP: STEP −
+    BASE."""
 
 
 class DiffOptions(

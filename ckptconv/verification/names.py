@@ -125,6 +125,7 @@ def _check_names(source: Source, expected: Expected, written: Written, options: 
         if why:
             raise DifferenceError(
                 f"{written.path}: its metadata says that {removed!r} is stored as {kept!r}, but {why}.",
+                CONVERTED_SO,
                 what="alias",
                 tensor=removed,
                 found=kept,

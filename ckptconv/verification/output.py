@@ -108,7 +108,7 @@ def read_directory(
         if single not in places:
             present = [name for name in sorted(places) if name.endswith(SUFFIX)]
             if not present:
-                raise UsageError(f"{path} has no output to verify: neither {single} nor {index}.")
+                raise UsageError(f"{path} holds neither {single} nor {index}.", "The order is: verify SOURCE OUTPUT.")
             raise _file(
                 join(path, index),
                 f"{path} holds {some(present, 3, str)}, but no {index}.",

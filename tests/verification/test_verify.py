@@ -578,6 +578,21 @@ def test_a_lost_alias_is_a_missing_name(tmp_path: Path) -> None:
     assert (found["what"], found["tensor"]) == ("missing", "head.weight")
 
 
+def test_ties_of_a_part_name_the_options_that_chose_it(tmp_path: Path) -> None:
+    weight = torch.zeros(3)
+    torch.save({"model": {"emb": weight, "head": weight}, "step": 1}, tmp_path / "run.pt")
+    convert(tmp_path / "run.pt", tmp_path / "w.safetensors", key="model", manifest=str(tmp_path / "m.json"))
+    with pytest.raises(DifferenceError, match=r"no tensor of that name belongs there\. Give --for-hub, --key, "):
+        verified(tmp_path / "run.pt", tmp_path / "w.safetensors")
+
+
+def test_an_output_that_is_none_asks_for_the_order(tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(4)}, tmp_path / "source.safetensors")
+    (tmp_path / "out").mkdir()
+    with pytest.raises(UsageError, match=r"out holds neither .*\. The order is: verify SOURCE OUTPUT\."):
+        verified(tmp_path / "source.safetensors", tmp_path / "out")
+
+
 def test_files_that_do_not_belong_or_are_not_there(sharded: tuple[Path, Path]) -> None:
     source, output = sharded
     shard = sorted(output.glob("*.safetensors"))[1]

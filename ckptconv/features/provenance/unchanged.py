@@ -43,9 +43,10 @@ def compared(
         if not (is_directory or options.manifest):
             why = f"{path} is one file, whose manifest is elsewhere"
         elsewhere = "" if options.manifest else " Or give the manifest with digests: --manifest FILE."
+        named = "" if is_directory else " --manifest FILE"
         raise UsageError(
             f"{path} is given alone, as the output. {why}, so it cannot be checked without its source.",
-            f"Give the source first: ckptconv verify SOURCE OUTPUT. A conversion with --digest writes "
+            f"Give the source first: ckptconv verify SOURCE OUTPUT. A conversion with --digest sha256{named} writes "
             f"digests.{elsewhere}",
         )
     algorithm, files = manifest.members["digest"], manifest.members["files"]

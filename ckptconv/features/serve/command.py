@@ -30,8 +30,8 @@ Checkpoint = Annotated[
 def serve(source: Checkpoint, *, host: str = "127.0.0.1", port: int = 0, **options: Any) -> None:
     """Serve the safetensors files of a conversion over HTTP, without writing them.
 
-    SOURCE may be a virtual checkpoint. The files are at http://HOST:PORT/NAME, and also where huggingface_hub looks for
-    them, in a repository of any name. Ctrl-C stops the server.
+    SOURCE may be a virtual checkpoint. The files are at http://HOST:PORT/NAME: other commands take the second address
+    printed. huggingface_hub finds them with HF_ENDPOINT, in a repository of any name. Ctrl-C stops the server.
 
     \b
     Examples:
@@ -42,6 +42,7 @@ def serve(source: Checkpoint, *, host: str = "127.0.0.1", port: int = 0, **optio
     from ckptconv.features.serve.server import Server
     from ckptconv.features.virtual_files.files import VirtualFiles
     from ckptconv.formats.model_directory import CONFIG
+    from ckptconv.formats.model_files import INDEX_SUFFIX, SUFFIX
     from ckptconv.process import settled
 
     shown = output_of("serve", options)
@@ -60,7 +61,9 @@ def serve(source: Checkpoint, *, host: str = "127.0.0.1", port: int = 0, **optio
             }
             shown.print_json(True, served)
         else:
-            shown.tell([server.url])
+            weights = [name for name in files if name.endswith((SUFFIX, INDEX_SUFFIX))]
+            whole = next((name for name in weights if name.endswith(INDEX_SUFFIX)), weights[0])
+            shown.tell([server.url, f"{server.url}/{whole}", f"HF_ENDPOINT={server.url}"])
             for note in files.notes:
                 shown.note(note)
             if CONFIG not in files:

@@ -25,6 +25,7 @@ from stores import FAR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ckptconv import DifferenceError, UnsupportedError, UsageError, average, convert, load_state_dict, verify
+from ckptconv.features.average.options import AVERAGING
 from ckptconv.formats.registered import DESCRIBING
 from ckptconv.options.table import OPTIONS
 from ckptconv.outputs.kinds import CHECKPOINTS, NAMED
@@ -132,6 +133,10 @@ def test_differences_are_added_by_their_weights() -> None:
     average(names[:2], "out.safetensors", minus=names[2], weights=[1, 0.5], verify=True)
     base, tuned, pre = (each["a.bias"].double() for each in models)
     assert torch.equal(load_file("out.safetensors")["a.bias"], (base + 0.5 * tuned - 0.5 * pre).float())
+    # The first weight counts too.
+    average(names[:2], "out.safetensors", minus=names[2], weights=[0.5, 0.25], overwrite=True)
+    assert torch.equal(load_file("out.safetensors")["a.bias"], (0.5 * base + 0.25 * (tuned - pre)).float())
+    assert "weight × first STEP + Σ weight × (STEP − BASE)" in AVERAGING["minus"].about
     average(names[:1], "difference.safetensors", minus=names[1])
     assert torch.equal(load_file("difference.safetensors")["a.bias"], models[0]["a.bias"] - models[1]["a.bias"])
 

@@ -426,10 +426,18 @@ def test_it_says_where_it_is_and_ends_when_asked(place: Path) -> None:
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=600)
         assert process.wait() == 0
-    assert out == ""
+    assert out.splitlines() == [f"{url}/model.safetensors", f"HF_ENDPOINT={url}"]
     assert '"GET /model.safetensors HTTP/1.1" 200' in err
     assert "config.json, which from_pretrained needs, is not next to SOURCE" in err
     assert "warning: --master has no effect" in err
+
+
+def test_the_address_of_a_model_in_shards_is_that_of_its_index(place: Path) -> None:
+    with process_serving(place / "model.pt", "--max-shard-size", "5MB") as (url, process):
+        assert process.stdout
+        address = process.stdout.readline().strip()
+        assert address == f"{url}/model.safetensors.index.json"
+        assert ask(url, urlsplit(address).path).status == 200
 
 
 def test_a_signal_that_comes_while_a_connection_is_taken_ends_it_too(served: Server) -> None:
