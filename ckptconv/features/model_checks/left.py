@@ -5,19 +5,25 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 from importlib import import_module
+from os.path import splitext
 
+from ckptconv.errors import UsageError
 from ckptconv.formats.model_directory import PARAMS, ROWS, Row, is_companion_name, places_of
+from ckptconv.formats.model_files import SUFFIX
 from ckptconv.formats.registered import DCP, DEEPSPEED, FILES_OF_MODELS
-from ckptconv.formats.source import Source
+from ckptconv.formats.source import STEMS, Source
+from ckptconv.options.registered import several
 from ckptconv.outputs.targets import Target
 from ckptconv.plan import Input
 from ckptconv.storage.handles import HIDDEN
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import dirname, is_remote, join, resolved_name
+from ckptconv.storage.paths import basename, dirname, is_remote, join, resolved_name
+from ckptconv.storage.stores import is_repository
 from ckptconv.structure.record import FILE_NAME
 from ckptconv.text import some
 
 _FOREIGN, _TRAINING = "for other programs", "of the training"
+_WEIGHTS = "other weights"
 # The reason of files that a checkpoint of ranks consists of, of which some repeat others: they are not named.
 _OF_RANKS = "of ranks"
 # Files that are not copied. The first row with a name decides, also of those that have several endings.
@@ -36,7 +42,7 @@ STAYING = (
     ),
     Row("run_config.yaml train_state.pt latest_*.txt", "Megatron-Bridge", "state of the training", _TRAINING),
     Row("*.index.json", "transformers, diffusers", "index", "indexes of other files"),
-    Row("*.safetensors *.bin *.pt *.pth *.ckpt", "", "weights", "other weights"),
+    Row("*.safetensors *.bin *.pt *.pth *.ckpt", "", "weights", _WEIGHTS),
     Row("*.h5 *.msgpack *.ot *.onnx *.gguf *.tflite *.mlmodel *.pte *.npz", "", "weights", _FOREIGN),
     Row("*.pkl *.pickle", "", "pickle", "pickles, which are never copied"),
 )
@@ -97,7 +103,24 @@ def with_left(
         shown = _grouped((name, reason) for name, reason in here.items() if name[0] != ".")
         notes += [f"left in {place.path}: {shown}."] if shown else []
         left |= {join(place.path, name): why for name, why in here.items()}
+    _check_meant(source, [path for path, why in left.items() if why == _WEIGHTS])
     return source._replace(notes=notes), target._replace(left=left)
+
+
+def _check_meant(source: Source, others: Collection[str]) -> None:
+    """Raise UsageError if `source` is a directory of which one file was read, whose name is not that of a model, and
+    the `others` in it are as likely to be meant. Of a repository of the hub, the report names them."""
+    read = [name for name in source.inputs if name.endswith(SUFFIX)]
+    if len(read) != 1 or read[0].startswith(STEMS) or is_repository(source.path):
+        return
+    stem, _ = splitext(read[0])
+    unlike = [path for path in others if splitext(basename(path))[0] != stem]
+    if unlike:
+        raise UsageError(
+            f"{source.path} holds several weights, and it is not clear which are meant: "
+            f"{some([join(source.path, read[0]), *unlike], form=str)}.",
+            f"Give one of them{several(', or convert several: {}') or '.'}",
+        )
 
 
 def _grouped(left: Iterable[tuple[str, str]]) -> str:

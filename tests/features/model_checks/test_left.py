@@ -11,8 +11,9 @@ import torch
 from cells import offered, trained
 from checkpoints import ckptconv_here
 from effort import every
+from safetensors.torch import save_file
 
-from ckptconv import Report, convert, inspect
+from ckptconv import Report, UsageError, convert, inspect
 from ckptconv.features.model_checks.left import reason_of
 from ckptconv.publish.companions import UNASKED
 
@@ -159,3 +160,23 @@ def test_inspect_lists_the_files_of_a_model_by_their_roles(source: Path) -> None
     shown = ckptconv_here("inspect", source).out
     assert "  configuration           adapter_config.json, config.json" in shown
     assert inspect(source / "pytorch_model.bin").roles is None
+
+
+def test_one_file_among_other_weights_is_not_taken_for_the_checkpoint(tmp_path: Path) -> None:
+    """Such as in the parent directory of several checkpoints."""
+    directory = tmp_path / "in"
+    (directory / "run").mkdir(parents=True)
+    save_file({"w": torch.ones(2)}, directory / "c.safetensors")
+    for name in ("c.pt", "optimizer.pt", "notes.txt"):
+        (directory / name).write_bytes(b"\x80\x02N.")
+    assert convert(directory, tmp_path / "alone", fsync=False).tensors == 1
+    (directory / "base.pt").write_bytes(b"\x80\x02N.")
+    with pytest.raises(
+        UsageError, match=r"several weights, .* are meant: .*/in/c\.safetensors, .*/in/base\.pt\."
+    ) as told:
+        convert(directory, tmp_path / "out", dry_run=True)
+    assert told.value.hint.startswith("Give one of them")
+    assert convert(directory / "c.safetensors", tmp_path / "out", fsync=False).tensors == 1
+    # A file with the name of a model is the checkpoint.
+    (directory / "c.safetensors").rename(directory / "model.safetensors")
+    assert convert(directory, tmp_path / "model", fsync=False).tensors == 1
