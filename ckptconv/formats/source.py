@@ -26,8 +26,9 @@ _STEMS = {
     "diffusion_pytorch_model": "diffusion_pytorch_model",
     "open_clip_": OPEN_CLIP,
     ADAPTER: ADAPTER,
+    "adapter_config.json": ADAPTER,
 }
-STEMS = (MODEL, *_STEMS.values())
+STEMS = (MODEL, *dict.fromkeys(_STEMS.values()))
 # The family of files that belong to the models of a pipeline, and of the models together.
 PIPELINE = "diffusers"
 # The prefix of the names of a reference's files among those of the source.
@@ -333,8 +334,9 @@ class Source(_Fields):
     @property
     def stem(self) -> str:
         """The beginning of the names of its output's files in a directory: its own, if it is that of diffusers, of
-        open_clip or of PEFT's adapters, or that of its reference."""
-        names = (self.reference or self).inputs
+        open_clip or of PEFT's adapters, or that of its reference or of the companions of one program."""
+        others = () if self.reference or "config.json" in self.companions else self.companions
+        names = (*(self.reference or self).inputs, *others)
         stems = (stem for beginning, stem in _STEMS.items() if any(name.startswith(beginning) for name in names))
         return next(stems, MODEL)
 

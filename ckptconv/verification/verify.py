@@ -321,6 +321,10 @@ def _compare(
     expected = expected_of(source, options, target.holds) if is_model else _NOTHING
     metadata = expected.metadata
     of_weights = target.holds == "weights"
+    copied = _copied(target, options)
+    if of_weights:
+        files = together(source, target.place.options, copied) if copied else {}
+        source = with_files(source, files, target.place.options)
     if is_file:
         written = read_file(target.path, place, metadata)
     elif not is_model:
@@ -330,9 +334,6 @@ def _compare(
         written = read_directory(target.place, metadata, at=target.at, others=others, stem=stem)
     pairs = compare_names(source, expected, written, options, wrong)
     if of_weights:
-        copied = _copied(target, options)
-        files = together(source, target.place.options, copied) if copied else {}
-        source = with_files(source, files, target.place.options)
         pairs.extend(_compare_companions(source, target, written, copied, expected.change))
     if not wrong:  # other names make another record
         check_structure(expected, written)

@@ -9,6 +9,7 @@ from ckptconv.errors import UsageError
 from ckptconv.features.maps.choosing import STACK
 from ckptconv.features.maps.claims import Templates
 from ckptconv.features.maps.fitting import SHOWN, examples_of, maps_like
+from ckptconv.formats.source import OPEN_CLIP
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import quoted, some
 
@@ -33,8 +34,10 @@ def untrue(
 ) -> Iterator[str]:
     """Yield a warning if an output with a configuration of transformers, or to publish, has another program's names.
 
-    Raise UsageError if it has both. Code beside a model may give it any names.
+    Raise UsageError if it has both. Code beside a model may give it any names, and open_clip has names of its own.
     """
+    if stem == OPEN_CLIP:
+        return
     if config is not None and ("model_type" not in config or config.get("auto_map")):
         return
     foreign = foreign_names(tensors)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.engine.ranges import FileBytes
 from ckptconv.errors import CorruptError, UsageError
-from ckptconv.formats import companions, model_directory, opening
+from ckptconv.formats import companions, opening
 from ckptconv.formats.change import UNCHANGED, Change
 from ckptconv.formats.model_files import SAFETENSORS
 from ckptconv.formats.registered import LEAVING, describing
@@ -114,10 +114,9 @@ class VirtualFiles(Mapping[str, VirtualFile]):
                 target = Target(path, "directory")
                 for module in LEAVING:
                     opened, _ = import_module(module).with_left(opened, target._replace(path=""), known)
-                read = {name: file for name, file in opened.companions.items() if name == model_directory.CONFIG}
-                output = planned(opened._replace(companions=read), target, chosen)
+                output = planned(opened, target, chosen)
                 change, plan = output.notices.change, output.plan
-                files = [file for file in plan.files if file.name not in read]
+                files = [file for file in plan.files if file.name not in opened.companions]
                 self.format, decided = opened.format, plan.plan_id
                 self.warnings = list(warnings_of([opened], [output], chosen))
                 self.notes = list(notes_of([opened], [output], chosen))

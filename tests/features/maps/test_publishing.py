@@ -12,7 +12,7 @@ import torch
 from effort import every
 from safetensors.torch import save_file
 
-from ckptconv import Report, UsageError, convert
+from ckptconv import Report, UsageError, convert, verify
 from ckptconv.features.maps.publishing import foreign_names
 
 MEGATRON = (
@@ -155,3 +155,25 @@ def test_a_llama_does_not_pass_for_another_model_in_silence(name: str, tmp_path:
     warnings = convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", map=name, size=sizes).warnings
     (doubt,) = (warning for warning in warnings if "is this the right map?" in warning)
     assert f"the map {name} is for models that have " in doubt
+
+
+def test_openai_names_are_right_next_to_a_configuration_of_open_clip(tmp_path: Path) -> None:
+    blocks = [f"{part}.{leaf}" for part in ("ln_1", "ln_2", "attn.out_proj", "mlp.c_fc") for leaf in ("weight", "bias")]
+    blocks += ["attn.in_proj_weight", "attn.in_proj_bias", "mlp.c_proj.weight", "mlp.c_proj.bias"]
+    trees = ("transformer", "visual.transformer")
+    names = ["visual.proj", "visual.conv1.weight", "text_projection", "logit_scale", "token_embedding.weight"]
+    names += [f"{tree}.resblocks.{layer}.{block}" for tree in trees for layer in range(2) for block in blocks]
+    torch.save({"state_dict": {name: torch.ones(1) for name in names}}, tmp_path / "epoch_5.pt")
+    given: tuple[Path, Path] = (tmp_path / "epoch_5.pt", tmp_path / "out")
+    warnings = convert(given[0], tmp_path / "without", for_hub=True).warnings
+    (warning,) = (text for text in warnings if "names of" in text)
+    assert warning.startswith("The output has names of openai")
+    (tmp_path / "open_clip_config.json").write_text("{}")
+    assert convert(*given, for_hub=True).warnings == []
+    written = {path.name for path in given[1].iterdir()}
+    assert written == {"open_clip_model.safetensors", "open_clip_config.json"}
+    assert verify(*given, for_hub=True).tensors == len(names)
+    # With the configuration of transformers as well, it is not known whose names are meant.
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "clip"}))
+    with pytest.raises(UsageError, match="names of openai"):
+        convert(*given, for_hub=True, overwrite=True)

@@ -207,6 +207,14 @@ def test_a_source_that_has_changed_gives_no_byte(tmp_path: Path) -> None:
                     files.read_bytes("model.safetensors", 5000, 5001)
 
 
+def test_files_next_to_the_source_decide_the_names_as_in_a_conversion(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(2)}, tmp_path / "epoch_5.pt")
+    (tmp_path / "open_clip_config.json").write_text("{}")
+    ckptconv.convert(tmp_path / "epoch_5.pt", tmp_path / "out", for_hub=True, fsync=False)
+    with VirtualFiles(tmp_path / "epoch_5.pt") as files:
+        assert {*files} == {path.name for path in (tmp_path / "out").iterdir()}
+
+
 def test_it_tells_what_a_conversion_would(tmp_path: Path) -> None:
     telling: list[tuple[str, dict[str, Any]]] = [
         ("zero3", {"master": True}),
