@@ -25,10 +25,9 @@ MODEL, ADAPTER, OPEN_CLIP = "model", "adapter_model", "open_clip_model"
 _STEMS = {
     "diffusion_pytorch_model": "diffusion_pytorch_model",
     "open_clip_": OPEN_CLIP,
-    ADAPTER: ADAPTER,
-    "adapter_config.json": ADAPTER,
+    "adapter_": ADAPTER,
 }
-STEMS = (MODEL, *dict.fromkeys(_STEMS.values()))
+STEMS = (MODEL, *_STEMS.values())
 # The family of files that belong to the models of a pipeline, and of the models together.
 PIPELINE = "diffusers"
 # The prefix of the names of a reference's files among those of the source.

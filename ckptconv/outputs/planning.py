@@ -37,6 +37,7 @@ from ckptconv.version import __version__
 
 # The files of an output, its aliases {removed: kept}, and the notices about it.
 _Files: TypeAlias = tuple[tuple[FilePlan, ...], dict[str, str], Notices]
+_OF_ONE_FILE = {ADAPTER: "PEFT reads an adapter", OPEN_CLIP: "open_clip reads a model"}
 # Keys of the configurations of transformers and of diffusers, which read shards.
 _OF_SHARDS = frozenset({"model_type", "architectures", "_class_name"})
 
@@ -271,10 +272,8 @@ def _notices(
 def _reader_of_one(source: Source) -> str:
     """Return the program that reads an output of `source` from one file only, and its word; "" if shards are read."""
     config = source.config or {}
-    if source.stem == ADAPTER:
-        return "PEFT reads an adapter"
-    if source.stem == OPEN_CLIP:
-        return "open_clip reads a model"
+    if source.stem in _OF_ONE_FILE:
+        return _OF_ONE_FILE[source.stem]
     if source.config is None or config.keys() & _OF_SHARDS:
         return ""
     if "pretrained_cfg" in config:

@@ -5,25 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 from importlib import import_module
-from os.path import splitext
 
-from ckptconv.errors import UsageError
 from ckptconv.formats.model_directory import PARAMS, ROWS, Row, is_companion_name, places_of
-from ckptconv.formats.model_files import SUFFIX
 from ckptconv.formats.registered import DCP, DEEPSPEED, FILES_OF_MODELS
-from ckptconv.formats.source import STEMS, Source
-from ckptconv.options.registered import several
+from ckptconv.formats.source import Source
 from ckptconv.outputs.targets import Target
 from ckptconv.plan import Input
 from ckptconv.storage.handles import HIDDEN
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import basename, dirname, is_remote, join, resolved_name
-from ckptconv.storage.stores import is_repository
+from ckptconv.storage.paths import dirname, is_remote, join, resolved_name
 from ckptconv.structure.record import FILE_NAME
 from ckptconv.text import some
 
-_FOREIGN, _TRAINING = "for other programs", "of the training"
-_WEIGHTS = "other weights"
+_FOREIGN, _TRAINING, WEIGHTS = "for other programs", "of the training", "other weights"
 # The reason of files that a checkpoint of ranks consists of, of which some repeat others: they are not named.
 _OF_RANKS = "of ranks"
 # Files that are not copied. The first row with a name decides, also of those that have several endings.
@@ -35,19 +29,17 @@ STAYING = (
     Row(
         "trainer_state.json training_args.bin optimizer*.pt optimizer*.bin scheduler*.pt scheduler.bin scaler.pt "
         "rng_state*.pth random_states_*.pkl *_results.json events.out.tfevents.* optim_*.pt extra_state_*.pt "
-        "fsdp_config.json",
-        "transformers, accelerate",
+        "fsdp_config.json run_config.yaml train_state.pt latest_*.txt",
+        "transformers, accelerate, Megatron-Bridge",
         "state of the training",
         _TRAINING,
     ),
-    Row("run_config.yaml train_state.pt latest_*.txt", "Megatron-Bridge", "state of the training", _TRAINING),
     Row("*.index.json", "transformers, diffusers", "index", "indexes of other files"),
-    Row("*.safetensors *.bin *.pt *.pth *.ckpt", "", "weights", _WEIGHTS),
+    Row("*.safetensors *.bin *.pt *.pth *.ckpt", "", "weights", WEIGHTS),
     Row("*.h5 *.msgpack *.ot *.onnx *.gguf *.tflite *.mlmodel *.pte *.npz", "", "weights", _FOREIGN),
     Row("*.pkl *.pickle", "", "pickle", "pickles, which are never copied"),
 )
-FOLDER, UNKNOWN = "folders", "not known as a model's"
-_ELSEWHERE = "those of another folder are copied"
+FOLDER, UNKNOWN, _ELSEWHERE = "folders", "not known as a model's", "those of another folder are copied"
 # Names with one reason that are shown.
 _SHOWN = 100
 
@@ -103,24 +95,9 @@ def with_left(
         shown = _grouped((name, reason) for name, reason in here.items() if name[0] != ".")
         notes += [f"left in {place.path}: {shown}."] if shown else []
         left |= {join(place.path, name): why for name, why in here.items()}
-    _check_meant(source, [path for path, why in left.items() if why == _WEIGHTS])
+    if WEIGHTS in left.values():
+        import_module("ckptconv.features.model_checks.meant").check(source, left)
     return source._replace(notes=notes), target._replace(left=left)
-
-
-def _check_meant(source: Source, others: Collection[str]) -> None:
-    """Raise UsageError if `source` is a directory of which one file was read, whose name is not that of a model, and
-    the `others` in it are as likely to be meant. Of a repository of the hub, the report names them."""
-    read = [name for name in source.inputs if name.endswith(SUFFIX)]
-    if len(read) != 1 or read[0].startswith(STEMS) or is_repository(source.path):
-        return
-    stem, _ = splitext(read[0])
-    unlike = [path for path in others if splitext(basename(path))[0] != stem]
-    if unlike:
-        raise UsageError(
-            f"{source.path} holds several weights, and it is not clear which are meant: "
-            f"{some([join(source.path, read[0]), *unlike], form=str)}.",
-            f"Give one of them{several(', or convert several: {}') or '.'}",
-        )
 
 
 def _grouped(left: Iterable[tuple[str, str]]) -> str:
