@@ -40,6 +40,12 @@ def is_adapter(names: Mapping[str, object]) -> bool:
     return any(".lora_" in name and FACTOR.fullmatch(name) for name in names)
 
 
+def are_factors(weights: object) -> bool:
+    """Whether `weights` are a flat state dict of PEFT's factors alone."""
+    names = [*weights] if isinstance(weights, Mapping) else []
+    return bool(names) and all(isinstance(name, str) and FACTOR.fullmatch(name) for name in names)
+
+
 def other_program(path: str, names: Mapping[str, object]) -> CkptconvError | None:
     """Return the error for an adapter of another program, if its names show the program."""
     for begins, holds, program, readers in _OTHERS:

@@ -41,9 +41,8 @@ class Row(NamedTuple):
 
 
 ROWS = (
-    Row(f"{CONFIG} generation_config.json", "transformers, timm", "configuration"),
+    Row(f"{CONFIG} generation_config.json open_clip_config.json", "transformers, timm, open_clip", "configuration"),
     Row(ADAPTER_CONFIG, "PEFT", "configuration"),
-    Row("open_clip_config.json", "open_clip", "configuration"),
     Row(QUANTIZED, "Model Optimizer", "quantization"),
     Row(
         f"{' '.join(VOCABULARIES)} tokenizer_config.json special_tokens_map.json added_tokens.json chat_template.json "
@@ -98,9 +97,12 @@ def companions_of(source: Source, options: Mapping[str, object], names: Collecti
     """
 
     def is_one(name: str) -> bool:
-        # Beside a model, loaders would take it for a request for the adapter.
-        is_apart = name == ADAPTER_CONFIG and source.stem != ADAPTER
-        return not is_apart and (is_companion_name(name) if names is None else name in names)
+        if name == ADAPTER_CONFIG and source.stem != ADAPTER:
+            # Beside a model, loaders would take it for a request for the adapter.
+            from ckptconv.formats.adapter_names import are_factors
+
+            return are_factors(source.weights)
+        return is_companion_name(name) if names is None else name in names
 
     for place in places_of(source, options):
         near = {name: entry for name, entry in place.names.items() if is_one(name)}

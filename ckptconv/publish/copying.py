@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from ckptconv.formats import companions, pipelines
 from ckptconv.formats.model_directory import ADAPTER_CONFIG, QUANTIZED, Companions, companions_of
-from ckptconv.formats.source import ADAPTER, Source
+from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.computed import ways_of
 from ckptconv.storage.location import Location
@@ -31,7 +31,7 @@ def with_companions(
         return not_copied(source, "OUTPUT is the directory of the input", options), {}
     copies = {name: file for near in reversed(others) for name, file in near.files.items()}
     stays = dict.fromkeys(every[-1].files, f"that of {every[0].directory} is copied") if len(every) > 1 else {}
-    stays |= {} if source.stem == ADAPTER else {ADAPTER_CONFIG: "it belongs to an adapter"}
+    stays |= {} if ADAPTER_CONFIG in copies else {ADAPTER_CONFIG: "it belongs to an adapter"}
     stays |= {name: why for near in others for name, why in near.stays.items()}
     if any(way.retold for way in ways_of(source, options)) or (source.quantized and source.quantized.formats):
         copies.pop(QUANTIZED, None)

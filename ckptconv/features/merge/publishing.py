@@ -35,11 +35,11 @@ def untrue(
         if stem == ADAPTER or not every or len(every) < len(tensors):
             return
         fact = (
-            f"The output is {count_of(len(every), 'factor')} of LoRA under the name of a model, without an "
-            f"{ADAPTER_CONFIG}. No program loads these."
+            f"The output is {count_of(len(every), 'factor')} of LoRA under the name of a model. No program loads these."
         )
         advice = (
-            f"PEFT loads adapter_model.safetensors: give OUTPUT that name, without --for-hub. PEFT needs {_NEEDED}."
+            f"Put the input into a directory with {ADAPTER_CONFIG}, which PEFT needs, and no config.json, and give "
+            "--for-hub or --copy-config: the output is then adapter_model.safetensors, which PEFT loads."
         )
         if publishing:
             raise UsageError(fact, advice)

@@ -11,7 +11,7 @@ import torch
 from effort import every
 from safetensors.torch import load_file, save_file
 
-from ckptconv import UsageError, convert, merge
+from ckptconv import UsageError, convert, merge, verify
 
 PREFIX = "base_model.model."
 FACTORS = {
@@ -50,10 +50,14 @@ def test_an_adapter_alone_is_not_called_a_model_in_silence(place: Path) -> None:
     of_peft = checkpoint({name.replace(".default", ""): factor for name, factor in FACTORS.items()})
     (warning,) = convert(of_peft, "again").warnings
     assert "2 factors of LoRA under the name of a model" in warning
-    assert "adapter_model.safetensors" in warning
-    with pytest.raises(UsageError, match="2 factors of LoRA under the name of a model"):
+    with pytest.raises(UsageError, match="2 factors of LoRA under the name of a model") as refused:
         convert(of_peft, "published", for_hub=True)
+    # The advice works.
+    assert "Put the input into a directory with adapter_config.json" in refused.value.hint
     Path("adapter_config.json").write_text(json.dumps(CONFIG))
+    assert not convert(of_peft, "published", for_hub=True).warnings
+    assert {path.name for path in Path("published").iterdir()} == {"adapter_model.safetensors", "adapter_config.json"}
+    assert verify(of_peft, "published", for_hub=True).tensors == 2
     Path(of_peft).rename("adapter_model.bin")
     for name, options in (("adapter_model.safetensors", {}), ("adapter", {"for_hub": True})):
         assert not convert("adapter_model.bin", name, **options).warnings  # type: ignore[arg-type]
