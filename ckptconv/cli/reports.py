@@ -48,7 +48,8 @@ def of_conversion(report: Report, verbose: bool) -> list[str]:
     if report.aliases and verbose:
         lines.extend(f"  {alias} is stored as {kept}" for alias, kept in report.aliases.items())
     elif report.aliases and "aliases" not in report.counts:
-        lines.append(f"{count_of(len(report.aliases), 'tied name')} stored once (--verbose names them)")
+        tied = count_of(len(report.aliases), "tied name")
+        lines.append(f"{tied} stored once (--verbose names them, convert --tied duplicate writes each)")
     opaque = report.opaque if verbose else [name for name in report.opaque if not name.startswith(_USUAL)]
     if opaque:
         most = len(opaque) if verbose else KEYS

@@ -151,12 +151,10 @@ def unknown(name: str, known: Iterable[str]) -> UsageError:
 
     if feature := missing(name):
         return UsageError(f"The option {name!r} needs the feature {feature}, which is not installed.")
-    close = difflib.get_close_matches(name, known)
+    close = difflib.get_close_matches(name, known, cutoff=0.7)
+    meant = f"Did you mean {' or '.join(close)}?" if close else ""
     return UsageError(
-        f"There is no option {name[:100]!r}.",
-        f"Did you mean {' or '.join(close)}?"
-        if close
-        else ("Options have the names of the command line, with underscores."),
+        f"There is no option {name[:100]!r}.", meant or "Options have the names of the command line, with underscores."
     )
 
 

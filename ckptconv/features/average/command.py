@@ -45,12 +45,13 @@ def average(
 
     The checkpoints may have different formats. Every tensor must be in each of them, under the same name. Each element
     is the weighted mean of the corresponding elements, summed in float64 in the order given, and rounded once. Tensors
-    without an average, such as integers, come from the last STEP, as do config.json and the structure record; optimizer
-    states are never averaged.
+    without an average, such as integers, come from the last STEP, as do config.json and the structure record. Optimizer
+    states are never averaged: a .pt file's are those of the last STEP, unless --key names the weights alone.
 
     \b
     Examples:
-      ckptconv average step-1000/ step-2000/ step-3000/ model/
+      ckptconv average step-1000/ step-2000/ step-3000/ model/ --copy-config
+      ckptconv average --key model a.pt b.pt c.pt model.safetensors
       ckptconv average --weights 1,1,2 a.pt b.pt checkpoints/ model.safetensors
       ckptconv average --ema 0.9 step-*/ model/
       ckptconv average --weights 1,0.5 base/ tuned/ --minus base/ model/

@@ -45,6 +45,8 @@ THROUGH_CODES: dict[str, str] = {
 _STATES = "optimizer."
 # The most names, and the most dots in a name, that are tried for a prefix that only one side has.
 _TRIED, _DEEPEST = 50, 60
+# The most parts of a checkpoint that a hint leaves out.
+_FEW_PARTS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -486,8 +488,19 @@ def _hints(tensors: Iterable[TensorDifference]) -> Iterator[str]:
             count = sum(name.startswith(prefix) and name[len(prefix) :] in shorter_names for name in only[longer])
             yield (
                 f"{count:,} names of {side} would match the other side without the prefix {prefix!r}: --strip-prefix "
-                f"{shlex.quote(prefix)} removes it."
+                f"{shlex.quote(prefix)} removes it.{_without_rest(only[longer], prefix, side, tensors)}"
             )
+
+
+def _without_rest(names: Iterable[str], prefix: str, side: str, tensors: Iterable[TensorDifference]) -> str:
+    """Return a hint on options that leave out what only `side` has of `names`, besides the names with `prefix`."""
+    rest = {name.partition(".")[:2] for name in names if not name.startswith(prefix)}
+    compared = {*(tensor.name for tensor in tensors), *(name.removeprefix(prefix) for name in names)}
+    compared -= {name for name in names if not name.startswith(prefix)}
+    if not 0 < len(rest) <= _FEW_PARTS or any((name.partition(".")[0], ".") in rest for name in compared):
+        return ""
+    globs = " ".join(f"--exclude {shlex.quote(f'{word}.*' if dot else word)}" for word, dot in sorted(rest))
+    return f" {globs} leaves out the rest, which only {side} has."
 
 
 def _of_codes(a: _Side, b: _Side) -> Iterator[str]:

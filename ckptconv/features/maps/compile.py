@@ -591,7 +591,9 @@ def _how(name: str, alternatives: Alternatives) -> str:
     """Return a hint to give a size, and what it is of the settings of a configuration."""
     texts = [alternative for alternative in alternatives if isinstance(alternative, str)]
     meaning = f", which is {' or '.join(texts)} of a configuration" if texts else ""
-    meaning += ". Or give what has it: a config.json next to the checkpoint, or --like REF" if texts else ""
+    meaning += (
+        ". Or a config.json next to the checkpoint, which is A of diff, or --like REF of convert" if texts else ""
+    )
     if name == PADDING:
         meaning = ", the elements of padding to add, 0 for none"
     return f"Give --size {name}=NUMBER{meaning}."

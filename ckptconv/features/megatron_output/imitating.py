@@ -41,7 +41,8 @@ def form_of(path: str, stores: Mapping[str, Any]) -> Form:
     if step.format != MEGATRON:
         raise UsageError(
             f"{path} is a {step.format}, but --like needs a step of Megatron-core here.",
-            "Give one that the training saved, or leave --like out.",
+            "Give one that the training saved, or leave --like out. The sizes of a map come from a config.json next to "
+            "the checkpoint, or from --size.",
         )
     place = located(Location(step.path, dict(stores))).directory
     optimizers = optimizers_in((step.weights.get("common") or {}).get("optimizer") or {})

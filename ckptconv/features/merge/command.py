@@ -57,7 +57,7 @@ def merge(
 
     \b
     Examples:
-      ckptconv merge base/ adapter/ merged/
+      ckptconv merge base/ adapter/ merged/ --copy-config
       ckptconv merge base/ first/ second/ merged.safetensors
     """
     from ckptconv.cli.making import make

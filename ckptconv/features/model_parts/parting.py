@@ -113,7 +113,12 @@ def _size_notes(part: Part, cut_part: Cut, before: int) -> Iterator[str]:
 
 def _states(source: Source, states: Mapping[str, Any], groups: Sequence[Any], ties: Mapping[str, str]) -> NoReturn:
     part: Part = source.computed["part"]
-    options = [f"--{name}" for name in part.options or ["config"]]
+    if not part.options:
+        raise UsageError(
+            "--config is for conversions of the weights alone, but the optimizer's states were asked for.",
+            "Put the file next to the checkpoint as config.json, and leave --config out; or give --size for a map.",
+        )
+    options = [f"--{name}" for name in part.options]
     raise UsageError(
         f"{some(options, form=str)} takes a part of the weights, and the optimizer's states are those of all.",
         "Convert the states without it.",

@@ -130,8 +130,8 @@ def _lines(report: ThinReport) -> Iterator[str]:
     kept = len(report.steps) - len(others)
     stay = "stays" if (kept, stay) == (1, "stay") else stay
     yield (
-        f"{count_of(kept, 'step')} of {format_size(report.kept_bytes)} {stay}, "
-        f"{count_of(len(others), 'step')} of {format_size(report.removed_bytes)} {go}"
+        f"{count_of(kept, 'step')} {stay} ({format_size(report.kept_bytes)} in all), "
+        f"{count_of(len(others), 'step')} {go} ({format_size(report.removed_bytes)} in all)"
     )
-    if others and not report.carried_out:
-        yield "nothing was changed: --yes does it"
+    if not report.carried_out:
+        yield "nothing was changed: --yes does it" if others else "nothing was changed: no step would go"

@@ -331,6 +331,19 @@ def test_both_may_be_cast_before_they_are_compared(tmp_path: Path) -> None:
     assert diff(a, tmp_path / "b.safetensors", dtype="bf16").equal
 
 
+def test_a_hint_leaves_out_parts_that_only_one_side_has(tmp_path: Path) -> None:
+    state = {"layer.w": torch.ones(3), "head": torch.ones(1)}
+    whole = {"model": state, "optimizer": {"m": torch.ones(3)}, "rng": torch.ones(2)}
+    a, b = saved(whole, tmp_path / "a.pt"), saved(state, tmp_path / "b.pt")
+    (hint,) = diff(a, b).hints
+    advice = "--strip-prefix model. removes it. --exclude 'optimizer.*' --exclude rng leaves out the rest, which only A"
+    assert advice in hint
+    assert diff(a, b, strip_prefix="model.", exclude=["optimizer.*", "rng"]).equal
+    # A part with names that both sides have stays.
+    b = saved({**state, "optimizer.n": torch.ones(3)}, tmp_path / "b.pt")
+    assert "--exclude" not in diff(a, b).hints[0]
+
+
 def test_names_are_changed_and_chosen_on_both_sides(tmp_path: Path) -> None:
     state = {"layer.w": torch.ones(3), "layer.b": torch.zeros(2), "head": torch.ones(1)}
     a = saved({f"model.{name}": tensor for name, tensor in state.items()}, tmp_path / "a.pt")

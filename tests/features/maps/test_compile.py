@@ -178,7 +178,7 @@ def test_what_does_not_fit_is_an_error_that_names_it(
 def test_a_size_of_a_configuration_is_asked_for_with_what_else_gives_it(tmp_path: Path) -> None:
     text = '[[rule]]\na = "x : (e f) h"\nb = "y : (f e) h"\n[sizes]\ne = "num_heads"\n'
     tensors = Checkpoint(tmp_path / "there", numbered(x=(8, 2))).tensors
-    with pytest.raises(UsageError, match=r"Give --size e=NUMBER, .* or --like REF"):
+    with pytest.raises(UsageError, match=r"Give --size e=NUMBER, .* A of diff, or --like REF of convert"):
         apply_map(parse_map(text, "test.toml"), tensors)
 
 

@@ -410,6 +410,7 @@ def test_a_step_has_the_form_of_the_step_that_it_is_like(tmp_path: Path) -> None
     assert (missing.code, "--like" in missing.err) == (2, True)
     refused = ckptconv_here("convert", source, tmp_path / "other", *QUIETLY, "--like", source)
     assert (refused.code, "needs a step of Megatron-core" in refused.err) == (2, True)
+    assert "come from a config.json next to the checkpoint, or from --size" in refused.err
 
 
 def test_a_parameter_without_states_is_refused(tmp_path: Path) -> None:

@@ -88,8 +88,13 @@ def test_states_of_the_whole_do_not_go_with_a_part(tmp_path: Path) -> None:
     moments = {number: {"exp_avg": tensor} for number, tensor in enumerate(weights.values())}
     states = {"state": moments, "param_groups": [{"params": [*moments], "param_names": [*weights]}]}
     torch.save({"model": weights, "optimizer": states}, tmp_path / "m.pt")
-    with pytest.raises(CkptconvError, match="--layers"):
-        ckptconv.convert(tmp_path / "m.pt", tmp_path / "out", layers="0", optimizer=tmp_path / "states", key="model")
+    (tmp_path / "c.json").write_text("{}")
+    for options, words in (
+        ({"layers": "0"}, "--layers takes a part"),
+        ({"config": tmp_path / "c.json"}, "--config is for .* weights alone.* next to the checkpoint"),
+    ):
+        with pytest.raises(CkptconvError, match=words):
+            ckptconv.convert(tmp_path / "m.pt", tmp_path / "out", optimizer=tmp_path / "states", key="model", **options)
 
 
 @every("shape", [(8,), (8, 8)])

@@ -88,9 +88,14 @@ def test_without_yes_it_is_told_what_would_go_and_nothing_changes(run: Path) -> 
 
 
 def test_one_step_stays_and_two_stay(run: Path) -> None:
-    for kept, words in ((1, "1 step of … stays, 3 steps of …"), (2, "2 steps of … stay, 2 steps of …")):
+    for kept, words in ((1, "1 step stays (… in all), 3 steps"), (2, "2 steps stay (… in all), 2 steps")):
         line = done(thin(run, "--keep-last", kept)).out.splitlines()[-2]
-        assert re.sub(r"[\d.]+ [kM]?B(ytes)?", "…", line) == f"{words} would go"
+        assert re.sub(r"[\d.]+ [kM]?B(ytes)?", "…", line) == f"{words} would go (… in all)"
+
+
+def test_without_yes_nothing_changes_also_if_no_step_would_go(run: Path) -> None:
+    assert done(thin(run, "--keep-last", 9)).out.splitlines()[-1] == "nothing was changed: no step would go"
+    assert done(thin(run, "--keep-last", 1)).out.splitlines()[-1] == "nothing was changed: --yes does it"
 
 
 def test_with_yes_it_is_done_and_what_stays_is_untouched(run: Path) -> None:
