@@ -45,7 +45,10 @@ def opened(source: Source, settings: Mapping[str, Any], reaching: Mapping[str, A
         return _noting(source, f"No config.json was derived for {source.path}: {derived.reason}. {_ADVICE}")
     config = {**derived.config, **_of_weights(source, args, sizes)}
     untold = some(derived.untold, form=str)
-    note = f"With --copy-config, config.json follows from the arguments of the training, which do not say {untold}."
+    note = (
+        "With --copy-config or --for-hub, config.json follows from the arguments of the training, which do not say "
+        f"{untold}."
+    )
     file = File(f"{source.path}: args", 0)
     return _noting(source, note)._replace(companions={**source.companions, CONFIG: file}, config=config)
 
