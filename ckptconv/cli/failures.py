@@ -185,6 +185,9 @@ def failure_of(error: BaseException) -> CkptconvError | None:
         if named and error.ctx:
             return _no_command(named[1], error.ctx)
         usage = f"{usage}. " if message.startswith("Missing argument") else ""
+        if error.ctx and message.endswith("requires an argument."):
+            values = (option.metavar for option in error.ctx.command.params if unknown in option.opts)
+            usage = f"Give {unknown} {next(values, None) or 'VALUE'}. "
         return UsageError(message if message.endswith((".", "?")) else f"{message}.", f"{usage}See {command} --help.")
     if isinstance(error, MemoryError):
         return FailedError("There is not enough memory. No output was published.", "Lower --memory or --jobs.")

@@ -134,7 +134,7 @@ REFUSED: list[tuple[str, int, str]] = [
     (
         "pt2safetensors model.pt --max-shard-size",
         2,
-        "'--max-shard-size' requires an argument;See ckptconv pt2safetensors --help.",
+        "'--max-shard-size' requires an argument;Give --max-shard-size SIZE. See ckptconv pt2safetensors --help.",
     ),
     *itertools.chain(*of_features("SAID")),
 ]
