@@ -79,7 +79,6 @@ _WORDS = {
     "--log-level --debug": "Use --verbose.",
     "--remove-prefix --prefix --strip": "Use --strip-prefix PREFIX.",
     "--add-prefix": "Use --rename '^=PREFIX'.",
-    "--keep-dtype": "--like REF gives each tensor the dtype that it has in REF.",
 }
 
 
@@ -176,13 +175,11 @@ def failure_of(error: BaseException) -> CkptconvError | None:
             )
         message = " ".join(error.format_message().replace("Value error, ", "").split())
         usage = f"Usage: {command} {_arguments(error.ctx)}" if error.ctx else ""
-        more = re.fullmatch(r"Got unexpected extra argument(?:\(s\)|s)? \((.*)\)", message)
-        if more:
+        if more := re.fullmatch(r"Got unexpected extra argument(?:\(s\)|s)? \((.*)\)", message):
             options = _options_of(error.ctx.command) if error.ctx else set()
             other = several("Several inputs: {}. ") if "--dry-run" in options else ""
             return UsageError(f"Too many arguments: {more[1]}.", f"{other}{usage}. Quote names with blanks in them.")
-        named = re.match(r"No such command '(.*?)'\.", message)
-        if named and error.ctx:
+        if error.ctx and (named := re.match(r"No such command '(.*?)'\.", message)):
             return _no_command(named[1], error.ctx)
         usage = f"{usage}. " if message.startswith("Missing argument") else ""
         if error.ctx and message.endswith("requires an argument."):
