@@ -281,7 +281,7 @@ def left_wider(tensors: Mapping[str, LazyTensor], dtype: str) -> tuple[str, ...]
     if not wider:
         return ()
     which, them = (f"{len(wider)} tensors are", "them") if len(wider) > 1 else ("1 tensor is", "it")
-    return (f"{which} wider than {dtype}, left unchanged: {some(wider, _SHOWN)}. --dtype {dtype} casts {them} too.",)
+    return (f"{which} wider than {dtype}, left unchanged: {some(wider, _SHOWN)}. Give --dtype {dtype} to cast {them}.",)
 
 
 # Tensors that a message lists.

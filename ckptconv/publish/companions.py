@@ -17,7 +17,7 @@ from ckptconv.storage.stores import is_repository
 from ckptconv.tensors.moves import File
 
 # The reason why companions stay behind that nobody has asked for.
-UNASKED = "copied with --copy-config"
+UNASKED = "not copied without --copy-config"
 
 
 def accompanied(source: Source, target: Target, options: Options, parts: Collection[str] = ()) -> tuple[Source, Target]:

@@ -39,7 +39,8 @@ STAYING = (
     Row("*.h5 *.msgpack *.ot *.onnx *.gguf *.tflite *.mlmodel *.pte *.npz", "", "weights", _FOREIGN),
     Row("*.pkl *.pickle", "", "pickle", "pickles, which are never copied"),
 )
-FOLDER, UNKNOWN, _ELSEWHERE = "folders", "not known as a model's", "those of another folder are copied"
+FOLDER, UNKNOWN = "folders are not copied", "not known as a model's"
+_ELSEWHERE = "those of another folder are copied"
 # Names with one reason that are shown.
 _SHOWN = 100
 

@@ -17,6 +17,9 @@ from ckptconv.formats.source import Source
 from ckptconv.outputs.selected import Selected
 from ckptconv.text import brief, some
 
+# The key of the change from the configuration of a model to that of one of its components.
+WHOLE = "(all)"
+
 
 class Row(NamedTuple):
     """A changed value of a configuration: its key, with those of the objects around it, and both values."""
@@ -141,7 +144,10 @@ def tensors_alone(chosen: Selected, what: str) -> Iterator[str]:
 def _told(edited: Edited) -> str:
     if not edited.rows:
         return "config.json was not changed."
-    rows = [f"{row.key}: {_short(row.old)} to {_short(row.new)}" for row in edited.rows]
+    rows = [
+        f"it is the model's {row.new}" if row.key == WHOLE else f"{row.key}: {_short(row.old)} to {_short(row.new)}"
+        for row in edited.rows
+    ]
     return f"config.json was changed to be true of the part: {some(rows, len(rows), str)}."
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from ckptconv.errors import CorruptError, UsageError
 from ckptconv.features.model_facts import counts
 from ckptconv.features.model_facts.counts import key_of
-from ckptconv.features.model_facts.edits import Edited, Editor, Row
+from ckptconv.features.model_facts.edits import WHOLE, Edited, Editor, Row
 from ckptconv.features.model_parts import patterns
 from ckptconv.features.model_parts.facts import Facts
 from ckptconv.features.model_parts.numbers import text_of
@@ -62,7 +62,7 @@ def edited(config: Mapping[str, Any], facts: Facts) -> Edited:
                 f"config.json has no configuration of its {component} component, such as {component}_config.",
                 "Give that of the component with --config FILE, or write none with --no-copy-config.",
             )
-        editor.rows.append(Row("(all)", "that of the whole model", f"its {key}"))
+        editor.rows.append(Row(WHOLE, "that of the whole model", key))
         shared = {name: config[name] for name in _SHARED if name in config and name not in config[key]}
         is_said = component == "text" and (_TIED in config or _TIED in config[key])
         config = {**config[key], **shared}

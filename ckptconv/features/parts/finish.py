@@ -206,8 +206,9 @@ def _planned(output: Location) -> list[_Planned]:
         if any(map(described, ranks)):
             return [planned for rank in ranks for planned in _planned(rank)]
     if not descriptions:
+        there = "" if output.kind == "missing" else f" There is a {path}, which an earlier finish may have published."
         raise UsageError(
-            f"No parts of {path} are staged, so finish has nothing to publish.",
+            f"No parts of {path} are staged, so finish has nothing to publish.{there}",
             "Give the OUTPUT of the conversions with --part, and run these first.",
         )
     if len(descriptions) > 1:

@@ -39,13 +39,13 @@ def compared(
     if manifest is None or "digest" not in manifest.members:
         if place.kind == "missing":
             raise MissingError(f"{path} does not exist.")
-        why = f"The manifest {at} has no digests" if manifest else f"{at} does not exist"
+        why = f"the manifest {at} has none" if manifest else f"{at} does not exist"
         if not (is_directory or options.manifest):
             why = f"{path} is one file, whose manifest is elsewhere"
         elsewhere = "" if options.manifest else " Or give the manifest with digests: --manifest FILE."
         named = "" if is_directory else " --manifest FILE"
         raise UsageError(
-            f"{path} is given alone, as the output. {why}, so it cannot be checked without its source.",
+            f"{path} cannot be verified without its source, for lack of digests: {why}.",
             f"Give the source first: ckptconv verify SOURCE OUTPUT. A conversion with --digest sha256{named} writes "
             f"digests.{elsewhere}",
         )

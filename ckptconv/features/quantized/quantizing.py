@@ -178,7 +178,7 @@ def _note(name: str, weights: Collection[str], left: list[str]) -> str:
 
 def _loaders(name: str) -> str:
     """Return the sentence on the programs that load what is quantized so."""
-    return f"Loaders tried: {LOADERS.get(name, 'none')}."
+    return f"Tested loaders: {LOADERS.get(name, 'none')}."
 
 
 def _warnings(chosen: Selected, unfit: list[str]) -> Iterator[str]:

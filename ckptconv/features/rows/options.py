@@ -103,7 +103,7 @@ class _Packing:
         common=True,
         former="--part",
     )
-    name = Option(TEXT, "The name of the table.", metavar="NAME", group=NAMING)
+    name = Option(TEXT, "The name of the table.", metavar="NAME", group=NAMING, common=True)
 
 
 LAYOUT = RowOptions.table

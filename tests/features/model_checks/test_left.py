@@ -25,7 +25,7 @@ LEFT = {
     "model.onnx": "for other programs",
     "vocab.pkl": "pickles, which are never copied",
     "notes.odt": "not known as a model's",
-    "adapter_config.json": "copied with --copy-config",
+    "adapter_config.json": "not copied without --copy-config",
     ".env": "hidden",
 }
 
@@ -52,10 +52,12 @@ def named(report: Report) -> dict[str, str]:
 def test_every_file_that_the_output_lacks_is_in_the_report_with_a_reason(source: Path, tmp_path: Path) -> None:
     report = convert(source, tmp_path / "copied", copy_config=True)
     there = {path.name for path in (tmp_path / "copied").iterdir()}
-    assert named(report) == LEFT | {"onnx": "folders", "adapter_config.json": "it belongs to an adapter"}
+    assert named(report) == LEFT | {"onnx": "folders are not copied", "adapter_config.json": "it belongs to an adapter"}
     assert {path.name for path in source.iterdir()} == {"pytorch_model.bin", *named(report), *(COPIED.keys() & there)}
     plain = named(convert(source, tmp_path / "plain"))
-    assert plain == LEFT | {"onnx": "folders"} | dict.fromkeys(COPIED, "copied with --copy-config")
+    assert plain == LEFT | {"onnx": "folders are not copied"} | dict.fromkeys(
+        COPIED, "not copied without --copy-config"
+    )
     one = named(convert(source, tmp_path / "one.safetensors"))
     assert all(one[name] == "one file has no directory to copy to" for name in COPIED)
 
@@ -64,7 +66,7 @@ def test_people_read_names_by_reason_but_no_hidden_ones(source: Path, tmp_path: 
     (note,) = noted(convert(source, tmp_path / "out", copy_config=True).notes)
     assert note.startswith(f"left in {source}: ")
     assert "optimizer.pt, trainer_state.json (of the training)" in note
-    assert "onnx (folders)" in note
+    assert "onnx (folders are not copied)" in note
     assert ".env" not in note
     run = ckptconv_here("convert", source, tmp_path / "told", "--json")
     assert run.json["left"][str(source / ".env")] == "hidden"
@@ -154,7 +156,7 @@ def test_inspect_lists_the_files_of_a_model_by_their_roles(source: Path) -> None
         "state of the training": ["optimizer.pt", "trainer_state.json"],
         "weights": ["model.onnx", "pytorch_model.bin"],
         "pickle": ["vocab.pkl"],
-        "folders": ["onnx"],
+        "folders are not copied": ["onnx"],
         "not known as a model's": ["notes.odt"],
     }
     shown = ckptconv_here("inspect", source).out

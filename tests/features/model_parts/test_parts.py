@@ -96,7 +96,11 @@ def test_a_component_has_its_own_names_and_configuration(tmp_path: Path) -> None
     models.save(tmp_path / "tied", shapes, config)
     _, told, _ = converted(tmp_path / "tied", tmp_path / "tied-text", component="text")
     assert told["tie_word_embeddings"] is True
-    found, told, _ = converted(tmp_path / "m", tmp_path / "eyes", component="vision")
+    found, told, report = converted(tmp_path / "m", tmp_path / "eyes", component="vision")
+    assert any(
+        note.startswith("config.json was changed to be true of the part: it is the model's vision_config")
+        for note in report.notes
+    )
     tower = "model.vision_tower."
     assert_equal(found, {name.removeprefix(tower): each for name, each in tensors.items() if name.startswith(tower)})
     assert told["model_type"] == "eyes"

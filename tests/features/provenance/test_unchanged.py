@@ -87,7 +87,7 @@ def test_an_output_on_a_store_is_compared_too(tmp_path: Path) -> None:
 def test_without_digests_the_source_is_asked_for(tmp_path: Path) -> None:
     source = seven_shards(tmp_path / "model.pt", rows=5)
     convert(source, tmp_path / "out")
-    for path, reason in ((tmp_path / "out", "has no digests"), (tmp_path, "does not exist"), (source, "is one file")):
+    for path, reason in ((tmp_path / "out", "has none"), (tmp_path, "does not exist"), (source, "is one file")):
         named = "" if path.is_dir() else " --manifest FILE"
         advice = f"ckptconv verify SOURCE OUTPUT. A conversion with --digest sha256{named} writes digests."
         with pytest.raises(UsageError, match=rf" {reason}.* {advice} .* --manifest FILE"):

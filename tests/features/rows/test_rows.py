@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from cells import looking
-from checkpoints import Run, ckptconv, ckptconv_here, metadata_of
+from checkpoints import Run, ckptconv, ckptconv_here, done, metadata_of
 from effort import examples
 from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
@@ -819,3 +819,8 @@ def test_its_options_take_words() -> None:
     assert ROWS["names"].parse("t") == ("t",)
     assert PACKING["names"].parse(["weight=a", "pad=b"]) == {"weight": "a", "pad": "b"}
     assert RowOptions(momentum1_dtype=torch.bfloat16) == RowOptions(momentum1_dtype="bf16")
+
+
+def test_the_short_help_of_packing_has_what_the_page_uses() -> None:
+    said = done(ckptconv_here("rows", "pack", "-h")).out
+    assert all(option in said for option in ("--method", "--column", "--name"))

@@ -16,4 +16,4 @@ def test_the_configuration_of_the_base_stays_behind_and_is_named(tmp_path: Path)
     for name in ("config.json", "tokenizer.json"):
         (base / name).write_text("{}")
     report = merge(base, case / "adapter", tmp_path / "out")
-    assert f"left in {base}: config.json, tokenizer.json (copied with --copy-config)." in report.notes
+    assert f"left in {base}: config.json, tokenizer.json (not copied without --copy-config)." in report.notes

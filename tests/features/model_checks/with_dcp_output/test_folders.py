@@ -16,4 +16,4 @@ def test_the_folder_of_the_weights_of_accelerate_is_not_left(tmp_path: Path) -> 
     (tmp_path / "step" / "more").mkdir()
     assert {path.name for path in (tmp_path / "step").iterdir()} == {"pytorch_model_fsdp_0", "more"}
     report = convert(tmp_path / "step", tmp_path / "out")
-    assert report.left == {str(tmp_path / "step" / "more"): "folders"}
+    assert report.left == {str(tmp_path / "step" / "more"): "folders are not copied"}

@@ -34,6 +34,6 @@ def test_folders_that_are_no_modules_are_named(tmp_path: Path) -> None:
     ]
     (here / "modules.json").write_text(json.dumps(modules))
     torch.save(WEIGHTS, here / "pytorch_model.bin")
-    assert ckptconv.convert(here, tmp_path / "hub", for_hub=True).left == {str(here / "onnx"): "folders"}
+    assert ckptconv.convert(here, tmp_path / "hub", for_hub=True).left == {str(here / "onnx"): "folders are not copied"}
     single = ckptconv.convert(here, tmp_path / "one.safetensors").left
     assert {Path(path).name for path in single} == {"modules.json", "1_Pooling", "onnx"}
