@@ -545,8 +545,7 @@ class AverageOptions(
     """Exponential moving average: DECAY times the previous average, plus 1 - DECAY times each STEP."""
 
     minus: str | os.PathLike[str] | None
-    """Task arithmetic: weight × first STEP + Σ weight × (STEP − BASE) over the other STEPs. With one STEP: STEP −
-    BASE."""
+    """Task arithmetic: weight × first STEP + Σ weight × (STEP − BASE) over the others. With one STEP: STEP − BASE."""
 
 
 class DiffOptions(

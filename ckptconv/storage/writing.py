@@ -215,7 +215,7 @@ def check_space(
         space = os.statvfs(directory)
     except OSError:
         return
-    more = size - space.f_bavail * space.f_frsize
-    if more > 0:
-        needs = f"{subject} needs {format_size(size)}, {format_size(more)} more than {directory} has free."
-        raise FailedError(needs, hint)
+    if (more := size - space.f_bavail * space.f_frsize) > 0:
+        raise FailedError(
+            f"{subject} needs {format_size(size)}, {format_size(more)} more than {directory} has free.", hint
+        )

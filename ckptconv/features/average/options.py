@@ -48,8 +48,7 @@ class _Averaging:
     )
     minus = Option(
         PATH,
-        "Task arithmetic: weight × first STEP + Σ weight × (STEP − BASE) over the other STEPs. With one STEP: STEP − "
-        "BASE.",
+        "Task arithmetic: weight × first STEP + Σ weight × (STEP − BASE) over the others. With one STEP: STEP − BASE.",
         metavar="BASE",
         group=TAKE,
         common=True,
