@@ -62,8 +62,7 @@ def of_conversion(report: Report, verbose: bool) -> list[str]:
     if report.bytes_verified:
         lines.append(f"verified: {format_size(report.bytes_verified)} match the source bit for bit")
     if report.reused:
-        files = "1 file was" if report.reused == 1 else f"{report.reused:,} files were"
-        lines.append(f"{files} reused from an interrupted run")
+        lines.append(f"{count_of(report.reused, 'file')} reused from an interrupted run")
     if report.part and not report.dry_run:
         paths = " ".join(map(shlex.quote, report.finish))
         lines.append(f"this was part {report.part}; when all parts are done, run: ckptconv finish {paths}")

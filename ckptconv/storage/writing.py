@@ -216,6 +216,5 @@ def check_space(
     except OSError:
         return
     if (more := size - space.f_bavail * space.f_frsize) > 0:
-        raise FailedError(
-            f"{subject} needs {format_size(size)}, {format_size(more)} more than {directory} has free.", hint
-        )
+        needs = f"{subject} needs {format_size(size)}, {format_size(more)} more than {directory} has free."
+        raise FailedError(needs, hint)
