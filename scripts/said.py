@@ -1,4 +1,4 @@
-"""The texts in the source of the package: messages, help and docstrings."""
+"""The texts in the source of the package: messages and help."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ PACKAGE = Path(__file__).parents[1] / "ckptconv"
 
 
 @functools.cache
-def texts_of_the_package(docstrings: bool = True) -> tuple[tuple[str, str], ...]:
-    """The place and the text of each string in the package, with … for values that are put into it."""
-    return tuple(_texts(docstrings))
+def texts_of_the_package() -> tuple[tuple[str, str], ...]:
+    """The place and the text of each string in the package but docstrings, with … for values that are put into it."""
+    return tuple(_texts())
 
 
 def saying(quote: str) -> list[str]:
     """The modules that say a message, of which a page quotes parts: … stands between them."""
     parts = quote.strip("… ").split("…")
-    texts = texts_of_the_package(docstrings=False)
+    texts = texts_of_the_package()
     return sorted({place.rpartition(":")[0] for place, text in texts if _follow(parts, text)})
 
 
@@ -33,12 +33,11 @@ def _follow(parts: list[str], text: str) -> bool:
     return True
 
 
-def _texts(docstrings: bool) -> Iterator[tuple[str, str]]:
+def _texts() -> Iterator[tuple[str, str]]:
     for path in sorted(PACKAGE.rglob("*.py")):
         nodes = _nodes_of(ast.parse(path.read_text()))
         inner = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
-        if not docstrings:
-            inner |= {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+        inner |= {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
         for node in nodes:
             if id(node) in inner:
                 continue

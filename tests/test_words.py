@@ -58,7 +58,7 @@ def found(texts: Iterable[tuple[str, str]], phrases: dict[str, str]) -> list[str
 
 def messages() -> Iterator[tuple[str, str]]:
     """The texts in the package that people may read: those with blanks, without the docstrings."""
-    return ((place, text) for place, text in texts_of_the_package(docstrings=False) if text.strip().count(" ") > 1)
+    return ((place, text) for place, text in texts_of_the_package() if text.strip().count(" ") > 1)
 
 
 def helps() -> Iterator[tuple[str, str]]:

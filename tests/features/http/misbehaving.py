@@ -21,6 +21,7 @@ from typing import Any
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # a short answer does not wait for the headers to be confirmed
     data: bytes
     fault: str
 

@@ -38,6 +38,7 @@ class _Refused(Exception):  # noqa: N818
 
 class _Hub(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # a short answer does not wait for the headers to be confirmed
     root: Path
     lock = threading.Lock()
 
