@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -27,3 +29,17 @@ def written(directory: Path) -> dict[str, bytes]:
     """The files of an output, without its manifest."""
     names = (path for path in directory.iterdir() if path.is_file() and path.name != MANIFEST)
     return {path.name: path.read_bytes() for path in names}
+
+
+def with_wrong_digests(manifest: Path) -> Iterator[None]:
+    """Write the manifest with a wrong digest of each file, then with one of a tensor of each; yield after each."""
+    sound = manifest.read_text()
+    for of_file in (True, False):
+        stated = json.loads(sound)
+        for entry in stated["files"].values():
+            digests = entry["digests"]
+            for first in [*digests["tensors"]][:1]:
+                target, key = (digests, "file") if of_file else (digests["tensors"], first)
+                target[key] = "0" * 64
+        manifest.write_text(json.dumps(stated))
+        yield

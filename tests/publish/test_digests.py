@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from cells import trained
 from checkpoints import ZERO, ckptconv_here, seven_shards
-from digested import mixed_model, sha256, written
+from digested import mixed_model, sha256, with_wrong_digests, written
 from stores import PLACES
 
 import ckptconv
@@ -206,15 +206,7 @@ def test_verify_finds_a_digest_that_is_not_so(mixed: Path, tmp_path: Path) -> No
         (tmp_path / "m.safetensors", BACK, tmp_path / "m.json", {"manifest": tmp_path / "m.json"}),
     ]
     for source, output, manifest, asked in outputs:
-        sound = manifest.read_text()
-        for what in ("file", "tensor"):
-            told = json.loads(sound)
-            for entry in told["files"].values():
-                digests = entry["digests"]
-                for first in [*digests["tensors"]][:1]:
-                    target, key = (digests, "file") if what == "file" else (digests["tensors"], first)
-                    target[key] = "0" * 64
-            manifest.write_text(json.dumps(told))
+        for _ in with_wrong_digests(manifest):
             with pytest.raises(DifferenceError, match=r"the sha256 of .* is wrong"):
                 verify(source, tmp_path / output, **asked)
 

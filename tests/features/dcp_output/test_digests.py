@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from digested import mixed_model, sha256, written
+from digested import mixed_model, sha256, with_wrong_digests, written
 
 from ckptconv import DifferenceError, convert, verify
 from ckptconv.outputs.targets import MANIFEST
@@ -46,15 +46,6 @@ def test_a_checkpoint_of_torch_has_them(mixed: Path, tmp_path: Path) -> None:
 
 def test_verify_finds_a_digest_that_is_not_so(mixed: Path, tmp_path: Path) -> None:
     convert(mixed, tmp_path / "out", digest="sha256", to="dcp")
-    manifest = tmp_path / "out" / MANIFEST
-    sound = manifest.read_text()
-    for what in ("file", "tensor"):
-        told = json.loads(sound)
-        for entry in told["files"].values():
-            digests = entry["digests"]
-            for first in [*digests["tensors"]][:1]:
-                target, key = (digests, "file") if what == "file" else (digests["tensors"], first)
-                target[key] = "0" * 64
-        manifest.write_text(json.dumps(told))
+    for _ in with_wrong_digests(tmp_path / "out" / MANIFEST):
         with pytest.raises(DifferenceError, match=r"the sha256 of .* is wrong"):
             verify(mixed, tmp_path / "out")

@@ -33,6 +33,14 @@ def save(place: Path, shapes: Shapes, config: Mapping[str, Any] | None, seed: in
     return tensors
 
 
+def save_trained(file: Path, shapes: Shapes) -> None:
+    """Save a model with a state of its optimizer for each parameter, as torch.save writes them."""
+    weights = of_shapes(shapes)
+    moments = {number: {"exp_avg": tensor} for number, tensor in enumerate(weights.values())}
+    states = {"state": moments, "param_groups": [{"params": [*moments], "param_names": [*weights]}]}
+    torch.save({"model": weights, "optimizer": states}, file)
+
+
 def layer(number: int, *, place: str = "model.layers", moe: bool = False, stacked: bool = False) -> Shapes:
     """A layer with attention, and an MLP or experts."""
     at = f"{place}.{number}"

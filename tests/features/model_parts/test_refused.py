@@ -84,10 +84,7 @@ def test_what_a_user_gets_wrong_is_said(model: Made, options: dict[str, Any], wo
 
 
 def test_states_of_the_whole_do_not_go_with_a_part(tmp_path: Path) -> None:
-    weights = models.of_shapes(DENSE)
-    moments = {number: {"exp_avg": tensor} for number, tensor in enumerate(weights.values())}
-    states = {"state": moments, "param_groups": [{"params": [*moments], "param_names": [*weights]}]}
-    torch.save({"model": weights, "optimizer": states}, tmp_path / "m.pt")
+    models.save_trained(tmp_path / "m.pt", DENSE)
     (tmp_path / "c.json").write_text("{}")
     for options, words in (
         ({"layers": "0"}, "--layers takes a part"),
