@@ -170,17 +170,22 @@ class Thread(threading.Thread):
 
     def __init__(self, target: Callable[[], object]) -> None:
         super().__init__(daemon=True)
-        self._run, self._ended = target, threading.Event()
+        # A bare lock, held while it runs: `threading.Event` stays locked if a signal interrupts it at the wrong moment.
+        self._run, self._running, self._done = target, threading.Lock(), False
+        self._running.acquire()
 
     def run(self) -> None:
         try:
             self._run()
         finally:
-            self._ended.set()
+            self._done = True
+            self._running.release()
 
     def join(self, timeout: float | None = None) -> None:
         # Before Python 3.13, an interrupted join() takes a thread that still runs for one that has ended.
-        if self._ended.wait(timeout):
+        if not self._done and self._running.acquire(timeout=-1 if timeout is None else timeout):
+            self._running.release()
+        if self._done:
             super().join(timeout)
 
 

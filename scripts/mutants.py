@@ -314,8 +314,8 @@ MUTANTS = [
     ),
     Mutant(
         "storage/syncing",
-        "        while alive := [",
-        "        if alive := [",
+        "        for thread in self._running:",
+        "        for thread in self._running[1:]:",
         "tests/storage/test_writing.py",
     ),
     Mutant(

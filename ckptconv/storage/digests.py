@@ -148,7 +148,9 @@ class DigestingWriter(Writer):
         # Blocks of `READ` bytes: how many are complete from the beginning on, and the bytes written of later ones.
         self._complete, self._written = 0, Counter[int]()
         self._all_written = self._given_up = False
-        self._changed = threading.Condition()
+        # Entered itself: `with` on the condition leaves it held if a signal comes at the wrong moment.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._failures: list[BaseException] = []
         self._threads: list[Thread] = []
 
@@ -186,7 +188,7 @@ class DigestingWriter(Writer):
 
     def _count(self, written: Iterable[tuple[int, int]]) -> None:
         """Count the written bytes, which come as (block, bytes)."""
-        with self._changed:
+        with self._lock:
             for block, count in written:
                 self._written[block] += count
             before = self._complete
@@ -200,7 +202,7 @@ class DigestingWriter(Writer):
         """Digest the file from its first byte to its last, each block once it is written."""
         try:
             for block, at in enumerate(range(0, self._size, READ)):
-                with self._changed:
+                with self._lock:
                     while not (self._complete > block or self._all_written or self._given_up):
                         self._changed.wait()
                 if self._given_up:
@@ -211,7 +213,7 @@ class DigestingWriter(Writer):
 
     def finish(self) -> None:
         """Compute the rest, and fill in `digests`. The file is completely written, and not closed yet."""
-        with self._changed:
+        with self._lock:
             self._all_written = True
             self._changed.notify_all()
         for thread in self._threads:
@@ -227,7 +229,7 @@ class DigestingWriter(Writer):
 
     def give_up(self) -> None:
         """End the threads: the file will not be complete."""
-        with self._changed:
+        with self._lock:
             self._given_up = True
             self._changed.notify_all()
         for thread in self._threads:

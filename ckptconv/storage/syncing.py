@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable
-from queue import Full, Queue
+from queue import SimpleQueue
 
 from ckptconv.process import Thread, start_threads
 
 # Files that are synced at a time.
 _SYNCS = 8
-# Seconds after which `Syncing` looks again whether a thread has ended.
-AGAIN = 0.05
 
 
 class Syncing:
@@ -21,10 +18,16 @@ class Syncing:
     The file systems put what several threads wait for into one write of their journal. At most one more step is queued:
     if the process is killed, only these of the finished files lack a record. `add` may be called from any thread. As a
     context manager: after an exception it waits for the current steps and skips the rest.
+
+    A signal may raise an exception in the main thread at any instruction of Python. These queues are whole even then:
+    `queue.Queue` would hold a step that no thread is woken for.
     """
 
     def __init__(self) -> None:
-        self._waiting: Queue[Callable[[], None] | None] = Queue(maxsize=1)
+        self._waiting: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        # Has an entry when the next step may be queued.
+        self._room: SimpleQueue[None] = SimpleQueue()
+        self._room.put(None)
         self._threads: list[Thread] = []
         self._starting = threading.Lock()
         self._failure: BaseException | None = None
@@ -40,6 +43,7 @@ class Syncing:
         if not self._running:  # the system allows no more threads
             step()
             return
+        self._room.get()
         self._waiting.put(step)
 
     def finish(self) -> None:
@@ -47,14 +51,11 @@ class Syncing:
 
         A signal may interrupt it, and have it called again.
         """
-        while alive := [thread for thread in self._running if thread.is_alive()]:
-            # Threads may have taken some of the ends that were put before the signal.
-            for _ in alive:
-                with contextlib.suppress(Full):
-                    self._waiting.put(None, timeout=AGAIN)
-            for thread in alive:
-                thread.join(AGAIN)
-        self._threads, self._waiting = [], Queue(maxsize=1)
+        for _ in self._running:
+            self._waiting.put(None)
+        for thread in self._running:
+            thread.join()
+        self._threads, self._waiting = [], SimpleQueue()
         if self._failure is not None:
             raise self._failure
 
@@ -64,6 +65,7 @@ class Syncing:
 
     def _work(self) -> None:
         for step in iter(self._waiting.get, None):
+            self._room.put(None)
             try:
                 if not self._stopped:
                     step()

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import queue
 import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 import pytest
 
+from ckptconv import process
 from ckptconv.storage import syncing as syncing_module
 from ckptconv.storage import writing
 from ckptconv.storage.syncing import Syncing
@@ -26,8 +31,7 @@ def test_every_step_runs() -> None:
     assert sorted(done) == [*range(99)]
 
 
-def test_it_waits_for_a_step_however_long_that_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(syncing_module, "AGAIN", 0.001)
+def test_it_waits_for_a_step_however_long_that_takes() -> None:
     done: list[int] = []
     with Syncing() as syncing:
         syncing.add(lambda: (time.sleep(0.1), done.append(1)))  # type: ignore[arg-type, return-value]
@@ -113,33 +117,66 @@ def test_a_signal_while_the_thread_starts_leaves_none(monkeypatch: pytest.Monkey
     assert not interrupted
 
 
-def test_a_signal_while_it_waits_for_threads_lets_it_wait_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that have ended take nothing any more."""
-    together, usual = threading.Barrier(3, timeout=60), threading.Thread.join
+def interrupted_at(instruction: int, work: Callable[[], None]) -> bool:
+    """Whether `work` ended before InterruptedError was raised at an `instruction` of it, counted in the code that waits
+    for threads. Python blocks signals while a thread starts."""
+    left = instruction
+    files = (syncing_module.__file__, process.__file__, queue.__file__, threading.__file__)
 
-    def disturbed(thread: threading.Thread, timeout: float | None = None) -> NoReturn:
-        monkeypatch.undo()
-        for each in threads:
-            usual(each, 60)
-        raise InterruptedError
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename not in files or frame.f_code.co_name == "start_threads":
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode" and not any(caller.f_code.co_name == "start_threads" for caller in callers(frame)):
+            left -= 1
+            if not left:
+                sys.settrace(None)
+                raise InterruptedError
+        return trace
 
-    threads: list[threading.Thread] = []
-    done: list[int] = []
-
-    def work() -> None:
-        with Syncing() as syncing:
-            for _ in range(3):
-                syncing.add(together.wait)
-            threads.extend(syncing._threads)
-            for _ in threads:
-                syncing._waiting.put(None)
-            monkeypatch.setattr(threading.Thread, "join", disturbed)
-            syncing.finish()
-        done.append(1)
-
-    with pytest.raises(InterruptedError):
+    sys.settrace(trace)
+    try:
         work()
-    assert not done
+    except InterruptedError:
+        return False
+    finally:
+        sys.settrace(None)
+    return True
+
+
+def callers(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame := frame and frame.f_back:
+        yield frame
+
+
+def test_a_signal_at_any_instruction_lets_it_wait_for_its_threads() -> None:
+    """A queue that lost the call that wakes its threads, or a lock that stays held, would let it wait for ever."""
+    before, complete = set(threading.enumerate()), False
+
+    def work(instruction: int) -> None:
+        nonlocal complete
+        syncing = Syncing()
+
+        def sync() -> None:
+            with syncing:
+                for _ in range(2):
+                    syncing.add(lambda: None)
+                syncing.finish()
+
+        complete = interrupted_at(instruction, sync)
+        if not complete:
+            syncing.finish()
+
+    for instruction in itertools.count(1):
+        trying = threading.Thread(target=work, args=(instruction,), daemon=True)
+        trying.start()
+        trying.join(20)
+        assert not trying.is_alive(), f"it waits for ever after a signal at instruction {instruction}"
+        assert not set(threading.enumerate()) - before
+        if complete:
+            break
+    assert instruction > 100
 
 
 def test_a_large_file_has_room_on_the_disk_before_it_is_written(

@@ -12,7 +12,7 @@ import functools
 import io
 import threading
 from collections.abc import Iterator
-from queue import Queue
+from queue import SimpleQueue
 from typing import Any
 
 from ckptconv.errors import CkptconvError, FailedError, UsageError
@@ -179,7 +179,7 @@ class UploadBuffers:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._free: Queue[bytearray | None] = Queue()
+        self._free: SimpleQueue[bytearray | None] = SimpleQueue()
         for _ in range(count):
             self._free.put(None)
 
@@ -204,7 +204,7 @@ class UploadWriter(Writer):
         self._at = self._number = 0
         self._filling: bytearray | None = None
         self._filled = 0
-        self._waiting: Queue[tuple[int, bytearray, int] | None] = Queue()
+        self._waiting: SimpleQueue[tuple[int, bytearray, int] | None] = SimpleQueue()
         self._threads: list[Thread] = []
         self._most = buffers.count - 1 if upload.parallel else 1
         self._failure: BaseException | None = None
