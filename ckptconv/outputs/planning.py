@@ -202,10 +202,11 @@ def safetensors_files(source: Source, target: Target, options: Options) -> _File
     config = None if of_states else source.configuration(chosen.change(source))
     is_odd = any(".lora_" in name for name in kept) or (not options.key and all("state." in name for name in kept))
     if config is not None or (not of_states and (options.for_hub or (is_odd and target.form == "directory"))):
-        from ckptconv.outputs.truths import untrue
+        from ckptconv.outputs.truths import Weights, untrue
 
         before = [*chosen.first.known, *chosen.missing]
-        warnings = (*warnings, *untrue(config, before, chosen.first.names, kept, options.for_hub, target.stem))
+        weights = Weights(before, chosen.first.names, kept, options.for_hub, target.stem)
+        warnings = (*warnings, *untrue(config, weights))
     idle, is_structured = chosen.idle(options), chosen.structured
     if of_states and options.dtype not in (None, "keep", source.defaults.dtype):
         idle["--dtype"] = "has no effect: optimizer states are not cast to it"

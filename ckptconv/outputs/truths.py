@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
+
+from ckptconv.tensors.lazy import LazyTensor
 
 # Modules with `untrue`, which yields a warning for each such statement.
 TRUTHS: tuple[str, ...] = (
@@ -14,11 +16,19 @@ TRUTHS: tuple[str, ...] = (
 )  # fmt: skip
 
 
-def untrue(config: Mapping[str, Any] | None, *about: Any) -> Iterator[str]:
-    """Yield warnings about a `config` that is to describe an output, or about one to publish, which may have none.
+class Weights(NamedTuple):
+    """Weights of an output: the names of the source's tensors, and those of them that the output has; its tensors by
+    their new names; whether they are to be published; and the stem of their files, such as "model"."""
 
-    `about` it are the names of the source's tensors, and those of them that the output has; its tensors; whether it is
-    to publish; and the stem of its files, such as "model".
-    """
+    before: Collection[str]
+    after: Collection[str]
+    tensors: Mapping[str, LazyTensor]
+    publishing: bool
+    stem: str
+
+
+def untrue(config: Mapping[str, Any] | None, weights: Weights) -> Iterator[str]:
+    """Yield warnings about a `config` that is to describe `weights`, or about `weights` to publish, which may have
+    none."""
     for module in TRUTHS:
-        yield from import_module(module).untrue(config, *about)
+        yield from import_module(module).untrue(config, weights)

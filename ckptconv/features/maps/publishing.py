@@ -10,7 +10,7 @@ from ckptconv.features.maps.choosing import STACK
 from ckptconv.features.maps.claims import Templates
 from ckptconv.features.maps.fitting import SHOWN, examples_of, maps_like
 from ckptconv.formats.source import OPEN_CLIP
-from ckptconv.tensors.lazy import LazyTensor
+from ckptconv.outputs.truths import Weights
 from ckptconv.text import quoted, some
 
 # The sides of maps that have the names of transformers: of its files, and of its releases 4 and 5 in memory.
@@ -24,31 +24,24 @@ class Foreign(NamedTuple):
     maps: dict[str, str]
 
 
-def untrue(
-    config: Mapping[str, Any] | None,
-    before: Collection[str],
-    after: Collection[str],
-    tensors: Mapping[str, LazyTensor],
-    publishing: bool,
-    stem: str,
-) -> Iterator[str]:
+def untrue(config: Mapping[str, Any] | None, weights: Weights) -> Iterator[str]:
     """Yield a warning if an output with a configuration of transformers, or to publish, has another program's names.
 
     Raise UsageError if it has both. Code beside a model may give it any names, and open_clip has names of its own.
     """
-    if stem == OPEN_CLIP:
+    if weights.stem == OPEN_CLIP:
         return
     if config is not None and ("model_type" not in config or config.get("auto_map")):
         return
-    foreign = foreign_names(tensors)
-    if foreign is None or _is_component(foreign.example, before):
+    foreign = foreign_names(weights.tensors)
+    if foreign is None or _is_component(foreign.example, weights.before):
         return
     programs = " or ".join(dict.fromkeys(foreign.maps.values()))
     fact = f"The output has names of {programs}, such as {quoted(foreign.example)}"
     advice = f"Give the map of its architecture: --map {some(foreign.maps, SHOWN, str)} (ckptconv maps lists them)."
     if config is None:
         yield f"{fact}, which transformers does not load. {advice}"
-    elif publishing:
+    elif weights.publishing:
         raise UsageError(
             f"{fact}, but its config.json is that of transformers, which would not find its weights.",
             f"{advice} --no-copy-config publishes the names as they are.",

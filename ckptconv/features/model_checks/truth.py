@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ckptconv.errors import UsageError
@@ -16,6 +16,7 @@ from ckptconv.features.model_checks.counted import contradicted
 from ckptconv.formats import configs
 from ckptconv.formats.coded import parts_among
 from ckptconv.formats.wrappers import WRAPPERS, wrapper
+from ckptconv.outputs.truths import Weights
 from ckptconv.tensors.lazy import LazyTensor
 
 _TIED = "tie_word_embeddings"
@@ -24,23 +25,16 @@ _NUMBERED = re.compile(r"(?:.*\.)?state\.\d+\.\w+")
 _HEAD, _EMBEDDINGS = "lm_head.weight", "embed_tokens.weight"
 
 
-def untrue(
-    config: Mapping[str, Any] | None,
-    before: Collection[str],
-    after: Collection[str],
-    tensors: Mapping[str, LazyTensor],
-    publishing: bool,
-    stem: str,
-) -> Iterator[str]:
-    """Yield a warning for each statement of `config` that is not true of the `tensors` of an output. `before` and
-    `after` are the names of a source's tensors, and those of them that the output has. Also yield one if all are states
-    of an optimizer, by number.
+def untrue(config: Mapping[str, Any] | None, weights: Weights) -> Iterator[str]:
+    """Yield a warning for each statement of `config` that is not true of the `weights` of an output. Also yield one if
+    all are states of an optimizer, by number.
 
     Raise UsageError if all tensors to publish have the prefix of a wrapper. Code beside a model may give it any names.
     """
+    before, after, tensors = weights.before, weights.after, weights.tensors
     prefix = wrapper(tensors)
     prefix = prefix if prefix.startswith(WRAPPERS[0]) else prefix.removesuffix(WRAPPERS[-1])
-    if publishing and prefix and "auto_map" not in (config or {}):
+    if weights.publishing and prefix and "auto_map" not in (config or {}):
         raise UsageError(
             f"All names of the output begin with {prefix!r}, the prefix of a model wrapper, under which programs would "
             "not find the weights.",

@@ -16,7 +16,7 @@ from ckptconv.formats.source import MODEL, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.computed import Computing, From, ways_of
 from ckptconv.outputs.selected import Selected
-from ckptconv.outputs.truths import untrue
+from ckptconv.outputs.truths import Weights, untrue
 from ckptconv.structure import parted
 from ckptconv.structure.record import Flattened
 from ckptconv.text import some
@@ -47,7 +47,7 @@ def _parted(chosen: Selected, source: Source, options: Options, reference: Selec
     is_other = is_other or any(way.retold for way in ways_of(source, options) if way is not COMPUTING)
     if part.asked.component == "mtp":
         # They are no model of their own, so that no configuration is true of them.
-        warnings += untrue(source.config or {}, [*chosen.tensors], cut_part.names, {}, False, MODEL)
+        warnings += untrue(source.config or {}, Weights([*chosen.tensors], cut_part.names, {}, False, MODEL))
     if part.path and source.config is None:
         notes.append(f"--config has no effect on the output, which has no config.json: {part.path} was only read.")
     chosen_part = chosen._replace(
