@@ -100,49 +100,46 @@ def read_directory(
         places = {name: directory.join(name) for name, entry in directory.names.items() if entry.kind == "file"}
     else:
         places = {name: directory.at(where) for name, where in at.items()}
+    index_path = join(path, index)
     written = Written(path, structure_path=join(path, FILE_NAME))
     if index in places:
-        shards, metadata = _index(join(path, index), places[index])
+        shards, metadata = _index(index_path, places[index])
     else:
         shards, metadata = {single: frozenset()}, {}
         if single not in places:
             present = [name for name in sorted(places) if name.endswith(SUFFIX)]
             if not present:
                 raise UsageError(f"{path} holds neither {single} nor {index}.", "The order is: verify SOURCE OUTPUT.")
-            raise _file(
-                join(path, index),
-                f"{path} holds {some(present, 3, str)}, but no {index}.",
-                "The output is not complete.",
-            )
+            fact = f"{path} holds {some(present, 3, str)}, but no {index}."
+            raise _file(index_path, fact, "The output is not complete.")
+    paths = {name: join(path, name) for name in (*places, *shards)}
     missing = [name for name in shards if name not in places]
     if missing:
-        raise _file(join(path, missing[0]), f"{join(path, index)} names {some(missing, 3, str)}, not in {path}.", STALE)
+        raise _file(paths[missing[0]], f"{index_path} names {some(missing, 3, str)}, not in {path}.", STALE)
     extra = [name for name in sorted(places) if name.endswith((SUFFIX, INDEX_SUFFIX)) and name != index]
-    extra = [name for name in extra if name not in shards and join(path, name) not in others]
+    extra = [name for name in extra if name not in shards and paths[name] not in others]
     if extra:
         raise _file(
-            join(path, extra[0]),
+            paths[extra[0]],
             f"{path} holds {some(extra, 3, str)}, which {'is' if len(extra) == 1 else 'are'} not part of the output.",
             "Programs may load these files instead or in addition: remove them.",
         )
     for name in sorted(shards):
-        remaining = _add(written, join(path, name), places[name], expected, metadata)
+        remaining = _add(written, paths[name], places[name], expected, metadata)
         if index not in places:
             metadata = remaining
         elif remaining:
             key = next(iter(remaining))
-            raise _header(join(path, name), f"its metadata has {key!r}, which a conversion does not write")
+            raise _header(paths[name], f"its metadata has {key!r}, which a conversion does not write")
     if METADATA_KEY in metadata:
-        where = join(path, index if index in places else single)
+        where = index_path if index in places else paths[single]
         raise _header(where, f"it holds a structure record, but with several files the record is in {FILE_NAME}")
     if index in places:
-        _check_index(join(path, index), written, shards, metadata.pop("total_size", None))
-        written.files.append(places[index].entry.file._replace(path=join(path, index)))
+        _check_index(index_path, written, shards, metadata.pop("total_size", None))
+        written.files.append(places[index].entry.file._replace(path=index_path))
     for key, value in metadata.items():
         if type(value) is not str:
-            raise _in_index(
-                join(path, index), f"its metadata has {key!r}: {value!r}, which a conversion does not write"
-            )
+            raise _in_index(index_path, f"its metadata has {key!r}: {value!r}, which a conversion does not write")
     written.aliases = metadata
     if FILE_NAME in places:
         try:
