@@ -95,6 +95,9 @@ class Report(Shown):
     notes: list[str] = field(default_factory=list)
     """What is worth knowing, each in a sentence."""
 
+    beside: dict[str, str] = field(default_factory=dict)
+    """Further files that were written: {path: the option that names it, or `manifest` for one in an output}."""
+
     left: dict[str, str] = field(default_factory=dict)
     """Files and folders of the input's directory that the output does not have: {path: reason}."""
 

@@ -37,6 +37,8 @@ def of_conversion(report: Report, verbose: bool) -> list[str]:
         else:
             together = contents(sum(output.bytes for output in outputs), sum(output.tensors for output in outputs))
             lines.append(f"{verb} {len(outputs)} files in {directory} ({together})")
+    if shown := [path for path, option in report.beside.items() if verbose or option.startswith("-")]:
+        lines.append(f"{'would write' if report.dry_run else 'wrote'} {', '.join(shown)}")
     lines.extend(f"{name} ← {some(of, len(of) if verbose else FEW, str)}" for name, of in report.made_of.items())
     lines.extend(report.notes)
     for field, module in SUMMARIES.items():

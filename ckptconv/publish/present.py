@@ -14,6 +14,7 @@ from ckptconv.publish.claims import NEW_NAME, Claim
 from ckptconv.publish.earlier import UNFINISHED, Directory, file_made_as
 from ckptconv.storage.handles import HIDDEN
 from ckptconv.storage.location import Location
+from ckptconv.storage.marks import CHANGED
 from ckptconv.storage.paths import basename, join
 from ckptconv.storage.reading import REQUESTS
 from ckptconv.text import LastWord, some
@@ -52,6 +53,24 @@ class Present:
                 f"{option} would replace {place.path}, which ckptconv did not write for {option}.",
                 NEW_NAME,
             )
+
+    def replaced(self, claim: Claim, place: Location) -> Iterator[str]:
+        """Yield a sentence if files are replaced: on an earlier output, or on files that may be another program's."""
+        if claim.form == "file":
+            if file_made_as(place, claim.made_as) in ("", CHANGED):
+                yield f"This replaces {claim.path}, which is not recognised as an output of ckptconv."
+            else:
+                yield f"This replaces {claim.path}, an earlier output of ckptconv."
+            return
+        directory = Directory(place)
+        is_tree = claim.form in TREES
+        is_part = str if is_tree else kind_of_directory(claim.form).is_file
+        names = [*filter(is_part, _files_below(place) if is_tree and directory.names else directory.names)]
+        names = [name for name in names if not name.startswith(HIDDEN)]
+        if directory.is_being_made or all(map(directory.made_as, names)):
+            yield from [f"This replaces an earlier output of ckptconv in {claim.path}."] if names else []
+        else:
+            yield f"This replaces files in {claim.path} that are not recognised as an output of ckptconv."
 
     # ---- single files
 

@@ -163,6 +163,7 @@ class _Production:
                 *self._replacing.replaced,
                 *_untried(outputs, options),
             ],
+            beside={} if part else self._replacing.written(o.target.path for o in outputs if o.has_manifest),
             left={path: reason for output in outputs for path, reason in output.target.left.items()},
             input_bytes=sum(file.size for file in self.inputs),
             bytes_read=sum(source.bytes_read for source in self.every) + done.tally.bytes_read + extra,

@@ -64,11 +64,16 @@ class Replacing:
         self._options, self._spared, self.claims = options, spared, claims
         self._beside = _further_files(options) if beside is None else beside
         self._stores = dict(options.storage_options)
-        self.replaced: dict[str, None] = {}  # sentences on earlier outputs
+        self.replaced: dict[str, None] = {}  # sentences on files that are replaced
 
     def read_permissions(self) -> list[str]:
         """Return the permissions that name the inputs, for the process that publishes what others have staged."""
         return [f"{INPUT}{place}" for place in self._spared.places]
+
+    def written(self, directories: Iterable[str]) -> dict[str, str]:
+        """Return the files that are written besides those of the outputs, of which `directories` have manifests."""
+        beside = {path: option for option, (path, _) in self._beside.items()}
+        return beside | {join(path, MANIFEST): "manifest" for path in directories}
 
     def check(self, again: bool = False) -> None:
         """Raise UsageError if a file would replace a protected one; FailedError if --no-clobber forbids it.
@@ -92,9 +97,9 @@ class Replacing:
             # A file names a tree's step, and lies next to it.
             if claim.form in TREES or not (self._may_be_any(claim) or place.kind == "missing"):
                 self._present.check(claim, place)
-            if self._is_replacing(claim, place):
-                inside = "" if claim.form == "file" else "output in "
-                self.replaced[f"This replaces an earlier {inside}{claim.path}."] = None
+            # A store is not asked for a file that may be any.
+            if not (is_remote(claim.path) and self._may_be_any(claim)) and place.kind != "missing":
+                self.replaced.update(dict.fromkeys(self._present.replaced(claim, place)))
         for within in dict.fromkeys(claim.within for claim in claims if claim.within and not claim.beside):
             if (place := Location(within, self._stores)).kind != "missing":
                 self._present.check_within(place, [claim for claim in claims if claim.within == within])
@@ -114,13 +119,6 @@ class Replacing:
         is_last = isinstance(claim.proposed, LastWord)
         is_typed = claim.proposed is None or (claim.overwrite and not is_last)
         return claim.form == "file" and self._options.clobber and is_typed
-
-    def _is_replacing(self, claim: Claim, place: Location) -> bool:
-        """Whether an earlier output is replaced. A store is not asked for a file that may be any."""
-        if claim.form == "file":
-            return not (is_remote(claim.path) and self._may_be_any(claim)) and place.kind != "missing"
-        is_part = str if claim.form in TREES else kind_of_directory(claim.form).is_file
-        return place.kind == "directory" and any(map(is_part, place.names))
 
     def _check_apart(self, claims: Sequence[Claim], beside: Mapping[str, str]) -> None:
         """Raise UsageError if two of the files that are to be written have one name."""

@@ -435,6 +435,17 @@ def test_calls_of_the_library_follow_the_same_rule(world: Path) -> None:
     assert changed(before, tree(world)) == {"g1.safetensors"}
 
 
+def test_the_report_names_every_further_file(world: Path) -> None:
+    words = "convert a.pt one.safetensors --manifest one.json --depfile one.d"
+    planned, run_ = run(f"{words} --dry-run"), done(run(f"{words} --json")).json
+    assert "would write one.json, one.d" in planned.out.splitlines()
+    assert run_["beside"] == {"one.json": "--manifest", "one.d": "--depfile"}
+    assert "wrote one.json, one.d" in done(run(words)).out.splitlines()
+    assert convert("a.pt", "many").beside == {"many/.ckptconv-manifest.json": "manifest"}
+    assert "manifest" not in done(run("convert a.pt many")).out
+    assert "wrote many/.ckptconv-manifest.json" in done(run("convert a.pt many -v")).out.splitlines()
+
+
 def test_the_report_says_that_an_earlier_output_is_replaced(world: Path) -> None:
     def told(output: str | None, **options: Any) -> list[str]:
         return [note for note in convert("a.pt", output, **options).notes if "replaces" in note]
@@ -442,16 +453,22 @@ def test_the_report_says_that_an_earlier_output_is_replaced(world: Path) -> None
     store, far = fsspec.filesystem("memory"), ["memory://replaced/many"] if PLACES else []
     try:
         for output, earlier in (
-            ("one.safetensors", "one.safetensors"),
-            (None, "a.safetensors"),
-            ("many", "output in many"),
-            *((url, f"output in {url}") for url in far),
+            ("one.safetensors", "one.safetensors, an earlier output of ckptconv"),
+            (None, "a.safetensors, an earlier output of ckptconv"),
+            ("many", "an earlier output of ckptconv in many"),
+            *((url, f"an earlier output of ckptconv in {url}") for url in far),
         ):
             assert told(output) == []
             for is_dry in (True, False):
-                assert told(output, dry_run=is_dry) == [f"This replaces an earlier {earlier}."]
+                assert told(output, dry_run=is_dry) == [f"This replaces {earlier}."]
         # Of other files too.
-        assert told("many", max_shard_size=30) == told("many") == ["This replaces an earlier output in many."]
+        in_many = ["This replaces an earlier output of ckptconv in many."]
+        assert told("many", max_shard_size=30) == told("many") == in_many
+        # Nothing is said of what another program wrote but that it is replaced.
+        Path("one.safetensors").write_bytes(b"changed since")
+        for output, options in (("g1.safetensors", {}), ("one.safetensors", {}), ("hf", {"overwrite": True})):
+            what = "files in hf that are" if options else f"{output}, which is"
+            assert told(output, **options) == [f"This replaces {what} not recognised as an output of ckptconv."]
     finally:
         if far:
             store.rm("/replaced", recursive=True)

@@ -114,7 +114,9 @@ def finish(
         with Syncing() as syncing:
             beside = describe(staged, inputs, first.plan_id, chosen, syncing, stack)
         complete(staged, beside, replacing, before_commit)
-    return _report(planned, chosen, started, replacing.replaced)
+    report = _report(planned, chosen, started, replacing.replaced)
+    report.beside = replacing.written(output.path for output in staged if output.has_manifest)
+    return report
 
 
 def _staged(planned: _Planned, options: Options, progress: Progress | None, stack: ExitStack) -> Staged:
