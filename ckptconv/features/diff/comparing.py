@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ckptconv.errors import UsageError
 from ckptconv.features.diff.changes import Tolerance
 from ckptconv.features.diff.difference import DeltaFiles, Difference, difference
-from ckptconv.features.diff.options import COMPARING_TOO, DIFFING
+from ckptconv.features.diff.options import COMPARING_TOO, DIFFING, FEATURES
 from ckptconv.formats.opening import opened
 from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.options.option import checked, filled
@@ -90,6 +90,9 @@ def diff(
     with no_garbage():
         source_a = opened(paths_or_sources[0], chosen, key=chosen.key, states=with_states)
         source_b = opened(paths_or_sources[1], chosen.replaced(**_OF_ONE), key=chosen.key, states=with_states)
+    for module in map(import_module, FEATURES.values()):
+        if hasattr(module, "facing"):
+            source_a = module.facing(source_a, source_b, dict(chosen.storage_options))
     changed: dict[str, Pair] = {}
     with delta.encoder(chosen) if delta else nullcontext() as encoder:
         report = difference(

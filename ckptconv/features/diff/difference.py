@@ -199,6 +199,9 @@ class Difference(Shown):
     hints: list[str] = field(default_factory=list)
     """What may have been meant, each in a sentence."""
 
+    not_compared: list[str] = field(default_factory=list)
+    """Top-level keys of both sides under which there are values other than tensors. These are not compared."""
+
     quantization: Quantization | None = None
     """With `--dequantize`, what was found of the weights that are quantized on either side; null if none are, or that
     was not measured."""
@@ -239,13 +242,14 @@ class _Side:
     """The tensors of one checkpoint by name, as they are compared, and their ties: {name: kept}.
 
     `known` are all names that it has. `choice` chooses names. `idle` are options without effect here: {option: reason}.
-    `warnings` name the tensors that a map left out.
+    `warnings` name the tensors that a map left out. `values` are keys that lead to values other than tensors.
     """
 
     known: Mapping[str, Any]
     choice: Choice
     idle: Mapping[str, str]
     warnings: Sequence[str] = ()
+    values: Sequence[str] = ()
     tensors: dict[str, LazyTensor] = field(default_factory=dict)
     ties: dict[str, str] = field(default_factory=dict)
 
@@ -318,6 +322,7 @@ def difference(
         tensors=sorted(tensors, key=lambda tensor: tensor.rank),
         warnings=[*source_a.warnings, *source_b.warnings, *a.warnings, *b.warnings, *idle_sentences(idle)],
         hints=[*_hints(tensors), *_of_codes(a, b)],
+        not_compared=list(dict.fromkeys([*a.values, *b.values])),
         quantization=quantization,
         bytes_compared=sum(pair.nbytes for pair in pairs.values()),
         bytes_read=source_a.bytes_read + source_b.bytes_read + read,
@@ -337,7 +342,8 @@ def _side(source: Source, options: Options, optimizer: bool) -> _Side:
     source = source._replace(unaccounted=[name for name in source.unaccounted if name in choice])
     without_globs = options.replaced(include=(), exclude=())
     weights = selected(source, without_globs)
-    side = _Side(weights.known, choice, weights.idle(without_globs), weights.warnings if weights.applied else ())
+    warnings, values = weights.warnings if weights.applied else (), () if choice else weights.first.described.values
+    side = _Side(weights.known, choice, weights.idle(without_globs), warnings, values)
     _add(side, weights)
     _check_growth(source, side.tensors.values())
     if optimizer:

@@ -64,7 +64,7 @@ class _Comparing:
 
 
 # Features that add options, or explain options that they add to conversions: the module of each, with its options in
-# `COMPARING`.
+# `COMPARING`. `facing(a, b, stores)` there, if any, returns the opened A for a comparison with B.
 FEATURES: dict[str, str] = {
     "deltas": "ckptconv.features.deltas.comparing",
     "maps": "ckptconv.features.maps.comparing",

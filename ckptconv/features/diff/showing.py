@@ -11,7 +11,7 @@ from ckptconv.features.diff.changes import Change
 from ckptconv.features.diff.difference import CHANGED, DTYPE, EQUAL, ONLY_A, ONLY_B, SHAPE, Difference, TensorDifference
 from ckptconv.features.reporting.quantized import Quantization, Steps
 from ckptconv.features.reporting.tensor_info import TensorInfo
-from ckptconv.text import cells, count_of, cut_column, format_memory, format_size, padded, printable
+from ckptconv.text import cells, count_of, cut_column, format_memory, format_size, padded, printable, some
 
 # The most tensors that are listed by default, and the most cells of a name if there is no screen to fit into.
 LISTED = 40
@@ -53,7 +53,16 @@ def overview(
         yield [Words("no tensor to list: all are equal, without a tolerance too", "dim")]
     for hint in report.hints:
         yield [Words(printable(hint), "warning")]
+    for sentence in _not_compared(report):
+        yield [Words(sentence, "warning")]
     yield from _totals(report)
+
+
+def _not_compared(report: Difference) -> Iterator[str]:
+    """Yield a sentence on values that were not compared, if there are any."""
+    if report.not_compared:
+        what = "not compared, and not in the delta" if report.delta else "not compared"
+        yield f"{what}: the values under {some(report.not_compared, form=printable)}, which are no tensors"
 
 
 def _is_near(tensor: TensorDifference) -> bool:
@@ -267,7 +276,7 @@ def page_of(report: Difference) -> str:
             "values": [],
             "opaque": [],
             "classes": [],
-            "notes": list(map(printable, chain(report.hints, filter(None, map(_note, report.tensors))))),
+            "notes": list(map(printable, chain(report.hints, _not_compared(report), filter(None, map(_note, report.tensors))))),
             "warnings": list(map(printable, report.warnings)),
             "conversion": None,
         },

@@ -43,11 +43,11 @@ def choose_map(named: str, sizes: Mapping[str, int], source: Source, options: Ma
         sizes = {**made_by.sizes, **sizes}
     config: Mapping[str, object] = {}
     if map_.asks_config:
-        config = _config(source, options) or (_config(source.reference, options) if source.reference else {})
+        config = configuration(source, options) or (configuration(source.reference, options) if source.reference else {})
     return ChosenMap(map_, dict(sizes), config, side)
 
 
-def _config(source: Source, options: Mapping[str, object]) -> Mapping[str, object]:
+def configuration(source: Source, options: Mapping[str, object]) -> Mapping[str, object]:
     """Return the configuration next to `source`: that of transformers, or else of Meta's Llama; {} if there is none."""
     return next((config.says for _, config in companions.configurations(source, options, CONFIG, PARAMS)), {})
 

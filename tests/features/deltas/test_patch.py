@@ -757,3 +757,12 @@ def test_values_that_no_delta_changes_are_said_to_be_of_the_base(tmp_path: Path)
     assert report.warnings == ["The values under step are those of BASE, because a delta changes only tensors."]
     diff(tmp_path / "20.pt", tmp_path / "30.pt", key="model", delta=tmp_path / "d", overwrite=True)
     assert not patch(tmp_path / "20.pt", tmp_path / "d", tmp_path / "weights", key="model").warnings
+
+
+def test_values_that_are_no_tensors_are_not_in_a_delta(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, step in (("a.pt", 7), ("b.pt", 8)):
+        torch.save({"w": torch.full((9,), float(step)), "step": step}, name)
+    run = ckptconv_here("diff", "a.pt", "b.pt", "--delta", "d")
+    sentence = "not compared, and not in the delta: the values under step, which are no tensors"
+    assert (run.code, sentence in run.out.splitlines()) == (0, True)

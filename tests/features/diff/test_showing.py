@@ -55,6 +55,20 @@ def test_one_file_of_many_is_compared_by_whoever_says_so(tmp_path: Path) -> None
     assert ckptconv_here("diff", path, tmp_path / "o.safetensors", "--alone").code == 0
 
 
+def test_values_that_are_no_tensors_are_named(place: Path) -> None:
+    torch.save({"model": {"w": torch.ones(2)}, "step": 7, "rates": [0.1]}, "a.pt")
+    torch.save({"model": {"w": torch.ones(2)}, "step": 8, "epoch": 1}, "b.pt")
+    run = ckptconv_here("diff", "a.pt", "b.pt", "--html", "page.html")
+    sentence = "not compared: the values under step, rates, epoch, which are no tensors"
+    assert sentence in run.out.splitlines()
+    assert "equal: 1 tensor" in run.out
+    assert sentence in Path("page.html").read_text()
+    assert ckptconv_here("diff", "a.pt", "b.pt", "--json").json["not_compared"] == ["step", "rates", "epoch"]
+    # These are left out by what the user has chosen.
+    for options in (["--key", "model"], ["--include", "model.*"]):
+        assert "not compared" not in ckptconv_here("diff", "a.pt", "b.pt", *options).out
+
+
 def test_what_a_map_makes_of_the_first_is_compared(place: Path) -> None:
     told = 'drop = ["*._extra_state"]\n[[rule]]\none = "{l}.qkv : (q + k) h"\nother = ["{l}.q : q h", "{l}.k : k h"]\n'
     (place / "my.toml").write_text(f"{told}[sizes]\nq = 8\nk = 4\n")
