@@ -115,30 +115,30 @@ def _called(arguments: list[str], call: Call) -> int:
         from ckptconv.process import spare_memory
 
         spare_memory()
-    with _former_names_reported(is_quiet=not {"-q", "--quiet"}.isdisjoint(arguments)):
+    with _option_warnings_reported(is_quiet=not {"-q", "--quiet"}.isdisjoint(arguments)):
         code = app(arguments, standalone_mode=False, prog_name="ckptconv", obj=call)
     return code if isinstance(code, int) else 0
 
 
 @contextlib.contextmanager
-def _former_names_reported(is_quiet: bool) -> Iterator[None]:
-    """Report once, on stderr, which options were given by their former names."""
+def _option_warnings_reported(is_quiet: bool) -> Iterator[None]:
+    """Report on stderr, once each, warnings about the way in which options were given."""
     import warnings
 
     from ckptconv.cli.console import say
-    from ckptconv.options.option import FormerName
+    from ckptconv.options.kinds import OptionWarning
 
     reported: set[str] = set()
     with warnings.catch_warnings():
         others = warnings.showwarning
 
         def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
-            if not issubclass(category, FormerName):
+            if not issubclass(category, OptionWarning):
                 others(message, category, *where, **more)
             elif not is_quiet and str(message) not in reported:
                 reported.add(str(message))
                 say(str(message))
 
-        warnings.simplefilter("always", FormerName)
+        warnings.simplefilter("always", OptionWarning)
         warnings.showwarning = show
         yield

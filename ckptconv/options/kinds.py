@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ckptconv.errors import UsageError
 from ckptconv.options.registered import missing
-from ckptconv.text import brief, parse_count, parse_path, parse_size, some
+from ckptconv.text import brief, count_of, parse_count, parse_path, parse_size, some
 
 # The default memory for buffers. If a file is remote, requests are large, and several run at once; if tensors are
 # transposed, the longer the runs that are read and written, the fewer they are.
@@ -31,6 +31,10 @@ _CODES = re.compile(r"(?:mx|nv)?(?:fp|float|f|int|uint|nf|e\dm|q)[1-8](?![0-9])"
 
 class Rules(tuple[str, ...]):
     """Renaming rules that come from a file: they can take exponential time, and are not even compiled here."""
+
+
+class OptionWarning(UserWarning):
+    """A warning about the way in which an option was given."""
 
 
 class Default(str):
@@ -112,6 +116,17 @@ def _number(value: Any, called: str) -> float:
     if not 0 <= number < math.inf:
         raise UsageError(f"{called} is {brief(value)}; expected a number of at least 0, such as 1e-5.")
     return number
+
+
+def _size(value: Any, called: str) -> int:
+    """Return a number of bytes. Warn of a text without a unit if it is less than a megabyte."""
+    size = parse_size(value, called)
+    if isinstance(value, str) and value.strip().isdecimal() and size < 10**6:
+        import warnings
+
+        meant = f"write {size}GB or {size}MB if you mean that, and {size}B if you do not"
+        warnings.warn(f"{called} {size} means {count_of(size, 'byte')}: {meant}.", OptionWarning, stacklevel=3)
+    return size
 
 
 def _mapping(value: Any, called: str) -> dict[str, Any]:
@@ -224,7 +239,7 @@ RULES = ValueKind(_rules, list[str], list, unset=(), accepts=_SEVERAL)
 SIZES = ValueKind(_sizes, list[str], dict, unset={}, accepts=f"Mapping[str, int] | {_SEVERAL}")
 MAPPING = ValueKind(_mapping, stored=dict, unset={}, accepts="Mapping[str, Any] | str")
 NUMBER = ValueKind(_number, stored=float, accepts="float | str")
-SIZE = ValueKind(parse_size, stored=int, accepts="int | str")
+SIZE = ValueKind(_size, stored=int, accepts="int | str")
 DTYPE = ValueKind(
     _dtype,
     accepts="DTypeName | TorchDType",

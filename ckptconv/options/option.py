@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from ckptconv.errors import UsageError
 from ckptconv.options import NAMING, REPORTING
-from ckptconv.options.kinds import FLAG, MAPPING, Default, ValueKind
+from ckptconv.options.kinds import FLAG, MAPPING, Default, OptionWarning, ValueKind
 from ckptconv.text import UNSET, brief
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class Option:
         return self.parse(words is not self.default if self.kind is FLAG else words, self.flags[0])
 
 
-class FormerName(UserWarning):
+class FormerName(OptionWarning):
     """An option was given by a name that it had."""
 
 

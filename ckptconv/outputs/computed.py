@@ -79,6 +79,7 @@ class Computing(NamedTuple):
     - `identified` returns the plan id of files that its choices decide too, from the plan id without them.
     - `record` returns the entries of the heading that follow from the source, and `reported` the fields of a report.
     - `sources` yields the checkpoints that are read in addition to the source.
+    - `unfit` returns the companions of the source that are not for the output: {name: reason}.
     - `asked` returns options with paths from a heading. It gets a function that returns a path as it is seen from here.
     - `retold`: the configuration of an output differs from that of the source, so it is written without an option.
     - `again` plans the output again if a command has computed it.
@@ -100,6 +101,7 @@ class Computing(NamedTuple):
     record: Callable[[Source], Mapping[str, Any]] = lambda source: _NONE
     reported: Callable[[Source], Mapping[str, Any]] = lambda source: _NONE
     sources: Callable[[Source], Iterable[Source]] = lambda source: ()
+    unfit: Callable[[Source], Mapping[str, str]] = lambda source: _NONE
     asked: Callable[[Mapping[str, Any], Callable[[str], str]], Mapping[str, Any]] = lambda heading, seen: _NONE
     retold: bool = False
     again: Again | None = None

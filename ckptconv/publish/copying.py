@@ -33,9 +33,11 @@ def with_companions(
     stays = dict.fromkeys(every[-1].files, f"that of {every[0].directory} is copied") if len(every) > 1 else {}
     stays |= {} if ADAPTER_CONFIG in copies else {ADAPTER_CONFIG: "it belongs to an adapter"}
     stays |= {name: why for near in others for name, why in near.stays.items()}
+    of_others = {name: why for way in ways_of(source) for name, why in way.unfit(source).items()}
     if any(way.retold for way in ways_of(source, options)) or (source.quantized and source.quantized.formats):
-        copies.pop(QUANTIZED, None)
-        stays[QUANTIZED] = "it describes weights that the output does not have"
+        of_others[QUANTIZED] = "it describes weights that the output does not have"
+    stays |= of_others
+    copies = {name: file for name, file in copies.items() if name not in of_others}
     unfit = [
         f"{join(near.directory, name)} was not copied: {why}." for near in others for name, why in near.stays.items()
     ]

@@ -11,7 +11,7 @@ from ckptconv.features.model_parts.cutting import Asked, Cut, cut
 from ckptconv.features.model_parts.editing import edited
 from ckptconv.formats import configs
 from ckptconv.formats.change import Change
-from ckptconv.formats.model_directory import QUANTIZED
+from ckptconv.formats.model_directory import QUANTIZED, ROWS
 from ckptconv.formats.source import MODEL, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.computed import Computing, From, ways_of
@@ -20,6 +20,13 @@ from ckptconv.outputs.truths import Weights, untrue
 from ckptconv.structure import parted
 from ckptconv.structure.record import Flattened
 from ckptconv.text import some
+
+
+# The companions that are for another component, by component: their role, further names, and what they are for.
+_OF_OTHERS = {
+    "vision": ("tokenizer", ("generation_config.json",), "the language model"),
+    "text": ("processor of images and sound", (), "the other components"),
+}
 
 
 class Part(NamedTuple):
@@ -132,6 +139,13 @@ def _record(source: Source) -> Mapping[str, Any]:
     return {"part": recorded} if recorded else {}
 
 
+def _unfit(source: Source) -> Mapping[str, str]:
+    """Return the companions that are for another component than that of the part."""
+    role, others, what = _OF_OTHERS.get(source.computed["part"].asked.component, ("", (), ""))
+    names = [name for row in ROWS if row.role == role for name in row.names.split()]
+    return {name: f"for {what}" for name in (*names, *others)}
+
+
 def _asked(heading: Mapping[str, Any], seen: Callable[[str], str]) -> Mapping[str, Any]:
     path = heading["part"].get("config", "")
     return {"config": seen(path)} if path else {}
@@ -143,6 +157,7 @@ COMPUTING = Computing(
     tree=_parted,
     states=_states,
     record=_record,
+    unfit=_unfit,
     asked=_asked,
     retold=True,
 )

@@ -114,6 +114,23 @@ def test_a_component_has_its_own_names_and_configuration(tmp_path: Path) -> None
     assert "model.layers.0.mlp.up_proj.weight" in found
 
 
+def test_a_component_has_the_files_that_are_for_it(tmp_path: Path) -> None:
+    models.save(tmp_path / "m", *models.seeing())
+    of_text, of_vision = {"generation_config.json", "tokenizer.json"}, {"preprocessor_config.json"}
+    for name in (*of_text, *of_vision):
+        (tmp_path / "m" / name).write_text("{}")
+    for component, own in (("text", of_text), ("vision", of_vision)):
+        _, _, report = converted(tmp_path / "m", tmp_path / component, component=component)
+        names = {path.name for path in (tmp_path / component).glob("*.json")}
+        assert names & (of_text | of_vision) == own, component
+        left = {Path(path).name: why for path, why in report.left.items()}
+        what = "the other components" if component == "text" else "the language model"
+        assert left == dict.fromkeys((of_text | of_vision) - own, f"for {what}")
+    # All of them, if all components are there.
+    converted(tmp_path / "m", tmp_path / "some", layers="0,2")
+    assert {path.name for path in (tmp_path / "some").iterdir()} >= of_text | of_vision
+
+
 def test_every_way_to_convert_gives_the_same_part(tmp_path: Path) -> None:
     shapes, config = models.mixed()
     models.save(tmp_path / "m", shapes, config)
