@@ -126,16 +126,12 @@ class Option:
         return self.parse(words is not self.default if self.kind is FLAG else words, self.flags[0])
 
 
-class FormerName(OptionWarning):
-    """An option was given by a name that it had."""
-
-
 def former_given(former: str, option: Option) -> None:
     """Tell the caller that `option` was given by its `former` flag."""
     import warnings
 
     reads = ": the states are read from its PATH" if option.metavar == "PATH" else ""
-    warnings.warn(f"{former} is called {option.flags[0]} here{reads}.", FormerName, stacklevel=3)
+    warnings.warn(f"{former} is called {option.flags[0]} here{reads}.", OptionWarning, stacklevel=3)
 
 
 def option(kind: ValueKind, about: str = "", **settings: Any) -> Any:

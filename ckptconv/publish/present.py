@@ -54,23 +54,17 @@ class Present:
                 NEW_NAME,
             )
 
-    def replaced(self, claim: Claim, place: Location) -> Iterator[str]:
-        """Yield a sentence if files are replaced: on an earlier output, or on files that may be another program's."""
-        if claim.form == "file":
-            if file_made_as(place, claim.made_as) in ("", CHANGED):
-                yield f"This replaces {claim.path}, which is not recognised as an output of ckptconv."
-            else:
-                yield f"This replaces {claim.path}, an earlier output of ckptconv."
-            return
-        directory = Directory(place)
-        is_tree = claim.form in TREES
-        is_part = str if is_tree else kind_of_directory(claim.form).is_file
-        names = [*filter(is_part, _files_below(place) if is_tree and directory.names else directory.names)]
-        names = [name for name in names if not name.startswith(HIDDEN)]
-        if directory.is_being_made or all(map(directory.made_as, names)):
-            yield from [f"This replaces an earlier output of ckptconv in {claim.path}."] if names else []
-        else:
-            yield f"This replaces files in {claim.path} that are not recognised as an output of ckptconv."
+    def replaced(self, claim: Claim, place: Location) -> str:
+        """Return a sentence on files that are replaced, which may be another program's; "" if there are none."""
+        where, are_ours = claim.path, [file_made_as(place, claim.made_as) not in ("", CHANGED)]
+        if claim.form != "file":
+            directory, is_tree = Directory(place), claim.form in TREES
+            is_part = str if is_tree else kind_of_directory(claim.form).is_file
+            names = filter(is_part, _files_below(place) if is_tree and directory.names else directory.names)
+            where = f"files in {claim.path}"
+            are_ours = [directory.is_being_made or bool(directory.made_as(name)) for name in names if name != MANIFEST]
+        what = "an earlier output of ckptconv" if all(are_ours) else "not recognised as an output of ckptconv"
+        return f"This replaces {where}, {what}." if are_ours else ""
 
     # ---- single files
 

@@ -98,8 +98,9 @@ class Replacing:
             if claim.form in TREES or not (self._may_be_any(claim) or place.kind == "missing"):
                 self._present.check(claim, place)
             # A store is not asked for a file that may be any.
-            if not (is_remote(claim.path) and self._may_be_any(claim)) and place.kind != "missing":
-                self.replaced.update(dict.fromkeys(self._present.replaced(claim, place)))
+            is_unasked = is_remote(claim.path) and self._may_be_any(claim)
+            if not (is_unasked or place.kind == "missing") and (sentence := self._present.replaced(claim, place)):
+                self.replaced[sentence] = None
         for within in dict.fromkeys(claim.within for claim in claims if claim.within and not claim.beside):
             if (place := Location(within, self._stores)).kind != "missing":
                 self._present.check_within(place, [claim for claim in claims if claim.within == within])

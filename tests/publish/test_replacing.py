@@ -455,20 +455,20 @@ def test_the_report_says_that_an_earlier_output_is_replaced(world: Path) -> None
         for output, earlier in (
             ("one.safetensors", "one.safetensors, an earlier output of ckptconv"),
             (None, "a.safetensors, an earlier output of ckptconv"),
-            ("many", "an earlier output of ckptconv in many"),
-            *((url, f"an earlier output of ckptconv in {url}") for url in far),
+            ("many", "files in many, an earlier output of ckptconv"),
+            *((url, f"files in {url}, an earlier output of ckptconv") for url in far),
         ):
             assert told(output) == []
             for is_dry in (True, False):
                 assert told(output, dry_run=is_dry) == [f"This replaces {earlier}."]
         # Of other files too.
-        in_many = ["This replaces an earlier output of ckptconv in many."]
+        in_many = ["This replaces files in many, an earlier output of ckptconv."]
         assert told("many", max_shard_size=30) == told("many") == in_many
         # Nothing is said of what another program wrote but that it is replaced.
         Path("one.safetensors").write_bytes(b"changed since")
         for output, options in (("g1.safetensors", {}), ("one.safetensors", {}), ("hf", {"overwrite": True})):
-            what = "files in hf that are" if options else f"{output}, which is"
-            assert told(output, **options) == [f"This replaces {what} not recognised as an output of ckptconv."]
+            what = "files in hf" if options else output
+            assert told(output, **options) == [f"This replaces {what}, not recognised as an output of ckptconv."]
     finally:
         if far:
             store.rm("/replaced", recursive=True)

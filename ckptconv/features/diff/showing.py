@@ -276,7 +276,9 @@ def page_of(report: Difference) -> str:
             "values": [],
             "opaque": [],
             "classes": [],
-            "notes": list(map(printable, chain(report.hints, _not_compared(report), filter(None, map(_note, report.tensors))))),
+            "notes": list(
+                map(printable, chain(report.hints, _not_compared(report), filter(None, map(_note, report.tensors))))
+            ),
             "warnings": list(map(printable, report.warnings)),
             "conversion": None,
         },

@@ -43,7 +43,9 @@ def choose_map(named: str, sizes: Mapping[str, int], source: Source, options: Ma
         sizes = {**made_by.sizes, **sizes}
     config: Mapping[str, object] = {}
     if map_.asks_config:
-        config = configuration(source, options) or (configuration(source.reference, options) if source.reference else {})
+        config = configuration(source, options) or (
+            configuration(source.reference, options) if source.reference else {}
+        )
     return ChosenMap(map_, dict(sizes), config, side)
 
 

@@ -21,7 +21,6 @@ from ckptconv.structure import parted
 from ckptconv.structure.record import Flattened
 from ckptconv.text import some
 
-
 # The companions that are for another component, by component: their role, further names, and what they are for.
 _OF_OTHERS = {
     "vision": ("tokenizer", ("generation_config.json",), "the language model"),
@@ -143,7 +142,7 @@ def _unfit(source: Source) -> Mapping[str, str]:
     """Return the companions that are for another component than that of the part."""
     role, others, what = _OF_OTHERS.get(source.computed["part"].asked.component, ("", (), ""))
     names = [name for row in ROWS if row.role == role for name in row.names.split()]
-    return {name: f"for {what}" for name in (*names, *others)}
+    return dict.fromkeys((*names, *others), f"for {what}")
 
 
 def _asked(heading: Mapping[str, Any], seen: Callable[[str], str]) -> Mapping[str, Any]:

@@ -8,13 +8,13 @@ import pytest
 from features.dcp.cases import checkpoint_of
 
 import ckptconv
-from ckptconv.options.option import FormerName
+from ckptconv.options.kinds import OptionWarning
 
 STEP = checkpoint_of("fsdp2_w2_nested")
 
 
 def test_a_former_name_of_the_option_to_read_states_is_told() -> None:
-    with pytest.warns(FormerName, match="--states is called --with-states"):
+    with pytest.warns(OptionWarning, match="--states is called --with-states"):
         ckptconv.open(STEP, states=True)  # type: ignore[call-arg]
 
 

@@ -11,7 +11,7 @@ from features.dcp.cases import checkpoint_of
 
 import ckptconv
 from ckptconv import UsageError
-from ckptconv.options.option import FormerName
+from ckptconv.options.kinds import OptionWarning
 
 STEP = checkpoint_of("fsdp2_w2_nested")
 
@@ -43,7 +43,7 @@ def test_in_python_too(tmp_path: Path) -> None:
         lambda **states: ckptconv.verify(step, tmp_path / "out", **states),
         lambda **states: ckptconv.DistributedReader(step, **states),
     ):
-        with pytest.warns(FormerName, match="--optimizer is called --states"):
+        with pytest.warns(OptionWarning, match="--optimizer is called --states"):
             call(optimizer=step)
         with warnings.catch_warnings():
             warnings.simplefilter("error")

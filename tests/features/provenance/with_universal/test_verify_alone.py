@@ -15,4 +15,6 @@ def test_the_file_that_names_it_is_compared_too(tmp_path: Path) -> None:
     report = verify(step)
     assert str(tmp_path / "latest_universal") in [file.path for file in report.outputs]
     assert len(report.warnings) == 1
-    assert f"This replaces an earlier output of ckptconv in {step}." in convert(source, step, to="universal").notes
+    assert (
+        f"This replaces files in {step}, an earlier output of ckptconv." in convert(source, step, to="universal").notes
+    )
