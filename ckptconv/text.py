@@ -137,7 +137,9 @@ def parse_path(value: object, called: str = "") -> str:
     hf://org/model unless there is such a path. Raise UsageError, which names it `called`, for any other value."""
     path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
     if not isinstance(path, str):
-        raise UsageError(f"{called} {brief(value)} is not a path.".lstrip())
+        is_state = isinstance(value, Mapping) or hasattr(value, "state_dict")
+        hint = "ckptconv.save_state_dict(STATE, PATH) writes a state dict." if is_state else ""
+        raise UsageError(f"{called} {brief(value)} is not a path.".lstrip(), hint)
     if "\0" in path:
         raise UsageError(f"{called} {brief(path)} is not a path: names cannot contain a NUL character.".lstrip())
     host, slash, after = path.partition("/")

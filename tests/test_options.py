@@ -424,9 +424,22 @@ def test_a_wrong_name_is_met_with_the_one_that_was_meant(call: str, name: str, m
 
 
 def test_a_name_like_no_other_is_told_where_the_names_are() -> None:
-    for name in ("zzz", "step", "finish" * 100):
+    for name in ("zzz", "finish" * 100):
         with pytest.raises(UsageError, match="Options have the names of the command line"):
             ckptconv.convert("none.pt", **{name: 1})
+
+
+def test_a_name_of_another_program_is_met_with_advice() -> None:
+    for call, name, advice in (
+        ("open", "step", "Name the directory of the step, or give tag."),
+        ("convert", "torch_dtype", "Use dtype, such as dtype bf16."),
+        ("convert", "num_workers", "Use jobs N."),
+        # Advice that names what the call does not have is none.
+        ("open", "num_workers", "Options have the names of the command line, with underscores."),
+    ):
+        with pytest.raises(UsageError) as caught:
+            CALLS[call](**{name: 1})
+        assert caught.value.hint == advice, (call, name)
 
 
 @pytest.mark.parametrize(

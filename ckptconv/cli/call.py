@@ -8,9 +8,13 @@ if TYPE_CHECKING:
 
 
 class Call:
-    """A call of the program, as far as it is known, for the report of a failure: the command, its first argument."""
+    """A call of the program, as far as it is known, for the report of a failure: the command, its first argument.
 
-    def __init__(self) -> None:
+    `is_process`: the process ends with it.
+    """
+
+    def __init__(self, is_process: bool) -> None:
+        self.is_process = is_process
         self.command: str | None = None
         self.input: str | None = None
 

@@ -17,6 +17,7 @@ from ckptconv.cli.typer_compat import WRONG_USAGE
 from ckptconv.errors import CkptconvError, DifferenceError, FailedError, StoppedError, UsageError
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.options.registered import FEATURES, missing, several
+from ckptconv.options.words import WORDS
 from ckptconv.outputs.kinds import NAMED, OTHER_WORDS
 from ckptconv.process import of_feature
 
@@ -32,7 +33,7 @@ def _instead(option: str, close: Iterable[str], ctx: Any) -> str:
     begun = [name.lstrip("-") for name in sorted(options) if len(option) > 4 and name.startswith(option)]
     close = close if any(name in close for name in begun) else begun[:3] or close
     # The advice about a word names options: it is given if this command has one of them.
-    every = (pair for table in (_WORDS, *_of_commands("OTHER_OPTIONS")) for pair in table.items())
+    every = (pair for table in (WORDS, *_of_commands("OTHER_OPTIONS")) for pair in table.items())
     texts = (text for words, text in every if option in words.split())
     named = ((text, re.findall(r"(?<![\w-])--[\w-]+", text)) for text in texts)
     if advice := next((text for text, names in named if not names or options.intersection(names)), ""):
@@ -44,42 +45,6 @@ def _instead(option: str, close: Iterable[str], ctx: Any) -> str:
     else:
         meant = f"Did you mean {' or '.join(f'--{near}' for near in sorted(close))}? " if close else ""
     return f"{meant}See {ctx.command_path} --help."
-
-
-# Options of other programs, and the advice to a user who types one.
-_WORDS = {
-    "-o -d --out --output --output-file --outfile --output-path --save-path --dst": "Name OUTPUT after INPUT.",
-    "-i --input --input-dir --checkpoint --checkpoint-dir --checkpoint-path --ckpt --model --src": "Name INPUT first.",
-    "--step --iteration --global-step": "Name the directory of the step, or give --tag.",
-    "--bf16 --bfloat16": "Use --dtype bf16.",
-    "--fp16 --float16 --half": "Use --dtype fp16.",
-    "--fp32 --float32 --float": "Use --dtype fp32.",
-    "--force -f --replace --yes -y --exist-ok": (
-        "Use --overwrite to replace files of other programs; ckptconv replaces its own outputs without it."
-    ),
-    "--device --gpu --cuda --cpu --device-map": "ckptconv uses no device: it copies tensors from file to file.",
-    "--trust-remote-code --weights-only --no-weights-only --unsafe --safe": (
-        "ckptconv runs no code from files, so it needs no trust; --inert converts the tensors of malicious files too."
-    ),
-    "--num-workers --workers --threads --num-threads --max-workers": "Use --jobs N.",
-    "--shard-size --num-shards --split-max-size --max-file-size": "Use --max-shard-size SIZE.",
-    "--cast --precision --torch-dtype --outtype --output-dtype --data-type": "Use --dtype, such as --dtype bf16.",
-    "--revision --branch": "Put the revision into the URL: hf://organization/model@revision.",
-    "--from --from-format --input-format --source-format": "The format of the input is detected.",
-    "--to-format --format --output-format --target-format --output-type": "It is --to KIND.",
-    "--push-to-hub --hub-model-id --repo-id --upload --repo": "Name the repository as OUTPUT: hf://organization/model.",
-    "--token --hf-token --use-auth-token": "Set HF_TOKEN, or run: hf auth login.",
-    "--skip-existing --if-needed --no-overwrite": "--no-clobber refuses to replace one; make skips it: --depfile.",
-    "--resume --continue": "The same command continues an interrupted run.",
-    "--tp --tensor-parallel-size --tp-size --pp --pipeline-parallel-size --ep --world-size": (
-        "Outputs are not cut by rank: programs cut whole files as they load them."
-    ),
-    "--no-optimizer --model-only --only-model --only-weights": "Optimizer states are written only by --optimizer PATH.",
-    "--no-metadata": "Use --no-structure.",
-    "--log-level --debug": "Use --verbose.",
-    "--remove-prefix --prefix --strip": "Use --strip-prefix PREFIX.",
-    "--add-prefix": "Use --rename '^=PREFIX'.",
-}
 
 
 def _options_of(command: Any) -> set[str]:

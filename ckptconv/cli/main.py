@@ -38,10 +38,10 @@ def _mend_streams() -> None:
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and exit."""
+    call = Call(is_process=arguments is None)
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments and arguments[0] == "help":
         arguments = [*arguments[1:], "--help"]
-    call = Call()
     _mend_streams()
     answer = _text_only(arguments)
     if answer is None:  # while a signal still ends the process at once
@@ -115,6 +115,9 @@ def _called(arguments: list[str], call: Call) -> int:
         from ckptconv.process import spare_memory
 
         spare_memory()
+        if call.is_process and (url := next((word for word in arguments if "memory://" in word), "")):
+            lost = "memory:// is the memory of this process, and is gone when the command ends."
+            raise UsageError(f"{url}: {lost}", "Give a path on a disk or a store, or call the library in Python.")
     with _option_warnings_reported(is_quiet=not {"-q", "--quiet"}.isdisjoint(arguments)):
         code = app(arguments, standalone_mode=False, prog_name="ckptconv", obj=call)
     return code if isinstance(code, int) else 0

@@ -20,7 +20,7 @@ from ckptconv.text import some
 _CORRUPT, _UNSUPPORTED = CorruptError, UnsupportedError
 _AGAIN = "Download it again, and read the answer of the server. The address of a directory ends in /."
 _UNPACK = "Unpack it first."
-_NAME_ONE = f"{_UNPACK} One file in a .tar.gz, .tar.bz2 or .tar.xz can be named: tar://NAME::FILE"
+_NAME_ONE = f"{_UNPACK} One file in a tar archive called .tar.gz, .tar.bz2 or .tar.xz can be named: tar://NAME::FILE"
 _OTHERS = "ckptconv reads files of PyTorch, DeepSpeed and safetensors."
 _ARRAYS = "Load it with numpy.load, and write its arrays with safetensors.numpy.save_file."
 _KERAS = "Load it in Keras, and write the arrays of get_weights, by name, with safetensors.numpy.save_file."

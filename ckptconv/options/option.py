@@ -142,13 +142,20 @@ def option(kind: ValueKind, about: str = "", **settings: Any) -> Any:
 def unknown(name: str, known: Iterable[str]) -> UsageError:
     """Return the error for a keyword argument `name` that is not among `known`."""
     import difflib
+    import re
 
     from ckptconv.options.registered import missing
+    from ckptconv.options.words import WORDS
 
     if feature := missing(name):
         return UsageError(f"The option {name!r} needs the feature {feature}, which is not installed.")
     close = difflib.get_close_matches(name, known, cutoff=0.7)
     meant = f"Did you mean {' or '.join(close)}?" if close else ""
+    word = f"--{name.replace('_', '-')}"
+    for advice in (text for words, text in WORDS.items() if word in words.split()):
+        text = re.sub(r"--([\w-]+)", lambda flag: flag[1].replace("-", "_"), advice)
+        named = re.findall(r"--([\w-]+)", advice)
+        meant = text if {flag.replace("-", "_") for flag in named}.issubset(known) else meant
     return UsageError(
         f"There is no option {name[:100]!r}.", meant or "Options have the names of the command line, with underscores."
     )

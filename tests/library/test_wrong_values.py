@@ -28,6 +28,7 @@ NO_PATHS: dict[str, tuple[Any, str]] = {
     "number": (5, "5 is not a path."),
     "bytes": (b"model.pt", "b'model.pt' is not a path."),
     "tensor": (torch.ones(2), "Tensor is not a path."),
+    "module": (torch.nn.Linear(2, 2), "Linear is not a path."),
     "NUL": ("a\0b", "names cannot contain a NUL character."),
 }
 

@@ -27,6 +27,14 @@ def _settings(fs: Any) -> dict[str, Any]:
     return {**{name: value for name, value in timeouts.items() if value is not None}, "retry_total": 0}
 
 
+def _call(fs: Any, method: str, inner: str, **settings: Any) -> Any:
+    """Call a method of `fs`, with no retries of Azure's package for a server that cannot be connected to."""
+    policy = getattr(getattr(fs.service_client, "_config", None), "retry_policy", None)
+    if policy is not None:
+        policy.connect_retries = 0
+    return getattr(fs, method)(inner, **settings)
+
+
 async def _with_blob(fs: Any, inner: str, action: Callable[[Any], Awaitable[T]]) -> T:
     """Call `action` with a client of Azure's package for the blob at a path, and return its result.
 
@@ -104,6 +112,7 @@ class AzureUpload(Upload):
 STORE = Store(
     extra="azure",
     bucket="container",
+    call=_call,
     ranges=_ranges,
     upload=lambda fs, inner, size, part: AzureUpload(fs, inner),
 )

@@ -39,7 +39,7 @@ def _grafted(chosen: Selected, source: Source, options: Options, reference: Sele
     note = "; ".join(f"{count_of(len(graft.tensors), 'tensor')} of {graft.source.path}" for graft in grafts)
     kept = chosen.uncastable | added.keys()
     further = _further(added, chosen, source)
-    warnings = tensors_alone(chosen, "An output with --graft")
+    values = tensors_alone(chosen, "an output with --graft")
     chosen = chosen._replace(
         names={**{name: name for name in chosen.tensors}, **{name: name for name in added}},
         known={**chosen.tensors, **added},
@@ -52,8 +52,7 @@ def _grafted(chosen: Selected, source: Source, options: Options, reference: Sele
         settled=chosen.settled | added.keys(),
         files={**chosen.files, **_files(chosen, added)},
         unmapped=chosen.first,
-        warnings=(*chosen.warnings, *warnings),
-        notes=(*chosen.notes, f"grafted, as they are there: {note}."),
+        notes=(*chosen.notes, *values, f"grafted, as they are there: {note}."),
     )
     if further is None:
         return chosen

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import UsageError
 from ckptconv.features.maps.options import MapOptions
-from ckptconv.formats.source import Source
+from ckptconv.formats.source import NOT_CONVERTED, Source
 from ckptconv.options.table import NONE, Options
 from ckptconv.outputs import selection
 from ckptconv.outputs.computed import Computing, Elsewhere, Restated, Shown
@@ -53,7 +53,7 @@ def mapped(chosen: Selected, map_: ChosenMap | None, options: Options, reference
     uncastable = frozenset(
         name for name, sources in applied.sources.items() if not chosen.uncastable.isdisjoint(sources)
     )
-    chosen = told_of(chosen, applied, options)
+    before, chosen = chosen, told_of(chosen, applied, options)
     return chosen._replace(
         names={name: name for name in mapped_tensors},
         known=mapped_tensors,
@@ -62,7 +62,8 @@ def mapped(chosen: Selected, map_: ChosenMap | None, options: Options, reference
         structured=False,
         owners={},
         uncastable=uncastable,
-        warnings=(*chosen.warnings, *_left_out(chosen, map_, applied)),
+        warnings=(*chosen.warnings, *_left_out(map_, applied)),
+        notes=(*chosen.notes, *_values(before)),
         quantized={},
         unmapped=chosen.first,
         equal=(*chosen.equal, *applied.equal),
@@ -86,7 +87,7 @@ def told_of(chosen: Selected, applied: Applied | None, options: Options) -> Sele
     )
 
 
-def _left_out(chosen: Selected, map_: ChosenMap, applied: Applied) -> Iterator[str]:
+def _left_out(map_: ChosenMap, applied: Applied) -> Iterator[str]:
     """Yield warnings about the tensors that a map left out."""
     if applied.dropped:
         yield f"left out, because the map {map_.map.name} drops them: {some(applied.dropped)}"
@@ -94,11 +95,15 @@ def _left_out(chosen: Selected, map_: ChosenMap, applied: Applied) -> Iterator[s
         padded = some(applied.padding.items(), form=lambda pair: f"{pair[1]} elements of {pair[0][:100]!r}")
         yield f"left out as padding: {padded}"
     yield from applied.unchecked
-    if chosen.structured and (chosen.described.values or chosen.described.inert):
-        values = some(chosen.described.values, form=str) or "objects of other classes"
-        yield f"--map writes only tensors; left out: {values}"
     if idle := map_.idle_sizes():
         yield f"--size {idle[0]} has no effect: the map {map_.map.name} has no such axis."
+
+
+def _values(chosen: Selected) -> Iterator[str]:
+    """Yield a note on values that are no tensors: no structure record is kept."""
+    if chosen.structured and (chosen.described.values or chosen.described.inert):
+        values = some(chosen.described.values, form=str) or "objects of other classes"
+        yield f"{NOT_CONVERTED}{values}, because --map writes only tensors."
 
 
 def _selected(chosen: Selected, source: Source, options: Options, reference: Selected | None) -> Selected:

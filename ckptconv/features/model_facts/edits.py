@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ckptconv.errors import CorruptError
 from ckptconv.features.model_facts.counts import is_other
 from ckptconv.formats.configs import QUANTIZING
-from ckptconv.formats.source import Source
+from ckptconv.formats.source import NOT_CONVERTED, Source
 from ckptconv.outputs.selected import Selected
 from ckptconv.text import brief, some
 
@@ -135,10 +135,10 @@ def configured(
 
 
 def tensors_alone(chosen: Selected, what: str) -> Iterator[str]:
-    """Yield a warning if an output, called `what`, leaves out values that are no tensors."""
+    """Yield a note if an output, called `what`, leaves out values that are no tensors."""
     if chosen.structured and (chosen.described.values or chosen.described.inert):
         values = some(chosen.described.values, form=str) or "objects of other classes"
-        yield f"{what} is tensors alone; left out: {values}"
+        yield f"{NOT_CONVERTED}{values}, because {what} has only tensors."
 
 
 def _told(edited: Edited) -> str:

@@ -47,8 +47,9 @@ def _parted(chosen: Selected, source: Source, options: Options, reference: Selec
     part: Part = source.computed["part"]
     cut_part = cut(part.asked, chosen.tensors, part.config, source.path)
     uncastable = frozenset(cut_part.names[name] for name in chosen.uncastable if name in cut_part.names)
-    notes = [*_size_notes(part, cut_part, len(chosen.tensors))]
-    warnings = [*tensors_alone(chosen, "A part of a model" if part.options else "An output with --config")]
+    notes = [*tensors_alone(chosen, "a part of a model" if part.options else "an output with --config")]
+    notes += _size_notes(part, cut_part, len(chosen.tensors))
+    warnings: list[str] = []
     is_other = bool(source.quantized and source.quantized.formats)
     is_other = is_other or any(way.retold for way in ways_of(source, options) if way is not COMPUTING)
     if part.asked.component == "mtp":

@@ -11,7 +11,7 @@ from ckptconv.features.quantized import making
 from ckptconv.features.quantized.options import EXACT_WAYS, Quantizing
 from ckptconv.features.quantized.parts import parts_among
 from ckptconv.features.quantized.table import LOADERS, WAYS
-from ckptconv.formats.source import Source
+from ckptconv.formats.source import NOT_CONVERTED, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.computed import Computing
 from ckptconv.outputs.selected import Selected
@@ -102,6 +102,7 @@ def _quantized(chosen: Selected, source: Source, options: Options, reference: Se
         raise UsageError("A scale would get the name of another tensor.", "See --rename.")
     counts = {name: len(weights)}
     settings = {**way.told, way.left: list(dict.fromkeys((*map(_module, left), _HEAD)))}
+    unheld = [f"not quantized, because the format cannot hold them: {some(unfit, form=str)}."] if unfit else []
     return chosen._replace(
         names={tensor_name: tensor_name for tensor_name in tensors},
         known=tensors,
@@ -110,8 +111,8 @@ def _quantized(chosen: Selected, source: Source, options: Options, reference: Se
         structured=False,
         owners={alias: owner for alias, owner in chosen.owners.items() if alias in tensors and owner in tensors},
         uncastable=chosen.uncastable | parts,
-        warnings=(*chosen.warnings, *_warnings(chosen, unfit)),
-        notes=(*chosen.notes, _note(name, weights, left) + ("" if exact else f" {_loaders(name)}")),
+        warnings=(*chosen.warnings, *unheld),
+        notes=(*chosen.notes, *_values(chosen), _note(name, weights, left) + ("" if exact else f" {_loaders(name)}")),
         quantized={},
         unmapped=chosen.first,
         settled=frozenset(parts),
@@ -181,12 +182,11 @@ def _loaders(name: str) -> str:
     return f"Tested loaders: {LOADERS.get(name, 'none')}."
 
 
-def _warnings(chosen: Selected, unfit: list[str]) -> Iterator[str]:
-    if unfit:
-        yield f"not quantized, because the format cannot hold them: {some(unfit, form=str)}."
+def _values(chosen: Selected) -> Iterator[str]:
+    """Yield a note on values that are no tensors: no structure record is kept."""
     if chosen.structured and (chosen.described.values or chosen.described.inert):
         values = some(chosen.described.values, form=str) or "objects of other classes"
-        yield f"--quantize writes only tensors; left out: {values}"
+        yield f"{NOT_CONVERTED}{values}, because --quantize writes only tensors."
 
 
 COMPUTING = Computing(heading={"quantized?": {str: int}}, selected=_quantized, retold=True)

@@ -25,7 +25,7 @@ WAITS = (0.2, 0.6, 1.8, 5.4, 10.0)
 # After how many waits in vain for a server there are no more retries.
 HANGS = 2
 # Seconds after which a server that cannot be connected to is not tried again: clients of stores retry themselves.
-PATIENCE = 10.0
+PATIENCE = 5.0
 
 # Keys of a file's info that identify its version, for all file systems: the first that is present counts.
 _STAMPS = (
@@ -103,7 +103,10 @@ def filesystem(url: str, options: Options | None = None) -> tuple[Any, str]:
     except FileNotFoundError as error:
         raise MissingError(f"{url} cannot be opened: {error} does not exist.") from error
     except (ValueError, TypeError, KeyError) as error:
-        raise UsageError(f"{url} cannot be opened: {error}.", "See --storage-options.") from error
+        last = url.rpartition("::")[2]
+        is_name = last != url and str(error).endswith(f"not known: {last}")
+        advice = f"For a file of that name, write ./{last}" if is_name else "See --storage-options."
+        raise UsageError(f"{url} cannot be opened: {error}.", advice) from error
     except Exception as error:  # of a package that the protocol needs
         raise FailedError(f"{url} cannot be opened: {why(error)}.", hint(error)) from error
     return fs, inner
@@ -137,6 +140,8 @@ def hint(error: BaseException) -> str:
             "Check the credentials and their permissions: in the environment, in fsspec's configuration, or in "
             "--storage-options."
         )
+    if type(error).__name__ == "ReadError":  # tarfile's
+        return "The name of a compressed archive must say how: it ends in .tar.gz, .tar.bz2 or .tar.xz."
     if is_transient(error):
         return "Several attempts failed: try again later."
     return ""
@@ -156,7 +161,7 @@ def retrying(action: Callable[[], T], stop: threading.Event | None = None) -> T:
             hangs += isinstance(error, HungError)
             if not is_transient(error) or hangs == HANGS:
                 raise
-            if time.monotonic() - begun > PATIENCE and _is_unreached(error):
+            if time.monotonic() - begun + wait > PATIENCE and _is_unreached(error):
                 raise
             import random  # it takes long to import, and is rarely needed
 

@@ -66,6 +66,10 @@ def save_state_dict(
         >>> ckptconv.load_state_dict("saved.safetensors")
         {'w': tensor([1., 1.]), 'step': 7}
     """
+    if isinstance(state, (str, os.PathLike)):
+        raise UsageError(
+            f"{brief(os.fspath(state))} is no state dict.", "ckptconv.convert(INPUT, OUTPUT) converts a checkpoint."
+        )
     if normalize(path).endswith(TORCH_SUFFIXES):
         raise UsageError(
             f"{path} has the name of a file for torch.load, but this function writes safetensors.", "Use torch.save."

@@ -105,8 +105,8 @@ def _selected(chosen: Selected, source: Source, options: Options, reference: Sel
         if any(parted.prefix_of(name) + part in kept for part in tensor.parts):
             raise UsageError(f"{name} is quantized by torchao, of which no rows are taken.", "Use --dequantize.")
     tensors = {**chosen.tensors, **kept}
-    warnings = [*tensors_alone(chosen, "A part of a model")]
-    warnings += [
+    values = tensors_alone(chosen, "a part of a model")
+    warnings = [
         f"{name} has {count:,} tokens, {count - vocabulary.rows:,} more than the {vocabulary.rows:,} rows of the "
         "vocabulary: the model fails on text that has one of these."
         for name, count in vocabulary.tokens.items()
@@ -120,7 +120,7 @@ def _selected(chosen: Selected, source: Source, options: Options, reference: Sel
         structured=False,
         unmapped=chosen.first,
         warnings=(*chosen.warnings, *warnings),
-        notes=(*chosen.notes, f"{vocabulary.rows:,} of {size:,} rows of the vocabulary."),
+        notes=(*chosen.notes, *values, f"{vocabulary.rows:,} of {size:,} rows of the vocabulary."),
     )
     return configured(chosen, source, lambda config: edited(config, size, vocabulary.rows))
 

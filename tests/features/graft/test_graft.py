@@ -26,11 +26,12 @@ def test_tensors_are_added_as_they_are(tmp_path: Path) -> None:
     assert report.configuration == {}
 
 
-def test_what_is_no_tensor_is_left_out_with_a_warning(tmp_path: Path) -> None:
+def test_what_is_no_tensor_is_left_out_with_a_note(tmp_path: Path) -> None:
     torch.save({"model": {"a": torch.ones(2)}, "epoch": 3}, tmp_path / "m.pt")
     models.save(tmp_path / "more", {"more": (2,)}, None)
     report = ckptconv.convert(tmp_path / "m.pt", tmp_path / "out", graft=f"{tmp_path / 'more'}:*", fsync=False)
-    assert report.warnings == ["An output with --graft is tensors alone; left out: epoch"]
+    assert "Not converted: epoch, because an output with --graft has only tensors." in report.notes
+    assert report.warnings == []
 
 
 FURTHER = "num_nextn_predict_layers"

@@ -336,3 +336,10 @@ def test_a_map_is_applied_to_what_is_described(tmp_path: Path) -> None:
         for offer in of_features("OFFERING"):
             with pytest.raises(UsageError, match="The map 'nope' does not exist"):
                 offer(tmp_path / source, map="nope")
+
+
+def test_values_that_are_no_tensors_are_named_in_a_note(place: Path) -> None:
+    torch.save({**weights(), "common": {"iteration": 7}}, "run.pt")
+    report = convert("run.pt", "hf.safetensors", map="my.toml", size=SIZES)
+    assert "Not converted: common, because --map writes only tensors." in report.notes
+    assert not [warning for warning in report.warnings if "common" in warning]

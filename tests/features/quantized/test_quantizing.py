@@ -286,3 +286,10 @@ def test_nvfp4_is_made_of_rows_of_mxfp4_alone(name: str, stored: str, tmp_path: 
         ckptconv.convert(QUANTIZED / name, tmp_path / "q", requantize="nvfp4")
     assert f"are stored as {stored}. It takes only rows of MXFP4." in refused.value.message
     assert "Leave --requantize out to keep them" in refused.value.hint
+
+
+def test_values_that_are_no_tensors_are_named_in_a_note(tmp_path: Path) -> None:
+    torch.save({"a.weight": torch.ones(8, 32), "epoch": 3}, tmp_path / "run.pt")
+    report = ckptconv.convert(tmp_path / "run.pt", tmp_path / "q", quantize="mxfp8")
+    assert "Not converted: epoch, because --quantize writes only tensors." in report.notes
+    assert not [warning for warning in report.warnings if "epoch" in warning]

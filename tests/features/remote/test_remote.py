@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import ckptconv_here, done
+from checkpoints import ckptconv_forked, ckptconv_here, done
 from effort import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,6 +47,14 @@ def test_without_its_feature_a_scheme_is_refused_by_name(monkeypatch: pytest.Mon
             ckptconv_here(*words).refused(2, "lost:// needs the feature lost, which is not installed")
 
 
+def test_the_memory_of_a_command_is_no_place_for_an_output(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(2)}, tmp_path / "a.pt")
+    for words in (["memory://m/a.safetensors"], [tmp_path / "a.safetensors", "--manifest=memory://m/a.json"]):
+        told = ckptconv_forked("convert", tmp_path / "a.pt", *words).refused(2)
+        assert "memory:// is the memory of this process, and is gone when the command ends" in told
+    assert [path.name for path in tmp_path.iterdir()] == ["a.pt"]
+
+
 def test_an_error_of_the_file_system_of_this_package_stays_what_it_is() -> None:
     with pytest.raises(MissingError, match=r"^gone\.pt does not exist\.$"):
         ckptconv.open("ckptconv://model.safetensors", storage_options={"source": "gone.pt"})
@@ -74,11 +82,24 @@ def test_an_archive_of_files_is_refused_with_an_address_that_works(place: Path) 
         assert load_file(f"{at}.safetensors")["w"].tolist() == [1, 1]
 
 
+def test_how_an_archive_is_compressed_is_told_by_its_name(place: Path) -> None:
+    torch.save({"w": torch.ones(2)}, "a.pt")
+    for name in ("packed", "packed.bin"):
+        with tarfile.open(name, "w:gz") as packed:
+            packed.add("a.pt")
+    for name in ("packed", "packed.bin"):
+        ckptconv_here("convert", name, "x").refused(5, "called .tar.gz, .tar.bz2 or .tar.xz can be named")
+    ckptconv_here("convert", "tar://a.pt::packed", "x").refused(2, "For a file of that name, write ./packed")
+    for name in ("./packed", "packed.bin"):
+        told = ckptconv_here("convert", f"tar://a.pt::{name}", "x").refused(1)
+        assert "The name of a compressed archive must say how: it ends in .tar.gz" in told
+
+
 class EndpointConnectionError(ConnectionError):
     """botocore's, raised when it has tried several times to connect."""
 
 
-@pytest.mark.parametrize(("patience", "attempts"), [(60.0, 4), (0.0, 1)])
+@pytest.mark.parametrize(("patience", "attempts"), [(60.0, 4), (0.0005, 1)])
 def test_a_server_that_cannot_be_connected_to_is_tried_for_a_while(
     patience: float, attempts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,6 +53,17 @@ def test_any_state_comes_back_and_is_what_a_conversion_writes(sharded: dict[str,
             assert saved.read_bytes() == converted.read_bytes(), name
 
 
+def test_a_path_and_a_state_dict_are_not_taken_for_each_other(tmp_path: Path) -> None:
+    state = {"w": torch.ones(2)}
+    for call in (ckptconv.convert, ckptconv.open, lambda state: ckptconv.save_state_dict("x.safetensors", state)):
+        with pytest.raises(UsageError) as caught:
+            call(state)
+        if call in (ckptconv.convert, ckptconv.open):
+            assert caught.value.hint == "ckptconv.save_state_dict(STATE, PATH) writes a state dict."
+    with pytest.raises(UsageError, match=r"'x.pt' is no state dict.*convert\(INPUT, OUTPUT\)"):
+        ckptconv.save_state_dict("x.pt", tmp_path / "x.safetensors")
+
+
 def test_a_model_with_tied_weights_is_stored_once(tmp_path: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Embedding(500, 8), torch.nn.Linear(8, 500, bias=False))
     model[1].weight = model[0].weight  # type: ignore[union-attr,assignment]
