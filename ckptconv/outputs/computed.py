@@ -81,7 +81,7 @@ class Computing(NamedTuple):
     - `sources` yields the checkpoints that are read in addition to the source.
     - `unfit` returns the companions of the source that are not for the output: {name: reason}.
     - `asked` returns options with paths from a heading. It gets a function that returns a path as it is seen from here.
-    - `retold`: the configuration of an output differs from that of the source, so it is written without an option.
+    - `retold`: what an output's configuration says otherwise, "counts" or "codes" too: it is written without an option.
     - `again` plans the output again if a command has computed it.
     - `lost`: the option with the name of the way is the path of a checkpoint, which a heading names too. These are what
       was done and what to do, for a message if the checkpoint is not found.
@@ -103,7 +103,7 @@ class Computing(NamedTuple):
     sources: Callable[[Source], Iterable[Source]] = lambda source: ()
     unfit: Callable[[Source], Mapping[str, str]] = lambda source: _NONE
     asked: Callable[[Mapping[str, Any], Callable[[str], str]], Mapping[str, Any]] = lambda heading, seen: _NONE
-    retold: bool = False
+    retold: str = ""
     again: Again | None = None
     lost: tuple[str, str] | None = None
 

@@ -34,7 +34,7 @@ def with_companions(
     stays |= {} if ADAPTER_CONFIG in copies else {ADAPTER_CONFIG: "it belongs to an adapter"}
     stays |= {name: why for near in others for name, why in near.stays.items()}
     of_others = {name: why for way in ways_of(source) for name, why in way.unfit(source).items()}
-    if any(way.retold for way in ways_of(source, options)) or (source.quantized and source.quantized.formats):
+    if "codes" in {way.retold for way in ways_of(source, options)} or (source.quantized and source.quantized.formats):
         of_others[QUANTIZED] = "it describes weights that the output does not have"
     stays |= of_others
     copies = {name: file for name, file in copies.items() if name not in of_others}

@@ -132,5 +132,5 @@ COMPUTING = Computing(
     record=_record,
     sources=lambda source: (graft.source for graft in source.computed["graft"]),
     asked=_asked,
-    retold=True,
+    retold="counts",
 )

@@ -14,7 +14,7 @@ from ckptconv.formats.change import Change
 from ckptconv.formats.model_directory import QUANTIZED, ROWS
 from ckptconv.formats.source import MODEL, Source
 from ckptconv.options.table import Options
-from ckptconv.outputs.computed import Computing, From, ways_of
+from ckptconv.outputs.computed import Computing, From
 from ckptconv.outputs.selected import Selected
 from ckptconv.outputs.truths import Weights, untrue
 from ckptconv.structure import parted
@@ -51,7 +51,6 @@ def _parted(chosen: Selected, source: Source, options: Options, reference: Selec
     notes += _size_notes(part, cut_part, len(chosen.tensors))
     warnings: list[str] = []
     is_other = bool(source.quantized and source.quantized.formats)
-    is_other = is_other or any(way.retold for way in ways_of(source, options) if way is not COMPUTING)
     if part.asked.component == "mtp":
         # They are no model of their own, so that no configuration is true of them.
         warnings += untrue(source.config or {}, Weights([*chosen.tensors], cut_part.names, {}, False, MODEL))
@@ -159,5 +158,5 @@ COMPUTING = Computing(
     record=_record,
     unfit=_unfit,
     asked=_asked,
-    retold=True,
+    retold="codes",
 )

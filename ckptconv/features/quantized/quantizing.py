@@ -189,4 +189,4 @@ def _values(chosen: Selected) -> Iterator[str]:
         yield f"{NOT_CONVERTED}{values}, because --quantize writes only tensors."
 
 
-COMPUTING = Computing(heading={"quantized?": {str: int}}, selected=_quantized, retold=True)
+COMPUTING = Computing(heading={"quantized?": {str: int}}, selected=_quantized, retold="codes")

@@ -138,5 +138,5 @@ COMPUTING = Computing(
     tree=_selected,
     states=_states,
     record=lambda source: {"vocab": source.computed["vocab"].rows},
-    retold=True,
+    retold="counts",
 )
