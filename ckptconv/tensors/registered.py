@@ -34,7 +34,7 @@ class Home(NamedTuple):
 HOMES: tuple[Home, ...] = (
     Home(("dequantize", "quantize", "rescale", "largest", "quantize fp4"), "ckptconv.features.quantized"),
     Home(("xor", "overlay"), "ckptconv.features.deltas"),
-    Home(("low rank", "magnitude"), "ckptconv.features.merge"),
+    Home(("low rank", "magnitude"), "ckptconv.features.factors"),
     Home(("arithmetic",), "ckptconv.features.maps"),
 )
 

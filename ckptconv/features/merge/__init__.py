@@ -1,10 +1,12 @@
 """LoRA adapters of PEFT, merged into their base.
 
 In: a source, and paths of adapters with their configurations. Out: the source with the adapters, as `COMPUTED` has it.
-Its tensors are the base's plus products of factors. Its kernels are `LowRank` and `Magnitude`.
+Its tensors are the base's plus products of factors (`factors`).
 """
 
 from __future__ import annotations
 
 PAGES = ("merge.md",)
+# The feature that it builds on: without it, it is gone too.
+NEEDS = ("factors",)
 SCRIPTS = ("memory_names.py",)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, S
 from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.features.factors.kernels import MOST_COLUMNS, MOST_RANK, LowRank, Magnitude
 from ckptconv.features.merge.files import Adapter, factor, settled
-from ckptconv.features.merge.kernels import MOST_COLUMNS, MOST_RANK, LowRank, Magnitude
 from ckptconv.features.merge.memory import InFiles
 from ckptconv.features.merge.peft import PREFIX, Factors, Module, parsed, unknown
 from ckptconv.features.merge.placing import Placed, placed

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 PAGES = ("quantized.md", "internals/quantized.md")
 # Features that this one builds on: without them, it is gone too.
-NEEDS = ("reporting",)
+NEEDS = ("factors", "reporting")
 SCRIPTS = (
     "formats/autoround.py",
     "formats/bitsandbytes.py",

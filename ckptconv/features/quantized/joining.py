@@ -296,6 +296,11 @@ def _made(
         scale = _computed(format_.scale, inner, sizes, {role: tensors[part] for role, part in inner.items()}, None)
     given = {role: tensors[part] for role, part in parts.items() if not format_.parts[role].tells}
     weight = _computed(format_, parts, sizes, given, scale if format_.scale else None)
+    if format_.completed and weight.numel:
+        try:
+            weight = format_.completed(weight, given)
+        except ValueError as error:
+            raise _RefusedError(str(error)) from None
     if "view" in sizes:
         weight = viewed(weight, sizes["view"])
     used = {**{f"scale's {role}": part for role, part in inner.items()}, **parts}

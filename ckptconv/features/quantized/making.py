@@ -17,9 +17,10 @@ from ckptconv.features.quantized.quantize import (
     rescaled_dtype,
 )
 from ckptconv.features.quantized.table import Way
+from ckptconv.tensors import casting
 from ckptconv.tensors.computing import Axis, Tiled
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.lazy import Convert, Inline, LazyTensor, Tagged, View
+from ckptconv.tensors.lazy import Convert, Inline, LazyTensor, Tagged, View, untagged
 
 # Numbers of a row of which the largest is looked for at once.
 _MOST_COLUMNS = 1 << 16
@@ -29,6 +30,8 @@ def unfit(tensor: LazyTensor, way: Way, exact: bool) -> str:
     """Return why a tensor cannot be quantized so; "" if it can. Only if it is to be `exact`, groups may be cut short:
     programs load whole ones."""
     dims = len(tensor.shape)
+    if exact and casting.unrounded(untagged(tensor)).dtype.itemsize > 4:
+        return "sums in float64"
     if way.codes == "e2m1" and exact:
         powers = _of_powers(tensor)
         if powers and powers.parts[1].numel > MOST_SCALES:

@@ -54,7 +54,8 @@ class Format(NamedTuple):
     these. `offset` is subtracted from codes. `over`: scales divide. `own`: the product is rounded to the dtype of the
     scales. `divided`: scales are divided by this first; `times`: products are multiplied by this. 0 for neither.
     `unpacked` makes of the stored codes, and of what is known of sizes, those that `parts` tells the shape of, and
-    further sizes; it raises ValueError if it cannot.
+    further sizes; `completed` makes the weight of what the codes are, and of the parts by role. Both raise ValueError
+    if they cannot.
     """
 
     out: str
@@ -68,6 +69,7 @@ class Format(NamedTuple):
     divided: float = 0
     times: float = 0
     unpacked: Callable[[LazyTensor, Sizes], tuple[LazyTensor, Sizes]] | None = None
+    completed: Callable[[LazyTensor, Mapping[str, LazyTensor]], LazyTensor] | None = None
 
 
 # ------------------------------------------------------------------------------------------ the words of configurations
@@ -381,14 +383,11 @@ TELLING = tuple(
     .qweight .qzeros .absmax .nested_absmax .quant_map
     """.split()  # noqa: SIM905
 )
-# Model Optimizer's for diffusers, and for transformers.
-_LOW_RANK = tuple(f".{prefix}svdquant_lora_{factor}" for prefix in ("", "weight_quantizer._") for factor in ("a", "b"))
 # Endings of names that parts of weights have which are not read; what these weights are, and what reads them.
 NOT_READ = {
     ".bitmask": ("is a sparse one of compressed-tensors", "compressed-tensors"),
     ".scale_packed": ("has Marlin's layout for GPUs", ELSEWHERE["marlin"]),
     ".workspace": ("has Marlin's layout for GPUs", ELSEWHERE["marlin"]),
-    **dict.fromkeys(_LOW_RANK, ("has a low-rank part of Model Optimizer", "TensorRT-LLM")),
     ".codebooks": ("is AQLM's", ELSEWHERE["aqlm"]),
     ".dense_weights": ("is SpQR's", ELSEWHERE["spqr"]),
     ".weight_scales": ("is EETQ's", ELSEWHERE["eetq"]),

@@ -116,7 +116,7 @@ OF_MXFP4 = ("mxfp4", "W4A8_MXFP4_FP8")
 _ALGORITHMS = frozenset(
     (
         *("FP8", "FP8_PB_WO", "fp8_pb_wo", "FP8_PER_CHANNEL_PER_TOKEN", "MXFP8", *OF_NVFP4, *OF_MXFP4),
-        *("NVFP4_AWQ", "W4A16_AWQ", "W4A8_AWQ", "W8A16", "W8A8_SQ_PER_CHANNEL"),
+        *("NVFP4_AWQ", "NVFP4_SVD", "W4A16_AWQ", "W4A8_AWQ", "W8A16", "W8A8_SQ_PER_CHANNEL"),
     )
 )
 _LAYER = {"group_size?": GROUP, "has_zero_point?": NOT, "pre_quant_scale?": OrNull(frozenset((True, False)))}

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from checkpoints import DATA
 from faults import tiles
 
 import ckptconv
-from ckptconv.features.merge.kernels import LowRank, Magnitude
+from ckptconv.features.factors.kernels import LowRank, Magnitude
 from ckptconv.features.merge.options import MERGING
 from ckptconv.options.table import OPTIONS
 from ckptconv.result import Report
-from ckptconv.tensors.computing import Axis, Tile, Tiled
-from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.lazy import Inline, LazyTensor
+from ckptconv.tensors.computing import Tile
 
 # Options of commands that no other command has, by the beginning of the command.
 FLAGS = {"merge": (MERGING,)}
@@ -54,23 +51,6 @@ MADE = {
     "another scale of the adapter": (tiles(LowRank, scale=lambda kernel: -kernel.scale), ["merge", "merge-mxfp8"]),
     "the last bit of a merged weight": (tiles(LowRank, _last_bit), ["merge"]),
     "the sign of a weight of another length": (tiles(Magnitude, _another_sign), ["dora"]),
-}
-
-F32, F64, BF16 = DTYPES["float32"], DTYPES["float64"], DTYPES["bfloat16"]
-MATRIX = Inline(np.arange(1, 5, dtype="<f8").tobytes(), F64, (2, 2))
-FACTOR = Inline(np.array([[0.1, 3], [7, 0.7]], "<f4").tobytes(), F32, (2, 2))
-NARROW = Inline(np.array([16256, 16257], "<u2").tobytes(), BF16, (2,))
-# A tensor of each kernel.
-SAMPLES: dict[type[Any], LazyTensor] = {
-    LowRank: Tiled(
-        (MATRIX, FACTOR, FACTOR),
-        ((Axis(0), Axis(1)), (Axis(1), Axis(0, 0)), (Axis(0, 0), Axis(0))),
-        LowRank(0.3),
-        F64,
-        (2, 2),
-        (0, 0),
-    ),
-    Magnitude: Tiled((MATRIX, NARROW), ((Axis(0), Axis(1, 0)), (Axis(0),)), Magnitude(), F64, (2, 1), (0, 1)),
 }
 
 

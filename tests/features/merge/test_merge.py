@@ -23,9 +23,9 @@ from safetensors.torch import load_file, save_file
 from stores import SOURCES
 
 from ckptconv import CkptconvError, CorruptError, DifferenceError, UnsupportedError, UsageError, convert, merge, verify
+from ckptconv.features.factors.kernels import LowRank
 from ckptconv.features.merge import adapters as merging
 from ckptconv.features.merge import files
-from ckptconv.features.merge.kernels import LowRank
 from ckptconv.features.merge.memory import families
 from ckptconv.formats.registered import DESCRIBING
 from ckptconv.options.table import OPTIONS

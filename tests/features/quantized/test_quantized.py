@@ -280,6 +280,15 @@ GPTQ_PARTS: dict[str, torch.Tensor] = {
     "m.scales": torch.ones(2, 8).half(),
     "m.g_idx": torch.tensor([0] * 32 + [1] * 32, dtype=torch.int32),
 }
+LOW_RANK: dict[str, torch.Tensor] = {
+    "w.weight": torch.arange(64, dtype=torch.uint8).reshape(4, 16),
+    "w.weight_scale": torch.ones(4, 2).to(torch.float8_e4m3fn),
+    "w.weight_scale_2": torch.tensor(0.5),
+    "w.pre_quant_scale": torch.arange(1, 33) / 16,
+    "w.svdquant_lora_b": torch.arange(8.0).reshape(4, 2) / 8,
+    "w.svdquant_lora_a": torch.arange(-32.0, 32.0).reshape(2, 32) / 8,
+}
+SVD: dict[str, Any] = {"quant_method": "modelopt", "quant_algo": "NVFP4_SVD", "group_size": 16}
 REFUSED: dict[str, tuple[dict[str, torch.Tensor], Mapping[str, Any] | None, type[CkptconvError], str]] = {
     "a scale is missing": ({NAME: GOOD[NAME]}, FP8, CorruptError, NAME),
     "a weight is missing": ({SCALE: GOOD[SCALE]}, FP8, CorruptError, SCALE),
@@ -351,6 +360,43 @@ REFUSED: dict[str, tuple[dict[str, torch.Tensor], Mapping[str, Any] | None, type
         CorruptError,
         "w.weight_scale",
     ),
+    "a factor of another rank": (
+        {**LOW_RANK, "w.svdquant_lora_a": torch.ones(3, 32)},
+        SVD,
+        UnsupportedError,
+        "its factors have the shapes [4, 2] and [3, 32], it has [4, 32]",
+    ),
+    "factors of other sides": (
+        {**LOW_RANK, "w.svdquant_lora_b": torch.ones(32, 2), "w.svdquant_lora_a": torch.ones(2, 4)},
+        SVD,
+        UnsupportedError,
+        "its factors have the shapes [32, 2] and [2, 4]",
+    ),
+    "factors without a rank": (
+        {**LOW_RANK, "w.svdquant_lora_b": torch.ones(4, 0), "w.svdquant_lora_a": torch.ones(0, 32)},
+        SVD,
+        UnsupportedError,
+        "its factors have the shapes [4, 0]",
+    ),
+    "a factor without the other": (
+        {name: tensor for name, tensor in LOW_RANK.items() if name != "w.svdquant_lora_b"},
+        SVD,
+        UnsupportedError,
+        "unknown format",
+    ),
+    "no factors where there have to be some": (
+        {name: tensor for name, tensor in LOW_RANK.items() if "lora" not in name},
+        SVD,
+        UnsupportedError,
+        "unknown format",
+    ),
+    "factors of nothing": (
+        {name: tensor for name, tensor in LOW_RANK.items() if "lora" in name},
+        SVD,
+        CorruptError,
+        "has no codes",
+    ),
+    "factors of weights that have none": (LOW_RANK, {**SVD, "quant_algo": "NVFP4"}, UnsupportedError, "unknown format"),
     "a sparse weight": (
         {
             "w.weight.compressed": codes(8, 8),
@@ -391,8 +437,8 @@ def test_what_is_no_quantized_weight_is_refused_by_name(case: str, tmp_path: Pat
 # Beside a quantized weight, and not known: its module's tensors, and words of its configuration.
 BESIDE = {
     "w.pre_quant_scale": "unknown format",
-    "w.svdquant_lora_a": "low-rank part of Model Optimizer",
-    "w.weight_quantizer._svdquant_lora_b": "'w.weight_quantizer._svdquant_lora_b' is part of has a low-rank part",
+    "w.svdquant_lora_a": "unknown format",
+    "w.weight_quantizer._svdquant_lora_b": "unknown format",
     "w.smooth_factor": "belongs to the quantized weight 'w.weight'",
     "w.weight_offset": "belongs to the quantized weight 'w.weight'",
     "w.inner.matrix": "belongs to the quantized weight 'w.weight'",
@@ -425,7 +471,7 @@ UNKNOWN_WORDS: dict[str, tuple[Mapping[str, Any], dict[str, Any]]] = {
     "'bits'": (GPTQ, {"bits": "4"}),
     "'a key'": (FP8, {"a key": None}),
     "'weight_block_size'": (FP8, {"weight_block_size": 128}),
-    "NVFP4_SVD": ({"quant_method": "modelopt"}, {"quant_algo": "NVFP4_SVD"}),
+    "NVFP4_ROW": ({"quant_method": "modelopt"}, {"quant_algo": "NVFP4_ROW"}),
     "'version'": (AWQ, {"version": "gemv"}),
     "'packing_format'": (AUTOROUND, {"packing_format": "auto_round:auto_foo"}),
     "'data_type'": (AUTOROUND, {"data_type": "mx_fp"}),
@@ -495,6 +541,34 @@ def test_rotations_that_both_sides_have_in_their_weights_are_known(tmp_path: Pat
         words = {**PACKED, "transform_config": rotated, "sparsity_config": {}}
         made = weights(model_directory(tmp_path / "in", INT4, words), tmp_path / "out", overwrite=True)
         assert made.keys() == {"w.weight"}, sides
+
+
+def test_a_low_rank_part_is_added_under_both_names_smoothed_or_not(tmp_path: Path) -> None:
+    """Model Optimizer names it otherwise for diffusers, and smooths the norm instead where it can."""
+    plain = {name: tensor for name, tensor in LOW_RANK.items() if "lora" not in name}
+    codes_alone = weights(
+        model_directory(tmp_path / "codes", plain, {**SVD, "quant_algo": "NVFP4_AWQ"}), tmp_path / "0", dtype="fp32"
+    )["w.weight"]
+    product = LOW_RANK["w.svdquant_lora_b"] @ LOW_RANK["w.svdquant_lora_a"]
+    smoothing = LOW_RANK["w.pre_quant_scale"]
+    for case, parts, expected in (
+        ("diffusers", LOW_RANK, codes_alone + product * smoothing),
+        (
+            "transformers",
+            {name.replace("svdquant", "weight_quantizer._svdquant"): part for name, part in LOW_RANK.items()},
+            codes_alone + product * smoothing,
+        ),
+        (
+            "smoothed before",
+            {name: part for name, part in LOW_RANK.items() if "pre_quant" not in name},
+            codes_alone / smoothing + product,
+        ),
+    ):
+        source = model_directory(tmp_path / case, parts, {**SVD, "config_groups": {"group_0": {"lora_rank": 2}}})
+        made = weights(source, tmp_path / f"{case} made", dtype="fp32")
+        # These numbers are so short that no sum is rounded.
+        assert bits(made) == bits({"w.weight": expected}), case
+        assert ckptconv.inspect(source).quantized.formats["NVFP4"].parameters == 128, case
 
 
 def test_compressed_tensors_mxfp6_has_four_codes_in_three_bytes(tmp_path: Path) -> None:

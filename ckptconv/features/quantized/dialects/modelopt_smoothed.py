@@ -17,7 +17,9 @@ from ckptconv.features.quantized.words import OF_MXFP4
 _SMOOTHING = Part("=.pre_quant_scale", FLOATS, "K", optional=True)
 
 
-def _of(called: str, *algorithms: str) -> Callable[[Configuration, str], Iterator[tuple[str, Sizes]]]:
+def of(called: str, *algorithms: str) -> Callable[[Configuration, str], Iterator[tuple[str, Sizes]]]:
+    """Return what Model Optimizer says of the weights of these algorithms, which are `called` so."""
+
     def sizes(config: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
         layer = config.layer(name) or config.told
         if not {*config.algorithms(name)}.isdisjoint(algorithms):
@@ -27,7 +29,7 @@ def _of(called: str, *algorithms: str) -> Callable[[Configuration, str], Iterato
     return sizes
 
 
-_NVFP4 = {
+NVFP4 = {
     "codes": Part("+", "uint8", "M K*4/8"),
     "scale": Part("", "float32", "M/B K/C"),
     "times": _SMOOTHING,
@@ -41,10 +43,10 @@ _W4A8 = {**_INT4, "of inputs": Part("+_scale_2", FLOATS, "", tells=lambda data: 
 _MXFP4 = {"codes": Part("+", "uint8", "M K*4/8"), "scale": Part("+_scale", "uint8", "M/B K/C")}
 _INT8 = {"codes": Part("+", "int8", "M K"), "scale": Part("+_scale", FLOATS, "M/B K/C"), "times": _SMOOTHING}
 _FORMATS = (
-    Format("M K", "e2m1", _NVFP4, _of("NVFP4", "NVFP4_AWQ"), scale=TIMES),
-    Format("M K", "e2m1", _MXFP4, _of("MXFP4", *OF_MXFP4)),
-    Format("M K", "signed pair", _INT4, _of("int4", "W4A16_AWQ")),
-    Format("M K", "signed pair", _W4A8, _of("int4", "W4A8_AWQ")),
-    Format("M K", "own", _INT8, _of("int8", "W8A16", "W8A8_SQ_PER_CHANNEL")),
+    Format("M K", "e2m1", NVFP4, of("NVFP4", "NVFP4_AWQ"), scale=TIMES),
+    Format("M K", "e2m1", _MXFP4, of("MXFP4", *OF_MXFP4)),
+    Format("M K", "signed pair", _INT4, of("int4", "W4A16_AWQ")),
+    Format("M K", "signed pair", _W4A8, of("int4", "W4A8_AWQ")),
+    Format("M K", "own", _INT8, of("int8", "W8A16", "W8A8_SQ_PER_CHANNEL")),
 )
 DIALECT = Dialect(_FORMATS, {}, telling=(".pre_quant_scale",))

@@ -1,21 +1,25 @@
-"""Makes the cases of bitsandbytes and compressed-tensors that are named here, and what these libraries make of them.
+"""Makes the cases of bitsandbytes, compressed-tensors and Model Optimizer that are named here, and what these libraries
+make of them; of low-rank parts, what the sum is in order.
 
-Run with torch 2.13.0, bitsandbytes 0.50.2 and compressed-tensors 0.20.0, on a CPU: `python make.py`.
+Run with torch 2.13.0, transformers 5.23.0, bitsandbytes 0.50.2, compressed-tensors 0.20.0 and nvidia-modelopt 0.47.0,
+on a CPU: `python make.py`.
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 from bitsandbytes.functional import dequantize_4bit
 from bitsandbytes.nn import Params4bit
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from compressed_tensors.quantization.utils import calculate_qparams
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 HERE = Path(__file__).parent
 
@@ -87,6 +91,47 @@ def compressed_tensors(case: str, format_: str, **words: Any) -> None:
     written(case, {f"m.{name}": each for name, each in parts.items()}, {"m.weight": again}, said)
 
 
+def low_rank(case: str) -> None:
+    """Two modules of a model whose weights have low-rank parts, which Model Optimizer writes."""
+    from modelopt.torch.export import export_hf_checkpoint
+    from modelopt.torch.quantization import NVFP4_SVDQUANT_DEFAULT_CFG, quantize, tensor_quant
+    from modelopt.torch.quantization.qtensor import NVFP4QTensor
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    # Its kernels for GPUs: the input is quantized so too, and nothing that is stored depends on that.
+    tensor_quant.dynamic_block_quantize_op = lambda inputs, *_: inputs
+    sides = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 16}
+    more = {"num_attention_heads": 2, "tie_word_embeddings": False, "architectures": ["LlamaForCausalLM"]}
+    model = LlamaForCausalLM(LlamaConfig(**sides, **more)).bfloat16()
+    words = {**NVFP4_SVDQUANT_DEFAULT_CFG, "algorithm": {"method": "svdquant", "lowrank": 4}}
+    quantized = quantize(model, words, forward_loop=lambda its: its(torch.arange(16)[None]))
+    with TemporaryDirectory() as place:
+        export_hf_checkpoint(quantized, dtype=torch.bfloat16, export_dir=place)
+        tensors = load_file(f"{place}/model.safetensors")
+        said = json.loads(Path(place, "config.json").read_text())["quantization_config"]
+    modules = "model.layers.0.self_attn.o_proj", "model.layers.0.mlp.down_proj"
+    expected = {}
+    for module in modules:
+        parts = {name.removeprefix(f"{module}."): each for name, each in tensors.items() if name.startswith(module)}
+        shape = parts["weight"].shape[0], 2 * parts["weight"].shape[1]
+        known = {"dtype": torch.float32, "block_sizes": {-1: 16}, "scale": parts["weight_scale"]}
+        codes = NVFP4QTensor(shape, torch.float32, parts["weight"]).dequantize(
+            **known, double_scale=parts["weight_scale_2"]
+        )
+        smoothing = parts["pre_quant_scale"].float()
+        total = torch.zeros(shape, dtype=torch.float64)
+        b, a = (parts[f"weight_quantizer._svdquant_lora_{factor}"].double() for factor in "ba")
+        for left, right in zip(b.T, a * smoothing.double(), strict=True):
+            total = total + left[:, None] * right
+        # Rounded once: torch would round to float32 first.
+        exact = ((codes * smoothing).double() + total).numpy()
+        last = np.frexp(exact)[1] - 8
+        expected[f"{module}.weight"] = torch.from_numpy(np.ldexp(np.rint(np.ldexp(exact, -last)), last))
+    kept = {name: each for name, each in tensors.items() if name.startswith((*modules, "model.norm"))}
+    expected["model.norm.weight"] = tensors["model.norm.weight"]
+    written(case, kept, expected, said)
+
+
 def main() -> None:
     torch.manual_seed(4)
     one = torch.randn(1, 64)
@@ -99,6 +144,7 @@ def main() -> None:
     compressed_tensors("ct-int4-group", "int-quantized", num_bits=4, strategy="group", group_size=32)
     compressed_tensors("ct-int3-asym", "int-quantized", num_bits=3, strategy="channel", symmetric=False)
     compressed_tensors("ct-pack-int4-tensor-asym", "pack-quantized", num_bits=4, strategy="tensor", symmetric=False)
+    low_rank("modelopt-nvfp4-svd")
 
 
 if __name__ == "__main__":

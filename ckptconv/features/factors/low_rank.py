@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckptconv.features.merge.rounding import (
+from ckptconv.features.factors.rounding import (
     DOUBLE,
     SINGLE,
     Casting,
@@ -71,7 +71,10 @@ class _Sum(NamedTuple):
 
     @classmethod
     def of(cls, scale: float, boxes: Sequence[Box], arrays: Sequence[Array]) -> _Sum:
-        base, left, right = (_Stored(box.dtype, bits) for box, bits in zip(boxes, arrays, strict=True))
+        base, left, right, *times = (_Stored(box.dtype, bits) for box, bits in zip(boxes, arrays, strict=True))
+        if times:
+            with numpy_module().errstate(all="ignore"):
+                right = _Stored("float64", (right.numbers("f8") * times[0].numbers("f8")).view("u8"))
         # The factors give the tile, or its transpose.
         if boxes[1].axes[0].dim:
             left, right = _Stored(right.dtype, right.bits.T), _Stored(left.dtype, left.bits.T)

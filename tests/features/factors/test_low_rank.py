@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from ckptconv import process
-from ckptconv.features.merge import low_rank
-from ckptconv.features.merge.kernels import LowRank
+from ckptconv.features.factors import low_rank
+from ckptconv.features.factors.kernels import LowRank
 from ckptconv.tensors.computing import Axis, Box, Tile
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.float_formats import numbers
@@ -45,6 +45,7 @@ _KINDS = st.sampled_from(["model", "model", "integers", "tiny", "huge", "zero", 
 def _tile(
     rng: np.random.Generator, shape: tuple[int, int], rank: int, dtypes: list[str], kinds: list[str], turned: bool
 ) -> tuple[Tile, bytes]:
+    """Return a tile, and its inputs: of four dtypes, the last one multiplies the columns of the second factor."""
     rows, columns = shape
     sides = (rows, rank), (rank, columns)
     shapes = (shape, *(sides if not turned else ((columns, rank), (rank, rows))))
@@ -52,11 +53,12 @@ def _tile(
         (Axis(0), Axis(1)),
         (Axis(int(turned)), Axis(0, 0)),
         (Axis(0, 0), Axis(1 - turned)),
+        (Axis(1 - turned),),
     )
     boxes, data = [], b""
-    for size, dtype, kind, each in zip(shapes, dtypes, kinds, axes, strict=True):
+    for size, dtype, kind, each in zip((*shapes, shapes[2][1:]), dtypes, kinds, axes, strict=False):
         data += bytes(-len(data) % 16)
-        boxes.append(Box(len(data), dtype, (0,) * 2, size, each))
+        boxes.append(Box(len(data), dtype, (0,) * len(size), size, each))
         data += _bits(rng, dtype, size, kind).tobytes()
     return Tile(LowRank(float(rng.choice([2.0, 0.3, 1e-9, -16.0, 1e-50]))), (0, 0), shape, tuple(boxes)), data
 
@@ -82,8 +84,8 @@ def _as_far_off_as_may_be(left: np.ndarray, right: np.ndarray, out: np.ndarray) 
     st.integers(0, 1 << 30),
     st.tuples(st.integers(1, 40), st.integers(1, 40)),
     st.sampled_from([1, 2, 5, 16, 65]),
-    st.lists(st.sampled_from(_STORED), min_size=3, max_size=3),
-    st.lists(_KINDS, min_size=3, max_size=3),
+    st.lists(st.sampled_from(_STORED), min_size=3, max_size=4),
+    st.lists(_KINDS, min_size=4, max_size=4),
     st.booleans(),
     st.sampled_from(_STORED[:3]),
     st.sampled_from([_RIGHT, _shuffled, _as_far_off_as_may_be]),

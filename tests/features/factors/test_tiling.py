@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from faults import one_bit, spoiled
-from features.merge.cells import SAMPLES
+from features.factors.cells import SAMPLES
 
 from ckptconv.engine.tasks import Window, tasks
 from ckptconv.engine.worker import Worker
-from ckptconv.features.merge.kernels import LowRank
+from ckptconv.features.factors.kernels import TILING, LowRank
 from ckptconv.plan import Data, FilePlan
 from ckptconv.storage.files import Readers
 from ckptconv.tensors.computing import Axis, Tile, Tiled
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.lazy import Convert, LazyTensor, Stored, Zeros
+from ckptconv.tensors.lazy import Convert, Inline, LazyTensor, Stored, Zeros
 from ckptconv.tensors.moves import Assembled, Cast, File
 from ckptconv.verification.evaluate import Evaluator
 
@@ -57,6 +58,35 @@ def test_a_tile_is_small_if_its_inputs_have_long_rows() -> None:
         move = next(made.moves(0, made.nbytes))
         assert isinstance(move.source, Assembled)
         assert move.source.nbytes < 20 << 20
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_columns_of_the_second_factor_are_multiplied_before_products_are_added(turned: bool) -> None:
+    (base, left, right), axes = SAMPLES[LowRank].parts, SAMPLES[LowRank].axes
+    axes = tuple(
+        tuple(Axis(1 - axis.dim if not turned and axis.num else axis.dim, axis.num) for axis in each)
+        for each in axes[1:]
+    )
+    times = Inline(np.array([3, 0.1], "<f4").tobytes(), DTYPES["float32"], (2,))
+    whole = ((Axis(0), Axis(1)), *axes, axes[1][1:])
+    tensor = Tiled((base, left, right, times), whole, LowRank(0.3), DTYPES["float64"], (2, 2), (0, 0))
+    one, other, factors = (
+        np.frombuffer(made(part), f"f{part.dtype.itemsize}").astype("f8") for part in (left, right, times)
+    )
+    rows = one.reshape(2, 2), other.reshape(2, 2) * factors
+    product = rows[0][:, :1] * rows[1][:1] + rows[0][:, 1:] * rows[1][1:]
+    wanted = np.frombuffer(made(base)).reshape(2, 2) + 0.3 * (product.T if turned else product)
+    assert made(tensor) == evaluated(tensor) == wanted.tobytes()
+
+
+def test_numbers_of_other_columns_fit_no_product() -> None:
+    tensor = SAMPLES[LowRank]
+    fits = TILING[LowRank].fits
+    numbers = Zeros(DTYPES["float32"], (2,))
+    assert fits(tensor)
+    assert fits(tensor.replaced(parts=(*tensor.parts, numbers), axes=(*tensor.axes, (tensor.axes[2][1],))))
+    assert not fits(tensor.replaced(parts=(*tensor.parts, numbers), axes=(*tensor.axes, (tensor.axes[1][0],))))
+    assert not fits(tensor.replaced(parts=(*tensor.parts, numbers, numbers), axes=(*tensor.axes, (), ())))
 
 
 def test_its_evaluator_finds_a_fault_in_products_that_are_rounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ckptconv.features.merge.kernels import LowRank, Magnitude
+from ckptconv.features.factors.kernels import LowRank, Magnitude
 from ckptconv.tensors.float_formats import numpy_module
 from ckptconv.verification.arithmetic import InputBox, values
 
@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 def _with_product(kernel: LowRank, parts: Sequence[InputBox], indices: Sequence[Array]) -> Array:
     """Return the bits of a base plus a product of factors: each number rounded to float64, in order."""
     np = numpy_module()
-    base, left, right = (values(part.dtype, part.bits) for part in parts)
+    base, left, right, *times = (values(part.dtype, part.bits) for part in parts)
     rows, columns = parts[1].place(indices)[0], parts[2].place(indices)[1]
     with np.errstate(all="ignore"):
         total = np.zeros([len(axis) for axis in indices])
+        right = right * times[0] if times else right
         for inner in range(left.shape[1]):
             total = total + left[rows, inner] * right[inner, columns]
         total_plus_base = base[tuple(parts[0].place(indices))] + kernel.scale * total

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckptconv.features.merge.low_rank import DEEP, added, lengthened, rounded
+from ckptconv.features.factors.low_rank import DEEP, added, lengthened, rounded
 from ckptconv.tensors.casts import cast as cast_into
 from ckptconv.tensors.computing import MOST_NEEDED, Tile, Tiled, Tiling
 from ckptconv.tensors.dtypes import DTYPES, SUMMED
@@ -26,7 +26,7 @@ MOST_RANK, MOST_COLUMNS = 1 << 17, 1 << 20
 
 def _sides(tensor: Tiled, most: int) -> tuple[int, ...]:
     """Return the sides of tiles of at most `most` elements, if the factors are too long for whole rows; else ()."""
-    (left, right), rank = tensor.parts[1:], tensor.parts[1].shape[1]
+    (left, right), rank = tensor.parts[1:3], tensor.parts[1].shape[1]
     room = MOST_NEEDED // (4 if rank > DEEP else 2) // max(rank, 1)
     across = {tensor.axes[1][0].dim: left, tensor.axes[2][1].dim: right}
     height, width = (min(max(room // across[dim].dtype.itemsize, 1), tensor.shape[dim]) for dim in (0, 1))
@@ -42,7 +42,8 @@ _PRODUCTS = Tiling(cast_from=lambda tensor: tensor.parts[0].dtype.itemsize, side
 class LowRank(NamedTuple):
     """Add a product of two matrices, times `scale`, in float64. The parts are the base and the two factors.
 
-    The first factor has the inner dimension last, the second has it first. Products are added in its order.
+    The first factor has the inner dimension last, the second has it first. Products are added in its order. A fourth
+    part has a number for each column of the second factor, by which that is multiplied first.
     """
 
     scale: float
@@ -84,11 +85,11 @@ def _magnitude(tile: Tile, arrays: Sequence[Array], out: Array) -> int:
 
 
 def _fits_factors(tensor: Tiled) -> bool:
-    if len(tensor.shape) != 2 or len(tensor.parts) != 3 or not _are_numbers(tensor):
+    if len(tensor.shape) != 2 or len(tensor.parts) not in (3, 4) or not _are_numbers(tensor):
         return False
-    left, right = tensor.parts[1:]
+    left, right = tensor.parts[1:3]
     along = [[(axis.dim, axis.num, axis.den) for axis in axes] for axes in tensor.axes]
-    if [len(axes) for axes in along] != [2, 2, 2]:
+    if [len(axes) for axes in along[:3]] != [2, 2, 2] or any(axes != along[2][1:] for axes in along[3:]):
         return False
     dims = along[1][0][0], along[2][1][0]
     inner = left.shape[1] == right.shape[0] <= MOST_RANK and along[1][1][1] == along[2][0][1] == 0

@@ -1,0 +1,43 @@
+"""Model Optimizer's NVFP4 with a low-rank part (SVDQuant): `torch/quantization/nn/modules/quant_linear.py` and
+`torch/export` of 0.47. Its words are in `words`.
+
+A module multiplies its input by the codes, and by two factors, and adds both. The names of factors are those of its
+export for diffusers and for transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ckptconv.features.factors.kernels import MOST_RANK, LowRank
+from ckptconv.features.quantized.dialects import Dialect
+from ckptconv.features.quantized.dialects.modelopt_smoothed import NVFP4, of
+from ckptconv.features.quantized.table import FLOATS, TIMES, Format, Part
+from ckptconv.tensors.computing import Axis, Tiled
+from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.tensors.lazy import LazyTensor, untagged
+
+_ENDINGS = {"left": "svdquant_lora_b", "right": "svdquant_lora_a"}
+_FACTORS = {role: Part(f"=.{name} =.weight_quantizer._{name}", FLOATS, "") for role, name in _ENDINGS.items()}
+
+
+def _completed(weight: LazyTensor, given: Mapping[str, LazyTensor]) -> LazyTensor:
+    """Return a weight of codes with the product of the factors, each of whose columns is smoothed as the weight's is.
+
+    Raise ValueError for factors of another shape.
+    """
+    left, right = untagged(given["left"]), untagged(given["right"])
+    rank = left.shape[-1] if left.shape else 0
+    expected = (*weight.shape[:1], rank), (rank, *weight.shape[1:])
+    if len(weight.shape) != 2 or (left.shape, right.shape) != expected or not 0 < rank <= MOST_RANK:
+        raise ValueError(
+            f"its factors have the shapes {list(left.shape)} and {list(right.shape)}, it has {list(weight.shape)}"
+        )
+    times = [untagged(given["times"])] if "times" in given else []
+    axes = ((Axis(0), Axis(1)), (Axis(0), Axis(0, 0)), (Axis(0, 0), Axis(1)), (Axis(1),))
+    parts = (weight, left, right, *times)
+    return Tiled(parts, axes[: len(parts)], LowRank(1.0), DTYPES["float64"], weight.shape, (0, 0))
+
+
+_FORMAT = Format("M K", "e2m1", {**NVFP4, **_FACTORS}, of("NVFP4", "NVFP4_SVD"), scale=TIMES, completed=_completed)
+DIALECT = Dialect((_FORMAT,), {}, telling=tuple(f"svdquant_lora_{factor}" for factor in "ab"))
