@@ -44,7 +44,7 @@ from ckptconv.plan import Data, FilePlan, Literal, Part, Trailer
 from ckptconv.structure import keymap
 from ckptconv.structure.choice import Choice
 from ckptconv.structure.record import tensor_names
-from ckptconv.tensors.lazy import Derived, LazyTensor, Narrow, Stored, Tagged, View, untagged
+from ckptconv.tensors.lazy import Derived, Equal, LazyTensor, Narrow, Stored, Tagged, View, untagged
 from ckptconv.text import some
 
 # Values of `to`: archives of torch.save for each entry, or safetensors shards.
@@ -74,7 +74,8 @@ class DcpContents:
     """The content of a checkpoint by key: the steps of a path joined by dots. `chosen` is the selection of the weights.
 
     Of tied tensors, `aliases` {removed: kept} have their data where another key has it. Of the values with objects of
-    classes known by name only, {key: class}, some are `left_out` and others `kept`.
+    classes known by name only, {key: class}, some are `left_out` and others `kept`. `equal` are tensors of which one was
+    kept: they have to be equal.
     """
 
     chosen: Selected
@@ -84,6 +85,7 @@ class DcpContents:
     kept: dict[str, str] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    equal: list[Equal] = field(default_factory=list)
 
 
 # ---------------------------------------------------------------------------------------------------- the state dict
@@ -96,7 +98,7 @@ def contents(source: Source, options: Options, rename: Rename = selection.rename
     UnsupportedError for tensors that a checkpoint cannot hold.
     """
     chosen, dcp_options = selected(source, options, rename), GIVEN.of(options)
-    content = DcpContents(chosen)
+    content = DcpContents(chosen, equal=[*chosen.equal])
     empty: list[str] = []
     has_weights = dcp_options.model_key != NO_WEIGHTS
     leaves: Iterable[Leaf] = _weights(source, chosen, empty) if has_weights else ()
@@ -115,7 +117,7 @@ def contents(source: Source, options: Options, rename: Rename = selection.rename
                 "Give another --optimizer-key, or leave out the weights with --exclude.",
             )
         states = optimizer.arranged(
-            _states(_filled(source, options, content), options, rename), flat=dcp_options.flat_optimizer
+            _states(_filled(source, options, content), options, rename, content), flat=dcp_options.flat_optimizer
         )
         _add(content, flattened(states, key, empty), source, options)
     if options.tied == "alias" and options.to == TORCH:
@@ -208,9 +210,10 @@ def _filled(source: Source, options: Options, content: DcpContents) -> Source:
     return source._replace(optimizer=states)
 
 
-def _states(source: Source, options: Options, rename: Rename) -> Any:
+def _states(source: Source, options: Options, rename: Rename, content: DcpContents) -> Any:
     """Return the optimizer's states and groups as torch nests them, with casts and names as the options say."""
     chosen = selected(source, options, rename, "optimizer")
+    content.equal.extend(chosen.equal)
     tensors = {name: chosen.cast(name) for name in chosen.tensors}
     tree = keymap.unflatten(tensors, chosen.described.structure, live_values=False)
     # Of a tied parameter, torch asks for the states under one of its names, and which one depends on the model.

@@ -55,7 +55,11 @@ def output_with(
     if target.layout and (others := unlike(content.tensors, target.layout)):
         warnings.append(f"not in {options.fitting()['like']} with this shape, so written uncut: {some(others)}")
     notices = Notices(
-        idle=content.chosen.idle(options), kept=frozenset(), warnings=tuple(warnings), notes=content.chosen.notes
+        idle=content.chosen.idle(options),
+        kept=frozenset(),
+        warnings=tuple(warnings),
+        notes=content.chosen.notes,
+        equal=content.equal,
     )
     planned = output_of(target.holds, [source], target, options, tuple(files), {}, notices)
     return planned._replace(described=len(content.tensors))

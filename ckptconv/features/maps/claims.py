@@ -326,10 +326,17 @@ def _nearest(map_: Map, sides: Sequence[int], name: str) -> str:
 
 
 def lacking(map_: Map, side: int, claims: Claims) -> tuple[str, ...]:
-    """Return the names of the required rules of which the checkpoint has none."""
-    used = {claim.rule for claim in claims.found.values()}
-    rules = [rule for number, rule in enumerate(map_.rules) if number not in used and rule.read[side]]
-    return tuple(str(tensor.name) for rule in rules if rule.required for tensor in rule.sides[side])
+    """Return the names of the required rules of which the checkpoint has none; of one with alternatives, the first."""
+
+    def outcome(rule: Rule) -> tuple[int | str, ...]:
+        return rule.number, *(str(tensor.name) for tensor in rule.sides[1 - side])
+
+    used = {outcome(map_.rules[claim.rule]) for claim in claims.found.values()}
+    unused: dict[tuple[int | str, ...], Rule] = {}
+    for rule in map_.rules:
+        if rule.required and rule.read[side] and outcome(rule) not in used:
+            unused.setdefault(outcome(rule), rule)
+    return tuple(str(tensor.name) for rule in unused.values() for tensor in rule.sides[side])
 
 
 def claimed(map_: Map, side: int, names: Iterable[str], *, strict: bool = True) -> Claims:

@@ -16,5 +16,7 @@ def plan(source: Source, target: Target, options: Options) -> Output:
     checkpoint = resumable(source, options)
     files = (*trees.file_plans(checkpoint.training, checkpoint.weights, checkpoint.states), trees.latest(target.path))
     source = source._replace(inputs=source.inputs_of_all)
-    notices = Notices(idle=checkpoint.idle, notes=checkpoint.notes, warnings=checkpoint.warnings)
+    notices = Notices(
+        idle=checkpoint.idle, notes=checkpoint.notes, warnings=checkpoint.warnings, equal=checkpoint.equal
+    )
     return output_of("universal", [source], target, options, files, {}, notices)

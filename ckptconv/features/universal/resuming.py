@@ -27,7 +27,7 @@ from ckptconv.outputs.pipeline import selected
 from ckptconv.outputs.selection import Rename
 from ckptconv.pickles.nodes import Size
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.lazy import Inline, LazyTensor, View, Zeros, untagged
+from ckptconv.tensors.lazy import Equal, Inline, LazyTensor, View, Zeros, untagged
 from ckptconv.text import brief, some
 
 # The release whose files these are like: DeepSpeed asks for one that is not too old.
@@ -50,7 +50,8 @@ _OF_PARTS = frozenset({"layers", "experts", "component", "vocab", "graft", "conf
 @dataclass(frozen=True)
 class Resumable:
     """The contents of a universal checkpoint: fp32 masters of the parameters, and other tensors, by name; the
-    optimizer's states by parameter; and the rest. `idle` are given options that change nothing, {option: reason}."""
+    optimizer's states by parameter; and the rest. `idle` are given options that change nothing, {option: reason}.
+    `equal` are tensors of which one was kept."""
 
     training: Training
     weights: Mapping[str, LazyTensor]
@@ -58,6 +59,7 @@ class Resumable:
     idle: Mapping[str, str]
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    equal: tuple[Equal, ...] = ()
 
 
 def resumable(source: Source, options: Options, rename: Rename = selection.renamed) -> Resumable:
@@ -185,7 +187,7 @@ def _derived(source: Source, options: Options, rename: Rename) -> Resumable:
     reason = "has no effect on a universal checkpoint, which holds each fp32 master weight once"
     idle = {**dict.fromkeys(_given(options, _SELECTING | _OF_PARTS), reason), **chosen.idle(options)}
     notes = _notes(source, key if not options.key else "", optimizer is None, step, len(rest))
-    return Resumable(training, masters, states, idle, notes, (*chosen.warnings, *warnings))
+    return Resumable(training, masters, states, idle, notes, (*chosen.warnings, *warnings), chosen.equal)
 
 
 def _notes(source: Source, key: str, fresh: bool, step: int, rest: int) -> tuple[str, ...]:

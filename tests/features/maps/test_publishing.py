@@ -124,6 +124,15 @@ def test_a_rule_that_is_required_says_so_by_true(tmp_path: Path) -> None:
         convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", map=str(tmp_path / "m.toml"))
 
 
+@every("present, doubted", [("b", False), ("a", False), ("x", True)])
+def test_one_alternative_of_a_rule_that_is_required_is_enough(present: str, doubted: bool, tmp_path: Path) -> None:
+    save_file({present: torch.ones(2)}, tmp_path / "a.safetensors")
+    rules = '[[rule]]\none = "a | b"\nother = "c"\nrequired = true\n[[rule]]\none = "x"\nother = "y"\n'
+    (tmp_path / "m.toml").write_text(rules)
+    report = convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", map=str(tmp_path / "m.toml"))
+    assert any("models that have 'a', which is missing" in warning for warning in report.warnings) == doubted
+
+
 TIMM = ("blocks.0.attn.qkv.weight", "blocks.0.attn.proj.weight", "blocks.0.mlp.fc1.weight", "blocks.0.norm1.weight")
 
 
