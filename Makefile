@@ -112,17 +112,31 @@ test-maps: build/maps-tools build/maps-old build/maps-more build/maps-titan
 	$</bin/python scripts/record_maps.py --old build/maps-old --more build/maps-more --titan build/maps-titan $(MAPS_FLAGS)
 	$</bin/python scripts/module_orders.py --old build/maps-old
 
-test-megatron: build/megatron-tools build/megatron-new
+test-megatron: build/megatron-tools build/megatron-new build/megatron-bridge build/megatron-bridge-new
 	$</bin/python scripts/test_megatron.py $(MEGATRON_FLAGS)
 	$</bin/python scripts/test_megatron_states.py
 	PYTHONPATH=build/megatron-new $</bin/python scripts/test_megatron.py $(MEGATRON_FLAGS)
 	PYTHONPATH=build/megatron-new $</bin/python scripts/test_megatron_states.py
 	PYTHONPATH=build/megatron-new $</bin/python scripts/test_megatron_fsdp.py
+	PYTHONPATH=build/megatron-bridge $</bin/python scripts/test_megatron_adapters.py
+	PYTHONPATH=build/megatron-new:build/megatron-bridge-new $</bin/python scripts/test_megatron_adapters.py
 
 # The newest release, which asks for a newer Python than it needs.
 build/megatron-new: build/megatron-tools
 	rm -rf $@
 	$</bin/python -m pip install --quiet --no-deps --ignore-requires-python --target $@ megatron-core==0.19.2
+	@touch $@
+
+# Megatron-Bridge asks for libraries that need a GPU; its adapters do without. The first release is for the older one of
+# Megatron-core.
+build/megatron-bridge: build/megatron-tools
+	rm -rf $@
+	$</bin/python -m pip install --quiet --no-deps --target $@ megatron-bridge==0.3.1
+	@touch $@
+
+build/megatron-bridge-new: build/megatron-tools
+	rm -rf $@
+	$</bin/python -m pip install --quiet --no-deps --ignore-requires-python --target $@ megatron-bridge==0.6.2
 	@touch $@
 
 # Composer asks for older releases than it needs.

@@ -176,6 +176,24 @@ def build(name: str, mesh: tuple[int, int, int]) -> Any:
     ).eval()  # fmt: skip
 
 
+def computed(model: Any, rank: int, world: int, mesh: tuple[int, int, int]) -> torch.Tensor | None:
+    """Return the logits of a model of Megatron-core; None unless this rank has its last layers."""
+    from megatron.core import parallel_state
+
+    mask = torch.triu(torch.ones(IDS.numel(), IDS.numel(), dtype=torch.bool), 1)[None, None]
+    half = world // mesh[1]
+    with torch.no_grad():
+        if not parallel_state.is_pipeline_first_stage():
+            between = torch.empty(IDS.numel(), 1, BASE["hidden_size"])
+            torch.distributed.recv(between, rank - half)
+            model.set_input_tensor(between)
+        made: torch.Tensor = model(IDS, torch.arange(IDS.numel())[None], mask)
+        if not parallel_state.is_pipeline_last_stage():
+            torch.distributed.send(made.contiguous(), rank + half)
+            return None
+    return made
+
+
 def load(rank: int, world: int, name: str, place: Path, step: Path, mesh: tuple[int, int, int]) -> None:
     """Load the step on a rank, compare the logits, and save the model again."""
     warnings.filterwarnings("ignore")
@@ -191,17 +209,8 @@ def load(rank: int, world: int, name: str, place: Path, step: Path, mesh: tuple[
     wanted = model.sharded_state_dict(metadata=metadata)
     state = dist_checkpointing.load(wanted, str(step), strict=StrictHandling.RAISE_ALL)
     model.load_state_dict({key: value for key, value in state.items() if key in wanted}, strict=True)
-    mask = torch.triu(torch.ones(IDS.numel(), IDS.numel(), dtype=torch.bool), 1)[None, None]
-    half = world // mesh[1]
-    with torch.no_grad():
-        if not parallel_state.is_pipeline_first_stage():
-            between = torch.empty(IDS.numel(), 1, BASE["hidden_size"])
-            torch.distributed.recv(between, rank - half)
-            model.set_input_tensor(between)
-        made = model(IDS, torch.arange(IDS.numel())[None], mask)
-        if not parallel_state.is_pipeline_last_stage():
-            torch.distributed.send(made.contiguous(), rank + half)
-    if parallel_state.is_pipeline_last_stage():
+    made = computed(model, rank, world, mesh)
+    if made is not None:
         differs = (made[..., :VOCABULARY] - torch.load(place / "logits.pt")).abs().max().item()
         if not differs < CLOSE:
             raise SystemExit(f"{name} at {mesh}: the logits differ by {differs}")

@@ -229,7 +229,7 @@ class Source(_Fields):
     - `counts` are the numbers of tensors in the weights, by kind.
     - `files` are the facts about its files besides tensors.
     - `warnings` are causes for concern; `notes` are not.
-    - `values` are values that it holds next to `weights`, by name, for people: they are not converted.
+    - `values` are values next to `weights`, by name, for people, and derived companions, whose files are empty.
     - `inputs` identifies every file that was read, by a name relative to the source: by an `Input`, or by another value
     that only this content has. - `companions` are small files next to it, or next to its reference, by name, that are
     copied with the weights. - `config` is the content of the config.json among them, of an empty file if it is derived,
@@ -354,8 +354,8 @@ class Source(_Fields):
         """Return the bytes of the companion `file` in the output: those of a configuration have `change`."""
         from ckptconv.formats import configs
 
-        config = self.configuration(change) if name == "config.json" else None
-        if config is None or (config == self.config and file.size):
+        config = self.configuration(change) if name == "config.json" else self.values.get(name)
+        if config is None or (file.size and (config == self.config or name != "config.json")):
             return whole(file)
         data = configs.text_of(config).encode()
         return Inline(data, DTYPES["uint8"], (len(data),))

@@ -48,7 +48,7 @@ OPENED: Mapping[str, str] = {
     "graft": "graft",
     "quantized": "dequantize requantize",
     "maps": "map size recorded",
-    "megatron_adapters": "map",
+    "megatron_adapters": "map recorded",
 }
 # Of these, those that do so for an output of weights alone: what it is to be like.
 FITTED = ("like",)

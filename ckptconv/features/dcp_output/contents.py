@@ -74,8 +74,8 @@ class DcpContents:
     """The content of a checkpoint by key: the steps of a path joined by dots. `chosen` is the selection of the weights.
 
     Of tied tensors, `aliases` {removed: kept} have their data where another key has it. Of the values with objects of
-    classes known by name only, {key: class}, some are `left_out` and others `kept`. `equal` are tensors of which one was
-    kept: they have to be equal.
+    classes known by name only, {key: class}, some are `left_out` and others `kept`. `equal` are tensors of which one
+    was kept: they have to be equal.
     """
 
     chosen: Selected

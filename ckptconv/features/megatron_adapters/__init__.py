@@ -1,9 +1,10 @@
-"""Steps of Megatron-Bridge that hold adapters alone, as adapters of PEFT.
+"""Steps of Megatron-Bridge that hold adapters alone, and adapters of PEFT: each as the other.
 
-In: a step of Megatron-core whose tensors are adapters, a built-in map of its model, and a directory of PEFT, which says
-alpha. Out: the map of the adapters, and the directory of PEFT that it makes. `deriving` makes the map of the adapters
-from that of the model, `names` finds adapters that have no map, `training` reads what the training says of them, and
-`opening` compares the directory of PEFT with all that.
+In: a step of Megatron-core whose tensors are adapters, or an adapter of PEFT, and a built-in map of its model. Out: the
+map of the adapters, which makes the other. `deriving` makes the map of the adapters from that of the model, and `names`
+finds adapters that have no map. `training` reads the settings in run_config.yaml, and `settings` has those of PEFT.
+`opening` gives a step its map, with a configuration of PEFT; `taking` gives an adapter of PEFT its map, and compares it
+with the step that the output is to be like.
 
 Source: Megatron-Bridge 067f987d, peft/ and models/conversion/peft_bridge.py; PEFT 0.21, tuners/lora.
 """
@@ -11,5 +12,6 @@ Source: Megatron-Bridge 067f987d, peft/ and models/conversion/peft_bridge.py; PE
 from __future__ import annotations
 
 PAGES = ("megatron-adapters.md",)
+SCRIPTS = ("test_megatron_adapters.py",)
 # What it adds to, and builds on.
 NEEDS = ("dcp", "megatron_core", "maps", "like", "merge")

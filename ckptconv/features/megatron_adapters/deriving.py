@@ -10,19 +10,35 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
+from ckptconv.errors import UnsupportedError
+from ckptconv.features.maps.chosen import ChosenMap
 from ckptconv.features.maps.file import Map, parse_map
 from ckptconv.features.maps.notation import MapTensor, Rule
 from ckptconv.features.megatron_adapters.names import IN, OUT
 from ckptconv.features.merge.peft import PREFIX
+from ckptconv.text import some
 
 MEGATRON, PEFT = "megatron", "hf"
+_PROGRAMS = {MEGATRON: "Megatron-Bridge", PEFT: "PEFT"}
 # The built-in maps of models whose adapters have a map.
 MAPS = ("megatron-llama", "megatron-qwen2", "megatron-qwen3")
 _WEIGHT = ".weight"
 # The matrices that adapters change, of those that a map has.
 _ADAPTED = re.compile(r"decoder\.layers\.\{l\}\.(?:self_attention\.linear_(?:qkv|proj)|mlp\.linear_fc[12])\.weight")
 _RANK = "rank"
+
+
+def derived(chosen: ChosenMap, side: str, where: str) -> ChosenMap:
+    """Return the map of adapters to the names of `side`, in the place of the map of their model, for the adapters at
+    `where`. Raise UnsupportedError for a model whose adapters have none."""
+    if chosen.map.name not in MAPS or chosen.target not in ("", side):
+        raise UnsupportedError(
+            f"{where} has adapters, for which there is no map {chosen.map.name} to the names of {_PROGRAMS[side]}.",
+            f"The maps with one are {some(MAPS, form=str)}.",
+        )
+    return replace(chosen, map=of_adapters(chosen.map))
 
 
 def of_adapters(model: Map) -> Map:

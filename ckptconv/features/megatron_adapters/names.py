@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from ckptconv.errors import CkptconvError, UnsupportedError
+from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import quoted
 
 # The beginning of the names of an adapter's parts, after the module that it adapts.
 _ADAPTER = ".adapter."
 # The ends of the names of its factors: the product is that of the second and the first.
 IN, OUT = f"{_ADAPTER}linear_in.weight", f"{_ADAPTER}linear_out.weight"
+# Advice about adapters of PEFT that are no LoRA of Megatron-Bridge.
+JOINED = (
+    "LoRA of Megatron-Bridge adapts q, k and v together, with one first factor (lora_A), and so gate and up. An "
+    "adapter that PEFT trained has one for each: add it to its model with ckptconv merge."
+)
 # Adapters without a map, by a pattern of their names: those of other forms, then those of other modules.
 _OTHERS = (
     (r".*\.adapter\.adapter_\w+\..+", "CanonicalLoRA, with a factor of its own for each of q, k, v, gate and up"),
@@ -23,9 +30,10 @@ _OTHERS = (
 )
 
 
-def is_adapter(names: Iterable[object]) -> bool:
-    """Whether one of `names` is that of a part of an adapter."""
-    return any(isinstance(name, str) and _ADAPTER in name for name in names)
+def adapters_in(weights: Any) -> dict[str, LazyTensor]:
+    """Return the tensors of adapters among the weights of a source, by name."""
+    leaves = weights.items() if isinstance(weights, Mapping) else ()
+    return {name: leaf for name, leaf in leaves if isinstance(leaf, LazyTensor) and _ADAPTER in name}
 
 
 def unmapped(path: str, names: Iterable[str]) -> CkptconvError | None:
@@ -38,3 +46,8 @@ def unmapped(path: str, names: Iterable[str]) -> CkptconvError | None:
                 "Without --map, it is converted under the names of Megatron-core.",
             )
     return None
+
+
+def matrix_of(name: str) -> str:
+    """Return the module that a part of an adapter, of this `name`, adapts."""
+    return name.partition(_ADAPTER)[0]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any
 
-from ckptconv.errors import UnsupportedError, UsageError
-from ckptconv.features.megatron_adapters.deriving import MAPS, MEGATRON, PEFT, of_adapters
-from ckptconv.features.megatron_adapters.names import IN, is_adapter, unmapped
-from ckptconv.features.megatron_adapters.training import trained
-from ckptconv.features.merge.files import Adapter, read_adapters
+from ckptconv.errors import CkptconvError, UnsupportedError, UsageError
+from ckptconv.features.maps.chosen import ChosenMap
+from ckptconv.features.megatron_adapters.deriving import MEGATRON, PEFT, derived
+from ckptconv.features.megatron_adapters.names import IN, JOINED, adapters_in, unmapped
+from ckptconv.features.megatron_adapters.settings import configuration, others
+from ckptconv.features.megatron_adapters.training import Trained, trained
+from ckptconv.features.merge.files import read_adapters
+from ckptconv.formats.model_directory import ADAPTER_CONFIG
 from ckptconv.formats.source import ADAPTER, Source
+from ckptconv.tensors.moves import File
 from ckptconv.text import some
 
 _ADVICE = (
@@ -21,42 +24,54 @@ _ADVICE = (
 
 
 def opened(source: Source, settings: Mapping[str, Any], reaching: Mapping[str, Any]) -> Source:
-    """Return `source` with the map of its adapters in the place of that of their model; unchanged if it has no
-    adapters of Megatron-core, or a map that is not built in.
+    """Return `source` with the map of its adapters in the place of that of their model, or with the recorded one;
+    unchanged if it has no adapters of Megatron-core, or no map.
 
-    Raise UnsupportedError for adapters that have no map, UsageError without a reference that says their alpha.
+    Raise UnsupportedError for adapters that have no map, UsageError if nothing says their alpha.
     """
     chosen = source.computed.get("map")
-    names = source.weights if isinstance(source.weights, Mapping) else {}
-    if not settings.get("map") or chosen is None or MEGATRON not in chosen.map.sides or not is_adapter(names):
+    if chosen is None or MEGATRON not in chosen.map.sides or not adapters_in(source.weights):
         return source
-    if error := unmapped(source.path, names):
+    if error := unmapped(source.path, source.weights):
         raise error
-    if chosen.map.name not in MAPS or chosen.target not in ("", PEFT):
-        raise UnsupportedError(
-            f"{source.path} has adapters, for which there is no map {settings['map']} to PEFT's names.",
-            f"The maps with one are {some(MAPS, form=str)}.",
-        )
-    reference = source.reference
-    if reference is None or reference.stem != ADAPTER:
+    if settings.get("map"):
+        chosen = derived(chosen, PEFT, source.path)
+    told = trained(source.path, reaching.get("storage_options") or {})
+    source = source.computing(map=chosen)
+    if source.reference is None and told.alpha is not None:
+        return _following(source, chosen, told)
+    if source.reference is None or source.reference.stem != ADAPTER:
+        why = "" if told.alpha is not None else f": {told.why}"
         raise UsageError(
-            f"{source.path} has adapters, and nothing says their alpha, which PEFT needs in adapter_config.json.",
+            f"{source.path} has adapters, and nothing says their alpha, which PEFT needs in {ADAPTER_CONFIG}{why}.",
             _ADVICE,
         )
+    return _like(source, source.reference, told, reaching)
+
+
+def _following(source: Source, chosen: ChosenMap, told: Trained) -> Source:
+    """Return `source` with the configuration that follows from its training, in the place of that of its model."""
+    _check_rank(source, told.dim, f"dim in {told.path}")
+    config, untold = configuration(told, chosen.apply(adapters_in(source.weights)).tensors)
+    notes = [f"{ADAPTER_CONFIG} follows from {told.path}: lora_alpha is {told.alpha:g}.", *untold]
+    return source._replace(
+        companions={ADAPTER_CONFIG: File(f"{told.path}: peft", 0)},
+        config=None,
+        values={**source.values, ADAPTER_CONFIG: config},
+        notes=[*source.notes, *notes],
+    )
+
+
+def _like(source: Source, reference: Source, told: Trained, reaching: Mapping[str, Any]) -> Source:
+    """Return `source`, compared with the adapter that the output is to be like, whose configuration it gets."""
     (adapter,) = read_adapters([reference.path], {**reaching, "structure": False})
-    if others := [*_others(adapter)]:
+    if parts := others(adapter):
         raise UnsupportedError(
-            f"{reference.path}, to be like, has {some(others, form=str)}, which no adapter of {source.path} has.",
+            f"{reference.path}, to be like, has {some(parts, form=str)}, which no adapter of {source.path} has.",
             _ADVICE,
         )
     scale = adapter.scale
-    for name, tensor in source.weights.items():
-        if name.endswith(IN) and tensor.shape[:1] != (int(scale.rank),):
-            raise UsageError(
-                f"{name} of {source.path} has the rank {tensor.shape[0]}, but r of {reference.path} is {scale.rank:g}.",
-                _ADVICE,
-            )
-    told = trained(source.path, reaching.get("storage_options") or {})
+    _check_rank(source, scale.rank, f"r of {reference.path}")
     if told.alpha not in (None, scale.alpha) or told.dim not in (None, scale.rank):
         raise UsageError(
             f"{told.path} says dim {told.dim:g} and alpha {told.alpha:g}, but {reference.path} says r {scale.rank:g} "
@@ -65,21 +80,19 @@ def opened(source: Source, settings: Mapping[str, Any], reaching: Mapping[str, A
         )
     why = told.why or f"{told.path} says the same"
     alpha = f"lora_alpha is {scale.alpha:g}, as {reference.path} says: {why}."
-    return source.computing(map=replace(chosen, map=of_adapters(chosen.map)))._replace(notes=[*source.notes, alpha])
+    return source._replace(notes=[*source.notes, alpha])
 
 
-def _others(adapter: Adapter) -> Iterator[str]:
-    """Yield the parts of an adapter of PEFT that Megatron-Bridge has none of."""
-    scale = adapter.scale
-    parts = {
-        "use_dora": scale.dora,
-        "use_rslora": scale.rooted,
-        "fan_in_fan_out": adapter.turned,
-        "rank_pattern": scale.ranks,
-        "alpha_pattern": scale.alphas,
-        "target_parameters": adapter.parameters,
-        "modules_to_save": adapter.saved,
-        "trainable_token_indices": adapter.tokens,
-        "lora_bias": adapter.has_bias,
-    }
-    yield from (name for name, value in parts.items() if value)
+def _check_rank(source: Source, rank: float | None, where: str) -> None:
+    """Raise UsageError for an adapter of another rank than the one that is stated `where`."""
+    for name, tensor in source.weights.items():
+        if name.endswith(IN) and tensor.shape[0] != rank:
+            raise UsageError(
+                f"{name} of {source.path} has the rank {tensor.shape[0]}, but {where} is {rank:g}.", _ADVICE
+            )
+
+
+def advise(error: CkptconvError, path: str, options: Mapping[str, Any]) -> None:
+    """Say which adapters of PEFT have no place in a step, if copies of a factor differ."""
+    if IN in error.message and "stored twice" in error.message:
+        error.hint = JOINED

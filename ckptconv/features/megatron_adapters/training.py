@@ -1,12 +1,12 @@
 """The settings of adapters in the configuration of a training by Megatron-Bridge.
 
-Source: Megatron-Bridge 067f987d, peft/lora.py and training/utils/checkpoint_utils.py. The file is YAML of plain values,
-and names the class of each part as `_target_`. It is read where PyYAML is installed.
+Source: Megatron-Bridge 067f987d, peft/lora.py and training/checkpointing.py. The file is YAML of plain values, and
+names the class of each part as `_target_`. It is read where PyYAML is installed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -15,17 +15,30 @@ from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.features.dcp.locate import located
 from ckptconv.features.megatron_core.alone import LARGEST_RUN_CONFIG, RUN_CONFIG
 from ckptconv.storage.location import Location
-from ckptconv.text import brief
+from ckptconv.text import brief, some
 
 _TARGET, _LORA = "_target_", "megatron.bridge.peft.lora.LoRA"
-_NUMBERS = ("dim", "alpha")
+_NUMBERS = ("dim", "alpha", "dropout")
+# Settings that change no adapter of a matrix, or that are read here. Others may change what adapters mean.
+_KNOWN = (
+    *_NUMBERS, "dropout_position", "target_modules", "exclude_modules", "canonical_mapping", "lora_dtype",
+    "lora_A_init_method", "lora_B_init_method", "a2a_experimental", "sequence_parallel_input_regather",
+    "normalize_moe_lora", "share_expert_adapters", "experts_shared_outer_loras", _TARGET,
+)  # fmt: skip
+# Where the name of the model may be, in the order in which Megatron-Bridge looks for it.
+_NAMES = (("checkpoint", "hf_source_path"), ("model", "hf_model_id"), ("tokenizer", "tokenizer_model"))
 
 
 class Trained(NamedTuple):
-    """The rank and alpha that a training states in the file `path`; None and the reason `why` if they are not known."""
+    """The rank, alpha and dropout that a training states in the file `path`, the modules that it adapts, and its model;
+    the first two are None, for the reason `why`, if they are not known. Dropout may be `after` the first factor."""
 
     dim: float | None = None
     alpha: float | None = None
+    dropout: float | None = None
+    modules: Sequence[str] = ()
+    model: str = ""
+    after: bool = False
     path: str = ""
     why: str = ""
 
@@ -41,17 +54,33 @@ def trained(path: str, stores: Mapping[str, Any]) -> Trained:
     file = place.join(RUN_CONFIG)
     if find_spec("yaml") is None:
         return Trained(why=f"{file} was not compared, because PyYAML is not installed")
-    peft = _parsed(file).get("peft")
+    content = _parsed(file)
+    peft = content.get("peft")
     if not isinstance(peft, Mapping):
         return Trained(why=f"{file} says nothing of adapters")
     if peft.get(_TARGET) != _LORA:
         raise UnsupportedError(
             f"{file}: its adapters are of {brief(peft.get(_TARGET))}, and only those of {_LORA} have a map."
         )
+    unknown = [name for name, value in peft.items() if name not in _KNOWN and value]
+    if unknown:
+        raise UnsupportedError(f"{file}: its adapters have the settings {some(unknown)}, which are not known.")
+    stated, modules = {"dropout": 0.0, **peft}, peft.get("target_modules") or []
     for name in _NUMBERS:
-        if type(peft.get(name)) not in (int, float):
-            raise CorruptError(f"{file}: {name} of its adapters is {brief(peft.get(name))}, but a number was expected.")
-    return Trained(peft["dim"], peft["alpha"], str(file))
+        if type(stated.get(name)) not in (int, float):
+            raise CorruptError(
+                f"{file}: {name} of its adapters is {brief(stated.get(name))}, but a number was expected."
+            )
+    if not isinstance(modules, list) or not all(isinstance(name, str) for name in modules):
+        raise CorruptError(f"{file}: target_modules is {brief(modules)}, but a list of names was expected.")
+    names = (part.get(key) for section, key in _NAMES if isinstance(part := content.get(section), Mapping))
+    return Trained(
+        **{name: stated[name] for name in _NUMBERS},
+        modules=modules,
+        model=next((name for name in names if isinstance(name, str) and name), ""),
+        after=peft.get("dropout_position") == "post",
+        path=str(file),
+    )
 
 
 def _parsed(file: Location) -> Mapping[str, Any]:

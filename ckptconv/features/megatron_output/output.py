@@ -33,7 +33,7 @@ from ckptconv.features.megatron_output.arguments import arguments
 from ckptconv.features.megatron_output.groups import SHARDING, has_two, optimizer_of
 from ckptconv.features.megatron_output.imitating import Form
 from ckptconv.features.megatron_output.kind import NUMBERED
-from ckptconv.features.megatron_output.sharding import LOCAL, TRANSFORMER_ENGINE, Sharded, sharded
+from ckptconv.features.megatron_output.sharding import ADAPTER, LOCAL, TRANSFORMER_ENGINE, Sharded, sharded
 from ckptconv.features.megatron_output.states import remarks, stored_states, taken_out
 from ckptconv.features.torch_files.tree import TorchTree
 from ckptconv.formats.model_directory import CONFIG
@@ -98,10 +98,11 @@ def plan(source: Source, target: Target, options: Options) -> Output:
                 "--override-opt_param-scheduler."
             )
     of_engine = options.to == TRANSFORMER_ENGINE
-    notes.append(
-        f"For layers of {'Transformer Engine' if of_engine else 'Megatron-core itself'}: --to "
-        f"{LOCAL if of_engine else TRANSFORMER_ENGINE} writes for the others."
-    )
+    if not all(ADAPTER in name for name in stored.tensors):
+        notes.append(
+            f"For layers of {'Transformer Engine' if of_engine else 'Megatron-core itself'}: --to "
+            f"{LOCAL if of_engine else TRANSFORMER_ENGINE} writes for the others."
+        )
     if EMBEDDINGS not in stored.tensors and not stored.layers:
         content.warnings.append(
             f"neither {EMBEDDINGS} nor a layer of a decoder is among the tensors: Megatron-core may know none of them"
@@ -160,9 +161,11 @@ def completed(
         derived = arguments(stored, config)
         args = derived.values
         if not args:
+            lacking = "config.json that says the number of attention heads"
+            lacking = lacking if EMBEDDINGS in stored.tensors else f"tensor {EMBEDDINGS}, which says sizes"
             notes.append(
-                "No arguments were written: there is no config.json that says the number of attention heads. "
-                "Megatron-LM then takes all of them from its command line."
+                f"No arguments were written: there is no {lacking}. Megatron-LM then takes all of them from its "
+                "command line."
             )
         if derived.untold:
             notes.append(f"Not among the arguments, so give them to Megatron-LM: {some(derived.untold)}.")

@@ -21,6 +21,8 @@ from ckptconv.text import some
 
 # Values of `to`: for Megatron-core's own layers, and for those of Transformer Engine.
 LOCAL, TRANSFORMER_ENGINE = "megatron", "megatron-te"
+# In the names of parts of an adapter. Megatron-Bridge stores no objects of their modules.
+ADAPTER = ".adapter."
 # Names that no model of Megatron-core has.
 _FOREIGN = re.compile(r".*\.(?:[qkvo]|qkv|gate|up|gate_up|down)_proj\.", re.DOTALL)
 _LAYER = re.compile(r"((?:.+\.)?decoder\.layers)\.(\d+)\.(.+)", re.DOTALL)
@@ -226,7 +228,7 @@ def _objects(tensors: Mapping[str, LazyTensor], axes: Mapping[str, int], impleme
     for name, tensor in tensors.items():
         module = name.removesuffix(_WEIGHT)
         is_norm = implementation == TRANSFORMER_ENGINE and _NORM.fullmatch(module)
-        if module == name or not (_LINEAR.fullmatch(module) or is_norm):
+        if module == name or ADAPTER in name or not (_LINEAR.fullmatch(module) or is_norm):
             continue
         grid = tensor.shape[: axes[name]] or (1,)
         for cell in _cells(grid):

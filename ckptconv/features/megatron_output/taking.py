@@ -11,9 +11,12 @@ from ckptconv.formats.model_directory import CONFIG
 from ckptconv.formats.source import Source
 from ckptconv.formats.values import number_in
 from ckptconv.options.table import Options
+from ckptconv.process import of_feature
 
 needs_states = taking.needs_states
 _STEP = "step"
+# Features that fit a source to a step: `taking.py` in the folder has `fitted(source, options)`.
+FITTED = ("megatron_adapters",)
 
 
 def fitted(source: Source, options: Options, typed: str) -> Source:
@@ -22,6 +25,8 @@ def fitted(source: Source, options: Options, typed: str) -> Source:
     source = taking.fitted(source, options, typed)
     if options.states and source.optimizer is not None:
         source = source._replace(optimizer=_with_steps(source.optimizer, options.storage_options))
+    for module in filter(None, (of_feature(feature, "taking") for feature in FITTED)):
+        source = module.fitted(source, options)
     beside = configurations(source, options.storage_options, CONFIG)
     values = {name: dict(configuration.says) for name, configuration in beside}
     return source._replace(values={**source.values, **values}) if values else source

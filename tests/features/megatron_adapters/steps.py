@@ -23,6 +23,11 @@ RANK, ALPHA = 2, 5
 LAYERS = "decoder.layers."
 MATRICES = ("self_attention.linear_qkv", "self_attention.linear_proj", "mlp.linear_fc1", "mlp.linear_fc2")
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+# The run_config.yaml of a training with a rank and an alpha; what is appended is a further setting of its adapters.
+LORA = (
+    "model:\n  hidden_size: 8\npeft:\n  _target_: megatron.bridge.peft.lora.LoRA\n  dim: {}\n  alpha: {}\n"
+    "  canonical_mapping: {{}}\n  lora_A_init_method: xavier\n"
+)
 (MAPS,) = of_features("MAPS")
 CASES: Path = MAPS["data"]
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from ckptconv.features.megatron_adapters import training
 
-from .steps import ALPHA, LAYERS, MODULES, RANK, Model, Tensors, step
+from .steps import ALPHA, LAYERS, LORA, MODULES, RANK, Model, Tensors, step
 
 MODELS = ("megatron-llama", "megatron-qwen2", "megatron-qwen3")
 
@@ -126,9 +126,6 @@ def test_a_reference_of_another_rank_is_refused(tmp_path: Path) -> None:
     assert f"has the rank {RANK}, but r of" in message
 
 
-LORA = "peft:\n  _target_: megatron.bridge.peft.lora.LoRA\n  dim: {}\n  alpha: {}\nmodel:\n  hidden_size: 8\n"
-
-
 @every(
     "text, code, told",
     [
@@ -195,5 +192,5 @@ def test_other_maps_are_refused(tmp_path: Path) -> None:
     model = Model("megatron-llama")
     model.map = "megatron-gemma"
     message = refused(5, model, model.stacked(), tmp_path)
-    assert "there is no map megatron-gemma to PEFT's names" in message
+    assert "there is no map megatron-gemma to the names of PEFT" in message
     assert all(name in message for name in MODELS)

@@ -1,0 +1,106 @@
+"""Fit an adapter of PEFT to a step of Megatron-core: with the map of its adapters, and settings as in the step that the
+output is to be like."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from ckptconv.errors import UnsupportedError, UsageError
+from ckptconv.features.megatron_adapters.deriving import MEGATRON, derived
+from ckptconv.features.megatron_adapters.names import JOINED, adapters_in, matrix_of
+from ckptconv.features.megatron_adapters.settings import layers_of, others
+from ckptconv.features.megatron_adapters.training import trained
+from ckptconv.features.merge.files import read_adapters
+from ckptconv.formats import companions
+from ckptconv.formats.adapter_names import is_adapter
+from ckptconv.formats.detect import open_source
+from ckptconv.formats.model_directory import ADAPTER_CONFIG
+from ckptconv.formats.source import Source
+from ckptconv.options.table import Options
+from ckptconv.storage.paths import normalize
+from ckptconv.tensors.lazy import LazyTensor
+from ckptconv.text import some
+
+_FSDP = "megatron-fsdp"
+_ADVICE = "Give a step that a training with the same settings saved."
+_MERGING = "Add it to its model with ckptconv merge."
+
+
+def fitted(source: Source, options: Options) -> Source:
+    """Return `source` with the map of its adapters in the place of that of their model; unchanged if it has no adapters
+    of PEFT, or no map to Megatron-core's names.
+
+    Raise UnsupportedError for adapters that Megatron-Bridge does not have, UsageError for other ones, or other
+    settings, than those of the step that the output is to be like.
+    """
+    chosen, weights = source.computed.get("map"), source.weights
+    if chosen is None or MEGATRON not in chosen.map.sides or not (isinstance(weights, Mapping) and is_adapter(weights)):
+        return source
+    chosen = derived(chosen, MEGATRON, source.path)
+    if options.to == _FSDP:
+        raise UnsupportedError(f"{source.path} has adapters, and {_FSDP} writes models only.", _MERGING)
+    (adapter,) = read_adapters([source.path], {**options.reaching(), "structure": False})
+    if parts := others(adapter):
+        raise UnsupportedError(
+            f"{source.path} has {some(parts, form=str)}, which LoRA of Megatron-Bridge does not have.", _MERGING
+        )
+    try:
+        tensors = chosen.apply(weights).tensors
+    except UsageError as error:
+        error.hint = error.hint or JOINED
+        raise
+    layers, of_model = layers_of(tensors), chosen.config.get("num_hidden_layers", 0)
+    if of_model and layers != of_model:
+        raise UnsupportedError(
+            f"{source.path} has adapters of {layers} layers, and its model has {of_model}: in a step, one tensor has "
+            "those of all layers.",
+            _MERGING,
+        )
+    ((_, config),) = companions.configurations(source, options.storage_options, ADAPTER_CONFIG)
+    stated = {"dim": adapter.scale.rank, "alpha": adapter.scale.alpha, "dropout": config.says.get("lora_dropout") or 0}
+    like = options.fitting()["like"]
+    why = _compared(source, tensors, like, stated, options) if like else "the step does not say them"
+    note = f"Train its adapters with {_words(stated)}, as {config.file.path} says: {why}."
+    return source.computing(map=chosen)._replace(notes=[*source.notes, note])
+
+
+def _compared(
+    source: Source, tensors: Mapping[str, LazyTensor], like: str, stated: Mapping[str, Any], options: Options
+) -> str:
+    """Return what the step says of the settings `stated`. Raise UsageError for another step than one with adapters of
+    the same shapes and settings."""
+    step = open_source(normalize(like), structure=False, unstack=True, **options.reaching())
+    there = {name: tensor.shape for name, tensor in adapters_in(step.weights).items()}
+    here = {name: tensor.shape for name, tensor in tensors.items()}
+    differing = [name for name in here | there if here.get(name) != there.get(name)]
+    if differing:
+        shapes = [f"{name} ({here.get(name, 'none')}, there {there.get(name, 'none')})" for name in differing]
+        raise UsageError(f"{source.path} does not have the adapters of {like}: {some(shapes, form=str)}.", _ADVICE)
+    told = trained(step.path, options.storage_options)
+    if told.dim is None:
+        return told.why
+    theirs = {"dim": told.dim, "alpha": told.alpha, "dropout": told.dropout}
+    if theirs != stated:
+        raise UsageError(
+            f"{told.path} says {_words(theirs)}, but {ADAPTER_CONFIG} of {source.path} says {_words(stated)}.", _ADVICE
+        )
+    matrices = {matrix_of(name) for name in tensors}
+    untrained = [matrix for matrix in sorted(matrices) if told.modules and not _is_in(matrix, told.modules)]
+    if untrained:
+        raise UsageError(
+            f"{source.path} adapts {some(untrained, form=str)}, which target_modules of {told.path} does not have: "
+            f"{some(told.modules)}.",
+            _ADVICE,
+        )
+    return f"{told.path} says the same"
+
+
+def _is_in(matrix: str, modules: Sequence[str]) -> bool:
+    """Whether the module `matrix` is one of `modules`, which are names, ends of names, and patterns with *."""
+    return any(fnmatchcase(matrix, f"*{module}") for module in modules)
+
+
+def _words(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value:g}" for name, value in settings.items())

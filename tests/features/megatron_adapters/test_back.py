@@ -1,0 +1,206 @@
+"""An adapter of PEFT becomes a step of Megatron-Bridge, and the settings of the training in a step those of PEFT."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from checkpoints import assert_same, ckptconv_here, done
+from effort import every
+from features.megatron_adapters.steps import ALPHA, LAYERS, LORA, RANK, Model, Tensors, step
+from safetensors.torch import load_file, save_file
+
+from ckptconv import convert
+from ckptconv.errors import CkptconvError
+
+MODELS = ("megatron-llama", "megatron-qwen2", "megatron-qwen3")
+TRAINED = LORA.format(RANK, ALPHA)
+TO_STEP = ("--to", "megatron")
+
+
+def words(model: Model, *more: object) -> tuple[object, ...]:
+    return ("--map", model.map, "--config", model.config_file, "--no-fsync", *more)
+
+
+def trained(place: Path, tensors: Tensors, more: str = "", text: str = TRAINED) -> Path:
+    """A step with these adapters and the configuration of their training."""
+    saved = step(place, tensors)
+    (saved / "run_config.yaml").write_text(text + more)
+    return saved
+
+
+def equal(model: Model, place: Path, **config: Any) -> Path:
+    """An adapter of PEFT that is one of `model`: modules that Megatron-core joins have one first factor."""
+    model.shaped(place, **config)
+    factors = load_file(place / "adapter_model.safetensors")
+    torch.manual_seed(2)
+    first: dict[str, torch.Tensor] = {}
+    for name, factor in factors.items():
+        above = name.rpartition("_proj.")[0].rpartition(".")[0]
+        shared = f"{above} {factor.shape}" if ".lora_A." in name else name
+        factors[name] = first.setdefault(shared, torch.randn(factor.shape))
+    save_file({name: factor.clone() for name, factor in factors.items()}, place / "adapter_model.safetensors")
+    return place
+
+
+def held(place: Path) -> Tensors:
+    """The tensors of a step, which has nothing else among them."""
+    described = dcp.FileSystemReader(place).read_metadata().state_dict_metadata
+    tensors = {name: torch.empty(each.size) for name, each in described.items()}
+    dcp.load(tensors, checkpoint_id=place, no_dist=True)
+    return tensors
+
+
+@every("name", MODELS)
+def test_there_and_back_without_a_reference(name: str, tmp_path: Path) -> None:
+    model = Model(name)
+    source = trained(tmp_path / "step", model.stacked())
+    run = ckptconv_here("convert", source, tmp_path / "peft", *words(model))
+    done(run)
+    assert f"adapter_config.json follows from {source}/run_config.yaml: lora_alpha is {ALPHA}." in run.out
+    assert "has no base_model_name_or_path" in run.out
+    back = tmp_path / "run/iter_0000007"
+    run = ckptconv_here("convert", tmp_path / "peft", back, *words(model, *TO_STEP, "--like", source))
+    done(run)
+    settings = f"Train its adapters with dim {RANK}, alpha {ALPHA}, dropout 0"
+    assert (
+        f"{settings}, as {tmp_path}/peft/adapter_config.json says: {source}/run_config.yaml says the same." in run.out
+    )
+    assert_same(held(back), model.stacked())
+    assert (back / "run_config.yaml").read_text() == TRAINED
+    done(ckptconv_here("convert", back, tmp_path / "again", *words(model)))
+    for file in ("adapter_model.safetensors", "adapter_config.json"):
+        assert (tmp_path / "again" / file).read_bytes() == (tmp_path / "peft" / file).read_bytes()
+    done(ckptconv_here("verify", source, tmp_path / "peft"))
+    done(ckptconv_here("verify", tmp_path / "peft", back, "--map", model.map, "--like", source))
+
+
+def test_the_configuration_follows_from_that_of_the_training(tmp_path: Path) -> None:
+    model = Model("megatron-llama")
+    more = "  dropout: 0.5\n  dropout_position: post\n  target_modules: [linear_proj]\n"
+    more += "checkpoint:\n  hf_source_path: a/b\n"
+    tensors = {name: tensor for name, tensor in model.stacked().items() if "linear_proj" in name}
+    run = ckptconv_here("convert", trained(tmp_path / "step", tensors, more), tmp_path / "out", *words(model))
+    done(run)
+    assert json.loads((tmp_path / "out/adapter_config.json").read_text()) == {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": "a/b",
+        "r": RANK,
+        "lora_alpha": ALPHA,
+        "lora_dropout": 0.5,
+        "bias": "none",
+        "inference_mode": True,
+        "target_modules": ["o_proj"],
+    }
+    assert "PEFT drops values before the first factor" in run.out
+
+
+def test_modules_of_some_layers_are_called_by_their_whole_names(tmp_path: Path) -> None:
+    model = Model("megatron-llama")
+    some = {name: tensor for name, tensor in model.adapters.items() if "_proj" in name or f"{LAYERS}0" in name}
+    done(ckptconv_here("convert", trained(tmp_path / "step", some), tmp_path / "out", *words(model)))
+    config = json.loads((tmp_path / "out/adapter_config.json").read_text())
+    assert config["target_modules"] == sorted(
+        name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+        for name in load_file(tmp_path / "out/adapter_model.safetensors")
+        if ".lora_A." in name
+    )
+
+
+@every(
+    "text, more, told",
+    [
+        (LORA.format(RANK + 1, ALPHA), "", f"has the rank {RANK}, but dim in"),
+        (TRAINED, "  use_rslora: true\n", "have the settings 'use_rslora', which are not known"),
+        (TRAINED, "  target_modules: all\n", "target_modules is 'all', but a list of names was expected"),
+        (TRAINED, "  dropout: much\n", "dropout of its adapters is 'much', but a number was expected"),
+    ],
+)
+def test_settings_that_cannot_be_told_are_refused(text: str, more: str, told: str, tmp_path: Path) -> None:
+    model = Model("megatron-llama")
+    source = trained(tmp_path / "step", model.stacked(), more, text)
+    with pytest.raises(CkptconvError) as caught:
+        convert(source, tmp_path / "out", map=model.map, config=model.config_file)
+    assert told in caught.value.message
+    assert not (tmp_path / "out").exists()
+
+
+def without(part: str) -> Callable[[Tensors], Tensors]:
+    return lambda tensors: {name: tensor for name, tensor in tensors.items() if part not in name}
+
+
+def whole(tensors: Tensors) -> Tensors:
+    return tensors
+
+
+@every(
+    "config, step_of, more, told",
+    [
+        ({"lora_alpha": ALPHA + 1}, whole, "", "says dim 2, alpha 5, dropout 0, but adapter_config.json of"),
+        ({"lora_dropout": 0.5}, whole, "", "says dim 2, alpha 5, dropout 0.5."),
+        ({}, whole, "  target_modules: ['*.layers.0.*.linear_*', linear_proj]\n", "layers.1.mlp.linear_fc1"),
+        ({}, without("linear_fc2"), "", "layers.0.mlp.linear_fc2.adapter.linear_in.weight ("),
+        ({}, without(".adapter."), "", ", there none)"),
+        ({}, lambda tensors: {name: tensor[:1] for name, tensor in tensors.items()}, "", "does not have the adapters"),
+        ({"use_rslora": True}, whole, "", "use_rslora, which LoRA of Megatron-Bridge does not have"),
+        ({"modules_to_save": ["lm_head"]}, whole, "", "modules_to_save, which LoRA of Megatron-Bridge does not have"),
+    ],
+)
+def test_a_step_with_other_adapters_is_refused(
+    config: dict[str, Any], step_of: Callable[[Tensors], Tensors], more: str, told: str, tmp_path: Path
+) -> None:
+    model = Model("megatron-llama")
+    like = trained(tmp_path / "step", {**step_of(model.stacked()), "other": torch.zeros(1)}, more)
+    source = equal(model, tmp_path / "peft", **config)
+    settings = {"map": model.map, "config": model.config_file, "to": "megatron"}
+    with pytest.raises(CkptconvError) as caught:
+        convert(source, tmp_path / "out", like=like, **settings)
+    assert told in caught.value.message
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_a_step_to_be_like_the_settings_are_said(tmp_path: Path) -> None:
+    model = Model("megatron-llama")
+    run = ckptconv_here("convert", equal(model, tmp_path / "peft"), tmp_path / "out", *words(model, *TO_STEP))
+    done(run)
+    assert f"dim {RANK}, alpha {ALPHA}, dropout 0, as {tmp_path}/peft/adapter_config.json says: the step" in run.out
+    assert "there is no tensor embedding.word_embeddings.weight, which says sizes" in run.out
+    assert len(held(tmp_path / "out/release")) == len(model.stacked())
+
+
+@every(
+    "lost, to, code, told",
+    [
+        ("k_proj.lora_A", "megatron", 2, "k_proj.lora_A.weight', which is missing"),
+        ("layers.1.", "megatron", 5, "has adapters of 1 layers, and its model has 2"),
+        ("", "megatron-fsdp", 5, "has adapters, and megatron-fsdp writes models only"),
+    ],
+)
+def test_adapters_without_a_place_in_a_step_are_refused(
+    lost: str, to: str, code: int, told: str, tmp_path: Path
+) -> None:
+    model = Model("megatron-llama")
+    file = equal(model, tmp_path / "peft") / "adapter_model.safetensors"
+    save_file({name: each for name, each in load_file(file).items() if not lost or lost not in name}, file)
+    run = ckptconv_here("convert", file.parent, tmp_path / "out", *words(model, "--to", to))
+    assert (run.code, (tmp_path / "out").exists()) == (code, False)
+    assert told in run.err
+    assert "ckptconv merge" in run.err
+
+
+def test_first_factors_that_differ_are_refused_by_name(tmp_path: Path) -> None:
+    model = Model("megatron-llama")
+    file = equal(model, tmp_path / "peft") / "adapter_model.safetensors"
+    factors = load_file(file)
+    factors["base_model.model.model.layers.1.mlp.up_proj.lora_A.weight"] += 1
+    save_file(factors, file)
+    run = ckptconv_here("convert", file.parent, tmp_path / "out", *words(model, *TO_STEP))
+    assert (run.code, (tmp_path / "out").exists()) == (4, False)
+    assert f"'{LAYERS}1.mlp.linear_fc1.adapter.linear_in.weight' is stored twice" in run.err
+    assert "with one first factor (lora_A), and so gate and up" in run.err
