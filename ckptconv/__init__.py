@@ -23,8 +23,12 @@ if TYPE_CHECKING:
         UnsupportedError,
         UsageError,
     )
+    from ckptconv.features.arrays.checkpoint import Checkpoint
+    from ckptconv.features.arrays.checkpoint import open_checkpoint as open  # noqa: A004
+    from ckptconv.features.arrays.loading import load_state_dict
+    from ckptconv.features.arrays.tensor import Tensor
     from ckptconv.features.average.averaging import average
-    from ckptconv.features.dcp_output.distributed import DistributedReader
+    from ckptconv.features.dcp_reader.distributed import DistributedReader
     from ckptconv.features.deltas.patching import patch
     from ckptconv.features.diff.changes import Change
     from ckptconv.features.diff.comparing import diff
@@ -42,10 +46,6 @@ if TYPE_CHECKING:
     from ckptconv.features.virtual_files.files import VirtualFiles
     from ckptconv.features.virtual_files.filesystem import VirtualFileSystem
     from ckptconv.formats.source import Source
-    from ckptconv.library.checkpoint import Checkpoint
-    from ckptconv.library.checkpoint import open_checkpoint as open  # noqa: A004
-    from ckptconv.library.loading import load_state_dict
-    from ckptconv.library.tensor import Tensor
     from ckptconv.options.keywords import (
         AverageOptions,
         ConvertOptions,
@@ -73,7 +73,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "AverageOptions": ("options.keywords", "AverageOptions"),
     "Change": ("features.diff.changes", "Change"),
-    "Checkpoint": ("library.checkpoint", "Checkpoint"),
+    "Checkpoint": ("features.arrays.checkpoint", "Checkpoint"),
     "CkptconvError": ("errors", "CkptconvError"),
     "ConvertOptions": ("options.keywords", "ConvertOptions"),
     "CorruptError": ("errors", "CorruptError"),
@@ -81,7 +81,7 @@ _HOMES = {
     "Difference": ("features.diff.difference", "Difference"),
     "DifferenceError": ("errors", "DifferenceError"),
     "DistributedOptions": ("options.keywords", "DistributedOptions"),
-    "DistributedReader": ("features.dcp_output.distributed", "DistributedReader"),
+    "DistributedReader": ("features.dcp_reader.distributed", "DistributedReader"),
     "FailedError": ("errors", "FailedError"),
     "FinishOptions": ("options.keywords", "FinishOptions"),
     "InspectOptions": ("options.keywords", "InspectOptions"),
@@ -103,7 +103,7 @@ _HOMES = {
     "StoppedError": ("errors", "StoppedError"),
     "Summary": ("features.inspect.summary", "Summary"),
     "TruncatedError": ("errors", "TruncatedError"),
-    "Tensor": ("library.tensor", "Tensor"),
+    "Tensor": ("features.arrays.tensor", "Tensor"),
     "TensorDifference": ("features.diff.difference", "TensorDifference"),
     "UnsafeError": ("errors", "UnsafeError"),
     "UnsupportedError": ("errors", "UnsupportedError"),
@@ -119,9 +119,9 @@ _HOMES = {
     "finish": ("features.parts.finish", "finish"),
     "flatten": ("structure.keymap", "flatten"),
     "inspect": ("features.inspect.inspecting", "inspect"),
-    "load_state_dict": ("library.loading", "load_state_dict"),
+    "load_state_dict": ("features.arrays.loading", "load_state_dict"),
     "merge": ("features.merge.merging", "merge"),
-    "open": ("library.checkpoint", "open_checkpoint"),
+    "open": ("features.arrays.checkpoint", "open_checkpoint"),
     "pack_rows": ("features.rows.pack", "pack"),
     "patch": ("features.deltas.patching", "patch"),
     "save_state_dict": ("features.saving.saving", "save_state_dict"),

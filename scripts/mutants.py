@@ -90,12 +90,6 @@ MUTANTS = [
         "tests/tensors tests/verification/test_kernels.py",
     ),
     Mutant(
-        "library/memory",
-        "            check_unchanged(file for file, memory in used.items() if memory is not None)\n",
-        "",
-        "tests/library/test_loading.py",
-    ),
-    Mutant(
         "storage/files",
         "                index += at + count == len(data)",
         "                index += 1",

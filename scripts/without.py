@@ -57,7 +57,8 @@ def copy(name: str, into: Path) -> None:
     gone = [f"{folder}/{each}/" for each in left_out for folder in (FEATURES, "tests/features")]
     gone += [f"docs/{page}" for page in pages]
     gone += [f"scripts/{script}" for each in left_out for script in listed_by(each, "SCRIPTS")]
-    gone += [file for each in left_out for file in listed_by(each, "FILES")]
+    files = [file for each in left_out for file in listed_by(each, "FILES")]
+    gone += files
     public = [found for each in left_out for found in public_names(each)]
     mentions = re.compile(
         "|".join(
@@ -88,7 +89,7 @@ def copy(name: str, into: Path) -> None:
     )
     # What was measured stays as it was measured.
     measured = re.compile(r"^\|.*\| *[\d.]+ *\|")
-    links = re.compile(rf"\[([^\]]*)\]\([^)\s]*(?:{'|'.join(pages) or '(?!)'})(?:#[^)]*)?\)")
+    links = re.compile(rf"\[([^\]]*)\]\([^)\s]*(?:{'|'.join([*pages, *files]) or '(?!)'})(?:#[^)]*)?\)")
     # Tests of two features together.
     together = re.compile(rf"^tests/features/\w+/with_(?:{'|'.join(left_out)})/")
     listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]

@@ -27,6 +27,19 @@ def offered(source: Any, **options: Any) -> Iterator[Any]:
             yield files
 
 
+def opened(source: Any, **options: Any) -> Iterator[Any]:
+    """Yield the checkpoint as features open it for programs: a mapping of lazy tensors."""
+    for opening in of_features("READER"):
+        with opening(source, **options) as checkpoint:
+            yield checkpoint
+
+
+def loaded(source: Any, **options: Any) -> Iterator[Any]:
+    """Yield the state of a checkpoint as features load it into memory."""
+    for loading in of_features("LOADER"):
+        yield loading(source, **options)
+
+
 def of_features(name: str) -> list[Any]:
     """Return what each feature has under this name."""
     modules = [import_module(f"features.{path.parent.name}.cells") for path in sorted(FEATURES.glob("*/cells.py"))]

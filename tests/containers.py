@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from processes import calls, open_files
 from stores import FAR
 
-import ckptconv
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
+from ckptconv.formats.detect import open_source
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.file import read_torch
 from ckptconv.pickles.nodes import Global
@@ -115,7 +115,7 @@ class ContainerSuite:
         assert {name: bits(tensor) for name, tensor in converted.items()} == {
             name: bits(tensor) for name, tensor in tree.items()
         }
-        assert ckptconv.open(path).source.format == f"torch {self.container}"
+        assert open_source(path).format == f"torch {self.container}"
 
     # ---------------------------------------------------------------------------------------------- what is done for it
 

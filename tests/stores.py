@@ -22,9 +22,9 @@ from processes import Process, prepared
 from remote import KIB, MIB, SHARD, Asked, Proxy, a_model, converted_here, fresh
 from safetensors.torch import load_file
 
-import ckptconv
 from ckptconv import convert
 from ckptconv.errors import CorruptError, FailedError, UsageError
+from ckptconv.formats.detect import open_source
 from ckptconv.outputs.kinds import NAMED
 
 
@@ -295,8 +295,8 @@ class ServedSuite(PlaceSuite):
     def test_opening_a_file_reads_kilobytes_of_it(self, place: Served, link: Proxy, tmp_path: Path) -> None:
         torch.save({"first": torch.zeros(2_000_000), "second": torch.zeros(2_000_000)}, tmp_path / "model.pt")
         url = place.put(tmp_path / "model.pt", "model.pt")
-        with ckptconv.open(url, storage_options=place.through(link).options) as opened:
-            assert [*opened] == ["first", "second"]
+        source = open_source(url, storage_options=place.through(link).options)
+        assert [*source.weights] == ["first", "second"]
         assert any(asked.reads_range for asked in link.asked)
         assert link.bytes_asked < 400 * KIB
 

@@ -6,19 +6,17 @@ import gc
 import json
 import os
 from collections.abc import Callable
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from cells import of_features
 from checkpoints import ckptconv_here
 from safetensors.torch import load_file, load_model
 
 import ckptconv as library
-from ckptconv.cli.registered import COMMANDS
 from ckptconv.options.table import OPTIONS
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -207,64 +205,6 @@ def test_safetensors_loads_it_into_a_model(trained: Any, way: str, tmp_path: Pat
     assert not unexpected
     assert torch.equal(answers(model), answers(trained))
     assert set(load_file(output)) == {name for name, _ in trained.named_parameters()}
-
-
-def test_torch_takes_it_as_memory_maps(trained: Any, tmp_path: Path) -> None:
-    path = tmp_path / "model.pt"
-    torch.save(trained.state_dict(), path)
-    assert ckptconv_here("pt2safetensors", path).code == 0
-    state = library.load_state_dict(path.with_suffix(".safetensors"))
-    with torch.device("meta"):
-        model = type(trained)(trained.config).eval()
-    buffers = dict(type(trained)(trained.config).named_buffers())
-    model.load_state_dict(state, assign=True)
-    assert not [name for name, parameter in model.named_parameters() if parameter.is_meta]
-    for name, buffer in buffers.items():  # those that are not saved are of the model's own making
-        owner, _, last = name.rpartition(".")
-        setattr(model.get_submodule(owner), last, buffer)
-    assert torch.equal(answers(model), answers(trained))
-
-
-# ------------------------------------------------------------------------------------------------------- the examples
-
-
-def example(name: str) -> Any:
-    """A program of the directory examples, as a module."""
-    spec = spec_from_file_location(name, Path(__file__).parents[1] / "examples" / f"{name}.py")
-    assert spec
-    assert spec.loader
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.mark.skipif("dcp2safetensors" not in COMMANDS, reason="there are no directories of ranks")
-@pytest.mark.parametrize("way", ["loaded", "dispatched"])
-@pytest.mark.parametrize("kind", MODELS)
-def test_a_model_on_the_meta_device_is_loaded_from_distcp_files(kind: str, way: str, tmp_path: Path) -> None:
-    torch.manual_seed(5)
-    model = MODELS[kind]().eval()
-    dcp.save({"model": model.state_dict()}, checkpoint_id=tmp_path / "step", no_dist=True)
-    program = example("load_transformers")
-    other = getattr(program, way)(model.config, str(tmp_path / "step"))
-    ids = torch.arange(7).reshape(1, 7)
-    assert torch.equal(other(ids).logits, model(ids).logits)
-
-
-@pytest.mark.skipif("dcp2safetensors" not in COMMANDS, reason="there are no directories of ranks")
-@pytest.mark.parametrize("kind", MODELS)
-def test_accelerate_offloads_what_it_loads_from_distcp_files(kind: str, tmp_path: Path) -> None:
-    torch.manual_seed(5)
-    model = MODELS[kind]().eval()
-    dcp.save({"model": model.state_dict()}, checkpoint_id=tmp_path / "step", no_dist=True)
-    inner = next(name for name, _ in model.named_children())
-    places = {name: "cpu" for name, _ in model.named_children()} | {inner: "disk"}
-    other = example("load_transformers").dispatched(
-        model.config, str(tmp_path / "step"), device_map=places, offload_folder=tmp_path / "offloaded"
-    )
-    assert list((tmp_path / "offloaded").glob("*.dat"))
-    ids = torch.arange(7).reshape(1, 7)
-    assert torch.equal(other(ids).logits, model(ids).logits)
 
 
 @pytest.mark.skipif("dequantize" not in OPTIONS, reason="there are no quantized weights")

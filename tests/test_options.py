@@ -395,8 +395,6 @@ def test_every_path_may_be_a_file_url(tmp_path: Path) -> None:
 CALLS: dict[str, Callable[..., Any]] = {
     "convert": lambda **options: ckptconv.convert("none.pt", "out", **options),
     "verify": lambda **options: ckptconv.verify("none.pt", "out", **options),
-    "open": lambda **options: ckptconv.open("none.pt", **options),
-    "load_state_dict": lambda **options: ckptconv.load_state_dict("none.pt", **options),
     "Options": Options,
     **{name: call for calls in of_features("CALLS") for name, call in calls.items()},
 }
@@ -409,9 +407,6 @@ CALLS: dict[str, Callable[..., Any]] = {
         ("convert", "no_fsync", "fsync"),
         ("convert", "progess", "progress"),
         ("verify", "maxshardsize", "max_shard_size"),
-        ("open", "exclude_frozen_parameters", "exclude_frozen"),
-        ("load_state_dict", "keys", "key"),
-        ("open", "framwork", "framework"),
         ("Options", "job", "jobs"),
         *itertools.chain(*of_features("MISSPELT")),
     ],
@@ -446,13 +441,6 @@ def test_a_name_of_another_program_is_met_with_advice() -> None:
     ("call", "name", "value"),
     [
         ("verify", "dtype", 3),
-        ("open", "inert", 1),
-        ("open", "exclude_frozen", "yes"),
-        ("open", "model_rank", "first"),
-        ("open", "storage_options", "{"),
-        ("load_state_dict", "key", 3),
-        ("load_state_dict", "storage_options", []),
-        ("load_state_dict", "dtype", "int4"),
         *itertools.chain(*of_features("WRONG_VALUES")),
     ],
 )

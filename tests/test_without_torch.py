@@ -1,4 +1,4 @@
-"""torch is an extra: every command, and the library but for load_state_dict, works where it cannot be imported."""
+"""torch is an extra: every command, and the library, works where it cannot be imported."""
 
 from __future__ import annotations
 
@@ -85,18 +85,3 @@ def test_what_only_copies_works_without_numpy_too(tmp_path: Path) -> None:
     command = [sys.executable, "-c", without(["torch", "numpy"], PLAIN, tmp_path), json.dumps(copying, default=str)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_load_state_dict_says_what_to_install(tmp_path: Path) -> None:
-    code = """
-import ckptconv
-try:
-    ckptconv.load_state_dict("model.safetensors")
-except ckptconv.UsageError as error:
-    print(error)
-"""
-    done = prepared().run(without(["torch"], code, tmp_path), cwd=tmp_path)
-    assert done.stdout == (
-        "torch is needed for its tensors, but cannot be imported: No module named torch. Install it: pip install "
-        "'ckptconv[torch]'. Or open with framework=\"np\".\n"
-    )

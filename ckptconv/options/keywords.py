@@ -11,28 +11,23 @@ from importlib import import_module
 from typing import Any, TypedDict
 
 from ckptconv.options.option import Option
-from ckptconv.options.table import (
-    LOADING,
-    OPTIONS,
-    VERIFYING,
-    VIEWING,
-)
+from ckptconv.options.table import OPTIONS, VERIFYING
 
 # The options that each type has, and its docstring.
 TABLES = {
     "ConvertOptions": (OPTIONS, "Options of `convert`, `save_state_dict` and `VirtualFiles`."),
     "VerifyOptions": (VERIFYING, "Options of `verify`."),
-    "OpenOptions": (VIEWING, "Options of `open`."),
-    "LoadOptions": (LOADING, "Options of `load_state_dict`."),
 }
 # Further types: the modules of features that have their options and docstring, as `KEYWORDS`.
 FEATURES: dict[str, str] = {
     "AverageOptions": "ckptconv.features.average.options",
     "DiffOptions": "ckptconv.features.diff.options",
-    "DistributedOptions": "ckptconv.features.dcp_output.distributed_options",
+    "DistributedOptions": "ckptconv.features.dcp_reader.options",
     "FinishOptions": "ckptconv.features.parts.finishing",
     "InspectOptions": "ckptconv.features.inspect.options",
+    "LoadOptions": "ckptconv.features.arrays.loading_options",
     "MergeOptions": "ckptconv.features.merge.options",
+    "OpenOptions": "ckptconv.features.arrays.opening_options",
     "PatchOptions": "ckptconv.features.deltas.options",
     "RowsOptions": "ckptconv.features.rows.options",
     "ScanOptions": "ckptconv.features.scan.options",

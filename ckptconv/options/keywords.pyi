@@ -71,7 +71,7 @@ class _Sharding(TypedDict, total=False):
 
 
 class _Casting(TypedDict, total=False):
-    """Convert, Verify, Load, Average, Distributed, Merge, Patch, Rows."""
+    """Convert, Verify, Average, Distributed, Load, Merge, Patch, Rows."""
 
     dtype: DTypeName | TorchDType | None
     """Cast floating-point tensors to float32, bfloat16 or float16 (or fp32, bf16, fp16); keep leaves them as they are.
@@ -79,7 +79,7 @@ class _Casting(TypedDict, total=False):
 
 
 class _Choosing(TypedDict, total=False):
-    """Convert, Verify, Open, Load, Average, Diff, Distributed, Inspect, Merge, Patch, Rows."""
+    """Convert, Verify, Average, Diff, Distributed, Inspect, Load, Merge, Open, Patch, Rows."""
 
     key: str | None
     """Take only this subtree, such as state_dict or optimizer.state; . is everything."""
@@ -158,7 +158,7 @@ class _Tied(TypedDict, total=False):
 
 
 class _Structure(TypedDict, total=False):
-    """Convert, Verify, Open, Average, Merge, Rows."""
+    """Convert, Verify, Average, Merge, Open, Rows."""
 
     structure: bool
     """False: Write only tensors: no structure record, and so no other values of the checkpoint."""
@@ -212,7 +212,7 @@ class _ReadingStates(TypedDict, total=False):
 
 
 class _Ordering(TypedDict, total=False):
-    """Convert, Verify, Open, Diff, Distributed, Rows."""
+    """Convert, Verify, Diff, Distributed, Open, Rows."""
 
     order: str | os.PathLike[str] | None
     """The order in which the optimizer numbers its parameters. FILE is a list of their names, one per line or in JSON
@@ -274,7 +274,7 @@ class _Attesting(TypedDict, total=False):
 
 
 class _Spooling(TypedDict, total=False):
-    """Convert, Verify, Open, Average, Diff, Distributed, Inspect, Merge, Patch, Rows."""
+    """Convert, Verify, Average, Diff, Distributed, Inspect, Merge, Open, Patch, Rows."""
 
     spool_dir: str | os.PathLike[str] | None
     """Store temporary files in DIR: for pipes, compressed tensors and remote files. Default: next to OUTPUT, or
@@ -285,35 +285,35 @@ class _Spooling(TypedDict, total=False):
 
 
 class _Connecting(TypedDict, total=False):
-    """Convert, Verify, Open, Load, Average, Diff, Distributed, Finish, Inspect, Merge, Patch, Rows, Scan."""
+    """Convert, Verify, Average, Diff, Distributed, Finish, Inspect, Load, Merge, Open, Patch, Rows, Scan."""
 
     storage_options: Mapping[str, Any] | str | None
     """Settings of a store, for fsspec, such as '{"anon": true}'."""
 
 
 class _Undecoded(TypedDict, total=False):
-    """Convert, Verify, Open, Load, Average, Diff, Inspect, Merge, Patch, Rows."""
+    """Convert, Verify, Average, Diff, Inspect, Load, Merge, Open, Patch, Rows."""
 
     raw: bool
     """Convert whole modules as objects, not as their state dicts."""
 
 
 class _SingleFile(TypedDict, total=False):
-    """Convert, Verify, Open, Load, Diff, Patch, Rows."""
+    """Convert, Verify, Diff, Load, Open, Patch, Rows."""
 
     alone: bool
     """Convert INPUT alone, even if it is one file of a set, such as a rank's file or a shard."""
 
 
 class _Detecting(TypedDict, total=False):
-    """Convert, Verify, Open, Inspect, Rows."""
+    """Convert, Verify, Inspect, Open, Rows."""
 
     family: str | None
     """The required family of the input: torch, deepspeed, dcp, safetensors, or that of a plug-in."""
 
 
 class _Precision(TypedDict, total=False):
-    """Convert, Verify, Open, Load, Average, Diff, Distributed, Merge, Patch, Rows."""
+    """Convert, Verify, Average, Diff, Distributed, Load, Merge, Open, Patch, Rows."""
 
     master: bool
     """For Megatron-core: write the optimizer's fp32 master weights instead of the weights."""
@@ -323,21 +323,21 @@ class _Precision(TypedDict, total=False):
 
 
 class _Dequantizing(TypedDict, total=False):
-    """Convert, Verify, Open, Load, Average, Diff, Inspect, Merge, Rows."""
+    """Convert, Verify, Average, Diff, Inspect, Load, Merge, Open, Rows."""
 
     dequantize: bool
     """Convert quantized weights (codes, scales, zero points) to plain ones, in bfloat16 or --dtype."""
 
 
 class _Mapping(TypedDict, total=False):
-    """Convert, Verify, Open, Average, Distributed, Inspect, Merge, Rows."""
+    """Convert, Verify, Average, Distributed, Inspect, Merge, Open, Rows."""
 
     map: str | os.PathLike[str] | None
     """Give tensors the names and layouts of another program, with a built-in map (`ckptconv maps`) or a file of rules."""
 
 
 class _Measuring(TypedDict, total=False):
-    """Convert, Verify, Open, Average, Diff, Distributed, Inspect, Merge, Rows."""
+    """Convert, Verify, Average, Diff, Distributed, Inspect, Merge, Open, Rows."""
 
     size: Mapping[str, int] | str | list[str] | tuple[str, ...] | None
     """The size of an axis of the map, such as n=32, if shapes and config.json do not give it; repeatable."""
@@ -477,38 +477,6 @@ class VerifyOptions(
     states: str | os.PathLike[str] | None
     """The optimizer states: those that the conversion wrote there, or of a checkpoint of torch.distributed.checkpoint
     those that went into it."""
-
-
-class OpenOptions(
-    _Choosing,
-    _Structure,
-    _Ordering,
-    _Spooling,
-    _Connecting,
-    _Undecoded,
-    _SingleFile,
-    _Detecting,
-    _Precision,
-    _Dequantizing,
-    _Mapping,
-    _Measuring,
-    _Layers,
-    total=False,
-):
-    """Options of `open`."""
-
-    exclude_frozen: bool
-    """Leave frozen parameters out."""
-
-    model_rank: int | str | None
-    """Only this tensor-parallel rank of DeepSpeed, from 0."""
-
-    with_states: bool
-    """The optimizer's states too: read what describes them now, not when they are asked for."""
-
-
-class LoadOptions(_Casting, _Choosing, _Connecting, _Undecoded, _SingleFile, _Precision, _Dequantizing, total=False):
-    """Options of `load_state_dict`."""
 
 
 class AverageOptions(
@@ -651,6 +619,10 @@ class InspectOptions(
     """Also show the result of a conversion to DTYPE (fp32, bf16, fp16, keep)."""
 
 
+class LoadOptions(_Casting, _Choosing, _Connecting, _Undecoded, _SingleFile, _Precision, _Dequantizing, total=False):
+    """Options of `load_state_dict`."""
+
+
 class MergeOptions(
     _Sharding,
     _Casting,
@@ -680,6 +652,34 @@ class MergeOptions(
     adapter: str | None
     """If ADAPTER holds several adapters, such as the reference in TRL's checkpoints, merge the one called NAME.
     Default: the only one."""
+
+
+class OpenOptions(
+    _Choosing,
+    _Structure,
+    _Ordering,
+    _Spooling,
+    _Connecting,
+    _Undecoded,
+    _SingleFile,
+    _Detecting,
+    _Precision,
+    _Dequantizing,
+    _Mapping,
+    _Measuring,
+    _Layers,
+    total=False,
+):
+    """Options of `open`."""
+
+    exclude_frozen: bool
+    """Leave frozen parameters out."""
+
+    model_rank: int | str | None
+    """Only this tensor-parallel rank of DeepSpeed, from 0."""
+
+    with_states: bool
+    """The optimizer's states too: read what describes them now, not when they are asked for."""
 
 
 class PatchOptions(

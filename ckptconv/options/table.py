@@ -341,7 +341,7 @@ class Options(Given):
 
 
 class _Opening:
-    """Options that only `open` has, or names differently."""
+    """Options of what opens a checkpoint, which a conversion lacks, or names differently."""
 
     exclude_frozen = Option(FLAG, "Leave frozen parameters out.", group=LIBRARY)
     model_rank = Option(counted(0, 1 << 20), "Only this tensor-parallel rank of DeepSpeed, from 0.", group=LIBRARY)
@@ -418,17 +418,13 @@ _OF_TENSORS = (
 
 _PART = "layers experts component vocab graft config"
 
-# The options of calls of the library that are no conversions.
+# The options of what opens a checkpoint.
+OF_OPENING = options_in(_Opening)
 OPENING = named_in(
     f"key tag exclude_frozen model_rank states structure {_AS_IT_IS} master unstack dequantize map size like order "
     f"{_PART} family {_REACHED}",
-    {**OPTIONS, **options_in(_Opening)},
+    {**OPTIONS, **OF_OPENING},
 )
-# The options about names and dtypes of an opened checkpoint, in addition to those about reading it.
-VIEWING = {name: option for name, option in OPENING.items() if name != "states"} | named_in(
-    "with_states partial fill", {**OPTIONS, **options_in(_Opening)}
-)
-LOADING = named_in(f"key dtype dequantize tag {_AS_IT_IS} master unstack storage_options")
 # The same `to`, for outputs that are checkpoints of torch.distributed.checkpoint if it is given.
 TO_CHECKPOINT = OPTIONS["to"].explained(
     "Write a checkpoint of torch.distributed.checkpoint: .distcp files (dcp), or the safetensors shards of its "

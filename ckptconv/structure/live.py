@@ -33,8 +33,8 @@ from ckptconv.tensors.strides import is_contiguous
 # A storage is rebuilt for its views unless that takes more than _SPREAD times their own memory, plus _SPARE bytes.
 _SPREAD = 64
 _SPARE = 1 << 20
-# The module of the classes of opened checkpoints.
-_OWN = "ckptconv.library."
+# Where classes are that hold open files, such as that of opened checkpoints.
+_OWN = "ckptconv.features."
 
 
 # ---------------------------------------------------------------------------------------------------- live to inert

@@ -13,6 +13,7 @@ import pytest
 import torch
 from cells import looking, of_features, trained
 from checkpoints import COMMAND, Run, a_torch_set, bits, ckptconv_here, contents, done, metadata_of
+from reading import state_in
 from safetensors.torch import load_file, save_file
 
 import ckptconv
@@ -300,7 +301,7 @@ def test_the_structure_record_stays_true(place: Path) -> None:
     torch.save(NESTED, "in.pt")
     succeeding("convert", "in.pt", "in.safetensors")
     succeeding("convert", "in.safetensors", "cast.safetensors", "--dtype", "bf16", "--verify")
-    back = ckptconv.load_state_dict("cast.safetensors")
+    back = state_in(place / "cast.safetensors")
     assert back["epoch"] == 3
     assert torch.equal(back["s"]["x"], NESTED["s"]["x"].bfloat16())  # type: ignore[index]
     succeeding("convert", "in.safetensors", "shards", "--max-shard-size", "12", "--verify")
@@ -314,10 +315,10 @@ def test_names_given_in_an_earlier_conversion_stay(place: Path) -> None:
     succeeding("convert", "renamed.safetensors", "out.safetensors", "--dtype", "bf16", "--verify")
     assert set(load_file("out.safetensors")) == {"net.x", "net.y"}
     succeeding("verify", "renamed.safetensors", "out.safetensors", "--dtype", "bf16")
-    assert ckptconv.load_state_dict("out.safetensors")["s"].keys() == {"x", "y"}
+    assert state_in(place / "out.safetensors")["s"].keys() == {"x", "y"}
     succeeding("convert", "renamed.safetensors", "again.safetensors", "--rename", "net=t", "--verify")
     assert set(load_file("again.safetensors")) == {"t.x", "t.y"}
-    assert ckptconv.load_state_dict("again.safetensors")["s"].keys() == {"x", "y"}
+    assert state_in(place / "again.safetensors")["s"].keys() == {"x", "y"}
     run = succeeding("convert", "renamed.safetensors", "some.safetensors", "--include", "net.x", "--verify")
     assert "its structure record was left out" in run.err
     assert set(load_file("some.safetensors")) == {"net.x"}

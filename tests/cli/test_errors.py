@@ -159,7 +159,7 @@ def test_who_writes_says_what_an_error_leaves_untouched(tmp_path: Path) -> None:
             ckptconv.finish(output, before_commit=fail)
         assert str(caught.value) == "The hook failed. No output was published. Mend it."
     path.write_bytes(SOUND[:-40])
-    calls: list[tuple[Callable[..., object], bool]] = [(ckptconv.open, False)]
+    calls: list[tuple[Callable[..., object], bool]] = [(call, False) for call in of_features("READER")]
     calls += [(functools.partial(make, out=output), True) for make in of_features("MAKE")]
     for call, told in calls:
         with pytest.raises(CorruptError) as broken:

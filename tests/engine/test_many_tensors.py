@@ -90,7 +90,7 @@ def test_every_storage_is_checked_once(memory: int, state: Any, tmp_path: Path) 
 @pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}], ids=["as they are", "converted"])
 def test_a_flipped_bit_in_any_is_found(options: Any, state: Any, tmp_path: Path) -> None:
     path, _ = state
-    records = [record for record in open_source(str(path)).files.records[str(path)] if record.size]
+    records = [record for record in open_source(path).files.records[str(path)] if record.size]
     for number in (0, len(records) // 2, len(records) - 1):
         data = bytearray(path.read_bytes())
         data[records[number].offset + records[number].size - 1] ^= 4

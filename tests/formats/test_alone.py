@@ -8,15 +8,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from cells import looking, of_features, offered
+from cells import loaded, looking, of_features, offered, opened
 from checkpoints import ckptconv_here, contents, done
 from effort import every
 from lone_files import STATE, Make, W, making
+from reading import state_in
 from safetensors.torch import load_file, save_file
 
 import ckptconv
 from ckptconv import CorruptError, UnsupportedError
 from ckptconv.cli.registered import COMMANDS
+from ckptconv.formats.detect import open_source
 from ckptconv.options.table import OPTIONS
 from ckptconv.outputs.kinds import FURTHER
 
@@ -69,7 +71,7 @@ def test_it_is_converted_if_it_is_asked_for_alone(family: str, tmp_path: Path) -
     for output in (tmp_path / "o", tmp_path / "o.safetensors"):
         if output.suffix:
             assert ckptconv_here("convert", path, output, "--alone", "--opaque", "drop", "--no-fsync").code == 0
-        assert ckptconv.load_state_dict(output)
+        assert state_in(output)
 
 
 def test_no_directory_is_proposed_that_is_not_that_of_the_others(tmp_path: Path) -> None:
@@ -158,18 +160,16 @@ def test_a_set_without_its_index_is_told(tmp_path: Path) -> None:
         5, shard, f"the directory of the set, {tmp_path}", "--alone"
     )
     assert ckptconv_here("convert", shard, tmp_path / "o", "--alone").code == 0
-    assert ckptconv.open(tmp_path / "o").keys() == ckptconv.open(shard).keys() == {"w1"}
+    assert open_source(tmp_path / "o").weights.keys() == open_source(shard).weights.keys() == {"w1"}
 
 
 def test_no_way_takes_it_for_a_model(tmp_path: Path) -> None:
     path = PARTS["a shard of safetensors"][0](tmp_path)
     other = making(STATE, "other/model.safetensors")(tmp_path)
-    with pytest.raises(UnsupportedError, match="--alone"):
-        ckptconv.load_state_dict(path)
     # The tensors of a named shard are whole.
-    with ckptconv.open(path) as ck:
+    for ck in opened(path):
         assert [*ck] == [*load_file(path)]
-    for offer in of_features("OFFERING"):
+    for offer in (*of_features("OFFERING"), *of_features("LOADER")):
         with pytest.raises(UnsupportedError, match="--alone"):
             offer(path)
     for command in (
@@ -185,11 +185,14 @@ def test_no_way_takes_it_for_a_model(tmp_path: Path) -> None:
 
 def test_who_asks_for_it_alone_has_it_everywhere(tmp_path: Path) -> None:
     path = PARTS["a shard of safetensors"][0](tmp_path)
-    assert ckptconv.load_state_dict(path, alone=True).keys() == STATE.keys()
-    with ckptconv.open(path, alone=True) as ck:
-        assert list(ck) == list(STATE)
-        ckptconv.convert(ck, tmp_path / "o.safetensors", fsync=False)
+    ckptconv.convert(path, tmp_path / "o.safetensors", alone=True, fsync=False)
     assert load_file(tmp_path / "o.safetensors").keys() == STATE.keys()
+    for state in loaded(path, alone=True):
+        assert state.keys() == STATE.keys()
+    for ck in opened(path, alone=True):
+        assert list(ck) == list(STATE)
+        ckptconv.convert(ck, tmp_path / "again.safetensors", fsync=False)
+        assert load_file(tmp_path / "again.safetensors").keys() == STATE.keys()
     for files in offered(path, alone=True):
         assert files.keys() == {"model.safetensors"}
 
@@ -204,4 +207,4 @@ def test_an_index_says_that_its_files_are_all(tmp_path: Path) -> None:
 def test_what_a_file_of_a_directory_holds_is_an_error_of_the_directory(tmp_path: Path) -> None:
     save_file(STATE, tmp_path / "model-00001-of-00002.safetensors")
     with pytest.raises(CorruptError, match="lacks the other files"):
-        ckptconv.load_state_dict(tmp_path)
+        open_source(tmp_path).check_weights()

@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save, save_file
 import ckptconv
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsafeError, UnsupportedError, UsageError
 from ckptconv.formats import safetensors
+from ckptconv.formats.detect import open_source
 from ckptconv.formats.weight_map import read_index
 from ckptconv.storage import strict_json
 from ckptconv.storage.location import Location
@@ -41,7 +42,7 @@ def entry(begin: int, end: int, dtype: str = "F32", shape: Any = None) -> dict[s
 
 
 def tensors_of(path: Path) -> Any:
-    return ckptconv.open(path).source.weights
+    return open_source(path).weights
 
 
 # --------------------------------------------------------------------------------------------------------- sound files
@@ -102,7 +103,7 @@ def test_a_header_may_be_padded_with_spaces_and_have_no_metadata_or_none(tmp_pat
 
 def test_no_data_is_read(tmp_path: Path) -> None:
     save_file({"w": torch.ones(1 << 20)}, tmp_path / "x.safetensors")
-    assert ckptconv.open(tmp_path / "x.safetensors").source.bytes_read < 1000
+    assert open_source(tmp_path / "x.safetensors").bytes_read < 1000
 
 
 def test_four_bit_elements_come_in_pairs(tmp_path: Path) -> None:
@@ -337,13 +338,13 @@ def test_a_record_that_does_not_fit_the_tensors_is_told_with_its_place(tmp_path:
     record = '{"version":1,"root":["dict","w",{},"v",{}]}'
     save_file({"w": torch.ones(2)}, tmp_path / "x.safetensors", {"ckptconv.structure": record})
     with pytest.raises(CorruptError, match=r"x\.safetensors.*'v'"):
-        ckptconv.open(tmp_path / "x.safetensors")
+        open_source(tmp_path / "x.safetensors")
     save_file({"w": torch.ones(2)}, tmp_path / "x.safetensors", {"ckptconv.structure": "nonsense"})
     with pytest.raises(CorruptError, match=r"x\.safetensors.*not JSON"):
-        ckptconv.open(tmp_path / "x.safetensors")
+        open_source(tmp_path / "x.safetensors")
     save_file({"w": torch.ones(2)}, tmp_path / "x.safetensors", {"ckptconv.structure": '{"version":2,"root":{}}'})
     with pytest.raises(UnsupportedError, match=r"x\.safetensors.*version 2"):
-        ckptconv.open(tmp_path / "x.safetensors")
+        open_source(tmp_path / "x.safetensors")
 
 
 def test_a_record_beside_a_directory_of_files_is_found(tmp_path: Path) -> None:

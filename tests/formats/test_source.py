@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from checkpoints import copy_of
 
-import ckptconv
+from ckptconv.formats.detect import open_source
 from ckptconv.formats.source import Defaults, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.planning import planned
@@ -19,7 +19,7 @@ from ckptconv.plan import identify
 
 def test_what_is_read_anyway_is_not_read_again(tmp_path: Path) -> None:
     checkpoint = copy_of("z3_bf16_w2", tmp_path)
-    source = ckptconv.open(checkpoint).source
+    source = open_source(checkpoint)
     assert source.optimizer
     shutil.rmtree(checkpoint)
     states = planned(source, Target(str(tmp_path / "states"), "states"), Options())

@@ -16,10 +16,8 @@ import ckptconv
 
 # {call: what it does with a value}. Each takes one in the place of a path.
 PATHS: dict[str, Callable[[Any], object]] = {
-    "open": ckptconv.open,
     "convert": lambda value: ckptconv.convert(value, "out"),
     "verify": lambda value: ckptconv.verify(value, "model.pt"),
-    "load_state_dict": ckptconv.load_state_dict,
     **{name: call for calls in of_features("PATHS") for name, call in calls.items()},
 }
 # {what is no path: how the message shows it}
@@ -71,15 +69,9 @@ OTHERS: dict[str, tuple[Callable[[Any], object], Any, str]] = {
         "x",
         "before_commit 'x' is not a function",
     ),
-    "device": (
-        lambda value: ckptconv.load_state_dict("model.pt", device=value),
-        "no:thing",
-        "'no:thing' is not a device",
-    ),
-    "framework": (lambda value: ckptconv.open("model.pt", framework=value), ["np"], "The framework ['np']"),
-    "raw": (lambda value: ckptconv.open("model.pt")["weight"].numpy(raw=value), [], "neither True nor False"),
     "flat": (lambda value: ckptconv.unflatten(value, None), "text", "takes a mapping and text, not 'text' and None"),
     "structure": (lambda value: ckptconv.unflatten({}, value), 5, "takes a mapping and text, not dict and 5"),
+    **{name: case for cases in of_features("OTHER_VALUES") for name, case in cases.items()},
 }
 
 

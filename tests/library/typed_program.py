@@ -25,13 +25,6 @@ class Bfloat16:
         return self
 
 
-class Array:
-    """As arrays are typed."""
-
-    def mean(self) -> float:
-        return 0.0
-
-
 class Bar:
     """As tqdm's bars are typed."""
 
@@ -74,13 +67,6 @@ def right(path: Path, size: int, done: list[int]) -> None:
     ckptconv.convert(path, progress=done.append, on_total=print, before_commit=lambda: None)
     same: ckptconv.Verification = ckptconv.verify(path, "out", dtype="fp32")
     print(same.bytes_compared + 1)
-    with ckptconv.open(path, "np", key="model", model_rank=0) as ck:
-        tensor: ckptconv.Tensor = ck["w"]
-        shape: tuple[int, ...] = tensor.shape
-        names: list[str] = list(ck)
-        print(shape, names, ck.optimizer["w.exp_avg"].nbytes, tensor[1:2, ...])
-    state: dict[str, object] = ckptconv.load_state_dict(path, device="cpu", dtype="bf16")
-    print(state.keys())
     flat, structure = ckptconv.flatten({"a": 1})
     ckptconv.unflatten(flat, structure)
     try:
@@ -89,13 +75,6 @@ def right(path: Path, size: int, done: list[int]) -> None:
         print(error.difference["what"], error.exit_code + 1)
     except (ckptconv.NoTensorError, ckptconv.StoppedError) as error:
         print(error.hint.upper())
-
-
-def average(checkpoint: ckptconv.Checkpoint[Array], name: str) -> float:
-    """Knows the arrays of an opened checkpoint."""
-    array: Array = checkpoint.get_tensor(name)
-    named: dict[str, Array] = checkpoint.get_tensors([name])
-    return sum(each.mean() for each in (array, named[name], *(other for _, other in checkpoint.forward())))
 
 
 def wrong(path: Path) -> None:
@@ -111,10 +90,6 @@ def wrong(path: Path) -> None:
     ckptconv.convert(path, on_total=lambda: None)  # type: ignore[arg-type, misc]
     ckptconv.convert()  # type: ignore[call-arg]
     ckptconv.verify(path, checksums=True)  # type: ignore[call-arg]
-    ckptconv.open(path, "tf")  # type: ignore[call-overload]
-    ckptconv.open(path, dtype="bf16")  # type: ignore[call-overload]
-    ckptconv.load_state_dict(path).forward()  # type: ignore[attr-defined]
-    ckptconv.load_state_dict(path, keys="model")  # type: ignore[call-arg]
     print(ckptconv.convert(path).bytes)  # type: ignore[attr-defined]
     ckptconv.load(path)  # type: ignore[attr-defined]
     raise ckptconv.UsageError  # type: ignore[call-arg]

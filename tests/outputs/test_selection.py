@@ -14,10 +14,10 @@ import torch
 from checkpoints import ckptconv_here, done
 from compare import assert_same
 from effort import every
+from reading import state_in
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-import ckptconv
 from ckptconv.cli.registered import COMMANDS
 from ckptconv.outputs.selection import globs_like, goal, untie
 from ckptconv.structure import keymap
@@ -42,7 +42,7 @@ def test_names_given_on_the_way_there_stand_in_the_file_and_keys_in_the_record(o
     file = tmp_path / output if output != "x" else tmp_path / "x" / "model.safetensors"
     with safe_open(file, "pt") as opened:
         assert set(opened.keys()) == {"a", "b"}
-    assert_same(state, ckptconv.load_state_dict(tmp_path / output))
+    assert_same(state, state_in(tmp_path / output))
 
 
 # ------------------------------------------------------------------------------- what is no tensor, and may be a secret
@@ -123,7 +123,7 @@ def test_what_was_not_chosen_is_in_no_file_that_is_written(options: list[str], o
     assert run.json["recorded"] == (["epoch"] if "[" in "".join(options) else [])
     assert run.json["opaque"] == []
     assert ckptconv_here("verify", tmp_path / "x.pt", target, *options).code == 0
-    back = ckptconv.load_state_dict(target)
+    back = state_in(target)
     weights = back if "--key" in options else back.get("state_dict", back)
     prefix = "state_dict." if "state_dict.a.weight" in weights else ""
     assert torch.equal(weights[f"{prefix}a.weight"], training()["state_dict"]["a.weight"])
@@ -180,7 +180,7 @@ def test_what_is_shared_is_whole_where_it_was_chosen(tmp_path: Path) -> None:
         (["--exclude", "a", "--exclude", "*.again"], {"b": {"betas": betas, "tags": tags}, "w": state["w"]}),
     ):
         assert ckptconv_here("pt2safetensors", tmp_path / "x.pt", *options).code == 0
-        back = ckptconv.load_state_dict(tmp_path / "x.safetensors")
+        back = state_in(tmp_path / "x.safetensors")
         assert_same(expected, back)
         if "again" in back["b"]:
             assert back["b"]["tags"] is back["b"]["again"]

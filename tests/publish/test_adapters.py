@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from cells import looking
+from cells import looking, opened
 from checkpoints import DATA, ckptconv_here
 from safetensors.torch import load_file, save_file
 
 from ckptconv import UsageError, convert, verify
-from ckptconv import open as open_
 
 ADAPTER = DATA / "peft" / "llava" / "adapter"
 pytestmark = pytest.mark.usefixtures("place")
@@ -47,8 +46,8 @@ def test_old_files_are_known() -> None:
     wanted, found = (load_file(f"{each}/adapter_model.safetensors") for each in (ADAPTER, "out"))
     assert {name: t.tolist() for name, t in found.items()} == {name: t.tolist() for name, t in wanted.items()}
     assert Path("out/adapter_config.json").exists()
-    with open_(place) as opened:
-        assert {name: tensor[...].tolist() for name, tensor in opened.items()} == {
+    for checkpoint in opened(place):
+        assert {name: tensor[...].tolist() for name, tensor in checkpoint.items()} == {
             name: tensor.tolist() for name, tensor in wanted.items()
         }
     for command in looking():

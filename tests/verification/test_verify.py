@@ -31,6 +31,7 @@ from stores import FAR
 import ckptconv as library
 from ckptconv import convert
 from ckptconv.errors import CkptconvError, DifferenceError, FailedError, UnsupportedError, UsageError
+from ckptconv.formats.detect import open_source
 from ckptconv.outputs.kinds import KINDS, NAMED, entry_of
 from ckptconv.storage.files import Readers
 from ckptconv.storage.reading import Reader
@@ -364,7 +365,7 @@ def test_every_single_bit_of_a_file_counts(tmp_path: Path) -> None:
     shared = torch.tensor([1.0, float("nan")])
     torch.save({"a\x1f": shared, "b": shared, "c": torch.tensor([True]), "step": 7}, source)
     convert(source, output)
-    opened = library.open(source)
+    opened = open_source(source)
     whole = output.read_bytes()
     unnoticed = []
     # A bit or two of every byte, and in a thorough run all.
@@ -406,7 +407,7 @@ def _flipping(made: list[Any] = []) -> tuple[Any, Path]:  # noqa: B006
         directory = Path(tempfile.mkdtemp())
         torch.save(state(), directory / "source.pt")
         convert(directory / "source.pt", directory / "output", max_shard_size=300)
-        made.extend([library.open(directory / "source.pt"), directory / "output"])
+        made.extend([open_source(directory / "source.pt"), directory / "output"])
     return made[0], made[1]
 
 

@@ -4,7 +4,7 @@ In: a `Source`, with the optimizer's states of another one, which `states` finds
 plans the files, with `describing` their description; `optimizer` arranges the states, and `layout` and `imitating` cut
 the files like those of another checkpoint. Out: an output. `kind`, `shards_kind` and `accelerate_kind` have the entries
 of such outputs in the trunk's tables, `output` and `accelerate` plan them, and `comparing` compares them with their
-source. `distributed` has torch itself load any checkpoint, and `safetensors2dcp` is the command.
+source. `safetensors2dcp` is the command.
 """
 
 from __future__ import annotations

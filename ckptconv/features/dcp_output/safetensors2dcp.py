@@ -8,7 +8,7 @@ import typer
 
 from ckptconv.cli.making import convert_one
 from ckptconv.cli.options import CONVERTING, named, required, taking
-from ckptconv.features.dcp_output.distributed_options import STATES_READ
+from ckptconv.features.dcp_output.states_option import STATES_READ
 from ckptconv.options.table import TO_CHECKPOINT
 
 # Commands whose report is that of a conversion.

@@ -9,7 +9,7 @@ from ckptconv.errors import UsageError
 from ckptconv.options import NAMING
 from ckptconv.options.kinds import MOST_ITEMS, NUMBER, choice, counted
 from ckptconv.options.option import Option, options_in
-from ckptconv.options.table import COMMAND, OPTIONS, VIEWING, Options, named_in
+from ckptconv.options.table import COMMAND, OF_OPENING, OPTIONS, Options, named_in
 
 _RULE = choice("symmetric", "numpy")
 
@@ -24,7 +24,7 @@ def _rule(value: Any, called: str) -> Any:
 class _Comparing:
     """Options that only `diff` has, or that have another meaning for it."""
 
-    with_states = VIEWING["with_states"].explained(
+    with_states = OF_OPENING["with_states"].explained(
         "Compare the optimizer states too, by parameter.", former="--optimizer"
     )
     dtype = Options.table["dtype"].explained(

@@ -63,8 +63,8 @@ def save_state_dict(
 
     Examples:
         >>> report = ckptconv.save_state_dict({"w": torch.ones(2), "step": 7}, "saved.safetensors")
-        >>> ckptconv.load_state_dict("saved.safetensors")
-        {'w': tensor([1., 1.]), 'step': 7}
+        >>> [file.path for file in report.outputs], report.tensors
+        (['saved.safetensors'], 1)
     """
     if isinstance(state, (str, os.PathLike)):
         raise UsageError(

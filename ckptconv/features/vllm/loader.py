@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ckptconv.errors import UsageError
-from ckptconv.library.checkpoint import open_checkpoint
+from ckptconv.features.arrays.checkpoint import open_checkpoint
 from ckptconv.storage import strict_json
 from ckptconv.text import brief
 

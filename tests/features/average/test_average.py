@@ -20,11 +20,12 @@ from faults import other_fields
 from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from reading import state_in
 from safetensors.torch import load_file, save_file
 from stores import FAR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from ckptconv import DifferenceError, UnsupportedError, UsageError, average, convert, load_state_dict, verify
+from ckptconv import DifferenceError, UnsupportedError, UsageError, average, convert, verify
 from ckptconv.features.average.options import AVERAGING
 from ckptconv.formats.registered import DESCRIBING
 from ckptconv.options.table import OPTIONS
@@ -191,7 +192,7 @@ def test_states_of_an_optimizer_are_those_of_the_last() -> None:
         torch.save({"model": layer.state_dict(), "optimizer": optimizer.state_dict(), "step": number}, f"{number}.pt")
     report = average(["0.pt", "1.pt"], "whole.safetensors", verify=True)
     assert any("states" in note for note in report.notes)
-    whole, last = load_state_dict("whole.safetensors"), torch.load("1.pt")
+    whole, last = state_in(Path("whole.safetensors")), torch.load("1.pt")
     assert whole["step"] == 1
     assert torch.equal(whole["optimizer"]["state"][0]["exp_avg"], last["optimizer"]["state"][0]["exp_avg"])
     average(["0.pt", "1.pt"], "model.safetensors", key="model")

@@ -21,6 +21,7 @@ from effort import TIMES, every, examples
 from features.dcp.writer import Box, Checkpoint, cut, entry_of, grid, one, shards, whole
 from hypothesis import given
 from hypothesis import strategies as st
+from reading import state_of
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.filesystem import SerializationFormat
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
@@ -28,6 +29,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 import ckptconv
 from ckptconv.engine.execute import carry_out
 from ckptconv.features.dcp import archive_templates
+from ckptconv.formats.detect import open_source
 from ckptconv.plan import Data, FilePlan
 from ckptconv.storage.packed import SpoolingReaders
 from ckptconv.storage.writing import Writer
@@ -57,7 +59,7 @@ def content(tensor: LazyTensor, memory: int = 1 << 20) -> bytes:
 
 
 def opened(checkpoint: Checkpoint, directory: Path) -> Any:
-    return ckptconv.open(checkpoint.write(directory)).source.weights
+    return open_source(checkpoint.write(directory)).weights
 
 
 def assert_holds(found: LazyTensor, tensor: torch.Tensor, memory: int = 1 << 20) -> None:
@@ -221,7 +223,7 @@ def test_what_torch_saves_here(options: dict[str, Any], tmp_path: Path) -> None:
     }
     states = load_file(tmp_path / "o" / "model.safetensors")
     assert torch.equal(states["a.weight.exp_avg"], state["optimizer"]["state"]["a.weight"]["exp_avg"])
-    loaded = ckptconv.load_state_dict(tmp_path / "c", key=".")
+    loaded = state_of(tmp_path / "c", key=".")
     assert loaded["epoch"] == 3
     assert loaded["optimizer"]["param_groups"] == state["optimizer"]["param_groups"]
 
@@ -518,9 +520,9 @@ def test_archives_that_are_alike_are_found_where_a_full_reading_finds_them(
             (name,), tensors[name], save=(lambda part: part.t().contiguous().t()) if number % 2 else lambda p: p
         )
     directory = checkpoint.write(tmp_path / "c")
-    quick = ckptconv.open(directory).source
+    quick = open_source(directory)
     monkeypatch.setattr(archive_templates.ArchivePatterns, "find", lambda *_: None)
-    slow = ckptconv.open(directory).source
+    slow = open_source(directory)
     assert quick.weights == slow.weights
     assert {path: list(records) for path, records in quick.files.records.items()} == {
         path: list(records) for path, records in slow.files.records.items()
@@ -552,6 +554,6 @@ def test_an_archive_that_differs_anywhere_else_is_read_in_full(tmp_path: Path) -
 
 def _outcome(directory: Path) -> Any:
     try:
-        return ckptconv.open(directory).source.weights
+        return open_source(directory).weights
     except ckptconv.CkptconvError as error:
         return str(error)

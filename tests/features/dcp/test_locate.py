@@ -20,6 +20,7 @@ from checkpoints import ckptconv_here
 from effort import every
 from features.dcp.cases import checkpoint_of, converted, copy_of, expected_of, refused
 from features.dcp.writer import Checkpoint, one, shards
+from reading import state_of
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from stores import FAR
@@ -27,6 +28,7 @@ from torch.distributed._shard.sharded_tensor import metadata as sharded_metadata
 
 import ckptconv
 from ckptconv.features.dcp import entries
+from ckptconv.formats.detect import open_source
 
 
 def model(value: float = 1.0) -> Checkpoint:
@@ -94,7 +96,7 @@ def test_lightning_s_directory_that_is_called_like_a_file(tmp_path: Path) -> Non
     directory = model().write(tmp_path / "epoch=1-step=10.ckpt")
     torch.save({"epoch": 1}, directory / "meta.pt")
     assert weights(directory, tmp_path) == ONES
-    assert ckptconv.open(directory).source.family == "dcp"
+    assert open_source(directory).family == "dcp"
 
 
 def test_a_directory_that_holds_none(tmp_path: Path) -> None:
@@ -111,7 +113,7 @@ def test_what_is_no_part_of_the_save_is_left_alone(tmp_path: Path) -> None:
 def test_a_model_in_one_file_is_not_mistaken_for_what_lies_below_it(tmp_path: Path) -> None:
     model().write(tmp_path / "hub" / "checkpoint")
     torch.save({"other": torch.zeros(2)}, tmp_path / "hub" / "pytorch_model.bin")
-    assert set(ckptconv.open(tmp_path / "hub").source.weights) == {"other"}
+    assert set(open_source(tmp_path / "hub").weights) == {"other"}
     assert weights(tmp_path / "hub", tmp_path) == ONES
 
 
@@ -172,7 +174,7 @@ def test_the_directory_of_the_optimizer_is_told_of_unless_it_is_converted(tmp_pa
 
 
 def test_a_wrapper_s_prefix_is_told_and_kept(tmp_path: Path) -> None:
-    assert "module.l1.weight" in ckptconv.open(checkpoint_of("ddp_w2")).source.weights
+    assert "module.l1.weight" in open_source(checkpoint_of("ddp_w2")).weights
     for command in looking():
         assert "--strip-prefix module." in ckptconv_here(command, checkpoint_of("ddp_w2")).out, command
     assert "--strip-prefix module." in converted(checkpoint_of("ddp_w2"), tmp_path / "out.safetensors").out
@@ -340,7 +342,7 @@ def test_lists_and_keys_with_dots_come_back(tmp_path: Path) -> None:
     checkpoint.add(("layers", 0, "w"), torch.zeros(2))
     checkpoint.add_value(("a.b", "c"), {"deep": [1, (2, None)]})
     checkpoint.add_value(("1", "2"), b"x")
-    loaded = ckptconv.load_state_dict(checkpoint.write(tmp_path / "c"), key=".")
+    loaded = state_of(checkpoint.write(tmp_path / "c"), key=".")
     assert [layer["w"].tolist() for layer in loaded.pop("layers")] == [[0.0, 0.0], [1.0, 1.0]]
     assert loaded == {"a.b": {"c": {"deep": [1, (2, None)]}}, "1": {"2": b"x"}}
 
@@ -548,7 +550,7 @@ def test_packed_entries_are_unpacked_on_the_way(rows: int, tmp_path: Path) -> No
     directory = _packed(tensor).write(tmp_path / "c")
     converted(directory, tmp_path / "out.safetensors", "--checksum")
     assert torch.equal(load_file(tmp_path / "out.safetensors")["w"], tensor)
-    assert ckptconv.load_state_dict(directory, key=".")["epoch"] == list(range(40_000))
+    assert state_of(directory, key=".")["epoch"] == list(range(40_000))
 
 
 def test_packed_entries_that_are_damaged(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from features.dcp.cases import copy_of
 from safetensors.torch import load_file
 
 import ckptconv
+from ckptconv.formats.detect import open_source
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.planning import planned
@@ -20,7 +21,7 @@ CASE = "fsdp2_w2_nested"
 
 
 def test_no_field_can_be_set(tmp_path: Path) -> None:
-    source = ckptconv.open(copy_of(CASE, tmp_path)).source
+    source = open_source(copy_of(CASE, tmp_path))
     for name in Source._fields:
         with pytest.raises(AttributeError):
             setattr(source, name, None)
@@ -29,7 +30,7 @@ def test_no_field_can_be_set(tmp_path: Path) -> None:
 @every("options", [Options(), Options(key="optim"), Options(key=".")], ids=["", "key", "all"])
 def test_outputs_are_planned_when_the_checkpoint_is_gone(options: Options, tmp_path: Path) -> None:
     checkpoint = copy_of(CASE, tmp_path)
-    source = ckptconv.open(checkpoint, key=options.key, states=True).source
+    source = open_source(checkpoint, key=options.key, states=True)
     shutil.rmtree(checkpoint)
     made = planned(source, Target(str(tmp_path / "model"), "directory"), options)
     states = planned(source, Target(str(tmp_path / "states"), "states"), options)
@@ -39,7 +40,7 @@ def test_outputs_are_planned_when_the_checkpoint_is_gone(options: Options, tmp_p
 
 def test_converting_and_verifying_leave_a_source_as_it_was(tmp_path: Path) -> None:
     checkpoint, output = copy_of(CASE, tmp_path), tmp_path / "model.safetensors"
-    source = ckptconv.open(checkpoint, tag="none").source
+    source = open_source(checkpoint, tag="none")
     before = repr(source)
     report = ckptconv.convert(source, output, optimizer=tmp_path / "states.safetensors", spool_dir=tmp_path)
     ckptconv.verify(source, output, states=tmp_path / "states.safetensors")
@@ -49,7 +50,7 @@ def test_converting_and_verifying_leave_a_source_as_it_was(tmp_path: Path) -> No
 
 def test_what_was_left_out_of_an_opened_source_is_read_for_who_asks(tmp_path: Path) -> None:
     checkpoint = copy_of(CASE, tmp_path)
-    source = ckptconv.open(checkpoint).source
+    source = open_source(checkpoint)
     assert source.optimizer is None
     for options in ({}, {"key": "optim"}):
         for given, name in ((source, "opened"), (checkpoint, "path")):
@@ -64,7 +65,7 @@ def test_what_was_left_out_of_an_opened_source_is_read_for_who_asks(tmp_path: Pa
 
 def test_weights_alone_cost_nothing_that_the_optimizer_needs(tmp_path: Path) -> None:
     checkpoint = copy_of(CASE, tmp_path)
-    alone, together = ckptconv.open(checkpoint).source, ckptconv.open(checkpoint, states=True).source
+    alone, together = open_source(checkpoint), open_source(checkpoint, states=True)
     assert alone.bytes_read < together.bytes_read
     assert alone.inputs == together.inputs
     assert not alone.of_states.inputs

@@ -128,7 +128,3 @@ def with_manifest(source: Path, here: Path) -> Path:
     """Make an output of `source` that has a manifest."""
     ckptconv.convert(source, here / "dcp", to="dcp", fsync=False)
     return here / "dcp"
-
-
-# Calls that open a checkpoint.
-OPENING = [ckptconv.DistributedReader]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from pathlib import Path
 
 import pytest
+from cells import of_features
 from checkpoints import ckptconv_here
 from features.dcp.cases import checkpoint_of
 
@@ -41,7 +43,7 @@ def test_in_python_too(tmp_path: Path) -> None:
     for call in (
         lambda **states: ckptconv.convert(step, tmp_path / "out", to="dcp", **states),
         lambda **states: ckptconv.verify(step, tmp_path / "out", **states),
-        lambda **states: ckptconv.DistributedReader(step, **states),
+        *(functools.partial(call, step) for calls in of_features("TAKING_STATES") for call in calls),
     ):
         with pytest.warns(OptionWarning, match="--optimizer is called --states"):
             call(optimizer=step)

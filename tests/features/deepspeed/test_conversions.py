@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import runpy
 import shutil
 import sys
 import zipfile
@@ -40,13 +39,6 @@ def test_classes_of_the_format_are_named_if_asked_for(place: Path) -> None:
         run = ckptconv_here("zero-to-fp32", Z3, "out", *option)
         assert (line in run.out) == told, run.out
     assert done(ckptconv_here("zero-to-fp32", Z3, "out", "--json")).json["opaque"]
-
-
-def test_the_example_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    example = Path(__file__).parents[3] / "examples" / "load_zero.py"
-    monkeypatch.setattr(sys, "argv", [str(example)])
-    runpy.run_path(str(example), run_name="__main__")
-    assert "without a file in between" in capsys.readouterr().out
 
 
 def test_what_says_which_tag_is_meant_is_an_input(tmp_path: Path) -> None:

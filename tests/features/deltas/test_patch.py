@@ -26,6 +26,7 @@ from faults import one_bit, spoiled
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from processes import CALLS, before_call, failing, in_child
+from reading import state_in
 from safetensors.numpy import load_file as load_bytes
 from safetensors.numpy import save_file as save_bytes
 from safetensors.torch import load_file, save_file
@@ -38,7 +39,6 @@ from ckptconv import (
     UsageError,
     convert,
     diff,
-    load_state_dict,
     patch,
     verify,
 )
@@ -46,6 +46,7 @@ from ckptconv.features.deltas import encoding, overwriting
 from ckptconv.features.deltas.kernels import Overlay, Xor
 from ckptconv.features.diff import reading
 from ckptconv.features.diff.reading import Pair
+from ckptconv.formats.detect import open_source
 from ckptconv.options.table import OPTIONS
 from ckptconv.outputs.kinds import CHECKPOINTS, NAMED
 from ckptconv.tensors.dtypes import DTYPES
@@ -450,7 +451,7 @@ def test_a_delta_is_shown_and_never_taken_for_a_checkpoint(
         *([lambda: convert(pair[0], out, like=made)] if "like" in OPTIONS else []),
         lambda: patch(made, made, out),
         lambda: diff(made, pair[0]),
-        lambda: load_state_dict(made),
+        lambda: open_source(made).check_weights(),
     ]
     for take in taken:
         with pytest.raises(UnsupportedError, match=r"differences, not weights\. .*ckptconv patch BASE"):
@@ -753,7 +754,7 @@ def test_values_that_no_delta_changes_are_said_to_be_of_the_base(tmp_path: Path)
         torch.save({"model": {"w": torch.full((3,), float(step))}, "step": step}, tmp_path / f"{step}.pt")
     diff(tmp_path / "20.pt", tmp_path / "30.pt", key=".", delta=tmp_path / "d")
     report = patch(tmp_path / "20.pt", tmp_path / "d", tmp_path / "whole", key=".")
-    assert load_state_dict(tmp_path / "whole")["step"] == 20
+    assert state_in(tmp_path / "whole")["step"] == 20
     assert report.warnings == ["The values under step are those of BASE, because a delta changes only tensors."]
     diff(tmp_path / "20.pt", tmp_path / "30.pt", key="model", delta=tmp_path / "d", overwrite=True)
     assert not patch(tmp_path / "20.pt", tmp_path / "d", tmp_path / "weights", key="model").warnings

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cells import of_features
+from cells import of_features, opened
 from checkpoints import ZERO, Run, ckptconv, ckptconv_here
 from safetensors.torch import load_file, save_file
 from stores import FAR
 
-import ckptconv as library
 from ckptconv import Difference, LimitError, TensorDifference, UsageError, convert, diff
 from ckptconv.features.diff import reading
+from ckptconv.formats.detect import open_source
 
 
 def saved(state: dict[str, Any], path: Path) -> Path:
@@ -474,10 +474,10 @@ def test_memory_stays_small_whatever_the_size_of_a_tensor(tmp_path: Path) -> Non
 
 
 def test_it_is_a_call_too_and_takes_opened_checkpoints(two: tuple[str, str]) -> None:
-    with library.open("a.pt") as one, library.open("b.pt") as other:
+    for one, other in ((open_source("a.pt"), open_source("b.pt")), *zip(opened("a.pt"), opened("b.pt"), strict=True)):
         found = diff(one, other)
-    assert json.loads(found.to_json(top=2))["tensors"][0]["status"] == "changed"
-    assert not found.equal
+        assert json.loads(found.to_json(top=2))["tensors"][0]["status"] == "changed"
+        assert not found.equal
 
 
 def test_numpy_s_rule_of_tolerance_is_that_of_isclose(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 import ckptconv
 from ckptconv import CorruptError, FailedError, UnsafeError, UnsupportedError, UsageError
+from ckptconv.formats.detect import open_source
 from ckptconv.options.table import OPTIONS
 from ckptconv.outputs.kinds import FURTHER, NAMED
 
@@ -287,7 +288,7 @@ def test_what_it_cannot_become_is_refused(
 
 def test_other_commands_name_its_models(pipeline: Path) -> None:
     with pytest.raises(UsageError, match=r"diffusers pipeline.*pipeline/text_encoder.*pipeline/unet.*pipeline/vae"):
-        ckptconv.open(pipeline)
+        open_source(pipeline)
 
 
 @every(

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from cells import trained
+from cells import opened, trained
 from checkpoints import ckptconv_here
 
 import ckptconv
 from ckptconv import Summary
 from ckptconv.features.inspect.page import page_of
+from ckptconv.formats.detect import open_source
 
 PRINTED = {"version": 1, "ok": True, "command": "inspect"}
 
@@ -77,9 +78,8 @@ def test_the_page_is_written_beside(model: Path, tmp_path: Path) -> None:
 
 
 def test_an_opened_checkpoint_is_inspected_as_its_path_is(model: Path) -> None:
-    with ckptconv.open(model) as ck:
-        for given in (ck, ck.source):
-            assert ckptconv.inspect(given, stats=True) == ckptconv.inspect(model, stats=True)
+    for given in (open_source(model), *opened(model)):
+        assert ckptconv.inspect(given, stats=True) == ckptconv.inspect(model, stats=True)
 
 
 def test_progress_counts_the_bytes_of_the_statistics(model: Path) -> None:

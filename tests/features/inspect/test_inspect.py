@@ -31,6 +31,7 @@ from ckptconv.features.inspect.overview import overview
 from ckptconv.features.inspect.page import page_of
 from ckptconv.features.inspect.summary import summarize
 from ckptconv.features.reporting.tensor_info import TensorInfo
+from ckptconv.formats.detect import open_source
 from ckptconv.text import cells, cut, padded
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -76,7 +77,7 @@ def layered(path: Path, layers: int = 24) -> Path:
 
 def lines_of(path: Path, **options: Any) -> list[str]:
     """The overview as plain lines."""
-    summary = summarize(library.open(path).source, path=str(path))
+    summary = summarize(open_source(path), path=str(path))
     return shown_lines(overview(summary, **options))
 
 
@@ -346,7 +347,7 @@ def test_the_page_is_one_file_that_loads_nothing(tmp_path: Path) -> None:
 
 def test_the_title_is_escaped(tmp_path: Path) -> None:
     save_file({"a": torch.ones(1)}, tmp_path / "a.safetensors")
-    text = page_of(summarize(library.open(tmp_path / "a.safetensors").source, path="/x/<b>&\"'"))
+    text = page_of(summarize(open_source(tmp_path / "a.safetensors"), path="/x/<b>&\"'"))
     (title,) = re.findall("<title>(.*?)</title>", text)
     assert html.unescape(title).startswith("<b>&\"'")
     assert "<b>" not in text

@@ -26,6 +26,7 @@ from ckptconv.features.inspect.summary import tensors_of
 from ckptconv.features.reporting import statistics
 from ckptconv.features.reporting.measure import measured
 from ckptconv.features.reporting.statistics import Moments, Statistics, moments
+from ckptconv.formats.detect import open_source
 from ckptconv.options.table import Options
 from ckptconv.tensors.dtypes import DTYPES
 
@@ -214,7 +215,7 @@ def test_a_file_of_many_windows_and_threads_gives_the_same_each_time(tmp_path: P
     torch.manual_seed(1)
     tensors = {f"w{n}": torch.randn(70_001 * n) for n in range(1, 9)}
     save_file(tensors, tmp_path / "m.safetensors")
-    flat, _, *_ = tensors_of(library.open(tmp_path / "m.safetensors").source, Options())
+    flat, _, *_ = tensors_of(open_source(tmp_path / "m.safetensors"), Options())
     done: list[int] = []
     total: list[int] = []
     found, read = measured(flat, {}, done.append, total.append)

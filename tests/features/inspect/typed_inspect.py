@@ -8,8 +8,7 @@ import ckptconv
 
 
 def right(path: Path) -> None:
-    with ckptconv.open(path, "np") as opened:
-        summary: ckptconv.Summary = ckptconv.inspect(opened, stats=True, as_="bf16")
+    summary: ckptconv.Summary = ckptconv.inspect(path, stats=True, as_="bf16")
     for each in summary.tensors:
         print(each.name.upper(), each.shape[0], each.stats.nan if each.stats else 0)
     if summary.conversion:

@@ -218,21 +218,6 @@ def test_a_dry_run_lists_what_is_made_of_what(place: Path) -> None:
     assert not Path("hf.safetensors").exists()
 
 
-def test_an_opened_checkpoint_has_the_names_of_the_map(place: Path) -> None:
-    with ckptconv.open("model.pt", map="my.toml", size=SIZES) as opened:
-        same({name: tensor.torch() for name, tensor in opened.items()}, expected(weights()))
-
-
-def test_a_checkpoint_that_is_open_is_converted_with_a_map(place: Path) -> None:
-    with ckptconv.open("model.pt") as opened:
-        convert(opened, "hf/", map="my.toml", size=SIZES, tied="duplicate", verify=True)
-        assert ckptconv.verify(opened, "hf/", map="my.toml", size=SIZES).aliases == {}
-    same(load_file("hf/model.safetensors"), expected(weights()))
-    with ckptconv.open("model.pt", map="my.toml", size=SIZES) as opened:
-        convert(opened, "again.safetensors", tied="duplicate")
-    same(load_file("again.safetensors"), expected(weights()))
-
-
 def test_what_a_map_makes_is_shown(place: Path) -> None:
     sizes = [word for name, size in SIZES.items() for word in ("--size", f"{name}={size}")]
     for command in looking():

@@ -11,8 +11,8 @@ from checkpoints import assert_same, ckptconv_here, done
 from features.megatron_core.fsdp_step import joined, saved
 from safetensors.torch import load_file
 
-import ckptconv
 from ckptconv.errors import CorruptError
+from ckptconv.formats.detect import open_source
 
 
 def test_its_weights_and_states_have_the_names_of_parameters(tmp_path: Path) -> None:
@@ -22,8 +22,7 @@ def test_its_weights_and_states_have_the_names_of_parameters(tmp_path: Path) -> 
     assert "gate and up, _w and _v, are joined" in run.out
     assert "Not converted: 'args'" not in run.out
     assert_same(load_file(tmp_path / "model.safetensors"), weights)
-    with ckptconv.open(tmp_path / "run") as opened:
-        facts = opened.source.facts
+    facts = open_source(tmp_path / "run").facts
     assert (facts["iteration"], facts["EP"], facts["learning rate"]) == (7, 2, 0.5)
     states = load_file(tmp_path / "states.safetensors")
     assert_same({name: states[f"{name}.exp_avg"] for name in weights}, {name: w * 2 for name, w in weights.items()})
@@ -34,10 +33,10 @@ def test_gate_without_up_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     dcp.save(state, checkpoint_id=tmp_path / "run", no_dist=True)
     with pytest.raises(CorruptError, match="needs _w and _v"):
-        ckptconv.open(tmp_path / "run")
+        open_source(tmp_path / "run")
 
 
 def test_a_wrapped_model_of_another_program_keeps_its_names(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     dcp.save({"model": {"module.a": torch.ones(2)}, "iteration": 3}, checkpoint_id=tmp_path / "run", no_dist=True)
-    assert [*ckptconv.open(tmp_path / "run")] == ["module.a"]
+    assert [*open_source(tmp_path / "run").weights] == ["module.a"]

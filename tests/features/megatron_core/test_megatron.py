@@ -20,9 +20,10 @@ from features.dcp.cases import converted, refused
 from features.dcp.writer import Checkpoint, grid
 from features.megatron_core.cases import archive, unpacked
 from format_suite import FormatSuite
+from reading import state_of
 from safetensors.torch import load_file
 
-import ckptconv
+from ckptconv.formats.detect import open_source
 from ckptconv.options.table import OPTIONS
 
 CASES = [
@@ -97,7 +98,7 @@ def test_masters_take_the_place_of_weights_on_request(case: str, tmp_path: Path)
 def test_the_same_is_loaded_on_request(tmp_path: Path) -> None:
     held = archive("float16_pp2")[1]
     checkpoint = unpacked("float16_pp2", tmp_path)
-    loaded = ckptconv.load_state_dict(checkpoint, master=True, unstack=True)
+    loaded = state_of(checkpoint, master=True, unstack=True)
     values = {"common", "objects"}
     assert_same({k: v for k, v in loaded.items() if k not in values}, one_for_each_layer(held["masters"]))
 
@@ -166,9 +167,9 @@ def test_experts_that_are_transposed_when_saved_have_states_that_are_not(
 def test_values_beside_the_tensors_are_in_the_record_and_shown(case: str, tmp_path: Path) -> None:
     """Up to release 0.18 they are in common.pt, from 0.19 on in an object among the tensors."""
     checkpoint = unpacked(case, tmp_path)
-    with ckptconv.open(checkpoint) as opened:
-        tree = opened.source.weights
-        facts, called, warnings = opened.source.facts, opened.source.format, opened.source.warnings
+    source = open_source(checkpoint)
+    tree = source.weights
+    facts, called, warnings = source.facts, source.format, source.warnings
     assert tree["common"]["iteration"] == 20
     assert tree["common"]["args"]["data_path"] == ["a", "b"]
     assert tree["common"]["optimizer"]["optimizer"]["param_groups"][0]["lr"] == 0.01
@@ -234,12 +235,11 @@ def test_objects_and_tensors_in_common_pt_are_left_out_and_named(tmp_path: Path)
     for name in ("step", "object", "loop.itself", "args.odd"):
         assert name in run.out
     assert set(load_file(tmp_path / "o.safetensors")) == {"w"}
-    with ckptconv.open(tmp_path / "c") as opened:
-        assert opened.source.weights["common"] == {
-            "iteration": 3,
-            "loop": {},
-            "args": {"lr": 0.5, "inner": {"a": (1, 2)}},
-        }
+    assert open_source(tmp_path / "c").weights["common"] == {
+        "iteration": 3,
+        "loop": {},
+        "args": {"lr": 0.5, "inner": {"a": (1, 2)}},
+    }
 
 
 class Attack:
@@ -341,9 +341,9 @@ def test_a_grid_of_more_shards_than_any_model_has_is_corrupt(tmp_path: Path) -> 
 def test_masters_are_among_what_identifies_the_input(tmp_path: Path) -> None:
     """Their checksums are read, so that a changed master is noticed."""
     checkpoint = unpacked("float16_pp2", tmp_path)
-    with ckptconv.open(checkpoint) as weights, ckptconv.open(checkpoint, master=True) as masters:
-        assert weights.source.inputs.keys() == masters.source.inputs.keys()
-        assert weights.source.inputs["__0_0.distcp"] != masters.source.inputs["__0_0.distcp"]
+    weights, masters = open_source(checkpoint), open_source(checkpoint, master=True)
+    assert weights.inputs.keys() == masters.inputs.keys()
+    assert weights.inputs["__0_0.distcp"] != masters.inputs["__0_0.distcp"]
 
 
 def test_several_stacks_are_unstacked_each_by_itself(tmp_path: Path) -> None:
@@ -432,8 +432,7 @@ def test_megatron_s_file_says_which_step_is_the_last(latest: str, taken: str, tm
     (run / "latest_checkpointed_iteration.txt").write_text(latest)
     converted(run, tmp_path / "o.safetensors")
     assert set(load_file(tmp_path / "o.safetensors")) == {taken}
-    with ckptconv.open(run) as opened:
-        assert opened.source.pointers == (str(run / "latest_checkpointed_iteration.txt"),)
+    assert open_source(run).pointers == (str(run / "latest_checkpointed_iteration.txt"),)
 
 
 @every("latest", ["7", "", "../iter_0000001", "release", "x" * 64, "-1"])

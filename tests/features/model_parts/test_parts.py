@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from cells import offered
+from cells import offered, opened
 from effort import every
 from features.model_facts import models
 from features.model_facts.models import assert_equal, converted
@@ -144,8 +144,8 @@ def test_every_way_to_convert_gives_the_same_part(tmp_path: Path) -> None:
     for files in offered(tmp_path / "m", **part):
         for name in ("model.safetensors", "config.json"):
             assert files.read_bytes(name) == (tmp_path / "out" / name).read_bytes()
-    with ckptconv.open(tmp_path / "m", framework="pt", **part) as opened:
-        assert_equal({name: opened.get_tensor(name) for name in opened}, wanted)
+    for checkpoint in opened(tmp_path / "m", **part):
+        assert_equal({name: checkpoint.get_tensor(name) for name in checkpoint}, wanted)
     if "part" in OPTIONS:
         options: dict[str, Any] = {"max_shard_size": 2000, "fsync": False, **part}
         for number in range(2):

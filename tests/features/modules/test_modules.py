@@ -15,10 +15,10 @@ from checkpoints import ckptconv_here, done
 from effort import every, examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from reading import state_in, state_of
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from ckptconv import load_state_dict
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
 from ckptconv.features.modules.whole import taken
 from ckptconv.formats.detect import open_source
@@ -205,10 +205,10 @@ def test_a_module_is_its_state_dict(kind: str, tmp_path: Path) -> None:
     theirs = model.state_dict()
     for name, how in (("model.pt", {}), ("old.pt", {"_use_new_zipfile_serialization": False})):
         path = saved(model, tmp_path / name, **how)
-        compare(load_state_dict(path), theirs)
+        compare(state_of(path), theirs)
     run = done(ckptconv_here("pt2safetensors", path, tmp_path / "out.safetensors", "--verify", "--json"))
     assert run.json["opaque"] == []
-    compare(load_state_dict(tmp_path / "out.safetensors"), theirs)
+    compare(state_in(tmp_path / "out.safetensors"), theirs)
     assert ckptconv_here("verify", path, tmp_path / "out.safetensors").code == 0
     if "pt" in NAMED:
         assert ckptconv_here("safetensors2pt", tmp_path / "out.safetensors", tmp_path / "back.pt").code == 0
@@ -245,7 +245,7 @@ def test_modules_anywhere_are_taken_and_the_rest_stays(tmp_path: Path) -> None:
     path = saved(run, tmp_path / "run.pt")
     report = done(ckptconv_here("pt2safetensors", path, tmp_path / "run.safetensors", "--json"))
     assert "2 more" not in report.json["notes"][0]
-    found = load_state_dict(tmp_path / "run.safetensors")
+    found = state_in(tmp_path / "run.safetensors")
     assert list(found) == list(run)
     assert (found["epoch"], found["train_args"]) == (7, run["train_args"])
     assert found["optimizer"] == run["optimizer"]
@@ -261,7 +261,7 @@ def test_a_key_takes_one_of_several(tmp_path: Path) -> None:
     run = a_run()
     path = saved(run, tmp_path / "run.pt")
     done(ckptconv_here("pt2safetensors", path, tmp_path / "ema.safetensors", "--key", "ema", "--verify", "--json"))
-    compare(load_state_dict(tmp_path / "ema.safetensors"), run["ema"].state_dict())
+    compare(state_in(tmp_path / "ema.safetensors"), run["ema"].state_dict())
 
 
 def test_modules_are_shown_by_name_and_values_beside_them(tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ def test_a_lazy_module_has_no_weights_yet(tmp_path: Path) -> None:
     assert run.code == 5
     assert "never initialized" in run.err
     done(ckptconv_here("pt2safetensors", tmp_path / "model.pt", "--exclude", "0.*"))
-    same(load_state_dict(tmp_path / "model.safetensors")["1.weight"], model[1].weight.detach())
+    same(state_in(tmp_path / "model.safetensors")["1.weight"], model[1].weight.detach())
 
 
 def test_modules_of_the_first_releases(tmp_path: Path) -> None:
@@ -327,7 +327,7 @@ def test_modules_of_the_first_releases(tmp_path: Path) -> None:
         module._backend = Odd
         for name in ("_parameters", "_buffers", "_modules"):
             vars(module)[name] = OrderedDict(vars(module)[name])
-    compare(load_state_dict(saved(model, tmp_path / "model.pt")), theirs)
+    compare(state_of(saved(model, tmp_path / "model.pt")), theirs)
 
 
 # ------------------------------------------------------------------------------------------------------- random modules
@@ -366,7 +366,7 @@ def made(parameters: dict[str, Any], buffers: dict[str, Any], modules: dict[str,
 @examples(40, HealthCheck.function_scoped_fixture)
 @given(model=trees())
 def test_any_tree_of_modules(model: nn.Module, tmp_path: Path) -> None:
-    compare(load_state_dict(saved(model, tmp_path / "model.pt")), model.state_dict())
+    compare(state_of(saved(model, tmp_path / "model.pt")), model.state_dict())
 
 
 # ------------------------------------------------------------------------------------------------------ hostile modules

@@ -9,7 +9,7 @@ from checkpoints import ckptconv_here, done
 from effort import every
 from safetensors.torch import load_file, save_file
 
-import ckptconv
+from ckptconv.formats.detect import open_source
 
 EMBEDDING = torch.arange(48.0).reshape(8, 6)
 QKV = torch.arange(72.0).reshape(12, 6)
@@ -59,7 +59,7 @@ def test_parts_are_joined_as_their_slices_say(tmp_path: Path) -> None:
     assert found.keys() == NAMES.keys()
     for name, tensor in NAMES.items():
         assert torch.equal(found[name], tensor), name
-    assert "nanotron" in ckptconv.open(step).source.format
+    assert "nanotron" in open_source(step).format
 
 
 def test_a_file_of_a_step_is_one_of_many(tmp_path: Path) -> None:

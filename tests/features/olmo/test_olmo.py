@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from compare import assert_same
+from reading import state_of
 from safetensors.torch import save_file
 
-import ckptconv
 from ckptconv import CorruptError, UnsafeError
 from ckptconv.features.olmo import names as olmo
 from ckptconv.pickles.nodes import Opaque
@@ -88,7 +88,7 @@ def test_files_in_olmos_map_become_the_nested_dict(tmp_path: Path) -> None:
         name = base64.urlsafe_b64encode(pickle.dumps((path, not plain))).decode()
         flat[name] = value if plain else torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
     save_file(flat, tmp_path / "x.safetensors")
-    again = ckptconv.load_state_dict(tmp_path / "x.safetensors")
+    again = state_of(tmp_path / "x.safetensors")
     assert again["groups"] == [{"lr": 0.1}]
     assert again["n"] == 3
     assert_same({key: tree["state"][0][key] for key in ("exp_avg", "step")}, dict(sorted(again["state"][0].items())))

@@ -11,10 +11,12 @@ import pytest
 import torch
 from cells import of_features, trained
 from checkpoints import ckptconv, ckptconv_here, done
+from reading import state_of
 from safetensors.torch import load_file
 
 import ckptconv as library
 from ckptconv.errors import FailedError, UsageError
+from ckptconv.formats.detect import open_source
 
 DOCS = Path(__file__).parents[3] / "docs" / "plugins.md"
 # The example of the documentation.
@@ -62,7 +64,7 @@ def test_a_file_of_it_is_converted_and_verified_on_the_command_line(site: Path, 
     assert ckptconv_here("verify", path, output).code == 0
     (output / "model.safetensors").write_bytes((output / "model.safetensors").read_bytes()[:-1] + b"\0")
     assert ckptconv_here("verify", path, output).code == 1
-    source = library.open(path).source
+    source = open_source(path)
     assert (source.format, source.family) == ("vector", "vector")
 
 
@@ -73,7 +75,7 @@ def test_the_library_takes_it(site: Path, tmp_path: Path) -> None:
         output = tmp_path / f"{family}.safetensors"
         library.convert(path, output, family=family)
         assert is_vector(output), family
-    assert torch.equal(library.load_state_dict(path)["vector"], torch.tensor(NUMBERS))
+    assert torch.equal(state_of(path)["vector"], torch.tensor(NUMBERS))
 
 
 def test_other_commands_name_the_one_that_takes_it(site: Path, tmp_path: Path) -> None:
@@ -88,28 +90,28 @@ def test_other_commands_name_the_one_that_takes_it(site: Path, tmp_path: Path) -
 def test_who_asks_for_it_by_name_gets_it_whatever_the_file_is_called(site: Path, tmp_path: Path) -> None:
     install(site, MODULE.replace("CERTAIN", "POSSIBLE"))
     path = a_vector(tmp_path / "a.pt")
-    assert library.open(path, family="vector").source.family == "vector"
+    assert open_source(path, family="vector").family == "vector"
 
 
 def test_what_is_known_by_its_name_does_not_ask_for_it(site: Path, tmp_path: Path) -> None:
     install(site, "raise RuntimeError")
     torch.save({"w": torch.ones(2)}, tmp_path / "model.pt")
-    assert library.open(tmp_path / "model.pt").source.family == "torch"
+    assert open_source(tmp_path / "model.pt").family == "torch"
     torch.save({"w": torch.ones(2)}, tmp_path / "model")
-    assert library.open(tmp_path / "model").source.family == "torch"
+    assert open_source(tmp_path / "model").family == "torch"
     for step in trained():
-        assert library.open(step).source.family
+        assert open_source(step).family
 
 
 def test_the_surest_of_several_is_taken(site: Path, tmp_path: Path) -> None:
     install(site, MODULE)
     install(site, MODULE.replace("CERTAIN", "LIKELY"), "other")
-    assert library.open(a_vector(tmp_path / "a.vec")).source.family == "vector"
+    assert open_source(a_vector(tmp_path / "a.vec")).family == "vector"
 
 
 def test_a_name_that_nobody_has_is_told(site: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="The format 'vector' is not known"):
-        library.open(a_vector(tmp_path / "a.vec"), family="vector")
+        open_source(a_vector(tmp_path / "a.vec"), family="vector")
 
 
 @pytest.mark.parametrize(
@@ -135,7 +137,7 @@ def test_what_is_wrong_with_it_is_one_sentence(module: str, why: str, site: Path
     install(site, module)
     path = a_vector(tmp_path / "a.vec")
     with pytest.raises(FailedError) as caught:
-        library.open(path)
+        open_source(path)
     assert caught.value.message.startswith("The format 'vector' of the package ckptconv-vector cannot be")
     assert why in caught.value.message
     run = ckptconv_here("pt2safetensors", path, tmp_path / "out.safetensors")

@@ -13,7 +13,7 @@ from effort import every
 from features.ranks.rank_files import converted, refused, write
 from torch.distributed.tensor import Shard
 
-import ckptconv
+from ckptconv.formats.detect import open_source
 
 VERL = "model_world_size_2_rank_{}.pt"
 WEIGHT = torch.arange(12.0).reshape(6, 2)
@@ -65,10 +65,10 @@ def test_a_run_s_directory_stands_for_the_step_that_its_file_names(
     (tmp_path / "run" / pointer).write_text(text)
     converted(tmp_path / "run", tmp_path / "out")
     assert value_of(tmp_path / "out") == 20
-    source = ckptconv.open(tmp_path / "run").source
+    source = open_source(tmp_path / "run")
     assert list(source.pointers) == [str(tmp_path / "run" / pointer)]
     assert f"Converted global_step_20, which {pointer} names. Took {model}." in source.notes
-    assert list(ckptconv.open(tmp_path / "run")) == ["weight"]
+    assert list(source.weights) == ["weight"]
 
 
 @every("text", ["40", "", "[" * 2000])
@@ -101,7 +101,7 @@ def test_an_optimizer_in_a_directory_of_its_own_is_found(tmp_path: Path) -> None
 def test_a_whole_model_is_not_mistaken_for_what_lies_below_it(tmp_path: Path) -> None:
     save(tmp_path / "hub" / "actor")
     torch.save({"other": torch.zeros(2)}, tmp_path / "hub" / "pytorch_model.bin")
-    assert set(ckptconv.open(tmp_path / "hub").source.weights) == {"other"}
+    assert set(open_source(tmp_path / "hub").weights) == {"other"}
 
 
 def test_files_that_are_only_numbered_are_ranks_if_they_hold_parts(tmp_path: Path) -> None:

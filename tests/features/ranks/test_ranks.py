@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from cells import of_features
 from checkpoints import assert_same, load_with_aliases, metadata_of
 from dtensors import placed, playing
 from effort import every
@@ -29,6 +30,7 @@ import ckptconv
 from ckptconv import UnsupportedError
 from ckptconv.errors import CorruptError
 from ckptconv.features.ranks import flat
+from ckptconv.formats.detect import open_source
 
 WEIGHT = torch.arange(9 * 4, dtype=torch.float32).reshape(9, 4)
 OTHER = -WEIGHT[:5].bfloat16()
@@ -107,7 +109,7 @@ def test_a_whole_state_of_training_gives_its_model_and_shows_the_rest(tmp_path: 
     run = converted(source, tmp_path / "out")
     assert_same(load_with_aliases(tmp_path / "out"), EXPECTED)
     assert "differ" not in run.err
-    told = ckptconv.open(source).source.facts
+    told = open_source(source).facts
     assert told["epoch"] == 7
     assert told["ranks"] == 2
     everything = converted(source, tmp_path / "all", "--key", ".", "--json").json
@@ -131,7 +133,7 @@ def test_a_file_of_a_rank_that_is_alone_and_whole_is_a_file_like_any_other(tmp_p
 
 
 def test_the_source_names_framework_mesh_ranks_and_settings() -> None:
-    facts = ckptconv.open(RANKS / "fsdp2_tp" / "checkpoint").source.facts
+    facts = open_source(RANKS / "fsdp2_tp" / "checkpoint").facts
     assert facts["mesh"] == "dp 2 × tp 2, dp 2, tp 2" or facts["mesh"].startswith("dp 2 × tp 2")
     assert facts["ranks"] == 4
     assert facts["lr_scheduler.last_epoch"] == 2
@@ -571,15 +573,13 @@ def test_flat_parameters_of_fsdp_are_refused_by_every_way_in(tmp_path: Path) -> 
     for rank in range(2):
         shutil.copy(RANKS / "fsdp1_local" / "checkpoint" / f"model_rank{rank}.pt", tmp_path)
     for path in (tmp_path, tmp_path / "model_rank0.pt"):
-        ways: list[Callable[[], object]] = [
-            lambda path=path: ckptconv.load_state_dict(path),  # type: ignore[misc]
-            lambda path=path: list(ckptconv.open(path)),  # type: ignore[misc]
-            lambda path=path: ckptconv.open(path).tree,  # type: ignore[misc]
-            lambda path=path: ckptconv.convert(path, tmp_path / "out.safetensors"),  # type: ignore[misc]
+        ways: list[Callable[[Path], object]] = [
+            lambda path: ckptconv.convert(path, tmp_path / "out.safetensors"),
+            *(call for calls in of_features("READ_WHOLE") for call in calls),
         ]
         for way in ways:
             with pytest.raises(UnsupportedError, match="LOCAL_STATE_DICT"):
-                way()
+                way(path)
 
 
 class TestRanks(FormatSuite):

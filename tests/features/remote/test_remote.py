@@ -17,13 +17,13 @@ from remote import MIB, a_model
 from safetensors.torch import load_file
 from stores import Place, PlaceSuite, in_memory
 
-import ckptconv
 from ckptconv import convert
 from ckptconv.errors import MissingError, UsageError
 from ckptconv.features.remote import access, prefetch, stores
 from ckptconv.features.remote.prefetch import coalesce
 from ckptconv.features.remote.staging import notes
 from ckptconv.features.remote.uploads import part_size
+from ckptconv.formats.detect import open_source
 from ckptconv.storage.reading import Range
 from ckptconv.tensors.moves import File
 
@@ -57,7 +57,7 @@ def test_the_memory_of_a_command_is_no_place_for_an_output(tmp_path: Path) -> No
 
 def test_an_error_of_the_file_system_of_this_package_stays_what_it_is() -> None:
     with pytest.raises(MissingError, match=r"^gone\.pt does not exist\.$"):
-        ckptconv.open("ckptconv://model.safetensors", storage_options={"source": "gone.pt"})
+        open_source("ckptconv://model.safetensors", storage_options={"source": "gone.pt"})
 
 
 def test_a_checkpoint_inside_an_archive_is_read_where_it_is(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 
 from ckptconv.features.rows.options import PACKING, ROWS, RowOptions
 from ckptconv.features.rows.tables import notes_of
-from ckptconv.library.checkpoint import open_checkpoint
+from ckptconv.formats.detect import open_source
 
 SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
 TORCH = {
@@ -665,7 +665,7 @@ def test_it_is_said_which_tables_may_be_whole_rows_and_how_to_split_them(tmp_pat
     }
     path = tmp_path / "t.pt"
     torch.save({**ordinary, "m.embeddings.h.weight": PartiallyMaterializedTensor(), **whole()}, path)
-    notes = [*notes_of(open_checkpoint(path).source)]
+    notes = [*notes_of(open_source(path))]
     for command in looking():
         assert ckptconv_here(command, "--json", path).json["tables"] == notes
         assert all(note in ckptconv_here(command, path).out for note in notes)
@@ -675,14 +675,14 @@ def test_it_is_said_which_tables_may_be_whole_rows_and_how_to_split_them(tmp_pat
     kind = Kind(64, "adam")
     table = {"a.embedding_bags.b.weight": as_tensor(rows_of(kind, 3), "float32")}
     torch.save({**table, "a.embedding_bags.b.weight_id": torch.arange(3)}, path)
-    (note,) = notes_of(open_checkpoint(path).source)
+    (note,) = notes_of(open_source(path))
     command = (
         note.split("ckptconv rows split ")[1]
         .split(", if it holds such rows")[0]
         .replace("OUTPUT", str(tmp_path / "p.safetensors"))
     )
     run("split", *command.split())
-    (note,) = notes_of(open_checkpoint(tmp_path / "p.safetensors").source)
+    (note,) = notes_of(open_source(tmp_path / "p.safetensors"))
     assert "rows pack" in note
 
 

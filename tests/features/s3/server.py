@@ -18,6 +18,7 @@ from remote import Asked, Proxy, Upstream, forwarding, fresh, process_serving, p
 from stores import Served
 
 import ckptconv
+from ckptconv.formats.detect import open_source
 
 BUCKET = "models"
 # Signed by nobody, and nobody compares: moto asks that there is one.
@@ -195,7 +196,7 @@ def verified_with_few_requests(url: str, s3: S3, proxy: Proxy) -> Any:
     """Convert a checkpoint on the store, and verify its output by few requests."""
     options = tried_once(s3, proxy)
     ckptconv.convert(url, f"{url}.safetensors", storage_options=s3.options)
-    source = ckptconv.open(url, storage_options=options)
+    source = open_source(url, storage_options=options)
     before = len(proxy.asked)
     done = ckptconv.verify(source, f"{url}.safetensors", storage_options=options)
     asked = [each for each in proxy.asked[before:] if each.reads_range]

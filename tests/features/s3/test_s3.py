@@ -27,6 +27,7 @@ import ckptconv as library
 from ckptconv import convert
 from ckptconv.errors import DifferenceError, FailedError, UsageError
 from ckptconv.features.s3.store import of_s3
+from ckptconv.formats.detect import open_source
 from ckptconv.options.table import OPTIONS
 from ckptconv.storage.spool import Spool
 from ckptconv.verification import pairs, verify
@@ -337,10 +338,10 @@ def test_files_of_many_ranks_are_described_by_a_request_each_and_read_several_at
         return ""
 
     proxy.rule = held
-    source = library.open(url, storage_options=tried_once(s3, proxy))
+    source = open_source(url, storage_options=tried_once(s3, proxy))
     proxy.rule = lambda asked: ""
     assert not together.broken
-    assert list(source.source.weights) == ["weight"]
+    assert list(source.weights) == ["weight"]
     assert len(proxy.asked) - before <= ranks + 4
 
 

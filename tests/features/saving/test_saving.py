@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import errno
 import functools
 import subprocess
@@ -13,16 +12,16 @@ import numpy as np
 import pytest
 import torch
 from cells import of_features
-from checkpoints import ZERO
 from compare import assert_same
 from processes import prepared
+from reading import state_in, state_of
 from safetensors import safe_open
 from safetensors.numpy import load_file
 from states import STATES
 from torch.testing._internal.two_tensor import TwoTensor
 
 import ckptconv
-from ckptconv import CkptconvError, UnsupportedError, UsageError
+from ckptconv import CkptconvError, UsageError
 
 # Tensors made of several, and objects, are tested with the mapper; arrays of numpy come back as tensors.
 TREES = [name for name in STATES if not name.startswith(("1000-deep", "root", "bits", "quantized", "numpy"))]
@@ -39,7 +38,7 @@ def test_any_state_comes_back_and_is_what_a_conversion_writes(sharded: dict[str,
         state = STATES[name]()
         saved, converted = (place / (each if sharded else f"{each}.safetensors") for each in ("saved", "converted"))
         ckptconv.save_state_dict(state, saved, fsync=False, verify=True, **sharded)
-        loaded = ckptconv.load_state_dict(saved)
+        loaded = state_in(saved)
         if name in LAID_OUT:
             assert all(torch.equal(state[key], loaded[key]) for key in state), name
         else:
@@ -72,8 +71,6 @@ def test_a_model_with_tied_weights_is_stored_once(tmp_path: Path) -> None:
     assert (tmp_path / "x.safetensors").stat().st_size < 500 * 8 * 4 + 1000
     with safe_open(tmp_path / "x.safetensors", "pt") as file:
         assert {"who": "me", "format": "pt"}.items() <= file.metadata().items()
-    loaded = ckptconv.load_state_dict(tmp_path / "x.safetensors")
-    assert loaded["0.weight"].data_ptr() == loaded["1.weight"].data_ptr()
 
 
 def test_arrays_of_numpy_are_tensors_without_torch(tmp_path: Path) -> None:
@@ -81,9 +78,6 @@ def test_arrays_of_numpy_are_tensors_without_torch(tmp_path: Path) -> None:
 import sys, numpy as np, ckptconv
 state = {"a": np.arange(6.0).reshape(2, 3).T, "be": np.arange(3, dtype=">i4"), "n": {"b": np.ones(4, "f2")}, "step": 3}
 ckptconv.save_state_dict(state, sys.argv[1], fsync=False)
-with ckptconv.open(sys.argv[1], "np") as ck:
-    assert np.array_equal(ck["a"].numpy(), state["a"]), ck["a"].numpy()
-    assert ck.tree["step"] == 3 and ck.tree["n"]["b"][0] == 1
 assert "torch" not in sys.modules
 """
     done = prepared().run(script, tmp_path / "x.safetensors")
@@ -104,26 +98,18 @@ def test_the_smallest_and_largest_values_of_numpy_come_back(tmp_path: Path) -> N
         "time": np.timedelta64(3, "2147483647s"),
     }
     ckptconv.save_state_dict({"w": torch.ones(1), **values}, tmp_path / "x.safetensors", fsync=False)
-    loaded = ckptconv.load_state_dict(tmp_path / "x.safetensors")
+    loaded = state_in(tmp_path / "x.safetensors")
     for name, value in values.items():
         found = loaded[name]
         assert (type(found), found.dtype, found.tolist()) == (type(value), value.dtype, value.tolist()), name
 
 
-def test_tensors_of_a_checkpoint_are_written_without_being_loaded(tmp_path: Path) -> None:
-    with ckptconv.open(ZERO / "z3_fp32_w4" / "checkpoint") as ck:
-        chosen = {"mine": ck["l1.weight"], "half": ck["l1.weight"].to("bf16")}
-        ckptconv.save_state_dict(chosen, tmp_path / "x.safetensors", fsync=False)
-        loaded = ckptconv.load_state_dict(tmp_path / "x.safetensors")
-        assert torch.equal(loaded["mine"], ck.get_tensor("l1.weight"))
-        assert torch.equal(loaded["half"], ck.get_tensor("l1.weight").bfloat16())
-
-
 def test_options_of_a_conversion_apply(tmp_path: Path) -> None:
     state = {"a": torch.ones(3), "b.bias": torch.ones(2)}
     ckptconv.save_state_dict(state, tmp_path / "x.safetensors", dtype="bf16", exclude="*.bias", fsync=False)
-    assert ckptconv.load_state_dict(tmp_path / "x.safetensors")["a"].dtype == torch.bfloat16
-    assert list(ckptconv.open(tmp_path / "x.safetensors")) == ["a"]
+    loaded = state_in(tmp_path / "x.safetensors")
+    assert loaded["a"].dtype == torch.bfloat16
+    assert list(loaded) == ["a"]
 
 
 def test_what_makes_no_sense_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
@@ -162,7 +148,7 @@ def test_a_save_that_is_killed_leaves_nothing_and_is_resumed_with_the_same_data_
     assert run("finish", 0).stdout == "5\n"
     assert run("kill", 1).returncode == 9
     assert run("finish", 2).stdout == "0\n"
-    loaded = ckptconv.load_state_dict(tmp_path / "x")
+    loaded = state_in(tmp_path / "x")
     assert [loaded[f"w{n}"][0].item() for n in range(5)] == [2, 3, 4, 5, 6]
 
 
@@ -173,29 +159,6 @@ def test_the_same_state_gives_the_same_bytes(tmp_path: Path) -> None:
         ckptconv.save_state_dict(state, tmp_path / str(number), fsync=False)
         made.append({path.name: path.read_bytes() for path in (tmp_path / str(number)).iterdir()})
     assert made[0] == made[1]
-
-
-def test_lazy_tensors_are_tensors_wherever_they_stand(tmp_path: Path) -> None:
-    torch.save({"w": torch.arange(4.0), "b": torch.ones(2)}, tmp_path / "secret-place.pt")
-    with ckptconv.open(tmp_path / "secret-place.pt", storage_options={"secret": "s3cr3t"}) as ck:
-        state = {"list": [ck["w"], (ck["b"], 1)], "dict": {"w": ck["w"]}, "object": argparse.Namespace(inner=ck["b"])}
-        ckptconv.save_state_dict(state, tmp_path / "x.safetensors", fsync=False)
-    data = (tmp_path / "x.safetensors").read_bytes()
-    assert b"s3cr3t" not in data
-    assert b"secret-place" not in data
-    loaded = ckptconv.load_state_dict(tmp_path / "x.safetensors")
-    assert torch.equal(loaded["list"][0], torch.arange(4.0))
-    assert torch.equal(loaded["list"][1][0], torch.ones(2))
-    assert loaded["list"][1][1] == 1
-
-
-def test_a_handle_does_not_go_into_a_file(tmp_path: Path) -> None:
-    torch.save({"w": torch.arange(4.0)}, tmp_path / "x.pt")
-    with ckptconv.open(tmp_path / "x.pt", storage_options={"secret": "s3cr3t"}) as ck:
-        for state in ({"ck": ck}, [ck], {"f": ck.optimizer}, [{"memory": ck._memory}]):
-            with pytest.raises(UsageError, match="a handle with paths and store settings,"):
-                ckptconv.save_state_dict(state, tmp_path / "x.safetensors")
-    assert [path.name for path in tmp_path.iterdir()] == ["x.pt"]
 
 
 def test_a_dtensor_is_told_to_be_gathered(tmp_path: Path) -> None:
@@ -249,18 +212,16 @@ def test_tensors_of_classes_that_wrap_others_are_what_a_conversion_writes(tmp_pa
             assert {*one.keys()} == {*other.keys()}
             assert all(torch.equal(one.get_tensor(name), other.get_tensor(name)) for name in one.keys())  # noqa: SIM118
         (tmp_path / "saved.safetensors").unlink()
-    loaded = ckptconv.load_state_dict(tmp_path / "2.pt")["w"]
+    loaded = state_of(tmp_path / "2.pt")["w"]
     assert torch.equal(loaded.parts["attributes"]["inner"], torch.arange(3.0)), "nothing is lost"
     for end in (".pt", ".safetensors"):
-        what, inner = ckptconv.load_state_dict(tmp_path / f"3{end}")["w"].parts["attributes"]
+        what, inner = state_of(tmp_path / f"3{end}")["w"].parts["attributes"]
         assert (what, inner.tolist()) == ("inner", [0, 1, 2])
 
 
 def test_what_is_missing_is_a_file_that_is_not_found(tmp_path: Path) -> None:
     path = tmp_path / "none.pt"
     for call in (
-        ckptconv.open,
-        ckptconv.load_state_dict,
         lambda path: ckptconv.convert(path, tmp_path / "x.safetensors"),
         *(call for calls in of_features("OPENING") for call in calls),
         *(functools.partial(call, out=tmp_path / "x.safetensors") for call in of_features("MAKE")),
@@ -269,20 +230,6 @@ def test_what_is_missing_is_a_file_that_is_not_found(tmp_path: Path) -> None:
             call(path)
         assert isinstance(caught.value, UsageError)
         assert caught.value.errno == errno.ENOENT
-
-
-@pytest.mark.filterwarnings("error")
-def test_a_named_shard_has_whole_tensors(tmp_path: Path) -> None:
-    state = {"a": torch.arange(4), "b": torch.ones(3)}
-    ckptconv.save_state_dict(state, tmp_path / "m", max_shard_size="40B", fsync=False)
-    shards = sorted((tmp_path / "m").glob("model-*-of-*.safetensors"))
-    assert len(shards) == 2
-    for shard in shards:
-        with ckptconv.open(shard) as opened:
-            for name in opened:
-                assert torch.equal(opened.get_tensor(name), state[name])
-            with pytest.raises(UnsupportedError, match="sharded set"):
-                ckptconv.convert(opened, tmp_path / "x.safetensors")
 
 
 def test_metadata_that_is_no_mapping_is_refused(tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ from checkpoints import assert_same, ckptconv_here, done, load_with_aliases
 from compare import bits, evaluate, same
 from effort import every
 from format_suite import FormatSuite
+from reading import state_in
 from torch import nn
 
-import ckptconv
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.file import read_torch
@@ -295,7 +295,7 @@ def test_quantized_modules(kind: str, how: str, tmp_path: Path) -> None:
         expected |= {"conv.weight", "conv.bias", "bare.weight", "conv.scale", "conv.zero_point", "quant.scale"}
     assert expected <= names
     done(ckptconv_here("pt2safetensors", path, tmp_path / "out.safetensors", "--verify", "--json"))
-    back = ckptconv.load_state_dict(tmp_path / "out.safetensors")
+    back = state_in(tmp_path / "out.safetensors")
     weight = back[f"{layer}._packed_params._packed_params"]["weight"]
     assert torch.equal(weight.int_repr(), (model.fc if kind == "static" else model[0]).weight().int_repr())
 
@@ -748,7 +748,7 @@ def test_programs_of_old_releases_are_read_and_come_back(path: Path, tmp_path: P
     for name, tensor in theirs.items():
         same(ours[name], tensor)
     done(ckptconv_here("pt2safetensors", path, tmp_path / "x.safetensors"))
-    back = {name: tensor.detach() for name, tensor in ckptconv.load_state_dict(tmp_path / "x.safetensors").items()}
+    back = {name: tensor.detach() for name, tensor in state_in(tmp_path / "x.safetensors").items()}
     assert back.keys() == ours.keys()
     assert_same(dict(theirs), {name: back[name] for name in theirs})
 

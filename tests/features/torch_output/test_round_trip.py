@@ -27,6 +27,7 @@ from effort import TIMES, every, examples
 from huggingface_hub import save_torch_state_dict
 from hypothesis import given
 from hypothesis import strategies as st
+from reading import state_in
 from safetensors.torch import load_file, save_file
 from states import (
     POOL,
@@ -516,8 +517,7 @@ def test_typed_storages_stay_storages_and_share_their_memory(dtype: torch.dtype,
     original = torch_loaded(path)
     ways = {
         "back": torch_loaded(back(path), weights_only=True),
-        "pt": ckptconv_module.load_state_dict(path),
-        "safetensors": ckptconv_module.load_state_dict(tmp_path / "x.safetensors"),
+        "safetensors": state_in(tmp_path / "x.safetensors"),
         "library": ckptconv_module.unflatten(*ckptconv_module.flatten(state)),
     }
     assert ckptconv_here("verify", path, tmp_path / "x.safetensors").code == 0

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import computed
+from cells import opened
 from checkpoints import ZERO
 from fuzz import WORDS, outcome, quantized_cases
 from mutations import of_json
 from safetensors import safe_open
 
 from ckptconv.conversion import convert
-from ckptconv.library.checkpoint import open_checkpoint
 from ckptconv.storage.files import look
 
 
@@ -102,9 +102,10 @@ def fuzz_description(chance: random.Random, place: Path) -> str:
     ended = outcome(path, output, verify=True)
     assert ended != "difference", "what was written is not what verify computes"
     if ended == "done":
-        with safe_open(output, "np") as written, open_checkpoint(path, "np") as read:
-            for name in written.keys():  # noqa: SIM118
-                assert bits_of(output, name) == read[name].numpy(raw=True).tobytes(), name
+        for read in opened(path, framework="np"):
+            with safe_open(output, "np") as written:
+                for name in written.keys():  # noqa: SIM118
+                    assert bits_of(output, name) == read[name].numpy(raw=True).tobytes(), name
         output.unlink()
     return ended
 

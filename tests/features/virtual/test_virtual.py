@@ -17,12 +17,14 @@ from checkpoints import ZERO, assert_same, ckptconv_here, contents, done, load_w
 from effort import every
 from hypothesis import given
 from hypothesis import strategies as st
+from reading import state_of
 from safetensors.torch import load_file
 from stores import FAR
 
 import ckptconv
 from ckptconv.errors import CkptconvError, CorruptError, UnsafeError, UnsupportedError, UsageError
 from ckptconv.features.virtual.description import bound, load
+from ckptconv.formats.detect import open_source
 from ckptconv.options.table import OPTIONS
 from ckptconv.storage.location import Location
 
@@ -65,7 +67,7 @@ def test_nested_state_comes_back_whole(tmp_path: Path) -> None:
     torch.save(state, tmp_path / "x.pt")
     for options in ((), ("--max-shard-size", "10B")):
         made = described(tmp_path / "x.pt", tmp_path / "x.virtual.json", *options)
-        back = ckptconv.load_state_dict(made)
+        back = state_of(made)
         assert torch.equal(back["model"]["a"], state["model"]["a"])
         assert (back["step"], back["names"]) == (7, ["x", ("y",)])
         assert back["tied"][0].data_ptr() == back["tied"][1].data_ptr()
@@ -80,14 +82,14 @@ def test_every_command_reads_it(command: str, zero: Path, tmp_path: Path) -> Non
     assert ckptconv_here(command, made, tmp_path / "out.safetensors").code == 0
     assert load_file(tmp_path / "out.safetensors")
     assert ckptconv_here("verify", zero, tmp_path / "out.safetensors").code == 0
-    assert ckptconv.open(made).source.format == "virtual: DeepSpeed ZeRO-3"
+    assert open_source(made).format == "virtual: DeepSpeed ZeRO-3"
 
 
 def test_it_is_the_output_of_every_command_by_its_name(zero: Path, tmp_path: Path) -> None:
     one, other = tmp_path / "1.virtual.json", tmp_path / "2.virtual.json"
     described(zero, one)
     run = ckptconv_here("zero-to-fp32", zero, other, "--json")
-    assert json.loads(run.out)["tensors"] == len(ckptconv.open(one).source.weights) - 1
+    assert json.loads(run.out)["tensors"] == len(open_source(one).weights) - 1
     assert one.read_bytes() == other.read_bytes()
 
 
@@ -282,7 +284,7 @@ def test_on_a_store_only_its_own_directory_is_read(zero: Path, tmp_path: Path) -
     told = {**json.loads(made.read_text()), "roots": [str(tmp_path)]}
     fsspec.filesystem("memory").pipe_file("/x.virtual.json", json.dumps(told).encode())
     with pytest.raises(UnsafeError, match="on a store, it may only refer to its own directory"):
-        ckptconv.open("memory://x.virtual.json")
+        open_source("memory://x.virtual.json")
 
 
 @pytest.fixture(scope="module")
@@ -360,4 +362,4 @@ def test_a_description_that_was_moved_says_so(tmp_path: Path) -> None:
     ckptconv.convert(tmp_path / "a/x.pt", tmp_path / "a/x.virtual.json")
     (tmp_path / "a/x.virtual.json").rename(tmp_path / "b/x.virtual.json")
     with pytest.raises(CorruptError, match=r"b/x\.pt .* it no longer exists\. .* was moved without its source"):
-        ckptconv.open(tmp_path / "b/x.virtual.json")
+        open_source(tmp_path / "b/x.virtual.json")

@@ -14,10 +14,10 @@ import torch
 from checkpoints import ckptconv_here
 from effort import every
 from optimizer_files import stepped
+from reading import states_of
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-import ckptconv
 from ckptconv.formats.numbers import orders
 from ckptconv.options.table import OPTIONS
 from ckptconv.outputs.kinds import FURTHER
@@ -127,8 +127,7 @@ def test_accelerate_s_several_optimizers_share_the_parameters(tmp_path: Path) ->
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
     held = {parameter: own for each in optimizers for parameter, own in each.state.items()}
     expected = {f"{name}.{key}": value for name, each in model.named_parameters() for key, value in held[each].items()}
-    with ckptconv.open(tmp_path) as checkpoint:
-        assert_same(dict(checkpoint.optimizer.get_tensors()), expected)
+    assert_same(states_of(tmp_path), expected)
 
 
 def test_buffers_that_are_certain_are_no_parameters(tmp_path: Path) -> None:
@@ -138,10 +137,9 @@ def test_buffers_that_are_certain_are_no_parameters(tmp_path: Path) -> None:
         parameter.grad = torch.full_like(parameter, at + 1.0)
     optimizer.step()
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "t.pt")
-    with ckptconv.open(tmp_path / "t.pt") as checkpoint:
-        named = model.named_parameters()
-        expected = {f"{name}.{key}": value for name, each in named for key, value in optimizer.state[each].items()}
-        assert_same(dict(checkpoint.optimizer.get_tensors()), expected)
+    named = model.named_parameters()
+    expected = {f"{name}.{key}": value for name, each in named for key, value in optimizer.state[each].items()}
+    assert_same(states_of(tmp_path / "t.pt"), expected)
 
 
 def kept(names: str, modules: str | None = None) -> bool:
@@ -277,8 +275,7 @@ def test_a_group_that_muon_sorted_by_size_is_told_by_its_shapes(tmp_path: Path) 
     for at, each in enumerate(model.values()):
         optimizer.state[each]["momentum_buffer"] = torch.full_like(each, float(at))
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "train.pt")
-    with ckptconv.open(tmp_path / "train.pt") as checkpoint:
-        found = checkpoint.optimizer.get_tensors()
+    found = states_of(tmp_path / "train.pt")
     assert {name: int(value.flatten()[0]) for name, value in found.items()} == {
         f"{name}.momentum_buffer": at for at, name in enumerate(MATRICES)
     }

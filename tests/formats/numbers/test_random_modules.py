@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from effort import TIMES
+from reading import states_of
 from safetensors.torch import save_model
 from torch import nn
 
@@ -191,11 +192,6 @@ def beside(made: nn.Module, states: Any, path: Path) -> list[Any]:
 
 
 SAVED = [same_file, plain_dict, sorted_dict, wrapped, as_pair, as_composer, beside]
-
-
-def states_of(source: Any, **options: Any) -> dict[str, torch.Tensor]:
-    with ckptconv.open(source, **options) as checkpoint:
-        return checkpoint.optimizer.get_tensors()
 
 
 def is_same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], aliases: dict[str, str]) -> bool:

@@ -28,9 +28,9 @@ from attacks.assemble import (
 from checkpoints import ckptconv_here, done, torch_loaded
 from compare import same
 from effort import every
+from reading import state_in
 from safetensors.torch import load_file
 
-import ckptconv
 from ckptconv.formats.torch.file import read_torch
 
 STORED = several(text("storage"), name("torch", "FloatStorage"), text("0"), text("cpu"), number(6), NONE) + b"Q"
@@ -92,7 +92,7 @@ def test_they_are_converted_and_go_back(case: str, tmp_path: Path) -> None:
     assert list(run.json["aliases"]) == ["tied"]
     theirs = torch_loaded(path)
     assert torch.equal(load_file(flat)["w"], theirs["w"])
-    again = ckptconv.load_state_dict(flat)
+    again = state_in(flat)
     assert type(again["w"]) is type(theirs["w"])
     assert again["w"].requires_grad == theirs["w"].requires_grad
     assert torch.equal(again["w"], theirs["w"])

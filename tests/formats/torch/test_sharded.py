@@ -22,8 +22,8 @@ from safetensors.torch import load_file
 from stores import FAR
 from torch import nn
 
-import ckptconv
 import ckptconv as library
+from ckptconv.formats.detect import open_source
 
 INDEX = "pytorch_model.bin.index.json"
 
@@ -166,7 +166,7 @@ def test_a_state_dict_of_a_module_keeps_its_metadata(tmp_path: Path) -> None:
             (name, value) for name, value in whole._metadata.items() if f"{name}." in ("", prefix) or name == prefix[0]
         )
         torch.save(shard, directory / f"pytorch_model-0000{part + 1}-of-00002.bin")
-    tree = library.open(directory).source.weights
+    tree = open_source(directory).weights
     assert list(tree) == list(whole)
     assert vars(tree)["_metadata"] == {"0": {"version": 1}, "1": {"version": 2}}
 
@@ -226,9 +226,9 @@ def test_the_set_is_opened_as_one(tmp_path: Path) -> None:
     tensors = state_dict()
     directory = sharded(tensors, tmp_path / "in")
     for path in (directory, directory / INDEX):
-        opened = ckptconv.open(path)
-        assert set(opened) == set(tensors)
-        assert opened.source.facts["files"] == 3
+        source = open_source(path)
+        assert set(source.weights) == set(tensors)
+        assert source.facts["files"] == 3
 
 
 @given(sizes=st.lists(st.integers(0, 300), min_size=1, max_size=12), parts=st.integers(1, 5))
@@ -384,8 +384,7 @@ def test_the_files_of_a_set_on_a_store_are_read_side_by_side(
 
     module, name = (torch_set, "read_torch") if kind == "torch" else (safetensors, "header_of")
     monkeypatch.setattr(module, name, together(getattr(module, name)))
-    with library.open(f"memory:/{place}/{index}") as found:
-        assert len(found) == len(state_dict())
+    assert len(open_source(f"memory:/{place}/{index}").weights) == len(state_dict())
     store.rm(place, recursive=True)
 
 

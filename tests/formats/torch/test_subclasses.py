@@ -8,9 +8,8 @@ import torch
 from checkpoints import DATA, ckptconv_here, done
 from compare import assert_same
 from effort import every
+from reading import state_in
 from safetensors.torch import load_file
-
-import ckptconv
 
 ADAPTERS = DATA / "adapters"
 
@@ -33,7 +32,7 @@ def test_files_of_peft_and_bitsandbytes(file: str, kept: set[str], tmp_path: Pat
     """They come back as they were; a cast leaves alone what values are quantized with."""
     converted(ADAPTERS / file, tmp_path / "m.safetensors")
     theirs = torch.load(ADAPTERS / file, weights_only=True)
-    assert_same(ckptconv.load_state_dict(tmp_path / "m.safetensors"), theirs)
+    assert_same(state_in(tmp_path / "m.safetensors"), theirs)
     cast = load_file(converted(ADAPTERS / file, tmp_path / "c.safetensors", "--dtype", "bf16"))
     ended = {name.removeprefix("state.0.__bnb_optimizer_quant_state__."): tensor for name, tensor in cast.items()}
     assert {name for name, tensor in ended.items() if tensor.dtype == torch.float32} == kept

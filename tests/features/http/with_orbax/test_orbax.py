@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cells import opened
 from features.http.server import http_server
 from features.orbax import writer
 from remote import KIB
@@ -26,13 +27,14 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_a_step_is_read_by_ranges_and_a_tensor_by_its_chunks(run: Path) -> None:
-    with http_server(run, lists=True) as counted, ckptconv.open(f"{counted.endpoint}/100/") as opened:
-        assert len(opened) == LAYERS
-        described = counted.bytes_asked
-        assert described < 80 * KIB
-        array = opened["layer3.w"].numpy()
-        assert counted.bytes_asked - described <= 1.01 * array.nbytes
-    np.testing.assert_array_equal(array.reshape(-1)[:2], np.arange(2, dtype="f4") + 3 * SHAPE[0] * SHAPE[1])
+    with http_server(run, lists=True) as counted:
+        for step in opened(f"{counted.endpoint}/100/"):
+            assert len(step) == LAYERS
+            described = counted.bytes_asked
+            assert described < 80 * KIB
+            array = step["layer3.w"].numpy()
+            assert counted.bytes_asked - described <= 1.01 * array.nbytes
+            np.testing.assert_array_equal(array.reshape(-1)[:2], np.arange(2, dtype="f4") + 3 * SHAPE[0] * SHAPE[1])
 
 
 @pytest.mark.parametrize("path", ["/", "/100/", "/100/_METADATA", "/100/manifest.ocdbt"])

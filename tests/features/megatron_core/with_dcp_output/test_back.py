@@ -11,14 +11,13 @@ from checkpoints import ckptconv_here
 from effort import every
 from features.megatron_core.cases import unpacked
 
-import ckptconv
+from ckptconv.formats.detect import open_source
 
 
 @every("case", ["reshardable_tp2_dp2", "hashed_tp2_dp2"])
 def test_on_the_way_back_values_have_the_keys_under_which_its_loader_looks_for_them(case: str, tmp_path: Path) -> None:
     checkpoint = unpacked(case, tmp_path)
-    with ckptconv.open(checkpoint) as opened:
-        objects = {*opened.source.weights["objects"], "common_state/shard_0_1"}
+    objects = {*open_source(checkpoint).weights["objects"], "common_state/shard_0_1"}
     assert ckptconv_here("dcp2safetensors", checkpoint, tmp_path / "model").code == 0
     assert ckptconv_here("safetensors2dcp", tmp_path / "model", tmp_path / "back").code == 0
     after = set(pickle.loads((tmp_path / "back" / ".metadata").read_bytes()).state_dict_metadata)

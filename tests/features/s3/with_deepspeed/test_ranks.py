@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from cells import loaded, opened
 from checkpoints import ckptconv as ckptconv_apart
 from features.deepspeed.zero_writer import Model, Save, write
 from features.s3.server import S3, tried_once, verified_with_few_requests
 from remote import KIB, MIB, Proxy, fresh
 
-import ckptconv
 from ckptconv import convert
 from ckptconv.features.remote import prefetch
+from ckptconv.formats.detect import open_source
 
 sys.path.insert(0, str(Path(__file__).parents[4] / "scripts"))
 import make_example
@@ -35,7 +36,7 @@ def test_a_zero_3_checkpoint_is_fetched_in_large_ranges_and_no_more_of_it_than_t
     name = fresh()
     url = s3.put(directory, f"{name}/zero")
     options = tried_once(s3, proxy)
-    source = ckptconv.open(url, family="deepspeed", storage_options=options)
+    source = open_source(url, family="deepspeed", storage_options=options)
     described, before = proxy.bytes_asked, len(proxy.asked)
     assert described < 16 * 160 * KIB  # a rank has two files
     report = convert(source, f"s3://models/{name}/out.safetensors", memory=2 * MIB, storage_options=options)
@@ -75,7 +76,7 @@ def step(s3: S3, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_a_slice_is_fetched_with_a_request_for_each_partition(step: str, s3: S3, proxy: Proxy) -> None:
-    with ckptconv.open(step, storage_options=s3.through(proxy.endpoint)) as ck:
+    for ck in opened(step, storage_options=s3.through(proxy.endpoint)):
         assert torch.equal(ck["w"][3, 5:8], MATRIX[3, 5:8])  # what is done once
         for key, count in ((slice(10, 20), 1), (slice(480, 520), 2), ((slice(None), slice(None, None, 2)), 4)):
             before = len(proxy.asked)
@@ -89,17 +90,17 @@ def test_a_slice_is_fetched_with_a_request_for_each_partition(step: str, s3: S3,
 
 def test_many_small_tensors_take_few_requests(step: str, s3: S3, proxy: Proxy) -> None:
     expected = {"w": MATRIX, **SMALL}
-    with ckptconv.open(step, storage_options=s3.through(proxy.endpoint)) as ck:
+    for ck in opened(step, storage_options=s3.through(proxy.endpoint)):
         assert len(ck) == 301
-        for read in (ck.get_tensors, lambda: dict(ck.forward())):
+        for forward in (False, True):
             before = len(proxy.asked)
-            found = read()
+            found = dict(ck.forward()) if forward else ck.get_tensors()
             assert found.keys() == expected.keys()
             assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
             assert len(proxy.asked) - before < 40
 
 
 def test_a_model_loads_from_a_store(step: str, s3: S3) -> None:
-    loaded = ckptconv.load_state_dict(step, storage_options=s3.options, dtype="bf16")
-    assert torch.equal(loaded["w"], MATRIX.bfloat16())
-    assert loaded.keys() == {"w", *SMALL}
+    for state in loaded(step, storage_options=s3.options, dtype="bf16"):
+        assert torch.equal(state["w"], MATRIX.bfloat16())
+        assert state.keys() == {"w", *SMALL}

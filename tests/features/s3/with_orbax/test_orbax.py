@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cells import opened
 from checkpoints import ckptconv_here, done
 from features.orbax import writer
 from features.s3.server import S3, tried_once
@@ -28,18 +29,18 @@ def step(tmp_path: Path) -> Path:
 def test_opening_reads_descriptions_and_a_tensor_its_chunks(s3: S3, proxy: Proxy, step: Path) -> None:
     options = tried_once(s3, proxy)
     url = s3.put(step, f"{fresh()}/step")
-    with ckptconv.open(url, storage_options=options) as opened:
-        assert len(opened) == LAYERS
+    for read in opened(url, storage_options=options):
+        assert len(read) == LAYERS
         described, requests = proxy.bytes_asked, len(proxy.asked)
         assert described < 80 * KIB
         # The manifest, the tree and the node are read once each; the others are of names and sizes.
         assert len([asked for asked in proxy.asked if asked.reads_range or asked.path.endswith(NAMES)]) <= 8
         assert requests <= 14
-        array = opened["layer3.w"].numpy()
-    np.testing.assert_array_equal(array.reshape(-1)[:2], np.arange(2, dtype="f4") + 3 * SHAPE[0] * SHAPE[1])
-    # Its chunks lie one after the other.
-    assert len([asked for asked in proxy.asked[requests:] if asked.reads_range]) == 1
-    assert proxy.bytes_asked - described <= 1.01 * array.nbytes
+        array = read["layer3.w"].numpy()
+        np.testing.assert_array_equal(array.reshape(-1)[:2], np.arange(2, dtype="f4") + 3 * SHAPE[0] * SHAPE[1])
+        # Its chunks lie one after the other.
+        assert len([asked for asked in proxy.asked[requests:] if asked.reads_range]) == 1
+        assert proxy.bytes_asked - described <= 1.01 * array.nbytes
 
 
 def test_a_conversion_reads_each_chunk_once_and_verify_and_diff_find_it_equal(

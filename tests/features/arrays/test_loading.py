@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from attacks.corpus import CASES
 from cells import trained
 from checkpoints import ZERO, ckptconv_here, load_with_aliases, torch_file, torch_loaded
 from checkpoints import assert_same as assert_same_tensors
@@ -22,7 +23,7 @@ from states import STATES
 
 import ckptconv
 from ckptconv.errors import CkptconvError, CorruptError, UsageError
-from ckptconv.library import frameworks
+from ckptconv.features.arrays import frameworks
 from ckptconv.pickles.nodes import Opaque
 from ckptconv.storage import files
 
@@ -342,3 +343,12 @@ def test_a_file_that_changes_while_its_tensors_are_made_is_refused(
     monkeypatch.setattr(frameworks.Torch, "over", changing)
     with pytest.raises(CorruptError, match="changed while it was read"):
         ckptconv.load_state_dict(path)
+
+
+def test_tensors_that_repeat_their_elements_are_not_copied_into_memory(tmp_path: Path) -> None:
+    path = tmp_path / "twice.pt"
+    path.write_bytes(CASES["tensor_gigabytes_twice.pt"].make(""))
+    with ckptconv.open(path, backend="pread") as ck, pytest.raises(ckptconv.LimitError, match="repeat the same"):
+        ck.get_tensors()
+    with pytest.raises(ckptconv.LimitError, match="repeat the same"):
+        ckptconv.load_state_dict(path, dtype="bf16")

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import ZERO, load_with_aliases
+from features.arrays.reading import assert_reads, mapped
 from features.deepspeed.zero_writer import Model, Save, write
-from reading import KIB, assert_reads, counted, mapped
+from reading import KIB, counted
 
 import ckptconv
 from ckptconv import UnsupportedError

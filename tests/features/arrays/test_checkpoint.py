@@ -23,13 +23,15 @@ from cells import of_features
 from checkpoints import DATA, ZERO, load_with_aliases, seven_shards
 from compare import Attack
 from effort import spread
+from features.arrays.reading import assert_reads, bits, mapped, random_key
 from processes import open_files
-from reading import KIB, assert_reads, bits, converted, counted, mapped, random_key
+from reading import KIB, converted, counted
 from safetensors import safe_open
 from safetensors.torch import save_file
 
 import ckptconv
 from ckptconv import CorruptError, UnsupportedError, UsageError
+from ckptconv.options.kinds import OptionWarning
 
 CASES = sorted(
     [path for paths in of_features("OPENED") for path in paths]
@@ -200,6 +202,11 @@ def test_what_there_is_not_is_a_usage_error(plain: Path) -> None:
     for wrong in ({"framework": "tf"}, {"backend": "dma"}, {"key": "none"}, {"device": "x"}):
         with pytest.raises(UsageError):
             ckptconv.open(plain, **{"framework": "np", **wrong}).get_tensor("w")
+
+
+def test_a_former_name_of_the_option_to_read_states_is_told(plain: Path) -> None:
+    with pytest.warns(OptionWarning, match="--states is called --with-states"):
+        ckptconv.open(plain, states=True)  # type: ignore[call-arg]
 
 
 def test_the_tree_is_nested_as_it_was_saved(tmp_path: Path) -> None:

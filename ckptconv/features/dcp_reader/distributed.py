@@ -11,14 +11,14 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from ckptconv.features.arrays.frameworks import framework
+from ckptconv.features.arrays.memory import Memory, warn_of
+from ckptconv.features.arrays.tensor import Tensor
 from ckptconv.features.dcp_output.contents import TORCH, contents
-from ckptconv.features.dcp_output.distributed_options import DISTRIBUTED
 from ckptconv.features.dcp_output.states import with_states
+from ckptconv.features.dcp_reader.options import DISTRIBUTED
 from ckptconv.features.joining.chunks import Box
 from ckptconv.formats.opening import opened
-from ckptconv.library.frameworks import framework
-from ckptconv.library.memory import Memory, warn_of
-from ckptconv.library.tensor import Tensor
 from ckptconv.options.option import checked
 from ckptconv.options.table import Options
 from ckptconv.storage.paths import normalize

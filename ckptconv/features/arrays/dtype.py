@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from ckptconv.library.frameworks import dtype_of_numpy
+from ckptconv.features.arrays.frameworks import dtype_of_numpy
 from ckptconv.tensors.dtypes import DType
 
 

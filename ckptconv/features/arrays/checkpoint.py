@@ -9,16 +9,17 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, Literal, overload
 
 from ckptconv.errors import NoTensorError, UsageError
+from ckptconv.features.arrays.frameworks import framework as framework_named
+from ckptconv.features.arrays.frameworks import named
+from ckptconv.features.arrays.memory import Memory, batches, warn_of
+from ckptconv.features.arrays.opening_options import VIEWING
+from ckptconv.features.arrays.tensor import Tensor
 from ckptconv.formats.alone import by_name
 from ckptconv.formats.detect import complete, open_source
 from ckptconv.formats.model_files import SAFETENSORS
 from ckptconv.formats.source import Source
-from ckptconv.library.frameworks import framework as framework_named
-from ckptconv.library.frameworks import named
-from ckptconv.library.memory import Memory, batches, warn_of
-from ckptconv.library.tensor import Tensor
 from ckptconv.options.option import checked, filled
-from ckptconv.options.table import OPENING, VIEWING, Options, named_in
+from ckptconv.options.table import OPENING, Options, named_in
 from ckptconv.outputs import selection
 from ckptconv.outputs.pipeline import check_pieces, selected
 from ckptconv.outputs.selected import Selected

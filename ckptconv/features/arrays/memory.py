@@ -15,8 +15,8 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, FailedError, LimitError, UsageError
+from ckptconv.features.arrays.frameworks import Framework
 from ckptconv.formats.source import Source
-from ckptconv.library.frameworks import Framework
 from ckptconv.plan import MAX_GROWTH, ROOM_TO_GROW, Data, FilePlan
 from ckptconv.storage.files import check_unchanged, is_far, is_held, look
 from ckptconv.storage.packed import SpoolingReaders

@@ -7,9 +7,9 @@ from collections.abc import Hashable, Iterator
 from typing import Any, NamedTuple
 
 from ckptconv.errors import OutOfRangeError, UsageError
-from ckptconv.library.dtype import ElementType
-from ckptconv.library.frameworks import framework
-from ckptconv.library.memory import Memory, WantedArray
+from ckptconv.features.arrays.dtype import ElementType
+from ckptconv.features.arrays.frameworks import framework
+from ckptconv.features.arrays.memory import Memory, WantedArray
 from ckptconv.options.kinds import FLAG
 from ckptconv.options.table import OPTIONS
 from ckptconv.outputs import selection

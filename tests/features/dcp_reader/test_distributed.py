@@ -110,9 +110,3 @@ def test_what_a_conversion_warns_of_is_warned_of() -> None:
             reading(path)
         assert [str(each.message) for each in caught] == expected, reading
         assert {each.filename for each in caught} == {__file__}, reading
-
-
-def test_the_tree_is_nested_as_it_was_saved() -> None:
-    with ckptconv.open(checkpoint_of("fsdp2_w2_nested")) as opened:
-        assert set(opened.tree) == {"model", "optim"}
-        assert set(opened.tree["model"]) == set(opened)

@@ -6,14 +6,15 @@ import os
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from ckptconv.features.arrays.frameworks import framework
+from ckptconv.features.arrays.loading_options import LOADING
+from ckptconv.features.arrays.memory import Memory, WantedArray, warn_of
 from ckptconv.formats import model_files
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.source import Source
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
-from ckptconv.library.frameworks import framework
-from ckptconv.library.memory import Memory, WantedArray, warn_of
 from ckptconv.options.option import checked
-from ckptconv.options.table import LOADING, Options
+from ckptconv.options.table import Options
 from ckptconv.outputs import selection
 from ckptconv.outputs.pipeline import check_pieces
 from ckptconv.process import no_garbage

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from ckptconv.features.dcp_output.states_option import STATES_READ
 from ckptconv.options.table import OPTIONS, named_in
 
-# Where `states` had the name of what writes them.
-STATES_READ = OPTIONS["states"].explained(OPTIONS["states"].about, former="--optimizer")
 DISTRIBUTED = named_in(
     "dtype key include exclude strip_prefix rename map size states model_key optimizer_key flat_optimizer fill_states "
     "order tag exclude_frozen_parameters master unstack inert spool_dir storage_options",
