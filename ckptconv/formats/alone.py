@@ -143,14 +143,6 @@ def kept_apart(source: Source, output: str) -> Source:
     return source._replace(weights_error=None)
 
 
-def by_name(source: Source) -> Source:
-    """Return `source` for callers that take tensors by name: in one safetensors file of a set, tensors are whole."""
-    error = source.weights_error
-    if not isinstance(error, OfSetError) or source.family != SAFETENSORS:
-        return source
-    return source._replace(weights_error=None, warnings=[text for text in source.warnings if text != str(error)])
-
-
 def _only_file(place: Location, source: Source) -> LoneFile | None:
     """Return the file that was read; None if there are several, a complete set, or no weights."""
     is_alone = source.family in ("torch", "safetensors") and len(source.inputs) == 1 and not source.shards

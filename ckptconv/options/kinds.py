@@ -17,7 +17,6 @@ from ckptconv.text import brief, count_of, parse_count, parse_path, parse_size, 
 # transposed, the longer the runs that are read and written, the fewer they are.
 USUAL_MEMORY, FAR_MEMORY, SCATTERED_MEMORY = 8 << 20, 24 << 20, 16 << 20
 MOST_ITEMS = 100_000_000  # items in a row, or lines of a list
-_MOST_SIZE = (1 << 63) - 1  # of an axis
 DTYPES = ("float32", "bfloat16", "float16", "keep")
 # Short names of dtypes.
 SHORT_DTYPES = {
@@ -166,20 +165,6 @@ def _dtype(value: Any, called: str) -> str:
     return name
 
 
-def _sizes(value: Any, called: str) -> dict[str, int]:
-    """Return {axis: size} from a mapping, or from words such as n=32."""
-    pairs = value.items() if isinstance(value, Mapping) else (text.split("=", 1) for text in _texts(value, called))
-    sizes_of: dict[str, int] = {}
-    for axis, *sizes in pairs:
-        shown = f"{called} {brief('='.join(map(str, (axis, *sizes))))}"
-        if not axis or not isinstance(axis, str) or len(sizes) != 1:
-            raise UsageError(f"{shown} does not give the size of an axis.", "Write it as n=32.")
-        size = parse_count(sizes[0], shown, 0, _MOST_SIZE)
-        if sizes_of.setdefault(axis, size) != size:
-            raise UsageError(f"{called} gives two sizes for {axis}: {sizes_of[axis]} and {size}.")
-    return sizes_of
-
-
 def _not_among(value: Any, called: str, choices: tuple[str, ...], words: Mapping[str, str]) -> UsageError:
     """Return the error for a `value` that is none of `choices`; `words` have other names of these."""
     import difflib
@@ -236,7 +221,6 @@ FLAG = ValueKind(_flag, bool, bool, unset=False, accepts="bool")
 SWITCH = ValueKind(_flag, bool, bool, accepts="bool")
 TEXTS = ValueKind(_texts, list[str], list, unset=(), accepts=_SEVERAL)
 RULES = ValueKind(_rules, list[str], list, unset=(), accepts=_SEVERAL)
-SIZES = ValueKind(_sizes, list[str], dict, unset={}, accepts=f"Mapping[str, int] | {_SEVERAL}")
 MAPPING = ValueKind(_mapping, stored=dict, unset={}, accepts="Mapping[str, Any] | str")
 NUMBER = ValueKind(_number, stored=float, accepts="float | str")
 SIZE = ValueKind(_size, stored=int, accepts="int | str")

@@ -14,7 +14,7 @@ from ckptconv.features.arrays.frameworks import named
 from ckptconv.features.arrays.memory import Memory, batches, warn_of
 from ckptconv.features.arrays.opening_options import VIEWING
 from ckptconv.features.arrays.tensor import Tensor
-from ckptconv.formats.alone import by_name
+from ckptconv.formats.alone import OfSetError
 from ckptconv.formats.detect import complete, open_source
 from ckptconv.formats.model_files import SAFETENSORS
 from ckptconv.formats.source import Source
@@ -225,7 +225,7 @@ class Checkpoint(Tensors[ArrayT]):
 
     def _selected(self) -> Selected:
         given = {name: self._given[name] for name in named_in("key partial fill")}
-        return selected(by_name(self.source), Options(**given))
+        return selected(_by_name(self.source), Options(**given))
 
     def metadata(self) -> dict[str, str] | None:
         if self.source.family != SAFETENSORS:
@@ -438,10 +438,18 @@ def open_checkpoint(
     with no_garbage():
         opening = {name: value for name, value in reading.items() if name in OPENING}
         source = open_source(path, states=reading["with_states"], **opening)
-    warn_of(by_name(source))
+    warn_of(_by_name(source))
     memory = Memory(source.path, reading["storage_options"], backend == "mmap", reading["spool_dir"])
     arguments = {"path": path, "framework": framework, "device": device, "backend": backend, **reading}
     return Checkpoint(source, kind, device, memory, arguments)
+
+
+def _by_name(source: Source) -> Source:
+    """Return `source` for callers that take tensors by name: in one safetensors file of a set, tensors are whole."""
+    error = source.weights_error
+    if not isinstance(error, OfSetError) or source.family != SAFETENSORS:
+        return source
+    return source._replace(weights_error=None, warnings=[text for text in source.warnings if text != str(error)])
 
 
 def _reopened(arguments: Mapping[str, Any]) -> Checkpoint[Any]:

@@ -17,7 +17,7 @@ from ckptconv.features.maps.compile import Applied, Cast, apply_map, unchanged
 from ckptconv.features.maps.file import MAX_BYTES, Map, parse_map
 from ckptconv.features.maps.fitting import fitting, names_of_maps
 from ckptconv.features.maps.notation import axes_in
-from ckptconv.options.kinds import SIZES
+from ckptconv.features.maps.options import SIZES
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import brief, some
 

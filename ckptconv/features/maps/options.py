@@ -3,10 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
+from ckptconv.errors import UsageError
 from ckptconv.options import NAMING
-from ckptconv.options.kinds import PATH, SIZES
+from ckptconv.options.kinds import PATH, TEXTS, ValueKind
 from ckptconv.options.option import Given, option
+from ckptconv.text import brief, parse_count
+
+_MOST = (1 << 63) - 1
+
+
+def _sizes(value: Any, called: str) -> dict[str, int]:
+    """Return {axis: size} from a mapping, or from words such as n=32."""
+    pairs = value.items() if isinstance(value, Mapping) else (text.split("=", 1) for text in TEXTS.parse(value, called))
+    sizes_of: dict[str, int] = {}
+    for axis, *sizes in pairs:
+        shown = f"{called} {brief('='.join(map(str, (axis, *sizes))))}"
+        if not axis or not isinstance(axis, str) or len(sizes) != 1:
+            raise UsageError(f"{shown} does not give the size of an axis.", "Write it as n=32.")
+        size = parse_count(sizes[0], shown, 0, _MOST)
+        if sizes_of.setdefault(axis, size) != size:
+            raise UsageError(f"{called} gives two sizes for {axis}: {sizes_of[axis]} and {size}.")
+    return sizes_of
+
+
+SIZES = ValueKind(_sizes, list[str], dict, unset={}, accepts=f"Mapping[str, int] | {TEXTS.accepts}")
 
 
 class MapOptions(Given):
