@@ -1,4 +1,4 @@
-"""Write the orders in which transformers' modules have their parameters: ckptconv/formats/numbers/orders.json.
+"""Write the orders in which transformers' modules have their parameters: orders.json of the feature optimizer_numbers.
 
     module_orders.py [--old DIRECTORY] [--write]
 
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-ORDERS = ROOT / "ckptconv/formats/numbers/orders.json"
+ORDERS = ROOT / "ckptconv/features/optimizer_numbers/orders.json"
 TASKS = (
     "CAUSAL_LM",
     "MASKED_LM",

@@ -7,7 +7,12 @@ from typing import Any
 
 import torch
 
+from ckptconv.options.registered import missing
+
 STEPS = 3
+# How an optimizer's states are stored: by the names of parameters, as FSDP has them; by numbers; and by numbers whose
+# names are recorded. Without a feature, numbers have no names.
+FORMS = ("names", "numbers", "recorded") if not missing("order") else ("names",)
 
 
 def network() -> torch.nn.Sequential:
@@ -17,9 +22,9 @@ def network() -> torch.nn.Sequential:
     return model
 
 
-def trained(named: bool = False, groups: int = 1) -> tuple[torch.nn.Sequential, torch.optim.AdamW]:
+def trained(groups: int = 1, recorded: bool = False) -> tuple[torch.nn.Sequential, torch.optim.AdamW]:
     model = network()
-    parameters: list[Any] = list(model.named_parameters() if named else model.parameters())
+    parameters: list[Any] = list(model.named_parameters() if recorded else model.parameters())
     parts = [{"params": parameters[number::groups], "lr": 0.1 * (number + 1)} for number in range(groups)]
     optimizer = torch.optim.AdamW(parts)
     for _ in range(STEPS):
@@ -29,10 +34,26 @@ def trained(named: bool = False, groups: int = 1) -> tuple[torch.nn.Sequential, 
     return model, optimizer
 
 
-def training_saved(path: Path, named: bool = False, groups: int = 1, **more: Any) -> dict[str, Any]:
-    """Save a training checkpoint with torch.save; return what it holds."""
-    model, optimizer = trained(named, groups)
-    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 1, **more}
+def by_names(model: torch.nn.Module, *optimizers: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Return the state dicts of a model's optimizers with names in the place of numbers, as FSDP.optim_state_dict."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    renamed = []
+    for optimizer in optimizers:
+        state = optimizer.state_dict()
+        members = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
+        groups = [
+            {**group, "params": [members[number] for number in group["params"]]} for group in state["param_groups"]
+        ]
+        renamed.append({"state": {members[at]: held for at, held in state["state"].items()}, "param_groups": groups})
+    return renamed
+
+
+def training_saved(path: Path, form: str = "names", groups: int = 1, **more: Any) -> dict[str, Any]:
+    """Save a training checkpoint with torch.save; return what it holds. `form` is one of FORMS."""
+    model, optimizer = trained(groups, form == "recorded")
+    (named,) = by_names(model, optimizer)
+    states = named if form == "names" else optimizer.state_dict()
+    state = {"model": model.state_dict(), "optimizer": states, "epoch": 1, **more}
     torch.save(state, path)
     return state
 
@@ -43,14 +64,15 @@ def by_name(state: dict[str, Any]) -> dict[str, torch.Tensor]:
     groups = len(state["optimizer"]["param_groups"])
     order = [name for number in range(groups) for name in names[number::groups]]
     return {
-        f"{order[number]}.{key}": value
+        f"{order[number] if type(number) is int else number}.{key}": value
         for number, held in state["optimizer"]["state"].items()
         for key, value in held.items()
     }
 
 
-def muon_saved(path: Path) -> dict[str, torch.Tensor]:
-    """Save a model with Muon for its matrices and AdamW for the rest; return the states by name."""
+def muon_saved(path: Path, form: str = "names") -> dict[str, torch.Tensor]:
+    """Save a model with Muon for its matrices and AdamW for the rest; return the states by name. `form` is "names" or
+    "numbers"."""
     model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(12)), torch.nn.LayerNorm(4))
     matrices = [each for each in model.parameters() if each.ndim == 2]
     others = [each for each in model.parameters() if each.ndim == 1]
@@ -59,7 +81,8 @@ def muon_saved(path: Path) -> dict[str, torch.Tensor]:
         each.grad = torch.full_like(each, at + 1.0)
     for optimizer in optimizers:
         optimizer.step()
-    torch.save({"model": model.state_dict(), "optimizers": [each.state_dict() for each in optimizers]}, path)
+    saved = by_names(model, *optimizers) if form == "names" else [each.state_dict() for each in optimizers]
+    torch.save({"model": model.state_dict(), "optimizers": saved}, path)
     states = {parameter: own for each in optimizers for parameter, own in each.state.items()}
     named = model.named_parameters()
     return {f"{name}.{key}": value for name, each in named for key, value in states[each].items()}

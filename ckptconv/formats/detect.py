@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,11 +23,11 @@ from ckptconv.pickles.nodes import is_distributed_class
 from ckptconv.pickles.refusing import refusing_attacks
 from ckptconv.storage import stores
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import is_pipe, is_quoted, is_remote, normalize
+from ckptconv.storage.paths import is_pipe, is_quoted, is_remote
 from ckptconv.text import UNSET, some
 
 if TYPE_CHECKING:
-    from ckptconv.formats.numbers.matching import Order
+    from ckptconv.formats.numbering import Order
 
 
 class OtherFamilyError(UsageError):
@@ -56,7 +55,6 @@ def open_source(
     inert: bool = False,
     raw: bool = False,
     alone: bool = False,
-    order: str = "",
     spool_dir: str = "",
     storage_options: Mapping[str, Any] | None = None,
     recorded: Any = None,
@@ -69,13 +67,13 @@ def open_source(
     `exclude_frozen` and `model_rank` (one tensor-parallel rank) apply to DeepSpeed checkpoints. `key` and `states` ask
     for the value under a key and for the optimizer's states, if these are not read along with the weights. `master`
     (the optimizer's fp32 masters) and `unstack` (a tensor for each layer) apply to Megatron-core's. A structure record
-    of safetensors that does not fit the tensors is an error; with `structure` false it is left out. `order` is a path
-    that has the order of the parameters, in which optimizers number them. `feature_options` are options of features
-    that change a source; a feature may have the order too. A file that is an attack raises UnsafeError; with `inert`
-    it is opened like any other, and nothing in it runs. `raw` keeps whole modules as objects. One file of many, such as
-    a rank's, can be inspected; a caller that takes its weights for a model gets an error, unless the file is taken
-    `alone`. "-" is standard input. Input from a pipe is kept in a temporary file in `spool_dir`. `recorded` is the
-    record in an output of the changes to its source. `known` is the location of `path`, if that was inspected before.
+    of safetensors that does not fit the tensors is an error; with `structure` false it is left out. `feature_options`
+    are options of features that change a source, or that tell the order in which optimizers number parameters. A file
+    that is an attack raises UnsafeError; with `inert` it is opened like any other, and nothing in it runs. `raw` keeps
+    whole modules as objects. One file of many, such as a rank's, can be inspected; a caller that takes its weights for
+    a model gets an error, unless the file is taken `alone`. "-" is standard input. Input from a pipe is kept in a
+    temporary file in `spool_dir`. `recorded` is the record in an output of the changes to its source. `known` is the
+    location of `path`, if that was inspected before.
     """
     path = os.fspath(path)
     if not path:
@@ -90,7 +88,7 @@ def open_source(
         path = take_pipe(path, spool_dir)
     elif is_remote(path):
         stores.reached(path).taken(path, reached, spool_dir)
-    orders = asked_orders(order, feature_options if states else {}, reaching)
+    orders = asked_orders({**feature_options, "states": states}, reaching)
     wanted = Wanted(key, states, tag, exclude_frozen, model_rank, structure, raw, master, unstack, orders=orders)
     for widened in opening(feature_options, "wanted"):
         wanted = widened(wanted, feature_options, reaching)
@@ -183,24 +181,10 @@ def complete(source: Source, *, key: str = "", states: bool = False, inert: bool
     return with_states_beside(source, wanted.key)
 
 
-def asked_orders(order: str, feature_options: Mapping[str, Any], reaching: Mapping[str, Any]) -> tuple[Order, ...]:
-    """Return the orders of parameters that the user gives by `order`; without one, those that features have for
-    `feature_options`."""
-    if order:
-        from ckptconv.formats.numbers import order_files
-
-        stores = reaching["storage_options"] or {}
-        return (order_files.order_at(normalize(order), stores, lambda path: order_in(path, reaching)),)
-    kept = [orders(feature_options, reaching) for orders in opening(feature_options, "orders")]
-    return tuple(itertools.chain.from_iterable(kept))
-
-
-def order_in(path: str, reaching: Mapping[str, Any]) -> Order | None:
-    """Return the order of the weights of the checkpoint at `path`; None if it keeps none."""
-    from ckptconv.formats.training import liked
-
-    settings = {name: reaching[name] for name in ("inert", "spool_dir", "storage_options")}
-    return liked(open_source(path, structure=False, **settings))
+def asked_orders(feature_options: Mapping[str, Any], reaching: Mapping[str, Any]) -> tuple[Order, ...]:
+    """Return the orders of parameters that the first feature has for `feature_options`, `states` among them."""
+    every = (orders(feature_options, reaching) for orders in opening(feature_options, "orders"))
+    return next(filter(None, every), ())
 
 
 def _with_optimizer(source: Source, place: Location, wanted: Wanted) -> Source:
@@ -211,9 +195,9 @@ def _with_optimizer(source: Source, place: Location, wanted: Wanted) -> Source:
     lies = place.kind == "directory" and any(name in place.names for name in model_files.OPTIMIZERS)
     if not (wanted.states or wanted.orders or lies):
         return source
-    from ckptconv.formats import beside
+    from ckptconv.formats.training import with_optimizer
 
-    return beside.with_optimizer(source, place, wanted)
+    return with_optimizer(source, place, wanted)
 
 
 def open_parts(place: Location, *, per_rank: bool, **settings: Any) -> list[Source]:

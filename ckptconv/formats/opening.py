@@ -12,7 +12,7 @@ from ckptconv.formats import pipelines
 from ckptconv.formats.detect import complete, open_parts, open_source, with_layout
 from ckptconv.formats.registered import MADE_OF
 from ckptconv.formats.source import Source
-from ckptconv.options.registered import placed
+from ckptconv.options.registered import opening, placed
 from ckptconv.options.table import Options
 from ckptconv.storage import stores
 from ckptconv.storage.location import Location
@@ -93,19 +93,11 @@ def fitted(
         fitting = [model_alone(source, options.key) for source in fitting]
     for module in _needing(holds):
         fitting = [module.fitted(source, options, path) for source in fitting]
-    return _ordered(fitting) if options.order else fitting
+    for warned in opening(options.changing(), "warned"):
+        fitting = warned(fitting)
+    return fitting
 
 
 def _needing(holds: Collection[str]) -> list[Any]:
     """Return the modules that fit sources to outputs that hold more than weights."""
     return [import_module(module) for part, module in MADE_OF.items() if part in holds]
-
-
-def _ordered(sources: list[Source]) -> list[Source]:
-    """Return `sources`, with a warning if --order changed none of them."""
-    from ckptconv.formats.numbers.matching import NAMED
-
-    if any(note.startswith(NAMED) for source in sources for note in source.notes):
-        return sources
-    idle = "--order has no effect: the input has no numbered optimizer states that it could name."
-    return [source._replace(warnings=[*source.warnings, idle]) for source in sources]

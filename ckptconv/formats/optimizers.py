@@ -21,7 +21,7 @@ def optimizers_in(tree: Any, key: str = "") -> list[tuple[str, Mapping[str, Any]
         for name, value in entries(tree).items()
         if type(value) is not Tagged and name != key
         for optimizer in _several(value)
-        if _is_optimizer(optimizer) and optimizer[_GROUPS]
+        if is_optimizer(optimizer) and optimizer[_GROUPS]
     ]
 
 
@@ -36,25 +36,16 @@ def _several(value: Any) -> Iterable[Any]:
     """Return the optimizers in a list, or in a dict by name, or the only one."""
     if isinstance(value, (list, tuple)):
         return value
-    is_named = isinstance(value, Mapping) and bool(value) and all(map(_is_optimizer, value.values()))
+    is_named = isinstance(value, Mapping) and bool(value) and all(map(is_optimizer, value.values()))
     return value.values() if is_named else [value]
 
 
-def _is_optimizer(value: Any) -> bool:
+def is_optimizer(value: Any) -> bool:
     """Whether a value is the state dict of an optimizer."""
     if not isinstance(value, Mapping) or not isinstance(value.get(_STATE), Mapping):
         return False
     groups = value.get(_GROUPS)
     return isinstance(groups, list) and all(isinstance(group, Mapping) for group in groups)
-
-
-def is_optimizer_alone(tree: Any) -> bool:
-    """Whether a whole checkpoint is the state dict of an optimizer, which may have no groups."""
-    if not isinstance(tree, Mapping) or not _is_optimizer({_GROUPS: [], **tree}):
-        return False
-    return bool(tree[_STATE] or tree.get(_GROUPS)) and all(
-        isinstance(state, Mapping) for state in tree[_STATE].values()
-    )
 
 
 def weights_key(tree: Any) -> str:

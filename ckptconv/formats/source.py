@@ -18,7 +18,7 @@ from ckptconv.text import parse_path
 
 if TYPE_CHECKING:
     from ckptconv.formats.change import Change
-    from ckptconv.formats.numbers.matching import Order
+    from ckptconv.formats.numbering import Order
 
 # The beginnings of the names of a model's files: those of most programs, open_clip, diffusers and PEFT's adapters.
 MODEL, ADAPTER, OPEN_CLIP = "model", "adapter_model", "open_clip_model"
@@ -119,7 +119,7 @@ class StateFacts(NamedTuple):
     `error` is the reason why they cannot be converted although the weights can. `equal` are stored twice, by name, and
     must be equal. Of those that are `alike`, each rank keeps its own copy: a difference is worth a warning. `inputs`
     identify the files that were read only for the states, and more of a file that was read for the weights too. `step`
-    is the number of steps that the optimizer has made, if `formats.training` has read it.
+    is the number of steps that the optimizer has made, if it was read.
     """
 
     error: CkptconvError | None = None

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ckptconv.errors import CkptconvError, UsageError
-from ckptconv.formats.numbers.matching import Order
-from ckptconv.formats.numbers.order_files import model_of
-from ckptconv.formats.numbers.orders import is_kept
-from ckptconv.formats.numbers.states import named
+from ckptconv.errors import CkptconvError, UnsupportedError, UsageError
+from ckptconv.formats.model_files import OPTIMIZERS, SAFETENSORS, TORCH
+from ckptconv.formats.numbering import MISSING, part
 from ckptconv.formats.optimizers import entries, optimizers_in, subtree, weights_key
-from ckptconv.formats.source import OF_REFERENCE, Source, without_states
+from ckptconv.formats.source import NOT_CONVERTED, Source, Wanted, without_states
+from ckptconv.formats.states import model_of, named
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote
 from ckptconv.structure import keymap
@@ -51,6 +50,33 @@ def _has_tensors(tree: Mapping[Any, Any]) -> bool:
     return any(isinstance(value, LazyTensor) for value in tree.values())
 
 
+def with_optimizer(source: Source, place: Location, wanted: Wanted) -> Source:
+    """Return `source`, which was read from `place`, with the states of its optimizer, or of one in a file next to it,
+    or the reason why they have no names. If states are not wanted, return a source that can be reread for them.
+    """
+    if wanted.orders:
+        source = source._replace(wanted=source.wanted._replace(orders=wanted.orders))
+    if wanted.states:
+        source = with_states_beside(source, wanted.key)
+    if source.optimizer is not None or source.of_states.error is not None or source.training is not None:
+        return source
+    beside = part("beside")
+    return beside.with_file(source, place, wanted) if beside else _without_file(source, place)
+
+
+def _without_file(source: Source, place: Location) -> Source:
+    """Return `source` with the reason why the states in a file next to it are not read, if there is one."""
+    names = (
+        (place if place.kind == "directory" else place.parent).names if source.family in (SAFETENSORS, TORCH) else ()
+    )
+    files = [name for name in OPTIMIZERS if name in names]
+    if not files:
+        return source
+    message = f"{NOT_CONVERTED}the states in {files[0]}, next to the weights: to find their names needs {MISSING}."
+    of_states = source.of_states._replace(error=UnsupportedError(message))
+    return source._replace(of_states=of_states, notes=[*source.notes, message])
+
+
 def with_states_beside(source: Source, key: str = "") -> Source:
     """Return `source` with the states of the optimizers that are saved next to its weights, which are under `key`, as
     in a file that torch.save wrote; or with the reason why they have no names."""
@@ -86,19 +112,10 @@ def with_named(
     if place is not None and place.kind != "directory":
         place = place.parent if place.kind == "file" else None
     tree = model_tree(source, key) if source.structured else None
-    model = model_of(weights_in(source, key), [*source.wanted.orders], tree, place)
+    model = model_of(weights_in(source, key), tree)._replace(orders=source.wanted.orders, place=place)
     optimizer, numbering = named(optimizers, model, where)
     of_states = source.of_states._replace(error=None, inputs={**source.of_states.inputs, **numbering.inputs})
     return source._replace(optimizer=optimizer, of_states=of_states, notes=[*source.notes, *numbering.notes])
-
-
-def liked(source: Source) -> Order | None:
-    """Return the order of a checkpoint's weights, if the checkpoint keeps it."""
-    tree = model_tree(source, source.wanted.key)
-    if not (source.structured and is_kept(tree)):
-        return None
-    inputs = {f"{OF_REFERENCE}{name}": identity for name, identity in source.inputs.items()}
-    return Order(f"the order in {source.path}", [*keymap.flatten(tree)[0]], inputs=inputs)
 
 
 def model_tree(source: Source, key: str = "") -> Any:

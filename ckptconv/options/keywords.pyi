@@ -211,16 +211,6 @@ class _ReadingStates(TypedDict, total=False):
     the --optimizer output of another conversion, or a checkpoint with states, such as INPUT itself."""
 
 
-class _Ordering(TypedDict, total=False):
-    """Convert, Verify, Diff, Distributed, Open, Rows."""
-
-    order: str | os.PathLike[str] | None
-    """The order in which the optimizer numbers its parameters. FILE is a list of their names, one per line or in JSON
-    (also one list per parameter group); a checkpoint that keeps their order, such as a state dict saved with
-    torch.save; or a directory with the config.json of a transformers model. Default: from the checkpoint itself, or
-    from its config.json."""
-
-
 class _Working(TypedDict, total=False):
     """Convert, Verify, Average, Diff, Merge, Patch, Rows."""
 
@@ -322,6 +312,16 @@ class _Precision(TypedDict, total=False):
     """For Megatron-core: write one tensor per layer, such as decoder.layers.0.…, where one tensor stores all layers."""
 
 
+class _Ordering(TypedDict, total=False):
+    """Convert, Verify, Diff, Distributed, Open, Rows."""
+
+    order: str | os.PathLike[str] | None
+    """The order in which the optimizer numbers its parameters. FILE is a list of their names, one per line or in JSON
+    (also one list per parameter group); a checkpoint that keeps their order, such as a state dict saved with
+    torch.save; or a directory with the config.json of a transformers model. Default: from the checkpoint itself, or
+    from its config.json."""
+
+
 class _Dequantizing(TypedDict, total=False):
     """Convert, Verify, Average, Diff, Inspect, Load, Merge, Open, Rows."""
 
@@ -417,7 +417,6 @@ class ConvertOptions(
     _Structure,
     _Naming,
     _ReadingStates,
-    _Ordering,
     _Working,
     _Publishing,
     _Planning,
@@ -429,6 +428,7 @@ class ConvertOptions(
     _SingleFile,
     _Detecting,
     _Precision,
+    _Ordering,
     _Dequantizing,
     _Mapping,
     _Measuring,
@@ -452,7 +452,6 @@ class VerifyOptions(
     _Tied,
     _Structure,
     _Naming,
-    _Ordering,
     _Working,
     _Publishing,
     _Planning,
@@ -464,6 +463,7 @@ class VerifyOptions(
     _SingleFile,
     _Detecting,
     _Precision,
+    _Ordering,
     _Dequantizing,
     _Mapping,
     _Measuring,
@@ -520,7 +520,6 @@ class DiffOptions(
     _Choosing,
     _Selecting,
     _Renaming,
-    _Ordering,
     _Working,
     _Overwriting,
     _Spooling,
@@ -528,6 +527,7 @@ class DiffOptions(
     _Undecoded,
     _SingleFile,
     _Precision,
+    _Ordering,
     _Dequantizing,
     _Measuring,
     _Showing,
@@ -577,10 +577,10 @@ class DistributedOptions(
     _Selecting,
     _Renaming,
     _ReadingStates,
-    _Ordering,
     _Spooling,
     _Connecting,
     _Precision,
+    _Ordering,
     _Mapping,
     _Measuring,
     _FindingTheModel,
@@ -657,13 +657,13 @@ class MergeOptions(
 class OpenOptions(
     _Choosing,
     _Structure,
-    _Ordering,
     _Spooling,
     _Connecting,
     _Undecoded,
     _SingleFile,
     _Detecting,
     _Precision,
+    _Ordering,
     _Dequantizing,
     _Mapping,
     _Measuring,
@@ -711,7 +711,6 @@ class RowsOptions(
     _Structure,
     _Naming,
     _ReadingStates,
-    _Ordering,
     _Working,
     _Publishing,
     _Planning,
@@ -723,6 +722,7 @@ class RowsOptions(
     _SingleFile,
     _Detecting,
     _Precision,
+    _Ordering,
     _Dequantizing,
     _Mapping,
     _Measuring,

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 # The options of conversions by feature: `options.py` in its folder has them as `GIVEN`, a subclass of `Given`, which
 # imports nothing of the table. The lines stay where a feature is not: its options are refused by name then.
 FEATURES: Mapping[str, str] = {
+    "optimizer_numbers": "order",
     "quantized": "dequantize quantize requantize keep",
     "provenance": "attest",
     "maps": "map size",
@@ -36,10 +37,13 @@ CARRIED_OUT = ("batch",)
 # following functions. The options `asked` have the dtype among them; `reaching` is how checkpoints are reached.
 # - `placed(path, asked, reaching)` returns the path that is opened instead of `path`;
 # - `wanted(wanted, asked, reaching)` returns the parts to be read;
-# - `orders(asked, reaching)` returns the orders of parameters that the feature has;
+# - `orders(asked, reaching)` returns the orders of parameters that the feature has, if it is the first that has some;
+#   `states` among the options says whether they are needed already;
 # - `opened(source, asked, reaching)` returns the source as the options say;
+# - `warned(sources)` returns sources as outputs have them, with warnings if the options changed nothing;
 # - `advise(error, path, options)` adds an option that helps to the error of a conversion of `path`.
 OPENED: Mapping[str, str] = {
+    "optimizer_numbers": "order",
     "like": "like",
     "steps": "last_good",
     "megatron_core": "map recorded",

@@ -153,16 +153,6 @@ class Options(Given):
         common="safetensors2dcp verify",
     )
 
-    order: str = option(
-        PATH,
-        "The order in which the optimizer numbers its parameters. FILE is a list of their names, one per line or in "
-        "JSON (also one list per parameter group); a checkpoint that keeps their order, such as a state dict saved "
-        "with torch.save; or a directory with the config.json of a transformers model.",
-        metavar="FILE",
-        group=TAKE,
-        fallback="from the checkpoint itself, or from its config.json",
-    )
-
     # Ways to work, and further files to write.
     jobs: int | None = _running(
         counted(1, 256),
@@ -309,7 +299,6 @@ class Options(Given):
             "alone": self.alone,
             "master": self.master,
             "unstack": self.unstack,
-            "order": self.order,
             **self.changing(),
             **self.reaching(),
         }

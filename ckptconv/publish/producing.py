@@ -101,12 +101,9 @@ class _Production:
     def _replacing(self) -> Replacing:
         theirs = {path for reference in self._references for path in files_behind(reference)}
         theirs.update(path for output in self._outputs if output.target.layout for path in output.target.layout.behind)
-        order = []
-        if self._options.order:
-            from ckptconv.formats.model_directory import CONFIG
-
-            order = [self._options.order, join(self._options.order, CONFIG)]
-        named = [*inputs_behind(self._sources), *self._options.files(), *order]
+        # A directory may be meant by the configuration in it.
+        told = [path for file in self._options.files() for path in (file, join(file, "config.json"))]
+        named = [*inputs_behind(self._sources), *told]
         read = (file.path for file in self.inputs if file.path not in theirs)
         claims = [claim_of(output, self._sources, self._options) for output in self._outputs]
         return Replacing(self._options, Spared([*named, *read], theirs), claims)

@@ -60,7 +60,6 @@ MATRIX = {
     "tied": Row("hhhh", {"tied": "duplicate"}),
     "structure": Row("hhhh", {"structure": False}, source="nested"),
     "states": Row("rrrr", {"states": "../zero"}),
-    "order": Row("ssss", {"order": "../order.txt"}),
     "opaque": Row("ssss", {"opaque": "drop"}, source="opaque"),
     "for_hub": Row("hhrr", {"for_hub": True}, source="nested"),
     "copy_config": Row("shss", {"copy_config": True}),
@@ -116,7 +115,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         here / "quantized" / "model.safetensors",
     )
     _save_layers(here / "layered")
-    (here / "order.txt").write_text("l1.weight")
     others = [name for name in weights if name != "l1.weight"]
     (here / "map.toml").write_text(f"keep = {others}\n{(DATA / 'turned.toml').read_text()}")
     return here

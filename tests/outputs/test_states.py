@@ -1,65 +1,66 @@
-"""The states of optimizers beside weights: by the names of these, in every output."""
+"""The states of optimizers beside weights whose names are stored in the place of numbers, as FSDP has them."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
+import pytest
 import torch
 from cells import opened
 from checkpoints import assert_same, ckptconv_here, done
 from effort import every
-from optimizer_files import by_name, muon_saved, training_saved
-from safetensors.torch import load_file
+from optimizer_files import by_name, muon_saved, trained, training_saved
+from safetensors.torch import load_file, save_file
+
+from ckptconv.formats import numbering
 
 
-def refused(run: Any, code: int, *words: str) -> None:
-    assert run.code == code, run.err
-    assert all(word in run.err for word in words), run.err
-    assert "Traceback" not in run.err
-
-
-@every("named, groups", [(False, 1), (True, 1), (True, 2)])
-def test_states_beside_weights_have_the_same_names_in_every_output(named: bool, groups: int, tmp_path: Path) -> None:
-    state = training_saved(tmp_path / "t.pt", named, groups)
-    expected = by_name(state)
+@every("groups", [1, 2])
+def test_states_keep_their_names_in_every_output(groups: int, tmp_path: Path) -> None:
+    expected = by_name(training_saved(tmp_path / "t.pt", groups=groups))
     done(ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "states.safetensors", "--verify"))
     assert_same(load_file(tmp_path / "states.safetensors"), expected)
     for checkpoint in opened(tmp_path / "t.pt"):
         assert_same({name: each.torch() for name, each in checkpoint.optimizer.items()}, expected)
 
 
-def test_numbers_that_nothing_names_are_refused_in_every_output(tmp_path: Path) -> None:
-    state = training_saved(tmp_path / "t.pt")
-    state["model"]["3.bias"] = torch.zeros(3)
-    torch.save(state, tmp_path / "t.pt")
-    words = "numbers its 6 parameters", "the states cannot be matched to parameters", "named_parameters()"
-    refused(ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "s.safetensors"), 5, *words)
-    assert [path.name for path in tmp_path.iterdir()] == ["t.pt"]
-
-
-def test_factors_of_a_square_parameter_are_not_taken_for_states_of_a_vector(tmp_path: Path) -> None:
-    model = {"norm": torch.zeros(4), "square": torch.zeros(4, 4)}
-    states = {0: {"exp_avg_sq_row": torch.ones(4), "exp_avg_sq_col": torch.ones(4), "step": 1}}
-    optimizer = {"state": states, "param_groups": [{"lr": 1.0, "params": [0]}]}
-    torch.save({"model": model, "optimizer": optimizer}, tmp_path / "t.pt")
-    run = ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "s.safetensors")
-    refused(run, 5, "and the states cannot be matched to parameters: ")
-
-
-def test_two_optimizers_in_a_file_share_the_parameters(tmp_path: Path) -> None:
+def test_two_optimizers_share_the_parameters_and_no_state(tmp_path: Path) -> None:
     expected = muon_saved(tmp_path / "t.pt")
-    done(ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "s.safetensors", "--verify"))
-    assert_same(load_file(tmp_path / "s.safetensors"), expected)
+    done(ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "states.safetensors"))
+    assert_same(load_file(tmp_path / "states.safetensors"), expected)
     saved = torch.load(tmp_path / "t.pt")
-    muon, adamw = saved.pop("optimizers")
-    by_name = {"muon": muon, "adamw": adamw}
-    for name, state, words in (
-        ("keys", {**saved, **by_name}, []),
-        ("dict", {**saved, "optimizers": by_name}, []),
-        ("nested", {"state": {**saved, "optimizers": by_name}, "rng": 1}, ["--key", "state.model", tmp_path / "w"]),
-    ):
-        torch.save(state, tmp_path / f"{name}.pt")
-        states = tmp_path / f"{name}.safetensors"
-        done(ckptconv_here("convert", tmp_path / f"{name}.pt", *words, "--optimizer", states))
-        assert_same(load_file(states), expected)
+    torch.save({**saved, "optimizers": saved["optimizers"] * 2}, tmp_path / "t.pt")
+    run = ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "again.safetensors")
+    run.refused(4, "two of its optimizers have a state of '0.weight'")
+
+
+def test_the_prefix_of_a_wrapper_is_no_part_of_a_name(tmp_path: Path) -> None:
+    weights = {"a.weight": torch.zeros(3, 2), "b": torch.zeros(2)}
+    held = {f"module.{name}": {"exp_avg": torch.ones_like(each)} for name, each in weights.items()}
+    optimizer = {"state": held, "param_groups": [{"lr": 0.1, "params": [*held]}]}
+    torch.save({"model": weights, "optimizer": optimizer}, tmp_path / "t.pt")
+    done(ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "states.safetensors"))
+    assert load_file(tmp_path / "states.safetensors").keys() == {"a.weight.exp_avg", "b.exp_avg"}
+
+
+def test_numbers_are_refused_by_name_without_the_feature_that_names_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(numbering, "NUMBERS", "absent")
+    training_saved(tmp_path / "t.pt", "numbers")
+    words = ["convert", tmp_path / "t.pt"]
+    run = ckptconv_here(*words, "--optimizer", tmp_path / "states.safetensors")
+    run.refused(5, "t.pt: the optimizer numbers its parameters", "needs the feature optimizer_numbers, which is not")
+    done(ckptconv_here(*words, tmp_path / "weights.safetensors"))
+    # In a file next to the model.
+    model, optimizer = trained()
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    (tmp_path / "step").mkdir()
+    save_file(model.state_dict(), tmp_path / "step" / "model.safetensors")
+    torch.save(optimizer.state_dict(), tmp_path / "step" / "optimizer.pt")
+    for path in (tmp_path / "step", tmp_path / "step" / "model.safetensors"):
+        run = ckptconv_here("convert", path, "--optimizer", tmp_path / "states.safetensors")
+        run.refused(5, "the states in optimizer.pt", "needs the feature optimizer_numbers, which is not installed")
+    run = done(ckptconv_here("convert", tmp_path / "step", tmp_path / "out"))
+    assert "the states in optimizer.pt" in run.out
+    assert not (tmp_path / "states.safetensors").exists()

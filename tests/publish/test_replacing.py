@@ -15,6 +15,7 @@ import pytest
 import torch
 from cells import of_features
 from checkpoints import COMMAND, DATA, Run, ckptconv_here, done
+from optimizer_files import by_names
 from safetensors.torch import load_file, save, save_file
 from stores import FAR, PLACES
 from typer.core import TyperGroup
@@ -92,7 +93,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, here / "train.pt")
+    (states,) = by_names(model, optimizer)
+    torch.save({"model": model.state_dict(), "optimizer": states}, here / "train.pt")
     for scene in of_features("scene"):
         scene(here)
     (here / "out").mkdir()
@@ -155,7 +157,6 @@ convert a.pt megatron
 convert a.pt uni
 convert a.pt paddle
 convert a.pt new --manifest=
-convert train.pt new --order notes.md --manifest notes.md --overwrite
 convert a.pt sharded --overwrite
 convert a.pt hf --overwrite --no-clobber
 convert a.pt ad1 --overwrite

@@ -1,4 +1,4 @@
-"""Whether the states of numbered parameters are whole. Pure.
+"""The model whose parameters an optimizer numbers, and whether their states are whole. Pure.
 
 Source: torch/optim/optimizer.py, torch/distributed/fsdp/_flat_param.py and torch/distributed/checkpoint/planner.py of
 torch 2.1 to 2.13. `optimizer.state_dict()` numbers the parameters. Its states are whole with DDP, with FSDP2 and in a
@@ -10,19 +10,41 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from ckptconv.errors import UnsupportedError
 from ckptconv.features.dcp.metadata import Description, EntryPlace, SavedTensor, Shape
 from ckptconv.features.joining.names import Path, dotted, named, split_name
+from ckptconv.formats.numbering import Model, Order
+from ckptconv.formats.states import is_statistic, may_be_trained
 from ckptconv.text import some
 
 # A state of a numbered parameter, below its optimizer.
 _STATE = re.compile(r"state\.(\d+)\.([^.]+)")
 _STEP = "step"
+# The prefix of the names of the first rank's files.
+_FIRST = "__0_"
 # The states of a parameter, by name.
 _States: TypeAlias = dict[str, SavedTensor]
+
+
+def model_of(weights: Mapping[str, SavedTensor], orders: Sequence[Order]) -> Model:
+    """Return the model of `weights`, whose order the user gives by `orders`. The first rank describes what it saves in
+    the order of its state dict: if it has a part of each tensor, that is the order of all."""
+    shapes = {
+        name: tensor.shape
+        for name, tensor in weights.items()
+        if may_be_trained(tensor.dtype) and not is_statistic(name, weights)
+    }
+    is_of_first = all(map(_is_of_first, weights.values()))
+    saved = Order("the order of the checkpoint", list(weights)) if is_of_first and not orders else None
+    return Model(shapes, orders=orders, why="the checkpoint does not record the order of its modules", saved=saved)
+
+
+def _is_of_first(tensor: SavedTensor) -> bool:
+    """Whether the first rank saved a part of a tensor."""
+    return any(isinstance(chunk.place, EntryPlace) and chunk.place.name.startswith(_FIRST) for chunk in tensor.chunks)
 
 
 def pieces_error(

@@ -14,13 +14,13 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
 from ckptconv.features.dcp import dialects
 from ckptconv.features.dcp.entries import Entries, offsets_of, records_of
 from ckptconv.features.dcp.locate import BEGINNING, FAMILY, is_metadata, located
-from ckptconv.features.dcp.metadata import Chunk, Description, EntryPlace, SavedTensor, read_description
+from ckptconv.features.dcp.metadata import Chunk, Description, SavedTensor, read_description
 from ckptconv.features.dcp.names import INTEGRITY, METADATA, RANK, SHARD, SUFFIX
 from ckptconv.features.joining import names as dcp_names
 from ckptconv.features.joining.names import MAX_VALUE, Path, left_by_key, named
@@ -44,13 +44,8 @@ from ckptconv.storage.paths import basename
 from ckptconv.storage.reading import Entry
 from ckptconv.text import format_size, some
 
-if TYPE_CHECKING:
-    from ckptconv.formats.numbers.matching import Model
-
 # Files that are searched for metadata under another name, at most.
 _TRIED = 32
-# The prefixes of names of the first rank's files.
-_FIRST = "__0_"
 # Names listed in a message, at most.
 _SHOWN = 5
 
@@ -134,9 +129,9 @@ def _optimizer(
 ) -> tuple[dict[str, Any] | None, CkptconvError | None, list[str], Mapping[str, Hashable]]:
     """Return the states by parameter, and the groups, of the optimizers in `checkpoint`, None if there are none; why
     they cannot be converted; notes on the source of names of numbers; and the identity of its files."""
-    from ckptconv.features.dcp.numbered import pieces_error  # few conversions ask for states
-    from ckptconv.formats.numbers.states import by_parameter, is_numbered
-    from ckptconv.formats.numbers.states import named as named_states
+    from ckptconv.features.dcp.numbered import model_of, pieces_error  # few conversions ask for states
+    from ckptconv.formats.states import by_parameter, is_numbered
+    from ckptconv.formats.states import named as named_states
 
     described, roles = checkpoint.described, checkpoint.roles
     names: dict[Path, list[str]] = {}
@@ -146,8 +141,8 @@ def _optimizer(
             names.setdefault(optimizer, []).append(name)
     if not names and checkpoint is not model:
         names[()] = list(described.paths)
-    weights = [model.described.tensors[name] for name in model.weights()]
-    error = pieces_error(described, names, weights, checkpoint.directory)
+    parameters = model.parameters()
+    error = pieces_error(described, names, parameters.values(), checkpoint.directory)
     if error:
         return None, error, [], {}
     trees = []
@@ -155,13 +150,12 @@ def _optimizer(
         tree = checkpoint.tree(of_optimizer, key=dcp_names.dotted(at))
         beside = dcp_names.dotted(roles.model_beside(at))
         trees.append((f"{beside}." if beside else "", dcp_names.subtree(tree, at)))
-    parameters = model.parameters()
     numbered = [tree for _, tree in trees if is_numbered(tree, parameters)]
     if not numbered or len(numbered) < len(trees):
         return by_parameter(trees, parameters, checkpoint.directory), None, [], {}
     try:
         optimizers = [(dcp_names.dotted(at), tree) for at, tree in zip(names, numbered, strict=True)]
-        states, by = named_states(optimizers, model.known(wanted), checkpoint.directory)
+        states, by = named_states(optimizers, model_of(parameters, wanted.orders), checkpoint.directory)
     except UnsupportedError as unnamed:
         if len(trees) > 1 or wanted.orders:
             return None, unnamed, [], {}
@@ -351,30 +345,10 @@ class Described:
             "tensor.",
         )
 
-    def parameters(self) -> set[str]:
-        """Return the names of the weights as an optimizer uses them."""
-        depth = len(self.roles.model)
-        return {dcp_names.dotted(self.described.paths[name][depth:]) for name in self.weights()}
-
-    def known(self, wanted: Wanted) -> Model:
-        """Return the model whose parameters an optimizer may number. The first rank describes what it saves in the
-        order of its state dict: if it has a part of each tensor, that is the order of all."""
-        from ckptconv.formats.numbers.matching import Model, Order
-        from ckptconv.formats.numbers.orders import follows_modules, is_statistic, may_be_trained
-
-        depth = len(self.roles.model)
-        described = {name: self.described.tensors[name] for name in self.weights()}
-        called = {name: dcp_names.dotted(self.described.paths[name][depth:]) for name in described}
-        shapes = {
-            called[name]: tensor.shape
-            for name, tensor in described.items()
-            if may_be_trained(tensor.dtype) and not is_statistic(called[name], called.values())
-        }
-        is_in_order = follows_modules(dict.fromkeys(called.values())) and all(map(_is_of_first, described.values()))
-        orders = [Order("the order of the checkpoint", list(called.values()))] if is_in_order else []
-        return Model(
-            shapes, orders=wanted.orders or orders, why="the checkpoint does not record the order of its modules"
-        )
+    def parameters(self) -> dict[str, SavedTensor]:
+        """Return the weights by the names that an optimizer uses for them."""
+        depth, described = len(self.roles.model), self.described
+        return {dcp_names.dotted(described.paths[name][depth:]): described.tensors[name] for name in self.weights()}
 
     def weights(self) -> list[str]:
         """Return the names of the model's tensors as the checkpoint has them."""
@@ -389,11 +363,6 @@ class Described:
             digest = records[file.path].digest() if file.path in records else None
             identities[prefix + name] = Input(file, (file.size, file.stamp if digest is None else digest))
         return identities
-
-
-def _is_of_first(tensor: SavedTensor) -> bool:
-    """Whether the first rank saved a part of a tensor."""
-    return any(isinstance(chunk.place, EntryPlace) and chunk.place.name.startswith(_FIRST) for chunk in tensor.chunks)
 
 
 def _is_plain(value: Any) -> bool:

@@ -6,10 +6,10 @@ from typing import Any
 
 from ckptconv.errors import MissingError, UnsupportedError, UsageError
 from ckptconv.formats.detect import asked_orders, complete, open_source
-from ckptconv.formats.numbers.matching import NAMED
-from ckptconv.formats.numbers.states import optimizers_alone
+from ckptconv.formats.numbering import NAMED
 from ckptconv.formats.optimizers import entries, optimizers_in, subtree, weights_key
 from ckptconv.formats.source import STATES_ARE_CONVERTED, FileFacts, Source
+from ckptconv.formats.states import optimizers_alone
 from ckptconv.formats.training import weights_in, with_named
 from ckptconv.options.table import FITTING, named_in
 from ckptconv.storage.location import Location
@@ -52,7 +52,7 @@ def with_states(source: Source, given_path: str, path: str, **settings: Any) -> 
                 "and with rows in another order.",
                 "Convert only the weights, or have torchtune save them with FullModelTorchTuneCheckpointer.",
             )
-        orders = donor.wanted.orders or asked_orders("", settings, settings)
+        orders = donor.wanted.orders or asked_orders({**settings, "states": True}, settings)
         known = source._replace(wanted=source.wanted._replace(orders=orders))
         source = with_named(known, alone, donor.path, source.wanted.key)
         optimizer = source.optimizer

@@ -16,7 +16,7 @@ from ckptconv.features.deepspeed.cuts import FUSED, cut_flat, cut_pieces, expert
 from ckptconv.features.deepspeed.partitions import Shape
 from ckptconv.features.deepspeed.records import ModelFile, OptimFile, misfit
 from ckptconv.features.deepspeed.shapes import Layers, find_shapes
-from ckptconv.features.deepspeed.states import read_states, read_whole_states
+from ckptconv.features.deepspeed.states import read_states
 from ckptconv.features.deepspeed.weights import Weights
 from ckptconv.storage.paths import basename
 from ckptconv.tensors.lazy import Concat, LazyTensor, View, same_bytes
@@ -41,6 +41,8 @@ def whole(model: ModelFile, where: str, saved: Mapping[str, LazyTensor]) -> Weig
         if owner != name:
             weights.aliases[name] = owner
             del weights.trainable[name]
+    from ckptconv.features.deepspeed.whole_states import read_whole_states  # of few checkpoints
+
     read_whole_states(weights, model)
     return weights
 

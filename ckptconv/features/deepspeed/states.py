@@ -9,7 +9,7 @@ from typing import Any
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.features.deepspeed import partitions as zero_layout
 from ckptconv.features.deepspeed.cuts import Group, GroupCut
-from ckptconv.features.deepspeed.records import ModelFile, OptimFile, misfit
+from ckptconv.features.deepspeed.records import OptimFile, misfit
 from ckptconv.features.deepspeed.weights import Weights
 from ckptconv.tensors.lazy import Inline, LazyTensor, View, untagged
 
@@ -176,29 +176,3 @@ def _param_groups(groups: Sequence[Group], first: OptimFile) -> Iterable[dict[st
             else []
         )
         yield {**hyper, "params": [name for index in members for name in names[index]]}
-
-
-def read_whole_states(weights: Weights, model: ModelFile) -> None:
-    """Read the optimizer of ZeRO-0, which numbers its states."""
-    optimizer = model.values.get("optimizer")
-    inner = optimizer.get("optimizer_state_dict", optimizer) if isinstance(optimizer, dict) else None
-    if not isinstance(inner, dict) or not isinstance(inner.get("state"), dict):
-        return
-    from ckptconv.formats.numbers.matching import attempted  # of few checkpoints
-    from ckptconv.formats.numbers.order_files import model_of
-    from ckptconv.formats.numbers.states import by_parameter, numbers_of, renamed
-
-    states = by_parameter([("", inner)], weights.trainable, model.file.path)
-    if states is None:
-        return
-    reasons: list[str] = []
-    names = attempted(numbers_of(states), model_of(weights.trainable, [], model.values.get("module")), reasons)
-    if names is None:
-        weights.warnings.append(
-            f"{model.file.path}: the {len(states['state'])} optimizer states are numbered, and their names are not "
-            f"known{': ' if reasons else '.'}{'; '.join(reasons)}"
-        )
-        return
-    named = renamed(states, names.names)
-    weights.states = {name: own(state) for name, state in named["state"].items()}
-    weights.groups.extend(named["param_groups"])

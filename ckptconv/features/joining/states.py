@@ -7,7 +7,7 @@ as a piece of the flattened parameter.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ckptconv.errors import UnsupportedError
@@ -15,15 +15,14 @@ from ckptconv.features.joining.chunks import Shape
 from ckptconv.features.joining.join import Ranks
 from ckptconv.features.joining.names import Path, named
 from ckptconv.features.joining.pieces import Piece, RankPart, Shards, Whole, parts_of, shape_of
-from ckptconv.formats.numbers.matching import WAYS, Model, Named, Numbers, Order, attempted
-from ckptconv.formats.numbers.orders import follows_modules, may_be_trained
-from ckptconv.formats.numbers.states import is_factor, listed, recorded_names
+from ckptconv.formats.numbering import Model, Named, Numbers, Order, naming, ways
+from ckptconv.formats.states import listed, may_be_trained
 from ckptconv.tensors.lazy import Concat, View, untagged
 
 _STATE, _GROUPS, _STEP = "state", "param_groups", "step"
 _ADVICE = (
     "Save them with FSDP.optim_state_dict, or get_optimizer_state_dict of torch.distributed.checkpoint, which use "
-    f"parameter names. {WAYS}"
+    "parameter names."
 )
 
 
@@ -55,8 +54,9 @@ def by_name(ranks: Ranks, root: Path, model: Ranks, parameters: Mapping[str, Pat
 
 
 def _names(ranks: Ranks, root: Path, model: Ranks, parameters: Mapping[str, Path], orders: Sequence[Order]) -> Named:
+    numbers_names = naming(f"{ranks.where}: the optimizer")
     groups = _groups(ranks, root)
-    kinds = _kinds(ranks, root)
+    kinds = _kinds(ranks, root, numbers_names.is_factor)
     spread = {number: kind for number, kind in kinds.items() if not kind.is_whole}
     pieces = {name: model.pieces[path] for name, path in parameters.items() if path in model.pieces}
     # A tensor that is whole on each rank may be a buffer, or a parameter that is not distributed. A plain state may
@@ -65,20 +65,19 @@ def _names(ranks: Ranks, root: Path, model: Ranks, parameters: Mapping[str, Path
         (spread, _distinct({name: by_rank for name, by_rank in pieces.items() if not _kind(by_rank).is_whole})),
         (kinds, _distinct({name: by_rank for name, by_rank in pieces.items() if _is_floating(by_rank)})),
     ]
-    recorded = recorded_names({_GROUPS: groups, _STATE: kinds})
+    recorded = numbers_names.recorded_names({_GROUPS: groups, _STATE: kinds})
     if recorded is not None:
         if len({*recorded.values()}) < len(recorded):
             raise _unknown(ranks.where, "its groups record one name for two parameters")
         return Named(recorded, "")
-    if not orders and follows_modules(parameters):
-        orders = [Order("the order of the ranks' state dicts", list(parameters))]
+    saved = None if orders else Order("the order of the ranks' state dicts", list(parameters))
     numbers = [[str(number) for number in listed(group.get("params"))] for group in groups]
     attempts = [
-        attempted(Numbers(numbers, shapes), Model(dict(known), orders=orders), [])
+        numbers_names.attempted(Numbers(numbers, shapes), Model(dict(known), orders=orders, saved=saved), [])
         for shapes, known in ways
         if shapes.keys() <= {number for group in numbers for number in group}
     ]
-    fitting = [attempt for attempt in attempts if attempt is not None]
+    fitting: list[Named] = [attempt for attempt in attempts if attempt is not None]
     agreed = fitting[0] if fitting and all(attempt.names == fitting[0].names for attempt in fitting) else None
     if agreed is None:
         raise _unknown(
@@ -91,7 +90,7 @@ def _names(ranks: Ranks, root: Path, model: Ranks, parameters: Mapping[str, Path
 
 
 def _unknown(where: str, reason: str) -> UnsupportedError:
-    return UnsupportedError(f"{where}: {reason}, so the states cannot be matched to parameters.", _ADVICE)
+    return UnsupportedError(f"{where}: {reason}, so the states cannot be matched to parameters.", f"{_ADVICE} {ways()}")
 
 
 def _groups(ranks: Ranks, root: Path) -> list[Mapping[str, Any]]:
@@ -118,9 +117,9 @@ def _kind(by_rank: Mapping[int, Piece]) -> _Kind:
     return _Kind(isinstance(sample, Whole), shape_of(sample))
 
 
-def _kinds(ranks: Ranks, root: Path) -> dict[str, _Kind]:
+def _kinds(ranks: Ranks, root: Path, is_factor: Callable[[Any], bool]) -> dict[str, _Kind]:
     """Return the kind of each numbered parameter, by its states, if all states and all ranks have the same kind.
-    Parameters with factored states have none: factors have shapes of their own."""
+    Parameters with factored states have none: factors, whose keys `is_factor` knows, have shapes of their own."""
     kinds: dict[str, set[_Kind]] = {}
     factored: set[str] = set()
     for path, by_rank in ranks.pieces.items():

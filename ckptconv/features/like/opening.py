@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckptconv.errors import UsageError
-from ckptconv.formats.detect import open_source, order_in
-from ckptconv.formats.numbers.matching import Order
+from ckptconv.formats.detect import open_source
+from ckptconv.formats.numbering import Order, part
 from ckptconv.formats.source import Source
 from ckptconv.storage.paths import is_pipe, normalize
 
@@ -21,6 +21,7 @@ def opened(source: Source, asked: Mapping[str, Any], reaching: Mapping[str, Any]
 
 
 def orders(asked: Mapping[str, Any], reaching: Mapping[str, Any]) -> tuple[Order, ...]:
-    """Return the order of the reference's weights, if it keeps one."""
-    order = order_in(normalize(asked["like"]), reaching)
+    """Return the order of the reference's weights, if it keeps one, and states are wanted."""
+    files = part("order_files") if asked["states"] else None
+    order = files.order_in(normalize(asked["like"]), reaching) if files else None
     return (order,) if order else ()

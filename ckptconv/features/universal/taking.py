@@ -8,10 +8,10 @@ from typing import Any
 
 from ckptconv.errors import CkptconvError, UnsupportedError
 from ckptconv.features.universal.options import UniversalOptions
-from ckptconv.formats.numbers.matching import WAYS
-from ckptconv.formats.numbers.states import is_numbered
+from ckptconv.formats.numbering import ways
 from ckptconv.formats.optimizers import optimizers_in, weights_key
 from ckptconv.formats.source import Source
+from ckptconv.formats.states import is_numbered
 from ckptconv.formats.training import check_key, weights_in, with_states_beside
 from ckptconv.formats.values import number_in
 from ckptconv.options.table import Options
@@ -55,7 +55,7 @@ def fitted(source: Source, options: Options, asked: str) -> Source:
     if is_numbered(optimizer, weights_in(source, key)):
         raise UnsupportedError(
             f"{source.path} numbers its optimizer's parameters, so the states cannot be matched to parameters.",
-            f"{WAYS} {FRESH}",
+            f"{ways()} {FRESH}",
         )
     states = dict(optimizer["state"])
     known = {name: _number(state["step"], options.storage_options) for name, state in states.items() if _STEP in state}

@@ -7,9 +7,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed.checkpoint as dist_checkpoint
 from checkpoints import Run, ckptconv_here
 
 DCP = Path(__file__).parent / "data"
+MODEL = {"weight": torch.arange(32.0).reshape(8, 4), "bias": torch.arange(8.0), "count": torch.tensor(3)}
 
 
 def checkpoint_of(case: str) -> Path:
@@ -35,3 +38,13 @@ def refused(source: Path, output: Path, code: int, *options: object) -> str:
     said = ckptconv_here("dcp2safetensors", source, output, *options).refused(code)
     assert not output.exists()
     return said
+
+
+def saved(directory: Path, *states: dict[str, torch.Tensor], model: Any = MODEL, files: int = 1) -> Path:
+    """A checkpoint of `model` and of an optimizer that has these states of parameter 0, 1, …"""
+    state = {number: {"step": torch.tensor(2.0), **own} for number, own in enumerate(states)}
+    optimizer = {"state": state, "param_groups": [{"lr": 0.1, "params": list(state)}]}
+    whole = {"optimizer": optimizer, **({"model": model} if model else {})}
+    writer = dist_checkpoint.FileSystemWriter(directory, thread_count=files)
+    dist_checkpoint.save(whole, storage_writer=writer, no_dist=True)
+    return directory

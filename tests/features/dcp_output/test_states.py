@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from checkpoints import assert_same, ckptconv_here, done
 from effort import every
-from optimizer_files import by_name, muon_saved, trained, training_saved
-from safetensors.torch import load_file
+from optimizer_files import FORMS, by_name, muon_saved, trained, training_saved
+from safetensors.torch import load_file, save_file
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
 
-@every("named, groups", [(False, 1), (True, 1), (True, 2)])
-def test_states_beside_weights_have_the_names_of_these(named: bool, groups: int, tmp_path: Path) -> None:
-    state = training_saved(tmp_path / "t.pt", named, groups)
+@every("form, groups", [(form, groups) for form in FORMS for groups in ((1,) if form == "numbers" else (1, 2))])
+def test_states_beside_weights_have_the_names_of_these(form: str, groups: int, tmp_path: Path) -> None:
+    state = training_saved(tmp_path / "t.pt", form, groups)
     expected = by_name(state)
     torch.save(state["model"], tmp_path / "model.pt")
     torch.save(state["optimizer"], tmp_path / "optimizer.pt")
@@ -26,7 +26,7 @@ def test_states_beside_weights_have_the_names_of_these(named: bool, groups: int,
         ("other", [tmp_path / "model.pt", "--model-key", "model", "--states", tmp_path / "t.pt"]),
     ):
         done(ckptconv_here("safetensors2dcp", *arguments[:1], tmp_path / out, *arguments[1:], "--verify"))
-        model, optimizer = trained(named, groups)
+        model, optimizer = trained(groups, form == "recorded")
         wanted: dict[str, Any] = {"model": model.state_dict()}
         wanted["optimizer"] = get_optimizer_state_dict(model, optimizer)
         for held in wanted["optimizer"]["state"].values():
@@ -36,16 +36,6 @@ def test_states_beside_weights_have_the_names_of_these(named: bool, groups: int,
         found = wanted["optimizer"]["state"]
         assert_same({f"{name}.{key}": value for name in found for key, value in found[name].items()}, expected)
         set_optimizer_state_dict(model, optimizer, wanted["optimizer"])
-
-
-def test_numbers_that_nothing_names_are_refused(tmp_path: Path) -> None:
-    state = training_saved(tmp_path / "t.pt")
-    state["model"]["3.bias"] = torch.zeros(3)
-    torch.save(state, tmp_path / "t.pt")
-    words = "numbers its 6 parameters", "the states cannot be matched to parameters", "named_parameters()"
-    run = ckptconv_here("safetensors2dcp", tmp_path / "t.pt", tmp_path / "d", "--states", tmp_path / "t.pt")
-    run.refused(5, *words)
-    assert [path.name for path in tmp_path.iterdir()] == ["t.pt"]
 
 
 def test_two_optimizers_go_on_in_torch_by_way_of_a_checkpoint(tmp_path: Path) -> None:
@@ -68,3 +58,11 @@ def test_two_optimizers_go_on_in_torch_by_way_of_a_checkpoint(tmp_path: Path) ->
     held = {parameter: own for each in optimizers for parameter, own in each.state.items()}
     found = {f"{name}.{key}": value for name, each in model.named_parameters() for key, value in held[each].items()}
     assert_same(found, expected)
+
+
+def test_states_of_no_parameter_of_the_model_are_refused(tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(2)}, tmp_path / "model.safetensors")
+    states = {"state": {"b": {"exp_avg": torch.zeros(2)}}, "param_groups": [{"params": ["b"]}]}
+    torch.save(states, tmp_path / "optimizer.pt")
+    words = ["safetensors2dcp", tmp_path / "model.safetensors", tmp_path / "out", "--states"]
+    ckptconv_here(*words, tmp_path / "optimizer.pt").refused(5, "has states of 'b', but the model has no parameters")

@@ -36,8 +36,8 @@ def save(place: Path, shapes: Shapes, config: Mapping[str, Any] | None, seed: in
 def save_trained(file: Path, shapes: Shapes) -> None:
     """Save a model with a state of its optimizer for each parameter, as torch.save writes them."""
     weights = of_shapes(shapes)
-    moments = {number: {"exp_avg": tensor} for number, tensor in enumerate(weights.values())}
-    states = {"state": moments, "param_groups": [{"params": [*moments], "param_names": [*weights]}]}
+    moments = {name: {"exp_avg": tensor} for name, tensor in weights.items()}
+    states = {"state": moments, "param_groups": [{"params": [*moments]}]}
     torch.save({"model": weights, "optimizer": states}, file)
 
 

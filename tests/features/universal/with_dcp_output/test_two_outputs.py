@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import ckptconv_here, done, torch_file
+from optimizer_files import by_names
 
 
 def training() -> dict[str, Any]:
@@ -16,7 +17,8 @@ def training() -> dict[str, Any]:
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.randn(4, 3)).sum().backward()
     optimizer.step()
-    return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    (states,) = by_names(model, optimizer)
+    return {"model": model.state_dict(), "optimizer": states}
 
 
 def test_states_in_another_output_come_by_way_of_a_distributed_checkpoint(
@@ -30,7 +32,7 @@ def test_states_in_another_output_come_by_way_of_a_distributed_checkpoint(
     assert not Path("uni").exists()
     done(ckptconv_here("convert", "w", "both", "--to", "dcp", "--states", "st"))
     done(ckptconv_here("convert", "both", "uni/step", "--to", "universal", "--verify"))
-    for at, name in enumerate(("weight", "bias")):
+    for name in ("weight", "bias"):
         for state in ("exp_avg", "exp_avg_sq"):
             stored = torch.load(f"uni/step/zero/{name}/{state}.pt", weights_only=False)["param"]
-            assert torch.equal(stored, trained["optimizer"]["state"][at][state])
+            assert torch.equal(stored, trained["optimizer"]["state"][name][state])

@@ -18,7 +18,7 @@ from reading import states_of
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from ckptconv.formats.numbers import orders
+from ckptconv.features.optimizer_numbers import orders
 from ckptconv.options.table import OPTIONS
 from ckptconv.outputs.kinds import FURTHER
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
 from ckptconv.errors import UsageError
+from ckptconv.features.optimizer_numbers.orders import follows_modules, is_kept, is_known
 from ckptconv.formats import configs
+from ckptconv.formats.detect import open_source
 from ckptconv.formats.model_directory import ADAPTER_CONFIG, CONFIG
-from ckptconv.formats.numbers.matching import Model, Order
-from ckptconv.formats.numbers.orders import is_kept, is_known, parameters
+from ckptconv.formats.numbering import Model, Order
+from ckptconv.formats.source import OF_REFERENCE
+from ckptconv.formats.training import model_tree
 from ckptconv.plan import Input
 from ckptconv.storage import strict_json
 from ckptconv.storage.location import Location
+from ckptconv.structure import keymap
 
 # The largest list of names that is read, in bytes.
 _MOST = 64 << 20
@@ -23,28 +27,32 @@ _ASKED, _OF_BASE = "--order/", "base/"
 _BASE = "--order may give a directory with its config.json"
 
 
-def model_of(weights: Mapping[str, Any], orders: list[Order], tree: Any = None, place: Location | None = None) -> Model:
-    """Return a model by its `weights`, with the orders that were asked for, the order of its state dict if `tree` is
-    one, and the order of the configuration in the directory `place`."""
-    trainable, aliases = parameters(weights)
-    shapes = {name: tensor.shape for name, tensor in trainable.items()}
-    if orders and orders[0].is_asked:
-        return Model(shapes, aliases, orders)
-    known = [*orders]
+def completed(model: Model) -> Model:
+    """Return `model` with the order in which it was saved, if that is the order of its modules, or that of the
+    configuration in its directory; or with the reason why they give none. An order that was asked for is enough."""
+    if model.orders and model.orders[0].is_asked:
+        return model
+    if model.saved is not None and _is_of_modules(model.saved, model.tree):
+        return model._replace(orders=[*model.orders, model.saved])
+    if model.why:
+        return model
     why = "names in safetensors are sorted"
-    if tree is not None:
+    if model.tree is not None:
         why = "the state dict does not show that it is in the order of the model's modules"
-        if is_kept(tree):
-            return Model(shapes, aliases, [*known, Order("the order of the state dict", [*weights])])
-    if place is None:
-        why = f"{why}, and {CONFIG} is only looked for next to local files"
-    else:
-        config = configured(place)
-        why = f"{why}, and {config.why}" if config.why else why
-        if config.architecture:
-            source = f"{config.architecture}, which {CONFIG} names"
-            known.append(Order(source, architecture=config.architecture, inputs=config.inputs))
-    return Model(shapes, aliases, known, why)
+    if model.place is None:
+        return model._replace(why=f"{why}, and {CONFIG} is only looked for next to local files")
+    config = configured(model.place)
+    if not config.architecture:
+        return model._replace(why=f"{why}, and {config.why}")
+    source = f"{config.architecture}, which {CONFIG} names"
+    order = Order(source, architecture=config.architecture, inputs=config.inputs)
+    return model._replace(orders=[*model.orders, order])
+
+
+def _is_of_modules(saved: Order, tree: Any) -> bool:
+    """Whether the order in which a model was saved, by its state dict `tree` or by the names alone, is that of its
+    modules."""
+    return follows_modules(dict.fromkeys(saved.names)) if tree is None else is_kept(tree)
 
 
 class Configured(NamedTuple):
@@ -93,13 +101,24 @@ def _identified(prefix: str, place: Location) -> dict[str, Hashable]:
     return {f"{prefix}{place.name}": Input.stamped(place.entry.file)}
 
 
-def order_at(path: str, options: Mapping[str, Any], liked: Callable[[str], Order | None]) -> Order:
-    """Return the order at `path`, which the user gives: a file of names, a configuration's directory, or a checkpoint,
-    of which `liked` returns the order.
+def order_in(path: str, reaching: Mapping[str, Any]) -> Order | None:
+    """Return the order of the weights of the checkpoint at `path`; None if it keeps none."""
+    settings = {name: reaching[name] for name in ("inert", "spool_dir", "storage_options")}
+    source = open_source(path, structure=False, **settings)
+    tree = model_tree(source, source.wanted.key)
+    if not (source.structured and is_kept(tree)):
+        return None
+    inputs = {f"{OF_REFERENCE}{name}": identity for name, identity in source.inputs.items()}
+    return Order(f"the order in {source.path}", [*keymap.flatten(tree)[0]], inputs=inputs)
+
+
+def order_at(path: str, reaching: Mapping[str, Any]) -> Order:
+    """Return the order at `path`, which the user gives: a file of names, a configuration's directory, or a checkpoint.
+    `reaching` are the options of `open_source` for any checkpoint.
 
     Raise UsageError if there is no order in it.
     """
-    place = Location(path, dict(options))
+    place = Location(path, dict(reaching["storage_options"] or {}))
     source = f"{path}"
     if place.kind == "missing":
         raise UsageError(f"{path}, given with --order, does not exist.")
@@ -120,7 +139,7 @@ def order_at(path: str, options: Mapping[str, Any], liked: Callable[[str], Order
             inputs = {f"{_ASKED}{name}": identity for name, identity in config.inputs.items()}
             source = f"{config.architecture} in {path}"
             return Order(source, architecture=config.architecture, is_asked=True, inputs=inputs)
-    order = liked(path)
+    order = order_in(path, reaching)
     if order is None:
         raise UsageError(
             f"{path} does not give the order of a model's parameters: it is neither a list of names, nor a checkpoint "

@@ -12,25 +12,21 @@ import re
 from ckptconv.errors import CkptconvError
 from ckptconv.formats.alone import listed
 from ckptconv.formats.model_files import OPTIMIZERS, SAFETENSORS, TORCH
-from ckptconv.formats.numbers.states import optimizers_alone
 from ckptconv.formats.source import NOT_CONVERTED, STATES_ARE_CONVERTED, FileFacts, Source, Wanted
+from ckptconv.formats.states import optimizers_alone
 from ckptconv.formats.torch.file import read as read_torch
-from ckptconv.formats.training import with_named, with_states_beside
+from ckptconv.formats.training import with_named, with_optimizer
 from ckptconv.storage.location import Location
 
 # The model next to the optimizer, if it is one file, or an adapter of PEFT.
 _MODELS = ("model.safetensors", "adapter_model.safetensors", "pytorch_model.bin", "adapter_model.bin")
 
 
-def with_optimizer(source: Source, place: Location, wanted: Wanted) -> Source:
-    """Return `source`, which was read from `place`, with the states of its optimizer, or of one in a file next to it,
+def with_file(source: Source, place: Location, wanted: Wanted) -> Source:
+    """Return `source`, which was read from `place` and has no optimizer, with the states of one in a file next to it,
     or the reason why they have no names. If states are not wanted, return a source that can be reread for them.
     """
-    if wanted.orders:
-        source = source._replace(wanted=source.wanted._replace(orders=wanted.orders))
-    if wanted.states:
-        source = with_states_beside(source, wanted.key)
-    files = lying(source, place) if source.optimizer is None and source.of_states.error is None else []
+    files = lying(source, place)
     if not files:
         return source
     if not wanted.states:
@@ -43,7 +39,7 @@ def with_optimizer(source: Source, place: Location, wanted: Wanted) -> Source:
 
 def lying(source: Source, place: Location) -> list[Location]:
     """Return the files with the optimizers of a model that was read from `place`, in the model's directory."""
-    if source.family not in (SAFETENSORS, TORCH) or source.training is not None:
+    if source.family not in (SAFETENSORS, TORCH):
         return []
     if place.kind != "directory" and place.name not in _MODELS:
         return []

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import ckptconv_here, done
-from optimizer_files import stepped
+from optimizer_files import stepped, training_saved
 from reading import states_of
 from safetensors.torch import save_file
 from torch import nn
@@ -119,9 +119,11 @@ def test_states_of_torchtune_s_modules_are_not_those_of_the_weights_that_it_expo
         assert ("torchtune" in run.err) is bool(code)
 
 
-def test_states_of_no_parameter_of_the_model_are_refused(tmp_path: Path) -> None:
-    save_file({"a": torch.zeros(2)}, tmp_path / "model.safetensors")
-    states = {"state": {"b": {"exp_avg": torch.zeros(2)}}, "param_groups": [{"params": ["b"]}]}
-    torch.save(states, tmp_path / "optimizer.pt")
-    words = ["safetensors2dcp", tmp_path / "model.safetensors", tmp_path / "out", "--states"]
-    ckptconv_here(*words, tmp_path / "optimizer.pt").refused(5, "has states of 'b', but the model has no parameters")
+def test_numbers_that_nothing_names_are_refused(tmp_path: Path) -> None:
+    state = training_saved(tmp_path / "t.pt", "numbers")
+    state["model"]["3.bias"] = torch.zeros(3)
+    torch.save(state, tmp_path / "t.pt")
+    words = "numbers its 6 parameters", "the states cannot be matched to parameters", "named_parameters()"
+    run = ckptconv_here("safetensors2dcp", tmp_path / "t.pt", tmp_path / "d", "--states", tmp_path / "t.pt")
+    run.refused(5, *words)
+    assert [path.name for path in tmp_path.iterdir()] == ["t.pt"]

@@ -14,15 +14,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from ckptconv.structure import keymap
-from ckptconv.tensors.dtypes import DTYPE_RANK, DType
-from ckptconv.tensors.lazy import LazyTensor, same_bytes
+from ckptconv.tensors.dtypes import DTYPE_RANK
+from ckptconv.tensors.lazy import LazyTensor
 
 # A module's steps in order, each with the steps below it; * is a number.
 _Steps: TypeAlias = "dict[str, _Steps]"
 # A position in the order of modules.
 _Place: TypeAlias = tuple[int, ...]
-# The running statistics of a normalization in torch, all together. They are buffers, not parameters.
-_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 _TOKEN = re.compile(r"[^\s().]+|[().]")
 # PEFT's prefix of a model's names, and the names that it adds to an adapted module, in the order of the module.
 _PEFT = "base_model.model."
@@ -30,32 +28,6 @@ _ADAPTED = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B", "lora_ma
 # The name of an adapter in the running model. Files leave it out.
 _OF_ADAPTER = re.compile(rf"\.({'|'.join(_ADAPTED)})\.(?!weight$)[^.]+(?=\.weight$|$)")
 _WHOLE = re.compile(r"\.modules_to_save\.[^.]+")
-
-
-def parameters(model: Mapping[str, Any]) -> tuple[dict[str, LazyTensor], dict[str, str]]:
-    """Return the tensors that may be parameters: floating and complex ones, each tied one once, without the statistics
-    of normalizations; and the other names of tied ones, {alias: name}."""
-    first_names: dict[Any, str] = {}
-    aliases: dict[str, str] = {}
-    for name, tensor in model.items():
-        if isinstance(tensor, LazyTensor) and may_be_trained(tensor.dtype) and not is_statistic(name, model):
-            key = same_bytes(tensor)
-            kept = first_names.setdefault(name if key is None else key, name)
-            if kept != name:
-                aliases[name] = kept
-    return {name: model[name] for name in first_names.values()}, aliases
-
-
-def may_be_trained(dtype: DType) -> bool:
-    """Whether a parameter of a dtype has gradients."""
-    return dtype.kind in ("f", "c")
-
-
-def is_statistic(name: str, names: Iterable[str]) -> bool:
-    """Whether a tensor is certainly a buffer: one of the running statistics of a module that has them all."""
-    module, _, last = name.rpartition(".")
-    prefix = f"{module}." if module else ""
-    return last in _STATISTICS and all(f"{prefix}{statistic}" in names for statistic in _STATISTICS)
 
 
 # -------------------------------------------------------------------------------------------------- of the save itself

@@ -1,35 +1,31 @@
 """An optimizer's states by the names of its parameters, whichever program saved them. Pure.
 
-torch numbers an optimizer's parameters. Names are in `param_names`, since torch 2.6, or FSDP puts them in the place of
-the numbers. Otherwise `formats.numbers` decides which names the numbers have.
+torch numbers an optimizer's parameters, and FSDP puts names in the place of the numbers. `numbering` says what names
+those that are left.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.formats.numbers.orders import may_be_trained
-from ckptconv.formats.optimizers import entries, is_optimizer_alone, optimizers_in
+from ckptconv.formats.numbering import Model, Named, Order, naming
+from ckptconv.formats.optimizers import entries, is_optimizer, optimizers_in
 from ckptconv.formats.wrappers import wrapper
 from ckptconv.pickles.children import walk
-from ckptconv.tensors.lazy import LazyTensor
+from ckptconv.tensors.dtypes import DType
+from ckptconv.tensors.lazy import LazyTensor, same_bytes
 from ckptconv.text import name_of, quoted, some
 
-if TYPE_CHECKING:
-    from ckptconv.formats.numbers.matching import Model, Named, Numbers
-
-_STATE, _GROUPS, _STEP = "state", "param_groups", "step"
+_STATE, _GROUPS = "state", "param_groups"
 # Optimizers' names for their states.
 _STATES = frozenset({"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "step", "param", "fp32_param"})
 _LONGEST_NAME = 60
 # LBFGS has this state once, for all parameters in one row.
 _JOINED = "prev_flat_grad"
-# bitsandbytes' codes of 8 bits, one for each element of a parameter.
-_CODES = "state1"
-# The suffixes of Adafactor's states of rows and columns.
-_FACTORS = ("_row", "_col")
+# The running statistics of a normalization in torch, all together. They are buffers, not parameters.
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 # ----------------------------------------------------------------------------------------------------- nested or flat
@@ -132,13 +128,46 @@ def renamed(states: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, An
     return {_STATE: {names.get(name, name): state for name, state in states[_STATE].items()}, _GROUPS: groups}
 
 
-# ------------------------------------------------------------------------------------------------------------ numbers
+# ------------------------------------------------------------------------------------------------------- of a model
+
+
+def parameters(model: Mapping[str, Any]) -> tuple[dict[str, LazyTensor], dict[str, str]]:
+    """Return the tensors that may be parameters: floating and complex ones, each tied one once, without the statistics
+    of normalizations; and the other names of tied ones, {alias: name}."""
+    first_names: dict[Any, str] = {}
+    aliases: dict[str, str] = {}
+    for name, tensor in model.items():
+        if isinstance(tensor, LazyTensor) and may_be_trained(tensor.dtype) and not is_statistic(name, model):
+            key = same_bytes(tensor)
+            kept = first_names.setdefault(name if key is None else key, name)
+            if kept != name:
+                aliases[name] = kept
+    return {name: model[name] for name in first_names.values()}, aliases
+
+
+def model_of(weights: Mapping[str, Any], tree: Any = None) -> Model:
+    """Return a model by its `weights`, whose order is that of its state dict, if `tree` is one and shows it."""
+    trainable, aliases = parameters(weights)
+    saved = None if tree is None else Order("the order of the state dict", [*weights])
+    return Model({name: tensor.shape for name, tensor in trainable.items()}, aliases, saved=saved, tree=tree)
+
+
+def may_be_trained(dtype: DType) -> bool:
+    """Whether a parameter of a dtype has gradients."""
+    return dtype.kind in ("f", "c")
+
+
+def is_statistic(name: str, names: Iterable[str]) -> bool:
+    """Whether a tensor is certainly a buffer: one of the running statistics of a module that has them all."""
+    module, _, last = name.rpartition(".")
+    prefix = f"{module}." if module else ""
+    return last in _STATISTICS and all(f"{prefix}{statistic}" in names for statistic in _STATISTICS)
 
 
 def optimizers_alone(tree: Any) -> list[tuple[str, Mapping[str, Any]]]:
     """Return the optimizers of a checkpoint without weights: it is the state dict of one, or holds some next to epochs,
     schedulers and random states. Return none if it has other tensors that may be weights."""
-    if is_optimizer_alone(tree):
+    if _is_alone(tree):
         return [("", tree)]
     optimizers = optimizers_in(tree)
     names = {name for name, _ in optimizers}
@@ -146,18 +175,26 @@ def optimizers_alone(tree: Any) -> list[tuple[str, Mapping[str, Any]]]:
     return [] if any(isinstance(leaf, LazyTensor) and may_be_trained(leaf.dtype) for leaf in others) else optimizers
 
 
+def _is_alone(tree: Any) -> bool:
+    """Whether a whole checkpoint is the state dict of an optimizer, which may have no groups."""
+    if not isinstance(tree, Mapping) or not is_optimizer({_GROUPS: [], **tree}):
+        return False
+    return bool(tree[_STATE] or tree.get(_GROUPS)) and all(
+        isinstance(state, Mapping) for state in tree[_STATE].values()
+    )
+
+
 def named(
     optimizers: Sequence[tuple[str, Mapping[str, Any]]], model: Model, where: str
 ) -> tuple[dict[str, Any], Named]:
-    """Return the states of `optimizers` of a model, by parameter, and their groups; and the numbers' names and source.
+    """Return the states of `optimizers` of a model, by parameter, and their groups; and the names of numbers, and their
+    source.
 
     Each of several optimizers has some of the parameters. Raise UnsupportedError if the parameter of a state is
     unknown, CorruptError if two optimizers have a state of one parameter.
     """
-    from ckptconv.formats.numbers import matching  # most optimizers have names, or are not converted
-
-    trees, numbered, numbering = [], [], matching.Named()
-    for at, (label, optimizer) in enumerate(optimizers):
+    trees = []
+    for _, optimizer in optimizers:
         tree: dict[str, Any] = {_STATE: _states(optimizer, model.shapes), _GROUPS: _groups(optimizer)}
         if _JOINED in {key for state in tree[_STATE].values() for key in state}:
             raise UnsupportedError(
@@ -165,31 +202,10 @@ def named(
                 "parameter.",
                 "Convert only the weights.",
             )
-        ids = [number for group in optimizer.get(_GROUPS, ()) for number in listed(group.get("params"))]
-        if all(map(_is_number, (*optimizer[_STATE], *ids))):
-            recorded = recorded_names(optimizer)
-            names = recorded and matching.confirmed(recorded, tree[_STATE], numbers_of(tree), model)
-            if recorded and not names:
-                # Names of another model would be numbered in its order.
-                model = model._replace(orders=[order for order in model.orders if order.is_asked])
-                if not model.orders:
-                    why = "the names in its groups do not match the model's names and the shapes of the states"
-                    raise matching.refusal(numbers_of(tree), model, f"{where}: {_called([label])}", why)
-            tree = renamed(tree, names or {number: f"{at}/{number}" for number in (*tree[_STATE], *map(str, ids))})
-            if not names:
-                numbered.append((label, tree))
         trees.append(tree)
-    if numbered:
-        joined = {
-            _STATE: {number: state for _, tree in numbered for number, state in tree[_STATE].items()},
-            _GROUPS: [group for _, tree in numbered for group in tree[_GROUPS]],
-        }
-        others = {name for tree in trees if not any(tree is entry for _, entry in numbered) for name in _named_in(tree)}
-        left = {name: shape for name, shape in model.shapes.items() if name not in others}
-        called = _called([label for label, _ in numbered])
-        numbering = matching.named(numbers_of(joined), model._replace(shapes=left), f"{where}: {called}")
-        others.update(numbering.names)
-        trees = [renamed(_of(tree, others), numbering.names) for tree in trees]
+    numbering = Named()
+    if any(is_by_number(optimizer) for _, optimizer in optimizers):
+        trees, numbering = naming(f"{where}: the optimizer").named(optimizers, trees, model, where)
     states: dict[str, Any] = {}
     for tree in trees:
         twice = next((name for name in tree[_STATE] if name in states), None)
@@ -204,16 +220,14 @@ def named(
     return by_name, numbering
 
 
-def _called(labels: Sequence[str]) -> str:
-    """Return the optimizers under `labels` as messages call them."""
-    under = " and ".join(dict.fromkeys(f"{label!r}" for label in labels if label))
-    return f"the {'set of optimizers' if len(labels) > 1 else 'optimizer'}{f' under {under}' * bool(under)}"
+def is_by_number(optimizer: Mapping[str, Any]) -> bool:
+    """Whether an optimizer has no names, but numbers, in its states and groups."""
+    return all(map(_is_number, (*optimizer[_STATE], *members(optimizer))))
 
 
-def _of(states: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """Return the states and groups of the parameters in `names` alone."""
-    groups = [{**group, "params": [name for name in group["params"] if name in names]} for group in states[_GROUPS]]
-    return {_STATE: {name: state for name, state in states[_STATE].items() if name in names}, _GROUPS: groups}
+def members(optimizer: Mapping[str, Any]) -> list[Any]:
+    """Return the numbers or names of the parameters in an optimizer's groups."""
+    return [number for group in optimizer.get(_GROUPS, ()) for number in listed(group.get("params"))]
 
 
 def _is_number(key: Any) -> bool:
@@ -235,34 +249,6 @@ def _named_in(tree: Mapping[str, Any]) -> Iterable[str]:
     return [*tree[_STATE], *(name for group in tree[_GROUPS] for name in group["params"])]
 
 
-def recorded_names(optimizer: Mapping[str, Any]) -> dict[str, str] | None:
-    """Return the names that the groups of an optimizer record for its numbers; None if they record none."""
-    groups = [group for group in listed(optimizer.get(_GROUPS)) if isinstance(group, Mapping)]
-    numbers = [listed(group.get("params")) for group in groups]
-    names = [listed(group.get("param_names")) for group in groups]
-    if not groups or not any(names) or [*map(len, names)] != [*map(len, numbers)]:
-        return None
-    pairs = zip(numbers, names, strict=True)
-    flat = [pair for group in pairs for pair in zip(*group, strict=True)]
-    recorded = {name_of(number): name_of(name) for number, name in flat}
-    if len(recorded) < sum(map(len, numbers)):
-        return None
-    return recorded if {*map(str, optimizer[_STATE])} <= recorded.keys() else None
-
-
-def numbers_of(by_name: Mapping[str, Any]) -> Numbers:
-    """Return the numbers of an optimizer, and the shapes of their parameters, as far as the states show them. `by_name`
-    has the form of `by_parameter`."""
-    from ckptconv.formats.numbers.matching import Numbers
-
-    shapes = {number: shape for number, state in by_name[_STATE].items() if (shape := _shape(state)) is not None}
-    groups = [group["params"] for group in by_name[_GROUPS]]
-    unlisted = by_name[_STATE].keys() - {number for group in groups for number in group}
-    # MuonWithAuxAdam, Keller Jordan's and DeepSpeed's, sorts the parameters of such a group by size.
-    is_sorted = [group.get("use_muon") is True for group in by_name[_GROUPS]]
-    return Numbers(groups, {**dict.fromkeys(unlisted), **shapes}, is_sorted)
-
-
 def _unwrapped(by_name: dict[str, Any], model: Model) -> dict[str, Any]:
     """Return states and groups without the prefix of a wrapper, if the optimizer was given the wrapper's parameters and
     the save has the model's own weights."""
@@ -271,24 +257,3 @@ def _unwrapped(by_name: dict[str, Any], model: Model) -> dict[str, Any]:
     left = len(wrapper(names, known))
     bare = {name: name[left:] for name in names}
     return renamed(by_name, bare) if all(name in known for name in bare.values()) else by_name
-
-
-def _shape(state: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """Return the shape of a parameter by its states; None if they have none, or several. Factored ones have shapes of
-    their own, and the two factors of a square parameter look like states of a vector. bitsandbytes nests a dict.
-    """
-    if any(map(is_factor, state)):
-        return None
-    inner = [nested for nested in state.values() if isinstance(nested, Mapping)]
-    state = {**state, **{key: value for nested in inner for key, value in nested.items()}}
-    codes = state.get(_CODES)
-    if isinstance(codes, LazyTensor):
-        return codes.shape
-    tensors = [value for key, value in state.items() if isinstance(value, LazyTensor) and key != _STEP]
-    shapes = {tensor.shape for tensor in tensors if tensor.shape}
-    return shapes.pop() if len(shapes) == 1 else None
-
-
-def is_factor(key: Any) -> bool:
-    """Whether a state has the name of a factor, whose shape is not that of its parameter."""
-    return str(key).endswith(_FACTORS)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ckptconv.errors import UnsupportedError
-from ckptconv.formats.numbers.orders import in_order, of_files
+from ckptconv.features.optimizer_numbers.orders import in_order, of_files
+from ckptconv.formats.numbering import Model, Named, Numbers, Order
 from ckptconv.formats.wrappers import wrapper
 from ckptconv.text import some
 
@@ -19,8 +20,6 @@ _RECIPE = (
     "json.dump([[n for p in g['params'] for n, q in model.named_parameters() if q is p] for o in [optimizer] for g in "
     "o.param_groups], open('order.json', 'w'))"
 )
-# The beginning of a note on the source of the names of numbers.
-NAMED = "The names of the optimizer's parameters were found by"
 # The caveat to an order of the model: no save records in which order a group was given its parameters.
 _ASSUMED = (
     ". This is correct if each group has its parameters in the order of model.parameters(); if not, give the names of "
@@ -34,84 +33,35 @@ WAYS = (
 )
 
 
-class Order(NamedTuple):
-    """Names of a model's parameters in the order of its modules, or the `architecture` in the catalogue that has them.
-    `source` is the end of "by …", for messages.
+def called(model: Model, names: Iterable[str]) -> list[str]:
+    """Return the model's own names for parameters: with its wrappers' prefixes, without those of others (files have
+    PEFT's), and for a tied tensor the name that stands for all."""
+    known = {*model.shapes, *model.aliases}
+    before = wrapper(known)
+    # Parameters that are not in the files, such as those of an adapter's base model, show nothing of wrappers.
+    plain = [name if name in known else of_files(name) for name in names]
+    left = len(wrapper(plain, known))
 
-    With `groups`, the names are those of each of the optimizer's groups, and nothing is matched. `is_asked`: the user
-    named the order, so it holds, or is an error. `inputs` identify its files, as the inputs of a source do.
-    """
+    def saved(name: str) -> str:
+        ways = (name, *(before[:end] + name[left:] for end in range(len(before) + 1)))
+        return next((way for way in ways if way in known), name[left:])
 
-    source: str
-    names: Sequence[str] = ()
-    architecture: str = ""
-    groups: Sequence[Sequence[str]] = ()
-    is_asked: bool = False
-    inputs: Mapping[str, Hashable] = {}
-
-
-class Model(NamedTuple):
-    """The shapes of possible parameters, {name: shape}, each tensor once; other names of some of them, {alias: name};
-    the known orders; and the reason why no other order is known, for a message."""
-
-    shapes: Mapping[str, Any]
-    aliases: Mapping[str, str] = {}
-    orders: Sequence[Order] = ()
-    why: str = ""
-
-    def called(self, names: Iterable[str]) -> list[str]:
-        """Return the model's own names for parameters: with its wrappers' prefixes, without those of others (files have
-        PEFT's), and for a tied tensor the name that stands for all."""
-        known = {*self.shapes, *self.aliases}
-        before = wrapper(known)
-        # Parameters that are not in the files, such as those of an adapter's base model, show nothing of wrappers.
-        plain = [name if name in known else of_files(name) for name in names]
-        left = len(wrapper(plain, known))
-
-        def saved(name: str) -> str:
-            ways = (name, *(before[:end] + name[left:] for end in range(len(before) + 1)))
-            return next((way for way in ways if way in known), name[left:])
-
-        return [self.aliases.get(name, name) for name in map(saved, plain)]
+    return [model.aliases.get(name, name) for name in map(saved, plain)]
 
 
-class Numbers(NamedTuple):
-    """The numbers of the parameters in each group of the optimizers at one place, and the shapes of their states, as
-    any values that can be compared. A number without a shape may have any. `sorted`: each group is sorted by shape."""
-
-    groups: Sequence[Sequence[str]]
-    shapes: Mapping[str, Any]
-    sorted: Sequence[bool] = ()
-
-    def in_order(self) -> Numbers:
-        """Return these numbers in groups that follow the model's order: a sorted group gives one for each shape."""
-        groups: list[Sequence[str]] = []
-        for group, is_sorted in itertools.zip_longest(self.groups, self.sorted):
-            by_shape: dict[Any, list[str]] = {}
-            for number in group if is_sorted else ():
-                by_shape.setdefault(repr(self.shapes.get(number)), []).append(number)
-            groups += by_shape.values() if is_sorted else [group]
-        return self._replace(groups=groups, sorted=())
-
-    @property
-    def total(self) -> int:
-        return sum(map(len, self.groups))
+def _in_order(numbers: Numbers) -> Numbers:
+    """Return these numbers in groups that follow the model's order: a sorted group gives one for each shape."""
+    groups: list[Sequence[str]] = []
+    for group, is_sorted in itertools.zip_longest(numbers.groups, numbers.sorted):
+        by_shape: dict[Any, list[str]] = {}
+        for number in group if is_sorted else ():
+            by_shape.setdefault(repr(numbers.shapes.get(number)), []).append(number)
+        groups += by_shape.values() if is_sorted else [group]
+    return numbers._replace(groups=groups, sorted=())
 
 
-class Named(NamedTuple):
-    """The names of numbers, {number: name}; their source, as the end of "by …", "" if there were names already; the
-    identities of the files that gave them; and the number of those left out, which are another model's."""
-
-    names: Mapping[str, str] = {}
-    source: str = ""
-    inputs: Mapping[str, Hashable] = {}
-    left: int = 0
-
-    @property
-    def notes(self) -> list[str]:
-        """Notes for the user on the source of the names."""
-        left = f" It has no names for {self.left} of the parameters, whose states are left out." if self.left else ""
-        return [f"{NAMED} {self.source}.{left}"] if self.source else []
+def _total(numbers: Numbers) -> int:
+    return sum(map(len, numbers.groups))
 
 
 def named(numbers: Numbers, model: Model, where: str) -> Named:
@@ -130,7 +80,7 @@ def named(numbers: Numbers, model: Model, where: str) -> Named:
 def confirmed(recorded: Mapping[str, str], states: Collection[str], numbers: Numbers, model: Model) -> dict[str, str]:
     """Return the names that a save records for numbers, as the model has them. Return {} if two numbers have one
     parameter, or if one with a state is not in the model, or has another shape there."""
-    names = dict(zip(recorded, model.called(recorded.values()), strict=True))
+    names = dict(zip(recorded, called(model, recorded.values()), strict=True))
     shapes = [(numbers.shapes.get(number), model.shapes.get(names[number])) for number in states]
     fits = all(shape is not None and stated in (None, shape) for stated, shape in shapes)
     return names if fits and len({*names.values()}) == len(names) else {}
@@ -149,7 +99,7 @@ def attempted(numbers: Numbers, model: Model, reasons: list[str]) -> Named | Non
         names = _by_order(numbers, model, order)
         if names is not None:
             source = order.source if order.groups else f"{order.source}{_ASSUMED}"
-            return Named(names, source, order.inputs, numbers.total - len(names))
+            return Named(names, source, order.inputs, _total(numbers) - len(names))
         reasons.append(_misfit(model, order))
         if is_asked:
             break
@@ -158,7 +108,7 @@ def attempted(numbers: Numbers, model: Model, reasons: list[str]) -> Named | Non
 
 def _misfit(model: Model, order: Order) -> str:
     """Return why an order gives no names."""
-    unknown = [name for name in model.called(itertools.chain(order.names, *order.groups)) if name not in model.shapes]
+    unknown = [name for name in called(model, itertools.chain(order.names, *order.groups)) if name not in model.shapes]
     left = f"; {some(unknown)} are not names of weights: it must use the names of the weights' file" if unknown else ""
     return f"the order from {order.source} fits the shapes of the states in several ways, or in none{left}"
 
@@ -167,7 +117,7 @@ def refusal(numbers: Numbers, model: Model, where: str, why: str) -> Unsupported
     """Return the error for numbers without names."""
     groups = f" in {len(numbers.groups)} groups" if len(numbers.groups) > 1 else ""
     return UnsupportedError(
-        f"{where} numbers its {numbers.total} parameters{groups}, the model has {len(model.shapes)} tensors, and the "
+        f"{where} numbers its {_total(numbers)} parameters{groups}, the model has {len(model.shapes)} tensors, and the "
         f"states cannot be matched to parameters: {why}.",
         WAYS,
     )
@@ -178,16 +128,16 @@ def _by_order(numbers: Numbers, model: Model, order: Order) -> dict[str, str] | 
     names are those of another model."""
     if order.groups:
         pairs = [*zip(numbers.groups, order.groups, strict=False)] if len(numbers.groups) == len(order.groups) else []
-        named_groups = [(group, model.called(names)) for group, names in pairs if names]
+        named_groups = [(group, called(model, names)) for group, names in pairs if names]
         groups = [group for group, _ in named_groups]
         return _paired(numbers._replace(groups=groups), [names for _, names in named_groups], model.shapes)
     listed = order.names or in_order(order.architecture, [*model.shapes, *model.aliases])
-    ordered_names = [*dict.fromkeys(model.called(listed))]
-    ordered = numbers.in_order()
+    ordered_names = [*dict.fromkeys(called(model, listed))]
+    ordered = _in_order(numbers)
     wanted = [[numbers.shapes.get(number) for number in group] for group in ordered.groups]
     chosen = matched(wanted, [(name, model.shapes[name]) for name in ordered_names if name in model.shapes])
     matching_names = None if chosen is None or not chosen.is_only else _pairs(ordered, chosen.groups)
-    if not order.is_asked or not order.names or len(numbers.groups) == 1 or len(ordered_names) != numbers.total:
+    if not order.is_asked or not order.names or len(numbers.groups) == 1 or len(ordered_names) != _total(numbers):
         return matching_names
     # A user may list the names as they are numbered, group after group.
     following = iter(ordered_names)

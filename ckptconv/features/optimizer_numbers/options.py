@@ -1,0 +1,24 @@
+"""The option of conversions about the order of parameters."""
+
+from __future__ import annotations
+
+from ckptconv.options import TAKE
+from ckptconv.options.kinds import PATH
+from ckptconv.options.option import Given, option
+
+
+class NumberOptions(Given):
+    """What tells the order in which an optimizer numbers its parameters."""
+
+    order: str = option(
+        PATH,
+        "The order in which the optimizer numbers its parameters. FILE is a list of their names, one per line or in "
+        "JSON (also one list per parameter group); a checkpoint that keeps their order, such as a state dict saved "
+        "with torch.save; or a directory with the config.json of a transformers model.",
+        metavar="FILE",
+        group=TAKE,
+        fallback="from the checkpoint itself, or from its config.json",
+    )
+
+
+GIVEN = NumberOptions

@@ -1,0 +1,66 @@
+"""The states of optimizers beside weights, by number: by the names of these, in every output."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from checkpoints import assert_same, ckptconv_here, done
+from effort import every
+from optimizer_files import by_name, muon_saved, training_saved
+from safetensors.torch import load_file
+
+import ckptconv
+
+
+def refused(run: Any, code: int, *words: str) -> None:
+    assert run.code == code, run.err
+    assert all(word in run.err for word in words), run.err
+    assert "Traceback" not in run.err
+
+
+@every("form, groups", [("numbers", 1), ("recorded", 1), ("recorded", 2)])
+def test_states_beside_weights_have_the_same_names_in_every_output(form: str, groups: int, tmp_path: Path) -> None:
+    state = training_saved(tmp_path / "t.pt", form, groups)
+    expected = by_name(state)
+    done(ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "states.safetensors", "--verify"))
+    assert_same(load_file(tmp_path / "states.safetensors"), expected)
+    with ckptconv.open(tmp_path / "t.pt") as checkpoint:
+        assert_same({name: each.torch() for name, each in checkpoint.optimizer.items()}, expected)
+
+
+def test_numbers_that_nothing_names_are_refused_in_every_output(tmp_path: Path) -> None:
+    state = training_saved(tmp_path / "t.pt", "numbers")
+    state["model"]["3.bias"] = torch.zeros(3)
+    torch.save(state, tmp_path / "t.pt")
+    words = "numbers its 6 parameters", "the states cannot be matched to parameters", "named_parameters()"
+    refused(ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "s.safetensors"), 5, *words)
+    assert [path.name for path in tmp_path.iterdir()] == ["t.pt"]
+
+
+def test_factors_of_a_square_parameter_are_not_taken_for_states_of_a_vector(tmp_path: Path) -> None:
+    model = {"norm": torch.zeros(4), "square": torch.zeros(4, 4)}
+    states = {0: {"exp_avg_sq_row": torch.ones(4), "exp_avg_sq_col": torch.ones(4), "step": 1}}
+    optimizer = {"state": states, "param_groups": [{"lr": 1.0, "params": [0]}]}
+    torch.save({"model": model, "optimizer": optimizer}, tmp_path / "t.pt")
+    run = ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "s.safetensors")
+    refused(run, 5, "and the states cannot be matched to parameters: ")
+
+
+def test_two_optimizers_in_a_file_share_the_parameters(tmp_path: Path) -> None:
+    expected = muon_saved(tmp_path / "t.pt", "numbers")
+    done(ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "s.safetensors", "--verify"))
+    assert_same(load_file(tmp_path / "s.safetensors"), expected)
+    saved = torch.load(tmp_path / "t.pt")
+    muon, adamw = saved.pop("optimizers")
+    by_name = {"muon": muon, "adamw": adamw}
+    for name, state, words in (
+        ("keys", {**saved, **by_name}, []),
+        ("dict", {**saved, "optimizers": by_name}, []),
+        ("nested", {"state": {**saved, "optimizers": by_name}, "rng": 1}, ["--key", "state.model", tmp_path / "w"]),
+    ):
+        torch.save(state, tmp_path / f"{name}.pt")
+        states = tmp_path / f"{name}.safetensors"
+        done(ckptconv_here("convert", tmp_path / f"{name}.pt", *words, "--optimizer", states))
+        assert_same(load_file(states), expected)
