@@ -24,6 +24,7 @@ from features.dcp.cases import DCP, checkpoint_of
 from features.dcp.writer import one, shards
 from hypothesis import given
 from hypothesis import strategies as st
+from optimizer_files import by_names
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint import FileSystemReader, HuggingFaceStorageReader
 from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
@@ -349,13 +350,10 @@ def test_states_of_other_optimizers_get_what_torch_asks_for(tmp_path: Path) -> N
 def test_states_of_a_wrapped_model_have_the_names_of_its_weights(wrapped: str, tmp_path: Path) -> None:
     """An optimizer is made of DistributedDataParallel's parameters, and the file has the weights of what is in it."""
     weights = {"a.weight": torch.rand(3, 2), "module.b": torch.rand(2)}
-    parameters = [(wrapped + name, torch.nn.Parameter(each.clone())) for name, each in weights.items()]
-    optimizer = torch.optim.AdamW(parameters)
-    for _, parameter in parameters:
-        parameter.grad = torch.ones_like(parameter)
-    optimizer.step()
+    held = {wrapped + name: {"exp_avg": torch.ones_like(each)} for name, each in weights.items()}
+    optimizer = {"state": held, "param_groups": [{"lr": 0.1, "params": [*held]}]}
     train = tmp_path / "train.pt"
-    torch.save({"model": weights, "optimizer": optimizer.state_dict()}, train)
+    torch.save({"model": weights, "optimizer": optimizer}, train)
     out = made(train, tmp_path / "out", "--key", "model", "--states", train)
     assert loaded(out)["optimizer"]["state"].keys() == weights.keys()
 
@@ -375,12 +373,14 @@ def test_a_step_stays_a_number_beside_states_that_torch_does_not_have(states: di
 
 
 def an_unused(tmp_path: Path, optimizer: Callable[[Any], torch.optim.Optimizer]) -> tuple[torch.nn.Module, Path]:
-    """A model of which one part has had no gradient, and its checkpoint with the optimizer's states."""
+    """A model of which one part has had no gradient, and its checkpoint with the optimizer's states; in `own.pt` are
+    these as torch has them."""
     model = torch.nn.ModuleDict({"used": torch.nn.Linear(3, 2), "unused": torch.nn.Linear(4, 5)})
     own = optimizer(model.named_parameters())
     model["used"](torch.ones(3)).sum().backward()
     own.step()
-    torch.save({"model": model.state_dict(), "optimizer": own.state_dict()}, tmp_path / "train.pt")
+    torch.save(own.state_dict(), tmp_path / "own.pt")
+    torch.save({"model": model.state_dict(), "optimizer": by_names(model, own)[0]}, tmp_path / "train.pt")
     return model, tmp_path / "train.pt"
 
 
@@ -407,7 +407,7 @@ def test_unused_parameters_get_on_request_the_states_that_torch_loads_and_goes_o
     dcp.load(whole, checkpoint_id=str(out))
     set_state_dict(found, loaded_into, model_state_dict=whole["model"], optim_state_dict=whole["optimizer"])
     own = optimizer(model.named_parameters())
-    own.load_state_dict(torch.load(path)["optimizer"])
+    own.load_state_dict(torch.load(tmp_path / "own.pt"))
     for _ in range(2):
         for each, its in ((model, own), (found, loaded_into)):
             its.zero_grad()
@@ -425,8 +425,9 @@ def test_plain_sgd_has_groups_and_no_states(saved: str, tmp_path: Path) -> None:
     if saved == "dcp":
         dcp.save(whole, checkpoint_id=str(path))
     else:
-        torch.save({"model": model.state_dict(), "optimizer": own.state_dict()}, path)
-        torch.save(own.state_dict(), states)
+        (named,) = by_names(model, own)
+        torch.save({"model": model.state_dict(), "optimizer": named}, path)
+        torch.save(named, states)
     report = ckptconv.convert(
         path,
         tmp_path / "out",

@@ -22,6 +22,7 @@ from effort import every
 from safetensors.torch import load_file
 
 from ckptconv import unflatten
+from ckptconv.options.registered import missing
 
 # Tensor parallel checkpoints have a result for every rank, and are tested below.
 CASES = ZERO.cases
@@ -89,7 +90,12 @@ def test_each_tensor_parallel_rank_is_converted_for_itself_when_asked(tmp_path: 
 # ------------------------------------------------------------------------------------------------ optimizer states
 
 
-STATES = [name for name in ZERO.names if (ZERO / name / "optimizer.safetensors").exists()]
+# ZeRO-0 numbers its states.
+STATES = [
+    name
+    for name in ZERO.names
+    if (ZERO / name / "optimizer.safetensors").exists() and not (missing("order") and name.startswith("z0"))
+]
 
 
 @every("case", STATES)

@@ -13,6 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 RANKS = Path(__file__).parent / "data"
 CASES = ("fsdp1_local", "fsdp1_sharded", "fsdp2_tp")
+# Of these, those whose optimizer's states are stored by number.
+NUMBERED = ("fsdp2_tp",)
 
 
 def write(

@@ -7,12 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from checkpoints import assert_same
+from checkpoints import assert_same, load_with_aliases
 from dtensors import placed
-from features.ranks.rank_files import converted, refused, write
+from effort import every
+from features.ranks.rank_files import NUMBERED, RANKS, converted, refused, write
 from features.ranks.test_ranks import OTHER, WEIGHT, trained
 from safetensors.torch import load_file
 from torch.distributed.tensor import Shard
+
+
+@every("case", NUMBERED)
+def test_states_are_what_the_live_model_held(case: str, tmp_path: Path) -> None:
+    states = tmp_path / "states.safetensors"
+    converted(RANKS / case / "checkpoint", "--optimizer", states)
+    assert_same(load_with_aliases(states), load_file(RANKS / case / "optimizer.safetensors"))
 
 
 def adam(mesh: Any, *tensors: torch.Tensor) -> dict[str, Any]:
