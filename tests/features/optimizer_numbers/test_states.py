@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from cells import opened
 from checkpoints import assert_same, ckptconv_here, done
 from effort import every
 from optimizer_files import by_name, muon_saved, training_saved
 from safetensors.torch import load_file
-
-import ckptconv
 
 
 def refused(run: Any, code: int, *words: str) -> None:
@@ -26,7 +25,7 @@ def test_states_beside_weights_have_the_same_names_in_every_output(form: str, gr
     expected = by_name(state)
     done(ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "states.safetensors", "--verify"))
     assert_same(load_file(tmp_path / "states.safetensors"), expected)
-    with ckptconv.open(tmp_path / "t.pt") as checkpoint:
+    for checkpoint in opened(tmp_path / "t.pt"):
         assert_same({name: each.torch() for name, each in checkpoint.optimizer.items()}, expected)
 
 
