@@ -68,7 +68,7 @@ def test_every_extra_is_explained_in_the_readme() -> None:
 def test_every_extra_that_a_message_names_exists() -> None:
     package = "".join(path.read_text() for path in (ROOT / "ckptconv").rglob("*.py"))
     named = re.findall(r"\binstall\(\"(\w+)\"\)", package)
-    assert {"torch", "zstd"} <= set(named) <= set(EXTRAS)
+    assert {"zstd"} <= set(named) <= set(EXTRAS)
     assert set(re.findall(r"\bextra=\"(\w+)\"", package)) <= set(EXTRAS)
 
 
