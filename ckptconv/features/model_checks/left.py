@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from importlib import import_module
 
 from ckptconv.formats.model_directory import PARAMS, ROWS, Row, is_companion_name, places_of
+from ckptconv.formats.model_files import SAFETENSORS
 from ckptconv.formats.registered import DCP, DEEPSPEED, FILES_OF_MODELS
 from ckptconv.formats.source import Source
 from ckptconv.outputs.targets import Target
@@ -96,9 +97,11 @@ def with_left(
         shown = _grouped((name, reason) for name, reason in here.items() if name[0] != ".")
         notes += [f"left in {place.path}: {shown}."] if shown else []
         left |= {join(place.path, name): why for name, why in here.items()}
-    if WEIGHTS in left.values():
-        import_module("ckptconv.features.model_checks.meant").check(source, left)
-    return source._replace(notes=notes), target._replace(left=left)
+    warnings = [*source.warnings]
+    if source.family == SAFETENSORS:
+        told = import_module("ckptconv.features.model_checks.meant").told(source, left)
+        notes, warnings = [*told.notes, *notes], [*warnings, *told.warnings]
+    return source._replace(notes=notes, warnings=warnings), target._replace(left=left)
 
 
 def _grouped(left: Iterable[tuple[str, str]]) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from os.path import splitext
+from typing import NamedTuple
 
 from ckptconv.errors import UsageError
 from ckptconv.features.model_checks.left import WEIGHTS
@@ -15,20 +16,35 @@ from ckptconv.storage.stores import is_repository
 from ckptconv.text import some
 
 
-def check(source: Source, left: Mapping[str, str]) -> None:
-    """Raise UsageError if `source` is a directory of which one file was read, whose name is not that of a model, and
-    weights among the files that were `left`, {path: reason}, are as likely to be meant.
+class Told(NamedTuple):
+    """What a report says of the weights that were read."""
+
+    notes: Sequence[str] = ()
+    warnings: Sequence[str] = ()
+
+
+def told(source: Source, left: Mapping[str, str]) -> Told:
+    """Return a note on the file that was read if `source` is a directory with one, whose name is not that of a model,
+    and a warning if weights with the name of another library's model are among the files that were `left`, {path:
+    reason}. Raise UsageError if weights among them are as likely to be meant.
 
     Weights of the same name are the same in another format. The report names other weights of a repository.
     """
     read = [name for name in source.inputs if name.endswith(SUFFIX)]
-    if len(read) != 1 or read[0].startswith(STEMS) or is_repository(source.path):
-        return
+    weights = [path for path, why in left.items() if why == WEIGHTS]
+    if any(name.startswith(STEMS) for name in read):
+        others = [path for path in weights if splitext(basename(path))[0] in STEMS]
+        unread = some([*map(basename, others)], form=str)
+        text = f"{source.path} has weights of several libraries: {read[0]} was read, and not {unread}. Name a file to "
+        return Told(warnings=[f"{text}convert it."] if others else ())
+    if len(read) != 1 or is_repository(source.path):
+        return Told()
     stem, _ = splitext(read[0])
-    others = [path for path, why in left.items() if why == WEIGHTS and splitext(basename(path))[0] != stem]
+    others = [path for path in weights if splitext(basename(path))[0] != stem]
     if others:
         raise UsageError(
             f"{source.path} holds several weights, and it is not clear which are meant: "
             f"{some([join(source.path, read[0]), *others], form=str)}.",
             f"Give one of them{several(', or convert several: {}') or '.'}",
         )
+    return Told([f"The weights are those of {join(source.path, read[0])}."])

@@ -182,3 +182,26 @@ def test_one_file_among_other_weights_is_not_taken_for_the_checkpoint(tmp_path: 
     # A file with the name of a model is the checkpoint.
     (directory / "c.safetensors").rename(directory / "model.safetensors")
     assert convert(directory, tmp_path / "model", fsync=False).tensors == 1
+
+
+def test_of_weights_of_several_libraries_the_report_names_all(tmp_path: Path) -> None:
+    place = tmp_path / "in"
+    place.mkdir()
+    for name in ("model", "open_clip_model"):
+        save_file({"w": torch.ones(2)}, place / f"{name}.safetensors")
+    report = convert(place, tmp_path / "out")
+    what = "model.safetensors was read, and not open_clip_model.safetensors. Name a file to convert it."
+    assert report.warnings == [f"{place} has weights of several libraries: {what}"]
+    assert convert(place / "model.safetensors", tmp_path / "one").warnings == []
+    # The same weights in another format are no others.
+    (place / "open_clip_model.safetensors").rename(place / "pytorch_model.bin")
+    assert convert(place, tmp_path / "two").warnings == []
+
+
+def test_a_file_that_has_not_the_name_of_a_model_is_named(tmp_path: Path) -> None:
+    for name, is_named in (("tuned-v3", True), ("model", False)):
+        place = tmp_path / name
+        (place / "logs").mkdir(parents=True)
+        save_file({"w": torch.ones(2)}, place / f"{name}.safetensors")
+        note = f"The weights are those of {place / name}.safetensors."
+        assert (note in convert(place, tmp_path / f"{name}-out").notes) is is_named
