@@ -22,6 +22,7 @@ OTHER_WORDS = {
     "convert INPUT hf://organization/model": ("upload", "push-to-hub", "publish"),
     "convert hf://organization/model": ("download", "pull"),
     "convert --max-shard-size 5GB": ("shard", "split"),
+    "convert --optimizer PATH": ("optimizer", "optimizer-states", "states"),
 }
 
 

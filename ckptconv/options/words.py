@@ -1,8 +1,7 @@
-"""Options of other programs, and the advice to a user who gives one."""
+"""Options of other programs, and the advice to a user who gives one. In Python, they have underscores."""
 
 from __future__ import annotations
 
-# The words for each, on the command line; in Python they have underscores.
 WORDS = {
     "-o -d --out --output --output-file --outfile --output-path --save-path --dst": "Name OUTPUT after INPUT.",
     "-i --input --input-dir --checkpoint --checkpoint-dir --checkpoint-path --ckpt --model --src": "Name INPUT first.",
@@ -17,20 +16,24 @@ WORDS = {
     "--trust-remote-code --weights-only --no-weights-only --unsafe --safe": (
         "ckptconv runs no code from files, so it needs no trust; --inert converts the tensors of malicious files too."
     ),
-    "--num-workers --workers --threads --num-threads --max-workers": "Use --jobs N.",
-    "--shard-size --num-shards --split-max-size --max-file-size": "Use --max-shard-size SIZE.",
+    "--num-workers --workers --threads --num-threads --max-workers --num-proc --nproc --parallel -j": "Use --jobs N.",
+    "--shard-size --shards --num-shards --split-max-size --max-file-size": "Use --max-shard-size SIZE.",
     "--cast --precision --torch-dtype --outtype --output-dtype --data-type": "Use --dtype, such as --dtype bf16.",
     "--revision --branch": "Put the revision into the URL: hf://organization/model@revision.",
-    "--from --from-format --input-format --source-format": "The format of the input is detected.",
-    "--to-format --format --output-format --target-format --output-type": "It is --to KIND.",
+    "--from --from-format --input-format --source-format --model-type --loader": "The format of the input is detected.",
+    "--to-format --format --output-format --target-format --output-type --save-format --saver": "It is --to KIND.",
     "--push-to-hub --hub-model-id --repo-id --upload --repo": "Name the repository as OUTPUT: hf://organization/model.",
     "--token --hf-token --use-auth-token": "Set HF_TOKEN, or run: hf auth login.",
     "--skip-existing --if-needed --no-overwrite": "--no-clobber refuses to replace one; make skips it: --depfile.",
     "--resume --continue": "The same command continues an interrupted run.",
-    "--tp --tensor-parallel-size --tp-size --pp --pipeline-parallel-size --ep --world-size": (
+    "--tp --tensor-parallel-size --tp-size --target-tp --pp --pipeline-parallel-size --ep --world-size": (
         "Outputs are not cut by rank: programs cut whole files as they load them."
     ),
     "--no-optimizer --model-only --only-model --only-weights": "Optimizer states are written only by --optimizer PATH.",
+    "--load-optimizer --include-optimizer --with-optimizer --save-optimizer": "Use --optimizer PATH for the states.",
+    "--in-place --inplace --delete --remove-source": "Inputs are never changed or removed.",
+    "--filter --pattern --select --only": "Use --include GLOB.",
+    "--skip-keys --skip --ignore --drop": "Use --exclude GLOB.",
     "--no-metadata": "Use --no-structure.",
     "--log-level --debug": "Use --verbose.",
     "--remove-prefix --prefix --strip": "Use --strip-prefix PREFIX.",

@@ -153,6 +153,8 @@ def test_what_cannot_be_done_is_said_with_what_can() -> None:
 def test_what_is_not_alike_is_not_suggested() -> None:
     said = ckptconv_here("--gson").refused(2, "no option --gson")
     assert "Did you mean" not in said, "two dashes are no likeness"
+    for option in ("--compress", "--fast", "--strict"):
+        assert "Did you mean" not in ckptconv_here("convert", "model.pt", option).refused(2, f"no option {option}")
 
 
 def test_a_link_that_leads_in_a_circle_concerns_only_who_names_it() -> None:

@@ -164,6 +164,7 @@ MEANT = {
     "bin-to-safetensors": "pt2safetensors",
     "torch2safetensors": "pt2safetensors",
     "split": "convert --max-shard-size 5GB",
+    "optimizer": "convert --optimizer PATH",
     "upload": "convert INPUT hf://organization/model",
     "check": "verify",
     **{word: meant for words in of_features("MEANT") for word, meant in words.items()},
@@ -200,6 +201,11 @@ def test_options_of_other_programs_are_said_what_they_are_here() -> None:
         "--pp": "Outputs are not cut by rank",
         "--model-only": "Optimizer states are written only by --optimizer",
         "--copy": "Did you mean --copy-config?",
+        "--delete": "Inputs are never changed or removed.",
+        "--filter": "Use --include GLOB.",
+        "--load-optimizer": "Use --optimizer PATH",
+        "--num-proc": "Use --jobs N.",
+        "--save-format": "It is --to KIND.",
     }.items():
         ckptconv_here("convert", "x.pt", option, "1").refused(2, f"There is no option {option}.", said)
     ckptconv_here("verify", "x", "y", "--no-fsync").refused(2, "convert has --no-fsync")

@@ -15,6 +15,9 @@ OTHER_OPTIONS = {
     "--last --last-n --num --inputs --num-epoch-checkpoints --num-update-checkpoints": (
         "Name the steps before OUTPUT (with --ema, the first one first): ckptconv steps RUN lists them."
     ),
+    "--method --merge-method --slerp --ties --dare --alpha": (
+        "An average is the weighted mean of tensors, by --weights, and task arithmetic with --minus."
+    ),
 }
 # The commands that print the report of a conversion.
 OF_CONVERSIONS = ("average",)

@@ -11,7 +11,7 @@ from ckptconv.errors import UsageError
 from ckptconv.formats.source import Source, combined
 from ckptconv.plan import Input, content_of
 from ckptconv.storage.paths import resolved_name
-from ckptconv.text import brief
+from ckptconv.text import brief, count_of
 
 # The prefix of the names of the other checkpoints' files among those of the source.
 OF_OTHERS = "--average"
@@ -64,7 +64,7 @@ def weighted(
     factors = [1.0] * steps if weights is None else [float(weight) for weight in weights]
     if len(factors) != steps:
         raise UsageError(
-            f"{len(factors)} weights were given for {steps} checkpoints.",
+            f"--weights gives {count_of(len(factors), 'weight')}, but there are {count_of(steps, 'checkpoint')}.",
             "Give one weight for each checkpoint, in order and in one word: --weights 1,2,3.",
         )
     if minus:

@@ -17,7 +17,16 @@ if TYPE_CHECKING:
 
 OTHER_WORDS = {
     "maps": ("list-maps", "maps list"),
-    "convert --map NAME": ("megatron2hf", "mcore2hf", "hf2megatron", "hf2mcore", "titan2hf", "meta2hf", "rename-keys"),
+    "convert --map NAME": (
+        "map",
+        "megatron2hf",
+        "mcore2hf",
+        "hf2megatron",
+        "hf2mcore",
+        "titan2hf",
+        "meta2hf",
+        "rename-keys",
+    ),
 }
 maps = typer.Typer(
     name="maps",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ckptconv.features.model_checks.left import FOLDER, STAYING, UNKNOWN, is_directory, row_of
+from ckptconv.errors import UsageError
+from ckptconv.features.model_checks.left import FOLDER, STAYING, UNKNOWN, is_directory, reason_of, row_of
+from ckptconv.features.model_checks.meant import told
 from ckptconv.formats.model_directory import ROWS, is_companion_name
+from ckptconv.formats.model_files import SAFETENSORS
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.storage.location import Location
@@ -25,6 +28,7 @@ def survey(
     if not is_directory(source, storage_options or {}):
         return None
     place = Location(source.path, dict(storage_options or {}))
+    warnings += _unclear(source, place)
     if not any(map(is_companion_name, place.names)):
         return None
     order = [*(row.role for row in (*ROWS, *STAYING)), FOLDER, UNKNOWN]
@@ -34,3 +38,16 @@ def survey(
         role = row.role if row else FOLDER if place.names[name].kind == "directory" else UNKNOWN
         roles.setdefault(role, []).append(name)
     return dict(sorted(roles.items(), key=lambda item: order.index(item[0]) if item[0] in order else -1))
+
+
+def _unclear(source: Source, place: Location) -> Sequence[str]:
+    """Return a warning if weights in the directory at `place` may be meant as well as those that were read."""
+    if source.family != SAFETENSORS:
+        return ()
+    unread = {name: entry for name, entry in place.names.items() if name not in source.inputs}
+    try:
+        return told(
+            source, {place.join(name).path: reason_of(name, entry.kind) for name, entry in unread.items()}
+        ).warnings
+    except UsageError as error:
+        return [error.message]

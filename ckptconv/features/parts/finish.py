@@ -208,7 +208,7 @@ def _planned(output: Location) -> list[_Planned]:
         if any(map(described, ranks)):
             return [planned for rank in ranks for planned in _planned(rank)]
     if not descriptions:
-        there = "" if output.kind == "missing" else f" There is a {path}, which an earlier finish may have published."
+        there = "" if output.kind == "missing" else f" {path} exists: an earlier finish may have published it."
         raise UsageError(
             f"No parts of {path} are staged, so finish has nothing to publish.{there}",
             "Give the OUTPUT of the conversions with --part, and run these first.",

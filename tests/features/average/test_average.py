@@ -243,7 +243,7 @@ def test_checkpoints_that_are_not_alike_are_refused(change: Any, words: tuple[st
     ("given_", "word"),
     [
         ({"weights": [1, -1]}, "sum to zero; an average needs another sum."),
-        ({"weights": [1]}, "1 weights were given for 2"),
+        ({"weights": [1]}, "--weights gives 1 weight, but there are 2 checkpoints"),
         ({"weights": "1,x"}, "such as 1,1,2"),
         ({"weights": [1, 1], "ema": 0.9}, "one of them"),
         ({"ema": 1.5}, "from 0 to 1"),
@@ -413,3 +413,9 @@ def test_one_run_is_no_list_of_steps(tmp_path: Path) -> None:
     save_file({"w": torch.ones(2)}, tmp_path / "m.safetensors")
     run = ckptconv_here("average", tmp_path / "m.safetensors", tmp_path / "out")
     run.refused(2, "An average needs at least 2 checkpoints, but 1 was given.", "RUN/step-1 RUN/step-2")
+
+
+def test_other_ways_to_merge_are_said_what_there_is_here() -> None:
+    for option in ("--method", "--alpha"):
+        told = ckptconv_here("average", "0.safetensors", "1.safetensors", "out", option, "slerp").refused(2)
+        assert "An average is the weighted mean of tensors, by --weights" in told

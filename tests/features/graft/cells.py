@@ -19,3 +19,6 @@ def _grafted(here: Path, source: str, out: Path) -> None:
 COMPUTING: dict[str, tuple[Callable[..., object], str]] = {"graft": (_grafted, "a")}
 # What becomes of the option in each kind of output; others that it needs, and the source.
 ROWS_OF_KINDS: dict[str, tuple[Any, ...]] = {"graft": ("hhrr", {"graft": "../more.safetensors:more"})}
+
+# What people call it, and how it is written.
+MEANT = {"graft": "convert INPUT OUTPUT --graft REF:GLOB"}

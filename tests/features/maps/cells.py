@@ -89,3 +89,6 @@ REFUSED_KERNELS = {
         "does not make",
     ),
 }
+
+# What people call them, and how they are written.
+MEANT = {"map": "convert --map NAME"}

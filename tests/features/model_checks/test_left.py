@@ -178,6 +178,7 @@ def test_one_file_among_other_weights_is_not_taken_for_the_checkpoint(tmp_path: 
     ) as told:
         convert(directory, tmp_path / "out", dry_run=True)
     assert told.value.hint.startswith("Give one of them")
+    assert told.value.message.removesuffix(" Nothing was written.") in inspect(directory).warnings
     assert convert(directory / "c.safetensors", tmp_path / "out", fsync=False).tensors == 1
     # A file with the name of a model is the checkpoint.
     (directory / "c.safetensors").rename(directory / "model.safetensors")
@@ -192,6 +193,7 @@ def test_of_weights_of_several_libraries_the_report_names_all(tmp_path: Path) ->
     report = convert(place, tmp_path / "out")
     what = "model.safetensors was read, and not open_clip_model.safetensors. Name a file to convert it."
     assert report.warnings == [f"{place} has weights of several libraries: {what}"]
+    assert report.warnings[0] in inspect(place).warnings
     assert convert(place / "model.safetensors", tmp_path / "one").warnings == []
     # The same weights in another format are no others.
     (place / "open_clip_model.safetensors").rename(place / "pytorch_model.bin")

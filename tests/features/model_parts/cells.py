@@ -61,3 +61,6 @@ ROWS_OF_KINDS: dict[str, tuple[Any, ...]] = {
     "component": ("hhrr", {"component": "text"}, (), "layered"),
     "config": ("shrr", {"config": "../layered/config.json"}),
 }
+
+# What people call them, and how they are written.
+MEANT = {"slice": "convert --layers 0-3", "extract": "convert --component text"}

@@ -32,3 +32,6 @@ def _cut(here: Path, source: str, out: Path) -> None:
 COMPUTING: dict[str, tuple[Callable[..., object], str]] = {"vocab": (_cut, "words")}
 # What becomes of the option in each kind of output; others that it needs, and the source.
 ROWS_OF_KINDS: dict[str, tuple[Any, ...]] = {"vocab": ("hhrr", {"vocab": 2}, (), "layered")}
+
+# What people call it, and how it is written.
+MEANT = {"resize": "convert --vocab N"}
