@@ -54,11 +54,12 @@ def test_any_state_comes_back_and_is_what_a_conversion_writes(sharded: dict[str,
 
 def test_a_path_and_a_state_dict_are_not_taken_for_each_other(tmp_path: Path) -> None:
     state = {"w": torch.ones(2)}
-    for call in (ckptconv.convert, ckptconv.open, lambda state: ckptconv.save_state_dict("x.safetensors", state)):
+    for call in (ckptconv.convert, *of_features("READER")):
         with pytest.raises(UsageError) as caught:
             call(state)
-        if call in (ckptconv.convert, ckptconv.open):
-            assert caught.value.hint == "ckptconv.save_state_dict(STATE, PATH) writes a state dict."
+        assert caught.value.hint == "ckptconv.save_state_dict(STATE, PATH) writes a state dict."
+    with pytest.raises(UsageError):
+        ckptconv.save_state_dict("x.safetensors", state)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"'x.pt' is no state dict.*convert\(INPUT, OUTPUT\)"):
         ckptconv.save_state_dict("x.pt", tmp_path / "x.safetensors")
 
