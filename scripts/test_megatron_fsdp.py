@@ -4,10 +4,12 @@
 
 Tiny models of transformers take two steps with AdamW, are saved, and take two more. The checkpoint becomes a step of
 Megatron-core (`torch_dist`), and that one of Megatron-FSDP (`fsdp_dtensor`). Megatron-FSDP loads it in bf16 with fp32
-masters, every key that it asks for must be there, and takes the same two steps, on one rank and on two: its masters
-must be the weights of the uninterrupted run, bit for bit. Then it saves. What it saved becomes a model of transformers,
-which must have these weights too, and a step of Megatron-core. Without a GPU, layers are Megatron-core's own: names
-that differ in those of Transformer Engine are translated. The exit code is 1 if anything differs.
+masters, every key that it asks for must be there, and takes the same two steps: on one rank, on two, and with two ranks
+in tensor and in expert parallelism. Its masters must be the weights of the uninterrupted run, bit for bit. It asks for
+the settings and states of torch's AdamW, and of FusedAdam of Transformer Engine and apex. Then it saves. What it saved
+becomes a model of transformers, which must have these weights too, and a step of Megatron-core. Without a GPU, layers
+are Megatron-core's own: names that differ in those of Transformer Engine are translated. The exit code is 1 if anything
+differs.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_distribut
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.multiprocessing.spawn import spawn
+from torch.optim.adamw import adamw
 
 ROOT = Path(__file__).resolve().parents[1]
 LOADING = runpy.run_path(str(ROOT / "scripts/test_megatron.py"))
@@ -47,6 +50,9 @@ NORMS = {
     "self_attention.q_layernorm.": "self_attention.linear_q_up_proj.layer_norm_",
     "self_attention.kv_layernorm.": "self_attention.linear_kv_up_proj.layer_norm_",
 }
+# Ranks, those of them in tensor and in expert parallelism, and whether the optimizer is FusedAdam. The last is for
+# models with experts.
+RUNS = ((1, 1, 1, False), (2, 1, 1, True), (2, 2, 1, False), (2, 1, 2, True))
 EXPERT = re.compile(r"(.+\.experts)\.local_experts\.(\d+)\.(linear_fc[12]\.weight)(_[wv])?")
 
 
@@ -68,6 +74,49 @@ class Stream:
 
     def record_event(self, *_: Any) -> Stream:
         return Stream()
+
+
+class FusedAdam(torch.optim.Optimizer):
+    """The settings and states of FusedAdam, with the arithmetic of torch's AdamW.
+
+    Source: transformer_engine/pytorch/optimizers/fused_adam.py of Transformer Engine (d0067d0d), and
+    apex/optimizers/fused_adam.py. A group has the step, and a parameter has none.
+    """
+
+    def __init__(self, params: Any, lr: float, betas: Any, eps: float, weight_decay: float, **_: Any) -> None:
+        settings = {"lr": lr, "bias_correction": True, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, settings)
+
+    @torch.no_grad()
+    def step(self, *_: Any, **__: Any) -> None:  # type: ignore[override]
+        """Take a step."""
+        for group in self.param_groups:
+            group["step"] = group.get("step", 0) + 1
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                for key in ("exp_avg", "exp_avg_sq"):
+                    state.setdefault(key, torch.zeros_like(parameter))
+                before = torch.tensor(group["step"] - 1.0)
+                adamw(
+                    [parameter], [parameter.grad], [state["exp_avg"]], [state["exp_avg_sq"]], [], [before],
+                    foreach=False, amsgrad=False, beta1=group["betas"][0], beta2=group["betas"][1], lr=group["lr"],
+                    weight_decay=group["weight_decay"], eps=group["eps"], maximize=False,
+                )  # fmt: skip
+
+
+def of_rank(name: str, whole: torch.Tensor, parameter: Any, ranks: int) -> torch.Tensor:
+    """Return the part of a tensor that belongs to this one of so many tensor-parallel ranks."""
+    from megatron.core import parallel_state
+    from megatron.core.distributed.fsdp.src.megatron_fsdp.utils import get_mcore_tensor_parallel_partition_dim
+
+    axis = get_mcore_tensor_parallel_partition_dim(parameter)
+    if ranks == 1 or axis is None:
+        return whole
+    rank = parallel_state.get_tensor_model_parallel_rank()
+    parts = whole.chunk(2) if "linear_fc1.weight" in name else (whole,)
+    return torch.cat([part.chunk(ranks, axis)[rank] for part in parts], axis)
 
 
 def on_cpu() -> None:
@@ -100,12 +149,14 @@ def translated(tensors: Mapping[str, Any], known: Iterable[str], before: str, af
     return {of_engine(name, own, before): of for name, of in tensors.items()}
 
 
-def train(rank: int, ranks: int, name: str, place: Path, step: Path) -> None:
+def train(rank: int, which: tuple[int, int, int, bool], name: str, place: Path, step: Path) -> None:
     """Load the step on a rank, compare the weights after two further steps, and save."""
     warnings.filterwarnings("ignore")
     on_cpu()
-    store = FileStore(str(place / f"store-{ranks}"), ranks)
+    ranks, tensor, expert, fused = which
+    store = FileStore(str(place / f"store-{which}"), ranks)
     torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    from megatron.core import optimizer as optimizers
     from megatron.core import parallel_state
     from megatron.core.distributed import DistributedDataParallelConfig
     from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel
@@ -123,8 +174,10 @@ def train(rank: int, ranks: int, name: str, place: Path, step: Path) -> None:
         self.optimizer.zero_grad()
 
     distrib_optimizer.DistributedOptimizer._init_optimizer_states_with_dummy_values = everywhere
-    parallel_state.initialize_model_parallel(create_gloo_process_groups=True)
-    module = LOADING["build"](name, (1, 1, 1))
+    parallel_state.initialize_model_parallel(tensor, expert_model_parallel_size=expert, create_gloo_process_groups=True)
+    if fused:
+        optimizers.Adam, optimizers.USING_PYTORCH_OPTIMIZER = FusedAdam, False
+    module = LOADING["build"](name, (tensor, 1, expert))
     module.config.bf16, module.config.params_dtype = True, torch.bfloat16
     sharing = DistributedDataParallelConfig(
         use_distributed_optimizer=True, use_megatron_fsdp=True, data_parallel_sharding_strategy="optim_grads_params"
@@ -176,7 +229,9 @@ def train(rank: int, ranks: int, name: str, place: Path, step: Path) -> None:
         by_name = load_file(place / f"gradients-{number}.safetensors")
         for key, parameter in parameters.items():
             local = parameter.to_local()
-            gradient = by_name[key].flatten()[parameter.megatron_fsdp_slice].view(local.shape)
+            gradient = (
+                of_rank(key, by_name[key], parameter, tensor).flatten()[parameter.megatron_fsdp_slice].view(local.shape)
+            )
             parameter.grad = DTensor.from_local(
                 gradient, parameter.device_mesh, parameter.placements, run_check=False, shape=parameter.shape,
                 stride=parameter.stride(),
@@ -184,14 +239,18 @@ def train(rank: int, ranks: int, name: str, place: Path, step: Path) -> None:
         optimizer.optimizer.step()
     for key, parameter in parameters.items():
         local = parameter.to_local().detach()
-        own_part = expected[key].flatten()[parameter.megatron_fsdp_slice].view(local.shape)
+        own_part = (
+            of_rank(key, expected[key], parameter, tensor).flatten()[parameter.megatron_fsdp_slice].view(local.shape)
+        )
         if local.dtype != torch.float32 or not torch.equal(local, own_part):
-            raise SystemExit(f"{name} on {ranks} ranks: another {key} after two steps")
-    if len(parameters) != sum("expert_bias" not in key for key in expected):
-        raise SystemExit(f"{name}: of {len(expected)} weights, {len(parameters)} were compared")
+            raise SystemExit(f"{name}, {which}: another {key} after two steps")
+    compared: list[Any] = [None] * ranks
+    torch.distributed.all_gather_object(compared, [*parameters])
+    if {key for keys in compared for key in keys} != {key for key in expected if "expert_bias" not in key}:
+        raise SystemExit(f"{name}: of {len(expected)} weights, others were compared: {compared}")
     saved, _ = described(is_loading=False)
     saved |= {key: wanted[key] for key in ("args", "checkpoint_version", "opt_param_scheduler")} | {"iteration": 4}
-    save_distributed(saved, checkpoint_id=place / f"saved-{ranks}/iter_0000004")
+    save_distributed(saved, checkpoint_id=place / f"saved-{which}/iter_0000004")
 
 
 def run(name: str) -> None:
@@ -202,37 +261,39 @@ def run(name: str) -> None:
         TRAINING["train_in_torch"](load_file(place / "hf/model.safetensors"), "file", place)
         words = ("--map", f"megatron-{name}", "--size", f"_={PADDING}")
         convert = LOADING["convert"]
-        for which in ("gradients-2", "gradients-3", "expected", "file"):
-            shutil.copy(place / "hf/config.json", place / which)
-            if which != "file":
-                convert("convert", place / which, place / f"{which}.safetensors", *words)
+        for part in ("gradients-2", "gradients-3", "expected", "file"):
+            shutil.copy(place / "hf/config.json", place / part)
+            if part != "file":
+                convert("convert", place / part, place / f"{part}.safetensors", *words)
         training, dist, step = place / "file/train.pt", place / "dist/iter_0000002", place / "fsdp/iter_0000002"
         convert("convert", training, dist, "--to", "megatron", "--key", "model", "--states", training, *words)
         convert("convert", dist, step, "--to", "megatron-fsdp", "--states", dist, "--chunks", "3", "--verify")
-        for ranks in (1, 2):
-            spawn(train, (ranks, name, place, step), nprocs=ranks)  # type: ignore[no-untyped-call]
-            saved = place / f"saved-{ranks}"
+        for which in RUNS:
+            if which[2] > 1 and "num_experts_per_tok" not in LOADING["MODELS"][name]:
+                continue
+            spawn(train, (which, name, place, step), nprocs=which[0])  # type: ignore[no-untyped-call]
+            saved = place / f"saved-{which}"
             (saved / "latest_checkpointed_iteration.txt").write_text("4")
-            convert("convert", saved, place / f"back-{ranks}.safetensors", *words)
+            convert("convert", saved, place / f"back-{which}.safetensors", *words)
             found, expected = (
-                load_file(place / f"back-{ranks}.safetensors"),
+                load_file(place / f"back-{which}.safetensors"),
                 load_file(place / "expected/model.safetensors"),
             )
             same = [key for key, tensor in expected.items() if key in found and torch.equal(found[key], tensor)]
             if found.keys() != expected.keys() or len(same) < len(expected):
                 other = sorted({*expected, *found} - {*same})
-                raise SystemExit(f"{name}: what {ranks} ranks of Megatron-FSDP saved is read otherwise: {other}")
+                raise SystemExit(f"{name}: what Megatron-FSDP saved on {which} is read otherwise: {other}")
             convert(
                 "convert",
                 saved,
-                place / f"again-{ranks}/iter_0000004",
+                place / f"again-{which}/iter_0000004",
                 "--to",
                 "megatron",
                 "--states",
                 saved,
                 "--verify",
             )
-            print(f"{name}: the same weights after two further steps on {ranks} ranks, and saved again", flush=True)
+            print(f"{name}: the same weights after two further steps on {which}, and saved again", flush=True)
 
 
 def main() -> None:
@@ -244,6 +305,7 @@ def main() -> None:
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)}; all by default")
     names = parser.parse_args().models or [*MODELS]
     torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    print("(ranks, tensor, expert, whether with FusedAdam)")
     print(json.dumps({"torch": torch.__version__, "megatron-core": __version__}))
     for name in names:
         run(name)

@@ -57,6 +57,8 @@ LLAMA3 = {
     "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
 }  # fmt: skip
 SCALES, FACTOR = "use_rope_scaling", "rope_scaling_factor"
+# Numbers of rotary embeddings that arguments say.
+_OF_ROPE = ("factor", "rope_theta")
 _USUAL_FACTOR = 8.0
 # No argument says these.
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -169,6 +171,22 @@ def shape_of(tensors: Mapping[str, LazyTensor], layers: int) -> dict[str, Any]:
         return {}
     rows, width = tensors[EMBEDDINGS].shape
     return {LAYERS: layers, HIDDEN: width, "padded_vocab_size": rows, UNTIED: HEAD in tensors}
+
+
+def is_unscaled(rope: Any) -> bool:
+    """Whether rotary embeddings are not scaled, by a key of the configuration: None, or one kind for all layers."""
+    if not isinstance(rope, Mapping):
+        return rope is None
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    return kind == "default" and not any(isinstance(value, Mapping) for value in rope.values())
+
+
+def llama3_factor(rope: Any) -> float | None:
+    """Return the factor of rotary embeddings that are scaled as Megatron-core does it; None for all others."""
+    if not isinstance(rope, Mapping):
+        return None
+    factor, stated = rope.get("factor"), {key: value for key, value in rope.items() if key not in _OF_ROPE}
+    return float(factor) if stated == LLAMA3 and isinstance(factor, (int, float)) else None
 
 
 def _fits(name: str, value: Any) -> bool:

@@ -10,7 +10,7 @@ layer are two tensors, `_w` and `_v`. The values that all ranks share have keys 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,7 @@ FSDP = "checkpoint of Megatron-FSDP"
 _MODEL, _OPTIMIZER, _META, _STEP = "model", "optimizer", "param_to_group_meta", "step"
 _WRAPPED = re.compile(r"(?:module\.)+")
 _PART = re.compile(r"(.+\.mlp\..*linear_fc1\.(?:weight|bias)\d*)_([wv])", re.DOTALL)
+_LAYER = re.compile(r"decoder\.layers\.(\d+)\.")
 # Values of single ranks.
 _OF_RANKS = ("rng_state", "rerun_state_machine")
 # The layer inside one that predicts further tokens, as it is called in modules.
@@ -60,6 +61,7 @@ class Extra:
         if wanted.master:
             raise UnsupportedError(f"{self.where}: Megatron-FSDP's weights are its masters.", "Leave out --master.")
         tree = {**_joined(weights, self.where), "common": self.common}
+        _check_layers(tree, self.common.get("args"), self.where)
         if states is None:
             return tree, None, None
         settings = _settings(described, values)
@@ -113,6 +115,19 @@ def _joined(tensors: Mapping[str, Any], where: str) -> dict[str, Any]:
             raise CorruptError(f"{where}: {named(name)} needs _w and _v of one shape and dtype, but has {[*both]}.")
         joined[name] = Concat((both["w"], both["v"]), 0)
     return joined
+
+
+def _check_layers(names: Iterable[str], args: Any, where: str) -> None:
+    """Raise UnsupportedError if layers of several pipeline-parallel stages are stored under the same names."""
+    args = args if isinstance(args, Mapping) else {}
+    stages, layers = args.get("pipeline_model_parallel_size"), args.get("num_layers")
+    stored = len({match[1] for name in names if (match := _LAYER.match(name))})
+    if type(stages) is int and type(layers) is int and stages > 1 and stored < layers:
+        raise UnsupportedError(
+            f"{where} has {stored} of the {layers} layers: Megatron-FSDP stored those of {stages} pipeline-parallel "
+            "stages under the same names, and only one stage's are there.",
+            "Save it again from a training with one stage, or as torch_dist.",
+        )
 
 
 def _scalars(values: Mapping[str, Any], where: str) -> dict[str, Any]:

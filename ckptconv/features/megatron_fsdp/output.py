@@ -84,7 +84,10 @@ def plan(source: Source, target: Target, options: Options) -> Output:
     content.values = {key: leaf for key, leaf in content.values.items() if key not in objects}
     for leaf in flattened(tree, (), []):
         (content.tensors if isinstance(leaf.value, LazyTensor) else content.values)[dotted(leaf.path)] = leaf
-    notes.append("For layers of Transformer Engine. It has no random states: give Megatron-LM --no-load-rng.")
+    notes.append(
+        "For layers of Transformer Engine, and a training with one pipeline-parallel stage: for several, Megatron-FSDP "
+        "asks for the layers of each under the same names. It has no random states: give Megatron-LM --no-load-rng."
+    )
     files = [*file_plans(content, options), literal(TREES[target.form], str(iteration) if number else name)]
     planned = output_with(source, target._replace(layout=None), options, content, files)
     return planned._replace(notices=planned.notices._replace(notes=(*planned.notices.notes, *notes)))

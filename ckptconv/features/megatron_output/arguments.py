@@ -18,9 +18,10 @@ from ckptconv.features.megatron_core.arguments import (
     HIDDEN,
     KEYS,
     LAYERS,
-    LLAMA3,
     SCALES,
     UNTIED,
+    is_unscaled,
+    llama3_factor,
 )
 from ckptconv.features.megatron_output.sharding import Sharded
 
@@ -35,8 +36,6 @@ _UNTOLD: Mapping[str, tuple[Any, ...]] = {
     "final_logit_softcapping": (None,),
     "attn_logit_softcapping": (None,),
 }
-# Numbers of rotary embeddings that arguments say.
-_NUMBERS = ("factor", "rope_theta")
 
 
 class Arguments(NamedTuple):
@@ -104,32 +103,16 @@ def arguments(stored: Sharded, config: Mapping[str, Any]) -> Arguments:
         values["mtp_num_layers"] = further
     untold = [key for key, usual in _UNTOLD.items() if config.get(key) is not None and config[key] not in usual]
     for key in ("rope_scaling", "rope_parameters"):
-        factor = None if values["multi_latent_attention"] else _llama3_factor(config.get(key))
+        factor = None if values["multi_latent_attention"] else llama3_factor(config.get(key))
         if factor:
             values |= {SCALES: True, FACTOR: factor}
-        elif not _is_unscaled(config.get(key)):
+        elif not is_unscaled(config.get(key)):
             untold.append(key)
     return Arguments(values, tuple(untold))
 
 
 def _first(config: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
     return next((config[key] for key in keys if type(config.get(key)) in (int, float, str)), None)
-
-
-def _is_unscaled(rope: Any) -> bool:
-    """Whether rotary embeddings are not scaled, by a key of the configuration: None, or one kind for all layers."""
-    if not isinstance(rope, Mapping):
-        return rope is None
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    return kind == "default" and not any(isinstance(value, Mapping) for value in rope.values())
-
-
-def _llama3_factor(rope: Any) -> float | None:
-    """Return the factor of rotary embeddings that are scaled as Megatron-core does it; None for all others."""
-    if not isinstance(rope, Mapping):
-        return None
-    factor, stated = rope.get("factor"), {key: value for key, value in rope.items() if key not in _NUMBERS}
-    return float(factor) if stated == LLAMA3 and isinstance(factor, (int, float)) else None
 
 
 def _has(names: list[str], *suffixes: str) -> bool:

@@ -9,6 +9,7 @@ step, has its number or "release". The values that all ranks share are in common
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -60,21 +61,19 @@ def plan(source: Source, target: Target, options: Options) -> Output:
     source, form = with_states(source, options), target.layout or Form()
     content = contents(source, options)
     states = taken_out(content) if options.states else None
-    common = common_of(content)
+    own = common_of(content)
     tensors = untied({key: leaf.value for key, leaf in content.tensors.items()})
     stored = sharded(tensors, options.to, source.path)
-    content.tensors = {name: Leaf((), tensor) for name, tensor in stored.tensors.items()}
     objects = {name: [None] for name in stored.objects} | {key: leaf.value for key, leaf in content.values.items()}
     content.values = {name: Leaf((), value) for name, value in objects.items()}
     name = basename(target.path)
     number = NUMBERED.fullmatch(name)
-    own = common
-    common, notes = completed(common, stored, source, int(number[1]) if number else 0, has_states=bool(options.states))
+    iteration = int(number[1]) if number else 0
+    common, notes = completed(own, stored, source, iteration, has_states=bool(options.states))
     if states:
         content.warnings.extend(remarks(states, tensors))
         kinds = stored_states(states, tensors, options.to, source.path)
         stored = stored.beside(kinds)
-        content.tensors = {name: Leaf((), tensor) for name, tensor in stored.tensors.items()}
         are_two = has_two(tensors, own.get("args"), form.optimizers)
         if are_two is None:
             notes.append(
@@ -97,6 +96,7 @@ def plan(source: Source, target: Target, options: Options) -> Output:
                 "The schedule of learning rates begins anew: give Megatron-LM its own, with "
                 "--override-opt_param-scheduler."
             )
+    content.tensors = {name: Leaf((), tensor) for name, tensor in stored.tensors.items()}
     of_engine = options.to == TRANSFORMER_ENGINE
     if not all(ADAPTER in name for name in stored.tensors):
         notes.append(
@@ -116,7 +116,7 @@ def plan(source: Source, target: Target, options: Options) -> Output:
         files.append(literal(RUN_CONFIG, form.run_config))
         notes.append(f"{RUN_CONFIG} is that of {form.where}, unchanged: whether it says this model is not checked.")
     files.extend(file_plans(content, options, _layout(content, stored, options)))
-    files.append(literal(TREES[target.form], str(int(number[1])) if number else name))
+    files.append(literal(TREES[target.form], str(iteration) if number else name))
     planned = output_with(source, target._replace(layout=None), options, content, files)
     return planned._replace(notices=planned.notices._replace(notes=(*planned.notices.notes, *notes)))
 
@@ -161,11 +161,9 @@ def completed(
         derived = arguments(stored, config)
         args = derived.values
         if not args:
-            lacking = "config.json that says the number of attention heads"
-            lacking = lacking if EMBEDDINGS in stored.tensors else f"tensor {EMBEDDINGS}, which says sizes"
             notes.append(
-                f"No arguments were written: there is no {lacking}. Megatron-LM then takes all of them from its "
-                "command line."
+                "No arguments were written: embeddings and a config.json with the number of attention heads say them. "
+                "Megatron-LM then takes all of them from its command line."
             )
         if derived.untold:
             notes.append(f"Not among the arguments, so give them to Megatron-LM: {some(derived.untold)}.")
@@ -202,9 +200,7 @@ def _layout(content: DcpContents, stored: Sharded, options: Options) -> Layout:
             start = box.offsets[stored.axes[name]] if len(box.offsets) > stored.axes[name] else 0
             rank = starts.setdefault(start, len(starts))
             number, size = sizes.get(rank, (0, 0))
-            nbytes = tensor.nbytes // max(tensor.numel, 1)
-            for extent in box.sizes:
-                nbytes *= extent
+            nbytes = tensor.nbytes // max(tensor.numel, 1) * math.prod(box.sizes)
             if size and size + nbytes > limit:
                 number, size = number + 1, 0
             sizes[rank] = number, size + nbytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,17 @@ def test_its_weights_and_states_have_the_names_of_parameters(tmp_path: Path) -> 
     assert (facts["iteration"], facts["EP"], facts["learning rate"]) == (7, 2, 0.5)
     states = load_file(tmp_path / "states.safetensors")
     assert_same({name: states[f"{name}.exp_avg"] for name in weights}, {name: w * 2 for name, w in weights.items()})
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_layers_of_several_stages_under_the_same_names_are_refused(layers: int, tmp_path: Path) -> None:
+    model = {f"module.decoder.layers.{layer}.mlp.linear_fc2.weight": torch.ones(2, 2) for layer in range(layers)}
+    args = Namespace(num_layers=2, pipeline_model_parallel_size=2)
+    (tmp_path / "run").mkdir()
+    dcp.save({"checkpoint_version": 3.0, "args": args, "model": model}, checkpoint_id=tmp_path / "run", no_dist=True)
+    run = ckptconv_here("convert", tmp_path / "run", tmp_path / "out", "--no-fsync")
+    assert (run.code, (tmp_path / "out").exists()) == ((5, False) if layers == 1 else (0, True))
+    assert ("has 1 of the 2 layers: Megatron-FSDP stored those of 2 pipeline" in run.err) == (layers == 1)
 
 
 def test_gate_without_up_is_refused(tmp_path: Path) -> None:
