@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import DATA
+from optimizer_files import by_names
 
 import ckptconv
 from ckptconv import errors
@@ -32,7 +33,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     optimizer = torch.optim.Adam(linear.parameters())
     linear(torch.ones(4)).sum().backward()
     optimizer.step()
-    torch.save({"model": linear.state_dict(), "optimizer": optimizer.state_dict()}, "train.pt")
+    torch.save({"model": linear.state_dict(), "optimizer": by_names(linear, optimizer)[0]}, "train.pt")
     for part in ("base", "adapter"):
         shutil.copytree(DATA / "peft" / "dora" / part, part)
     rows = torch.zeros(10, 76, dtype=torch.float16)

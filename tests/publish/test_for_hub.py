@@ -10,7 +10,7 @@ import pytest
 import torch
 from checkpoints import contents, torch_file
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 import ckptconv
 from ckptconv import DifferenceError, UsageError
@@ -104,16 +104,6 @@ def test_digests_without_a_manifest_are_refused_with_the_option_that_keeps_them(
     with pytest.raises(UsageError) as refused:
         publish(torch_file(place, training()), digest="sha256")
     assert refused.value.hint == "Give --manifest FILE too, or convert to a directory without --for-hub."
-
-
-def test_what_a_model_to_publish_cannot_have_is_not_advised(place: Path) -> None:
-    (place / "model").mkdir()
-    save_file({"w": torch.ones(2, 2)}, place / "model" / "model.safetensors")
-    torch.save({"state": {}, "param_groups": [{"lr": 0.1, "params": [0]}]}, place / "model" / "optimizer.pt")
-    assert any("--optimizer PATH" in note for note in ckptconv.convert(place / "model", place / "all").notes)
-    notes = publish(place / "model").notes
-    assert any(note.startswith("Not converted") for note in notes)
-    assert not any("--optimizer PATH" in note for note in notes)
 
 
 def test_what_an_earlier_conversion_made_of_a_training_is_published_alike(place: Path) -> None:

@@ -10,7 +10,7 @@ from cells import opened
 from checkpoints import assert_same, ckptconv_here, done
 from effort import every
 from optimizer_files import by_name, muon_saved, training_saved
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 
 def refused(run: Any, code: int, *words: str) -> None:
@@ -63,3 +63,14 @@ def test_two_optimizers_in_a_file_share_the_parameters(tmp_path: Path) -> None:
         states = tmp_path / f"{name}.safetensors"
         done(ckptconv_here("convert", tmp_path / f"{name}.pt", *words, "--optimizer", states))
         assert_same(load_file(states), expected)
+
+
+def test_states_beside_a_model_to_publish_are_not_advised(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    save_file({"w": torch.ones(2, 2)}, tmp_path / "model" / "model.safetensors")
+    torch.save({"state": {}, "param_groups": [{"lr": 0.1, "params": [0]}]}, tmp_path / "model" / "optimizer.pt")
+    notes = ckptconv.convert(tmp_path / "model", tmp_path / "all").notes
+    assert any("--optimizer PATH" in note for note in notes)
+    notes = ckptconv.convert(tmp_path / "model", tmp_path / "out", for_hub=True).notes
+    assert any(note.startswith("Not converted") for note in notes)
+    assert not any("--optimizer PATH" in note for note in notes)
