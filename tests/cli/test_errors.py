@@ -34,7 +34,7 @@ TIB = 1 << 40
 EXPANDED = zipped(members(pickled(tensor(None, 0, (1 << 20, 1 << 20), (0, 0)))))
 SOUND = zipped(members(pickled(tensor())))
 
-GZIP = "Unpack it first. One file in a .tar.gz, .tar.bz2 or .tar.xz can be named: tar://NAME::FILE"
+GZIP = "Unpack it first. One file in a tar archive called .tar.gz, .tar.bz2 or .tar.xz can be named: tar://NAME::FILE"
 
 # kind: exit code, what makes the file, further arguments, and the text. {path} is the input, {out} the output.
 ERRORS: dict[str, tuple[int, Callable[[], bytes | None], list[str], str, str]] = {
