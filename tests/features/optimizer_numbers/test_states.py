@@ -12,6 +12,8 @@ from effort import every
 from optimizer_files import by_name, muon_saved, training_saved
 from safetensors.torch import load_file, save_file
 
+from ckptconv import convert
+
 
 def refused(run: Any, code: int, *words: str) -> None:
     assert run.code == code, run.err
@@ -69,8 +71,8 @@ def test_states_beside_a_model_to_publish_are_not_advised(tmp_path: Path) -> Non
     (tmp_path / "model").mkdir()
     save_file({"w": torch.ones(2, 2)}, tmp_path / "model" / "model.safetensors")
     torch.save({"state": {}, "param_groups": [{"lr": 0.1, "params": [0]}]}, tmp_path / "model" / "optimizer.pt")
-    notes = ckptconv.convert(tmp_path / "model", tmp_path / "all").notes
+    notes = convert(tmp_path / "model", tmp_path / "all").notes
     assert any("--optimizer PATH" in note for note in notes)
-    notes = ckptconv.convert(tmp_path / "model", tmp_path / "out", for_hub=True).notes
+    notes = convert(tmp_path / "model", tmp_path / "out", for_hub=True).notes
     assert any(note.startswith("Not converted") for note in notes)
     assert not any("--optimizer PATH" in note for note in notes)
