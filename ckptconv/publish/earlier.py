@@ -17,8 +17,7 @@ from ckptconv.formats.model_directory import is_companion_name
 from ckptconv.formats.model_files import METADATA, looks_like_safetensors
 from ckptconv.outputs.computed import made_as
 from ckptconv.outputs.targets import MANIFEST
-from ckptconv.publish.manifest import MOST_RECORD
-from ckptconv.publish.staging.area import is_sibling, record_of
+from ckptconv.publish.staging.area import MOST_RECORD, is_sibling, record_of
 from ckptconv.storage.handles import HIDDEN
 from ckptconv.storage.location import Location
 from ckptconv.storage.marks import CHANGED, marked

@@ -11,8 +11,7 @@ from ckptconv.engine.execute import carry_out
 from ckptconv.engine.worker import Tally
 from ckptconv.errors import CkptconvError, FailedError
 from ckptconv.plan import Checked, Data, FilePlan, Plan
-from ckptconv.publish.manifest import FinishedFile
-from ckptconv.publish.staging.base import Staging
+from ckptconv.publish.staging.base import FinishedFile, Staging
 from ckptconv.storage.packed import SpoolingReaders
 from ckptconv.storage.progress import Progress
 from ckptconv.storage.records import Records

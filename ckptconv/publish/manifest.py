@@ -18,29 +18,16 @@ import io
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ckptconv.plan import Copied, Data, FilePlan, Literal, Trailer
+from ckptconv.publish.staging.base import FinishedFile
 
 if TYPE_CHECKING:
     from ckptconv.storage.digests import Digests
 
-# At most so many bytes are read. A record has a line for every tensor of a file.
-MOST_DESCRIPTION, MOST_RECORD = 32 << 20, 256 << 20
-
-
-class FinishedFile(NamedTuple):
-    """A finished file of an output: its size, the CRC-32 of each tensor by name, None where none was computed, and the
-    content digests if they were asked for."""
-
-    size: int
-    crcs: Mapping[str, int | None]
-    digests: Digests | None = None
-
-    @property
-    def digested(self) -> bool:
-        """Whether the CRC-32 of every tensor is known."""
-        return None not in self.crcs.values()
+# At most so many bytes are read.
+MOST_DESCRIPTION = 32 << 20
 
 
 def document(head: Mapping[str, Any], files: Mapping[str, FinishedFile]) -> bytes:
@@ -99,13 +86,3 @@ def record(file: FilePlan, crcs: Mapping[str, int] | None, digests: Digests | No
         out.write(f"{',' if number else ''}[{at},{size},{json.dumps(crc)},{json.dumps(name)}]".encode())
     out.write(b"]}")
     return out.getvalue()
-
-
-def finished_file(entry: Mapping[str, Any]) -> FinishedFile:
-    """Return the `FinishedFile` that a record describes."""
-    crcs = {name: crc for _, _, crc, name in entry["spans"] if name is not None}
-    if "digests" not in entry:
-        return FinishedFile(entry["size"], crcs, None)
-    from ckptconv.storage.digests import Digests
-
-    return FinishedFile(entry["size"], crcs, Digests(**entry["digests"]))

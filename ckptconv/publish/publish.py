@@ -18,10 +18,9 @@ from ckptconv.outputs.planning import Output
 from ckptconv.outputs.targets import MANIFEST, Target, directory_of, kind_of_directory
 from ckptconv.plan import FilePlan, Plan
 from ckptconv.publish.jobs import Elsewhere, Task, make, make_elsewhere, packed_in
-from ckptconv.publish.manifest import FinishedFile, document, together
 from ckptconv.publish.parts import files_of, is_one_upload, part_of
 from ckptconv.publish.replacing import Replacing
-from ckptconv.publish.staging.base import Staging
+from ckptconv.publish.staging.base import FinishedFile, Staging
 from ckptconv.publish.staging.local import LocalStaging, TreeStaging
 from ckptconv.publish.statements import needing_inputs, requested
 from ckptconv.storage.files import check_unchanged
@@ -201,6 +200,8 @@ class _Work:
         return Staged(target.path, target.is_file, self.staging, names, self._manifest, output.has_manifest)
 
     def _manifest(self) -> bytes:
+        from ckptconv.publish.manifest import document
+
         return document(self.output.heading, {file.name: self.finished[file.name] for file in self.output.plan.files})
 
 
@@ -517,6 +518,8 @@ def describe(
             syncing.add(functools.partial(output.staging.seal, writer))
     wanted: list[tuple[str, str, bytes]] = []
     if options.manifest:
+        from ckptconv.publish.manifest import together
+
         wanted.append(("manifest", options.manifest, together([data for _, _, data in documents])))
     for option, (path, module) in stating.items():
         wanted.append((option, path, module.statements(documents, inputs[option])))

@@ -22,12 +22,12 @@ from ckptconv.outputs.computed import made_as
 from ckptconv.outputs.targets import MANIFEST, directory_of, final_path
 from ckptconv.process import peak_rss
 from ckptconv.publish.claims import INPUT, NEW_NAME, READ, Claim
-from ckptconv.publish.manifest import MOST_RECORD, FinishedFile, document
+from ckptconv.publish.manifest import document
 from ckptconv.publish.parts import PlanDescription
 from ckptconv.publish.publish import Staged, complete, describe, staging_for, unpublished
 from ckptconv.publish.replacing import Replacing, Spared
-from ckptconv.publish.staging.area import RECORD
-from ckptconv.publish.staging.base import Staging
+from ckptconv.publish.staging.area import MOST_RECORD, RECORD
+from ckptconv.publish.staging.base import FinishedFile, Staging
 from ckptconv.publish.statements import requested
 from ckptconv.result import OutputFile, Report
 from ckptconv.storage.files import look, read_text

@@ -22,8 +22,8 @@ from ckptconv.features.remote.uploads import explained
 from ckptconv.outputs.schema import object_record
 from ckptconv.outputs.targets import MANIFEST
 from ckptconv.plan import FilePlan
-from ckptconv.publish.manifest import MOST_RECORD, record
-from ckptconv.publish.staging.area import DESCRIPTION, is_sibling, record_of
+from ckptconv.publish.manifest import record
+from ckptconv.publish.staging.area import DESCRIPTION, MOST_RECORD, is_sibling, record_of
 from ckptconv.storage.handles import HIDDEN
 from ckptconv.storage.location import Location
 from ckptconv.storage.reading import Reader

@@ -24,6 +24,8 @@ PATIENCE = 60.0
 _ENDING = re.compile(r"[0-9A-Za-z]+(-parts|-[0-9a-f]{8})?")
 
 
+# The most bytes of a record that are read: it has a line for every tensor of a file.
+MOST_RECORD = 256 << 20
 # Bytes of the output's name to repeat in a hidden name; with the rest it stays within the limits of file systems.
 _LONGEST = 200
 

@@ -12,11 +12,10 @@ import errno
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.errors import CkptconvError, FailedError, StoppedError
 from ckptconv.plan import FilePlan
-from ckptconv.publish.manifest import FinishedFile, finished_file
 from ckptconv.storage.handles import ForeignError
 from ckptconv.storage.reading import Reader
 from ckptconv.storage.writing import BusyError, Writer
@@ -29,6 +28,30 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 GO_ON = "Fix the cause, and run the same command again: it continues from there."
 # Bytes to read at a time when a file is compared with the checksums of its record.
 _READ = 4 << 20
+
+
+class FinishedFile(NamedTuple):
+    """A finished file of an output: its size, the CRC-32 of each tensor by name, None where none was computed, and the
+    content digests if they were asked for."""
+
+    size: int
+    crcs: Mapping[str, int | None]
+    digests: Digests | None = None
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> FinishedFile:
+        """Return the file that a record describes."""
+        crcs = {name: crc for _, _, crc, name in record["spans"] if name is not None}
+        if "digests" not in record:
+            return cls(record["size"], crcs)
+        from ckptconv.storage.digests import Digests
+
+        return cls(record["size"], crcs, Digests(**record["digests"]))
+
+    @property
+    def digested(self) -> bool:
+        """Whether the CRC-32 of every tensor is known."""
+        return None not in self.crcs.values()
 
 
 @dataclass(eq=False, repr=False)
@@ -62,7 +85,7 @@ class Staging:
         if record is None:
             return None
         self.recorded.add(name)
-        result = finished_file(record)
+        result = FinishedFile.of(record)
         if not digest or (result.digests and result.digests.algorithm == digest):
             return result if digest else result._replace(digests=None)
         from ckptconv.storage.digests import digests_of

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 from ckptconv.errors import CorruptError, FailedError
 from ckptconv.outputs.targets import MANIFEST
 from ckptconv.plan import Copied, FilePlan
-from ckptconv.publish.manifest import MOST_RECORD, FinishedFile, record
 from ckptconv.publish.staging.area import (
     BUSY,
     DESCRIPTION,
     FILE,
     LOCK,
+    MOST_RECORD,
     OLD,
     PUBLISHED,
     TREE,
@@ -38,7 +38,7 @@ from ckptconv.publish.staging.area import (
     remove_emptied,
     wait_for,
 )
-from ckptconv.publish.staging.base import GO_ON, Staging
+from ckptconv.publish.staging.base import GO_ON, FinishedFile, Staging
 from ckptconv.storage.files import DescriptorReader
 from ckptconv.storage.handles import HIDDEN, ForeignError, Handle, resolved
 from ckptconv.storage.reading import Reader
@@ -383,6 +383,8 @@ class LocalStaging(Staging):
                     synced = True
                 now = directory.stat(place.name)
             facts = {"plan": self.plan_id, "inode": now.st_ino, "mtime": now.st_mtime_ns, "synced": synced}
+            from ckptconv.publish.manifest import record
+
             self._staging.write_whole(record_of(file.name), record(file, crcs, digests, facts))
         self.recorded.add(file.name)
 
