@@ -4,12 +4,14 @@ live on."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 # New objects after which garbage is collected in a process of our own: with the usual 700, that takes a thirtieth of a
@@ -207,6 +209,13 @@ def start_threads(threads: Sequence[Thread]) -> list[Thread]:
         threading.stack_size(usual)
         signal.pthread_sigmask(signal.SIG_SETMASK, heard)
     return started
+
+
+@functools.cache
+def has_feature(feature: str) -> bool:
+    """Whether a feature is here. It is not imported."""
+    spec = find_spec(f"ckptconv.features.{feature}")
+    return spec is not None and spec.origin is not None  # a folder without modules may have been left behind
 
 
 def of_feature(feature: str, name: str) -> Any:

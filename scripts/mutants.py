@@ -218,7 +218,7 @@ MUTANTS = [
     ),
     Mutant(
         "outputs/kinds",
-        "(value is not False or default is True)",
+        "(value is not False or OPTIONS[option].default is True)",
         "value is not False",
         "tests/outputs/test_kinds.py -k structure",
     ),

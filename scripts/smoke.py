@@ -108,7 +108,7 @@ def convert(smoke: Smoke) -> None:
     smoke.run("verify", "model.pt", "half.safetensors", "--dtype", "bfloat16", "--exclude", "b")
     smoke.run("verify", "model.pt", "half.safetensors", code=1)
     several = ["pt2safetensors", "model.pt", "several", "--max-shard-size", "30", "--no-structure"]
-    smoke.run(*several, "--manifest", "m.json", "--depfile", "m.d", "--rename", "^=x.", "--jobs", "2")
+    smoke.run(*several, "--manifest", "m.json", "--rename", "^=x.", "--jobs", "2")
     smoke.run("verify", "model.pt", "several")
     report = json.loads(smoke.run(*several, "--dry-run", "--json"))
     if not (report["ok"] and report["dry_run"]):

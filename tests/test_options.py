@@ -28,10 +28,10 @@ from ckptconv import Options, UsageError, process
 from ckptconv.cli.commands import app
 from ckptconv.options import keywords, registered
 from ckptconv.options.kinds import FLAG, OptionWarning, Rules
-from ckptconv.options.option import Option
+from ckptconv.options.option import FeatureOption, Option
 from ckptconv.options.table import COMMAND, OPENING, OPTIONS, named_in
 from ckptconv.outputs.kinds import NAMED
-from ckptconv.publish.statements import STATEMENTS
+from ckptconv.publish.statements import AFTERWARDS, STATEMENTS
 
 # For each option: what its default is, a value, and how that may be written, in Python and last as words.
 ACCEPTED: dict[str, tuple[Any, Any, list[Any]]] = {
@@ -56,7 +56,6 @@ ACCEPTED: dict[str, tuple[Any, Any, list[Any]]] = {
     "spool_dir": ("", "/tmp/x", [Path("/tmp/x"), "/tmp/x"]),
     "manifest": ("", "m.json", [Path("m.json"), "m.json"]),
     "digest": ("", "sha256", ["sha256"]),
-    "depfile": ("", "m.d", [Path("m.d"), "m.d"]),
     "dry_run": (False, True, [True]),
     "storage_options": ({}, {"anon": True}, [{"anon": True}, '{"anon": true}']),
     "inert": (False, True, [True]),
@@ -91,7 +90,6 @@ REFUSED: dict[str, list[Any]] = {
     "spool_dir": [3, b"/tmp"],
     "manifest": [3, b"m", ["m"]],
     "digest": ["md5", 3, True, "SHA256"],
-    "depfile": [3, True],
     "storage_options": ["[]", "{", "3", 3, {3: 1}, [("anon", True)], "[" * 100_000],
     "family": NOT_TEXT,
     "tag": NOT_TEXT,
@@ -106,7 +104,7 @@ REFUSED: dict[str, list[Any]] = {
 
 def test_every_option_is_tried_here() -> None:
     assert ACCEPTED.keys() == OPTIONS.keys() == REFUSED.keys()
-    assert [*vars(Options())] == list(OPTIONS)
+    assert vars(Options()) == {}
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -253,11 +251,21 @@ def test_an_option_of_a_feature_that_is_not_here_is_refused_by_name(
 
 
 def test_a_feature_reads_its_own_options_of_those_of_a_conversion() -> None:
-    for feature in registered.FEATURES.keys() - registered.CARRIED_OUT:
+    for feature in registered.FEATURES.keys() - {*registered.CARRIED_OUT, *registered.EXECUTORS}:
         if own := process.of_feature(feature, "options"):
             options = Options(**{name: ACCEPTED[name][1] for name in own.GIVEN.table})
             assert vars(own.GIVEN.of(options)) == {name: ACCEPTED[name][1] for name in own.GIVEN.table}
-            assert own.GIVEN.table.keys() == set(registered.FEATURES[feature].split())
+
+
+def test_the_table_knows_the_options_of_features_by_name_alone() -> None:
+    for feature, names in registered.FEATURES.items():
+        if own := process.of_feature(feature, "options"):
+            assert list(own.GIVEN.table) == names.split()
+            for name, option in own.GIVEN.table.items():
+                known = {**OPTIONS, **COMMAND}[name]
+                assert isinstance(known, FeatureOption)
+                assert (known.flags, known.former, known.env) == (option.flags, option.former, option.env)
+                assert (known.kind, known.about, known.decides) == (option.kind, option.about, option.decides)
 
 
 def test_a_manifest_with_a_value_that_no_option_has_is_refused(tmp_path: Path) -> None:
@@ -383,7 +391,8 @@ def test_the_library_makes_the_same_files(python: dict[str, Any], words: list[st
 def test_every_path_may_be_a_file_url(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(3)}, tmp_path / "m.pt")
     here = f"file://{tmp_path}"
-    paths = {name: f"{here}/{name}" for name in ("manifest", *STATEMENTS, "depfile")}
+    names = ("manifest", *named_in(" ".join((*STATEMENTS, *AFTERWARDS))))
+    paths = {name: f"{here}/{name}" for name in names}
     ckptconv.convert(f"{here}/m.pt", f"{here}/out", spool_dir=here, digest="sha256", fsync=False, **paths)
     assert {*paths, "out"} < {path.name for path in tmp_path.iterdir()}
 

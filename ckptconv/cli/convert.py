@@ -11,7 +11,7 @@ from ckptconv.cli.making import convert_one
 from ckptconv.cli.options import CONVERTING, destination, named, taking
 from ckptconv.cli.registered import COMMANDS
 from ckptconv.errors import UNWRITTEN, CorruptError, UsageError, leaving
-from ckptconv.options.registered import CARRIED_OUT, advise, missing, options_of
+from ckptconv.options.registered import CARRIED_OUT, advise, missing, names_of
 from ckptconv.process import of_feature
 from ckptconv.text import some
 
@@ -28,7 +28,7 @@ OTHER_WORDS = {
 
 @taking(
     *named("into"),
-    *(option for feature in CARRIED_OUT for option in options_of(feature).values()),
+    *named(" ".join(names_of(*CARRIED_OUT))),
     *named("to chunks states model_key optimizer_key flat_optimizer fill_states tag"),
     *named("exclude_frozen_parameters master unstack optimizer order for_hub universal zero_stage fresh_optimizer"),
     *named("last_good per_rank raw alone opaque drop_opaque safe_serialization"),
@@ -64,7 +64,7 @@ def convert_(
     options.pop("safe_serialization", None)
     with leaving(UNWRITTEN):
         for feature in CARRIED_OUT:
-            if options_of(feature).keys() & options.keys():
+            if names_of(feature).keys() & options.keys():
                 raise typer.Exit(of_feature(feature, "command").carry_out(words, options))
         output = destination(words[1] if len(words) > 1 else None, options)
         if len(words) > 2:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.cli import signals
 from ckptconv.cli.options import run
 from ckptconv.errors import UsageError
-from ckptconv.options.table import COMMAND, EXECUTORS, OPTIONS
+from ckptconv.options.registered import EXECUTORS, names_of
+from ckptconv.options.table import COMMAND, OPTIONS
+from ckptconv.process import of_feature
 
 if TYPE_CHECKING:
     from ckptconv.result import Report
@@ -25,7 +26,7 @@ def convert_one(command: str, family: str, source: str, target: str | None, opti
 
 def make(command: str, call: Callable[..., Report], source: Any, target: str | None, options: dict[str, Any]) -> None:
     """Convert `source` to `target` by `call`, a function of the library, and report it."""
-    workers = {name: value for name in EXECUTORS if (value := options.pop(name, ""))}
+    workers = {name: value for name in names_of(*EXECUTORS) if (value := options.pop(name, ""))}
     ways = [*(OPTIONS[name] for name in ("part",) if options.get(name)), *(COMMAND[name] for name in workers)]
     if len(ways) > 1:
         first, second = (way.flags[0] for way in ways[:2])
@@ -33,7 +34,7 @@ def make(command: str, call: Callable[..., Report], source: Any, target: str | N
     with contextlib.ExitStack() as stack:
         executor = None
         for name, value in workers.items():
-            module = import_module(f"{EXECUTORS[name]}.executor")
+            module = of_feature(names_of(*EXECUTORS)[name], "executor")
             executor = stack.enter_context(module.executor(value))
         output, report = run(command, options, call, source, target, before_commit=signals.ignore, executor=executor)
     output.done(report)

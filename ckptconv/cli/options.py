@@ -13,8 +13,9 @@ import typer
 from ckptconv.cli import signals
 from ckptconv.errors import UNWRITTEN, UsageError, leaving
 from ckptconv.options.kinds import FLAG
-from ckptconv.options.option import Option, former_given
-from ckptconv.options.table import COMMAND, EXECUTORS, OPTIONS, TENSORS, named_in
+from ckptconv.options.option import FeatureOption, Option, former_given
+from ckptconv.options.registered import EXECUTORS, names_of
+from ckptconv.options.table import COMMAND, OPTIONS, TENSORS, named_in
 from ckptconv.text import LastWord
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ SHOWING = named("json quiet verbose storage_options inert progress")
 CONVERTING = [
     *TENSORS,
     *named("copy_config jobs memory fsync clobber overwrite verify checksum spool_dir part"),
-    *(COMMAND[name] for name in EXECUTORS),
+    *(COMMAND[name] for name in names_of(*EXECUTORS)),
     *named("manifest digest attest depfile dry_run"),
     *SHOWING,
 ]
@@ -58,6 +59,14 @@ class _Taking:
         self._function = function
         self.options = {option.name: option for option in options}
         self.__name__, self.__doc__ = function.__name__, function.__doc__
+
+    def of(self, words: Sequence[str]) -> _Taking:
+        """Return the command with only those options of features that `words` of a command line name: no feature is
+        imported for the others."""
+        flags = {word.partition("=")[0].replace("_", "-") for word in words}
+        every = self.options.values()
+        taken = (option for option in every if not isinstance(option, FeatureOption) or option.flags[0] in flags)
+        return _Taking(self._function, tuple(taken))
 
     def __call__(self, **keywords: Any) -> None:
         words = {option: keywords.pop(name) for name, option in self.options.items()}

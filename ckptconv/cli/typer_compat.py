@@ -46,10 +46,14 @@ class App(typer.Typer):
         self._commands = commands
 
     def __call__(self, arguments: list[str], **settings: Any) -> Any:
-        return self.made(*arguments[:1])(arguments, **settings)
+        try:
+            return self.made(*arguments)(arguments, **settings)
+        except WRONG_USAGE:  # whose report is about all options of the command
+            return self.made(*arguments[:1])(arguments, **settings)
 
-    def made(self, name: str = "") -> Any:
-        """Return the program with the command of this `name`, or with all if there is none of it."""
+    def made(self, name: str = "", *words: str) -> Any:
+        """Return the program with the command of this `name`, or with all if there is none of it. If there are `words`
+        after it, the command has what these need; else all of its options."""
         program = copy.copy(self)
         program.registered_commands, program.registered_groups = [], []
         places = {name: self._commands[name]} if name in self._commands else self._commands
@@ -60,7 +64,7 @@ class App(typer.Typer):
             if isinstance(command, typer.Typer):
                 program.add_typer(command, name=called)
             else:
-                program.command(called, cls=Command)(command)
+                program.command(called, cls=Command)(command.of(words) if words else command)
         return typer.main.get_command(program)
 
 

@@ -123,9 +123,6 @@ class _Tied(TypedDict, total=False):
     digest: Literal["sha256", "blake3"] | None
     """Compute a digest of every file and tensor, for the manifest."""
 
-    depfile: str | os.PathLike[str] | None
-    """Write a rule for make to FILE, with the local files that the output needs."""
-
     for_hub: bool
     """Write a model to publish: only the weights, which are found without --key, with config.json, tokenizer and
     similar files, without structure record and manifest."""
@@ -155,6 +152,9 @@ class _Tied(TypedDict, total=False):
     part: tuple[int, int] | list[int] | str | None
     """Convert part I (from 0) of N, and leave it staged for `finish`; auto takes I and N from the environment of an
     array of Slurm, tasks of srun, torchrun or Kubernetes."""
+
+    depfile: str | os.PathLike[str] | None
+    """Write a rule for make to FILE, with the local files that the output needs."""
 
 
 class _Structure(TypedDict, total=False):

@@ -10,6 +10,7 @@ import copy
 import functools
 import os
 from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from ckptconv.errors import UsageError
@@ -126,6 +127,24 @@ class Option:
         return self.parse(words is not self.default if self.kind is FLAG else words, self.flags[0])
 
 
+class FeatureOption(Option):
+    """An option of a conversion that a feature has, which is imported when more than its name is asked for.
+
+    Its flag is its name, it has no former name, and no variable gives its value.
+    """
+
+    former = env = ""
+
+    def __init__(self, name: str, feature: str) -> None:
+        self.name, self._feature = name, feature
+        self.flags = (f"--{name.replace('_', '-')}",)
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("_"):
+            raise AttributeError(attribute)
+        return getattr(import_module(f"ckptconv.features.{self._feature}.options").GIVEN.table[self.name], attribute)
+
+
 def former_given(former: str, option: Option) -> None:
     """Tell the caller that `option` was given by its `former` flag."""
     import warnings
@@ -176,7 +195,10 @@ class _Signature:
 
 
 class Given:
-    """Values of options as attributes: parsed, or the default if not given. They cannot be set."""
+    """Values of options as attributes: parsed, or the default if not given. They cannot be set.
+
+    Of `vars`, an instance has the values that are not the default, a class the options.
+    """
 
     table: ClassVar[dict[str, Option]]
     __signature__ = _Signature()
@@ -188,8 +210,14 @@ class Given:
         for name in values:
             if name not in self.table:
                 raise unknown(name, self.table)
-        for name, option in self.table.items():
-            vars(self)[name] = option.parse(values[name]) if name in values else copy.copy(option.default)
+        for name, value in values.items():
+            parsed = self.table[name].parse(value)
+            if parsed != self.table[name].default:
+                vars(self)[name] = parsed
+
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        return copy.copy(value.default) if isinstance(value, Option) else value
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"cannot set {name!r} of {type(self).__name__}: make others with `replaced`")
@@ -201,6 +229,11 @@ class Given:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
+
+    def asked(self, name: str) -> Any:
+        """Return the value of an option, None if that is the default or there is no such option. No feature is imported
+        for it."""
+        return vars(self).get(name)
 
     @classmethod
     def of(cls, options: Given) -> Self:

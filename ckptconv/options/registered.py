@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from ckptconv.process import of_feature
+from ckptconv.process import has_feature, of_feature
 
 if TYPE_CHECKING:
     from ckptconv.errors import CkptconvError
@@ -28,10 +26,15 @@ FEATURES: Mapping[str, str] = {
     "vocab": "vocab",
     "graft": "graft",
     "batch": "output_dir output_name",
+    "cluster": "dask",
+    "depfile": "depfile",
 }
 # Of these, those whose options `convert` alone has, on the command line: `command.py` in the folder has
 # `carry_out(words, options)`, which does what these ask for instead, and returns the exit code.
 CARRIED_OUT = ("batch",)
+# Of these, those whose workers carry out a conversion, on the command line, if their one option asks for it:
+# `executor.py` has a context manager `executor`, from the value to a `concurrent.futures.Executor`.
+EXECUTORS = ("cluster",)
 # Features that change the place of a source, or a source when it is opened, in this order, and the options that ask for
 # it, or `recorded`: the record in an output about the change of its source. `opening.py` in the folder has some of the
 # following functions. The options `asked` have the dtype among them; `reaching` is how checkpoints are reached.
@@ -58,17 +61,15 @@ OPENED: Mapping[str, str] = {
 FITTED = ("like",)
 
 
-@functools.cache
-def options_of(feature: str) -> Mapping[str, Any]:
-    """Return the options of a feature by name; none if it is not here."""
-    module = of_feature(feature, "options")
-    return MappingProxyType(module.GIVEN.table if module else {})
+def names_of(*features: str) -> dict[str, str]:
+    """Return the names of the options of these features, each with its feature; none of a feature that is not here."""
+    return {name: feature for feature in features if has_feature(feature) for name in FEATURES[feature].split()}
 
 
 def missing(name: str) -> str:
     """Return the feature, which is not here, of the option `name`; "" if it is no such option."""
     every = (feature for feature, names in FEATURES.items() if name in names.split())
-    return next((feature for feature in every if name not in options_of(feature)), "")
+    return next((feature for feature in every if not has_feature(feature)), "")
 
 
 def several(sentence: str, words: str = "INPUT...") -> str:

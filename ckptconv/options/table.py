@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from importlib import import_module
 from typing import Any
 
 from ckptconv.errors import UsageError
@@ -33,8 +32,8 @@ from ckptconv.options.kinds import (
     USUAL_MEMORY,
     counted,
 )
-from ckptconv.options.option import Given, Option, deciding, option, options_in
-from ckptconv.options.registered import CARRIED_OUT, FEATURES, FITTED, OPENED, missing, options_of
+from ckptconv.options.option import FeatureOption, Given, Option, deciding, option, options_in
+from ckptconv.options.registered import CARRIED_OUT, EXECUTORS, FEATURES, FITTED, OPENED, missing, names_of
 
 # Options with this group are for Python only.
 LIBRARY = "library"
@@ -193,9 +192,6 @@ class Options(Given):
         metavar="sha256|blake3",
         group=OUTPUT,
     )
-    depfile: str = option(
-        PATH, "Write a rule for make to FILE, with the local files that the output needs.", metavar="FILE", group=OUTPUT
-    )
     dry_run: bool = _running(FLAG, "Show the plan without writing anything.", common="convert merge")
 
     # The place of the input, and the part of it to take.
@@ -276,7 +272,7 @@ class Options(Given):
             if self.opaque == "keep":
                 raise UsageError("--drop-opaque and --opaque keep contradict each other.")
             vars(self)["opaque"] = "drop"
-            vars(self)["drop_opaque"] = False
+            del vars(self)["drop_opaque"]
         if self.for_hub:
             vars(self)["structure"] = False
             vars(self)["copy_config"] = self.copy_config is not False
@@ -304,16 +300,16 @@ class Options(Given):
         }
 
     def changing(self) -> dict[str, Any]:
-        """Return the options that `open_source` takes for the features that change a source."""
-        return {name: getattr(self, name) for name in CHANGING}
+        """Return those of the options that `open_source` takes for the features that change a source."""
+        return {name: value for name, value in vars(self).items() if name in CHANGING}
 
     def fitting(self) -> dict[str, Any]:
         """Return what `open_source` takes of these options for what an output of weights is to be like."""
-        return {name: getattr(self, name) for name in FITTING}
+        return {name: value for name, value in vars(self).items() if name in FITTING}
 
     def files(self) -> list[str]:
         """Return the paths of files that tell how a source is changed."""
-        return [path for name, option in CHANGING.items() if option.kind is PATH and (path := getattr(self, name))]
+        return [value for name, value in self.changing().items() if CHANGING[name].kind is PATH]
 
     def reaching(self) -> dict[str, Any]:
         """Return the options that `open_source` takes for any checkpoint: how to reach and to trust it."""
@@ -321,11 +317,10 @@ class Options(Given):
 
     def recorded(self) -> dict[str, Any]:
         """Return the options that decide the output and are not the default: {name: value as in JSON}."""
-        chosen = {name: getattr(self, name) for name, option in sorted(OPTIONS.items()) if option.decides}
         return {
             name: list(value) if isinstance(value, tuple) else value
-            for name, value in chosen.items()
-            if value != OPTIONS[name].default
+            for name, value in sorted(vars(self).items())
+            if OPTIONS[name].decides
         }
 
 
@@ -370,28 +365,23 @@ class _Command:
     )
 
 
-# Features whose workers carry out a conversion, by the option that asks for each: a package that has it in `OPTIONS`,
-# with a module `executor` that has a context manager of this name, from the value to a `concurrent.futures.Executor`.
-EXECUTORS: dict[str, str] = {
-    "dask": "ckptconv.features.cluster",
-}
-# The table, in parts: one name may be different options in different parts.
-OPTIONS = Options.table
-for _name, _option in [pair for each in FEATURES if each not in CARRIED_OUT for pair in options_of(each).items()]:
-    OPTIONS[_name] = _option
-    setattr(Options, _name, _option)  # for help
-# The options on which sources depend that features change for outputs of weights; and for any use, with the dtype.
-FITTING = {name: one for each in FITTED for name, one in options_of(each).items()}
-CHANGING = {"dtype": OPTIONS["dtype"]} | {
-    name: one for each in OPENED if each in FEATURES for name, one in options_of(each).items() if name not in FITTING
-}
-COMMAND = {**options_in(_Command), **{name: import_module(place).OPTIONS[name] for name, place in EXECUTORS.items()}}
-
-
-def named_in(names: str, every: Mapping[str, Option] = OPTIONS) -> dict[str, Option]:
+def named_in(names: str, every: Mapping[str, Option] = Options.table) -> dict[str, Option]:
     """Return the options with these names, but for those of features that are not here."""
     return {name: every[name] for name in names.split() if not missing(name)}
 
+
+# The table, in parts: one name may be different options in different parts.
+OPTIONS = Options.table
+for _name, _feature in names_of(*(each for each in FEATURES if each not in (*CARRIED_OUT, *EXECUTORS))).items():
+    OPTIONS[_name] = FeatureOption(_name, _feature)
+    setattr(Options, _name, OPTIONS[_name])
+# The options on which sources depend that features change for outputs of weights; and for any use, with the dtype.
+FITTING = named_in(" ".join(names_of(*FITTED)))
+CHANGING = {"dtype": OPTIONS["dtype"]} | {
+    name: OPTIONS[name] for name in names_of(*(each for each in OPENED if each in FEATURES)) if name not in FITTING
+}
+_OF_COMMANDS = {name: FeatureOption(name, feature) for name, feature in names_of(*CARRIED_OUT, *EXECUTORS).items()}
+COMMAND = {**options_in(_Command), **_OF_COMMANDS}
 
 # Groups of names that several tables take: options about the parts of a trainer's checkpoint to read, and about reading
 # and reaching a checkpoint; options that choose, name and cast tensors.

@@ -145,7 +145,7 @@ def ways_of(source: Source, options: Options | None = None) -> list[Computing]:
     return [
         way.computing
         for name, way in COMPUTED.items()
-        if name in source.computed or (options and any(getattr(options, option, None) for option in way.options))
+        if name in source.computed or (options and any(options.asked(option) for option in way.options))
     ]
 
 
@@ -160,7 +160,7 @@ def recalled(read: Callable[[Way], tuple[Any, str]], options: Options) -> Any:
     """Return the entry in `Source.computed` of the way that the record of an output names, and `options` do not; None
     if there is none. `read` returns the record, and its place."""
     for way in COMPUTED.values():
-        if way.remark and not any(getattr(options, option, None) for option in way.options):
+        if way.remark and not any(options.asked(option) for option in way.options):
             record, where = read(way)
             if record:
                 return way.computing.recalled(record, where)

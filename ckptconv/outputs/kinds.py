@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
-from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ from ckptconv.errors import UsageError
 from ckptconv.formats.model_files import SAFETENSORS, SUFFIX
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.options.table import OPTIONS, Options
+from ckptconv.process import has_feature
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
@@ -89,7 +89,7 @@ class OfFeature(NamedTuple):
 
     @property
     def exists(self) -> bool:
-        return find_spec(f"ckptconv.features.{self.feature}") is not None
+        return has_feature(self.feature)
 
 
 ELSEWHERE = {**OF_CHECKPOINT, **OF_UNIVERSAL}
@@ -160,7 +160,7 @@ def entry_of(name: str) -> OutputKind:
 
 def further(options: Options) -> dict[str, str]:
     """Return the requested further outputs: the kind of each, and its path."""
-    return {name: path for name in FURTHER if (path := getattr(options, name))}
+    return {name: path for name in FURTHER if (path := options.asked(name))}
 
 
 def option_for(to: str) -> str:
@@ -186,10 +186,8 @@ def flag(option: str) -> str:
 
 def is_set(option: str, options: Options) -> bool:
     """Whether an option asks for something other than its default."""
-    if option not in OPTIONS:  # of a feature that is not here
-        return False
-    value, default = getattr(options, option), OPTIONS[option].default
-    return value != default and (value is not False or default is True)
+    value = options.asked(option)
+    return value is not None and (value is not False or OPTIONS[option].default is True)
 
 
 def check_options(kinds: Iterable[str], options: Options) -> None:

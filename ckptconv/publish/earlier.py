@@ -1,7 +1,7 @@
 """Recognize earlier files of this program: by marks, by manifests and records, and by form.
 
 A kind of file is named as in `Output.made_as`: "weights", "weights/average", "universal", and for files next to
-outputs: "manifest", "attest", "depfile", "page", and those of features.
+outputs: "manifest", "attest", "page", and those of features.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from ckptconv.tensors.moves import File
 
 # Made by a run that was killed while it published: of which kind, its records do not say.
 UNFINISHED = "unfinished"
-# Bytes of the beginning of a file in which its form shows, and most of one that is read whole.
-_HEAD, _WHOLE = 4096, 64 << 20
+# Bytes of the beginning of a file in which its form shows.
+_HEAD = 4096
 # The prefix of the keys of this program's records in metadata.
 _RECORDS = "ckptconv."
 
@@ -157,16 +157,6 @@ def _has_record(reader: Reader) -> bool:
     return isinstance(metadata, dict) and any(key.startswith(_RECORDS) for key in metadata)
 
 
-def _is_rule(reader: Reader) -> bool:
-    """Whether it is a rule for make as this program writes it: each input has an empty rule of its own."""
-    if not 0 < reader.file.size <= _WHOLE:
-        return False
-    lines = reader.read_at(0, reader.file.size).decode(errors="surrogateescape").replace(" \\\n ", " ").splitlines()
-    first, *others = lines
-    head, colon, named = first.partition(": ")
-    return bool(colon and head and others) and named == " ".join(rule.removesuffix(":") for rule in others)
-
-
 def _prefixed(*beginnings: bytes) -> Callable[[Reader], bool]:
     return lambda reader: _head(reader).startswith(beginnings)
 
@@ -177,12 +167,12 @@ _FORMS: dict[str, Callable[[Reader], bool]] = {
     "optimizer": _has_record,
     "rows": _has_record,
     "manifest": _prefixed(b'{\n "ckptconv": ', b'{"outputs": [\n{\n "ckptconv": '),
-    "depfile": _is_rule,
     "page": lambda reader: b'<meta name="generator" content="ckptconv">' in _head(reader),
 }
 # Modules of the files that features write. Their `is_ours(reader)` is whether this program wrote one.
 _OF_FEATURES: dict[str, str] = {
     "attest": "ckptconv.features.provenance.attesting",
+    "depfile": "ckptconv.features.depfile.rule",
     "sarif": "ckptconv.features.scan.sarif",
     "virtual": "ckptconv.features.virtual.output",
 }

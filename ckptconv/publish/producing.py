@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -19,16 +18,15 @@ from ckptconv.outputs.computed import reported
 from ckptconv.outputs.kinds import further
 from ckptconv.outputs.messages import is_inert, notes_of, warnings_of
 from ckptconv.outputs.planning import Output, check_growth, check_size
-from ckptconv.outputs.targets import files_behind, named_inputs, nearest_directory
+from ckptconv.outputs.targets import files_behind, nearest_directory
 from ckptconv.process import peak_rss
 from ckptconv.publish.claims import claim_of
 from ckptconv.publish.parts import files_of, part_of
-from ckptconv.publish.publish import Done, Hooks, Inputs, Verifier, last_path, publish
+from ckptconv.publish.publish import Done, Hooks, Inputs, Verifier, publish
 from ckptconv.publish.replacing import Replacing, Spared, inputs_behind
-from ckptconv.publish.staging.local import LocalStaging
-from ckptconv.publish.statements import needing_inputs, requested
+from ckptconv.publish.statements import AFTERWARDS, needing_inputs, requested
 from ckptconv.result import OutputFile, Report
-from ckptconv.storage.paths import is_remote, join, normalize
+from ckptconv.storage.paths import is_remote, join
 from ckptconv.storage.progress import Progress
 from ckptconv.storage.stores import reached
 from ckptconv.storage.writing import check_space
@@ -63,7 +61,9 @@ def produce(
     production.check()
     done = Done()
     if not chosen.dry_run:
-        with _depfile(production.every, outputs, production.inputs, chosen):
+        with contextlib.ExitStack() as stack:
+            for path, module in requested(chosen, AFTERWARDS).values():
+                stack.enter_context(module.staged(path, production.every, outputs, production.inputs, chosen))
             hooks = Hooks(on_total, progress, before_commit, verify)
             done = publish(outputs, production.described(), chosen, hooks, executor)
     return production.report(done, started)
@@ -239,29 +239,3 @@ def _warnings(outputs: Sequence[Output], chosen: Options, checksums: Checksums |
         if is_remote(output.target.path):
             sent = ((output.target.final(file.name), file.size) for file in output.plan.files)
             yield from reached(output.target.path).notes(sent, chosen.buffers(far=True) // 2)
-
-
-@contextlib.contextmanager
-def _depfile(
-    sources: Sequence[Source], outputs: Sequence[Output], inputs: Sequence[File], options: Options
-) -> Iterator[None]:
-    """Stage a make rule for the outputs; commit it after the block has committed them."""
-    if not options.depfile:
-        yield
-        return
-    path = normalize(options.depfile)
-    if is_remote(path):
-        raise UsageError(f"{path}: --depfile must be a local file.")
-    read = [file.path for file in inputs]
-    for source in sources:
-        read.extend([*named_inputs(source), *source.pointers])
-    # make can check neither a pipe nor a remote file later.
-    read = [os.path.normpath(name) for name in read if os.path.isfile(name)]
-    from ckptconv.publish.depfile import rule
-
-    text = os.fsencode(rule([last_path(output) for output in outputs], read))
-    with LocalStaging(path, outputs[0].plan.plan_id, options.fsync) as staging:
-        staging.made_as = "depfile"
-        staging.seal(staging.put("", text))
-        yield
-        staging.commit([""])

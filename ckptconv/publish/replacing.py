@@ -29,7 +29,7 @@ from ckptconv.outputs.targets import (
     kind_of_directory,
 )
 from ckptconv.publish.claims import INPUT, NEW_NAME, Claim
-from ckptconv.publish.statements import STATEMENTS
+from ckptconv.publish.statements import AFTERWARDS, STATEMENTS
 from ckptconv.storage.handles import HIDDEN
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize, resolved_name, resolving
@@ -40,14 +40,13 @@ if TYPE_CHECKING:
     from ckptconv.publish.present import Present
 
 # The options for files that are written next to outputs. An option's name is also the kind of its file.
-_BESIDE = ("manifest", *STATEMENTS, "depfile")
+_BESIDE = ("manifest", *STATEMENTS, *AFTERWARDS)
 _ELSEWHERE = "Write it to another path, and rename it afterwards if it needs this name."
 
 
 def _further_files(options: Options) -> dict[str, tuple[str, str]]:
     """Return the files that are written next to outputs, {option: (path, kind)}."""
-    files = {f"--{kind}": (getattr(options, kind), kind) for kind in _BESIDE}
-    return {option: (normalize(path), kind) for option, (path, kind) in files.items() if path}
+    return {f"--{kind}": (normalize(path), kind) for kind in _BESIDE if (path := options.asked(kind))}
 
 
 class Replacing:

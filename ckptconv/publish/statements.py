@@ -9,6 +9,7 @@ the same again for `finish`; `bytes_of(inputs)`, the number of bytes that it rea
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
@@ -21,10 +22,17 @@ STATEMENTS: dict[str, str] = {
 }
 
 
-def requested(options: Options) -> dict[str, tuple[str, Any]]:
-    """Return the path and the module of each that `options` ask for, by option."""
-    paths = {option: getattr(options, option) for option in STATEMENTS}
-    return {option: (path, import_module(STATEMENTS[option])) for option, path in paths.items() if path}
+# Files that get their names after all outputs: the module of each, by the option with its path. Its `staged(path,
+# sources, outputs, inputs, options)` is a context manager, within which the outputs get theirs.
+AFTERWARDS: dict[str, str] = {
+    "depfile": "ckptconv.features.depfile.rule",
+}
+
+
+def requested(options: Options, registry: Mapping[str, str] = STATEMENTS) -> dict[str, tuple[str, Any]]:
+    """Return the path and the module of each in `registry` that `options` ask for, by option."""
+    paths = {option: options.asked(option) for option in registry}
+    return {option: (path, import_module(registry[option])) for option, path in paths.items() if path}
 
 
 def needing_inputs(options: Options) -> Any:

@@ -64,7 +64,6 @@ REFUSED: list[tuple[str, int, str]] = [
     ("convert model.pt x --to safetensor", 2, "Did you mean safetensors?"),
     ("convert model.pt x --to dpc", 2, "Did you mean dcp?" if "dcp" in NAMED else "it may be"),
     ("convert", 2, "Usage: ckptconv convert [OPTIONS] INPUT... [OUTPUT]. See"),
-    ("convert model.pt x --skip-existing", 2, "--no-clobber refuses to replace one; make skips it: --depfile."),
     ("convert model.pt x --digest md5", 2, "--digest is 'md5'; it may be sha256 or blake3."),
     ("verify a b c", 2, "Too many arguments: c.;Usage: ckptconv verify [OPTIONS] SOURCE [OUTPUT]"),
     ("convert circle", 1, "too many levels of symbolic links"),
@@ -76,7 +75,7 @@ REFUSED: list[tuple[str, int, str]] = [
     # Files beside the output
     *(
         (f"pt2safetensors model.pt out.safetensors {option} {name}", code, said)
-        for option in ("--manifest", "--depfile")
+        for option in ("--manifest", *itertools.chain(*of_features("BESIDE")))
         for name, code, said in (
             ("empty", 2, "is a directory"),
             ("gone/file", 2, "the directory gone does not exist"),
@@ -90,7 +89,6 @@ REFUSED: list[tuple[str, int, str]] = [
             "convert model.pt",
             *itertools.chain(*of_features("WHOLE")),
             "pt2safetensors model.pt out.safetensors --manifest",
-            "pt2safetensors model.pt out.safetensors --depfile",
         )
         for name, code, said in (
             ("pipe", 2, "is a pipe or a device"),
@@ -98,7 +96,6 @@ REFUSED: list[tuple[str, int, str]] = [
             (LONG, 1, "too long. Nothing was written"),
         )
     ),
-    ("pt2safetensors model.pt --manifest x --depfile x", 2, "both name x"),
     *(
         (f"pt2safetensors model.pt {output}", 2, f"OUTPUT cannot be {output};by a rename")
         for output in ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/2")

@@ -21,7 +21,6 @@ from ckptconv.cli.registered import GROUPS as REGISTERED
 from ckptconv.cli.registered import STRICT
 from ckptconv.cli.terminal import has_colours
 from ckptconv.options import GROUPS
-from ckptconv.options.registered import FEATURES, options_of
 from ckptconv.options.table import COMMAND, LIBRARY, OPTIONS, UsageError
 
 
@@ -85,9 +84,7 @@ def test_the_short_help_of_convert_has_what_people_use() -> None:
     common = "key exclude strip-prefix dtype like max-shard-size for-hub to verify json"
     common += " optimizer quantize dequantize map output-dir copy-config dry-run"
     # Some are features', which may be missing.
-    added = (option for feature in FEATURES for option in options_of(feature).values())
-    every = (*OPTIONS.values(), *COMMAND.values(), *added)
-    known = {option.flags[0].partition("/")[0].lstrip("-") for option in every}
+    known = {option.flags[0].partition("/")[0].lstrip("-") for option in (*OPTIONS.values(), *COMMAND.values())}
     assert sorted(names) == sorted(known.intersection(common.split()))
     for path, told in read().items():
         assert path == "ckptconv convert" or sum(flag.common for flag in told.flags) <= 10, path

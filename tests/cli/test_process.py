@@ -34,7 +34,6 @@ from safetensors.torch import load_file, save_file
 from ckptconv.cli import console as report
 from ckptconv.formats.registered import LONE
 from ckptconv.options import registered
-from ckptconv.options.table import EXECUTORS
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
@@ -295,11 +294,9 @@ SLOW = {"dataclasses", "inspect", "signal", "queue", "hashlib", "difflib", "temp
 OF_PICKLES = {"ckptconv.pickles.machine", "ckptconv.pickles.vocabulary"}
 # Rooms that a conversion, and a checkpoint that is opened, have no use for.
 BESIDE = {"verification"}
-# Of features, conversions have options, and files are shown to what tells that they are one of many.
-_PLACES = [*EXECUTORS.values(), *(kind.module for kind in LONE)]
-_PLACES += [f"ckptconv.features.{feature}.options" for feature in registered.FEATURES]
-OF_FEATURES = {"features", *(place.removeprefix("ckptconv.") for place in _PLACES)}
-OF_FEATURES.update(place.rpartition(".")[0] for place in list(OF_FEATURES))
+# Files are shown to what tells that they are one of many.
+_PLACES = [kind.module.removeprefix("ckptconv.") for kind in LONE]
+OF_ONE = {"features", *_PLACES, *(place.rpartition(".")[0] for place in _PLACES)}
 ABOVE = {"engine", "publish", "conversion", "cli", "result"}
 OPENED = (
     "import json, sys; from ckptconv.formats.detect import open_source; open_source(sys.argv[1]).check_weights(); "
@@ -321,10 +318,28 @@ def test_a_file_imports_the_rooms_on_its_way_and_no_format_but_its_own(tmp_path:
         for found, needless in ((of_opening, BESIDE | ABOVE), (of_conversion, BESIDE)):
             modules = {module.removeprefix("ckptconv.") for module in found if module.startswith("ckptconv.")}
             assert not {module.partition(".")[0] for module in modules} & needless, name
-            assert {module for module in modules if module.startswith("features")} <= OF_FEATURES, name
+            assert {module for module in modules if module.startswith("features")} <= OF_ONE, name
             assert not {module for module in modules if module.startswith(tuple(OTHERS.split()))}, name
             assert {"formats.torch.file", "formats.safetensors"} & modules == {reader}
         assert not of_opening & slow, name
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [("attest", ["--digest=sha256", "--attest=s.json"]), ("output_dir", ["--output_dir", "out"])],
+)
+def test_of_features_only_the_options_are_imported_that_are_given(
+    option: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if registered.missing(option):
+        pytest.skip(f"there is no {option}")
+    monkeypatch.chdir(tmp_path)
+    torch.save({"a": torch.ones(3)}, "a.pt")
+    (modules,) = imported(["convert", "a.pt", *words])
+    every = {f"ckptconv.features.{feature}.options": names.split() for feature, names in registered.FEATURES.items()}
+    assert [names for module, names in every.items() if module in modules] == [
+        every[module] for module in every if option in every[module]
+    ]
 
 
 def test_a_part_of_a_large_file_costs_what_it_weighs(model: Path, tmp_path: Path) -> None:

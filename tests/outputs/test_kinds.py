@@ -69,7 +69,6 @@ MATRIX = {
     "checksum": Row("hhhh", {"checksum": True}),
     "manifest": Row("hhhh", {"manifest": "manifest.json"}),
     "digest": Row("hhhh", {"digest": "sha256"}, (("manifest", "manifest.json"),)),
-    "depfile": Row("hhhh", {"depfile": "x.d"}),
     "dry_run": Row("hhhh", {"dry_run": True}),
     **{option: Row(*row) for rows in of_features("ROWS_OF_KINDS") for option, row in rows.items()},
 }

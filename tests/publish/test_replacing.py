@@ -138,8 +138,6 @@ convert a.pt --manifest notes.md
 convert model.pt --dtype bf16
 convert a.pt new.safetensors --manifest b.pt
 convert a.pt new.safetensors --manifest x.json
-convert a.pt new.safetensors --depfile Makefile
-convert a.pt new.safetensors --depfile empty-rule.d
 convert a.pt new.safetensors --manifest a.pt --overwrite
 convert a.pt new.safetensors --manifest new.safetensors
 convert a.pt configured --manifest configured/model.safetensors
@@ -170,7 +168,6 @@ pt2safetensors model.pt
 pt2safetensors bin hf
 pt2safetensors a.pt b.pt
 pt2safetensors a.pt new.safetensors --manifest g1.safetensors
-pt2safetensors a.pt new.safetensors --depfile g1.safetensors
 convert train.pt new --optimizer hf
 convert train.pt new --optimizer new
 pt2safetensors train.pt new --optimizer hf
@@ -317,7 +314,7 @@ convert nested.pt
 convert a.pt new
 convert a.pt new --for-hub
 convert a.pt new --max-shard-size 16
-convert a.pt fresh.safetensors --manifest m.json --depfile m.d
+convert a.pt fresh.safetensors --manifest m.json
 pt2safetensors bin
 """ + "".join(of_features("AGAIN"))
 # Without marks, as on some file systems, these have nothing but their bytes: if those change, they have to be named.
@@ -437,11 +434,11 @@ def test_calls_of_the_library_follow_the_same_rule(world: Path) -> None:
 
 
 def test_the_report_names_every_further_file(world: Path) -> None:
-    words = "convert a.pt one.safetensors --manifest one.json --depfile one.d"
+    words = "convert a.pt one.safetensors --manifest one.json"
     planned, run_ = run(f"{words} --dry-run"), done(run(f"{words} --json")).json
-    assert "would write one.json, one.d" in planned.out.splitlines()
-    assert run_["beside"] == {"one.json": "--manifest", "one.d": "--depfile"}
-    assert "wrote one.json, one.d" in done(run(words)).out.splitlines()
+    assert "would write one.json" in planned.out.splitlines()
+    assert run_["beside"] == {"one.json": "--manifest"}
+    assert "wrote one.json" in done(run(words)).out.splitlines()
     assert convert("a.pt", "many").beside == {"many/.ckptconv-manifest.json": "manifest"}
     assert "manifest" not in done(run("convert a.pt many")).out
     assert "wrote many/.ckptconv-manifest.json" in done(run("convert a.pt many -v")).out.splitlines()

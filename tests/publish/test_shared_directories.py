@@ -32,6 +32,8 @@ from ckptconv.storage.files import LocalReader, look
 IN_PARTS = "part" in OPTIONS
 # Words of commands that write a page, the name of which comes next, of what is named then.
 PAGES: list[tuple[str, ...]] = list(itertools.chain(*of_features("PAGES")))
+# Options for a file beside the output.
+BESIDE = ("--manifest", *itertools.chain(*of_features("BESIDE")))
 INDEX = "model.safetensors.index.json"
 
 
@@ -93,7 +95,6 @@ WRITTEN: dict[str, tuple[str, tuple[object, ...]]] = {
     "directory": ("x", ("convert", "MODEL", "PATH", *SHARDED)),
     "below": ("x", ("convert", "MODEL", "PATH/sub/y.safetensors")),
     "manifest": ("x.json", ("convert", "MODEL", "OWN", "--manifest", "PATH")),
-    "depfile": ("x.d", ("convert", "MODEL", "OWN", "--depfile", "PATH")),
     "spool-dir": ("x", ("convert", "PACKED", "OWN", "--spool-dir", "PATH")),
     **{output: written for each in of_features("WRITTEN") for output, written in each.items()},
 }
@@ -323,7 +324,7 @@ def test_no_output_replaces_a_file_of_the_checkpoint(tmp_path: Path) -> None:
         # How a file is recognised is asked of one, and of all others whether they are known.
         for goal in named_otherwise(path, place) if number < 2 else [path]:
             commands += [(*words, goal, checkpoint) for words in PAGES]
-            commands += [("zero-to-fp32", checkpoint, out, option, goal) for option in ("--manifest", "--depfile")]
+            commands += [("zero-to-fp32", checkpoint, out, option, goal) for option in BESIDE]
         # Such an output has a name of its own, under which a file of the checkpoint may be too.
         os.link(path, place / "hard.safetensors")
         (place / "soft.safetensors").symlink_to(path)
@@ -342,7 +343,7 @@ def test_the_index_of_shards_and_the_pointer_past_a_tag_are_of_the_checkpoint(tm
     assert run.code == 2
     ckptconv.convert(seven_shards(tmp_path / "model.pt"), tmp_path / "shards", max_shard_size=1_000_000)
     for source in (tmp_path / "shards", tmp_path / "shards" / INDEX):
-        for option in ("--manifest", "--depfile"):
+        for option in BESIDE:
             run = ckptconv_here("convert", source, tmp_path / "back", option, tmp_path / "shards" / INDEX)
             assert run.code == 2, run.err
         for words in PAGES:

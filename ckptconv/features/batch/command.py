@@ -11,7 +11,8 @@ from ckptconv.cli.options import output_of
 from ckptconv.errors import UsageError
 from ckptconv.features.batch import running
 from ckptconv.features.batch.naming import InputWord, output_paths
-from ckptconv.options.table import COMMAND, EXECUTORS, OPTIONS, Options
+from ckptconv.options.registered import EXECUTORS, names_of
+from ckptconv.options.table import COMMAND, OPTIONS, Options
 from ckptconv.outputs.kinds import option_for
 from ckptconv.outputs.targets import suffix_of
 from ckptconv.storage.files import look
@@ -19,7 +20,7 @@ from ckptconv.storage.paths import is_pipe, is_remote, normalize
 from ckptconv.text import Proposed
 
 # Options that name one output, or spread one conversion: they do not apply to several inputs.
-_OF_ONE = ("optimizer", "states", "universal", "manifest", "attest", "depfile", "part", *EXECUTORS)
+_OF_ONE = ("optimizer", "states", "universal", "manifest", "attest", "depfile", "part", *names_of(*EXECUTORS))
 
 
 def carry_out(words: Sequence[str], options: dict[str, Any]) -> int:

@@ -39,7 +39,7 @@ def pairs(
 
 def _form(target: CheckedOutput, options: Options) -> Form:
     """Return the form of the step that the output is like, or else its own, which says all but its run_config.yaml."""
-    if reference := options.fitting()["like"]:
+    if reference := options.fitting().get("like"):
         return form_of(reference, options.storage_options)
     if target.at is not None:
         return Form()

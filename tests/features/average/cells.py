@@ -80,7 +80,6 @@ average g1.safetensors g2.safetensors linked.safetensors
 average g1.safetensors g2.safetensors g3.safetensors --overwrite
 average bin step1 -o bin
 average g1.safetensors g2.safetensors -o new.safetensors --manifest a.pt
-average g1.safetensors g2.safetensors -o new.safetensors --depfile Makefile
 """
 # On a store, where `place` has others' files.
 REFUSED_THERE = [

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from ckptconv.features.batch.options import GIVEN
-
-# Commands by how their names begin, and the options that they have of the feature.
-FLAGS = {"convert": (GIVEN.table,)}
-
 # ---------------------------------------------------------------------------------------------------- what is printed
 
 MEANT = {"convert-all": "convert --output-dir DIR"}

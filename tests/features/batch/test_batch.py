@@ -174,7 +174,6 @@ def test_options_for_one_output_are_refused_for_several(place: Path) -> None:
     options = (
         *(f"--{name}=o" for name in FURTHER),
         "--manifest=m",
-        "--depfile=d",
         *itertools.chain(*of_features("OF_ONE")),
     )
     for option in options:

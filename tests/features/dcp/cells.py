@@ -59,7 +59,6 @@ dcp2safetensors dcp hf
 dcp2safetensors dcp -o sharded
 dcp2safetensors dcp new --optimizer step2
 dcp2safetensors dcp new --manifest a.pt
-dcp2safetensors dcp new --depfile Makefile
 """
     + _of("zero-to-fp32", "convert zero dcp", "zero-to-fp32 zero dcp")
     + _of("average", "average step1 step2 dcp")

@@ -99,7 +99,6 @@ safetensors2dcp g1.safetensors runs --to accelerate
 safetensors2dcp g1.safetensors hf --to accelerate
 safetensors2dcp g1.safetensors sharded --to dcp-hf
 safetensors2dcp g1.safetensors new --manifest a.pt
-safetensors2dcp g1.safetensors new --depfile Makefile
 """ + ("safetensors2dcp g1.safetensors -o zero\n" if "zero-to-fp32" in registered.COMMANDS else "")
 DONE: dict[str, set[str]] = {"safetensors2dcp g1.safetensors configured": set()}
 AGAIN = """\

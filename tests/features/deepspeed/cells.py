@@ -140,7 +140,6 @@ convert zero hf --overwrite --no-clobber
 zero-to-fp32 zero -o step1
 zero-to-fp32 zero new --optimizer step1
 zero-to-fp32 zero new --manifest a.pt
-zero-to-fp32 zero new --depfile Makefile
 """
 if "universal" in KINDS_HERE:
     REFUSED += """\
@@ -187,9 +186,10 @@ def _fuzz(chance: random.Random, place: Path) -> str:
 
 
 _CONVERT = ("zero-to-fp32", "in", "--json")
+_RULE = ("--depfile", "model.d") if "depfile" in OPTIONS else ()
 _COMMANDS: tuple[tuple[str, ...], ...] = (
     (*_CONVERT, "out"),
-    (*_CONVERT, "model.safetensors", "--manifest", "manifest.json", "--depfile", "model.d"),
+    (*_CONVERT, "model.safetensors", "--manifest", "manifest.json", *_RULE),
     (*_CONVERT, "kept", "--dtype", "keep", "--tied", "duplicate", "--max-shard-size", "20KB"),
     (*_CONVERT, "frozen", "--exclude-frozen-parameters", "--exclude", "*.bias", "--rename", "^a=b"),
     (*_CONVERT, "ranks", "--per-rank"),

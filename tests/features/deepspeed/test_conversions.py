@@ -16,6 +16,7 @@ from checkpoints import ZERO, assert_same, ckptconv_here, contents, copy_of, don
 from safetensors.torch import load_file
 
 import ckptconv
+from ckptconv.options.table import OPTIONS
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
 import make_example
@@ -41,6 +42,7 @@ def test_classes_of_the_format_are_named_if_asked_for(place: Path) -> None:
     assert done(ckptconv_here("zero-to-fp32", Z3, "out", "--json")).json["opaque"]
 
 
+@pytest.mark.skipif("depfile" not in OPTIONS, reason="there are no rules for make")
 def test_what_says_which_tag_is_meant_is_an_input(tmp_path: Path) -> None:
     make_example.write(make_example.Example(params=300_000, ranks=2), tmp_path / "run")
     for source, tag, told in ((tmp_path / "run", [], True), (tmp_path / "run", ["-t", make_example.TAG], False)):

@@ -639,6 +639,7 @@ def test_beside_the_reference_its_small_files_stay(source: Path, reference: Path
     assert EXTRAS.items() <= contents(tmp_path / "out").items()
 
 
+@pytest.mark.skipif("depfile" not in OPTIONS, reason="there are no rules for make")
 def test_a_depfile_names_the_reference(source: Path, reference: Path, tmp_path: Path) -> None:
     convert(source, tmp_path / "out", like=reference, depfile=tmp_path / "out.d")
     rule = (tmp_path / "out.d").read_text()

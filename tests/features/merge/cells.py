@@ -77,7 +77,6 @@ merge base ad1 -o base
 merge base ad1 hf
 merge base ad1 ad2 --overwrite
 merge base ad1 -o new.safetensors --manifest a.pt
-merge base ad1 -o new.safetensors --depfile Makefile
 """
 DONE: dict[str, set[str]] = {"merge base ad1 -o g3.safetensors": {"g3.safetensors"}}
 AGAIN = "merge base ad1 new\n"

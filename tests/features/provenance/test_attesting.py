@@ -40,7 +40,7 @@ def test_what_contradicts_is_refused(mixed: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="none are computed"):
         convert(mixed, tmp_path / "out", attest=tmp_path / "out.jsonl")
     with pytest.raises(UsageError, match="both name"):
-        convert(mixed, tmp_path / "out", digest="sha256", attest=tmp_path / "x", depfile=tmp_path / "x")
+        convert(mixed, tmp_path / "out", digest="sha256", attest=tmp_path / "x", manifest=tmp_path / "x")
     assert not list(tmp_path.iterdir())
 
 

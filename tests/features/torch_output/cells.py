@@ -32,7 +32,6 @@ convert a.pt a.pt
 convert a.pt -o ./hf/../a.pt --overwrite
 convert a.pt b.pt --no-clobber
 safetensors2pt g1.safetensors -o new.pt --manifest a.pt
-safetensors2pt g1.safetensors new.pt --depfile a.pt
 """
 DONE: dict[str, set[str]] = {
     "convert g1.safetensors a.pt": {"a.pt"},

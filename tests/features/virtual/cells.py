@@ -50,7 +50,6 @@ def refused_alone(path: Path, here: Path) -> list[tuple[object, ...]]:
 REFUSED = """\
 virtual a.pt x.virtual.json --manifest a.pt
 virtual a.pt x.virtual.json --manifest notes.md
-virtual a.pt x.virtual.json --depfile Makefile
 virtual g1.safetensors x.virtual.json --manifest a.pt
 """
 DONE: dict[str, set[str]] = {"virtual a.pt new.virtual.json": set()}

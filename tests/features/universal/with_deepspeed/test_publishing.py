@@ -96,6 +96,7 @@ def test_it_is_made_in_parts_on_a_store_and_named_last(place: str, tmp_path: Pat
     assert gone == {"step3/zero/weight/step.pt", "step3/mp_rank_00_model_states.pt"}
 
 
+@pytest.mark.skipif("depfile" not in OPTIONS, reason="there are no rules for make")
 def test_what_names_it_is_an_input(tmp_path: Path) -> None:
     done(ckptconv_here("zero-to-fp32", ZERO / "z3_bf16_w2/checkpoint", "--universal", tmp_path / "step_universal"))
     done(ckptconv_here("zero-to-fp32", tmp_path, tmp_path / "again", "--depfile", tmp_path / "again.d"))

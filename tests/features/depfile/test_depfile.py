@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import torch_file
+from checkpoints import ckptconv_here, done, torch_file
 from effort import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,9 +18,9 @@ from stores import FAR, PLACES
 
 import ckptconv
 from ckptconv.errors import UsageError
-from ckptconv.publish.depfile import escaped, rule
+from ckptconv.features.depfile.rule import escaped, rule
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
 
 NAMES = st.text("ab 0=.-_#$:;%*?[]&'\"{}<>,!@+^é", min_size=1, max_size=12).filter(
     lambda name: name.strip() == name and name not in (".", "..") and not name.startswith("-")
@@ -117,6 +117,13 @@ def test_names_that_make_cannot_hold_are_refused() -> None:
     for target, name in (("a%b", "c"), ("a|b", "c"), (".PHONY", "c"), ("a\0", "b"), *names):
         with pytest.raises(UsageError, match="cannot be written to a Makefile"):
             rule([target], [name])
+
+
+def test_the_report_names_it_beside_the_manifest(tmp_path: Path) -> None:
+    source, output = torch_file(tmp_path, {"w": torch.ones(2)}), tmp_path / "out.safetensors"
+    words = [source, output, "--manifest", tmp_path / "m.json", "--depfile", tmp_path / "m.d"]
+    run = done(ckptconv_here("convert", *words, "--json")).json
+    assert run["beside"] == {str(tmp_path / "m.json"): "--manifest", str(tmp_path / "m.d"): "--depfile"}
 
 
 @FAR

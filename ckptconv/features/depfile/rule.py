@@ -1,12 +1,23 @@
-"""The inputs of a conversion as a rule for make: https://www.gnu.org/software/make/manual. Pure."""
+"""The inputs of a conversion as a rule for make: https://www.gnu.org/software/make/manual."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import posixpath
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ckptconv.errors import UsageError
+from ckptconv.formats.source import Source
+from ckptconv.options.table import Options
+from ckptconv.outputs.planning import Output
+from ckptconv.outputs.targets import named_inputs
+from ckptconv.publish.publish import last_path
+from ckptconv.publish.staging.local import LocalStaging
+from ckptconv.storage.paths import is_remote, normalize
+from ckptconv.storage.reading import Reader
+from ckptconv.tensors.moves import File
 
 # How to escape characters that are special to make. "=" would make the rule an assignment, "&" a grouped target. ";"
 # begins a recipe, even after a backslash. As the result of a function they are plain: make expands it too late for
@@ -28,6 +39,39 @@ _HERE = "$(subst $() ,\\ ,$(CURDIR))/"
 # As the first input, such a word would begin the definition of a variable.
 _WORDS = ("define", "undefine", "export", "unexport", "override", "private")
 _WIDTH = 120
+# The size of the largest file that is taken for a rule.
+_LARGEST = 64 << 20
+
+
+@contextlib.contextmanager
+def staged(
+    path: str, sources: Sequence[Source], outputs: Sequence[Output], inputs: Sequence[File], options: Options
+) -> Iterator[None]:
+    """Stage a rule for the outputs at `path`; commit it after the block has committed them."""
+    path = normalize(path)
+    if is_remote(path):
+        raise UsageError(f"{path}: --depfile must be a local file.")
+    read = [file.path for file in inputs]
+    for source in sources:
+        read.extend([*named_inputs(source), *source.pointers])
+    # make can check neither a pipe nor a remote file later.
+    read = [os.path.normpath(name) for name in read if os.path.isfile(name)]
+    text = os.fsencode(rule([last_path(output) for output in outputs], read))
+    with LocalStaging(path, outputs[0].plan.plan_id, options.fsync) as staging:
+        staging.made_as = "depfile"
+        staging.seal(staging.put("", text))
+        yield
+        staging.commit([""])
+
+
+def is_ours(reader: Reader) -> bool:
+    """Whether it is a rule as this program writes it: each input has an empty rule of its own."""
+    if not 0 < reader.file.size <= _LARGEST:
+        return False
+    lines = reader.read_at(0, reader.file.size).decode(errors="surrogateescape").replace(" \\\n ", " ").splitlines()
+    first, *others = lines
+    head, colon, named = first.partition(": ")
+    return bool(colon and head and others) and named == " ".join(rule.removesuffix(":") for rule in others)
 
 
 def rule(targets: Sequence[str], inputs: Iterable[str]) -> str:
