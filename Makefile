@@ -12,7 +12,7 @@ export PYTHONDONTWRITEBYTECODE :=
 AZURITE := build/azurite/node_modules/.bin/azurite-blob
 AXE := build/axe/node_modules/axe-core/axe.min.js
 
-.PHONY: grammar help install demo test thorough coverage test-pythons test-azure test-page test-deepspeed test-dcp test-trainers test-formats test-kills test-maps test-megatron test-grammar without without-turn mutants fuzz lint format man bench docs dist clean
+.PHONY: grammar help install demo test thorough coverage test-pythons test-azure test-page test-deepspeed test-dcp test-trainers test-formats test-kills test-maps test-megatron test-vllm test-grammar without without-turn mutants fuzz lint format man bench docs dist clean
 
 help:
 	@echo "make install   the development environment, in $(VENV)"
@@ -30,6 +30,7 @@ help:
 	@echo "make test-kills   savers that are killed while they save: their loaders take what steps calls good"
 	@echo "make test-maps   torchtitan, Megatron-core, transformers and others make what the maps make"
 	@echo "make test-megatron   Megatron-core loads steps that we write, with tensor, pipeline and expert parallelism"
+	@echo "make test-vllm   vLLM's own loader reads layers of multi-token prediction that we graft, without a GPU"
 	@echo "make test-grammar   the table of scan's productions beside all libraries that it lists, and traps for these"
 	@echo "make without   the checks and the tests on copies without one feature; FEATURE=rows for one"
 	@echo "make without-turn   the same on one copy, another after each commit: the tests of the trunk and of two features"
@@ -137,6 +138,15 @@ build/megatron-bridge: build/megatron-tools
 build/megatron-bridge-new: build/megatron-tools
 	rm -rf $@
 	$</bin/python -m pip install --quiet --no-deps --ignore-requires-python --target $@ megatron-bridge==0.6.2
+	@touch $@
+
+test-vllm: build/vllm-tools build/vllm-alone
+	PYTHONPATH=$(CURDIR)/build/vllm-alone $</bin/python scripts/test_vllm.py $(VLLM_FLAGS)
+
+# vLLM, and what it imports for grammars, ask for libraries that need a GPU; its loader does without.
+build/vllm-alone: build/vllm-tools
+	rm -rf $@
+	$</bin/python -m pip install --quiet --no-deps --target $@ vllm==0.33.0 xgrammar==0.2.8
 	@touch $@
 
 # Composer asks for older releases than it needs.

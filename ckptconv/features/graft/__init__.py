@@ -6,5 +6,7 @@ which were added. Nothing is cast.
 
 from __future__ import annotations
 
+SCRIPTS = ("test_vllm.py",)
+FILES = ("requirements-vllm.txt",)
 # Features that this one builds on: without them, it is gone too.
 NEEDS = ("model_facts",)

@@ -69,7 +69,7 @@ def is_further(path: str) -> bool:
 def numbered(name: str) -> tuple[str, int] | None:
     """Return the stack of layers that a name is in, and the number of its layer; None if it is in none."""
     match = _FIRST.match(name)
-    if match is None or match["place"].rpartition(".")[2] not in LAYER_WORDS:
+    if match is None or match["place"].rpartition(".")[2].removeprefix("mtp_") not in LAYER_WORDS:
         return None
     return match["place"], int(match["number"])
 

@@ -49,6 +49,16 @@ def test_layers_behind_the_last_are_counted(stated: dict[str, int], noted: bool,
     assert any(f"has no key, such as {FURTHER}" in note for note in report.notes) == noted
 
 
+@every("place", ["mtp.layers", "model.mtp_layers", "model.mtp_block"])
+def test_layers_in_a_module_of_their_own_are_counted(place: str, tmp_path: Path) -> None:
+    shapes, config = models.mixed()
+    models.save(tmp_path / "m", shapes, {**config, FURTHER: 0})
+    more = {**models.layer(0, place=place), **models.layer(1, place=place), "mtp.norm.weight": (4,)}
+    models.save(tmp_path / "more", more, None)
+    _, told, _ = converted(tmp_path / "m", tmp_path / "out", graft=f"{tmp_path / 'more'}:*mtp*")
+    assert told[FURTHER] == 2
+
+
 @every(
     "more, options, words",
     [
