@@ -147,7 +147,7 @@ def whole(tensors: Tensors) -> Tensors:
         ({}, whole, "  target_modules: ['*.layers.0.*.linear_*', linear_proj]\n", "layers.1.mlp.linear_fc1"),
         ({}, without("linear_fc2"), "", "layers.0.mlp.linear_fc2.adapter.linear_in.weight ("),
         ({}, without(".adapter."), "", ", there none)"),
-        ({}, lambda tensors: {name: tensor[:1] for name, tensor in tensors.items()}, "", "does not have the adapters"),
+        ({}, lambda tensors: {name: tensor[..., :1] for name, tensor in tensors.items()}, "", ", 1))"),
         ({"use_rslora": True}, whole, "", "use_rslora, which LoRA of Megatron-Bridge does not have"),
         ({"modules_to_save": ["lm_head"]}, whole, "", "modules_to_save, which LoRA of Megatron-Bridge does not have"),
     ],
