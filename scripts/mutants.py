@@ -111,7 +111,7 @@ MUTANTS = [
         "plan",
         "if current and filled + size > limit:",
         "if current and filled + size >= limit:",
-        "tests/outputs tests/test_pipeline.py",
+        "tests/outputs",
     ),
     Mutant(
         "plan",

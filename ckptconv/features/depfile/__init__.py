@@ -2,3 +2,8 @@
 
 In: the outputs of a conversion, and the files that it read. Out: a Makefile with one rule, which `include` reads.
 """
+
+from __future__ import annotations
+
+PAGES = ("pipelines.md",)
+FILES = ("examples/pipeline/Makefile", "examples/pipeline/batch.txt")

@@ -48,7 +48,7 @@ class Part(NamedTuple):
         """Raise UsageError if `outputs` cannot be made in parts, or not with these options. `verifies`: the outputs are
         to be verified."""
         for option, hint in _OF_WHOLE.items():
-            if verifies if option == "verify" else getattr(options, option):
+            if verifies if option == "verify" else options.asked(option):
                 raise UsageError(f"--{option} needs a whole output, but --part makes only a part of it.", hint)
         for output in outputs:
             if is_one_upload(output):

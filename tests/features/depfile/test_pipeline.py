@@ -16,7 +16,7 @@ import torch
 from checkpoints import ZERO
 from safetensors.torch import load_file
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "pipeline"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "pipeline"
 INDEX = "model.safetensors.index.json"
 
 
