@@ -35,8 +35,8 @@ from ckptconv.text import some
 _TEXTS = (".json", ".txt", ".jsonl", ".log", ".yaml", ".yml", ".csv", ".md", ".py")
 # Ends of names that trainers choose themselves.
 _OF_RANK = ".distcp"
-_WEIGHTS = (*SUFFIXES, _OF_RANK)
-_CHOSEN = (*_WEIGHTS, ".json", ".pkl")
+WEIGHTS = (*SUFFIXES, _OF_RANK)
+_CHOSEN = (*WEIGHTS, ".json", ".pkl")
 _OPTIMIZER_FILE = re.compile(r"(?:.*[-_./])?optim(?:izer)?s?(?:[-_.].*)?")
 _DIGITS = re.compile(r"\d+")
 
@@ -47,7 +47,8 @@ class Judged(NamedTuple):
     `marks` are what its markers say. `whole`: whether the bytes of every tensor are there; None if its format is not
     read. `why` says why not. `like` is the step of the same names and sizes that was opened in its place. `weights` and
     `optimizer` are bytes of tensors. `path` is that of the checkpoint that was opened for the weights: the step, or a
-    file of it. `others` are files of it that hold other weights, by their names.
+    file of it. `read` are the files of it from which weights or states of the optimizer are read. `others` are files
+    of it that hold other weights, by their names.
     """
 
     step: Step
@@ -59,6 +60,7 @@ class Judged(NamedTuple):
     optimizer: int = 0
     like: str = ""
     path: str = ""
+    read: frozenset[str] = frozenset()
     others: Sequence[str] = ()
 
     @property
@@ -151,7 +153,14 @@ def _measured(known: Judged, inert: bool) -> Judged:
         module = described[0][0]
         weights, optimizer = module.extent_of(step.place)
         return known._replace(
-            format=module.CALLED, whole=True, weights=weights, optimizer=optimizer, path=step.place.path
+            format=module.CALLED,
+            whole=True,
+            weights=weights,
+            optimizer=optimizer,
+            path=step.place.path,
+            read=frozenset(
+                path for path in step.files if path.endswith(_OF_RANK) or path.rpartition("/")[2] in EXTENTS
+            ),
         )
     sources = sources_of(step, inert)
     for module, directory in described:
@@ -159,9 +168,7 @@ def _measured(known: Judged, inert: bool) -> Judged:
     lost = next(filter(None, map(_lost, sources)), "")
     of_states = tensors_in(*(source.optimizer for source in sources)) or tensors_in(*_states_in(sources[0]))
     weights, optimizer = (sum(tensor.nbytes for tensor in tensors) for tensors in (weights_of(sources[0]), of_states))
-    of_optimizer = (
-        entry.file.size for path, entry in step.files.items() if _OPTIMIZER_FILE.fullmatch(path.rpartition("/")[2])
-    )
+    of_optimizer = (entry.file.size for path, entry in step.files.items() if is_optimizer(path))
     return known._replace(
         format=sources[0].format,
         whole=not lost,
@@ -169,23 +176,34 @@ def _measured(known: Judged, inert: bool) -> Judged:
         weights=weights,
         optimizer=optimizer or sum(of_optimizer),
         path=sources[0].path,
+        read=frozenset(path for source in sources for path in _read(step, source)),
         others=_others(step, sources[0]),
     )
 
 
-def _others(step: Step, source: Source) -> list[str]:
-    """Return the files of a step that hold weights by their names, and that are not read for those of `source`."""
+def is_optimizer(path: str) -> bool:
+    """Whether a file holds an optimizer's states by its name."""
+    return _OPTIMIZER_FILE.fullmatch(path.rpartition("/")[2]) is not None
+
+
+def _read(step: Step, source: Source) -> list[str]:
+    """Return the files of a step from which `source` is read. Of a directory with files of ranks, these are all of
+    those: which are read for some tensors does not tell whose the others are."""
     places = {path: entry.file.path for path, entry in step.files.items()}
     home = Location(source.path).parent if source.path in places.values() else Location(source.path)
     read = {home.join(*name.split("/")).path for name in source.inputs_of_all}
-    # Which ranks' files are read for some tensors does not tell whose the others are.
     read_in = {place.rpartition("/")[0] for place in read}
     return [
         path
         for path, place in places.items()
-        if path.endswith(_WEIGHTS) and not is_beside_weights(path) and place not in read
-        if not (path.endswith(_OF_RANK) and place.rpartition("/")[0] in read_in)
+        if place in read or (path.endswith(_OF_RANK) and place.rpartition("/")[0] in read_in)
     ]
+
+
+def _others(step: Step, source: Source) -> list[str]:
+    """Return the files of a step that hold weights by their names, and that are not read for those of `source`."""
+    read = _read(step, source)
+    return [path for path in step.files if path.endswith(WEIGHTS) and not is_beside_weights(path) and path not in read]
 
 
 def tensors_in(*trees: Any) -> list[LazyTensor]:

@@ -1,4 +1,4 @@
-"""`ckptconv thin`: remove the steps of a run that a policy does not keep, or keep less of them.
+"""`ckptconv thin`: remove the steps of a run that a policy does not keep, or reduce them.
 
 In: the directory of a run, and a policy. Out: what stays and what goes; with --yes, a run that is thinner. `policy` and
 `planning` decide, and touch nothing; `carrying` does what was decided, by the feature `removal`.

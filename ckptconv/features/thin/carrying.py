@@ -1,4 +1,4 @@
-"""Does what was decided: each step is removed, or replaced by less of it, the oldest first.
+"""Does what was decided: each step is removed, or reduced, the oldest first.
 
 `removal` sees to it that a step is at any time as it was, or as it is to be. A run that was killed is finished by the
 next one.
@@ -8,22 +8,30 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 import stat
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import DifferenceError, FailedError, UnsafeError, UnsupportedError
-from ckptconv.features.removal.area import LESSEN, REMOVE, Area, entered
+from ckptconv.features.removal.area import AREA, LESSEN, REMOVE, Area, entered
+from ckptconv.features.removal.entries import entries_of
 from ckptconv.features.removal.leaving import recover, remove, replace
 from ckptconv.features.runs.run import Step
 from ckptconv.features.runs.whole import Judged, newest_good
 from ckptconv.features.thin.planning import Planned, Thinning
+from ckptconv.formats.detect import choose
+from ckptconv.formats.format import Probe
+from ckptconv.formats.model_directory import is_companion_name
 from ckptconv.formats.registered import DESCRIBING
 from ckptconv.storage.handles import Handle
 from ckptconv.storage.location import Location
 from ckptconv.storage.strict_json import MOST
-from ckptconv.text import reason
+from ckptconv.text import reason, some
+
+if TYPE_CHECKING:
+    from ckptconv.result import Report
 
 _LEFT = "The steps that were left were not touched."
 
@@ -33,11 +41,11 @@ def carry_out(
     plan: Callable[[], Thinning],
     options: Mapping[str, Any],
     stores: Mapping[str, Any],
-    on_done: Callable[[str, str], object],
+    on_done: Callable[[str, int], object],
 ) -> tuple[Thinning, str]:
     """Do what `plan` says is to be done with the steps in the directory at `path`, the oldest step first; `on_done` is
-    called with each step and what became of it. Return what was planned, and the step that an earlier run had begun,
-    and that was finished before; "" if there was none.
+    called with each step and the bytes of it that are left. Return what was planned, and the step that an earlier run
+    had begun, and that was finished before; "" if there was none.
 
     No other run plans or does anything meanwhile. Raise UnsafeError for a step that is not what it was when it was
     looked at, also for one that stays and that others need: then all that are left stay.
@@ -62,11 +70,12 @@ def carry_out(
                 if planned.action == REMOVE:
                     remove(area, step.name, step.names, step.files)
                 else:
-                    write = functools.partial(_write_lesser, area, planned, options["as_"], reaching)
+                    write = functools.partial(_write_reduced, area, planned, options["as_"], reaching)
                     replace(area, step.name, step.files, write)
+                left = _size_of(area, step.name) if planned.action == LESSEN else 0
             except OSError as error:
                 raise FailedError(f"{step.name} could not be thinned: {reason(error)}.") from error
-            on_done(step.name, planned.action)
+            on_done(step.name, left)
     return thinning, recovered
 
 
@@ -81,17 +90,72 @@ def _check_stays(area: Area, step: Step) -> None:
             raise UnsafeError(f"{step.path} is to stay, and {path} has changed since it was looked at. {_LEFT}")
 
 
-def _write_lesser(area: Area, planned: Planned, dtype: Any, reaching: Mapping[str, Any], new: str) -> None:
-    """Write less of a step to the directory `new` in the area, and compare it with the step."""
-    from ckptconv.conversion import convert
-
+def _write_reduced(area: Area, planned: Planned, dtype: Any, reaching: Mapping[str, Any], new: str) -> None:
+    """Write a step, reduced, to the directory `new` in the area, and compare its weights with those of the step."""
+    place = os.path.join(area.path, new)
     if planned.base:
         _write_delta(area, planned.judged, planned.base, new, reaching)
         _check_stays(area, planned.base.step)
     else:
-        convert(planned.judged.path, os.path.join(area.path, new), dtype=dtype or "keep", verify=True, **reaching)
-    with area.inside.inside(new) as lesser:
-        _dated(lesser, planned.judged.step.time)
+        _converted(planned, place, dtype, verify=True, **reaching)
+    # A delta is read by its own file, whatever is beside that.
+    before = None if planned.base else _format_at(place)
+    with area.inside.inside(new) as reduced:
+        _dated(reduced, planned.judged.step.time)
+        for path in planned.files:
+            _copy(area.home, path, reduced)
+    if before and _format_at(place) != before:
+        raise UnsupportedError(
+            f"{planned.judged.step.path} cannot be reduced: next to {some(planned.files, form=str)}, its weights would "
+            "be read as another format. It was left alone."
+        )
+
+
+def _converted(planned: Planned, output: str, dtype: Any, **options: Any) -> Report:
+    """Write the weights of a step to `output`, with the files of the model among those that it keeps."""
+    from ckptconv.conversion import convert
+
+    has_companions = any(is_companion_name(path.rpartition("/")[2]) for path in planned.files)
+    return convert(planned.judged.path, output, dtype=dtype or "keep", copy_config=has_companions, **options)
+
+
+def _format_at(path: str) -> object:
+    """Return the format that the directory at `path` is read as."""
+    return choose(Probe(Location(path)))[0]
+
+
+def expected_size(planned: Planned, options: Mapping[str, Any], stores: Mapping[str, Any]) -> int | None:
+    """Return about how many bytes are left of a step that is reduced. None for a delta: only comparing tells."""
+    if planned.base:
+        return None
+    step = planned.judged.step
+    output = step.home.join(AREA).join(step.name).path
+    reaching = {"storage_options": dict(stores), "inert": options.get("inert", False)}
+    weights = _converted(planned, output, options["as_"], dry_run=True, **reaching).outputs
+    own = {file.path.rpartition("/")[2] for file in weights}
+    kept = (step.files[path].file.size for path in planned.files if path.rpartition("/")[2] not in own)
+    return sum(file.bytes for file in weights) + sum(kept)
+
+
+def _size_of(area: Area, step: str) -> int:
+    entries = entries_of(area.home, step).values()
+    return sum(entry.st_size for entry in entries if stat.S_ISREG(entry.st_mode))
+
+
+def _copy(home: Handle, path: str, reduced: Handle) -> None:
+    """Copy a file of a step, by its path in the run, with its time to the same place in the reduced step, unless that
+    has one already."""
+    step, *above, name = path.split("/")
+    with home.descend([step, *above]) as old, reduced.descend(above, make=True) as new:
+        if new.has(name):
+            return
+        with os.fdopen(old.open_file(name), "rb") as source:
+            entry = os.fstat(source.fileno())
+            with os.fdopen(new.create(name, stat.S_IMODE(entry.st_mode)), "wb") as copy:
+                shutil.copyfileobj(source, copy)
+                copy.flush()
+                os.fsync(copy.fileno())
+                os.utime(copy.fileno(), ns=(entry.st_atime_ns, entry.st_mtime_ns))
 
 
 def _write_delta(area: Area, judged: Judged, base: Judged, new: str, reaching: Mapping[str, Any]) -> None:

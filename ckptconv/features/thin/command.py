@@ -5,21 +5,22 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ckptconv.cli.options import named, output_of, taking
 from ckptconv.errors import UnsupportedError, UsageError
+from ckptconv.features.removal.area import LESSEN, REMOVE
 from ckptconv.features.reporting.columns import in_columns
 from ckptconv.features.thin.options import THIN
 from ckptconv.options.option import filled
-from ckptconv.text import count_of, format_size
+from ckptconv.text import count_of, format_size, some
 
 if TYPE_CHECKING:
     from ckptconv.features.thin.planning import Thinning
-    from ckptconv.features.thin.report import ThinReport
+    from ckptconv.features.thin.report import ThinnedStep, ThinReport
 
 OTHER_WORDS = {"thin": ("prune", "forget", "rotate", "clean", "delete")}
 # Messages on options of other programs.
@@ -27,15 +28,17 @@ OTHER_OPTIONS = {
     "--dry-run": "thin changes nothing without --yes.",
     "--keep --last --keep-n": "Use --keep-last N.",
 }
-_WOULD = {"keep": "stays", "remove": "would go", "lessen": "would be less"}
-_DONE = {"keep": "stays", "remove": "went", "lessen": "is less"}
-# What the steps that stay do, and the others, by whether less of these is kept, and whether it was done.
+_WOULD = {"keep": "stays", "remove": "would go", "lessen": "would be reduced"}
+_DONE = {"keep": "stays", "remove": "went", "lessen": "reduced"}
+# What the steps that stay do, and the others, by whether these are reduced, and whether it was done.
 _TOGETHER = {
     (False, False): ("stay", "would go"),
     (False, True): ("stayed", "went"),
-    (True, False): ("stay", "would become less"),
-    (True, True): ("stayed", "became less"),
+    (True, False): ("stay", "would be reduced"),
+    (True, True): ("stayed", "reduced"),
 }
+# The most names in a line.
+_MOST_NAMES = 20
 
 
 @taking(*THIN.values(), *named("json quiet verbose storage_options inert"))
@@ -48,7 +51,8 @@ def thin(
     thin lists the steps to keep and to remove, with their sizes; only --yes removes them. A step is kept if any of the
     --keep options keeps it. thin never removes the last good step, a step that is not good or not readable, a step that
     changed recently (--age), or a step that `latest` or a link names. With --drop or --as, the other steps are not
-    removed, but replaced by their weights, after a comparison. The next run with --yes finishes an interrupted one.
+    removed, but reduced to their weights and small files, after a comparison. The next run with --yes finishes an
+    interrupted one.
 
     \b
     Examples:
@@ -57,7 +61,7 @@ def thin(
       ckptconv thin runs/7b --keep-last 1 --drop optimizer --as bf16 --yes
     """
     from ckptconv.features.runs.run import run_at
-    from ckptconv.features.thin.carrying import carry_out
+    from ckptconv.features.thin.carrying import carry_out, expected_size
     from ckptconv.features.thin.planning import planned
     from ckptconv.pickles.refusing import refusing_attacks
     from ckptconv.storage.location import Location
@@ -75,17 +79,21 @@ def thin(
     if not chosen["keep_best"] and (chosen["metric"] or chosen["highest"]):
         raise UsageError("--metric and --highest say how --keep-best compares.", "Give --keep-best FILE too.")
     plan = functools.partial(planned, run, chosen, stores, inert)
-    done: dict[str, str] = {}
+    left: dict[str, int | None] = {}
     with refusing_attacks(not inert):
         if chosen["yes"]:
             place = run_at(Location(normalize(run), stores)).place.path or "."
-            thinning, finished = carry_out(place, plan, {**chosen, "inert": inert}, stores, done.__setitem__)
+            thinning, finished = carry_out(place, plan, {**chosen, "inert": inert}, stores, left.__setitem__)
         else:
             thinning, finished = plan(), ""
-    report = _report(run, thinning)
+            left = {
+                step.judged.step.name: expected_size(step, {**chosen, "inert": inert}, stores)
+                for step in thinning.of(LESSEN)
+            }
+    report = _report(run, thinning, left)
     report.carried_out, report.finished = chosen["yes"], [finished] if finished else []
     for step in report.steps:
-        step.done = step.name in done
+        step.done = chosen["yes"] and step.name in left
     report.seconds = time.monotonic() - started
     report.warnings = [*_warnings(thinning)]
     for warning in report.warnings:
@@ -96,13 +104,24 @@ def thin(
         output.tell(_lines(report))
 
 
-def _report(run: str, thinning: Thinning) -> ThinReport:
+def _report(run: str, thinning: Thinning, left: Mapping[str, int | None]) -> ThinReport:
+    """Return the report on `thinning`; `left` are the bytes that are left of steps that go or are reduced."""
     from ckptconv.features.thin.planning import KEEP
     from ckptconv.features.thin.report import ThinnedStep, ThinReport
 
     steps = [
-        ThinnedStep(step.name, step.number, step.time, step.bytes, action, why)
-        for (step, *_), action, why, _ in thinning.steps
+        ThinnedStep(
+            step.name,
+            step.number,
+            step.time,
+            step.bytes,
+            planned.action,
+            planned.why,
+            left_bytes=left.get(step.name, {KEEP: step.bytes, REMOVE: 0}.get(planned.action)),
+            lost=[path.partition("/")[2] for path in planned.lost],
+        )
+        for planned in thinning.steps
+        for step in (planned.judged.step,)
     ]
     kept = sum(step.bytes for step in steps if step.action == KEEP)
     return ThinReport(run, thinning.run.place.path, steps, False, kept, sum(step.bytes for step in steps) - kept)
@@ -114,24 +133,37 @@ def _warnings(thinning: Thinning) -> Iterator[str]:
 
     files = sum(FILE in step.why for step in thinning.steps)
     if files:
-        yield f"Steps that are files stay as they are ({files:,} here): --drop and --as keep less of directories only."
+        yield f"Steps that are files stay as they are ({files:,} here): --drop and --as reduce directories only."
     yield from thinning.run.warnings
+
+
+def _sizes(steps: Sequence[ThinnedStep]) -> str:
+    """Return the size of steps together; of those that are reduced, their sizes before and after."""
+    before, left = sum(step.bytes for step in steps), [step.left_bytes for step in steps]
+    if None in left or not any(step.action == "lessen" for step in steps):
+        return format_size(before)
+    return f"{format_size(before)} → {format_size(sum(size or 0 for size in left))}"
 
 
 def _lines(report: ThinReport) -> Iterator[str]:
     """Yield a line for each step, and what all together are."""
     words = _DONE if report.carried_out else _WOULD
-    rows = [(step.name, format_size(step.bytes), words[step.action], ", ".join(step.why)) for step in report.steps]
+    rows = [(step.name, _sizes([step]), words[step.action], ", ".join(step.why)) for step in report.steps]
     yield from in_columns(rows, right=(1,))
     if report.finished:
         yield f"an earlier run was finished: {', '.join(report.finished)}"
-    others = [step.action for step in report.steps if step.action != "keep"]
-    stay, go = _TOGETHER["lessen" in others, report.carried_out]
+    others = [step for step in report.steps if step.action != "keep"]
+    is_reducing = any(step.action == "lessen" for step in others)
+    if lost := dict.fromkeys(name for step in others for name in step.lost):
+        goes = "went too" if report.carried_out else "would go too"
+        names = some([*lost], _MOST_NAMES, str)
+        yield f"{names} {goes}: reduced steps keep their weights and their small files, but no pickles"
+    stay, go = _TOGETHER[is_reducing, report.carried_out]
     kept = len(report.steps) - len(others)
     stay = "stays" if (kept, stay) == (1, "stay") else stay
     yield (
         f"{count_of(kept, 'step')} {stay} ({format_size(report.kept_bytes)} in all), "
-        f"{count_of(len(others), 'step')} {go} ({format_size(report.removed_bytes)} in all)"
+        f"{count_of(len(others), 'step')} {go} ({_sizes(others)} in all)"
     )
     if not report.carried_out:
         yield "nothing was changed: --yes does it" if others else "nothing was changed: no step would go"

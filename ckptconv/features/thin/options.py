@@ -69,14 +69,14 @@ class _Thin:
     )
     drop = Option(
         choice("optimizer"),
-        "Keep of the others their weights, as safetensors, and remove the rest of them.",
+        "Reduce the other steps to their weights, as safetensors, and their small files except pickles.",
         metavar="optimizer",
         group=TAKE,
         common=True,
     )
     as_ = COMMAND["as_"].explained(
-        "Keep only the weights of the other steps, cast to DTYPE; or with delta, only their differences from a kept "
-        "step.",
+        "Reduce the other steps in this way, and cast their weights to DTYPE; or with delta, keep only the differences "
+        "of their weights from a kept step.",
         kind=choice("bf16", "fp16", "fp32", "delta"),
     )
     yes = Option(FLAG, "Do it. Without this, say what would be done, and change nothing.", group=RUNNING, common=True)

@@ -13,9 +13,11 @@ from ckptconv.features.removal.area import LESSEN, REMOVE
 from ckptconv.features.removal.entries import LINKS, StrangeError, entries_of
 from ckptconv.features.runs.names import number_of
 from ckptconv.features.runs.run import Run, Step, run_at
-from ckptconv.features.runs.whole import Judged, judged, newest_good
+from ckptconv.features.runs.whole import WEIGHTS, Judged, is_optimizer, judged, newest_good
 from ckptconv.features.thin.metrics import best_of
 from ckptconv.features.thin.policy import PERIODS, Candidate, Policy, reasons_to_stay
+from ckptconv.formats.model_directory import LARGEST, is_companion_name
+from ckptconv.formats.model_files import INDEX
 from ckptconv.formats.registered import describing
 from ckptconv.storage.handles import Handle, resolved
 from ckptconv.storage.location import Location
@@ -23,18 +25,25 @@ from ckptconv.storage.paths import is_remote, normalize
 from ckptconv.text import format_time, some
 
 KEEP = "keep"
-# Why a step of files stays where less of others is kept.
-FILE = "a file, of which nothing less is kept"
+# Why a step of files stays where others are reduced.
+FILE = "a file, and only directories are reduced"
+# Ends of the names of files that a reduced step does not keep: weights, their indexes, and pickles.
+_NOT_KEPT = (*WEIGHTS, INDEX, ".pkl")
 
 
 class Planned(NamedTuple):
-    """A step, what is done with it, and why it stays if it does; of one that becomes a delta, the step that it is
-    to be one of."""
+    """A step, what is done with it, and why it stays if it does.
+
+    Of one that is reduced, `base` is the step that it is to be a delta of, if it is to be one; `files` are the files
+    that stay as they are, and `lost` those that go although they are neither weights nor the optimizer.
+    """
 
     judged: Judged
     action: str
     why: Sequence[str] = ()
     base: Judged | None = None
+    files: Sequence[str] = ()
+    lost: Sequence[str] = ()
 
 
 class Thinning(NamedTuple):
@@ -70,12 +79,30 @@ def _planned(known: Judged, reasons: Sequence[str], is_lessening: bool) -> Plann
     if not reasons and not is_lessening:
         return Planned(known, REMOVE)
     if not reasons and known.step.is_made_here:
-        return Planned(known, KEEP, ("already less",))
+        return Planned(known, KEEP, ("already reduced",))
     if not reasons and known.step.is_files:
         return Planned(known, KEEP, (FILE,))
     if not reasons and known.others:
-        return Planned(known, KEEP, (f"less of it would lack {some(known.others, form=str)}",))
-    return Planned(known, KEEP, reasons) if reasons else Planned(known, LESSEN)
+        return Planned(known, KEEP, (f"reduced, it would lack {some(known.others, form=str)}",))
+    return Planned(known, KEEP, reasons) if reasons else _reduced(known)
+
+
+def _reduced(known: Judged) -> Planned:
+    """Return the plan for a step that is reduced to its weights and its small files. The optimizer goes, and pickles
+    do, such as those of the scheduler and of the random numbers."""
+    kept = [path for path in known.step.files if _is_kept(path, known)]
+    lost = [path for path in known.step.files if path not in {*kept, *known.read} and not is_optimizer(path)]
+    return Planned(known, LESSEN, files=kept, lost=lost)
+
+
+def _is_kept(path: str, known: Judged) -> bool:
+    """Whether a step that is reduced keeps a file as it is."""
+    above, _, name = path.rpartition("/")
+    # In folders, formats describe the bytes of their tensors.
+    may_describe = path in known.read and above != known.step.name
+    is_small = known.step.files[path].file.size <= LARGEST
+    is_other = "." in name.lstrip(".") and not name.endswith(_NOT_KEPT)
+    return is_companion_name(name) or (is_other and is_small and not may_describe)
 
 
 def _base_of(lesser: Planned, steps: Sequence[Planned]) -> Judged:

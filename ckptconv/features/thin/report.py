@@ -23,13 +23,19 @@ class ThinnedStep:
     """The sizes of its files, together."""
 
     action: str
-    """What is done with it: keep, remove, or lessen, which is to keep less of it."""
+    """What is done with it: keep, remove, or lessen, which is to reduce it to its weights and small files."""
 
     why: Sequence[str]
     """Why it stays; empty if it does not."""
 
     done: bool = False
     """Whether that was done. What stays is not done."""
+
+    left_bytes: int | None = None
+    """The sizes of the files that are left of it, or would be, together; null for a delta that is not written yet."""
+
+    lost: Sequence[str] = ()
+    """Files in a reduced step that go with the optimizer, and hold neither its states nor weights."""
 
 
 @dataclass
@@ -52,7 +58,7 @@ class ThinReport:
     """Bytes of the steps that stay."""
 
     removed_bytes: int
-    """Bytes of the steps that go, or that went."""
+    """Bytes of the steps that go or are reduced, as they are before."""
 
     finished: Sequence[str] = ()
     """Steps that an earlier run had begun, and that were finished now."""

@@ -265,6 +265,101 @@ def test_less_of_a_step_has_its_weights_and_its_place(options: tuple[str, ...], 
     assert [step["action"] for step in again["steps"]] == ["keep"] * 3
 
 
+# Files of a step beside its weights and its optimizer, as transformers' Trainer saves them, and as users add them.
+SMALL = {
+    "config.json": '{"model_type": "llama", "dtype": "float32"}',
+    "generation_config.json": '{"do_sample": true}',
+    "tokenizer.json": "{}",
+    "LICENSE": "mine",
+    "qwen.tiktoken": "IQ== 0",
+    "modeling_mine.py": "x = 1",
+    "notes/eval.csv": "step,loss",
+}
+PICKLES = ["training_args.bin", "scheduler.pt", "rng_state.pth"]
+REDUCING = [
+    ("--drop", "optimizer"),
+    ("--as", "bf16"),
+    *([("--as", "delta")] if hasattr(ckptconv, "patch") and DESCRIBING else []),
+]
+
+
+def _with_small_files(run: Path, weights: str) -> Path:
+    SAVER.run(run, 100, 200)
+    for number in (100, 200):
+        step = run / f"checkpoint-{number}"
+        for name, text in SMALL.items():
+            (step / name).parent.mkdir(exist_ok=True)
+            (step / name).write_text(text)
+        if weights != "model.safetensors":
+            torch.save(load_file(step / "model.safetensors"), step / weights)
+            (step / "model.safetensors").unlink()
+    return run
+
+
+@every("options", REDUCING)
+def test_a_reduced_step_keeps_the_small_files_and_others_that_go_are_named(
+    options: tuple[str, ...], tmp_path: Path
+) -> None:
+    run = _with_small_files(tmp_path / "run", "model.safetensors")
+    before = files(run / "checkpoint-100")
+    os.utime(run / "checkpoint-100" / "notes" / "eval.csv", (1e9, 1e9))
+    expected, written = (
+        json.loads(done(thin(run, "--keep-last", 1, *options, "--json", *yes)).out)["steps"][0]
+        for yes in ((), ("--yes",))
+    )
+    step = files(run / "checkpoint-100")
+    kept = [*SMALL, "trainer_state.json"]
+    assert set(step).isdisjoint({"optimizer.pt", *PICKLES})
+    assert {name: step[name] for name in kept if name != "config.json"} == {
+        name: before[name] for name in kept if name != "config.json"
+    }
+    dtype = "bfloat16" if "bf16" in options else "float32"
+    assert json.loads(step["config.json"]) == {"model_type": "llama", "dtype": dtype}
+    assert (run / "checkpoint-100" / "notes" / "eval.csv").stat().st_mtime == 1e9
+    assert sorted(expected["lost"]) == sorted(written["lost"]) == sorted(PICKLES)
+    assert written["left_bytes"] == sum(map(len, step.values()))
+    # The manifest has times and paths: its size is not known before.
+    if "delta" in options:
+        assert expected["left_bytes"] is None
+    else:
+        assert expected["left_bytes"] == written["left_bytes"] - len(step[".ckptconv-manifest.json"])
+    assert set(ckptconv.open(run / "checkpoint-100").keys()) == set(state_of(1))
+
+
+def test_what_is_said_of_reduced_steps_has_both_sizes_and_the_files_that_go(tmp_path: Path) -> None:
+    run = _with_small_files(tmp_path / "run", "pytorch_model.bin")
+    size = r"[\d.]+ kB → [\d.]+ kB"
+    for yes, words, go in (
+        ((), "would be reduced", "would go too"),
+        (("--yes",), "reduced", "went too"),
+    ):
+        lines = done(thin(run, "--keep-last", 1, "--drop", "optimizer", *yes)).out.splitlines()
+        assert re.fullmatch(rf"checkpoint-100  {size}  {words}", lines[0])
+        assert sorted(lines[2].partition(f" {go}: ")[0].split(", ")) == sorted(PICKLES)
+        assert re.search(rf"1 step {words} \({size} in all\)$", lines[3])
+
+
+def test_small_files_that_change_what_a_reduced_step_is_read_as_keep_the_step(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned_before = plan(run, keep_last=3, drop="optimizer")
+    before = files(run)
+
+    def writing(_: object, output: str, **options: object) -> None:
+        os.mkdir(output)
+        torch.save(state_of(100), Path(output) / "pytorch_model.bin")
+
+    # A step that is no set of safetensors until an index is beside it.
+    (thinning, chosen) = planned_before
+    step = thinning.steps[0]
+    index = "checkpoint-100/model.safetensors"
+    thinning = thinning._replace(steps=(step._replace(files=[index]), *thinning.steps[1:]))
+    monkeypatch.setattr("ckptconv.conversion.convert", writing)
+    with pytest.raises(CkptconvError, match="would be read as another format"):
+        carried_out((thinning, chosen))
+    assert files(run) == before
+
+
 @pytest.mark.skipif(not (hasattr(ckptconv, "patch") and DESCRIBING), reason="there are no deltas")
 def test_a_step_becomes_a_delta_of_one_that_stays_and_that_one_stays_from_then_on(tmp_path: Path) -> None:
     run = SAVERS["torch"].run(tmp_path / "run", 1, 2, 3)
@@ -507,6 +602,7 @@ def test_less_of_a_step_that_changed_while_it_was_written_does_not_take_its_plac
 
     def writing(_: object, output: str, **options: object) -> None:
         os.mkdir(output)
+        save_file(state_of(100), Path(output) / "model.safetensors")
         (run / "checkpoint-100" / "mine.txt").write_text("mine")
 
     monkeypatch.setattr("ckptconv.conversion.convert", writing)
@@ -636,7 +732,7 @@ def test_no_less_is_kept_of_a_step_with_further_weights(path: str, tmp_path: Pat
     before = files(run)
     for options in (("--drop", "optimizer"), ("--as", "bf16"), ("--as", "delta")):
         told = json.loads(done(thin(run, "--keep-last", 1, *options, "--yes", "--json")).out)
-        assert told["steps"][0]["why"] == [f"less of it would lack checkpoint-100/{path}"]
+        assert told["steps"][0]["why"] == [f"reduced, it would lack checkpoint-100/{path}"]
     assert files(run) == before
 
 
