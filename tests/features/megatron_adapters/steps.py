@@ -28,6 +28,7 @@ LORA = (
     "model:\n  hidden_size: 8\npeft:\n  _target_: megatron.bridge.peft.lora.LoRA\n  dim: {}\n  alpha: {}\n"
     "  canonical_mapping: {{}}\n  lora_A_init_method: xavier\n"
 )
+TRAINED = LORA.format(RANK, ALPHA)
 (MAPS,) = of_features("MAPS")
 CASES: Path = MAPS["data"]
 
@@ -94,3 +95,10 @@ def step(place: Path, tensors: Tensors) -> Path:
     (place / "metadata.json").write_text('{"sharded_backend": "torch_dist", "sharded_backend_version": 1}')
     torch.save({"iteration": 1, "checkpoint_version": 3.0}, place / "common.pt")
     return place
+
+
+def trained(place: Path, tensors: Tensors, more: str = "", text: str = TRAINED) -> Path:
+    """A step with these adapters and the configuration of their training."""
+    saved = step(place, tensors)
+    (saved / "run_config.yaml").write_text(text + more)
+    return saved
