@@ -107,13 +107,13 @@ def convert(smoke: Smoke) -> None:
     smoke.run("pt2safetensors", "model.pt", "half.safetensors", "--dtype", "bf16", "--exclude", "b", "--verify", "-v")
     smoke.run("verify", "model.pt", "half.safetensors", "--dtype", "bfloat16", "--exclude", "b")
     smoke.run("verify", "model.pt", "half.safetensors", code=1)
-    several = ["pt2safetensors", "model.pt", "several", "--max-shard-size", "30", "--no-structure"]
+    several = ["pt2safetensors", "model.pt", "several", "--max-shard-size", "30B", "--no-structure"]
     smoke.run(*several, "--manifest", "m.json", "--rename", "^=x.", "--jobs", "2")
     smoke.run("verify", "model.pt", "several")
     report = json.loads(smoke.run(*several, "--dry-run", "--json"))
     if not (report["ok"] and report["dry_run"]):
         raise SystemExit(f"A dry run said {report}.")
-    smoke.run("pt2safetensors", "model.pt", "--max_shard_size", "30", "--dtype", "int4", code=2)
+    smoke.run("pt2safetensors", "model.pt", "--max_shard_size", "30B", "--dtype", "int4", code=2)
     smoke.run("pt2safetensors", "missing.pt", "--json", code=2)
 
 

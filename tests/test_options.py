@@ -27,7 +27,7 @@ import ckptconv
 from ckptconv import Options, UsageError, process
 from ckptconv.cli.commands import app
 from ckptconv.options import keywords, registered
-from ckptconv.options.kinds import FLAG, OptionWarning, Rules
+from ckptconv.options.kinds import FLAG, Rules
 from ckptconv.options.option import FeatureOption, Option
 from ckptconv.options.table import COMMAND, OPENING, OPTIONS, named_in
 from ckptconv.outputs.kinds import NAMED
@@ -473,14 +473,15 @@ def test_help_lists_the_options() -> None:
         assert f"{name} = <{option.flags[0]}: {option.about[:10]}" in shown
 
 
-def test_a_size_without_a_unit_that_is_hardly_meant_is_told(tmp_path: Path) -> None:
+def test_a_size_without_a_unit_that_is_hardly_meant_is_refused(tmp_path: Path) -> None:
     for name in ("max_shard_size", "memory"):
         option = OPTIONS[name]
-        with pytest.warns(OptionWarning, match=f"{option.flags[0]} 5 means 5 bytes: write 5GB or 5MB"):
-            assert option.of_words("5") == 5
+        for text in ("5", " 999999 ", "5.5"):
+            with pytest.raises(UsageError, match=f"{option.flags[0]} {text} has no unit, so it means .* Write .*GB or"):
+                option.of_words(text)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert [option.of_words(text) for text in ("5B", "0.5k", "1000000")] == [5, 500, 10**6]
             assert option.parse(5) == 5
     run = ckptconv_here("convert", tmp_path / "none.pt", "--max-shard-size", 5)
-    assert "ckptconv: --max-shard-size 5 means 5 bytes" in run.err
+    run.refused(2, "--max-shard-size 5 has no unit, so it means 5 bytes. ", "Write 5GB or 5MB")

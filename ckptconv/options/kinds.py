@@ -118,13 +118,11 @@ def _number(value: Any, called: str) -> float:
 
 
 def _size(value: Any, called: str) -> int:
-    """Return a number of bytes. Warn of a text without a unit if it is less than a megabyte."""
+    """Return a number of bytes. Raise UsageError for a text without a unit if it is less than a megabyte."""
     size = parse_size(value, called)
-    if isinstance(value, str) and value.strip().isdecimal() and size < 10**6:
-        import warnings
-
-        meant = f"write {size}GB or {size}MB if you mean that, and {size}B if you do not"
-        warnings.warn(f"{called} {size} means {count_of(size, 'byte')}: {meant}.", OptionWarning, stacklevel=3)
+    if isinstance(value, str) and not value.strip()[-1].isalpha() and size < 10**6:
+        hint = f"Write {size}GB or {size}MB if you mean that, and {size}B if you do not."
+        raise UsageError(f"{called} {value} has no unit, so it means {count_of(size, 'byte')}.", hint)
     return size
 
 

@@ -219,7 +219,7 @@ WAYS: dict[str, tuple[list[str], Callable[[dict[str, torch.Tensor]], dict[str, t
 
 def test_safetensors_are_changed_as_the_library_would(place: Path) -> None:
     save_file(WEIGHTS, "in.safetensors", metadata={"format": "pt"})
-    succeeding("convert", "in.safetensors", "in", "--max-shard-size", "20")
+    succeeding("convert", "in.safetensors", "in", "--max-shard-size", "20B")
     assert len(list(Path("in").glob("model-*-of-00003.safetensors"))) == 3
     for number, (way, (options, expected)) in enumerate(WAYS.items()):
         save_file(expected(WEIGHTS), "by_hand.safetensors", metadata={"format": "pt"})
@@ -230,7 +230,7 @@ def test_safetensors_are_changed_as_the_library_would(place: Path) -> None:
             succeeding("convert", source, "out.safetensors", "--verify", *options)
             assert Path("out.safetensors").read_bytes() == by_hand, (way, source)
             succeeding("verify", source, "out.safetensors", *options)
-            succeeding("convert", source, shards, "--max-shard-size", "1", "--verify", *options)
+            succeeding("convert", source, shards, "--max-shard-size", "1B", "--verify", *options)
             succeeding("verify", source, shards)  # the options are in its manifest
             succeeding("convert", shards, "again.safetensors")
             assert Path("again.safetensors").read_bytes() == by_hand, (way, source)
@@ -238,7 +238,7 @@ def test_safetensors_are_changed_as_the_library_would(place: Path) -> None:
 
 def test_a_set_keeps_its_files_unless_other_sizes_are_asked_for(place: Path) -> None:
     save_file(WEIGHTS, "in.safetensors", metadata={"format": "pt"})
-    succeeding("convert", "in.safetensors", "in", "--max-shard-size", "20")
+    succeeding("convert", "in.safetensors", "in", "--max-shard-size", "20B")
     succeeding("convert", "in", "cast", "--dtype", "bf16")
     for file in Path("in").glob("*.safetensors"):
         assert set(load_file(file)) == set(load_file(Path("cast") / file.name))
@@ -251,7 +251,7 @@ def test_metadata_stays_in_every_file(place: Path) -> None:
     save_file(WEIGHTS, "in.safetensors", metadata=told)
     succeeding("convert", "in.safetensors", "out.safetensors", "--dtype", "bf16", "--verify")
     assert metadata_of(place / "out.safetensors") == told
-    succeeding("convert", "in.safetensors", "shards", "--max-shard-size", "20", "--verify")
+    succeeding("convert", "in.safetensors", "shards", "--max-shard-size", "20B", "--verify")
     succeeding("verify", "in.safetensors", "shards")
     for file in Path("shards").glob("*.safetensors"):
         assert metadata_of(file) == told
@@ -304,7 +304,7 @@ def test_the_structure_record_stays_true(place: Path) -> None:
     back = state_in(place / "cast.safetensors")
     assert back["epoch"] == 3
     assert torch.equal(back["s"]["x"], NESTED["s"]["x"].bfloat16())  # type: ignore[index]
-    succeeding("convert", "in.safetensors", "shards", "--max-shard-size", "12", "--verify")
+    succeeding("convert", "in.safetensors", "shards", "--max-shard-size", "12B", "--verify")
     succeeding("convert", "shards", "merged.safetensors", "--verify")
     assert Path("merged.safetensors").read_bytes() == Path("in.safetensors").read_bytes()
 

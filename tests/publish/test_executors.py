@@ -27,7 +27,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def expected(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     output = tmp_path_factory.mktemp("expected") / "out"
-    assert ckptconv_here("pt2safetensors", model, output, "--max-shard-size", SHARD).code == 0
+    assert ckptconv_here("pt2safetensors", model, output, "--max-shard-size", f"{SHARD}B").code == 0
     return contents(output)
 
 

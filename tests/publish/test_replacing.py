@@ -313,7 +313,7 @@ convert a.pt
 convert nested.pt
 convert a.pt new
 convert a.pt new --for-hub
-convert a.pt new --max-shard-size 16
+convert a.pt new --max-shard-size 16B
 convert a.pt fresh.safetensors --manifest m.json
 pt2safetensors bin
 """ + "".join(of_features("AGAIN"))
@@ -373,7 +373,7 @@ def test_what_was_changed_since_is_not_ours_any_more(world: Path) -> None:
 
 
 def test_what_others_put_into_an_output_stays(world: Path) -> None:
-    done(run("convert a.pt new --max-shard-size 16"))
+    done(run("convert a.pt new --max-shard-size 16B"))
     save_file(tensors(5), "new/adapter_model.safetensors")
     before = tree(world)
     run("convert a.pt new").refused(2, "adapter_model.safetensors")

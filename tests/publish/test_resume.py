@@ -122,7 +122,7 @@ def test_a_kill_in_the_commit_is_completed_without_doing_the_work_again(model: P
     torch.save({"old": torch.ones(2), "older": torch.ones(2)}, tmp_path / "old.pt")
     for at in (0, 1, COUNT, COUNT + 1):
         out = tmp_path / f"out{at}"
-        convert(tmp_path / "old.pt", out, "--max-shard-size", "8")
+        convert(tmp_path / "old.pt", out, "--max-shard-size", "8B")
         (out / "old").mkdir()
         assert (out / INDEX).exists()
         assert dying(AT_RENAME.format(at), "pt2safetensors", model, out, *SHARDED).returncode == -signal.SIGKILL, at
@@ -182,7 +182,7 @@ def test_names_that_are_swapped_make_another_plan(tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     torch.save({"a": torch.zeros(1000), "b": torch.ones(1000), "c": torch.full((1000,), 2.0)}, path)
     swap = ["--rename", "^a$=x", "--rename", "^b$=a", "--rename", "^x$=b"]
-    shards = ["--max-shard-size", "4000"]
+    shards = ["--max-shard-size", "4000B"]
     dying(AT_SHARD.format("00003-", "SIGTERM"), "pt2safetensors", path, tmp_path / "out", *shards, "--no-fsync")
     assert staging(tmp_path / "out")
     run = ckptconv_here("pt2safetensors", path, tmp_path / "out", *shards, *swap, "--json")

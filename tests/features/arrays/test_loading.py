@@ -159,7 +159,7 @@ def test_a_model_on_the_meta_device_gets_all_its_tensors(tmp_path: Path) -> None
     torch.manual_seed(0)
     model = a_model().eval()
     saved = torch_file(tmp_path, model.state_dict())
-    shards = converted(saved, "x", "--max-shard-size", "100")
+    shards = converted(saved, "x", "--max-shard-size", "100B")
     tokens = torch.arange(9)
     for path in (saved, converted(saved), shards):
         with torch.device("meta"):

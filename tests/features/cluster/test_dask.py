@@ -27,7 +27,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def expected(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     output = tmp_path_factory.mktemp("expected") / "out"
-    assert ckptconv_here("pt2safetensors", model, output, "--max-shard-size", SHARD).code == 0
+    assert ckptconv_here("pt2safetensors", model, output, "--max-shard-size", f"{SHARD}B").code == 0
     return contents(output)
 
 
@@ -75,7 +75,7 @@ def test_a_dask_cluster_makes_the_same_although_a_worker_is_killed(
 ) -> None:
     address, workers, go_on = scheduler
     out = tmp_path / "out"
-    process = dask.python(PROGRAM, "pt2safetensors", model, out, "--max-shard-size", SHARD, "--dask", address)
+    process = dask.python(PROGRAM, "pt2safetensors", model, out, "--max-shard-size", f"{SHARD}B", "--dask", address)
     # A worker dies while it makes a file: when it has said which, and before that is done.
     while process.poll() is None and not list(out.glob(f".ckptconv-*/.begun-{workers[0].pid}")):
         time.sleep(0.02)

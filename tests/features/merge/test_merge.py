@@ -488,7 +488,7 @@ def test_parts_and_executors_make_the_whole() -> None:
     merge(base, given, "whole", max_shard_size=20_000)
     if "part" in OPTIONS:
         for part in ("0/2", "1/2"):
-            assert ckptconv_here("merge", base, given, "parts", "--max-shard-size", 20_000, "--part", part).code == 0
+            assert ckptconv_here("merge", base, given, "parts", "--max-shard-size", "20000B", "--part", part).code == 0
         assert ckptconv_here("finish", "parts").code == 0
         assert contents(Path("whole")) == contents(Path("parts"))
     with ThreadPoolExecutor(2) as executor:

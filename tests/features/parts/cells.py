@@ -53,7 +53,7 @@ convert a.pt new --part=
 finish parts --manifest notes.md
 finish parts --manifest a.pt
 """ + ("finish parts --attest notes.md\n" if "attest" in OPTIONS else "")
-REFUSED_THERE = ["convert a.pt {place}/hf --part 0/2 --max-shard-size 16"]
+REFUSED_THERE = ["convert a.pt {place}/hf --part 0/2 --max-shard-size 16B"]
 DONE: dict[str, set[str]] = {"finish parts --manifest notes.md --overwrite": {"notes.md"}}
 WRITING: list[Callable[[], object]] = [lambda: ckptconv.finish("parts", manifest="a.pt")]
 # What a command writes to a directory that others write to: the name, and its words.

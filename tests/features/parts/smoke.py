@@ -6,7 +6,7 @@ from typing import Any
 
 
 def run(smoke: Any) -> None:
-    several = ["pt2safetensors", "model.pt", "parts", "--max-shard-size", "30", "--no-structure"]
+    several = ["pt2safetensors", "model.pt", "parts", "--max-shard-size", "30B", "--no-structure"]
     smoke.run(*several, "--part", "0/2")
     smoke.run(*several, "--part", "1/2")
     smoke.run("finish", "parts")

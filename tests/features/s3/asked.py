@@ -28,7 +28,7 @@ def of_s3() -> dict[str, Any]:
         options = ("--json", "--storage-options", json.dumps(s3.through(proxy.endpoint)))
         url = f"s3://{BUCKET}/"
         for command in (
-            ("pt2safetensors", url + "model.pt", url + "out", "--max-shard-size", str(SHARD)),
+            ("pt2safetensors", url + "model.pt", url + "out", "--max-shard-size", f"{SHARD}B"),
             *((command, url + name, url + output) for command, _, name, output in others),
             *((command, url + "model.pt") for command in looking()),
             ("verify", url + "model.pt", url + "out"),

@@ -220,7 +220,7 @@ def test_a_training_goes_on_to_the_same_weights(optimizer: str, scheduler: str, 
     first = parts()
     trained(*first, steps=5)
     path = saved(tmp_path, [part.state_dict() for part in first])
-    again = back(path, *(["--max-shard-size", "300"] if output == "x" else []), output=output)
+    again = back(path, *(["--max-shard-size", "300B"] if output == "x" else []), output=output)
     check(path, again)
     resumed = parts()
     for part, state in zip(resumed, torch_loaded(again), strict=True):

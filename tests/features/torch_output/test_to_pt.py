@@ -59,7 +59,7 @@ def test_a_file_of_others_is_not_replaced_by_a_file_whose_name_does_not_say_what
 def test_without_an_output_a_pt_file_is_beside_the_input() -> None:
     done(ckptconv_here("convert", "m.safetensors", "--to", "pt"))
     assert_same(torch.load("m.pt", weights_only=True), WEIGHTS)
-    done(ckptconv_here("convert", "m.safetensors", "model", "--max-shard-size", "24"))
+    done(ckptconv_here("convert", "m.safetensors", "model", "--max-shard-size", "24B"))
     done(ckptconv_here("convert", "model", "--to", "pt"))
     assert_same(torch.load("model.pt", weights_only=True), WEIGHTS)
     Path("m.pt").write_text("mine")

@@ -176,7 +176,7 @@ def test_the_metadata_follows_the_names(tmp_path: Path) -> None:
     assert told(converted(first, tmp_path / "b.safetensors", "--rename", "^1=1")) == expected
     theirs = THEIRS / "int8.safetensors"
     assert told(converted(theirs, tmp_path / "c.safetensors", "--rename", r"^0\._=model.0._")) == expected
-    converted(THEIRS / "int8.pt", tmp_path / "d", "--max-shard-size", "100")
+    converted(THEIRS / "int8.pt", tmp_path / "d", "--max-shard-size", "100B")
     shards = sorted((tmp_path / "d").glob("*.safetensors"))
     assert len(shards) > 1
     assert all(told(shard) == told(theirs) for shard in shards)

@@ -535,7 +535,7 @@ def shards(output: Path) -> dict[str, dict[str, torch.Tensor]]:
 def test_shards_keep_to_the_size_and_the_order_and_the_index_says_where_all_is(tmp_path: Path) -> None:
     state = {f"layer{n}.w": torch.full((10 + n % 7,), float(n)) for n in range(50)} | {"big": torch.ones(1000)}
     path = torch_file(tmp_path, state)
-    report = converted(path, tmp_path / "out", "--max_shard_size", "500", "--json").json
+    report = converted(path, tmp_path / "out", "--max_shard_size", "500B", "--json").json
     files = shards(tmp_path / "out")
     count = len(files)
     assert list(files) == [f"model-{n:05d}-of-{count:05d}.safetensors" for n in range(1, count + 1)]
@@ -555,7 +555,7 @@ def test_shards_keep_to_the_size_and_the_order_and_the_index_says_where_all_is(t
 def test_the_index_is_that_of_huggingface_hub(tmp_path: Path) -> None:
     state = {f"layer{n}.w": torch.full((10 + n % 7,), float(n)) for n in range(50)} | {"big": torch.ones(1000)}
     path = torch_file(tmp_path, state)
-    converted(path, tmp_path / "ours", "--max-shard-size", "500")
+    converted(path, tmp_path / "ours", "--max-shard-size", "500B")
     (tmp_path / "theirs").mkdir()
     huggingface_hub.save_torch_state_dict(state, tmp_path / "theirs", max_shard_size=500)
     assert json.loads((tmp_path / "ours" / INDEX).read_text()) == json.loads((tmp_path / "theirs" / INDEX).read_text())
@@ -578,7 +578,7 @@ def test_a_new_output_replaces_the_whole_of_an_old_one_and_nothing_else(tmp_path
     assert sorted(os.listdir(out)) == [
         MANIFEST, "ckptconv.structure.json", "config.json", "model.safetensors", "tokenizer.model",
     ]  # fmt: skip
-    converted(path, out, "--key", "model", "--max-shard-size", "300")
+    converted(path, out, "--key", "model", "--max-shard-size", "300B")
     assert not (out / "model.safetensors").exists()
     assert_same(load_with_aliases(out), dict(torch_loaded(path)["model"]))
 
@@ -776,7 +776,7 @@ def test_quiet_shows_nothing_but_errors_and_verbose_shows_all(tmp_path: Path) ->
     assert (run.out, run.err) == ("", "")
     assert "head.weight is stored as embedding.weight" in converted(path, "-v").out
     assert "head.weight" not in converted(path).out
-    run = converted(path, tmp_path / "out", "--max-shard-size", "1", "--verbose", "--tied", "duplicate")
+    run = converted(path, tmp_path / "out", "--max-shard-size", "1B", "--verbose", "--tied", "duplicate")
     for name in set(os.listdir(tmp_path / "out")) - {MANIFEST}:
         assert name in run.out
     assert ckptconv_here("pt2safetensors", tmp_path / "missing.pt", "-q").err
@@ -927,7 +927,7 @@ def views(draw: st.DrawFn) -> torch.Tensor:
 @examples(25, HealthCheck.function_scoped_fixture)
 @given(
     st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), views(), max_size=6),
-    st.sampled_from(["1", "1kB", "300kB", "8MiB"]),
+    st.sampled_from(["1B", "1kB", "300kB", "8MiB"]),
     st.sampled_from(["1", "2", "5"]),
     st.sampled_from(["out.safetensors", "out"]),
 )

@@ -103,7 +103,7 @@ def test_one_file_where_one_is_asked_for_keeps_the_order_of_the_state_dict(tmp_p
 def test_other_shards_where_a_size_is_asked_for(tmp_path: Path) -> None:
     tensors = {str(n): numbers(torch.uint8, 100) for n in range(9)}
     directory = sharded(tensors, tmp_path / "in")
-    converted(directory, tmp_path / "out", "--max-shard-size", 250)
+    converted(directory, tmp_path / "out", "--max-shard-size", "250B")
     assert_same(load_with_aliases(tmp_path / "out"), tensors)
     assert len(list((tmp_path / "out").glob("*.safetensors"))) == 5
 

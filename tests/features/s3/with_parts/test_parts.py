@@ -153,7 +153,7 @@ def test_what_fails_for_good_takes_its_shards_and_records_back(
 
 def part_of(model: Path, store: Output, which: str) -> Process:
     """A process that makes a part."""
-    words = ("pt2safetensors", model, store.url, "--json", "--part", which, "--max-shard-size", SHARD_OF_SIX)
+    words = ("pt2safetensors", model, store.url, "--json", "--part", which, "--max-shard-size", f"{SHARD_OF_SIX}B")
     return prepared().python(PROGRAM, *words, "--storage-options", json.dumps(store.options))
 
 
