@@ -270,10 +270,10 @@ def _surest(formats: Iterable[Format], probe: Probe, best: _Found | None = None)
 
 def _check_beginning(probe: Probe) -> None:
     """Raise the error for a file that no command reads, such as a web page: another command would not help."""
-    from ckptconv.formats.foreign import foreign_file
+    from ckptconv.formats.foreign import foreign_file, of_file
 
     if error := foreign_file(*probe.head):
-        raise type(error)(f"{probe.place} {error.message}", error.hint)
+        raise of_file(probe.place.path, error)
 
 
 def _check_foreign(place: Location) -> None:

@@ -27,7 +27,7 @@ from ckptconv.errors import (
     UsageError,
     damaged,
 )
-from ckptconv.formats.foreign import foreign_directory, foreign_file
+from ckptconv.formats.foreign import foreign_directory, foreign_file, of_file
 from ckptconv.formats.model_files import INDEX_SUFFIX, MAX_HEADER, METADATA, SAFETENSORS, SUFFIX
 from ckptconv.formats.registered import NAMINGS, NO_WEIGHTS
 from ckptconv.formats.source import STEMS, FileFacts, Source, StoredTensors, Wanted
@@ -397,7 +397,7 @@ def _raw_header(reader: Reader, base: int, stop: int, first: int) -> tuple[bytes
     head = reader.read_at(base, min(size, first if is_remote(path) else 512))
     length = int.from_bytes(head[:8], "little")
     if (len(head) < 9 or head[8:9] != b"{") and (error := foreign_file(head[:512], size)):
-        raise type(error)(f"{path} {error.message}", error.hint)
+        raise of_file(path, error)
     if len(head) < 8:
         raise _corrupt(path, f"it has {size} bytes, too few for the length of a header")
     if length > MAX_HEADER:

@@ -382,7 +382,8 @@ class Source(_Fields):
         shared = wrapper(names)
         # In a model in one file, the last is mostly the name of one of its modules; in Lightning's, that of the model.
         prefix = shared if shared.startswith(WRAPPERS[0]) else shared.removesuffix(WRAPPERS[-1]) or shared
-        if not prefix or (prefix == WRAPPERS[-1] and (self.structured or self.family == "safetensors")):
+        is_own = key != "state_dict" and (self.structured or self.family == "safetensors")
+        if not prefix or (prefix == WRAPPERS[-1] and is_own):
             return []
         under, how = (f" under {key}", f"--key {key} --strip-prefix") if key else ("", "--strip-prefix")
         return [f"Every name{under} begins with {prefix!r}, the prefix of a model wrapper; {how} {prefix} removes it."]

@@ -13,10 +13,10 @@ from ckptconv.text import some
 
 def notes_of(sources: Sequence[Source], outputs: Sequence[Output], chosen: Options) -> Iterator[str]:
     """Yield the notes on `sources` and on the `outputs` that are planned of them."""
-    has_chosen_names = chosen.key or chosen.strip_prefix or chosen.rename
     for source in sources:
         yield from source.told()
-        yield from () if has_chosen_names else source.hints
+        hints = () if chosen.strip_prefix or chosen.rename else source.hints
+        yield from (hint for hint in hints if not chosen.key or f"--key {chosen.key} " in hint)
     for output in outputs:
         yield from output.notices.notes
 
@@ -57,12 +57,7 @@ def _no_model(source: Source, outputs: Sequence[Output], chosen: Options) -> str
         if count
         else f"holds no tensor, and {classes}, which may have some, are kept as inert data"
     )
-    advice = (
-        "Without --raw, whole modules among them become state dicts."
-        if chosen.raw
-        else (
-            "On a machine with these classes, save the state_dict() of the object with torch.save, and convert "
-            "that file."
-        )
-    )
+    advice = "On a machine with these classes, save the state_dict() of the object with torch.save, and convert that."
+    if chosen.raw:
+        advice = "Without --raw, whole modules among them become state dicts."
     return f"{source.path} {problem}. The output is not a usable model. {advice}"

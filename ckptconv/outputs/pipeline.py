@@ -99,7 +99,7 @@ def _chosen(source: Source, options: Options, rename: Rename) -> Selected:
     chosen = named(source, options)
     for way in computed.ways_of(source):
         chosen = way.named(chosen, source, options)
-    described, ties, structured, choice, warnings, notes, _, edit = chosen
+    described, ties, structured, choice, warnings, notes, optimizers, edit = chosen
     flat = described.tensors
     names = names_of(source, flat, options, choice, rename)
     quantized = described.quantized or parted.read(source.remarks, flat)
@@ -110,6 +110,12 @@ def _chosen(source: Source, options: Options, rename: Rename) -> Selected:
     if flat and not names:
         raise UsageError(f"No tensors are left to convert: all {len(flat)} are excluded.")
     dtype = options.dtype or source.defaults.dtype
+    if optimizers:
+        from ckptconv.formats import numbering  # a model alone has none
+
+        module = numbering.part("among")
+        told = module.told(optimizers, names, described, options) if module else ((), ())
+        warnings, notes = (*warnings, *told[0]), (*notes, *told[1])
     uncastable = described.uncastable | selection.scales(flat) | parted.parts_of(quantized)
     return Selected(
         names,

@@ -262,12 +262,9 @@ def _notices(
     is_part = options.key or options.include or options.exclude or not options.structure
     kept = classes(structure) if source.files.opaque and is_part else None
     values = described.values if structure is not None else ()
-    left = (
-        [f"left out, because they are not tensors: {some(described.values)}"]
-        if options.for_hub and described.values
-        else []
-    )
-    return Notices(idle, values, described.inert, bits, kept, warnings, tuple(left))
+    is_left = options.for_hub and described.values
+    left = (f"left out, because they are not tensors: {some(described.values)}",) if is_left else ()
+    return Notices(idle, values, described.inert, bits, kept, warnings, left)
 
 
 def _reader_of_one(source: Source) -> str:

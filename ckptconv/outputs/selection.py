@@ -68,7 +68,10 @@ def candidates(wanted: str, names: Sequence[str], most: int = 8) -> str:
 
 def globs_like(glob: str, names: Sequence[str]) -> str:
     """Return a hint for a `glob` that matches none of the `names`: one for all names below it, or names like it."""
-    tried = (f"{glob}.*", f"*.{glob}.*", f"*{glob}", _respelled(glob, names))
+    literal = "." + re.split(r"[*?[]", glob)[0]
+    heads = {name[: name.index(literal) + 1] for name in names if literal in name}
+    head = heads.pop() if len(heads) == 1 else "*."
+    tried = (f"{glob}.*", f"{head}{glob}", f"{head}{glob}.*", f"*{glob}", _respelled(glob, names))
     near = next((text for text in tried if fnmatch.filter(names, text)), "")
     return f"Did you mean {near!r}?" if glob and near else candidates(glob, names)
 
@@ -263,11 +266,9 @@ def left_alone(uncastable: Mapping[str, LazyTensor], dtype: str) -> tuple[str, .
     if not left:
         return ()
     shown = some(left, _SHOWN, lambda name: repr(name[:_LONGEST]))
-    subject = (
-        "1 tensor is part of a quantized tensor, and was"
-        if len(left) == 1
-        else (f"{len(left)} tensors are parts of quantized tensors, and were")
-    )
+    subject = f"{len(left)} tensors are parts of quantized tensors, and were"
+    if len(left) == 1:
+        subject = "1 tensor is part of a quantized tensor, and was"
     return (f"{subject} not cast to {dtype}: {shown}.",)
 
 

@@ -26,17 +26,6 @@ def is_tensor(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
-def is_array(value: Any) -> bool:
-    """Whether `value` is a numpy array of elements that a tensor can have."""
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and type(value) is numpy.ndarray and _is_number(value.dtype)
-
-
-def _is_number(dtype: Any) -> bool:
-    # ml_dtypes registers its dtypes with the kind of raw data, or of a float.
-    return dtype.kind in "biufc" or (dtype.kind == "V" and dtype.names is None and dtype.name in DTYPES)
-
-
 def dtype_name(tensor: Any) -> str:
     """Return the name of the dtype of a LazyTensor or a torch tensor, as in `tensors.DTYPES`; of others, its text."""
     dtype = tensor.dtype

@@ -18,17 +18,12 @@ if TYPE_CHECKING:
 
 @functools.cache
 def numpy_module() -> ModuleType:
-    return _loaded()[0]
-
-
-def blas_is_alone() -> bool:
-    """Whether OpenBLAS, by which numpy multiplies matrices, works only in the thread that calls it, however much it is
-    given: it was loaded here, and not by a program that uses the library."""
-    return _loaded()[1]
+    return loaded()[0]
 
 
 @functools.cache
-def _loaded() -> tuple[ModuleType, bool]:
+def loaded() -> tuple[ModuleType, bool]:
+    """Return numpy, and whether OpenBLAS works only in the thread that calls it: no other program loaded it."""
     # OpenBLAS, when loaded, starts a thread for every processor, and their stacks count as memory of this process.
     # Nothing here uses them. The setting is removed again: it is not for processes and libraries loaded later.
     name, is_first = "OPENBLAS_NUM_THREADS", "numpy" not in sys.modules

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ckptconv.errors import UsageError
 from ckptconv.features.dcp_output.contents import SHARDS, DcpContents, contents, file_plans
 from ckptconv.features.dcp_output.imitating import unlike
 from ckptconv.features.torch_files.refusing import shown
+from ckptconv.formats.optimizers import optimizers_in
 from ckptconv.formats.source import Source
+from ckptconv.formats.states import is_numbered
 from ckptconv.options.table import Options
 from ckptconv.outputs.kinds import is_set
+from ckptconv.outputs.naming import tree_of
 from ckptconv.outputs.notices import Notices
 from ckptconv.outputs.planning import Output, output_of
 from ckptconv.outputs.targets import Target
@@ -28,11 +31,26 @@ def plan(source: Source, target: Target, options: Options) -> Output:
             "Convert it without --part, or write it to a shared disk.",
         )
     source = with_states(source, options)
-    if source.training is not None and not options.states:
-        note = f"There are no optimizer states in it: --states PATH adds them, such as --states {source.path}."
-        source = source._replace(notes=[*source.notes, note])
     content = contents(source, options)
-    return output_with(source, target, options, content, file_plans(content, options, target.layout))
+    planned = output_with(source, target, options, content, file_plans(content, options, target.layout))
+    notes = [*planned.notices.notes]
+    if source.training is not None and not options.states:
+        notes.append(f"There are no optimizer states in it: --states PATH adds them, such as --states {source.path}.")
+    if _has_numbers(source, options, content):
+        notes.append(
+            f"The optimizer's states are numbered, as in {source.path}; FSDP2 needs names: --states {source.path}."
+        )
+    return planned._replace(notices=planned.notices._replace(notes=tuple(notes)))
+
+
+def _has_numbers(source: Source, options: Options, content: DcpContents) -> bool:
+    """Whether `content` has states of an optimizer by the numbers of its parameters."""
+    tree = tree_of(source, options)
+    return any(
+        is_numbered(optimizer, ()) and any(old.startswith(f"{name}.") for old in content.chosen.names)
+        for name, optimizer in optimizers_in(tree)
+        if isinstance(tree, Mapping)
+    )
 
 
 def with_states(source: Source, options: Options) -> Source:

@@ -26,7 +26,7 @@ from ckptconv.features.factors.rounding import (
 )
 from ckptconv.process import go_on
 from ckptconv.tensors.computing import Box
-from ckptconv.tensors.float_formats import blas_is_alone, numbers, numbers_as, numpy_module, scratch
+from ckptconv.tensors.float_formats import loaded, numbers, numbers_as, numpy_module, scratch
 
 if TYPE_CHECKING:
     from ckptconv.tensors.float_formats import Array
@@ -239,7 +239,8 @@ class Products(NamedTuple):
 
 def multiply(left: Array, right: Array, out: Array) -> None:
     """Fill `out` with the product of two matrices."""
-    side = max(out.shape) if blas_is_alone() else max(math.isqrt(_AT_ONCE // max(len(right), 1)), 1)
+    _, blas_is_alone = loaded()  # then it takes no memory for threads, however much it is given
+    side = max(out.shape) if blas_is_alone else max(math.isqrt(_AT_ONCE // max(len(right), 1)), 1)
     for rows, columns in _blocks(out.shape, side * side, side):
         numpy_module().matmul(left[rows], right[:, columns], out=out[rows, columns])
 

@@ -161,7 +161,7 @@ class _Memory:
                         copies[id(value)] = dict(value)
                         stack.append(copies[id(value)])
                     items[key] = copies[id(value)]
-                elif leaves.is_array(value):
+                elif _is_array(value):
                     items[key] = self._of_array(value)
                     changed = True
         return copies[id(state)] if changed else state
@@ -188,3 +188,14 @@ class _Memory:
             digest.update(data)
         others = {file.path: (file.size, file.stamp) for file in self._others}
         return {"0": digest.hexdigest(), **others}
+
+
+def _is_array(value: Any) -> bool:
+    """Whether `value` is a numpy array of elements that a tensor can have."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and type(value) is numpy.ndarray and _is_number(value.dtype)
+
+
+def _is_number(dtype: Any) -> bool:
+    # ml_dtypes registers its dtypes with the kind of raw data, or of a float.
+    return dtype.kind in "biufc" or (dtype.kind == "V" and dtype.names is None and dtype.name in DTYPES)

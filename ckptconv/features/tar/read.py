@@ -21,11 +21,12 @@ from ckptconv.formats.torch.objects import vocabulary
 from ckptconv.formats.torch.storages import Storage, storage_dtype
 from ckptconv.pickles.nodes import Global
 from ckptconv.pickles.vocabulary import Constructor, Limits, MalformedError
+from ckptconv.storage.pipes import STANDARD_INPUT_NAME
 from ckptconv.storage.reading import Reader
 from ckptconv.storage.records import Records
 from ckptconv.tensors.moves import File
 from ckptconv.tensors.strides import MAX_BYTES, MAX_DIMS
-from ckptconv.text import brief
+from ckptconv.text import brief, cut
 
 # torch writes these members.
 _PARTS = ("storages", "tensors", "pickle")
@@ -53,10 +54,14 @@ def _read(reader: Reader, limits: Limits) -> TorchFile:
     listing = listed(reader)
     members, odd = listing.members, listing.odd
     if not members.keys() >= set(_PARTS) and (odd is None or members.keys() - set(_PARTS)):
-        some = ", ".join(name[:60] for name in list(members)[:5])
+        names = ", ".join(cut(name, 60) for name in list(members)[:5])
+        path = reader.file.path
+        way = f"name one file in it: tar://NAME::{path}"
+        if path == STANDARD_INPUT_NAME:
+            way = "save it as a file, of which one member can be named: tar://NAME::FILE"
         raise UnsupportedError(
-            f"{reader.file.path} is a tar archive, but not one of torch.save: it holds {some or 'nothing'}.",
-            f"Unpack it first, or name one file in it: tar://NAME::{reader.file.path}",
+            f"{path} is a tar archive, but not one of torch.save: it holds {names or 'nothing'}.",
+            f"Unpack it first, or {way}",
         )
     others = sorted(members.keys() - set(_PARTS))
     if others and odd is None:

@@ -8,6 +8,8 @@ from typing import Any
 
 from ckptconv.errors import UsageError
 from ckptconv.features.torch_files import writable
+from ckptconv.formats import numbering
+from ckptconv.formats.optimizers import optimizers_in
 from ckptconv.formats.source import Source
 from ckptconv.options.table import NONE, Options
 from ckptconv.outputs import computed, selection
@@ -48,7 +50,9 @@ def selected_tree(source: Source, options: Options, rename: Rename = selection.r
     known = described.tensors
     names = names_of(source, known, options, choice, rename)
     uncastable = described.uncastable | selection.scales(known)
-    notes: tuple[str, ...] = ()
+    module = numbering.part("among")
+    optimizers = [name for name, _ in optimizers_in(tree)] if module and isinstance(tree, Mapping) else []
+    warnings, notes = module.told(optimizers, names, described, options) if optimizers else ((), ())
     if options.structure and not ways and any(old != new for old, new in names.items()):
         if type(tree) not in (dict, OrderedDict) or tree.keys() != known.keys():
             raise UsageError(
@@ -57,7 +61,7 @@ def selected_tree(source: Source, options: Options, rename: Rename = selection.r
                 "Use --no-structure to write a flat dict of the tensors, or --key to convert one dict.",
             )
         if vars(tree) if type(tree) is OrderedDict else ():
-            notes = (f"left out: {some(vars(tree), form=str)} of the state dict, which has the old names.",)
+            notes = (*notes, f"left out: {some(vars(tree), form=str)} of the state dict, which has the old names.")
         tree = type(tree)((new, tree[old]) for old, new in names.items())
         described = keymap.describe(tree, leave_out=writable.leaving_out(options), tagged=True)
     bare = {new: untagged(known[old]) for old, new in names.items()}
@@ -73,6 +77,7 @@ def selected_tree(source: Source, options: Options, rename: Rename = selection.r
         dtype,
         widen_only=options.dtype is None,
         uncastable=frozenset(names[name] for name in uncastable if name in names),
+        warnings=warnings,
         notes=notes,
         equal=tuple(restated.equal) if restated else (),
     )

@@ -25,7 +25,7 @@ from ckptconv.storage.inside import check_inside
 from ckptconv.storage.location import Location
 from ckptconv.storage.stores import is_repository
 from ckptconv.tensors.lazy import LazyTensor
-from ckptconv.text import name_of, some
+from ckptconv.text import cut, name_of, some
 
 _GROUPS = "param_groups"
 # Names of a list that a message shows.
@@ -202,4 +202,4 @@ def _joined(weights: dict[str, Any], files: Sequence[TorchFile]) -> dict[str, An
 
 
 def _some(names: Sequence[str]) -> str:
-    return some(names, form=lambda name: name[:100])
+    return some(names, form=lambda name: cut(name, 100))

@@ -32,7 +32,7 @@ from ckptconv.storage.archive import DEFLATED, METHODS, STORED, Archive
 from ckptconv.storage.reading import Reader
 from ckptconv.storage.zip_directory import normal
 from ckptconv.tensors.moves import File
-from ckptconv.text import brief
+from ckptconv.text import brief, cut
 
 PICKLE = "data.pkl"
 _STORAGES = "data/"
@@ -168,14 +168,14 @@ class TorchArchive(Archive):
         self.is_script = self.is_old_script or self._has_code()
 
     def no_directory(self) -> CkptconvError:
-        from ckptconv.formats.foreign import foreign_file, plain_pickle
+        from ckptconv.formats.foreign import foreign_file, of_file, plain_pickle
 
         head = self.read_at(0, min(self.size, 512))
         refusal = foreign_file(head, self.size)
         if refusal is None and is_pickle(self.read_at(0, min(self.size, SCANNED)), self.name):
             refusal = plain_pickle()
         if refusal:
-            return type(refusal)(f"{self.file.path} {refusal.message}", refusal.hint)
+            return of_file(self.file.path, refusal)
         if head.startswith(LOCAL_SIGNATURE):
             return super().no_directory()
         return CorruptError(
@@ -207,7 +207,7 @@ class TorchArchive(Archive):
         if len(outermost) != 1:
             kind = CorruptError if outermost else UnsupportedError
             members = f"{len(outermost)} members named {PICKLE}" if outermost else f"no member named {PICKLE}"
-            few = ", ".join(name[:60] for name in itertools.islice(self.rows, 5))
+            few = ", ".join(cut(name, 60) for name in itertools.islice(self.rows, 5))
             raise kind(
                 f"{self.name} is a zip archive, but not one of torch.save: it has {members} among its "
                 f"{len(self.rows)} members ({few}{', …' if len(self.rows) > 5 else ''}).",

@@ -76,3 +76,25 @@ def test_states_beside_a_model_to_publish_are_not_advised(tmp_path: Path) -> Non
     notes = convert(tmp_path / "model", tmp_path / "out", for_hub=True).notes
     assert any(note.startswith("Not converted") for note in notes)
     assert not any("--optimizer PATH" in note for note in notes)
+
+
+def test_states_among_the_weights_that_are_cast_are_told_with_the_option_that_leaves_them_out(tmp_path: Path) -> None:
+    training_saved(tmp_path / "t.pt", "numbers")
+    for output in ("out.safetensors", "out", "out.pt"):
+        (told,) = convert(tmp_path / "t.pt", tmp_path / output, dtype="bf16").warnings
+        assert told.partition(" states")[2] == (
+            " of an optimizer are cast to bfloat16 too, such as 'optimizer.state.0.step'. --exclude 'optimizer.*' "
+            "leaves them out."
+        ), output
+    for options in ({"dtype": "bf16", "exclude": "optimizer.*"}, {"dtype": "bf16", "key": "model"}, {"dtype": "fp32"}):
+        report = convert(tmp_path / "t.pt", tmp_path / "again.safetensors", overwrite=True, **options)
+        assert report.warnings == [], options
+
+
+def test_states_in_both_outputs_are_told(tmp_path: Path) -> None:
+    training_saved(tmp_path / "t.pt", "numbers")
+    said = "OUTPUT holds the states of the optimizer too"
+    for place, options, is_told in (("a", {}, True), ("b", {"key": "model"}, False)):
+        notes = convert(tmp_path / "t.pt", tmp_path / place, optimizer=tmp_path / f"{place}-states", **options).notes
+        assert any(note.startswith(said) for note in notes) == is_told, notes
+    assert not any(said in note for note in convert(tmp_path / "t.pt", tmp_path / "c").notes)

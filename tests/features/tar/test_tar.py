@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from checkpoints import ckptconv_forked
 from compare import bits, evaluate, numbers, same
 from containers import ContainerSuite, refusal
 from effort import TIMES, every
@@ -189,6 +190,8 @@ def test_other_tar_archives_are_called_what_they_are(tmp_path: Path) -> None:
         UnsupportedError, match=r"a tar archive, but not one of torch\.save: it holds a\.txt, b.* tar://NAME::"
     ):
         read_torch(str(pack({"a.txt": b"", "b": b"x"}, tmp_path / "other.tar")))
+    with pytest.raises(UnsupportedError, match=r"it holds x{29}…x{30}\."):
+        read_torch(str(pack({"x" * 70: b""}, tmp_path / "long.tar")))
     content = pack({"pickle": b""}, tmp_path / "one.tar").read_bytes().rstrip(b"\0")
     one = content + bytes(-len(content) % 512)
     (tmp_path / "twice.tar").write_bytes(one + one + bytes(1024))
@@ -209,3 +212,10 @@ def test_it_is_said_what_is_read_in_two_ways(tmp_path: Path) -> None:
         path = tmp_path / name
         path.write_bytes(cases[name].make(""))
         assert reason in refusal(path), name
+
+
+def test_a_file_in_an_archive_from_standard_input_is_not_offered(tmp_path: Path) -> None:
+    archive = pack({"model.pt": b"x"}, tmp_path / "other.tar")
+    with archive.open("rb") as file:
+        run = ckptconv_forked("convert", "-", tmp_path / "out.safetensors", stdin=file)
+    run.refused(5, "<stdin> is a tar archive", "save it as a file, of which one member can be named: tar://NAME::FILE")

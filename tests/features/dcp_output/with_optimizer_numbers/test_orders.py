@@ -127,3 +127,13 @@ def test_numbers_that_nothing_names_are_refused(tmp_path: Path) -> None:
     run = ckptconv_here("safetensors2dcp", tmp_path / "t.pt", tmp_path / "d", "--states", tmp_path / "t.pt")
     run.refused(5, *words)
     assert [path.name for path in tmp_path.iterdir()] == ["t.pt"]
+
+
+def test_numbered_states_that_fsdp2_cannot_load_are_told(tmp_path: Path) -> None:
+    training_saved(tmp_path / "t.pt", "numbers")
+    told = f"The optimizer's states are numbered, as in {tmp_path / 't.pt'}; FSDP2 needs names: --states "
+    for number, (words, is_told) in enumerate(
+        (([], True), (["--states", tmp_path / "t.pt"], False), (["--key", "model"], False))
+    ):
+        run = done(ckptconv_here("convert", tmp_path / "t.pt", tmp_path / f"{number}", "--to", "dcp", *words))
+        assert (told in run.out) == is_told, run.out

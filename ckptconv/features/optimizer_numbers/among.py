@@ -1,0 +1,42 @@
+"""Warnings and notes on an output whose weights have optimizers among them, as a training checkpoint has."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from ckptconv.options.table import Options
+from ckptconv.structure.record import Flattened
+from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.text import count_of
+
+
+def told(
+    optimizers: Sequence[str], names: Collection[str], described: Flattened, options: Options
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return warnings and notes on the `optimizers`, which have these names in the tree that is `described`. `names`
+    are the tensors of it that the output has."""
+    beginnings = tuple(f"{name}." for name in optimizers)
+    states = [name for name in names if name.startswith(beginnings)]
+    without = " ".join(f"--exclude '{beginning}*'" for beginning in beginnings)
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    if cast := _narrowed(states, described, options.dtype or "keep"):
+        which = "1 state of an optimizer is" if len(cast) == 1 else f"{len(cast):,} states of an optimizer are"
+        warnings = (f"{which} cast to {options.dtype} too, such as {cast[0]!r}. {without} leaves them out.",)
+    if states and options.optimizer:
+        held = count_of(len(states), "tensor")
+        notes = (f"OUTPUT holds the states of the optimizer too ({held}): {without} leaves them out.",)
+    return warnings, notes
+
+
+def _narrowed(states: Sequence[str], described: Flattened, dtype: str) -> list[str]:
+    """Return those of `states` that lose digits or range in a cast to `dtype`."""
+    if dtype == "keep":
+        return []
+    goal = DTYPES[dtype]
+    dtypes = {name: described.tensors[name].dtype for name in states if name not in described.uncastable}
+    return [
+        name
+        for name, old in dtypes.items()
+        if old.kind == "f" and old.name != goal.name and old.itemsize >= goal.itemsize and old.itemsize > 1
+    ]
