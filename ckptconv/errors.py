@@ -78,7 +78,7 @@ def leaving(untouched: str) -> Iterator[None]:
     except StoppedError:
         raise
     except CkptconvError as error:
-        if untouched and not error._noted and not any(part in error.message for part in ("Nothing was ", UNPUBLISHED)):
+        if untouched and not error._noted and not any(part in error.message for part in ("Nothing was ", "published.")):
             error.message += f" {untouched}"
         error._noted = True
         raise

@@ -364,7 +364,7 @@ def check_place(path: str, storage_options: Mapping[str, Any], option: str = "")
     if is_remote(path):
         stores.reached(path).check_writable(path, storage_options)
     elif path == "-" or path.startswith(_STREAMS):
-        raise UsageError(f"{option or 'OUTPUT'} cannot be {path}: a complete output gets its name by a rename.", _NAMED)
+        raise UsageError(f"ckptconv does not write to stdout: {option or 'OUTPUT'} cannot be {path}.", _NAMED)
     elif look(resolved(path)).kind == "other":
         raise UsageError(f"{called} is a pipe or a device, but an output gets its name by a rename.", _NAMED)
     else:
@@ -437,7 +437,7 @@ def check_spool(directory: str) -> None:
 
 def not_a_directory(path: str) -> UsageError:
     return UsageError(
-        f"{path} is the name of a file, but an output that does not end in .safetensors is a directory.",
+        f"{path} looks like the name of a file, but here an output is a directory unless it ends in .safetensors.",
         f"Did you mean {os.path.splitext(path)[0]}.safetensors? ckptconv convert also writes files for torch.load.",
     )
 

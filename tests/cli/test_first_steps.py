@@ -97,7 +97,7 @@ REFUSED: list[tuple[str, int, str]] = [
         )
     ),
     *(
-        (f"pt2safetensors model.pt {output}", 2, f"OUTPUT cannot be {output};by a rename")
+        (f"pt2safetensors model.pt {output}", 2, f"does not write to stdout: OUTPUT cannot be {output}.")
         for output in ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/2")
     ),
     # The command itself

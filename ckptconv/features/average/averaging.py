@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.conversion import convert
-from ckptconv.errors import UNWRITTEN, leaving
+from ckptconv.errors import UNWRITTEN, UsageError, leaving
 from ckptconv.features.average.options import AVERAGING
 from ckptconv.features.average.steps import averaged, weighted
 from ckptconv.formats.opening import opened
@@ -67,8 +67,14 @@ def average(
     paths, minus = listed(steps, "No checkpoint was given to average."), normalize(base) if base else ""
     if len(paths) == 1 and not minus and isinstance(output, LastWord) and _exists(output, further):
         raise taken_for_input(output)
-    weights, over = weighted(len(paths), weights, decay, bool(minus))
+    if weights is not None and (stray := next(filter(_is_number, [*paths, normalize(output)]), "")):
+        raise UsageError(
+            f"{stray} was read as a path, not as a weight.", "Give the weights in one word: --weights 1,1,2."
+        )
     chosen = Options(**further)
+    if len(paths) == 1 and not _exists(paths[0], further):
+        opened(paths[0], chosen)  # the error may say which names a pattern would match
+    weights, over = weighted(len(paths), weights, decay, bool(minus))
     with no_garbage():
         terms = [opened(path, chosen, key=chosen.key) for path in ([*paths, minus] if minus else paths)]
         if chosen.for_hub:
@@ -83,6 +89,14 @@ def average(
         executor=executor,
         **further,
     )
+
+
+def _is_number(path: str) -> bool:
+    try:
+        float(path)
+    except ValueError:
+        return False
+    return not os.path.exists(path)
 
 
 def _exists(path: str, options: Mapping[str, Any]) -> bool:

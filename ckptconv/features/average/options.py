@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ckptconv.errors import UsageError
 from ckptconv.options import TAKE
-from ckptconv.options.kinds import NUMBER, PATH, ValueKind
+from ckptconv.options.kinds import PATH, ValueKind
 from ckptconv.options.option import Option, options_in
 from ckptconv.options.table import COMBINING
 from ckptconv.text import brief
@@ -25,7 +26,18 @@ def _numbers(value: Any, called: str) -> tuple[float, ...]:
     return tuple(numbers)
 
 
+def _decay(value: Any, called: str) -> float:
+    try:
+        decay = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        decay = math.nan
+    if not 0 <= decay <= 1:
+        raise UsageError(f"{called} is {brief(value)}; expected a decay from 0 to 1, such as 0.99.")
+    return decay
+
+
 _NUMBERS = ValueKind(_numbers, stored=list, accepts="str | list[float] | tuple[float, ...]")
+_DECAY = ValueKind(_decay, stored=float, accepts="float | str")
 
 
 class _Averaging:
@@ -40,7 +52,7 @@ class _Averaging:
         common=True,
     )
     ema = Option(
-        NUMBER,
+        _DECAY,
         "Exponential moving average: DECAY times the previous average, plus 1 - DECAY times each STEP.",
         metavar="DECAY",
         group=TAKE,

@@ -11,7 +11,7 @@ from ckptconv.errors import UsageError
 from ckptconv.formats.source import Source, combined
 from ckptconv.plan import Input, content_of
 from ckptconv.storage.paths import resolved_name
-from ckptconv.text import brief, count_of
+from ckptconv.text import count_of
 
 # The prefix of the names of the other checkpoints' files among those of the source.
 OF_OTHERS = "--average"
@@ -54,8 +54,6 @@ def weighted(
     if weights is not None and decay is not None:
         raise UsageError("--weights and --ema exclude each other: both set the weights. Give one of them.")
     if decay is not None:
-        if not 0 <= decay <= 1:
-            raise UsageError(f"--ema is {brief(decay)}; expected a decay from 0 to 1, such as 0.99.")
         if minus:
             raise UsageError(
                 "--ema and --minus exclude each other: --ema averages, --minus subtracts. Give one of them."

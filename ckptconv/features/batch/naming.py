@@ -7,7 +7,7 @@ import string
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ckptconv.errors import UNPUBLISHED, UsageError
+from ckptconv.errors import UsageError
 from ckptconv.formats.model_files import SUFFIX
 from ckptconv.outputs.targets import file_name
 from ckptconv.storage import stores
@@ -16,6 +16,10 @@ from ckptconv.text import some
 
 FIELDS = ("stem", "name", "parent", "number")
 _INDEX = ".index.json"
+
+
+# The sentences on one input, and on several, that failed where others may be converted.
+UNCONVERTED = "It was not converted.", "They were not converted."
 
 
 class InputWord(NamedTuple):
@@ -117,14 +121,15 @@ def _apart(
         if place in words:
             clashes[place] = UsageError(
                 f"The output of {some(sharing[place], form=str)} would be {path}, and {words[place]} is an input. "
-                f"{UNPUBLISHED}",
+                f"{UNCONVERTED[len(sharing[place]) > 1]}",
                 "Choose another --output-dir or --output-name.",
             )
         elif len(sharing[place]) > 1:
             first, *others = dict.fromkeys(sharing[place])
             which = f"{some([first, *others[:-1]], form=str)} and {others[-1]}" if others else f"{first}, named twice,"
+            together = "all" if len(sharing[place]) > 2 else "both"
             clashes[place] = UsageError(
-                f"The outputs of {which} would {'all' if len(sharing[place]) > 2 else 'both'} be {path}. {UNPUBLISHED}",
+                f"The outputs of {which} would {together} be {path}. {UNCONVERTED[1]}",
                 f"Tell them apart with --output-name, such as '{{parent}}-{{stem}}{suffix}' or '{{number}}-{{name}}'.",
             )
     return [clashes.get(place, path) for place, path in zip(places, paths, strict=True)]

@@ -15,7 +15,8 @@ from ckptconv.cli import failures, signals
 from ckptconv.cli.console import Counting, Printer, say
 from ckptconv.cli.reports import recorded
 from ckptconv.cli.terminal import width
-from ckptconv.errors import UNPUBLISHED, CkptconvError, FailedError, StoppedError, UsageError
+from ckptconv.errors import UNPUBLISHED, UNWRITTEN, CkptconvError, FailedError, StoppedError, UsageError
+from ckptconv.features.batch.naming import UNCONVERTED
 from ckptconv.features.batch.worker import attempt
 from ckptconv.process import peak_rss
 from ckptconv.storage.handles import resolved
@@ -139,6 +140,8 @@ def run(
 
 def _result(task: Conversion, end: Report | CkptconvError | None) -> Outcome:
     if isinstance(end, CkptconvError):
+        for sentence in (UNWRITTEN, UNPUBLISHED):
+            end.message = end.message.replace(sentence, UNCONVERTED[0])
         return Outcome(task.source, error=end)
     return Outcome(task.source, report=end)
 

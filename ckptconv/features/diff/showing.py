@@ -89,7 +89,7 @@ def _totals(report: Difference) -> Iterator[Line]:
         yield [
             Words(
                 f"{report.elements_differ:,} of {count_of(report.elements, 'element')} differ ({share}), by at most "
-                f"{_number(report.max_abs)}, and relatively by at most {_number(report.max_rel)}"
+                f"{_number(report.max_abs)}, and by at most {_number(report.max_rel)} times the larger element"
             )
         ]
     yield from _through(report)

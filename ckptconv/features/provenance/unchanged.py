@@ -35,6 +35,11 @@ def compared(
     place = Location(path, dict(options.storage_options))
     is_directory = place.kind == "directory"
     at = place.at(options.manifest) if options.manifest else place.join(MANIFEST)
+    if place.kind == "file" and not options.manifest and path.endswith(".json"):
+        with contextlib.suppress(DifferenceError):  # it is no manifest
+            read_manifest(place, options)
+            hint = f"Give the output: ckptconv verify OUTPUT --manifest {path}"
+            raise UsageError(f"{path} is a manifest, not an output.", hint)
     manifest = read_manifest(at, options, path)
     if manifest is None or "digest" not in manifest.members:
         if place.kind == "missing":
@@ -59,6 +64,7 @@ def compared(
         done.outputs.append(OutputFile(file.path, entry["size"], len(entry["tensors"])))
         done.tensors += len(entry["tensors"])
         done.bytes_compared += entry["size"]
+    done.tensors += len(done.aliases)
     if is_directory:
         done.warnings.extend(_others(place, {*files, basename(at.path)}))
     done.bytes_read = done.bytes_compared

@@ -87,7 +87,7 @@ def scan(
 
 def _lines(report: ScanReport, verbose: bool) -> Iterator[str]:
     """Yield a paragraph for each file that is not safe, with `verbose` for all, then the totals."""
-    from ckptconv.features.scan.report import UNREADABLE
+    from ckptconv.features.scan.report import SAFE, UNREADABLE
     from ckptconv.text import count_of
 
     for file in report.files:
@@ -98,10 +98,12 @@ def _lines(report: ScanReport, verbose: bool) -> Iterator[str]:
             yield from (f"  {finding.rule}: {finding.message}" for finding in file.findings)
             if file.classes and verbose:
                 yield f"  needs {some(file.classes, len(file.classes), str)}"
-    classes = list(dict.fromkeys(name for file in report.files for name in file.classes))
-    if classes:
-        most = len(classes) if verbose else _NAMED
-        yield f"torch.load with weights_only=False would import and call {some(classes, most, str)}"
+    for is_safe in (False, True):
+        files = (file for file in report.files if (file.verdict == SAFE) is is_safe)
+        if classes := list(dict.fromkeys(name for file in files for name in file.classes)):
+            which = "would import and call, in files that are safe:" if is_safe else "would import and call"
+            names = some(classes, len(classes) if verbose else _NAMED, str)
+            yield f"torch.load with weights_only=False {which} {names}"
     words = {"unknown": "unknown (not reviewed)"}
     verdicts = ", ".join(
         f"{count:,} {words.get(verdict, verdict)}" for verdict, count in report.counts.items() if count

@@ -9,6 +9,7 @@ from typing import Any
 from ckptconv.errors import CkptconvError, CorruptError
 from ckptconv.features.runs.run import run_at
 from ckptconv.features.runs.whole import Judged, judged, newest_good
+from ckptconv.formats.source import Source
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import normalize
 from ckptconv.storage.stores import pinned
@@ -21,6 +22,12 @@ def placed(path: str, asked: Mapping[str, Any], reaching: Mapping[str, Any]) -> 
     if last is None:
         raise CorruptError(f"No step of {path} is good.", f"`ckptconv steps {path}` says why.")
     return last.path
+
+
+def warned(sources: list[Source]) -> list[Source]:
+    """Return `sources`, the first with a note that names the step."""
+    first, *others = sources
+    return [first._replace(notes=[f"Took {first.path}, the last good step.", *first.notes]), *others]
 
 
 def advise(error: CkptconvError, path: str, options: Mapping[str, Any]) -> None:

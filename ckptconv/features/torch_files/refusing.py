@@ -17,12 +17,14 @@ def refusal(path: str, classes: Mapping[str, str], output: str, values: list[Any
         may_keep = True
     except CkptconvError:
         may_keep = False
-    objects = "an object of a class that is" if len(classes) == 1 else f"{len(classes)} objects of classes that are"
+    is_one = len(classes) == 1
+    objects = "an object of a class that is" if is_one else f"{len(classes)} objects of classes that are"
+    run, them = ("that class, so it is", "it") if is_one else ("these classes, so they are", "them")
+    keep = f"--opaque keep if you trust {them}, "
     return UnsafeError(
-        f"{path} holds {objects} known only by name: {shown(classes)}. Loading {output} runs the code that they name, "
-        "so they are written only on request.",
-        f"Use {'--opaque keep if you trust these names, ' if may_keep else ''}--opaque drop to write everything else, "
-        "or leave them out with --exclude.",
+        f"{path} holds {objects} known only by name: {shown(classes)}. Loading {output} would import and run "
+        f"{run} written only on request.",
+        f"Use {keep if may_keep else ''}--opaque drop to write everything else, or leave {them} out with --exclude.",
     )
 
 

@@ -246,7 +246,7 @@ def test_checkpoints_that_are_not_alike_are_refused(change: Any, words: tuple[st
         ({"weights": [1]}, "--weights gives 1 weight, but there are 2 checkpoints"),
         ({"weights": "1,x"}, "such as 1,1,2"),
         ({"weights": [1, 1], "ema": 0.9}, "one of them"),
-        ({"ema": 1.5}, "from 0 to 1"),
+        *(({"ema": wrong}, "a decay from 0 to 1, such as 0.99") for wrong in (1.5, -0.1, "90%", True, "nan")),
         ({"ema": 0.5, "minus": "1.safetensors"}, "one of them"),
     ],
     ids=str,
@@ -280,7 +280,7 @@ def test_parts_make_the_whole() -> None:
     names = saved(model(0), model(1))
     average(names, "whole", max_shard_size=1000)
     for part in ("0/2", "1/2"):
-        assert ckptconv_here("average", *names, "parts", "--max-shard-size", 1000, "--part", part).code == 0
+        assert ckptconv_here("average", *names, "parts", "--max-shard-size", "1000B", "--part", part).code == 0
     assert ckptconv_here("finish", "parts").code == 0
     assert contents(Path("whole")) == contents(Path("parts"))
 
@@ -419,3 +419,16 @@ def test_other_ways_to_merge_are_said_what_there_is_here() -> None:
     for option in ("--method", "--alpha"):
         told = ckptconv_here("average", "0.safetensors", "1.safetensors", "out", option, "slerp").refused(2)
         assert "An average is the weighted mean of tensors, by --weights" in told
+
+
+def test_weights_in_several_words_are_told_apart_from_checkpoints() -> None:
+    names = saved(model(0), model(1))
+    for words in ([*names, "out", "--weights", "0.5", "0.5"], ["--weights", "0.5", "0.5", *names, "out"]):
+        run = ckptconv_here("average", *words)
+        run.refused(2, "0.5 was read as a path, not as a weight.", "in one word: --weights 1,1,2")
+
+
+def test_a_pattern_that_the_shell_did_not_expand_is_named() -> None:
+    saved(model(0), model(1))
+    run = ckptconv_here("average", "*.[ps]*", "out")
+    run.refused(2, "*.[ps]* does not exist.", "without quotes it would match 0.pt, 1.safetensors")

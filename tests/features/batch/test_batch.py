@@ -100,7 +100,7 @@ def mixed(place: Path) -> list[str]:
     for number in range(3):
         a_torch_set(WEIGHTS, place / "in" / f"set{number}")
     save_file(WEIGHTS, place / "whole.safetensors")
-    succeeding("convert", place / "whole.safetensors", place / "in" / "shards", "--max-shard-size", "20")
+    succeeding("convert", place / "whole.safetensors", place / "in" / "shards", "--max-shard-size", "20B")
     (place / "in" / "attack.pt").write_bytes(CASES["live_os_system.pt"].make("canary"))
     (place / "in" / "cut.pt").write_bytes(CUT)
     (place / "in" / "unknown.json").write_text("{}")
@@ -189,7 +189,7 @@ def test_templates_name_files_and_directories(place: Path) -> None:
         torch.save(NESTED, f"{run}/model.pt")
     words = ["r1/model.pt", "r2/model.pt"]
     err = refused(2, "convert", *words, "--output-dir", "o")
-    assert "The outputs of r1/model.pt and r2/model.pt would both be o/model.safetensors. No output" in err
+    assert "The outputs of r1/model.pt and r2/model.pt would both be o/model.safetensors. They were not conv" in err
     assert err.count("--output-name") == 1
     assert not Path("o").exists()
     for template, expected in [
@@ -279,6 +279,7 @@ def test_an_output_does_not_take_the_place_of_an_input() -> None:
     assert shared is again
     assert isinstance(shared, UsageError)
     assert "The output of x/b.pt, b.safetensors would be ./b.safetensors, and b.safetensors is an input" in str(shared)
+    assert "They were not converted." in str(shared)
     assert free == "./c.safetensors"
 
 

@@ -96,3 +96,12 @@ def test_without_digests_the_source_is_asked_for(tmp_path: Path) -> None:
         verify(tmp_path / "none")
     with pytest.raises(UsageError, match="OUTPUT is missing"):
         verify(tmp_path / "out", dtype="bf16")
+
+
+def test_a_manifest_is_not_taken_for_an_output(tmp_path: Path) -> None:
+    manifest = tmp_path / "m.json"
+    convert(seven_shards(tmp_path / "model.pt", rows=5), tmp_path / "out.safetensors", manifest=manifest)
+    run = ckptconv_here("verify", manifest)
+    run.refused(2, "m.json is a manifest, not an output.", f"ckptconv verify OUTPUT --manifest {manifest}")
+    manifest.write_text("{}")
+    ckptconv_here("verify", manifest).refused(2, "m.json is one file, whose manifest is elsewhere")
