@@ -174,4 +174,4 @@ class Report(Shown):
     """What --layers and the like changed in config.json: {key: [old value, new value]}, both as JSON."""
 
     made_of: dict[str, list[str]] = field(default_factory=dict)
-    """In a dry run with a map: the tensors of which each is made."""
+    """In a dry run: the tensors of which each is made with a map, or the former name of each that is renamed."""

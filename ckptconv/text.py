@@ -209,6 +209,18 @@ def reason(error: OSError) -> str:
 class Shown:
     """A dataclass that a notebook shows as a table of its fields. Those that are empty are left out."""
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as its command prints it with --json, of plain values."""
+        from dataclasses import asdict
+
+        return asdict(self)  # type: ignore[call-overload, no-any-return]
+
+    def to_json(self, *arguments: Any, **named: Any) -> str:
+        """Return what `to_dict` does of the same arguments, as text: one line of ASCII."""
+        import json
+
+        return json.dumps(self.to_dict(*arguments, **named), ensure_ascii=True, allow_nan=False, default=str)
+
     def _repr_html_(self) -> str:
         named: list[str] = list(getattr(self, "__dataclass_fields__", ()))
         fields = ((name, value) for name in named if (value := getattr(self, name)) not in (None, "", [], {}, ()))

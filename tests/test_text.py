@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
+from checkpoints import ckptconv_here
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -65,3 +67,13 @@ def test_a_notebook_shows_what_was_found_and_done(tmp_path: Path) -> None:
     assert "x.safetensors" in report._repr_html_()
     other = ckptconv.verify(tmp_path / "x.pt", tmp_path / "x.safetensors")
     assert other._repr_html_().startswith("<table><caption>Verification</caption><tr>")
+
+
+def test_a_report_is_an_object_as_its_command_prints_it(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(3)}, tmp_path / "x.pt")
+    report = ckptconv.convert(tmp_path / "x.pt", tmp_path / "x.safetensors", fsync=False)
+    checked = ckptconv.verify(tmp_path / "x.pt", tmp_path / "x.safetensors")
+    for command, shown in (("convert", report), ("verify", checked)):
+        printed = ckptconv_here(command, tmp_path / "x.pt", tmp_path / "x.safetensors", "--json").json
+        assert json.loads(shown.to_json()) == json.loads(json.dumps(shown.to_dict()))
+        assert shown.to_dict().keys() <= printed.keys(), command

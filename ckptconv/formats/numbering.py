@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 # - `is_factor(key)`: whether the key of a state is that of a factor, whose shape is not that of its parameter.
 # `matching` has `WAYS`, ways to give numbers names, for messages. `order_files` has `order_in(path, reaching)`, the
 # order of the weights of a checkpoint, None if it keeps none. `beside` has `with_file(source, place, wanted)`: a source
-# with the optimizer in a file next to its model. `among` has `told(optimizers, names, described,
-# options)`: warnings and notes on the optimizers under these names among the weights of an output.
+# with the optimizer in a file next to its model; and `marked(source)`, if it is an optimizer alone, with an error.
+# `among` has `told(optimizers, names, described, options)`: warnings and notes on the optimizers under these names
+# among the weights of an output.
 NUMBERS = "optimizer_numbers"
 MISSING = f"the feature {NUMBERS}, which is not installed"
 # The beginning of a note on the source of the names of numbers.

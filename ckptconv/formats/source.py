@@ -109,7 +109,7 @@ class Quantized(NamedTuple):
 # The beginning of notes on what a conversion leaves out.
 NOT_CONVERTED = "Not converted: "
 # The end of notes on optimizer states, which says how to convert them. The result of several checkpoints has none.
-STATES_ARE_CONVERTED = ". Use --optimizer PATH for its states"
+STATES_ARE_CONVERTED = ". Use convert --optimizer PATH for its states"
 THEIR_STATES_ARE_CONVERTED = "--optimizer PATH for the optimizer states, "
 
 

@@ -88,7 +88,7 @@ def with_states_beside(source: Source, key: str = "") -> Source:
     if not optimizers and around:
         optimizers = optimizers_in(subtree(source.weights, around), name)
     if not optimizers:
-        return source
+        return beside.marked(source) if (beside := part("beside")) else source
     try:
         check_key(source, optimizers[0][0], key)
         return with_named(source, optimizers, source.path, key)

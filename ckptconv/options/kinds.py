@@ -100,7 +100,9 @@ def parse_rule(text: str, called: str) -> tuple[re.Pattern[str], str]:
     """Return the pattern and the replacement of a renaming rule. Raise UsageError, naming the option, if it is none."""
     pattern, equals, replacement = text.rpartition("=")
     if not equals:
-        raise UsageError(f"{called} {text!r} is not of the form REGEX=REPLACEMENT.")
+        raise UsageError(f"{called} {text!r} is not of the form REGEX=REPLACEMENT.", "Write 'a=b' for a to become b.")
+    if re.search(r"\$\d", replacement):
+        raise UsageError(f"{called} {text!r} refers to a group by $.", r"Groups are \1, \2, in quotes: '(a)=\1b'.")
     try:
         return re.compile(pattern), replacement
     except (re.error, OverflowError, RecursionError) as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -158,28 +158,6 @@ def option(kind: ValueKind, about: str = "", **settings: Any) -> Any:
     return Option(kind, about, **settings)
 
 
-def unknown(name: str, known: Iterable[str]) -> UsageError:
-    """Return the error for a keyword argument `name` that is not among `known`."""
-    import difflib
-    import re
-
-    from ckptconv.options.registered import missing
-    from ckptconv.options.words import WORDS
-
-    if feature := missing(name):
-        return UsageError(f"The option {name!r} needs the feature {feature}, which is not installed.")
-    close = difflib.get_close_matches(name, known, cutoff=0.7)
-    meant = f"Did you mean {' or '.join(close)}?" if close else ""
-    word = f"--{name.replace('_', '-')}"
-    for advice in (text for words, text in WORDS.items() if word in words.split()):
-        text = re.sub(r"--([\w-]+)", lambda flag: flag[1].replace("-", "_"), advice)
-        named = re.findall(r"--([\w-]+)", advice)
-        meant = text if {flag.replace("-", "_") for flag in named}.issubset(known) else meant
-    return UsageError(
-        f"There is no option {name[:100]!r}.", meant or "Options have the names of the command line, with underscores."
-    )
-
-
 def options_in(owner: type) -> dict[str, Option]:
     return {name: option for name, option in vars(owner).items() if isinstance(option, Option)}
 
@@ -209,6 +187,8 @@ class Given:
     def __init__(self, **values: Any) -> None:
         for name in values:
             if name not in self.table:
+                from ckptconv.options.words import unknown
+
                 raise unknown(name, self.table)
         for name, value in values.items():
             parsed = self.table[name].parse(value)
@@ -275,6 +255,8 @@ def checked(table: Mapping[str, Option]) -> Callable[[_Function], _Function]:
                 keywords[option.name] = keywords.pop(name)
             for name, value in keywords.items():
                 if name not in known:
+                    from ckptconv.options.words import unknown
+
                     raise unknown(name, known)
                 if name in table:
                     keywords[name] = table[name].parse(value)

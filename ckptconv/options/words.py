@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
+import re
+from collections.abc import Iterable
+
+from ckptconv.errors import UsageError
+from ckptconv.options.registered import missing
+
 WORDS = {
     "-o -d --out --output --output-file --outfile --output-path --save-path --dst": "Name OUTPUT after INPUT.",
     "-i --input --input-dir --checkpoint --checkpoint-dir --checkpoint-path --ckpt --model --src": "Name INPUT first.",
@@ -39,3 +46,19 @@ WORDS = {
     "--remove-prefix --prefix --strip": "Use --strip-prefix PREFIX.",
     "--add-prefix": "Use --rename '^=PREFIX'.",
 }
+
+
+def unknown(name: str, known: Iterable[str]) -> UsageError:
+    """Return the error for a keyword argument `name` that is not among `known`."""
+    if feature := missing(name):
+        return UsageError(f"The option {name!r} needs the feature {feature}, which is not installed.")
+    close = difflib.get_close_matches(name, known, cutoff=0.7)
+    meant = f"Did you mean {' or '.join(close)}?" if close else ""
+    word = f"--{name.replace('_', '-')}"
+    for advice in (text for words, text in WORDS.items() if word in words.split()):
+        text = re.sub(r"--([\w-]+)", lambda flag: flag[1].replace("-", "_"), advice)
+        named = re.findall(r"--([\w-]+)", advice)
+        meant = text if {flag.replace("-", "_") for flag in named}.issubset(known) else meant
+    return UsageError(
+        f"There is no option {name[:100]!r}.", meant or "Options have the names of the command line, with underscores."
+    )

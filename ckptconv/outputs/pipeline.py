@@ -117,6 +117,8 @@ def _chosen(source: Source, options: Options, rename: Rename) -> Selected:
         told = module.told(optimizers, names, described, options) if module else ((), ())
         warnings, notes = (*warnings, *told[0]), (*notes, *told[1])
     uncastable = described.uncastable | selection.scales(flat) | parted.parts_of(quantized)
+    under = f"{options.key}." if options.key not in ("", ".") else ""
+    made_of = {new: [under + old] for old, new in names.items() if options.dry_run and under + old != new}
     return Selected(
         names,
         flat,
@@ -132,6 +134,7 @@ def _chosen(source: Source, options: Options, rename: Rename) -> Selected:
         notes=notes,
         quantized=quantized,
         edit=edit,
+        reporters=(lambda *_: lambda files: {"made_of": made_of},) if made_of else (),
     )
 
 

@@ -37,6 +37,8 @@ def subtree(tree: Any, key: str, where: str) -> Any:
         match = max((name for name in children if left == name or left.startswith(name + ".")), key=len, default=None)
         if match is None:
             at = f"under {passed!r} of {where}" if passed else f"at the top of {where}"
+            from ckptconv.outputs.hints import candidates
+
             raise UsageError(f"The key {left!r} does not exist {at}.", candidates(left, list(children)))
         tree = children[match]
         passed = f"{passed}.{match}" if passed else match
@@ -52,42 +54,6 @@ def _children(tree: Any) -> dict[str, Any]:
     return {}
 
 
-def candidates(wanted: str, names: Sequence[str], most: int = 8) -> str:
-    """Return a hint that suggests the `names` most like `wanted`, or lists them."""
-    if not names:
-        return "It has no keys."
-    if wanted and any(name.startswith(f"{wanted}.") for name in names):
-        return f"Names begin with {wanted}., but no mapping has this key: choose them with --include."
-    import difflib
-
-    close = difflib.get_close_matches(wanted, names, n=3, cutoff=0.6)
-    if close:
-        return f"Did you mean {' or '.join(map(repr, close))}?"
-    return f"The keys are {some(names, most, repr)}."
-
-
-def globs_like(glob: str, names: Sequence[str]) -> str:
-    """Return a hint for a `glob` that matches none of the `names`: one for all names below it, or names like it."""
-    literal = "." + re.split(r"[*?[]", glob)[0]
-    heads = {name[: name.index(literal) + 1] for name in names if literal in name}
-    head = heads.pop() if len(heads) == 1 else "*."
-    tried = (f"{glob}.*", f"{head}{glob}", f"{head}{glob}.*", f"*{glob}", _respelled(glob, names))
-    near = next((text for text in tried if fnmatch.filter(names, text)), "")
-    return f"Did you mean {near!r}?" if glob and near else candidates(glob, names)
-
-
-def _respelled(glob: str, names: Sequence[str]) -> str:
-    """Return `glob` with the most similar words of `names` in the place of those that none of them has."""
-    import difflib
-
-    words = {word for name in names for word in name.split(".")}
-
-    def near(match: re.Match[str]) -> str:
-        return match[0] if match[0] in words else next(iter(difflib.get_close_matches(match[0], words, 1)), match[0])
-
-    return re.sub(r"\w+", near, glob)
-
-
 def matching(names: Iterable[str], choice: Choice) -> list[str]:
     """Return those of `names` that are chosen.
 
@@ -99,6 +65,8 @@ def matching(names: Iterable[str], choice: Choice) -> list[str]:
     chosen = [name for name in names if name in choice]
     for pattern in choice.include:
         if not names or (pattern not in choice.used and not any(fnmatch.fnmatchcase(name, pattern) for name in names)):
+            from ckptconv.outputs.hints import globs_like
+
             raise UsageError(
                 f"--include {pattern!r} matches none of the {len(names)} names.", globs_like(pattern, names)
             )
@@ -107,7 +75,11 @@ def matching(names: Iterable[str], choice: Choice) -> list[str]:
 
 def idle_globs(names: Sequence[str], choice: Choice) -> dict[str, str]:
     """Return the globs of `exclude` that matched nothing, and why: {option: reason}. `names` are all there are."""
-    idle = (pattern for pattern in choice.exclude if pattern not in choice.used)
+    idle = [pattern for pattern in choice.exclude if pattern not in choice.used]
+    if not idle:
+        return {}
+    from ckptconv.outputs.hints import globs_like
+
     return {f"--exclude {pattern!r}": f"matches nothing. {globs_like(pattern, names)}" for pattern in idle}
 
 
@@ -138,10 +110,11 @@ def collected(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
                 f"Renaming gives {taken[new]!r} and {old!r} the same name {new!r}.",
                 "Change --strip-prefix or --rename, or leave one of them out with --exclude.",
             )
-        if old and not new:
+        if old and (not new or new[0] == "." != old[0]):
+            left = f"{new!r}, which begins with a dot," if new else "an empty name"
             raise UsageError(
-                f"Renaming leaves an empty name for {old!r}.",
-                "Change --strip-prefix or --rename, or leave it out with --exclude.",
+                f"Renaming leaves {left} for {old!r}.",
+                "Change --strip-prefix or --rename (a dot belongs to the prefix), or leave it out with --exclude.",
             )
         taken[new] = old
         result[old] = new

@@ -19,7 +19,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from ckptconv.cli.registered import COMMANDS
-from ckptconv.outputs.selection import globs_like, goal, untie
+from ckptconv.outputs.hints import globs_like
+from ckptconv.outputs.selection import goal, untie
 from ckptconv.structure import keymap
 from ckptconv.structure.choice import Choice
 from ckptconv.tensors.dtypes import DTYPES
@@ -294,3 +295,42 @@ def test_a_glob_that_matches_nothing_is_respelled_if_that_matches(glob: str, nea
     names = ["model.layers.0.attn.q_proj.weight", "model.norm.weight"]
     hint = globs_like(glob, names)
     assert hint == f"Did you mean {near}?" if near else hint.startswith("The keys are 'model.layers.0")
+
+
+# ------------------------------------------------------------------------------------------------------ what is meant
+
+
+def test_a_dry_run_says_what_each_renamed_tensor_was(tmp_path: Path) -> None:
+    state = {"state_dict": {"model.a": torch.ones(1), "model.b": torch.zeros(1)}, "epoch": 1}
+    torch.save(state, tmp_path / "x.pt")
+    words = ("convert", tmp_path / "x.pt", tmp_path / "x.safetensors", "--dry-run")
+    renaming = ("--key", "state_dict", "--strip-prefix", "model.", "--rename", "b=c")
+    made_of = {"a": ["state_dict.model.a"], "c": ["state_dict.model.b"]}
+    assert ckptconv_here(*words, *renaming, "--json").json["made_of"] == made_of
+    assert "c ← state_dict.model.b\n" in done(ckptconv_here(*words, *renaming, "-v")).out
+    assert ckptconv_here(*words, "--json").json["made_of"] == {}
+    assert ckptconv_here(*words[:-1], *renaming, "--json").json["made_of"] == {}
+
+
+def test_a_name_that_begins_with_a_dot_is_no_name(tmp_path: Path) -> None:
+    save_file({"model.a": torch.ones(1)}, tmp_path / "x.safetensors")
+    words = ("convert", tmp_path / "x.safetensors", tmp_path / "y.safetensors")
+    for renaming in (("--strip-prefix", "model"), ("--rename", "^model=")):
+        ckptconv_here(*words, *renaming).refused(2, "leaves '.a', which begins with a dot, for 'model.a'")
+    save_file({".a": torch.ones(1)}, tmp_path / "x.safetensors")
+    assert ckptconv_here(*words, "--rename", "a=b").code == 0
+
+
+def test_a_pattern_of_another_language_is_met_with_the_right_one(tmp_path: Path) -> None:
+    save_file({"a.0": torch.ones(1), "b": torch.ones(1)}, tmp_path / "x.safetensors")
+    words = ("convert", tmp_path / "x.safetensors", tmp_path / "y.safetensors")
+    for options, advice in (
+        (("--include", r"a\..*"), "It is a glob, not a regular expression"),
+        (("--include", "a.{0,1}"), "repeat the option for each"),
+        (("--include", "a.0,b"), "repeat the option for each"),
+        (("--rename", "s/a/b/"), "Write 'a=b' for a to become b."),
+        (("--rename", "(a)=$1b"), r"Groups are \1, \2"),
+    ):
+        ckptconv_here(*words, *options).refused(2, advice)
+    assert ckptconv_here(*words, "--rename", r"(a)=\1$").code == 0  # a $ before anything else is itself
+    ckptconv_here(*words[:2], tmp_path / "y.gguf").refused(2, "GGUF is not written", "convert_hf_to_gguf.py")

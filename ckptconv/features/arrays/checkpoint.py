@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, overload
 from ckptconv.errors import NoTensorError, UsageError
 from ckptconv.features.arrays.frameworks import framework as framework_named
 from ckptconv.features.arrays.frameworks import named
+from ckptconv.features.arrays.lacking import without
 from ckptconv.features.arrays.memory import Memory, batches, warn_of
-from ckptconv.features.arrays.opening_options import VIEWING
+from ckptconv.features.arrays.opening_options import INSTEAD, VIEWING
 from ckptconv.features.arrays.tensor import Tensor
 from ckptconv.formats.alone import OfSetError
 from ckptconv.formats.detect import complete, open_source
@@ -21,6 +22,7 @@ from ckptconv.formats.source import Source
 from ckptconv.options.option import checked, filled
 from ckptconv.options.table import OPENING, Options, named_in
 from ckptconv.outputs import selection
+from ckptconv.outputs.hints import candidates
 from ckptconv.outputs.pipeline import check_pieces, selected
 from ckptconv.outputs.selected import Selected
 from ckptconv.process import no_garbage
@@ -124,7 +126,7 @@ class Tensors(Mapping[str, Tensor], Generic[ArrayT]):
             return self._tensors[name]
         except KeyError:
             # A name is often asked for to see whether it is there: do not search a million for those like it.
-            close = selection.candidates(str(name), list(self._tensors)) if len(self) <= _SEARCHED else ""
+            close = candidates(str(name), list(self._tensors)) if len(self) <= _SEARCHED else ""
             raise NoTensorError(f"{self._path} has no tensor {brief(name)}.", close) from None
 
     def __iter__(self) -> Iterator[str]:
@@ -165,6 +167,11 @@ class Tensors(Mapping[str, Tensor], Generic[ArrayT]):
 
     def get_tensors(self, names: Iterable[str] | None = None) -> dict[str, ArrayT]:
         """Return arrays by name, of all tensors or of `names`. Tensors that have to be copied are read together."""
+        if isinstance(names, str):
+            raise UsageError(
+                f"get_tensors takes a list of names, and {brief(names)} is one text.",
+                f"Give [name], or fnmatch.filter(ck, {names[:100]!r}) for a glob.",
+            )
         chosen = [self[name] for name in (self._tensors if names is None else names)]
         return dict(zip([tensor.name for tensor in chosen], self._arrays(chosen), strict=True))
 
@@ -397,6 +404,7 @@ def open_checkpoint(
     backend: Literal["mmap", "pread"] = "mmap",
     **options: Unpack[OpenOptions],
 ) -> Checkpoint[numpy.ndarray[Any, Any]]: ...
+@without("open", VIEWING, INSTEAD)
 @checked(VIEWING)
 def open_checkpoint(
     path: str | os.PathLike[str] = "",

@@ -76,7 +76,7 @@ def diff(
     if html and not measure:
         raise UsageError("--html shows how much tensors differ, and needs this measurement.", "Leave one out.")
     if html:
-        from ckptconv.publish.report_file import PAGE, check_whole
+        from ckptconv.features.reporting.report_file import PAGE, check_whole
 
         check_whole(html, PAGE, chosen.overwrite)
     if delta:
@@ -112,8 +112,8 @@ def diff(
             report.delta = DeltaFiles(**fields)
     if html:
         from ckptconv.features.diff.showing import page_of
+        from ckptconv.features.reporting.report_file import PAGE, write_whole
         from ckptconv.outputs.targets import files_behind
-        from ckptconv.publish.report_file import PAGE, write_whole
 
         read = [source_a.path, source_b.path, *files_behind(source_a), *files_behind(source_b)]
         write_whole(html, page_of(report).encode(), PAGE, chosen.overwrite, read)

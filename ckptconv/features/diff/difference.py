@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import shlex
 import time
 from collections import Counter
@@ -22,6 +21,7 @@ from ckptconv.formats.coded import parts_among
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import selection
+from ckptconv.outputs.hints import globs_like
 from ckptconv.outputs.notices import idle_sentences
 from ckptconv.outputs.pipeline import selected
 from ckptconv.outputs.selected import Selected
@@ -227,10 +227,6 @@ class Difference(Shown):
         parts = {name: values[name] and asdict(values[name]) for name in ("delta", "quantization")}
         return {**values, **parts, "tensors": [_row(tensor) for tensor in self.tensors[:top]]}
 
-    def to_json(self, top: int | None = None) -> str:
-        """Return `to_dict(top)` as text: one line of ASCII."""
-        return json.dumps(self.to_dict(top), ensure_ascii=True, allow_nan=False, default=str)
-
 
 def _row(tensor: TensorDifference) -> dict[str, Any]:
     change = tensor.change and {**asdict(tensor.change), "relative": tensor.change.relative}
@@ -388,7 +384,7 @@ def _check_globs(a: _Side, b: _Side) -> None:
     for glob in a.choice.include:
         if glob not in a.choice.used | b.choice.used:
             names = list(dict.fromkeys([*a.known, *b.known]))
-            raise UsageError(f"--include {glob!r} matches no name on either side.", selection.globs_like(glob, names))
+            raise UsageError(f"--include {glob!r} matches no name on either side.", globs_like(glob, names))
 
 
 def _pairs(names: Iterable[str], a: _Side, b: _Side) -> Iterator[tuple[tuple[str, str], Pair]]:

@@ -12,8 +12,8 @@ from ckptconv.features.graft.options import GraftOptions
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
+from ckptconv.outputs.hints import globs_like
 from ckptconv.outputs.naming import named
-from ckptconv.outputs.selection import globs_like
 from ckptconv.storage.paths import normalize
 
 

@@ -74,7 +74,7 @@ def inspect(
     chosen = {name: settings.pop(name) for name in ("include", "exclude")} | {"key": settings["key"]}
     which = Options(**chosen)
     if html:
-        from ckptconv.publish.report_file import PAGE, check_whole
+        from ckptconv.features.reporting.report_file import PAGE, check_whole
 
         check_whole(html, PAGE, overwrite)
     opened, path, statistics, read = source_of(source), "", None, 0
@@ -107,8 +107,8 @@ def inspect(
     summary.conversion = conversion
     if html:
         from ckptconv.features.inspect.page import page_of
+        from ckptconv.features.reporting.report_file import PAGE, write_whole
         from ckptconv.outputs.targets import files_behind
-        from ckptconv.publish.report_file import PAGE, write_whole
 
         write_whole(html, page_of(summary).encode(), PAGE, overwrite, [summary.input, *files_behind(opened)])
     return summary

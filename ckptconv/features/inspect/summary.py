@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import heapq
-import json
 import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
 LARGEST = 10
 # How a note or warning begins on what is beside that which was read.
 NOT_READ = "Not read: "
-# What notes say of conversions, and what they say where nothing is converted.
-_REWORDED = ((NOT_CONVERTED, NOT_READ), ("Use --optimizer PATH", "Use convert --optimizer PATH"))
 # The most values, the most characters of each and of each key, and the longest name below which values are searched.
 _VALUES, _LONGEST, _DEEPEST = 1000, 200, 2000
 
@@ -194,10 +191,6 @@ class Summary(Shown):
             "modules": [_fields(module) for module in self.modules],
         }
 
-    def to_json(self) -> str:
-        """Return `to_dict()` as text: one line of ASCII."""
-        return json.dumps(self.to_dict(), ensure_ascii=True, allow_nan=False, default=str)
-
 
 def _fields(value: Summary | ModuleInfo) -> dict[str, Any]:
     # There may be as many modules as tensors. `asdict`, which also copies the values of fields, takes twenty times as
@@ -302,9 +295,7 @@ def summarize(
 
 
 def _reworded(note: str) -> str:
-    for words, instead in _REWORDED:
-        note = note.replace(words, instead)
-    return note
+    return note.replace(NOT_CONVERTED, NOT_READ)
 
 
 def _values(*trees: Any) -> Iterator[tuple[str, str | bool | int | float]]:

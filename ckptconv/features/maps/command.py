@@ -9,6 +9,7 @@ import typer
 
 from ckptconv.cli.options import named, output_of, taking
 from ckptconv.cli.typer_compat import Command, Group
+from ckptconv.errors import UsageError
 
 if TYPE_CHECKING:
     from ckptconv.cli.console import Printer
@@ -28,9 +29,21 @@ OTHER_WORDS = {
         "rename-keys",
     ),
 }
+
+
+class _Maps(Group):
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command; a map in its place is an error of its own."""
+        from ckptconv.features.maps.file import catalogue
+
+        if args[0] not in self.commands and args[0] in catalogue():
+            raise UsageError(f"{args[0]} is a map, not a command.", f"ckptconv maps show {args[0]} prints it.")
+        return super().resolve_command(ctx, args)
+
+
 maps = typer.Typer(
     name="maps",
-    cls=Group,
+    cls=_Maps,
     invoke_without_command=True,
     help="""List the built-in maps, show one, or check one.
 

@@ -8,10 +8,11 @@ tensors that its names find for one value of its free indices. The pieces of one
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -118,7 +119,7 @@ def apply_map(
     uses = _uses(map_, side, claims, tensors)
     _solve_globals(map_, side, uses, tensors, known, shapes or {})
     check = _Told(map_.sizes, config or {}, frozenset(sizes or ()))
-    result = _Made(map_, side, tensors, known, shapes or {}, cast, check)
+    result = _Made(map_, side, tensors, known, shapes or {}, cast, check, uses)
     for name in tensors:
         if name in claims.kept:
             result.keep(name)
@@ -437,8 +438,9 @@ class _Made:
         shapes: Mapping[str, Sequence[int]],
         cast: Cast,
         check: _Told,
+        uses: Mapping[Use, _Use],
     ) -> None:
-        self._cast, self._told = cast, check
+        self._cast, self._told, self._uses = cast, check, uses
         self.tensors: dict[str, LazyTensor] = {}
         self.sources: dict[str, tuple[str, ...]] = {}
         # The rule that made each tensor, and the values of its indices; kept names have no rule.
@@ -523,7 +525,8 @@ class _Made:
         cached = self._solved.get(key)
         if cached is None:
             sizes = _solved(use, side, self._given, self._known, self._shapes)
-            _check_decided(use, sizes, self._map.sizes)
+            self._check_decided(use, sizes)
+            _check_elements(use, sizes)
             self._told.check(use, sizes)
             cached = self._solved[key] = sizes, list(_pieces_of(rule, side, sizes))
         for tensor in (*rule.sides[0], *rule.sides[1]):
@@ -532,6 +535,22 @@ class _Made:
                 if size is not None and axis.number is None and axis.name not in self._known:
                     self._found[f"{rule.number}.{axis.name}"].add(size)
         return cached
+
+    def _check_decided(self, use: _Use, sizes: KnownSizes) -> None:
+        """Raise UsageError for undecided sizes of a use: it names those of the uses that come later too."""
+        names = dict.fromkeys(_undecided(use, sizes, self._map.sizes))
+        if not names:
+            return
+        for later in self._uses.values():
+            if not later.rule.renames and not later.rule.copied:
+                with contextlib.suppress(UsageError):  # it is an error of its own, for which this one comes first
+                    solved = _solved(later, self._side, self._given, self._known, self._shapes)
+                    names |= dict.fromkeys(_undecided(later, solved, self._map.sizes))
+        raise UsageError(
+            f"{use.where}: the shapes do not say how large {' and '.join(names)} "
+            f"{'is' if len(names) == 1 else 'are'}, for {quoted(next(iter(use.names.values())))}.",
+            _advice(names, self._map.sizes),
+        )
 
     def _check_all_used(self, use: _Use, elements: int) -> None:
         """Raise UsageError unless the results have each element of a use once, except padding."""
@@ -587,35 +606,38 @@ def _expanded(tensor: MapTensor) -> Iterator[tuple[tuple[MapAxis, ...], ...]]:
     yield from itertools.product(*(list(expand(dim)) for dim in tensor.dims or ()))
 
 
-def _how(name: str, alternatives: Alternatives) -> str:
-    """Return a hint to give a size, and what it is of the settings of a configuration."""
-    texts = [alternative for alternative in alternatives if isinstance(alternative, str)]
-    meaning = f", which is {' or '.join(texts)} of a configuration" if texts else ""
-    meaning += (
-        ". Or a config.json next to the checkpoint, which is A of diff, or --like REF of convert" if texts else ""
+def _advice(names: Iterable[str], named: Mapping[str, Alternatives]) -> str:
+    """Return the ways to give the sizes `names`; `named` are the sizes that the map lists."""
+    texts = {name: [text for text in named.get(name, ()) if isinstance(text, str)] for name in names}
+    sizes = [
+        f"--size {name}=NUMBER"
+        + (" (the elements of padding to add, 0 for none)" if name == PADDING else "")
+        + (f" ({' or '.join(of_config)} of a configuration)" if of_config else "")
+        for name, of_config in texts.items()
+    ]
+    configured = [name for name, of_config in texts.items() if of_config]
+    if not configured:
+        return f"Give {' '.join(sizes)}."
+    reason = f" for {' and '.join(configured)}" if len(configured) < len(sizes) else ""
+    return (
+        f"Give --config config.json of convert{reason}, or put a config.json next to the checkpoint, or give --like "
+        f"REF. Or give {' '.join(sizes)}."
     )
-    if name == PADDING:
-        meaning = ", the elements of padding to add, 0 for none"
-    return f"Give --size {name}=NUMBER{meaning}."
 
 
-def _check_decided(use: _Use, sizes: KnownSizes, named: Mapping[str, Alternatives]) -> None:
-    """Raise UsageError for sizes that are undecided, and for sizes that give too many elements.
-
-    `named` are the sizes that the map lists, with the expressions for them.
-    """
+def _undecided(use: _Use, sizes: KnownSizes, named: Mapping[str, Alternatives]) -> list[str]:
+    """Return the sizes that a use of a rule needs and `sizes` does not have. `named` are those that the map lists."""
     tensors = (*use.rule.sides[0], *use.rule.sides[1])
     unknown = dict.fromkeys(axis.name for tensor in tensors for axis in _axes(tensor) if sizes.of(axis) is None)
     unknown |= dict.fromkeys(name for name in use.rule.stacks if name not in sizes.sizes)
-    if unknown:
-        names = [word for name in unknown for word in name.split(" ")]
-        # The sizes that the map lists under [sizes] suffice; the others follow from them.
-        names = [name for name in names if name in named] or names
-        raise UsageError(
-            f"{use.where}: the shapes do not say how large {' and '.join(names)} "
-            f"{'is' if len(names) == 1 else 'are'}, for {quoted(next(iter(use.names.values())))}.",
-            " ".join(_how(name, named.get(name, ())) for name in names),
-        )
+    names = [word for name in unknown for word in name.split(" ")]
+    # The sizes that the map lists under [sizes] suffice; the others follow from them.
+    return [name for name in names if name in named] or names
+
+
+def _check_elements(use: _Use, sizes: KnownSizes) -> None:
+    """Raise LimitError for sizes that give too many elements."""
+    tensors = (*use.rule.sides[0], *use.rule.sides[1])
     for tensor in tensors:
         if math.prod(max(sizes.product(dim), 1) for dim in tensor.dims or ()) >= MAX_ELEMENTS:
             raise LimitError(f"{use.where}: {quoted(tensor.text)} has more elements than can be counted.")

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Mapping
 
-from ckptconv.errors import CkptconvError
+from ckptconv.errors import CkptconvError, UsageError
 from ckptconv.formats.alone import listed
 from ckptconv.formats.model_files import OPTIMIZERS, SAFETENSORS, TORCH
+from ckptconv.formats.optimizers import is_optimizer
 from ckptconv.formats.source import NOT_CONVERTED, STATES_ARE_CONVERTED, FileFacts, Source, Wanted
-from ckptconv.formats.states import optimizers_alone
+from ckptconv.formats.states import is_by_number, optimizers_alone
 from ckptconv.formats.torch.file import read as read_torch
 from ckptconv.formats.training import with_named, with_optimizer
 from ckptconv.storage.location import Location
@@ -35,6 +37,26 @@ def with_file(source: Source, place: Location, wanted: Wanted) -> Source:
         source = source._replace(notes=[*source.notes, note])
         return source._replace(wanted=wanted, reread=again) if source.reread is None else source
     return _with_states_of(source, place, files, wanted.key)
+
+
+def marked(source: Source) -> Source:
+    """Return `source`, which has no optimizer next to its weights; if it is one itself, with the reason why its states
+    are not those of a model."""
+    tree = source.weights
+    if not isinstance(tree, Mapping) or not is_optimizer({"param_groups": [], **tree}) or not tree["state"]:
+        return source
+    if is_by_number(tree):
+        error = UsageError(
+            f"{source.path} has the states of an optimizer by number, and no model that gives the numbers names.",
+            "Give the directory of the step, which has the model too; without --optimizer, the file is converted as it "
+            "is.",
+        )
+    else:
+        error = UsageError(
+            f"{source.path} is an optimizer's states by parameter itself, and no model with an optimizer.",
+            "Its tensors, <parameter>.<state>, are those of any file: read them without --optimizer.",
+        )
+    return source._replace(of_states=source.of_states._replace(error=error))
 
 
 def lying(source: Source, place: Location) -> list[Location]:

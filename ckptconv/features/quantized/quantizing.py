@@ -14,8 +14,8 @@ from ckptconv.features.quantized.table import LOADERS, WAYS
 from ckptconv.formats.source import NOT_CONVERTED, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.computed import Computing
+from ckptconv.outputs.hints import globs_like
 from ckptconv.outputs.selected import Selected
-from ckptconv.outputs.selection import globs_like
 from ckptconv.structure.record import Flattened
 from ckptconv.tensors import casting
 from ckptconv.tensors.dtypes import DTYPES, SUMMED
@@ -43,7 +43,10 @@ def _quantized(chosen: Selected, source: Source, options: Options, reference: Se
     asked = Quantizing.of(options)
     path, name = source.path, asked.quantize or asked.requantize
     if not name and asked.keep:
-        raise UsageError("--keep has no effect without --quantize.")
+        raise UsageError(
+            "--keep has no effect without --quantize: it names weights that are not quantized.",
+            f"To leave tensors in their dtype: --dtype bf16 --exclude GLOB --graft '{source.path}:GLOB'.",
+        )
     if not name:
         return chosen
     if asked.quantize and asked.requantize:

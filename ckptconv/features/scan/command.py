@@ -58,15 +58,15 @@ def scan(
     level = fail_on or (ATTACK if allow_suspicious else COMMAND["fail_on"].default)
     output = output_of("scan", options)
     if sarif:
+        from ckptconv.features.reporting.report_file import check_whole
         from ckptconv.features.scan.sarif import SARIF
-        from ckptconv.publish.report_file import check_whole
 
         check_whole(sarif, SARIF, overwrite)
     report = scanned(*paths, **options)
     signals.ignore()
     if sarif:
+        from ckptconv.features.reporting.report_file import write_whole
         from ckptconv.features.scan.sarif import SARIF, document
-        from ckptconv.publish.report_file import write_whole
 
         write_whole(sarif, document(report).encode(), SARIF, overwrite, [file.path for file in report.files])
     from ckptconv.cli.console import say

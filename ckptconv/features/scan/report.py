@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ckptconv.text import html_table
+from ckptconv.text import Shown, html_table
 
 # The verdicts, the worst last.
 VERDICTS = (SAFE, UNKNOWN, UNREADABLE, SUSPICIOUS, ATTACK) = ("safe", "unknown", "unreadable", "suspicious", "attack")
@@ -146,7 +146,7 @@ class ScannedFile:
 
 
 @dataclass
-class ScanReport:
+class ScanReport(Shown):
     """The verdicts on files, by what loading them would run."""
 
     verdict: str

@@ -27,6 +27,7 @@ OTHER_WORDS = {"thin": ("prune", "forget", "rotate", "clean", "delete")}
 OTHER_OPTIONS = {
     "--dry-run": "thin changes nothing without --yes.",
     "--keep --last --keep-n": "Use --keep-last N.",
+    "--older-than --older --max-age": "Use --keep-within TIME, such as --keep-within 7d; --age is another limit.",
 }
 _WOULD = {"keep": "stays", "remove": "would go", "lessen": "would be reduced"}
 _DONE = {"keep": "stays", "remove": "went", "lessen": "reduced"}

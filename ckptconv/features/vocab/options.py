@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from ckptconv.errors import UsageError
 from ckptconv.options import TAKE
 from ckptconv.options.kinds import counted
 from ckptconv.options.option import Given, deciding
+from ckptconv.text import parse_count
+
+
+def _rows(value: Any, called: str) -> int:
+    try:
+        return parse_count(value, called, 1, 1 << 31)
+    except UsageError as error:
+        raise UsageError(error.message, "It keeps the first N rows; others cannot be chosen.") from None
+
+
+ROWS = counted(1, 1 << 31)._replace(parse=_rows)
 
 
 class VocabularyOptions(Given):
     """The rows of the vocabulary that are converted."""
 
-    vocab: int | None = deciding(
-        counted(1, 1 << 31), "Convert only the first N rows of embeddings and head.", metavar="N", group=TAKE
-    )
+    vocab: int | None = deciding(ROWS, "Convert only the first N rows of embeddings and head.", metavar="N", group=TAKE)
 
 
 GIVEN = VocabularyOptions

@@ -52,7 +52,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "load_state_dict": lambda **options: ckptconv.load_state_dict("none.pt", **options),
 }
 MISSPELT = [
-    ("open", "exclude_frozen_parameters", "exclude_frozen"),
+    ("open", "exclude_frozn", "exclude_frozen"),
     ("load_state_dict", "keys", "key"),
     ("open", "framwork", "framework"),
 ]

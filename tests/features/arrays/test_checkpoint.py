@@ -492,3 +492,29 @@ def test_dask_takes_a_tensor_for_an_array(lazy: ckptconv.Checkpoint) -> None:
             assert made.sum().compute(scheduler="synchronous") == 66
             np.testing.assert_array_equal(np.add(tensor, tensor), 2 * np.asarray(tensor))
             np.testing.assert_array_equal((made + 1)[1:].compute(scheduler="synchronous"), ck["w"][1:] + 1)
+
+
+def test_an_option_of_convert_is_refused_with_what_to_do_instead(tmp_path: Path) -> None:
+    for call, option, advice in (
+        (ckptconv.open, "strip_prefix", "{name.removeprefix('module.'): ck.get_tensor(name) for name in ck}"),
+        (ckptconv.open, "rename", "{name.removeprefix('module.'): ck.get_tensor(name) for name in ck}"),
+        (ckptconv.open, "include", "ck.get_tensors(name for name in ck if name.endswith('.bias'))"),
+        (ckptconv.open, "dtype", "ck[name].to('bf16')"),
+        (ckptconv.load_state_dict, "rename", "for key, tensor in state.items()}"),
+        (ckptconv.load_state_dict, "include", "ck.get_tensors(name for name in ck if name.endswith('.bias'))"),
+    ):
+        with pytest.raises(UsageError, match=f"has no option {option}, which convert has") as caught:
+            call(tmp_path / "x.pt", **{option: "x"})
+        assert advice in caught.value.hint
+        assert f"{call.__name__.partition('_checkpoint')[0]} has alone, " in caught.value.message
+    with pytest.raises(UsageError, match="There is no option 'zzz'"):
+        ckptconv.open(tmp_path / "x.pt", zzz=1)  # type: ignore[call-overload]
+
+
+def test_names_of_tensors_are_a_list(tmp_path: Path) -> None:
+    save_file({"a": torch.ones(2), "b": torch.ones(2)}, tmp_path / "x.safetensors")
+    with ckptconv.open(tmp_path / "x.safetensors") as ck:
+        with pytest.raises(UsageError, match="get_tensors takes a list of names") as caught:
+            ck.get_tensors("ab")
+        assert "fnmatch.filter(ck, 'ab')" in caught.value.hint
+        assert list(ck.get_tensors(["a"])) == ["a"]

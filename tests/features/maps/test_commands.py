@@ -77,7 +77,7 @@ def test_what_is_printed_as_json_is_of_its_schema(place: Path) -> None:
 
 
 def test_what_a_check_finds_is_an_error(place: Path) -> None:
-    ckptconv_here("maps", "check", "my.toml", "m.pt").refused(2, "Give --size g=NUMBER")
+    ckptconv_here("maps", "check", "my.toml", "m.pt").refused(2, "Or give --size g=NUMBER")
     for name, told in {
         "nothing": "The map 'nothing' does not exist",
         "./nothing.toml": "does not exist",
@@ -101,3 +101,8 @@ def test_a_file_says_by_which_map_it_is_verified(place: Path) -> None:
     done(ckptconv_here("verify", "m.pt", "m.safetensors"))
     torch.save({"layers.0.qkv": torch.zeros(12, 4)}, place / "m.pt")
     assert ckptconv_here("verify", "m.pt", "m.safetensors").code == 1
+
+
+def test_the_name_of_a_map_in_the_place_of_a_command_is_met_with_show() -> None:
+    ckptconv_here("maps", "megatron-llama").refused(2, "is a map, not a command", "ckptconv maps show megatron-llama")
+    assert "ckptconv maps show" not in ckptconv_here("maps", "none").refused(2, "No such command 'none'")

@@ -175,11 +175,18 @@ def test_what_does_not_fit_is_an_error_that_names_it(
         apply_map(parse_map(text, "test.toml"), tensors, sizes=sizes)
 
 
-def test_a_size_of_a_configuration_is_asked_for_with_what_else_gives_it(tmp_path: Path) -> None:
-    text = '[[rule]]\na = "x : (e f) h"\nb = "y : (f e) h"\n[sizes]\ne = "num_heads"\n'
-    tensors = Checkpoint(tmp_path / "there", numbered(x=(8, 2))).tensors
-    with pytest.raises(UsageError, match=r"Give --size e=NUMBER, .* A of diff, or --like REF of convert"):
+def test_all_sizes_that_lack_are_asked_for_at_once_and_a_configuration_first(tmp_path: Path) -> None:
+    rules = '[[rule]]\na = "x : (e f) h"\nb = "y : (f e) h"\n[[rule]]\na = "z : (v + _) h"\nb = "w : v h"\n'
+    text = f'{rules}[[rule]]\na = "u"\nb = "t"\n[sizes]\ne = "num_heads"\n'
+    tensors = Checkpoint(tmp_path / "there", numbered(y=(8, 2), w=(3, 2), t=(1,))).tensors
+    with pytest.raises(UsageError, match="how large e and _ are, for 'y'") as caught:
         apply_map(parse_map(text, "test.toml"), tensors)
+    assert caught.value.hint == (
+        "Give --config config.json of convert for e, or put a config.json next to the checkpoint, or give --like REF. "
+        "Or give --size e=NUMBER (num_heads of a configuration) --size _=NUMBER (the elements of padding to add, 0 for "
+        "none)."
+    )
+    assert apply_map(parse_map(text, "test.toml"), tensors, sizes={"e": 2, "_": 0}).tensors.keys() == {"x", "z", "u"}
 
 
 @every(

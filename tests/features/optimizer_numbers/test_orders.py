@@ -62,7 +62,7 @@ def test_a_trainer_s_checkpoint_has_the_order_of_its_architecture(tmp_path: Path
         assert_same(load_file(tmp_path / f"{name}.safetensors"), expected)
         # The weights alone, and without any order.
         run = ckptconv_here("convert", step, tmp_path / f"{name}-alone")
-        assert "optimizer.pt. Use --optimizer PATH for its states" in run.out
+        assert "optimizer.pt. Use convert --optimizer PATH for its states" in run.out
         shutil.copy(step / "config.json", tmp_path / "config.json")
         told = json.loads((step / "config.json").read_text())
         (step / "config.json").write_text(json.dumps({**told, "auto_map": {"AutoModel": "own.Model"}}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from cells import opened
 from checkpoints import assert_same, ckptconv_here, done
@@ -12,7 +13,8 @@ from effort import every
 from optimizer_files import by_name, muon_saved, training_saved
 from safetensors.torch import load_file, save_file
 
-from ckptconv import convert
+import ckptconv
+from ckptconv import UsageError, convert
 
 
 def refused(run: Any, code: int, *words: str) -> None:
@@ -98,3 +100,26 @@ def test_states_in_both_outputs_are_told(tmp_path: Path) -> None:
         notes = convert(tmp_path / "t.pt", tmp_path / place, optimizer=tmp_path / f"{place}-states", **options).notes
         assert any(note.startswith(said) for note in notes) == is_told, notes
     assert not any(said in note for note in convert(tmp_path / "t.pt", tmp_path / "c").notes)
+
+
+def test_an_optimizer_without_its_model_is_said_to_be_one(tmp_path: Path) -> None:
+    model = torch.nn.Linear(4, 3)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    step, states = tmp_path / "step", tmp_path / "states"
+    step.mkdir()
+    save_file(model.state_dict(), step / "model.safetensors")
+    torch.save(optimizer.state_dict(), step / "optimizer.pt")
+    assert ckptconv_here("convert", step, tmp_path / "out", "--optimizer", states).code == 0
+    for place, fact, advice in (
+        (step / "optimizer.pt", "states of an optimizer by number", "Give the directory of the step"),
+        (states, "an optimizer's states by parameter itself", "read them without --optimizer"),
+    ):
+        ckptconv_here("convert", place, tmp_path / "o", "--optimizer", tmp_path / "p").refused(2, fact, advice)
+        with ckptconv.open(place) as checkpoint, pytest.raises(UsageError, match=fact):
+            list(checkpoint.optimizer)
+        # It is converted as it is.
+        assert ckptconv_here("convert", place, tmp_path / f"{place.name}.safetensors").code == 0
+    (step / "optimizer.pt").unlink()
+    ckptconv_here("convert", step, tmp_path / "o", "--optimizer", tmp_path / "p").refused(2, "no optimizer states by")

@@ -293,3 +293,11 @@ def test_values_that_are_no_tensors_are_named_in_a_note(tmp_path: Path) -> None:
     report = ckptconv.convert(tmp_path / "run.pt", tmp_path / "q", quantize="mxfp8")
     assert "Not converted: epoch, because --quantize writes only tensors." in report.notes
     assert not [warning for warning in report.warnings if "epoch" in warning]
+
+
+def test_keep_without_quantize_is_met_with_how_a_tensor_keeps_its_dtype(tmp_path: Path) -> None:
+    model = tmp_path / "model.safetensors"
+    save_file({"w": torch.ones(2, 2), "norm": torch.ones(2)}, model)
+    with pytest.raises(UsageError, match="--keep has no effect without --quantize") as caught:
+        ckptconv.convert(model, tmp_path / "out", dtype="bf16", keep="norm")
+    assert f"--dtype bf16 --exclude GLOB --graft '{model}:GLOB'" in caught.value.hint

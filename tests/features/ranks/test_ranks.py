@@ -145,7 +145,7 @@ def test_a_note_names_the_optimizer_and_an_adapter(tmp_path: Path) -> None:
     source = Path(shutil.copytree(RANKS / "fsdp2_tp" / "checkpoint", tmp_path / "in"))
     (source / "lora_adapter").mkdir()
     notes = json.loads(converted(source, tmp_path / "out", "--json").out)["notes"]
-    assert any("optim_world_size_4_rank_0.pt. Use --optimizer PATH" in note for note in notes)
+    assert any("optim_world_size_4_rank_0.pt. Use convert --optimizer PATH" in note for note in notes)
     assert any("LoRA adapter" in note for note in notes)
 
 

@@ -130,3 +130,9 @@ def test_other_rows_are_another_output(tmp_path: Path) -> None:
         return str(json.loads((tmp_path / "out" / ".ckptconv-manifest.json").read_text())["plan"])
 
     assert plan(3) != plan(4)
+
+
+def test_a_range_of_rows_is_met_with_what_is_kept(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is not a number") as caught:
+        ckptconv.convert(tmp_path, tmp_path / "out", vocab="5-10")
+    assert caught.value.hint == "It keeps the first N rows; others cannot be chosen."

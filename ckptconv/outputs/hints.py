@@ -1,0 +1,46 @@
+"""Hints for keys and globs that match nothing. Pure."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import re
+from collections.abc import Sequence
+
+from ckptconv.text import some
+
+
+def candidates(wanted: str, names: Sequence[str], most: int = 8) -> str:
+    """Return a hint that suggests the `names` most like `wanted`, or lists them."""
+    if not names:
+        return "It has no keys."
+    if wanted and any(name.startswith(f"{wanted}.") for name in names):
+        return f"Names begin with {wanted}., but no mapping has this key: choose them with --include."
+    close = difflib.get_close_matches(wanted, names, n=3, cutoff=0.6)
+    if close:
+        return f"Did you mean {' or '.join(map(repr, close))}?"
+    return f"The keys are {some(names, most, repr)}."
+
+
+def globs_like(glob: str, names: Sequence[str]) -> str:
+    """Return a hint for a `glob` that matches none of the `names`: one for all names below it, or names like it."""
+    if "\\" in glob:
+        return "It is a glob, not a regular expression: * stands for any characters, and a dot for itself."
+    if re.search("[{,]", glob):
+        return "It is one glob, without {…} or commas: repeat the option for each."
+    literal = "." + re.split(r"[*?[]", glob)[0]
+    heads = {name[: name.index(literal) + 1] for name in names if literal in name}
+    head = heads.pop() if len(heads) == 1 else "*."
+    tried = (f"{glob}.*", f"{head}{glob}", f"{head}{glob}.*", f"*{glob}", _respelled(glob, names))
+    near = next((text for text in tried if fnmatch.filter(names, text)), "")
+    return f"Did you mean {near!r}?" if glob and near else candidates(glob, names)
+
+
+def _respelled(glob: str, names: Sequence[str]) -> str:
+    """Return `glob` with the most similar words of `names` in the place of those that none of them has."""
+    words = {word for name in names for word in name.split(".")}
+
+    def near(match: re.Match[str]) -> str:
+        return match[0] if match[0] in words else next(iter(difflib.get_close_matches(match[0], words, 1)), match[0])
+
+    return re.sub(r"\w+", near, glob)
