@@ -337,7 +337,8 @@ class Source(_Fields):
         others = () if self.reference or "config.json" in self.companions else self.companions
         names = (*(self.reference or self).inputs, *others)
         stems = (stem for beginning, stem in _STEMS.items() if any(name.startswith(beginning) for name in names))
-        return next(stems, MODEL)
+        stem = next(stems, MODEL)
+        return MODEL if stem == OPEN_CLIP and "map" in self.computed else stem  # a map gives it other names
 
     @property
     def inputs_of_all(self) -> Mapping[str, Hashable]:

@@ -56,6 +56,7 @@ OPENED: Mapping[str, str] = {
     "quantized": "dequantize requantize",
     "maps": "map size recorded",
     "megatron_adapters": "map recorded",
+    "diffusers": "",
 }
 # Of these, those that do so for an output of weights alone: what it is to be like.
 FITTED = ("like",)

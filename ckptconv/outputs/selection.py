@@ -76,10 +76,8 @@ def matching(names: Iterable[str], choice: Choice) -> list[str]:
 def idle_globs(names: Sequence[str], choice: Choice) -> dict[str, str]:
     """Return the globs of `exclude` that matched nothing, and why: {option: reason}. `names` are all there are."""
     idle = [pattern for pattern in choice.exclude if pattern not in choice.used]
-    if not idle:
-        return {}
-    from ckptconv.outputs.hints import globs_like
-
+    if idle:
+        from ckptconv.outputs.hints import globs_like
     return {f"--exclude {pattern!r}": f"matches nothing. {globs_like(pattern, names)}" for pattern in idle}
 
 

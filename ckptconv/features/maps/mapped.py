@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import UsageError
+from ckptconv.features.maps.claims import UnknownNamesError
 from ckptconv.features.maps.options import MapOptions
 from ckptconv.formats.source import NOT_CONVERTED, Source
 from ckptconv.options.table import NONE, Options
@@ -48,7 +49,13 @@ def mapped(chosen: Selected, map_: ChosenMap | None, options: Options, reference
             return tensor
         return selection.converted(sources[-1], tensor, chosen.dtype, chosen.widen_only)
 
-    applied = map_.apply(with_owners(chosen.tensors, chosen.owners), shapes, cast)
+    try:
+        applied = map_.apply(with_owners(chosen.tensors, chosen.owners), shapes, cast)
+    except UnknownNamesError as error:
+        if chosen.unmapped is None:
+            raise
+        hint = "The map comes after the part is taken. Convert with the map first, and take the part of that output."
+        raise UnknownNamesError(error.message, hint) from None
     mapped_tensors = applied.tensors
     uncastable = frozenset(
         name for name, sources in applied.sources.items() if not chosen.uncastable.isdisjoint(sources)

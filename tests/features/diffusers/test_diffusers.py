@@ -323,3 +323,11 @@ def test_without_models_there_has_to_be_something_to_copy(tmp_path: Path) -> Non
         with pytest.raises(UsageError, match="has no model"):
             ckptconv.convert(place, **options)
     assert contents(place) == {"model_index.json": b"{}"}
+
+
+def test_a_part_that_is_a_folder_of_the_pipeline_is_converted_by_its_folder(pipeline: Path, tmp_path: Path) -> None:
+    for option, value in (("--include", "unet/*"), ("--key", "unet"), ("--include", "vae.conv_in.*")):
+        command = f"ckptconv convert {pipeline / value[:4].rstrip('/.')} OUTPUT"
+        ckptconv_here("convert", pipeline, tmp_path / "out", option, value).refused(2, "a pipeline of several", command)
+    said = ckptconv_here("convert", pipeline, tmp_path / "out", "--include", "none.*").refused(2, "matches none of the")
+    assert "pipeline of several models" not in said

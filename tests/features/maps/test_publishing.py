@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from effort import every
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from ckptconv import Report, UsageError, convert, verify
 from ckptconv.features.maps.publishing import foreign_names
@@ -186,3 +186,12 @@ def test_openai_names_are_right_next_to_a_configuration_of_open_clip(tmp_path: P
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "clip"}))
     with pytest.raises(UsageError, match="names of openai"):
         convert(*given, for_hub=True, overwrite=True)
+
+
+def test_an_output_with_names_of_another_program_than_open_clip_has_the_usual_name(tmp_path: Path) -> None:
+    torch.save({"text.a": torch.ones(2)}, tmp_path / "open_clip_pytorch_model.bin")
+    (tmp_path / "map.toml").write_text('[[rule]]\nopenai = "text.a"\nhf = "text_model.a"\n')
+    given: tuple[Path, Path] = (tmp_path / "open_clip_pytorch_model.bin", tmp_path / "out")
+    convert(*given, map=tmp_path / "map.toml", copy_config=False)
+    assert load_file(tmp_path / "out" / "model.safetensors").keys() == {"text_model.a"}
+    assert verify(*given).tensors == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -74,3 +75,19 @@ def test_a_map_reads_the_configuration_of_the_part(tmp_path: Path) -> None:
     found = load_file(tmp_path / "out" / "model.safetensors")
     assert found.keys() == {"layers.0.norm", "mtp.0.norm", "mtp.0.proj"}
     assert found["mtp.0.norm"].tolist() == [3.0, 3.0]
+
+
+def test_a_map_of_the_whole_is_said_to_come_after_the_part(tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    names = ("model.vision_tower.a.weight", "model.language_model.b.weight")
+    save_file({name: torch.ones(2) for name in names}, tmp_path / "m" / "model.safetensors")
+    config = {"model_type": "both", "text_config": {"model_type": "t"}, "vision_config": {"model_type": "v"}}
+    (tmp_path / "m" / "config.json").write_text(json.dumps(config))
+    rules = [f'[[rule]]\none = "{name}"\nother = "other.{name}"\n' for name in names]
+    (tmp_path / "map.toml").write_text("".join(rules))
+    with pytest.raises(ckptconv.UsageError, match="has none of the 1 names") as caught:
+        ckptconv.convert(tmp_path / "m", tmp_path / "out", component="vision", map=tmp_path / "map.toml")
+    assert caught.value.hint.startswith("The map comes after the part is taken. Convert with the map first")
+    with pytest.raises(ckptconv.UsageError) as caught:
+        ckptconv.convert(tmp_path / "m", tmp_path / "out", include="*.a.*", rename="model=x", map=tmp_path / "map.toml")
+    assert caught.value.hint.startswith("Is this the right map?")
