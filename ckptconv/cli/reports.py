@@ -57,7 +57,7 @@ def of_conversion(report: Report, verbose: bool) -> list[str]:
         most = len(opaque) if verbose else KEYS
         lines.append(f"kept as inert data, never run: {some(opaque, most, str)}")
         for module in OF_CLASSES if report.recorded else ():
-            lines.extend(import_module(module).of_classes(opaque, most))
+            lines.extend(import_module(module).of_classes(opaque, most, verbose))
     if report.checksums:
         extra = f", which took {format_size(report.extra_bytes)} of further reading" if report.extra_bytes else ""
         lines.append(f"the checksums of {count_of(report.checksums, 'storage')} are correct{extra}")

@@ -72,7 +72,7 @@ def locate(
     if named:
         step, pointer = named
         located = below(step.name)
-        return _noted(located, f"Converted {step.name}, which {pointer.name} names.", pointer.path) if located else None
+        return _noted(located, f"Took {step.name}, which {pointer.name} names.", pointer.path) if located else None
     lost = _pointer(place)
     if lost:
         known_steps = some([*_steps(place).values()], form=str)

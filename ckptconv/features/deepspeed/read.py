@@ -497,4 +497,4 @@ def _notes(location: Location, place: zero_files.TagDirectory, weights: Weights,
     is_other = place.reason and place.directory.path != location.path
     is_left = weights.optimizer() and not (wanted.states or weights.states_error)
     left = [f"{NOT_CONVERTED}the optimizer{STATES_ARE_CONVERTED}."] if is_left else []
-    return [*([f"Converted {place.directory}: {place.reason}."] if is_other else []), *left]
+    return [*([f"Took {place.directory}: {place.reason}."] if is_other else []), *left]

@@ -35,12 +35,13 @@ STAYING = (
         "state of the training",
         _TRAINING,
     ),
-    Row("*.index.json", "transformers, diffusers", "index", "indexes of other files"),
+    Row("*.index.json", "transformers, diffusers", "index", "it lists the files of the input"),
     Row("*.safetensors *.bin *.pt *.pth *.ckpt", "", "weights", WEIGHTS),
     Row("*.h5 *.msgpack *.ot *.onnx *.gguf *.tflite *.mlmodel *.pte *.npz", "", "weights", _FOREIGN),
     Row("*.pkl *.pickle", "", "pickle", "pickles, which are never copied"),
 )
-FOLDER, UNKNOWN = "folders are not copied", "not known as a model's"
+FOLDER, STEP, UNKNOWN = "folders are not copied", "by its name, another step", "not known as a model's"
+_STEP = re.compile(r"(?:[A-Za-z_]+[-_=]?)?\d+")
 _ELSEWHERE = "those of another folder are copied"
 # Names with one reason that are shown.
 _SHOWN = 100
@@ -56,7 +57,12 @@ def row_of(name: str) -> Row | None:
 def reason_of(name: str, kind: str = "file") -> str:
     """Return why a file, or something of another `kind`, is not copied by its name; "" if it is."""
     row = row_of(name)
-    return row.stays if row else FOLDER if kind == "directory" else UNKNOWN
+    return row.stays if row else of_folder(name) if kind == "directory" else UNKNOWN
+
+
+def of_folder(name: str) -> str:
+    """Return why a folder is not copied."""
+    return STEP if _STEP.fullmatch(name) else FOLDER
 
 
 def is_directory(source: Source, options: Mapping[str, object]) -> bool:

@@ -6,7 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ckptconv.errors import UsageError
-from ckptconv.features.model_checks.left import FOLDER, STAYING, UNKNOWN, is_directory, reason_of, row_of
+from ckptconv.features.model_checks.left import (
+    FOLDER,
+    STAYING,
+    STEP,
+    UNKNOWN,
+    is_directory,
+    of_folder,
+    reason_of,
+    row_of,
+)
 from ckptconv.features.model_checks.meant import told
 from ckptconv.formats.model_directory import ROWS, is_companion_name
 from ckptconv.formats.model_files import SAFETENSORS
@@ -31,11 +40,11 @@ def survey(
     warnings += _unclear(source, place)
     if not any(map(is_companion_name, place.names)):
         return None
-    order = [*(row.role for row in (*ROWS, *STAYING)), FOLDER, UNKNOWN]
+    order = [*(row.role for row in (*ROWS, *STAYING)), FOLDER, STEP, UNKNOWN]
     roles: dict[str, list[str]] = {}
     for name in sorted(place.names):
         row = row_of(name)
-        role = row.role if row else FOLDER if place.names[name].kind == "directory" else UNKNOWN
+        role = row.role if row else of_folder(name) if place.names[name].kind == "directory" else UNKNOWN
         roles.setdefault(role, []).append(name)
     return dict(sorted(roles.items(), key=lambda item: order.index(item[0]) if item[0] in order else -1))
 

@@ -9,13 +9,13 @@ from ckptconv.pickles.nodes import Global
 from ckptconv.text import some
 
 
-def of_classes(names: Sequence[str], most: int) -> Iterator[str]:
-    """Yield which classes, of those with these full names, are written back only with an option, and which are not
-    written. `most` of them are named."""
+def of_classes(names: Sequence[str], most: int, verbose: bool) -> Iterator[str]:
+    """Yield which classes, of those with these full names, are not written back, and if it is `verbose`, which are only
+    with an option. `most` of them are named."""
     unlisted = [cls for name in names if writable.unlisted(cls := Global(*name.rpartition(".")[::2]))]
     reviewed = writable.reviewed(unlisted)
     known, others = ([cls for cls in unlisted if (cls in reviewed) is wanted] for wanted in (True, False))
-    if known:
+    if known and verbose:
         yield f"kept as inert data, which safetensors2pt writes back only with --opaque keep: {some(known, most, str)}"
     if others:
         yield f"kept as inert data, which safetensors2pt does not write back: {some(others, most, str)}"

@@ -1384,7 +1384,7 @@ def test_the_only_checkpoint_of_a_run_is_taken_and_named(tmp_path: Path) -> None
     source = open_source(run, family="deepspeed")
     assert source.path == str(run / "checkpoint-500" / TAG)
     assert source.notes == [
-        f"Converted {run}/checkpoint-500/{TAG}: the tag that `latest` names, in the only checkpoint in {run}.",
+        f"Took {run}/checkpoint-500/{TAG}: the tag that `latest` names, in the only checkpoint in {run}.",
         "Not converted: the optimizer. Use convert --optimizer PATH for its states.",
     ]
     assert open_source(run, family="deepspeed", states=True).notes == source.notes[:1]

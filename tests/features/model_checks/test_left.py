@@ -130,7 +130,7 @@ def test_a_file_by_its_name_and_an_output_beside_its_input_leave_nothing(source:
         ("tokenizer.model", ""),
         ("params.json", "for other programs"),
         ("pytorch_model-00001-of-00002.bin", "other weights"),
-        ("model.safetensors.index.json", "indexes of other files"),
+        ("model.safetensors.index.json", "it lists the files of the input"),
         ("tf_model.h5", "for other programs"),
         ("run_config.yaml", "of the training"),
         ("optimizer_1.bin", "of the training"),
@@ -143,6 +143,12 @@ def test_a_file_by_its_name_and_an_output_beside_its_input_leave_nothing(source:
 )
 def test_the_name_of_a_file_tells_what_it_is_for(name: str, reason: str) -> None:
     assert reason_of(name) == reason
+
+
+def test_a_folder_with_the_name_of_a_step_is_said_to_be_one() -> None:
+    steps = ("10", "step-10", "global_step20", "checkpoint-500", "epoch=3", "onnx", "1_Pooling", "llama-3b")
+    assert [name for name in steps if reason_of(name, "directory") == "folders are not copied"] == [*steps[5:]]
+    assert reason_of("10", "directory") == "by its name, another step"
 
 
 def test_inspect_lists_the_files_of_a_model_by_their_roles(source: Path) -> None:

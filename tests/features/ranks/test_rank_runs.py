@@ -67,7 +67,7 @@ def test_a_run_s_directory_stands_for_the_step_that_its_file_names(
     assert value_of(tmp_path / "out") == 20
     source = open_source(tmp_path / "run")
     assert list(source.pointers) == [str(tmp_path / "run" / pointer)]
-    assert f"Converted global_step_20, which {pointer} names. Took {model}." in source.notes
+    assert f"Took global_step_20, which {pointer} names. Took {model}." in source.notes
     assert list(source.weights) == ["weight"]
 
 
