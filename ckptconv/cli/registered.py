@@ -54,7 +54,7 @@ SUMMARIES: dict[str, str] = {
 DIFFERENCES: dict[str, str] = {
     "reference": "ckptconv.features.like.tables",
 }
-# The modules whose `of_classes(names, most, verbose)` yields lines about the classes, known by name only, that an output keeps.
+# Modules: `of_classes(names, most, verbose)` yields lines about the classes, known by name only, that an output keeps.
 OF_CLASSES: tuple[str, ...] = (
     "ckptconv.features.torch_output.classes",
 )  # fmt: skip

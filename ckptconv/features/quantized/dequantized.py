@@ -6,7 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckptconv.formats.source import Source
+from ckptconv.options.table import Options
 from ckptconv.outputs.computed import Computing
+from ckptconv.outputs.selected import Selected
+
+# In the names of the stacked experts of mlx-lm.
+MLX_EXPERTS = ".switch_mlp."
 
 
 def _formats(source: Source) -> Mapping[str, Any]:
@@ -14,8 +19,18 @@ def _formats(source: Source) -> Mapping[str, Any]:
     return {"dequantized": dict(sorted(formats.items()))}
 
 
+def _warned(chosen: Selected, source: Source, options: Options, reference: Selected | None) -> Selected:
+    """Return `chosen` with a warning if its experts have names that only mlx-lm knows."""
+    stacked = [name for name in chosen.tensors if MLX_EXPERTS in name]
+    if not stacked:
+        return chosen
+    warning = f"The experts keep the names of mlx-lm, such as {stacked[0]!r}, which transformers does not load."
+    return chosen._replace(warnings=(*chosen.warnings, warning))
+
+
 COMPUTING = Computing(
     heading={"dequantized?": {str: int}},
+    selected=_warned,
     record=_formats,
     reported=lambda source: {"dequantized": dict(source.computed["dequantize"].formats)},
 )

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from ckptconv.errors import UnsupportedError, UsageError
 from ckptconv.features.quantized import making
+from ckptconv.features.quantized.dequantized import MLX_EXPERTS
 from ckptconv.features.quantized.options import EXACT_WAYS, Quantizing
 from ckptconv.features.quantized.parts import parts_among
 from ckptconv.features.quantized.table import LOADERS, WAYS
@@ -79,6 +80,9 @@ def _quantized(chosen: Selected, source: Source, options: Options, reference: Se
             casting.is_decoded(tensor) if exact else _is_weight(tensor_name, tensor)
         ):
             left += [tensor_name] if len(tensor.shape) > 1 and tensor_name.endswith(".weight") else []
+            unfit += (
+                [f"{tensor_name} (experts of mlx-lm)"] if len(tensor.shape) == 3 and MLX_EXPERTS in tensor_name else []
+            )
             continue
         why = making.unfit(tensor, way, exact)
         if kept or why or (not exact and _LEFT.search(tensor_name)):

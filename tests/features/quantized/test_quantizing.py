@@ -301,3 +301,16 @@ def test_keep_without_quantize_is_met_with_how_a_tensor_keeps_its_dtype(tmp_path
     with pytest.raises(UsageError, match="--keep has no effect without --quantize") as caught:
         ckptconv.convert(model, tmp_path / "out", dtype="bf16", keep="norm")
     assert f"--dtype bf16 --exclude GLOB --graft '{model}:GLOB'" in caught.value.hint
+
+
+def test_the_experts_of_mlx_are_said_to_stay_and_to_be_for_no_other_program(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    experts, linear = "model.layers.0.mlp.switch_mlp.up_proj.weight", "model.layers.0.mlp.gate_proj.weight"
+    model = tmp_path / "model.safetensors"
+    save_file({experts: torch.randn(2, 32, 32), linear: torch.randn(32, 32)}, model)
+    for way in ("mxfp4", "mxfp8"):
+        report = ckptconv.convert(model, tmp_path / way, quantize=way, fsync=False)
+        assert [text for text in report.warnings if f"cannot hold them: {experts} (experts of mlx-lm)" in text], way
+        assert report.quantized == {way: 1}
+    report = ckptconv.convert(tmp_path / "mxfp8" / "model.safetensors", tmp_path / "back", dequantize=True, fsync=False)
+    assert any("names of mlx-lm" in text and "transformers does not load" in text for text in report.warnings)
