@@ -80,9 +80,8 @@ def _quantized(chosen: Selected, source: Source, options: Options, reference: Se
             casting.is_decoded(tensor) if exact else _is_weight(tensor_name, tensor)
         ):
             left += [tensor_name] if len(tensor.shape) > 1 and tensor_name.endswith(".weight") else []
-            unfit += (
-                [f"{tensor_name} (experts of mlx-lm)"] if len(tensor.shape) == 3 and MLX_EXPERTS in tensor_name else []
-            )
+            is_of_mlx = len(tensor.shape) == 3 and MLX_EXPERTS in tensor_name and not exact and not kept
+            unfit += [f"{tensor_name} (experts of mlx-lm)"] if is_of_mlx else []
             continue
         why = making.unfit(tensor, way, exact)
         if kept or why or (not exact and _LEFT.search(tensor_name)):
