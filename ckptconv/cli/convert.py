@@ -66,7 +66,7 @@ def convert_(
         for feature in CARRIED_OUT:
             if names_of(feature).keys() & options.keys():
                 raise typer.Exit(of_feature(feature, "command").carry_out(words, options))
-        output = destination(words[1] if len(words) > 1 else None, options)
+        output = destination(words[1] if len(words) > 1 else None, options, words[0])
         if len(words) > 2:
             combining: list[str] = [name for name in ("average", "merge") if name in COMMANDS]
             combining += [] if missing("graft") else ["convert A OUTPUT --graft 'B:*' for different tensors"]

@@ -250,7 +250,7 @@ class _Overwriting(TypedDict, total=False):
     """Convert, Verify, Average, Diff, Finish, Inspect, Merge, Patch, Rows."""
 
     overwrite: bool
-    """Also replace files of other programs that have the names of output files."""
+    """Replace files of other programs too, if they have the very names of the output's files."""
 
 
 class _Attesting(TypedDict, total=False):

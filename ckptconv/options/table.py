@@ -171,7 +171,7 @@ class Options(Given):
     clobber: bool = option(FLAG, "Refuse to replace an output.", default=True, group=OUTPUT)
     overwrite: bool = option(
         FLAG,
-        "Also replace files of other programs that have the names of output files.",
+        "Replace files of other programs too, if they have the very names of the output's files.",
         group=OUTPUT,
     )
     verify: bool = _running(FLAG, "Compare the output with the input before publishing it.", common=True)

@@ -444,6 +444,30 @@ def test_the_report_names_every_further_file(world: Path) -> None:
     assert "wrote many/.ckptconv-manifest.json" in done(run("convert a.pt many -v")).out.splitlines()
 
 
+def test_a_second_word_that_may_be_another_input_replaces_only_an_earlier_output(world: Path) -> None:
+    other = (world / "a.pt").read_bytes() + b"mine"
+    for name, words in {"b.pt": "a.pt b.pt", "b.safetensors": "c.safetensors b.safetensors"}.items():
+        source, content = words.split()[0], other
+        if name == "b.safetensors":
+            shutil.copy("g1.safetensors", source)
+            content = Path("g1.safetensors").read_bytes()
+        place = world / name
+        place.write_bytes(content)
+        told = run(f"convert {words} --dtype bf16").refused(2, f"{name} exists, and is not recognised as an earlier")
+        assert f"give it as -o {name}." in told
+        assert place.read_bytes() == content
+        for permitted in (f"{source} -o {name}", f"{words} --overwrite"):
+            place.write_bytes(content)
+            done(run(f"convert {permitted} --dtype bf16"))
+            assert place.read_bytes() != content
+        # An earlier output, an empty file, and a file of another kind were not put there by a pattern.
+        done(run(f"convert {words}"))
+        place.write_bytes(b"")
+        done(run(f"convert {words}"))
+    Path("mine.safetensors").write_bytes(other)
+    done(run("convert a.pt mine.safetensors"))
+
+
 def test_the_report_says_that_an_earlier_output_is_replaced(world: Path) -> None:
     def told(output: str | None, **options: Any) -> list[str]:
         return [note for note in convert("a.pt", output, **options).notes if "replaces" in note]
