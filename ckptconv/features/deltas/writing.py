@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,10 +14,11 @@ from ckptconv.features.deltas.changes import delta_files
 from ckptconv.features.deltas.comparing import COMPARING
 from ckptconv.features.deltas.encoding import Encoder, Pair, check_installed
 from ckptconv.features.deltas.reading import OVERWRITE
+from ckptconv.formats.model_files import SUFFIX
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.planning import output_of
-from ckptconv.outputs.targets import Target, nearest_directory, resolve_output
+from ckptconv.outputs.targets import CHECKPOINT_SUFFIXES, Target, nearest_directory, resolve_output
 from ckptconv.publish.producing import produce
 from ckptconv.result import Report
 from ckptconv.storage.files import held, look
@@ -45,12 +47,15 @@ class AskedDelta:
         and the errors of `check_installed`."""
         check_installed(self.checksum)
         target = self._target(options)
-        if target.is_file:
+        if target.is_file or look(normalize(self.path)).kind == "file":
             raise UsageError(f"{self.path} is the name of a file, but a delta is a directory.")
         return options.replaced(spool_dir=options.spool_dir or nearest_directory(target.path))
 
     def _target(self, options: Options) -> Target:
-        return resolve_output(Proposed(normalize(self.path), "Give another directory to --delta."), options)
+        path = normalize(self.path)
+        if os.path.splitext(path)[1] and not path.endswith((SUFFIX, *CHECKPOINT_SUFFIXES)):
+            path += "/"  # a name such as v2.delta is that of a directory
+        return resolve_output(Proposed(path, "Give another directory to --delta."), options)
 
     def encoder(self, options: Options) -> Encoder:
         """Return an encoder for the delta, to be used while the tensors are compared. `options` has the place of

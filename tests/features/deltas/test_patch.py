@@ -509,10 +509,18 @@ def test_each_side_is_read_once(tmp_path: Path) -> None:
     assert 2 * before.nbytes <= found.bytes_read < 2 * before.nbytes + 10_000
 
 
+def test_a_delta_may_be_called_delta(tmp_path: Path, pair: tuple[Path, Path]) -> None:
+    assert ckptconv_here("diff", *pair, "--delta", tmp_path / "v2.delta").code == 0
+    assert (tmp_path / "v2.delta" / "model.safetensors.index.json").exists()
+    assert ckptconv_here("patch", pair[0], tmp_path / "v2.delta", tmp_path / "c.safetensors").code == 0
+
+
 def test_options_that_contradict_a_delta_are_refused(tmp_path: Path, pair: tuple[Path, Path]) -> None:
     for options in (["--rtol", "0"], ["--with-states"]):
         assert ckptconv_here("diff", *pair, "--delta", tmp_path / "d", *options).refused(2, "--delta", options[0])
+    (tmp_path / "d.delta").write_text("mine")
     assert ckptconv_here("diff", *pair, "--delta", tmp_path / "d.safetensors").refused(2, "a delta is a directory")
+    assert ckptconv_here("diff", *pair, "--delta", tmp_path / "d.delta").refused(2, "a delta is a directory")
     assert ckptconv_here("patch", pair[0], tmp_path / "c.safetensors").refused(2, "at least one DELTA")
     assert ckptconv_here("patch", pair[0], tmp_path, tmp_path / "c.safetensors").refused(2, "is not a delta")
     assert ckptconv_here("patch", pair[0], tmp_path / "none", tmp_path / "c").refused(2, "does not exist")
