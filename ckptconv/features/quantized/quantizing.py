@@ -104,6 +104,8 @@ def _quantized(chosen: Selected, source: Source, options: Options, reference: Se
         tensors.update(taken)
         parts.update(taken)
     _check(chosen, path, asked, weights, keep, unfit)
+    cut = [*dict.fromkeys(other for weight in weights for other in _joined(weight) if other in chosen.tensors)]
+    cut = [weight for weight in cut if weight not in weights]
     if len(tensors) != len(chosen.tensors) - len(weights) + len(parts):
         raise UsageError("A scale would get the name of another tensor.", "See --rename.")
     counts = {name: len(weights)}
@@ -118,7 +120,11 @@ def _quantized(chosen: Selected, source: Source, options: Options, reference: Se
         owners={alias: owner for alias, owner in chosen.owners.items() if alias in tensors and owner in tensors},
         uncastable=chosen.uncastable | parts,
         warnings=(*chosen.warnings, *unheld),
-        notes=(*chosen.notes, *_values(chosen), _note(name, weights, left) + ("" if exact else f" {_loaders(name)}")),
+        notes=(
+            *chosen.notes,
+            *_values(chosen),
+            _note(name, weights, left) + ("" if exact else f" {_loaders(name, cut)}"),
+        ),
         quantized={},
         unmapped=chosen.first,
         settled=frozenset(parts),
@@ -183,9 +189,17 @@ def _note(name: str, weights: Collection[str], left: list[str]) -> str:
     return f"quantized {count} as {name}" + (f"; unchanged: {some(left)}." if left else ".")
 
 
-def _loaders(name: str) -> str:
-    """Return the sentence on the programs that load what is quantized so."""
-    return f"Tested loaders: {LOADERS.get(name, 'none')}."
+def _loaders(name: str, cut: list[str]) -> str:
+    """Return the sentence on the programs that load what is quantized so. `cut` are the weights that are not quantized,
+    but that vLLM joins with quantized ones."""
+    loaders = LOADERS.get(name, "none")
+    others = re.split("[,;] vLLM", loaders)[0]
+    if not cut or others == loaders:
+        return f"Tested loaders: {loaders}."
+    return (
+        f"Tested loaders: {others}. vLLM joins {some(cut, 2)} with weights that are quantized, and needs all of them "
+        "quantized, or none."
+    )
 
 
 def _values(chosen: Selected) -> Iterator[str]:

@@ -40,6 +40,28 @@ def model(here: Path, **more: torch.Tensor) -> Path:
     return here
 
 
+@every(
+    "kept, has_vllm", [("*.q_proj.*", False), ("*.[qkv]_proj.*", True), ("*.up_proj.*", False), ("*.o_proj.*", True)]
+)
+def test_vllm_is_named_only_if_all_that_it_joins_is_quantized_or_none(
+    kept: str, has_vllm: bool, tmp_path: Path
+) -> None:
+    names = (
+        "self_attn.q_proj",
+        "self_attn.k_proj",
+        "self_attn.v_proj",
+        "self_attn.o_proj",
+        "mlp.gate_proj",
+        "mlp.up_proj",
+    )
+    source = {f"model.layers.0.{name}.weight": torch.ones(128, 128) for name in names}
+    save_file(source, tmp_path / "m.safetensors")
+    report = ckptconv.convert(tmp_path / "m.safetensors", tmp_path / "q", quantize="fp8-block", keep=[kept])
+    (note,) = (note for note in report.notes if "Tested loaders" in note)
+    assert note.endswith("Tested loaders: transformers, vLLM.") is has_vllm
+    assert has_vllm or "vLLM joins 'model.layers.0." in note
+
+
 @every("way", ROUNDING_WAYS)
 def test_weights_are_quantized_and_the_configuration_says_so(way: str, tmp_path: Path) -> None:
     source, out = model(tmp_path / "m"), tmp_path / "q"
