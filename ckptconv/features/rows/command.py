@@ -26,11 +26,17 @@ Tables = Annotated[
     ),
 ]
 OTHER_WORDS = {"rows split": ("unpack", "split-rows"), "rows pack": ("pack",)}
+OTHER_OPTIONS = {
+    "--rows --row-range": (
+        "In Python, ckptconv.open(PATH).get_slice(NAME)[5:10] reads rows of any tensor; --vocab N keeps the first rows "
+        "of a vocabulary. ckptconv rows is about embedding tables of FBGEMM."
+    ),
+}
 
 rows = typer.Typer(
     name="rows",
     cls=Group,
-    help="""Split, pack and check embedding tables of whole rows.
+    help="""Split, pack and check FBGEMM's embedding tables of whole rows.
 
 In such tables, the header, weight and optimizer state of a row are stored together.
 

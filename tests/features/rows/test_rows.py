@@ -824,3 +824,10 @@ def test_its_options_take_words() -> None:
 def test_the_short_help_of_packing_has_what_the_page_uses() -> None:
     said = done(ckptconv_here("rows", "pack", "-h")).out
     assert all(option in said for option in ("--method", "--column", "--name"))
+
+
+def test_an_option_for_rows_of_any_tensor_is_told_what_reads_them() -> None:
+    told = ckptconv_here("convert", "a.pt", "o.safetensors", "--rows", "5-10")
+    told.refused(
+        2, "There is no option --rows.", "get_slice(NAME)[5:10]", "ckptconv rows is about embedding tables of FBGEMM"
+    )
