@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 from typing import Annotated, Any
 
 import typer
@@ -11,9 +13,9 @@ from ckptconv.cli.making import convert_one
 from ckptconv.cli.options import CONVERTING, destination, named, taking
 from ckptconv.cli.registered import COMMANDS
 from ckptconv.errors import UNWRITTEN, CorruptError, UsageError, leaving
-from ckptconv.options.registered import CARRIED_OUT, advise, missing, names_of
+from ckptconv.options.registered import CARRIED_OUT, advise, missing, names_of, several
 from ckptconv.process import of_feature
-from ckptconv.text import some
+from ckptconv.text import Proposed, some
 
 _MANY = "" if missing("output_dir") else "; with --output-dir, every argument is an input"
 OTHER_WORDS = {
@@ -66,7 +68,13 @@ def convert_(
         for feature in CARRIED_OUT:
             if names_of(feature).keys() & options.keys():
                 raise typer.Exit(of_feature(feature, "command").carry_out(words, options))
-        output = destination(words[1] if len(words) > 1 else None, options, words[0])
+        second = words[1] if len(words) > 1 else None
+        suffix = os.path.splitext(words[0])[1]
+        # As a shell's pattern that matches two inputs gives it.
+        if second and os.path.splitext(second)[1] == suffix and os.path.isfile(second) and os.path.getsize(second):
+            more = several(" If it is another input: {}.")
+            second = Proposed(second, f"If it is OUTPUT, give it as -o {shlex.quote(second)}.{more}")
+        output = destination(second, options)
         if len(words) > 2:
             combining: list[str] = [name for name in ("average", "merge") if name in COMMANDS]
             combining += [] if missing("graft") else ["convert A OUTPUT --graft 'B:*' for different tensors"]

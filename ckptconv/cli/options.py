@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 import re
-import shlex
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,9 +14,9 @@ from ckptconv.cli import signals
 from ckptconv.errors import UNWRITTEN, UsageError, leaving
 from ckptconv.options.kinds import FLAG
 from ckptconv.options.option import FeatureOption, Option, former_given
-from ckptconv.options.registered import EXECUTORS, names_of, several
+from ckptconv.options.registered import EXECUTORS, names_of
 from ckptconv.options.table import COMMAND, OPTIONS, TENSORS, named_in
-from ckptconv.text import LastWord, Proposed
+from ckptconv.text import LastWord
 
 if TYPE_CHECKING:
     from ckptconv.cli.console import Printer
@@ -160,24 +158,12 @@ def _former_parameter(option: Option) -> inspect.Parameter:
 
 
 @leaving(UNWRITTEN)
-def destination(argument: str | None, options: dict[str, Any], source: str = "") -> str | None:
-    """Return OUTPUT: the `argument`, or the value of -o, which is removed from `options`. Raise UsageError for both.
-
-    An `argument` that may be a second input, as a shell's pattern gives two, is only proposed.
-    """
+def destination(argument: str | None, options: dict[str, Any]) -> str | None:
+    """Return OUTPUT: the `argument`, or the value of -o, which is removed from `options`. Raise UsageError for both."""
     named: str | None = options.pop("into", None)
     if named is not None and argument is not None:
         raise UsageError(f"OUTPUT is given twice: {argument}, and {named} with -o.", "Leave one out.")
-    if argument is not None and _may_be_input(argument, source):
-        more = several(" If it is another input: {}.")
-        return Proposed(argument, f"If it is OUTPUT, give it as -o {shlex.quote(argument)}.{more}")
     return argument if named is None else named
-
-
-def _may_be_input(word: str, source: str) -> bool:
-    """Whether `word` is a file that has content, and the same suffix as the file `source`."""
-    suffixes = {os.path.splitext(path)[1] for path in (word, source)}
-    return len(suffixes) == 1 and suffixes != {""} and os.path.isfile(word) and os.path.getsize(word) > 0
 
 
 @leaving(UNWRITTEN)

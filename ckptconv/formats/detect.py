@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
@@ -102,13 +101,6 @@ def open_source(
     if stores.is_repository(path):
         source = source._replace(notes=[*source.notes, *_repository_notes(place, source)])
     is_deepspeed, is_megatron = source.family == DEEPSPEED, source.format == MEGATRON
-    # Of a run, another step than the one that is meant would be read.
-    if tag and not is_deepspeed and (source.pointers or source.path != place.path):
-        raise UsageError(
-            f"--tag {tag} has no effect: {path} is {guess.called}, but the option applies only to DeepSpeed's "
-            "checkpoints. Another step would be read.",
-            _step_called(place, tag),
-        )
     idle = [
         f"{option} has no effect: {path} is {guess.called}, but the option applies only to {whose} checkpoints."
         for option, is_given, whose, is_theirs in (
@@ -120,16 +112,10 @@ def open_source(
         )
         if is_given and not is_theirs
     ]
+    if tag and not is_deepspeed and (source.pointers or source.path != place.path):
+        raise UsageError(idle[0], f"Give the directory of the step: {place}/STEP.")  # of a run, another would be read
     source = source._replace(warnings=[*source.warnings, *idle]) if idle else source
     return with_layout(source, **reaching, **feature_options)
-
-
-def _step_called(place: Location, tag: str) -> str:
-    """Return the advice to give a step of the run at `place` by its directory: one with the number `tag`, if there is
-    one."""
-    numbered = re.compile(rf"(?:.*\D)?0*{re.escape(tag)}")
-    steps = [name for name in place.names if numbered.fullmatch(name)] if place.kind == "directory" else []
-    return f"Give the directory of the step: {place.child(steps[0]) if steps else f'{place}/STEP'}."
 
 
 def _joined(place: Location, source: Source, wanted: Wanted) -> Source:

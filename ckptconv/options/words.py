@@ -12,9 +12,7 @@ from ckptconv.options.registered import missing
 WORDS = {
     "-o -d --out --output --output-file --outfile --output-path --save-path --dst": "Name OUTPUT after INPUT.",
     "-i --input --input-dir --checkpoint --checkpoint-dir --checkpoint-path --ckpt --model --src": "Name INPUT first.",
-    "--step --iteration --global-step": (
-        "Give the directory of the step as INPUT; of a DeepSpeed run, --tag TAG names the step."
-    ),
+    "--step --iteration --global-step": "Give the directory of the step; of a DeepSpeed run, --tag TAG names it.",
     "--bf16 --bfloat16": "Use --dtype bf16.",
     "--fp16 --float16 --half": "Use --dtype fp16.",
     "--fp32 --float32 --float": "Use --dtype fp32.",
