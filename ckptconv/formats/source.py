@@ -337,8 +337,7 @@ class Source(_Fields):
         others = () if self.reference or "config.json" in self.companions else self.companions
         names = (*(self.reference or self).inputs, *others)
         stems = (stem for beginning, stem in _STEMS.items() if any(name.startswith(beginning) for name in names))
-        stem = next(stems, MODEL)
-        return MODEL if stem == OPEN_CLIP and "map" in self.computed else stem  # a map gives it other names
+        return next((stem for stem in stems if stem != OPEN_CLIP or "map" not in self.computed), MODEL)
 
     @property
     def inputs_of_all(self) -> Mapping[str, Hashable]:

@@ -109,9 +109,8 @@ def collected(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
                 "Change --strip-prefix or --rename, or leave one of them out with --exclude.",
             )
         if old and (not new or new[0] == "." != old[0]):
-            left = f"{new!r}, which begins with a dot," if new else "an empty name"
             raise UsageError(
-                f"Renaming leaves {left} for {old!r}.",
+                f"Renaming leaves {f'{new!r}, which begins with a dot,' if new else 'an empty name'} for {old!r}.",
                 "Change --strip-prefix or --rename (a dot belongs to the prefix), or leave it out with --exclude.",
             )
         taken[new] = old
