@@ -164,11 +164,8 @@ def failure_of(error: BaseException) -> CkptconvError | None:
         from ckptconv.formats.registered import PLUGINS
 
         text = f"{type(error).__name__}: {error}. No output was published."
-        brought = [suspect for module in PLUGINS for suspect in import_module(module).suspects()]
-        return FailedError(
-            f"This is a bug in {', or in '.join(brought)}, or else in ckptconv: {text}"
-            if brought
-            else f"This is a bug in ckptconv itself: {text}",
-            "Please report it, with the output of CKPTCONV_DEBUG=1.",
-        )
+        advice = "Please report it, with the output of CKPTCONV_DEBUG=1."
+        if brought := [suspect for module in PLUGINS for suspect in import_module(module).suspects()]:
+            return FailedError(f"This is a bug in {', or in '.join(brought)}, or else in ckptconv: {text}", advice)
+        return FailedError(f"This is a bug in ckptconv itself: {text}", advice)
     return None

@@ -52,11 +52,9 @@ def _no_model(source: Source, outputs: Sequence[Output], chosen: Options) -> str
     """Return the warning for an input whose tensors, if any, are all inside objects of opaque classes."""
     count = sum(output.tensors for output in outputs)
     classes = f"objects of classes that are known by name only ({some(source.files.opaque, 3)})"
-    problem = (
-        f"has all its tensors ({count}) inside {classes}: their names are not those of a model"
-        if count
-        else f"holds no tensor, and {classes}, which may have some, are kept as inert data"
-    )
+    problem = f"holds no tensor, and {classes}, which may have some, are kept as inert data"
+    if count:
+        problem = f"has all its tensors ({count}) inside {classes}: their names are not those of a model"
     advice = "On a machine with these classes, save the state_dict() of the object with torch.save, and convert that."
     if chosen.raw:
         advice = "Without --raw, whole modules among them become state dicts."

@@ -438,9 +438,10 @@ def check_spool(directory: str) -> None:
 
 
 def not_a_directory(path: str) -> UsageError:
+    stem = os.path.splitext(path)[0]
     return UsageError(
         f"{path} looks like the name of a file, but here an output is a directory unless it ends in .safetensors.",
-        f"Did you mean {os.path.splitext(path)[0]}.safetensors? ckptconv convert also writes files for torch.load.",
+        f"Did you mean {stem}.safetensors? For a file for torch.load: ckptconv convert INPUT {stem}.pt",
     )
 
 

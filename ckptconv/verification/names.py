@@ -134,7 +134,7 @@ def _check_names(source: Source, expected: Expected, written: Written, options: 
     if missing:
         error = DifferenceError(
             f"{written.path} lacks {_tensors(missing)} of {source.path}: {some(missing)}.",
-            CONVERTED_SO,
+            _option_for(missing, [*written.tensors], source) + CONVERTED_SO,
             what="missing",
             tensor=missing[0],
             tensors=[{"what": "missing", "tensor": name} for name in missing],
@@ -151,6 +151,17 @@ def _check_names(source: Source, expected: Expected, written: Written, options: 
             tensors=[{"what": "unexpected", "tensor": name, "file": written.homes[name]} for name in unexpected],
         )
         wrong.add(error)
+
+
+def _option_for(missing: Sequence[str], stored: Sequence[str], source: Source) -> str:
+    """Return the hint at an option that leaves a prefix of `missing` names out, as the `stored` ones do; else ""."""
+    prefixes = (name.removesuffix(stored[0]) for name in missing if stored and name.endswith(f".{stored[0]}"))
+    prefix = next(prefixes, "")
+    if not prefix or not {prefix + name for name in stored}.issubset(missing):
+        return ""
+    is_part = source.structured and len(stored) < len(missing)
+    option = f"--key {prefix[:-1]}" if is_part else f"--strip-prefix {prefix}"
+    return f"It has the names of a conversion with {option}. "
 
 
 def check_structure(expected: Expected, written: Written) -> None:

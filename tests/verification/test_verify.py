@@ -18,7 +18,7 @@ import pytest
 import safetensors
 import torch
 from cells import of_features
-from checkpoints import ZERO, Run, ckptconv, ckptconv_here
+from checkpoints import ZERO, Run, ckptconv, ckptconv_here, done
 from compare import evaluate
 from effort import TIMES, examples
 from faults import spoiled
@@ -973,3 +973,18 @@ def test_options_that_renamed_or_chose_tensors_are_asked_for(tmp_path: Path) -> 
         "verify", tmp_path / "a.pt", tmp_path / "a.safetensors", "--key", "state_dict", "--strip-prefix", "module."
     )
     assert run.code == 0, run.err
+
+
+def test_names_without_a_prefix_lead_to_the_option_of_the_conversion(tmp_path: Path) -> None:
+    weights = {"model.a": torch.ones(2), "model.b": torch.ones(2)}
+    torch.save(weights, tmp_path / "flat.pt")
+    torch.save({"model": {"a": torch.ones(2), "b": torch.ones(2)}, "other": torch.ones(2)}, tmp_path / "train.pt")
+    for source, option in (("flat.pt", ["--strip-prefix", "model."]), ("train.pt", ["--key", "model"])):
+        output = tmp_path / f"{source}.safetensors"
+        done(ckptconv_here("convert", tmp_path / source, output, *option))
+        run = ckptconv_here("verify", tmp_path / source, output)
+        run.refused(1, f"It has the names of a conversion with {' '.join(option)}. Give --for-hub, --key")
+        done(ckptconv_here("verify", tmp_path / source, output, *option))
+    save_file({"a": torch.ones(2), "c": torch.ones(2)}, tmp_path / "others.safetensors")
+    run = ckptconv_here("verify", tmp_path / "flat.pt", tmp_path / "others.safetensors")
+    assert "It has the names" not in run.err

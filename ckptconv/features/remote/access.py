@@ -121,6 +121,8 @@ def why(error: BaseException) -> str:
     """Return the reason of an error, in one line."""
     if isinstance(error, FileNotFoundError):
         return "it does not exist"
+    if status(error) == 501 or (isinstance(error, OSError) and error.errno == errno.ENOSYS):
+        return "the server does not implement this request"
     text = " ".join(str(error).split())
     if isinstance(error, PermissionError):
         return f"permission denied ({text})" if text else "permission denied"

@@ -291,9 +291,10 @@ def failure(url: str, error: BaseException) -> CkptconvError:
     """Return the error for the user if `url` cannot be written."""
     if isinstance(error, CkptconvError):
         return error
-    missing = "Does the bucket or container exist?"
-    hint = missing if isinstance(error, FileNotFoundError) else access.hint(error)
-    return FailedError(f"{url} cannot be written: {access.why(error)}. It was not published.", hint)
+    why, hint = access.why(error), access.hint(error)
+    if isinstance(error, FileNotFoundError):
+        why, hint = "the store has no such place", "Does the bucket or container exist?"
+    return FailedError(f"{url} cannot be written: {why}. It was not published.", hint)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import tarfile
 import zipfile
@@ -22,7 +23,7 @@ from ckptconv.errors import MissingError, UsageError
 from ckptconv.features.remote import access, prefetch, stores
 from ckptconv.features.remote.prefetch import coalesce
 from ckptconv.features.remote.staging import notes
-from ckptconv.features.remote.uploads import part_size
+from ckptconv.features.remote.uploads import failure, part_size
 from ckptconv.formats.detect import open_source
 from ckptconv.storage.reading import Range
 from ckptconv.tensors.moves import File
@@ -188,3 +189,11 @@ def test_parts_that_are_larger_than_memory_allows_are_told() -> None:
 def test_a_file_that_no_store_takes_is_refused() -> None:
     with pytest.raises(UsageError, match="--max-shard-size"):
         part_size(1 << 50, 8 * MIB)
+
+
+def test_why_a_store_does_not_take_a_file_is_said() -> None:
+    for error, said in (
+        (OSError(errno.ENOSYS, "not implemented"), "the server does not implement this request. It was not published."),
+        (FileNotFoundError(), "the store has no such place. It was not published. Does the bucket or container exist?"),
+    ):
+        assert str(failure("s3://b/x", error)) == f"s3://b/x cannot be written: {said}"
