@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ckptconv.features.arrays.frameworks import framework
 from ckptconv.features.arrays.lacking import without
 from ckptconv.features.arrays.loading_options import INSTEAD, LOADING
-from ckptconv.features.arrays.memory import Memory, WantedArray, warn_of
+from ckptconv.features.arrays.memory import Memory, WantedArray, warn, warn_of
 from ckptconv.formats import model_files
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.source import Source
@@ -130,7 +130,4 @@ def _warn_of_newer(path: str) -> None:
         except OSError:
             continue
         if newer:
-            warnings.warn(
-                f"{original} is newer than {path}, which was loaded: convert it again if both should be the same.",
-                stacklevel=4,
-            )
+            warn(f"{original} is newer than {path}, which was loaded: convert it again if both should be the same.")

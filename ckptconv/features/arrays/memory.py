@@ -195,13 +195,21 @@ class Memory:
         # Each request for a remote file asks for the version that was opened.
         check_unchanged(file for file in files if not is_far(file.path))
         if warning := tally.overflowed("the requested dtype"):
-            warnings.warn(warning, stacklevel=4)
+            warn(warning)
 
 
 def warn_of(source: Source) -> None:
-    """Give the warnings of a conversion of `source`, with the line that called the function of the library."""
+    """Give the warnings of a conversion of `source`."""
     for warning in source.warnings:
-        warnings.warn(warning, stacklevel=4)
+        warn(warning)
+
+
+def warn(text: str) -> None:
+    """Give a warning, with the line that called the library."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back and frame.f_globals["__name__"].partition(".")[0] in ("ckptconv", "contextlib"):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)
 
 
 def _key(wanted: WantedArray, framework: Framework) -> Hashable:

@@ -60,7 +60,7 @@ def fitted(source: Source, options: Options) -> Source:
         )
     ((_, config),) = companions.configurations(source, options.storage_options, ADAPTER_CONFIG)
     stated = {"dim": adapter.scale.rank, "alpha": adapter.scale.alpha, "dropout": config.says.get("lora_dropout") or 0}
-    like = options.fitting()["like"]
+    like = options.fitting().get("like")
     why = _compared(source, tensors, like, stated, options) if like else "the step does not say them"
     note = f"Train its adapters with {_words(stated)}, as {config.file.path} says: {why}."
     return source.computing(map=chosen)._replace(notes=[*source.notes, note])

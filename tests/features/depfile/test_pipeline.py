@@ -41,7 +41,7 @@ Make = Callable[..., "subprocess.CompletedProcess[str]"]
 def make(place: Path, program: Path) -> Make:
     """Runs make where the example is."""
 
-    def run(*arguments: str, shard: str = "200") -> subprocess.CompletedProcess[str]:
+    def run(*arguments: str, shard: str = "200B") -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             ["make", *arguments, f"SHARD={shard}"],
             cwd=place, env=environment(program), capture_output=True, text=True, check=False,
@@ -122,7 +122,7 @@ def test_a_run_that_is_one_file_is_converted_once(place: Path, make: Make) -> No
 
 
 def test_a_run_may_become_several_files_and_one_again(place: Path, make: Make) -> None:
-    for shard, last in (("5GB", "model.safetensors"), ("200", INDEX), ("5GB", "model.safetensors")):
+    for shard, last in (("5GB", "model.safetensors"), ("200B", INDEX), ("5GB", "model.safetensors")):
         later = time.time() + 5
         os.utime(place / "runs/seven/latest", (later, later))
         assert make(shard=shard).returncode == 0
@@ -175,7 +175,7 @@ def test_a_pipeline_that_is_interrupted_goes_on_where_it_was(place: Path, progra
     held.chmod(0o755)
     os.mkfifo(place / "begun")
     running = subprocess.Popen(
-        ["make", "-j4", "SHARD=200", "FLAGS=--quiet --jobs 1"],
+        ["make", "-j4", "SHARD=200B", "FLAGS=--quiet --jobs 1"],
         cwd=place, env=environment(held.parent), start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip

@@ -237,7 +237,7 @@ def test_an_executor_makes_shards_where_it_sees_the_store(
     executor: Executor
     with make() as executor:
         if store.url.startswith("memory:") and isinstance(executor, ProcessPoolExecutor):
-            with pytest.raises(FailedError, match="does not exist"):
+            with pytest.raises(FailedError, match="the store has no such place"):
                 store.whole(model, executor=executor)
             return
         store.whole(other)

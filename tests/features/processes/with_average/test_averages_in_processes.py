@@ -121,7 +121,8 @@ def test_the_report_and_the_checksums_are_those_of_threads(steps: list[Path], tm
         options = ["--dtype", "float16", "--jobs", 2, "--manifest", manifest, "--json"]
         report = run("average", *steps, output, *options).json
         assert report["warnings"]
-        for name in ("seconds", "peak_rss_bytes", "outputs"):
+        assert report["beside"] == {str(manifest): "--manifest"}
+        for name in ("seconds", "peak_rss_bytes", "outputs", "beside"):
             report.pop(name)
         reports.append(report)
         manifests.append(json.loads(manifest.read_text()))
