@@ -1,4 +1,5 @@
-"""A tensor for each kernel, which the kernel makes: those of the trunk, and of each feature."""
+"""A tensor for each kernel, which the kernel makes: those of the trunk, and of each feature. Its bytes, as a conversion
+makes them, and as verification does."""
 
 from __future__ import annotations
 
@@ -7,10 +8,14 @@ from typing import Any
 import numpy as np
 from cells import of_features
 
+from ckptconv.engine.worker import Worker
+from ckptconv.plan import Data
+from ckptconv.storage.files import Readers
 from ckptconv.tensors.computing import Bits, Join, Joined, WeightedSum
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Convert, Inline, LazyTensor
 from ckptconv.tensors.moves import Cast, Conjugate, Negate, Swap
+from ckptconv.verification.evaluate import Evaluator
 
 F32, F64, BF16, U8, U16, I16, C64 = (
     DTYPES[name] for name in ("float32", "float64", "bfloat16", "uint8", "uint16", "int16", "complex64")
@@ -32,3 +37,13 @@ SAMPLES: dict[type[Any], LazyTensor] = {
     WeightedSum: Joined((NUMBERS, HALVES), WeightedSum(("float32", "bfloat16"), (1.0, 0.1), 1.1), F64),
     **{kernel: sample for samples in of_features("SAMPLES") for kernel, sample in samples.items()},
 }
+
+
+def made(tensor: LazyTensor) -> bytes:
+    with Readers() as readers:
+        return bytes(Worker(readers, None, 1 << 12).bytes_of(Data(0, tensor, "x"), 0, tensor.nbytes))
+
+
+def evaluated(tensor: LazyTensor) -> bytes:
+    with Readers() as readers:
+        return Evaluator(readers).flat(tensor, 0, tensor.numel).tobytes()

@@ -29,6 +29,7 @@ from ckptconv.formats.torch.objects import vocabulary
 from ckptconv.pickles import attacks
 from ckptconv.pickles.containers import CONSTANTS, PYTHON
 from ckptconv.pickles.nodes import Global, Opaque
+from ckptconv.process import has_feature
 
 # What a file takes at most, in calls of functions.
 MOST_CALLS = 4_000_000
@@ -209,7 +210,8 @@ def test_with_inert_what_readers_read_differently_is_refused_all_the_same(tmp_pa
             assert run.code == corpus.CORRUPT, f"{case.file}: {run.err}"
             assert not (tmp_path / "canary").exists(), case.file
             seen += 1
-    assert seen > 20
+    # Half of them are tar archives.
+    assert seen > (20 if has_feature("tar") else 10)
 
 
 @pytest.mark.skipif(corpus.BACK == "convert", reason="no feature writes .pt files")

@@ -7,15 +7,10 @@ from typing import Any
 
 import pytest
 from faults import one_bit, spoiled
-from kernel_samples import SAMPLES
+from kernel_samples import SAMPLES, evaluated, made
 
-from ckptconv.engine.worker import Worker
-from ckptconv.plan import Data
-from ckptconv.storage.files import Readers
 from ckptconv.tensors import computing, kernels, moves, tile_kernels
-from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.tensors.registered import HOMES
-from ckptconv.verification.evaluate import Evaluator
 
 # Those that moves are made of, and that no expression names; a kernel of tiles is carried out by `Tile`.
 OF_MOVES = {moves.Gather, computing.Tile}
@@ -25,16 +20,6 @@ def test_no_kernel_is_left_out() -> None:
     tables = [getattr(import_module(home.engine), table, {}) for home in HOMES for table in ("JOINING", "TILING")]
     of_homes = {kernel for table in tables for kernel in table}
     assert SAMPLES.keys() == ({*kernels.FUNCTIONS, *tile_kernels.TILING} - OF_MOVES) | of_homes
-
-
-def made(tensor: LazyTensor) -> bytes:
-    with Readers() as readers:
-        return bytes(Worker(readers, None, 1 << 12).bytes_of(Data(0, tensor, "x"), 0, tensor.nbytes))
-
-
-def evaluated(tensor: LazyTensor) -> bytes:
-    with Readers() as readers:
-        return Evaluator(readers).flat(tensor, 0, tensor.numel).tobytes()
 
 
 @pytest.mark.parametrize("kernel", SAMPLES)

@@ -6,27 +6,15 @@ import numpy as np
 import pytest
 from faults import one_bit, spoiled
 from features.factors.cells import SAMPLES
+from kernel_samples import evaluated, made
 
 from ckptconv.engine.tasks import Window, tasks
-from ckptconv.engine.worker import Worker
 from ckptconv.features.factors.kernels import TILING, LowRank
 from ckptconv.plan import Data, FilePlan
-from ckptconv.storage.files import Readers
 from ckptconv.tensors.computing import Axis, Tile, Tiled
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Convert, Inline, LazyTensor, Stored, Zeros
 from ckptconv.tensors.moves import Assembled, Cast, File
-from ckptconv.verification.evaluate import Evaluator
-
-
-def made(tensor: LazyTensor) -> bytes:
-    with Readers() as readers:
-        return bytes(Worker(readers, None, 1 << 12).bytes_of(Data(0, tensor, "x"), 0, tensor.nbytes))
-
-
-def evaluated(tensor: LazyTensor) -> bytes:
-    with Readers() as readers:
-        return Evaluator(readers).flat(tensor, 0, tensor.numel).tobytes()
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])

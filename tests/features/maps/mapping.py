@@ -6,8 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+import pytest
+import torch
 from compare import evaluate
+from safetensors.torch import save_file
 
+from ckptconv import convert
+from ckptconv.errors import CorruptError
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import LazyTensor, Stored
 from ckptconv.tensors.moves import File
@@ -46,3 +51,14 @@ def same(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) ->
     assert sorted(found) == sorted(expected)
     for name, array in expected.items():
         np.testing.assert_array_equal(found[name], array, err_msg=name)
+
+
+def check_copies(kind: str, where: Path) -> None:
+    """Check that an output of a kind takes tensors that a map makes one, and refuses them if they differ."""
+    (where / "map.toml").write_text('[[rule]]\ncopied = true\njoined = "qkv"\napart = ["q", "k"]\n')
+    for name, other in (("equal", 1), ("different", 2)):
+        save_file({"q": torch.ones(2), "k": torch.full((2,), float(other))}, where / f"{name}.safetensors")
+    convert(where / "equal.safetensors", where / "out", map=where / "map.toml", to=kind)
+    with pytest.raises(CorruptError, match=r"'qkv' is stored twice, .*different values"):
+        convert(where / "different.safetensors", where / "other", map=where / "map.toml", to=kind)
+    assert not (where / "other").exists()
