@@ -290,7 +290,7 @@ MUTANTS = [
     ),
     Mutant(
         "verification/provenance",
-        "            if crc is not None and int(crc, 16) != file.crcs.get(tensor):",
+        "            if crc is not None and int(crc, 16) != output.crcs.get(name, {}).get(tensor):",
         "            if False:",
         "tests/verification tests/publish/test_digests.py",
     ),

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from ckptconv.errors import CorruptError, DifferenceError, LimitError, UnsafeError, UnsupportedError, UsageError
 from ckptconv.formats import model_files, safetensors
+from ckptconv.formats.model_directory import is_companion_name
 from ckptconv.formats.model_files import INDEX_SUFFIX, METADATA, SUFFIX
 from ckptconv.formats.source import MODEL
 from ckptconv.formats.weight_map import read_index
+from ckptconv.plan import Data, FilePlan, Literal
 from ckptconv.storage import strict_json
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, is_remote, join
@@ -26,6 +28,7 @@ from ckptconv.tensors.lazy import LazyTensor, Stored
 from ckptconv.tensors.moves import File
 from ckptconv.text import brief, some
 from ckptconv.verification import AGAIN, STALE
+from ckptconv.verification.planned import Compared
 
 # The most bytes of a structure record that are read.
 _MAX_RECORD = 1 << 30
@@ -148,6 +151,50 @@ def read_directory(
             raise _file(written.structure_path, error.message, AGAIN) from error
         written.files.append(places[FILE_NAME].entry.file._replace(path=written.structure_path))
     return written
+
+
+def as_planned(
+    written: Written,
+    place: Location,
+    names: Sequence[str],
+    record: Mapping[str, Any],
+    known: Callable[[str], dict[str, int]],
+) -> Compared:
+    """Return an output, read at `place`, with the plans that its files tell of, those of `names` in this order.
+
+    `record` is the record of their selection, and `known` returns the CRC-32 of the tensors in the file of a path, as
+    far as they were computed.
+    """
+    tensors: dict[str, list[Data]] = {file.path: [] for file in written.files}
+    for name, tensor in written.tensors.items():
+        tensors[written.homes[name]].append(Data(getattr(tensor, "offset", 0), tensor, name))
+    where, plans, crcs = {}, {}, {}
+    for path, size, *_ in written.files:
+        name = basename(path)
+        where[name], crcs[name] = place.at(path), known(path)
+        literal = _literal(where[name])
+        # The index was compared by content, so take its size as planned, not as found.
+        size = len(literal) if path.endswith(INDEX_SUFFIX) else size
+        plans[name] = FilePlan(name, size, (Literal(0, literal), *tensors[path]))
+    ordered = [plans[name] for name in dict.fromkeys((*names, *plans)) if name in plans]
+    return Compared(written.path, len(written.tensors), ordered, where, [], crcs, written.aliases, record)
+
+
+def _literal(place: Location) -> bytes:
+    """Return the bytes of an output file that its plan holds as literals: its header, its record, or its index.
+
+    Of a companion it holds none.
+    """
+    if is_companion_name(place.name):
+        return b""
+    with place.open_reader() as reader:
+        if place.path.endswith(SUFFIX):
+            return reader.read_at(0, 8 + int.from_bytes(reader.read_at(0, 8), "little"))
+        data = reader.read_at(0, reader.file.size)
+    if place.name == FILE_NAME:
+        return data
+    index = strict_json.parse(data.decode(), surrogates=True)
+    return (json.dumps(index, indent=2, sort_keys=True) + "\n").encode()
 
 
 # -------------------------------------------------------------------------------------------------------- the index

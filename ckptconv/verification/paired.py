@@ -10,7 +10,7 @@ from ckptconv.storage.paths import join
 from ckptconv.verification.names import other_kind
 from ckptconv.verification.pairs import Attested
 from ckptconv.verification.planned import Compared
-from ckptconv.verification.provenance import check_compared
+from ckptconv.verification.provenance import check
 from ckptconv.verification.report import CheckedOutput, Verification
 from ckptconv.verification.runs import ExpectedPair
 
@@ -31,7 +31,7 @@ def paired(
     done.aliases.update(compared.aliases)
     attested.later(_check_frames, compared, attested)
     if target.manifest:
-        attested.later(check_compared, target.manifest, source, target.planned, compared)
+        attested.later(check, target.manifest, source, target.planned, compared)
     for pair in compared.pairs:
         error = other_kind(pair)
         if error:

@@ -11,7 +11,7 @@ import functools
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -37,10 +37,10 @@ from ckptconv.storage.paths import dirname, is_same, join, normalize, real_place
 from ckptconv.tensors.lazy import whole
 from ckptconv.verification import planned
 from ckptconv.verification.names import Expected, check_shards, check_structure, compare_names, expected_of
-from ckptconv.verification.output import Written, read_directory, read_file, recorded_remark
+from ckptconv.verification.output import Written, as_planned, read_directory, read_file, recorded_remark
 from ckptconv.verification.paired import paired
 from ckptconv.verification.pairs import Attested, Differences, compare_pairs
-from ckptconv.verification.provenance import Manifest, check_safetensors, read_manifest
+from ckptconv.verification.provenance import Manifest, check, read_manifest
 from ckptconv.verification.report import CheckedOutput, Verification
 from ckptconv.verification.runs import ExpectedPair
 
@@ -339,9 +339,8 @@ def _compare(
         check_structure(expected, written)
         check_shards(written, options)
     if target.manifest:
-        as_planned = source._replace(inputs=source.all_inputs() if of_weights else source.inputs_of_all)
-        context = as_planned, target.planned, written, expected.record, attested.known
-        attested.later(check_safetensors, target.manifest, *context)
+        as_read = source._replace(inputs=source.all_inputs() if of_weights else source.inputs_of_all)
+        attested.later(_check_manifest, target.manifest, as_read, target, written, expected.record, attested)
         attested.expect(target.manifest, written)
     counted = Counter(written.homes.values())
     done.outputs.extend(OutputFile(file.path, file.size, counted[file.path]) for file in written.files)
@@ -350,6 +349,19 @@ def _compare(
     done.structure_records += written.structure is not None
     done.inert |= expected.inert
     yield from pairs
+
+
+def _check_manifest(
+    manifest: Manifest,
+    source: Source,
+    target: CheckedOutput,
+    written: Written,
+    record: Mapping[str, Any],
+    attested: Attested,
+) -> list[str]:
+    """Check the manifest of safetensors, whose tensors have been compared. Return warnings."""
+    output = as_planned(written, target.place, [*manifest.members["files"]], record, attested.known)
+    return check(manifest, source, target.planned, output)
 
 
 def _copied(target: CheckedOutput, options: Options) -> list[str]:

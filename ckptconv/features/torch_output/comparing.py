@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ckptconv.features.torch_files import writable
-from ckptconv.features.torch_files.comparing import compare_torch
+from ckptconv.features.torch_files.comparing import check_manifest, compare_torch
 from ckptconv.features.torch_output.selecting import selected_tree
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
@@ -15,7 +15,6 @@ from ckptconv.structure import keymap
 from ckptconv.structure.record import dump, parse, tensors_of
 from ckptconv.verification.names import rename_of
 from ckptconv.verification.pairs import Attested, Differences
-from ckptconv.verification.provenance import check_planned
 from ckptconv.verification.report import CheckedOutput, Verification
 from ckptconv.verification.runs import ExpectedPair
 
@@ -27,7 +26,7 @@ def pairs(
     place = target.place if target.at is None else target.place.at(next(iter(target.at.values())))
     yield from compare_torch(source, expected_tree(source, options), target.path, place, options, done, wrong)
     if target.manifest and not is_remote(place.path):
-        attested.later(check_planned, target.manifest, source, target.planned, {target.place.name: place.path})
+        attested.later(check_manifest, target.manifest, source, target.planned, {target.place.name: place.path})
 
 
 def expected_tree(source: Source, options: Options) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ckptconv.errors import DifferenceError
-from ckptconv.features.torch_files.comparing import compare_torch
+from ckptconv.features.torch_files.comparing import check_manifest, compare_torch
 from ckptconv.features.universal import trees as planned
 from ckptconv.features.universal.resuming import resumable
 from ckptconv.formats.run_names import LATEST_UNIVERSAL
@@ -19,7 +19,6 @@ from ckptconv.tensors.lazy import whole
 from ckptconv.text import some
 from ckptconv.verification.names import other_kind, rename_of
 from ckptconv.verification.pairs import Attested, Differences
-from ckptconv.verification.provenance import check_planned
 from ckptconv.verification.report import CheckedOutput, Verification
 from ckptconv.verification.runs import ExpectedPair
 
@@ -65,7 +64,7 @@ def pairs(
         )
     if target.manifest:
         as_planned = source._replace(inputs=source.inputs_of_all)
-        attested.later(check_planned, target.manifest, as_planned, target.planned, at)
+        attested.later(check_manifest, target.manifest, as_planned, target.planned, at)
 
 
 def _check_no_more(directory: Location, names: set[str]) -> None:
