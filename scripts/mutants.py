@@ -265,9 +265,9 @@ MUTANTS = [
         "tests/verification/test_verify.py",
     ),
     Mutant(
-        "verification/pairs",
-        "            _add_differing(evaluator, pair, Run(0, got.numel), expected, actual, wrong)",
-        "            pass",
+        "verification/evaluate",
+        "        return block[offset - start : offset - start + length]",
+        "        return block[:length]",
         "tests/verification/test_neighbours.py",
     ),
     Mutant(

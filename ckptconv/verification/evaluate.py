@@ -44,6 +44,8 @@ T = TypeVar("T")
 _RUNS = 1 << 12
 # The largest gap between two elements that is read through, and the most read at once for such elements, in bytes.
 _GAP, _MOST = 1 << 14, 1 << 20
+# The largest gap between two small tensors that are read together, in bytes, and the files of which bytes are kept.
+_NEAR, _FILES = 1 << 12, 4
 
 
 class _Asking(Generic[T]):
@@ -132,11 +134,14 @@ class Evaluator(_Asking["Array"]):
     """Evaluates lazy tensors. Arrays hold an element's bits as an unsigned integer, or as bytes if numpy has none so
     large.
 
-    `bytes_read` counts the bytes read from files.
+    Small tensors that follow each other in a file are read together, at most `ahead` bytes at a time. `bytes_read`
+    counts the bytes read from files.
     """
 
-    def __init__(self, readers: Sources) -> None:
-        self._readers = readers
+    def __init__(self, readers: Sources, ahead: int = 0) -> None:
+        self._readers, self._ahead = readers, ahead
+        # The last bytes read of each file, and where they begin; for few files.
+        self._blocks: dict[File, tuple[int, bytes]] = {}
         self.bytes_read = 0
         self._number: tuple[Tiled | None, Any] = (None, None)
 
@@ -161,6 +166,23 @@ class Evaluator(_Asking["Array"]):
 
     def read_at(self, file: File, offset: int, length: int) -> bytes:
         """Return bytes of a file."""
+        if length >= self._ahead or file.packed:
+            return self._read_past(file, offset, length)
+        start, block = self._blocks.get(file) or (offset, b"")
+        stop = start + len(block)
+        if not start <= offset <= offset + length <= stop:
+            # The first is read alone: there may be no other.
+            follows = file in self._blocks and 0 <= offset - stop <= _NEAR
+            size = max(min(self._ahead, file.size - offset), length) if follows else length
+            start, block = offset, self._read_past(file, offset, size)
+            self._blocks.pop(file, None)
+            self._blocks[file] = start, block
+            if len(self._blocks) > _FILES:
+                del self._blocks[next(iter(self._blocks))]
+        return block[offset - start : offset - start + length]
+
+    def _read_past(self, file: File, offset: int, length: int) -> bytes:
+        """Return bytes of a file, read now."""
         self.bytes_read += length
         with self._readers.reading(file) as reader:
             return reader.read_at(offset, length)

@@ -20,10 +20,10 @@ from ckptconv.storage.progress import Progress
 from ckptconv.storage.reading import Range
 from ckptconv.storage.stores import reached
 from ckptconv.tensors.compare import differing, place_of
-from ckptconv.tensors.lazy import LazyTensor, Stored, packed
+from ckptconv.tensors.lazy import LazyTensor, packed
 from ckptconv.text import quoted, some
 from ckptconv.verification.arithmetic import shown
-from ckptconv.verification.evaluate import Evaluator, footprint, stored_in_order
+from ckptconv.verification.evaluate import Evaluator, footprint
 from ckptconv.verification.output import Written
 from ckptconv.verification.provenance import Manifest
 from ckptconv.verification.runs import ExpectedPair, Run, in_order, is_scattered, runs
@@ -31,8 +31,6 @@ from ckptconv.verification.runs import ExpectedPair, Run, in_order, is_scattered
 _SHOWN = 5
 # Bytes compared at a time, of local and of remote files.
 BLOCK, _FAR_BLOCK = 1 << 19, 1 << 22
-# Bytes between two small tensors that are read along with them, at most.
-_GAP = 1 << 12
 # Bytes that are prefetched from remote files before they are compared.
 PREFETCH_MEMORY = 24 << 20
 
@@ -53,41 +51,20 @@ class _Piece(NamedTuple):
         return runs(want, got, 2 * BLOCK) if self.scattered else (Run(self.start, self.stop),)
 
 
-class _Neighbour(NamedTuple):
-    """A pair of tensors of `nbytes` bytes, both stored in C order."""
-
-    pair: ExpectedPair
-    want: Stored
-    got: Stored
-    nbytes: int
-
-
-class _Neighbours(NamedTuple):
-    """Pairs of small tensors that follow each other in local files: each file is read once for all of them."""
-
-    inside: list[_Neighbour]
-
-
 def compare_pairs(
     pairs: Sequence[ExpectedPair], options: Options, progress: Progress, attested: Attested, wrong: Differences
 ) -> tuple[int, int]:
     """Compare the elements of `pairs`, and add those that differ to `wrong`. Return the bytes compared and read."""
 
-    def compare(evaluator: Evaluator, pieces: Iterable[_Piece | _Neighbours]) -> int:
-        compared = 0
-        for piece in pieces:
-            if isinstance(piece, _Neighbours):
-                compared += _compare_neighbours(evaluator, piece, progress, attested, wrong)
-            else:
-                compared += _compare_elements(evaluator, piece, progress, attested, wrong)
-        return compared
+    def compare(evaluator: Evaluator, pieces: Iterable[_Piece]) -> int:
+        return sum(_compare_elements(evaluator, piece, progress, attested, wrong) for piece in pieces)
 
     with settled(), SpoolingReaders(dict(options.storage_options), options.spool_dir) as readers:
         readers.expect(packed(tensor for pair in pairs for tensor in (pair.want, pair.got)))
         paths = {file.stored.path for pair in pairs for side in (pair.want, pair.got) for file in side.inputs()}
         far = next(filter(is_far, paths), "")
         if not far:
-            evaluator = Evaluator(readers)
+            evaluator = Evaluator(readers, ahead=BLOCK)
             return compare(evaluator, _pieces(pairs)), evaluator.bytes_read
         settings = {"memory": PREFETCH_MEMORY, "request": _FAR_BLOCK}
         with reached(far).prefetching(readers, _needs, **settings) as prefetch:
@@ -215,56 +192,21 @@ class _Values(NamedTuple):
         )
 
 
-def _pieces(pairs: Iterable[ExpectedPair]) -> Iterator[_Piece | _Neighbours]:
+def _pieces(pairs: Iterable[ExpectedPair]) -> Iterator[_Piece]:
     is_known_far = functools.cache(is_far)  # there are many tensors, but few files
-    near: list[_Neighbour] = []
     for pair in pairs:
-        neighbour = _neighbour(pair)
-        if near:
-            if neighbour and _is_next(near, neighbour):
-                near.append(neighbour)
-                continue
-            yield _Neighbours(near)
-            near = []
         want, got, _, _ = pair
         far = any(is_known_far(file.stored.path) for file in (*want.inputs(), *got.inputs()))
-        if neighbour and not far:
-            near = [neighbour]
-        elif is_scattered(want, got):
+        if is_scattered(want, got):
             yield _Piece(pair, 0, got.numel, far, True)
         else:
             for start, stop, _ in in_order(want, got, 2 * (_FAR_BLOCK if far else BLOCK)):
                 yield _Piece(pair, start, stop, far, False)
-    if near:
-        yield _Neighbours(near)
 
 
-def _neighbour(pair: ExpectedPair) -> _Neighbour | None:
-    """Return a pair of small tensors that are stored as they are compared, and not compressed; None for another."""
-    want, got = stored_in_order(pair.want), stored_in_order(pair.got)
-    if want and got and want.shape == got.shape and want.dtype == got.dtype:
-        size = got.nbytes
-        if 0 < size <= BLOCK and not (want.file.packed or got.file.packed):
-            return _Neighbour(pair, want, got, size)
-    return None
-
-
-def _is_next(near: Sequence[_Neighbour], following: _Neighbour) -> bool:
-    """Whether the tensors of `found` come soon after those of `near`, in the same files, and can be read with them."""
-    _, want, got, _ = near[0]
-    _, last_want, last_got, size = near[-1]
-    return (
-        0 <= following.want.offset - last_want.offset - size <= _GAP
-        and 0 <= following.got.offset - last_got.offset - size <= _GAP
-        and max(following.want.offset - want.offset, following.got.offset - got.offset) + following.nbytes <= BLOCK
-        and following.want.file == want.file
-        and following.got.file == got.file
-    )
-
-
-def _needs(piece: _Piece | _Neighbours) -> Iterator[Range]:
+def _needs(piece: _Piece) -> Iterator[Range]:
     """Yield the ranges of remote files, those not compressed, that a piece needs."""
-    if isinstance(piece, _Piece) and piece.far:
+    if piece.far:
         for tensor in (piece.pair.want, piece.pair.got):
             yield from (needed for needed in footprint(tensor, piece.start, piece.stop) if is_read_far(needed.file))
 
@@ -289,26 +231,6 @@ def _compare_elements(
     if equal and piece.scattered:
         attested.read(evaluator, pair)
     return (piece.stop - piece.start) * got.dtype.itemsize
-
-
-def _compare_neighbours(
-    evaluator: Evaluator, piece: _Neighbours, progress: Progress, attested: Attested, wrong: Differences
-) -> int:
-    """Compare the bits of neighbouring tensors, as `_compare_elements` does."""
-    (_, want, got, _), last = piece.inside[0], piece.inside[-1]
-    all_expected = evaluator.read_at(want.file, want.offset, last.want.offset + last.nbytes - want.offset)
-    all_actual = evaluator.read_at(got.file, got.offset, last.got.offset + last.nbytes - got.offset)
-    from_want, from_got, compared = want.offset, got.offset, 0
-    for pair, want, got, size in piece.inside:
-        at, place = want.offset - from_want, got.offset - from_got
-        expected, actual = all_expected[at : at + size], all_actual[place : place + size]
-        if expected != actual:
-            _add_differing(evaluator, pair, Run(0, got.numel), expected, actual, wrong)
-        else:
-            attested.add(pair, actual)
-        compared += size
-    progress(compared)
-    return compared
 
 
 def _add_differing(
